@@ -2,9 +2,9 @@
 
     python -m tests.benchmarks.save_faults [--times 100] [--seed 0] [--folder DIR] [--json]
 
-The kills go in turn over the ways to save of :mod:`tests.distributed.checkpoint_victims`. After each, the newest
-checkpoint is loaded with its checksums, each weight is compared with that of its step, and another job saves into the
-folder. A kill that leaves something else ends the campaign with the error.
+The kills go in turn over the ways to save of :mod:`tests.distributed.checkpoints.checkpoint_victims`. After each, the
+newest checkpoint is loaded with its checksums, each weight is compared with that of its step, and another job saves
+into the folder. A kill that leaves something else ends the campaign with the error.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections import Counter
 from pathlib import Path
 
 import attrs
-from tests.distributed.checkpoint_victims import WAYS, Strike, strike
+from tests.distributed.checkpoints.checkpoint_victims import WAYS, Strike, strike
 
 
 def campaign(times: int, seed: int, folder: Path) -> list[Strike]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from tests.distributed import workers
 from tests.equality import Case, train_simulated
-from tests.plugins.test_equality import tables_of
+from tests.plugins.training.test_equality import tables_of
 
 from shardwright.testing.ranks import RankPool
 

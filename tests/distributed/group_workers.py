@@ -12,7 +12,7 @@ import attrs
 import torch
 import torch.distributed as dist
 from tests.distributed import workers
-from tests.distributed.pipeline_workers import WithLoss, examples
+from tests.distributed.pipelines.pipeline_workers import WithLoss, examples
 
 from shardwright import (
     Block,

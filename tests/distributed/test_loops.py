@@ -9,7 +9,7 @@ import torch
 from tests.distributed import loop_workers, workers
 from tests.distributed.test_training import assert_same_state, unsharded_after
 from tests.equality import Case
-from tests.plugins.test_equality import tables_of
+from tests.plugins.training.test_equality import tables_of
 
 from shardwright import DefaultDataParallelWrapper, InvalidInputError
 from shardwright.testing.ranks import RankPool

@@ -6,7 +6,7 @@ import pytest
 import torch
 from tests.distributed import group_workers, workers
 from tests.distributed.group_workers import GROUP, VICTIM
-from tests.distributed.pipeline_workers import WithLoss, examples
+from tests.distributed.pipelines.pipeline_workers import WithLoss, examples
 from tests.distributed.test_training import assert_same_state
 
 from shardwright.testing.ranks import RankError, RankPool

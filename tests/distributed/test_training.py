@@ -11,7 +11,14 @@ import pytest
 import torch
 from tests.distributed import workers
 from tests.equality import Case, assert_equals_unsharded, train_simulated
-from tests.plugins.test_equality import BATCH_SIZES, Table, kernels, sequences_of, supports, tables_of
+from tests.plugins.training.test_equality import (
+    BATCH_SIZES,
+    Table,
+    kernels,
+    sequences_of,
+    supports,
+    tables_of,
+)
 
 from shardwright import EmbeddingBagCollectionSharder, KeyedOptimizerWrapper, RowWiseAdagrad
 from shardwright.host import host

@@ -7,7 +7,7 @@ import json
 import attrs
 import numpy as np
 import pytest
-from tests.plugins.test_cli_plan import run
+from tests.plugins.planning.test_cli_plan import run
 
 from shardwright.errors import InvalidInputError, NoPlanError
 from shardwright.planning.machines.reservations import InferenceStorageReservation

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from tests.equality import Table
-from tests.plugins.test_equality import OPTIMIZERS, kernels, supports
+from tests.plugins.training.test_equality import OPTIMIZERS, kernels, supports
 
 from shardwright import (
     DistributedModelParallel,

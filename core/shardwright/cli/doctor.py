@@ -206,6 +206,7 @@ def _devices() -> Iterator[Finding]:
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     yield Finding("devices", "cpu", f"{cores} cores", reason=f"torch uses {torch.get_num_threads()} threads")
+    yield _host_memory()
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if accelerator is None:
         built = f"; torch was built for CUDA {torch.version.cuda}" if torch.version.cuda else ""
@@ -213,6 +214,44 @@ def _devices() -> Iterator[Finding]:
         return
     count = torch.accelerator.device_count()
     yield Finding("devices", accelerator.type, f"{count} devices", reason=_memory_of(torch, accelerator.type))
+    yield from _bandwidths(accelerator)
+
+
+def _host_memory() -> Finding:
+    from shardwright.runtime.ranks.detection.host_memory import host_memory_bytes
+
+    found = host_memory_bytes()
+    if found is None:
+        return Finding(
+            "devices", "host memory", "", "absent", "not detected: plans assume it or are given it"
+        )
+    reason = "detected: the machine's, or what a control group leaves of it"
+    return Finding("devices", "host memory", f"{found / 2**30:.1f} GiB", reason=reason)
+
+
+_LINKS_TOLD = {
+    "hbm_mem_bw": "detected: by the device's attributes, or a timed copy",
+    "hbm_to_ddr_mem_bw": "detected: a timed copy from page-locked host memory",
+}
+
+
+def _bandwidths(accelerator: Any) -> Iterator[Finding]:
+    """Bandwidths of the device's memory and links, as plans are made with where no topology is given."""
+    from shardwright.planning.assumptions import assumptions_of
+    from shardwright.runtime.ranks.detection.detected import device_bandwidths
+    from shardwright.runtime.ranks.devices import with_index
+
+    found = device_bandwidths(with_index(accelerator))
+    for name, value in found.items():
+        yield Finding("devices", name, _per_second(value), reason=_LINKS_TOLD[name])
+    assumed = assumptions_of(accelerator.type)
+    for name in ("intra_host_bw", "inter_host_bw"):
+        reason = f"assumed ({assumed[name].source}); collective_plan measures it between the ranks of a job"
+        yield Finding("devices", name, _per_second(assumed[name].value), reason=reason)
+
+
+def _per_second(bytes_per_ms: float) -> str:
+    return f"{bytes_per_ms * 1000 / 2**30:.0f} GiB/s"
 
 
 def _memory_of(torch: Any, kind: str) -> str:

@@ -19,10 +19,13 @@ class Nccl(CommBackend):
     def connect(self, process_group: Any) -> Communicator:  # noqa: D102 - described in the base class
         import torch
 
+        from shardwright.runtime.ranks.accelerators.device_watch import DeviceWatch
         from shardwright.runtime.ranks.comm import TorchCommunicator
+        from shardwright.runtime.ranks.phases import Phases
 
         device = torch.device("cuda", torch.cuda.current_device())
-        return TorchCommunicator(process_group, device, beside=beside(process_group))
+        watch = DeviceWatch.of(process_group, device, Phases.of(process_group))
+        return TorchCommunicator(process_group, device, beside=beside(process_group), watch=watch)
 
 
 _BESIDE: WeakKeyDictionary[Any, Communicator] = WeakKeyDictionary()  # of groups that have no gloo

@@ -10,7 +10,7 @@ import attrs
 import pytest
 import shardwright_hash_embedding
 from shardwright_hash_embedding import HashedIds, HashRows, HashSettings, HashTable
-from tests.plugins.conformance.test_mutants import failure_of
+from tests.plugins.conformance.mistakes.test_mutants import failure_of
 
 import shardwright as sw
 from shardwright.host import PluginHost, use_host

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import timedelta
 
 import pytest
 import torch
@@ -69,6 +70,21 @@ def test_nccl_connects_and_serves_cuda(nccl_group: object) -> None:
     assert output.tolist() == [1, 1, 1]
     assert env.communicator.broadcast_object({"a": 1}) == {"a": 1}
     assert [item.tolist() for item in env.communicator.all_gather(torch.ones(2, device="cuda"))] == [[1, 1]]
+
+
+@pytest.mark.gpu
+def test_nccl_device_that_waits_in_vain_is_an_error_of_the_next_call(nccl_group: object) -> None:
+    env = ShardingEnv.from_process_group(dist.new_group(timeout=timedelta(seconds=4), backend="nccl"))
+    env.communicator.barrier()
+
+    class NeverComes:
+        def wait(self) -> None:  # longer than the time-out, on the device's stream
+            torch.cuda._sleep(int(8 * 2e9))
+
+    env.communicator.wait_for(NeverComes(), "the exchange of results")  # type: ignore[attr-defined]
+    torch.cuda.synchronize()
+    with pytest.raises(DistributedError, match="the exchange of results failed: the device had waited for"):
+        env.communicator.barrier()
 
 
 @pytest.mark.gpu

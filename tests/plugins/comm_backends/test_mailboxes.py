@@ -1,4 +1,4 @@
-"""Rings of messages, both sides in one process; between processes see ``tests/distributed/test_same_host.py``."""
+"""Rings of messages, both sides in one process; between processes see ``tests/distributed/hosts/test_same_host.py``."""
 
 from __future__ import annotations
 

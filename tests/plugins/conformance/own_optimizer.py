@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from tests.plugins.conformance.mutants import Delegate
+from tests.plugins.conformance.mistakes.mutants import Delegate
 
 import shardwright as sw
 from shardwright.contracts.compute_kernel import KernelRequest

@@ -6,7 +6,7 @@ import re
 
 import pytest
 from tests.plugins.conformance import own_optimizer
-from tests.plugins.conformance.test_mutants import failure_of
+from tests.plugins.conformance.mistakes.test_mutants import failure_of
 
 from shardwright.optim import fused
 from shardwright.planning.tables.optimizers import OptimizerSpec

@@ -14,12 +14,15 @@ from torch import Tensor
 
 from shardwright.contracts.comm_backend import Arrivals, Communicator, Work
 from shardwright.errors import DistributedError
+from shardwright.runtime.ranks.accelerators.device_watch import DeviceWatch
 from shardwright.runtime.ranks.devices import is_host
 from shardwright.runtime.ranks.lockstep import by_rank
 from shardwright.runtime.ranks.phases import Named, Phases
 
 EXCHANGE_EVENT = "shardwright::all_to_all"
 """Name in profiles of an all-to-all that is no operator of ``torch.distributed``."""
+
+_GATHERING = "a gathering of objects"
 
 
 class AllToAll(
@@ -106,8 +109,9 @@ class _LabelledWork:
         self._kept = kept  # the backend reads and writes these until it is done
 
     def wait(self) -> Any:
-        with self._communicator.named(f"the exchange of {self._label}"):
-            result = self._communicator.wait_for(self._work)
+        collective = f"the exchange of {self._label}"
+        with self._communicator.named(collective):
+            result = self._communicator.wait_for(self._work, collective)
         self._kept = ()
         return result
 
@@ -129,6 +133,7 @@ class TorchCommunicator(Communicator):
             after that. Without it, the process may be unable to end before the group's time-out.
         beside: communicator of the same ranks for host memory (headers and objects), if this one does not send it.
         phases: phases of the ranks; those of the group by default. A group beside another shares the other's.
+        watch: watch over collectives that the device waits for, and not the host.
     """
 
     def __init__(
@@ -140,7 +145,9 @@ class TorchCommunicator(Communicator):
         *,
         beside: Communicator | None = None,
         phases: Phases | None = None,
+        watch: DeviceWatch | None = None,
     ) -> None:
+        self._watch = watch
         self._group, self._close, self._beside = process_group, close, beside
         self._device = device
         self._transport = transport or TorchTransport(process_group)
@@ -157,21 +164,25 @@ class TorchCommunicator(Communicator):
 
     def named(self, collective: str, since: float | None = None) -> Named:
         """A context whose errors are raised as failures of that collective."""
+        if self._watch is not None:
+            self._watch.check()
         return self._phases.named(collective, since)
 
-    def wait_for(self, work: Any) -> Any:
+    def wait_for(self, work: Any, collective: str = "a collective") -> Any:
         """Wait for a collective, but leave enough of the time-out to ask which ranks are missing."""
+        if self._watch is not None:
+            return self._watch.wait(collective, work)
         return work.wait() if self._patience is None else work.wait(self._patience)
 
     def _run(self, collective: str, start: Callable[[], Any]) -> None:
         """Start a collective and wait for it."""
         with self.named(collective):
-            self._wait_watching(start())
+            self._wait_watching(start(), collective)
 
-    def _wait_watching(self, work: Any) -> None:
+    def _wait_watching(self, work: Any, collective: str) -> None:
         """Wait for a collective of torch, or until another rank fails in the current phase."""
         if self._patience is None:
-            work.wait()
+            self.wait_for(work, collective)
             return
         try:
             self._phases.wait(work, self._patience)
@@ -234,7 +245,7 @@ class TorchCommunicator(Communicator):
         if self._beside is not None:
             return self._beside.all_gather_objects(value)
         own = self._pickled(value)
-        with self.named("a gathering of objects"):
+        with self.named(_GATHERING):
             sizes = [int(size) for size in self._gathered(own.new_tensor([own.numel()], dtype=torch.int64))]
             padded = own.new_zeros(max(sizes))
             padded[: own.numel()] = own
@@ -244,18 +255,18 @@ class TorchCommunicator(Communicator):
     def _gathered(self, own: Tensor) -> list[Tensor]:
         """Gather every rank's tensor, all of one size."""
         pieces = [torch.empty_like(own) for _ in range(self.world_size)]
-        self._wait_watching(dist.all_gather(pieces, own, group=self._group, async_op=True))
+        self._wait_watching(dist.all_gather(pieces, own, group=self._group, async_op=True), _GATHERING)
         return pieces
 
     def broadcast_object(self, value: Any, source: int = 0) -> Any:  # noqa: D102
         if self._beside is not None:
             return self._beside.broadcast_object(value, source)
         own = self._pickled(value if self.rank == source else None)
-        with self.named(f"a broadcast of an object from rank {self._global_ranks[source]}"):
+        with self.named(collective := f"a broadcast of an object from rank {self._global_ranks[source]}"):
             size = own.new_tensor([own.numel()], dtype=torch.int64)
-            self._wait_watching(self._sent_from(source, size))
+            self._wait_watching(self._sent_from(source, size), collective)
             piece = own if self.rank == source else own.new_empty(int(size))
-            self._wait_watching(self._sent_from(source, piece))
+            self._wait_watching(self._sent_from(source, piece), collective)
         return value if self.rank == source else _unpickled(piece)
 
     def _sent_from(self, source: int, tensor: Tensor) -> Any:

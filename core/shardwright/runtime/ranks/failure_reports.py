@@ -40,15 +40,18 @@ class FailureReports(ErrorListener):
 
     Attributes:
         patience: longest time that a collective may take, so that reports can be exchanged within the group's time-out.
+        timeout_s: time-out of the group's collectives, s.
+        grace_s: longest time that other ranks' reports are waited for, s.
     """
 
     def __init__(self, process_group: Any) -> None:
         self._rank, self._world_size = dist.get_rank(process_group), dist.get_world_size(process_group)
         self._names = dist.get_process_group_ranks(process_group)
         self._group, self._store = weakref.ref(process_group), GroupStore.of(process_group)
-        self._timeout_s = self._store.timeout_s
-        self._grace_s = min(_LONGEST_GRACE_S, self._timeout_s / 4)
-        self.patience = timedelta(seconds=self._timeout_s - self._grace_s)
+        self.timeout_s = self._store.timeout_s
+        self.grace_s = min(_LONGEST_GRACE_S, self.timeout_s / 4)
+        self.patience = timedelta(seconds=self.timeout_s - self.grace_s)
+        self._log, self._heard = LogReader(_LOG), list[str]()
         listen(self)
 
     @property
@@ -75,6 +78,21 @@ class FailureReports(ErrorListener):
         became = "" if isinstance(error, StoreError) else self._after(collective, since)
         return DistributedError(f"rank {self.name}: {collective} failed: {became}{became and ': '}{error}")
 
+    def lost(self) -> str:
+        """The reason to believe that another rank will not come to a collective under way; empty for none.
+
+        Its process on this host has ended, or it has reported a failure.
+        """
+        deadline = time.monotonic() + _WORD_S
+        try:
+            ended = self._store.ended(deadline)
+            self._heard += self._store.ask(self._log.read_on, deadline)
+        except StoreError:  # what is waited for may come all the same
+            return ""
+        others = [(rank, said) for rank, said in self._recent(self._heard) if rank != self._rank]
+        failed = [f"{self._named([rank])} failed in {said}" for rank, said in others]
+        return ended or "; ".join(dict.fromkeys(failed))
+
     def _after(self, label: str, since: float) -> str:
         """Report that ``label`` failed here, wait for the others' reports, and summarise them.
 
@@ -82,7 +100,7 @@ class FailureReports(ErrorListener):
             ``"no word from rank 1; rank 2 failed in ids"``; the store's error if it does not answer.
         """
         started = time.monotonic()
-        grace_s = min(self._grace_s, max(since + self._timeout_s - started, _LEAST_GRACE_S))
+        grace_s = min(self.grace_s, max(since + self.timeout_s - started, _LEAST_GRACE_S))
         try:
             told = self._exchange(label, started + grace_s)
             others = [rank for rank in range(self._world_size) if rank != self._rank]
@@ -105,7 +123,7 @@ class FailureReports(ErrorListener):
         words = {}
         for rank in ranks[:_MOST_ASKED]:
             when, _, text = (self._store.find(_word_key(rank), deadline) or "0").partition(" ")
-            if time.time() - float(when) < 2 * self._timeout_s:
+            if time.time() - float(when) < 2 * self.timeout_s:
                 words[rank] = text
         return words
 
@@ -143,7 +161,7 @@ class FailureReports(ErrorListener):
             self._store.ask(leave, time.monotonic())
         if self._rank == 0:
             with suppress(RuntimeError):  # one is late, or was ended
-                self._store.read([gone], time.monotonic() + self._grace_s)
+                self._store.read([gone], time.monotonic() + self.grace_s)
             with suppress(StoreError):
                 self._store.ask(
                     lambda store: [store.delete_key(key) for key in (gone, everybody, count)], deadline
@@ -176,7 +194,7 @@ class FailureReports(ErrorListener):
         """Yield the ranks and reports of log lines that are recent enough to be of this failure."""
         for line in lines:
             rank, when, said = line.split(" ", 2)
-            if time.time() - float(when) < 2 * self._timeout_s:
+            if time.time() - float(when) < 2 * self.timeout_s:
                 yield int(rank), said
 
 

@@ -136,13 +136,17 @@ class GroupStore:
             time.sleep(nap_s)
         raise AssertionError("naps have no end")
 
+    def ended(self, deadline: float) -> str:
+        """Name the ranks of this host whose processes have ended; empty for none. Raises as :meth:`ask`."""
+        ended = self.ask(self._neighbours.ended, deadline)
+        named = name_ranks([self._names[rank] if self._names else rank for rank in ended])
+        return f"the process of {named} has ended" if ended else ""
+
     def _reason_to_end(self, started: float, deadline: float) -> str:
         """The reason to stop waiting: a process ended, or time is up; empty if there is none."""
         waited_s = time.monotonic() - started
-        ended = self.ask(self._neighbours.ended, deadline) if waited_s > _ALIVE_S else []
-        if ended:
-            named = name_ranks([self._names[rank] if self._names else rank for rank in ended])
-            return f"the process of {named} has ended"
+        if waited_s > _ALIVE_S and (ended := self.ended(deadline)):
+            return ended
         if time.monotonic() > deadline:
             return f"what was to come through the store had not come after {waited_s:.1f} s"
         return ""

@@ -17,8 +17,9 @@ STAGES = ("columns", "descent", "options", "neighbourhoods", "program")
 class Effort:
     """Amount of work that the search may do.
 
-    The sources: *ablation* is ``tests/benchmarks/plan_ablation.py``, with the results in ``tests/benchmarks/LOG.md``;
-    *tolerance* is what the arithmetic or the solver is exact to; *taste* was not measured, and matters little.
+    The sources: *ablation* is ``tests/benchmarks/planning/plan_ablation.py``, with the results in
+    ``tests/benchmarks/LOG.md``; *tolerance* is what the arithmetic or the solver is exact to; *taste* was not measured,
+    and matters little.
 
     Args:
         without: stages that are left out, names in :data:`STAGES`.

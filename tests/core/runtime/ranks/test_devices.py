@@ -56,4 +56,5 @@ def test_memory_of_devices_is_planned_with_and_said_to_be_detected(
     topology = _topology_of(ShardingEnv.local(device_type="cuda"))
     assert topology.provenance["hbm_cap"].origin == "detected"
     assert topology.provenance["hbm_cap"].value == 40 << 30
-    assert topology.provenance["ddr_cap"].origin == "assumed"
+    assert topology.provenance["ddr_cap"].origin == "detected"
+    assert topology.provenance["hbm_mem_bw"].origin == "assumed"  # nobody measured it

@@ -30,6 +30,7 @@ from shardwright.runtime.sharded.collections.sharders import (
     shardable_modules,
 )
 from shardwright.runtime.sharded.models.dense_sync import DenseDataParallel, compare_dense_values
+from shardwright.runtime.sharded.models.forgotten_steps import watch_for_forgotten_steps
 from shardwright.runtime.sharded.tables.data_parallel import leave_out_tables
 from shardwright.runtime.sharded.tables.initialization import seeded
 from shardwright.runtime.sharded.tables.table_state import state_in_blocks
@@ -160,6 +161,8 @@ class DistributedModelParallel(nn.Module):
             [(path, sharded.fused_optimizer) for path, sharded in self._sharded.items()]  # type: ignore[misc]
         )
         leave_out_tables(self)  # should somebody else wrap it
+        collections = [own for own in self._sharded.values() if isinstance(own, ShardedCollection)]
+        watch_for_forgotten_steps(self, [own.fused_optimizer for own in collections])
 
     @checked
     def _build(

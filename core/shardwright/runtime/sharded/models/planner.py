@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from shardwright.arguments import checked
@@ -112,10 +113,12 @@ class EmbeddingShardingPlanner(TablePlanner):
         Every rank of the process group makes this call; in it, every rank
 
         1. compares its plugins with the others';
-        2. rank 0 plans, and broadcasts that it still does every few seconds, so that the others may wait as long as
+        2. on accelerators, where rank 0 has no topology, measures bandwidths by copies and by exchanges with the
+           others;
+        3. rank 0 plans, and broadcasts that it still does every few seconds, so that the others may wait as long as
            that takes, whatever the process group's time-out;
-        3. rank 0 reads the plan document that it has written, and broadcasts it, or what went wrong;
-        4. the others read the document.
+        4. rank 0 reads the plan document that it has written, and broadcasts it, or what went wrong;
+        5. the others read the document.
 
         Args:
             module: the model, on any device.
@@ -141,22 +144,26 @@ class EmbeddingShardingPlanner(TablePlanner):
             [0]
         """
         from shardwright.runtime.ranks.collective_planning import on_one_rank
+        from shardwright.runtime.ranks.detection.detected import measure_together
         from shardwright.runtime.ranks.environment import environment_of
 
         ranks = environment_of(env, process_group, comm_backend)
+        measured = measure_together(ranks.everyone, is_wanted=self._topology is None)
         return on_one_rank(
             ranks.everyone,
-            lambda _, watch: self._plan_for(ranks, module, sharders, watch),
+            lambda _, watch: self._plan_for(ranks, measured, module, sharders, watch),
             self._new_watch(),
             to_text=ShardingPlan.to_json,
             from_text=ShardingPlan.from_json,
         )
 
-    def _plan_for(self, env: Any, module: Any, sharders: Sequence[Any], watch: Watch) -> ShardingPlan:
+    def _plan_for(
+        self, env: Any, measured: Mapping[str, Any], module: Any, sharders: Sequence[Any], watch: Watch
+    ) -> ShardingPlan:
         from shardwright.runtime.sharded.collections.sharders import collect_tables
         from shardwright.runtime.sharded.models.dense_bytes import dense_bytes
 
-        topology = self._topology or _topology_of(env)
+        topology = self._topology or _topology_of(env, measured)
         _check_ranks(topology, env)
         tables = tuple(collect_tables(module, sharders, compute_device=topology.compute_device))
         return self._plan(
@@ -164,20 +171,18 @@ class EmbeddingShardingPlanner(TablePlanner):
         )
 
 
-def _topology_of(env: Any) -> Topology:
+def _topology_of(env: Any, measured: Mapping[str, Any] = MappingProxyType({})) -> Topology:
     """The topology of a ``ShardingEnv``; of one sharding group, where there are several."""
-    from shardwright.runtime.ranks.devices import memory_bytes
+    from shardwright.runtime.ranks.detection.detected import memory_arguments
 
     everyone, grid = env.everyone, getattr(env, "grid", None)
-    memory: dict[str, Any] = {}
-    if (hbm := memory_bytes(everyone.device_type)) is not None:
-        memory = {"hbm_cap": hbm}
+    found = {**memory_arguments(everyone), **measured}
     topology = Topology(
         world_size=everyone.world_size,
         compute_device=everyone.device_type,
         local_world_size=everyone.local_world_size,
-        detected=("world_size", "compute_device", "local_world_size", *memory),
-        **memory,
+        detected=("world_size", "compute_device", "local_world_size", *found),
+        **found,
     )
     if grid is None:
         return topology

@@ -44,7 +44,12 @@ class FusedOptimizer(KeyedOptimizer):
         meeting: meeting of the ranks before tables are gathered or loaded.
         updates: the gradients that are kept for the step.
         passes: the backward passes that updated tables.
+
+    Attributes:
+        has_stepped: :meth:`step` was called at least once.
     """
+
+    has_stepped: bool = False
 
     def __init__(
         self,
@@ -112,6 +117,13 @@ class FusedOptimizer(KeyedOptimizer):
         """The tables whose optimizer it is, by parameter name."""
         return self._tables
 
+    @property
+    def kept_tables(self) -> list[str]:
+        """Descriptions of the tables whose gradients are kept for the step now."""
+        if not self._updates.is_there:
+            return []
+        return [table.state.table.describe() for table in self._tables.values() if table.in_step]
+
     def columns_of(self, name: str) -> dict[str, int]:
         """The states of a table and their columns; none where no block of it is here."""
         return _outline(self._tables[name])[1]
@@ -155,6 +167,7 @@ class FusedOptimizer(KeyedOptimizer):
         self.apply_learning_rates()
         self._passes.check_step()
         self._updates.apply()
+        self.has_stepped = True
         return loss
 
     def init_state(self, sparse_grad_parameter_names: Set[str] | None = None) -> None:

@@ -97,6 +97,7 @@ class KeptGradients(Lookup):
         self._slot_dims = np.repeat(np.array(self._dims, dtype=np.int64), counts)
         self._kept: list[tuple[Tensor, Tensor] | None] = [None] * len(self.blocks)
         self._shown: list[Tensor | None] = [None] * len(self.blocks)
+        self._versions = [0] * len(self.blocks)  # torch's counts of changes in place, of what was shown
 
     @property
     def room(self) -> Callable[[int], Tensor]:
@@ -262,6 +263,7 @@ class KeptGradients(Lookup):
             self._shown[block] = torch.sparse_coo_tensor(
                 rows[None], values, shape, is_coalesced=True, check_invariants=False
             )
+            self._versions[block] = self._shown[block]._version  # type: ignore[union-attr]
         return self._shown[block]
 
     def _now(self, block: int) -> tuple[Tensor, Tensor] | None:
@@ -270,9 +272,9 @@ class KeptGradients(Lookup):
         if kept is None or shown is None:
             return kept
         own = self._own_columns(block, kept[1])
+        if own is not kept[1] and shown._version != self._versions[block]:
+            raise UnsupportedError(_WHOLE_ROWS.format(table=self.blocks[block].table.describe()))
         if shown._values().data_ptr() != own.data_ptr():
-            if own is not kept[1]:
-                raise UnsupportedError(_WHOLE_ROWS.format(table=self.blocks[block].table.describe()))
             if not torch.equal(shown._indices()[0], kept[0]):  # rows were added or dropped
                 shown, self._shown[block] = shown.coalesce(), None
             self._kept[block] = shown._indices()[0], shown._values()

@@ -1,0 +1,1 @@
+"""Accelerators as ranks have them: their collectives watched, their memory and links measured."""

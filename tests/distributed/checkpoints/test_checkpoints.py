@@ -1,0 +1,106 @@
+"""Checkpoints of real processes."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from tests.distributed.checkpoints import checkpoint_workers as workers
+
+from shardwright.runtime.checkpoint.folder import steps_in
+from shardwright.testing.ranks import RankPool
+
+pytestmark = pytest.mark.distributed
+
+WAIT_S = 150.0
+
+
+def assert_same(states, expected):
+    for state in states:
+        assert state.keys() == expected.keys()
+        for name, value in expected.items():
+            assert torch.equal(torch.as_tensor(state[name]), torch.as_tensor(value)), name
+
+
+@pytest.mark.slow
+def test_two_ranks_three_ranks_one_rank_and_every_cut_have_the_same_bits(pool: RankPool, tmp_path: Path):
+    expected, *others = pool.run(workers.save, 2, "row_wise", str(tmp_path), 2, timeout_s=WAIT_S)
+    assert_same(others, expected)
+    path = [
+        (3, "column_wise"),
+        (1, "modulo"),
+        (2, "hashed"),
+        (3, "modulo"),
+        (2, "data_parallel"),
+        (2, "row_wise"),
+    ]
+    for world_size, cut in path:
+        assert_same(pool.run(workers.move, world_size, cut, str(tmp_path), timeout_s=WAIT_S), expected)
+    assert len(steps_in(tmp_path)) == 1 + len(path)
+
+
+@pytest.mark.parametrize(("cut", "then"), [("row_wise", "column_wise"), ("column_wise", "data_parallel")])
+def test_functions_of_torch_alone_save_and_load(cut: str, then: str, pool: RankPool, tmp_path: Path):
+    assert pool.run(workers.through_dcp, 2, cut, str(tmp_path), then, timeout_s=WAIT_S) == [True, True]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["waiting", "while training goes on"])
+def test_training_that_goes_on_from_a_checkpoint_has_the_bits_of_training_that_did_not_stop(
+    asynchronous: bool, pool: RankPool, tmp_path: Path
+):
+    arguments = {"asynchronous": asynchronous, "timeout_s": WAIT_S}
+    expected, *_ = pool.run(workers.train_on, 2, "row_wise", str(tmp_path / "one"), 0, 6, **arguments)
+    pool.run(workers.train_on, 2, "row_wise", str(tmp_path / "two"), 0, 4, **arguments)
+    assert_same(pool.run(workers.train_on, 2, "row_wise", str(tmp_path / "two"), 4, 6, **arguments), expected)
+    assert list(steps_in(tmp_path / "two")) == [3, 5]
+
+
+def test_replicas_of_tables_are_saved_as_one_model(pool: RankPool, tmp_path: Path):
+    results = pool.run(workers.save_replicas, 4, str(tmp_path), timeout_s=WAIT_S)
+    assert not torch.equal(results[2]["own"], results[3]["own"])  # the same block, of two groups
+    assert_same([result["loaded"] for result in results], results[0]["saved"])
+    assert [result["extra"] for result in results] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("fault", "text"),
+    [("cut", "were written"), ("flip", "its checksum is another"), ("missing", "cannot be read")],
+)
+def test_damage_of_one_ranks_file_is_one_error_on_all_ranks_and_no_model_changes(
+    fault: str, text: str, pool: RankPool, tmp_path: Path
+):
+    results = pool.run(workers.load_damaged, 2, str(tmp_path), fault, timeout_s=WAIT_S)
+    assert len({error for error, _ in results}) == 1, results
+    for error, is_unchanged in results:
+        assert error.startswith("CheckpointError: ")
+        assert text in error
+        assert "__1_0.distcp" in error
+        assert is_unchanged
+
+
+def test_fault_of_one_rank_is_one_error_on_all_ranks_and_they_can_go_on(pool: RankPool, tmp_path: Path):
+    results = pool.run(workers.go_on_after_errors, 2, str(tmp_path), timeout_s=WAIT_S)
+    assert results[0] == results[1]
+    nothing, extra, step, end = results[0]
+    assert nothing == f"CheckpointError: there is no checkpoint in {tmp_path}/none"
+    assert extra.startswith("InvalidInputError: extra must be plain data")
+    assert step == "InvalidInputError: step must be an integer from 0, got -1"
+    assert end == "loaded 3"
+
+
+@pytest.mark.parametrize(
+    ("fault", "text"),
+    [("full disk", r"rank 1: OSError.*No space left on device"), ("read-only", "/sys/checkpoints")],
+)
+def test_folder_that_cannot_be_written_is_one_error_on_all_ranks_and_leaves_nothing(
+    fault: str, text: str, pool: RankPool, tmp_path: Path
+):
+    results = pool.run(workers.save_in_vain, 2, str(tmp_path), fault, timeout_s=WAIT_S)
+    errors = {error for error, *_ in results}
+    assert len(errors) == 1, errors
+    assert re.search("cannot be written.*" + text, errors.pop())
+    for _, is_unchanged, names in results:
+        assert is_unchanged
+        assert names == [".lock", "step_0000000001"]

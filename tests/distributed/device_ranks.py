@@ -1,0 +1,96 @@
+"""Ranks whose collectives a stand-in for a device waits for, and not the host; importable by their processes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from tests.distributed.failures.faults import VICTIM, strike
+
+from shardwright.errors import DistributedError
+from shardwright.runtime.ranks.accelerators.device_watch import DeviceWatch, Marks, Query
+from shardwright.runtime.ranks.comm import AllToAll, TorchCommunicator, TorchTransport
+from shardwright.runtime.ranks.phases import Phases
+from shardwright_plugins.comm_backends.nccl import beside
+
+FAR_OFF_S = 300.0  # longer than the test may take: who waits for this time-out fails it
+
+
+class Device(Marks):
+    """A device whose stream holds collectives, and that never learns that one of them has failed."""
+
+    def __init__(self) -> None:
+        self.queue: list[Any] = []
+        self.is_aborted = False
+
+    def put(self) -> Query:
+        before = list(self.queue)
+        return lambda: all(work.is_completed() and work.exception() is None for work in before)
+
+    def put_again(self) -> Query:
+        return self.put()
+
+    def synchronize(self) -> None:
+        """Block the host until the device has done all."""
+        everything = self.put()
+        while not (everything() or self.is_aborted):
+            time.sleep(0.01)
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+
+class InStream(TorchTransport):
+    """Collectives that the host does not wait for."""
+
+    def __init__(self, group: Any, device: Device) -> None:
+        super().__init__(group)
+        self._device = device
+
+    def start(self, call: AllToAll) -> Any:
+        work = super().start(call)
+
+        class Queued:
+            def wait(_) -> None:
+                self._device.queue.append(work)
+
+        return Queued()
+
+
+@contextmanager
+def connected(timeout_s: float) -> Iterator[tuple[TorchCommunicator, Device]]:
+    """A communicator as of a device backend, over gloo."""
+    group = dist.new_group(timeout=timedelta(seconds=timeout_s))
+    phases, device = Phases.of(group), Device()
+    reports = phases.failure_reports
+    limit_s = reports.timeout_s - 1.5 * reports.grace_s
+    watch = DeviceWatch(device, reports.lost, phases.failure, device.abort, limit_s)
+    yield (
+        TorchCommunicator(
+            group, torch.device("cuda"), InStream(group, device), beside=beside(group), watch=watch
+        ),
+        device,
+    )
+
+
+def lose_a_rank(fault: str) -> str:
+    """Exchange twice; rank 1 is lost before the second. The others wait for the device, then make the next call."""
+    with connected(4.0 if fault == "stall" else FAR_OFF_S) as (communicator, device):
+        splits = [1] * communicator.world_size
+        values = torch.ones(communicator.world_size)
+        try:
+            for step in range(3):
+                if communicator.rank == VICTIM and step == 1:
+                    strike(fault)
+                communicator.all_to_all(
+                    torch.empty_like(values), values, splits, splits, label="results"
+                ).wait()
+                device.synchronize()
+        except DistributedError as error:
+            return f"step {step}: {error}"
+    return "nothing was raised"

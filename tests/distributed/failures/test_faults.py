@@ -1,0 +1,150 @@
+"""A rank that is killed or stuck between any two collectives: the others raise, naming it and the collective."""
+
+from __future__ import annotations
+
+import pytest
+from tests.distributed.failures import faults
+from tests.distributed.failures.victims import assert_killed_rank_is_named, assert_stuck_rank_is_named, stages
+
+from shardwright.testing.ranks import RankPool
+
+pytestmark = pytest.mark.distributed
+
+
+@pytest.mark.parametrize(("label", "sharding_type", "form"), stages("gradients"))
+def test_rank_that_is_killed_is_named_by_all_others(
+    pool: RankPool, label: str, sharding_type: str, form: str | None
+) -> None:
+    assert_killed_rank_is_named(pool, label, sharding_type, form)
+
+
+@pytest.mark.parametrize(("label", "sharding_type", "form"), stages())
+def test_rank_that_is_stuck_is_named_by_all_others(
+    pool: RankPool, label: str, sharding_type: str, form: str | None
+) -> None:
+    assert_stuck_rank_is_named(pool, label, sharding_type, form)
+
+
+@pytest.mark.parametrize(("label", "sharding_type", "form"), stages("gradients"))
+def test_rank_that_is_killed_is_named_by_all_others_over_gloo(
+    pool: RankPool, label: str, sharding_type: str, form: str | None
+) -> None:
+    assert_killed_rank_is_named(pool, label, sharding_type, form, "gloo")
+
+
+@pytest.mark.parametrize(("label", "sharding_type", "form"), stages())
+def test_rank_that_is_stuck_is_named_by_all_others_over_gloo(
+    pool: RankPool, label: str, sharding_type: str, form: str | None
+) -> None:
+    assert_stuck_rank_is_named(pool, label, sharding_type, form, "gloo")
+
+
+@pytest.mark.parametrize(
+    "which",
+    [
+        "a barrier",
+        pytest.param("a broadcast from rank 1", marks=pytest.mark.slow),
+        pytest.param("a gathering of objects", marks=pytest.mark.slow),
+        "a broadcast of an object from rank 1",
+    ],
+)
+def test_rank_that_misses_another_collective_is_named(pool: RankPool, which: str) -> None:
+    texts = pool.run(faults.miss_a_collective, 3, which, timeout_s=60)
+    assert texts[faults.VICTIM] == "stuck"
+    for rank in (0, 2):
+        assert texts[rank].startswith(f"rank {rank}: {which} failed: no word from rank 1 in "), texts[rank]
+        # Not after gloo's own time-out, which leaves no time for the roll call.
+        assert texts[rank].endswith("Operation timed out!"), texts[rank]
+
+
+def test_roll_call_after_all_of_the_time_out_is_short(pool: RankPool) -> None:
+    text = pool.run(faults.fail_late, 3, timeout_s=60)[0]
+    assert text == "rank 0: it failed: no word from ranks 1, 2 in 0.3 s: it took long"
+
+
+def test_collections_called_in_different_orders_are_one_error_on_all_ranks(pool: RankPool) -> None:
+    texts = set(pool.run(faults.two_collections, 4, "calls", timeout_s=60))
+    assert len(texts) == 1
+    assert texts.pop().startswith(
+        "step 0: the ranks called different collections: ranks 0, 2, 3: the tables 't0', "
+    )
+
+
+def test_backward_passes_in_different_orders_are_one_error_on_all_ranks(pool: RankPool) -> None:
+    texts = set(pool.run(faults.two_collections, 4, "backward passes", timeout_s=60))
+    assert len(texts) == 1
+    assert texts.pop().startswith("step 1: the ranks made different calls before this batch")
+
+
+@pytest.mark.slow
+def test_rank_that_leaves_the_backward_pass_out_is_named_by_all_others(pool: RankPool) -> None:
+    texts = dict(enumerate(pool.run(faults.two_collections, 4, "no backward pass", timeout_s=60)))
+    left_out = "the start of a batch of the tables 't0', 't1' without the backward pass of the one before"
+    own = texts.pop(faults.VICTIM)
+    assert own.startswith(
+        f"step 1: rank 1: {left_out} failed: ranks 0, 2, 3 failed in the exchange of grad"
+    ), own
+    for rank, text in texts.items():
+        assert text.startswith(f"step 0: rank {rank}: the exchange of gradients failed: "), text
+        assert f"rank 1 failed in {left_out}" in text, text
+
+
+def test_backward_pass_that_all_ranks_leave_out_is_no_error(pool: RankPool) -> None:
+    texts = pool.run(faults.two_collections, 4, "no backward pass in the first step", timeout_s=60)
+    assert set(texts) == {"nothing was raised"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("what", "called"),
+    [("state", "state_dict()"), ("optimizer state", "the optimizer's state_dict()")],
+)
+def test_state_that_one_rank_alone_asks_for_is_an_error_that_says_who_must(
+    pool: RankPool, what: str, called: str
+) -> None:
+    texts = pool.run(faults.call_alone, 4, what, timeout_s=60)
+    alone = f"{called} of the tables 't0', 't1', which gathers tables and so is to be called on every rank,"
+    assert texts[1].startswith(f"rank 1: {alone} failed: "), texts[1]
+    for rank in (0, 2, 3):
+        assert texts[rank].startswith(f"rank {rank}: the exchange of headers failed: "), texts[rank]
+        assert f"rank 1 failed in {alone}" in texts[rank], texts[rank]
+
+
+@pytest.mark.slow
+def test_batch_that_one_rank_cannot_make_is_told_to_those_that_wait_for_it(pool: RankPool) -> None:
+    texts = pool.run(faults.call_alone, 4, "batch", timeout_s=60)
+    wrong = "lengths add up to 4, but there are 3 values"
+    assert wrong in texts[1]
+    for rank in (0, 2, 3):
+        text = texts[rank]
+        assert text.startswith(f"rank {rank}: the exchange of headers failed: no word from rank"), text
+        assert f"rank 1 had raised InvalidInputError: KeyedJaggedTensor: {wrong}" in text
+
+
+@pytest.mark.slow
+def test_forward_passes_without_backward_passes_meet_rarely_and_training_is_watched_after(
+    pool: RankPool,
+) -> None:
+    for rank, (num_meetings, text) in enumerate(
+        pool.run(faults.evaluate_with_gradients, 4, 40, timeout_s=60)
+    ):
+        assert num_meetings == 5  # after 1, 3, 7, 15 and 31 batches
+        if rank == 1:
+            assert text.startswith("step 2: rank 1: the start of a batch of"), text
+            continue
+        # A rank that is to get no gradient from rank 1, which had no id for it, goes on to the next batch's headers.
+        in_gradients, in_headers = (
+            f"step {step}: rank {rank}: the exchange of {what}"
+            for step, what in ((1, "grad"), (2, "headers"))
+        )
+        assert text.startswith((in_gradients, in_headers)), text
+        assert "rank 1 failed in the start of a batch" in text, text
+
+
+@pytest.mark.parametrize("backend", [pytest.param("fake", marks=pytest.mark.slow), "gloo"])
+def test_ranks_of_a_group_of_devices_talk_between_their_cpus_too(pool: RankPool, backend: str) -> None:
+    told = pool.run(faults.talk_beside, 3, backend, timeout_s=60)
+    assert {name for name, _, _ in told} == {"gloo"}
+    assert all(ranks == [0, 1, 2] for _, ranks, _ in told)
+    for rank in (0, 2):  # they hear of what fails in the group itself
+        assert "rank 1 failed in another collective" in told[rank][2], told[rank][2]

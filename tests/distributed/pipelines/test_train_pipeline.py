@@ -1,0 +1,106 @@
+"""Train pipelines on real processes: overlap in a profile, equality, one end of data, one error on all."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.distributed.pipelines import pipeline_workers
+
+from shardwright.runtime.ranks.comm import EXCHANGE_EVENT
+from shardwright.testing.ranks import RankError, RankPool
+
+pytestmark = pytest.mark.distributed
+
+
+def assert_same(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert list(actual) == list(expected)
+    for name, value in expected.items():
+        torch.testing.assert_close(
+            actual[name], value, rtol=1e-6, atol=1e-7, msg=lambda text, n=name: f"{n}: {text}"
+        )
+
+
+@pytest.mark.parametrize(
+    ("end_of_data", "counts"),
+    [
+        ("first_rank", [4, 4]),
+        ("first_rank", [5, 3]),
+        ("first_rank", [0, 3]),
+        ("last_rank", [2, 4]),
+        ("last_rank", [3, 0]),
+        ("last_rank", [1, 0, 3]),
+    ],
+)
+@pytest.mark.parametrize("kind", ["base", "sparse_dist", "lockstep_batches"])
+def test_loop_equals_the_plain_one_and_ends_for_all_ranks_at_one_step(
+    pool: RankPool, kind: str, end_of_data: str, counts: list[int]
+) -> None:
+    world_size, num_steps = len(counts), (min if end_of_data == "first_rank" else max)(counts)
+    if kind == "lockstep_batches":
+        results = pool.run(pipeline_workers.train_in_lockstep, world_size, counts, end_of_data)
+    else:
+        results = pool.run(pipeline_workers.train_pipelined, world_size, kind, counts, end_of_data)
+    expected = pool.run(pipeline_workers.train_rectangular, world_size, counts, num_steps)
+    for (steps, actual), wanted in zip(results, expected, strict=True):
+        assert steps == num_steps
+        assert_same(actual, wanted)
+
+
+def test_profile_shows_the_next_input_exchange_under_way_before_the_backward_pass(pool: RankPool) -> None:
+    for events in pool.run(pipeline_workers.profile_steps, 2, 3):
+        parts = {
+            name: sorted((start, end) for other, start, end in events if other == f"## {name} ##")
+            for name in ("forward", "next batch", "backward")
+        }
+        exchanges = sorted(start for name, start, _ in events if name == EXCHANGE_EVENT)
+        assert [len(own) for own in parts.values()] == [3, 3, 3]
+        for forward, ahead, backward in zip(*parts.values(), strict=True):
+            begun = [start for start in exchanges if ahead[0] <= start <= ahead[1]]
+            assert len(begun) == 2  # headers and ids of the next batch
+            # They begin while this batch's results travel, which are all that is left to the forward pass to send.
+            results = [start for start in exchanges if forward[0] <= start < ahead[0]]
+            assert len(results) == 1
+            assert ahead[1] <= forward[1] <= backward[0] < backward[1]
+            assert len([start for start in exchanges if ahead[1] < start <= forward[1]]) == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "where", "own", "others"),
+    [
+        (
+            "sparse_dist",
+            "iterator",
+            "OSError: the disk is gone",
+            "DistributedError: rank 1: its batch could not be had: OSError: the disk is gone",
+        ),
+        (
+            "base",
+            "constructor",
+            "InvalidInputError: KeyedJaggedTensor: lengths add up to",
+            "DistributedError: rank 1: its batch could not be had: InvalidInputError: KeyedJaggedTensor: lengths add",
+        ),
+        ("sparse_dist", "batch", "InvalidInputError: rank 1: ", "InvalidInputError: rank 1: "),
+        (
+            "sparse_dist",
+            "model",
+            "ArithmeticError: no loss",
+            "DistributedError: rank 1 failed in the forward pass",
+        ),
+    ],
+)
+def test_failure_of_one_rank_is_an_error_on_all_in_its_step_and_the_next_ones_train(
+    pool: RankPool, kind: str, where: str, own: str, others: str
+) -> None:
+    first, second = pool.run(pipeline_workers.fail_on_one_rank, 2, kind, where)
+    assert second.pop(1).startswith(own)
+    assert first.pop(1).startswith(others)
+    assert first == second == ["fine"] * 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [0, 3])
+def test_rank_that_dies_is_an_error_on_the_others(pool: RankPool, step: int) -> None:
+    with pytest.raises(RankError) as error:
+        pool.run(pipeline_workers.die_in_step, 2, step)
+    assert error.value.errors == {1: "the process died"}
+    assert error.value.results[0].startswith("DistributedError: rank 0: ")

@@ -1,0 +1,88 @@
+"""Training from plans that were saved, and edited by hand; planning that others wait for."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from tests.distributed import workers
+from tests.distributed.planning import edited_plan_workers
+from tests.distributed.test_training import assert_same_state, unsharded_after
+
+from shardwright.testing.ranks import RankError, RankPool
+
+pytestmark = pytest.mark.distributed
+
+
+def saved(pool: RankPool, types: list[str]) -> dict[str, Any]:
+    return json.loads(pool.run(edited_plan_workers.planned, 2, types, timeout_s=60)[0])
+
+
+def tables(document: dict[str, Any]) -> dict[str, Any]:
+    return document["modules"]["sparse.bags"]
+
+
+def assert_trains_like_one_process(pool: RankPool, document: dict[str, Any]) -> None:
+    states = pool.run(edited_plan_workers.train_from, 2, json.dumps(document), 3, timeout_s=60)
+    expected = unsharded_after(range(3), 2)[0].state_dict()
+    for state in states:
+        assert_same_state(state, expected)
+
+
+def test_training_from_a_saved_plan(pool: RankPool) -> None:
+    assert_trains_like_one_process(pool, saved(pool, ["row_wise", "table_wise"]))
+
+
+def test_training_from_a_plan_with_a_table_moved_by_hand(pool: RankPool) -> None:
+    document = saved(pool, ["table_wise"])
+    for table in tables(document).values():
+        (shard,) = table["shards"]
+        shard["rank"] = 1 - shard["rank"]
+    assert_trains_like_one_process(pool, document)
+
+
+def test_training_from_a_plan_with_rows_cut_elsewhere_by_hand(pool: RankPool) -> None:
+    document = saved(pool, ["row_wise"])
+    user = tables(document)["user"]
+    assert [shard["rows"] for shard in user["shards"]] == [[0, 25], [25, 50]]
+    user["shards"][0]["rows"], user["shards"][1]["rows"] = [0, 7], [7, 50]
+    assert_trains_like_one_process(pool, document)
+
+
+def test_training_from_a_plan_with_another_sharding_type_by_hand(pool: RankPool) -> None:
+    document = saved(pool, ["table_wise"])
+    rows, dim = next((rows, dim) for name, rows, dim, _ in workers.TABLES if name == "item")
+    tables(document)["item"].update(
+        sharding_type="row_wise",
+        shards=[
+            {"rank": 0, "rows": [0, 16], "columns": [0, dim]},
+            {"rank": 1, "rows": [16, rows], "columns": [0, dim]},
+        ],
+    )
+    assert_trains_like_one_process(pool, document)
+
+
+def test_training_from_a_plan_whose_type_contradicts_its_shards_raises_naming_it(pool: RankPool) -> None:
+    document = saved(pool, ["row_wise"])
+    tables(document)["user"]["sharding_type"] = "table_wise"
+    with pytest.raises(RankError, match="table 'user': sharding type 'table_wise' keeps rows whole"):
+        pool.run(edited_plan_workers.train_from, 2, json.dumps(document), 1, timeout_s=60)
+
+
+def test_collective_plan_that_takes_long_is_waited_for(pool: RankPool) -> None:
+    documents = pool.run(edited_plan_workers.plan_slowly, 2, seconds=1.0, timeout_s=60)
+    assert documents[0] == documents[1]
+    assert json.loads(documents[0])["inputs"]["seconds_limit"]["value"] == 1.0
+
+
+def test_collective_plan_interrupted_on_rank_0_is_the_best_so_far_everywhere(pool: RankPool) -> None:
+    documents = pool.run(edited_plan_workers.plan_slowly, 2, is_interrupted=True, timeout_s=60)
+    assert documents[0] == documents[1]
+    assert json.loads(documents[0])["modules"]
+
+
+def test_collective_plan_that_breaks_late_is_an_error_everywhere(pool: RankPool) -> None:
+    own, other = pool.run(edited_plan_workers.plan_slowly, 2, is_broken=True, timeout_s=60)
+    assert own == "PlanningError: proposer 'slow' failed: ZeroDivisionError: slow broke"
+    assert other == own

@@ -1,0 +1,156 @@
+"""`shardwright bench step` and the scripts of tests/benchmarks, on tiny steps, beside a stand-in for a peer."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+from attrs import evolve
+from tests.benchmarks import step_ratios
+from tests.distributed.programs import lean_ranks
+
+from shardwright.host import host
+from shardwright.testing.ranks import RankPool
+from shardwright_plugins.commands.bench.step import StepSettings, time_step
+
+pytestmark = pytest.mark.distributed
+
+LEAN_QUICK = {("grid_shard", 2)}
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+TINY = ["--batch", "4", "--tables", "3", "--rows", "20", "--dim", "8", "--ids", "2", "--steps", "3"]
+PEER = """
+import json, sys
+assert sys.argv[1:5] == ["--types", "row_wise", "--ranks", "2"], sys.argv
+print(json.dumps({"min_ms": 2.0, "median_ms": 4.0, "collectives": 9}))
+"""
+
+
+def bench(*options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "shardwright", "bench", "step", *options, *TINY],
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+
+
+@pytest.mark.slow
+def test_bench_step_beside_another_program_prints_both_sides_and_ratios(tmp_path: Path) -> None:
+    peer = tmp_path / "peer.py"
+    peer.write_text(PEER)
+    done = bench("--types", "row_wise", "--beside", f"{sys.executable} {peer}", "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert result["beside"] == {"min_ms": 2.0, "median_ms": 4.0, "collectives": 9}
+    assert result["shardwright"]["collectives"] == 4
+    assert result["ratio"]["min_ms"] == pytest.approx(result["shardwright"]["min_ms"] / 2.0, abs=1e-3)
+
+
+@pytest.mark.slow
+def test_bench_step_unknown_type_names_the_nearest() -> None:
+    done = bench("--types", "row_wize")
+    assert done.returncode == 1
+    assert "Did you mean 'row_wise'?" in done.stderr
+
+
+@pytest.mark.slow
+def test_bench_step_other_program_that_fails_is_told(tmp_path: Path) -> None:
+    done = bench("--types", "row_wise", "--beside", f"{sys.executable} {tmp_path / 'missing.py'}")
+    assert done.returncode == 1
+    assert "missing.py" in done.stderr
+    assert "exit code 2" in done.stderr
+
+
+@pytest.mark.slow
+def test_bench_without_types_times_every_type_there_is() -> None:
+    done = bench("--json")
+    assert done.returncode == 0, done.stderr
+    cases = {case["case"]: case for case in json.loads(done.stdout.splitlines()[-1])["cases"]}
+    assert set(cases) == set(host().sharding_types.names)
+    assert {name: case.get("problems") for name, case in cases.items() if "problems" in case} == {}
+    assert all(case["shardwright"]["min_ms"] > 0 for case in cases.values())
+    # Nothing else is said, of torch's profiler for example, which announces itself on standard error.
+    assert [line for line in done.stderr.splitlines() if not line.startswith("measured ")] == []
+
+
+@pytest.mark.slow
+def test_time_step_on_two_hosts_makes_the_collectives_of_two_hosts(pool: RankPool) -> None:
+    settings = StepSettings(("table_row_wise",), ranks=4, batch=3, tables=2, rows=9, dim=4, ids=2, steps=1)
+    (straight, *_) = pool.run(time_step, 4, evolve(settings, types=("row_wise",)))
+    (summed, *_) = pool.run(time_step, 4, evolve(settings, hosts=2))
+    assert (straight["collectives"], summed["collectives"]) == (4, 6)
+
+
+@pytest.mark.parametrize(
+    ("types", "hosts"),
+    [
+        pytest.param(types, hosts, marks=() if (types, hosts) in LEAN_QUICK else pytest.mark.slow)
+        for types in ("table_wise", "row_wise", "table_row_wise", "grid_shard")
+        for hosts in (1, 2)
+    ],
+)
+def test_lean_loop_computes_what_unsharded_tables_do(pool: RankPool, types: str, hosts: int) -> None:
+    pytest.importorskip("fbgemm_gpu", reason="the lean loop is written for FBGEMM")
+    sizes = {"ranks": 4, "hosts": hosts, "batch": 5, "tables": 5, "rows": 31, "dim": 8, "ids": 3}
+    pool.run(lean_ranks.check, 4, Namespace(types=types, **sizes))
+
+
+@pytest.mark.slow
+def test_step_ratios_beside_another_program_prints_ratios_and_keeps_them(tmp_path: Path) -> None:
+    peer, kept = tmp_path / "peer.py", tmp_path / "kept.json"
+    peer.write_text('print(\'{"min_ms": 1000.0, "median_ms": 1000.0, "collectives": 5}\')')
+    options = ["--beside", f"{sys.executable} {peer}", "--json", str(kept)]
+    options += ["--rounds", "1", "--steps", "2", "--only", "table_wise, batch 64"]
+    done = subprocess.run(
+        [sys.executable, str(BENCHMARKS / "step_ratios.py"), *options],
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stderr
+    (case,) = json.loads(kept.read_text())
+    (of_table,) = [
+        known for known in step_ratios.BESIDE if known.name == "table_wise, batch 64, 24 x 10k x 16, 2 ids"
+    ]
+    assert case["goal"] == of_table.goal
+    assert case["shardwright"]["collectives"] == case["max_collectives"] == 4
+    assert case["ratio"]["min_ms"] == pytest.approx(case["shardwright"]["min_ms"] / 1000, abs=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words",
+    [
+        [
+            "lookup.py",
+            "--rows",
+            "50",
+            "--batch",
+            "4",
+            "--tables",
+            "2",
+            "--steps",
+            "1",
+            "--rounds",
+            "1",
+            "--json",
+        ],
+        ["footprint.py", "imports", "--rounds", "1", "--json"],
+        ["footprint.py", "memory", "--types", "row_wise", *TINY, "--json"],
+    ],
+    ids=lambda words: " ".join(words[:2]),
+)
+def test_other_benchmarks_run_and_print_json(words: list[str]) -> None:
+    if words[0] == "lookup.py":
+        pytest.importorskip("fbgemm_gpu", reason="it measures beside FBGEMM")
+    done = subprocess.run(
+        [sys.executable, str(BENCHMARKS / words[0]), *words[1:]], capture_output=True, text=True, timeout=110
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["title"]
+    assert len(told.get("figures", told.get("sides"))) >= 2

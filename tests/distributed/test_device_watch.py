@@ -1,0 +1,31 @@
+"""A rank that is lost while a device waits for it, and not the host: the others name it, and their hosts come free."""
+
+from __future__ import annotations
+
+import pytest
+from tests.distributed import device_ranks
+from tests.distributed.failures.faults import VICTIM
+
+from shardwright.testing.ranks import RankError, RankPool
+
+pytestmark = pytest.mark.distributed
+
+
+def test_killed_rank_is_named_by_ranks_whose_devices_wait_for_it(pool: RankPool) -> None:
+    with pytest.raises(RankError) as error:
+        pool.run(device_ranks.lose_a_rank, 3, "kill", timeout_s=60)
+    assert error.value.errors == {VICTIM: "the process died"}
+    for rank, text in error.value.results.items():
+        start = f"step 2: rank {rank}: the exchange of results failed: no word from rank {VICTIM}"
+        assert text.startswith(start), text
+        assert f"rank {VICTIM} has ended" in text or "failed in the exchange of results" in text, text
+        assert text.endswith("the device's collectives are aborted: go on from a checkpoint"), text
+
+
+@pytest.mark.slow
+def test_stuck_rank_is_named_by_ranks_whose_devices_wait_for_it(pool: RankPool) -> None:
+    texts = dict(enumerate(pool.run(device_ranks.lose_a_rank, 3, "stall", timeout_s=60)))
+    texts.pop(VICTIM)
+    for rank, text in texts.items():
+        start = f"step 2: rank {rank}: the exchange of results failed: no word from rank {VICTIM}"
+        assert text.startswith(start), text

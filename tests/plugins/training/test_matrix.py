@@ -1,0 +1,254 @@
+"""The matrix: every registered sharding type, with everything that it may meet, equals the unsharded module.
+
+Type x {sum, mean, sequence} x {weighted, not} x data type x kernel x ranks x kinds of batches x kinds of tables:
+forward, gradient, weights and optimizer state after five steps, and the number of collectives of each. Ranks are
+simulated; one model holds tables of all kinds and each of its five steps has another kind of batch, so that a case
+covers many cells. Optimizers take turns from case to case, so that each trains with every type, kernel and mode. What
+the registries hold is in it: a type or kernel that is added later is, by itself.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator
+
+import pytest
+from attrs import evolve
+from tests.equality import BATCHES, Case, Table, assert_equals_unsharded, train_simulated
+from tests.pairs import covering, pairs_of
+from tests.plugins.training.test_equality import OPTIMIZERS, kernels, sharding_types, supports
+
+from shardwright.host import host
+
+POOLINGS = [("SUM", False), ("SUM", True), ("MEAN", False), ("MEAN", True), ("NONE", False)]
+MODES = {"pooled": False, "weighted": True, "sequence": False}
+DATA_TYPES = ["FP32", "FP16", "BF16"]
+WORLD_SIZES = [1, 2, 3, 4]
+TABLES = [
+    "several features in a table",
+    "a feature in several tables",
+    "dim not divisible by 4",
+    "fewer rows than ranks",
+    "fewer tables than ranks",
+]
+UNEVEN = (3, 1, 4, 2)
+HOST_SIZES = {1: 1, 2: 2, 3: 3, 4: 2}  # four ranks are two hosts of two
+
+
+def kinds_of(case: Case, table: Table) -> set[str]:
+    """Which of `TABLES` a table of a case is, by its own numbers."""
+    others = [other for other in case.tables if other is not table]
+    shared = any(set(table.features) & set(other.features) for other in others)
+    is_kind = [
+        len(table.features) > 1,
+        shared,
+        table.dim % 4 != 0,
+        table.rows < case.world_size,
+        len(case.tables) < case.world_size,
+    ]
+    return {kind for kind, yes in zip(TABLES, is_kind, strict=True) if yes}
+
+
+def many_tables(mode: str, world_size: int) -> list[Table]:
+    """Tables of all kinds but the last, for each pooling."""
+    tables = []
+    for pooling in ["NONE"] if mode == "sequence" else ["SUM", "MEAN"]:
+        base = Table(13, 8, ("a",), pooling, "", "")
+        tables += [
+            base,
+            evolve(base, rows=9, features=("a", "b")),
+            evolve(base, dim=10, features=("b", "c")),
+            evolve(base, rows=max(1, world_size - 1), dim=16, features=("d",)),
+        ]
+    return tables
+
+
+def few_tables(mode: str, world_size: int) -> list[list[Table]]:
+    """Models of fewer tables than ranks."""
+    poolings = ["NONE"] if mode == "sequence" else ["SUM", "MEAN"]
+    tables = [Table(7 + index, 8, (f"f{index}",), pooling, "", "") for index, pooling in enumerate(poolings)]
+    if len(tables) < world_size:
+        return [tables]
+    return [[table] for table in tables if world_size > 1]
+
+
+def cases_of(sharding_type: str, kernel: str, mode: str) -> dict[int, list[Case]]:
+    """The cases of one type, kernel and mode, by number of ranks; tables that the kernel refuses are left out."""
+    cases: dict[int, list[Case]] = {world_size: [] for world_size in WORLD_SIZES}
+    used = dict.fromkeys(OPTIMIZERS, 0)
+    for world_size in WORLD_SIZES:
+        models = [many_tables(mode, world_size), *few_tables(mode, world_size)]
+        for data_type, model in itertools.product(DATA_TYPES, models):
+            tables = [
+                evolve(
+                    table,
+                    sharding_type=sharding_type,
+                    kernel=kernel,
+                    data_type=data_type,
+                    variant=index,
+                    offset=index,
+                )
+                for index, table in enumerate(model)
+            ]
+            taken = [table for table in tables if takes(table, "sgd", world_size, mode)]
+            if taken:
+                able = [
+                    name
+                    for name in OPTIMIZERS
+                    if all(takes(table, name, world_size, mode) for table in taken)
+                ]
+                optimizer = min(able, key=used.__getitem__)  # they take turns
+                used[optimizer] += 1
+                cases[world_size].append(case_of(taken, optimizer, mode, world_size))
+    return cases
+
+
+def case_of(tables: list[Table], optimizer: str, mode: str, world_size: int) -> Case:
+    return Case(
+        tables,
+        UNEVEN[:world_size],
+        optimizer,
+        MODES[mode],
+        max_length=3,
+        local_world_size=HOST_SIZES[world_size],
+        batches=BATCHES,
+    )
+
+
+@functools.cache
+def takes(table: Table, optimizer: str, world_size: int, mode: str) -> bool:
+    """Whether the table's kernel trains it by an optimizer."""
+    return supports(
+        table.kernel,
+        table,
+        optimizer,
+        world_size=world_size,
+        is_weighted=MODES[mode],
+        local_world_size=HOST_SIZES[world_size],
+    )
+
+
+CASES = {
+    (*axes, world_size): cases
+    for axes in itertools.product(sharding_types(), kernels(), MODES)
+    for world_size, cases in cases_of(*axes).items()
+    if cases
+}
+
+
+QUICK = covering(axes[:3] for axes in CASES)
+
+
+def is_quick(sharding_type: str, kernel: str, mode: str, world_size: int) -> bool:
+    """Whether a test is made every time: pairs on two ranks; the preferred kernel on one rank and on two hosts."""
+    preferred = max(kernels(), key=lambda name: host().compute_kernels.create(name).preference)
+    is_pair = (sharding_type, kernel, mode) in QUICK
+    return (world_size == 2 and is_pair) or (world_size in (1, 4) and kernel == preferred)
+
+
+@pytest.mark.parametrize(
+    ("sharding_type", "kernel", "mode", "world_size"),
+    [pytest.param(*axes, marks=() if is_quick(*axes) else pytest.mark.slow) for axes in CASES],
+)
+def test_matrix_equals_unsharded(sharding_type: str, kernel: str, mode: str, world_size: int) -> None:
+    for case in CASES[sharding_type, kernel, mode, world_size]:
+        assert_equals_unsharded(case, train_simulated(case))
+
+
+Trained = tuple[str, str, str, str]
+
+
+def trained(*, quick: bool) -> set[Trained]:
+    """Type, kernel, mode and optimizer of the cases; with `quick`, of those that are tested every time."""
+    return {
+        (sharding_type, kernel, mode, case.optimizer)
+        for (sharding_type, kernel, mode, world_size), cases in CASES.items()
+        for case in cases
+        if not quick or is_quick(sharding_type, kernel, mode, world_size)
+    }
+
+
+def test_matrix_trains_every_type_kernel_and_mode_by_every_optimizer() -> None:
+    assert trained(quick=False) >= trainable()
+
+
+def test_matrix_trains_every_pair_of_type_kernel_mode_and_optimizer_each_time() -> None:
+    pairs = [set().union(*map(pairs_of, found)) for found in (trained(quick=True), trainable())]
+    assert pairs[0] >= pairs[1]
+
+
+def trainable() -> set[Trained]:
+    """What there can be, by the kernels' own word."""
+    return {
+        (sharding_type, kernel, mode, optimizer)
+        for sharding_type, kernel, mode, optimizer in itertools.product(
+            sharding_types(), kernels(), MODES, OPTIMIZERS
+        )
+        if takes(
+            evolve(many_tables(mode, 2)[0], sharding_type=sharding_type, kernel=kernel), optimizer, 2, mode
+        )
+    }
+
+
+Cell = tuple[str, str, bool, str, str, int, str, str]
+
+
+def covered_cells() -> Iterator[Cell]:
+    """Type, pooling, weighted, data type, kernel, ranks, kind of batch, kind of table."""
+    for cases in CASES.values():
+        for case in cases:
+            for table in case.tables:
+                for batch, kind in itertools.product(case.batches, kinds_of(case, table)):
+                    yield (
+                        table.sharding_type,
+                        table.pooling,
+                        case.is_weighted,
+                        table.data_type,
+                        table.kernel,
+                        case.world_size,
+                        batch,
+                        kind,
+                    )
+
+
+def is_possible(cell: Cell) -> bool:
+    """Whether there can be such a table, and the kernel takes it."""
+    sharding_type, pooling, is_weighted, data_type, kernel, world_size, _, kind = cell
+    if world_size == 1 and kind in ("fewer rows than ranks", "fewer tables than ranks"):
+        return False
+    dim = 10 if kind == "dim not divisible by 4" else 8
+    table = Table(9, dim, ("a",), pooling, sharding_type, kernel, data_type=data_type)
+    return supports(kernel, table, "sgd", world_size=world_size, is_weighted=is_weighted)
+
+
+def test_matrix_leaves_out_only_what_cannot_be_or_kernels_refuse() -> None:
+    cells = {
+        (sharding_type, pooling, is_weighted, data_type, kernel, world_size, batch, kind)
+        for sharding_type, (
+            pooling,
+            is_weighted,
+        ), data_type, kernel, world_size, batch, kind in itertools.product(
+            sharding_types(), POOLINGS, DATA_TYPES, kernels(), WORLD_SIZES, BATCHES, TABLES
+        )
+    }
+    covered = set(covered_cells())
+    missing = {cell for cell in cells - covered if is_possible(cell)}
+    assert not missing, sorted(missing)[:5]
+    assert len(covered & cells) > len(cells) / 2
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+def test_kinds_of_batches_are_what_they_are_called(world_size: int) -> None:
+    case = Case(many_tables("pooled", world_size), UNEVEN[:world_size], "sgd", batches=BATCHES, max_length=3)
+    lengths = {
+        kind: [case.batch(step, rank).lengths().view(len(case.features), -1) for rank in range(world_size)]
+        for step, kind in enumerate(BATCHES)
+    }
+    sizes = {kind: [own.shape[1] for own in lengths[kind]] for kind in BATCHES}
+    assert len(set(sizes["even"])) == 1
+    assert sizes["uneven"] == list(UNEVEN[:world_size])
+    assert all(int((own == 0).any()) for own in lengths["empty bags"])
+    assert sizes["empty batch on one rank"][-1] == 0
+    assert sizes["a rank with no ids"][0] > 0
+    assert int(lengths["a rank with no ids"][0].sum()) == 0

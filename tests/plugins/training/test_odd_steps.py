@@ -1,0 +1,69 @@
+"""Steps that are not forward, backward, forward, backward: with every kernel, on ranks with and without blocks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.equality import Case, Table, shard_case
+from tests.plugins.training.test_equality import kernels
+
+from shardwright.errors import InvalidInputError
+from shardwright.host import host
+from shardwright.runtime.ranks.environment import ShardingEnv
+from shardwright.testing.simulated import run_simulated
+
+FUSING = [name for name in kernels() if host().compute_kernels.create(name).fuses_optimizer]
+
+
+def case_of(kernel: str, pooling: str = "SUM") -> Case:
+    """One table, so that rank 1 has no block."""
+    return Case([Table(9, 8, ("a",), pooling, "table_wise", kernel)], (3, 2))
+
+
+@pytest.mark.parametrize("kernel", FUSING)
+def test_retained_graph_is_gone_through_twice_on_all_ranks_and_updates_twice(kernel: str) -> None:
+    case = case_of(kernel)
+
+    def work(env: ShardingEnv) -> torch.Tensor:
+        module = shard_case(case, env, case.module())
+        output = module(case.batch(0, env.rank)).values()
+        gradient = torch.ones_like(output)
+        before = module.state_dict()["embedding_bags.t0.weight"].clone()
+        output.backward(gradient, retain_graph=True)
+        once = module.state_dict()["embedding_bags.t0.weight"].clone()
+        output.backward(gradient)
+        twice = module.state_dict()["embedding_bags.t0.weight"].clone()
+        assert not torch.equal(once, before)
+        torch.testing.assert_close(twice - once, once - before)  # plain SGD: the same step again
+        with pytest.raises(RuntimeError, match="second time"):
+            output.backward(gradient)
+        return twice
+
+    first, second = run_simulated(work, 2)
+    assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("kernel", FUSING)
+def test_batch_that_is_none_on_one_rank_is_an_error_on_all(kernel: str) -> None:
+    case = case_of(kernel)
+
+    def work(env: ShardingEnv) -> str:
+        module = shard_case(case, env, case.module())
+        with pytest.raises(InvalidInputError) as error:
+            module(None if env.rank == 0 else case.batch(0, env.rank)).values()
+        module(case.batch(1, env.rank)).values().sum().backward()  # the next one trains
+        return str(error.value)
+
+    texts = set(run_simulated(work, 2))
+    assert len(texts) == 1
+    assert "rank 0: a sharded collection takes a KeyedJaggedTensor, got NoneType" in texts.pop()
+
+
+@pytest.mark.parametrize("kernel", FUSING)
+def test_sequences_are_iterated_by_name_as_unsharded(kernel: str) -> None:
+    case = case_of(kernel, "NONE")
+
+    def work(env: ShardingEnv) -> list[str]:
+        return list(shard_case(case, env, case.module())(case.batch(0, env.rank)))
+
+    assert run_simulated(work, 2) == [["a"], ["a"]]

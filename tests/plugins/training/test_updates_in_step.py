@@ -1,0 +1,528 @@
+"""Tables that are updated in ``optimizer.step()``: accumulated, scaled and clipped gradients equal one process."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import re
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from attrs import evolve
+from tests.equality import Case
+from tests.plugins.training.test_equality import kernels, sequences_of, sharding_types, supports, tables_of
+
+from shardwright import DistributedModelParallel, UnsupportedError, clip_grad_norm_, clip_grad_value_
+from shardwright.errors import InvalidInputError, ShardwrightError
+from shardwright.host import host
+from shardwright.optim.fused import spec_to_torch
+from shardwright.runtime.ranks.environment import ShardingEnv
+from shardwright.testing.equality.cases import shardings_of
+from shardwright.testing.simulated import run_simulated
+
+MICRO_BATCHES, STEPS = 3, 2
+SIZES = (3, 0, 4)
+TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
+
+State = dict[str, torch.Tensor]
+
+
+def fused_kernels() -> list[str]:
+    return [name for name in kernels() if host().compute_kernels[name].fuses_optimizer]
+
+
+def shard(case: Case, env: ShardingEnv, module: Any, update: str = "in_step") -> Any:
+    sharder = case.sharder().updating(update)
+    return sharder.shard(module, shardings_of(case, sharder.tables(module)), env, "cpu")
+
+
+def backward(case: Case, model: Any, number: int, rank: int, scale: float = 1.0) -> None:
+    values = case.output(model(case.batch(number, rank)))
+    loss = (values * case.gradient(number, rank, values)).sum() * scale
+    if loss.requires_grad:
+        loss.backward()
+
+
+def train(case: Case, step: Callable[[Any, Any, int], None], *, steps: int = STEPS) -> list[Any]:
+    """Train on simulated ranks; each one's weights and optimizer state."""
+    module = case.module_to_shard()
+
+    def run(env: ShardingEnv) -> Any:
+        model = shard(case, env, module)
+        for number in range(steps):
+            step(model, env, number)
+        return model.state_dict(), model.fused_optimizer.state_dict()["state"]
+
+    return run_simulated(run, case.world_size, local_world_size=case.local_world_size)
+
+
+def accumulate(case: Case, model: Any, env: ShardingEnv, number: int) -> None:
+    model.fused_optimizer.zero_grad()
+    for micro in range(MICRO_BATCHES):
+        backward(case, model, MICRO_BATCHES * number + micro, env.rank)
+    model.fused_optimizer.step()
+
+
+class OneProcess:
+    """The unsharded module on the batches of all ranks, with the mean of their losses."""
+
+    def __init__(self, case: Case) -> None:
+        self.case, self.module = case, case.module()
+        self.parameters = dict(self.module.named_parameters())
+        self.optimizer = spec_to_torch(case.sharder().optimizer, list(self.parameters.values()))
+
+    def gradients(self, *numbers: int) -> None:
+        self.optimizer.zero_grad()
+        for number, rank in itertools.product(numbers, range(self.case.world_size)):
+            backward(self.case, self.module, number, rank, 1 / self.case.world_size)
+
+    def assert_equals(self, results: list[Any]) -> None:
+        for weights, states in results:
+            torch.testing.assert_close(weights, dict(self.module.state_dict()), **TOLERANCE)
+            for name, entries in states.items():
+                own = self.optimizer.state[self.parameters[name]]
+                for entry, value in entries.items():
+                    expected = torch.as_tensor(own[entry], dtype=value.dtype)
+                    torch.testing.assert_close(value, expected, **TOLERANCE)
+
+
+def cases() -> list[Case]:
+    found = []
+    for sharding_type, kernel, optimizer, of in itertools.product(
+        sharding_types(), fused_kernels(), ("row_wise_adagrad", "adam"), (tables_of, sequences_of)
+    ):
+        tables = of(sharding_type, kernel)
+        if all(supports(kernel, table, optimizer, world_size=3) for table in tables):
+            is_weighted = of is tables_of and optimizer == "adam"
+            found.append(Case(tables, SIZES, optimizer, is_weighted))
+    return found
+
+
+def cases_of_other_optimizers() -> list[Any]:
+    """Each sharding type with optimizers that kernels have not built in, compiled."""
+    found = [
+        Case(tables_of(sharding_type, "fused_numba"), SIZES, optimizer)
+        for sharding_type, optimizer in itertools.product(
+            sharding_types(), sorted(set(host().optimizers) - {"row_wise_adagrad", "adam"})
+        )
+    ]
+    taken = [
+        case
+        for case in found
+        if all(supports("fused_numba", table, case.optimizer, world_size=3) for table in case.tables)
+    ]
+    return [pytest.param(case, marks=pytest.mark.slow, id=name_of(case)) for case in taken]
+
+
+def name_of(case: Case) -> str:
+    table = case.tables[0]
+    return "-".join(
+        [table.sharding_type, table.kernel, case.optimizer, "pooled" if case.is_pooled else "sequence"]
+    )
+
+
+@pytest.mark.parametrize("case", [*cases(), *cases_of_other_optimizers()], ids=name_of)
+def test_micro_batches_equal_one_large_batch(case: Case) -> None:
+    one = OneProcess(case)
+    for number in range(STEPS):
+        one.gradients(*range(MICRO_BATCHES * number, MICRO_BATCHES * (number + 1)))
+        one.optimizer.step()
+    one.assert_equals(train(case, functools.partial(accumulate, case)))
+
+
+def mixed(optimizer: str = "sgd", kernel: str = "fused_torch") -> Case:
+    """Cut rows, cut columns and copies, so that every rank has a block."""
+    types = ["row_wise", "column_wise", "data_parallel", "row_wise"]
+    tables = [
+        evolve(table, sharding_type=sharding_type)
+        for table, sharding_type in zip(tables_of("row_wise", kernel), types, strict=True)
+    ]
+    return Case(tables, (3, 4, 2), optimizer)
+
+
+def scaled_step(scaler: Any, case: Case, model: Any, env: ShardingEnv, number: int, *, infinite: int) -> None:
+    """A step with a scaler; in one step a gradient that the last rank alone has is infinite."""
+    optimizer = model.fused_optimizer
+    optimizer.zero_grad()
+    values = case.output(model(case.batch(number, env.rank)))
+    loss = (values * case.gradient(number, env.rank, values)).sum()
+    scaler.scale(loss).backward()
+    if number == infinite and env.rank == env.world_size - 1:
+        # Of rows of which this rank has the only copy: no other sees it.
+        model.embedding_bags.t0.weight.grad._values()[0, 0] = math.inf
+    scaler.step(optimizer)
+    scaler.update()
+
+
+@pytest.mark.parametrize("kernel", fused_kernels())
+def test_scaler_equals_one_process_and_an_infinity_on_one_rank_skips_the_step_on_all(kernel: str) -> None:
+    case, scales = mixed("adagrad", kernel), []
+
+    def run(env: ShardingEnv) -> Any:
+        model = shard(case, env, module)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        for number in range(3):
+            scaled_step(scaler, case, model, env, number, infinite=1)
+        scales.append(scaler.get_scale())
+        return model.state_dict(), model.fused_optimizer.state_dict()["state"]
+
+    module = case.module_to_shard()
+    results = run_simulated(run, case.world_size)
+    one = OneProcess(case)
+    for number in (0, 2):
+        one.gradients(number)
+        one.optimizer.step()
+    one.assert_equals(results)
+    assert scales == [512.0] * case.world_size
+
+
+@pytest.mark.parametrize("norm_type", [1.0, 2.0, math.inf])
+@pytest.mark.parametrize(
+    ("optimizer", "kernel"),
+    [
+        ("sgd", "fused_torch"),
+        ("row_wise_adagrad", "fused_numba"),
+        ("sgd", "mapped_caching"),
+        ("sgd", "dense"),
+    ],
+)
+def test_one_norm_over_all_ranks_clips_as_in_one_process(
+    optimizer: str, kernel: str, norm_type: float
+) -> None:
+    case = mixed(optimizer, kernel)
+    most, module = 0.1, case.module_to_shard()
+
+    def run(env: ShardingEnv) -> Any:
+        model = shard(case, env, module)
+        shown = torch.optim.SGD(model.parameters(), lr=0.1) if kernel == "dense" else model.fused_optimizer
+        norms = []
+        for number in range(STEPS):
+            shown.zero_grad()
+            backward(case, model, number, env.rank)
+            norms.append(float(clip_grad_norm_(model.parameters(), most, norm_type)))
+            shown.step()
+        return norms, model.state_dict()
+
+    one, expected = OneProcess(case), []
+    for number in range(STEPS):
+        one.gradients(number)
+        norm = torch.nn.utils.clip_grad_norm_(one.module.parameters(), most, norm_type)
+        expected.append(float(norm))
+        one.optimizer.step()
+    results = run_simulated(run, case.world_size)
+    for norms, weights in results:
+        assert norms == pytest.approx(expected, rel=1e-5)
+        assert norms == results[0][0]
+        torch.testing.assert_close(weights, dict(one.module.state_dict()), **TOLERANCE)
+    assert min(expected) > most  # they were clipped
+
+
+def alone(update: str = "in_step", optimizer: str = "sgd") -> tuple[Case, Any]:
+    case = Case(tables_of("row_wise", "fused_torch"), (4,), optimizer)
+    return case, shard(case, ShardingEnv.local(device_type="cpu"), case.module_to_shard(), update)
+
+
+@pytest.mark.parametrize("by", ["optimizer", "module", "parameters"])
+def test_dropped_gradients_change_nothing(by: str) -> None:
+    case, model = alone()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    backward(case, model, 0, 0)
+    if by == "parameters":
+        for parameter in model.parameters():
+            parameter.grad = None
+    else:
+        {"optimizer": model.fused_optimizer, "module": model}[by].zero_grad()
+    assert all(parameter.grad is None for parameter in model.parameters())
+    model.fused_optimizer.step()
+    torch.testing.assert_close(dict(model.state_dict()), before, rtol=0, atol=0)
+
+
+def test_kept_gradient_is_the_unsharded_one_and_changed_in_place() -> None:
+    case, model = alone()
+    one = OneProcess(case)
+    one.gradients(0)
+    backward(case, model, 0, 0)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.grad.to_dense(), one.parameters[name].grad, **TOLERANCE)
+        parameter.grad._values().zero_()
+    model.fused_optimizer.step()
+    torch.testing.assert_close(dict(model.state_dict()), before, rtol=0, atol=0)
+    with pytest.raises(UnsupportedError, match="but not replaced"):
+        parameter.grad = torch.zeros_like(parameter)
+
+
+def _double_row_0(gradient: torch.Tensor) -> None:
+    whole = torch.zeros(gradient.shape)
+    whole[0] = gradient.to_dense()[0]
+    gradient.add_(whole.to_sparse(1))
+
+
+IN_PLACE: dict[str, Callable[[torch.Tensor], Any]] = {
+    "mul_": lambda gradient: gradient.mul_(0.5),
+    "div_": lambda gradient: gradient.div_(2.0),
+    "mul_ twice": lambda gradient: gradient.mul_(2.0).mul_(0.25),
+    "foreach": lambda gradient: torch._foreach_mul_([gradient], 0.5),
+    "zero_": lambda gradient: gradient.zero_(),
+    "rows of its own": _double_row_0,
+}
+
+
+@pytest.mark.parametrize("how", IN_PLACE)
+def test_what_is_done_to_gradients_in_place_is_done_to_the_step(how: str) -> None:
+    case, model = alone()
+    one = OneProcess(case)
+    one.gradients(0, 1)
+    backward(case, model, 0, 0)
+    backward(case, model, 1, 0)
+    for name, parameter in model.named_parameters():
+        IN_PLACE[how](parameter.grad)
+        own = one.parameters[name].grad.to_sparse(1)
+        IN_PLACE[how](own)
+        one.parameters[name].grad = own.to_dense()
+    clip_grad_value_(model.parameters(), 0.3)
+    torch.nn.utils.clip_grad_value_(one.module.parameters(), 0.3)
+    model.fused_optimizer.step()
+    one.optimizer.step()
+    one.assert_equals([(model.state_dict(), {})])
+
+
+@pytest.mark.parametrize("how", ["mul_", "div_", "foreach", "values"])
+def test_gradients_of_cut_columns_that_keep_whole_rows_are_not_changed_in_place(how: str) -> None:
+    case = Case(tables_of("column_wise", "fused_torch"), (4,), "row_wise_adagrad")
+    model = shard(case, ShardingEnv.local(device_type="cpu"), case.module_to_shard())
+    backward(case, model, 0, 0)
+    for parameter in model.parameters():
+        change = IN_PLACE.get(how, lambda gradient: gradient._values().mul_(0.5))
+        change(parameter.grad)
+    with pytest.raises(
+        UnsupportedError, match="was changed in place, but this rank keeps that of whole rows"
+    ):
+        model.fused_optimizer.step()
+
+
+def train_two_towers(
+    steps: int, *, with_tables: bool = False, of_model: bool = True, update: str = "in_step"
+) -> list[str]:
+    """The warnings of a loop that steps the dense part's optimizer, and perhaps never that of the tables."""
+    case = Case(tables_of("row_wise", "fused_torch"), (4,), "sgd")
+    over = torch.nn.Linear(3, 1)
+    module = torch.nn.ModuleDict({"tables": case.module_to_shard(), "over": over})
+    model = DistributedModelParallel(module, ShardingEnv.local(device_type="cpu"), update=update)
+    others = over if of_model else torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(others.parameters(), lr=0.1)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for number in range(steps):
+            backward(case, model.module["tables"], number, 0)
+            optimizer.step()
+            if with_tables:
+                model.fused_optimizer.step()
+            model.zero_grad()
+    return [str(own.message) for own in told]
+
+
+def test_loop_that_never_steps_the_tables_is_warned_once_by_name() -> None:
+    (text,) = train_two_towers(25)
+    assert re.match(r"SGD made 10 steps over dense parameters, but gradients of table '?\w+", text)
+    assert "Call model.fused_optimizer.step()" in text
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [{"with_tables": True}, {"of_model": False}, {"update": "in_backward"}, {"steps": 9}],
+    ids=lambda loop: next(iter(loop)),
+)
+def test_loop_that_trains_its_tables_is_not_warned(loop: dict[str, Any]) -> None:
+    assert train_two_towers(**{"steps": 15, **loop}) == []
+
+
+@pytest.mark.parametrize("update", ["in_step", "in_backward"])
+@pytest.mark.parametrize("hook", ["register_hook", "register_post_accumulate_grad_hook"])
+def test_hooks_on_gradients_that_would_never_be_called_are_refused(hook: str, update: str) -> None:
+    case, model = alone(update)
+    handles = [getattr(parameter, hook)(print) for parameter in model.parameters()]
+    with pytest.raises(UnsupportedError, match="has a hook on its gradient, which is never called"):
+        model(case.batch(0, 0))
+    for handle in handles:
+        handle.remove()
+    backward(case, model, 0, 0)
+
+
+def test_learning_rate_of_the_step_is_that_which_is_set_before_it() -> None:
+    case, model = alone()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    backward(case, model, 0, 0)
+    model.fused_optimizer.param_groups[0]["lr"] = 0.0
+    model.fused_optimizer.step()
+    torch.testing.assert_close(dict(model.state_dict()), before, rtol=0, atol=0)
+
+
+def test_errors_of_updates_in_backward_name_the_argument() -> None:
+    case, model = alone("in_backward")
+    values = case.output(model(case.batch(0, 0)))
+    for call in (
+        lambda: torch.amp.GradScaler("cpu").scale(values.sum()),
+        lambda: clip_grad_norm_(model.parameters(), 1.0),
+        lambda: torch.nn.utils.clip_grad_norm_(list(model.parameters()), 1.0),
+    ):
+        with pytest.raises(UnsupportedError, match="update='in_step'"):
+            call()
+
+
+def test_torchs_own_clipping_by_norm_names_the_one_over_all_ranks() -> None:
+    case, model = alone()
+    backward(case, model, 0, 0)
+    with pytest.raises(UnsupportedError, match=r"shardwright\.clip_grad_norm_"):
+        torch.nn.utils.clip_grad_norm_(list(model.parameters()), 1.0)
+
+
+def micro_passes(case: Case, model: Any) -> None:
+    for number in range(2):
+        backward(case, model, number, 0)
+
+
+def two_losses(case: Case, model: Any) -> None:
+    values = case.output(model(case.batch(0, 0)))
+    values.sum().backward(retain_graph=True)
+    values.square().sum().backward()
+
+
+def used_twice(case: Case, model: Any) -> None:
+    sum(case.output(model(case.batch(number, 0))).sum() for number in range(2)).backward()
+
+
+def other_optimizer_between(case: Case, model: Any) -> None:
+    dense = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])
+    for number in range(2):
+        backward(case, model, number, 0)
+        dense.step()
+
+
+def dropped_between(case: Case, model: Any) -> None:
+    for number in range(2):
+        model.fused_optimizer.zero_grad()
+        backward(case, model, number, 0)
+
+
+@pytest.mark.parametrize(
+    ("loop", "optimizer", "is_right"),
+    [
+        (micro_passes, "sgd", False),
+        (micro_passes, "adagrad", False),
+        (two_losses, "adagrad", False),
+        (two_losses, "sgd", True),  # two plain updates are one by the sum
+        (used_twice, "adagrad", True),
+        (other_optimizer_between, "adagrad", True),
+        (dropped_between, "adagrad", True),
+    ],
+)
+def test_step_after_several_passes_that_updated_names_the_argument(
+    loop: Callable[[Case, Any], None], optimizer: str, is_right: bool
+) -> None:
+    case, model = alone("in_backward", optimizer)
+    loop(case, model)  # alone it is an update in each pass
+    if is_right:
+        model.fused_optimizer.step()
+        return
+    with pytest.raises(UnsupportedError, match=r"table 't0'.* 2 passes were made .*update='in_step'"):
+        model.fused_optimizer.step()
+    for number in range(2):
+        backward(case, model, number, 0)
+        model.fused_optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "kernel"), [("sgd", "fused_torch"), ("row_wise_adagrad", "fused_numba"), ("sgd", "dense")]
+)
+def test_clipping_by_value_equals_one_process(optimizer: str, kernel: str) -> None:
+    case = mixed(optimizer, kernel)
+    most, module = 0.05, case.module_to_shard()
+
+    def run(env: ShardingEnv) -> Any:
+        model = shard(case, env, module)
+        shown = torch.optim.SGD(model.parameters(), lr=0.1) if kernel == "dense" else model.fused_optimizer
+        for number in range(STEPS):
+            shown.zero_grad()
+            backward(case, model, number, env.rank)
+            clip_grad_value_(model.parameters(), most)
+            shown.step()
+        return model.state_dict()
+
+    one = OneProcess(case)
+    for number in range(STEPS):
+        one.gradients(number)
+        torch.nn.utils.clip_grad_value_(one.module.parameters(), most)
+        one.optimizer.step()
+    for weights in run_simulated(run, case.world_size):
+        torch.testing.assert_close(weights, dict(one.module.state_dict()), **TOLERANCE)
+
+
+def test_clipping_by_value_names_what_it_wants() -> None:
+    case, model = alone("in_backward")
+    with pytest.raises(UnsupportedError, match=r"update='in_step'.*clip_grad_value_.*max_gradient"):
+        clip_grad_value_(model.parameters(), 1.0)
+    case, model = alone()
+    backward(case, model, 0, 0)
+    with pytest.raises(UnsupportedError, match=r"Clip by shardwright\.clip_grad_value_"):
+        torch.nn.utils.clip_grad_value_(list(model.parameters()), 1.0)
+    with pytest.raises(InvalidInputError, match="clip_value must be above 0"):
+        clip_grad_value_(model.parameters(), 0.0)
+
+
+@pytest.mark.parametrize("update", ["in_step", "in_backward"])
+@pytest.mark.parametrize("of", [tables_of, sequences_of])
+def test_max_gradient_clips_the_gradients_of_outputs_as_in_one_process(update: str, of: Any) -> None:
+    case, most = mixed("adagrad", "fused_numba"), 0.1
+    if of is sequences_of:
+        case = Case(sequences_of("row_wise", "fused_numba"), (3, 4, 2), "adagrad")
+    module = case.module_to_shard()
+    clipped = type(case.sharder())({**case.fused_params, "max_gradient": most})
+
+    def run(env: ShardingEnv) -> Any:
+        sharder = clipped.updating(update)
+        model = sharder.shard(module, shardings_of(case, sharder.tables(module)), env, "cpu")
+        for number in range(STEPS):
+            model.fused_optimizer.zero_grad()
+            backward(case, model, number, env.rank)
+            model.fused_optimizer.step()
+        return model.state_dict()
+
+    one = OneProcess(case)
+    for number in range(STEPS):
+        one.optimizer.zero_grad()
+        for rank in range(case.world_size):
+            values = case.output(one.module(case.batch(number, rank)))
+            values.register_hook(lambda own: own.clamp(-most, most))
+            (values * case.gradient(number, rank, values)).sum().div(case.world_size).backward()
+        one.optimizer.step()
+    for weights in run_simulated(run, case.world_size):
+        torch.testing.assert_close(weights, dict(one.module.state_dict()), **TOLERANCE)
+
+
+def test_unknown_time_of_updates_is_refused() -> None:
+    case, _ = alone()
+    with pytest.raises(InvalidInputError, match="update must be 'in_backward' or 'in_step', got 'in_stpe'"):
+        case.sharder().updating("in_stpe")
+
+
+def test_tables_are_resharded_between_steps_but_not_with_gradients() -> None:
+    case, model = alone()
+    one = OneProcess(case)
+    halves = evolve(case, tables=tables_of("column_wise", "fused_torch"))
+    plan = shardings_of(halves, case.sharder().tables(case.module_to_shard()))
+    backward(case, model, 0, 0)
+    with pytest.raises(ShardwrightError, match=r"gradients of its tables are kept for optimizer\.step"):
+        model.reshard(plan)
+    model.fused_optimizer.step()
+    model.fused_optimizer.zero_grad()
+    model.reshard(plan)
+    accumulate(case, model, ShardingEnv.local(device_type="cpu"), 1)
+    for numbers in ((0,), range(MICRO_BATCHES, 2 * MICRO_BATCHES)):
+        one.gradients(*numbers)
+        one.optimizer.step()
+    torch.testing.assert_close(dict(model.state_dict()), dict(one.module.state_dict()), **TOLERANCE)

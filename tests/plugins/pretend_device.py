@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ from torch.utils._pytree import tree_map
 from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
 
 import shardwright as sw
+from shardwright.runtime.ranks import devices
 from shardwright.runtime.step import autograd
 from shardwright.testing.simulated import run_simulated
 
@@ -74,7 +76,8 @@ pinned: set[int] = set()
 
 def _place() -> str:
     """The innermost line of the project that led here."""
-    own = [frame for frame in traceback.extract_stack() if "/shardwright" in frame.filename]
+    frames = [frame for frame in traceback.extract_stack() if "/shardwright" in frame.filename]
+    own = [frame for frame in frames if not frame.filename.endswith("ranks/devices.py")]
     return f"{own[-1].filename.rpartition('/shardwright')[2]}:{own[-1].lineno}" if own else "elsewhere"
 
 
@@ -209,8 +212,13 @@ def counting() -> Iterator[list[str]]:
     autograd._not_a_view = lambda value: (
         Pretended(value.raw) if isinstance(value, Pretended) else not_a_view(value)
     )
-    with MakingFromLists(), PretendedDevice():
+    with MakingFromLists(), PretendedDevice(), mock.patch.object(devices, "wait_for_event", note_event):
         yield waits.seen
+
+
+def note_event(event: torch.Event) -> None:
+    """Note that the host waits for a stream beside the main one, of which alone events are waited for."""
+    waits.note(f"event at {_place()}")
 
 
 @contextmanager
@@ -261,10 +269,7 @@ def train(env: Any, sharding_type: str, pooling: str, kernel: str, of_device: st
                 seen.clear()
             outputs = model(features).values()
             total = outputs.sum() if pooling != "NONE" else sum(own.values().sum() for own in outputs)
-            if (
-                env.world_size == 1
-            ):  # torch has one thread for a device's backward passes, and ranks are threads
-                total.backward()
+            total.backward()
     return list(seen)
 
 
@@ -272,7 +277,7 @@ def waits_of(num_ranks: int, *case: str) -> list[str]:
     """Waits of rank 0."""
     if num_ranks == 1:
         return train(sw.ShardingEnv.local(device_type=NAME), *case)
-    return run_simulated(lambda env: train(env, *case), num_ranks, timeout_s=20)[0]
+    return run_simulated(lambda env: train(env, *case), num_ranks, timeout_s=20, device_type=NAME)[0]
 
 
 if __name__ == "__main__":

@@ -9,10 +9,10 @@ import sys
 import pytest
 
 TYPES = ("table_wise", "column_wise", "row_wise", "table_row_wise", "data_parallel")
-# Sizes of a batch that is on the device, together with whether its ids are in range.
-SIZES = "tolist at /sparse/keyed_jagged_tensor.py"
+# Events of a stream beside the main one. Sizes of a batch on the device, together with whether its ids are in range.
+SIZES = "event at /sparse/keyed_jagged_tensor.py"
 # Ids of each rank, where rows are cut: one copy more.
-ROUTED = "_to_copy at /runtime/routed/routing.py"
+ROUTED = "event at /runtime/routed/routing.py"
 # The update of plain torch, which counts the distinct rows.
 DISTINCT = "unique_consecutive at /runtime/step/backward/row_gradients.py"
 

@@ -109,6 +109,9 @@ _TABLES = "modules.configs"
 _PROCESSORS = "modules.feature_processors"
 _TOPOLOGIES, _CONSTRAINTS = "planner.topologies", "parallel.constraints"
 _JAGGED = "sparse.jagged_tensors"
+_MAPPED, _MAPS = "modules.managed_collisions.embedding", "modules.managed_collisions.maps"
+_POLICIES = "modules.managed_collisions.policies"
+_RANKED, _SUMS = "metrics.ranked", "metrics.sums"
 _PLANNER_TYPES, _UTILS, _RESERVED = "planner.types", "planner.utils", "planner.storage_reservations"
 
 
@@ -224,6 +227,46 @@ ADAPTED: Mapping[str, Mapping[str, str]] = {
     ),
     "torchrec.datasets.random": _in("datasets.random", "RandomRecDataset"),
     "torchrec.datasets.utils": _in("datasets.utils", "Batch", "Limit", "safe_cast"),
+    "torchrec.metrics": {},
+    "torchrec.metrics.accuracy": _in(_SUMS, "AccuracyMetric", "AccuracyMetricComputation"),
+    "torchrec.metrics.auc": _in(_RANKED, "AUCMetric", "AUCMetricComputation"),
+    "torchrec.metrics.auprc": _in(_RANKED, "AUPRCMetric", "AUPRCMetricComputation"),
+    "torchrec.metrics.average": _in(_SUMS, "AverageMetric", "AverageMetricComputation"),
+    "torchrec.metrics.calibration": _in(_SUMS, "CalibrationMetric", "CalibrationMetricComputation"),
+    "torchrec.metrics.calibration_with_recalibration": _in(
+        _SUMS, "RecalibratedCalibrationMetric", "RecalibratedCalibrationMetricComputation"
+    ),
+    "torchrec.metrics.ctr": _in(_SUMS, "CTRMetric", "CTRMetricComputation"),
+    "torchrec.metrics.gauc": _in(_SUMS, "GAUCMetric", "GAUCMetricComputation"),
+    "torchrec.metrics.mae": _in(_SUMS, "MAEMetric", "MAEMetricComputation"),
+    "torchrec.metrics.metric_module": _in(
+        "metrics.metric_module",
+        *("REC_METRICS_MAPPING", "RecMetricModule", "StateMetric", "ThroughputMetric"),
+        "generate_metric_module",
+    ),
+    "torchrec.metrics.metrics_config": _in(
+        "metrics.config",
+        *("BatchSizeStage", "DefaultMetricsConfig", "DefaultTaskInfo", "EmptyMetricsConfig"),
+        *("MetricsConfig", "RecComputeMode", "RecMetricDef", "RecMetricEnum", "RecMetricEnumBase"),
+        *("RecTaskInfo", "SessionMetricDef", "StateMetricEnum", "ThroughputDef"),
+    ),
+    "torchrec.metrics.mse": _in(_SUMS, "MSEMetric", "MSEMetricComputation"),
+    "torchrec.metrics.ne": _in(_SUMS, "NEMetric", "NEMetricComputation"),
+    "torchrec.metrics.ne_positive": _in(_SUMS, "NEPositiveMetric", "NEPositiveMetricComputation"),
+    "torchrec.metrics.ne_with_recalibration": _in(
+        _SUMS, "RecalibratedNEMetric", "RecalibratedNEMetricComputation"
+    ),
+    "torchrec.metrics.nmse": _in(_SUMS, "NMSEMetric", "NMSEMetricComputation"),
+    "torchrec.metrics.precision": _in(_SUMS, "PrecisionMetric", "PrecisionMetricComputation"),
+    "torchrec.metrics.rec_metric": _in(
+        "metrics.rec_metric",
+        *("MetricComputationReport", "RecMetric", "RecMetricComputation", "RecMetricException"),
+        "RecMetricList",
+    ),
+    "torchrec.metrics.recall": _in(_SUMS, "RecallMetric", "RecallMetricComputation"),
+    "torchrec.metrics.throughput": _in("metrics.throughput", "ThroughputMetric"),
+    "torchrec.metrics.unweighted_ne": _in(_SUMS, "UnweightedNEMetric", "UnweightedNEMetricComputation"),
+    "torchrec.metrics.weighted_avg": _in(_SUMS, "WeightedAvgMetric", "WeightedAvgMetricComputation"),
     "torchrec.models": {},
     "torchrec.models.deepfm": _in(
         "models.deepfm", "DenseArch", "FMInteractionArch", "OverArch", "SimpleDeepFMNN", "SparseArch"
@@ -254,6 +297,23 @@ ADAPTED: Mapping[str, Mapping[str, str]] = {
         "PositionWeightedModuleCollection",
     ),
     "torchrec.modules.fp_embedding_modules": _in(_PROCESSORS, "FeatureProcessedEmbeddingBagCollection"),
+    "torchrec.distributed.mc_embedding": _in(_MAPPED, "ManagedCollisionEmbeddingCollectionSharder"),
+    "torchrec.distributed.mc_embeddingbag": _in(_MAPPED, "ManagedCollisionEmbeddingBagCollectionSharder"),
+    "torchrec.modules.mc_adapter": _in(
+        _MAPPED, "McEmbeddingBagCollectionAdapter", "McEmbeddingCollectionAdapter"
+    ),
+    "torchrec.modules.mc_embedding_modules": _in(
+        _MAPPED,
+        *("BaseManagedCollisionEmbeddingCollection", "ManagedCollisionEmbeddingBagCollection"),
+        "ManagedCollisionEmbeddingCollection",
+    ),
+    "torchrec.modules.mc_modules": {
+        **_in(_MAPS, "MCHManagedCollisionModule", "ManagedCollisionCollection", "ManagedCollisionModule"),
+        **_in(_MAPS, "apply_mc_method_to_jt_dict"),
+        **_in(_POLICIES, "DistanceLFU_EvictionPolicy", "LFU_EvictionPolicy", "LRU_EvictionPolicy"),
+        **_in(_POLICIES, "MCHEvictionPolicy", "average_threshold_filter", "dynamic_threshold_filter"),
+        **_in(_POLICIES, "probabilistic_threshold_filter"),
+    },
     "torchrec.modules.mlp": _in("modules.mlp", "MLP", "Perceptron"),
     "torchrec.modules.regroup": _in("modules.regroup", "KTRegroupAsDict"),
     "torchrec.modules.utils": _in(

@@ -12,6 +12,7 @@ from shardwright.contracts.names import OpenNames
 from shardwright.contracts.renamed import Renamed
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 
@@ -57,6 +58,8 @@ class Communicator(Renamed, ABC):
 
     rank: int
     world_size: int
+    device: torch.device | None = None
+    """The device whose tensors are sent; ``None``: any of the backend's."""
 
     @abstractmethod
     def all_to_all(

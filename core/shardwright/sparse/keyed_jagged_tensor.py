@@ -747,16 +747,19 @@ class KeyedJaggedTensor(Jagged):
             self._index_per_key = {key: i for i, key in enumerate(self._keys)}
         return self._index_per_key
 
-    def read_counts(self, flag_of: Callable[[Tensor], Tensor]) -> bool:
+    def read_counts(
+        self, flag_of: Callable[[Tensor], Tensor], read: Callable[[Tensor], Tensor] = torch.Tensor.cpu
+    ) -> bool:
         """Read the number of values of each key, and a flag that follows from them, in one copy to the host.
 
         :meth:`length_per_key` then knows them.
 
         Args:
             flag_of: function from the numbers, `[F]`, to the flag, one element, on their device.
+            read: function that copies a tensor to the host.
         """
         sums = self._sums_by_key()
-        *counts, flag = torch.cat([sums, flag_of(sums).view(1).to(sums.dtype)]).tolist()
+        *counts, flag = read(torch.cat([sums, flag_of(sums).view(1).to(sums.dtype)])).tolist()
         self._length_per_key = counts
         return bool(flag)
 

@@ -87,6 +87,9 @@ class SimulatedCommunicator(Communicator):
             torch.cat(pieces, out=output)
         return CompletedWork()
 
+    def on_cpu(self) -> Communicator:  # noqa: D102
+        return self  # it sends tensors of any device
+
     def broadcast(self, tensor: Tensor, source: int) -> None:  # noqa: D102
         self.labels.append("tensor")
         values = self._board.exchange(self.rank, tensor.clone() if self.rank == source else None)
@@ -116,11 +119,18 @@ class _Boards:
         local_world_size: ranks of a host.
         sharding_group_size: ranks of a sharding group; ``None``: there are no groups.
         timeout_s: longest wait of a rank for another, s.
+        device_type: type of the ranks' devices.
     """
 
     def __init__(
-        self, world_size: int, local_world_size: int, sharding_group_size: int | None, timeout_s: float
+        self,
+        world_size: int,
+        local_world_size: int,
+        sharding_group_size: int | None,
+        timeout_s: float,
+        device_type: str,
     ) -> None:
+        self._device_type = device_type
         self._world_size, self._local_world_size, self._timeout_s = world_size, local_world_size, timeout_s
         self._grid = (
             None
@@ -144,7 +154,7 @@ class _Boards:
             board = self._boards.setdefault((kind, ranks[0]), _Board(len(ranks), self._timeout_s))
         communicator = SimulatedCommunicator(board, ranks.index(rank), len(ranks))
         local = self._local_world_size if self._grid is None else self._grid.local_size(ranks)
-        return ShardingEnv(communicator, local_world_size=local)
+        return ShardingEnv(communicator, self._device_type, local_world_size=local)
 
     def abort(self) -> None:
         """End all waiting."""
@@ -160,6 +170,7 @@ def run_simulated(
     local_world_size: int | None = None,
     sharding_group_size: int | None = None,
     timeout_s: float = _TIMEOUT_S,
+    device_type: str = "cpu",
 ) -> list[T]:
     """Call ``function(env)`` on each of ``world_size`` simulated ranks at once.
 
@@ -169,6 +180,7 @@ def run_simulated(
         local_world_size: ranks on one simulated host; all by default.
         sharding_group_size: ranks of a sharding group; environments then are those of ``DMPCollection``.
         timeout_s: longest wait of a rank for another in a collective, s.
+        device_type: type of the ranks' devices; they share one device of that type.
 
     Returns:
         Each rank's result, in rank order.
@@ -176,14 +188,15 @@ def run_simulated(
     Raises:
         Exception: the first rank's error that is no consequence of another's.
     """
-    boards = _Boards(world_size, local_world_size or world_size, sharding_group_size, timeout_s)
+    boards = _Boards(world_size, local_world_size or world_size, sharding_group_size, timeout_s, device_type)
     results: list[Any] = [None] * world_size
     errors: list[BaseException | None] = [None] * world_size
     grad = torch.is_grad_enabled()
 
     def run(rank: int) -> None:
         try:
-            with torch.set_grad_enabled(grad):
+            # A device's backward passes else share one thread, in which one rank would wait for the other in vain.
+            with torch.set_grad_enabled(grad), torch.autograd.set_multithreading_enabled(False):
                 results[rank] = function(boards.env(rank))
         except BaseException as error:
             errors[rank] = error

@@ -21,9 +21,10 @@ class Nccl(CommBackend):
 
         from shardwright.runtime.ranks.accelerators.device_watch import DeviceWatch
         from shardwright.runtime.ranks.comm import TorchCommunicator
+        from shardwright.runtime.ranks.devices import with_index
         from shardwright.runtime.ranks.phases import Phases
 
-        device = torch.device("cuda", torch.cuda.current_device())
+        device = with_index(torch.device("cuda"))
         watch = DeviceWatch.of(process_group, device, Phases.of(process_group))
         return TorchCommunicator(process_group, device, beside=beside(process_group), watch=watch)
 

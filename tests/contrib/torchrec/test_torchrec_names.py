@@ -106,8 +106,8 @@ def test_install_submodules_are_attributes_as_in_torchrec() -> None:
 def test_install_what_is_missing_says_so_with_the_nearest() -> None:
     import torchrec
 
-    with pytest.raises(ModuleNotFoundError, match=r"nothing for 'torchrec\.metrics'.*uninstall\(\)"):
-        importlib.import_module("torchrec.metrics")
+    with pytest.raises(ModuleNotFoundError, match=r"nothing for 'torchrec\.pt2'.*uninstall\(\)"):
+        importlib.import_module("torchrec.pt2")
     with pytest.raises(ModuleNotFoundError, match=r"Did you mean 'torchrec\.distributed\.embedding'"):
         importlib.import_module("torchrec.distributed.embeddin")
     with pytest.raises(AttributeError, match="Did you mean 'KeyedTensor'"):
@@ -251,6 +251,16 @@ def test_dlrm_reference_learns_on_two_ranks(interpreter: str, kind: str) -> None
 def test_two_tower_retrieval_learns_on_two_ranks(interpreter: str) -> None:
     assert torchrun(interpreter, str(SCRIPTS / "retrieval.py")) == [
         f"rank {rank}: 40 steps, better than a guess: True, tables 2" for rank in (0, 1)
+    ]
+
+
+@pytest.mark.distributed
+@pytest.mark.timeout(300)
+@pytest.mark.slow
+def test_zero_collision_hashing_learns_on_two_ranks(interpreter: str) -> None:
+    assert torchrun(interpreter, str(SCRIPTS / "zch.py")) == [
+        f"rank {rank}: 40 steps, NE below 0.8: True, AUC above 0.8: True, rows of their own: True"
+        for rank in (0, 1)
     ]
 
 

@@ -45,7 +45,10 @@ def test_gloo_connects_and_serves_the_cpu(gloo_group: object) -> None:
 
 
 def test_gloo_group_has_no_backend_for_cuda(gloo_group: object) -> None:
-    with pytest.raises(DistributedError, match=r"on cuda\. Known: gloo \(cpu\), nccl \(cuda\)\."):
+    with pytest.raises(
+        DistributedError,
+        match=r"on cuda\. Known: gloo \(cpu\), nccl \(cuda\)\. Make it with init_process_group\('nccl'\)",
+    ):
         ShardingEnv.from_process_group(gloo_group, device_type="cuda")
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import shardwright as sw
+from shardwright_torchrec.modules.managed_collisions.joined import join_maps
 from shardwright_torchrec.parallel.sharded_state import is_whole, sharded_tables
 from shardwright_torchrec.parallel.sharders import get_default_sharders
 from shardwright_torchrec.planner.planners import EmbeddingShardingPlanner
@@ -79,6 +80,7 @@ class DistributedModelParallel(sw.DistributedModelParallel):
             init_data_parallel,
             data_parallel_wrapper=data_parallel_wrapper,
         )
+        join_maps(self.module, self.env.process_group)
 
     def bare_named_parameters(
         self, prefix: str = "", recurse: bool = True

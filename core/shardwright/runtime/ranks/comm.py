@@ -149,7 +149,7 @@ class TorchCommunicator(Communicator):
     ) -> None:
         self._watch = watch
         self._group, self._close, self._beside = process_group, close, beside
-        self._device = device
+        self.device = device
         self._transport = transport or TorchTransport(process_group)
         self._phases = phases or Phases.of(process_group)
         # No limit on accelerators: waiting with one would block the device's stream.
@@ -274,7 +274,7 @@ class TorchCommunicator(Communicator):
 
     def _pickled(self, value: Any) -> Tensor:
         """Pickle a value into bytes on the device of control messages."""
-        return torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8).to(self._device)
+        return torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8).to(self.device)
 
     def barrier(self) -> None:  # noqa: D102
         self._run("a barrier", lambda: dist.barrier(group=self._group, async_op=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -32,6 +33,34 @@ def sent_to(device: torch.device, values: Tensor | Array) -> Tensor:
     if is_host(device) or own.device == device:
         return own
     return (own.pin_memory() if is_host(own.device) else own).to(device, non_blocking=True)
+
+
+def read_on_host(values: Tensor) -> Tensor:
+    """Copy values of a device to the host, which waits for them on a stream beside, and not for what comes after them.
+
+    Returns:
+        The values in the host's memory; themselves where they are there.
+    """
+    if is_host(values.device):
+        return values
+    side = _reading_stream(values.device)
+    side.wait_stream(torch.accelerator.current_stream(values.device))
+    with side:
+        copy = torch.empty(values.shape, dtype=values.dtype, device="cpu").pin_memory()
+        copy.copy_(values, non_blocking=True)
+        event = side.record_event()
+    wait_for_event(event)  # and so the device keeps the values until they are copied
+    return copy
+
+
+@cache
+def _reading_stream(device: torch.device) -> torch.Stream:
+    return torch.Stream(device)
+
+
+def wait_for_event(event: torch.Event) -> None:
+    """Make the host wait for an event of a device: the only such wait of a step."""
+    event.synchronize()
 
 
 class Constant:
@@ -64,6 +93,15 @@ def with_index(device: torch.device) -> torch.device:
     local = int(told) if told.isdecimal() else 0
     is_unset = current == 0 and local < torch.accelerator.device_count()
     return torch.device(device.type, local if is_unset else current)
+
+
+def make_current(device: torch.device) -> None:
+    """Make an accelerator this process's current device, on which kernels are launched and collectives made.
+
+    Nothing is done for other devices, and on a machine without such accelerators.
+    """
+    if has_accelerator(device.type) and torch.accelerator.current_device_index() != device.index:
+        torch.accelerator.set_device_index(device.index)
 
 
 def memory_bytes(device_type: str) -> int | None:

@@ -21,6 +21,7 @@ from shardwright.host.fingerprint import compare_fingerprints
 from shardwright.host.plugin_host import host
 from shardwright.planning.named_plugins import make_plugin
 from shardwright.runtime.ranks.alone import LoneCommunicator
+from shardwright.runtime.ranks.devices import with_index
 from shardwright.runtime.ranks.lockstep import Lockstep, by_rank
 from shardwright.runtime.ranks.phases import Phases
 
@@ -198,6 +199,34 @@ def environment_of(
     return env
 
 
+def device_of_rank(env: ShardingEnv, asked: torch.device | str | None = None) -> torch.device:
+    """The device that a rank's tables are to be on, with its number.
+
+    Args:
+        env: the ranks.
+        asked: device that was asked for; by default one of the environment's type.
+
+    Raises:
+        InvalidInputError: the environment's communicator does not send from it.
+    """
+    device = torch.device(env.device_type if asked is None else asked)
+    if device.type == "meta":
+        return device
+    if device.type != env.device_type:
+        raise InvalidInputError(
+            f"the module is to be on {str(device)!r}, but the ranks of its env send from {env.device_type!r}: make it "
+            f"by ShardingEnv.from_process_group(device_type={device.type!r}), over a process group that has a backend "
+            f"for {device.type!r}, or give device={env.device_type!r}"
+        )
+    device, sends = with_index(device), env.communicator.device
+    if sends is not None and sends.index is not None and sends != device:
+        raise InvalidInputError(
+            f"the module is to be on '{device}', but its env was connected when the current device was '{sends}': call "
+            f"torch.accelerator.set_device_index({device.index}) before the env is made, or give device='{sends}'"
+        )
+    return device
+
+
 _NO_GROUP = (
     "no process group: start the processes with torchrun and call torch.distributed.init_process_group first; or, to "
     "train in this process alone (as in a notebook), give DistributedModelParallel(model, env=ShardingEnv.local())"
@@ -248,8 +277,17 @@ def _choose_backend(group: Any, device_type: str | None) -> tuple[CommBackend, s
     known = [f"{name} ({', '.join(backends[name].devices)})" for name in sorted(backends)]
     raise DistributedError(
         f"no comm backend for the process group's {wanted} on {device_type or 'this machine'}. "
-        f"Known: {', '.join(known)}."
+        f"Known: {', '.join(known)}.{_how_to_have(device_type)}"
     )
+
+
+def _how_to_have(device_type: str | None) -> str:
+    """The group that would serve a device, where a loaded backend could."""
+    backends = host().comm_backends
+    able = [name for name in backends.names if device_type in backends[name].devices]
+    if not able:
+        return ""
+    return f" Make it with init_process_group({able[0]!r}), or give device='cpu'."
 
 
 def _asked_backend(asked: str | CommBackend, device_type: str | None) -> tuple[CommBackend, str]:

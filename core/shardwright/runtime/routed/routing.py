@@ -21,7 +21,7 @@ from torch import Tensor
 from shardwright.contracts.lookup import Bags
 from shardwright.planning.layouts.blocks import Ints
 from shardwright.planning.layouts.row_maps import RowMap
-from shardwright.runtime.ranks.devices import Constant, sent_to
+from shardwright.runtime.ranks.devices import Constant, read_on_host, sent_to
 from shardwright.runtime.routed.plan import Reading, RoutingPlan, SlotColumns
 from shardwright.runtime.step.collection import FeatureBatch
 from shardwright.runtime.step.kernel_groups import Bucketing, KernelGroup
@@ -269,7 +269,7 @@ class _BucketRouter(Router):
         keys = self._class_of_part.on(parts.device).index_select(0, parts)
         place = order_of(keys, self._num_classes)
         if self._has_unread:
-            place = place[: int(counts.sum())]
+            place = place[: int(read_on_host(counts.sum()))]
         bags = self._bags(_Sorted(batch, sizes, place, counts))
         weights = None if batch.weights is None else take(batch.weights, starts, sizes).index_select(0, place)
         ids = rows.index_select(0, place)
@@ -315,7 +315,7 @@ class CutRouter(_BucketRouter):
         bag = ids.bucket.mul_(size).add_(self._samples(ids))
         lengths = counts_of(bag, num_buckets * size)
         return _BucketBags(
-            ids.counts.cpu().numpy(), np.full(num_buckets, size), lengths.to(torch.int32), None
+            read_on_host(ids.counts).numpy(), np.full(num_buckets, size), lengths.to(torch.int32), None
         )
 
 
@@ -335,7 +335,7 @@ class RaggedRouter(_BucketRouter):
         reached = before.index_select(0, stops)
         # Bags begun before a bucket's stop, without the mark at the stop itself; differences are the bags of each.
         num_bags = torch.diff(reached - 1, prepend=reached.new_zeros(1))
-        num_ids, num_bags = torch.stack([ids.counts, num_bags]).cpu().numpy()
+        num_ids, num_bags = read_on_host(torch.stack([ids.counts, num_bags])).numpy()
         edges = places_where(begins, before, int(num_bags.sum()) + 1)
         lengths = (edges[1:] - edges[:-1]).to(torch.int32)
         return _BucketBags(num_ids, num_bags, lengths, places=samples.index_select(0, edges[:-1]))
@@ -347,7 +347,7 @@ class CutSequenceRouter(_BucketRouter):
     bucketing = Bucketing.CUT
 
     def _bags(self, ids: _Sorted) -> _BucketBags:
-        num_ids = ids.counts.cpu().numpy()
+        num_ids = read_on_host(ids.counts).numpy()
         # Place of each id among its feature's: its place among all readings' ids, less the start of its reading.
         first = repeated(starts_of(ids.sizes), ids.sizes, ids.place.device)
         return _BucketBags(num_ids, num_ids, None, ids.place - first.index_select(0, ids.place))

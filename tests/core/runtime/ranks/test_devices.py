@@ -7,8 +7,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from shardwright.runtime.ranks.devices import memory_bytes, with_index
-from shardwright.runtime.ranks.environment import ShardingEnv
+from shardwright import (
+    DistributedModelParallel,
+    EmbeddingBagCollection,
+    EmbeddingBagCollectionSharder,
+    EmbeddingBagConfig,
+)
+from shardwright.errors import InvalidInputError
+from shardwright.runtime.ranks.devices import make_current, memory_bytes, with_index
+from shardwright.runtime.ranks.environment import ShardingEnv, device_of_rank
 from shardwright.runtime.sharded.models.planner import _topology_of
 
 CUDA = torch.device("cuda")
@@ -46,6 +53,46 @@ def test_with_index_of_a_rank_that_sees_its_own_device_only_is_that(
     four_devices.setenv("LOCAL_RANK", "2")
     four_devices.setattr(torch.accelerator, "device_count", lambda: 1)
     assert with_index(CUDA) == torch.device("cuda", 0)
+
+
+def test_device_of_rank_is_the_one_of_the_local_rank_and_becomes_the_current_one(
+    four_devices: pytest.MonkeyPatch,
+) -> None:
+    set_to: list[int] = []
+    four_devices.setattr(torch.accelerator, "set_device_index", set_to.append)
+    four_devices.setenv("LOCAL_RANK", "2")
+    device = device_of_rank(ShardingEnv.local(device_type="cuda"), "cuda")
+    assert device == torch.device("cuda", 2)
+    make_current(device)
+    make_current(torch.device("cuda", 0))  # which it is
+    make_current(torch.device("cpu"))
+    assert set_to == [2]
+
+
+@pytest.mark.parametrize(("of_env", "asked"), [("cpu", "cuda:1"), ("cuda", "cpu")])
+def test_device_that_the_env_does_not_send_from_is_refused_by_name(
+    four_devices: pytest.MonkeyPatch, of_env: str, asked: str
+) -> None:
+    env, kind = ShardingEnv.local(device_type=of_env), asked.partition(":")[0]
+    told = rf"on '{asked}', but the ranks of its env send from '{of_env}': .*device_type='{kind}'.*device='{of_env}'"
+    four_devices.setattr(torch.accelerator, "set_device_index", lambda index: None)
+    with pytest.raises(InvalidInputError, match=told):
+        DistributedModelParallel(torch.nn.Linear(2, 1), env=env, device=asked)
+    bags = EmbeddingBagCollection(
+        [EmbeddingBagConfig(name="t", num_embeddings=2, embedding_dim=4, feature_names=["f"])], device="meta"
+    )
+    with pytest.raises(InvalidInputError, match=told):
+        EmbeddingBagCollectionSharder().shard(bags, {}, env, torch.device(asked))
+
+
+def test_device_with_another_number_than_the_env_was_connected_with_is_refused(
+    four_devices: pytest.MonkeyPatch,
+) -> None:
+    env = ShardingEnv.local(device_type="cuda")
+    env.communicator.device = torch.device("cuda", 0)
+    assert device_of_rank(env, "cuda:0") == torch.device("cuda", 0)
+    with pytest.raises(InvalidInputError, match=r"current device was 'cuda:0': call .*set_device_index\(2\)"):
+        device_of_rank(env, "cuda:2")
 
 
 def test_memory_of_devices_is_planned_with_and_said_to_be_detected(

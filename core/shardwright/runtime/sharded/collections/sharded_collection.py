@@ -19,7 +19,7 @@ from shardwright.optim.fused import optimizer_spec_of
 from shardwright.planning.plan.plan import ParameterSharding
 from shardwright.planning.tables.optimizers import STILL
 from shardwright.planning.tables.spec import EmbeddingConfig, TableSpec
-from shardwright.runtime.ranks.environment import ShardingEnv, check_local_world_sizes
+from shardwright.runtime.ranks.environment import ShardingEnv, check_local_world_sizes, device_of_rank
 from shardwright.runtime.ranks.lockstep import name_ranks
 from shardwright.runtime.ranks.meeting import Meeting
 from shardwright.runtime.sharded.collections import anatomy
@@ -490,7 +490,7 @@ def shard_collection(
     """The sharded form of ``module``, with its weights; see :meth:`ModuleSharder.shard`."""
     with env.phase(f"sharding {type(module).__name__}"):
         specs = sharder.tables(module, path)
-        place = torch.device(device if device is not None else env.device_type)
+        place = device_of_rank(env, device)
         inputs = ShardingInputs(module.tables, specs, params, env, place, is_weighted, sharder.input_checks)
         sharded = kind(inputs)  # type: ignore[call-arg]
         sharded.take_weights(module)

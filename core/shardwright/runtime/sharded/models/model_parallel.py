@@ -21,8 +21,8 @@ from shardwright.contracts.comm_backend import CommBackend
 from shardwright.errors import InvalidInputError, PlanError, UnsupportedError, nearest
 from shardwright.optim.combined import CombinedOptimizer
 from shardwright.planning.plan.plan import ShardingPlan
-from shardwright.runtime.ranks.devices import is_host, with_index
-from shardwright.runtime.ranks.environment import ShardingEnv, environment_of
+from shardwright.runtime.ranks.devices import has_accelerator, is_host, make_current, with_index
+from shardwright.runtime.ranks.environment import ShardingEnv, device_of_rank, environment_of
 from shardwright.runtime.sharded.collections.sharded_collection import ShardedCollection
 from shardwright.runtime.sharded.collections.sharders import (
     ModuleSharder,
@@ -102,7 +102,8 @@ class DistributedModelParallel(nn.Module):
         module: the model; changed in place.
         env: the ranks; the world's process group by default. ``ShardingEnv.local()`` is this process alone.
         device: this rank's device; the environment's by default. Without ``env``, its type is planned for; without a
-            number, it is the current device, or that of ``LOCAL_RANK`` where no other was set.
+            number, it is the current device, or that of ``LOCAL_RANK`` where no other was set. It becomes the current
+            device of the process.
         plan: sharding plan of the model; made collectively by default.
         sharders: one for each class of collections in the model; the registered ones by default.
         init_data_parallel: wrap the rest now; else call :meth:`init_data_parallel` later, or leave it to a
@@ -115,7 +116,8 @@ class DistributedModelParallel(nn.Module):
 
     Raises:
         UnsupportedError: a collection has no sharder, or a module on ``meta`` cannot be initialised.
-        PlanError, InvalidInputError: the plan does not fit the model; naming module and table.
+        PlanError, InvalidInputError: the plan does not fit the model; naming module and table. Or ``env`` does not send
+            from the device.
 
     Example:
         >>> import shardwright as sw
@@ -148,8 +150,11 @@ class DistributedModelParallel(nn.Module):
         asked = None if device is None else torch.device(device)
         # Who asks for a device plans for it, whatever the process group could also carry.
         wanted = None if asked is None or asked.type == "meta" else asked.type
+        if asked is not None and has_accelerator(asked.type):
+            make_current(with_index(asked))  # which the environment connects
         self._env = environment_of(env, comm_backend=comm_backend, device_type=wanted)
-        self.device = with_index(torch.device(self._env.device_type) if asked is None else asked)
+        self.device = device_of_rank(self._env, asked)
+        make_current(self.device)
         self._sharded: dict[str, nn.Module] = {}
         # Beside the submodules, so that parameters keep the model's names (see _fqn_modifiers).
         self._wrapper: tuple[DistributedDataParallel, ...] = ()

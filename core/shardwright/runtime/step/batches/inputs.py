@@ -22,7 +22,7 @@ from torch import Tensor
 
 from shardwright.errors import InvalidInputError, nearest
 from shardwright.planning.layouts.blocks import Ints
-from shardwright.runtime.ranks.devices import is_host, sent_to
+from shardwright.runtime.ranks.devices import is_host, read_on_host, sent_to
 from shardwright.runtime.step.collection import Collection, FeatureBatch
 from shardwright.runtime.step.segments import filled_up, starts_of, take
 from shardwright.settings import CHECKS_VARIABLE
@@ -207,14 +207,19 @@ class BatchReader:
 
         The host waits for a device once, for both.
         """
-        if self.checks is InputChecks.OFF:
-            return np.array(features.length_per_key(), dtype=np.int64), True
         if is_host(values.device):
             counts = np.array(features.length_per_key(), dtype=np.int64)
             are_counted = int(counts.sum()) == values.numel()  # else the caller complains of that
-            return counts, not are_counted or are_in_range(values, counts, keys.highest)
+            is_checked = are_counted and self.checks is not InputChecks.OFF
+            return counts, not is_checked or are_in_range(values, counts, keys.highest)
         most = keys.on(values.device)[0]
-        are_fine = features.read_counts(lambda own: ~_out_of_range(values, own, most).any())
+
+        def are_all_fine(own: Tensor) -> Tensor:
+            if self.checks is InputChecks.OFF:
+                return torch.ones_like(most[:1])
+            return ~_out_of_range(values, own, most).any()
+
+        are_fine = features.read_counts(are_all_fine, read_on_host)
         return np.array(features.length_per_key(), dtype=np.int64), are_fine
 
     def _inverse(self, features: KeyedJaggedTensor) -> Tensor | None:

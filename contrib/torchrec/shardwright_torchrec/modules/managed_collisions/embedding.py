@@ -1,0 +1,275 @@
+"""Embedding collections behind maps of ids."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+import shardwright as sw
+from shardwright_torchrec.modules.managed_collisions.maps import (
+    ManagedCollisionCollection,
+    MCHManagedCollisionModule,
+)
+from shardwright_torchrec.modules.managed_collisions.policies import DistanceLFU_EvictionPolicy
+from shardwright_torchrec.parallel.sharders import EmbeddingBagCollectionSharder, EmbeddingCollectionSharder
+
+__all__ = [
+    "BaseManagedCollisionEmbeddingCollection",
+    "ManagedCollisionEmbeddingBagCollection",
+    "ManagedCollisionEmbeddingBagCollectionSharder",
+    "ManagedCollisionEmbeddingCollection",
+    "ManagedCollisionEmbeddingCollectionSharder",
+    "McEmbeddingBagCollectionAdapter",
+    "McEmbeddingCollectionAdapter",
+]
+
+
+class BaseManagedCollisionEmbeddingCollection(torch.nn.Module):
+    """An embedding collection whose ids are mapped first.
+
+    Sharders shard the collection within, under any sharding type; the maps are the same on all ranks.
+
+    Args:
+        embedding_module: the collection.
+        managed_collision_collection: maps of its tables.
+        return_remapped_features: give the mapped features beside the embeddings.
+        allow_in_place_embed_weight_update: not needed: a row that changes its id keeps its values.
+
+    Raises:
+        InvalidInputError: the maps are of other tables.
+    """
+
+    def __init__(
+        self,
+        embedding_module: sw.EmbeddingBagCollection | sw.EmbeddingCollection,
+        managed_collision_collection: ManagedCollisionCollection,
+        return_remapped_features: bool = False,
+        allow_in_place_embed_weight_update: bool = False,
+    ) -> None:
+        super().__init__()
+        tables = [config.name for config in configs_of(embedding_module)]
+        mapped = [config.name for config in managed_collision_collection.embedding_configs()]
+        if sorted(tables) != sorted(mapped):
+            raise sw.InvalidInputError(f"the collection has the tables {tables}, the maps are of {mapped}")
+        self._managed_collision_collection = managed_collision_collection
+        self._return_remapped_features = return_remapped_features
+        self._embedding_module = embedding_module
+
+    def forward(
+        self, features: sw.KeyedJaggedTensor, mutate_miss_lengths: bool = True
+    ) -> tuple[Any, sw.KeyedJaggedTensor | None]:
+        """Embeddings, and the mapped features if they are asked for."""
+        mapped = self._managed_collision_collection(features, mutate_miss_lengths)
+        embeddings = self._embedding_module(mapped)
+        self._managed_collision_collection.evict()
+        return embeddings, mapped if self._return_remapped_features else None
+
+
+def configs_of(collection: torch.nn.Module) -> Sequence[Any]:
+    """Configurations of a collection's tables."""
+    if isinstance(collection, sw.EmbeddingBagCollection):
+        return collection.embedding_bag_configs()
+    return collection.embedding_configs()
+
+
+class ManagedCollisionEmbeddingBagCollection(BaseManagedCollisionEmbeddingCollection):
+    """An `EmbeddingBagCollection` whose ids are mapped first; see `BaseManagedCollisionEmbeddingCollection`."""
+
+    def __init__(
+        self,
+        embedding_bag_collection: sw.EmbeddingBagCollection,
+        managed_collision_collection: ManagedCollisionCollection,
+        return_remapped_features: bool = False,
+        allow_in_place_embed_weight_update: bool = False,
+    ) -> None:
+        super().__init__(
+            embedding_bag_collection,
+            managed_collision_collection,
+            return_remapped_features,
+            allow_in_place_embed_weight_update,
+        )
+
+    @property
+    def _embedding_bag_collection(self) -> Any:
+        return self._embedding_module
+
+
+class ManagedCollisionEmbeddingCollection(BaseManagedCollisionEmbeddingCollection):
+    """An `EmbeddingCollection` whose ids are mapped first; see `BaseManagedCollisionEmbeddingCollection`."""
+
+    def __init__(
+        self,
+        embedding_collection: sw.EmbeddingCollection,
+        managed_collision_collection: ManagedCollisionCollection,
+        return_remapped_features: bool = False,
+        allow_in_place_embed_weight_update: bool = False,
+    ) -> None:
+        super().__init__(
+            embedding_collection,
+            managed_collision_collection,
+            return_remapped_features,
+            allow_in_place_embed_weight_update,
+        )
+
+    @property
+    def _embedding_collection(self) -> Any:
+        return self._embedding_module
+
+
+class ManagedCollisionEmbeddingBagCollectionSharder(EmbeddingBagCollectionSharder):
+    """Shards the collection within; the maps stay whole on every rank.
+
+    Args:
+        ebc_sharder: sharder whose settings are taken.
+        mc_sharder: not needed.
+        fused_params: settings, instead.
+        qcomm_codecs_registry: see `shardwright.ModuleSharder`.
+    """
+
+    def __init__(
+        self,
+        ebc_sharder: sw.ModuleSharder | None = None,
+        mc_sharder: Any = None,
+        fused_params: Mapping[str, Any] | None = None,
+        qcomm_codecs_registry: Any = None,
+    ) -> None:
+        super().__init__(_settings(ebc_sharder, fused_params), qcomm_codecs_registry)
+
+
+class ManagedCollisionEmbeddingCollectionSharder(EmbeddingCollectionSharder):
+    """Shards the collection within; the maps stay whole on every rank.
+
+    Args:
+        ec_sharder: sharder whose settings are taken.
+        mc_sharder: not needed.
+        fused_params: settings, instead.
+        qcomm_codecs_registry: see `shardwright.ModuleSharder`.
+    """
+
+    def __init__(
+        self,
+        ec_sharder: sw.ModuleSharder | None = None,
+        mc_sharder: Any = None,
+        fused_params: Mapping[str, Any] | None = None,
+        qcomm_codecs_registry: Any = None,
+    ) -> None:
+        super().__init__(_settings(ec_sharder, fused_params), qcomm_codecs_registry)
+
+
+def _settings(
+    sharder: sw.ModuleSharder | None, fused_params: Mapping[str, Any] | None
+) -> Mapping[str, Any] | None:
+    return sharder.fused_params if sharder is not None and fused_params is None else fused_params
+
+
+def _maps(tables: Sequence[Any], device: torch.device, **options: Any) -> ManagedCollisionCollection:
+    return ManagedCollisionCollection(
+        {
+            table.name: MCHManagedCollisionModule(
+                table.num_embeddings, device, DistanceLFU_EvictionPolicy(), **options
+            )
+            for table in tables
+        },
+        tables,
+    )
+
+
+def _checked(zch_method: str) -> None:
+    if zch_method != "sort_zch":
+        raise sw.UnsupportedError(f"zch_method={zch_method!r} is not supported. Known: 'sort_zch'")
+
+
+class McEmbeddingBagCollectionAdapter(torch.nn.Module):
+    """A collection of tables behind maps, in the place of an `EmbeddingBagCollection`.
+
+    Args:
+        tables: configurations.
+        input_hash_size: number of ids that there may be.
+        device: device of the maps; tables are on `meta` until they are sharded.
+        world_size: not needed.
+        eviction_interval: steps between updates of the maps.
+        allow_in_place_embed_weight_update: not needed.
+        zch_method: `"sort_zch"`.
+        mpzch_num_buckets: not needed.
+        mpzch_max_probe: not needed.
+
+    Raises:
+        UnsupportedError: another method.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[Any],
+        input_hash_size: int,
+        device: torch.device,
+        world_size: int,
+        eviction_interval: int = 1,
+        allow_in_place_embed_weight_update: bool = False,
+        zch_method: str = "",
+        mpzch_num_buckets: int | None = 80,
+        mpzch_max_probe: int | None = 100,
+    ) -> None:
+        super().__init__()
+        _checked(zch_method)
+        maps = _maps(tables, device, eviction_interval=eviction_interval, input_hash_size=input_hash_size)
+        bags = sw.EmbeddingBagCollection(tables, device=torch.device("meta"))
+        self.mc_embedding_bag_collection = ManagedCollisionEmbeddingBagCollection(bags, maps, True)
+        self.remapped_ids: sw.KeyedJaggedTensor | None = None
+
+    def forward(self, input_kjt: sw.KeyedJaggedTensor) -> Any:
+        """Embeddings; the mapped features are kept in `remapped_ids`."""
+        embeddings, self.remapped_ids = self.mc_embedding_bag_collection(input_kjt)
+        return embeddings
+
+    def embedding_bag_configs(self) -> Sequence[Any]:
+        """Configurations of the tables."""
+        return self.mc_embedding_bag_collection._managed_collision_collection.embedding_configs()
+
+
+class McEmbeddingCollectionAdapter(torch.nn.Module):
+    """A collection of tables behind maps, in the place of an `EmbeddingCollection`.
+
+    Args:
+        tables: configurations.
+        input_hash_size: number of ids that there may be.
+        device: device of the maps; tables are on `meta` until they are sharded.
+        world_size: not needed.
+        eviction_interval: steps between updates of the maps.
+        allow_in_place_embed_weight_update: not needed.
+        zch_method: `"sort_zch"`.
+        mpzch_num_buckets: not needed.
+        mpzch_max_probe: not needed.
+
+    Raises:
+        UnsupportedError: another method.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[Any],
+        input_hash_size: int,
+        device: torch.device,
+        world_size: int,
+        eviction_interval: int = 1,
+        allow_in_place_embed_weight_update: bool = False,
+        zch_method: str = "",
+        mpzch_num_buckets: int | None = 80,
+        mpzch_max_probe: int | None = 100,
+    ) -> None:
+        super().__init__()
+        _checked(zch_method)
+        maps = _maps(tables, device, eviction_interval=eviction_interval, input_hash_size=input_hash_size)
+        rows = sw.EmbeddingCollection(tables, device=torch.device("meta"))
+        self.mc_embedding_collection = ManagedCollisionEmbeddingCollection(rows, maps, True)
+        self.remapped_ids: sw.KeyedJaggedTensor | None = None
+
+    def forward(self, input: sw.KeyedJaggedTensor) -> Any:
+        """Embeddings; the mapped features are kept in `remapped_ids`."""
+        embeddings, self.remapped_ids = self.mc_embedding_collection(input)
+        return embeddings
+
+    def embedding_configs(self) -> Sequence[Any]:
+        """Configurations of the tables."""
+        return self.mc_embedding_collection._managed_collision_collection.embedding_configs()

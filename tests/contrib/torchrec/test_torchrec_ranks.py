@@ -1,0 +1,53 @@
+"""Metrics and maps of ids on two ranks, as in one process."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Iterator
+
+import pytest
+import torch
+from tests.contrib.torchrec import workers
+
+from shardwright.testing import RankPool
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[RankPool]:
+    with RankPool(2, backend="gloo", initializer=functools.partial(sys.path.extend, list(sys.path))) as made:
+        yield made
+
+
+@pytest.mark.distributed
+def test_ranks_add_up_their_samples_and_keep_their_own(pool: RankPool) -> None:
+    (together, own), (elsewhere, _) = pool.run(workers.measure, 2)
+    everyone = workers.metrics(window=1000)
+    for batch in workers.samples(0, 2) + workers.samples(1, 3):
+        everyone.update(batch)
+    assert together == pytest.approx({name: float(value) for name, value in everyone.compute().items()})
+    assert elsewhere == {}  # only rank 0 reports
+    alone = workers.metrics(window=1000)
+    for batch in workers.samples(0, 2):
+        alone.update(batch)
+    assert own == pytest.approx({name: float(value) for name, value in alone.compute().items()})
+
+
+@pytest.mark.distributed
+def test_sharded_maps_and_tables_are_those_of_one_process(pool: RankPool) -> None:
+    (pooled, maps, tables), (others, other_maps, _) = pool.run(workers.train_mapped, 2)
+    torch.manual_seed(0)  # the draws of rank 0
+    model = workers.mapped_model()
+    torch.manual_seed(0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    for step in range(workers.ZCH_STEPS):
+        values, _ = model["mc"](workers.mapped_batch(step, 0, 1))
+        torch.testing.assert_close(torch.cat([pooled[2 * step], others[2 * step]]), values.values().detach())
+        optimizer.zero_grad()
+        (values.values().sum() / 2).backward()  # ranks take the mean of their gradients
+        optimizer.step()
+    for name, value in maps.items():
+        assert torch.equal(value, other_maps[name]), name
+        assert torch.equal(value, model.state_dict()[name]), name
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(tables[name], value)

@@ -1,0 +1,122 @@
+"""What real ranks do with TorchRec's names; importable by their processes."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from shardwright_torchrec.metrics.config import MetricsConfig, RecMetricDef, RecMetricEnum, RecTaskInfo
+from shardwright_torchrec.metrics.metric_module import RecMetricModule, generate_metric_module
+from shardwright_torchrec.modules.configs import EmbeddingBagConfig
+from shardwright_torchrec.modules.managed_collisions.embedding import ManagedCollisionEmbeddingBagCollection
+from shardwright_torchrec.modules.managed_collisions.maps import (
+    ManagedCollisionCollection,
+    MCHManagedCollisionModule,
+)
+from shardwright_torchrec.modules.managed_collisions.policies import (
+    DistanceLFU_EvictionPolicy,
+    LFU_EvictionPolicy,
+)
+from shardwright_torchrec.parallel.model_parallel import DistributedModelParallel
+from shardwright_torchrec.parallel.sharders import EmbeddingBagCollectionSharder
+from shardwright_torchrec.planner.planners import EmbeddingShardingPlanner
+
+import shardwright as sw
+
+TASK = RecTaskInfo(name="T", label_name="l", prediction_name="p", weight_name="w")
+BATCH, WINDOW = 8, 24
+
+
+def samples(seed: int, batches: int) -> list[dict[str, torch.Tensor]]:
+    """Batches of predictions, two of them equal, labels and weights."""
+    generator = torch.Generator().manual_seed(seed)
+    made = []
+    for _ in range(batches):
+        p, y, w = (torch.rand(BATCH, generator=generator) for _ in range(3))
+        p[3] = p[4]
+        made.append({"p": p, "l": (y > 0.5).float(), "w": w})
+    return made
+
+
+def metrics(
+    world_size: int = 1, rank: int = 0, window: int = WINDOW, *, everywhere: bool = False
+) -> RecMetricModule:
+    """Normalized entropy and area under the curve of one task."""
+    config = MetricsConfig(
+        rec_tasks=[TASK],
+        rec_metrics={
+            name: RecMetricDef([TASK], window_size=window) for name in (RecMetricEnum.NE, RecMetricEnum.AUC)
+        },
+        compute_on_all_ranks=everywhere,
+    )
+    return generate_metric_module(RecMetricModule, config, BATCH, world_size, rank, {}, torch.device("cpu"))
+
+
+def measure() -> tuple[dict[str, float], dict[str, float]]:
+    """Values of all ranks, of which rank 1 has seen one batch more; and this rank's own afterwards."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    module = metrics(world_size, rank, 10 * BATCH * world_size)
+    for batch in samples(rank, 2 + rank):
+        module.update(batch)
+    together, own = module.compute(), module.local_compute()
+    return tuple({name: float(value) for name, value in values.items()} for values in (together, own))
+
+
+ZCH_ROWS, ZCH_STEPS, TABLES = 12, 6, ("a", "b")
+
+
+def mapped_model() -> torch.nn.Module:
+    """Two tables behind maps that are brought up to date each second step, and a filter that draws for one of them."""
+    torch.manual_seed(0)
+    tables = [
+        EmbeddingBagConfig(name=name, num_embeddings=ZCH_ROWS, embedding_dim=8, feature_names=[f"f_{name}"])
+        for name in TABLES
+    ]
+    policies = (
+        LFU_EvictionPolicy(),
+        DistanceLFU_EvictionPolicy(
+            threshold_filtering_func=lambda counts: (torch.rand(len(counts)) > 0.3, 0)
+        ),
+    )
+    maps = {
+        name: MCHManagedCollisionModule(ZCH_ROWS, torch.device("cpu"), policy, eviction_interval=2)
+        for name, policy in zip(TABLES, policies, strict=True)
+    }
+    collection = ManagedCollisionCollection(maps, tables)
+    return torch.nn.ModuleDict(
+        {"mc": ManagedCollisionEmbeddingBagCollection(sw.EmbeddingBagCollection(tables), collection, True)}
+    )
+
+
+def mapped_batch(step: int, *ranks: int) -> sw.KeyedJaggedTensor:
+    """Four bags a rank of two features, of some ranks together; small numbers more often."""
+    lengths, ids = [], []
+    for feature in range(len(TABLES)):
+        for rank in ranks:
+            generator = torch.Generator().manual_seed(100 * feature + 10 * step + rank)
+            lengths.append(torch.randint(4, (4,), generator=generator))
+            drawn = torch.rand(int(lengths[-1].sum()), generator=generator)
+            ids.append((drawn**3 * 60).long() * 10**12)
+    return sw.KeyedJaggedTensor(
+        keys=[f"f_{name}" for name in TABLES], values=torch.cat(ids), lengths=torch.cat(lengths)
+    )
+
+
+def train_mapped() -> tuple[list[torch.Tensor], dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Train sharded; pooled rows and mapped ids by step, the maps, and whole tables."""
+    sharders = [EmbeddingBagCollectionSharder({"optimizer": "sgd", "learning_rate": 0.5})]
+    constraints = {
+        "a": sw.ParameterConstraints(sharding_types=["row_wise"]),
+        "b": sw.ParameterConstraints(sharding_types=["table_wise"]),
+    }
+    unsharded = mapped_model()
+    planner = EmbeddingShardingPlanner(constraints=constraints, debug=False)
+    plan = planner.collective_plan(unsharded, sharders)
+    model = DistributedModelParallel(unsharded, plan=plan, sharders=sharders)
+    torch.manual_seed(dist.get_rank())  # filters that draw must agree all the same
+    pooled = []
+    for step in range(ZCH_STEPS):
+        values, rows = model.module["mc"](mapped_batch(step, dist.get_rank()))
+        values.values().sum().backward()
+        pooled += [values.values().detach(), rows.values()]
+    maps = {name: value for name, value in model.state_dict().items() if "_mch" in name}
+    return pooled, maps, sw.DistributedModelParallel.state_dict(model)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from shardwright.errors import UnsupportedError
-from shardwright.serving.manifest import FORMS, Manifest
+from shardwright.serving.manifest import FORMS, PackageManifest
 from shardwright.serving.package import load_package
 
 __all__ = ["check_package", "drawn_inputs"]
@@ -33,7 +33,7 @@ SIZES = (1, 2, 7)
 """Samples of the batches that are drawn: none of them the example's in particular, and one alone."""
 
 
-def drawn_inputs(manifest: Manifest) -> Iterator[list[Tensor]]:
+def drawn_inputs(manifest: PackageManifest) -> Iterator[list[Tensor]]:
     """Inputs of a program: drawn batches with empty bags, one without its first feature, and one without ids."""
     random = torch.Generator().manual_seed(0)
     for size in SIZES:
@@ -44,7 +44,7 @@ def drawn_inputs(manifest: Manifest) -> Iterator[list[Tensor]]:
     yield _inputs(manifest, torch.zeros_like(lengths), random)
 
 
-def _inputs(manifest: Manifest, lengths: Tensor, random: torch.Generator) -> list[Tensor]:
+def _inputs(manifest: PackageManifest, lengths: Tensor, random: torch.Generator) -> list[Tensor]:
     values = [
         torch.randint(0, feature.num_embeddings or 1, (int(count),), generator=random)
         for feature, count in zip(manifest.features, lengths.sum(1), strict=True)
@@ -57,7 +57,7 @@ def _inputs(manifest: Manifest, lengths: Tensor, random: torch.Generator) -> lis
     return inputs
 
 
-def check_package(folder: Path, manifest: Manifest, predict: Callable[..., Sequence[Tensor]]) -> None:
+def check_package(folder: Path, manifest: PackageManifest, predict: Callable[..., Sequence[Tensor]]) -> None:
     """Load each form of a package in a fresh process, and compare its predictions on drawn batches.
 
     Args:
@@ -97,7 +97,7 @@ def _problem(folder: Path, form: str, drawn: Path) -> str:
 
 def main(folder: str, drawn: str) -> None:
     """Print the problem of each form that has one, as JSON."""
-    forms = [form for form in Manifest.read(Path(folder)).model if form in FORMS]
+    forms = [form for form in PackageManifest.read(Path(folder)).model if form in FORMS]
     found = {form: _problem(Path(folder), form, Path(drawn)) for form in forms}
     print(json.dumps({form: problem for form, problem in found.items() if problem}))
 

@@ -21,13 +21,21 @@ from torch import Tensor, nn
 from shardwright import __version__
 from shardwright.errors import InvalidInputError, UnknownNameError, UnsupportedError, nearest
 from shardwright.planning.tables.spec import DataType
-from shardwright.runtime.checkpoint.saving import save_checkpoint
+from shardwright.runtime.checkpoint.saving import Progress, save_checkpoint
 from shardwright.runtime.sharded.models.model_parallel import DistributedModelParallel
 from shardwright.serving.checking import check_package
-from shardwright.serving.manifest import FORMS, MANIFEST, ROWS, Dense, Feature, Manifest, Output
-from shardwright.serving.program import Inputs, Program, Rows, without_tables
+from shardwright.serving.manifest import (
+    FORMS,
+    MANIFEST,
+    ROWS,
+    PackageDense,
+    PackageFeature,
+    PackageManifest,
+    PackageOutput,
+)
+from shardwright.serving.program import Inputs, Rows, ServingProgram, without_tables
 from shardwright.serving.programs import check_forms, exported, writers
-from shardwright.serving.rows_file import Blocks, Progress, TableRows, laid_out, map_rows, write_rows
+from shardwright.serving.rows_file import Blocks, TableRows, laid_out, map_rows, write_rows
 from shardwright.serving.served import Served, served_in, tables_of
 from shardwright.serving.stored_tables import StoredTables
 
@@ -159,7 +167,7 @@ class _Export:
 
     def write(
         self, folder: Path, stored: StoredTables | None, forms: Sequence[str], progress: Progress | None
-    ) -> tuple[Manifest, Program]:
+    ) -> tuple[PackageManifest, ServingProgram]:
         """Write the package; gives its manifest, and the program for comparison."""
         places = [(path, table) for path, own in self.tables.items() for table in own]
         checksum = write_rows(
@@ -186,7 +194,7 @@ class _Export:
     def _without_tables(self, rows: Rows) -> nn.Module:
         return without_tables(self.model, self.served, self.tables, rows)
 
-    def _program(self, stored: StoredTables | None) -> Program:
+    def _program(self, stored: StoredTables | None) -> ServingProgram:
         rows = Rows()
         model = self._without_tables(rows)
         model = model.cpu() if stored is None else stored.load_dense(model)
@@ -195,20 +203,25 @@ class _Export:
             raise UnsupportedError(
                 f"{', '.join(map(repr, lost[:3]))} of the model is on 'meta' and in no state dict: make it on the CPU"
             )
-        return Program(model, self.inputs, rows).eval()
+        return ServingProgram(model, self.inputs, rows).eval()
 
-    def _manifest(self, program: Program, rows: Tensor, checksum: str, forms: Sequence[str]) -> Manifest:
+    def _manifest(
+        self, program: ServingProgram, rows: Tensor, checksum: str, forms: Sequence[str]
+    ) -> PackageManifest:
         example = self.inputs.example
         with torch.no_grad():
             outputs = program.named_outputs(*example.values(), rows)
         num_samples = len(example["lengths"]) // len(self.inputs.keys)
         _check_outputs(outputs, num_samples)
         dense = example.get("dense")
-        return Manifest(
+        return PackageManifest(
             {form: FORMS[form] for form in forms} | {"tables": ROWS},
-            [Feature(key, self._num_embeddings(key), self.inputs.is_weighted) for key in self.inputs.keys],
-            None if dense is None else Dense(self.inputs.dense_name, dense.shape[1]),
-            [Output(name, [None, *value.shape[1:]]) for name, value in outputs.items()],
+            [
+                PackageFeature(key, self._num_embeddings(key), self.inputs.is_weighted)
+                for key in self.inputs.keys
+            ],
+            None if dense is None else PackageDense(self.inputs.dense_name, dense.shape[1]),
+            [PackageOutput(name, [None, *value.shape[1:]]) for name, value in outputs.items()],
             {table.name: table.data_type.value for own in self.tables.values() for table in own},
             _version(checksum, program),
             {"shardwright": __version__, "torch": torch.__version__},
@@ -249,7 +262,7 @@ def _check_outputs(outputs: Mapping[str, Tensor], num_samples: int) -> None:
             )
 
 
-def _version(checksum: str, program: Program) -> str:
+def _version(checksum: str, program: ServingProgram) -> str:
     """A checksum of rows and of the other weights."""
     made = hashlib.sha256(checksum.encode())
     for name, value in _tensors(program):
@@ -276,7 +289,7 @@ def _stored(
     if checkpoint is not None or not isinstance(model, DistributedModelParallel):
         yield None if checkpoint is None else StoredTables(Path(checkpoint))
         return
-    folder = _beside(target, "checkpoint")
+    folder = _beside(target, "weights")
     save_checkpoint(folder, model)
     if _rank_of(model):
         yield None

@@ -14,7 +14,16 @@ from attrs import asdict, frozen
 
 from shardwright.errors import CheckpointError
 
-__all__ = ["FORMAT", "FORMS", "MANIFEST", "ROWS", "Dense", "Feature", "Manifest", "Output"]
+__all__ = [
+    "FORMAT",
+    "FORMS",
+    "MANIFEST",
+    "ROWS",
+    "PackageDense",
+    "PackageFeature",
+    "PackageManifest",
+    "PackageOutput",
+]
 
 FORMAT = 1
 """Version of packages that this library writes and reads."""
@@ -26,7 +35,7 @@ FORMS: Mapping[str, str] = {"exported": "program.pt2", "pt2": "model.pt2", "torc
 
 
 @frozen
-class Feature:
+class PackageFeature:
     """A feature of the input.
 
     Args:
@@ -41,7 +50,7 @@ class Feature:
 
 
 @frozen
-class Dense:
+class PackageDense:
     """The dense input.
 
     Args:
@@ -54,7 +63,7 @@ class Dense:
 
 
 @frozen
-class Output:
+class PackageOutput:
     """An output.
 
     Args:
@@ -67,7 +76,7 @@ class Output:
 
 
 @frozen
-class Manifest:
+class PackageManifest:
     """A package's description.
 
     Args:
@@ -81,9 +90,9 @@ class Manifest:
     """
 
     model: Mapping[str, str]
-    features: Sequence[Feature]
-    dense: Dense | None
-    outputs: Sequence[Output]
+    features: Sequence[PackageFeature]
+    dense: PackageDense | None
+    outputs: Sequence[PackageOutput]
     precision: Mapping[str, str]
     version: str
     created_with: Mapping[str, str]
@@ -93,7 +102,7 @@ class Manifest:
         return json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n"
 
     @classmethod
-    def read(cls, folder: Path) -> Manifest:
+    def read(cls, folder: Path) -> PackageManifest:
         """Read the manifest of a package.
 
         Raises:
@@ -111,12 +120,12 @@ class Manifest:
             raise CheckpointError(f"{path} is no manifest of a package: {error!r}") from error
 
     @classmethod
-    def _of(cls, document: Mapping[str, Any]) -> Manifest:
+    def _of(cls, document: Mapping[str, Any]) -> PackageManifest:
         return cls(
             document["model"],
-            [Feature(**one) for one in document["features"]],
-            None if document["dense"] is None else Dense(**document["dense"]),
-            [Output(**one) for one in document["outputs"]],
+            [PackageFeature(**one) for one in document["features"]],
+            None if document["dense"] is None else PackageDense(**document["dense"]),
+            [PackageOutput(**one) for one in document["outputs"]],
             document["precision"],
             document["version"],
             document["created_with"],

@@ -13,7 +13,7 @@ from attrs import frozen
 from torch import Tensor
 
 from shardwright.errors import InvalidInputError, UnknownNameError, nearest
-from shardwright.serving.manifest import FORMS, Manifest
+from shardwright.serving.manifest import FORMS, PackageManifest
 from shardwright.serving.programs import Callee, readers
 from shardwright.serving.rows_file import map_rows
 from shardwright.sparse import KeyedJaggedTensor
@@ -34,7 +34,7 @@ class InferencePackage:
         rows: the mapped rows.
     """
 
-    manifest: Manifest
+    manifest: PackageManifest
     program: Callee
     rows: Tensor
 
@@ -55,7 +55,7 @@ class InferencePackage:
         """Predict for a batch.
 
         Args:
-            features: at least the package's features.
+            features: batch with the package's features, in any order and among others.
             dense: ``[B, columns]``, if the package has a dense input.
 
         Returns:
@@ -101,7 +101,7 @@ def load_package(path: str | os.PathLike[str], form: str | None = None) -> Infer
         UnknownNameError: the package has no such form.
     """
     folder = Path(path)
-    manifest = Manifest.read(folder)
+    manifest = PackageManifest.read(folder)
     own = [known for known in PREFERRED if manifest.model.get(known)]
     chosen = form or own[0]
     if chosen not in own:

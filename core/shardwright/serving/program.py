@@ -22,7 +22,7 @@ from shardwright.serving.rows_file import TableRows
 from shardwright.serving.served import Served
 from shardwright.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
-__all__ = ["Inputs", "Program", "Rows", "without_tables"]
+__all__ = ["Inputs", "Rows", "ServingProgram", "without_tables"]
 
 
 @define(eq=False)
@@ -201,7 +201,7 @@ def _name_of(model: nn.Module, path: Any) -> str:
     return names[key] if isinstance(key, int) else str(key)
 
 
-class Program(nn.Module):
+class ServingProgram(nn.Module):
     """A model that takes ``values [N]``, ``lengths [F * B]``, perhaps weights and dense, and the mapped rows.
 
     Args:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.fx.experimental import _config
 
 from shardwright.errors import InvalidInputError, UnsupportedError
-from shardwright.serving.program import Program
+from shardwright.serving.program import ServingProgram
 
 __all__ = ["Callee", "check_forms", "exported", "readers", "writers"]
 
@@ -29,7 +29,7 @@ MOST_IDS = 2**31 - 1
 """Largest number of ids of a batch, which some of torch's operators count in 32 bits."""
 
 
-def exported(program: Program, example: Mapping[str, Tensor], rows: Tensor, num_features: int) -> Any:
+def exported(program: ServingProgram, example: Mapping[str, Tensor], rows: Tensor, num_features: int) -> Any:
     """Export a program for any numbers of samples and ids, none and one among them.
 
     Args:

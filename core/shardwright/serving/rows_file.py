@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from shardwright.errors import CheckpointError, InvalidInputError
 from shardwright.modules.quantized.rows import QuantizedRows, quantize_rows
 from shardwright.planning.tables.quantized import HEADER_BYTES, stored_row_bytes
 from shardwright.planning.tables.spec import DataType
+from shardwright.runtime.checkpoint.saving import Progress
 
 __all__ = ["Blocks", "TableRows", "laid_out", "map_rows", "write_rows"]
 
@@ -35,13 +36,6 @@ BLOCK_BYTES = 1 << 26
 
 Blocks: TypeAlias = Iterable[Tensor | QuantizedRows]
 """The rows of a table in order, some at a time: floats ``[rows, D]``, or rows that are quantised already."""
-
-
-class Progress(Protocol):
-    """A function that is told how far the rows are written."""
-
-    def __call__(self, done: int, total: int) -> None:
-        """Take the bytes written so far, and those of all tables."""
 
 
 @frozen

@@ -20,7 +20,7 @@ from shardwright.modules.quantized.rows import quantize_rows
 from shardwright.planning.tables.spec import DataType
 from shardwright.serving import rows_file
 from shardwright.serving.checking import check_package
-from shardwright.serving.manifest import Manifest
+from shardwright.serving.manifest import PackageManifest
 from shardwright.serving.rows_file import TableRows, laid_out, map_rows, write_rows
 from shardwright.serving.stored_tables import StoredTables
 
@@ -132,7 +132,7 @@ def test_quantized_model_keeps_its_precisions(tmp_path: Path) -> None:
     path = sw.export_for_inference(
         quantized, batch(EXAMPLE), tmp_path / "package", forms=["torchscript"], check=False
     )
-    assert set(Manifest.read(path).precision.values()) == {"INT4"}
+    assert set(PackageManifest.read(path).precision.values()) == {"INT4"}
     dense, features = batch(BATCHES[-1])
     found = sw.load_package(path).predict(features, dense)
     torch.testing.assert_close(found, quantized(dense, features), rtol=1e-4, atol=1e-5)
@@ -192,7 +192,7 @@ def test_every_form_is_checked_in_a_fresh_process(tmp_path: Path) -> None:
     path = export(tmp_path, copy.deepcopy(model), check=True)
     assert_predicts(path, "pt2", model)
     with pytest.raises(sw.UnsupportedError, match="failed its check in a fresh process: exported: Assertion"):
-        check_package(path, Manifest.read(path), lambda *inputs: [torch.ones(1), torch.ones(1)])
+        check_package(path, PackageManifest.read(path), lambda *inputs: [torch.ones(1), torch.ones(1)])
 
 
 MEMORY = """

@@ -184,7 +184,8 @@ def _smallest_conflict(offers: Offers, table: TableSpec, own: _Demands) -> str:
 def _no_option(table: TableSpec, own: _Demands, refusals: Iterable[Refusal], offers: Offers) -> str:
     given = own.rule.to_data()
     constraints = ", ".join(f"{name}={given[name]}" for name in own.demands)
-    reasons = "; ".join(map(str, refusals)) or "no sharding type and no compute kernel is loaded"
+    told = "; ".join(str(refusal).rstrip(".") for refusal in refusals)
+    reasons = told or "no sharding type and no compute kernel is loaded"
     by_name = [] if own.rule.sharding_types else offers.types_by_name_only
     unasked = (
         f"Offered only to tables whose sharding_types name them: {', '.join(by_name)}. " if by_name else ""

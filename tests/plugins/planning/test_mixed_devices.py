@@ -141,7 +141,8 @@ def test_device_group_keeps_a_table_on_its_ranks():
 
 
 def test_document_says_the_device_of_each_rank_and_sees_a_shard_on_the_wrong_one():
-    plan, _ = planned([*COLD, *HOT], topology(hbm=4 * GIB), constraints=IDS)
+    whole = {"cold_*": attrs.evolve(IDS["cold_*"], sharding_types=["table_wise"]), "hot_*": IDS["hot_*"]}
+    plan, _ = planned([*COLD, *HOT], topology(hbm=4 * GIB), constraints=whole)
     document = json.loads(plan.to_json())
     assert document["topology"]["compute_device"] == MIXED
     again = ShardingPlan.from_json(json.dumps(document))

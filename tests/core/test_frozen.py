@@ -169,6 +169,7 @@ PUBLIC_NAMES = """
     register_fused_optimizer
     register_sharder
     save_checkpoint
+    shard_for_serving
     spec_to_torch
 """
 

@@ -13,12 +13,19 @@ from typing import Any, TypeVar, cast
 import torch
 from torch.fx import Proxy
 from torch.fx import ProxyableClassMeta as _ProxyableClassMeta  # type: ignore[attr-defined]  # exported by name only
+from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 class TracedMeta(_ProxyableClassMeta, ABCMeta):
     """The metaclass of the sparse types: a trace takes down the construction, and does not look inside."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Make an instance; outside a trace without torch's own way, which logs a warning in each process."""
+        if not is_fx_symbolic_tracing():
+            return type.__call__(cls, *args, **kwargs)
+        return super().__call__(*args, **kwargs)
 
 
 def traced(function: _F) -> _F:

@@ -90,3 +90,10 @@ def test_trace_takes_batches_without_stand_ins_as_they_are() -> None:
         return x + batch("a").values()
 
     assert torch.fx.symbolic_trace(add)(torch.ones(3)).tolist() == [6, 8, 2]
+
+
+def test_making_a_batch_outside_a_trace_logs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[None] = []
+    monkeypatch.setattr("torch.fx._symbolic_trace.is_fx_tracing_warning", lambda: told.append(None))
+    KeyedJaggedTensor.from_lists({"user": [[7, 8], []]})
+    assert told == []

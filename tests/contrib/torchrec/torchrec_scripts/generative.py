@@ -1,7 +1,8 @@
 """A script of the shape of generative recommenders: next items of a sequence, checkpoints of model and optimizer.
 
-Run by torchrun; the argument is a folder. The item table is an `EmbeddingCollection`, sharded by rows; an attention layer
-over each sequence predicts the next item by sampled softmax. The model trains on from its checkpoint as without it.
+Run by torchrun; the argument is a folder. The item table is an `EmbeddingCollection`, sharded by rows; an attention
+layer over each sequence predicts the next item by sampled softmax. The model trains on from its checkpoint as without
+it.
 """
 
 import os

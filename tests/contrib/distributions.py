@@ -26,6 +26,7 @@ ROOT = Path(__file__).parents[2] / "contrib"
 NAMES = sorted(path.parent.name for path in ROOT.glob("*/pyproject.toml"))
 OURS = ("shardwright", "shardwright_plugins")
 PUBLIC = ("shardwright", "shardwright.contracts", "shardwright.host", "shardwright.testing")
+FUNCTIONS_AND_CLASSES = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 _MISSING = object()
 
 
@@ -69,7 +70,7 @@ def _lines_of_code(tree: ast.AST) -> int:
 def own_names(name: str) -> set[str]:
     """Everything that a distribution's files define: functions, classes, variables and attributes."""
     nodes = [node for path in sources(name) for node in ast.walk(ast.parse(path.read_text()))]
-    defined = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    defined = {node.name for node in nodes if isinstance(node, FUNCTIONS_AND_CLASSES)}
     variables = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     set_on_self = {
         node.attr

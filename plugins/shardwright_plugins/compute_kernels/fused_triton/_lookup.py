@@ -33,6 +33,9 @@ _STATE_NAMES: Mapping[str, tuple[str, ...]] = {
     "adam": ("exp_avg", "exp_avg_sq"),
 }
 _EPS = 1e-8  # FBGEMM's default
+_KEYS_AT_ONCE = (
+    128  # that each of a program's ids is compared with: with 32 of them, 32 a thread of four warps
+)
 _INT32_KEYS = 1 << 31  # rows: fewer can be numbered by 32 bits, which are sorted in half the time
 
 
@@ -125,12 +128,13 @@ class FusedTritonLookup(Lookup):
         self._num_steps += 1
         bags, ids, geometry, tiles = saved.bags, self._sorted(saved), self._geometry, self._tiles
         num_ids = bags.ids.numel()
-        windows = -(-num_ids // tiles.window)
+        window = tiles.window_of(num_ids)
+        windows = -(-num_ids // window)
         partial = torch.empty(2 * windows * geometry.num_columns, dtype=torch.float32, device=self._device)
         update = (geometry.blocks, self._weights, *self._state_tensors(), *self._numbers())
         constants = {
             "OPTIMIZER": _OPTIMIZERS[self._optimizer.name], "IS_STOCHASTIC": self._is_stochastic,
-            "ALIGNED": geometry.aligned, "WINDOW": tiles.window, "ITEMS": tiles.items, "UNROLL": tiles.unroll,
+            "ALIGNED": geometry.aligned, "WINDOW": window, "ITEMS": tiles.items, "UNROLL": tiles.unroll,
             "COLUMNS": geometry.num_columns, **self._warps,
         }  # fmt: skip
         with self._on_device():
@@ -193,9 +197,25 @@ class FusedTritonLookup(Lookup):
                 cells.cell_of_bag, bags.ids, cells.ends, bags.lengths, keys, places, blocks, bags.num_bags,
                 IS_SEQUENCE=bags.lengths is None, ITEMS=tiles.bags, UNROLL=1 if bags.lengths is None else tiles.unroll,
             )  # fmt: skip
-        # Stable: gradients of a row are added in the order of the batch, so equal batches give equal bits.
-        in_order, order = torch.sort(keys, stable=True)
+        in_order, order = self._in_order(keys)
         return _Sorted(in_order, order, keys, places, blocks)
+
+    def _in_order(self, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """The keys sorted, and the place that each had.
+
+        Stable: gradients of a row are added in the order of the batch, so equal batches give equal bits.
+        """
+        tiles, num_ids = self._tiles, keys.numel()
+        if num_ids > tiles.few:
+            in_order, order = torch.sort(keys, stable=True)
+            return in_order, order
+        in_order, order = torch.empty_like(keys), torch.empty_like(keys, dtype=torch.int64)
+        with self._on_device():
+            kernels.launch(
+                kernels.sort_few, num_ids, tiles.bags, keys, in_order, order, num_ids, ITEMS=tiles.bags,
+                OTHERS=_KEYS_AT_ONCE,
+            )  # fmt: skip
+        return in_order, order
 
     def _on_device(self) -> AbstractContextManager[Any]:
         """Triton launches on the current device, which need not be the one that has the blocks."""

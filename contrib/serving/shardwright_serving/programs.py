@@ -1,0 +1,134 @@
+"""Programs of packages, loaded: callables from input tensors to output tensors.
+
+A program takes ``values [N]`` (int64, ids of all features, one feature after the other), ``lengths [F * B]``, then
+``weights [N]`` if a feature is weighted and ``dense [B, columns]`` if there is one. It gives tensors ``[B, ...]``.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shardwright_serving.manifest import FORMS, Manifest, PackageError
+from shardwright_serving.samples import Samples, joined
+from shardwright_serving.settings import Settings
+
+__all__ = ["LoadedProgram", "Program", "load_program"]
+
+Program = Callable[..., Tensor | Sequence[Tensor]]
+Answer = list[Any]
+"""Outputs of one request as nested lists, in the manifest's order."""
+
+
+class LoadedProgram:
+    """A program that answers requests together.
+
+    Args:
+        program: program to call.
+        manifest: manifest of its package.
+    """
+
+    def __init__(self, program: Program, manifest: Manifest) -> None:
+        self._program = program
+        self._manifest = manifest
+
+    def predict(self, requests: Sequence[Samples]) -> list[Answer]:
+        """Answer requests in one call of the program, in order."""
+        inputs = [torch.from_numpy(array) for array in joined(requests)]
+        with torch.inference_mode():
+            outputs = self._program(*inputs)
+        tensors = [outputs] if isinstance(outputs, Tensor) else list(outputs)
+        counts = [len(request) for request in requests]
+        self._check(tensors, sum(counts))
+        parted = [[part.tolist() for part in tensor.split(counts)] for tensor in tensors]
+        return [list(answer) for answer in zip(*parted, strict=True)]
+
+    def warm_up(self) -> None:
+        """Answer empty samples, so that the first request finds all compiled and a misfit shows at once."""
+        self.predict([self._empty(1)])
+        self.predict([self._empty(2), self._empty(1)])
+
+    def _empty(self, count: int) -> Samples:
+        manifest = self._manifest
+        features = range(len(manifest.features))
+        return Samples(
+            np.zeros((len(features), count), dtype=np.int64),
+            tuple(np.empty(0, dtype=np.int64) for _ in features),
+            tuple(np.empty(0, dtype=np.float32) for _ in features) if manifest.is_weighted else (),
+            np.zeros((count, manifest.dense.columns), dtype=np.float32) if manifest.dense else None,
+        )
+
+    def _check(self, outputs: Sequence[Tensor], samples: int) -> None:
+        shapes = [tuple(output.shape) for output in outputs]
+        if len(shapes) != len(self._manifest.outputs) or any(shape[:1] != (samples,) for shape in shapes):
+            raise PackageError(
+                f"the program gave outputs of shapes {shapes} for {samples} samples; the manifest has "
+                f"{len(self._manifest.outputs)}, each with a row per sample"
+            )
+
+
+def load_program(folder: Path, manifest: Manifest, settings: Settings) -> LoadedProgram:
+    """Load the program of a package that the settings choose.
+
+    Args:
+        folder: folder of the package.
+        manifest: manifest of the package.
+        settings: settings, with the form of the program or a loader.
+
+    Raises:
+        PackageError: no form of the program can be loaded, or it does not do what the manifest says.
+    """
+    errors: list[str] = []
+    for form, load in _loaders(folder, manifest, settings):
+        try:
+            loaded = LoadedProgram(load(), manifest)
+            loaded.warm_up()
+        except Exception as error:  # whatever a program's reader raises: the next form may load
+            errors.append(f"{form}: {type(error).__name__}: {error}")
+        else:
+            return loaded
+    told = "; ".join(errors) or f"it has {', '.join(manifest.programs) or 'none'}"
+    raise PackageError(f"no program of {folder} can be served ({settings.program}): {told}")
+
+
+def _loaders(folder: Path, manifest: Manifest, settings: Settings) -> list[tuple[str, Callable[[], Program]]]:
+    """List what may be tried, the preferred first."""
+    if settings.loader:
+        return [("loader", lambda: _named_loader(settings.loader)(folder))]
+    forms = FORMS if settings.program == "auto" else (settings.program,)
+    found = [(form, folder / manifest.programs[form]) for form in forms if form in manifest.programs]
+    return [(form, lambda path=path, form=form: _READERS[form](path)) for form, path in found]
+
+
+def _named_loader(name: str) -> Callable[[Path], Program]:
+    module, _, function = name.partition(":")
+    loader: Callable[[Path], Program] = getattr(importlib.import_module(module), function)
+    return loader
+
+
+def _compiled(path: Path) -> Program:
+    from torch._inductor import aoti_load_package  # documented by torch under this name
+
+    return aoti_load_package(str(path))
+
+
+def _exported(path: Path) -> Program:
+    return torch.export.load(path).module()
+
+
+def _scripted(path: Path) -> Program:
+    loaded: Program = torch.jit.load(str(path))
+    return loaded
+
+
+_READERS: Mapping[str, Callable[[Path], Program]] = {
+    "pt2": _compiled,
+    "exported": _exported,
+    "torchscript": _scripted,
+}

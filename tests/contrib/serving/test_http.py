@@ -1,0 +1,202 @@
+"""The interface over HTTP, in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi", reason="shardwright-serving needs FastAPI")
+
+from fastapi.testclient import TestClient
+from shardwright_serving.app import make_app
+from shardwright_serving.settings import Settings
+from tests.contrib.serving import packages
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    return packages.write_manifest(tmp_path / "package")
+
+
+def client_of(package: Path, **settings: Any) -> TestClient:
+    return TestClient(
+        make_app(Settings(package, **{"loader": packages.LOADER, "poll_seconds": 0.01, **settings}))
+    )
+
+
+@pytest.fixture
+def client(package: Path) -> Iterator[TestClient]:
+    with client_of(package, max_batch=4, max_request_bytes=2000) as made:
+        yield made
+
+
+def test_prediction_is_the_programs(client: TestClient) -> None:
+    request = packages.a_request(3, 0, 9)
+    response = client.post("/predict", json=request)
+    assert response.status_code == 200
+    assert response.json() == {"version": "1", "outputs": packages.expected(request)}
+
+
+def test_unfit_request_is_422_that_names_the_feature(client: TestClient) -> None:
+    request = packages.a_request(1)
+    request["features"]["user"] = [[packages.USERS]]
+    response = client.post("/predict", json=request)
+    assert response.status_code == 422
+    assert response.json()["detail"] == [
+        {"loc": ["features", "user", 0, 0], "msg": "feature 'user', sample 0: id 10 is not an id of 0 to 9"}
+    ]
+
+
+def test_large_body_is_413(client: TestClient) -> None:
+    body = json.dumps(packages.a_request(1)).encode().ljust(2001)
+    assert client.post("/predict", content=body[:2000]).status_code == 200
+    response = client.post("/predict", content=body)
+    assert response.status_code == 413
+    assert response.json()["detail"] == "the body has 2001 bytes or more; at most 2000 are read"
+
+
+def test_body_of_unknown_length_is_read_no_further_than_it_may(package: Path) -> None:
+    app = make_app(Settings(package, loader=packages.LOADER, max_request_bytes=2000))
+    sent: list[Any] = []
+    pieces = iter([bytes(1500)] * 100)
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": next(pieces), "more_body": True}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def ask() -> None:
+        scope = {"type": "http", "method": "POST", "path": "/predict", "headers": [], "query_string": b""}
+        async with app.router.lifespan_context(app):
+            await app(scope, receive, send)
+
+    asyncio.run(asyncio.wait_for(ask(), 30))
+    assert sent[0]["status"] == 413
+    assert b"the body has 3000 bytes or more; at most 2000 are read" in sent[1]["body"]
+
+
+def test_many_samples_are_413(client: TestClient) -> None:
+    response = client.post("/predict", json=packages.a_request(1, 1, 1, 1, 1))
+    assert response.status_code == 413
+    assert response.json()["detail"].startswith("5 samples in a request; at most 4 are taken")
+
+
+def test_health_readiness_and_metrics_are_told(client: TestClient) -> None:
+    assert client.get("/healthz").json() == {"status": "ok", "version": "1", "worker": os.getpid()}
+    assert client.get("/readyz").json() == {"status": "ready", "version": "1"}
+    client.post("/predict", json=packages.a_request(1, 2))
+    client.post("/predict", json={})
+    metrics = client.get("/metrics").text.splitlines()
+    for line in (
+        'shardwright_requests_total{code="200"} 1.0',
+        'shardwright_requests_total{code="422"} 1.0',
+        "shardwright_batch_samples_sum 2.0",
+        "shardwright_queued_samples 0.0",
+        'shardwright_workers{version="1"} 1.0',
+    ):
+        assert line in metrics
+
+
+def test_schema_of_requests_is_that_of_the_package(client: TestClient) -> None:
+    document = client.get("/openapi.json").json()
+    schema = document["paths"]["/predict"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert schema["required"] == ["features", "dense"]
+    ids = document["components"]["schemas"]["Features"]["properties"]["item"]["items"]["items"]
+    assert (ids["minimum"], ids["maximum"]) == (0, packages.ITEMS - 1)
+
+
+def slow_program(folder: Path) -> Any:
+    """Load a program whose call for a user 1 ends when the test lets it."""
+    program = packages.load_small(folder)
+
+    def waits(*inputs: Any) -> Any:
+        if inputs[-1][0, 0] == 1:
+            (folder / "begun").touch()
+            wait_for(folder / "may_end")
+        return program(*inputs)
+
+    return waits
+
+
+def wait_for(path: Path) -> None:
+    end = time.monotonic() + 30
+    while not path.exists():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+def test_request_beyond_the_queue_is_503_with_a_time_to_come_again(package: Path) -> None:
+    with (
+        client_of(package, loader=f"{__name__}:slow_program", max_queue=1, max_wait_ms=0) as client,
+        ThreadPoolExecutor(3) as threads,
+    ):
+        first = threads.submit(client.post, "/predict", json=packages.a_request(1))
+        wait_for(package / "begun")
+        others = [threads.submit(client.post, "/predict", json=packages.a_request(2)) for _ in range(2)]
+        refused = next(as_completed(others)).result()
+        ready = client.get("/readyz")
+        (package / "may_end").touch()
+        codes = sorted(future.result().status_code for future in [first, *others])
+    assert codes == [200, 200, 503]
+    for response in (ready, refused):
+        assert response.status_code == 503
+        assert int(response.headers["Retry-After"]) >= 1
+    assert refused.json()["detail"] == "1 samples wait in this worker, and at most 1 may"
+
+
+def until(client: TestClient, version: str) -> None:
+    """Ask for predictions until they are those of a version; none may fail or be another's."""
+    request = packages.a_request(3, 1)
+    for _ in range(3000):
+        response = client.post("/predict", json=request)
+        assert response.status_code == 200
+        answer = response.json()
+        assert answer["outputs"] == packages.expected(request, float(answer["version"]))
+        if answer["version"] == version:
+            return
+    raise AssertionError(f"version {version} was not taken")
+
+
+def test_newer_package_is_taken_and_a_broken_one_is_not(tmp_path: Path, package: Path) -> None:
+    link, second = tmp_path / "current", tmp_path / "second"
+    link.symlink_to(package)
+    broken = ({"version": "broken"}, {"version": "3", "outputs": packages.MANIFEST["outputs"][:1]})
+    with client_of(link) as client:
+        until(client, "1")
+        newer = tmp_path / "newer"
+        newer.symlink_to(packages.write_manifest(second, version="2"))
+        newer.replace(link)
+        until(client, "2")
+        for count, changed in enumerate(broken, 1):
+            packages.write_manifest(second, **changed)
+            while f'loads_total{{result="failed"}} {count}.0' not in client.get("/metrics").text:
+                until(client, "2")
+        packages.write_manifest(second, version="4")
+        until(client, "4")
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "exported",
+        pytest.param("torchscript", marks=pytest.mark.slow),
+        pytest.param("pt2", marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_program_of_each_form_is_served(tmp_path: Path, form: str) -> None:
+    package = packages.write_package(tmp_path, form=form)
+    with client_of(package, loader="") as client:
+        for users in ((), (3,), (1, 2, 0, 9)):
+            request = packages.a_request(*(users or (0,)))
+            response = client.post("/predict", json=request)
+            assert response.json() == {"version": "1", "outputs": packages.expected(request)}

@@ -53,8 +53,8 @@ MODULES: Mapping[str, Sequence[str]] = {
     "torchrec.distributed.fbgemm_qcomm_codec": ("CommType", "QCommsConfig", "get_qcomm_codecs_registry"),
     "torchrec.distributed.planner.shard_estimators": ("EmbeddingOffloadStats",),
     "torchrec.distributed.planner.types": ("StorageReservation",),
-    "torchrec.distributed.train_pipeline": _LOOPS,
-    "torchrec.distributed.train_pipeline.train_pipelines": _LOOPS,
+    "torchrec.distributed.train_pipeline": (*_LOOPS, "TrainPipeline"),
+    "torchrec.distributed.train_pipeline.train_pipelines": (*_LOOPS, "TrainPipeline"),
     "torchrec.distributed.types": (
         *("Awaitable", "CacheStatistics", "LazyAwaitable", "ModuleSharder"),
         *("DataType", "EnumerableShardingSpec", "ShardingEnv", "ShardingType", *_PLANS),
@@ -127,11 +127,8 @@ _BENT_LOOPS = _in("parallel.pipelines", "TrainPipelineBase", "TrainPipelineSpars
 
 ADAPTED: Mapping[str, Mapping[str, str]] = {
     "torchrec": _in(_TABLES, "EmbeddingBagConfig", "EmbeddingConfig"),
-    "torchrec.distributed.train_pipeline": {**_BENT_LOOPS, **_in(_INTERFACES, "TrainPipeline")},
-    "torchrec.distributed.train_pipeline.train_pipelines": {
-        **_BENT_LOOPS,
-        **_in(_INTERFACES, "TrainPipeline"),
-    },
+    "torchrec.distributed.train_pipeline": _BENT_LOOPS,
+    "torchrec.distributed.train_pipeline.train_pipelines": _BENT_LOOPS,
     "torchrec.distributed": {
         **_in(_MODEL, "DistributedModelParallel"),
         **_BENT_LOOPS,
@@ -287,6 +284,7 @@ ADAPTED: Mapping[str, Mapping[str, str]] = {
         _SUMS, "RecalibratedCalibrationMetric", "RecalibratedCalibrationMetricComputation"
     ),
     "torchrec.metrics.ctr": _in(_SUMS, "CTRMetric", "CTRMetricComputation"),
+    "torchrec.metrics.deferrable_metrics": _in("metrics.metric_module", "DeferrableMetrics"),
     "torchrec.metrics.gauc": _in(_SUMS, "GAUCMetric", "GAUCMetricComputation"),
     "torchrec.metrics.mae": _in(_SUMS, "MAEMetric", "MAEMetricComputation"),
     "torchrec.metrics.metric_module": _in(

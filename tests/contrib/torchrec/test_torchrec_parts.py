@@ -23,7 +23,6 @@ from shardwright_torchrec.distributed.interfaces import (
     MultiPassPrefetchConfig,
     ShardedModule,
     ShardingPlanner,
-    TrainPipeline,
 )
 from shardwright_torchrec.distributed.shard import shard
 from shardwright_torchrec.distributed.sharding_plan import calculate_shard_sizes_and_offsets, row_wise
@@ -359,7 +358,6 @@ def test_modules_are_copied_and_initialised_on_a_device() -> None:
 
 def test_bases_are_those_of_shardwrights_classes() -> None:
     assert issubclass(sw.EmbeddingShardingPlanner, ShardingPlanner)
-    assert issubclass(sw.TrainPipelineSparseDist, TrainPipeline)
     assert issubclass(sw.DefaultDataParallelWrapper, DataParallelWrapper)
     assert issubclass(sw.EmbeddingCollection, EmbeddingCollectionInterface)
     assert not issubclass(sw.EmbeddingCollection, EmbeddingBagCollectionInterface)

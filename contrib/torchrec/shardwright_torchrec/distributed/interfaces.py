@@ -16,7 +16,6 @@ __all__ = [
     "MultiPassPrefetchConfig",
     "ShardedModule",
     "ShardingPlanner",
-    "TrainPipeline",
 ]
 
 
@@ -48,18 +47,6 @@ class ShardingPlanner(ABC):
 
 
 ShardingPlanner.register(sw.EmbeddingShardingPlanner)
-
-
-class TrainPipeline(ABC):
-    """A training loop that takes a batch at a call; shardwright's are such."""
-
-    @abstractmethod
-    def progress(self, dataloader_iter: Any) -> Any:
-        """Train on a batch, and give the model's output."""
-
-
-TrainPipeline.register(sw.TrainPipelineBase)
-TrainPipeline.register(sw.TrainPipelineSparseDist)
 
 
 class DataParallelWrapper(ABC):

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from tests.contrib.torchrec import workers
+from tests.contrib.torchrec.training import workers
 
 from shardwright.testing import RankPool
 

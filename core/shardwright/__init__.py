@@ -153,8 +153,12 @@ _MODULE_OF_NAME: dict[str, str] = {
             "EmbeddingBagCollectionSharder",
             "EmbeddingCollectionSharder",
             "ModuleSharder",
+            "QuantEmbeddingBagCollectionSharder",
+            "QuantEmbeddingCollectionSharder",
             "ShardedEmbeddingBagCollection",
             "ShardedEmbeddingCollection",
+            "ShardedQuantEmbeddingBagCollection",
+            "ShardedQuantEmbeddingCollection",
             "register_sharder",
         ),
         "shardwright.runtime.step.executor": ("Executor", "ExecutorConfig", "ExecutorStep", "PeerHeaders"),
@@ -180,6 +184,8 @@ _MODULE_OF_NAME: dict[str, str] = {
             "TrainPipelineSparseDist",
             "lockstep_batches",
         ),
+        "shardwright.serving.export": ("export_for_inference",),
+        "shardwright.serving.package": ("InferencePackage", "load_package"),
         "shardwright.sparse": ("JaggedTensor", "KeyedJaggedTensor", "KeyedTensor"),
     }.items()
     for name in names

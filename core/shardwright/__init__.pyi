@@ -141,8 +141,12 @@ from shardwright.runtime.routed.return_path import ReturnStep as ReturnStep
 from shardwright.runtime.sharded.collections.sharders import EmbeddingBagCollectionSharder as EmbeddingBagCollectionSharder
 from shardwright.runtime.sharded.collections.sharders import EmbeddingCollectionSharder as EmbeddingCollectionSharder
 from shardwright.runtime.sharded.collections.sharders import ModuleSharder as ModuleSharder
+from shardwright.runtime.sharded.collections.sharders import QuantEmbeddingBagCollectionSharder as QuantEmbeddingBagCollectionSharder
+from shardwright.runtime.sharded.collections.sharders import QuantEmbeddingCollectionSharder as QuantEmbeddingCollectionSharder
 from shardwright.runtime.sharded.collections.sharders import ShardedEmbeddingBagCollection as ShardedEmbeddingBagCollection
 from shardwright.runtime.sharded.collections.sharders import ShardedEmbeddingCollection as ShardedEmbeddingCollection
+from shardwright.runtime.sharded.collections.sharders import ShardedQuantEmbeddingBagCollection as ShardedQuantEmbeddingBagCollection
+from shardwright.runtime.sharded.collections.sharders import ShardedQuantEmbeddingCollection as ShardedQuantEmbeddingCollection
 from shardwright.runtime.sharded.collections.sharders import register_sharder as register_sharder
 from shardwright.runtime.sharded.models.dmp_collection import DMPCollection as DMPCollection
 from shardwright.runtime.sharded.models.model_parallel import DefaultDataParallelWrapper as DefaultDataParallelWrapper
@@ -156,6 +160,9 @@ from shardwright.runtime.step.executor import Executor as Executor
 from shardwright.runtime.step.executor import ExecutorConfig as ExecutorConfig
 from shardwright.runtime.step.executor import ExecutorStep as ExecutorStep
 from shardwright.runtime.step.executor import PeerHeaders as PeerHeaders
+from shardwright.serving.export import export_for_inference as export_for_inference
+from shardwright.serving.package import InferencePackage as InferencePackage
+from shardwright.serving.package import load_package as load_package
 from shardwright.sparse import JaggedTensor as JaggedTensor
 from shardwright.sparse import KeyedJaggedTensor as KeyedJaggedTensor
 from shardwright.sparse import KeyedTensor as KeyedTensor

@@ -796,6 +796,10 @@ class KeyedJaggedTensor(Jagged):
     def _used(self) -> _Used:
         """Values and weights of the bags, without those beyond them."""
         stop = self._starts()[-1]
+        if (
+            torch.compiler.is_exporting()
+        ):  # numbers are not known yet: the program will demand it of every batch
+            torch._check(stop == self._values.shape[0])
         if stop == self._values.shape[0]:
             return _Used(self._values, self._weights)
         return _Used(self._values[:stop], None if self._weights is None else self._weights[:stop])

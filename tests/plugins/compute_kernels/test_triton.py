@@ -19,8 +19,8 @@ from shardwright.planning.tables.spec import DataType
 
 CHECKS = "tests/plugins/compute_kernels/triton_checks.py"
 QUICK = (
-    "gradients_of_weights or few_ids or three_launches or widths or without_ids or FP16--3.0 or (sharded and MEAN) or "
-    "(runs and small and row_wise_adagrad-FP32)"
+    "asking_the_host or (any_optimizer and ftrl and MEAN) or gradients_of_weights or few_ids or three_launches or "
+    "widths or without_ids or FP16--3.0 or (sharded and MEAN) or (runs and small and row_wise_adagrad-FP32)"
 )
 TIMEOUT_S = 550.0  # of a loaded machine; the quick ones end in tenths of that
 

@@ -14,6 +14,7 @@ import torch
 from tests.equality import Case, Table, assert_equals_unsharded, train_simulated
 from tests.pairs import pairwise
 from tests.plugins.compute_kernels.loops import OPTIMIZERS, Batch, block_spec, draw_batch, draw_sequences
+from tests.plugins.optimizers.strangers import acme_ftrl
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -21,7 +22,7 @@ from shardwright.contracts import ComputeKernel
 from shardwright.contracts.lookup import BlockSpec, Lookup
 from shardwright.host import host
 from shardwright.planning.tables.optimizers import OptimizerSpec
-from shardwright.testing import ComputeKernelTests
+from shardwright.testing import ComputeKernelTests, installed
 from shardwright.testing.kernels.kernel_checks import check_sums, gradient_of, train, weights_of
 from shardwright.testing.kernels.loops import build
 from shardwright_plugins.compute_kernels.fused_triton import _kernels as kernels
@@ -166,7 +167,7 @@ def test_equal_batches_give_equal_bits() -> None:
     for items in (64, 64, 8):
 
         def steps(lookup: Any, items: int = items) -> None:
-            lookup._tiles = Tiles(items=items, unroll=2, window=16, few=0)
+            lookup.tiles = Tiles(items=items, unroll=2, window=16, few=0)
 
         found.append(states_after(blocks, batches, steps))
     for other in found[1:]:
@@ -254,3 +255,39 @@ def test_sharded_equals_unsharded(pooling: str) -> None:
     ]
     case = Case(tables, (3, 2), "row_wise_adagrad")
     assert_equals_unsharded(case, train_simulated(case))
+
+
+RULES: list[tuple[str, tuple[tuple[str, Any], ...]]] = [
+    ("acme_ftrl", (("l1", 0.01),)),
+    ("partial_row_wise_adam", ()),
+    ("adagrad", (("initial_accumulator_value", 0.3), ("weight_decay", 0.1))),
+]
+
+
+@pytest.mark.skipif(FULL, reason="simulated ranks run on the CPU")
+@pytest.mark.parametrize("pooling", ["MEAN", "NONE"])
+@pytest.mark.parametrize(("optimizer", "parameters"), RULES, ids=[name for name, _ in RULES])
+def test_any_optimizer_trains_as_without_sharding(
+    optimizer: str, parameters: tuple[tuple[str, Any], ...], pooling: str
+) -> None:
+    tables = [
+        Table(7 + index, 8, (f"f{index}", "shared"), pooling, sharding_type, "fused_triton", offset=index)
+        for index, sharding_type in enumerate(TYPES)
+    ]
+    case = Case(tables, (3, 2), optimizer, is_weighted=pooling != "NONE", parameters=parameters)
+    with installed(acme_ftrl()):
+        assert_equals_unsharded(case, train_simulated(case))
+
+
+def test_any_optimizer_updates_without_asking_the_host() -> None:
+    """Its launches are those of the lookup; what runs in torch has sizes that the host knows."""
+    with installed(acme_ftrl()):
+        blocks = blocks_of(spec("acme_ftrl"), (9, 8, 2), (5, 8, 1))
+        lookup = kernel().build(blocks, device=DEVICE)
+        assert type(lookup).__name__ == "RuleTritonLookup"
+        batch = draw_batch(blocks, (6, 3), is_weighted=True)
+        out, saved = lookup.forward(batch.as_bags(DEVICE), training=True)
+        with Operators() as operators:
+            lookup.backward(saved, torch.ones_like(out))
+        waiting = ("nonzero", "unique", "_local_scalar_dense", "bincount", "masked_select")
+        assert not [name for name in operators.names if any(word in name for word in waiting)]

@@ -49,9 +49,9 @@ def lookup_of(case: tuple[Any, ...]) -> tuple[FusedTritonLookup, Batch]:
     ]
     cpu = torch.device("cpu")
     lookup = FusedTritonLookup(blocks, device=cpu)
-    tiles = evolve(Tiles.of(torch.device("cuda"), lookup._geometry.num_columns), few=0)
+    tiles = evolve(Tiles.of(torch.device("cuda"), lookup.geometry.num_columns), few=0)
     lookup = FusedTritonLookup(blocks, device=cpu, tiles=tiles)
-    lookup._warps = {"num_warps": tiles.warps}
+    lookup.warps = {"num_warps": tiles.warps}
     if is_pooled:
         return lookup, draw_batch(blocks, (30, 20), is_weighted=is_weighted)
     return lookup, draw_sequences(blocks, 2, max_ids=80)
@@ -68,7 +68,7 @@ def launches(case: tuple[Any, ...]) -> list[Launch]:
         out, saved = lookup.forward(batch.as_bags(torch.device("cpu")), training=True)
         lookup.weight_gradients(saved, out)
         lookup.backward(saved, out)
-        lookup._tiles = evolve(lookup._tiles, few=batch.as_bags(torch.device("cpu")).ids.numel())
+        lookup.tiles = evolve(lookup.tiles, few=batch.as_bags(torch.device("cpu")).ids.numel())
         lookup.backward(lookup.prepare(batch.as_bags(torch.device("cpu"))), out)
     return seen
 

@@ -37,6 +37,10 @@ HOMONYMS = {
         ("core/shardwright/optim/fused.py", name): "the name in specifications of an optimizer of torch's"
         for name in ("sgd", "adagrad", "row_wise_adagrad", "adam")
     },
+    **{
+        (f"core/shardwright/serving/{name}.py", "dense"): "the input of a model beside its features"
+        for name in ("export", "manifest", "program", "programs")
+    },
     ("core/shardwright/runtime/checkpoint/saving.py", "checkpoint"): "where ranks meet before they save one",
 }
 # Words that leave a docstring's reader to find the noun, and an argument without a subject.

@@ -180,6 +180,8 @@ _MODULE_OF_NAME: dict[str, str] = {
             "TrainPipelineSparseDist",
             "lockstep_batches",
         ),
+        "shardwright.serving.export": ("export_for_inference",),
+        "shardwright.serving.package": ("InferencePackage", "load_package"),
         "shardwright.sparse": ("JaggedTensor", "KeyedJaggedTensor", "KeyedTensor"),
     }.items()
     for name in names

@@ -156,6 +156,9 @@ from shardwright.runtime.step.executor import Executor as Executor
 from shardwright.runtime.step.executor import ExecutorConfig as ExecutorConfig
 from shardwright.runtime.step.executor import ExecutorStep as ExecutorStep
 from shardwright.runtime.step.executor import PeerHeaders as PeerHeaders
+from shardwright.serving.export import export_for_inference as export_for_inference
+from shardwright.serving.package import InferencePackage as InferencePackage
+from shardwright.serving.package import load_package as load_package
 from shardwright.sparse import JaggedTensor as JaggedTensor
 from shardwright.sparse import KeyedJaggedTensor as KeyedJaggedTensor
 from shardwright.sparse import KeyedTensor as KeyedTensor

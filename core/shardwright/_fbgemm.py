@@ -34,7 +34,8 @@ def reason() -> str | None:
 def serves(operator: str, device_type: str) -> bool:
     """True if FBGEMM brings a kernel of an operator for a kind of device.
 
-    A build for CPUs only has no kernels for other devices, and its operators fail when they are called there.
+    A build for CPUs only has no kernels for other devices, and its operators fail when they are called there. Within
+    `torch.export` there are none: programs run where FBGEMM is not installed.
 
     Args:
         operator: The name without its namespace, such as `"jagged_to_padded_dense"`.
@@ -43,7 +44,13 @@ def serves(operator: str, device_type: str) -> bool:
     Returns:
         True if calling `torch.ops.fbgemm.<operator>` with tensors of that device runs FBGEMM's own kernel.
     """
-    return available() and _has_kernel(operator, device_type)
+    return available() and _has_kernel(operator, device_type) and not _is_exporting()
+
+
+def _is_exporting() -> bool:
+    import torch
+
+    return torch.compiler.is_exporting()
 
 
 @functools.cache

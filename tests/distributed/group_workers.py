@@ -17,6 +17,7 @@ from tests.distributed.pipelines.pipeline_workers import WithLoss, examples
 from shardwright import (
     Block,
     ColumnRange,
+    DefaultDataParallelWrapper,
     DMPCollection,
     EmbeddingBagCollectionSharder,
     EmbeddingModuleShardingPlan,
@@ -72,7 +73,12 @@ def train_with_sync(
     The groups begin with other weights: those of the first are those of all.
     """
     group = dist.get_rank() // GROUP if is_inter_host else dist.get_rank() % 2
-    model = sharded(workers.clicks(3 + group), use_inter_host_allreduce=is_inter_host)
+    model = sharded(
+        workers.clicks(3 + group),
+        use_inter_host_allreduce=is_inter_host,
+        data_parallel_wrapper=DefaultDataParallelWrapper(find_unused_parameters=True),
+    )
+    assert model._wrapper[0].find_unused_parameters
     optimizer = workers.optimizers_of(model)
     for step in range(steps):
         if step == reshards_before:

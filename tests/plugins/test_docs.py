@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from shardwright.testing.simulated import run_simulated
 DOCS = Path(shardwright_plugins.__file__).parent / "docs"
 CORE_DOCS = Path(shardwright.__file__).parent / "docs"
 ENGINE, PIPELINES = CORE_DOCS / "engine.md", CORE_DOCS / "pipelines.md"
+SERVING = CORE_DOCS / "serving.md"
 TYPES, PERFORMANCE = DOCS / "sharding_types.md", DOCS / "performance.md"
 PAGES = sorted([*DOCS.glob("*.md"), *CORE_DOCS.glob("*.md")])
 PICTURE = "layout "
@@ -130,6 +132,13 @@ def test_docs_pipelines_list_the_stages_of_each() -> None:
     assert len(listed) == 4
     for name, stages in listed.items():
         assert stages == ", ".join(stage.name for stage in getattr(shardwright, name).stages())
+
+
+def test_docs_serving_plan_is_what_the_page_shows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "serving_plan.py"
+    script.write_text(readme.source(script.name, SERVING))
+    runpy.run_path(str(script))
+    assert capsys.readouterr().out == readme.output_of(script.name, SERVING)
 
 
 @pytest.mark.slow

@@ -206,7 +206,9 @@ ADAPTED: Mapping[str, Mapping[str, str]] = {
     "torchrec.distributed.comm": _in(
         "distributed.comm", "get_group_rank", "get_local_rank", "get_local_size", "get_num_groups"
     ),
-    "torchrec.sparse.jagged_tensor": _in(_JAGGED, "ComputeJTDictToKJT", "ComputeKJTToJTDict", "kjt_is_equal"),
+    "torchrec.sparse.jagged_tensor": _in(
+        _JAGGED, "ComputeJTDictToKJT", "ComputeKJTToJTDict", "jt_is_equal", "kjt_is_equal"
+    ),
     "torchrec.sparse.jagged_tensor_validator": _in(_JAGGED, "validate_keyed_jagged_tensor"),
     "torchrec.distributed.types": {
         **_in("distributed.types", "BoundsCheckMode", "CacheAlgorithm", "ModuleShardingPlan", "NoWait"),

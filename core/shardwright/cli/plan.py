@@ -37,7 +37,9 @@ def plan(
             "--inter-host-averaging", help="Sharding groups are neighbouring ranks; else replicas are."
         ),
     ] = False,
-    device: Annotated[str, typer.Option(help="Type of the ranks' devices.")] = "cuda",
+    device: Annotated[
+        str, typer.Option(help="Type of the ranks' devices, or one a rank: cuda,cuda,cpu.")
+    ] = "cuda",
     hbm_gib: Annotated[float | None, typer.Option(min=0, help="Device memory of a rank, GiB.")] = None,
     ddr_gib: Annotated[
         float | None, typer.Option(min=0, help="Host memory that a rank may use, GiB.")
@@ -142,7 +144,7 @@ def _topology(
 
     return Topology(
         ranks,
-        device,
+        device.split(",") if "," in device else device,
         hbm_cap=_bytes("--hbm-gib", hbm_gib),
         ddr_cap=_bytes("--ddr-gib", ddr_gib),
         local_world_size=local,

@@ -130,6 +130,8 @@ class Lookup(ABC):
     room: Callable[[int], Tensor] = staticmethod(_plain_room)
     """Maker of the memory for :meth:`forward`'s result, of so many float32 values, which it does not set. Where results
     are sent as they are, the engine replaces it by memory that they are sent from; a kernel may use it or not."""
+    checks_ids: bool = False
+    """True if :meth:`forward` raises ``IndexError`` for an id that is no row of its block, having changed nothing."""
     states_per_row: frozenset[str] = frozenset()
     """The names of optimizer states that hold one value a row, the same in every column block of a table."""
 
@@ -213,7 +215,21 @@ class Lookup(ABC):
 
     @abstractmethod
     def weight(self, block: int) -> Tensor:
-        """``[rows, columns]``: the weights of a block, shared storage."""
+        """``[rows, columns]``: the weights of a block, shared storage.
+
+        Of a kernel that does not train: its stored rows, ``[rows, bytes]`` uint8, scale and bias among them.
+        """
+
+    def adopt(self, block: int, weight: Tensor) -> None:
+        """Take over the weights of a block: a kernel that reads rows anywhere keeps ``weight`` itself, without a copy.
+
+        What :meth:`weight` gave before is no more the block's then.
+
+        Args:
+            block: the block.
+            weight: weights in the form of :meth:`weight`, contiguous, on the lookup's device.
+        """
+        self.weight(block).copy_(weight)
 
     def parameters(self) -> Sequence[torch.nn.Parameter]:
         """The parameters that autograd sees, one a block; none where the optimizer is fused."""

@@ -5,6 +5,7 @@ They are plain and exact rather than fast: prototypes for the user, the referenc
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from itertools import chain
@@ -17,6 +18,7 @@ from shardwright.arguments import checked_only
 from shardwright.errors import InvalidInputError
 from shardwright.modules._lookup import look_up, look_up_and_pool, pooled_outputs, sequence_outputs
 from shardwright.modules.embedding_configs import dtype_of
+from shardwright.optim.optimizers import copy_in_backward_optimizers
 from shardwright.planning.tables.spec import (
     EmbeddingBagConfig,
     EmbeddingConfig,
@@ -42,6 +44,15 @@ class TableCollection(nn.Module, ABC):
         check_tables(tables)
         names = embedding_names({table.name: table.feature_names for table in tables})
         self._embedding_names_by_table = [names[table.name] for table in tables]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TableCollection:
+        """A copy whose weights have their optimizers in the backward pass, too: torch copies parameters without."""
+        copied = type(self).__new__(type(self))
+        memo[id(self)] = copied
+        copied.__setstate__(copy.deepcopy(self.__dict__, memo))
+        for own, other in zip(self.parameters(), copied.parameters(), strict=True):
+            copy_in_backward_optimizers(own, other)
+        return copied
 
     @property
     @abstractmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -31,8 +32,8 @@ def apply_optimizer_in_backward(
     sharding: the fused kernels then take over (see `optimizer_spec_of`). Torch's own
     ``torch.distributed.optim._apply_optimizer_in_backward`` has the same effect and is understood as well.
 
-    Note that copying a module (``copy.deepcopy``) or materialising one that is on ``meta`` makes new
-    parameters, without their optimizers: that is how torch copies parameters.
+    A copy of a collection of tables (``copy.deepcopy``) has optimizers of its own, in the same state. Copying other
+    modules, or materialising one that is on ``meta``, makes new parameters without their optimizers, as torch does.
 
     Args:
         optimizer_class: such as ``torch.optim.SGD``.
@@ -86,6 +87,24 @@ def _step_and_clear(param: Tensor) -> None:
     for optimizer in in_backward_optimizers(param):
         optimizer.step()
     param.grad = None
+
+
+def copy_in_backward_optimizers(source: Tensor, copied: Tensor) -> None:
+    """Give the copy of a parameter copies of its optimizers in the backward pass, in the same state.
+
+    Args:
+        source: parameter that was copied.
+        copied: its copy, which ``copy.deepcopy`` made without optimizers.
+    """
+    if hasattr(copied, _OPTIMIZERS):  # another module that has the parameter was copied before
+        return
+    needs_gradient = copied.requires_grad
+    copied.requires_grad_(True)  # torch hooks no others; a table may have been frozen since
+    for kind, arguments in zip(getattr(source, _CLASSES, ()), getattr(source, _ARGUMENTS, ()), strict=True):
+        apply_optimizer_in_backward(kind, [copied], arguments)  # type: ignore[list-item]
+    copied.requires_grad_(needs_gradient)
+    for old, new in zip(in_backward_optimizers(source), in_backward_optimizers(copied), strict=True):
+        new.load_state_dict(copy.deepcopy(old.state_dict()))
 
 
 def in_backward_optimizers(param: Tensor) -> tuple[Optimizer, ...]:

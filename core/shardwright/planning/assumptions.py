@@ -59,9 +59,17 @@ _NETWORK = _all_from(
 _OF_A_DEVICE = frozenset(name for name in _TORCHREC if name.startswith("hbm"))
 
 
-def assumptions_of(device: str) -> Mapping[str, Assumption]:
-    """Return the assumptions about a machine with ranks of ``device``, by the names of ``Topology``'s arguments."""
+def assumptions_of(device: str, *, with_cpus: bool = False) -> Mapping[str, Assumption]:
+    """Return the assumptions about a machine with ranks of ``device``, by the names of ``Topology``'s arguments.
+
+    Args:
+        device: type of the ranks' devices.
+        with_cpus: other ranks have none; collectives, in which all take part, are then as slow as theirs.
+    """
     common = {**_TORCHREC, **_LATENCIES}
+    if with_cpus:
+        links = {name: assumed for name, assumed in {**_MEASURED, **_NETWORK}.items() if name != "ddr_mem_bw"}
+        return {**common, **links, "cpu_ddr_mem_bw": _MEASURED["ddr_mem_bw"]}
     if device != CPU_DEVICE:
         return common
     of_hosts = {**common, **_MEASURED, **_NETWORK}

@@ -92,6 +92,7 @@ def _with(registry: Registry[_Plugin], name: str, arguments: dict[str, Any]) -> 
         raise
     except (TypeError, ValueError) as error:
         near = next((hint for key in arguments if key not in taken and (hint := nearest(key, taken))), "")
+        reason = str(error).rstrip(".")
         raise InvalidInputError(
-            f"{what} cannot be made with {given}: {error}. It takes: {', '.join(taken) or 'none'}.{near}"
+            f"{what} cannot be made with {given}: {reason}. It takes: {', '.join(taken) or 'none'}.{near}"
         ) from error

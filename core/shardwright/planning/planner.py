@@ -36,7 +36,12 @@ from shardwright.planning.options.options import Options
 from shardwright.planning.options.planning_plugins import PlanningPlugins, PluginChoice, origin
 from shardwright.planning.options.preparation import prepare
 from shardwright.planning.options.search_space import SearchSpace
-from shardwright.planning.plan.plan import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
+from shardwright.planning.plan.plan import (
+    EmbeddingModuleShardingPlan,
+    ParameterSharding,
+    ShardingPlan,
+    device_of_shards,
+)
 from shardwright.planning.progress import shown
 from shardwright.planning.report.report import Report, objective_data
 from shardwright.planning.search.cache_sizes import larger_caches
@@ -346,7 +351,7 @@ def _shardings(space: SearchSpace, plan: PlacedPlan) -> dict[str, EmbeddingModul
             options.type_of(option).name,
             options.kernel_of(option).name,
             layout,
-            device=space.topology.compute_device,
+            device=device_of_shards(space.topology),
             qcomms_config=table.qcomms_config,
         )
     return modules

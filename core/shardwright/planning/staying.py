@@ -289,7 +289,7 @@ def _value_bytes(table: TableSpec, sharding: ParameterSharding | None, plugin_ho
         return ValueBytes(table.data_type.bits)
     try:
         kernel = plugin_host.compute_kernels.create(sharding.compute_kernel)
-        return ValueBytes.of(table, kernel, sharding.device)
+        return ValueBytes.of(table, kernel, sharding.device_on(sharding.ranks[0]))
     except ShardwrightError:  # a plugin that is not installed here: weights alone are counted
         return ValueBytes(table.data_type.bits)
 

@@ -78,6 +78,14 @@ def derive_stride(num_keys: int, num_bags: int, stride: int | None) -> int:
     return stride
 
 
+def even_counts(num_keys: int, num_values: int) -> list[int]:
+    """Numbers of values of each key where lengths cannot be read, as even as can be."""
+    if num_keys == 0:
+        return []
+    each, others = divmod(num_values, num_keys)
+    return [each + (position < others) for position in range(num_keys)]
+
+
 def check_segments(segments: Sequence[int], num_keys: int) -> None:
     """Demand counts of keys that add up to all of them."""
     if any(segment < 0 for segment in segments) or sum(segments) != num_keys:

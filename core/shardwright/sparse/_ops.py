@@ -10,6 +10,7 @@ from itertools import accumulate
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from shardwright import _fbgemm
 
@@ -37,9 +38,8 @@ def offsets_from_lengths(lengths: Tensor, num_values: int) -> Tensor:
         lengths = lengths.long()
     if _fbgemm.serves("asynchronous_complete_cumsum", lengths.device.type):
         return torch.ops.fbgemm.asynchronous_complete_cumsum(lengths)
-    offsets = lengths.new_zeros((*lengths.shape[:-1], lengths.shape[-1] + 1))
-    torch.cumsum(lengths, dim=-1, out=offsets[..., 1:])
-    return offsets
+    # Nothing is written into a view: in `torch.export` that would fix whether there is one bag.
+    return functional.pad(torch.cumsum(lengths, dim=-1, dtype=lengths.dtype), (1, 0))
 
 
 def lengths_from_offsets(offsets: Tensor) -> Tensor:

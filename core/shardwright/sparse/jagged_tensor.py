@@ -12,6 +12,7 @@ from shardwright.arguments import checked
 from shardwright.errors import InvalidInputError
 from shardwright.sparse import _foreign, _ops, _text, _tree, _validation
 from shardwright.sparse._jagged import Jagged
+from shardwright.sparse._traces import traced
 
 _NAME = "JaggedTensor"
 _MOST_COLUMNS = (1 << 31) - 1
@@ -105,6 +106,7 @@ class JaggedTensor(Jagged):
         )
 
     @staticmethod
+    @traced
     @checked
     def empty_like(jt: JaggedTensor, device: torch.device | str | None = None) -> JaggedTensor:
         """A batch of no bags with the dtypes and device of another.
@@ -124,6 +126,7 @@ class JaggedTensor(Jagged):
         )
 
     @staticmethod
+    @traced
     @checked
     def from_dense(values: Sequence[Tensor], weights: Sequence[Tensor] | None = None) -> JaggedTensor:
         """Make a bag of each tensor.
@@ -154,6 +157,7 @@ class JaggedTensor(Jagged):
         )
 
     @staticmethod
+    @traced
     @checked
     def from_dense_lengths(values: Tensor, lengths: Tensor, weights: Tensor | None = None) -> JaggedTensor:
         """Take the first values of each row.

@@ -25,6 +25,7 @@ from shardwright.sparse import (
     _variable_stride,
 )
 from shardwright.sparse._jagged import Jagged
+from shardwright.sparse._traces import traced
 from shardwright.sparse._variable_stride import InverseIndices, VariableStride
 from shardwright.sparse.jagged_tensor import JaggedTensor
 
@@ -198,6 +199,7 @@ class KeyedJaggedTensor(Jagged):
         return self
 
     @staticmethod
+    @traced
     def from_lengths_sync(
         keys: Sequence[str],
         values: Tensor,
@@ -223,6 +225,7 @@ class KeyedJaggedTensor(Jagged):
         ).sync()
 
     @staticmethod
+    @traced
     def from_offsets_sync(
         keys: Sequence[str],
         values: Tensor,
@@ -320,14 +323,18 @@ class KeyedJaggedTensor(Jagged):
         return KeyedJaggedTensor(list(ids), **_foreign.joined(owner, ids, weights)).sync()
 
     @staticmethod
+    @traced
     @checked
-    def from_jt_dict(jt_dict: Mapping[str, JaggedTensor]) -> KeyedJaggedTensor:
+    def from_jt_dict(
+        jt_dict: Mapping[str, JaggedTensor], force_variable_stride: bool = False
+    ) -> KeyedJaggedTensor:
         """Join a `JaggedTensor` per key; all must have the same number of bags.
 
         An example that lacks a feature needs an empty bag there: bags are matched by position.
 
         Args:
             jt_dict: The ids of each feature, in the order the keys shall have.
+            force_variable_stride: Each key gets a batch size of its own, its number of bags; they may differ.
 
         Returns:
             A `KeyedJaggedTensor`; of an empty mapping, one of no keys.
@@ -341,7 +348,9 @@ class KeyedJaggedTensor(Jagged):
         parts = list(jt_dict.values())
         names = [f"key {key!r}" for key in jt_dict]
         lengths = [part.lengths() for part in parts]
-        _keyed_validation.check_same_stride(owner, names, [part.numel() for part in lengths])
+        strides = [part.numel() for part in lengths]
+        if not force_variable_stride:
+            _keyed_validation.check_same_stride(owner, names, strides)
         return KeyedJaggedTensor.from_lengths_sync(
             keys=list(jt_dict),
             values=_validation.joined(
@@ -349,9 +358,11 @@ class KeyedJaggedTensor(Jagged):
             ),
             lengths=torch.cat(lengths),
             weights=_concatenate_weights(owner, names, parts),
+            stride_per_key_per_rank=[[stride] for stride in strides] if force_variable_stride else None,
         )
 
     @staticmethod
+    @traced
     @checked
     def concat(kjt_list: Sequence[KeyedJaggedTensor]) -> KeyedJaggedTensor:
         """Join the keys of several batches of the same examples.
@@ -415,6 +426,7 @@ class KeyedJaggedTensor(Jagged):
         )
 
     @staticmethod
+    @traced
     @checked
     def empty_like(kjt: KeyedJaggedTensor, device: torch.device | str | None = None) -> KeyedJaggedTensor:
         """A batch of no keys, with the stride, dtypes and device of another.
@@ -486,7 +498,10 @@ class KeyedJaggedTensor(Jagged):
         return [0, *accumulate(self.stride_per_key())]
 
     def length_per_key(self) -> list[int]:
-        """Number of values of each key; read once from the device, which waits for it, then kept."""
+        """Number of values of each key; read once from the device, which waits for it, then kept.
+
+        On `meta` there are no lengths to read: the values are taken to fall evenly to the keys, for shapes alone.
+        """
         return list(self._counts())
 
     def length_per_key_or_none(self) -> list[int] | None:
@@ -617,6 +632,7 @@ class KeyedJaggedTensor(Jagged):
         return tensors if weights is None else [*tensors, weights]
 
     @staticmethod
+    @traced
     @checked
     def dist_init(
         keys: Sequence[str],
@@ -765,7 +781,11 @@ class KeyedJaggedTensor(Jagged):
 
     def _counts(self) -> list[int]:
         if self._length_per_key is None:
-            self._length_per_key = self._sums_by_key().tolist()
+            self._length_per_key = (
+                _keyed_validation.even_counts(len(self._keys), self._values.shape[0])
+                if self._values.is_meta
+                else self._sums_by_key().tolist()
+            )
         return self._length_per_key
 
     def _starts(self) -> list[int]:
@@ -776,6 +796,10 @@ class KeyedJaggedTensor(Jagged):
     def _used(self) -> _Used:
         """Values and weights of the bags, without those beyond them."""
         stop = self._starts()[-1]
+        if (
+            torch.compiler.is_exporting()
+        ):  # numbers are not known yet: the program will demand it of every batch
+            torch._check(stop == self._values.shape[0])
         if stop == self._values.shape[0]:
             return _Used(self._values, self._weights)
         return _Used(self._values[:stop], None if self._weights is None else self._weights[:stop])

@@ -12,12 +12,13 @@ from torch import Tensor
 from shardwright.arguments import checked, checked_only
 from shardwright.errors import InvalidInputError
 from shardwright.sparse import _ops, _text, _tree, _validation
+from shardwright.sparse._traces import TracedMeta, traced
 
 _NAME = "KeyedTensor"
 
 
 @final
-class KeyedTensor:
+class KeyedTensor(metaclass=TracedMeta):
     """Dense tensors joined along one dimension, each found by its key, such as pooled embeddings.
 
     Legend: F keys, B examples, D columns in all.
@@ -113,6 +114,7 @@ class KeyedTensor:
         return self
 
     @staticmethod
+    @traced
     @checked
     def from_tensor_list(
         keys: Sequence[str], tensors: Sequence[Tensor], key_dim: int = 1, cat_dim: int | None = None
@@ -146,6 +148,7 @@ class KeyedTensor:
         return KeyedTensor(keys, lengths, torch.cat(list(tensors), dim=key_dim), key_dim)
 
     @staticmethod
+    @traced
     @checked
     def regroup(keyed_tensors: Sequence[KeyedTensor], groups: Sequence[Sequence[str]]) -> list[Tensor]:
         """Gather the tensors of keys from several `KeyedTensor` into groups.
@@ -170,6 +173,7 @@ class KeyedTensor:
         return [_gather(keyed_tensors, [_place(places, key) for key in group], dim) for group in groups]
 
     @staticmethod
+    @traced
     @checked
     def regroup_as_dict(
         keyed_tensors: Sequence[KeyedTensor], groups: Sequence[Sequence[str]], keys: Sequence[str]

@@ -11,6 +11,7 @@ from shardwright.testing.plugins_under_test import installed as installed
 from shardwright.testing.proposers import ProposerTests as ProposerTests
 from shardwright.testing.ranks import RankError as RankError
 from shardwright.testing.ranks import RankPool as RankPool
+from shardwright.testing.serving_kernels import ServingKernelTests as ServingKernelTests
 from shardwright.testing.sharding_types import ShardingTypeTests as ShardingTypeTests
 from shardwright.testing.simulated import SimulatedCommunicator as SimulatedCommunicator
 from shardwright.testing.simulated import run_simulated as run_simulated

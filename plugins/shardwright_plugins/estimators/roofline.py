@@ -134,9 +134,8 @@ class _Step:
     @cached_property
     def row_bytes(self) -> Floats:
         """Bytes that are moved for one row."""
-        used = self.options.num_columns * self.options.element_bytes[self.table]
         # Whole lines are moved, whatever part of them a row fills.
-        return np.ceil(used / LINE_BYTES) * LINE_BYTES
+        return np.ceil(self.options.row_bytes / LINE_BYTES) * LINE_BYTES
 
     @cached_property
     def input_ms(self) -> Floats:
@@ -214,8 +213,11 @@ class _Step:
     @cached_property
     def _memory_bandwidth(self) -> Floats:
         """Bytes per millisecond at which a kernel streams through the device's memory."""
-        own = self.topology.read_bandwidth("device")
-        return self._per_request(lambda kernel, request: own * kernel.bandwidth_fraction(request))
+        return self._per_request(
+            lambda kernel, request: (
+                self.topology.read_bandwidth("device", request.device) * kernel.bandwidth_fraction(request)
+            )
+        )
 
     @cached_property
     def _read_ms_a_byte(self) -> Floats:
@@ -224,7 +226,9 @@ class _Step:
 
     def _read_cost(self, kernel: ComputeKernel, request: KernelRequest) -> float:
         parts = kernel.reads(request).items()
-        slowness = sum(part / self.topology.read_bandwidth(tier) for tier, part in parts if part)
+        slowness = sum(
+            part / self.topology.read_bandwidth(tier, request.device) for tier, part in parts if part
+        )
         return slowness / kernel.bandwidth_fraction(request)
 
     @cached_property

@@ -63,7 +63,7 @@ class TorchRecPerformance(Estimator):
         Copies on every rank have the kernel ``dense`` in it, whatever optimizer a table has: their gradients are
         visible, and the user's own optimizer updates them.
         """
-        if topology.compute_device != "cuda":
+        if topology.device_types != ("cuda",):
             return EVERYTHING
         return OptionSpace(kernels=KERNELS, min_partition=MIN_PARTITION)
 
@@ -151,7 +151,7 @@ def _read_speed(kernel: ComputeKernel, request: KernelRequest, topology: Topolog
     """The mean bandwidth of what a kernel reads, a cache taken to be hit as often as it is large."""
     blind = attrs.evolve(request, cache=attrs.evolve(request.cache, stats=None))
     parts = kernel.reads(blind)
-    mean = sum(part * topology.read_bandwidth(tier) for tier, part in parts.items() if part)
+    mean = sum(part * topology.read_bandwidth(tier, request.device) for tier, part in parts.items() if part)
     return mean * kernel.bandwidth_fraction(request)
 
 
@@ -164,7 +164,8 @@ def _prefetch_ms(work: Work) -> Floats:
     rows = np.where(work.of_kernels(CACHED) & ~work.is_copy, misses, 0.0)
     # The misses are those of the whole table: each row part has its share.
     moved = rows / options.num_row_parts[options.option] * options.num_columns * work.element_bytes
-    return moved / work.topology.read_bandwidth("host")
+    speeds = [work.topology.read_bandwidth("host", request.device) for request in work.requests]
+    return moved / np.array(speeds)[options.request]
 
 
 def _expected_misses(request: KernelRequest) -> float:

@@ -46,7 +46,7 @@ class TorchRecStorage(Estimator):
     def estimate(self, options: Options, topology: Topology) -> Mapping[str, Floats]:
         """Bytes of each tier, ``[S]``."""
         work = Work(options, topology)
-        weights = options.num_rows * options.num_columns * work.element_bytes
+        weights = options.num_rows * options.row_bytes
         on_host, cached = work.of_kernels(UVM, CACHED), work.of_kernels(CACHED)
         multiple = np.array([_state_multiple(table) for table in options.tables])[options.shard_table]
         cache = np.where(cached, _cached_bytes(work), 0.0)
@@ -55,10 +55,12 @@ class TorchRecStorage(Estimator):
         # The device holds the weights, or of those on the host the cache; optimizer state is a multiple of either.
         own = np.where(on_host, cache, weights)
         used = {tier: np.zeros(options.num_shards) for tier in topology.tiers}
-        used[topology.device_tier] += (
-            own + np.ceil(own * multiple) + np.where(cached, np.ceil(index), 0.0) + _buffers(work)
-        )
-        used[topology.tier_of("host")] += np.where(on_host, weights + np.ceil(weights * multiple), 0.0)
+        on_device = own + np.ceil(own * multiple) + np.where(cached, np.ceil(index), 0.0) + _buffers(work)
+        outside = np.where(on_host, weights + np.ceil(weights * multiple), 0.0)
+        for device in topology.device_types:
+            mine = options.on_device(device)
+            used[topology.tier_of("device", device)] += np.where(mine, on_device, 0.0)
+            used[topology.tier_of("host", device)] += np.where(mine, outside, 0.0)
         return used
 
     def provenance(self) -> Mapping[str, Any]:

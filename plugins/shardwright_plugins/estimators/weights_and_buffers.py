@@ -34,8 +34,10 @@ class WeightsAndBuffers(Estimator):
             kernel, request = options.requests[code]
             declared = options.compute_kernels[kernel].memory_bytes(request, num_rows)
             for tier, size in declared.items():
-                used[topology.tier_of(tier)][shards] += size
+                used[topology.tier_of(tier, request.device)][shards] += size
         received, sent = traffic_bytes(options, topology)
         buffers = np.ceil(received) + np.ceil(sent) + np.ceil(synchronised_bytes(options, topology))
-        used[topology.device_tier] += buffers + kept_bytes(options, topology)
+        buffers += kept_bytes(options, topology)
+        for device in topology.device_types:
+            used[topology.tier_of("device", device)] += np.where(options.on_device(device), buffers, 0.0)
         return used

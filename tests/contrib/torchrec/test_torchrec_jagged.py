@@ -9,6 +9,7 @@ import torch
 from shardwright_torchrec.sparse.jagged_tensors import (
     ComputeJTDictToKJT,
     ComputeKJTToJTDict,
+    jt_is_equal,
     kjt_is_equal,
     validate_keyed_jagged_tensor,
 )
@@ -36,6 +37,13 @@ def test_batches_are_equal_if_all_they_hold_is() -> None:
     for other in OTHERS:
         assert not kjt_is_equal(batch(), batch(**other))
         assert kjt_is_equal(batch(**other), batch(**other))
+
+
+def test_other_things_equal_no_batch() -> None:
+    assert not kjt_is_equal(batch(), "a text")  # type: ignore[arg-type]
+    assert jt_is_equal(batch()["a"], batch()["a"])
+    assert not jt_is_equal(batch()["a"], batch(weights=torch.ones(4))["a"])
+    assert not jt_is_equal(batch()["a"], "a text")  # type: ignore[arg-type]
 
 
 def test_modules_part_and_join_a_batch() -> None:

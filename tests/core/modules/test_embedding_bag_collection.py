@@ -23,6 +23,7 @@ from shardwright.modules.embedding_configs import (
     dtype_of,
 )
 from shardwright.modules.embedding_modules import EmbeddingBagCollection
+from shardwright.optim import apply_optimizer_in_backward, optimizer_spec_of
 from shardwright.sparse import KeyedJaggedTensor, KeyedTensor
 
 
@@ -298,6 +299,25 @@ def test_copies_are_equal_and_independent(duplicate: Any) -> None:
     with torch.no_grad():
         twin.embedding_bags["t"].weight.zero_()
     assert collection.embedding_bags["t"].weight.abs().sum() > 0
+
+
+@pytest.mark.parametrize("is_frozen", [False, True])
+def test_copies_have_the_optimizers_of_their_weights_in_the_same_state(is_frozen: bool) -> None:
+    collection = EmbeddingBagCollection([config("t", "f"), config("u", "f")])
+    weight = collection.embedding_bags["t"].weight
+    apply_optimizer_in_backward(torch.optim.Adagrad, [weight], {"lr": 0.5})
+    features = bags({"f": [[1, 2], []]})
+    collection(features).values().sum().backward()
+    collection.requires_grad_(not is_frozen)
+    twin = copy.deepcopy(torch.nn.ModuleDict({"under": collection}))["under"]
+    assert optimizer_spec_of(twin.embedding_bags["t"].weight) == optimizer_spec_of(weight)
+    assert optimizer_spec_of(twin.embedding_bags["u"].weight) is None
+    assert twin.embedding_bags["t"].weight.requires_grad is not is_frozen
+    before = weight.detach().clone()
+    twin.requires_grad_(True)(features).values().sum().backward()
+    assert torch.equal(weight, before)
+    collection.requires_grad_(True)(features).values().sum().backward()
+    assert torch.equal(twin.embedding_bags["t"].weight, weight)
 
 
 def test_introduction_tutorial_snippet_gives_what_it_shows() -> None:

@@ -71,3 +71,21 @@ def test_exported_model_of_tensors_takes_any_batch_size() -> None:
     torch.testing.assert_close(program(*other), model(*other))
     with pytest.raises(RuntimeError, match="Runtime assertion failed"):  # the lengths do not add up
         program(torch.tensor([7, 8, 9, 9]), other[1])
+
+
+class OfLists(nn.Module):
+    """A model that reads the features itself, and looks nothing up."""
+
+    def forward(self, values: Tensor, lengths: Tensor) -> Tensor:
+        features = sw.KeyedJaggedTensor(["user", "seen"], values, lengths=lengths)
+        return features["seen"].offsets()[1:] + features["user"].values().sum()
+
+
+def test_exported_model_that_reads_features_needs_operators_of_torch_alone() -> None:
+    model, lengths = OfLists(), torch.tensor([2, 0, 1, 1])
+    sizes = ({0: Dim("ids", max=2**31 - 1)}, {0: 2 * Dim("half")})
+    program = torch.export.export(model, (torch.tensor([3, 4, 5, 6]), lengths), dynamic_shapes=sizes)
+    operators = {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
+    assert not [name for name in operators if "fbgemm" in name]
+    other = torch.tensor([7, 8, 9]), torch.tensor([1, 0, 0, 2, 0, 0])
+    torch.testing.assert_close(program.module()(*other), model(*other))

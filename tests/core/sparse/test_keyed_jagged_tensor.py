@@ -200,6 +200,23 @@ def test_from_jt_dict_feature_without_ids_keeps_ids_integers() -> None:
     assert lists(kjt) == {"a": [[]], "b": [[2]]}
 
 
+def test_from_jt_dict_with_variable_stride_takes_keys_of_different_numbers_of_bags() -> None:
+    ids, lengths = torch.arange(3), {"a": torch.tensor([1, 2]), "b": torch.tensor([1, 1, 1])}
+    parts = {key: JaggedTensor(ids, lengths=of_key) for key, of_key in lengths.items()}
+    kjt = KeyedJaggedTensor.from_jt_dict(parts, force_variable_stride=True)
+    assert kjt.stride_per_key_per_rank() == [[2], [3]]
+    assert [bags.lengths().tolist() for bags in kjt.to_dict().values()] == [[1, 2], [1, 1, 1]]
+
+
+def test_meta_batch_has_shapes() -> None:
+    kjt = KeyedJaggedTensor.from_lengths_sync(
+        ["a", "b"], torch.arange(5, device="meta"), torch.ones(4, device="meta").long()
+    )
+    assert kjt.length_per_key() == [3, 2]
+    assert [bags.lengths().shape for bags in kjt.to_dict().values()] == [(2,), (2,)]
+    assert kjt.permute([1]).values().shape == (2,)
+
+
 def test_from_jt_dict_of_nothing_has_no_keys() -> None:
     assert KeyedJaggedTensor.from_jt_dict({}).keys() == []
 

@@ -72,14 +72,14 @@ def test_numba_with_several_threads_gives_the_same_bits(
     from shardwright_plugins.compute_kernels.fused_numba import _lookup
 
     used: list[int] = []
-    shares_of = _lookup._shares
+    shares_of = _lookup.shares_of
 
     def shares(*args: Any, **kwargs: Any) -> Any:
         found = shares_of(*args, **kwargs)
         used.append(len(found))
         return found
 
-    monkeypatch.setattr(_lookup, "_shares", shares)
+    monkeypatch.setattr(_lookup, "shares_of", shares)
     monkeypatch.setattr(_lookup, "_ELEMENTS_PER_THREAD", 1000)
     result, changed = trained(num_threads, slots_of, optimizer)
     assert set(used) == {num_threads}  # forward and backward passes alike

@@ -14,13 +14,15 @@ import torch
 from tests.equality import Case, Table, assert_equals_unsharded, train_simulated
 from tests.pairs import pairwise
 from tests.plugins.compute_kernels.loops import OPTIMIZERS, Batch, block_spec, draw_batch, draw_sequences
+from tests.plugins.optimizers.strangers import acme_ftrl
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardwright.contracts import ComputeKernel
 from shardwright.contracts.lookup import BlockSpec, Lookup
 from shardwright.host import host
 from shardwright.planning.tables.optimizers import OptimizerSpec
-from shardwright.testing import ComputeKernelTests
+from shardwright.testing import ComputeKernelTests, installed
 from shardwright.testing.kernels.kernel_checks import check_sums, gradient_of, train, weights_of
 from shardwright.testing.kernels.loops import build
 from shardwright_plugins.compute_kernels.fused_triton import _kernels as kernels
@@ -29,7 +31,7 @@ from shardwright_plugins.compute_kernels.fused_triton._geometry import Tiles
 
 DEVICE = torch.device("cpu" if is_interpreted() else "cuda")
 FULL = DEVICE.type == "cuda"
-SMALL = Tiles(items=16, unroll=2, window=4, bags=8)
+SMALL = Tiles(items=16, unroll=2, window=4, bags=8, few=6)
 WEIGHTS = {"FP32": torch.float32, "FP16": torch.float16, "BF16": torch.bfloat16}
 
 
@@ -83,7 +85,7 @@ def test_runs_of_any_length_equal_loops(
 
 @pytest.mark.usefixtures("tiles")
 def test_widths_of_all_kinds_share_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lookup is one launch, an update three beside the sort, whatever the widths."""
+    """A lookup is one launch, an update of few ids three, and of many as many beside the sort, whatever the widths."""
     blocks = blocks_of(spec("adam"), (5, 3, 1), (4, 128, 2), (7, 17, 1), (2, 64, 1))
     lookup, loops = build(kernel(), blocks, device=DEVICE)
     batch = draw_batch(blocks, (6, 3), is_weighted=False, max_length=9)
@@ -99,8 +101,49 @@ def test_widths_of_all_kinds_share_a_launch(monkeypatch: pytest.MonkeyPatch) -> 
     train("mixed widths", lookup, loops, batch, DEVICE)
     assert launched[1:] in (
         ["look_up", "list_ids", "update_chunks", "update_long_runs"],
-        ["look_up", "list_ids", "update_chunks"],  # one window has all ids
+        ["look_up", "list_ids", "sort_few", "update_chunks"],  # one window has all ids
     )
+
+
+class Operators(TorchDispatchMode):
+    """The operators of torch that launch something: not those that make room, or count the host's steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        makes_room = op._schema.name.removeprefix("aten::") in ("empty", "empty_like", "detach", "view")
+        if not makes_room and not all(value.dim() == 0 for value in args if isinstance(value, Tensor)):
+            self.names.append(str(op))
+        return op(*args, **(kwargs or {}))
+
+
+def test_update_of_a_small_batch_is_three_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many tables as Criteo's data has, of 64 bags; a lookup is two launches, one for the ends of the bags."""
+    blocks = blocks_of(spec("row_wise_adagrad"), *[(50, 16, 1)] * 26)
+    lookup, loops = build(kernel(), blocks, device=DEVICE)
+    batch = draw_batch(blocks, (64,), is_weighted=False, max_length=2)
+    bags = batch.as_bags(DEVICE)
+    gradient = gradient_of(loops, batch, 1).to(DEVICE)
+    lookup.backward(lookup.forward(bags, training=True)[1], gradient)  # what is made once
+    launched: list[str] = []
+    monkeypatch.setattr(kernels, "launch", lambda kernel, *_, **__: launched.append(kernel.__name__))
+    with Operators() as operators:
+        _, saved = lookup.forward(bags, training=True)
+        looked_up = [*launched, *operators.names]
+        lookup.backward(saved, gradient)
+    assert sorted(looked_up) == ["aten.cumsum.default", "look_up"]
+    assert len([*launched, *operators.names]) - len(looked_up) <= 3, (launched, operators.names)
+
+
+def test_few_ids_are_sorted_stably() -> None:
+    lookup, _ = build(kernel(), blocks_of(spec("sgd"), (5, 8, 1)), device=DEVICE)
+    for num_ids in (1, 31, 300):
+        keys = torch.randint(0, 7, (num_ids,), dtype=torch.int32).to(DEVICE)
+        found, expected = lookup._in_order(keys), torch.sort(keys, stable=True)  # type: ignore[attr-defined]
+        assert torch.equal(found[0], expected[0])
+        assert torch.equal(found[1], expected[1])
 
 
 def states_after(
@@ -124,7 +167,7 @@ def test_equal_batches_give_equal_bits() -> None:
     for items in (64, 64, 8):
 
         def steps(lookup: Any, items: int = items) -> None:
-            lookup._tiles = Tiles(items=items, unroll=2, window=16)
+            lookup.tiles = Tiles(items=items, unroll=2, window=16, few=0)
 
         found.append(states_after(blocks, batches, steps))
     for other in found[1:]:
@@ -212,3 +255,39 @@ def test_sharded_equals_unsharded(pooling: str) -> None:
     ]
     case = Case(tables, (3, 2), "row_wise_adagrad")
     assert_equals_unsharded(case, train_simulated(case))
+
+
+RULES: list[tuple[str, tuple[tuple[str, Any], ...]]] = [
+    ("acme_ftrl", (("l1", 0.01),)),
+    ("partial_row_wise_adam", ()),
+    ("adagrad", (("initial_accumulator_value", 0.3), ("weight_decay", 0.1))),
+]
+
+
+@pytest.mark.skipif(FULL, reason="simulated ranks run on the CPU")
+@pytest.mark.parametrize("pooling", ["MEAN", "NONE"])
+@pytest.mark.parametrize(("optimizer", "parameters"), RULES, ids=[name for name, _ in RULES])
+def test_any_optimizer_trains_as_without_sharding(
+    optimizer: str, parameters: tuple[tuple[str, Any], ...], pooling: str
+) -> None:
+    tables = [
+        Table(7 + index, 8, (f"f{index}", "shared"), pooling, sharding_type, "fused_triton", offset=index)
+        for index, sharding_type in enumerate(TYPES)
+    ]
+    case = Case(tables, (3, 2), optimizer, is_weighted=pooling != "NONE", parameters=parameters)
+    with installed(acme_ftrl()):
+        assert_equals_unsharded(case, train_simulated(case))
+
+
+def test_any_optimizer_updates_without_asking_the_host() -> None:
+    """Its launches are those of the lookup; what runs in torch has sizes that the host knows."""
+    with installed(acme_ftrl()):
+        blocks = blocks_of(spec("acme_ftrl"), (9, 8, 2), (5, 8, 1))
+        lookup = kernel().build(blocks, device=DEVICE)
+        assert type(lookup).__name__ == "RuleTritonLookup"
+        batch = draw_batch(blocks, (6, 3), is_weighted=True)
+        out, saved = lookup.forward(batch.as_bags(DEVICE), training=True)
+        with Operators() as operators:
+            lookup.backward(saved, torch.ones_like(out))
+        waiting = ("nonzero", "unique", "_local_scalar_dense", "bincount", "masked_select")
+        assert not [name for name in operators.names if any(word in name for word in waiting)]

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 import triton
+from attrs import evolve
 from tests.plugins.compute_kernels.loops import Batch, block_spec, draw_batch, draw_sequences
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -48,16 +49,16 @@ def lookup_of(case: tuple[Any, ...]) -> tuple[FusedTritonLookup, Batch]:
     ]
     cpu = torch.device("cpu")
     lookup = FusedTritonLookup(blocks, device=cpu)
-    tiles = Tiles.of(torch.device("cuda"), lookup._geometry.num_columns)
+    tiles = evolve(Tiles.of(torch.device("cuda"), lookup.geometry.num_columns), few=0)
     lookup = FusedTritonLookup(blocks, device=cpu, tiles=tiles)
-    lookup._warps = {"num_warps": tiles.warps}
+    lookup.warps = {"num_warps": tiles.warps}
     if is_pooled:
         return lookup, draw_batch(blocks, (30, 20), is_weighted=is_weighted)
     return lookup, draw_sequences(blocks, 2, max_ids=80)
 
 
 def launches(case: tuple[Any, ...]) -> list[Launch]:
-    """What a forward and a backward pass and the gradients of weights would launch; nothing runs."""
+    """What a forward and a backward pass and the gradients of weights would launch, and the update of few ids."""
     seen: list[Launch] = []
     lookup, batch = lookup_of(case)
     with pytest.MonkeyPatch.context() as patch:
@@ -67,6 +68,8 @@ def launches(case: tuple[Any, ...]) -> list[Launch]:
         out, saved = lookup.forward(batch.as_bags(torch.device("cpu")), training=True)
         lookup.weight_gradients(saved, out)
         lookup.backward(saved, out)
+        lookup.tiles = evolve(lookup.tiles, few=batch.as_bags(torch.device("cpu")).ids.numel())
+        lookup.backward(lookup.prepare(batch.as_bags(torch.device("cpu"))), out)
     return seen
 
 

@@ -6,10 +6,21 @@ import pytest
 
 from shardwright.contracts import ComputeKernel
 from shardwright.host import host
-from shardwright.testing import ComputeKernelTests
+from shardwright.testing import ComputeKernelTests, ServingKernelTests
+
+
+def names(*, trains: bool) -> list[str]:
+    kernels = host().compute_kernels
+    return sorted(name for name in kernels if kernels[name].trains is trains)
 
 
 class TestComputeKernels(ComputeKernelTests):
-    @pytest.fixture(params=sorted(host().compute_kernels))
+    @pytest.fixture(params=names(trains=True))
+    def compute_kernel(self, request: pytest.FixtureRequest) -> ComputeKernel:
+        return host().compute_kernels.create(request.param)
+
+
+class TestServingKernels(ServingKernelTests):
+    @pytest.fixture(params=names(trains=False))
     def compute_kernel(self, request: pytest.FixtureRequest) -> ComputeKernel:
         return host().compute_kernels.create(request.param)

@@ -11,6 +11,7 @@ import torch
 from attrs import evolve
 from tests.equality import Case, Table, assert_equals_unsharded, train_simulated
 from tests.plugins.compute_kernels.loops import CPU, block_spec, kernel_of
+from tests.plugins.optimizers import strangers
 
 from shardwright import RowWiseAdagrad
 from shardwright.contracts import RowRule
@@ -22,6 +23,7 @@ from shardwright.optim.by_rows import RuleOptimizer, rounded
 from shardwright.optim.fused import spec_to_torch
 from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright.planning.tables.spec import DataType
+from shardwright.testing import installed
 from shardwright.testing.equality.checkpoints import check_checkpoint
 
 RATE, STEPS, SHAPE = 0.1, 5, (6, 4)
@@ -265,6 +267,27 @@ def test_state_and_memory_follow_the_rule() -> None:
             "exp_avg_sq": [5, 1],
         }
         assert kernel.memory_bytes(block.request, 5) == {"device": 5 * 4 * (8 + 8 + 1)}
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "parameters"),
+    [
+        ("acme_ftrl", (("l1", 0.01),)),
+        ("lamb", (("weight_decay", 0.2),)),
+        ("row_wise_adagrad", (("initial_accumulator_value", 0.3),)),
+        ("adam", (("stochastic_rounding", True), ("weight_decay", 0.1))),
+    ],
+)
+def test_cache_of_rows_runs_any_optimizer(optimizer: str, parameters: tuple[tuple[str, Any], ...]) -> None:
+    """Tables that do not fit into the cache, so that rows and their states leave it and come back."""
+    data_type = "BF16" if ("stochastic_rounding", True) in parameters else "FP32"
+    tables = [
+        Table(90, 8, ("a",), "SUM", "table_wise", "mapped_caching", data_type=data_type, offset=1),
+        Table(70, 8, ("b", "a"), "MEAN", "row_wise", "mapped_caching", data_type=data_type),
+    ]
+    case = Case(tables, (30, 20), optimizer, parameters=parameters)
+    with installed(strangers.acme_ftrl()):
+        assert_equals_unsharded(case, train_simulated(case))
 
 
 @pytest.mark.parametrize("kernel", ["fused_torch", "fused_numba"])

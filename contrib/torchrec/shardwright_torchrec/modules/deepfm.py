@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.fx
 from torch import Tensor, nn
 
 __all__ = ["DeepFM", "FactorizationMachine"]
@@ -11,6 +12,9 @@ __all__ = ["DeepFM", "FactorizationMachine"]
 def _flat(embeddings: list[Tensor]) -> Tensor:
     """All embeddings of a sample side by side: ``[B, N]``."""
     return torch.cat([embedding.flatten(1) for embedding in embeddings], dim=1)
+
+
+torch.fx.wrap("_flat")  # the number of embeddings is not known in a trace
 
 
 class DeepFM(nn.Module):

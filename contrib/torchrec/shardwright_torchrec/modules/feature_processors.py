@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
+import torch.fx
 from torch import Tensor, nn
 
 import shardwright as sw
@@ -39,6 +40,50 @@ def _positions(lengths: Tensor) -> Tensor:
     return torch.arange(total, device=lengths.device) - torch.repeat_interleave(
         starts, lengths, output_size=total
     )
+
+
+def _weights_of(feature: sw.JaggedTensor, of_position: Tensor | None) -> Tensor:
+    """Weight of each id by its position, 1 without weights of positions: ``[number of ids]``."""
+    positions = _positions(feature.lengths())
+    return (
+        torch.ones(len(positions), device=positions.device) if of_position is None else of_position[positions]
+    )
+
+
+def _weighted(features: sw.KeyedJaggedTensor, weights: Mapping[str, Tensor]) -> sw.KeyedJaggedTensor:
+    """A batch with the weights of its ids, by feature; features that are not there get the weight 1."""
+    found = [
+        weights[name] if name in weights else _weights_of(feature, None)
+        for name, feature in features.to_dict().items()
+    ]
+    return sw.KeyedJaggedTensor(
+        keys=features.keys(),
+        values=features.values(),
+        weights=torch.cat(found) if found else None,
+        lengths=features.lengths(),
+        stride_per_key_per_rank=features.stride_per_key_per_rank() or None,
+        inverse_indices=features.inverse_indices_or_none(),
+    )
+
+
+def _position_weighted(
+    features: sw.KeyedJaggedTensor, of_position: Mapping[str, Tensor]
+) -> sw.KeyedJaggedTensor:
+    """A batch with weights by position; of features without the weight is 1."""
+    bags = features.to_dict()
+    return _weighted(
+        features, {name: _weights_of(bags[name], of_position[name]) for name in of_position if name in bags}
+    )
+
+
+def _feature(features: sw.KeyedJaggedTensor, name: str) -> sw.JaggedTensor:
+    """The bags of a feature."""
+    return features[name]
+
+
+# Traces of torch.fx take these as they are: they read lengths, and go through the features of a batch.
+for _name in ("_positions", "_weighted", "_position_weighted", "_feature"):
+    torch.fx.wrap(_name)
 
 
 class PositionWeightedModule(FeatureProcessor):
@@ -128,20 +173,12 @@ class PositionWeightedModuleCollection(FeatureProcessorsCollection):
 
     def forward(self, features: sw.KeyedJaggedTensor) -> sw.KeyedJaggedTensor:
         """The batch with a weight for each id."""
-        weights = [self._weights_of(name, feature) for name, feature in features.to_dict().items()]
-        return sw.KeyedJaggedTensor(
-            keys=features.keys(),
-            values=features.values(),
-            weights=torch.cat(weights) if weights else None,
-            lengths=features.lengths(),
-        )
+        return _position_weighted(features, self.position_weights_dict)
 
-    def _weights_of(self, name: str, feature: sw.JaggedTensor) -> Tensor:
-        positions = _positions(feature.lengths())
-        if name not in self.position_weights:
-            return torch.ones(len(positions), device=positions.device)
-        weights: Tensor = self.position_weights[name][positions]
-        return weights
+    @property
+    def position_weights_dict(self) -> dict[str, Tensor]:
+        """The weights by feature, as a plain mapping."""
+        return dict(self.position_weights.items())
 
 
 class _Each(FeatureProcessorsCollection):
@@ -153,19 +190,12 @@ class _Each(FeatureProcessorsCollection):
 
     def forward(self, features: sw.KeyedJaggedTensor) -> sw.KeyedJaggedTensor:
         """The batch with the weights that the processors give, 1 for features without."""
-        found = {
-            name: self._feature_processors[name](feature) if name in self._feature_processors else feature
-            for name, feature in features.to_dict().items()
-        }
-        weights = [
-            torch.ones(len(feature.values())) if feature.weights_or_none() is None else feature.weights()
-            for feature in found.values()
-        ]
-        return sw.KeyedJaggedTensor(
-            keys=features.keys(),
-            values=features.values(),
-            weights=torch.cat(weights),
-            lengths=features.lengths(),
+        return _weighted(
+            features,
+            {
+                name: process(_feature(features, name)).weights()
+                for name, process in self._feature_processors.items()
+            },
         )
 
 

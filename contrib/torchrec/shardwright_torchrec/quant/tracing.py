@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import typing
 from collections.abc import Sequence
 from typing import Any
 
@@ -42,7 +43,20 @@ class Tracer(torch.fx.Tracer):
                 f"{type(root).__name__} is a leaf of traces, so that there is none of it alone: "
                 "trace the model around it"
             )
-        return super().trace(root, concrete_args)
+        graph = super().trace(root, concrete_args)
+        _resolve_types(graph, root.forward if isinstance(root, nn.Module) else root)
+        return graph
+
+
+def _resolve_types(graph: torch.fx.Graph, function: Any) -> None:
+    """Put types for annotations that are text: TorchScript, which may compile the graph, cannot read it."""
+    try:
+        hints = typing.get_type_hints(function)
+    except (NameError, TypeError):  # a name that only type checkers import
+        hints = {}
+    for node in graph.nodes:
+        if isinstance(node.type, str):
+            node.type = hints.get("return" if node.op == "output" else node.name)
 
 
 def symbolic_trace(

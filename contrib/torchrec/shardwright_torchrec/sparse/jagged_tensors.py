@@ -13,6 +13,7 @@ import shardwright as sw
 __all__ = [
     "ComputeJTDictToKJT",
     "ComputeKJTToJTDict",
+    "jt_is_equal",
     "kjt_is_equal",
     "validate_keyed_jagged_tensor",
 ]
@@ -20,6 +21,8 @@ __all__ = [
 
 def kjt_is_equal(kjt_1: sw.KeyedJaggedTensor, kjt_2: sw.KeyedJaggedTensor) -> bool:
     """True if two batches have the same keys in the same order, and the same bags, ids and weights."""
+    if not isinstance(kjt_1, sw.KeyedJaggedTensor) or not isinstance(kjt_2, sw.KeyedJaggedTensor):
+        return False
     facts = [
         (kjt.keys(), kjt.stride(), kjt.stride_per_key_per_rank(), _keys_of_places(kjt))
         for kjt in (kjt_1, kjt_2)
@@ -28,6 +31,14 @@ def kjt_is_equal(kjt_1: sw.KeyedJaggedTensor, kjt_2: sw.KeyedJaggedTensor) -> bo
         return False
     pairs = zip(_tensors(kjt_1), _tensors(kjt_2), strict=True)
     return all(_is_equal(one, other) for one, other in pairs)
+
+
+def jt_is_equal(jt_1: sw.JaggedTensor, jt_2: sw.JaggedTensor) -> bool:
+    """True if two are `JaggedTensor`s of the same bags, values and weights."""
+    if not isinstance(jt_1, sw.JaggedTensor) or not isinstance(jt_2, sw.JaggedTensor):
+        return False
+    pairs = [(own.values(), own.lengths(), own.weights_or_none()) for own in (jt_1, jt_2)]
+    return all(_is_equal(one, other) for one, other in zip(*pairs, strict=True))
 
 
 def _keys_of_places(kjt: sw.KeyedJaggedTensor) -> list[str] | None:

@@ -5,24 +5,27 @@ Legend: B batch size, D columns of a table or of the output, N ids of a feature,
 
 from __future__ import annotations
 
+import operator
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from itertools import chain
-from typing import ClassVar
+from collections.abc import Callable, Sequence
+from itertools import accumulate, chain
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from shardwright.errors import InvalidInputError, UnknownNameError, nearest
-from shardwright.modules._lookup import pooled_outputs, sequence_outputs
+from shardwright.errors import InvalidInputError, ShardwrightError, UnknownNameError, nearest
+from shardwright.modules._lookup import bags_of_feature, pooled_outputs, sequence_outputs
 from shardwright.modules.embedding_configs import data_type_of, dtype_of
+from shardwright.modules.quantized.kernel_lookups import KernelLookups
 from shardwright.modules.quantized.rows import QuantizedRows, empty_rows
 from shardwright.planning.tables.spec import (
     DataType,
     EmbeddingBagConfig,
     EmbeddingConfig,
     PoolingType,
+    TableSpec,
     check_tables,
     embedding_names,
 )
@@ -35,6 +38,8 @@ __all__ = [
     "QuantizedTable",
     "output_type_of",
 ]
+
+_Found = TypeVar("_Found")
 
 
 class QuantizedTable(nn.Module):
@@ -91,6 +96,80 @@ class QuantizedCollection(nn.Module, ABC):
             for table in tables
         }
         self.add_module(self.tables_name, nn.ModuleDict(made))
+        self._kernel: str | None = None
+        self._lookups: tuple[list[Tensor], KernelLookups | None] | None = None
+
+    def use_kernel(self, name: str | None) -> None:
+        """Have the tables looked up by the compute kernel of that name; ``None``: by the preferred, as at first.
+
+        Raises:
+            UnknownPluginError: there is no such kernel.
+            UnsupportedError: it does not serve the tables on their device.
+        """
+        before, self._kernel, self._lookups = self._kernel, name, None
+        try:
+            self._kernel_lookups()
+        except ShardwrightError:
+            self._kernel = before
+            raise
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The module without what reads its rows: a copy reads its own."""
+        return {**self.__dict__, "_lookups": None}
+
+    def _kernel_lookups(self) -> KernelLookups | None:
+        """Kernels' lookups of the rows that there are now; ``None`` where plain torch is to look them up.
+
+        Programs that are compiled or exported get plain torch, whose operators every runtime has.
+        """
+        if torch.compiler.is_compiling() or torch.compiler.is_exporting():
+            return None
+        held = [table.weight for table in self._held]
+        if self._lookups is None or any(map(operator.is_not, held, self._lookups[0])):
+            self._lookups = self._made(held)
+        return self._lookups[1]
+
+    def _made(self, held: list[Tensor]) -> tuple[list[Tensor], KernelLookups | None]:
+        if held[0].is_meta:
+            return held, None
+        specs = [
+            TableSpec.from_config(table, is_weighted=self.is_weighted(), is_frozen=True)
+            for table in self._tables
+        ]
+        lookups = KernelLookups.of(specs, held, self._kernel)
+        if lookups is None:
+            return held, None
+        for table, stored in zip(self._held, lookups.stored, strict=True):
+            table.weight = stored
+        return lookups.stored, lookups
+
+    def _asked(self, features: KeyedJaggedTensor, look_up: Callable[[KeyedJaggedTensor], _Found]) -> _Found:
+        """Results of kernels; ids that are no rows raise with the names of feature and table."""
+        assert self._lookups is not None  # made for this batch
+        lookups = self._lookups[1]
+        if lookups is None or not lookups.checks_ids:
+            self._check(features)
+            return look_up(features)
+        try:
+            return look_up(features)
+        except IndexError:
+            self._check(features)
+            raise
+
+    def _check(self, features: KeyedJaggedTensor) -> None:
+        """Check the ids of each feature.
+
+        Raises:
+            InvalidInputError: an id is no row of its table.
+        """
+        by_feature = features.to_dict()
+        for table in self._tables:
+            for feature in table.feature_names:
+                bags_of_feature(by_feature, feature, table)
+
+    @property
+    def _held(self) -> list[QuantizedTable]:
+        return list(getattr(self, self.tables_name).values())
 
     @property
     def tables(self) -> Sequence[EmbeddingConfig]:
@@ -188,17 +267,36 @@ class QuantEmbeddingBagCollection(QuantizedCollection):
     ) -> None:
         super().__init__(tables, device, output_dtype)
         self._is_weighted, self._bag_configs = is_weighted, list(tables)
+        pairs = [(table, feature) for table in tables for feature in table.feature_names]
+        self._dims = [table.embedding_dim for table, _ in pairs]
+        self._means = [
+            (feature, slice(stop - table.embedding_dim, stop))
+            for (table, feature), stop in zip(pairs, accumulate(self._dims), strict=True)
+            if table.pooling is PoolingType.MEAN
+        ]
 
     @torch.no_grad()
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
         """Pool the rows of each bag; see `EmbeddingBagCollection.forward`."""
         owner, is_weighted = type(self).__name__, self._is_weighted
+        lookups = self._kernel_lookups()
+        if lookups is not None and lookups.take(features):
+            sums = self._asked(features, lookups.pooled)
+            return KeyedTensor(self.embedding_names(), self._dims, self._divided(sums, features))
         pooled = pooled_outputs(owner, features, self._bag_configs, self._pooled, is_weighted=is_weighted)
         return KeyedTensor(
             keys=self.embedding_names(),
             length_per_key=[columns.shape[1] for columns in pooled],
             values=torch.cat(pooled, dim=1).to(self.output_dtype),
         )
+
+    def _divided(self, sums: Tensor, features: KeyedJaggedTensor) -> Tensor:
+        """Sums of all outputs, of which those that are means are divided, in the type of the outputs."""
+        if self._means:
+            keys, lengths = features.keys(), features.lengths().view(-1, features.stride())
+            for feature, columns in self._means:
+                sums[:, columns] /= lengths[keys.index(feature)].clamp(min=1).unsqueeze(1)
+        return sums.to(self.output_dtype)
 
     def _pooled(
         self, table: EmbeddingBagConfig, ids: Tensor, offsets: Tensor, weights: Tensor | None
@@ -254,7 +352,11 @@ class QuantEmbeddingCollection(QuantizedCollection):
     @torch.no_grad()
     def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
         """Look up each id; see `EmbeddingCollection.forward`."""
-        found = sequence_outputs(type(self).__name__, features, self._tables, self._rows_of)
+        lookups = self._kernel_lookups()
+        if lookups is not None and lookups.take(features):
+            found = self._asked(features, lookups.rows)
+        else:
+            found = sequence_outputs(type(self).__name__, features, self._tables, self._rows_of)
         return {
             name: JaggedTensor(
                 values=rows.to(self.output_dtype),

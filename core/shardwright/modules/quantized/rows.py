@@ -26,8 +26,8 @@ _AT_ONCE = 1 << 22
 """Elements that are quantised at once, so that their float32 copies stay small beside the table."""
 _FP8_LARGEST = 0.875 * 2.0**9
 """The largest value of float8 e4m3 (448), as ``frexp`` gives it."""
-_LEAST_EXPONENT, _MOST_EXPONENT = -24, 15
-"""Exponents of the powers of two that a float16 holds."""
+_LEAST_EXPONENT, _MOST_EXPONENT = -24, 7
+"""Exponents of the powers of two that scale FP8: the least of float16, and one that a kernel may multiply by 2^120."""
 
 
 @frozen(eq=False)
@@ -243,7 +243,7 @@ def _floats(weight: Tensor, first: int) -> tuple[Tensor, Tensor, Tensor]:
     # largest / 2^e <= 0.875 * 2^9, where largest = mantissa * 2^exponent and mantissa < 1
     wanted = exponent - 9 + (mantissa > _FP8_LARGEST * 2.0**-9).to(exponent.dtype)
     finite = (largest.isfinite() & (wanted <= _MOST_EXPONENT)).flatten()
-    _check_finite(finite, weight, first, "scales are float16", ends_at=448 * 2**_MOST_EXPONENT)
+    _check_finite(finite, weight, first, "FP8 has scales up to 128", ends_at=448 * 2**_MOST_EXPONENT)
     scale = torch.ldexp(torch.ones_like(largest), wanted.clamp(min=_LEAST_EXPONENT))
     values = (weight / scale).to(torch.float8_e4m3fn)
     return values, scale.half(), torch.zeros_like(scale, dtype=torch.float16)
@@ -256,7 +256,7 @@ def _check_finite(finite: Tensor, weight: Tensor, first: int, why: str, *, ends_
     least, most = (float(extreme) for extreme in weight[row].aminmax())
     raise InvalidInputError(
         f"row {first + row} has values from {least} to {most}; {why}, "
-        f"which ends at {ends_at}: scale the table down before it is quantised"
+        f"so that values end at {ends_at}: scale the table down before it is quantised"
     )
 
 

@@ -69,17 +69,18 @@ class StorageReservation(ABC):
         Raises:
             NoPlanError: a rank has less than is to be kept free.
         """
-        capacity = topology.capacity_bytes
-        own = topology.tiers.index(topology.device_tier)
-        reserved = self.reserved_bytes(capacity[:, own], ids_per_batch)
-        short = int(np.argmax(reserved - capacity[:, own]))
-        if reserved[short] > capacity[short, own]:
+        capacity, ranks = topology.capacity_bytes, np.arange(topology.world_size)
+        own = np.array([topology.tiers.index(tier) for tier in topology.device_tiers])
+        reserved = self.reserved_bytes(capacity[ranks, own], ids_per_batch)
+        short = int(np.argmax(reserved - capacity[ranks, own]))
+        if reserved[short] > capacity[short, own[short]]:
+            kept, has = bytes_text(int(reserved[short])), bytes_text(int(capacity[short, own[short]]))
+            tier = topology.device_tiers[short]
             raise NoPlanError(
-                f"no plan: {self!r} keeps {bytes_text(int(reserved[short]))} of {topology.device_tier} free on rank "
-                f"{short}, which has {bytes_text(int(capacity[short, own]))}. A smaller reservation or batch size, or "
-                "devices with more memory would help."
+                f"no plan: {self!r} keeps {kept} of {tier} free on rank {short}, which has {has}. A smaller "
+                "reservation or batch size, or devices with more memory would help."
             )
-        capacity[:, own] -= reserved
+        capacity[ranks, own] -= reserved
         return capacity
 
     def to_data(self) -> Any:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from attrs import field, frozen
 
 from shardwright.arguments import brief, checked_only, whole
-from shardwright.errors import InvalidInputError, UnknownNameError, nearest
+from shardwright.errors import InvalidInputError, UnknownNameError, UnsupportedError, nearest
 from shardwright.planning.assumptions import CPU_DEVICE, GIB, Assumption, assumptions_of
 from shardwright.planning.documents.limits import MOST_MEMORY_BYTES, MOST_RANKS
 from shardwright.planning.machines.replicas import RankGrid, Replicas, checked_sync_every
@@ -26,6 +26,8 @@ __all__ = ["CPU_DEVICE", "GIB", "InputValue", "Topology", "known_devices"]
 
 _KNOWN_DEVICES = (CPU_DEVICE, "cuda")
 _LINKS = ("intra_host", "inter_host")
+CPU_TIER = "cpu_ddr"
+"""Memory of the ranks on a CPU, in a topology with others on devices."""
 
 
 @frozen
@@ -55,10 +57,12 @@ class Topology:
 
     Args:
         world_size: number of ranks.
-        compute_device: type of the ranks' devices (``"cpu"``, ``"cuda"``, or what a comm backend declares).
+        compute_device: type of the ranks' devices (``"cpu"``, ``"cuda"``, or what a comm backend declares), or a list
+            of one a rank. Of two types one is ``"cpu"``, and ranks of one type are neighbours, on one host or on hosts
+            of their own. Ranks on a CPU then have no memory tiers but ``"cpu_ddr"``, which only they have.
         local_world_size: ranks of one host; all of them by default.
         hbm_cap: bytes of each rank's device memory (one number, or one a rank).
-        ddr_cap: bytes of host memory a rank may use (one number, or one a rank).
+        ddr_cap: bytes of host memory a rank may use (one number, or one a rank); of ranks on a CPU all they have.
         hbm_mem_bw: bandwidth of device memory, bytes/ms.
         ddr_mem_bw: bandwidth of host memory, bytes/ms.
         intra_host_bw: bandwidth between ranks of one host, bytes/ms.
@@ -74,7 +78,7 @@ class Topology:
         detected: names of the arguments that were read from the machine, not given by the user.
 
     Raises:
-        InvalidInputError: a size is not positive, or ranks do not divide into hosts.
+        InvalidInputError: a size is not positive, ranks do not divide into hosts, or devices are mixed in another way.
         UnknownNameError: no such device is known; the text has the known and the nearest.
 
     Example:
@@ -82,10 +86,15 @@ class Topology:
         >>> topology = sw.Topology(world_size=16, compute_device="cuda", local_world_size=8, hbm_cap=80 * 1024**3)
         >>> topology.num_hosts, topology.tiers
         (2, ('hbm', 'ddr'))
+        >>> mixed = sw.Topology(3, ["cuda", "cuda", "cpu"], hbm_cap=80 * 1024**3, ddr_cap=256 * 1024**3)
+        >>> mixed.tiers, mixed.ranks_of("cpu")
+        (('hbm', 'ddr', 'cpu_ddr'), range(2, 3))
     """
 
     world_size: int
-    compute_device: str
+    compute_devices: tuple[str, ...] = field(
+        repr=lambda devices: repr(devices[0] if len(set(devices)) == 1 else devices)
+    )
     local_world_size: int
     memory_bytes: Mapping[str, tuple[int, ...]]
     memory_bandwidths: Mapping[str, float]
@@ -100,7 +109,7 @@ class Topology:
     def __init__(
         self,
         world_size: int,
-        compute_device: str,
+        compute_device: str | Sequence[str],
         hbm_cap: int | Sequence[int] | None = None,
         ddr_cap: int | Sequence[int] | None = None,
         local_world_size: int | None = None,
@@ -123,22 +132,25 @@ class Topology:
             raise InvalidInputError(
                 f"world_size is {world_size}; {MOST_RANKS} ranks are the most that can be planned for"
             )
-        _check_device(compute_device)
+        devices = _devices_of_ranks(compute_device, world_size)
         local = world_size if local_world_size is None else local_world_size
         _check_hosts(world_size, local)
-        given = _Given(tuple(detected), assumptions_of(compute_device))
+        _check_mixed(devices, local)
+        own, is_mixed = device_and_rest(devices)
+        given = _Given(tuple(detected), assumptions_of(own, with_cpus=is_mixed))
         given.note("world_size", world_size)
         given.note("compute_device", compute_device)
         given.choose("local_world_size", local_world_size, Assumption(world_size, "all ranks on one host"))
-        _check_of_device(
-            compute_device, hbm_cap=hbm_cap, hbm_mem_bw=hbm_mem_bw, hbm_to_ddr_mem_bw=hbm_to_ddr_mem_bw
-        )
+        _check_of_device(own, hbm_cap=hbm_cap, hbm_mem_bw=hbm_mem_bw, hbm_to_ddr_mem_bw=hbm_to_ddr_mem_bw)
         caps, bandwidths = {"hbm": hbm_cap, "ddr": ddr_cap}, {"hbm": hbm_mem_bw, "ddr": ddr_mem_bw}
-        tiers = _tiers_of(compute_device)
+        tiers = _tiers_of(own)
         capacities = {
             tier: _per_rank(f"{tier}_cap", given.choose(f"{tier}_cap", caps[tier]), world_size)
             for tier in tiers
         }
+        if is_mixed:
+            _check_parted(devices, memory_bytes, hbm_cap)
+            capacities = _parted(capacities, devices)
         for tier, value in memory_bytes.items():
             given.note(f"memory_bytes.{tier}", value)
             capacities[tier] = _per_rank(f"memory_bytes[{tier!r}]", value, world_size)
@@ -147,7 +159,9 @@ class Topology:
             "intra_host": given.choose("intra_host_bw", intra_host_bw),
             "inter_host": given.choose("inter_host_bw", inter_host_bw),
         }
-        if compute_device != CPU_DEVICE:
+        if is_mixed:
+            speeds[CPU_TIER] = given.choose("cpu_ddr_mem_bw", ddr_mem_bw)
+        if own != CPU_DEVICE:
             links["hbm_to_ddr"] = given.choose("hbm_to_ddr_mem_bw", hbm_to_ddr_mem_bw)
         speeds.update(given.note_all("memory_bandwidths", memory_bandwidths))
         links.update(given.note_all("link_bandwidths", link_bandwidths))
@@ -161,7 +175,7 @@ class Topology:
             given.note("replicas", replicas.to_data())
         self.__attrs_init__(
             world_size=world_size,
-            compute_device=compute_device,
+            compute_devices=devices,
             local_world_size=local,
             memory_bytes=capacities,
             memory_bandwidths=speeds,
@@ -180,6 +194,8 @@ class Topology:
             UnknownNameError: no such device is known.
         """
         memory = dict(data.get("memory_bytes", {}))
+        if isinstance(data["compute_device"], list):
+            memory = _joined(memory)
         speeds = dict(data.get("memory_bandwidths_bytes_per_ms", {}))
         links = dict(data.get("link_bandwidths_bytes_per_ms", {}))
         return cls(
@@ -230,6 +246,10 @@ class Topology:
         """
         if self.replicas is not None:
             raise InvalidInputError("this is the topology of a sharding group already")
+        if self.is_mixed:
+            raise InvalidInputError(
+                f"sharding groups are of ranks with one type of device; these have {' and '.join(self.device_types)}"
+            )
         size, sync_every = whole(sharding_group_size), checked_sync_every(sync_every)
         _check_count("sharding_group_size", size)
         grid = RankGrid(self.world_size, size, self.local_world_size, use_inter_host_allreduce)
@@ -243,7 +263,7 @@ class Topology:
         group = object.__new__(Topology)
         group.__attrs_init__(
             world_size=size,
-            compute_device=self.compute_device,
+            compute_devices=self.compute_devices[:size],
             local_world_size=local,
             memory_bytes={tier: _least(values, grid) for tier, values in self.memory_bytes.items()},
             memory_bandwidths=self.memory_bandwidths,
@@ -268,22 +288,92 @@ class Topology:
         return tuple(self.memory_bytes)
 
     @property
+    def device_types(self) -> tuple[str, ...]:
+        """The types of the ranks' devices, each once, in the order of the ranks."""
+        return tuple(dict.fromkeys(self.compute_devices))
+
+    @property
+    def is_mixed(self) -> bool:
+        """True if some ranks have a device and others a CPU."""
+        return len(self.device_types) > 1
+
+    @property
+    def compute_device(self) -> str:
+        """The type of all ranks' devices.
+
+        Raises:
+            UnsupportedError: ranks have different ones; who asks has to say which rank is meant.
+        """
+        if self.is_mixed:
+            raise UnsupportedError(
+                f"the ranks of this topology have several types of devices, {' and '.join(self.device_types)}: ask for "
+                "compute_devices, one a rank, or name the device"
+            )
+        return self.compute_devices[0]
+
+    def ranks_of(self, device: str) -> range:
+        """The ranks whose device is of a type; they are neighbours."""
+        first = self.compute_devices.index(device)
+        return range(first, first + self.compute_devices.count(device))
+
+    def of_device(self, device: str) -> Topology:
+        """The ranks whose device is of a type, by themselves, for tables whose shards stay on them."""
+        if not self.is_mixed:
+            return self
+        ranks = self.ranks_of(device)
+        kept = {tier: own for tier in _tiers_of(device) for own in [_own_name(tier, device)]}
+        group = object.__new__(Topology)
+        group.__attrs_init__(
+            world_size=len(ranks),
+            compute_devices=(device,) * len(ranks),
+            local_world_size=min(self.local_world_size, len(ranks)),
+            memory_bytes={
+                tier: self.memory_bytes[own][ranks.start : ranks.stop] for tier, own in kept.items()
+            },
+            memory_bandwidths={tier: self.memory_bandwidths[own] for tier, own in kept.items()},
+            link_bandwidths=self.link_bandwidths,
+            link_latencies_ms=self.link_latencies_ms,
+            replicas=None,
+            provenance=self.provenance,
+        )
+        return group
+
+    @property
     def device_tier(self) -> str:
-        """The tier that is the compute device's own memory."""
-        return self.tiers[0]
+        """The tier that is the compute device's own memory.
+
+        Raises:
+            UnsupportedError: ranks have different devices.
+        """
+        return self.tier_of("device")
+
+    @property
+    def device_tiers(self) -> tuple[str, ...]:
+        """The tier that is each rank's device's own memory: ``W``."""
+        own = {device: self.tier_of("device", device) for device in self.device_types}
+        return tuple(own[device] for device in self.compute_devices)
 
     @property
     def capacity_bytes(self) -> npt.NDArray[np.int64]:
         """Bytes each rank has of each tier: ``[W, M]``."""
         return np.array([self.memory_bytes[tier] for tier in self.tiers], dtype=np.int64).T
 
-    def tier_of(self, kernel_tier: str) -> str:
+    def tier_of(self, kernel_tier: str, device: str | None = None) -> str:
         """The tier of this topology that a compute kernel calls ``"device"``, ``"host"`` or by its own name.
+
+        Args:
+            kernel_tier: the kernel's name of it.
+            device: type of the device that the kernel runs on; all ranks' by default.
 
         Raises:
             UnknownNameError: there is no such tier.
+            UnsupportedError: ranks have different devices, and none is named.
         """
-        own = {"device": self.device_tier, "host": "ddr"}.get(kernel_tier, kernel_tier)
+        device = self.compute_device if device is None else device
+        names = {"device": _tiers_of(device)[0], "host": "ddr"}
+        own = names.get(kernel_tier, kernel_tier)
+        if self.is_mixed and kernel_tier in names:
+            own = _own_name(own, device)
         if own not in self.memory_bytes:
             raise UnknownNameError(
                 f"this topology has no memory tier {own!r}. "
@@ -292,17 +382,22 @@ class Topology:
             )
         return own
 
-    def read_bandwidth(self, kernel_tier: str) -> float:
+    def read_bandwidth(self, kernel_tier: str, device: str | None = None) -> float:
         """Bytes per millisecond at which a rank's device reads a tier, named as for :meth:`tier_of`.
 
         A tier that is not the device's own is read through the link that bears both their names (``hbm_to_ddr``), if
         there is one.
 
+        Args:
+            kernel_tier: a kernel's name of the tier.
+            device: type of the device that reads; all ranks' by default.
+
         Raises:
             UnknownNameError: there is no such tier, or nothing says how fast it is.
+            UnsupportedError: ranks have different devices, and none is named.
         """
-        tier = self.tier_of(kernel_tier)
-        link = self.link_bandwidths.get(f"{self.device_tier}_to_{tier}")
+        tier = self.tier_of(kernel_tier, device)
+        link = self.link_bandwidths.get(f"{self.tier_of('device', device)}_to_{tier}")
         speed = self.memory_bandwidths.get(tier) if link is None else link
         if speed is None:
             raise UnknownNameError(
@@ -325,7 +420,7 @@ class Topology:
         return {
             "world_size": self.world_size,
             "local_world_size": self.local_world_size,
-            "compute_device": self.compute_device,
+            "compute_device": list(self.compute_devices) if self.is_mixed else self.compute_device,
             "memory_bytes": {tier: _compact(values) for tier, values in self.memory_bytes.items()},
             "memory_bandwidths_bytes_per_ms": dict(self.memory_bandwidths),
             "link_bandwidths_bytes_per_ms": dict(self.link_bandwidths),
@@ -360,6 +455,55 @@ class _Given:
         return value
 
 
+def device_and_rest(devices: Sequence[str]) -> tuple[str, bool]:
+    """The type of ranks' devices, the CPU's only where there is no other, and whether other ranks have a CPU."""
+    own = [device for device in dict.fromkeys(devices) if device != CPU_DEVICE]
+    return (own or [CPU_DEVICE])[0], bool(own) and CPU_DEVICE in devices
+
+
+def _own_name(tier: str, device: str) -> str:
+    """The name in a mixed topology of a tier of a device's ranks: none has those of others."""
+    return CPU_TIER if device == CPU_DEVICE else tier
+
+
+def _check_parted(devices: Sequence[str], memory_bytes: Mapping[str, Any], hbm_cap: Any) -> None:
+    """Check that no memory is given to ranks that do not have it."""
+    if CPU_TIER in memory_bytes:
+        raise InvalidInputError(
+            f"the memory of ranks on a CPU, {CPU_TIER!r}, is given by ddr_cap, one number a rank"
+        )
+    own = (
+        hbm_cap if isinstance(hbm_cap, list | tuple) and len(hbm_cap) == len(devices) else [0] * len(devices)
+    )
+    for rank, (device, value) in enumerate(zip(devices, own, strict=True)):
+        if device == CPU_DEVICE and value:
+            raise InvalidInputError(
+                f"hbm_cap is {value!r} for rank {rank}, which has no device; give 0 there"
+            )
+
+
+def _parted(capacities: Mapping[str, tuple[int, ...]], devices: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """Part the memory of ranks with a device from that of ranks on a CPU, whose tier is another."""
+    is_cpu = [device == CPU_DEVICE for device in devices]
+    kept = {
+        tier: tuple(0 if cpu else value for value, cpu in zip(values, is_cpu, strict=True))
+        for tier, values in capacities.items()
+    }
+    own = tuple(value if cpu else 0 for value, cpu in zip(capacities["ddr"], is_cpu, strict=True))
+    return {**kept, CPU_TIER: own}
+
+
+def _joined(memory: dict[str, Any]) -> dict[str, Any]:
+    """The capacities of a document as the constructor takes them: what :func:`_parted` parted, joined again."""
+    own = memory.pop(CPU_TIER, None)
+    if own is None or "ddr" not in memory:
+        return memory
+    host, own = (value if isinstance(value, list) else [value] for value in (memory["ddr"], own))
+    longest = max(len(host), len(own))
+    host, own = (value * longest if len(value) == 1 else value for value in (host, own))
+    return {**memory, "ddr": [one + other for one, other in zip(host, own, strict=False)]}
+
+
 def known_devices() -> tuple[str, ...]:
     """The device types that can be planned for: host and CUDA, and what the loaded comm backends declare."""
     from shardwright.host.plugin_host import host
@@ -369,11 +513,46 @@ def known_devices() -> tuple[str, ...]:
     return tuple(sorted({*_KNOWN_DEVICES, *declared}))
 
 
-def _check_device(device: str) -> None:
+def _devices_of_ranks(given: Any, world_size: int) -> tuple[str, ...]:
+    """The type of each rank's device: one for all, or one a rank."""
+    if isinstance(given, list | tuple):
+        if len(given) != world_size:
+            raise InvalidInputError(
+                f"compute_device has {len(given)} devices for {world_size} ranks: give one for all, or one a rank"
+            )
+        for device in dict.fromkeys(map(_checked_device, given)):
+            _check_device(device)
+        return tuple(given)
+    _check_device(_checked_device(given))
+    return (given,) * world_size
+
+
+def _checked_device(device: Any) -> str:
     if not isinstance(device, str):
         raise InvalidInputError(
-            f"compute_device must be the type of a device, such as 'cpu', got {brief(device)}"
+            f"compute_device must be the type of a device, such as 'cpu', or one a rank, got {brief(device)}"
         )
+    return device
+
+
+def _check_mixed(devices: Sequence[str], local_world_size: int) -> None:
+    """Check that ranks of one device are neighbours, on one host or on hosts of their own, and others are on CPUs."""
+    starts = [index for index in range(1, len(devices)) if devices[index] != devices[index - 1]]
+    if not starts:
+        return
+    shown = ", ".join(f"{devices[index]!r} from rank {index}" for index in [0, *starts])
+    if len(starts) > 1 or CPU_DEVICE not in devices:
+        raise InvalidInputError(
+            f"devices of ranks can be mixed if all of one type are neighbours and of two types one is {CPU_DEVICE!r}; "
+            f"these are {shown}. Order the ranks by device."
+        )
+    if local_world_size < len(devices) and starts[0] % local_world_size:
+        raise InvalidInputError(
+            f"on several hosts, each has one type of device; these are {shown}, with {local_world_size} ranks a host"
+        )
+
+
+def _check_device(device: str) -> None:
     if device in _KNOWN_DEVICES:
         return
     known = known_devices()

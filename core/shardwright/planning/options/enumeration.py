@@ -88,11 +88,15 @@ def _ended_early(offers: Offers, table: TableSpec, index: int, count: int) -> Ba
 
 
 def _check_device(table: TableSpec, rule: ParameterConstraints, topology: Topology) -> None:
-    if rule.device_group not in (None, topology.compute_device):
+    if rule.device_group not in (None, *topology.device_types):
         raise PlanningError(
             f"table {table.describe()} is constrained to device_group {rule.device_group!r}, but the "
-            f"topology's compute_device is {topology.compute_device!r}. Change one of them."
+            f"topology's compute_device is {_devices_text(topology)}. Change one of them."
         )
+
+
+def _devices_text(topology: Topology) -> str:
+    return " and ".join(map(repr, topology.device_types))
 
 
 def _lookups(table: TableSpec, rule: ParameterConstraints, batch_size: int) -> tuple[float, float]:
@@ -180,14 +184,15 @@ def _smallest_conflict(offers: Offers, table: TableSpec, own: _Demands) -> str:
 def _no_option(table: TableSpec, own: _Demands, refusals: Iterable[Refusal], offers: Offers) -> str:
     given = own.rule.to_data()
     constraints = ", ".join(f"{name}={given[name]}" for name in own.demands)
-    reasons = "; ".join(map(str, refusals)) or "no sharding type and no compute kernel is loaded"
+    told = "; ".join(str(refusal).rstrip(".") for refusal in refusals)
+    reasons = told or "no sharding type and no compute kernel is loaded"
     by_name = [] if own.rule.sharding_types else offers.types_by_name_only
     unasked = (
         f"Offered only to tables whose sharding_types name them: {', '.join(by_name)}. " if by_name else ""
     )
     return (
         f"no option is left for table {table.describe()} on {offers.topology.world_size} ranks of device "
-        f"{offers.topology.compute_device!r}, optimizer {table.optimizer or 'none (visible gradients)'}, "
+        f"{_devices_text(offers.topology)}, optimizer {table.optimizer or 'none (visible gradients)'}, "
         f"constraints: {constraints or 'none'}. {_smallest_conflict(offers, table, own)}Refused: {reasons}. "
         f"{unasked}Known sharding types: {', '.join(offers.plugins.sharding_types.names) or 'none'}; "
         f"compute kernels: {', '.join(offers.plugins.compute_kernels.names) or 'none'}. "

@@ -17,6 +17,7 @@ from shardwright.contracts.sharding_type import ALWAYS, ShardingType
 from shardwright.errors import PlanningError, UnknownNameError
 from shardwright.planning.layouts.layout import Layout
 from shardwright.planning.machines.topology import Topology
+from shardwright.planning.options.devices import layouts_on_devices
 from shardwright.planning.options.options import Refusal
 from shardwright.planning.options.shapes import Shape
 from shardwright.planning.plugin_calls import calling, check_answer
@@ -74,8 +75,11 @@ class LayoutOffer:
             answer = kind.supports(table, topology)
             if answer is not True:
                 return cls(reason=_reason(answer))
-            offered = _checked(kind.layouts(table, topology, rule))
-            layouts = tuple((layout, Shape.of(layout, go_on)) for layout in offered)
+
+            def asked(ranks: Topology) -> Sequence[Layout]:
+                return _checked(kind.layouts(table, ranks, rule))
+
+            layouts = tuple(layouts_on_devices(kind, table, topology, rule, asked, go_on))
         except Exception as error:
             # A plugin's code: whatever it raises, the user must learn whose it is.
             raise PlanningError(
@@ -170,18 +174,19 @@ class Offers:
         self._rules: dict[ParameterConstraints, ParameterConstraints] = {}
         self._by_table: dict[ParameterConstraints, list[int]] = {}
         self._kernel_codes: dict[tuple[Sequence[str] | None, bool, bool], tuple[list[int], list[str]]] = {}
-        self._requested: tuple[TableSpec | None, dict[tuple[int, int], tuple[int, str]]] = (None, {})
+        self._requested: tuple[TableSpec | None, dict[tuple[int, int, str], tuple[int, str]]] = (None, {})
         self._type_codes: dict[tuple[str, ...] | None, list[int]] = {}
 
     def asked(self, table: TableSpec, rule: ParameterConstraints) -> ParameterConstraints:
         """Fill in what the offers leave to default in a table's constraints; one object for all that are equal.
 
-        A sharder that allows only sharding types which are offered to nobody who does not name them names them.
+        A sharder that allows a single sharding type names it, and one that allows only types which are offered to
+        nobody who does not name them names those.
         """
         if rule.sharding_types is None and table.allowed is not None:
             names = [name for name, _ in table.allowed]
             offered = [list(self.types)[code] for code in self.types_for(rule)]
-            if names and not set(names) & set(offered):
+            if len(names) == 1 or (names and not set(names) & set(offered)):
                 rule = attrs.evolve(rule, sharding_types=names)
         return self._filled(rule)
 
@@ -283,7 +288,7 @@ class Offers:
     def _offer(self, code: int, table: TableSpec, rule: ParameterConstraints) -> LayoutOffer:
         """Return a sharding type's answer for a table; one object for all answers that are equal."""
         kind = list(self.types.values())[code]
-        shape = (code, shape_key(table), rule.sharding_types, rule.min_partition)
+        shape = (code, shape_key(table), rule.sharding_types, rule.min_partition, rule.device_group)
         key = shape if kind.depends_on_shape_only else (code, table.path, rule)
         offer = self._offers.get(key)
         if offer is None:
@@ -318,23 +323,21 @@ class Offers:
         """The request code of each run, or ``None`` if the kernel refuses one of them."""
         if self._requested[0] is not table:
             self._requested = (table, {})
-        codes: dict[int, int] = {}
-        for width in dict.fromkeys(shape.num_columns):
-            key = (kernel, width)
+        codes: dict[tuple[int, str], int] = {}
+        for asked in dict.fromkeys(zip(shape.num_columns, shape.device, strict=True)):
+            key = (kernel, *asked)
             if key not in self._requested[1]:
-                self._requested[1][key] = self._request(kernel, table, width)
-            codes[width], reason = self._requested[1][key]
+                self._requested[1][key] = self._request(kernel, table, *asked)
+            codes[asked], reason = self._requested[1][key]
             if reason:
                 name = list(self.kernels)[kernel]
                 refusals.append(Refusal(table.path, "compute kernel", name, reason))
                 return None
-        return [codes[width] for width in shape.num_columns]
+        return [codes[asked] for asked in zip(shape.num_columns, shape.device, strict=True)]
 
-    def _request(self, kernel: int, table: TableSpec, width: int) -> tuple[int, str]:
+    def _request(self, kernel: int, table: TableSpec, width: int, device: str) -> tuple[int, str]:
         """The code of the request for a block of so many columns, and why the kernel refuses it, or nothing."""
-        request = KernelRequest.of(
-            table, width, device=self.topology.compute_device, on_this_machine=self.on_this_machine
-        )
+        request = KernelRequest.of(table, width, device=device, on_this_machine=self.on_this_machine)
         reason = self._ask(kernel, request)
         if reason:
             return -1, reason
@@ -369,12 +372,12 @@ class Offers:
         ):
             if not is_so:
                 raise PlanningError(f"{who} broke its contract: {must}; it is {brief(answer)}")
-        return self._missing_tier(declared)
+        return self._missing_tier(declared, request.device)
 
-    def _missing_tier(self, declared: Mapping[str, int]) -> str:
+    def _missing_tier(self, declared: Mapping[str, int], device: str) -> str:
         try:
             for tier in declared:
-                self.topology.tier_of(tier)
+                self.topology.tier_of(tier, device)
         except UnknownNameError as error:
             return str(error)
         return ""

@@ -29,6 +29,7 @@ from shardwright.contracts.renamed import warn_renamed
 from shardwright.contracts.sharding_type import ShardingType
 from shardwright.planning.arrays import NO_GANG, Bools, Floats, Ints
 from shardwright.planning.layouts.layout import Layout
+from shardwright.planning.tables.quantized import stored_row_bytes
 from shardwright.planning.tables.spec import TableSpec
 
 
@@ -163,6 +164,16 @@ class Options:
         return np.array([table.data_type.bits / 8 for table in self.tables])
 
     @cached_property
+    def row_bytes(self) -> Floats:
+        """Bytes of a stored row of each shard, of quantised tables with its scale and bias: ``[S]``."""
+        pairs = np.stack([self.shard_table, self.num_columns])
+        distinct, inverse = np.unique(pairs, axis=1, return_inverse=True)
+        values = [
+            stored_row_bytes(self.tables[table].data_type, columns) for table, columns in distinct.T.tolist()
+        ]
+        return np.array(values, dtype=np.float64)[inverse.reshape(-1)]
+
+    @cached_property
     def is_pooled(self) -> Bools:
         """True for tables whose bags become one vector: ``[T]``."""
         return np.array([table.pooling.value != "NONE" for table in self.tables], dtype=bool)
@@ -176,6 +187,18 @@ class Options:
     def is_frozen(self) -> Bools:
         """True for tables that are looked up and never updated: ``[T]``."""
         return np.array([table.is_frozen for table in self.tables], dtype=bool)
+
+    def on_device(self, device: str) -> Bools:
+        """True for runs whose shards are on ranks with a type of device: ``[S]``."""
+        asked = np.array([request.device == device for _, request in self.requests], dtype=bool)
+        result: Bools = asked[self.request]
+        return result
+
+    def devices_of(self, option: int) -> list[str]:
+        """The type of device of each shard of an option, in the order of its blocks."""
+        runs = self.shards_of(option)
+        pairs = zip(self.request[runs].tolist(), self.count[runs].tolist(), strict=True)
+        return [device for code, count in pairs for device in [self.requests[code][1].device] * count]
 
     @cached_property
     def num_row_parts(self) -> Ints:

@@ -128,7 +128,9 @@ def estimate_costs(
     for tier, column in by_tier.items():
         checked = _checked(storage, tier, column, options)
         whole = np.ceil(np.minimum(checked, _MOST_BYTES)).astype(np.int64)
-        memory[:, topology.tiers.index(topology.tier_of(tier))] += whole
+        memory[:, topology.tiers.index(_known_tier(tier, topology))] += whole
+    if topology.is_mixed:
+        _keep_on_devices(memory, options, topology)
     phases = {
         phase: _checked(performance, phase, column, options)
         for phase, column in _estimated(performance, options, topology).items()
@@ -136,6 +138,19 @@ def estimate_costs(
     if topology.replicas is not None:  # whatever the model of costs: it is asked for one sharding group
         phases[AVERAGING] = phases.get(AVERAGING, 0.0) + averaging_ms(options, topology)
     return SearchSpace(options, topology, phases, memory, capacity_bytes)
+
+
+def _known_tier(tier: str, topology: Topology) -> str:
+    """A tier that an estimator names: by the topology's name, or by a kernel's."""
+    return tier if tier in topology.tiers else topology.tier_of(tier)
+
+
+def _keep_on_devices(memory: Ints, options: Options, topology: Topology) -> None:
+    """Let each shard take some of the memory that only ranks of its device have: a byte where it takes none."""
+    for device in topology.device_types:
+        own = topology.tiers.index(topology.tier_of("device", device))
+        mine = options.on_device(device)
+        memory[mine, own] = np.maximum(memory[mine, own], 1)
 
 
 def _estimated(estimator: Estimator, options: Options, topology: Topology) -> Mapping[str, Floats]:

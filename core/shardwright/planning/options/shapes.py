@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import NamedTuple
 
-from attrs import frozen
+from attrs import fields, frozen
 
 from shardwright.planning.arrays import FREE, NO_GANG
 from shardwright.planning.layouts.layout import Block, BlockRun, BlockRuns, Layout
@@ -24,17 +24,19 @@ class Shape:
     count: tuple[int, ...]
     is_copy: tuple[bool, ...]
     id_fraction: tuple[float, ...]
+    device: tuple[str, ...]
     num_gangs: int
     cuts_rows: bool
     is_replicated: bool
     sums_inside_host: bool
 
     @classmethod
-    def of(cls, layout: Layout, go_on: Callable[[], None] = lambda: None) -> Shape:
+    def of(cls, layout: Layout, device: str, go_on: Callable[[], None] = lambda: None) -> Shape:
         """The shape of a layout.
 
         Args:
             layout: the layout.
+            device: type of the device of the ranks that its blocks may be on.
             go_on: called before a plugin is asked how many rows a block has, which may take long; ends that by raising.
         """
         runs, dataflows = list(_runs(layout, go_on)), layout.dataflows
@@ -49,11 +51,17 @@ class Shape:
             count=tuple(run.length for run in runs),
             is_copy=tuple(run.is_copy for run in runs),
             id_fraction=tuple(run.id_fraction for run in runs),
+            device=(device,) * len(runs),
             num_gangs=len(labels),
             cuts_rows=layout.cuts_rows,
             is_replicated=all(dataflow.is_replicated for dataflow in dataflows),
             sums_inside_host=any(dataflow.sums_inside_host for dataflow in dataflows),
         )
+
+    @property
+    def of_runs(self) -> tuple[str, ...]:
+        """The names of what has a value a run."""
+        return tuple(attribute.name for attribute in fields(type(self)) if attribute.name not in _OF_ALL)
 
     @property
     def last_rank(self) -> int:
@@ -70,6 +78,9 @@ class Shape:
             FREE if first == FREE else first + count - 1
             for first, count in zip(self.local_rank, self.count, strict=True)
         )
+
+
+_OF_ALL = ("num_gangs", "cuts_rows", "is_replicated", "sums_inside_host")
 
 
 class _ShardRun(NamedTuple):

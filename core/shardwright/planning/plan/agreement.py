@@ -121,4 +121,6 @@ def _asked(
 
 def identity(kind: ShardingType, table: TableSpec, rule: ParameterConstraints) -> tuple[Hashable, ...]:
     """Return a key of a table; equal for tables that are alike to a sharding type."""
-    return (shape_key(table), rule.min_partition) if kind.depends_on_shape_only else (table, rule)
+    if not kind.depends_on_shape_only:
+        return table, rule
+    return shape_key(table), rule.min_partition, rule.device_group

@@ -69,6 +69,8 @@ def _least_topology(plan: ShardingPlan) -> dict[str, Any]:
     shardings = [sharding for tables in plan.plan.values() for sharding in tables.values()]
     last = max((int(sharding.layout.columns.rank.max()) for sharding in shardings), default=0)
     device = shardings[0].device if shardings else "cpu"
+    if not isinstance(device, str):
+        return {"world_size": len(device), "compute_device": list(device)}
     return {"world_size": last + 1, "compute_device": device}
 
 

@@ -11,6 +11,7 @@ from shardwright.arguments import checked, typed
 from shardwright.errors import InvalidInputError
 from shardwright.host.plugin_host import host
 from shardwright.planning.layouts.layout import Block, ColumnRange, Layout
+from shardwright.planning.machines.topology import Topology
 from shardwright.planning.tables.codecs import QCommsConfig, as_qcomms
 
 
@@ -41,7 +42,7 @@ class ParameterSharding:
         sharding_type: name of the sharding type.
         compute_kernel: name of the compute kernel.
         layout: its blocks, each on a rank.
-        device: type of the device of its shards.
+        device: type of the device of its shards; of each rank of the topology where these have several types.
         qcomms_config: the codecs that its results and gradients travel by; where it says nothing, those of the
             module's sharder.
     """
@@ -49,7 +50,7 @@ class ParameterSharding:
     sharding_type: str
     compute_kernel: str
     layout: Layout = field(repr=False)
-    device: str = field(default="cpu", repr=False)
+    device: str | tuple[str, ...] = field(default="cpu", repr=False)
     qcomms_config: QCommsConfig | None = field(default=None, converter=as_qcomms)
 
     @layout.validator
@@ -62,12 +63,16 @@ class ParameterSharding:
         """The rank of each shard."""
         return [rank for rank in self.layout.ranks if rank is not None]
 
+    def device_on(self, rank: int) -> str:
+        """Type of the device of a shard on a rank."""
+        return self.device if isinstance(self.device, str) else self.device[rank]
+
     @property
     def sharding_spec(self) -> EnumerableShardingSpec | None:
         """The shards in TorchRec's form; ``None`` where every rank has a copy of the whole table."""
         if self.layout.is_replicated:
             return None
-        return EnumerableShardingSpec([_metadata(block, self.device) for block in self.layout.blocks])
+        return EnumerableShardingSpec([_metadata(block, self) for block in self.layout.blocks])
 
     def digest(self) -> bytes:
         """A hash of all that it says: equal for equal plans."""
@@ -82,14 +87,20 @@ class ParameterSharding:
         )
 
 
-def _metadata(block: Block, device: str) -> ShardMetadata:
-    bounds = block.rows.bounds
+def _metadata(block: Block, sharding: ParameterSharding) -> ShardMetadata:
+    assert block.rank is not None  # a plan's blocks have ranks
+    bounds, device = block.rows.bounds, sharding.device_on(block.rank)
     suffix = f":{block.rank}" if device != "cpu" else ""
     return ShardMetadata(
         shard_offsets=[bounds[0] if bounds else 0, block.columns.start],
         shard_sizes=[block.num_rows, block.num_columns],
         placement=f"rank:{block.rank}/{device}{suffix}",
     )
+
+
+def device_of_shards(topology: Topology) -> str | tuple[str, ...]:
+    """Type of the device of shards on a topology's ranks, as :class:`ParameterSharding` has it."""
+    return topology.compute_devices if topology.is_mixed else topology.compute_device
 
 
 class EmbeddingModuleShardingPlan(dict[str, ParameterSharding]):
@@ -175,14 +186,18 @@ def _shard_rows(sharding: ParameterSharding) -> Iterator[tuple[object, ...]]:
         if block.rank is not None and layout.dataflow_of(block).is_replicated:
             copies.setdefault((block.rows.index, block.columns), []).append(block.rank)
     for block in layout.distinct_blocks():
-        shard = _metadata(block, sharding.device)
+        shard = _metadata(block, sharding)
         ranks = copies.get((block.rows.index, block.columns), ())
         placement = (
-            f"rank:{ranks_text(ranks)}/{sharding.device}, a copy on each"
+            f"rank:{ranks_text(ranks)}/{_devices_text(sharding, ranks)}, a copy on each"
             if len(ranks) > 1
             else shard.placement
         )
         yield shard.shard_offsets, shard.shard_sizes, placement
+
+
+def _devices_text(sharding: ParameterSharding, ranks: Sequence[int]) -> str:
+    return " and ".join(dict.fromkeys(map(sharding.device_on, ranks)))
 
 
 def codecs_text(config: QCommsConfig | None) -> str:

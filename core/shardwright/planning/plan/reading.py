@@ -28,7 +28,12 @@ from shardwright.planning.machines.topology import Topology
 from shardwright.planning.plan.agreement import Agreement, identity
 from shardwright.planning.plan.document import FORMAT, VERSION
 from shardwright.planning.plan.inputs import InputTables
-from shardwright.planning.plan.plan import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
+from shardwright.planning.plan.plan import (
+    EmbeddingModuleShardingPlan,
+    ParameterSharding,
+    ShardingPlan,
+    device_of_shards,
+)
 from shardwright.planning.plan.rows import row_parts
 from shardwright.planning.tables.codecs import QCommsConfig
 from shardwright.planning.tables.spec import TableSpec
@@ -129,7 +134,7 @@ class _Reader:
         self._kernels = plugin_host.compute_kernels
         self._topology = topology
         self._world_size = topology.world_size
-        self._device = topology.compute_device
+        self._device = device_of_shards(topology)
         self._asked = asked
         self._agreement = Agreement(topology)
         self._cuts: dict[str, _Cut] = {}

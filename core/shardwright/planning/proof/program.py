@@ -144,7 +144,10 @@ class _Plans:
     def _load(self, column: int, run: int, first_rank: int, count: int) -> None:
         """Add the load of a run's shards on ``count`` ranks in turn, for each that the column counts."""
         for rank in range(first_rank, first_rank + count):
-            self._loads.append((rank, column, self._needs[run] / self._has[rank]))
+            if (self._needs[run, 1:] <= self._space.capacity_bytes[rank]).all():
+                self._loads.append((rank, column, self._needs[run] / self._has[rank]))
+            else:  # no rank holds more than it has: the column counts none
+                self.most[column] = 0.0
 
     def _without_replaceable(self, options: list[int]) -> list[int]:
         """Options of one table, of which none can take another's place; see the module."""

@@ -172,7 +172,7 @@ class _Comparison:
             return ValueBytes((spec.data_type if spec else DataType.FP32).bits), old is None
         try:
             kernel = host().compute_kernels.create(old.compute_kernel)
-            return ValueBytes.of(spec, kernel, self.topology.compute_device), True
+            return ValueBytes.of(spec, kernel, old.device_on(old.ranks[0])), True
         except ShardwrightError:  # a plugin that is not installed here, or that does not know such a table
             return ValueBytes(spec.data_type.bits), False
 
@@ -204,7 +204,8 @@ def _topology_of(first: ShardingPlan, second: ShardingPlan) -> Topology:
                 return Topology.from_data(plan.document["topology"])
     every = [sharding for plan in (first, second) for sharding in _tables(plan).values()]
     most = max((rank for sharding in every for rank in sharding.ranks), default=0)
-    return Topology(most + 1, every[0].device if every else CPU_DEVICE)
+    device = every[0].device if every else CPU_DEVICE
+    return Topology(most + 1 if isinstance(device, str) else len(device), device)
 
 
 def _held_bytes(sharding: ParameterSharding | None, values: ValueBytes) -> dict[int, int]:

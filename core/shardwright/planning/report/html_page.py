@@ -131,7 +131,7 @@ class _ReportPage:
         topology, time = report.space.topology, statistics.time_ms
         hosts = f", {topology.num_hosts} hosts" if topology.num_hosts > 1 else ""
         yield "Tables", f"{len(self.tables):,}"
-        yield "Ranks", f"{topology.world_size:,} on {topology.compute_device}{hosts}"
+        yield "Ranks", f"{topology.world_size:,} on {' and '.join(topology.device_types)}{hosts}"
         if "batch_size" in report.inputs:
             yield "Batch size of a rank", f"{report.inputs['batch_size']['value']:,}"
         part = time.mean() / max(time.max(), 1e-300)

@@ -78,7 +78,7 @@ class TableMoves:
         travel = max(max(sent[link], received[link]) / speed[link] for link in both)
         # All is read and written once: from block to block, from a block to a piece, from a piece to a block.
         touched = sent[SAME_RANK] + sum(sent[link] + received[link] for link in both)
-        return travel + 2 * touched / topology.read_bandwidth("device")
+        return travel + 2 * touched / topology.read_bandwidth("device", topology.compute_devices[rank])
 
 
 @frozen(eq=False)

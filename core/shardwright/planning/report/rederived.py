@@ -142,9 +142,15 @@ def matched_option(
         ):
             continue
         ranks = _ranks_in_order(options.layouts[option], placed)
-        if ranks is not None:
+        if ranks is not None and _are_on(options.devices_of(option), ranks, sharding):
             return option, ranks
     return None, []
+
+
+def _are_on(devices: Sequence[str], ranks: Sequence[int], sharding: ParameterSharding) -> bool:
+    """True if ranks have the devices that an option's shards are for; all have them where there is one type."""
+    is_mixed = not isinstance(sharding.device, str)
+    return not is_mixed or [sharding.device_on(rank) for rank in ranks] == list(devices)
 
 
 def placed_plan(space: SearchSpace, proposal: Ints, ranks: Sequence[Sequence[int]]) -> PlacedPlan:

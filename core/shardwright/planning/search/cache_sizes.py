@@ -17,6 +17,7 @@ from attrs import frozen
 
 from shardwright.contracts.compute_kernel import ComputeKernel, KernelRequest
 from shardwright.planning.arrays import Ints
+from shardwright.planning.machines.topology import device_and_rest
 from shardwright.planning.options.search_space import SearchSpace
 from shardwright.planning.search.placement import ranks_of_tables
 from shardwright.planning.search.search import SearchResult
@@ -71,7 +72,9 @@ def larger_caches(space: SearchSpace, result: SearchResult) -> dict[str, CachePa
         result: a search that found a plan.
     """
     assert result.feedback.used_bytes is not None  # there is a plan
-    tier = space.tiers.index(space.topology.device_tier)
+    topology = space.topology
+    device, _ = device_and_rest(topology.compute_devices)
+    tier = space.tiers.index(topology.tier_of(_DEVICE, device))
     free: Ints = space.capacity_bytes[:, tier] - result.feedback.used_bytes[:, tier]
     tables = list(_cached_tables(space, result))
     steps = _given_out(tables, free)

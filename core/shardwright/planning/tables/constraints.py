@@ -163,7 +163,7 @@ class ParameterConstraints:
         is_weighted: true if ids carry weights; as the module says by default.
         cache_params: the cache on the device, should the table be kept in host memory; as ``fused_params`` say by
             default.
-        device_group: type of the device that must hold the table; planning fails if the topology has another.
+        device_group: type of the device that must hold the table; planning fails if no rank of the topology has it.
         qcomms_config: the codecs that its results and gradients travel by; those of its module's sharder by default.
         extras: JSON data for plugins, which tell what they read here (measured access counts, say).
         ranks: the ranks that its shards may live on, one or several; all by default.

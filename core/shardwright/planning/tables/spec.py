@@ -359,8 +359,15 @@ class TableSpec:
         return len(self.feature_names)
 
     def served(self) -> TableSpec:
-        """The table as it is served: looked up and never updated."""
-        return evolve(self, optimizer=STILL, update=UPDATES[0], max_gradient=None, is_frozen=True)
+        """The table as it is served: looked up and never updated.
+
+        One of a type that can be trained has an optimizer that does nothing, so that any kernel takes it; a quantised
+        one has none. A table that is frozen already is what it is.
+        """
+        if self.is_frozen:
+            return self
+        optimizer = STILL if self.data_type.value in _TORCH_NAMES else None
+        return evolve(self, optimizer=optimizer, update=UPDATES[0], max_gradient=None, is_frozen=True)
 
     def kernels_allowed(self, sharding_type: str) -> tuple[str, ...] | None:
         """Compute kernels that its module's sharder allows with a sharding type; ``None``: whatever is offered."""

@@ -49,13 +49,13 @@ def whole_entries(
         whole = torch.empty(entry.size, dtype=entry.properties.dtype)
         if key.endswith(f".{STORED}"):
             key = key.removesuffix(f".{STORED}")
-            stored.read(row_requests(f"{key}.{STORED}", entry, whole, _stored_rows(stored, key), 0))
+            stored.read(row_requests(f"{key}.{STORED}", entry, whole, stored_rows(stored, key), 0))
         else:
             stored.read(box_requests(key, entry, whole, (0,) * whole.dim()))
         yield key, whole
 
 
-def _stored_rows(stored: StoredCheckpoint, key: str) -> Any:
+def stored_rows(stored: StoredCheckpoint, key: str) -> Any:
     """The stored row of each row of a table that is stored by an index: ``[R]``."""
     name = key.removeprefix(MODEL) if key.startswith(MODEL) else key.removeprefix(STATE).rpartition(".")[0]
     index = f"{MODEL}{name}.{STORED_ROWS}"

@@ -42,7 +42,7 @@ from shardwright.runtime.checkpoint.reading import (
     row_requests,
 )
 from shardwright.runtime.checkpoint.saving import env_of
-from shardwright.runtime.checkpoint.together import on_all_ranks
+from shardwright.runtime.checkpoint.together import compare_places, on_all_ranks
 from shardwright.runtime.sharded.tables.fused_optimizer import FusedOptimizer
 from shardwright.runtime.sharded.tables.table_state import STORED, STORED_ROWS, LocalBlock, state_in_blocks
 
@@ -101,6 +101,7 @@ def load_checkpoint(
 
     Raises:
         CheckpointError: there is none, it is damaged, or it does not fit the model; on all ranks.
+        DistributedError: ranks gave different paths or steps; on all ranks.
 
     Example:
         >>> import shardwright as sw
@@ -111,6 +112,7 @@ def load_checkpoint(
     """
     env = env_of(model)
     env.communicator.meet(env.lockstep.place("loading"), "load_checkpoint(), to be called on every rank,")
+    compare_places(env, path, step)
     found = on_all_ranks(env, lambda: _found(Path(path), step) if env.rank == 0 else None)
     folder = Path(env.communicator.broadcast_object(found))
 

@@ -39,7 +39,8 @@ def load_pretrained(model: nn.Module, table: str, source: Source, *, key: str | 
 
     Raises:
         UnknownNameError: the model has no such table, or the file no such tensor.
-        InvalidInputError: the shape is not the table's. An iterator that ends too early has been read by then.
+        InvalidInputError: the shape is not the table's, or the numbers are complex. An iterator that ends too early has
+            been read by then.
         UnsupportedError: the table's rows belong to keys, or files of this kind are not known here.
 
     Example:
@@ -111,6 +112,11 @@ def _check_columns(table: str, block: Tensor, shape: tuple[int, int], start: int
     if block.dim() != 2 or block.shape[1] != shape[1] or start + len(block) > shape[0]:
         raise InvalidInputError(
             f"table {table}: the rows from {start} on have the shape {list(block.shape)}, of {list(shape)}"
+        )
+    if block.is_complex():
+        raise InvalidInputError(
+            f"table {table}: the weights are complex ({block.dtype}), and a table has real numbers: give their real "
+            "part"
         )
 
 

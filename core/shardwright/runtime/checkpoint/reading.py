@@ -228,12 +228,18 @@ class StoredCheckpoint:
             by_piece, key=lambda index: (self._places[index].relative_path, self._places[index].offset)
         )
         for index in order:
-            for start, slab in self._slabs(index):
+            for start, slab in self._slabs(index, *_rows_wanted(by_piece[index])):
                 for request in by_piece[index]:
                     request.take(slab, start)
 
-    def _slabs(self, index: MetadataIndex) -> Iterator[tuple[int, Tensor]]:
-        """The rows of a piece in order, some at a time in the same memory, and the number of the first of them."""
+    def _slabs(self, index: MetadataIndex, first: int, last: int) -> Iterator[tuple[int, Tensor]]:
+        """The rows of a piece in order, some at a time in the same memory, and the number of the first of them.
+
+        Args:
+            index: the piece.
+            first: first row that is wanted; a small piece is read as a whole.
+            last: row after the last that is wanted.
+        """
         place, chunk = self._places[index], self._chunk(index)
         with self._stream(place.relative_path, index.fqn) as file:
             outline = self._outline(file, index) if place.length >= _LARGE_BYTES else None
@@ -243,8 +249,8 @@ class StoredCheckpoint:
             at, dtype = outline
             row_bytes = math.prod(chunk.sizes[1:]) * dtype.itemsize
             slab = torch.empty((max(1, _SLAB_BYTES // row_bytes), *chunk.sizes[1:]), dtype=dtype)
-            for start in range(0, chunk.sizes[0], len(slab)):
-                rows = slab[: chunk.sizes[0] - start]
+            for start in range(first, last, len(slab)):
+                rows = slab[: last - start]
                 data = memoryview(rows.reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
                 file.seek(at + start * row_bytes)
                 if _filled(file, data) != len(data):
@@ -289,6 +295,12 @@ class StoredCheckpoint:
                 f"{list(chunk.sizes)}"
             )
         return piece
+
+
+def _rows_wanted(requests: Sequence[PieceRequest]) -> tuple[int, int]:
+    """First row of a piece that one of the requests wants, and the row after the last; no rows without dimensions."""
+    rows = [(request.offsets[0], request.lengths[0]) for request in requests if len(request.offsets)]
+    return min((first for first, _ in rows), default=0), max((sum(pair) for pair in rows), default=0)
 
 
 def _filled(file: Any, data: memoryview) -> int:

@@ -51,7 +51,7 @@ from shardwright.runtime.checkpoint.metadata import (
     measured,
     reason_of,
 )
-from shardwright.runtime.checkpoint.together import on_all_ranks
+from shardwright.runtime.checkpoint.together import compare_places, on_all_ranks
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.ranks.sharding_groups import ShardingEnv2D
 from shardwright.runtime.sharded.tables.blocked_tensor import BlockedTensor
@@ -127,6 +127,7 @@ def save_checkpoint(
     Raises:
         InvalidInputError: an argument is wrong, or the step is there already.
         CheckpointError: it could not be written, or another job saves there; the same on every rank.
+        DistributedError: ranks gave different paths or steps; on all ranks.
 
     Example:
         >>> import tempfile, shardwright as sw
@@ -150,6 +151,7 @@ def save_checkpoint(
         return Path(path), Trained(model, optimizers), _plain(dict(extra or {}), "extra")
 
     root, trained, own = on_all_ranks(env, checked)
+    compare_places(env, root, step)
     ranks = _Ranks.of(model)
     ranks.finish()
     folder = _agreed_folder(root, step, env)

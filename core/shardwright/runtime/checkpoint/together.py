@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import TypeVar
 
-from shardwright.errors import CheckpointError, ShardwrightError
+from shardwright.errors import CheckpointError, DistributedError, ShardwrightError
 from shardwright.runtime.ranks.environment import ShardingEnv
+from shardwright.runtime.ranks.lockstep import by_rank
 
 T = TypeVar("T")
 
@@ -50,3 +52,22 @@ def _told(error: Exception, rank: int) -> tuple[type[ShardwrightError], str]:
     if isinstance(error, ShardwrightError):
         return type(error), str(error)
     return CheckpointError, f"rank {rank}: {type(error).__name__}: {error}"
+
+
+def compare_places(env: ShardingEnv, path: str | os.PathLike[str], step: int | None) -> None:
+    """Check that all ranks mean one checkpoint.
+
+    Args:
+        env: the ranks.
+        path: folder that this rank was given.
+        step: step that this rank was given.
+
+    Raises:
+        DistributedError: they do not; the text is the same on every rank.
+    """
+    told = env.communicator.all_gather_objects(f"{str(path)!r}, step={step}")
+    if len(set(told)) > 1:
+        raise DistributedError(
+            f"the ranks named different checkpoints: {by_rank(told, env.communicator.global_ranks)}. Give every rank "
+            "the same path and step"
+        )

@@ -119,7 +119,7 @@ def plain_kernel(*, takes_any_id: bool = False) -> str:
 def _is_plain(kernel: ComputeKernel) -> bool:
     """True if a kernel is taken unasked, needs no memory beside that of any device, and takes any table."""
     is_offered = kernel.preference != NAMED_ONLY and not kernel.further_tiers
-    return kernel.fuses_optimizer and is_offered and _takes_any(kernel)
+    return kernel.trains and kernel.fuses_optimizer and is_offered and _takes_any(kernel)
 
 
 def _takes_any(kernel: ComputeKernel) -> bool:

@@ -46,11 +46,12 @@ def block_spec(
     device: str = "cpu",
     pooling: str = "SUM",
     takes_any_id: bool = False,
+    is_frozen: bool = False,
     extras: Mapping[str, Any] = MappingProxyType({}),
 ) -> BlockSpec:
     """A block of a table of its own, as the engine gives it to a kernel."""
     names = tuple(f"f{slot}" for slot in range(slots))
-    table = TableSpec("t", rows, dim, names, data_type, pooling, optimizer=optimizer)
+    table = TableSpec("t", rows, dim, names, data_type, pooling, optimizer=optimizer, is_frozen=is_frozen)
     span = table.columns(*(columns or (0, dim)))
     request = KernelRequest.of(table, len(span), device=device, on_this_machine=True, first_column=span.start)
     part = AllKeys(rows)[0] if takes_any_id else table.all_rows

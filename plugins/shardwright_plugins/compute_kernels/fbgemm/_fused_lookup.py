@@ -73,7 +73,7 @@ class _Saved:
     """
 
     def __init__(
-        self, results: list[Tensor], call: Callable[[], list[Tensor]], cells: _Cells | None = None
+        self, results: list[Tensor], call: Callable[[], list[Tensor]], cells: Cells | None = None
     ) -> None:
         self._results: list[Tensor] | None = results
         self._call, self.cells = call, cells
@@ -114,14 +114,14 @@ class FusedLookup(Lookup):
     def forward(self, bags: Bags, *, training: bool) -> tuple[Tensor, Any]:
         if bags.lengths is None:
             return self._rows_of_ids(bags, training=training)
-        ids, lengths, weights = _slot_major(bags, bags.lengths)
-        call = partial(self._call, ids, _offsets(lengths), weights, training=training)
+        ids, lengths, weights = slot_major(bags, bags.lengths)
+        call = partial(self._call, ids, offsets_of(lengths), weights, training=training)
         sums = call()
         return _joined(sums, 1), _Saved(sums, call) if training else None
 
     def _rows_of_ids(self, bags: Bags, *, training: bool) -> tuple[Tensor, Any]:
         """A row for each id, in the order the ids came."""
-        cells = _Cells(bags.table)
+        cells = Cells(bags.table)
         offsets = offsets_of_ids(bags.table.sum(0), bags.ids.device)
         call = partial(self._call, cells.slot_major(bags.ids), offsets, None, training=training)
         rows = call()
@@ -261,13 +261,13 @@ def offsets_of_ids(counts: Ints, device: torch.device) -> Tensor:
     return torch.cat([(first + torch.minimum(number, own)).view(-1), (first + own)[-1]])
 
 
-def _offsets(lengths: Tensor) -> Tensor:
+def offsets_of(lengths: Tensor) -> Tensor:
     offsets = lengths.new_zeros(lengths.numel() + 1, dtype=torch.int64)
     torch.cumsum(lengths, 0, out=offsets[1:])
     return offsets
 
 
-class _Cells:
+class Cells:
     """Reordering of values that come by source, then by slot, to FBGEMM's order: by slot, then by source.
 
     Args:
@@ -289,7 +289,7 @@ class _Cells:
         return take(values, starts_of(self._sizes)[back], self._sizes[back])
 
 
-def _slot_major(bags: Bags, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+def slot_major(bags: Bags, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
     """Ids, lengths and weights in the order slot, source, sample: FBGEMM's table-major bags."""
     counts, weights = bags.table, bags.weights
     if bags.num_sources == 1 or bags.num_slots == 1:
@@ -305,9 +305,9 @@ def _slot_major(bags: Bags, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor | N
         )
         return permuted[1], permuted[0].view(-1), permuted[2]
     bounds = np.append(0, np.cumsum(counts))
-    num_ids = _Cells(sums(lengths.cpu().numpy(), bounds).reshape(counts.shape))
+    num_ids = Cells(sums(lengths.cpu().numpy(), bounds).reshape(counts.shape))
     return (
         num_ids.slot_major(bags.ids),
-        _Cells(counts).slot_major(lengths),
+        Cells(counts).slot_major(lengths),
         None if weights is None else num_ids.slot_major(weights),
     )

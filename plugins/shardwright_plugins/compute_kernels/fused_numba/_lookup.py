@@ -37,7 +37,7 @@ _EVEN = 1.25  # times its fair share that a thread may have before slots or bloc
 
 
 @frozen(eq=False)
-class _Cells:
+class Cells:
     """Bags as arrays; see :mod:`_loops`."""
 
     ids: Any
@@ -50,7 +50,7 @@ class _Cells:
     by_row: list[_Sorted] = field(factory=list, init=False)
 
     @classmethod
-    def of(cls, bags: Bags) -> _Cells:
+    def of(cls, bags: Bags) -> Cells:
         lengths = _NO_LENGTHS if bags.lengths is None else bags.lengths.contiguous().numpy()
         per_cell = bags.table.reshape(-1)
         return cls(
@@ -68,14 +68,14 @@ class _Cells:
 class _Sorted:
     """The ids of a share of the blocks, sorted by rows; see :func:`_loops.sort_ids`."""
 
-    share: _Share
+    share: Share
     ends: Ints
     rows: Any
     starts: Ints
     factors: Any
 
     @classmethod
-    def of(cls, share: _Share, blocks: Ints, cells: _Cells, places: Ints) -> _Sorted:
+    def of(cls, share: Share, blocks: Ints, cells: Cells, places: Ints) -> _Sorted:
         num_slots = cells.counts.shape[1]
         most, total = loops.most_ids(blocks, share, num_slots, cells.bags, cells.first_id)
         starts, rows = np.empty(total, np.int64), np.empty(total, np.int32)
@@ -103,7 +103,7 @@ class FusedNumbaLookup(Lookup):
         rule = rule_of(optimizer)
         self.states_per_row = frozenset(rule.states_of(ROW))
         self._num_steps = _floats(())
-        self._geometry = _Geometry(blocks, row_wise=bool(rule.optimizer.reads_row))
+        self._geometry = Geometry(blocks, row_wise=bool(rule.optimizer.reads_row))
         self._weights = _floats(self._geometry.num_elements)
         self._states = {
             name: _floats(self._geometry.num_rows if of == ROW else self._geometry.num_elements).fill_(
@@ -116,22 +116,22 @@ class FusedNumbaLookup(Lookup):
         )
 
     def forward(self, bags: Bags, *, training: bool) -> tuple[Tensor, Any]:
-        geometry, cells = self._geometry, _Cells.of(bags)
+        geometry, cells = self._geometry, Cells.of(bags)
         places, size = geometry.places(cells.counts, is_matrix=cells.is_matrix)
         result = self.room(size)
         out, weights = result.data_ptr(), self._weights.data_ptr()
 
-        def look_up(share: _Share) -> None:
+        def look_up(share: Share) -> None:
             loops.look_up(
                 weights, geometry.slots, share, cells.ids, cells.id_weights, cells.lengths, cells.bags,
                 cells.first_id, places, out,
             )  # fmt: skip
 
-        in_threads(look_up, _shares(lambda: geometry.slot_work(cells), len(geometry.slots)))
+        in_threads(look_up, shares_of(lambda: geometry.slot_work(cells), len(geometry.slots)))
         return result, cells if training else None
 
     def prepare(self, bags: Bags) -> Any:
-        return _Cells.of(bags)
+        return Cells.of(bags)
 
     def backward(self, saved: Any, gradient: Tensor) -> Sequence[Tensor | None]:
         return self.backward_scaled(saved, gradient, 1.0)
@@ -157,31 +157,31 @@ class FusedNumbaLookup(Lookup):
     def anticipate(self, saved: Any) -> None:
         self._by_row(saved)
 
-    def _by_row(self, cells: _Cells) -> list[_Sorted]:
+    def _by_row(self, cells: Cells) -> list[_Sorted]:
         """The ids of all blocks sorted by rows, each thread's share; made once."""
         if not cells.by_row:
             geometry = self._geometry
             places, _ = geometry.places(cells.counts, is_matrix=cells.is_matrix, gradient=True)
-            shares = _shares(lambda: geometry.block_work(cells), len(geometry.blocks))
+            shares = shares_of(lambda: geometry.block_work(cells), len(geometry.blocks))
             cells.by_row.extend(
                 in_threads(lambda share: _Sorted.of(share, geometry.blocks, cells, places), shares)
             )
         return cells.by_row
 
     def row_sums(self, bags: Bags, gradients: Sequence[Tensor], blocks: tuple[int, ...], out: Tensor) -> bool:
-        geometry, cells = self._geometry, _Cells.of(bags)
+        geometry, cells = self._geometry, Cells.of(bags)
         wanted, starts = geometry.row_sums(blocks)
         pieces = [gradient if gradient.stride(1) == 1 else gradient.contiguous() for gradient in gradients]
         places = np.array([[piece.data_ptr(), piece.stride(0)] for piece in pieces], dtype=np.int64)
 
-        def add_up(share: _Share) -> None:
+        def add_up(share: Share) -> None:
             start, stop, *_ = share
             loops.add_up_rows(
                 places, geometry.blocks, wanted[start:stop], cells.ids, cells.id_weights, cells.lengths, cells.bags,
                 cells.first_id, starts[start:stop], out.data_ptr(),
             )  # fmt: skip
 
-        in_threads(add_up, _shares(lambda: geometry.block_work(cells)[wanted], len(wanted), may_part=False))
+        in_threads(add_up, shares_of(lambda: geometry.block_work(cells)[wanted], len(wanted), may_part=False))
         return True
 
     def update_rows(self, terms: Sequence[Tensor], blocks: tuple[int, ...], scale: float) -> None:
@@ -193,7 +193,7 @@ class FusedNumbaLookup(Lookup):
         optimizer, numbers = self._update.number, self._update.numbers(self._learning_rate, self._num_steps)
         sums = np.array([term.data_ptr() for term in terms], dtype=np.int64)
 
-        def update(share: _Share) -> None:
+        def update(share: Share) -> None:
             start, stop, *_ = share
             total = np.empty(geometry.widest_gradient, np.float32)
             self._update.loops.update_all(
@@ -201,7 +201,7 @@ class FusedNumbaLookup(Lookup):
                 sums, starts[start:stop], np.float32(scale), total.ctypes.data,
             )  # fmt: skip
 
-        in_threads(update, _shares(lambda: geometry.elements[wanted], len(wanted), may_part=False))
+        in_threads(update, shares_of(lambda: geometry.elements[wanted], len(wanted), may_part=False))
 
     def weight(self, block: int) -> Tensor:
         return self._geometry.elements_of(self._weights, block)
@@ -265,7 +265,7 @@ class _OfPlugin:
         return of_elements, of_rows
 
 
-class _Geometry:
+class Geometry:
     """Places of blocks, slots and rows in flat memory, computed once.
 
     Attributes:
@@ -338,12 +338,12 @@ class _Geometry:
             known = self._row_sums[blocks] = (wanted, _table(*starts, rows))
         return known
 
-    def slot_work(self, cells: _Cells) -> Ints:
+    def slot_work(self, cells: Cells) -> Ints:
         """Elements that each slot reads: ``[S]``."""
         num_ids = np.diff(cells.first_id).reshape(-1, len(self.slots)).sum(0)
         return np.asarray(num_ids * self.slots[:, 1])
 
-    def block_work(self, cells: _Cells) -> Ints:
+    def block_work(self, cells: Cells) -> Ints:
         """Elements that each block's update reads: ``[K]``."""
         return np.add.reduceat(self.slot_work(cells), self.blocks[:, 0])
 
@@ -374,11 +374,11 @@ def _table(*columns: Sequence[int]) -> Ints:
     return np.array(columns, dtype=np.int64).T.copy()
 
 
-_Share: TypeAlias = tuple[int, int, int, int]
+Share: TypeAlias = tuple[int, int, int, int]
 """The first of a thread's slots or blocks and the one after the last; and which part of each, of how many."""
 
 
-def _shares(sizes_of: Callable[[], Ints], count: int, *, may_part: bool = True) -> list[_Share]:
+def shares_of(sizes_of: Callable[[], Ints], count: int, *, may_part: bool = True) -> list[Share]:
     """Shares of about equal size that together are everything, for as many threads as pay.
 
     Args:
@@ -393,7 +393,7 @@ def _shares(sizes_of: Callable[[], Ints], count: int, *, may_part: bool = True) 
     return _dealt(sizes, num_threads, may_part=may_part)
 
 
-def _dealt(sizes: Ints, num_threads: int, *, may_part: bool) -> list[_Share]:
+def _dealt(sizes: Ints, num_threads: int, *, may_part: bool) -> list[Share]:
     """Ranges of whole slots or blocks, where they come out even; else a part of each."""
     count, total = len(sizes), int(sizes.sum())
     if num_threads == 1:

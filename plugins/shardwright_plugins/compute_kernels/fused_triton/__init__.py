@@ -12,26 +12,30 @@ from shardwright.contracts.compute_kernel import NAMED_ONLY, KernelRequest
 from shardwright_plugins.compute_kernels._compiled import import_failure
 from shardwright_plugins.compute_kernels._optimizers import (
     PARAMETERS,
-    ROW_WISE,
-    can_run,
+    can_run_rule,
     can_train,
+    is_plain,
+    needs_whole_rows,
     trained_bytes,
 )
 
 if TYPE_CHECKING:
     from shardwright.contracts.lookup import BlockSpec, Lookup
+    from shardwright.planning.tables.optimizers import OptimizerSpec
 
 _KERNELS = "shardwright_plugins.compute_kernels.fused_triton._kernels"
 INTERPRETER_VARIABLE = "TRITON_INTERPRET"
 """Triton's own variable: with 1 its kernels run on the CPU, interpreted, some hundred thousand times slower."""
 
-_KNOWN = {name: known | {"stochastic_rounding"} for name, known in PARAMETERS.items()}
+_WRITTEN = {name: known | {"stochastic_rounding"} for name, known in PARAMETERS.items()}
 
 
 class FusedTriton(ComputeKernel):
     """All blocks of a rank in one launch, whatever their widths; exact for row-wise optimizers on cut columns.
 
     Ids are sorted for an update, so a row is read and written once, no sum depends on chance, and the host never waits.
+    SGD, Adagrad, row-wise Adagrad and Adam are written in Triton; the rules of all other optimizers run in plain torch,
+    on the sums of each row's gradients.
     Halves are rounded to the nearest, or stochastically if the optimizer's parameter ``stochastic_rounding`` is true.
     """
 
@@ -53,20 +57,34 @@ class FusedTriton(ComputeKernel):
 
     def bandwidth_fraction(self, request: KernelRequest) -> float:
         """Part of the memory's bandwidth, between those of FBGEMM and plain torch: an assumption, not measured."""
-        return 0.75
+        return 0.75 if request.optimizer is None or is_written(request.optimizer) else 0.5
 
     def group_key(self, request: KernelRequest) -> Hashable:
-        """Blocks of one element type and optimizer; of one width too, where a row is returned for each id."""
-        return (request.data_type, request.optimizer, None if request.is_pooled else request.num_columns)
+        """Blocks of one element type and optimizer; of one width too, where a row is returned for each id.
+
+        An optimizer that is not written in Triton takes blocks of one width, and the same columns of whole rows.
+        """
+        if request.optimizer is None or is_written(request.optimizer):
+            return (request.data_type, request.optimizer, None if request.is_pooled else request.num_columns)
+        whole = (request.embedding_dim, request.first_column) if self.needs_whole_rows(request) else None
+        return (request.data_type, request.optimizer, request.num_columns, whole)
 
     def needs_whole_rows(self, request: KernelRequest) -> bool:
         """A row-wise optimizer's value is a mean over all columns of the row."""
-        return request.cuts_columns and request.optimizer is not None and request.optimizer.name in ROW_WISE
+        return needs_whole_rows(request)
 
     def build(self, blocks: Sequence[BlockSpec], *, device: Any) -> Lookup:  # noqa: D102
         from shardwright_plugins.compute_kernels.fused_triton._lookup import FusedTritonLookup
+        from shardwright_plugins.compute_kernels.fused_triton._rule_lookup import RuleTritonLookup
 
-        return FusedTritonLookup(blocks, device=device)
+        optimizer = blocks[0].request.optimizer
+        assert optimizer is not None  # supports()
+        return (FusedTritonLookup if is_written(optimizer) else RuleTritonLookup)(blocks, device=device)
+
+
+def is_written(optimizer: OptimizerSpec) -> bool:
+    """True if an optimizer's update is one of the kernels' own."""
+    return is_plain(optimizer, _WRITTEN)
 
 
 def is_interpreted() -> bool:
@@ -79,7 +97,7 @@ def _refusal(request: KernelRequest) -> str | None:
         return refused
     if request.optimizer is None:
         return "no optimizer was named to run in the backward pass"
-    for answer in (can_run(request.optimizer, _KNOWN, "the Triton kernel"), can_train(request.data_type)):
+    for answer in (can_run_rule(request, "the Triton kernel"), can_train(request.data_type)):
         if answer is not True:
             return answer
     return _missing() if request.on_this_machine else None

@@ -22,6 +22,7 @@ _MAX_ALIGNED = 16  # elements: more tells Triton's compiler nothing
 _MAX_KNOWN = 16  # batch shapes whose places are kept on the device
 _VALUES = 2048  # elements of a tile: 16 for each thread of four warps, as Triton's tutorials have it
 _WARP = 32  # threads of a warp
+_FEW = 2048  # ids: 26 tables of 64 bags have 1664; the square of more would take longer than the launches that it saves
 
 
 @frozen
@@ -32,7 +33,8 @@ class Tiles:
         items: bags, runs or windows.
         unroll: ids, or partial sums, that are read at once.
         window: sorted ids between which partial sums are made, so that a frequent id is no program's alone.
-        bags: bags whose ids are listed.
+        bags: bags whose ids are listed, and ids that are sorted by counting.
+        few: ids of a batch up to which they are sorted by counting, and are one window: an update is three launches.
         warps: warps of a program.
     """
 
@@ -40,13 +42,18 @@ class Tiles:
     unroll: int = 4
     window: int = 64
     bags: int = 32
+    few: int = _FEW
     warps: int = 4
+
+    def window_of(self, num_ids: int) -> int:
+        """The window of a batch: all ids, if they are few."""
+        return max(self.window, self.few) if num_ids <= self.few else self.window
 
     @classmethod
     def of(cls, device: torch.device, num_columns: int) -> Tiles:
         """Sizes for rows of so many columns; larger ones where each program is interpreted, at a cost of its own."""
         if device.type == "cpu":
-            return cls(items=64, unroll=4)
+            return cls(items=64, unroll=4, bags=256)
         unroll = max(1, min(4, _VALUES // num_columns))
         items = max(1, _VALUES // (num_columns * unroll))
         warps = max(4, min(16, num_columns * unroll * items // (16 * _WARP)))

@@ -119,6 +119,28 @@ def list_ids(  # type: ignore[no-untyped-def]
         done += UNROLL
 
 
+@triton.jit(do_not_specialize=["num_ids"])
+def sort_few(  # type: ignore[no-untyped-def]
+    keys, sorted_keys, order, num_ids, ITEMS: tl.constexpr, OTHERS: tl.constexpr
+):
+    """Sort keys stably by counting, for each, those that come before it: one launch, where a sort takes several."""
+    at = tl.program_id(0).to(tl.int64) * ITEMS + tl.arange(0, ITEMS)
+    is_id = at < num_ids
+    key = tl.load(keys + at, mask=is_id, other=0)
+    place = tl.zeros([ITEMS], tl.int64)
+    done = num_ids * 0
+    while done < num_ids:
+        others = done + tl.arange(0, OTHERS)
+        is_there = others < num_ids
+        other = tl.load(keys + others, mask=is_there, other=0)
+        is_equal = (other[None, :] == key[:, None]) & (others[None, :] < at[:, None])
+        comes_before = (other[None, :] < key[:, None]) | is_equal
+        place += tl.sum((comes_before & is_there[None, :]).to(tl.int64), axis=1)
+        done += OTHERS
+    tl.store(sorted_keys + place, key, mask=is_id)
+    tl.store(order + place, at, mask=is_id)
+
+
 @triton.jit
 def _rounded(values, like, IS_STOCHASTIC: tl.constexpr, seed, offsets):  # type: ignore[no-untyped-def]
     """Values in the weights' type: the nearest ones, or one of the two neighbours so that the mean is the value."""

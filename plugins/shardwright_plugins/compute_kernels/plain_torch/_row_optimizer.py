@@ -70,6 +70,25 @@ class RowOptimizer:
                 that have copies; needed for optimizers with ``stochastic_rounding``.
         """
         rows, values = row_gradients(bags, gradient.view(bags.num_bags, self._gradient_dim))
+        self.apply(rows, values, weights, state, numbers_of)
+
+    def apply(
+        self,
+        rows: Tensor,
+        values: Tensor,
+        weights: Tensor,
+        state: Mapping[str, Tensor],
+        numbers_of: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        """Update rows, and their state, by their gradients; the arguments are those of :meth:`step` otherwise.
+
+        Args:
+            rows: numbers of the rows, ``[N]``; of one that is there twice, the outcome is one of the two.
+            values: float32 gradient of each, ``[N, C]``.
+            weights: the rows, ``[R, D]``.
+            state: state of the rows.
+            numbers_of: function that gives rows the numbers by which they are rounded at random.
+        """
         self.num_steps += 1
         step = float(self.num_steps)
         new = self._updated(weights[rows].float(), rows, values, state, step)

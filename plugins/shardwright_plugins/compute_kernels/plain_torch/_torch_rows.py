@@ -29,6 +29,7 @@ class RowNumbers:
             start for spec, (start, _) in zip(blocks, self.spans, strict=True) for _ in range(spec.num_slots)
         ]
         self._slot_bases = torch.tensor(bases, dtype=torch.int64, device=device)
+        self._starts = torch.tensor([start for start, _ in self.spans], dtype=torch.int64, device=device)
 
     def of(self, values: Tensor, block: int) -> Tensor:
         """``[rows, D]``: one block's part of values of all rows, shared storage."""
@@ -37,8 +38,7 @@ class RowNumbers:
 
     def in_blocks(self, rows: Tensor) -> Tensor:
         """The numbers that rows have in their own blocks."""
-        starts = torch.tensor([start for start, _ in self.spans], device=rows.device)
-        return rows - starts[torch.bucketize(rows, starts, right=True) - 1]
+        return rows - self._starts.index_select(0, torch.bucketize(rows, self._starts, right=True) - 1)
 
     def flatten(self, bags: Bags) -> Bags:
         """The bags with ids that count rows of all blocks."""

@@ -58,7 +58,7 @@ class CachedRowsLookup(Lookup):
         self._kept = {
             WEIGHT: kept_for(device, rows, request.num_columns, dtype_of(request.data_type)),
             **{
-                name: kept_for(device, rows, columns, torch.float32)
+                name: kept_for(device, rows, columns, torch.float32, self._optimizer.initial(name))
                 for name, columns in self._optimizer.columns.items()
             },
         }
@@ -97,7 +97,13 @@ class CachedRowsLookup(Lookup):
             slots = saved.slots if is_as_it_was else self._cache.find(saved.rows)
             values = self._cache.read(self._kept, saved.rows, slots)
             state = {name: own for name, own in values.items() if name != WEIGHT}
-            self._optimizer.step(saved.bags, gradient, values[WEIGHT], state)
+            self._optimizer.step(
+                saved.bags,
+                gradient,
+                values[WEIGHT],
+                state,
+                lambda places: self._numbers.in_blocks(saved.rows.index_select(0, places)),
+            )
             self._cache.write(saved.rows, slots, values)
         return ()
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from shardwright.contracts.compute_kernel import KernelRequest
 from shardwright_plugins.compute_kernels._caching import CachingKernel
 from shardwright_plugins.compute_kernels._optimizers import (
-    PARAMETERS,
-    can_run,
+    can_run_rule,
     can_train,
     needs_whole_rows,
     trained_bytes,
@@ -94,10 +93,7 @@ class PinnedCaching(_RowCaching):
 def _refusal(request: KernelRequest) -> str:
     if request.optimizer is None:
         return "no optimizer was named to run in the backward pass"
-    for answer in (
-        can_train(request.data_type),
-        can_run(request.optimizer, PARAMETERS, "a cache of rows"),
-    ):
+    for answer in (can_train(request.data_type), can_run_rule(request, "a cache of rows")):
         if answer is not True:
             return answer
     return ""

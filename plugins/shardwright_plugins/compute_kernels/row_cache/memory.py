@@ -18,14 +18,18 @@ FOLDER_VARIABLE = "SHARDWRIGHT_MAPPED_FOLDER"
 """Environment variable: the folder of files that tables are mapped from; that of temporary files if it is not set."""
 
 
-def kept_for(device: torch.device, num_rows: int, columns: int, dtype: torch.dtype) -> Tensor:
-    """Zeros ``[num_rows, columns]`` in the memory behind a device's own.
+def kept_for(
+    device: torch.device, num_rows: int, columns: int, dtype: torch.dtype, initial: float = 0.0
+) -> Tensor:
+    """Equal values ``[num_rows, columns]`` in the memory behind a device's own.
 
     Behind the CPU's is a file that is mapped into memory; behind any other's is the CPU's, pinned.
     """
     if device.type == "cpu":
-        return _mapped(num_rows, columns, dtype)
-    return torch.zeros(num_rows, columns, dtype=dtype, device="cpu", pin_memory=True)
+        kept = _mapped(num_rows, columns, dtype)
+    else:
+        kept = torch.zeros(num_rows, columns, dtype=dtype, device="cpu", pin_memory=True)
+    return kept.fill_(initial) if initial else kept  # zeros of a file take no space before they are written
 
 
 def _mapped(num_rows: int, columns: int, dtype: torch.dtype) -> Tensor:

@@ -152,7 +152,11 @@ class Program:
 
     def _load(self, column: int, first_rank: int, count: int, needs: Floats) -> None:
         """Put a shard on each of some ranks in turn, for each that the column counts."""
-        self._loads += [(rank, column, needs) for rank in range(first_rank, first_rank + count)]
+        for rank in range(first_rank, first_rank + count):
+            if (needs[1:] <= self.space.capacity_bytes[rank]).all():
+                self._loads.append((rank, column, needs))
+            else:  # it fits on no such rank: the column counts none
+                self._most[column] = 0.0
 
     def _count_on_hosts(self) -> None:
         """Count the tables that lie on each host as a whole: whole numbers too, and the ones to branch on.

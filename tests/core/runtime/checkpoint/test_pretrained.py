@@ -85,6 +85,14 @@ def test_weights_of_another_shape_are_refused(source, text):
     run_simulated(work, IN_RUNS.world_size)
 
 
+def test_complex_weights_are_refused():
+    def work(env):
+        with pytest.raises(InvalidInputError, match=r"weights are complex \(torch\.complex64\).*real part"):
+            sw.load_pretrained(IN_RUNS.shard(env, IN_RUNS.module()), "t0", WEIGHTS.astype(np.complex64))
+
+    run_simulated(work, IN_RUNS.world_size)
+
+
 def test_unknown_table_and_file_are_refused(tmp_path):
     def work(env):
         sharded = IN_RUNS.shard(env, IN_RUNS.module())

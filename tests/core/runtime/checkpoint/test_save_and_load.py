@@ -12,7 +12,7 @@ from tests.core.runtime.mixed_cuts import case_of
 from tests.core.runtime.plans import Cut, Cuts, RowsMirrored
 
 import shardwright as sw
-from shardwright.errors import CheckpointError, InvalidInputError
+from shardwright.errors import CheckpointError, DistributedError, InvalidInputError
 from shardwright.planning.layouts.row_maps import RowsModulo
 from shardwright.runtime.checkpoint import reading, saving
 from shardwright.runtime.checkpoint.folder import steps_in
@@ -248,6 +248,26 @@ def test_another_shape_or_name_is_an_error_that_says_what_differs_and_changes_no
     results = load(fewer, tmp_path, strict=False)
     assert_loaded(results, {name: whole[name] for name in fewer.module().state_dict()})
     assert results[0][1].unexpected_keys == ["model.embedding_bags.t2.weight"]
+
+
+@pytest.mark.parametrize("made", [False, True], ids=["save", "load"])
+@pytest.mark.parametrize("what", ["path", "step"])
+def test_ranks_that_name_different_checkpoints_are_one_error(tmp_path, what, made):
+    case = case_of()
+    for folder in ("0", "1"):
+        for step in (1, 2) if made else ():
+            save(case, tmp_path / folder, step=step)
+
+    def work(env):
+        call = sw.load_checkpoint if made else sw.save_checkpoint
+        path, step = (tmp_path / str(env.rank), 1) if what == "path" else (tmp_path / "0", 1 + env.rank)
+        with pytest.raises(DistributedError) as error:
+            call(path, case.shard(env, case.module()), step=step)
+        return str(error.value)
+
+    (text,) = set(run_simulated(work, case.world_size))
+    assert text.startswith("the ranks named different checkpoints: ")
+    assert all(f"rank {rank}" in text for rank in range(2))
 
 
 def test_renames_by_table(tmp_path):

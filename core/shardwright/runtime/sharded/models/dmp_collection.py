@@ -19,7 +19,10 @@ from shardwright.runtime.ranks.sharding_groups import ShardingEnv2D
 from shardwright.runtime.sharded.collections.sharded_collection import ShardedCollection
 from shardwright.runtime.sharded.collections.sharders import ModuleSharder
 from shardwright.runtime.sharded.models.averaging import Averaging
-from shardwright.runtime.sharded.models.model_parallel import DistributedModelParallel
+from shardwright.runtime.sharded.models.model_parallel import (
+    DefaultDataParallelWrapper,
+    DistributedModelParallel,
+)
 from shardwright.runtime.step.compiling import untraced
 
 
@@ -51,6 +54,7 @@ class DMPCollection(DistributedModelParallel):
         comm_backend: see :class:`DistributedModelParallel`; carries averagings, too.
         env: the groups, where they were made before; instead of ``world_size``, ``sharding_group_size``, ``global_pg``,
             ``node_group_size``, ``use_inter_host_allreduce`` and ``comm_backend``.
+        data_parallel_wrapper: see :class:`DistributedModelParallel`.
         update: see :class:`DistributedModelParallel`.
 
     Raises:
@@ -82,6 +86,7 @@ class DMPCollection(DistributedModelParallel):
         sync_every: int | None = None,
         comm_backend: str | CommBackend | None = None,
         env: ShardingEnv2D | None = None,
+        data_parallel_wrapper: DefaultDataParallelWrapper | None = None,
         update: str | None = None,
     ) -> None:
         sync_every = None if sync_every is None else checked_sync_every(sync_every)
@@ -108,7 +113,16 @@ class DMPCollection(DistributedModelParallel):
         _check_world(world_size, env)
         _check_plan(plan, env)
         _compare_sync_every(env, sync_every)
-        super().__init__(module, env, device, plan, sharders, init_data_parallel=False, update=update)
+        super().__init__(
+            module,
+            env,
+            device,
+            plan,
+            sharders,
+            init_data_parallel=False,
+            data_parallel_wrapper=data_parallel_wrapper,
+            update=update,
+        )
         _check_plan(self.plan, env)
         self._sync_every, self._num_since = sync_every, 0
         collections = [child for child in self._sharded.values() if isinstance(child, ShardedCollection)]

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from shardwright.arguments import checked
-from shardwright.errors import PlanningError
+from shardwright.errors import PlanningError, UnsupportedError
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.planning.planner import TablePlanner
@@ -15,6 +15,7 @@ from shardwright.planning.watch import Watch
 
 if TYPE_CHECKING:
     from shardwright.contracts.comm_backend import CommBackend
+    from shardwright.planning.tables.spec import TableSpec
 
 
 class EmbeddingShardingPlanner(TablePlanner):
@@ -87,14 +88,13 @@ class EmbeddingShardingPlanner(TablePlanner):
             PlanningError: no plan fits; the text has the numbers and what would help.
         """
         from shardwright.runtime.ranks.devices import has_accelerator
-        from shardwright.runtime.sharded.collections.sharders import collect_tables
         from shardwright.runtime.sharded.models.dense_bytes import dense_bytes
 
         topology = self._known_topology()
         return self._plan(
-            tuple(collect_tables(module, sharders, compute_device=topology.compute_device)),
+            _tables_of(module, sharders, topology),
             topology,
-            on_this_machine=has_accelerator(topology.compute_device),
+            on_this_machine=any(map(has_accelerator, topology.device_types)),
             dense=dense_bytes(module, sharders),
         )
 
@@ -160,15 +160,37 @@ class EmbeddingShardingPlanner(TablePlanner):
     def _plan_for(
         self, env: Any, measured: Mapping[str, Any], module: Any, sharders: Sequence[Any], watch: Watch
     ) -> ShardingPlan:
-        from shardwright.runtime.sharded.collections.sharders import collect_tables
         from shardwright.runtime.sharded.models.dense_bytes import dense_bytes
 
         topology = self._topology or _topology_of(env, measured)
         _check_ranks(topology, env)
-        tables = tuple(collect_tables(module, sharders, compute_device=topology.compute_device))
+        tables = _tables_of(module, sharders, topology)
         return self._plan(
             tables, topology, on_this_machine=True, dense=dense_bytes(module, sharders), watch=watch
         )
+
+
+def _tables_of(module: Any, sharders: Sequence[Any], topology: Topology) -> tuple[TableSpec, ...]:
+    """The model's tables, with what their sharders allow on the ranks' devices.
+
+    Raises:
+        UnsupportedError: a sharder allows something else on each of several types of devices.
+    """
+    from shardwright.runtime.sharded.collections.sharders import collect_tables
+
+    by_device = {
+        device: tuple(collect_tables(module, sharders, compute_device=device))
+        for device in topology.device_types
+    }
+    tables = by_device[topology.device_types[0]]
+    for device, others in by_device.items():
+        for table, other in zip(tables, others, strict=True):
+            if table.allowed != other.allowed:
+                raise UnsupportedError(
+                    f"table {table.describe()}: its sharder allows other sharding types or kernels on {device!r} than "
+                    f"on {topology.device_types[0]!r}; on ranks of both it must allow the same"
+                )
+    return tables
 
 
 def _topology_of(env: Any, measured: Mapping[str, Any] = MappingProxyType({})) -> Topology:

@@ -9,14 +9,18 @@ import numpy as np
 import pytest
 from tests.plugins.planning.test_cli_plan import run
 
-from shardwright.errors import InvalidInputError, NoPlanError
+from shardwright import hookimpl
+from shardwright.contracts import ComputeKernel
+from shardwright.errors import InvalidInputError, NoPlanError, PlanningError
+from shardwright.host import PluginHost, use_host
 from shardwright.planning.machines.reservations import InferenceStorageReservation
 from shardwright.planning.machines.topology import GIB, Topology
 from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.planning.planner import TablePlanner
 from shardwright.planning.report.check import check_plan
 from shardwright.planning.tables.constraints import ParameterConstraints
-from shardwright.planning.tables.optimizers import OptimizerSpec
+from shardwright.planning.tables.optimizers import STILL, OptimizerSpec
+from shardwright.planning.tables.quantized import has_header, stored_row_bytes
 from shardwright.planning.tables.spec import TableSpec
 
 MIB = 1 << 20
@@ -144,3 +148,82 @@ def test_command_plans_for_serving_and_checks_it(tmp_path):
     assert "serving:" in run("plan", workload, *options).stdout
     assert json.loads(document.read_text())["objective"]["name"] == "serving"
     assert "proven" in run("check", document).stdout
+
+
+class ServedRows(ComputeKernel):
+    """A third party's kernel of quantised rows, which only looks up."""
+
+    name, trains, preference = "served_rows", False, 5
+
+    def supports(self, request):
+        return True if has_header(request.data_type) else f"{request.data_type.value} is not quantised"
+
+    def memory_bytes(self, request, num_rows):
+        return {"device": num_rows * stored_row_bytes(request.data_type, request.num_columns)}
+
+    def build(self, blocks, *, device):
+        raise NotImplementedError
+
+
+class ServedPlugin:
+    @hookimpl
+    def shardwright_compute_kernels(self):
+        return [ServedRows]
+
+
+QUANTIZED = {"*": ParameterConstraints(pooling_factors=[2.0], compute_kernels=["served_rows"])}
+
+
+@pytest.fixture
+def served_rows():
+    with use_host(PluginHost(plugins={"served": ServedPlugin()})):
+        yield
+
+
+@pytest.mark.parametrize(
+    ("data_type", "row_bytes"), [("INT8", 64 + 4), ("INT4", 32 + 4), ("INT2", 16 + 4), ("FP8", 64 + 4)]
+)
+@pytest.mark.usefixtures("served_rows")
+@pytest.mark.parametrize("storage", ["weights_and_buffers", "torchrec_storage"])
+def test_quantized_tables_take_the_bytes_of_their_rows_with_scale_and_bias(data_type, row_bytes, storage):
+    tables = [attrs.evolve(table, data_type=data_type) for table in BIG]
+    made = planner(Topology(1, "cpu"), constraints=QUANTIZED, storage_estimator=storage)
+    plan = made.plan_tables(tables)
+    rows = sum(table.num_embeddings for table in tables)
+    assert rows * row_bytes <= made.report.plan.used_bytes.sum() < rows * row_bytes + MIB
+    assert {one.compute_kernel for one in plan.plan[""].values()} == {"served_rows"}
+    assert not check_plan(ShardingPlan.from_json(plan.to_json())).problems
+
+
+@pytest.mark.usefixtures("served_rows")
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_fewer_bits_are_looked_up_in_no_more_time_and_results_are_floats(estimator):
+    alone = {"*": attrs.evolve(QUANTIZED["*"], sharding_types=["table_wise"])}
+    forward, travelled = [], []
+    for data_type in ("INT8", "INT4", "INT2"):
+        tables = [attrs.evolve(table, data_type=data_type, embedding_dim=256) for table in BIG]
+        made = planner(Topology(3, "cpu"), constraints=alone, estimator=estimator)
+        made.plan_tables(tables)
+        phases = made.report.to_data()["ranks"][0]["phases_ms"]
+        forward.append(phases["forward_compute"])
+        travelled.append(phases["forward_communication"])
+    assert forward == sorted(forward, reverse=True)
+    assert forward[0] > forward[-1]
+    assert travelled == [travelled[0]] * 3
+
+
+@pytest.mark.usefixtures("served_rows")
+def test_quantized_tables_cannot_be_planned_for_training():
+    tables = [attrs.evolve(table, data_type="INT8") for table in BIG]
+    with pytest.raises(PlanningError, match="no option is left"):
+        planner(objective="largest_rank_time").plan_tables([*tables, *HOT])
+    assert planner(constraints=TWO).plan_tables(tables).plan[""]["big_0"].compute_kernel == "served_rows"
+
+
+def test_table_that_is_frozen_already_is_served_as_it_is():
+    quantized = TableSpec("t", 10, 8, data_type="INT8").served()
+    assert (quantized.optimizer, quantized.is_frozen) == (None, True)
+    halves = attrs.evolve(quantized, data_type="FP16")
+    assert halves.served() == halves
+    trained = TableSpec("t", 10, 8, optimizer=OptimizerSpec("adam"), update="in_step", max_gradient=1.0)
+    assert trained.served() == TableSpec("t", 10, 8, optimizer=STILL, is_frozen=True)

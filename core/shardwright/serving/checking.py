@@ -1,0 +1,106 @@
+"""The check of a package: a fresh process loads each form, and compares it with what the model gave.
+
+`python -m shardwright.serving.checking FOLDER DRAWN` is that process.
+
+Legend: F features, B samples, N ids.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from shardwright.errors import UnsupportedError
+from shardwright.serving.manifest import FORMS, PackageManifest
+from shardwright.serving.package import load_package
+
+__all__ = ["check_package", "drawn_inputs"]
+
+RELATIVE, ABSOLUTE = 1e-4, 1e-5
+"""Largest differences of predictions: sums of a thousand float32 in another order differ by less."""
+
+TIMEOUT_S = 600
+"""Seconds after which the process that checks is given up: torch's import and three forms take some ten."""
+
+MOST_IDS_OF_A_BAG = 4
+SIZES = (1, 2, 7)
+"""Samples of the batches that are drawn: none of them the example's in particular, and one alone."""
+
+
+def drawn_inputs(manifest: PackageManifest) -> Iterator[list[Tensor]]:
+    """Inputs of a program: drawn batches with empty bags, one without its first feature, and one without ids."""
+    random = torch.Generator().manual_seed(0)
+    for size in SIZES:
+        lengths = torch.randint(0, MOST_IDS_OF_A_BAG + 1, (len(manifest.features), size), generator=random)
+        yield _inputs(manifest, lengths, random)
+    lengths[0] = 0
+    yield _inputs(manifest, lengths, random)
+    yield _inputs(manifest, torch.zeros_like(lengths), random)
+
+
+def _inputs(manifest: PackageManifest, lengths: Tensor, random: torch.Generator) -> list[Tensor]:
+    values = [
+        torch.randint(0, feature.num_embeddings or 1, (int(count),), generator=random)
+        for feature, count in zip(manifest.features, lengths.sum(1), strict=True)
+    ]
+    inputs = [torch.cat(values), lengths.clone().flatten()]
+    if any(feature.is_weighted for feature in manifest.features):
+        inputs.append(torch.rand(len(inputs[0]), generator=random))
+    if manifest.dense is not None:
+        inputs.append(torch.randn(lengths.shape[1], manifest.dense.columns, generator=random))
+    return inputs
+
+
+def check_package(folder: Path, manifest: PackageManifest, predict: Callable[..., Sequence[Tensor]]) -> None:
+    """Load each form of a package in a fresh process, and compare its predictions on drawn batches.
+
+    Args:
+        folder: the package.
+        manifest: its manifest.
+        predict: function from a program's inputs to what its outputs must be.
+
+    Raises:
+        UnsupportedError: a form cannot be loaded there, or predicts something else.
+    """
+    drawn = folder / ".drawn.pt"
+    torch.save([(inputs, list(predict(*inputs))) for inputs in drawn_inputs(manifest)], drawn)
+    command = [sys.executable, "-m", "shardwright.serving.checking", str(folder), str(drawn)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    finally:
+        drawn.unlink()
+    if done.returncode:
+        raise UnsupportedError(f"the package failed its check in a fresh process: {done.stderr[-2000:]}")
+    problems = json.loads(done.stdout.splitlines()[-1])
+    if problems:
+        told = "; ".join(f"{form}: {problem}" for form, problem in problems.items())
+        raise UnsupportedError(f"the package failed its check in a fresh process: {told}")
+
+
+def _problem(folder: Path, form: str, drawn: Path) -> str:
+    """The first fault of a form; empty if it has none."""
+    try:
+        package = load_package(folder, form)
+        for inputs, wanted in torch.load(drawn, weights_only=True):
+            for found, output in zip(package.run(*inputs), wanted, strict=True):
+                torch.testing.assert_close(found, output, rtol=RELATIVE, atol=ABSOLUTE)
+    except Exception as error:  # whatever a program raises is its problem
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def main(folder: str, drawn: str) -> None:
+    """Print the problem of each form that has one, as JSON."""
+    forms = [form for form in PackageManifest.read(Path(folder)).model if form in FORMS]
+    found = {form: _problem(Path(folder), form, Path(drawn)) for form in forms}
+    print(json.dumps({form: problem for form, problem in found.items() if problem}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

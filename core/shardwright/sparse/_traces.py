@@ -1,0 +1,52 @@
+"""`torch.fx` traces of code that makes the sparse types: each construction is one node of the graph.
+
+A constructor that is given the stand-ins of a trace, which have no contents yet, could check and derive nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+from abc import ABCMeta
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import torch
+from torch.fx import Proxy
+from torch.fx import ProxyableClassMeta as _ProxyableClassMeta  # type: ignore[attr-defined]  # exported by name only
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+class TracedMeta(_ProxyableClassMeta, ABCMeta):
+    """The metaclass of the sparse types: a trace takes down the construction, and does not look inside."""
+
+
+def traced(function: _F) -> _F:
+    """Make calls of a function one node of a trace, if an argument is one of the trace's stand-ins.
+
+    Args:
+        function: a function that makes or joins sparse types.
+
+    Returns:
+        The function; without a stand-in it is called as it is.
+    """
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        # Compiled and exported programs have no stand-ins of this kind.
+        if torch.compiler.is_compiling() or (proxy := _first_proxy((args, kwargs))) is None:
+            return function(*args, **kwargs)
+        return proxy.tracer.create_proxy("call_function", call, args, kwargs)
+
+    return cast(_F, call)
+
+
+def _first_proxy(value: Any) -> Proxy | None:
+    """A stand-in among arguments, also within lists and mappings."""
+    if isinstance(value, Proxy):
+        return value
+    if isinstance(value, dict):
+        value = tuple(value.values())
+    if isinstance(value, list | tuple):
+        return next((found for one in value if (found := _first_proxy(one)) is not None), None)
+    return None

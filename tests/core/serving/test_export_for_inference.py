@@ -1,0 +1,233 @@
+"""Packages predict what quantised models predict, whatever the models were: whole, sharded, or in a checkpoint."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.core.serving.models import BATCHES, EXAMPLE, PER_TABLE, Model, bag, batch
+from torch import Tensor, nn
+
+import shardwright as sw
+from shardwright.modules.quantized.rows import quantize_rows
+from shardwright.planning.tables.spec import DataType
+from shardwright.serving import rows_file
+from shardwright.serving.checking import check_package
+from shardwright.serving.manifest import PackageManifest
+from shardwright.serving.rows_file import TableRows, laid_out, map_rows, write_rows
+from shardwright.serving.stored_tables import StoredTables
+
+
+def assert_predicts(path: Path, form: str, model: nn.Module) -> None:
+    """For all batches a form of a package gives what the quantised model gives."""
+    package = sw.load_package(path, form)
+    quantized = sw.quantize_embeddings(model, per_table=PER_TABLE)
+    for seed, lengths in enumerate(BATCHES):
+        dense, features = batch(lengths, seed)
+        with torch.no_grad():
+            wanted = quantized(dense, features)
+        torch.testing.assert_close(package.predict(features, dense), wanted, rtol=1e-4, atol=1e-5)
+
+
+def export(path: Path, model: nn.Module, **others: Any) -> Path:
+    return sw.export_for_inference(
+        model, batch(EXAMPLE), path / "package", per_table=PER_TABLE, **{"check": False, **others}
+    )
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The package of the model, without a compiled form."""
+    return export(tmp_path_factory.mktemp("package"), Model(), forms=["exported", "torchscript"])
+
+
+@pytest.mark.parametrize("form", ["exported", "torchscript"])
+def test_package_predicts_what_the_quantized_model_predicts(package: Path, form: str) -> None:
+    assert_predicts(package, form, Model())
+
+
+def test_manifest_tells_inputs_outputs_and_precisions(package: Path) -> None:
+    manifest = json.loads((package / "package.json").read_text())
+    assert [(one["name"], one["num_embeddings"]) for one in manifest["features"]] == [
+        ("f", 30),
+        ("g", 40),
+        ("h", 20),
+    ]
+    assert manifest["dense"] == {"name": "dense", "columns": 3}
+    assert manifest["outputs"] == [{"name": "click", "shape": [None]}, {"name": "buy", "shape": [None, 1]}]
+    assert manifest["precision"] == {"whole": "INT8", "rows": "INT8", **PER_TABLE}
+    assert sorted(path.name for path in package.iterdir()) == [
+        "model.pt",
+        "package.json",
+        "program.pt2",
+        "rows.bin",
+    ]
+    assert sorted(path.name for path in package.parent.iterdir()) == ["package"]
+
+
+def test_package_takes_its_features_out_of_a_batch_in_any_order(package: Path) -> None:
+    loaded = sw.load_package(package)
+    dense, features = batch(EXAMPLE)
+    other = sw.KeyedJaggedTensor.concat([features.permute([2, 0]), features.permute([1])])
+    torch.testing.assert_close(loaded.predict(other, dense), loaded.predict(features, dense))
+    with pytest.raises(sw.UnknownNameError, match="feature 'f' is not in the input"):
+        loaded.predict(features.permute([1, 2]), dense)
+    with pytest.raises(sw.InvalidInputError, match="takes the dense input 'dense'"):
+        loaded.predict(features)
+    with pytest.raises(
+        sw.UnknownNameError, match=r"no form 'pt2' of its program; it has torchscript, exported"
+    ):
+        sw.load_package(package, "pt2")
+
+
+def test_ids_that_are_no_rows_raise(package: Path) -> None:
+    dense, features = batch(EXAMPLE)
+    wrong = sw.KeyedJaggedTensor(
+        features.keys(), features.values() + 1000, features.weights(), lengths=features.lengths()
+    )
+    for form in ("exported", "torchscript"):
+        with pytest.raises((RuntimeError, IndexError)):
+            sw.load_package(package, form).predict(wrong, dense)
+
+
+@pytest.mark.parametrize("data_type", ["INT8", "INT4", "INT2", "FP8", "FP16"])
+def test_rows_are_written_block_by_block_as_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data_type: str
+) -> None:
+    weight = torch.randn(50, 7)
+    seen: list[int] = []
+    monkeypatch.setattr(
+        rows_file, "quantize_rows", lambda block, kind: seen.append(len(block)) or quantize_rows(block, kind)
+    )
+
+    def written(at_once: int) -> Tensor:
+        monkeypatch.setattr(rows_file, "BLOCK_BYTES", at_once * 7 * 4)
+        (table,) = laid_out([TableRows("t", DataType(data_type), 50, 7)])
+        write_rows(tmp_path / "rows", [table], lambda position: weight.split(table.rows_at_once))
+        return map_rows(tmp_path / "rows").clone()
+
+    assert torch.equal(written(50), written(8))
+    assert seen == [50, *[8] * 6, 2]
+
+
+def test_rows_that_cannot_be_quantized_name_the_table(tmp_path: Path) -> None:
+    model = sw.EmbeddingBagCollection([bag("t", 5, 2, ["f"])])
+    with torch.no_grad():
+        model.table_weight("t")[3, 1] = torch.inf
+    features = sw.KeyedJaggedTensor.from_lists({"f": [[1]]})
+    with pytest.raises(sw.InvalidInputError, match=r"table 't', counted from row 0 on: row 3 has"):
+        sw.export_for_inference(model, features, tmp_path / "p", forms=["exported"])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_quantized_model_keeps_its_precisions(tmp_path: Path) -> None:
+    quantized = sw.quantize_embeddings(Model(), "INT4")
+    path = sw.export_for_inference(
+        quantized, batch(EXAMPLE), tmp_path / "package", forms=["torchscript"], check=False
+    )
+    assert set(PackageManifest.read(path).precision.values()) == {"INT4"}
+    dense, features = batch(BATCHES[-1])
+    found = sw.load_package(path).predict(features, dense)
+    torch.testing.assert_close(found, quantized(dense, features), rtol=1e-4, atol=1e-5)
+
+
+class Sequences(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        table = sw.EmbeddingConfig(name="t", num_embeddings=9, embedding_dim=2, feature_names=["f"])
+        self.rows = sw.EmbeddingCollection([table])
+
+    def forward(self, features: sw.KeyedJaggedTensor) -> Tensor:
+        return self.rows(features)["f"].values()
+
+
+FEATURES = sw.KeyedJaggedTensor.from_lists({"f": [[1, 2, 3], []]})
+
+
+@pytest.mark.parametrize(
+    ("model", "example", "others", "error", "text"),
+    [
+        (nn.Linear(1, 1), FEATURES, {}, sw.InvalidInputError, "Linear has no collection of tables"),
+        (Sequences(), torch.ones(2), {}, sw.InvalidInputError, "the example has no KeyedJaggedTensor"),
+        (Sequences(), (FEATURES, FEATURES), {}, sw.UnsupportedError, "the example has 2 KeyedJaggedTensors"),
+        (Sequences(), FEATURES, {}, sw.UnsupportedError, r"output 'output' is \[3, 2\] for 2 samples"),
+        (Sequences(), FEATURES, {"precision": "FP32"}, sw.UnsupportedError, "cannot be quantised to FP32"),
+        (Sequences(), FEATURES, {"precision": "INT9"}, sw.InvalidInputError, "INT9"),
+        (Sequences(), FEATURES, {"per_table": {"u": "INT4"}}, sw.UnknownNameError, "per_table names 'u'"),
+        (Sequences(), FEATURES, {"forms": ["onnx"]}, sw.InvalidInputError, "forms are some of exported"),
+        (Model("meta"), batch(EXAMPLE), {}, sw.InvalidInputError, "has no weights here: give checkpoint="),
+        (
+            Model(),
+            (torch.ones(2, 3), FEATURES),
+            {},
+            sw.UnknownNameError,
+            "feature 'g' of table 'whole' is not in the example",
+        ),
+    ],
+)
+def test_what_cannot_be_exported_raises_and_leaves_nothing(
+    tmp_path: Path, model: nn.Module, example: Any, others: dict[str, Any], error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        sw.export_for_inference(model, example, tmp_path / "package", **others)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_folder_that_is_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(sw.InvalidInputError, match="is there already"):
+        sw.export_for_inference(Sequences(), FEATURES, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_every_form_is_checked_in_a_fresh_process(tmp_path: Path) -> None:
+    model = Model()
+    path = export(tmp_path, copy.deepcopy(model), check=True)
+    assert_predicts(path, "pt2", model)
+    with pytest.raises(sw.UnsupportedError, match="failed its check in a fresh process: exported: Assertion"):
+        check_package(path, PackageManifest.read(path), lambda *inputs: [torch.ones(1), torch.ones(1)])
+
+
+MEMORY = """
+import resource, sys, torch, shardwright as sw
+folder = sys.argv[1]
+table = sw.EmbeddingBagConfig(name="t", num_embeddings=1 << 20, embedding_dim=64, feature_names=["f"])
+features = sw.KeyedJaggedTensor.from_lists({"f": [[1, 2], [], [3]]})
+def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+def exported(name, **others):
+    model = sw.EmbeddingBagCollection([table], device="meta")
+    sw.export_for_inference(model, features, f"{folder}/{name}", forms=["torchscript"], check=False, **others)
+if sys.argv[2] == "save":
+    sw.save_checkpoint(f"{folder}/saved", sw.EmbeddingBagCollection([table]))
+else:
+    before = peak()
+    exported("package", checkpoint=f"{folder}/saved")
+    print(peak() - before)
+"""
+
+
+@pytest.mark.slow
+def test_checkpoint_is_exported_in_less_memory_than_its_tables(tmp_path: Path) -> None:
+    """256 MiB of float rows, in blocks of 64 MiB whose parts and copies are beside them."""
+
+    def run(what: str) -> str:
+        command = [sys.executable, "-c", MEMORY, str(tmp_path), what]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=dict(os.environ))
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    run("save")
+    assert float(run("export")) < 256
+
+
+def test_dense_weights_of_a_checkpoint_are_read(tmp_path: Path) -> None:
+    saved = sw.save_checkpoint(tmp_path, nn.Linear(3, 2))
+    made = StoredTables(saved.path).load_dense(nn.Linear(3, 2, device="meta"))
+    assert not any(value.is_meta for value in made.parameters())

@@ -1,0 +1,92 @@
+"""Traces of `torch.fx`: making a sparse type, or joining some, is one node of the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree
+
+from shardwright import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+
+VALUES, LENGTHS = torch.tensor([5, 7, 1]), torch.tensor([1, 2])
+DENSE = torch.arange(6.0).view(2, 3)
+
+
+def batch(key: str) -> KeyedJaggedTensor:
+    return KeyedJaggedTensor([key], VALUES, lengths=LENGTHS)
+
+
+def pooled(key: str) -> KeyedTensor:
+    return KeyedTensor([key], [3], DENSE)
+
+
+CODE: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
+    "JaggedTensor": (lambda values, lengths: JaggedTensor(values, lengths=lengths), (VALUES, LENGTHS)),
+    "JaggedTensor.from_dense": (lambda parts: JaggedTensor.from_dense(parts), ([VALUES, VALUES[:1]],)),
+    "JaggedTensor.from_dense_lengths": (
+        lambda dense, lengths: JaggedTensor.from_dense_lengths(dense, lengths),
+        (DENSE, LENGTHS),
+    ),
+    "JaggedTensor.empty_like": (lambda jagged: JaggedTensor.empty_like(jagged["a"]), (batch("a"),)),
+    "KeyedJaggedTensor": (
+        lambda values, lengths: KeyedJaggedTensor(["a"], values, lengths=lengths).permute([0]),
+        (VALUES, LENGTHS),
+    ),
+    "KeyedJaggedTensor.from_lengths_sync": (
+        lambda values, lengths: KeyedJaggedTensor.from_lengths_sync(["a", "b"], values, lengths),
+        (VALUES, LENGTHS),
+    ),
+    "KeyedJaggedTensor.from_offsets_sync": (
+        lambda values, offsets: KeyedJaggedTensor.from_offsets_sync(["a"], values, offsets),
+        (VALUES, torch.tensor([0, 1, 3])),
+    ),
+    "KeyedJaggedTensor.from_jt_dict": (
+        lambda one: KeyedJaggedTensor.from_jt_dict({"b": one["a"]}),
+        (batch("a"),),
+    ),
+    "KeyedJaggedTensor.concat": (
+        lambda parts: KeyedJaggedTensor.concat(parts),
+        ([batch("a"), batch("b")],),
+    ),
+    "KeyedJaggedTensor.empty_like": (lambda kjt: KeyedJaggedTensor.empty_like(kjt), (batch("a"),)),
+    "KeyedTensor": (lambda values: KeyedTensor(["a"], [3], values), (DENSE,)),
+    "KeyedTensor.from_tensor_list": (lambda one: KeyedTensor.from_tensor_list(["a"], [one]), (DENSE,)),
+    "KeyedTensor.regroup": (
+        lambda parts: KeyedTensor.regroup(parts, [["b"], ["a"]]),
+        ([pooled("a"), pooled("b")],),
+    ),
+    "KeyedTensor.regroup_as_dict": (
+        lambda parts: KeyedTensor.regroup_as_dict(parts, [["b", "a"]], ["c"]),
+        ([pooled("a"), pooled("b")],),
+    ),
+}
+
+
+class Calls(nn.Module):
+    def __init__(self, function: Callable[..., Any], num_arguments: int) -> None:
+        super().__init__()
+        self.function, self.num_arguments = function, num_arguments
+
+    def forward(self, first: Any, second: Any = None) -> Any:
+        return self.function(*(first, second)[: self.num_arguments])
+
+
+@pytest.mark.parametrize("name", CODE)
+def test_trace_gives_what_the_code_gives(name: str) -> None:
+    function, arguments = CODE[name]
+    traced = torch.fx.symbolic_trace(Calls(function, len(arguments)))
+    expected, got = function(*arguments), traced(*arguments)
+    assert type(got) is type(expected)
+    for one, other in zip(_pytree.tree_leaves(got), _pytree.tree_leaves(expected), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+def test_trace_takes_batches_without_stand_ins_as_they_are() -> None:
+    def add(x: Tensor) -> Tensor:
+        return x + batch("a").values()
+
+    assert torch.fx.symbolic_trace(add)(torch.ones(3)).tolist() == [6, 8, 2]

@@ -8,6 +8,7 @@ of rows if it has one. It gives tensors ``[B, ...]``.
 from __future__ import annotations
 
 import importlib
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -134,7 +135,9 @@ def _exported(path: Path) -> Program:
 
 
 def _scripted(path: Path) -> Program:
-    loaded: Program = torch.jit.load(str(path))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # TorchScript is what was asked for
+        loaded: Program = torch.jit.load(str(path))
     return loaded
 
 

@@ -197,21 +197,3 @@ def test_newer_package_is_taken_and_a_broken_one_is_not(tmp_path: Path, package:
                 until(client, "2")
         packages.write_manifest(second, version="4")
         until(client, "4")
-
-
-@pytest.mark.parametrize(
-    "form",
-    [
-        "exported",
-        pytest.param("torchscript", marks=pytest.mark.slow),
-        pytest.param("pt2", marks=pytest.mark.slow),
-    ],
-)
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-def test_program_of_each_form_is_served(tmp_path: Path, form: str) -> None:
-    package = packages.write_package(tmp_path, form=form)
-    with client_of(package, loader="") as client:
-        for users in ((), (3,), (1, 2, 0, 9)):
-            request = packages.a_request(*(users or (0,)))
-            response = client.post("/predict", json=request)
-            assert response.json() == {"version": "1", "outputs": packages.expected(request)}

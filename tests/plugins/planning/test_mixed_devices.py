@@ -157,6 +157,14 @@ def test_document_says_the_device_of_each_rank_and_sees_a_shard_on_the_wrong_one
     assert compare_plans(plan, moved).moved_bytes == COLD[0].weight_bytes
 
 
+def test_document_may_leave_the_memory_of_devices_to_be_assumed():
+    memory = {"cpu_ddr": [0, 0, 5 * GIB]}
+    ranks = Topology.from_data({"world_size": 3, "compute_device": MIXED, "memory_bytes": memory})
+    assert ranks.memory_bytes["cpu_ddr"] == (0, 0, 5 * GIB)
+    assert ranks.memory_bytes["hbm"][2] == 0 < ranks.memory_bytes["hbm"][0]
+    assert ranks.memory_bytes["ddr"] == (0, 0, 0)
+
+
 def test_documents_of_one_device_are_read_as_before():
     plan, _ = planned(HOT, Topology(2, "cpu"))
     document = json.loads(plan.to_json())

@@ -153,7 +153,7 @@ def run(file: Path, support: Path | None) -> dict[str, Any]:
 
         install()
         sys.meta_path.insert(0, Support(support))
-    builtins._torchrec_name = torchrec_name  # type: ignore[attr-defined]
+    vars(builtins)["_torchrec_name"] = torchrec_name
     module = importlib.util.module_from_spec(
         importlib.machinery.ModuleSpec(file.stem, None, origin=str(file))
     )

@@ -80,10 +80,10 @@ class EmbeddingShardingPlanner(sw.EmbeddingShardingPlanner):
             debug=debug and stats is None,
             unknown_constraints="warn",
             storage_reservation=storage_reservation,
-            proposer=_proposers(proposer),
+            proposer=_proposers(_without_scaling(proposer)),
             partitioner=_plugin(partitioner, Partitioner, partitioners.OwnPartitioner),
             seconds=timeout_seconds,
-            **further,
+            **{"scale_up_caches": _scales(proposer), **further},
         )
         self._told: dict[str, Any] = {
             "topology": topology,
@@ -189,6 +189,20 @@ def _known(enumerator: Enumerator | None) -> EmbeddingEnumerator | None:
             "others write a shardwright.ShardingType; to offer fewer give ParameterConstraints"
         )
     return enumerator
+
+
+def _scales(asked: Any) -> bool:
+    """True if caches are to be scaled up."""
+    given = asked if isinstance(asked, list | tuple) else [asked]
+    return any(isinstance(one, proposers.EmbeddingOffloadScaleupProposer) for one in given)
+
+
+def _without_scaling(asked: Any) -> Any:
+    """The proposers beside the one that scales caches up; `None` without one, for the planner's own."""
+    if not _scales(asked):
+        return asked
+    given = asked if isinstance(asked, list | tuple) else [asked]
+    return [one for one in given if not _scales(one)] or None
 
 
 def _proposers(asked: Any) -> Any:

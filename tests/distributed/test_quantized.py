@@ -11,7 +11,8 @@ pytestmark = pytest.mark.distributed
 
 
 @pytest.mark.parametrize(
-    ("sharding_type", "allowed"), [("table_wise", 0.0), ("column_wise", 0.0), ("row_wise", 2e-6)]
+    ("sharding_type", "allowed"),
+    [("table_wise", 0.0), ("column_wise", 0.0), ("row_wise", 2e-6), ("serving", 0.0)],
 )
 def test_ranks_serve_what_the_unsharded_model_gives(
     pool: RankPool, sharding_type: str, allowed: float

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.distributed import quantized_workers
+from tests.distributed.quantized import workers_of_tables
 
 from shardwright.testing.ranks import RankPool
 
@@ -17,5 +17,5 @@ pytestmark = pytest.mark.distributed
 def test_ranks_serve_what_the_unsharded_model_gives(
     pool: RankPool, sharding_type: str, allowed: float
 ) -> None:
-    largest = pool.run(quantized_workers.serve_by, 2, sharding_type)
+    largest = pool.run(workers_of_tables.serve_by, 2, sharding_type)
     assert max(largest) <= allowed

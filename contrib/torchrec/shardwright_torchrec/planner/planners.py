@@ -80,10 +80,10 @@ class EmbeddingShardingPlanner(sw.EmbeddingShardingPlanner):
             debug=debug and stats is None,
             unknown_constraints="warn",
             storage_reservation=storage_reservation,
-            proposer=_proposers(proposer),
+            proposer=_proposers(_without_scaling(proposer)),
             partitioner=_plugin(partitioner, Partitioner, partitioners.OwnPartitioner),
             seconds=timeout_seconds,
-            **further,
+            **{"scale_up_caches": _scales(proposer), **further},
         )
         self._told: dict[str, Any] = {
             "topology": topology,
@@ -95,12 +95,12 @@ class EmbeddingShardingPlanner(sw.EmbeddingShardingPlanner):
         }
 
     def plan(self, module: Any, sharders: Sequence[Any]) -> sw.ShardingPlan:
-        """Plan all tables of `module` that `sharders` can shard; nothing without sharders.
+        """Plan all tables of `module` that `sharders` can shard; nothing without such tables.
 
         Raises:
             PlannerError: there is no plan.
         """
-        if not sharders:
+        if not tables_of(module, sharders):
             return sw.ShardingPlan({})
         with as_planner_error(lambda: self._why(module, sharders)):
             return self._reported(super().plan(module, sharders), sharders)
@@ -114,6 +114,8 @@ class EmbeddingShardingPlanner(sw.EmbeddingShardingPlanner):
             PlannerError: there is no plan.
         """
         sharders = get_default_sharders() if sharders is None else sharders
+        if not tables_of(module, sharders):
+            return sw.ShardingPlan({})
         with as_planner_error(lambda: self._why(module, sharders)):
             return self._reported(super().collective_plan(module, sharders, pg, **further), sharders)
 
@@ -189,6 +191,20 @@ def _known(enumerator: Enumerator | None) -> EmbeddingEnumerator | None:
             "others write a shardwright.ShardingType; to offer fewer give ParameterConstraints"
         )
     return enumerator
+
+
+def _scales(asked: Any) -> bool:
+    """True if caches are to be scaled up."""
+    given = asked if isinstance(asked, list | tuple) else [asked]
+    return any(isinstance(one, proposers.EmbeddingOffloadScaleupProposer) for one in given)
+
+
+def _without_scaling(asked: Any) -> Any:
+    """The proposers beside the one that scales caches up; `None` without one, for the planner's own."""
+    if not _scales(asked):
+        return asked
+    given = asked if isinstance(asked, list | tuple) else [asked]
+    return [one for one in given if not _scales(one)] or None
 
 
 def _proposers(asked: Any) -> Any:

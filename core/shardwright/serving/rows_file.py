@@ -13,9 +13,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
-import numpy as np
 import torch
 from attrs import frozen
 from torch import Tensor
@@ -24,9 +23,11 @@ from shardwright.errors import CheckpointError, InvalidInputError
 from shardwright.modules.quantized.rows import QuantizedRows, quantize_rows
 from shardwright.planning.tables.quantized import HEADER_BYTES, stored_row_bytes
 from shardwright.planning.tables.spec import DataType
-from shardwright.runtime.checkpoint.saving import Progress
 
-__all__ = ["Blocks", "TableRows", "laid_out", "map_rows", "write_rows"]
+if TYPE_CHECKING:
+    from shardwright.runtime.checkpoint.saving import Progress
+
+__all__ = ["Blocks", "TableRows", "laid_out", "write_rows"]
 
 ALIGNMENT = 64
 """Bytes to whose multiples a table's first row is moved: a cache line, and the width of the widest vector register."""
@@ -153,15 +154,3 @@ def _quantized(table: TableRows, block: Tensor, first: int) -> QuantizedRows:
         return quantize_rows(block, table.data_type)
     except InvalidInputError as error:
         raise InvalidInputError(f"table {table.name!r}, counted from row {first} on: {error}") from None
-
-
-def map_rows(path: Path) -> Tensor:
-    """Map a file of rows into memory: uint8, read from the disk where it is first used.
-
-    Raises:
-        CheckpointError: it cannot be read.
-    """
-    try:
-        return torch.from_numpy(np.memmap(path, dtype=np.uint8, mode="c"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be mapped: {error}") from error

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import signal
 
+import pytest
 from hypothesis import settings
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what needs a device where there is none."""
+    if item.get_closest_marker("gpu") is not None:
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("no CUDA device")
+
 
 # No test asserts a time: a loaded machine must not fail one that is right.
 settings.register_profile("untimed", deadline=None)

@@ -141,8 +141,12 @@ from shardwright.runtime.routed.return_path import ReturnStep as ReturnStep
 from shardwright.runtime.sharded.collections.sharders import EmbeddingBagCollectionSharder as EmbeddingBagCollectionSharder
 from shardwright.runtime.sharded.collections.sharders import EmbeddingCollectionSharder as EmbeddingCollectionSharder
 from shardwright.runtime.sharded.collections.sharders import ModuleSharder as ModuleSharder
+from shardwright.runtime.sharded.collections.sharders import QuantEmbeddingBagCollectionSharder as QuantEmbeddingBagCollectionSharder
+from shardwright.runtime.sharded.collections.sharders import QuantEmbeddingCollectionSharder as QuantEmbeddingCollectionSharder
 from shardwright.runtime.sharded.collections.sharders import ShardedEmbeddingBagCollection as ShardedEmbeddingBagCollection
 from shardwright.runtime.sharded.collections.sharders import ShardedEmbeddingCollection as ShardedEmbeddingCollection
+from shardwright.runtime.sharded.collections.sharders import ShardedQuantEmbeddingBagCollection as ShardedQuantEmbeddingBagCollection
+from shardwright.runtime.sharded.collections.sharders import ShardedQuantEmbeddingCollection as ShardedQuantEmbeddingCollection
 from shardwright.runtime.sharded.collections.sharders import register_sharder as register_sharder
 from shardwright.runtime.sharded.models.dmp_collection import DMPCollection as DMPCollection
 from shardwright.runtime.sharded.models.model_parallel import DefaultDataParallelWrapper as DefaultDataParallelWrapper

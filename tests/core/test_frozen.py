@@ -107,14 +107,19 @@ PUBLIC_NAMES = """
     ProposedShards
     Proven
     QCommsConfig
+    QuantEmbeddingBagCollection
+    QuantEmbeddingBagCollectionSharder
+    QuantEmbeddingCollection
+    QuantEmbeddingCollectionSharder
+    QuantizedRows
     Replicas
     Replicate
     ReturnPath
     ReturnStep
     Routed
     RowMap
-    RowRule
     RowPart
+    RowRule
     RowWiseAdagrad
     RowsModulo
     RowsRange
@@ -124,6 +129,8 @@ PUBLIC_NAMES = """
     ShardMetadata
     ShardedEmbeddingBagCollection
     ShardedEmbeddingCollection
+    ShardedQuantEmbeddingBagCollection
+    ShardedQuantEmbeddingCollection
     ShardingEnv
     ShardingEnv2D
     ShardingPlan
@@ -157,6 +164,8 @@ PUBLIC_NAMES = """
     load_pretrained
     lockstep_batches
     optimizer_spec_of
+    quantize_embeddings
+    quantize_rows
     register_fused_optimizer
     register_sharder
     save_checkpoint
@@ -186,6 +195,7 @@ HOST = """
 TESTING = """
     RankError
     RankPool
+    ServingKernelTests
     SimulatedCommunicator
     check_codec
     installed

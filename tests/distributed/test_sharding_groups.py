@@ -28,7 +28,7 @@ def unsharded(steps: int) -> dict[str, torch.Tensor]:
     return model.state_dict()
 
 
-@pytest.mark.parametrize("is_inter_host", [False, True])
+@pytest.mark.parametrize("is_inter_host", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_sgd_averaged_after_each_step_equals_one_process(pool: RankPool, is_inter_host: bool) -> None:
     results = pool.run(group_workers.train_with_sync, WORLD, 4, is_inter_host=is_inter_host)
     expected = unsharded(4)

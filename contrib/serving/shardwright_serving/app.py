@@ -80,6 +80,8 @@ class _Endpoints:
         try:
             await self._serving.take()
         except PackageError as error:
+            if not self._settings.first:
+                raise  # no worker of a server
             print(f"shardwright_serving: {error}", file=sys.stderr, flush=True)
             if not self._is_later():
                 end_process(END_CODE)
@@ -88,8 +90,6 @@ class _Endpoints:
 
     def _is_later(self) -> bool:
         """Tell whether another package lies there than when the server was started."""
-        if not self._settings.first:
-            return False
         try:
             return Manifest.read(self._settings.folder).version != self._settings.first
         except PackageError:

@@ -14,8 +14,8 @@ __all__ = ["FORMAT", "FORMS", "Dense", "Feature", "Manifest", "Output", "Package
 FORMAT = 1
 """Version of the manifest that this server reads."""
 FILE = "package.json"
-FORMS = ("pt2", "exported", "torchscript")
-"""Forms of a program, those that are preferred first."""
+FORMS = ("pt2", "torchscript", "exported")
+"""Forms of a program, the fastest first."""
 
 
 class PackageError(ValueError):
@@ -60,6 +60,7 @@ class Manifest:
 
     Attributes:
         programs: file of each program by its form: ``pt2``, ``exported`` or ``torchscript``.
+        tables: file of the rows of all tables, which the programs take as their last input, if there is one.
         features: sparse features, in the order of the programs' inputs.
         dense: dense input, if there is one.
         outputs: outputs, in the programs' order.
@@ -67,6 +68,7 @@ class Manifest:
     """
 
     programs: Mapping[str, str]
+    tables: str | None
     features: tuple[Feature, ...]
     dense: Dense | None
     outputs: tuple[Output, ...]
@@ -117,6 +119,7 @@ class Manifest:
                 for form in FORMS
                 if isinstance(document["model"].get(form), str)
             },
+            tables=document["model"].get("tables"),
             features=tuple(_feature(entry) for entry in document["features"]),
             dense=Dense(str(dense["name"]), int(dense["columns"])) if dense else None,
             outputs=tuple(Output(str(entry["name"])) for entry in document["outputs"]),

@@ -1,12 +1,14 @@
 """Programs of packages, loaded: callables from input tensors to output tensors.
 
 A program takes ``values [N]`` (int64, ids of all features, one feature after the other), ``lengths [F * B]``, then
-``weights [N]`` if a feature is weighted and ``dense [B, columns]`` if there is one. It gives tensors ``[B, ...]``.
+``weights [N]`` if a feature is weighted, ``dense [B, columns]`` if there is one, and the bytes of the package's file
+of rows if it has one. It gives tensors ``[B, ...]``.
 """
 
 from __future__ import annotations
 
 import importlib
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,17 +34,19 @@ class LoadedProgram:
     Args:
         program: program to call.
         manifest: manifest of its package.
+        rows: mapped file of rows, if the package has one.
     """
 
-    def __init__(self, program: Program, manifest: Manifest) -> None:
+    def __init__(self, program: Program, manifest: Manifest, rows: Tensor | None = None) -> None:
         self._program = program
         self._manifest = manifest
+        self._rows = [] if rows is None else [rows]
 
     def predict(self, requests: Sequence[Samples]) -> list[Answer]:
         """Answer requests in one call of the program, in order."""
         inputs = [torch.from_numpy(array) for array in joined(requests)]
         with torch.inference_mode():
-            outputs = self._program(*inputs)
+            outputs = self._program(*inputs, *self._rows)
         tensors = [outputs] if isinstance(outputs, Tensor) else list(outputs)
         counts = [len(request) for request in requests]
         self._check(tensors, sum(counts))
@@ -87,7 +91,7 @@ def load_program(folder: Path, manifest: Manifest, settings: Settings) -> Loaded
     errors: list[str] = []
     for form, load in _loaders(folder, manifest, settings):
         try:
-            loaded = LoadedProgram(load(), manifest)
+            loaded = LoadedProgram(load(), manifest, _rows(folder, manifest))
             loaded.warm_up()
         except Exception as error:  # whatever a program's reader raises: the next form may load
             errors.append(f"{form}: {type(error).__name__}: {error}")
@@ -95,6 +99,13 @@ def load_program(folder: Path, manifest: Manifest, settings: Settings) -> Loaded
             return loaded
     told = "; ".join(errors) or f"it has {', '.join(manifest.programs) or 'none'}"
     raise PackageError(f"no program of {folder} can be served ({settings.program}): {told}")
+
+
+def _rows(folder: Path, manifest: Manifest) -> Tensor | None:
+    """Map the file of rows, whose pages all workers share; they are read from the disk where they are first used."""
+    if manifest.tables is None:
+        return None
+    return torch.from_numpy(np.memmap(folder / manifest.tables, dtype=np.uint8, mode="c"))
 
 
 def _loaders(folder: Path, manifest: Manifest, settings: Settings) -> list[tuple[str, Callable[[], Program]]]:
@@ -119,11 +130,14 @@ def _compiled(path: Path) -> Program:
 
 
 def _exported(path: Path) -> Program:
-    return torch.export.load(path).module()
+    module: Program = torch.export.load(path).module()
+    return module
 
 
 def _scripted(path: Path) -> Program:
-    loaded: Program = torch.jit.load(str(path))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # TorchScript is what was asked for
+        loaded: Program = torch.jit.load(str(path))
     return loaded
 
 

@@ -53,8 +53,8 @@ MODULES: Mapping[str, Sequence[str]] = {
     "torchrec.distributed.fbgemm_qcomm_codec": ("CommType", "QCommsConfig", "get_qcomm_codecs_registry"),
     "torchrec.distributed.planner.shard_estimators": ("EmbeddingOffloadStats",),
     "torchrec.distributed.planner.types": ("StorageReservation",),
-    "torchrec.distributed.train_pipeline": _LOOPS,
-    "torchrec.distributed.train_pipeline.train_pipelines": _LOOPS,
+    "torchrec.distributed.train_pipeline": (*_LOOPS, "TrainPipeline"),
+    "torchrec.distributed.train_pipeline.train_pipelines": (*_LOOPS, "TrainPipeline"),
     "torchrec.distributed.types": (
         *("Awaitable", "CacheStatistics", "LazyAwaitable", "ModuleSharder"),
         *("DataType", "EnumerableShardingSpec", "ShardingEnv", "ShardingType", *_PLANS),
@@ -109,6 +109,9 @@ _TABLES = "modules.configs"
 _PROCESSORS = "modules.feature_processors"
 _TOPOLOGIES, _CONSTRAINTS = "planner.topologies", "parallel.constraints"
 _JAGGED = "sparse.jagged_tensors"
+_INTERFACES = "distributed.interfaces"
+_OPTIMIZERS = "optim.optimizers"
+_OF_FBGEMM = ("LAMB", "SGD", "Adagrad", "Adam", "LarsSGD", "PartialRowWiseAdam", "PartialRowWiseLAMB")
 _MAPPED, _MAPS = "modules.managed_collisions.embedding", "modules.managed_collisions.maps"
 _POLICIES = "modules.managed_collisions.policies"
 _RANKED, _SUMS = "metrics.ranked", "metrics.sums"
@@ -131,18 +134,34 @@ ADAPTED: Mapping[str, Mapping[str, str]] = {
         **_BENT_LOOPS,
         **_in("distributed.comm", "get_local_rank", "get_local_size"),
         **_in("distributed.types", "NoWait"),
+        **_in(_INTERFACES, "ShardedModule"),
     },
+    "torchrec.distributed.embedding_types": _in(
+        "distributed.embedding_types", "BaseEmbeddingSharder", "KJTList"
+    ),
+    "torchrec.distributed.fused_params": _in(
+        "distributed.fused_params",
+        *("FUSED_PARAM_BOUNDS_CHECK_MODE", "FUSED_PARAM_QUANT_STATE_DICT_SPLIT_SCALE_BIAS"),
+        "FUSED_PARAM_REGISTER_TBE_BOOL",
+    ),
+    "torchrec.distributed.global_settings": _in(
+        "distributed.global_settings", "get_propogate_device", "set_propogate_device"
+    ),
+    "torchrec.distributed.shard": _in("distributed.shard", "shard"),
     "torchrec.distributed.embedding": _in(_SHARDERS, "EmbeddingCollectionSharder"),
     "torchrec.distributed.embeddingbag": _in(_SHARDERS, "EmbeddingBagCollectionSharder"),
-    "torchrec.inference.modules": _in(
-        "quant.inference",
-        *("DEFAULT_FUSED_PARAMS", "DEFAULT_QUANTIZATION_DTYPE", "DEFAULT_QUANT_MAPPING", "DEFAULT_SHARDERS"),
-        "trim_torch_package_prefix_from_typename",
-    ),
+    "torchrec.inference.modules": {
+        **_in("quant.inference", "DEFAULT_FUSED_PARAMS", "DEFAULT_QUANTIZATION_DTYPE"),
+        **_in("quant.inference", "DEFAULT_QUANT_MAPPING", "DEFAULT_SHARDERS"),
+        **_in("quant.inference", "trim_torch_package_prefix_from_typename"),
+        **_in("inference.predicting", "BatchingMetadata", "PredictFactory", "PredictModule"),
+        **_in("inference.predicting", "QualNameMetadata", "quantize_feature"),
+    },
     "torchrec.distributed.model_parallel": {
         **_in(_MODEL, "DistributedModelParallel"),
         **_in(_MODEL, "get_unwrapped_module"),
         **_in(_SHARDERS, "get_default_sharders"),
+        **_in(_INTERFACES, "DataParallelWrapper"),
     },
     "torchrec.distributed.planner": {
         **_in(_PLANNERS, "EmbeddingShardingPlanner"),
@@ -164,10 +183,13 @@ ADAPTED: Mapping[str, Mapping[str, str]] = {
         _PARTITIONERS, "GreedyPerfPartitioner", "MemoryBalancedPartitioner", "SortBy"
     ),
     "torchrec.distributed.planner.perf_models": _in(_STATS, "NoopPerfModel", "NoopStorageModel"),
-    "torchrec.distributed.planner.planners": _in(_PLANNERS, "EmbeddingShardingPlanner"),
+    "torchrec.distributed.planner.planners": {
+        **_in(_PLANNERS, "EmbeddingShardingPlanner"),
+        **_in("planner.plans_of_options", "to_sharding_plan"),
+    },
     "torchrec.distributed.planner.proposers": {
         **_in(_PROPOSERS, "DynamicProgrammingProposer", "GreedyProposer"),
-        **_in(_PROPOSERS, "GridSearchProposer", "UniformProposer"),
+        **_in(_PROPOSERS, "EmbeddingOffloadScaleupProposer", "GridSearchProposer", "UniformProposer"),
         **_in(_UTILS, "proposers_to_proposals_list"),
     },
     "torchrec.distributed.planner.shard_estimators": _in(
@@ -201,10 +223,16 @@ ADAPTED: Mapping[str, Mapping[str, str]] = {
         **_in("distributed.sharding_plan", "construct_module_sharding_plan", "data_parallel"),
         **_in("distributed.sharding_plan", "get_module_to_default_sharders", "grid_shard", "row_wise"),
         **_in("distributed.sharding_plan", "get_sharding_constructor_from_type", "table_row_wise"),
-        **_in("distributed.sharding_plan", "table_wise"),
+        **_in("distributed.sharding_plan", "calculate_shard_sizes_and_offsets", "table_wise"),
     },
+    "torchrec.distributed.collective_utils": _in(
+        "distributed.collective_utils",
+        *("invoke_on_rank_and_broadcast_result", "is_leader", "run_on_leader"),
+    ),
     "torchrec.distributed.comm": _in(
-        "distributed.comm", "get_group_rank", "get_local_rank", "get_local_size", "get_num_groups"
+        "distributed.comm",
+        *("get_group_rank", "get_local_rank", "get_local_size", "get_num_groups"),
+        "intra_and_cross_node_pg",
     ),
     "torchrec.sparse.jagged_tensor": _in(
         _JAGGED, "ComputeJTDictToKJT", "ComputeKJTToJTDict", "jt_is_equal", "kjt_is_equal"
@@ -215,20 +243,37 @@ ADAPTED: Mapping[str, Mapping[str, str]] = {
         **_in("distributed.types", "PipelineType", "Shard", "ShardedTensor", "ShardedTensorMetadata"),
         **_in("distributed.types", "TensorProperties", "get_tensor_size_bytes"),
         **_in(_CONSTRAINTS, "CacheParams"),
+        **_in(_INTERFACES, "CommOp", "MultiPassPrefetchConfig", "ShardedModule", "ShardingPlanner"),
     },
+    "torchrec.distributed.train_pipeline.utils": _in("distributed.data_loading", "DataLoadingThread"),
     "torchrec.distributed.utils": _in(
         "distributed.utils",
-        *("add_prefix_to_state_dict", "append_prefix", "filter_state_dict", "none_throws"),
+        *("CopyableMixin", "add_prefix_to_state_dict", "append_prefix", "copy_to_device"),
+        *("filter_state_dict", "get_unsharded_module_names", "init_parameters", "none_throws"),
     ),
     "torchrec.datasets": {},
-    "torchrec.datasets.criteo": _in(
-        "datasets.criteo",
-        *("CAT_FEATURE_COUNT", "COLUMN_TYPE_CASTERS", "DAYS", "DEFAULT_CAT_NAMES", "DEFAULT_COLUMN_NAMES"),
-        *("DEFAULT_INT_NAMES", "DEFAULT_LABEL_NAME", "INT_FEATURE_COUNT", "TOTAL_TRAINING_SAMPLES"),
-        *("CriteoIterDataPipe", "InMemoryBinaryCriteoIterDataPipe", "criteo_kaggle", "criteo_terabyte"),
+    "torchrec.datasets.criteo": {
+        **_in(
+            "datasets.criteo",
+            *("CAT_FEATURE_COUNT", "COLUMN_TYPE_CASTERS", "DAYS", "DEFAULT_CAT_NAMES"),
+            *("DEFAULT_COLUMN_NAMES", "DEFAULT_INT_NAMES", "DEFAULT_LABEL_NAME", "INT_FEATURE_COUNT"),
+            *("TOTAL_TRAINING_SAMPLES", "CriteoIterDataPipe", "InMemoryBinaryCriteoIterDataPipe"),
+            *("criteo_kaggle", "criteo_terabyte"),
+        ),
+        **_in("datasets.criteo_files", "BinaryCriteoUtils"),
+    },
+    "torchrec.datasets.movielens": _in(
+        "datasets.movielens",
+        *("DEFAULT_COLUMN_NAMES", "DEFAULT_MOVIES_DATA_COLUMN_NAMES", "DEFAULT_RATINGS_COLUMN_NAMES"),
+        *("movielens_20m", "movielens_25m"),
     ),
     "torchrec.datasets.random": _in("datasets.random", "RandomRecDataset"),
-    "torchrec.datasets.utils": _in("datasets.utils", "Batch", "Limit", "safe_cast"),
+    "torchrec.datasets.utils": {
+        **_in("datasets.utils", "Batch", "Limit", "safe_cast"),
+        **_in("datasets.pipes", "LoadFiles", "ParallelReadConcat", "ReadLinesFromCSV"),
+        **_in("datasets.pipes", "idx_split_train_val", "rand_split_train_val"),
+        **_in("datasets.pipes", "train_filter", "val_filter"),
+    },
     "torchrec.metrics": {},
     "torchrec.metrics.accuracy": _in(_SUMS, "AccuracyMetric", "AccuracyMetricComputation"),
     "torchrec.metrics.auc": _in(_RANKED, "AUCMetric", "AUCMetricComputation"),
@@ -239,6 +284,7 @@ ADAPTED: Mapping[str, Mapping[str, str]] = {
         _SUMS, "RecalibratedCalibrationMetric", "RecalibratedCalibrationMetricComputation"
     ),
     "torchrec.metrics.ctr": _in(_SUMS, "CTRMetric", "CTRMetricComputation"),
+    "torchrec.metrics.deferrable_metrics": _in("metrics.metric_module", "DeferrableMetrics"),
     "torchrec.metrics.gauc": _in(_SUMS, "GAUCMetric", "GAUCMetricComputation"),
     "torchrec.metrics.mae": _in(_SUMS, "MAEMetric", "MAEMetricComputation"),
     "torchrec.metrics.metric_module": _in(
@@ -288,8 +334,21 @@ ADAPTED: Mapping[str, Mapping[str, str]] = {
         **_in("modules.embedding_configs", "dtype_to_data_type"),
         **_in(_TABLES, "BaseEmbeddingConfig", "EmbeddingBagConfig", "EmbeddingConfig"),
     },
+    "torchrec.inference.state_dict_transform": _in(
+        "inference.state_dict_transform",
+        *("state_dict_all_gather_keys", "state_dict_gather", "state_dict_to_device"),
+    ),
+    "torchrec.modules.embedding_modules": _in(
+        "modules.interfaces",
+        *("EmbeddingBagCollectionInterface", "EmbeddingCollectionInterface"),
+        *("get_embedding_names_by_table", "reorder_inverse_indices"),
+    ),
+    "torchrec.modules.embedding_tower": _in(
+        "modules.embedding_tower", "EmbeddingTower", "EmbeddingTowerCollection"
+    ),
     "torchrec.modules.feature_processor": {
         **_in(_PROCESSORS, "BaseFeatureProcessor"),
+        "BaseGroupedFeatureProcessor": f"{_PROCESSORS}:FeatureProcessorsCollection",
         "PositionWeightedModule": f"{_PROCESSORS}:PositionWeightedModuleDict",
         "PositionWeightedProcessor": f"{_PROCESSORS}:PositionWeightedModuleCollection",
     },
@@ -299,6 +358,12 @@ ADAPTED: Mapping[str, Mapping[str, str]] = {
         "PositionWeightedModuleCollection",
     ),
     "torchrec.modules.fp_embedding_modules": _in(_PROCESSORS, "FeatureProcessedEmbeddingBagCollection"),
+    "torchrec.modules.fused_embedding_modules": _in(
+        "modules.fused_embedding_modules", "FusedEmbeddingBagCollection", "FusedEmbeddingCollection"
+    ),
+    "torchrec.modules.lazy_extension": _in(
+        "modules.lazy_extension", "LazyModuleExtensionMixin", "lazy_apply"
+    ),
     "torchrec.distributed.mc_embedding": _in(_MAPPED, "ManagedCollisionEmbeddingCollectionSharder"),
     "torchrec.distributed.mc_embeddingbag": _in(_MAPPED, "ManagedCollisionEmbeddingBagCollectionSharder"),
     "torchrec.modules.mc_adapter": _in(
@@ -320,16 +385,21 @@ ADAPTED: Mapping[str, Mapping[str, str]] = {
     "torchrec.modules.regroup": _in("modules.regroup", "KTRegroupAsDict"),
     "torchrec.modules.utils": _in(
         "modules.utils",
-        *("check_module_output_dimension", "extract_module_or_tensor_callable"),
+        *("check_module_output_dimension", "convert_list_of_modules_to_modulelist"),
+        "extract_module_or_tensor_callable",
         *("get_module_output_dimension", "init_mlp_weights_xavier_uniform"),
     ),
     "torchrec.optim": {
-        **_in("optim.optimizers", "Adagrad", "Adam", "SGD"),
+        **_in(_OPTIMIZERS, *_OF_FBGEMM),
         **_in("optim.warmup", "WarmupOptimizer", "WarmupPolicy", "WarmupStage"),
     },
     "torchrec.optim.clipping": _in("optim.clipping", "GradientClipping", "GradientClippingOptimizer"),
-    "torchrec.optim.optimizers": _in("optim.optimizers", "Adagrad", "Adam", "SGD"),
+    "torchrec.optim.fused": _in(
+        "optim.fused", "EmptyFusedOptimizer", "FusedOptimizer", "FusedOptimizerModule"
+    ),
+    "torchrec.optim.optimizers": _in(_OPTIMIZERS, *_OF_FBGEMM),
     "torchrec.optim.warmup": _in("optim.warmup", "WarmupOptimizer", "WarmupPolicy", "WarmupStage"),
+    "torchrec.types": _in("types", "CacheMixin", "CopyMixIn", "ModuleNoCopyMixin"),
     "torchrec.streamable": _in("streamable", "Multistreamable", "Pipelineable"),
 }
 """TorchRec's module paths -> names of theirs -> the module of this package that has them, or `"module:name there"`."""

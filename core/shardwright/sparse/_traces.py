@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import torch
-from torch.fx import Proxy
+from torch.fx import Proxy, _symbolic_trace
 from torch.fx import ProxyableClassMeta as _ProxyableClassMeta  # type: ignore[attr-defined]  # exported by name only
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -19,6 +19,12 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 class TracedMeta(_ProxyableClassMeta, ABCMeta):
     """The metaclass of the sparse types: a trace takes down the construction, and does not look inside."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        """An instance, or a node of the trace that makes one. Torch's own asks in a way that logs a warning."""
+        if (proxy := _proxy_of(args, kwargs)) is None:
+            return type.__call__(cls, *args, **kwargs)
+        return proxy.tracer.create_proxy("call_function", cls, args, kwargs)
 
 
 def traced(function: _F) -> _F:
@@ -33,12 +39,18 @@ def traced(function: _F) -> _F:
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        # Compiled and exported programs have no stand-ins of this kind.
-        if torch.compiler.is_compiling() or (proxy := _first_proxy((args, kwargs))) is None:
+        if (proxy := _proxy_of(args, kwargs)) is None:
             return function(*args, **kwargs)
         return proxy.tracer.create_proxy("call_function", call, args, kwargs)
 
     return cast(_F, call)
+
+
+def _proxy_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Proxy | None:
+    """A stand-in among the arguments of a call, if there is a trace; compiled and exported programs have none."""
+    if not _symbolic_trace._is_fx_tracing_flag or torch.compiler.is_compiling():
+        return None
+    return _first_proxy((args, kwargs))
 
 
 def _first_proxy(value: Any) -> Proxy | None:

@@ -11,10 +11,21 @@ from shardwright_plugins.optimizers.adagrad import Adagrad, RowWiseAdagrad
 from shardwright_plugins.optimizers.adam import Adam, AdamW, PartialRowWiseAdam
 from shardwright_plugins.optimizers.descent import Sgd
 from shardwright_plugins.optimizers.ftrl import Ftrl
-from shardwright_plugins.optimizers.layerwise import Lamb, Lars
+from shardwright_plugins.optimizers.layerwise import Lamb, Lars, PartialRowWiseLamb
 
 
 @hookimpl
 def shardwright_optimizers() -> list[type[Optimizer]]:
     """Offer the built-in optimizers."""
-    return [Adagrad, Adam, AdamW, Ftrl, Lamb, Lars, PartialRowWiseAdam, RowWiseAdagrad, Sgd]
+    return [
+        Adagrad,
+        Adam,
+        AdamW,
+        Ftrl,
+        Lamb,
+        Lars,
+        PartialRowWiseAdam,
+        PartialRowWiseLamb,
+        RowWiseAdagrad,
+        Sgd,
+    ]

@@ -89,3 +89,37 @@ class Lamb(Optimizer):
         square = states[1] + new2 * (gradient * gradient - states[1])
         step = average * corrected1 / (xp.sqrt(square * corrected2) + eps) + decay * weight
         return weight - row[0] * step, (average, square)
+
+
+class PartialRowWiseLamb(Lamb):
+    """LAMB with one second moment a row, that of the row's mean square, as FBGEMM's ``PARTIAL_ROWWISE_LAMB``.
+
+    The step is ``r = s * m + decay * w`` with one ``s`` a row, so that its norm follows from means of products.
+    """
+
+    name: ClassVar[str] = "partial_row_wise_lamb"
+    aliases: ClassVar[tuple[str, ...]] = ("partial_rowwise_lamb",)
+    states: ClassVar[Mapping[str, str]] = {"exp_avg": "element", "exp_avg_sq": "row"}
+
+    @staticmethod
+    def row_terms(xp: Any, weight: Any, gradient: Any, states: Any, numbers: Any) -> Any:  # noqa: D102
+        average = states[0] + numbers[2] * (gradient - states[0])
+        return weight * weight, gradient * gradient, average * average, average * weight
+
+    @staticmethod
+    def row_update(xp: Any, states: Any, means: Any, numbers: Any) -> Any:  # noqa: D102
+        rate, eps, _, new2, corrected1, corrected2, decay = numbers
+        square = states[0] + new2 * (means[1] - states[0])
+        scale = corrected1 / (xp.sqrt(square * corrected2) + eps)
+        # |s m + decay w|^2, which rounding may bring below 0.
+        step = xp.maximum(
+            scale * scale * means[2] + 2.0 * scale * decay * means[3] + decay * decay * means[0], 0.0
+        )
+        has_norms = (means[0] > 0) & (step > 0)
+        ratio = xp.sqrt(means[0] / xp.where(has_norms, step, 1.0))
+        return (square,), (rate * xp.where(has_norms, ratio, 1.0), scale)
+
+    @staticmethod
+    def update(xp: Any, weight: Any, gradient: Any, states: Any, row: Any, numbers: Any) -> Any:  # noqa: D102
+        average = states[0] + numbers[2] * (gradient - states[0])
+        return weight - row[0] * (row[1] * average + numbers[6] * weight), (average,)

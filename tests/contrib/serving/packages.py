@@ -80,30 +80,3 @@ def load_small(folder: Path) -> Small:
 
 
 LOADER = f"{__name__}:load_small"
-
-
-def exported(scale: float = 1.0) -> torch.export.ExportedProgram:
-    """Export the program for any number of samples and ids."""
-    samples, ids = torch.export.Dim("samples", min=1), torch.export.Dim("ids", min=0)
-    example = (
-        torch.tensor([1, 2, 3, 4, 5]),
-        torch.tensor([1, 1, 0, 1, 1, 1]),
-        torch.ones(5),
-        torch.zeros(3, 2),
-    )
-    return torch.export.export(
-        Small(scale), example, dynamic_shapes=({0: ids}, {0: 2 * samples}, {0: ids}, {0: samples})
-    )
-
-
-def write_package(folder: Path, scale: float = 1.0, *, form: str = "exported") -> Path:
-    """Write a package whose version is its scale."""
-    folder.mkdir(parents=True, exist_ok=True)
-    file = f"program.{form}"
-    if form == "exported":
-        torch.export.save(exported(scale), folder / file)
-    elif form == "torchscript":
-        torch.jit.script(Small(scale)).save(str(folder / file))
-    else:
-        torch._inductor.aoti_compile_and_package(exported(scale), package_path=str(folder / file))
-    return write_manifest(folder, version=f"{scale:g}", model={**MANIFEST["model"], form: file})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from shardwright_torchrec.parallel.sharders import EmbeddingBagCollectionSharder
 from shardwright_torchrec.planner.enumerators import EmbeddingEnumerator
 from shardwright_torchrec.planner.partitioners import (
@@ -22,11 +23,15 @@ from shardwright_torchrec.planner.proposers import (
 )
 from shardwright_torchrec.planner.shard_estimators import EmbeddingPerfEstimator, EmbeddingStorageEstimator
 from shardwright_torchrec.planner.stats import NoopPerfModel, NoopStorageModel
-from shardwright_torchrec.planner.storage_reservations import HeuristicalStorageReservation
+from shardwright_torchrec.planner.storage_reservations import (
+    FixedPercentageStorageReservation,
+    HeuristicalStorageReservation,
+)
 from shardwright_torchrec.planner.types import (
     Partitioner,
     Perf,
     PlannerError,
+    PlannerErrorType,
     Proposer,
     Shard,
     ShardEstimator,
@@ -67,6 +72,41 @@ def options() -> list[ShardingOption]:
         )
     }
     return EmbeddingEnumerator(TOPOLOGY, 64, constraints).enumerate(bags(), SHARDERS)
+
+
+def of_one_type(name: str) -> EmbeddingBagCollectionSharder:
+    class Sharder(EmbeddingBagCollectionSharder):
+        def sharding_types(self, compute_device_type: str) -> list[str]:
+            return [name]
+
+    return Sharder()
+
+
+@pytest.mark.parametrize(
+    ("kib", "reason"),
+    [(1_900, PlannerErrorType.INSUFFICIENT_STORAGE), (2_501, PlannerErrorType.STRICT_CONSTRAINTS)],
+)
+def test_planner_error_tells_too_little_memory_from_other_reasons(kib: int, reason: PlannerErrorType) -> None:
+    topology = sw.Topology(1, "cpu", ddr_cap=kib * 1024)  # the weights are 2500 KiB
+    planner = EmbeddingShardingPlanner(topology, 64, debug=False, storage_reservation=0.0)
+    with pytest.raises(PlannerError, match="no plan") as caught:
+        planner.plan(bags(), SHARDERS)
+    assert caught.value.error_type is reason
+    with pytest.raises(PlannerError):
+        EmbeddingEnumerator(topology, 64).enumerate(bags(), SHARDERS)
+
+
+def test_without_sharders_or_tables_there_is_nothing_to_plan() -> None:
+    assert EmbeddingShardingPlanner(TOPOLOGY, 64, debug=False).plan(bags(), []) == sw.ShardingPlan({})
+    assert EmbeddingEnumerator(TOPOLOGY, 64).enumerate(torch.nn.Linear(2, 2), SHARDERS) == []
+
+
+def test_sharder_of_column_wise_alone_lists_narrow_tables_whole() -> None:
+    constraints = {"*": sw.ParameterConstraints(min_partition=64)}
+    found = EmbeddingEnumerator(TOPOLOGY, 64, constraints).enumerate(bags(), [of_one_type("column_wise")])
+    assert {(option.name, option.num_shards) for option in found} == {
+        (f"t{number}", 1) for number in range(NUM_TABLES)
+    }
 
 
 def test_enumerator_lists_options_with_torchrecs_costs() -> None:
@@ -278,6 +318,15 @@ def test_reservation_gives_the_topology_that_is_left() -> None:
     assert left.world_size == 2
     (hbm, _) = left.capacity_bytes[0].tolist()
     assert 700_000_000 < hbm < 750_000_000  # less the ids in flight
+    assert left.devices[0].storage.hbm == hbm
+
+
+def test_reservation_asks_nothing_of_tables() -> None:
+    topology = sw.Topology(2, "cuda", hbm_cap=100, ddr_cap=100)  # no table fits
+    left = FixedPercentageStorageReservation(0.1).reserve(topology, 64, bags(), SHARDERS)
+    assert [device.storage.hbm for device in left.devices] == [90, 90]
+    with pytest.raises(PlannerError, match=r"keeps .* of hbm free on rank 0, which has 100 B"):
+        HeuristicalStorageReservation(0.1).reserve(topology, 64, bags(), SHARDERS)
 
 
 @pytest.mark.parametrize(

@@ -90,3 +90,8 @@ def test_trace_takes_batches_without_stand_ins_as_they_are() -> None:
         return x + batch("a").values()
 
     assert torch.fx.symbolic_trace(add)(torch.ones(3)).tolist() == [6, 8, 2]
+
+
+def test_batches_are_made_without_torchs_warning_of_traces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.fx._symbolic_trace.is_fx_tracing_warning", lambda: pytest.fail("it warned"))
+    assert batch("a").permute([0]).keys() == ["a"]

@@ -57,6 +57,7 @@ def test_training_that_goes_on_from_a_checkpoint_has_the_bits_of_training_that_d
     assert list(steps_in(tmp_path / "two")) == [3, 5]
 
 
+@pytest.mark.slow  # in each run, simulated ranks do so
 def test_replicas_of_tables_are_saved_as_one_model(pool: RankPool, tmp_path: Path):
     results = pool.run(workers.save_replicas, 4, str(tmp_path), timeout_s=WAIT_S)
     assert not torch.equal(results[2]["own"], results[3]["own"])  # the same block, of two groups

@@ -83,8 +83,15 @@ def test_training_over_gloo_equals_unsharded(pool: RankPool) -> None:
     assert_equals_unsharded(case, results, collectives=[6] * NUM_STEPS)
 
 
-@pytest.mark.parametrize("kernel", ["fused_torch", "fused_numba"])
-@pytest.mark.parametrize("pooling", ["MEAN", "NONE"])
+@pytest.mark.parametrize(
+    ("kernel", "pooling"),
+    [
+        ("fused_torch", "MEAN"),
+        ("fused_numba", "NONE"),
+        pytest.param("fused_torch", "NONE", marks=pytest.mark.slow),
+        pytest.param("fused_numba", "MEAN", marks=pytest.mark.slow),
+    ],
+)
 def test_two_ranks_that_add_up_in_each_others_memory_equal_unsharded(
     pool: RankPool, kernel: str, pooling: str
 ) -> None:

@@ -89,6 +89,7 @@ def test_demo_two_runs_with_one_seed_give_the_same(pool: RankPool) -> None:
     assert same_but_for_time(first) == same_but_for_time(second)
 
 
+@slow
 def test_demo_another_seed_gives_another_auc(pool: RankPool, alone: DemoResult) -> None:
     assert on_pool(pool, attrs.evolve(SMALL, seed=1)).auc != alone.auc
 

@@ -157,7 +157,9 @@ def test_plan_document_of_the_stranger_survives_a_round_trip(site: Path, tmp_pat
     assert "row_wise" in error
 
 
-KERNELS = [("fused", "row_wise_adagrad", True), ("fused_torch", "adam", False), ("dense", "sgd", True)]
+KERNELS = [("fused_torch", "adam", False), ("dense", "sgd", True)]
+BY_FBGEMM = ("fused", "row_wise_adagrad", True)
+MIXED = ["even_first", "row_wise", "column_wise"]
 
 
 def on_two_and_three(*cases: Any) -> list[object]:
@@ -170,7 +172,13 @@ def on_two_and_three(*cases: Any) -> list[object]:
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize(("kernel", "optimizer", "is_weighted", "world_size"), on_two_and_three(*KERNELS))
+@pytest.mark.parametrize(
+    ("kernel", "optimizer", "is_weighted", "world_size"),
+    [
+        *on_two_and_three(*KERNELS),
+        *(pytest.param(*BY_FBGEMM, size, marks=pytest.mark.slow) for size in (2, 3)),
+    ],
+)
 def test_stranger_equals_unsharded_on_real_ranks(
     ranks: RankPool, kernel: str, optimizer: str, is_weighted: bool, world_size: int
 ) -> None:
@@ -180,7 +188,11 @@ def test_stranger_equals_unsharded_on_real_ranks(
 
 @pytest.mark.distributed
 @pytest.mark.parametrize(
-    ("types", "world_size"), on_two_and_three([["even_first"]], [["even_first", "row_wise", "column_wise"]])
+    ("types", "world_size"),
+    [
+        *on_two_and_three([["even_first"]]),
+        *(pytest.param(MIXED, size, marks=pytest.mark.slow) for size in (2, 3)),
+    ],
 )
 def test_model_planned_with_the_stranger_trains_like_one_process(
     ranks: RankPool, types: list[str], world_size: int

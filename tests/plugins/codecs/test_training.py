@@ -62,13 +62,16 @@ def config_of(codecs: dict[str, QCommsConfig] | QCommsConfig, name: str) -> QCom
     return codecs if isinstance(codecs, QCommsConfig) else codecs.get(name, QCommsConfig())
 
 
-def train_step(case: Case, codecs: dict[str, QCommsConfig] | QCommsConfig) -> list[Step]:
+def train_step(
+    case: Case, codecs: dict[str, QCommsConfig] | QCommsConfig, device_type: str = "cpu"
+) -> list[Step]:
     """One step of SGD on simulated ranks."""
     module = case.module()
     return run_simulated(
         lambda env: train_rank(case, codecs, env, module),
         case.world_size,
         local_world_size=case.local_world_size,
+        device_type=device_type,
     )
 
 
@@ -82,11 +85,12 @@ def train_rank(
         name: evolve(own, qcomms_config=config_of(codecs, name))
         for name, own in shardings_of(case, sharder.tables(module)).items()
     }
-    sharded = sharder.shard(module, plan, env, "cpu")
+    sharded = sharder.shard(module, plan, env, env.device_type)
     sent = getattr(env.communicator, "sent_bytes", [])  # simulated ranks count
     before = len(sent)
-    values = case.output(sharded(case.batch(0, env.rank)))
-    values.backward(case.gradient(0, env.rank, values))
+    device = torch.device(env.device_type)
+    values = case.output(sharded(case.batch(0, env.rank).to(device)))
+    values.backward(case.gradient(0, env.rank, values).to(device))
     counted = sent[before:]
     blocks = [
         lookup.weight(index).clone()

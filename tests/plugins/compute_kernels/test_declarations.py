@@ -69,7 +69,7 @@ def test_supports_plain_sgd_on_the_cpu(kernel: str) -> None:
             "fused_numba",
             {"optimizer": OptimizerSpec("shampoo")},
             "the Numba kernel: no optimizer 'shampoo' is known, only adagrad, adam, adamw, ftrl, lamb, lars, "
-            "partial_row_wise_adam, row_wise_adagrad, sgd",
+            "partial_row_wise_adam, partial_row_wise_lamb, row_wise_adagrad, sgd",
         ),
         ("fused_triton", {"device": "tpu"}, "its kernels are written for 'cuda', not for 'tpu'"),
         (
@@ -82,7 +82,7 @@ def test_supports_plain_sgd_on_the_cpu(kernel: str) -> None:
             "fused_torch",
             {"optimizer": OptimizerSpec("shampoo")},
             "the plain-torch kernel: no optimizer 'shampoo' is known, only adagrad, adam, adamw, ftrl, lamb, lars, "
-            "partial_row_wise_adam, row_wise_adagrad, sgd",
+            "partial_row_wise_adam, partial_row_wise_lamb, row_wise_adagrad, sgd",
         ),
         (
             "fused_torch",

@@ -96,3 +96,17 @@ def test_numba_refuses_an_id_that_is_no_row(wrong: int) -> None:
     ids[777] = wrong
     with pytest.raises(IndexError, match="no row of its table"):
         built().forward(bags_of(ids), training=True)
+
+
+@pytest.mark.parametrize("optimizer", ["adagrad", "row_wise_adagrad"])
+def test_numba_updates_divide_by_zero_as_torch_does(optimizer: str) -> None:
+    spec = OptimizerSpec(optimizer, 0.1, parameters=(("eps", 0.0),))
+    lookup = kernel_of("fused_numba").build([block_spec(4, 2, optimizer=spec)], device=CPU)
+    lookup.weight(0).fill_(1.0)
+    ids = torch.tensor([0, 1])
+    _, saved = lookup.forward(
+        Bags(ids, torch.tensor([1, 1], dtype=torch.int32), None, ((2,),)), training=True
+    )
+    lookup.backward(saved, torch.tensor([0.0, 0.0, 1.0, 1.0]))  # 0 / 0 in row 0
+    assert lookup.weight(0)[0].isnan().all()
+    torch.testing.assert_close(lookup.weight(0)[1:], torch.tensor([[0.9, 0.9], [1.0, 1.0], [1.0, 1.0]]))

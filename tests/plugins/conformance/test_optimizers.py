@@ -19,6 +19,7 @@ OTHERS: Mapping[str, Mapping[str, Any]] = {
     "lamb": {"weight_decay": 0.1},
     "lars": {"weight_decay": 0.1, "eta": 0.5},
     "partial_row_wise_adam": {"weight_decay": 0.1},
+    "partial_row_wise_lamb": {"weight_decay": 0.1},
     "row_wise_adagrad": {"weight_decay": 0.1, "weight_decay_mode": "decoupled"},
     "sgd": {"momentum": 0.9, "weight_decay": 0.1},
 }

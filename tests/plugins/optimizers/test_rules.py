@@ -102,6 +102,13 @@ def lamb(weight: Floats, gradient: Floats, state: dict[str, Any], step: int) -> 
     return weight - RATE * np.linalg.norm(weight) / np.linalg.norm(change) * change
 
 
+def partial_row_wise_lamb(weight: Floats, gradient: Floats, state: dict[str, Any], step: int) -> Floats:
+    """LAMB with the row's mean square for its second moment, as FBGEMM's documentation has it."""
+    mean, square = moments(gradient, state, step, (gradient**2).mean())
+    change = mean / (np.sqrt(square) + 1e-8) + 0.2 * weight
+    return weight - RATE * np.linalg.norm(weight) / np.linalg.norm(change) * change
+
+
 def lars(weight: Floats, gradient: Floats, state: dict[str, Any], step: int) -> Floats:
     """Algorithm 1 of You et al. 2017, a row for a layer."""
     norm = np.linalg.norm(weight)
@@ -133,6 +140,7 @@ def decoupled_row_wise_adagrad(weight: Floats, gradient: Floats, state: dict[str
     [
         ("partial_row_wise_adam", {"weight_decay": 0.2}, partial_row_wise_adam),
         ("lamb", {"weight_decay": 0.2}, lamb),
+        ("partial_row_wise_lamb", {"weight_decay": 0.2}, partial_row_wise_lamb),
         ("lars", {"weight_decay": 0.2, "eta": 0.5}, lars),
         ("ftrl", {"l1": 0.3, "l2": 0.1}, ftrl),
         (
@@ -196,7 +204,7 @@ def test_wrong_parameters_are_refused_by_kernels_and_without_sharding(
         assert text in kernel_of(name).supports(request)
 
 
-@pytest.mark.parametrize("name", ["lamb", "lars"])
+@pytest.mark.parametrize("name", ["lamb", "lars", "partial_row_wise_lamb"])
 def test_norms_of_weights_are_not_taken_of_cut_columns(name: str) -> None:
     request = KernelRequest("cpu", DataType.FP32, 8, 4, optimizer=OptimizerSpec(name), on_this_machine=True)
     for kernel in ("fused_torch", "fused_numba"):

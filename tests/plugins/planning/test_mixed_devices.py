@@ -15,6 +15,7 @@ from tests.plugins.planning.test_cli_plan import run
 
 import shardwright as sw
 from shardwright.errors import InvalidInputError, NoPlanError, PlanningError, UnsupportedError
+from shardwright.planning.arrays import FREE, NO_GANG
 from shardwright.planning.machines.topology import GIB, Topology
 from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.planning.planner import TablePlanner
@@ -55,11 +56,24 @@ def best_by_trying_all(space):
         asked = [options.requests[code][1].device for code in options.request[shards.shard].tolist()]
         for ranks in product(range(len(devices)), repeat=len(shards)):
             placed = np.array(ranks, dtype=np.int64)
-            if list(devices[placed]) != asked:
+            if list(devices[placed]) != asked or not keeps_hosts(shards, placed):
                 continue
             if (shards.used_bytes(placed) <= shards.capacity_bytes).all():
                 best = min(best, float(shards.loads_ms(placed).max()))
     return best
+
+
+def keeps_hosts(shards, ranks):
+    """Whether shards of one gang share a host, at the ranks inside it that they must have."""
+    hosts, local = np.divmod(ranks, shards.local_world_size)
+    together = all(len(set(hosts[shards.gang == gang])) <= 1 for gang in set(shards.gang) - {NO_GANG})
+    return together and bool(((shards.local_rank == FREE) | (shards.local_rank == local)).all())
+
+
+HOSTS = [
+    (MIXED, None, ["table_wise", "row_wise", "data_parallel"]),
+    (["cuda", "cuda", "cpu", "cpu"], 2, ["table_wise", "table_row_wise"]),
+]
 
 
 @drawn(
@@ -67,14 +81,19 @@ def best_by_trying_all(space):
     st.integers(50_000, 1_500_000),
     st.integers(50_000, 3_000_000),
     st.sampled_from(["largest_rank_time", "serving"]),
+    st.sampled_from(HOSTS),
     quick=8,
     thorough=80,
 )
-def test_mixed_plans_are_as_good_as_the_best_of_all_and_bounds_no_better(rows, hbm, cpu, objective):
+def test_mixed_plans_are_as_good_as_the_best_of_all_and_bounds_no_better(rows, hbm, cpu, objective, hosts):
     tables = [TableSpec(f"t{i}", count, 64, ("f",)) for i, count in enumerate(rows)]
-    types = {"*": ParameterConstraints(sharding_types=["table_wise", "row_wise", "data_parallel"])}
-    ranks = topology(hbm=hbm, cpu=cpu)
-    roomy = planned(tables, topology(), constraints=types, objective=objective)[1].space
+    devices, local, names = hosts
+    kernels = ["fused", "fused_numba"]
+    types = {"*": ParameterConstraints(sharding_types=names, compute_kernels=kernels)}
+    ranks = topology(devices, hbm=hbm, cpu=cpu, local_world_size=local)
+    roomy = planned(
+        tables, topology(devices, local_world_size=local), constraints=types, objective=objective
+    )[1].space
     space = attrs.evolve(roomy, topology=ranks, capacity_bytes=ranks.capacity_bytes)
     best = best_by_trying_all(space)
     if not np.isfinite(best):
@@ -155,6 +174,14 @@ def test_document_says_the_device_of_each_rank_and_sees_a_shard_on_the_wrong_one
     problems = check_plan(moved).problems
     assert any("cold_0" in problem and "no option" in problem for problem in problems)
     assert compare_plans(plan, moved).moved_bytes == COLD[0].weight_bytes
+
+
+def test_document_may_leave_the_memory_of_devices_to_be_assumed():
+    memory = {"cpu_ddr": [0, 0, 5 * GIB]}
+    ranks = Topology.from_data({"world_size": 3, "compute_device": MIXED, "memory_bytes": memory})
+    assert ranks.memory_bytes["cpu_ddr"] == (0, 0, 5 * GIB)
+    assert ranks.memory_bytes["hbm"][2] == 0 < ranks.memory_bytes["hbm"][0]
+    assert ranks.memory_bytes["ddr"] == (0, 0, 0)
 
 
 def test_documents_of_one_device_are_read_as_before():

@@ -54,23 +54,44 @@ def supports(
     A row-wise optimizer outside the kernel sees the columns of its block only, and `torch.optim.Adagrad` divides halves
     by a zero of their own type where its sums are too small: that is no kernel's to mend.
     """
-    spec = TableSpec("t", table.rows, table.dim, table.features, table.data_type, is_weighted=is_weighted)
-    variants = _columns_of_variants(host(), table.sharding_type, spec, world_size, local_world_size)
+    variants = _columns_of_variants(
+        host(),
+        table.sharding_type,
+        (table.rows, table.dim, table.features, table.data_type),
+        world_size,
+        local_world_size,
+    )
     if not variants:
         return False
-    kernel_object = host().compute_kernels.create(kernel)
     widths = variants[table.variant % len(variants)]
-    cuts_columns = min(widths) < table.dim
-    if optimizer == "row_wise_adagrad" and cuts_columns and not kernel_object.fuses_optimizer:
+    return _takes_columns(
+        host(), kernel, table.dim, table.data_type, widths, optimizer, is_weighted=is_weighted
+    )
+
+
+@functools.cache
+def _takes_columns(
+    plugins: PluginHost,
+    kernel: str,
+    dim: int,
+    data_type: str,
+    widths: frozenset[int],
+    optimizer: str,
+    *,
+    is_weighted: bool,
+) -> bool:
+    """Whether a kernel takes blocks of so many columns; thousands of tables are asked for."""
+    kernel_object = plugins.compute_kernels.create(kernel)
+    if optimizer == "row_wise_adagrad" and min(widths) < dim and not kernel_object.fuses_optimizer:
         return False
-    if optimizer == "adagrad" and table.data_type != "FP32" and not kernel_object.fuses_optimizer:
+    if optimizer == "adagrad" and data_type != "FP32" and not kernel_object.fuses_optimizer:
         return False
     return all(
         kernel_object.supports(
             KernelRequest(
                 device="cpu",
-                data_type=DataType(table.data_type),
-                embedding_dim=table.dim,
+                data_type=DataType(data_type),
+                embedding_dim=dim,
                 num_columns=num_columns,
                 is_weighted=is_weighted,
                 optimizer=OptimizerSpec(optimizer),
@@ -84,11 +105,17 @@ def supports(
 
 @functools.cache
 def _columns_of_variants(
-    plugins: PluginHost, sharding_type: str, spec: TableSpec, world_size: int, local_world_size: int | None
-) -> list[set[int]]:
-    """Numbers of columns that the blocks of each of a table's layouts have; thousands of tables are asked for."""
+    plugins: PluginHost,
+    sharding_type: str,
+    shape: tuple[int, int, tuple[str, ...], str],
+    world_size: int,
+    local_world_size: int | None,
+) -> list[frozenset[int]]:
+    """Numbers of columns that the blocks of each of a table's layouts have."""
+    rows, dim, features, data_type = shape
+    spec = TableSpec("t", rows, dim, features, data_type)
     layouts = layouts_of(sharding_type, spec, world_size, local_world_size=local_world_size)
-    return [{block.num_columns for block in layout.blocks} for layout in layouts]
+    return [frozenset(block.num_columns for block in layout.blocks) for layout in layouts]
 
 
 def tables_of(sharding_type: str, kernel: str, *, dim: int = 8, data_type: str = "FP32") -> list[Table]:

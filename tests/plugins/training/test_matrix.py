@@ -9,7 +9,6 @@ the registries hold is in it: a type or kernel that is added later is, by itself
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Iterator
 
@@ -116,7 +115,6 @@ def case_of(tables: list[Table], optimizer: str, mode: str, world_size: int) -> 
     )
 
 
-@functools.cache
 def takes(table: Table, optimizer: str, world_size: int, mode: str) -> bool:
     """Whether the table's kernel trains it by an optimizer."""
     return supports(

@@ -15,10 +15,11 @@ from typing import Any
 import attrs
 
 from shardwright_torchrec.api.contract import CONTRACT
+from shardwright_torchrec.api.left_out import LEFT_OUT
 from shardwright_torchrec.installed import torchrec_module
 from shardwright_torchrec.names import PATHS, find
 
-__all__ = ["Compared", "compare", "main", "public_imports"]
+__all__ = ["Compared", "compare", "main", "markdown", "public_imports"]
 
 SAME, DIFFERENT, MISSING, UNRESOLVED = "same", "different", "missing", "hints"
 _MISSING = object()
@@ -134,13 +135,19 @@ def _text(value: Any) -> str:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Print what differs, as a table or, with `--json`, all of it as JSON."""
+    """Print what differs; with `--json` all of it as JSON, with `--markdown` the tables of the README."""
     parser = argparse.ArgumentParser("python -m shardwright_torchrec api", description=__doc__)
     parser.add_argument("--json", action="store_true", help="all names, as JSON")
+    parser.add_argument(
+        "--markdown", action="store_true", help="counts, and names that are left out, as tables"
+    )
     options = parser.parse_args(arguments)
     compared = compare()
     if options.json:
         print(json.dumps([attrs.asdict(one) for one in compared], indent=1))
+        return
+    if options.markdown:
+        print(markdown(compared))
         return
     print(f"TorchRec {getattr(import_module('torchrec'), '__version__', 'unknown')}\n")
     for kind in ("contract", "import"):
@@ -153,4 +160,23 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _differences(one: Compared) -> list[tuple[str, str]]:
-    return [(label, text) for label, text in (("TorchRec", one.theirs), ("here    ", one.ours)) if text]
+    reason = LEFT_OUT.get(one.name, "")
+    lines = (("TorchRec", one.theirs), ("here    ", one.ours), ("because ", reason))
+    return [(label, text) for label, text in lines if text]
+
+
+_ROWS = {
+    "contract": "signatures of the contract that its schema tests hold",
+    "import": "names that public scripts import (`api/imports.txt`)",
+}
+
+
+def markdown(compared: Sequence[Compared]) -> str:
+    """Tables of the counts, and of the imports that are left out with their reasons."""
+    lines = ["| | the same here | of |", "|---|--:|--:|"]
+    for kind, title in _ROWS.items():
+        states = Counter(one.state for one in compared if one.kind == kind)
+        lines.append(f"| {title} | {states[SAME]} | {states.total()} |")
+    missing = [one.name for one in compared if one.kind == "import" and one.state != SAME]
+    lines += ["", "| not here | because |", "|---|---|"]
+    return "\n".join([*lines, *(f"| `{name}` | {LEFT_OUT.get(name, '')} |" for name in missing)])

@@ -4,9 +4,19 @@ from __future__ import annotations
 
 import os
 
+import torch
 import torch.distributed as dist
 
-__all__ = ["get_group_rank", "get_local_rank", "get_local_size", "get_num_groups"]
+__all__ = [
+    "get_group_rank",
+    "get_local_rank",
+    "get_local_size",
+    "get_num_groups",
+    "intra_and_cross_node_pg",
+]
+
+_groups: dict[tuple[dist.ProcessGroup, str], tuple[dist.ProcessGroup, dist.ProcessGroup]] = {}
+"""World and backend -> the groups that were made of it."""
 
 
 def _from_environment(*names: str) -> int | None:
@@ -49,3 +59,26 @@ def get_num_groups(world_size: int | None = None) -> int:
     """Number of hosts."""
     world_size = dist.get_world_size() if world_size is None else world_size
     return world_size // get_local_size(world_size)
+
+
+def intra_and_cross_node_pg(
+    device: torch.device | None = None, backend: str | None = None
+) -> tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]:
+    """The group of this rank's host, and that of the ranks in its place on all hosts; every rank makes this call.
+
+    A second call gives the same groups.
+
+    Args:
+        device: device of the tables; no groups on `meta`.
+        backend: backend of the groups; the world's by default.
+    """
+    world = dist.group.WORLD
+    if world is None or (device is not None and device.type == "meta"):
+        return None, None
+    key = (world, backend or dist.get_backend(world))
+    if key not in _groups:
+        ranks = torch.arange(dist.get_world_size()).reshape(-1, get_local_size())
+        own, _ = dist.new_subgroups_by_enumeration(ranks.tolist(), backend=key[1])
+        across, _ = dist.new_subgroups_by_enumeration(ranks.T.tolist(), backend=key[1])
+        _groups[key] = (own, across)
+    return _groups[key]

@@ -16,6 +16,7 @@ from shardwright_torchrec.parallel.sharders import REPLICATED, get_default_shard
 __all__ = [
     "ParameterShardingGenerator",
     "apply_to_all",
+    "calculate_shard_sizes_and_offsets",
     "column_wise",
     "construct_module_sharding_plan",
     "data_parallel",
@@ -23,6 +24,7 @@ __all__ = [
     "get_sharding_constructor_from_type",
     "grid_shard",
     "row_wise",
+    "sharder_of",
     "table_row_wise",
     "table_wise",
 ]
@@ -179,7 +181,12 @@ def get_module_to_default_sharders() -> dict[type[nn.Module], sw.ModuleSharder]:
     return {sharder.module_type: sharder for sharder in get_default_sharders()}
 
 
-def _sharder_of(module: nn.Module, sharder: sw.ModuleSharder | None) -> sw.ModuleSharder:
+def sharder_of(module: nn.Module, sharder: sw.ModuleSharder | None) -> sw.ModuleSharder:
+    """The sharder that was given, or TorchRec's for the collection.
+
+    Raises:
+        UnsupportedError: there is none for it.
+    """
     if sharder is not None:
         return sharder
     found = get_module_to_default_sharders()
@@ -195,7 +202,7 @@ def apply_to_all(
     sharder: sw.ModuleSharder | None = None,
 ) -> dict[str, ParameterShardingGenerator]:
     """One sharding for all tables of a collection."""
-    tables = _sharder_of(module, sharder).tables(module)
+    tables = sharder_of(module, sharder).tables(module)
     return {table.name: parameter_sharding_generator for table in tables}
 
 
@@ -222,7 +229,7 @@ def construct_module_sharding_plan(
     """
     import torch
 
-    sharder = _sharder_of(module, sharder)
+    sharder = sharder_of(module, sharder)
     world_size = dist.get_world_size() if world_size is None else world_size
     topology = sw.Topology(
         world_size,
@@ -236,3 +243,53 @@ def construct_module_sharding_plan(
     return sw.EmbeddingModuleShardingPlan(
         {name: per_param_sharding[name](table, topology, sharder) for name, table in tables.items()}
     )
+
+
+def calculate_shard_sizes_and_offsets(
+    tensor: Any,
+    world_size: int,
+    local_world_size: int,
+    sharding_type: str,
+    col_wise_shard_dim: int | None = None,
+    device_memory_sizes: Sequence[int] | None = None,
+    num_buckets: int | None = None,
+) -> tuple[list[list[int]], list[list[int]]]:
+    """Sizes and offsets, rows and columns, of the shards of a table.
+
+    Args:
+        tensor: weights of the table ``[R, D]``; they may be on `meta`.
+        world_size: number of ranks.
+        local_world_size: ranks of a host.
+        sharding_type: name of the sharding type.
+        col_wise_shard_dim: columns of a shard, for types that cut them; the table's own by default.
+        device_memory_sizes: must be `None`.
+        num_buckets: must be `None`.
+
+    Raises:
+        UnsupportedError: shards of unequal devices or of buckets are asked for.
+        PlanError: the type cannot cut the table so.
+    """
+    if device_memory_sizes is not None or num_buckets is not None:
+        raise sw.UnsupportedError(
+            "device_memory_sizes and num_buckets: rows are cut into equal parts, one a rank"
+        )
+    rows, columns = tensor.shape
+    if sharding_type == REPLICATED:
+        return [[rows, columns]] * world_size, [[0, 0]] * world_size
+    topology = sw.Topology(world_size, "cpu", local_world_size=local_world_size)
+    table = sw.TableSpec(name="table", num_embeddings=rows, embedding_dim=columns, feature_names=["feature"])
+    width = min(col_wise_shard_dim or columns, columns)
+    narrow = sw.ParameterConstraints(sharding_types=[sharding_type], min_partition=width)
+    for layout in host().sharding_types.create(sharding_type).layouts(table, topology, narrow):
+        sizes = [[block.num_rows, block.num_columns] for block in layout.blocks]
+        if max(own for _, own in sizes) == width:
+            return sizes, [_offset(block) for block in layout.blocks]
+    raise sw.PlanError(
+        f"{sharding_type} does not cut a table of {rows} x {columns} over {world_size} ranks, {local_world_size} a "
+        f"host, into shards of {width} columns"
+    )
+
+
+def _offset(block: sw.Block) -> list[int]:
+    """First row and column of a block; the table's end for one without rows."""
+    return [block.rows.bounds[0] if block.rows.bounds else 0, block.columns.start]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -45,6 +45,7 @@ from shardwright_torchrec.metrics.throughput import ThroughputMetric
 
 __all__ = [
     "REC_METRICS_MAPPING",
+    "DeferrableMetrics",
     "RecMetricModule",
     "StateMetric",
     "ThroughputMetric",
@@ -61,6 +62,24 @@ REC_METRICS_MAPPING: dict[RecMetricEnumBase, type[RecMetric]] = {
     RecMetricEnum(metric._namespace): metric for metric in _METRICS
 }
 """Names of metrics -> their classes; a script may put its own in."""
+
+
+class DeferrableMetrics(dict[str, Any]):
+    """Values by name, which are there already; scripts for TorchRec 1.8 ask for them by `resolve()`."""
+
+    def resolve(self) -> dict[str, Any]:
+        """The values."""
+        return self
+
+    def is_resolved(self) -> bool:
+        """True: there is nothing to wait for."""
+        return True
+
+    def subscribe(
+        self, callback: Callable[[dict[str, Any]], None], on_error: Callable[[Exception], None] | None = None
+    ) -> None:
+        """Call a function of the values, at once."""
+        callback(self)
 
 
 class StateMetric(ABC):
@@ -145,13 +164,13 @@ class RecMetricModule(torch.nn.Module):
         """True after each `compute_interval_steps` steps."""
         return self.trained_batches % self.compute_interval_steps == 0
 
-    def compute(self) -> dict[str, Any]:
+    def compute(self) -> DeferrableMetrics:
         """Values of all ranks by name, of metrics on rank 0 unless told otherwise; every rank makes this call."""
-        return {**self.rec_metrics.compute(), **self._others()}
+        return DeferrableMetrics({**self.rec_metrics.compute(), **self._others()})
 
-    def local_compute(self) -> dict[str, Any]:
+    def local_compute(self) -> DeferrableMetrics:
         """Values of this rank by name."""
-        return {**self.rec_metrics.local_compute(), **self._others()}
+        return DeferrableMetrics({**self.rec_metrics.local_compute(), **self._others()})
 
     def _others(self) -> dict[str, Any]:
         values: dict[str, Any] = {} if self.throughput_metric is None else self.throughput_metric.compute()

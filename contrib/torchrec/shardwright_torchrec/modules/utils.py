@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+import shardwright as sw
+
 __all__ = [
     "check_module_output_dimension",
+    "convert_list_of_modules_to_modulelist",
     "extract_module_or_tensor_callable",
     "get_module_output_dimension",
     "init_mlp_weights_xavier_uniform",
@@ -42,3 +45,21 @@ def init_mlp_weights_xavier_uniform(m: nn.Module) -> None:
         nn.init.xavier_uniform_(m.weight)
         if m.bias is not None:
             nn.init.zeros_(m.bias)
+
+
+def convert_list_of_modules_to_modulelist(modules: Iterable[Any], sizes: tuple[int, ...]) -> nn.ModuleList:
+    """Nested lists of modules as nested `ModuleList`s.
+
+    Args:
+        modules: modules, or lists of them.
+        sizes: lengths of the lists, the outermost first.
+
+    Raises:
+        InvalidInputError: a list has another length.
+    """
+    items = list(modules)
+    if len(items) != sizes[0]:
+        raise sw.InvalidInputError(f"a list of {len(items)} modules was to have {sizes[0]}, of sizes {sizes}")
+    if len(sizes) == 1:
+        return nn.ModuleList(items)
+    return nn.ModuleList(convert_list_of_modules_to_modulelist(item, sizes[1:]) for item in items)

@@ -2,18 +2,90 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar
+
 import torch
+from torch.optim import SGD, Adagrad, Adam
 
-__all__ = ["SGD", "Adagrad", "Adam"]
+import shardwright as sw
+
+__all__ = ["LAMB", "SGD", "Adagrad", "Adam", "LarsSGD", "PartialRowWiseAdam", "PartialRowWiseLAMB"]
+
+_RATE = 0.01
+"""Learning rate by default; FBGEMM's number."""
+_WITHOUT_EFFECT = frozenset({"params", "initial_lr"})
 
 
-class SGD(torch.optim.SGD):
-    """Stochastic gradient descent."""
+class _OfRows(torch.optim.Optimizer):
+    """An optimizer of shardwright's, which updates the rows that a gradient touches.
+
+    Args:
+        params: tables ``[rows, columns]``.
+        kwargs: `lr` or `learning_rate`, and the optimizer's parameters under FBGEMM's names or torch's (`betas`).
+
+    Raises:
+        InvalidInputError: a parameter is not known.
+    """
+
+    rule: ClassVar[str]
+
+    def __init__(self, params: Iterable[torch.nn.Parameter], **kwargs: Any) -> None:
+        rate, parameters = _parameters(kwargs)
+        self._inner = sw.spec_to_torch(sw.OptimizerSpec(self.rule, rate, parameters), params)
+        super().__init__(self._inner.param_groups, {})
+        self.state = self._inner.state
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """Update the rows with a gradient."""
+        return self._inner.step(closure)  # type: ignore[arg-type]
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over a state dict."""
+        self._inner.load_state_dict(state_dict)
+        self.state, self.param_groups = self._inner.state, self._inner.param_groups
 
 
-class Adagrad(torch.optim.Adagrad):
-    """Adagrad: Duchi and others 2011."""
+def _parameters(given: Mapping[str, Any]) -> tuple[float, dict[str, Any]]:
+    """Learning rate, and parameters by shardwright's names."""
+    parameters = {name: value for name, value in given.items() if name not in _WITHOUT_EFFECT}
+    if "betas" in parameters:
+        parameters["beta1"], parameters["beta2"] = parameters.pop("betas")
+    rates = [parameters.pop(name) for name in ("lr", "learning_rate") if name in parameters]
+    if len(rates) > 1:
+        raise sw.InvalidInputError(f"lr and learning_rate are the same; got both, {rates}")
+    return (rates[0] if rates else _RATE), parameters
 
 
-class Adam(torch.optim.Adam):
-    """Adam: Kingma and Ba 2014."""
+def _specified(group: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Parameters of a group, as sharding reads them."""
+    rate, parameters = _parameters(group)
+    return {"learning_rate": rate, **parameters}
+
+
+class LAMB(_OfRows):
+    """Adam's step scaled by the norm of the row over its own: You and others 2020."""
+
+    rule = "lamb"
+
+
+class PartialRowWiseLAMB(_OfRows):
+    """LAMB with one second moment a row, as FBGEMM's `PARTIAL_ROWWISE_LAMB`."""
+
+    rule = "partial_row_wise_lamb"
+
+
+class LarsSGD(_OfRows):
+    """Momentum with a rate by the norms of the row and its gradient: You and others 2017."""
+
+    rule = "lars"
+
+
+class PartialRowWiseAdam(_OfRows):
+    """Adam with one second moment a row."""
+
+    rule = "partial_row_wise_adam"
+
+
+for _kind in (LAMB, LarsSGD, PartialRowWiseAdam, PartialRowWiseLAMB):
+    sw.register_fused_optimizer(_kind, _kind.rule, _specified)

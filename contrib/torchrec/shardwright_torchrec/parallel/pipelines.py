@@ -55,6 +55,7 @@ class TrainPipelineSparseDist(sw.TrainPipelineSparseDist):
         enable_inplace_copy_batch: not needed.
         free_features_storage_early: not needed.
         clear_data_dist_inputs: not needed.
+        async_inplace_copy: not needed; TorchRec 1.9 has it.
         further: further arguments of `shardwright.TrainPipelineSparseDist`.
 
     Raises:
@@ -76,6 +77,7 @@ class TrainPipelineSparseDist(sw.TrainPipelineSparseDist):
         enable_inplace_copy_batch: bool = False,
         free_features_storage_early: bool = False,
         clear_data_dist_inputs: bool = False,
+        async_inplace_copy: bool = False,
         **further: Any,
     ) -> None:
         if not execute_all_batches:

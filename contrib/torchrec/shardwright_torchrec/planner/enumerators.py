@@ -14,9 +14,15 @@ from shardwright_torchrec.planner.shard_estimators import (
     OwnPerformance,
     OwnStorage,
 )
-from shardwright_torchrec.planner.types import Enumerator, ShardEstimator, ShardingOption
+from shardwright_torchrec.planner.types import (
+    Enumerator,
+    PlannerErrorType,
+    ShardEstimator,
+    ShardingOption,
+    as_planner_error,
+)
 
-__all__ = ["EmbeddingEnumerator", "estimators_of", "search_space"]
+__all__ = ["EmbeddingEnumerator", "estimators_of", "search_space", "tables_of"]
 
 
 class EmbeddingEnumerator(Enumerator):
@@ -43,20 +49,24 @@ class EmbeddingEnumerator(Enumerator):
         self.estimators = given or [EmbeddingPerfEstimator(topology), EmbeddingStorageEstimator(topology)]
 
     def enumerate(self, module: Any, sharders: list[sw.ModuleSharder]) -> list[ShardingOption]:
-        """The options of all tables of a model that the sharders shard, with their costs.
+        """The options of all tables of a model that the sharders shard, with their costs; none without tables.
 
         Raises:
-            PlanningError: a table has none, or no plan can fit.
+            PlanningError: a table has none.
+            PlannerError: no plan can fit.
         """
-        space = search_space(
-            module,
-            sharders,
-            topology=self.topology,
-            batch_size=self.batch_size,
-            constraints=bent(self.constraints),
-            storage_reservation=0.0,
-            **estimators_of(self.estimators),
-        )
+        if not tables_of(module, sharders):
+            return []
+        with as_planner_error(lambda: PlannerErrorType.INSUFFICIENT_STORAGE):
+            space = search_space(
+                module,
+                sharders,
+                topology=self.topology,
+                batch_size=self.batch_size,
+                constraints=bent(self.constraints),
+                storage_reservation=0.0,
+                **estimators_of(self.estimators),
+            )
         return [option for own in listed(space) for option in own]
 
     def populate_estimates(self, sharding_options: list[ShardingOption]) -> None:
@@ -96,6 +106,17 @@ def search_space(module: Any, sharders: Sequence[sw.ModuleSharder], **arguments:
             raise
     assert look.space is not None  # else there was an error
     return look.space
+
+
+def tables_of(module: Any, sharders: Sequence[sw.ModuleSharder]) -> list[sw.TableSpec]:
+    """The tables of a model that the sharders shard."""
+    return [
+        table
+        for child in module.modules()
+        for sharder in sharders
+        if isinstance(child, sharder.module_type)
+        for table in sharder.tables(child)
+    ]
 
 
 def estimators_of(estimators: Sequence[ShardEstimator]) -> dict[str, Any]:

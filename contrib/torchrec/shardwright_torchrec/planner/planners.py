@@ -9,16 +9,18 @@ import shardwright as sw
 from shardwright_torchrec.parallel.constraints import bent
 from shardwright_torchrec.parallel.sharders import get_default_sharders
 from shardwright_torchrec.planner import partitioners, proposers
-from shardwright_torchrec.planner.enumerators import EmbeddingEnumerator, estimators_of
+from shardwright_torchrec.planner.enumerators import EmbeddingEnumerator, estimators_of, tables_of
 from shardwright_torchrec.planner.stats import NoopPerfModel
 from shardwright_torchrec.planner.types import (
     Enumerator,
     Partitioner,
     PerfModel,
     PlanDebugStats,
+    PlannerErrorType,
     Proposer,
     ShardingOption,
     Stats,
+    as_planner_error,
 )
 
 __all__ = ["EmbeddingShardingPlanner"]
@@ -78,12 +80,13 @@ class EmbeddingShardingPlanner(sw.EmbeddingShardingPlanner):
             debug=debug and stats is None,
             unknown_constraints="warn",
             storage_reservation=storage_reservation,
-            proposer=_proposers(proposer),
+            proposer=_proposers(_without_scaling(proposer)),
             partitioner=_plugin(partitioner, Partitioner, partitioners.OwnPartitioner),
             seconds=timeout_seconds,
-            **further,
+            **{"scale_up_caches": _scales(proposer), **further},
         )
-        self._told = {
+        self._told: dict[str, Any] = {
+            "topology": topology,
             "batch_size": batch_size,
             "storage_reservation": storage_reservation,
             "constraints": constraints,
@@ -92,15 +95,35 @@ class EmbeddingShardingPlanner(sw.EmbeddingShardingPlanner):
         }
 
     def plan(self, module: Any, sharders: Sequence[Any]) -> sw.ShardingPlan:
-        """Plan all tables of `module` that `sharders` can shard."""
-        return self._reported(super().plan(module, sharders), sharders)
+        """Plan all tables of `module` that `sharders` can shard; nothing without sharders.
+
+        Raises:
+            PlannerError: there is no plan.
+        """
+        if not sharders:
+            return sw.ShardingPlan({})
+        with as_planner_error(lambda: self._why(module, sharders)):
+            return self._reported(super().plan(module, sharders), sharders)
 
     def collective_plan(
         self, module: Any, sharders: Sequence[Any] | None = None, pg: Any = None, **further: Any
     ) -> sw.ShardingPlan:
-        """Plan on rank 0 and give every rank the same plan; TorchRec's two sharders by default."""
+        """Plan on rank 0 and give every rank the same plan; TorchRec's two sharders by default.
+
+        Raises:
+            PlannerError: there is no plan.
+        """
         sharders = get_default_sharders() if sharders is None else sharders
-        return self._reported(super().collective_plan(module, sharders, pg, **further), sharders)
+        with as_planner_error(lambda: self._why(module, sharders)):
+            return self._reported(super().collective_plan(module, sharders, pg, **further), sharders)
+
+    def _why(self, module: Any, sharders: Sequence[Any]) -> PlannerErrorType:
+        """The reason why there is no plan: the tables' weights alone are too much for all ranks, or anything else."""
+        topology = self._told["topology"]
+        weights = sum(table.weight_bytes for table in tables_of(module, sharders))
+        if topology is not None and weights > int(topology.capacity_bytes.sum()):
+            return PlannerErrorType.INSUFFICIENT_STORAGE
+        return PlannerErrorType.STRICT_CONSTRAINTS
 
     def _reported(self, plan: sw.ShardingPlan, sharders: Sequence[Any]) -> sw.ShardingPlan:
         """The plan, told to the script's reporters on the rank that made it."""
@@ -111,13 +134,12 @@ class EmbeddingShardingPlanner(sw.EmbeddingShardingPlanner):
         for stats in self._stats:
             stats.log(
                 sharding_plan=plan,
-                topology=space.topology,
                 num_proposals=result.num_proposals,
                 num_plans=result.num_placed,
                 run_time=self.report.seconds,
                 best_plan=best,
                 sharders=list(sharders),
-                **self._told,
+                **{**self._told, "topology": space.topology},
             )
         return plan
 
@@ -167,6 +189,20 @@ def _known(enumerator: Enumerator | None) -> EmbeddingEnumerator | None:
             "others write a shardwright.ShardingType; to offer fewer give ParameterConstraints"
         )
     return enumerator
+
+
+def _scales(asked: Any) -> bool:
+    """True if caches are to be scaled up."""
+    given = asked if isinstance(asked, list | tuple) else [asked]
+    return any(isinstance(one, proposers.EmbeddingOffloadScaleupProposer) for one in given)
+
+
+def _without_scaling(asked: Any) -> Any:
+    """The proposers beside the one that scales caches up; `None` without one, for the planner's own."""
+    if not _scales(asked):
+        return asked
+    given = asked if isinstance(asked, list | tuple) else [asked]
+    return [one for one in given if not _scales(one)] or None
 
 
 def _proposers(asked: Any) -> Any:

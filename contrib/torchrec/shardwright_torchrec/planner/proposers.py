@@ -14,6 +14,7 @@ from shardwright_torchrec.planner.types import Enumerator, Proposer, ShardingOpt
 
 __all__ = [
     "DynamicProgrammingProposer",
+    "EmbeddingOffloadScaleupProposer",
     "GreedyProposer",
     "GridSearchProposer",
     "OwnProposer",
@@ -115,6 +116,20 @@ class UniformProposer(_Listed):
             offered = [[option for option in own if option.sharding_type == kind] for own in tables]
             if all(offered):
                 yield [min(own, key=lambda option: _rate(option, self._use_depth)) for own in offered]
+
+
+class EmbeddingOffloadScaleupProposer(GreedyProposer):
+    """Stands for plans whose caches of rows on the device grow until it is full.
+
+    The planner that gets it plans with its other proposers, or as it does by default, and gives the memory that is left
+    to the caches (`scale_up_caches=True`). As a proposer by itself it does as `GreedyProposer`.
+
+    Args:
+        use_depth: options are rated by their slowest shard; else by all shards together.
+    """
+
+    def __init__(self, use_depth: bool = True) -> None:
+        super().__init__(use_depth)
 
 
 class GridSearchProposer(_Listed):

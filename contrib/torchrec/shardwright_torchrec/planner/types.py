@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -27,6 +28,7 @@ __all__ = [
     "ShardingOption",
     "Stats",
     "Storage",
+    "as_planner_error",
 ]
 
 
@@ -204,12 +206,32 @@ class PlannerErrorType(Enum):
     OTHER = "other"
 
 
-class PlannerError(sw.PlanningError):
-    """There is no plan, or a partitioner found no room."""
+class PlannerError(sw.NoPlanError):
+    """There is no plan, or a partitioner found no room.
+
+    Args:
+        message: the text.
+        error_type: the reason.
+    """
 
     def __init__(self, message: str, error_type: PlannerErrorType = PlannerErrorType.OTHER) -> None:
         super().__init__(message)
         self.error_type = error_type
+
+
+@contextmanager
+def as_planner_error(error_type: Callable[[], PlannerErrorType]) -> Iterator[None]:
+    """Raise a `PlannerError` for a `NoPlanError` of shardwright's.
+
+    Args:
+        error_type: gives the reason; asked if there is an error.
+    """
+    try:
+        yield
+    except PlannerError:
+        raise
+    except sw.NoPlanError as error:
+        raise PlannerError(str(error), error_type()) from error
 
 
 @dataclass

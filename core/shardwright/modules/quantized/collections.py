@@ -295,7 +295,7 @@ class QuantEmbeddingBagCollection(QuantizedCollection):
         if self._means:
             keys, lengths = features.keys(), features.lengths().view(-1, features.stride())
             for feature, columns in self._means:
-                sums[:, columns] /= lengths[keys.index(feature)].clamp(min=1).unsqueeze(1)
+                sums[:, columns] *= _inverse(lengths[keys.index(feature)])
         return sums.to(self.output_dtype)
 
     def _pooled(
@@ -312,7 +312,7 @@ class QuantEmbeddingBagCollection(QuantizedCollection):
         )
         if table.pooling is PoolingType.SUM:
             return sums
-        return sums / offsets.diff().clamp(min=1).unsqueeze(1)
+        return sums * _inverse(offsets.diff())
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
         """The tables' configurations, in order."""
@@ -380,6 +380,11 @@ class QuantEmbeddingCollection(QuantizedCollection):
     def is_weighted(self) -> bool:
         """False: sequences have no sums."""
         return False
+
+
+def _inverse(lengths: Tensor) -> Tensor:
+    """Factor of each bag's sum that makes it a mean, ``[B, 1]``: multiplied as sharded collections do it."""
+    return lengths.clamp(min=1).float().reciprocal().unsqueeze(1)
 
 
 _OUTPUTS = (DataType.FP32, DataType.FP16, DataType.BF16)

@@ -194,7 +194,7 @@ class Topology:
             UnknownNameError: no such device is known.
         """
         memory = dict(data.get("memory_bytes", {}))
-        if isinstance(data["compute_device"], list):
+        if isinstance(data["compute_device"], list) and CPU_TIER in memory:
             memory = _joined(memory)
         speeds = dict(data.get("memory_bandwidths_bytes_per_ms", {}))
         links = dict(data.get("link_bandwidths_bytes_per_ms", {}))
@@ -495,10 +495,8 @@ def _parted(capacities: Mapping[str, tuple[int, ...]], devices: Sequence[str]) -
 
 def _joined(memory: dict[str, Any]) -> dict[str, Any]:
     """The capacities of a document as the constructor takes them: what :func:`_parted` parted, joined again."""
-    own = memory.pop(CPU_TIER, None)
-    if own is None or "ddr" not in memory:
-        return memory
-    host, own = (value if isinstance(value, list) else [value] for value in (memory["ddr"], own))
+    both = (memory.get("ddr", 0), memory.pop(CPU_TIER))
+    host, own = (value if isinstance(value, list) else [value] for value in both)
     longest = max(len(host), len(own))
     host, own = (value * longest if len(value) == 1 else value for value in (host, own))
     return {**memory, "ddr": [one + other for one, other in zip(host, own, strict=False)]}

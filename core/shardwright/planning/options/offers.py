@@ -180,12 +180,13 @@ class Offers:
     def asked(self, table: TableSpec, rule: ParameterConstraints) -> ParameterConstraints:
         """Fill in what the offers leave to default in a table's constraints; one object for all that are equal.
 
-        A sharder that allows only sharding types which are offered to nobody who does not name them names them.
+        A sharder that allows a single sharding type names it, and one that allows only types which are offered to
+        nobody who does not name them names those.
         """
         if rule.sharding_types is None and table.allowed is not None:
             names = [name for name, _ in table.allowed]
             offered = [list(self.types)[code] for code in self.types_for(rule)]
-            if names and not set(names) & set(offered):
+            if len(names) == 1 or (names and not set(names) & set(offered)):
                 rule = attrs.evolve(rule, sharding_types=names)
         return self._filled(rule)
 

@@ -271,6 +271,6 @@ def _rank_of(block: Block, index: int, offset: int, case: Case) -> int:
 
 
 def shard_case(case: Case, env: ShardingEnv, module: nn.Module) -> Any:
-    """The case's module, sharded on one rank."""
+    """The case's module, sharded on one rank, on the environment's device."""
     sharder = case.sharder()
-    return sharder.shard(module, shardings_of(case, sharder.tables(module)), env, "cpu")
+    return sharder.shard(module, shardings_of(case, sharder.tables(module)), env, env.device_type)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from attrs import evolve, field, frozen
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from shardwright.optim.fused import spec_to_torch
 from shardwright.runtime.ranks.comm import EXCHANGE_EVENT
@@ -41,20 +42,27 @@ class RankResult:
     """This rank's own copies of what every rank has, and their optimizer state."""
 
 
-def train_simulated(case: Case) -> list[RankResult]:
-    """Train the case on simulated ranks."""
+def train_simulated(case: Case, device_type: str = "cpu") -> list[RankResult]:
+    """Train the case on simulated ranks.
+
+    Args:
+        case: case.
+        device_type: type of the device that the ranks share; results are on the CPU.
+    """
     module = case.module_to_shard()  # made once: its random numbers come from one generator for all threads
     return run_simulated(
         lambda env: train_rank(case, env, module, count_simulated(env)),
         case.world_size,
         local_world_size=case.local_world_size,
+        device_type=device_type,
     )
 
 
 def train_rank(
     case: Case, env: ShardingEnv, module: nn.Module, count: Callable[[Callable[[], Any]], int]
 ) -> RankResult:
-    """Train the sharded module on one rank for ``NUM_STEPS`` steps."""
+    """Train the sharded module on one rank for ``NUM_STEPS`` steps, on the environment's device."""
+    device = torch.device(env.device_type)
     sharded = shard_case(case, env, module)
     dense = [p for p in sharded.parameters() if not hasattr(p, "_in_backward_optimizers")]
     optimizer = spec_to_torch(sharder_spec(case), dense) if dense else None
@@ -63,9 +71,9 @@ def train_rank(
     first_rows = keys.born_rows(case, sharded) if case.has_keys else {}
 
     def step(number: int) -> None:
-        values = case.output(sharded(case.batch_to_shard(number, env.rank)))
-        outputs.append(values.detach().clone())
-        values.backward(case.gradient(number, env.rank, values))
+        values = case.output(sharded(_on(device, case.batch_to_shard(number, env.rank))))
+        outputs.append(values.detach().cpu().clone())
+        values.backward(case.gradient(number, env.rank, values).to(device))
 
     for number in range(NUM_STEPS):
         for parameter in dense:
@@ -79,7 +87,7 @@ def train_rank(
         outputs=outputs,
         first_weights=first_weights,
         weights=weights_of(case, sharded),
-        optimizer={"state": {}} if case.has_keys else sharded.fused_optimizer.state_dict(),
+        optimizer={"state": {}} if case.has_keys else _on_cpu(sharded.fused_optimizer.state_dict()),
         first_rows=first_rows,
         copies=[] if case.has_keys else copies_of(sharded),
         collectives=collectives,
@@ -90,7 +98,17 @@ def train_rank(
 def weights_of(case: Case, sharded: Any) -> dict[str, Tensor]:
     """The rows under the names of the unsharded module's state: of keys, what is looked up."""
     found: dict[str, Tensor] = keys.looked_up_rows(case, sharded) if case.has_keys else sharded.state_dict()
-    return found
+    return _on_cpu(found)
+
+
+def _on(device: torch.device, batch: KeyedJaggedTensor) -> KeyedJaggedTensor:
+    """The batch on a device; itself on the CPU."""
+    return batch if device.type == "cpu" else batch.to(device)
+
+
+def _on_cpu(values: Any) -> Any:
+    """The values with all their tensors on the CPU."""
+    return tree_map(lambda value: value.cpu() if isinstance(value, Tensor) else value, values)
 
 
 def copies_of(sharded: Any) -> list[Tensor]:
@@ -98,7 +116,7 @@ def copies_of(sharded: Any) -> list[Tensor]:
     executors = [executor for executor in sharded._engine.executors if isinstance(executor, ReplicatedTables)]
     pairs = [pair for executor in executors for pair in zip(executor.lookups, executor.groups, strict=True)]
     return [
-        value.detach().clone()
+        value.detach().cpu().clone()
         for lookup, group in pairs
         for block in range(len(group.blocks))
         for value in (lookup.weight(block), *lookup.optimizer_state(block).values())

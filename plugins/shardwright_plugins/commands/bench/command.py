@@ -54,6 +54,7 @@ def step(
     kernel: Annotated[
         str, typer.Option(help="Compute kernel of all tables; the planner's choice by default.")
     ] = "",
+    device: Annotated[str, typer.Option(help="Type of the ranks' devices, one a rank.")] = "cpu",
     beside: Annotated[
         str | None,
         typer.Option(
@@ -62,7 +63,7 @@ def step(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON, one object.")] = False,
 ) -> None:
-    """Time a training step of a sharded collection alone: fused row-wise Adagrad, one process a rank, on the CPU.
+    """Time a training step of a sharded collection alone: fused row-wise Adagrad, one process a rank.
 
     Ctrl-C ends it early; what was measured until then is shown.
     """
@@ -71,7 +72,7 @@ def step(
     from shardwright_plugins.commands.bench.step import StepSettings
     from shardwright_plugins.commands.bench.suite import Case, Suite, each_type
 
-    settings = StepSettings((), ranks, batch, tables, rows, dim, ids, steps, hosts, kernel)
+    settings = StepSettings((), ranks, batch, tables, rows, dim, ids, steps, hosts, kernel, device)
     if types is None:
         cases = each_type(settings, host().sharding_types.names)
     else:

@@ -72,27 +72,30 @@ class Ranks(Side):
 
     def measure(self, settings: StepSettings) -> Figures:  # noqa: D102 - described in the base class
         from shardwright.host import host
-        from shardwright_plugins.commands.bench.step import time_step
+        from shardwright_plugins.commands.bench.step import check_devices, time_step
 
         for name in settings.types:
             host().sharding_types.canonical(name)  # an unknown name costs no processes
+        check_devices(settings)
         try:
-            pool = self._pool_of(settings.ranks)
+            pool = self._pool_of(settings.ranks, settings.device)
             results = pool.run(time_step, settings.ranks, settings, timeout_s=TIMEOUT_S)
         finally:
             if not self.is_kept:
                 self.close()
         return Figures(**results[0])
 
-    def _pool_of(self, ranks: int) -> RankPool:
+    def _pool_of(self, ranks: int, device: str) -> RankPool:
         from shardwright.host import host
         from shardwright.testing.ranks import RankPool
 
         if self._pool is None:
             backends = host().comm_backends.entries.items()
-            backend = next((name for name, entry in backends if "cpu" in entry.item.devices), None)
+            backend = next((name for name, entry in backends if device in entry.item.devices), None)
             if backend is None:
-                raise DistributedError("no comm backend serves the device 'cpu': see `shardwright plugins`")
+                raise DistributedError(
+                    f"no comm backend serves the device {device!r}: see `shardwright plugins`"
+                )
             self._pool = RankPool(ranks, backend=backend, initializer=_leave_interrupts_to_the_parent)
         return self._pool
 

@@ -9,13 +9,14 @@ import torch
 import torch.distributed as dist
 from attrs import asdict, evolve, field, frozen
 
-from shardwright.errors import InvalidInputError
+from shardwright.errors import InvalidInputError, UnsupportedError
 from shardwright.modules.embedding_modules import EmbeddingBagCollection
 from shardwright.planning.documents.limits import MOST_PROCESSES
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.tables.constraints import ParameterConstraints
 from shardwright.planning.tables.spec import EmbeddingBagConfig
 from shardwright.runtime.ranks.counting import CollectiveCounter
+from shardwright.runtime.ranks.devices import has_accelerator, make_current
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.sharded.collections.sharders import EmbeddingBagCollectionSharder
 from shardwright.runtime.sharded.models.model_parallel import DistributedModelParallel
@@ -41,6 +42,7 @@ class StepSettings:
         steps: timed steps.
         hosts: number of hosts that the ranks pretend to be on, in equal parts.
         kernel: compute kernel of all tables; empty: the planner's choice.
+        device: type of the ranks' devices, one a rank.
 
     Raises:
         InvalidInputError: there are too many ranks, or they do not divide into the hosts.
@@ -56,6 +58,7 @@ class StepSettings:
     steps: int
     hosts: int = field(default=1)
     kernel: str = ""
+    device: str = "cpu"
 
     @ranks.validator
     def _few(self, attribute: object, value: int) -> None:
@@ -74,9 +77,10 @@ class StepSettings:
         return evolve(self, types=tuple(name.strip() for name in types.split(",")))
 
     def options(self) -> list[str]:
-        """Return command-line options; ``--hosts`` and ``--kernel`` only if asked for: others may not know them."""
+        """Return command-line options; those that other programs may not know only if they were asked for."""
         values = {**asdict(self), "types": ",".join(self.types)}
         unknown = ["hosts"] * (self.hosts == 1) + ["kernel"] * (not self.kernel)
+        unknown += ["device"] * (self.device == "cpu")
         for name in unknown:
             del values[name]
         return [word for name, value in values.items() for word in (f"--{name}", str(value))]
@@ -89,11 +93,13 @@ def time_step(settings: StepSettings) -> dict[str, Any]:
         ``{"median_ms", "min_ms", "collectives"}`` of this rank; every step begins at a barrier.
     """
     model = bench_model(settings)
-    batches = [bench_batch(settings, number) for number in range(_NUM_BATCHES)]
-    gradient = torch.rand(settings.batch, settings.tables * settings.dim)
+    batches = [bench_batch(settings, number).to(model.device) for number in range(_NUM_BATCHES)]
+    gradient = torch.rand(settings.batch, settings.tables * settings.dim).to(model.device)
 
     def step(number: int) -> None:
         model(batches[number % _NUM_BATCHES]).values().backward(gradient)
+        if model.device.type != "cpu":
+            torch.accelerator.synchronize()
 
     for number in range(_NUM_BATCHES):
         step(number)
@@ -133,7 +139,9 @@ def bench_model(settings: StepSettings) -> DistributedModelParallel:
     module = EmbeddingBagCollection(configs, device="meta")
     optimizer = {"optimizer": "row_wise_adagrad", "learning_rate": 0.02, "eps": 1e-8}
     sharders = [EmbeddingBagCollectionSharder(fused_params=optimizer)]
-    env = evolve(ShardingEnv.from_process_group(), local_world_size=settings.ranks // settings.hosts)
+    device = _device_of_rank(settings)
+    env = ShardingEnv.from_process_group(device_type=settings.device)
+    env = evolve(env, local_world_size=settings.ranks // settings.hosts)
     topology = Topology(
         world_size=env.world_size, compute_device=env.device_type, local_world_size=env.local_world_size
     )
@@ -141,7 +149,36 @@ def bench_model(settings: StepSettings) -> DistributedModelParallel:
         topology=topology, constraints=constraints, batch_size=settings.batch, storage_reservation=0.0
     )
     plan = planner.collective_plan(module, sharders, env.process_group)
-    return DistributedModelParallel(module, env=env, plan=plan, sharders=sharders)
+    return DistributedModelParallel(module, env=env, device=device, plan=plan, sharders=sharders)
+
+
+def check_devices(settings: StepSettings) -> None:
+    """Check that each rank can have a device of its own.
+
+    Raises:
+        UnsupportedError: there are fewer devices of the type than ranks.
+    """
+    if settings.device == "cpu":
+        return
+    count = torch.accelerator.device_count() if has_accelerator(settings.device) else 0
+    if not count:
+        raise UnsupportedError(
+            f"torch sees no device of type {settings.device!r} here: leave --device out to time the CPU"
+        )
+    if count < settings.ranks:
+        raise UnsupportedError(
+            f"{settings.ranks} ranks need a device each, and torch sees {count} of type {settings.device!r} here: give "
+            f"--ranks {count}"
+        )
+
+
+def _device_of_rank(settings: StepSettings) -> torch.device:
+    """This rank's own device, which becomes the current one."""
+    if settings.device == "cpu":
+        return torch.device("cpu")
+    device = torch.device(settings.device, dist.get_rank())
+    make_current(device)
+    return device
 
 
 def bench_batch(settings: StepSettings, number: int) -> KeyedJaggedTensor:

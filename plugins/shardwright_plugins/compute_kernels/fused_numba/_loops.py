@@ -38,8 +38,9 @@ _STEPS = ((4 * _LINE, _LINE), (_LINE, _LINE), (4, 4), (1, 1))  # columns at once
 _DIGIT_BITS = 11  # of a radix sort, at most: counts of all digits stay in the first cache
 _ROW_SHIFT = 32  # of a sort key: the row above, the number of the id below
 
-# Sums may be made in any order and with fused multiply-adds, so that they use vector registers.
-_OPTIONS = {"nogil": True, "fastmath": {"reassoc", "contract", "nsz"}}
+# Sums may be made in any order and with fused multiply-adds, so that they use vector registers. Divisions by zero give
+# infinities, as they do in torch; a test for each would forbid vector instructions.
+_OPTIONS = {"nogil": True, "fastmath": {"reassoc", "contract", "nsz"}, "error_model": "numpy"}
 
 
 def _compiled(function: Any) -> Any:

@@ -23,13 +23,10 @@ from numba.extending import overload
 from shardwright.contracts.optimizer import ELEMENT, ROW, WEIGHTS, RowRule
 from shardwright_plugins.compute_kernels.fused_numba import _loops as loops
 
-# Divisions by zero give infinities, as they do in torch; a test for each would forbid vector instructions.
-_OPTIONS = {**loops._OPTIONS, "error_model": "numpy"}
-
 
 def _compiled(function: Any) -> Any:
     """Compile a function on first use, in this process."""
-    return njit(**_OPTIONS)(function)
+    return njit(**loops._OPTIONS)(function)
 
 
 def _functions() -> ModuleType:

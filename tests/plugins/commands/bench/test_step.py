@@ -7,8 +7,12 @@ from collections.abc import Iterator
 import pytest
 import torch
 import torch.distributed as dist
+from attrs import evolve
 
 from shardwright import EmbeddingBagCollection, EmbeddingBagConfig, RowWiseAdagrad
+from shardwright.errors import UnsupportedError
+from shardwright_plugins.commands.bench import step
+from shardwright_plugins.commands.bench.sides import Ranks
 from shardwright_plugins.commands.bench.step import StepSettings, bench_batch, bench_model
 
 STEP = StepSettings(("table_wise", "row_wise"), ranks=1, batch=4, tables=3, rows=20, dim=8, ids=2, steps=1)
@@ -19,6 +23,28 @@ def group_of_one() -> Iterator[None]:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("count", "told"),
+    [(0, "sees no device of type 'cuda' here"), (1, r"sees 1 of type 'cuda' here: give --ranks 1")],
+)
+def test_ranks_without_a_device_each_are_refused_before_they_start(
+    monkeypatch: pytest.MonkeyPatch, count: int, told: str
+) -> None:
+    monkeypatch.setattr(step, "has_accelerator", lambda _: count > 0)
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: count)
+    with pytest.raises(UnsupportedError, match=told):
+        Ranks().measure(evolve(STEP, ranks=2, device="cuda"))
+
+
+@pytest.mark.gpu
+def test_bench_step_on_cuda_times_a_kernel() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    figures = Ranks().measure(evolve(STEP, device="cuda", kernel="fused_triton", dim=16))
+    assert figures.min_ms > 0
+    assert figures.collectives is not None
 
 
 @pytest.mark.usefixtures("group_of_one")

@@ -6,7 +6,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
 from attrs import frozen
@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from shardwright.errors import DistributedError, UnsupportedError
 from shardwright.modules.embedding_modules import TableCollection
+from shardwright.modules.quantized.collections import QuantizedCollection
 from shardwright.optim.fused import optimizer_spec_of
 from shardwright.planning.plan.plan import ParameterSharding
 from shardwright.planning.tables.optimizers import STILL
@@ -84,7 +85,11 @@ class ShardedCollection(nn.Module, ABC):
     Attributes:
         inputs_ahead: the exchanges of ids that were begun before the forward passes to come; a pipeline's, while it
             makes them.
+        output_dtype: dtype of the outputs.
     """
+
+    table_class: ClassVar[type[ShardedTable]] = ShardedTable
+    output_dtype: torch.dtype = torch.float32
 
     def __init__(self, inputs: ShardingInputs, *, tables_name: str) -> None:
         super().__init__()
@@ -118,7 +123,9 @@ class ShardedCollection(nn.Module, ABC):
         for spec in inputs.specs:
             own = local.get(spec.name, [])
             state = TableState(spec, inputs.params[spec.name], own, inputs.env.communicator, inputs.device)
-            self._tables[spec.name] = ShardedTable(state, engine.lookups, engine.kept).train(self.training)
+            self._tables[spec.name] = self.table_class(state, engine.lookups, engine.kept).train(
+                self.training
+            )
         self.add_module(self._tables_name, nn.ModuleDict(self._tables))
         # Those that the kernels update here; listed once, since each batch begins with a look at them.
         self._updated = [
@@ -479,7 +486,7 @@ _Sharded = TypeVar("_Sharded", bound=ShardedCollection)
 def shard_collection(
     kind: type[_Sharded],
     sharder: ModuleSharder,
-    module: TableCollection,
+    module: TableCollection | QuantizedCollection,
     params: Mapping[str, ParameterSharding],
     env: ShardingEnv,
     device: torch.device | str | None,
@@ -493,5 +500,5 @@ def shard_collection(
         place = device_of_rank(env, device)
         inputs = ShardingInputs(module.tables, specs, params, env, place, is_weighted, sharder.input_checks)
         sharded = kind(inputs)  # type: ignore[call-arg]
-        sharded.take_weights(module)
+        sharded.take_weights(module)  # type: ignore[arg-type]  # each takes its own kind
         return sharded

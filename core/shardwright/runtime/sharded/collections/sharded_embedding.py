@@ -62,7 +62,7 @@ class ShardedEmbeddingCollection(ShardedCollection):
     def _jagged(self, step: EngineStep, values: Sequence[Tensor]) -> dict[str, JaggedTensor]:
         return {
             output.name: JaggedTensor(
-                values=rows,
+                values=rows.to(self.output_dtype),
                 lengths=sent_to(rows.device, step.batch.lengths_of(output.feature)),
                 weights=sent_to(rows.device, step.batch.ids[output.feature]) if self.need_indices else None,
             )

@@ -56,7 +56,9 @@ class ShardedEmbeddingBagCollection(ShardedCollection):
     def output_dist(self, step: EngineStep) -> LazyAwaitable[KeyedTensor]:
         """The results in order, waited for on first use."""
         outputs = step.promise()
-        return LazyCall(lambda: KeyedTensor(self.embedding_names(), self._dims, outputs()[0]))
+        return LazyCall(
+            lambda: KeyedTensor(self.embedding_names(), self._dims, outputs()[0].to(self.output_dtype))
+        )
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
         """The tables' configurations."""

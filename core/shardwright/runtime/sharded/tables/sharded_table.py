@@ -53,8 +53,10 @@ class ShardedTable(nn.Module):
         for number, local in enumerate(state.local):
             lookup = self._lookups[local.lookup]
             parameters = lookup.parameters()
-            parameter = parameters[local.index] if parameters else nn.Parameter(lookup.weight(local.index))
-            if not parameters:
+            if parameters:
+                parameter = parameters[local.index]
+            else:
+                parameter = nn.Parameter(lookup.weight(local.index), requires_grad=not state.table.is_frozen)
                 parameter._in_backward_optimizers = [lookup]  # type: ignore[attr-defined]  # as torch marks them
             if state.table.is_frozen:
                 parameter.requires_grad_(False)

@@ -91,7 +91,7 @@ class TableState:
             piece = self._piece(mine.get(_place(block)), block, values, columns, dtype)
             assert block.rank is not None  # the plan's validator
             self.communicator.broadcast(piece, block.rank)
-            whole[_row_index(block), _columns(block, columns)] = piece.to(whole.device)
+            whole[row_index(block), _columns(block, columns)] = piece.to(whole.device)
         return whole
 
     @property
@@ -222,7 +222,7 @@ class TableState:
             rows, span = rows_of(local), _columns(local.block, columns)
             with torch.no_grad():
                 if rows is None:
-                    target(local).copy_(whole[_row_index(local.block), span])
+                    target(local).copy_(whole[row_index(local.block), span])
                 else:
                     own, here = target(local), rows >= 0
                     own[here] = whole[rows[here], span].to(own.device, own.dtype)
@@ -233,7 +233,8 @@ def _place(block: Block) -> tuple[int, int, int | None]:
     return block.rows.index, block.columns.start, block.rank
 
 
-def _row_index(block: Block) -> slice | Tensor:
+def row_index(block: Block) -> slice | Tensor:
+    """The rows of the table that a block has."""
     rows = block.rows.rows
     return rows if isinstance(rows, slice) else torch.as_tensor(rows)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.distributed import device_ranks
+from tests.distributed.failures import device_ranks
 from tests.distributed.failures.faults import VICTIM
 
 from shardwright.testing.ranks import RankError, RankPool

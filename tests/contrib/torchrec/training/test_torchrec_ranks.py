@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from tests.contrib.torchrec import workers
+from tests.contrib.torchrec.training import workers
 
 from shardwright.testing import RankPool
 
@@ -34,6 +34,19 @@ def test_ranks_add_up_their_samples_and_keep_their_own(pool: RankPool) -> None:
 
 
 @pytest.mark.distributed
+def test_maps_of_ranks_are_those_of_one_process(pool: RankPool) -> None:
+    found = pool.run(workers.map_ids, 2)
+    maps = workers.mapped_model()["mc"].get_submodule("_managed_collision_collection")
+    torch.manual_seed(0)  # the draws of rank 0
+    for step in range(workers.ZCH_STEPS):
+        maps(workers.mapped_batch(step, 0, 1))
+    for own in found:
+        for name, value in maps.state_dict().items():
+            assert torch.equal(own[name], value), name
+
+
+@pytest.mark.distributed
+@pytest.mark.slow
 def test_sharded_maps_and_tables_are_those_of_one_process(pool: RankPool) -> None:
     (pooled, maps, tables), (others, other_maps, _) = pool.run(workers.train_mapped, 2)
     torch.manual_seed(0)  # the draws of rank 0
@@ -51,3 +64,17 @@ def test_sharded_maps_and_tables_are_those_of_one_process(pool: RankPool) -> Non
         assert torch.equal(value, model.state_dict()[name]), name
     for name, value in model.state_dict().items():
         torch.testing.assert_close(tables[name], value)
+
+
+@pytest.mark.distributed
+def test_one_rank_answers_for_all(pool: RankPool) -> None:
+    first, second = pool.run(workers.lead, 2)
+    assert first["result"] == second["result"] == "of 1"
+    assert first["error"] == "ValueError: no such file"
+    assert second["error"] == "DistributedError: fail_on_leader failed on rank 0: ValueError: no such file"
+    assert (first["groups"], second["groups"]) == ([[0], [0, 1]], [[1], [0, 1]])
+    assert first["again"]
+    assert second["again"]
+    assert first["whole"] == {"w": [[0.0] * 3] * 2 + [[1.0] * 3] * 2, "b": [1.0, 1.0]}
+    assert second["whole"] == {"w": [[0.0] * 3] * 4, "b": [1.0, 1.0]}  # sharded ones are whole on rank 0
+    assert first["keys"] == ["b", "of 0", "of 1"]

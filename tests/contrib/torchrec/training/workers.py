@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import os
+from typing import Any
+
 import torch
 import torch.distributed as dist
+from shardwright_torchrec.distributed.collective_utils import (
+    invoke_on_rank_and_broadcast_result,
+    run_on_leader,
+)
+from shardwright_torchrec.distributed.comm import intra_and_cross_node_pg
+from shardwright_torchrec.inference.state_dict_transform import (
+    state_dict_all_gather_keys,
+    state_dict_gather,
+    state_dict_to_device,
+)
 from shardwright_torchrec.metrics.config import MetricsConfig, RecMetricDef, RecMetricEnum, RecTaskInfo
 from shardwright_torchrec.metrics.metric_module import RecMetricModule, generate_metric_module
 from shardwright_torchrec.modules.configs import EmbeddingBagConfig
 from shardwright_torchrec.modules.managed_collisions.embedding import ManagedCollisionEmbeddingBagCollection
+from shardwright_torchrec.modules.managed_collisions.joined import join_maps
 from shardwright_torchrec.modules.managed_collisions.maps import (
     ManagedCollisionCollection,
     MCHManagedCollisionModule,
@@ -19,6 +33,7 @@ from shardwright_torchrec.modules.managed_collisions.policies import (
 from shardwright_torchrec.parallel.model_parallel import DistributedModelParallel
 from shardwright_torchrec.parallel.sharders import EmbeddingBagCollectionSharder
 from shardwright_torchrec.planner.planners import EmbeddingShardingPlanner
+from torch.distributed._shard.sharded_tensor import Shard, init_from_local_shards
 
 import shardwright as sw
 
@@ -61,6 +76,33 @@ def measure() -> tuple[dict[str, float], dict[str, float]]:
     return tuple({name: float(value) for name, value in values.items()} for values in (together, own))
 
 
+def fail_on_leader() -> int:
+    raise ValueError("no such file")
+
+
+def lead() -> dict[str, Any]:
+    """Results of one rank for all, groups of hosts, and whole tensors of shards."""
+    rank, world = dist.get_rank(), dist.group.WORLD
+    assert world is not None
+    seen: dict[str, Any] = {"result": invoke_on_rank_and_broadcast_result(world, 1, lambda: f"of {rank}")}
+    try:
+        run_on_leader(world, 0)(fail_on_leader)()
+    except (ValueError, sw.DistributedError) as error:
+        seen["error"] = f"{type(error).__name__}: {error}"
+    os.environ["LOCAL_WORLD_SIZE"] = "1"
+    own, across = intra_and_cross_node_pg()
+    seen["groups"] = [dist.get_process_group_ranks(one) for one in (own, across)]
+    seen["again"] = intra_and_cross_node_pg() == (own, across)
+    del os.environ["LOCAL_WORLD_SIZE"]
+    shards = [Shard.from_tensor_and_offsets(torch.full((2, 3), float(rank)), [2 * rank, 0], rank)]
+    state = {"w": init_from_local_shards(shards, 4, 3), "b": torch.ones(2)}
+    whole = {"w": torch.zeros(4, 3), "b": torch.zeros(2)}
+    state_dict_gather(state_dict_to_device(state, world, torch.device("cpu")), whole)
+    seen["whole"] = {name: value.tolist() for name, value in whole.items()}
+    seen["keys"] = state_dict_all_gather_keys({f"of {rank}": state["b"], "b": state["b"]}, world)
+    return seen
+
+
 ZCH_ROWS, ZCH_STEPS, TABLES = 12, 6, ("a", "b")
 
 
@@ -99,6 +141,16 @@ def mapped_batch(step: int, *ranks: int) -> sw.KeyedJaggedTensor:
     return sw.KeyedJaggedTensor(
         keys=[f"f_{name}" for name in TABLES], values=torch.cat(ids), lengths=torch.cat(lengths)
     )
+
+
+def map_ids() -> dict[str, torch.Tensor]:
+    """Map ids of this rank's batches; the maps afterwards."""
+    maps = mapped_model()["mc"].get_submodule("_managed_collision_collection")
+    join_maps(maps, dist.group.WORLD)
+    torch.manual_seed(dist.get_rank())  # filters that draw must agree all the same
+    for step in range(ZCH_STEPS):
+        maps(mapped_batch(step, dist.get_rank()))
+    return maps.state_dict()
 
 
 def train_mapped() -> tuple[list[torch.Tensor], dict[str, torch.Tensor], dict[str, torch.Tensor]]:

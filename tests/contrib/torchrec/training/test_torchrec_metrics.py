@@ -40,7 +40,7 @@ from sklearn.metrics import (
     recall_score,
     roc_auc_score,
 )
-from tests.contrib.torchrec import workers
+from tests.contrib.torchrec.training import workers
 
 import shardwright as sw
 
@@ -239,7 +239,11 @@ def test_other_numbers_and_intervals() -> None:
         module.update({})
         due.append(module.should_compute())
     assert due == [False, True, False]
-    assert module.compute()["learning_rate"] == 0.5
+    values, told = module.compute(), []
+    values.subscribe(told.append)
+    assert values.resolve() == told[0] == values
+    assert values.is_resolved()
+    assert values["learning_rate"] == 0.5
     with pytest.raises(sw.UnsupportedError, match="compute_interval_steps"):
         RecMetricModule(8, 1, min_compute_interval=1.0)
 

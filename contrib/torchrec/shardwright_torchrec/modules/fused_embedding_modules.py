@@ -1,0 +1,104 @@
+"""Embedding collections that are built with the optimizer of their backward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+import shardwright as sw
+from shardwright_torchrec.optim.fused import InBackwardOptimizer
+
+__all__ = ["FusedEmbeddingBagCollection", "FusedEmbeddingCollection"]
+
+
+def _refuse_location(location: Any) -> None:
+    if location is not None:
+        raise sw.UnsupportedError(
+            f"location={location!r}: tables of an unsharded module are where its device says; shard it to place them"
+        )
+
+
+class FusedEmbeddingBagCollection(sw.EmbeddingBagCollection):
+    """An `EmbeddingBagCollection` whose tables are updated in the backward pass; sharders read their optimizer.
+
+    Args:
+        tables: configurations.
+        optimizer_type: class of the optimizer.
+        optimizer_kwargs: its arguments, `{"lr": 0.02}`.
+        is_weighted: ids have weights.
+        device: device of the tables.
+        location: must be `None`.
+
+    Raises:
+        UnsupportedError: a location is given.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[sw.EmbeddingBagConfig],
+        optimizer_type: type[torch.optim.Optimizer],
+        optimizer_kwargs: Mapping[str, Any],
+        is_weighted: bool = False,
+        device: torch.device | None = None,
+        location: Any = None,
+    ) -> None:
+        _refuse_location(location)
+        super().__init__(tables, is_weighted, device)
+        self._optimizer_type, self._optimizer_kwargs = optimizer_type, dict(optimizer_kwargs)
+        sw.apply_optimizer_in_backward(optimizer_type, self.parameters(), optimizer_kwargs)
+
+    def optimizer_type(self) -> type[torch.optim.Optimizer]:
+        """Class of the optimizer."""
+        return self._optimizer_type
+
+    def optimizer_kwargs(self) -> dict[str, Any]:
+        """Arguments of the optimizer."""
+        return self._optimizer_kwargs
+
+    def fused_optimizer(self) -> sw.KeyedOptimizer:
+        """The optimizers of all tables as one, by the names of the parameters."""
+        return InBackwardOptimizer(dict(self.named_parameters()))
+
+
+class FusedEmbeddingCollection(sw.EmbeddingCollection):
+    """An `EmbeddingCollection` whose tables are updated in the backward pass; sharders read their optimizer.
+
+    Args:
+        tables: configurations.
+        optimizer_type: class of the optimizer.
+        optimizer_kwargs: its arguments, `{"lr": 0.02}`.
+        device: device of the tables.
+        need_indices: give the ids beside the rows.
+        location: must be `None`.
+
+    Raises:
+        UnsupportedError: a location is given.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[sw.EmbeddingConfig],
+        optimizer_type: type[torch.optim.Optimizer],
+        optimizer_kwargs: Mapping[str, Any],
+        device: torch.device | None = None,
+        need_indices: bool = False,
+        location: Any = None,
+    ) -> None:
+        _refuse_location(location)
+        super().__init__(tables, device, need_indices)
+        self._optimizer_type, self._optimizer_kwargs = optimizer_type, dict(optimizer_kwargs)
+        sw.apply_optimizer_in_backward(optimizer_type, self.parameters(), optimizer_kwargs)
+
+    def optimizer_type(self) -> type[torch.optim.Optimizer]:
+        """Class of the optimizer."""
+        return self._optimizer_type
+
+    def optimizer_kwargs(self) -> dict[str, Any]:
+        """Arguments of the optimizer."""
+        return self._optimizer_kwargs
+
+    def fused_optimizer(self) -> sw.KeyedOptimizer:
+        """The optimizers of all tables as one, by the names of the parameters."""
+        return InBackwardOptimizer(dict(self.named_parameters()))

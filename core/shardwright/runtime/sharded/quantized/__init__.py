@@ -1,0 +1,1 @@
+"""Quantised collections over many ranks, or over the devices of one process."""

@@ -1,0 +1,62 @@
+"""The script that measures shardwright by TorchRec's unit tests."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+SCRIPT = Path(__file__).parents[3] / "contrib" / "torchrec" / "torchrec_tests.py"
+
+TESTS = """
+import unittest
+from torchrec import EmbeddingBagConfig, KeyedJaggedTensor
+from torchrec.sparse.jagged_tensor import NotHere, _own
+
+class Child(NotHere):
+    pass
+
+class OfBatches(unittest.TestCase):
+    def test_passes(self): self.assertEqual(KeyedJaggedTensor.empty().keys(), [])
+    def test_name(self): NotHere()
+    def test_signature(self): KeyedJaggedTensor.empty(of=1)
+    def test_behaviour(self): self.assertEqual(KeyedJaggedTensor.empty().keys(), ["a"])
+    def test_attribute(self): KeyedJaggedTensor.empty()._values
+    def test_import(self): _own
+"""
+
+
+@pytest.fixture(scope="module")
+def ruler() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("torchrec_tests", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["torchrec_tests"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_each_test_falls_into_its_class(ruler: ModuleType, tmp_path: Path) -> None:
+    file = tmp_path / "test_batches.py"
+    file.write_text(TESTS)
+    found = ruler.outcomes(sys.executable, file, tmp_path, 100)
+    internal = ruler.internal_tests(TESTS)
+    assert internal == {"OfBatches.test_attribute", "OfBatches.test_import"}
+    assert {
+        name.partition("_")[2]: ruler.kind(error) for name, error in found.items() if name not in internal
+    } == {
+        "passes": ruler.PASSES,
+        "name": ruler.ABSENT,
+        "signature": ruler.SIGNATURE,
+        "behaviour": ruler.BEHAVIOUR,
+    }
+
+
+def test_file_that_takes_too_long_has_no_outcomes(ruler: ModuleType, tmp_path: Path) -> None:
+    file = tmp_path / "test_slow.py"
+    file.write_text("import time; time.sleep(100)")
+    assert ruler.outcomes(sys.executable, file, None, 0.5) == {}

@@ -1,0 +1,145 @@
+"""Sharded quantised collections equal the unsharded one: to the last bit wherever rows are whole on a rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import shardwright as sw
+from shardwright.testing import run_simulated
+
+KINDS = [
+    "table_wise",
+    "column_wise",
+    "table_column_wise",
+    "data_parallel",
+    "row_wise",
+    "table_row_wise",
+    "grid_shard",
+]
+PARTIAL = {"row_wise", "table_row_wise", "grid_shard"}
+"""Types whose ranks send partial sums, which are added up in another order."""
+SHAPES = {"a": (23, 32, ["f", "g"]), "b": (16, 32, ["f"]), "c": (5, 16, ["h"])}
+
+
+def collection(pooling: str, *, is_weighted: bool = False) -> Any:
+    torch.manual_seed(3)
+    common: list[Any] = [
+        {"name": name, "num_embeddings": rows, "embedding_dim": dim, "feature_names": features}
+        for name, (rows, dim, features) in SHAPES.items()
+    ]
+    if pooling == "NONE":
+        return sw.EmbeddingCollection([sw.EmbeddingConfig(**one) for one in common], need_indices=True)
+    return sw.EmbeddingBagCollection(
+        [sw.EmbeddingBagConfig(pooling=pooling, **one) for one in common], is_weighted=is_weighted
+    )
+
+
+def batch(rank: int) -> sw.KeyedJaggedTensor:
+    generator = torch.Generator().manual_seed(rank)
+    size = 4 + rank
+    lengths = torch.randint(0, 7, (3, size), generator=generator)
+    ids = [
+        torch.randint(most, (int(own.sum()),), generator=generator)
+        for most, own in zip((16, 23, 5), lengths, strict=True)
+    ]
+    values = torch.cat(ids)
+    weights = torch.rand(len(values), generator=generator)
+    return sw.KeyedJaggedTensor(["f", "g", "h"], values, weights, lengths.flatten().int())
+
+
+def outputs(found: Any) -> torch.Tensor:
+    found = found.wait() if isinstance(found, sw.LazyAwaitable) else found
+    if isinstance(found, dict):
+        return torch.cat([found[name].values().flatten() for name in sorted(found)])
+    kept: torch.Tensor = found.values()
+    return kept
+
+
+def plan_of(model: Any, kind: str, world_size: int, kernel: str) -> sw.ShardingPlan:
+    """A plan of each table by one sharding type, blocks dealt to ranks in turn."""
+    topology = sw.Topology(world_size=world_size, local_world_size=min(2, world_size), compute_device="cpu")
+    rules = {"*": sw.ParameterConstraints(sharding_types=[kind], compute_kernels=[kernel], min_partition=4)}
+    planner = sw.EmbeddingShardingPlanner(topology=topology, constraints=rules)
+    return planner.plan(model, sharders_of())
+
+
+def sharders_of() -> list[Any]:
+    return [sw.QuantEmbeddingBagCollectionSharder(), sw.QuantEmbeddingCollectionSharder()]
+
+
+def sharded(env: sw.ShardingEnv, model: Any, plan: sw.ShardingPlan) -> Any:
+    import copy
+
+    return sw.DistributedModelParallel(copy.deepcopy(model), env=env, plan=plan, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("pooling", "is_weighted"), [("SUM", False), ("MEAN", False), ("SUM", True), ("NONE", False)]
+)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kernel", ["quant_numba", pytest.param("quant_torch", marks=pytest.mark.slow)])
+def test_sharded_equals_unsharded(kind: str, pooling: str, is_weighted: bool, kernel: str) -> None:
+    quantised = sw.quantize_embeddings(
+        collection(pooling, is_weighted=is_weighted), "INT8", per_table={"b": "INT4", "c": "FP8"}
+    )
+    plan = plan_of(torch.nn.Sequential(quantised), kind, 4, kernel)
+    assert {own.sharding_type for own in plan.plan["0"].values()} == {kind}
+
+    def on_rank(env: sw.ShardingEnv) -> None:
+        model = sharded(env, torch.nn.Sequential(quantised), plan)
+        with torch.no_grad():
+            found = outputs(model(batch(env.rank)))
+        wanted = outputs(quantised(batch(env.rank)))
+        assert not found.requires_grad
+        if kind in PARTIAL and pooling != "NONE":
+            torch.testing.assert_close(found, wanted, rtol=2e-6, atol=2e-6)
+        else:
+            assert torch.equal(found, wanted)
+
+    run_simulated(on_rank, 4, local_world_size=2)
+
+
+@pytest.mark.parametrize("kind", ["column_wise", "row_wise", "data_parallel"])
+@pytest.mark.parametrize("precision", ["INT8", "INT4", "INT2", "FP8", "FP16"])
+def test_state_dict_is_the_unsharded_ones_and_loads(kind: str, precision: str) -> None:
+    quantised = sw.quantize_embeddings(collection("SUM"), precision, output_dtype="FP16")
+    plan = plan_of(torch.nn.Sequential(quantised), kind, 2, "quant_torch")
+    wanted = torch.nn.Sequential(quantised).state_dict()
+
+    def on_rank(env: sw.ShardingEnv) -> None:
+        model = sharded(env, torch.nn.Sequential(quantised), plan)
+        found = model.state_dict()
+        assert list(found) == list(wanted)
+        assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+        empty = sharded(env, torch.nn.Sequential(type(quantised)(quantised.tables, device="meta")), plan)
+        with torch.no_grad():
+            assert not outputs(empty(batch(env.rank))).any()
+            empty.load_state_dict(wanted)
+            assert torch.equal(outputs(empty(batch(env.rank))).half(), outputs(model(batch(env.rank))))
+        assert outputs(model(batch(env.rank))).dtype == torch.float16
+        alone = model.module[0].unshard()
+        assert isinstance(alone, sw.QuantEmbeddingBagCollection)
+        assert torch.equal(outputs(alone(batch(3))), outputs(quantised(batch(3))))
+        assert not any(parameter.requires_grad for parameter in model.parameters())
+
+    run_simulated(on_rank, 2)
+
+
+def test_what_sharded_quantised_collections_do_not_do_raises() -> None:
+    quantised = sw.quantize_embeddings(collection("SUM"))
+    plan = plan_of(torch.nn.Sequential(quantised), "table_wise", 1, "quant_torch")
+    model = sharded(sw.ShardingEnv.local(device_type="cpu"), torch.nn.Sequential(quantised), plan)
+    with pytest.raises(sw.UnsupportedError, match="is quantised: its rows are saved whole"):
+        model.module[0].sharded_state_dict()
+    with pytest.raises(sw.UnsupportedError, match="shard the unsharded model by the new one"):
+        model.module[0].reshard(plan.plan["0"])
+    with pytest.raises(RuntimeError, match=r"is torch.uint8 \[1, 1\], not uint8 \[23, 36\]"):
+        model.load_state_dict(
+            {**model.state_dict(), "0.embedding_bags.a.weight": torch.zeros(1, 1, dtype=torch.uint8)}
+        )
+    wrong = sw.KeyedJaggedTensor.from_lists({"f": [[16]], "g": [[1]], "h": [[1]]})
+    with pytest.raises(sw.InvalidInputError, match="16"):
+        outputs(model(wrong))

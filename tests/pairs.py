@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import pytest
 
@@ -23,6 +23,14 @@ def pairwise(combinations: Iterable[tuple[object, ...]]) -> list[object]:
     return [
         pytest.param(*combination, marks=() if combination in quick else pytest.mark.slow)
         for combination in every
+    ]
+
+
+def in_turns(few: Sequence[object], many: Sequence[object]) -> list[object]:
+    """Values for `parametrize` of two names: all combinations; in each run each of ``many`` once, ``few`` in turns."""
+    return [
+        pytest.param(one, other, marks=() if (first + second) % len(few) == 0 else pytest.mark.slow)
+        for (first, one), (second, other) in itertools.product(enumerate(few), enumerate(many))
     ]
 
 

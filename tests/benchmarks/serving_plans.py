@@ -1,6 +1,6 @@
 """Plans for serving by estimated and by measured latency: real ranks over gloo, one thread each, lookups only.
 
-    python -m tests.benchmarks.serving_plans [--rounds 5] [--batches 20]
+    python -m tests.benchmarks.serving_plans [--data-type INT8] [--rounds 5] [--batches 20]
 
 Each plan is that of the planner under other constraints. All plans of a round are timed in turn; of each the least time
 of all rounds is kept. A batch's time is that of the slower rank, from a barrier to the last result.
@@ -29,6 +29,7 @@ ROWS = {"big": 200_000, "hot": 1_000}
 COUNT = {"big": 4, "hot": 12}
 CLEARLY = 1.3
 """Ratio of two estimates from which on the measured order is compared: nearer ones are the model's noise."""
+SHARDERS = [sw.EmbeddingBagCollectionSharder(), sw.QuantEmbeddingBagCollectionSharder()]
 LAYOUTS: Mapping[str, Mapping[str, tuple[str, ...] | None]] = {
     "planner": {"big": None, "hot": None},
     "planner, big ones not copied": {"big": ("table_wise", "column_wise", "row_wise"), "hot": None},
@@ -40,24 +41,26 @@ LAYOUTS: Mapping[str, Mapping[str, tuple[str, ...] | None]] = {
 }
 
 
-def collection(device: str) -> Any:
-    """The collection of all tables."""
-    return sw.EmbeddingBagCollection(
-        [
-            sw.EmbeddingBagConfig(
-                name=f"{kind}_{index}",
-                num_embeddings=ROWS[kind],
-                embedding_dim=DIM,
-                feature_names=[f"f_{kind}_{index}"],
-            )
-            for kind, count in COUNT.items()
-            for index in range(count)
-        ],
-        device=device,
-    )
+def collection(data_type: str) -> Any:
+    """The collection of all tables, of floats or quantised, without memory."""
+    tables = [
+        sw.EmbeddingBagConfig(
+            name=f"{kind}_{index}",
+            num_embeddings=ROWS[kind],
+            embedding_dim=DIM,
+            feature_names=[f"f_{kind}_{index}"],
+            data_type=data_type,
+        )
+        for kind, count in COUNT.items()
+        for index in range(count)
+    ]
+    kind = sw.EmbeddingBagCollection if data_type == "FP32" else sw.QuantEmbeddingBagCollection
+    return kind(tables, device="meta")
 
 
-def planned(types: Mapping[str, tuple[str, ...] | None], estimator: str) -> tuple[sw.ShardingPlan, float]:
+def planned(
+    types: Mapping[str, tuple[str, ...] | None], estimator: str, data_type: str
+) -> tuple[sw.ShardingPlan, float]:
     """A plan under constraints on the sharding types, and its estimated latency, ms."""
     constraints = {
         f"{kind}_*": sw.ParameterConstraints(sharding_types=allowed, pooling_factors=[float(IDS[kind])])
@@ -70,17 +73,17 @@ def planned(types: Mapping[str, tuple[str, ...] | None], estimator: str) -> tupl
         batch_size=BATCH,
         objective="serving",
     )
-    plan = planner.plan(collection("meta"), [sw.EmbeddingBagCollectionSharder()])
+    plan = planner.plan(collection(data_type), SHARDERS)
     return plan, plan.document["objective"]["value_ms"]
 
 
-def measure(plans: Mapping[str, str], rounds: int, batches: int) -> dict[str, list[float]]:
+def measure(plans: Mapping[str, str], data_type: str, rounds: int, batches: int) -> dict[str, list[float]]:
     """Time each plan's batches on this rank; every rank calls this.
 
     Returns:
         Plan -> milliseconds of each batch of all rounds.
     """
-    models = {name: _sharded(text) for name, text in plans.items()}
+    models = {name: _sharded(text, data_type) for name, text in plans.items()}
     features = [_batch(number) for number in range(4)]
     times: dict[str, list[float]] = {name: [] for name in plans}
     with torch.inference_mode():
@@ -94,10 +97,9 @@ def measure(plans: Mapping[str, str], rounds: int, batches: int) -> dict[str, li
     return times
 
 
-def _sharded(text: str) -> Any:
-    module = collection("meta")
+def _sharded(text: str, data_type: str) -> Any:
     plan = sw.ShardingPlan.from_json(text)
-    return sw.DistributedModelParallel(module, plan=plan, sharders=[sw.EmbeddingBagCollectionSharder()])
+    return sw.DistributedModelParallel(collection(data_type), plan=plan, sharders=SHARDERS)
 
 
 def _batch(number: int) -> Any:
@@ -112,13 +114,16 @@ def _batch(number: int) -> Any:
 def main(
     rounds: Annotated[int, typer.Option(min=1, help="Of all plans in turn.")] = 5,
     batches: Annotated[int, typer.Option(min=1, help="Timed batches of a plan and round.")] = 20,
+    data_type: Annotated[
+        str, typer.Option(metavar="TYPE", help="FP32, or a precision of served rows.")
+    ] = "FP32",
     estimator: Annotated[str, typer.Option(metavar="NAME", help="The model of costs.")] = "roofline",
 ) -> None:
     """Print estimated and measured latencies, and how many pairs of plans are in the same order by both."""
-    plans = {name: planned(types, estimator) for name, types in LAYOUTS.items()}
+    plans = {name: planned(types, estimator, data_type) for name, types in LAYOUTS.items()}
     with RankPool(RANKS, backend="gloo") as pool:
         texts = {name: plan.to_json() for name, (plan, _) in plans.items()}
-        by_rank = pool.run(measure, RANKS, texts, rounds, batches, timeout_s=300.0)
+        by_rank = pool.run(measure, RANKS, texts, data_type, rounds, batches, timeout_s=300.0)
     measured = {name: min(map(max, *(own[name] for own in by_rank))) for name in plans}
     rows = [
         (name, f"{estimate:.3f}", f"{measured[name]:.3f}", f"{measured[name] / estimate:.2f}")

@@ -65,6 +65,7 @@ PUBLIC_NAMES = """
     Forward
     HeuristicalStorageReservation
     Hierarchical
+    InferencePackage
     InferenceStorageReservation
     InvalidInputError
     JaggedTensor
@@ -157,10 +158,12 @@ PUBLIC_NAMES = """
     clip_grad_value_
     compare_plans
     explain_table
+    export_for_inference
     get_qcomm_codecs_registry
     hookimpl
     in_backward_optimizer_filter
     load_checkpoint
+    load_package
     load_pretrained
     lockstep_batches
     optimizer_spec_of
@@ -169,6 +172,7 @@ PUBLIC_NAMES = """
     register_fused_optimizer
     register_sharder
     save_checkpoint
+    shard_for_serving
     spec_to_torch
 """
 

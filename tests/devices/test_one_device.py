@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -60,7 +61,9 @@ def test_planned_memory_has_weights_states_and_what_a_step_exchanges(optimizer: 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kernel", ["fused_triton", "fused_torch"])
 @pytest.mark.parametrize("optimizer", ["row_wise_adagrad", "adam"])
-def test_peak_memory_is_within_a_tenth_of_what_was_planned(optimizer: str, kernel: str) -> None:
+def test_peak_memory_is_within_a_tenth_of_what_was_planned(
+    optimizer: str, kernel: str, record_property: Callable[[str, object], None]
+) -> None:
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated()
     bags, plan, planner = planned("cuda", optimizer, kernel)
@@ -74,7 +77,8 @@ def test_peak_memory_is_within_a_tenth_of_what_was_planned(optimizer: str, kerne
         model(batch).values().sum().backward()
     torch.cuda.synchronize()
     peak, expected = torch.cuda.max_memory_allocated() - before, planned_bytes(planner)
-    print(f"\n{kernel}, {optimizer}: planned {expected / 2**20:.1f} MiB, peak {peak / 2**20:.1f} MiB")
+    record_property("planned MiB", round(expected / 2**20, 1))
+    record_property("peak MiB", round(peak / 2**20, 1))
     assert abs(peak - expected) <= 0.1 * expected, f"planned {expected}, peak {peak} bytes"
 
 
@@ -121,7 +125,9 @@ def test_step_never_makes_the_host_wait_for_the_main_stream(place: str) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("place", "num_waits"), [("host", 0), ("device", 1)])
-def test_device_is_idle_in_a_step_for_its_one_wait_alone(place: str, num_waits: int) -> None:
+def test_device_is_idle_in_a_step_for_its_one_wait_alone(
+    place: str, num_waits: int, record_property: Callable[[str, object], None]
+) -> None:
     from torch.profiler import ProfilerActivity, profile
 
     model, batches, gradient = model_on("cuda", "fused_triton", place=place)

@@ -114,6 +114,7 @@ _OPTIMIZERS = "optim.optimizers"
 _OF_FBGEMM = ("LAMB", "SGD", "Adagrad", "Adam", "LarsSGD", "PartialRowWiseAdam", "PartialRowWiseLAMB")
 _MAPPED, _MAPS = "modules.managed_collisions.embedding", "modules.managed_collisions.maps"
 _POLICIES = "modules.managed_collisions.policies"
+_METRICS = "metrics.metric_module"
 _RANKED, _SUMS = "metrics.ranked", "metrics.sums"
 _PLANNER_TYPES, _UTILS, _RESERVED = "planner.types", "planner.utils", "planner.storage_reservations"
 
@@ -284,14 +285,15 @@ ADAPTED: Mapping[str, Mapping[str, str]] = {
         _SUMS, "RecalibratedCalibrationMetric", "RecalibratedCalibrationMetricComputation"
     ),
     "torchrec.metrics.ctr": _in(_SUMS, "CTRMetric", "CTRMetricComputation"),
-    "torchrec.metrics.deferrable_metrics": _in("metrics.metric_module", "DeferrableMetrics"),
+    "torchrec.metrics.deferrable_metrics": _in(_METRICS, "DeferrableMetrics"),
     "torchrec.metrics.gauc": _in(_SUMS, "GAUCMetric", "GAUCMetricComputation"),
     "torchrec.metrics.mae": _in(_SUMS, "MAEMetric", "MAEMetricComputation"),
-    "torchrec.metrics.metric_module": _in(
-        "metrics.metric_module",
-        *("REC_METRICS_MAPPING", "RecMetricModule", "StateMetric", "ThroughputMetric"),
-        "generate_metric_module",
-    ),
+    "torchrec.metrics.metric_module": {
+        **_in(_METRICS, "MetricValue", "REC_METRICS_MAPPING", "RecMetricModule", "StateMetric"),
+        **_in(_METRICS, "ThroughputMetric", "generate_metric_module"),
+        **_in("metrics.config", "MetricsConfig", "StateMetricEnum"),
+    },
+    "torchrec.metrics.model_utils": _in("metrics.model_utils", "parse_task_model_outputs"),
     "torchrec.metrics.metrics_config": _in(
         "metrics.config",
         *("BatchSizeStage", "DefaultMetricsConfig", "DefaultTaskInfo", "EmptyMetricsConfig"),
@@ -306,11 +308,11 @@ ADAPTED: Mapping[str, Mapping[str, str]] = {
     ),
     "torchrec.metrics.nmse": _in(_SUMS, "NMSEMetric", "NMSEMetricComputation"),
     "torchrec.metrics.precision": _in(_SUMS, "PrecisionMetric", "PrecisionMetricComputation"),
-    "torchrec.metrics.rec_metric": _in(
-        "metrics.rec_metric",
-        *("MetricComputationReport", "RecMetric", "RecMetricComputation", "RecMetricException"),
-        "RecMetricList",
-    ),
+    "torchrec.metrics.rec_metric": {
+        **_in("metrics.rec_metric", "MetricComputationReport", "RecMetric", "RecMetricComputation"),
+        **_in("metrics.rec_metric", "RecMetricException", "RecMetricList"),
+        **_in("metrics.config", "RecComputeMode", "RecTaskInfo"),
+    },
     "torchrec.metrics.recall": _in(_SUMS, "RecallMetric", "RecallMetricComputation"),
     "torchrec.metrics.throughput": _in("metrics.throughput", "ThroughputMetric"),
     "torchrec.metrics.unweighted_ne": _in(_SUMS, "UnweightedNEMetric", "UnweightedNEMetricComputation"),

@@ -12,22 +12,24 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from shardwright_torchrec import quant
-from shardwright_torchrec.quant import lookups
 
 import shardwright as sw
+from shardwright import _fbgemm
+from shardwright.host import host
+from shardwright.modules.quantized import kernel_lookups
 
 torch.set_num_threads(1)
-KERNELS = ["torch", "fbgemm"]
+KERNELS = ["quant_torch", "quant_fbgemm", "quant_numba"]
 
 
 @pytest.fixture(params=KERNELS)
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Which lookup serves."""
     name = str(request.param)
-    if name == "torch":
-        monkeypatch.setattr(lookups, "why_not_fbgemm", lambda: "not today")
-    elif reason := lookups.why_not_fbgemm():
-        pytest.skip(reason)
+    kernel = host().compute_kernels.create(name)
+    if name == "quant_fbgemm" and not _fbgemm.available():
+        pytest.skip(str(_fbgemm.reason()))
+    monkeypatch.setattr(kernel_lookups, "preferred_kernel", lambda *_: kernel)
     return name
 
 
@@ -192,8 +194,11 @@ def test_trace_has_collections_as_leaves() -> None:
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"values": torch.tensor([99])}, r"feature 'f' of table 'a' has the id 99; ids must be 0 <= id < 11"),
-        ({"keys": ["x"]}, r"feature 'f' of table 'a' is not in the input, which has x"),
+        (
+            {"values": torch.tensor([99])},
+            r"feature 'f': id 99 .* is no row of table 'a', which has rows 0 to 10",
+        ),
+        ({"keys": ["x"]}, r"feature 'f' of table 'a' is not in the input. The input has: x"),
     ],
 )
 def test_bad_batch_raises_naming_table_and_feature(change: dict[str, Any], text: str) -> None:
@@ -203,13 +208,29 @@ def test_bad_batch_raises_naming_table_and_feature(change: dict[str, Any], text:
 
 
 def test_what_cannot_be_quantized_raises() -> None:
-    with pytest.raises(sw.UnsupportedError, match=r"tables cannot be quantised to torch.float16; 8-bit"):
-        quant.quantize_embeddings(collection("SUM"), torch.float16)
-    with pytest.raises(sw.UnsupportedError, match=r"table 'b' cannot be quantised to torch.quint4x2"):
-        quant.quantize_embeddings(collection("SUM"), per_table_weight_dtype={"b": torch.quint4x2})
+    with pytest.raises(
+        sw.UnsupportedError, match=r"tables cannot be quantised to torch.float64; possible: torch.int8"
+    ):
+        quant.quantize_embeddings(collection("SUM"), torch.float64)
+    with pytest.raises(sw.UnsupportedError, match=r"table 'b' cannot be quantised to torch.qint32"):
+        quant.quantize_embeddings(collection("SUM"), per_table_weight_dtype={"b": torch.qint32})
     with pytest.raises(sw.InvalidInputError, match="no weights to quantise"):
         quant.quantize_embeddings(collection("SUM").to("meta"))
     with pytest.raises(sw.InvalidInputError, match="has no qconfig"):
         quant.QuantEmbeddingBagCollection.from_float(collection("SUM"))
     with pytest.raises(sw.UnsupportedError, match="served from 'cpu', not from 'cuda'"):
         quant.shard_quant_model(quant.quantize_embeddings(collection("SUM")), compute_device="cuda")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "precision"),
+    [
+        (torch.quint4x2, "INT4"),
+        (torch.quint2x4, "INT2"),
+        (torch.float8_e4m3fn, "FP8"),
+        (torch.float16, "FP16"),
+    ],
+)
+def test_torchs_types_name_precisions(dtype: torch.dtype, precision: str) -> None:
+    quantized = quant.quantize_embeddings(collection("SUM"), per_table_weight_dtype={"b": dtype})
+    assert [table.data_type.value for table in quantized.tables] == ["INT8", precision, "INT8"]

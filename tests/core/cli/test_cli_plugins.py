@@ -82,7 +82,7 @@ def test_plugins_table_in_a_pipe_has_a_line_for_each_then_files_and_reasons(run_
 
 
 @pytest.mark.parametrize("command", ["plugins", "doctor"])
-@pytest.mark.parametrize("columns", ["", "100", "80"])
+@pytest.mark.parametrize("columns", ["", pytest.param("100", marks=pytest.mark.slow), "80"])
 def test_tables_of_broken_plugins_fit_the_page(run_python, run_doctor, command, columns):
     if command == "doctor":
         done = run_doctor(COLUMNS=columns)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 import torch
 from tests.distributed.pipelines import pipeline_workers
+from tests.pairs import in_turns
 
 from shardwright.runtime.ranks.comm import EXCHANGE_EVENT
 from shardwright.testing.ranks import RankError, RankPool
@@ -33,16 +32,11 @@ ENDS = [
 KINDS = ["base", "sparse_dist", "lockstep_batches"]
 
 
-@pytest.mark.parametrize(
-    ("kind", "end_of_data", "counts"),
-    [  # in each run each kind with every third end; simulated ranks meet them all
-        pytest.param(kind, *end, marks=() if (first + second) % 3 == 0 else pytest.mark.slow)
-        for (first, kind), (second, end) in itertools.product(enumerate(KINDS), enumerate(ENDS))
-    ],
-)
+@pytest.mark.parametrize(("kind", "end"), in_turns(KINDS, ENDS))  # simulated ranks meet all kinds of each end
 def test_loop_equals_the_plain_one_and_ends_for_all_ranks_at_one_step(
-    pool: RankPool, kind: str, end_of_data: str, counts: list[int]
+    pool: RankPool, kind: str, end: tuple[str, list[int]]
 ) -> None:
+    end_of_data, counts = end
     world_size, num_steps = len(counts), (min if end_of_data == "first_rank" else max)(counts)
     if kind == "lockstep_batches":
         results = pool.run(pipeline_workers.train_in_lockstep, world_size, counts, end_of_data)

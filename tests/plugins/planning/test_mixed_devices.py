@@ -217,6 +217,13 @@ def test_mixed_topologies_that_cannot_be_are_refused(devices, arguments, message
         Topology(compute_device=devices, **arguments)
 
 
+def test_bandwidths_are_those_of_a_ranks_device():
+    ranks = Topology(3, MIXED, hbm_mem_bw=9.0, ddr_mem_bw=5.0, memory_bandwidths={"cpu_ddr": 4.0})
+    assert (ranks.read_bandwidth("device", "cuda"), ranks.read_bandwidth("device", "cpu")) == (9.0, 4.0)
+    assert Topology.from_data(ranks.to_data()) == ranks
+    assert Topology(3, MIXED, ddr_mem_bw=5.0).read_bandwidth("host", "cpu") == 5.0
+
+
 def test_mixed_topology_has_no_single_device():
     with pytest.raises(UnsupportedError, match="cuda and cpu"):
         topology().compute_device  # noqa: B018

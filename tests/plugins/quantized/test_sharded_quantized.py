@@ -143,3 +143,41 @@ def test_what_sharded_quantised_collections_do_not_do_raises() -> None:
     wrong = sw.KeyedJaggedTensor.from_lists({"f": [[16]], "g": [[1]], "h": [[1]]})
     with pytest.raises(sw.InvalidInputError, match="16"):
         outputs(model(wrong))
+
+
+@pytest.mark.parametrize(
+    ("pooling", "is_weighted"), [("SUM", False), ("MEAN", False), ("SUM", True), ("NONE", False)]
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_shards_in_one_process_equal_unsharded(kind: str, pooling: str, is_weighted: bool) -> None:
+    quantised = sw.quantize_embeddings(
+        collection(pooling, is_weighted=is_weighted), "INT8", per_table={"b": "INT4", "c": "FP8"}
+    )
+    model = torch.nn.Sequential(quantised)
+    plan = plan_of(model, kind, 4, "quant_torch")
+    served = sw.shard_for_serving(model, plan, devices=["cpu", "cpu:0", "cpu", "cpu:0"])
+    for number in range(2):
+        found, wanted = outputs(served(batch(number))), outputs(model(batch(number)))
+        if kind in PARTIAL and pooling != "NONE":
+            torch.testing.assert_close(found, wanted, rtol=2e-6, atol=2e-6)
+        else:
+            assert torch.equal(found, wanted)
+    if kind == "row_wise":
+        assert [own.num_rows for own in served[0].blocks_of("a")] == [6, 6, 6, 5]
+    assert isinstance(model[0], sw.QuantEmbeddingBagCollection | sw.QuantEmbeddingCollection)
+
+
+def test_what_cannot_be_cut_for_one_process_raises() -> None:
+    model = torch.nn.Sequential(sw.quantize_embeddings(collection("SUM")))
+    plan = plan_of(model, "row_wise", 4, "quant_torch")
+    with pytest.raises(sw.InvalidInputError, match="is planned for 4 ranks, and there are 2 devices"):
+        sw.shard_for_serving(model, plan, devices=["cpu", "cpu:0"])
+    with pytest.raises(
+        sw.InvalidInputError, match="the plan has nothing for the QuantEmbeddingBagCollection at ''"
+    ):
+        sw.shard_for_serving(model[0], plan)
+    with pytest.raises(sw.UnsupportedError, match="is cut already"):
+        sw.shard_for_serving(sw.shard_for_serving(model, plan), plan)
+    wrong = sw.KeyedJaggedTensor.from_lists({"f": [[16]], "g": [[1]], "h": [[1]]})
+    with pytest.raises(sw.InvalidInputError, match=r"feature 'f': id 16 .* is no row of table 'b'"):
+        sw.shard_for_serving(model, plan)(wrong)

@@ -19,8 +19,9 @@ from shardwright_torchrec.metrics.config import (
     RecTaskInfo,
     StateMetricEnum,
 )
+from shardwright_torchrec.metrics.model_utils import parse_task_model_outputs
 from shardwright_torchrec.metrics.ranked import AUCMetric, AUPRCMetric
-from shardwright_torchrec.metrics.rec_metric import RecMetric, RecMetricException, RecMetricList
+from shardwright_torchrec.metrics.rec_metric import RecMetric, RecMetricList
 from shardwright_torchrec.metrics.sums import (
     AccuracyMetric,
     AverageMetric,
@@ -46,11 +47,15 @@ from shardwright_torchrec.metrics.throughput import ThroughputMetric
 __all__ = [
     "REC_METRICS_MAPPING",
     "DeferrableMetrics",
+    "MetricValue",
     "RecMetricModule",
     "StateMetric",
     "ThroughputMetric",
     "generate_metric_module",
 ]
+
+MetricValue = Tensor | float
+"""A number that a source gives."""
 
 _METRICS = (
     *(AccuracyMetric, AUCMetric, AUPRCMetric, AverageMetric, CTRMetric, CalibrationMetric, MAEMetric),
@@ -153,12 +158,12 @@ class RecMetricModule(torch.nn.Module):
     def _update_rec_metrics(self, model_out: Mapping[str, Tensor], **kwargs: Any) -> None:
         if not len(self.rec_metrics):
             return
-        needed = {name: _named(model_out, name) for name in self.get_required_inputs() or ()}
-        samples: dict[str, dict[str, Tensor]] = {"predictions": {}, "labels": {}, "weights": {}}
-        for task in self.rec_tasks:
-            for kind, value in _samples(task, model_out).items():
-                samples[kind][task.name] = value
-        self.rec_metrics.update(**samples, required_inputs=needed, **kwargs)
+        labels, predictions, weights, needed = parse_task_model_outputs(
+            self.rec_tasks, model_out, self.get_required_inputs()
+        )
+        self.rec_metrics.update(
+            predictions=predictions, labels=labels, weights=weights, required_inputs=needed, **kwargs
+        )
 
     def should_compute(self) -> bool:
         """True after each `compute_interval_steps` steps."""
@@ -174,8 +179,8 @@ class RecMetricModule(torch.nn.Module):
 
     def _others(self) -> dict[str, Any]:
         values: dict[str, Any] = {} if self.throughput_metric is None else self.throughput_metric.compute()
-        for source in self.state_metrics.values():
-            values.update(source.get_metrics())
+        for name, source in self.state_metrics.items():
+            values |= {f"{name}-{name}|{key}": value for key, value in source.get_metrics().items()}
         return values
 
     def sync(self) -> None:
@@ -196,22 +201,6 @@ class RecMetricModule(torch.nn.Module):
 
     def shutdown(self) -> None:
         """Do nothing: no thread or process belongs to the module."""
-
-
-def _named(model_out: Mapping[str, Tensor], name: str) -> Tensor:
-    if name not in model_out:
-        raise RecMetricException(f"the model's output has no {name!r}, only {sorted(model_out)}")
-    return model_out[name].reshape(-1)
-
-
-def _samples(task: RecTaskInfo, model_out: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A task's labels and predictions, and weights if it has them: ``[N]`` each."""
-    names = {"labels": task.label_name, "predictions": task.prediction_name, "weights": task.weight_name}
-    found = {kind: _named(model_out, name) for kind, name in names.items() if name}
-    sizes = {names[kind]: len(value) for kind, value in found.items()}
-    if len(set(sizes.values())) > 1:
-        raise RecMetricException(f"task {task.name!r} has tensors of different sizes: {sizes}")
-    return found
 
 
 def _metric(

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
-from torch.nn.modules.lazy import LazyModuleMixin, is_lazy
+from torch.nn.modules.lazy import LazyModuleMixin
 
 import shardwright as sw
 
@@ -16,12 +16,12 @@ _M = TypeVar("_M", bound=torch.nn.Module)
 Function = Callable[[torch.nn.Module], Any]
 
 
-def _is_unshaped(module: torch.nn.Module) -> bool:
-    return any(map(is_lazy, (*module.parameters(recurse=False), *module.buffers(recurse=False))))
+_HOOK = "_initialize_hook"
+"""Attribute of torch's lazy modules until their first forward pass."""
 
 
 class LazyModuleExtensionMixin(LazyModuleMixin):
-    """Torch's mixin, with an `apply` that refuses parameters without a shape.
+    """Torch's mixin, with an `apply` that refuses a module before its first forward pass.
 
     `initialize_parameters` gets the positional and keyword arguments of the first forward pass.
     """
@@ -30,11 +30,11 @@ class LazyModuleExtensionMixin(LazyModuleMixin):
         """Apply a function to all modules below and this one.
 
         Raises:
-            InvalidInputError: parameters have no shape yet; `lazy_apply` waits for them.
+            UnsupportedError: there was no forward pass yet; `lazy_apply` waits for it.
         """
-        if any(map(_is_unshaped, self.modules())):  # type: ignore[attr-defined]
-            raise sw.InvalidInputError(
-                f"{type(self).__name__} has parameters without a shape: run a forward pass first, or use lazy_apply"
+        if hasattr(self, _HOOK):
+            raise sw.UnsupportedError(
+                f"{type(self).__name__} has not been initialized: run a forward pass first, or use lazy_apply"
             )
         return super().apply(fn)  # type: ignore[misc]
 

@@ -1,7 +1,8 @@
-"""Quantised tables for serving: each row as one byte a column, its scale and its bias."""
+"""Quantised tables for serving, under TorchRec's names; what they are is in `shardwright` itself."""
 
 from __future__ import annotations
 
+from shardwright import QuantizedRows, quantize_rows
 from shardwright_torchrec.quant.collections import (
     QuantConfig,
     QuantEmbeddingBagCollection,
@@ -12,7 +13,6 @@ from shardwright_torchrec.quant.inference import (
     quantize_inference_model,
     shard_quant_model,
 )
-from shardwright_torchrec.quant.rows import QuantizedRows, quantize_rows
 from shardwright_torchrec.quant.sharding import (
     QuantEmbeddingBagCollectionSharder,
     QuantEmbeddingCollectionSharder,

@@ -54,7 +54,7 @@ def quantize_embeddings(
 
     Args:
         module: a model, or a collection.
-        dtype: dtype of the weights: 8-bit integers.
+        dtype: type of the weights: 8-bit integers, ``torch.quint4x2``, ``torch.quint2x4``, float8 e4m3 or float16.
         inplace: change this model, and make no copy.
         additional_mapping: other classes of collections -> what they become, by their ``from_float``.
         output_dtype: dtype of the results.
@@ -92,7 +92,7 @@ def quantize_inference_model(
         quantization_mapping: other classes of collections -> what they become.
         per_table_weight_dtype: table -> another type.
         fp_weight_dtype: dtype of the tables behind feature processors, which are quantised as any others.
-        quantization_dtype: dtype of the weights: 8-bit integers.
+        quantization_dtype: type of the weights, as for `quantize_embeddings`.
         output_dtype: dtype of the results.
 
     Raises:

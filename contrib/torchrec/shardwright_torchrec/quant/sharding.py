@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 import shardwright as sw
+from shardwright.runtime.sharded.quantized.one_process import PlacedCollection, place_collection
 from shardwright_torchrec.quant.collections import (
     QuantEmbeddingBagCollection,
     QuantEmbeddingCollection,
     QuantizedCollection,
 )
-from shardwright_torchrec.quant.rows import QuantizedBlock
 
 __all__ = [
     "KERNEL",
@@ -49,7 +49,7 @@ class QuantizedSharder:
 
     def shard(
         self, module: QuantizedCollection, params: Mapping[str, sw.ParameterSharding], device: Any = None
-    ) -> QuantizedCollection:
+    ) -> PlacedCollection:
         """The collection, cut.
 
         Args:
@@ -58,10 +58,9 @@ class QuantizedSharder:
             device: device of the blocks of all ranks, which are of one process.
 
         Raises:
-            UnsupportedError: the row map gives keys, or the collection was cut before.
+            UnsupportedError: the row map gives keys.
         """
-        blocks = {name: _cut(module, name, sharding) for name, sharding in params.items()}
-        return type(module)(module, blocks, module.output_dtype).to(device or module.device)
+        return place_collection(module, params, [device or module.device])
 
 
 class QuantEmbeddingBagCollectionSharder(QuantizedSharder):
@@ -74,22 +73,6 @@ class QuantEmbeddingCollectionSharder(QuantizedSharder):
     """The sharder of quantised collections of sequences."""
 
     module_type = QuantEmbeddingCollection
-
-
-def _cut(module: QuantizedCollection, table: str, sharding: sw.ParameterSharding) -> list[QuantizedBlock]:
-    layout, blocks = sharding.layout, module.blocks_of(table)
-    if layout.row_map.takes_any_id or len(blocks) > 1:
-        why = "its ids are keys, and quantised tables have rows" if len(blocks) == 1 else "it is cut already"
-        raise sw.UnsupportedError(f"table {table!r} cannot be cut by {sharding.sharding_type!r}: {why}")
-    (whole,) = blocks
-    cut = {}
-    for block in layout.blocks:
-        chosen = block.rows.rows
-        rows = whole.rows.rows(chosen if isinstance(chosen, slice) else torch.as_tensor(chosen))
-        span = (block.columns.start, block.columns.stop)
-        part = block.rows if block.rows.row_map.num_parts > 1 else None
-        cut[block.rows.index, span] = QuantizedBlock(rows.columns(*span), span[0], part)
-    return list(cut.values())  # of copies one: they are of one process
 
 
 def default_sharders() -> list[QuantizedSharder]:
@@ -115,11 +98,16 @@ def shard_modules(
 
     Raises:
         InvalidInputError: the plan has nothing of a table.
+        UnsupportedError: a collection is cut already.
     """
     sharded = copy.deepcopy(module)
     by_type = {sharder.module_type: sharder for sharder in sharders or default_sharders()}
     plan = plan or whole_tables(module)
     for path, found in list(sharded.named_modules()):
+        if isinstance(found, PlacedCollection):
+            raise sw.UnsupportedError(
+                f"the collection at {path!r} is cut already: give the model that it was made of"
+            )
         if type(found) not in by_type:
             continue
         made = by_type[type(found)].shard(found, _of(plan, path, found), device)
@@ -167,7 +155,9 @@ def _sharding(
 ) -> sw.ParameterSharding:
     rule = constraints.get(table.name, sw.ParameterConstraints())
     name = (rule.sharding_types or ["table_wise"])[0]
-    spec = sw.TableSpec(table.name, table.num_embeddings, table.embedding_dim, table.feature_names, "INT8")
+    spec = sw.TableSpec(
+        table.name, table.num_embeddings, table.embedding_dim, table.feature_names, table.data_type
+    )
     kind = sw.host.host().sharding_types.create(name)
     layout = next(iter(kind.layouts(spec, topology, rule)), None)
     if layout is None:

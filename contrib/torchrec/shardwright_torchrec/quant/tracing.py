@@ -10,7 +10,8 @@ import torch.fx
 from torch import nn
 
 import shardwright as sw
-from shardwright_torchrec.quant.collections import QuantizedCollection
+from shardwright.modules.quantized.collections import QuantizedCollection
+from shardwright.runtime.sharded.quantized.one_process import PlacedCollection
 
 __all__ = ["Tracer", "symbolic_trace"]
 
@@ -28,7 +29,9 @@ class Tracer(torch.fx.Tracer):
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """True if a module's call is one node of the graph."""
-        is_ours = isinstance(m, QuantizedCollection | sw.EmbeddingBagCollection | sw.EmbeddingCollection)
+        is_ours = isinstance(
+            m, QuantizedCollection | PlacedCollection | sw.EmbeddingBagCollection | sw.EmbeddingCollection
+        )
         named = type(m).__name__ in self._leaf_modules
         return is_ours or named or super().is_leaf_module(m, module_qualified_name)
 

@@ -36,6 +36,7 @@ __all__ = [
     "QuantEmbeddingCollection",
     "QuantizedCollection",
     "QuantizedTable",
+    "inverse_lengths",
     "output_type_of",
 ]
 
@@ -301,7 +302,7 @@ class QuantEmbeddingBagCollection(QuantizedCollection):
         if self._means:
             keys, lengths = features.keys(), features.lengths().view(-1, features.stride())
             for feature, columns in self._means:
-                sums[:, columns] *= _inverse(lengths[keys.index(feature)])
+                sums[:, columns] *= inverse_lengths(lengths[keys.index(feature)])
         return sums.to(self.output_dtype)
 
     def _pooled(
@@ -318,7 +319,7 @@ class QuantEmbeddingBagCollection(QuantizedCollection):
         )
         if table.pooling is PoolingType.SUM:
             return sums
-        return sums * _inverse(offsets.diff())
+        return sums * inverse_lengths(offsets.diff())
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
         """The tables' configurations, in order."""
@@ -388,7 +389,7 @@ class QuantEmbeddingCollection(QuantizedCollection):
         return False
 
 
-def _inverse(lengths: Tensor) -> Tensor:
+def inverse_lengths(lengths: Tensor) -> Tensor:
     """Factor of each bag's sum that makes it a mean, ``[B, 1]``: multiplied as sharded collections do it."""
     return lengths.clamp(min=1).float().reciprocal().unsqueeze(1)
 

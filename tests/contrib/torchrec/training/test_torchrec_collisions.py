@@ -92,6 +92,19 @@ def test_ids_get_the_rows_that_torchrec_gives_them(
     assert (module.output_size(), module.input_size(), module.buckets()) == (ROWS, 2**63 - 1, 1)
 
 
+def test_saved_map_is_torchrecs() -> None:
+    state = {
+        name: value.tolist() for name, value in trained(DistanceLFU_EvictionPolicy()).state_dict().items()
+    }
+    assert state == {  # of TorchRec 1.8.0, without its parts of the map
+        "_current_iter_tensor": [12],
+        "_mch_counts": [33, 12, 3, 5, 2, 1, 1, 2, 2, 1, 1, 2**63 - 1],
+        "_mch_last_access_iter": [12, 12, 12, 11, 10, 12, 11, 12, 9, 11, 12, 12],
+        "_mch_remapped_ids_mapping": [0, 6, 9, 2, 8, 1, 10, 4, 7, 3, 5, 11],
+        "_mch_sorted_raw_ids": [0, 7, 14, 21, 56, 70, 77, 84, 91, 112, 147, 2**63 - 1],
+    }
+
+
 def test_map_goes_on_from_where_it_was_saved_also_by_torchrec() -> None:
     module = trained(DistanceLFU_EvictionPolicy())
     saved = {name: value.clone() for name, value in module.state_dict().items()}

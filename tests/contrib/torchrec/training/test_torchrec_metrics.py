@@ -243,7 +243,7 @@ def test_other_numbers_and_intervals() -> None:
     values.subscribe(told.append)
     assert values.resolve() == told[0] == values
     assert values.is_resolved()
-    assert values["learning_rate"] == 0.5
+    assert values["optimizers-optimizers|learning_rate"] == 0.5
     with pytest.raises(sw.UnsupportedError, match="compute_interval_steps"):
         RecMetricModule(8, 1, min_compute_interval=1.0)
 

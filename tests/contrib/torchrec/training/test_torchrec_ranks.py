@@ -21,12 +21,14 @@ def pool() -> Iterator[RankPool]:
 
 @pytest.mark.distributed
 def test_ranks_add_up_their_samples_and_keep_their_own(pool: RankPool) -> None:
-    (together, own), (elsewhere, _) = pool.run(workers.measure, 2)
+    (together, own, saved, is_back), (elsewhere, *_) = pool.run(workers.measure, 2)
     everyone = workers.metrics(window=1000)
     for batch in workers.samples(0, 2) + workers.samples(1, 3):
         everyone.update(batch)
     assert together == pytest.approx({name: float(value) for name, value in everyone.compute().items()})
     assert elsewhere == {}  # only rank 0 reports
+    assert saved == pytest.approx({name: float(value) for name, value in everyone.state_dict().items()})
+    assert is_back
     alone = workers.metrics(window=1000)
     for batch in workers.samples(0, 2):
         alone.update(batch)

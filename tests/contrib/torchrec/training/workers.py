@@ -66,14 +66,20 @@ def metrics(
     return generate_metric_module(RecMetricModule, config, BATCH, world_size, rank, {}, torch.device("cpu"))
 
 
-def measure() -> tuple[dict[str, float], dict[str, float]]:
-    """Values of all ranks, of which rank 1 has seen one batch more; and this rank's own afterwards."""
+def measure() -> tuple[dict[str, float], dict[str, float], dict[str, float], bool]:
+    """Values of all ranks, of which rank 1 has seen one batch more; this rank's own afterwards; and saved states."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     module = metrics(world_size, rank, 10 * BATCH * world_size)
     for batch in samples(rank, 2 + rank):
         module.update(batch)
     together, own = module.compute(), module.local_compute()
-    return tuple({name: float(value) for name, value in values.items()} for values in (together, own))
+    alone = {name: value.clone() for name, value in module.state_dict().items()}
+    module.sync()
+    synced = {name: value.clone() for name, value in module.state_dict().items()}
+    module.unsync()
+    is_back = all(torch.equal(value, alone[name]) for name, value in module.state_dict().items())
+    floats = [{name: float(value) for name, value in values.items()} for values in (together, own)]
+    return floats[0], floats[1], {name: float(value) for name, value in synced.items()}, is_back
 
 
 def fail_on_leader() -> int:

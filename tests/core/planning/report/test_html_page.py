@@ -254,7 +254,9 @@ PROBE = """<script>
 
 
 @pytest.mark.skipif(browser() is None, reason="no Chromium on the PATH (apt-get install chromium)")
-@pytest.mark.parametrize(("width", "dark"), [(1280, False), (500, False), (500, True)])
+@pytest.mark.parametrize(
+    ("width", "dark"), [(1280, False), pytest.param(500, False, marks=pytest.mark.slow), (500, True)]
+)
 def test_html_report_in_a_browser_sorts_searches_and_is_legible(tmp_path, width, dark):
     rules = {
         "t?": ParameterConstraints(sharding_types=["whole"]),

@@ -17,6 +17,7 @@ from tests.core.runtime.pipelines import (
     towers,
     train_plainly,
 )
+from tests.pairs import in_turns
 
 from shardwright import lockstep_batches
 from shardwright.errors import InvalidInputError
@@ -28,8 +29,10 @@ def on_ranks(work: Any, world_size: int) -> list[Any]:
     return run_simulated(lambda env: work(shard(whole, env, world_size), env), world_size, timeout_s=20.0)
 
 
-@pytest.mark.parametrize("counts", [(3, 5), (5, 1), (0, 2), (2, 0), (0, 0), (3, 3), (4, 2, 3)])
-@pytest.mark.parametrize("end_of_data", ["first_rank", "last_rank"])
+@pytest.mark.parametrize(
+    ("end_of_data", "counts"),
+    in_turns(["first_rank", "last_rank"], [(3, 5), (5, 1), (0, 2), (2, 0), (0, 0), (3, 3), (4, 2, 3)]),
+)
 def test_loop_ends_for_all_ranks_at_one_step_with_the_plain_loops_weights(end_of_data, counts):
     world_size = len(counts)
     num_steps = min(counts) if end_of_data == "first_rank" else max(counts)

@@ -16,12 +16,15 @@ from tests.core.runtime.pipelines import (
     run_out,
     train_plainly,
 )
+from tests.pairs import in_turns
 
 from shardwright.errors import InvalidInputError
 
 
-@pytest.mark.parametrize("kind", PIPELINES)
-@pytest.mark.parametrize("counts", [(3, 5), (5, 1), (0, 2), (2, 0), (0, 0), (4, 4), (1, 3, 0)])
+@pytest.mark.parametrize(
+    ("kind", "counts"),
+    in_turns(PIPELINES, [(3, 5), (5, 1), (0, 2), (2, 0), (0, 0), (4, 4), (1, 3, 0)]),
+)
 def test_first_rank_without_data_ends_the_loop_for_all(kind, counts):
     world_size, shortest = len(counts), min(counts)
 
@@ -42,8 +45,9 @@ def test_first_rank_without_data_ends_the_loop_for_all(kind, counts):
         assert_same(actual, expected)
 
 
-@pytest.mark.parametrize("kind", PIPELINES)
-@pytest.mark.parametrize("counts", [(3, 5), (4, 1), (0, 2), (2, 0), (0, 0), (1, 3, 0)])
+@pytest.mark.parametrize(
+    ("kind", "counts"), in_turns(PIPELINES, [(3, 5), (4, 1), (0, 2), (2, 0), (0, 0), (1, 3, 0)])
+)
 def test_last_rank_with_data_ends_the_loop_and_the_others_go_on_with_empty_batches(kind, counts):
     world_size, longest = len(counts), max(counts)
 

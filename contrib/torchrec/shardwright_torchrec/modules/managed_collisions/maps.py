@@ -220,6 +220,8 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
         admitted, freed = winners[winners >= competing] - competing, losers[losers < competing]
         for state, new in zip(states, newcomers, strict=True):
             state[freed] = new[admitted]
+        # TorchRec's values for the last entry, so that saved maps are the same.
+        self._mch_counts[-1], self._mch_last_access_iter[-1] = EMPTY, step
         self._evicted.append(self._mch_remapped_ids_mapping[freed])
         self.sort()
 

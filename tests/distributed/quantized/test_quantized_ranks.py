@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.distributed import quantized_workers
+from tests.distributed.quantized import workers_of_tables
 
 from shardwright.testing.ranks import RankPool
 
@@ -11,10 +11,11 @@ pytestmark = pytest.mark.distributed
 
 
 @pytest.mark.parametrize(
-    ("sharding_type", "allowed"), [("table_wise", 0.0), ("column_wise", 0.0), ("row_wise", 2e-6)]
+    ("sharding_type", "allowed"),
+    [("table_wise", 0.0), ("column_wise", 0.0), ("row_wise", 2e-6), ("serving", 0.0)],
 )
 def test_ranks_serve_what_the_unsharded_model_gives(
     pool: RankPool, sharding_type: str, allowed: float
 ) -> None:
-    largest = pool.run(quantized_workers.serve_by, 2, sharding_type)
+    largest = pool.run(workers_of_tables.serve_by, 2, sharding_type)
     assert max(largest) <= allowed

@@ -1,0 +1,394 @@
+"""Quantised collections cut by a plan, all their shards in one process, on one device or several.
+
+Legend: B batch size, D columns of a table, N ids of a feature.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+import torch
+from attrs import evolve, frozen
+from torch import Tensor, nn
+
+from shardwright.errors import InvalidInputError, UnsupportedError
+from shardwright.modules._lookup import bags_by_feature_of, bags_of_feature, weights_of_ids
+from shardwright.modules.quantized.collections import (
+    QuantEmbeddingBagCollection,
+    QuantEmbeddingCollection,
+    QuantizedCollection,
+    inverse_lengths,
+)
+from shardwright.modules.quantized.rows import QuantizedRows
+from shardwright.planning.layouts.layout import Block
+from shardwright.planning.plan.plan import ParameterSharding, ShardingPlan
+from shardwright.planning.tables.spec import EmbeddingBagConfig, EmbeddingConfig, PoolingType, TableSpec
+from shardwright.runtime.sharded.collections.sharded_module import check_plan_covers
+from shardwright.runtime.sharded.tables.table_state import row_index
+from shardwright.runtime.step.kernel_groups import check_layout
+from shardwright.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+
+__all__ = [
+    "PlacedCollection",
+    "PlacedQuantEmbeddingBagCollection",
+    "PlacedQuantEmbeddingCollection",
+    "shard_for_serving",
+]
+
+
+def shard_for_serving(
+    model: nn.Module,
+    plan: ShardingPlan,
+    *,
+    devices: Sequence[torch.device | str] = ("cpu",),
+    inplace: bool = False,
+) -> nn.Module:
+    """Cut the quantised collections of a model by a plan, all shards in this process.
+
+    Outputs equal those of the model to the last bit where rows are whole; sums of tables whose rows are cut are added
+    up part by part. Of tables that the plan copies to every rank there is one copy, on the first's device.
+
+    Args:
+        model: a model with quantised collections, or one such.
+        plan: plan of the collections by their paths, such as ``EmbeddingShardingPlanner`` makes it.
+        devices: device of each rank of the plan; one device is that of all.
+        inplace: change this model; else a copy, whose rows are new.
+
+    Returns:
+        The model; the placed collection, if ``model`` is a collection. Outputs are on the input's device.
+
+    Raises:
+        InvalidInputError: the plan leaves a collection or a table out, or there are fewer devices than ranks.
+        UnsupportedError: a collection is cut already, or a table's ids are keys.
+        PlanError: a layout does not fit its table.
+
+    Example:
+        >>> import torch, shardwright as sw
+        >>> table = sw.EmbeddingBagConfig(
+        ...     num_embeddings=100, embedding_dim=8, name="item", feature_names=["item"]
+        ... )
+        >>> model = sw.quantize_embeddings(sw.EmbeddingBagCollection([table]))
+        >>> plan = sw.EmbeddingShardingPlanner(sw.Topology(world_size=2, compute_device="cpu")).plan(
+        ...     model, [sw.QuantEmbeddingBagCollectionSharder()]
+        ... )
+        >>> sw.shard_for_serving(model, plan)(sw.KeyedJaggedTensor.from_lists({"item": [[3], []]})).values().shape
+        torch.Size([2, 8])
+    """
+    paths = [
+        path for path, one in model.named_modules() if isinstance(one, QuantizedCollection | PlacedCollection)
+    ]
+    result = model if inplace else copy.deepcopy(model)
+    for path in paths:
+        found = result.get_submodule(path)
+        if isinstance(found, PlacedCollection):
+            raise UnsupportedError(
+                f"the collection at {path!r} is cut already: give the model that it was made of"
+            )
+        assert isinstance(found, QuantizedCollection)
+        params = plan.get_plan_for_module(path)
+        if params is None:
+            raise InvalidInputError(f"the plan has nothing for the {type(found).__name__} at {path!r}")
+        made = place_collection(found, params, devices, path)
+        if not path:
+            return made
+        result.set_submodule(path, made)
+    return result
+
+
+def place_collection(
+    collection: QuantizedCollection,
+    params: Mapping[str, ParameterSharding],
+    devices: Sequence[torch.device | str] = ("cpu",),
+    path: str = "",
+) -> PlacedCollection:
+    """Cut one collection; see `shard_for_serving`."""
+    is_pooled = isinstance(collection, QuantEmbeddingBagCollection)
+    kind = PlacedQuantEmbeddingBagCollection if is_pooled else PlacedQuantEmbeddingCollection
+    return kind(collection, params, [torch.device(device) for device in devices], path)
+
+
+@frozen(eq=False)
+class _Shard:
+    """A block of a table as a small table of its own.
+
+    Args:
+        table: number of the table.
+        block: its rows and columns.
+        config: configuration of the small table, whose features are slots.
+        device: number of its device.
+    """
+
+    table: int
+    block: Block
+    config: EmbeddingConfig
+    device: int
+
+    @property
+    def is_cut(self) -> bool:
+        """True if its rows are a part of the table's."""
+        return self.block.rows.row_map.num_parts > 1
+
+    @property
+    def columns(self) -> slice:
+        """Its columns in the table."""
+        return slice(self.block.columns.start, self.block.columns.stop)
+
+    def mine(self, ids: Tensor) -> Tensor:
+        """Mask of the ids whose rows are here: ``[N]``."""
+        mask: Tensor = self.block.rows.row_map.part_of(ids) == self.block.rows.index
+        return mask
+
+
+class PlacedCollection(nn.Module, ABC):
+    """The common part of placed collections: on each device a quantised collection of shards.
+
+    Args:
+        collection: the collection that is cut; nothing depends on it afterwards.
+        params: table name -> how it is cut.
+        devices: device of each rank, or of all.
+        path: path of the collection in its model.
+    """
+
+    def __init__(
+        self,
+        collection: QuantizedCollection,
+        params: Mapping[str, ParameterSharding],
+        devices: Sequence[torch.device],
+        path: str,
+    ) -> None:
+        super().__init__()
+        specs = [TableSpec.from_config(table, module=path) for table in collection.tables]
+        check_plan_covers(specs, params, path)
+        self._tables, self._is_weighted = list(collection.tables), collection.is_weighted()
+        self._embedding_names, self.output_dtype = collection.embedding_names(), collection.output_dtype
+        self._devices = list(dict.fromkeys(devices))
+        self._shards = [
+            shard
+            for number, spec in enumerate(specs)
+            for shard in self._cut(number, spec, params[spec.name], devices)
+        ]
+        made = [self._collection_of(number, device) for number, device in enumerate(self._devices)]
+        self.shards = nn.ModuleList(made)
+        for shard in self._shards:
+            rows = collection.quantized_rows(self._tables[shard.table].name)
+            own = rows.rows(row_index(shard.block)).columns(shard.columns.start, shard.columns.stop)
+            self._set_rows(shard, own)
+
+    def _cut(
+        self, number: int, spec: TableSpec, sharding: ParameterSharding, devices: Sequence[torch.device]
+    ) -> Iterator[_Shard]:
+        layout = sharding.layout
+        if layout.row_map.takes_any_id:
+            raise UnsupportedError(
+                f"table {spec.describe()} cannot be cut by {sharding.sharding_type!r}: its ids are keys, and quantised "
+                "tables have rows"
+            )
+        ranks = 1 + max(block.rank or 0 for block in layout.blocks)
+        check_layout(spec, sharding, ranks)
+        if 1 < len(devices) < ranks:
+            raise InvalidInputError(
+                f"table {spec.describe()} is planned for {ranks} ranks, and there are {len(devices)} devices: give one "
+                "for each rank, or one for all"
+            )
+        seen: set[tuple[int, int]] = set()
+        for block in layout.blocks:
+            place = (block.rows.index, block.columns.start)
+            if place in seen or block.num_rows == 0:  # of copies one; fewer rows than parts
+                continue
+            seen.add(place)
+            name = f"{number}_{len(seen) - 1}"
+            config = evolve(
+                self._tables[number],
+                name=name,
+                num_embeddings=block.num_rows,
+                embedding_dim=block.num_columns,
+                feature_names=[f"{name}_{index}" for index in range(spec.num_features)],
+            )
+            device = devices[0] if len(devices) == 1 else devices[block.rank or 0]
+            yield _Shard(number, block, config, self._devices.index(device))
+
+    def _collection_of(self, number: int, device: torch.device) -> QuantizedCollection:
+        return self._made([shard.config for shard in self._shards if shard.device == number], device)
+
+    @abstractmethod
+    def _made(self, configs: list[Any], device: torch.device) -> QuantizedCollection:
+        """A quantised collection of a device's shards."""
+
+    def _set_rows(self, shard: _Shard, rows: QuantizedRows) -> None:
+        held = self.shards[shard.device]
+        assert isinstance(held, QuantizedCollection)
+        device = self._devices[shard.device]
+        held.set_rows(shard.config.name, evolve(rows, stored=rows.packed().to(device, copy=True)))
+
+    @property
+    def tables(self) -> Sequence[EmbeddingConfig]:
+        """The tables' configurations, in order."""
+        return self._tables
+
+    def embedding_names(self) -> list[str]:
+        """The names of the outputs: tables in order, features in order within a table."""
+        return list(self._embedding_names)
+
+    def is_weighted(self) -> bool:
+        """True if each id must carry a weight."""
+        return self._is_weighted
+
+    def blocks_of(self, table: str) -> list[QuantizedRows]:
+        """The rows of each shard of a table."""
+        found = []
+        for shard in self._shards:
+            if self._tables[shard.table].name == table:
+                held = self.shards[shard.device]
+                assert isinstance(held, QuantizedCollection)
+                found.append(held.quantized_rows(shard.config.name))
+        return found
+
+    def _results(
+        self, features: KeyedJaggedTensor
+    ) -> Iterator[tuple[_Shard, int, JaggedTensor, Tensor | None, Any]]:
+        """Shard, number of its feature, the feature's bags, a mask of its ids, and result: for each slot."""
+        by_feature = bags_by_feature_of(type(self).__name__, features, self._tables)
+        if features.variable_stride_per_key():
+            raise UnsupportedError(
+                f"{type(self).__name__}: features have batch sizes of their own: give every feature all samples"
+            )
+        bags = [
+            [bags_of_feature(by_feature, name, table) for name in table.feature_names]
+            for table in self._tables
+        ]
+        if self._is_weighted:
+            for table, own in zip(self._tables, bags, strict=True):
+                for name, jagged in zip(table.feature_names, own, strict=True):
+                    weights_of_ids(jagged, name, table)
+        slots = {
+            (id(shard), index): _slot_of(shard, jagged)
+            for shard in self._shards
+            for index, jagged in enumerate(bags[shard.table])
+        }
+        found = [self._looked_up(number, slots) for number in range(len(self._devices))]
+        for shard in self._shards:
+            for index, jagged in enumerate(bags[shard.table]):
+                result = found[shard.device][shard.config.feature_names[index]]
+                yield shard, index, jagged, slots[id(shard), index][1], result
+
+    def _looked_up(self, number: int, slots: Mapping[tuple[int, int], tuple[JaggedTensor, Any]]) -> Any:
+        """Results of a device's shards."""
+        own = {
+            shard.config.feature_names[index]: slots[id(shard), index][0]
+            for shard in self._shards
+            if shard.device == number
+            for index in range(len(shard.config.feature_names))
+        }
+        if not own:
+            return {}
+        weights = [jagged.weights_or_none() for jagged in own.values()] if self._is_weighted else []
+        joined = KeyedJaggedTensor(
+            list(own),
+            torch.cat([jagged.values() for jagged in own.values()]),
+            torch.cat([one for one in weights if one is not None]) if weights else None,
+            torch.cat([jagged.lengths() for jagged in own.values()]),
+        )
+        return self.shards[number](joined.to(self._devices[number]))
+
+
+def _slot_of(shard: _Shard, bags: JaggedTensor) -> tuple[JaggedTensor, Tensor | None]:
+    """The part of a feature's bags that a shard has, its ids rows there, and a mask of the ids; ``None`` for all."""
+    if not shard.is_cut:
+        return bags, None
+    ids = bags.values().long()
+    mask = shard.mine(ids)
+    before = torch.cat([mask.new_zeros(1, dtype=torch.int64), mask.long().cumsum(0)])
+    weights = bags.weights_or_none()
+    lengths = before[bags.offsets().long()].diff()
+    own = shard.block.rows.row_map.local_row_of(ids[mask])
+    return JaggedTensor(own, lengths=lengths, weights=None if weights is None else weights[mask]), mask
+
+
+class PlacedQuantEmbeddingBagCollection(PlacedCollection):
+    """A :class:`QuantEmbeddingBagCollection` cut over the devices of one process."""
+
+    def _made(self, configs: list[Any], device: torch.device) -> QuantizedCollection:
+        sums = [evolve(config, pooling=PoolingType.SUM) for config in configs]
+        return QuantEmbeddingBagCollection(sums, self._is_weighted, device)
+
+    @torch.no_grad()
+    def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
+        """Pool the rows of each bag; see `EmbeddingBagCollection.forward`."""
+        dims = [table.embedding_dim for table in self._tables for _ in table.feature_names]
+        firsts = [0, *accumulate(table.embedding_dim * len(table.feature_names) for table in self._tables)]
+        whole = torch.zeros(features.stride(), sum(dims), device=features.device())
+        for shard, index, bags, _, found in self._results(features):
+            table = self._tables[shard.table]
+            first = firsts[shard.table] + index * table.embedding_dim
+            sums = found.to(whole.device)
+            if (
+                isinstance(table, EmbeddingBagConfig)
+                and table.pooling is PoolingType.MEAN
+                and not shard.is_cut
+            ):
+                sums = sums * inverse_lengths(bags.lengths())
+            whole[:, first + shard.columns.start : first + shard.columns.stop] += sums
+        self._divide_cut(whole, firsts, features)
+        return KeyedTensor(self.embedding_names(), dims, whole.to(self.output_dtype))
+
+    def _divide_cut(self, whole: Tensor, firsts: list[int], features: KeyedJaggedTensor) -> None:
+        """Divide the sums of means whose rows are cut, once they are whole."""
+        cut = {shard.table for shard in self._shards if shard.is_cut}
+        for number in cut:
+            table = self._tables[number]
+            if isinstance(table, EmbeddingBagConfig) and table.pooling is PoolingType.MEAN:
+                for index, name in enumerate(table.feature_names):
+                    first = firsts[number] + index * table.embedding_dim
+                    lengths = features[name].lengths()
+                    whole[:, first : first + table.embedding_dim] *= inverse_lengths(lengths)
+
+    def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
+        """The tables' configurations, in order."""
+        return [table for table in self._tables if isinstance(table, EmbeddingBagConfig)]
+
+
+class PlacedQuantEmbeddingCollection(PlacedCollection):
+    """A :class:`QuantEmbeddingCollection` cut over the devices of one process."""
+
+    def __init__(self, collection: QuantizedCollection, *args: Any) -> None:
+        super().__init__(collection, *args)
+        assert isinstance(collection, QuantEmbeddingCollection)  # place_collection
+        self._need_indices = collection.need_indices()
+
+    def _made(self, configs: list[Any], device: torch.device) -> QuantizedCollection:
+        return QuantEmbeddingCollection(configs, device)
+
+    @torch.no_grad()
+    def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
+        """Look up each id; see `EmbeddingCollection.forward`."""
+        numbers = [0, *accumulate(len(table.feature_names) for table in self._tables)]
+        made: dict[int, tuple[JaggedTensor, Tensor]] = {}
+        for shard, index, bags, mask, found in self._results(features):
+            output, table = numbers[shard.table] + index, self._tables[shard.table]
+            if output not in made:
+                made[output] = (
+                    bags,
+                    torch.zeros(bags.values().numel(), table.embedding_dim, device=features.device()),
+                )
+            rows = made[output][1]
+            values = found.values().to(rows.device)
+            if mask is None:
+                rows[:, shard.columns] = values
+            else:
+                rows[mask, shard.columns] = values
+        return {
+            name: JaggedTensor(
+                made[output][1].to(self.output_dtype),
+                lengths=made[output][0].lengths(),
+                weights=made[output][0].values() if self._need_indices else None,
+            )
+            for output, name in enumerate(self._embedding_names)
+        }
+
+    def embedding_configs(self) -> list[EmbeddingConfig]:
+        """The tables' configurations, in order."""
+        return self._tables

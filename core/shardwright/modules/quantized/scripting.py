@@ -198,7 +198,7 @@ def register_script_types() -> None:
     Scripting a quantised collection does it. A process that only loads saved TorchScript calls it, if results are
     sparse types.
     """
-    pairs = {
+    pairs: dict[type[Any], Any] = {
         JaggedTensor: ScriptJaggedTensor,
         KeyedJaggedTensor: ScriptKeyedJaggedTensor,
         KeyedTensor: ScriptKeyedTensor,
@@ -206,7 +206,7 @@ def register_script_types() -> None:
     for ours, script in pairs.items():
         # The class has the name of ours there, which code that constructs one of ours looks up.
         name = torch._jit_internal._qualified_name(ours)
-        script._jit_override_qualname = name  # type: ignore[attr-defined]
+        script._jit_override_qualname = name
         torch.jit.script(script)
         _state._add_script_class(ours, _state._script_classes[script])
         _state._name_to_pyclass[name] = ours

@@ -234,6 +234,12 @@ class QuantizedCollection(nn.Module, ABC):
         return made
 
     @abstractmethod
+    def of_tables(
+        self, tables: Sequence[Any], device: torch.device | str | None = None
+    ) -> QuantizedCollection:
+        """A collection of other tables, with the settings of this one; its rows are zeros."""
+
+    @abstractmethod
     def is_weighted(self) -> bool:
         """True if each id must carry a weight."""
 
@@ -328,6 +334,12 @@ class QuantEmbeddingBagCollection(QuantizedCollection):
             return sums
         return sums * inverse_lengths(offsets.diff())
 
+    def of_tables(
+        self, tables: Sequence[Any], device: torch.device | str | None = None
+    ) -> QuantizedCollection:
+        """See :meth:`QuantizedCollection.of_tables`."""
+        return QuantEmbeddingBagCollection(tables, self._is_weighted, device, output_dtype=self.output_dtype)
+
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
         """The tables' configurations, in order."""
         return self._bag_configs
@@ -382,6 +394,12 @@ class QuantEmbeddingCollection(QuantizedCollection):
 
     def _rows_of(self, table: EmbeddingConfig, ids: Tensor) -> Tensor:
         return self.quantized_rows(table.name).rows(ids.long()).dequantized()
+
+    def of_tables(
+        self, tables: Sequence[Any], device: torch.device | str | None = None
+    ) -> QuantizedCollection:
+        """See :meth:`QuantizedCollection.of_tables`."""
+        return QuantEmbeddingCollection(tables, device, self._need_indices, output_dtype=self.output_dtype)
 
     def embedding_configs(self) -> list[EmbeddingConfig]:
         """The tables' configurations, in order."""

@@ -118,6 +118,12 @@ class QuantizedCollection(nn.Module, ABC):
         """The module without what reads its rows: a copy reads its own."""
         return {**self.__dict__, "_lookups": None, "_known_buffers": None}
 
+    def __prepare_scriptable__(self) -> nn.Module:
+        """The module that `torch.jit.script` compiles in the place of this one."""
+        from shardwright.modules.quantized.scripting import scriptable  # asked for by few
+
+        return scriptable(self, self._tables, self.quantized_rows)
+
     def _kernel_lookups(self) -> KernelLookups | None:
         """Kernels' lookups of the rows that there are now; ``None`` where plain torch is to look them up.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from attrs import evolve
@@ -117,10 +116,9 @@ def quantize_collection(
     *,
     per_table: Mapping[str, DataType | str] | None = None,
     output_dtype: DataType | str | torch.dtype = DataType.FP32,
-    kind: type[Any] | None = None,
 ) -> QuantizedCollection:
-    """Quantise one collection; see `quantize_embeddings`. ``kind`` is a class of one's own for the result."""
-    made = _quantized_like(collection, dtype, per_table or {}, output_dtype, kind)
+    """Quantise one collection; see `quantize_embeddings`."""
+    made = _quantized_like(collection, dtype, per_table or {}, output_dtype)
     if collection.device.type == "meta":
         raise InvalidInputError("tables on the device 'meta' have no weights to quantise")
     for table in made.tables:
@@ -137,7 +135,6 @@ def _quantized_like(
     dtype: DataType | str,
     per_table: Mapping[str, DataType | str],
     output_dtype: DataType | str | torch.dtype,
-    kind: type[Any] | None,
 ) -> QuantizedCollection:
     """A quantised collection of the same tables, on ``meta``."""
     tables = []
@@ -147,15 +144,11 @@ def _quantized_like(
         check_served(changed.data_type)
         tables.append(changed)
     if isinstance(collection, EmbeddingBagCollection):
-        made: QuantizedCollection = (kind or QuantEmbeddingBagCollection)(
+        return QuantEmbeddingBagCollection(
             tables,  # type: ignore[arg-type]  # bag configurations stay such
             collection.is_weighted(),
             "meta",
             output_dtype=output_dtype,
         )
-        return made
     assert isinstance(collection, EmbeddingCollection)
-    made = (kind or QuantEmbeddingCollection)(
-        tables, "meta", collection.need_indices(), output_dtype=output_dtype
-    )
-    return made
+    return QuantEmbeddingCollection(tables, "meta", collection.need_indices(), output_dtype=output_dtype)

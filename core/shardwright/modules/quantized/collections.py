@@ -294,7 +294,8 @@ class QuantEmbeddingBagCollection(QuantizedCollection):
     def _divided(self, sums: Tensor, features: KeyedJaggedTensor) -> Tensor:
         """Sums of all outputs, of which those that are means are divided, in the type of the outputs."""
         if self._means:
-            keys, lengths = features.keys(), features.lengths().view(-1, features.stride())
+            keys = features.keys()
+            lengths = features.lengths().view(len(keys), features.stride())
             for feature, columns in self._means:
                 sums[:, columns] *= inverse_lengths(lengths[keys.index(feature)])
         return sums.to(self.output_dtype)

@@ -49,7 +49,7 @@ class MissingName(Exception):
 
 
 class Missing:
-    """Stand-in for a name that is not here: a base class, an annotation or a decorator, but nothing to call."""
+    """Stand-in for a name that is not here: a base class, an annotation or a default, but nothing to call."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -70,7 +70,9 @@ class Missing:
         raise MissingName(self._name)
 
     def __getattr__(self, attribute: str) -> Any:
-        raise MissingName(self._name) if not attribute.startswith("__") else AttributeError(attribute)
+        if attribute.startswith("__"):
+            raise AttributeError(attribute)
+        return Missing(f"{self._name}.{attribute}")
 
 
 def lenient(source: str, path: str) -> ast.Module:
@@ -144,15 +146,15 @@ def name_of(test: unittest.TestCase) -> str:
     return ".".join(test.id().split(".")[-2:])
 
 
-def run(file: Path, support: Path | None) -> dict[str, Any]:
-    """Run the tests of a file here, with the shim if the folder of TorchRec's own test support is given."""
+def run(file: Path, support: Path, *, on_shardwright: bool) -> dict[str, Any]:
+    """Run the tests of a file in this process, with the test support of the TorchRec in a folder."""
     import builtins
 
-    if support is not None:
+    if on_shardwright:
         from shardwright_torchrec import install
 
         install()
-        sys.meta_path.insert(0, Support(support))
+    sys.meta_path.insert(0, Support(support))
     vars(builtins)["_torchrec_name"] = torchrec_name
     module = importlib.util.module_from_spec(
         importlib.machinery.ModuleSpec(file.stem, None, origin=str(file))
@@ -164,15 +166,9 @@ def run(file: Path, support: Path | None) -> dict[str, Any]:
     return outcomes.found
 
 
-def outcomes(python: str, file: Path, support: Path | None, seconds: float) -> dict[str, Any]:
+def outcomes(side: str, python: str, file: Path, support: Path, seconds: float) -> dict[str, Any]:
     """The outcomes of a file's tests in a process of an interpreter; none if it ends or takes too long."""
-    command = [
-        python,
-        __file__,
-        str(file),
-        "--run",
-        *([] if support is None else ["--support", str(support)]),
-    ]
+    command = [python, __file__, str(file), "--run", side, "--support", str(support)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
     except subprocess.TimeoutExpired:
@@ -244,8 +240,8 @@ def measure(folder: Path, python: str, seconds: float) -> dict[str, tuple[str, A
     support = Path(subprocess.check_output([python, "-c", where], text=True).strip().splitlines()[-1])
     found: dict[str, tuple[str, Any]] = {}
     for file in sorted(folder.rglob("test_*.py")):
-        theirs = outcomes(python, file, None, seconds)
-        ours = outcomes(sys.executable, file, support, seconds)
+        theirs = outcomes("torchrec", python, file, support, seconds)
+        ours = outcomes("shardwright", sys.executable, file, support, seconds)
         internal = internal_tests(file.read_text())
         for test in (name for name, error in theirs.items() if error is None):
             error = ours.get(test, ["ImportError", "the file did not run"])
@@ -262,11 +258,11 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="folder of the tests")
     parser.add_argument("--torchrec", default=sys.executable, help="interpreter that has TorchRec")
     parser.add_argument("--seconds", type=float, default=300, help="limit of a file's run on each side")
-    parser.add_argument("--run", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--run", help=argparse.SUPPRESS)
     parser.add_argument("--support", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.run:
-        found = run(options.folder, options.support)
+        found = run(options.folder, options.support, on_shardwright=options.run == "shardwright")
         print(f"\n{_MARK}{json.dumps(found)}", flush=True)
         return
     measured = measure(options.folder, options.torchrec, options.seconds)

@@ -56,9 +56,9 @@ STAGES = {
 FAULTS = ("stop", "kill", "raise")
 STORES = ("rank 0", "agent", "file")
 NUM_STEPS = 12
-_STEP_S = 0.02
+_STEP_S = 0.02  # a step takes so long, so that faults strike within steps
 _PLAN_S = 0.4  # the planner's rank takes about so long, so that it may be struck there
-_LONGEST_STAGE_S = 30.0
+_LONGEST_STAGE_S = 30.0  # time for the victim to come to its stage (taste: a busy machine)
 _SLACK_S = 20.0  # a survivor that has not raised this long after the time-out hangs
 _TARDY_S = 0.5  # what a busy machine is allowed
 

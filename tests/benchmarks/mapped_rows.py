@@ -24,6 +24,7 @@ from shardwright.host import host
 
 DIM, BATCH, IDS, RATE = 64, 1024, 10, 0.1
 EXPONENT = 1.05
+"""Exponent of Zipf's law of the ids: a few hot rows, and a long tail (taste)."""
 Step = Callable[[np.ndarray[Any, Any]], None]
 
 

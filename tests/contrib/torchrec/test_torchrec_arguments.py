@@ -8,6 +8,8 @@ from typing import Any
 
 import attrs
 import pytest
+import torch
+from shardwright_torchrec.modules.configs import EmbeddingBagConfig
 from shardwright_torchrec.parallel.constraints import CacheParams, ParameterConstraints
 from shardwright_torchrec.parallel.sharders import EmbeddingBagCollectionSharder, EmbeddingCollectionSharder
 from shardwright_torchrec.planner.planners import EmbeddingShardingPlanner
@@ -119,6 +121,30 @@ def test_constraints_that_ask_for_what_is_done_are_shardwrights() -> None:
     assert CacheParams() == CacheParams(load_factor=None)
     with pytest.raises(sw.UnsupportedError, match=r"CacheParams\(precision='fp16'\)"):
         CacheParams(precision="fp16")
+
+
+def test_constraints_can_be_changed_after_they_were_made() -> None:
+    asked = ParameterConstraints()
+    before = hash(asked)
+    asked.min_partition = 4
+    assert asked == ParameterConstraints(min_partition=4)
+    assert hash(asked) == hash(ParameterConstraints(min_partition=4)) != before
+    with pytest.raises(sw.UnsupportedError, match="fused_params"):
+        asked.stochastic_rounding = True
+    with pytest.raises(AttributeError, match="min_partitions"):
+        asked.min_partitions = 4
+
+
+def test_configurations_can_be_changed_after_they_were_made() -> None:
+    table = EmbeddingBagConfig(name="t", num_embeddings=6, embedding_dim=8, feature_names=["f"])
+    table.data_type = sw.DataType.FP16
+    table.num_embeddings_post_pruning = None
+    assert table.num_embeddings_post_pruning is None
+    assert sw.EmbeddingBagCollection([table]).embedding_bags["t"].weight.dtype is torch.float16
+    with pytest.raises(sw.InvalidInputError, match="num_embeddings"):
+        table.num_embeddings = -1
+    with pytest.raises(sw.UnsupportedError, match="num_embeddings_post_pruning=5"):
+        table.num_embeddings_post_pruning = 5  # type: ignore[assignment]
 
 
 def test_planner_warns_of_constraints_for_tables_that_are_not_there() -> None:

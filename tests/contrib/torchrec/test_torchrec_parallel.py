@@ -119,6 +119,21 @@ def test_load_state_dict_takes_shards_and_whole_tables() -> None:
             assert torch.equal(value, expected[name])
 
 
+@pytest.mark.usefixtures("group")
+def test_load_state_dict_leaves_other_prefixes_out() -> None:
+    source, target = (DistributedModelParallel(bags()) for _ in range(2))
+    state = {**source.state_dict(prefix="alpha."), "beta.weight": torch.ones(1)}
+    target.load_state_dict(state, prefix="alpha.")
+    expected = source.unshard().state_dict()
+    assert all(torch.equal(value, expected[name]) for name, value in target.unshard().state_dict().items())
+
+
+@pytest.mark.usefixtures("group")
+def test_model_without_tables_is_wrapped_alone() -> None:
+    model = DistributedModelParallel(torch.nn.Linear(3, 2, device="meta"), device="cpu")
+    assert model(torch.ones(1, 3)).shape == (1, 2)
+
+
 def test_load_state_dict_of_other_shards_is_an_error() -> None:
     model = DistributedModelParallel(bags(), env=sw.ShardingEnv.local(device_type="cpu"))
     state = dict(model.sharded_state_dict())

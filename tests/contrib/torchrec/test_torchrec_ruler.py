@@ -43,7 +43,7 @@ def ruler() -> ModuleType:
 def test_each_test_falls_into_its_class(ruler: ModuleType, tmp_path: Path) -> None:
     file = tmp_path / "test_batches.py"
     file.write_text(TESTS)
-    found = ruler.outcomes(sys.executable, file, tmp_path, 100)
+    found = ruler.outcomes("shardwright", sys.executable, file, tmp_path, 100)
     internal = ruler.internal_tests(TESTS)
     assert internal == {"OfBatches.test_attribute", "OfBatches.test_import"}
     assert {
@@ -59,4 +59,4 @@ def test_each_test_falls_into_its_class(ruler: ModuleType, tmp_path: Path) -> No
 def test_file_that_takes_too_long_has_no_outcomes(ruler: ModuleType, tmp_path: Path) -> None:
     file = tmp_path / "test_slow.py"
     file.write_text("import time; time.sleep(100)")
-    assert ruler.outcomes(sys.executable, file, None, 0.5) == {}
+    assert ruler.outcomes("torchrec", sys.executable, file, tmp_path, 0.5) == {}

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import attrs
+
 import shardwright as sw
 
 __all__ = ["BaseEmbeddingConfig", "EmbeddingBagConfig", "EmbeddingConfig"]
@@ -29,7 +31,33 @@ def _refuse(name: str, given: dict[str, Any]) -> None:
             raise sw.UnsupportedError(f"table {name!r}: {field}={given[field]!r} is not supported: {instead}")
 
 
-class EmbeddingConfig(sw.EmbeddingConfig):
+class _AsInTorchRec:
+    """Fields that stay at TorchRec's defaults, and fields that scripts set after they have made a configuration."""
+
+    num_embeddings_post_pruning: None = None
+    need_pos: bool = False
+    input_dim: None = None
+    total_num_buckets: None = None
+    use_virtual_table: bool = False
+    virtual_table_eviction_policy: None = None
+    enable_embedding_update: bool = False
+    stash_weights: bool = False
+
+    def __setattr__(self, field: str, value: Any) -> None:
+        """Set a field, checked as at first; tables that were made of the configuration stay as they are.
+
+        Raises:
+            UnsupportedError: it is not supported.
+            InvalidInputError: the value is none of the field's.
+        """
+        if field in _INSTEAD:
+            _refuse(getattr(self, "name", ""), {**dict.fromkeys(_INSTEAD), field: value})
+        config: Any = self
+        changed = config if field in _INSTEAD else attrs.evolve(config, **{field: value})
+        object.__setattr__(self, field, getattr(changed, field))
+
+
+class EmbeddingConfig(_AsInTorchRec, sw.EmbeddingConfig):
     """One table of an `EmbeddingCollection`; see `shardwright.EmbeddingConfig`.
 
     Raises:
@@ -68,7 +96,7 @@ class EmbeddingConfig(sw.EmbeddingConfig):
         )
 
 
-class EmbeddingBagConfig(sw.EmbeddingBagConfig):
+class EmbeddingBagConfig(_AsInTorchRec, sw.EmbeddingBagConfig):
     """One table of an `EmbeddingBagCollection`; see `shardwright.EmbeddingBagConfig`.
 
     Raises:

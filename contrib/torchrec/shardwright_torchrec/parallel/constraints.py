@@ -75,6 +75,13 @@ class ParameterConstraints(sw.ParameterConstraints):
         UnsupportedError: something is not supported; the text names it, and the argument to give instead.
     """
 
+    enforce_hbm: None = None
+    stochastic_rounding: None = None
+    bounds_check_mode: None = None
+    key_value_params: None = None
+    output_dtype: None = None
+    use_virtual_table: bool = False
+
     def __init__(
         self,
         sharding_types: list[str] | None = None,
@@ -117,6 +124,17 @@ class ParameterConstraints(sw.ParameterConstraints):
             device_group=device_group,
             **further,
         )
+
+    def __setattr__(self, field: str, value: Any) -> None:
+        """Set an argument, checked as at first.
+
+        Raises:
+            UnsupportedError: it is not supported.
+        """
+        if not hasattr(self, field):
+            raise AttributeError(f"ParameterConstraints have no {field!r}")
+        object.__setattr__(self, field, getattr(ParameterConstraints(**{field: value}), field))
+        object.__setattr__(self, "_attrs_cached_hash", None)  # of what it was
 
 
 _INSTEAD = {

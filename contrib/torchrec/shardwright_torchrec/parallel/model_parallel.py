@@ -112,13 +112,23 @@ class DistributedModelParallel(sw.DistributedModelParallel):
         return state
 
     def load_state_dict(
-        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False, prefix: str = ""
     ) -> Any:
         """Take over a state dict: this rank's shards, as `state_dict()` gives them, or whole tables.
+
+        Args:
+            state_dict: the state dict.
+            strict: all of the model's keys must be there, and no others.
+            assign: as of `torch.nn.Module.load_state_dict`.
+            prefix: what the keys of this model begin with, as `state_dict(prefix=...)` gives them; others are left out.
 
         Raises:
             InvalidInputError: shards are not those of this model, or a shape differs.
         """
+        if prefix:
+            state_dict = {
+                key.removeprefix(prefix): value for key, value in state_dict.items() if key.startswith(prefix)
+            }
         blocks = self.sharded_state_dict()
         if is_whole(state_dict, blocks):
             return super().load_state_dict(state_dict, strict, assign)

@@ -95,12 +95,12 @@ class EmbeddingShardingPlanner(sw.EmbeddingShardingPlanner):
         }
 
     def plan(self, module: Any, sharders: Sequence[Any]) -> sw.ShardingPlan:
-        """Plan all tables of `module` that `sharders` can shard; nothing without sharders.
+        """Plan all tables of `module` that `sharders` can shard; nothing without such tables.
 
         Raises:
             PlannerError: there is no plan.
         """
-        if not sharders:
+        if not tables_of(module, sharders):
             return sw.ShardingPlan({})
         with as_planner_error(lambda: self._why(module, sharders)):
             return self._reported(super().plan(module, sharders), sharders)
@@ -114,6 +114,8 @@ class EmbeddingShardingPlanner(sw.EmbeddingShardingPlanner):
             PlannerError: there is no plan.
         """
         sharders = get_default_sharders() if sharders is None else sharders
+        if not tables_of(module, sharders):
+            return sw.ShardingPlan({})
         with as_planner_error(lambda: self._why(module, sharders)):
             return self._reported(super().collective_plan(module, sharders, pg, **further), sharders)
 

@@ -116,7 +116,7 @@ class QuantizedCollection(nn.Module, ABC):
 
     def __getstate__(self) -> dict[str, Any]:
         """The module without what reads its rows: a copy reads its own."""
-        return {**self.__dict__, "_lookups": None}
+        return {**self.__dict__, "_lookups": None, "_known_buffers": None}
 
     def _kernel_lookups(self) -> KernelLookups | None:
         """Kernels' lookups of the rows that there are now; ``None`` where plain torch is to look them up.
@@ -125,10 +125,18 @@ class QuantizedCollection(nn.Module, ABC):
         """
         if torch.compiler.is_compiling() or torch.compiler.is_exporting():
             return None
-        held = [table.weight for table in self._held]
+        # Buffers are read past the module's attributes, which cost more than the lookup of a small batch.
+        held = [buffers["weight"] for buffers in self._buffers_of_tables]
         if self._lookups is None or any(map(operator.is_not, held, self._lookups[0])):
             self._lookups = self._made(held)
         return self._lookups[1]
+
+    @property
+    def _buffers_of_tables(self) -> list[dict[str, Any]]:
+        found = self.__dict__.get("_known_buffers")
+        if found is None:
+            found = self.__dict__["_known_buffers"] = [table._buffers for table in self._held]
+        return found
 
     def _made(self, held: list[Tensor]) -> tuple[list[Tensor], KernelLookups | None]:
         if held[0].is_meta:
@@ -276,14 +284,19 @@ class QuantEmbeddingBagCollection(QuantizedCollection):
             if table.pooling is PoolingType.MEAN
         ]
 
-    @torch.no_grad()
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
         """Pool the rows of each bag; see `EmbeddingBagCollection.forward`."""
-        owner, is_weighted = type(self).__name__, self._is_weighted
         lookups = self._kernel_lookups()
         if lookups is not None and lookups.take(features):
             sums = self._asked(features, lookups.pooled)
-            return KeyedTensor(self.embedding_names(), self._dims, self._divided(sums, features))
+            names = tuple(self._embedding_names)
+            return KeyedTensor._trusted(names, tuple(self._dims), self._divided(sums, features))
+        return self._by_torch(features)
+
+    @torch.no_grad()
+    def _by_torch(self, features: KeyedJaggedTensor) -> KeyedTensor:
+        """The outputs by plain torch, feature by feature."""
+        owner, is_weighted = type(self).__name__, self._is_weighted
         pooled = pooled_outputs(owner, features, self._bag_configs, self._pooled, is_weighted=is_weighted)
         return KeyedTensor(
             keys=self.embedding_names(),

@@ -153,7 +153,7 @@ class KernelLookups:
             and values.device == self.stored[0].device
             and not values.is_floating_point()
             and (features.weights_or_none() is not None or not self._is_weighted)
-            and int(features.lengths().sum()) == values.numel()
+            and (self.checks_ids or int(features.lengths().sum()) == values.numel())
         )
 
     def pooled(self, features: KeyedJaggedTensor) -> Tensor:
@@ -161,13 +161,12 @@ class KernelLookups:
         size, found = features.stride(), [torch.empty(0)] * len(self._features)
         for group in self._groups:
             own = self._selected(features, group)
-            counts = np.full((1, len(group.dims)), size, dtype=np.int64)
             weights = own.weights().float() if self._is_weighted else None
-            bags = Bags(own.values().long(), own.lengths().int(), weights, counts)
-            result = group.lookup.forward(bags, training=False)[0].reshape(-1)
+            bags = Bags(own.values().long(), own.lengths().int(), weights, ((size,) * len(group.dims),))
+            result = group.lookup.forward(bags, training=False)[0]
             if group.is_matrix and len(self._groups) == 1:
                 return result.view(size, sum(group.dims))
-            for output, piece in zip(group.outputs, _pieces(result, group, size), strict=True):
+            for output, piece in zip(group.outputs, _pieces(result.reshape(-1), group, size), strict=True):
                 found[output] = piece
         return torch.cat(found, dim=1)
 

@@ -118,6 +118,12 @@ class QuantizedCollection(nn.Module, ABC):
         """The module without what reads its rows: a copy reads its own."""
         return {**self.__dict__, "_lookups": None, "_known_buffers": None}
 
+    def __prepare_scriptable__(self) -> nn.Module:
+        """The module that `torch.jit.script` compiles in the place of this one."""
+        from shardwright.modules.quantized.scripting import scriptable  # asked for by few
+
+        return scriptable(self, self._tables, self.quantized_rows)
+
     def _kernel_lookups(self) -> KernelLookups | None:
         """Kernels' lookups of the rows that there are now; ``None`` where plain torch is to look them up.
 
@@ -234,6 +240,12 @@ class QuantizedCollection(nn.Module, ABC):
         return made
 
     @abstractmethod
+    def of_tables(
+        self, tables: Sequence[Any], device: torch.device | str | None = None
+    ) -> QuantizedCollection:
+        """A collection of other tables, with the settings of this one; its rows are zeros."""
+
+    @abstractmethod
     def is_weighted(self) -> bool:
         """True if each id must carry a weight."""
 
@@ -329,6 +341,12 @@ class QuantEmbeddingBagCollection(QuantizedCollection):
             return sums
         return sums * inverse_lengths(offsets.diff())
 
+    def of_tables(
+        self, tables: Sequence[Any], device: torch.device | str | None = None
+    ) -> QuantizedCollection:
+        """See :meth:`QuantizedCollection.of_tables`."""
+        return QuantEmbeddingBagCollection(tables, self._is_weighted, device, output_dtype=self.output_dtype)
+
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
         """The tables' configurations, in order."""
         return self._bag_configs
@@ -383,6 +401,12 @@ class QuantEmbeddingCollection(QuantizedCollection):
 
     def _rows_of(self, table: EmbeddingConfig, ids: Tensor) -> Tensor:
         return self.quantized_rows(table.name).rows(ids.long()).dequantized()
+
+    def of_tables(
+        self, tables: Sequence[Any], device: torch.device | str | None = None
+    ) -> QuantizedCollection:
+        """See :meth:`QuantizedCollection.of_tables`."""
+        return QuantEmbeddingCollection(tables, device, self._need_indices, output_dtype=self.output_dtype)
 
     def embedding_configs(self) -> list[EmbeddingConfig]:
         """The tables' configurations, in order."""

@@ -224,6 +224,29 @@ class PlacedCollection(nn.Module, ABC):
         device = self._devices[shard.device]
         held.set_rows(shard.config.name, evolve(rows, stored=rows.packed().to(device, copy=True)))
 
+    def __prepare_scriptable__(self) -> nn.Module:
+        """The module that `torch.jit.script` compiles in the place of this one, of whole tables."""
+        from shardwright.modules.quantized.scripting import scriptable  # asked for by few
+
+        return scriptable(self, self._tables, self._whole_rows)
+
+    def _whole_rows(self, table: str) -> QuantizedRows:
+        """The rows of a table, put together from its shards."""
+        number = [config.name for config in self._tables].index(table)
+        shards = [shard for shard in self._shards if shard.table == number]
+        parts = [evolve(part, stored=part.packed().cpu()) for part in self.blocks_of(table)]
+        config, first = self._tables[number], parts[0]
+        elements = first.values.new_zeros(config.num_embeddings, config.embedding_dim)
+        header = torch.zeros(config.num_embeddings, 2, dtype=torch.float16)
+        for shard, part in zip(shards, parts, strict=True):
+            rows = torch.arange(config.num_embeddings)[row_index(shard.block)]
+            own = part.values
+            # Torch cannot put elements of FP8 at places, but their bytes.
+            kind = own.dtype if own.element_size() > 1 else torch.uint8
+            elements.view(kind)[rows, shard.columns] = own.view(kind)
+            header[rows] = torch.cat([part.scale, part.bias], dim=1)
+        return QuantizedRows.of(first.data_type, elements, header[:, :1], header[:, 1:])
+
     @property
     def tables(self) -> Sequence[EmbeddingConfig]:
         """The tables' configurations, in order."""

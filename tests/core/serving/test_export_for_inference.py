@@ -18,6 +18,7 @@ from torch import Tensor, nn
 import shardwright as sw
 from shardwright.modules.quantized.rows import quantize_rows
 from shardwright.planning.tables.spec import DataType
+from shardwright.runtime.checkpoint import reading
 from shardwright.serving import rows_file
 from shardwright.serving.checking import check_package
 from shardwright.serving.loading import map_rows
@@ -248,6 +249,19 @@ def test_checkpoint_is_exported_in_less_memory_than_its_tables(tmp_path: Path) -
 
     run("save")
     assert float(run("export")) < 256
+
+
+def test_blocks_of_a_stored_table_read_each_row_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = sw.EmbeddingBagCollection([bag("t", 40_000, 16, ["f"])])
+    stored = StoredTables(sw.save_checkpoint(tmp_path, model).path)
+    monkeypatch.setattr(rows_file, "BLOCK_BYTES", 1 << 18)
+    filled, read = reading._filled, []
+    monkeypatch.setattr(reading, "_filled", lambda file, data: read.append(len(data)) or filled(file, data))
+    (table,) = laid_out([TableRows("t", DataType.INT8, 40_000, 16)])
+    blocks = [block.clone() for block in stored.blocks(table, "embedding_bags.t.weight")]
+    assert len(blocks) == 10
+    assert torch.equal(torch.cat(blocks), model.table_weight("t"))
+    assert sum(read) == 40_000 * 16 * 4
 
 
 def test_dense_weights_of_a_checkpoint_are_read(tmp_path: Path) -> None:

@@ -472,7 +472,8 @@ def look_up_batch(
     """Sum the rows of each bag of one source's batch, without what a call by arrays takes to prepare.
 
     Args:
-        slots: as for :func:`look_up`; the results of a slot's bags begin at the sum of ``D`` of those before.
+        slots: table of the slots, as :func:`look_up` has it; the results of a slot's bags begin at the sum of ``D`` of
+            those before.
         ids: address of the row numbers.
         num_ids: number of row numbers.
         weights: address of their weights, or 0.

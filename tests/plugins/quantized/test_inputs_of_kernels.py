@@ -52,7 +52,7 @@ def test_lengths_that_do_not_add_up_raise(pooling: str, keys: list[str], kernel:
         ids = torch.zeros(2 * len(keys), dtype=torch.int64)
         with pytest.raises(
             sw.InvalidInputError,
-            match="add up to|is 9, but there are",
+            match=r"add up to|is 9, but there are",
         ):
             model(sw.KeyedJaggedTensor(keys, ids, lengths=lengths))
 

@@ -10,6 +10,7 @@ import shardwright_torchrec
 import torch
 from shardwright_torchrec.modules.crossnet import LowRankCrossNet
 from shardwright_torchrec.optim.keyed import KeyedOptimizerWrapper
+from shardwright_torchrec.optim.warmup import WarmupOptimizer, WarmupStage
 from shardwright_torchrec.planner.proposers import DynamicProgrammingProposer
 from shardwright_torchrec.planner.topologies import Topology
 from shardwright_torchrec.planner.types import Perf, Shard, ShardingOption, Storage
@@ -113,3 +114,18 @@ def test_dynamic_programming_tells_memory_apart_by_the_devices() -> None:
         found.append([option.total_storage.hbm for option in proposal])
         proposer.feedback(True, storage_constraint=Topology(2, "cuda", hbm_cap=10**6))
     assert found == [[1, 1], [50, 50]]
+
+
+def test_a_warming_optimizer_has_its_steps_in_its_state() -> None:
+    weight = nn.Parameter(torch.ones(2))
+    inner = sw.KeyedOptimizerWrapper(
+        {"weight": weight}, lambda own: torch.optim.SGD(own, lr=0.1, momentum=0.9)
+    )
+    warm = WarmupOptimizer(inner, [WarmupStage(max_iters=10)])
+    for _ in range(3):
+        weight.sum().backward()
+        warm.step()
+    steps = [own["warmup"][0].item() for own in warm.state.values() if "warmup" in own]
+    assert steps == [3]
+    assert weight in warm.state
+    assert set(sw.OptimizerWrapper(warm).state_dict()["state"]) == {"weight", "__warmup"}

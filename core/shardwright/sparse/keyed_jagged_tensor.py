@@ -595,6 +595,14 @@ class KeyedJaggedTensor(Jagged):
         )
         return lengths.flatten(), values, weights
 
+    def late_problem(self) -> str:
+        """The reason why this is no batch, where construction left the checks out; empty if it is one."""
+        try:
+            self._check_late()
+        except InvalidInputError as error:
+            return str(error)
+        return ""
+
     def lookup_problem(self, features: Collection[str], *, num_used: int | None = None) -> str:
         """The reason why tables cannot look some features up, although this is a batch; empty if they can.
 
@@ -604,10 +612,8 @@ class KeyedJaggedTensor(Jagged):
             features: Keys of which each must occur once.
             num_used: Number of values that bags hold, if known.
         """
-        try:
-            self._check_late()
-        except InvalidInputError as error:
-            return str(error)
+        if num_used is None and (problem := self.late_problem()):
+            return problem
         used = self._starts()[-1] if num_used is None else num_used
         return _keyed_validation.lookup_problem(self._keys, self._values, used, features)
 

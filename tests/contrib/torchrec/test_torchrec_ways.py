@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import shardwright_torchrec
 import torch
+from shardwright_torchrec.distributed.sharding_plan import column_wise, construct_module_sharding_plan
 from shardwright_torchrec.modules.crossnet import LowRankCrossNet
 from shardwright_torchrec.optim.keyed import KeyedOptimizerWrapper
 from shardwright_torchrec.optim.warmup import WarmupOptimizer, WarmupStage
@@ -129,3 +130,21 @@ def test_a_warming_optimizer_has_its_steps_in_its_state() -> None:
     assert steps == [3]
     assert weight in warm.state
     assert set(sw.OptimizerWrapper(warm).state_dict()["state"]) == {"weight", "__warmup"}
+
+
+def test_columns_are_cut_into_parts_of_given_widths() -> None:
+    own = sw.EmbeddingBagCollection(
+        [sw.EmbeddingBagConfig(name="t", embedding_dim=24, num_embeddings=8, feature_names=["f"])]
+    )
+    cut = {"local_size": 2, "world_size": 2, "device_type": "cpu"}
+    plan = construct_module_sharding_plan(own, {"t": column_wise(size_per_rank=[16, 8])}, **cut)
+    spec = plan["t"].sharding_spec
+    assert spec is not None
+    assert [(shard.shard_sizes, shard.shard_offsets) for shard in spec.shards] == [
+        ([8, 16], [0, 0]),
+        ([8, 8], [0, 16]),
+    ]
+    assert plan["t"].ranks == [0, 1]
+    for widths in ([16, 16], [24, 0], [8, 8, 8]):
+        with pytest.raises(sw.PlanError, match="24 columns, and there are 2 ranks"):
+            construct_module_sharding_plan(own, {"t": column_wise(size_per_rank=widths)}, **cut)

@@ -116,3 +116,16 @@ def test_collection_under_several_names_is_quantised_and_cut_under_each(inplace:
     assert not isinstance(cut[0], sw.QuantEmbeddingBagCollection)
     if inplace:
         assert bags_of(model) == cut
+
+
+@pytest.mark.parametrize("pooling", ["MEAN", "NONE"])
+def test_compiled_model_gives_what_the_model_gives(pooling: str) -> None:
+    model = torch.nn.Sequential(quantised(pooling))
+    compiled = torch.compile(model, backend="eager")
+    for lists in ([[1, 2], []], [[3], [4], []]):
+        batch = sw.KeyedJaggedTensor.from_lists({"f": lists, "g": lists[::-1]})
+        found, wanted = compiled(batch), model(batch)
+        if pooling == "NONE":
+            assert all(torch.equal(found[name].values(), wanted[name].values()) for name in wanted)
+        else:
+            assert torch.equal(found.values(), wanted.values())

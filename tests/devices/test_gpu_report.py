@@ -75,8 +75,11 @@ def test_page_tells_what_ran_what_did_not_and_which_goals_are_missed() -> None:
             "missing": ["highspy"],
             "sections": {
                 "kernels": {
-                    "figures": {"copy_gb_s": 2900.0, "cases": [{**case, "kernels": [kernel]}]},
-                    "goals": goals,
+                    "fused_triton": {
+                        "figures": {"copy_gb_s": 2900.0, "cases": [{**case, "kernels": [kernel]}]},
+                        "goals": goals,
+                    },
+                    "fused": {"problem": "exit code 2: no such kernel"},
                 },
                 "steps": {
                     "a step": {"figures": step, "problem": ""},
@@ -94,9 +97,19 @@ def test_page_tells_what_ran_what_did_not_and_which_goals_are_missed() -> None:
         }
     )
     for text in (
-        "NVIDIA H100", "highspy", "| 1.500 | 4.000 | 85% / 50% | missed |", "| a step | 2.5 |  |",
-        "exit code 1: no", "speed: 9 examples/s", "1 not run, 1 passed", "peak MiB 3", "time was up", "not ended after",
-    ):  # fmt: skip
+        "NVIDIA H100",
+        "highspy",
+        "copies: 2900 GB/s",
+        "| 1.500 | 4.000 | 85% / 50% | missed |",
+        "exit code 2: no such kernel",
+        "| a step | 2.5 |  |",
+        "exit code 1: no",
+        "speed: 9 examples/s",
+        "1 not run, 1 passed",
+        "peak MiB 3",
+        "time was up",
+        "not ended after",
+    ):
         assert text in page, text
 
 

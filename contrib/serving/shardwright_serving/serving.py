@@ -61,8 +61,6 @@ class Serving:
         )  # a link that moves while it is read does not mix two packages
         try:
             manifest = Manifest.read(folder)
-            if self.current is not None and manifest.version == self.current.manifest.version:
-                return
             program = await asyncio.to_thread(load_program, folder, manifest, self._settings)
             reader = RequestReader(manifest)
         except PackageError:
@@ -93,13 +91,17 @@ class Serving:
 
     def _serve(self, manifest: Manifest, reader: RequestReader, program: LoadedProgram) -> None:
         before = self.current
+        if before is not None:
+            self._metrics.workers.labels(before.manifest.version).set(0)
+            self._end(before)
         batcher = Batcher(program.predict, self._executor, self._settings, self._metrics)
         self.current = Served(manifest, reader, batcher)
         self._metrics.package_loads.labels("taken").inc()
         self._metrics.workers.labels(manifest.version).set(1)
         LOG.info("serving package %s", manifest.version)
-        if before is not None:
-            self._metrics.workers.labels(before.manifest.version).set(0)
-            ending = asyncio.get_running_loop().create_task(before.batcher.close())
-            self._closing.add(ending)
-            ending.add_done_callback(self._closing.discard)
+
+    def _end(self, served: Served) -> None:
+        """End what was served, behind the requests that it has taken."""
+        ending = asyncio.get_running_loop().create_task(served.batcher.close())
+        self._closing.add(ending)
+        ending.add_done_callback(self._closing.discard)

@@ -131,7 +131,8 @@ class Lookup(ABC):
     """Maker of the memory for :meth:`forward`'s result, of so many float32 values, which it does not set. Where results
     are sent as they are, the engine replaces it by memory that they are sent from; a kernel may use it or not."""
     checks_ids: bool = False
-    """True if :meth:`forward` raises ``IndexError`` for an id that is no row of its block, having changed nothing."""
+    """True if :meth:`forward` raises ``IndexError`` for an id that is no row of its block, and where bags hold another
+    number of ids than there are."""
     states_per_row: frozenset[str] = frozenset()
     """The names of optimizer states that hold one value a row, the same in every column block of a table."""
 

@@ -20,7 +20,7 @@ from shardwright.errors import UnsupportedError
 from shardwright.serving.manifest import FORMS, PackageManifest
 from shardwright.serving.package import load_package
 
-__all__ = ["check_package", "drawn_inputs"]
+__all__ = ["check_package", "drawn_inputs", "traced_inputs"]
 
 RELATIVE, ABSOLUTE = 1e-4, 1e-5
 """Largest differences of predictions: sums of a thousand float32 in another order differ by less."""
@@ -42,6 +42,12 @@ def drawn_inputs(manifest: PackageManifest) -> Iterator[list[Tensor]]:
     lengths[0] = 0
     yield _inputs(manifest, lengths, random)
     yield _inputs(manifest, torch.zeros_like(lengths), random)
+
+
+def traced_inputs(manifest: PackageManifest) -> list[Tensor]:
+    """Inputs to trace a program with: three samples with two ids each, since torch tells sizes of 0 and 1 apart."""
+    lengths = torch.full((len(manifest.features), 3), 2)
+    return _inputs(manifest, lengths, torch.Generator().manual_seed(0))
 
 
 def _inputs(manifest: PackageManifest, lengths: Tensor, random: torch.Generator) -> list[Tensor]:

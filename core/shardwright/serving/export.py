@@ -23,7 +23,8 @@ from shardwright.errors import InvalidInputError, UnknownNameError, UnsupportedE
 from shardwright.planning.tables.spec import DataType
 from shardwright.runtime.checkpoint.saving import Progress, save_checkpoint
 from shardwright.runtime.sharded.models.model_parallel import DistributedModelParallel
-from shardwright.serving.checking import check_package
+from shardwright.serving.checking import check_package, traced_inputs
+from shardwright.serving.loading import map_rows
 from shardwright.serving.manifest import (
     FORMS,
     MANIFEST,
@@ -35,7 +36,7 @@ from shardwright.serving.manifest import (
 )
 from shardwright.serving.program import Inputs, Rows, ServingProgram, without_tables
 from shardwright.serving.programs import check_forms, exported, writers
-from shardwright.serving.rows_file import Blocks, TableRows, laid_out, map_rows, write_rows
+from shardwright.serving.rows_file import Blocks, TableRows, laid_out, write_rows
 from shardwright.serving.served import Served, served_in, tables_of
 from shardwright.serving.stored_tables import StoredTables
 
@@ -179,7 +180,8 @@ class _Export:
         rows = map_rows(folder / ROWS)
         program = self._program(stored)
         manifest = self._manifest(program, rows, checksum, forms)
-        made = exported(program, self.inputs.example, rows, len(self.inputs.keys))
+        traced = dict(zip(self.inputs.example, traced_inputs(manifest), strict=True))
+        made = exported(program, traced, rows, len(self.inputs.keys))
         for form in forms:
             writers[form](made, folder / FORMS[form])
         (folder / MANIFEST).write_text(manifest.to_json())

@@ -13,9 +13,8 @@ from attrs import frozen
 from torch import Tensor
 
 from shardwright.errors import InvalidInputError, UnknownNameError, nearest
+from shardwright.serving.loading import Callee, map_rows, readers
 from shardwright.serving.manifest import FORMS, PackageManifest
-from shardwright.serving.programs import Callee, readers
-from shardwright.serving.rows_file import map_rows
 from shardwright.sparse import KeyedJaggedTensor
 
 __all__ = ["InferencePackage", "load_package"]

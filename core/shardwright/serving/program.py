@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree
 
 from shardwright.errors import InvalidInputError, UnsupportedError
+from shardwright.modules.quantized.torch_rows import look_up, sum_bags
 from shardwright.planning.tables.spec import PoolingType
-from shardwright.serving.lookups import look_up, sum_bags
 from shardwright.serving.rows_file import TableRows
 from shardwright.serving.served import Served
 from shardwright.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
@@ -62,9 +62,10 @@ class MappedCollection(nn.Module):
     def _looked_up(self, table: TableRows, rows: Tensor, bags: JaggedTensor) -> Tensor:
         ids = bags.values().long()
         if not self._served.is_pooled:
-            return look_up(table, rows, ids)
+            return look_up(table.data_type.value, table.embedding_dim, rows, ids)
         weights = bags.weights().float() if self._served.is_weighted else None
-        return sum_bags(table, rows, ids, bags.offsets().long(), weights)
+        offsets = bags.offsets().long()
+        return sum_bags(table.data_type.value, table.embedding_dim, rows, ids, offsets, weights)
 
     def _pooled(self, bags: JaggedTensor, sums: Tensor, output: int) -> Tensor:
         if self._served.poolings[output] is PoolingType.MEAN:

@@ -7,23 +7,19 @@ Legend: F features, B samples, N ids.
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.fx.experimental import _config
 
 from shardwright.errors import InvalidInputError, UnsupportedError
+from shardwright.serving.loading import quiet
 from shardwright.serving.program import ServingProgram
 
-__all__ = ["Callee", "check_forms", "exported", "readers", "writers"]
-
-Callee: TypeAlias = Callable[..., Sequence[Tensor]]
-"""A loaded program."""
+__all__ = ["check_forms", "exported", "writers"]
 
 MOST_IDS = 2**31 - 1
 """Largest number of ids of a batch, which some of torch's operators count in 32 bits."""
@@ -68,7 +64,7 @@ def _write_exported(made: Any, path: Path) -> None:
 
 def _write_compiled(made: Any, path: Path) -> None:
     try:
-        with _quiet():
+        with quiet():
             torch._inductor.aoti_compile_and_package(made, package_path=str(path))
     except Exception as error:  # the compiler's, and those of torch that know no better class
         raise UnsupportedError(
@@ -77,7 +73,7 @@ def _write_compiled(made: Any, path: Path) -> None:
 
 
 def _write_script(made: Any, path: Path) -> None:
-    with _quiet():
+    with quiet():
         torch.jit.save(torch.jit.script(_scriptable(made)), path)
 
 
@@ -117,41 +113,12 @@ def _call_by_name(node: torch.fx.Node) -> None:
     node.target = torch.ops.aten.view_copy if is_cast else node.target.overloadpacket
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """A context without torch's notices that TorchScript is deprecated, which it uses itself."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
-
-def _read_exported(path: Path) -> Callee:
-    module = torch.export.load(path).module(check_guards=False)
-    return lambda *tensors: tuple(module(*tensors))
-
-
-def _read_compiled(path: Path) -> Callee:
-    return torch._inductor.aoti_load_package(str(path))
-
-
-def _read_script(path: Path) -> Callee:
-    with _quiet():
-        return torch.jit.load(str(path))
-
-
 writers: Mapping[str, Callable[[Any, Path], None]] = {
     "exported": _write_exported,
     "pt2": _write_compiled,
     "torchscript": _write_script,
 }
 """Form -> function that writes it from the exported program."""
-
-readers: Mapping[str, Callable[[Path], Callee]] = {
-    "exported": _read_exported,
-    "pt2": _read_compiled,
-    "torchscript": _read_script,
-}
-"""Form -> function that loads it."""
 
 
 def check_forms(forms: Sequence[str]) -> None:

@@ -1,9 +1,7 @@
 """The rows of all tables of a package, one table after the other in one file, in the layouts of torch's own operators.
 
 Programs map the file and take it as one input, so that it is stored once, whatever forms there are, and processes
-share its pages. Rows of FP16 and FP8 are stored as quantised modules hold them. Rows of integers end with scale and
-bias: two float16 of INT4 and INT2, two float32 of INT8. That is how
-``torch.ops.quantized.embedding_bag_*_rowwise_offsets`` reads them.
+share its pages.
 
 Legend: R rows of a table, D columns, F features, B samples.
 """
@@ -13,20 +11,20 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
-import numpy as np
-import torch
 from attrs import frozen
 from torch import Tensor
 
 from shardwright.errors import CheckpointError, InvalidInputError
 from shardwright.modules.quantized.rows import QuantizedRows, quantize_rows
-from shardwright.planning.tables.quantized import HEADER_BYTES, stored_row_bytes
+from shardwright.modules.quantized.torch_rows import torch_row_bytes, torch_rows
 from shardwright.planning.tables.spec import DataType
-from shardwright.runtime.checkpoint.saving import Progress
 
-__all__ = ["Blocks", "TableRows", "laid_out", "map_rows", "write_rows"]
+if TYPE_CHECKING:
+    from shardwright.runtime.checkpoint.saving import Progress
+
+__all__ = ["Blocks", "TableRows", "laid_out", "write_rows"]
 
 ALIGNMENT = 64
 """Bytes to whose multiples a table's first row is moved: a cache line, and the width of the widest vector register."""
@@ -59,9 +57,7 @@ class TableRows:
     @property
     def row_bytes(self) -> int:
         """Bytes of a row."""
-        # Scale and bias of INT8 are float32 here, twice the bytes of two float16.
-        longer = HEADER_BYTES if self.data_type is DataType.INT8 else 0
-        return stored_row_bytes(self.data_type, self.embedding_dim) + longer
+        return torch_row_bytes(self.data_type, self.embedding_dim)
 
     @property
     def num_bytes(self) -> int:
@@ -77,14 +73,6 @@ class TableRows:
         """Select the table's rows in the mapped file: ``[R, bytes]`` uint8."""
         rows = file.narrow(0, self.start, self.num_bytes)
         return rows.view(self.num_embeddings, self.row_bytes)
-
-    def packed(self, rows: QuantizedRows) -> Tensor:
-        """Lay out rows as the file has them: ``[rows, bytes]`` uint8."""
-        if self.data_type not in (DataType.INT8, DataType.INT4, DataType.INT2):
-            return rows.packed()
-        header = torch.cat([rows.scale, rows.bias], dim=1)
-        header = header.float() if self.data_type is DataType.INT8 else header
-        return torch.cat([rows.packed()[:, HEADER_BYTES:], header.view(torch.uint8)], dim=1)
 
 
 def laid_out(tables: Sequence[TableRows]) -> list[TableRows]:
@@ -141,7 +129,7 @@ def _packed_blocks(table: TableRows, blocks: Blocks) -> Iterator[memoryview]:
     count = 0
     for block in blocks:
         rows = block if isinstance(block, QuantizedRows) else _quantized(table, block, count)
-        packed = table.packed(rows).cpu().contiguous()
+        packed = torch_rows(rows).cpu().contiguous()
         count += len(packed)
         yield memoryview(packed.view(-1).numpy())  # type: ignore[arg-type]
     if count != table.num_embeddings:
@@ -153,15 +141,3 @@ def _quantized(table: TableRows, block: Tensor, first: int) -> QuantizedRows:
         return quantize_rows(block, table.data_type)
     except InvalidInputError as error:
         raise InvalidInputError(f"table {table.name!r}, counted from row {first} on: {error}") from None
-
-
-def map_rows(path: Path) -> Tensor:
-    """Map a file of rows into memory: uint8, read from the disk where it is first used.
-
-    Raises:
-        CheckpointError: it cannot be read.
-    """
-    try:
-        return torch.from_numpy(np.memmap(path, dtype=np.uint8, mode="c"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be mapped: {error}") from error

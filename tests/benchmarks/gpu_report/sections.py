@@ -16,6 +16,9 @@ LOOKUP_GOAL, UPDATE_GOAL = 0.8, 0.6
 ALONE = "tests/devices/test_one_device.py"
 """Tests of time and memory, which want the device for themselves."""
 
+KERNELS = ("fused_triton", "fused_torch", "fused")
+"""Kernels that are timed alone. Behind a cache the large case would take minutes."""
+
 STEPS: Mapping[str, list[str]] = {
     "fused_triton, batch 8192, 24 x 1M x 128, 20 ids": [
         "--kernel", "fused_triton", "--batch", "8192", "--rows", "1000000", "--dim", "128", "--ids", "20",
@@ -105,10 +108,12 @@ def machine(runner: Runner) -> dict[str, Any]:
 
 
 def kernels(runner: Runner) -> dict[str, Any]:
-    """Lookups and updates beside copies, and whether the goals are met."""
-    done, data = command(
-        runner, "bench", "kernels", "--device", "cuda", "--steps", "5", "--json", limit_s=120
-    )
+    """Lookups and updates beside copies, and whether the goals are met; a program of its own for each kernel."""
+    shared = ["bench", "kernels", "--device", "cuda", "--steps", "5", "--json", "--kernel"]
+    return {name: _kernel(*command(runner, *shared, name, limit_s=75)) for name in KERNELS}
+
+
+def _kernel(done: Done, data: Any) -> dict[str, Any]:
     if data is None:
         return {**_told(done), "goals": {}}
     copied = data["copy_gb_s"] * 1e9

@@ -14,6 +14,7 @@ from attrs import field, frozen
 from shardwright_hash_embedding import HashSettings
 from shardwright_hash_embedding.hashing import HashedIds, first_values
 from tests.contrib import distributions
+from tests.pairs import in_turns
 
 import shardwright as sw
 from shardwright.host import PluginHost, use_host
@@ -221,8 +222,7 @@ def cut_anew(plan: sw.ShardingPlan, parts: int, first: int, world_size: int) -> 
     return sw.ShardingPlan({"": sw.EmbeddingModuleShardingPlan(made)})
 
 
-@pytest.mark.parametrize("limit", [None, 1 << 20])
-@pytest.mark.parametrize("optimizer", ["row_wise_adagrad", "adam"])
+@pytest.mark.parametrize(("optimizer", "limit"), in_turns(["row_wise_adagrad", "adam"], [None, 1 << 20]))
 def test_reshard_keeps_rows_uses_and_states_of_all_keys_and_training_goes_on(
     optimizer: str, limit: int | None
 ) -> None:

@@ -135,8 +135,8 @@ def slow_program(folder: Path) -> Any:
 
     def waits(*inputs: Any) -> Any:
         if inputs[-1][0, 0] == 1:
-            (folder / "begun").touch()
-            wait_for(folder / "may_end")
+            (folder.parent / "begun").touch()
+            wait_for(folder.parent / "may_end")
         return program(*inputs)
 
     return waits
@@ -155,11 +155,11 @@ def test_request_beyond_the_queue_is_503_with_a_time_to_come_again(package: Path
         ThreadPoolExecutor(3) as threads,
     ):
         first = threads.submit(client.post, "/predict", json=packages.a_request(1))
-        wait_for(package / "begun")
+        wait_for(package.parent / "begun")
         others = [threads.submit(client.post, "/predict", json=packages.a_request(2)) for _ in range(2)]
         refused = next(as_completed(others)).result()
         ready = client.get("/readyz")
-        (package / "may_end").touch()
+        (package.parent / "may_end").touch()
         codes = sorted(future.result().status_code for future in [first, *others])
     assert codes == [200, 200, 503]
     for response in (ready, refused):
@@ -197,3 +197,7 @@ def test_newer_package_is_taken_and_a_broken_one_is_not(tmp_path: Path, package:
                 until(client, "2")
         packages.write_manifest(second, version="4")
         until(client, "4")
+        packages.write_manifest(second, version="4", outputs=packages.MANIFEST["outputs"])  # written anew
+        while 'loads_total{result="taken"} 4.0' not in client.get("/metrics").text:
+            until(client, "4")
+        assert 'shardwright_workers{version="4"} 1.0' in client.get("/metrics").text

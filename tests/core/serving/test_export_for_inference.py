@@ -18,10 +18,12 @@ from torch import Tensor, nn
 import shardwright as sw
 from shardwright.modules.quantized.rows import quantize_rows
 from shardwright.planning.tables.spec import DataType
+from shardwright.runtime.checkpoint import reading
 from shardwright.serving import rows_file
 from shardwright.serving.checking import check_package
+from shardwright.serving.loading import map_rows
 from shardwright.serving.manifest import PackageManifest
-from shardwright.serving.rows_file import TableRows, laid_out, map_rows, write_rows
+from shardwright.serving.rows_file import TableRows, laid_out, write_rows
 from shardwright.serving.stored_tables import StoredTables
 
 
@@ -85,6 +87,20 @@ def test_package_takes_its_features_out_of_a_batch_in_any_order(package: Path) -
         sw.UnknownNameError, match=r"no form 'pt2' of its program; it has torchscript, exported"
     ):
         sw.load_package(package, "pt2")
+
+
+def test_package_loads_without_what_exports(package: Path) -> None:
+    code = "import sys, shardwright as sw; sw.load_package(sys.argv[1]); print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(package)], capture_output=True, text=True, timeout=120, check=True
+    )
+    heavy = (
+        "shardwright.runtime.",
+        "shardwright.planning.planner",
+        "torch._inductor",
+        "torch.distributed.checkpoint",
+    )
+    assert [name for name in done.stdout.split() if name.startswith(heavy)] == []
 
 
 def test_ids_that_are_no_rows_raise(package: Path) -> None:
@@ -185,6 +201,14 @@ def test_folder_that_is_there_is_refused(tmp_path: Path) -> None:
         sw.export_for_inference(Sequences(), FEATURES, tmp_path)
 
 
+def test_example_of_one_sample_without_ids_will_do(tmp_path: Path) -> None:
+    model = sw.EmbeddingBagCollection([bag("t", 9, 2, ["f"])])
+    one, two = (sw.KeyedJaggedTensor.from_lists({"f": bags}) for bags in ([[]], [[1, 2], []]))
+    path = sw.export_for_inference(model, one, tmp_path / "p", forms=["torchscript"], check=False)
+    wanted = sw.quantize_embeddings(model)(two).values()
+    torch.testing.assert_close(sw.load_package(path).predict(two)["values"], wanted, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_every_form_is_checked_in_a_fresh_process(tmp_path: Path) -> None:
@@ -225,6 +249,19 @@ def test_checkpoint_is_exported_in_less_memory_than_its_tables(tmp_path: Path) -
 
     run("save")
     assert float(run("export")) < 256
+
+
+def test_blocks_of_a_stored_table_read_each_row_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = sw.EmbeddingBagCollection([bag("t", 40_000, 16, ["f"])])
+    stored = StoredTables(sw.save_checkpoint(tmp_path, model).path)
+    monkeypatch.setattr(rows_file, "BLOCK_BYTES", 1 << 18)
+    filled, read = reading._filled, []
+    monkeypatch.setattr(reading, "_filled", lambda file, data: read.append(len(data)) or filled(file, data))
+    (table,) = laid_out([TableRows("t", DataType.INT8, 40_000, 16)])
+    blocks = [block.clone() for block in stored.blocks(table, "embedding_bags.t.weight")]
+    assert len(blocks) == 10
+    assert torch.equal(torch.cat(blocks), model.table_weight("t"))
+    assert sum(read) == 40_000 * 16 * 4
 
 
 def test_dense_weights_of_a_checkpoint_are_read(tmp_path: Path) -> None:

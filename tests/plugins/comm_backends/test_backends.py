@@ -13,8 +13,11 @@ from tests.equality import Case, Table, shardings_of
 from shardwright import EmbeddingBagCollectionSharder, ShardingEnv, spec_to_torch
 from shardwright.contracts import CommBackend
 from shardwright.contracts.comm_backend import Communicator
+from shardwright.contracts.compute_kernel import KernelRequest
 from shardwright.errors import DistributedError
 from shardwright.host import host
+from shardwright.planning.tables.optimizers import OptimizerSpec
+from shardwright.planning.tables.spec import DataType
 
 
 @pytest.mark.parametrize(("name", "devices"), [("gloo", ("cpu",)), ("nccl", ("cuda",))])
@@ -92,10 +95,16 @@ def test_nccl_device_that_waits_in_vain_is_an_error_of_the_next_call(nccl_group:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("optimizer", ["sgd", "row_wise_adagrad", "adam"])
-@pytest.mark.parametrize("kernel", ["fused", "fused_torch", "dense"])
+@pytest.mark.parametrize("kernel", ["fused", "fused_torch", "fused_triton", "pinned_caching", "dense"])
 def test_nccl_trains_equal_to_the_unsharded_module_on_the_cpu(
     nccl_group: object, kernel: str, optimizer: str
 ) -> None:
+    request = KernelRequest(
+        "cuda", DataType.FP32, 8, 8, optimizer=OptimizerSpec(optimizer), on_this_machine=True
+    )
+    answer = host().compute_kernels.create(kernel).supports(request)
+    if answer is not True:
+        pytest.skip(str(answer))
     tables = [
         Table(17, 8, ("a",), "SUM", "table_wise", kernel),
         Table(9, 8, ("b", "a"), "MEAN", "row_wise", kernel),

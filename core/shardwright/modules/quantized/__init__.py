@@ -7,10 +7,12 @@ from shardwright.modules.quantized.collections import (
     QuantEmbeddingCollection,
     QuantizedCollection,
 )
+from shardwright.modules.quantized.known_ids import KnownIds
 from shardwright.modules.quantized.quantizing import quantize_embeddings
 from shardwright.modules.quantized.rows import QuantizedRows, quantize_rows
 
 __all__ = [
+    "KnownIds",
     "QuantEmbeddingBagCollection",
     "QuantEmbeddingCollection",
     "QuantizedCollection",

@@ -16,8 +16,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from shardwright.errors import InvalidInputError, ShardwrightError, UnknownNameError, nearest
-from shardwright.modules._lookup import bags_of_feature, pooled_outputs, sequence_outputs
-from shardwright.modules.embedding_configs import data_type_of, dtype_of
+from shardwright.modules._lookup import (
+    bags_by_feature_of,
+    bags_of_feature,
+    pooled_outputs,
+    sequence_outputs,
+)
+from shardwright.modules.embedding_configs import dtype_of
 from shardwright.modules.quantized.kernel_lookups import KernelLookups
 from shardwright.modules.quantized.rows import QuantizedRows, empty_rows
 from shardwright.planning.tables.spec import (
@@ -116,7 +121,13 @@ class QuantizedCollection(nn.Module, ABC):
 
     def __getstate__(self) -> dict[str, Any]:
         """The module without what reads its rows: a copy reads its own."""
-        return {**self.__dict__, "_lookups": None}
+        return {**self.__dict__, "_lookups": None, "_known_buffers": None}
+
+    def __prepare_scriptable__(self) -> nn.Module:
+        """The module that `torch.jit.script` compiles in the place of this one."""
+        from shardwright.modules.quantized.scripting import scriptable  # asked for by few
+
+        return scriptable(self, self._tables, self.quantized_rows)
 
     def _kernel_lookups(self) -> KernelLookups | None:
         """Kernels' lookups of the rows that there are now; ``None`` where plain torch is to look them up.
@@ -125,10 +136,18 @@ class QuantizedCollection(nn.Module, ABC):
         """
         if torch.compiler.is_compiling() or torch.compiler.is_exporting():
             return None
-        held = [table.weight for table in self._held]
+        # Buffers are read past the module's attributes, which cost more than the lookup of a small batch.
+        held = [buffers["weight"] for buffers in self._buffers_of_tables]
         if self._lookups is None or any(map(operator.is_not, held, self._lookups[0])):
             self._lookups = self._made(held)
         return self._lookups[1]
+
+    @property
+    def _buffers_of_tables(self) -> list[dict[str, Any]]:
+        found = self.__dict__.get("_known_buffers")
+        if found is None:
+            found = self.__dict__["_known_buffers"] = [table._buffers for table in self._held]
+        return found
 
     def _made(self, held: list[Tensor]) -> tuple[list[Tensor], KernelLookups | None]:
         if held[0].is_meta:
@@ -158,12 +177,12 @@ class QuantizedCollection(nn.Module, ABC):
             raise
 
     def _check(self, features: KeyedJaggedTensor) -> None:
-        """Check the ids of each feature.
+        """Check the bags and ids of each feature.
 
         Raises:
-            InvalidInputError: an id is no row of its table.
+            InvalidInputError: lengths do not add up to the ids, or an id is no row of its table.
         """
-        by_feature = features.to_dict()
+        by_feature = bags_by_feature_of(type(self).__name__, features, self._tables)
         for table in self._tables:
             for feature in table.feature_names:
                 bags_of_feature(by_feature, feature, table)
@@ -226,6 +245,12 @@ class QuantizedCollection(nn.Module, ABC):
         return made
 
     @abstractmethod
+    def of_tables(
+        self, tables: Sequence[Any], device: torch.device | str | None = None
+    ) -> QuantizedCollection:
+        """A collection of other tables, with the settings of this one; its rows are zeros."""
+
+    @abstractmethod
     def is_weighted(self) -> bool:
         """True if each id must carry a weight."""
 
@@ -276,14 +301,19 @@ class QuantEmbeddingBagCollection(QuantizedCollection):
             if table.pooling is PoolingType.MEAN
         ]
 
-    @torch.no_grad()
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
         """Pool the rows of each bag; see `EmbeddingBagCollection.forward`."""
-        owner, is_weighted = type(self).__name__, self._is_weighted
         lookups = self._kernel_lookups()
         if lookups is not None and lookups.take(features):
             sums = self._asked(features, lookups.pooled)
-            return KeyedTensor(self.embedding_names(), self._dims, self._divided(sums, features))
+            names = tuple(self._embedding_names)
+            return KeyedTensor._trusted(names, tuple(self._dims), self._divided(sums, features))
+        return self._by_torch(features)
+
+    @torch.no_grad()
+    def _by_torch(self, features: KeyedJaggedTensor) -> KeyedTensor:
+        """The outputs by plain torch, feature by feature."""
+        owner, is_weighted = type(self).__name__, self._is_weighted
         pooled = pooled_outputs(owner, features, self._bag_configs, self._pooled, is_weighted=is_weighted)
         return KeyedTensor(
             keys=self.embedding_names(),
@@ -294,7 +324,8 @@ class QuantEmbeddingBagCollection(QuantizedCollection):
     def _divided(self, sums: Tensor, features: KeyedJaggedTensor) -> Tensor:
         """Sums of all outputs, of which those that are means are divided, in the type of the outputs."""
         if self._means:
-            keys, lengths = features.keys(), features.lengths().view(-1, features.stride())
+            keys = features.keys()
+            lengths = features.lengths().view(len(keys), features.stride())
             for feature, columns in self._means:
                 sums[:, columns] *= inverse_lengths(lengths[keys.index(feature)])
         return sums.to(self.output_dtype)
@@ -314,6 +345,12 @@ class QuantEmbeddingBagCollection(QuantizedCollection):
         if table.pooling is PoolingType.SUM:
             return sums
         return sums * inverse_lengths(offsets.diff())
+
+    def of_tables(
+        self, tables: Sequence[Any], device: torch.device | str | None = None
+    ) -> QuantizedCollection:
+        """See :meth:`QuantizedCollection.of_tables`."""
+        return QuantEmbeddingBagCollection(tables, self._is_weighted, device, output_dtype=self.output_dtype)
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
         """The tables' configurations, in order."""
@@ -370,6 +407,12 @@ class QuantEmbeddingCollection(QuantizedCollection):
     def _rows_of(self, table: EmbeddingConfig, ids: Tensor) -> Tensor:
         return self.quantized_rows(table.name).rows(ids.long()).dequantized()
 
+    def of_tables(
+        self, tables: Sequence[Any], device: torch.device | str | None = None
+    ) -> QuantizedCollection:
+        """See :meth:`QuantizedCollection.of_tables`."""
+        return QuantEmbeddingCollection(tables, device, self._need_indices, output_dtype=self.output_dtype)
+
     def embedding_configs(self) -> list[EmbeddingConfig]:
         """The tables' configurations, in order."""
         return self._tables
@@ -397,10 +440,12 @@ def output_type_of(output_dtype: DataType | str | torch.dtype) -> DataType:
     Raises:
         InvalidInputError: outputs cannot be of that type.
     """
-    known = ", ".join(one.value for one in _OUTPUTS)
     if isinstance(output_dtype, torch.dtype):
-        return data_type_of(output_dtype)
-    name = output_dtype.value if isinstance(output_dtype, DataType) else str(output_dtype).upper()
-    if name not in {one.value for one in _OUTPUTS}:
+        found = {dtype_of(one): one for one in _OUTPUTS}.get(output_dtype)
+    else:
+        name = output_dtype.value if isinstance(output_dtype, DataType) else str(output_dtype).upper()
+        found = {one.value: one for one in _OUTPUTS}.get(name)
+    if found is None:
+        known = ", ".join(one.value for one in _OUTPUTS)
         raise InvalidInputError(f"outputs of quantised tables cannot be {output_dtype!r}; possible: {known}")
-    return DataType(name)
+    return found

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from attrs import evolve
-from torch import nn
+from torch import Tensor, nn
 
 from shardwright.errors import InvalidInputError, UnknownNameError, nearest
 from shardwright.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection, TableCollection
@@ -17,6 +16,7 @@ from shardwright.modules.quantized.collections import (
     QuantEmbeddingCollection,
     QuantizedCollection,
 )
+from shardwright.modules.quantized.known_ids import KnownIds, with_zero_row
 from shardwright.modules.quantized.rows import check_served, quantize_rows
 from shardwright.planning.tables.spec import DataType
 
@@ -30,6 +30,7 @@ def quantize_embeddings(
     per_table: Mapping[str, DataType | str] | None = None,
     output_dtype: DataType | str | torch.dtype = DataType.FP32,
     inplace: bool = False,
+    ids: Mapping[str, Tensor] | None = None,
 ) -> nn.Module:
     """Put quantised collections in the place of the collections of tables in a model.
 
@@ -39,6 +40,7 @@ def quantize_embeddings(
         per_table: name of a table -> another precision.
         output_dtype: type of the outputs: FP32, FP16 or BF16.
         inplace: change this model; else a copy, of which tables are never copied as float.
+        ids: name of a table -> the ids that keep their rows, ``[K]``: others give zeros, and take no memory.
 
     Returns:
         The model; the quantised collection, if ``model`` is a collection.
@@ -57,27 +59,66 @@ def quantize_embeddings(
         >>> sw.quantize_embeddings(model, "INT4")[0].quantized_rows("item").values.max() <= 15
         tensor(True)
     """
-    found = {path: one for path, one in model.named_modules() if isinstance(one, TableCollection)}
-    if not found:
-        raise InvalidInputError(f"this {type(model).__name__} has no collection of tables to quantise")
-    names = [table.name for one in found.values() for table in one.tables]
-    for name in per_table or {}:
-        if name not in names:
-            raise UnknownNameError(
-                f"per_table names {name!r}, a table of no collection.{nearest(name, names)}"
-            )
-    made = {
-        path: quantize_collection(one, dtype, per_table=per_table, output_dtype=output_dtype)
-        for path, one in found.items()
+    # With all paths of a collection that a model uses twice; it is quantised once.
+    found = {
+        path: one
+        for path, one in model.named_modules(remove_duplicate=False)
+        if isinstance(one, TableCollection)
     }
-    if "" in made:
-        return made[""]
+    if not found:
+        raise InvalidInputError(
+            f"this {type(model).__name__} has no collection of tables to quantise: give a model with an "
+            "EmbeddingBagCollection or EmbeddingCollection; of a sharded model, its unshard()"
+        )
+    names = [table.name for one in found.values() for table in one.tables]
+    for argument, given in (("per_table", per_table or {}), ("ids", ids or {})):
+        for name in given:
+            if name not in names:
+                raise UnknownNameError(
+                    f"{argument} names {name!r}, a table of no collection.{nearest(name, names)}"
+                )
+    made = {
+        one: _quantized(one, dtype, per_table, output_dtype, ids or {})
+        for one in dict.fromkeys(found.values())
+    }
+    if "" in found:
+        return made[found[""]]
     # A copy takes the quantised collections for its own, so that float tables are not copied first.
-    memo = {} if inplace else {id(one): made[path] for path, one in found.items()}
+    memo = {} if inplace else {id(one): own for one, own in made.items()}
     result = model if inplace else copy.deepcopy(model, memo)
-    for path, one in made.items():
-        result.set_submodule(path, one)
+    for path, one in found.items():
+        result.set_submodule(path, made[one])
     return result
+
+
+def _quantized(
+    collection: TableCollection,
+    dtype: DataType | str,
+    per_table: Mapping[str, DataType | str] | None,
+    output_dtype: DataType | str | torch.dtype,
+    ids: Mapping[str, Tensor],
+) -> nn.Module:
+    """A quantised collection, whose tables in ``ids`` have rows of these ids alone."""
+    whole = quantize_collection(collection, dtype, per_table=per_table, output_dtype=output_dtype)
+    kept = {table.name: ids[table.name].flatten().long() for table in whole.tables if table.name in ids}
+    if not kept:
+        return whole
+    for table in whole.tables:
+        own = kept.get(table.name)
+        if own is not None and len(own) and not 0 <= int(own.min()) <= int(own.max()) < table.num_embeddings:
+            raise InvalidInputError(
+                f"ids of table {table.name!r} are from {int(own.min())} to {int(own.max())}; its rows are 0 to "
+                f"{table.num_embeddings - 1}"
+            )
+    tables = [
+        evolve(table, num_embeddings=len(kept[table.name]) + 1) if table.name in kept else table
+        for table in whole.tables
+    ]
+    made = whole.of_tables(tables, "meta")
+    for table in tables:
+        rows = whole.quantized_rows(table.name)
+        made.set_rows(table.name, with_zero_row(rows.rows(kept[table.name])) if table.name in kept else rows)
+    return KnownIds(made, kept).to(whole.device)
 
 
 def quantize_collection(
@@ -86,10 +127,9 @@ def quantize_collection(
     *,
     per_table: Mapping[str, DataType | str] | None = None,
     output_dtype: DataType | str | torch.dtype = DataType.FP32,
-    kind: type[Any] | None = None,
 ) -> QuantizedCollection:
-    """Quantise one collection; see `quantize_embeddings`. ``kind`` is a class of one's own for the result."""
-    made = _quantized_like(collection, dtype, per_table or {}, output_dtype, kind)
+    """Quantise one collection; see `quantize_embeddings`."""
+    made = _quantized_like(collection, dtype, per_table or {}, output_dtype)
     if collection.device.type == "meta":
         raise InvalidInputError("tables on the device 'meta' have no weights to quantise")
     for table in made.tables:
@@ -106,7 +146,6 @@ def _quantized_like(
     dtype: DataType | str,
     per_table: Mapping[str, DataType | str],
     output_dtype: DataType | str | torch.dtype,
-    kind: type[Any] | None,
 ) -> QuantizedCollection:
     """A quantised collection of the same tables, on ``meta``."""
     tables = []
@@ -116,15 +155,11 @@ def _quantized_like(
         check_served(changed.data_type)
         tables.append(changed)
     if isinstance(collection, EmbeddingBagCollection):
-        made: QuantizedCollection = (kind or QuantEmbeddingBagCollection)(
+        return QuantEmbeddingBagCollection(
             tables,  # type: ignore[arg-type]  # bag configurations stay such
             collection.is_weighted(),
             "meta",
             output_dtype=output_dtype,
         )
-        return made
     assert isinstance(collection, EmbeddingCollection)
-    made = (kind or QuantEmbeddingCollection)(
-        tables, "meta", collection.need_indices(), output_dtype=output_dtype
-    )
-    return made
+    return QuantEmbeddingCollection(tables, "meta", collection.need_indices(), output_dtype=output_dtype)

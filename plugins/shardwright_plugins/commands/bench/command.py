@@ -89,22 +89,22 @@ def kernels(
     device: Annotated[
         str, typer.Option(help="With another than cpu: beside the bandwidth of its memory; nothing is kept.")
     ] = "cpu",
+    kernel: Annotated[
+        str, typer.Option(metavar="K,...", help="Compute kernels; by default all that run optimizers.")
+    ] = "",
     json: Annotated[bool, typer.Option("--json", help="Print JSON, one object.")] = False,
 ) -> None:
     """Time compute kernels' lookups and updates on this CPU, and keep the figures, which plans go by."""
     import torch
 
     if device != "cpu":
-        return _kernels_on(torch.device(device), steps, json=json)
+        return _kernels_on(torch.device(device), kernel, steps, json=json)
 
-    from shardwright.host import host
     from shardwright_plugins.commands.bench.kernels import QUICK, least_ms
     from shardwright_plugins.compute_kernels import _cpu_speeds
 
     torch.set_num_threads(threads)
-    registry = host().compute_kernels
-    fusing = [name for name in registry.names if registry.create(name).fuses_optimizer]
-    figures, reasons = least_ms(fusing, QUICK, steps=steps)
+    figures, reasons = least_ms(_kernels_asked(kernel), QUICK, steps=steps)
     if json:
         data = {
             "processor": _cpu_speeds.processor(),
@@ -125,20 +125,32 @@ def kernels(
         typer.echo(f"kept in {_cpu_speeds.keep(figures)}", err=True)
 
 
-def _kernels_on(device: Any, steps: int, *, json: bool) -> None:
+def _kernels_asked(asked: str) -> list[str]:
+    """The kernels that ``--kernel`` names, or all that run optimizers.
+
+    Raises:
+        UnknownPluginError: there is none of a name.
+    """
+    from shardwright.host import host
+
+    registry = host().compute_kernels
+    if asked:
+        return [registry.canonical(name.strip()) for name in asked.split(",")]
+    return [name for name in registry.names if registry.create(name).fuses_optimizer]
+
+
+def _kernels_on(device: Any, asked: str, steps: int, *, json: bool) -> None:
     """Time the kernels on a device, with a large batch and a small one."""
     import attrs
     import torch
 
-    from shardwright.host import host
     from shardwright_plugins.commands.bench.device_kernels import LARGE, SMALL, copy_bandwidth, measure
 
     if not torch.accelerator.is_available():
         raise UnsupportedError(
             f"kernels are to be timed on {device.type!r}, and torch sees no accelerator here"
         )
-    registry, copied = host().compute_kernels, copy_bandwidth(device)
-    fusing = [name for name in registry.names if registry.create(name).fuses_optimizer]
+    fusing, copied = _kernels_asked(asked), copy_bandwidth(device)
     name = torch.get_device_module(device).get_device_name(device)
     data: dict[str, Any] = {"device": name, "copy_gb_s": copied / 1e9, "cases": []}
     for work in (LARGE, SMALL):

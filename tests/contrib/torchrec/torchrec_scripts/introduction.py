@@ -1,4 +1,4 @@
-"""TorchRec's introduction, without its last step, TorchScript. Adapted: the CPU for CUDA, a free port; and, where
+"""TorchRec's introduction. Adapted: the CPU for CUDA, a free port; and, where
 FBGEMM is not installed, the optimizer's name for its EmbOptimType."""
 
 import os
@@ -265,4 +265,9 @@ gm = torch.fx.GraphModule(sharded_qebc, graph)
 print("Graph Module Created!")
 print(gm.code)
 print("traced equal:", torch.equal(gm(kjt).values(), quantized_result.values()))
+
+scripted_gm = torch.jit.script(gm)
+print("Scripted Graph Module Created!")
+error = (scripted_gm(kjt).values() - quantized_result.values()).abs().max()
+print("scripted equal:", float(error) < 1e-6)
 dist.destroy_process_group()

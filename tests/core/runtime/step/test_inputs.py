@@ -301,7 +301,7 @@ def test_are_in_range_is_what_a_loop_over_the_ids_says(features):
 def test_are_in_range_on_a_gpu_is_as_on_the_cpu():
     generator = np.random.default_rng(3)
     for _ in range(50):
-        counts = generator.integers(0, 4, size=5).tolist()
+        counts = generator.integers(0, 4, size=5)
         highest = torch.from_numpy(generator.integers(-1, 6, size=5))
-        values = torch.from_numpy(generator.integers(-1, 7, size=sum(counts)))
+        values = torch.from_numpy(generator.integers(-1, 7, size=int(counts.sum())))
         assert are_in_range(values.cuda(), counts, highest) == are_in_range(values, counts, highest)

@@ -1,0 +1,109 @@
+// Predicts by a package of shardwright.export_for_inference: a batch a line of JSON in, its outputs a line of JSON out.
+//
+//   shardwright_predict PACKAGE [pt2|torchscript] < batches.jsonl
+//
+// A batch: {"features": {"f": [[1, 2], []]}, "weights": {"f": [[0.5, 1.0], []]}, "dense": [[0.1], [0.2]]}: a bag of ids
+// a sample. A feature that is left out has empty bags. All operators are torch's own.
+//
+// Legend: F features, B samples, N ids of all features.
+#include <torch/csrc/inductor/aoti_package/model_package_loader.h>
+#include <torch/script.h>
+#include <torch/torch.h>
+
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <iostream>
+#include <nlohmann/json.hpp>
+
+using nlohmann::json;
+using Tensors = std::vector<torch::Tensor>;
+using Model = std::function<Tensors(Tensors)>;
+
+Model load(const std::filesystem::path& package, const json& manifest, const std::string& form) {
+  const auto file = (package / manifest.at("model").at(form).get<std::string>()).string();
+  if (form == "pt2") {
+    auto loader = std::make_shared<torch::inductor::AOTIModelPackageLoader>(file);
+    return [loader](Tensors inputs) { return loader->run(inputs); };
+  }
+  auto module = std::make_shared<torch::jit::Module>(torch::jit::load(file));
+  module->eval();
+  return [module](Tensors inputs) {
+    const auto outputs = module->forward({inputs.begin(), inputs.end()}).toTuple();
+    Tensors tensors;
+    for (const auto& output : outputs->elements()) tensors.push_back(output.toTensor());
+    return tensors;
+  };
+}
+
+// The rows of all tables, read from the disk where they are first used.
+torch::Tensor map_rows(const std::filesystem::path& file) {
+  const auto size = static_cast<int64_t>(std::filesystem::file_size(file));
+  return torch::from_file(file.string(), /*shared=*/false, size, torch::kUInt8);
+}
+
+template <typename T>
+torch::Tensor tensor_of(const std::vector<T>& values) {
+  return torch::from_blob(const_cast<T*>(values.data()), {static_cast<int64_t>(values.size())},
+                          torch::CppTypeToScalarType<T>::value).clone();
+}
+
+// values [N], lengths [F * B], weights [N] if ids carry any, and dense [B, columns] if the model takes one.
+Tensors inputs_of(const json& manifest, const json& batch) {
+  const json bags = batch.value("features", json::object()), weights = batch.value("weights", json::object());
+  const json dense = batch.value("dense", json::array());
+  const auto samples = bags.empty() ? dense.size() : bags.begin()->size();
+  std::vector<int64_t> ids, lengths;
+  std::vector<float> weight_of_id;
+  bool is_weighted = false;
+  for (const auto& feature : manifest.at("features")) {
+    const std::string name = feature.at("name");
+    is_weighted |= feature.at("is_weighted").get<bool>();
+    const json own = bags.value(name, json(samples, json::array()));
+    if (own.size() != samples) throw std::invalid_argument(name + " has another number of samples");
+    for (const auto& bag : own) {
+      lengths.push_back(static_cast<int64_t>(bag.size()));
+      for (int64_t id : bag) ids.push_back(id);
+    }
+    for (const auto& bag : weights.value(name, json::array()))
+      for (float weight : bag) weight_of_id.push_back(weight);
+  }
+  Tensors inputs{tensor_of(ids), tensor_of(lengths)};
+  if (is_weighted && weight_of_id.size() != ids.size()) throw std::invalid_argument("each id needs a weight");
+  if (is_weighted) inputs.push_back(tensor_of(weight_of_id));
+  if (!manifest.at("dense").is_null()) {
+    std::vector<float> numbers;
+    for (const auto& row : dense)
+      for (float number : row) numbers.push_back(number);
+    const int64_t columns = manifest.at("dense").at("columns");
+    inputs.push_back(tensor_of(numbers).view({static_cast<int64_t>(samples), columns}));
+  }
+  return inputs;
+}
+
+json nested(const torch::Tensor& tensor) {
+  if (tensor.dim() == 0) return tensor.item<double>();
+  json rows = json::array();
+  for (const auto& row : tensor.unbind()) rows.push_back(nested(row));
+  return rows;
+}
+
+int main(int argc, char** argv) try {
+  if (argc < 2) throw std::invalid_argument("usage: shardwright_predict PACKAGE [pt2|torchscript] < batches.jsonl");
+  const std::filesystem::path package = argv[1];
+  const json manifest = json::parse(std::ifstream(package / "package.json"));
+  const torch::InferenceMode inference;
+  const auto model = load(package, manifest, argc > 2 ? argv[2] : "pt2");
+  const auto rows = map_rows(package / manifest.at("model").at("tables").get<std::string>());
+  for (std::string line; std::getline(std::cin, line);) {
+    auto inputs = inputs_of(manifest, json::parse(line));
+    inputs.push_back(rows);
+    const auto outputs = model(inputs);
+    json answer = json::object();
+    for (size_t i = 0; i < outputs.size(); ++i) answer[manifest["outputs"][i].at("name")] = nested(outputs[i]);
+    std::cout << answer << std::endl;
+  }
+} catch (const std::exception& error) {
+  std::cerr << "shardwright_predict: " << error.what() << std::endl;
+  return 1;
+}

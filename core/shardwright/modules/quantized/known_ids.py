@@ -1,0 +1,101 @@
+"""Tables that have rows for some ids alone: pruned tables, and tables whose ids are keys.
+
+Legend: K ids that have rows, N ids of a feature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shardwright.errors import InvalidInputError, UnsupportedError
+from shardwright.modules.quantized.collections import QuantEmbeddingCollection, QuantizedCollection
+from shardwright.modules.quantized.rows import QuantizedRows
+from shardwright.sparse import KeyedJaggedTensor
+
+__all__ = ["KnownIds", "with_zero_row"]
+
+
+def with_zero_row(rows: QuantizedRows) -> QuantizedRows:
+    """Rows and one more, whose values are zeros: that of ids that have none."""
+    stored = torch.nn.functional.pad(rows.packed(), (0, 0, 0, 1))
+    return QuantizedRows(rows.data_type, rows.num_columns, stored)
+
+
+class KnownIds(nn.Module):
+    """A quantised collection, before which ids become rows; an id that has no row gives zeros.
+
+    Args:
+        collection: the collection; the last row of each table in ``ids`` is zeros.
+        ids: table name -> the id of each of its other rows, ``[K]`` int64, distinct, in any order.
+
+    Raises:
+        InvalidInputError: an id occurs twice, or there are more or fewer than the table has rows.
+        UnsupportedError: a feature is looked up in tables of other ids, or outputs are to carry the ids.
+    """
+
+    def __init__(self, collection: QuantizedCollection, ids: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        if isinstance(collection, QuantEmbeddingCollection) and collection.need_indices():
+            raise UnsupportedError(
+                "outputs that carry the ids (need_indices) would carry rows of pruned tables"
+            )
+        self.collection = collection
+        self._table_of_feature: dict[str, int] = {}
+        for number, table in enumerate(collection.tables):
+            if table.name in ids:
+                self._keep(number, table.name, ids[table.name].flatten().long(), table.num_embeddings)
+                self._table_of_feature.update(dict.fromkeys(table.feature_names, number))
+        for table in collection.tables:
+            shared = set(table.feature_names) & set(self._table_of_feature)
+            own = {self._table_of_feature[name] for name in shared}
+            if shared and (table.name not in ids or own != {self._number_of(table.name)}):
+                raise UnsupportedError(
+                    f"feature {min(shared)!r} is looked up in table {table.name!r} and in another that has rows of "
+                    "other ids: give it a feature of its own"
+                )
+
+    def _number_of(self, name: str) -> int:
+        return [table.name for table in self.collection.tables].index(name)
+
+    def _keep(self, number: int, name: str, ids: Tensor, num_rows: int) -> None:
+        known, rows = ids.sort()
+        if len(ids) != num_rows - 1 or (known.diff() == 0).any():
+            raise InvalidInputError(
+                f"table {name!r} has {num_rows - 1} rows beside that of zeros and needs as many distinct ids, got "
+                f"{len(ids)}, {len(ids.unique())} of them distinct"
+            )
+        self.register_buffer(f"known_{number}", known)
+        self.register_buffer(f"row_{number}", rows)
+
+    def forward(self, features: KeyedJaggedTensor) -> Any:
+        """Look up; see the collection's ``forward``.
+
+        Raises:
+            UnsupportedError: features have batch sizes of their own.
+        """
+        if not isinstance(features, KeyedJaggedTensor) or features.values().dtype not in (
+            torch.int32,
+            torch.int64,
+        ):
+            return self.collection(features)  # which says what is wrong
+        if features.variable_stride_per_key():
+            raise UnsupportedError("features of pruned tables cannot have batch sizes of their own")
+        offsets, values = features.offset_per_key(), features.values().long().clone()
+        for position, key in enumerate(features.keys()):
+            if key in self._table_of_feature:
+                span = slice(offsets[position], offsets[position + 1])
+                values[span] = self._rows_of(self._table_of_feature[key], values[span])
+        changed = KeyedJaggedTensor(features.keys(), values, features.weights_or_none(), features.lengths())
+        return self.collection(changed)
+
+    def _rows_of(self, number: int, ids: Tensor) -> Tensor:
+        """Row of each id, ``[N]``; that of zeros for an id that has none."""
+        known, rows = getattr(self, f"known_{number}"), getattr(self, f"row_{number}")
+        if not len(known):
+            return torch.zeros_like(ids)
+        place = torch.searchsorted(known, ids).clamp(max=len(known) - 1)
+        return torch.where(known[place] == ids, rows[place], len(known))

@@ -1,0 +1,319 @@
+"""Quantised collections, and the batches and results of their calls, in TorchScript.
+
+`torch.jit.script` asks a module for what it compiles (``__prepare_scriptable__``): here a module of whole tables, whose
+rows are in the layouts of torch's operators. For TorchScript our sparse types are the small classes below. They have
+the attributes of ours, by which torch converts one into the other.
+
+TorchScript reads annotations, so they are no text here.
+
+Legend: F features, B samples, N ids, D columns of a table.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any, Optional
+
+import torch
+from torch import Tensor, nn
+from torch.jit import _state
+
+from shardwright.modules.quantized.rows import QuantizedRows
+from shardwright.modules.quantized.torch_rows import look_up, sum_bags, torch_rows
+from shardwright.planning.tables.spec import EmbeddingConfig, PoolingType
+from shardwright.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+
+__all__ = ["register_script_types", "scriptable"]
+
+
+class ScriptJaggedTensor:
+    """`JaggedTensor` in TorchScript."""
+
+    def __init__(
+        self,
+        values: Tensor,
+        weights: Tensor | None = None,
+        lengths: Tensor | None = None,
+        offsets: Tensor | None = None,
+    ):
+        self._values: Tensor = values
+        self._weights: Tensor | None = weights
+        self._lengths: Tensor | None = lengths
+        self._offsets: Tensor | None = offsets
+
+    def values(self) -> Tensor:
+        """The values of all bags."""
+        return self._values
+
+    def weights_or_none(self) -> Tensor | None:
+        """The weight of each value, if there are any."""
+        return self._weights
+
+    def weights(self) -> Tensor:
+        """The weight of each value."""
+        weights = self._weights
+        assert weights is not None, "the ids have no weights"
+        return weights
+
+    def lengths(self) -> Tensor:
+        """Number of values in each bag."""
+        lengths = self._lengths
+        if lengths is None:
+            offsets = self._offsets
+            assert offsets is not None
+            return offsets.diff()
+        return lengths
+
+    def offsets(self) -> Tensor:
+        """Start of each bag, and end of the last."""
+        offsets = self._offsets
+        if offsets is None:
+            return nn.functional.pad(torch.cumsum(self.lengths(), 0), [1, 0])
+        return offsets
+
+
+class ScriptKeyedJaggedTensor:
+    """`KeyedJaggedTensor` in TorchScript; all features have the same samples."""
+
+    def __init__(
+        self,
+        keys: list[str],
+        values: Tensor,
+        weights: Tensor | None = None,
+        lengths: Tensor | None = None,
+        offsets: Tensor | None = None,
+    ):
+        self._keys: list[str] = keys
+        self._values: Tensor = values
+        self._weights: Tensor | None = weights
+        self._lengths: Tensor | None = lengths
+        self._offsets: Tensor | None = offsets
+        self._variable = torch.jit.annotate(Optional[int], None)  # noqa: UP045
+        self._index_per_key = torch.jit.annotate(Optional[dict[str, int]], None)  # noqa: UP045
+        self._length_per_key = torch.jit.annotate(Optional[list[int]], None)  # noqa: UP045
+        self._offset_per_key = torch.jit.annotate(Optional[list[int]], None)  # noqa: UP045
+        count = 0
+        if lengths is not None:
+            count = lengths.numel()
+        elif offsets is not None:
+            count = offsets.numel() - 1
+        self._stride: int = count // len(keys)
+
+    def keys(self) -> list[str]:
+        """The features, in order."""
+        return self._keys
+
+    def stride(self) -> int:
+        """Number of samples."""
+        return self._stride
+
+    def values(self) -> Tensor:
+        """The ids of all features."""
+        return self._values
+
+    def weights_or_none(self) -> Tensor | None:
+        """The weight of each id, if there are any."""
+        return self._weights
+
+    def weights(self) -> Tensor:
+        """The weight of each id."""
+        weights = self._weights
+        assert weights is not None, "the ids have no weights"
+        return weights
+
+    def lengths(self) -> Tensor:
+        """Number of ids in each bag."""
+        lengths = self._lengths
+        if lengths is None:
+            offsets = self._offsets
+            assert offsets is not None
+            return offsets.diff()
+        return lengths
+
+    def offsets(self) -> Tensor:
+        """Start of each bag, and end of the last."""
+        offsets = self._offsets
+        if offsets is None:
+            return nn.functional.pad(torch.cumsum(self.lengths(), 0), [1, 0])
+        return offsets
+
+    def to_dict(self) -> dict[str, JaggedTensor]:
+        """The bags of each feature."""
+        lengths = self.lengths().view(len(self._keys), -1)
+        counts: list[int] = lengths.sum(1).tolist()
+        values = torch.split(self._values, counts)
+        weights = self._weights
+        found: dict[str, JaggedTensor] = {}
+        for index, key in enumerate(self._keys):
+            own: Tensor | None = None
+            if weights is not None:
+                own = torch.split(weights, counts)[index]
+            found[key] = JaggedTensor(values[index], own, lengths[index])
+        return found
+
+    def __getitem__(self, key: str) -> JaggedTensor:
+        """The bags of a feature."""
+        return self.to_dict()[key]
+
+
+class ScriptKeyedTensor:
+    """`KeyedTensor` in TorchScript."""
+
+    def __init__(self, keys: list[str], length_per_key: list[int], values: Tensor, key_dim: int = 1):
+        self._keys: list[str] = keys
+        self._length_per_key: list[int] = length_per_key
+        self._values: Tensor = values
+        self._key_dim: int = key_dim
+        self._offset_per_key = torch.jit.annotate(Optional[list[int]], None)  # noqa: UP045
+        self._index_per_key = torch.jit.annotate(Optional[dict[str, int]], None)  # noqa: UP045
+
+    def keys(self) -> list[str]:
+        """The names, in order."""
+        return self._keys
+
+    def length_per_key(self) -> list[int]:
+        """Columns of each."""
+        return self._length_per_key
+
+    def values(self) -> Tensor:
+        """All columns."""
+        return self._values
+
+    def to_dict(self) -> dict[str, Tensor]:
+        """The tensor of each name."""
+        parts = torch.split(self._values, self._length_per_key, self._key_dim)
+        found: dict[str, Tensor] = {}
+        for index, key in enumerate(self._keys):
+            found[key] = parts[index]
+        return found
+
+    def __getitem__(self, key: str) -> Tensor:
+        """The tensor of a name."""
+        return self.to_dict()[key]
+
+
+@cache
+def register_script_types() -> None:
+    """Have TorchScript take our sparse types for the classes here, and give them back as ours.
+
+    Scripting a quantised collection does it. A process that only loads saved TorchScript calls it, if results are
+    sparse types.
+    """
+    pairs: dict[type[Any], Any] = {
+        JaggedTensor: ScriptJaggedTensor,
+        KeyedJaggedTensor: ScriptKeyedJaggedTensor,
+        KeyedTensor: ScriptKeyedTensor,
+    }
+    for ours, script in pairs.items():
+        # The class has the name of ours there, which code that constructs one of ours looks up.
+        name = torch._jit_internal._qualified_name(ours)
+        script._jit_override_qualname = name
+        torch.jit.script(script)
+        _state._add_script_class(ours, _state._script_classes[script])
+        _state._name_to_pyclass[name] = ours
+
+
+class ScriptedTable(nn.Module):
+    """The lookups of one table.
+
+    Args:
+        config: its configuration, with the precision of its rows.
+        rows: its rows.
+        is_weighted: ids carry weights.
+    """
+
+    weight: Tensor
+
+    def __init__(self, config: EmbeddingConfig, rows: QuantizedRows, is_weighted: bool):
+        super().__init__()
+        self.features: list[str] = list(config.feature_names)
+        self.data_type: str = rows.data_type.value
+        self.num_columns: int = rows.num_columns
+        self.is_mean: bool = getattr(config, "pooling", None) is PoolingType.MEAN
+        self.is_weighted: bool = is_weighted
+        self.register_buffer("weight", torch_rows(rows))
+
+    def forward(self, ids: Tensor, offsets: Tensor, lengths: Tensor, weights: Tensor | None) -> Tensor:
+        """Pool the bags of one feature: ``[B, D]``."""
+        sums = sum_bags(self.data_type, self.num_columns, self.weight, ids.long(), offsets.long(), weights)
+        if self.is_mean:
+            return sums / lengths.clamp(min=1).unsqueeze(1)
+        return sums
+
+    @torch.jit.export
+    def rows_of(self, ids: Tensor) -> Tensor:
+        """Look up ids: ``[N, D]``."""
+        return look_up(self.data_type, self.num_columns, self.weight, ids.long())
+
+
+class ScriptedBags(nn.Module):
+    """A collection of pooled tables for TorchScript."""
+
+    def __init__(self, tables: list[nn.Module], names: list[str], dims: list[int], output_dtype: torch.dtype):
+        super().__init__()
+        self.tables = nn.ModuleList(tables)
+        self.names: list[str] = names
+        self.dims: list[int] = dims
+        self.output_dtype = output_dtype
+
+    def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
+        """Pool the bags of all features."""
+        bags = features.to_dict()
+        pooled: list[Tensor] = []
+        for table in self.tables:
+            for name in table.features:  # type: ignore[union-attr]
+                own = bags[name]
+                weights: Tensor | None = None
+                if table.is_weighted:
+                    weights = own.weights().float()
+                pooled.append(table(own.values(), own.offsets(), own.lengths(), weights))
+        return KeyedTensor(self.names, self.dims, torch.cat(pooled, dim=1).to(self.output_dtype))
+
+
+class ScriptedSequences(nn.Module):
+    """A collection of tables whose ids are looked up one by one, for TorchScript."""
+
+    def __init__(
+        self, tables: list[nn.Module], names: list[str], output_dtype: torch.dtype, need_indices: bool
+    ):
+        super().__init__()
+        self.tables = nn.ModuleList(tables)
+        self.names: list[str] = names
+        self.output_dtype = output_dtype
+        self.need_indices: bool = need_indices
+
+    def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
+        """Look up the ids of all features."""
+        bags = features.to_dict()
+        found: dict[str, JaggedTensor] = {}
+        index = 0
+        for table in self.tables:
+            for name in table.features:  # type: ignore[union-attr]
+                own = bags[name]
+                ids = own.values()
+                rows = table.rows_of(ids)  # type: ignore[operator]
+                indices: Tensor | None = None
+                if self.need_indices:
+                    indices = ids
+                found[self.names[index]] = JaggedTensor(rows.to(self.output_dtype), indices, own.lengths())
+                index += 1
+        return found
+
+
+def scriptable(
+    collection: Any, configs: Sequence[EmbeddingConfig], rows_of: Callable[[str], QuantizedRows]
+) -> nn.Module:
+    """The module that TorchScript compiles for a quantised collection; it can be called from Python too.
+
+    Args:
+        collection: the collection, whole or cut.
+        configs: configurations of its tables.
+        rows_of: function from the name of a table to its rows.
+    """
+    register_script_types()
+    names, is_weighted = collection.embedding_names(), collection.is_weighted()
+    tables: list[nn.Module] = [ScriptedTable(config, rows_of(config.name), is_weighted) for config in configs]
+    if not hasattr(collection, "embedding_bag_configs"):
+        need_indices = getattr(collection, "_need_indices", False)
+        return ScriptedSequences(tables, names, collection.output_dtype, need_indices)
+    dims = [config.embedding_dim for config in configs for _ in config.feature_names]
+    return ScriptedBags(tables, names, dims, collection.output_dtype)

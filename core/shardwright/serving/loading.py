@@ -1,0 +1,64 @@
+"""Loading of programs and rows, which imports nothing but torch itself, so that a process soon predicts."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shardwright.errors import CheckpointError
+
+__all__ = ["Callee", "map_rows", "quiet", "readers"]
+
+Callee: TypeAlias = Callable[..., Sequence[Tensor]]
+"""A loaded program."""
+
+
+def map_rows(path: Path) -> Tensor:
+    """Map a file of rows into memory: uint8, read from the disk where it is first used.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
+    try:
+        return torch.from_numpy(np.memmap(path, dtype=np.uint8, mode="c"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be mapped: {error}") from error
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """A context without torch's notices that TorchScript is deprecated, which it uses itself."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _read_exported(path: Path) -> Callee:
+    module = torch.export.load(path).module()
+    return lambda *tensors: tuple(module(*tensors))
+
+
+def _read_compiled(path: Path) -> Callee:
+    # `torch._inductor.aoti_load_package` wraps this loader, and imports Inductor for it, which takes seconds.
+    loader = torch._C._aoti.AOTIModelPackageLoader(str(path), "model", False, 1, -1)
+    return lambda *tensors: loader.run(list(tensors))
+
+
+def _read_script(path: Path) -> Callee:
+    with quiet():
+        return torch.jit.load(str(path))
+
+
+readers: Mapping[str, Callable[[Path], Callee]] = {
+    "exported": _read_exported,
+    "pt2": _read_compiled,
+    "torchscript": _read_script,
+}
+"""Form of a program -> function that loads it."""

@@ -1,0 +1,82 @@
+"""The C++ program predicts by packages what Python predicts."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.core.serving.models import BATCHES, KEYS, Model, batch
+from tests.core.serving.test_export_for_inference import export
+
+import shardwright as sw
+
+SOURCE = Path(__file__).parents[3] / "contrib" / "serving" / "cpp"
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+def run(*command: Any, **others: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(part) for part in command], capture_output=True, text=True, timeout=800, **others
+    )
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The program, built."""
+    for tool in ("cmake", os.environ.get("CXX", "c++")):
+        if shutil.which(tool) is None:
+            pytest.skip(f"{tool} is not installed")
+    build = tmp_path_factory.mktemp("build")
+    where = f"-DCMAKE_PREFIX_PATH={torch.utils.cmake_prefix_path}"
+    configured = run("cmake", "-S", SOURCE, "-B", build, where)
+    if "nlohmann_json" in configured.stderr and configured.returncode:
+        pytest.skip("nlohmann_json, JSON for Modern C++, is not installed")
+    assert configured.returncode == 0, configured.stderr
+    built = run("cmake", "--build", build)
+    assert built.returncode == 0, built.stdout + built.stderr
+    return build / "shardwright_predict"
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return export(tmp_path_factory.mktemp("package"), Model(), forms=["pt2", "torchscript"])
+
+
+def line(dense: torch.Tensor, features: sw.KeyedJaggedTensor) -> str:
+    """A batch as the program reads it; a feature without ids is left out."""
+
+    def bags(key: str, values: torch.Tensor) -> list[list[float]]:
+        return [bag.tolist() for bag in values.split(features[key].lengths().tolist())]
+
+    keys = [key for key in KEYS if len(features[key].values())]
+    return json.dumps(
+        {
+            "features": {key: bags(key, features[key].values()) for key in keys},
+            "weights": {key: bags(key, features[key].weights()) for key in keys},
+            "dense": dense.tolist(),
+        }
+    )
+
+
+@pytest.mark.parametrize("form", ["pt2", "torchscript"])
+def test_cpp_program_predicts_what_python_predicts(program: Path, package: Path, form: str) -> None:
+    batches = [batch(lengths, seed) for seed, lengths in enumerate(BATCHES)]
+    done = run(program, package, form, input="\n".join(line(*one) for one in batches))
+    assert done.returncode == 0, done.stderr
+    loaded = sw.load_package(package, form)
+    for text, (dense, features) in zip(done.stdout.splitlines(), batches, strict=True):
+        found = {name: torch.tensor(value) for name, value in json.loads(text).items()}
+        torch.testing.assert_close(found, loaded.predict(features, dense))
+
+
+def test_cpp_program_tells_what_is_wrong(program: Path, package: Path) -> None:
+    wrong = {"features": {"f": [[1]], "g": [[1], [2]]}, "dense": [[0, 0, 0]]}
+    done = run(program, package, input=json.dumps(wrong))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "g has another number of samples" in done.stderr

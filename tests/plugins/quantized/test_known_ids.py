@@ -1,0 +1,75 @@
+"""Pruned tables and tables of keys: ids that have no row give zeros, whatever looks the others up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tests.plugins.quantized.test_sharded_quantized import batch, collection, outputs, plan_of
+
+import shardwright as sw
+from shardwright.modules.quantized import KnownIds, QuantizedRows
+from shardwright.modules.quantized.known_ids import with_zero_row
+
+
+def without(module: Any, kept: torch.Tensor) -> Any:
+    """The quantised collection, in which all rows but some of table ``c`` are zeros."""
+    whole = sw.quantize_embeddings(module, "INT8")
+    rows = whole.quantized_rows("c")
+    stored = torch.zeros_like(rows.packed())
+    stored[kept] = rows.packed()[kept]
+    whole.set_rows("c", QuantizedRows(rows.data_type, rows.num_columns, stored))
+    return whole
+
+
+@pytest.mark.parametrize("kept", [torch.tensor([3, 0]), torch.tensor([], dtype=torch.int64), torch.arange(5)])
+@pytest.mark.parametrize("pooling", ["SUM", "MEAN"])
+def test_pruned_ids_give_zeros(pooling: str, kept: torch.Tensor) -> None:
+    module = collection(pooling)
+    pruned = sw.quantize_embeddings(torch.nn.Sequential(module), "INT8", ids={"c": kept})
+    assert pruned[0].collection.quantized_rows("c").num_rows == len(kept) + 1
+    wanted = outputs(without(module, kept)(batch(1)))
+    assert torch.equal(outputs(pruned(batch(1))), wanted)
+    found = sw.shard_for_serving(pruned, plan_of(pruned, "column_wise", 2, "quant_torch"))
+    assert torch.equal(outputs(found(batch(1))), wanted)
+
+
+def test_keys_of_any_size_find_their_rows() -> None:
+    """As the state of a table of keys has them: weights, and the id of each row."""
+    keys = torch.tensor([2**62 + 1, -7, 5, 0])
+    weights = torch.randn(4, 8)
+    rows = with_zero_row(sw.quantize_rows(weights))
+    config = sw.EmbeddingBagConfig(
+        name="t", num_embeddings=5, embedding_dim=8, feature_names=["f"], data_type="INT8"
+    )
+    held = sw.QuantEmbeddingBagCollection([config])
+    held.set_rows("t", rows)
+    found = KnownIds(held, {"t": keys})(
+        sw.KeyedJaggedTensor.from_lists({"f": [[-7, 2**62 + 1], [6, 2**62], [0]]})
+    )
+    values = rows.dequantized()
+    wanted = torch.stack([values[1] + values[0], torch.zeros(8), values[3]])
+    assert torch.equal(found.values(), wanted)
+
+
+def test_ids_that_cannot_be_kept_raise() -> None:
+    module = collection("SUM")
+    pruned = sw.quantize_embeddings(module, ids={"c": torch.tensor([1])})
+    floats = sw.KeyedJaggedTensor(["f", "g", "h"], torch.tensor([0.5, 1, 2]), lengths=torch.tensor([1, 1, 1]))
+    with pytest.raises(sw.InvalidInputError, match="ids are int32 or int64"):
+        pruned(floats)
+    with pytest.raises(sw.InvalidInputError, match="features must be a KeyedJaggedTensor"):
+        pruned(floats.values())
+    with pytest.raises(sw.InvalidInputError, match="ids of table 'c' are from 1 to 5; its rows are 0 to 4"):
+        sw.quantize_embeddings(module, ids={"c": torch.tensor([1, 5])})
+    with pytest.raises(
+        sw.InvalidInputError, match=r"has 2 rows beside that of zeros .* got 2, 1 of them distinct"
+    ):
+        sw.quantize_embeddings(module, ids={"c": torch.tensor([1, 1])})
+    with pytest.raises(sw.UnknownNameError, match="ids names 'd'"):
+        sw.quantize_embeddings(module, ids={"d": torch.tensor([1])})
+    with pytest.raises(sw.UnsupportedError, match="feature 'f' is looked up in table 'b' and in another"):
+        sw.quantize_embeddings(module, ids={"a": torch.tensor([1])})
+    with pytest.raises(sw.UnsupportedError, match="need_indices"):
+        sw.quantize_embeddings(collection("NONE"), ids={"c": torch.tensor([1])})

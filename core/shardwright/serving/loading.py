@@ -41,7 +41,7 @@ def quiet() -> Iterator[None]:
 
 
 def _read_exported(path: Path) -> Callee:
-    module = torch.export.load(path).module(check_guards=False)
+    module = torch.export.load(path).module()
     return lambda *tensors: tuple(module(*tensors))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 import attrs
@@ -11,10 +12,12 @@ from tests.plugins.compute_kernels.loops import kernel_of
 
 import shardwright as sw
 from shardwright.contracts.compute_kernel import KernelRequest
+from shardwright.host import PluginHost, host, use_host
 from shardwright.planning.tables.quantized import SERVED
 from shardwright.planning.tables.spec import DataType
 from shardwright.testing.kernels.kernel_groups import draw
 from shardwright.testing.kernels.loops import block_spec
+from shardwright_plugins.compute_kernels.fused_numba import FusedNumba
 
 PRECISIONS = [precision.value for precision in SERVED]
 
@@ -191,3 +194,23 @@ def test_unsharded_collection_looks_up_what_was_loaded_and_names_what_is_wrong()
         quantised(sw.KeyedJaggedTensor.from_lists({"g": [[1]], "h": [[1]]}))
     with pytest.raises(sw.UnsupportedError, match="'fused_torch' cannot look these tables up"):
         quantised.use_kernel("fused_torch")
+
+
+def test_preferred_kernel_that_does_not_train_is_offered_to_no_table_that_is_trained() -> None:
+    class Reader(FusedNumba):
+        name = "reader"
+        trains = False
+        preference = 99
+
+    @sw.hookimpl
+    def shardwright_compute_kernels() -> list[type[sw.ComputeKernel]]:
+        return [Reader]
+
+    plugin: Any = ModuleType("reader")
+    plugin.shardwright_compute_kernels = shardwright_compute_kernels
+    table = sw.TableSpec("t", 1000, 16, ("f",), optimizer=sw.OptimizerSpec("sgd"))
+    with use_host(PluginHost(plugins={"reader": plugin})):
+        planner = sw.EmbeddingShardingPlanner(topology=sw.Topology(world_size=2, compute_device="cpu"))
+        (own,) = planner.plan_tables([table]).plan[""].values()
+        assert "reader" in host().compute_kernels
+    assert own.compute_kernel != "reader"

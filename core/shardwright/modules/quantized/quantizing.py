@@ -60,9 +60,17 @@ def quantize_embeddings(
         >>> sw.quantize_embeddings(model, "INT4")[0].quantized_rows("item").values.max() <= 15
         tensor(True)
     """
-    found = {path: one for path, one in model.named_modules() if isinstance(one, TableCollection)}
+    # With all paths of a collection that a model uses twice; it is quantised once.
+    found = {
+        path: one
+        for path, one in model.named_modules(remove_duplicate=False)
+        if isinstance(one, TableCollection)
+    }
     if not found:
-        raise InvalidInputError(f"this {type(model).__name__} has no collection of tables to quantise")
+        raise InvalidInputError(
+            f"this {type(model).__name__} has no collection of tables to quantise: give a model with an "
+            "EmbeddingBagCollection or EmbeddingCollection; of a sharded model, its unshard()"
+        )
     names = [table.name for one in found.values() for table in one.tables]
     for argument, given in (("per_table", per_table or {}), ("ids", ids or {})):
         for name in given:
@@ -70,14 +78,17 @@ def quantize_embeddings(
                 raise UnknownNameError(
                     f"{argument} names {name!r}, a table of no collection.{nearest(name, names)}"
                 )
-    made = {path: _quantized(one, dtype, per_table, output_dtype, ids or {}) for path, one in found.items()}
-    if "" in made:
-        return made[""]
+    made = {
+        one: _quantized(one, dtype, per_table, output_dtype, ids or {})
+        for one in dict.fromkeys(found.values())
+    }
+    if "" in found:
+        return made[found[""]]
     # A copy takes the quantised collections for its own, so that float tables are not copied first.
-    memo = {} if inplace else {id(one): made[path] for path, one in found.items()}
+    memo = {} if inplace else {id(one): own for one, own in made.items()}
     result = model if inplace else copy.deepcopy(model, memo)
-    for path, one in made.items():
-        result.set_submodule(path, one)
+    for path, one in found.items():
+        result.set_submodule(path, made[one])
     return result
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from attrs import evolve
@@ -101,7 +100,7 @@ def _quantized(
 ) -> nn.Module:
     """A quantised collection, whose tables in ``ids`` have rows of these ids alone."""
     whole = quantize_collection(collection, dtype, per_table=per_table, output_dtype=output_dtype)
-    kept = {table.name: ids[table.name].flatten().long() for table in whole.tables if table.name in ids}
+    kept = {table.name: _ids_of(table.name, ids) for table in whole.tables if table.name in ids}
     if not kept:
         return whole
     for table in whole.tables:
@@ -122,16 +121,24 @@ def _quantized(
     return KnownIds(made, kept).to(whole.device)
 
 
+def _ids_of(table: str, ids: Mapping[str, Tensor]) -> Tensor:
+    own = torch.as_tensor(ids[table]).flatten()
+    if own.numel() and (own.is_floating_point() or own.dtype == torch.bool):
+        raise InvalidInputError(
+            f"ids of table {table!r} are {own.dtype}; they must be integers: of a mask give mask.nonzero()"
+        )
+    return own.long()
+
+
 def quantize_collection(
     collection: TableCollection,
     dtype: DataType | str = DataType.INT8,
     *,
     per_table: Mapping[str, DataType | str] | None = None,
     output_dtype: DataType | str | torch.dtype = DataType.FP32,
-    kind: type[Any] | None = None,
 ) -> QuantizedCollection:
-    """Quantise one collection; see `quantize_embeddings`. ``kind`` is a class of one's own for the result."""
-    made = _quantized_like(collection, dtype, per_table or {}, output_dtype, kind)
+    """Quantise one collection; see `quantize_embeddings`."""
+    made = _quantized_like(collection, dtype, per_table or {}, output_dtype)
     if collection.device.type == "meta":
         raise InvalidInputError("tables on the device 'meta' have no weights to quantise")
     for table in made.tables:
@@ -148,7 +155,6 @@ def _quantized_like(
     dtype: DataType | str,
     per_table: Mapping[str, DataType | str],
     output_dtype: DataType | str | torch.dtype,
-    kind: type[Any] | None,
 ) -> QuantizedCollection:
     """A quantised collection of the same tables, on ``meta``."""
     tables = []
@@ -158,15 +164,11 @@ def _quantized_like(
         check_served(changed.data_type)
         tables.append(changed)
     if isinstance(collection, EmbeddingBagCollection):
-        made: QuantizedCollection = (kind or QuantEmbeddingBagCollection)(
+        return QuantEmbeddingBagCollection(
             tables,  # type: ignore[arg-type]  # bag configurations stay such
             collection.is_weighted(),
             "meta",
             output_dtype=output_dtype,
         )
-        return made
     assert isinstance(collection, EmbeddingCollection)
-    made = (kind or QuantEmbeddingCollection)(
-        tables, "meta", collection.need_indices(), output_dtype=output_dtype
-    )
-    return made
+    return QuantEmbeddingCollection(tables, "meta", collection.need_indices(), output_dtype=output_dtype)

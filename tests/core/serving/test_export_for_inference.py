@@ -110,7 +110,7 @@ def test_ids_that_are_no_rows_raise(package: Path) -> None:
     )
     for form in ("exported", "torchscript"):
         loaded = sw.load_package(package, form)
-        with pytest.raises(sw.InvalidInputError, match="feature 'f': id 10.. is not an id of 0 to 29"):
+        with pytest.raises(sw.InvalidInputError, match=r"feature 'f': id 10.. is not an id of 0 to 29"):
             loaded.predict(wrong, dense)
         with pytest.raises((RuntimeError, IndexError)):
             loaded.run(wrong.values(), wrong.lengths(), wrong.weights(), dense)

@@ -350,11 +350,11 @@ def test_predictions_of_inputs_that_do_not_fit_are_refused(tmp_path: Path) -> No
 
 
 def test_no_samples_have_no_predictions(tmp_path: Path) -> None:
-    folder = sw.export_for_inference(
-        Scaled(), (FEATURES, torch.ones(2, 3)), tmp_path / "package", forms=["exported"], check=False
-    )
-    found = sw.load_package(folder).predict(sw.KeyedJaggedTensor.from_lists({"f": []}), torch.ones(0, 3))
-    assert found["output"].shape == (0, 4)
+    model = sw.EmbeddingBagCollection([bag("t", 9, 4, ["f", "g"])])
+    example = sw.KeyedJaggedTensor.from_lists({"f": [[1]], "g": [[2]]})
+    folder = sw.export_for_inference(model, example, tmp_path / "package", forms=["exported"], check=False)
+    found = sw.load_package(folder).predict(sw.KeyedJaggedTensor.from_lists({"f": [], "g": []}))
+    assert found["values"].shape == (0, 8)
 
 
 def test_program_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:

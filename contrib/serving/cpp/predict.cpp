@@ -55,6 +55,8 @@ Tensors inputs_of(const json& manifest, const json& batch) {
   const json dense = batch.value("dense", json::array());
   const auto samples = bags.empty() ? dense.size() : bags.begin()->size();
   if (samples == 0) throw std::invalid_argument("a batch has one sample at least");
+  for (const auto& item : bags.items())
+    if (item.value().size() != samples) throw std::invalid_argument(item.key() + " has another number of samples");
   std::set<std::string> unknown;
   for (const auto& given : {bags, weights})
     for (const auto& item : given.items()) unknown.insert(item.key());
@@ -68,7 +70,6 @@ Tensors inputs_of(const json& manifest, const json& batch) {
     unknown.erase(name);
     is_weighted |= own_weighted;
     const json own = bags.value(name, json(samples, json::array()));
-    if (own.size() != samples) throw std::invalid_argument(name + " has another number of samples");
     const json own_weights = own_weighted ? weights.value(name, json(samples, json::array())) : json();
     for (size_t sample = 0; sample < samples; ++sample) {
       const json& bag = own.at(sample);

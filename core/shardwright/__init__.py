@@ -149,7 +149,11 @@ _MODULE_OF_NAME: dict[str, str] = {
         ),
         "shardwright.runtime.routed.direct": ("DirectReturn",),
         "shardwright.runtime.routed.return_path": ("ReturnPath", "ReturnStep"),
-        "shardwright.runtime.sharded.quantized.one_process": ("shard_for_serving",),
+        "shardwright.runtime.sharded.quantized.one_process": (
+            "PlacedQuantEmbeddingBagCollection",
+            "PlacedQuantEmbeddingCollection",
+            "shard_for_serving",
+        ),
         "shardwright.runtime.sharded.collections.sharders": (
             "EmbeddingBagCollectionSharder",
             "EmbeddingCollectionSharder",

@@ -152,6 +152,8 @@ from shardwright.runtime.sharded.models.dmp_collection import DMPCollection as D
 from shardwright.runtime.sharded.models.model_parallel import DefaultDataParallelWrapper as DefaultDataParallelWrapper
 from shardwright.runtime.sharded.models.model_parallel import DistributedModelParallel as DistributedModelParallel
 from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner as EmbeddingShardingPlanner
+from shardwright.runtime.sharded.quantized.one_process import PlacedQuantEmbeddingBagCollection as PlacedQuantEmbeddingBagCollection
+from shardwright.runtime.sharded.quantized.one_process import PlacedQuantEmbeddingCollection as PlacedQuantEmbeddingCollection
 from shardwright.runtime.sharded.quantized.one_process import shard_for_serving as shard_for_serving
 from shardwright.runtime.sharded.tables.clipping import clip_grad_norm_ as clip_grad_norm_
 from shardwright.runtime.sharded.tables.clipping import clip_grad_value_ as clip_grad_value_

@@ -95,6 +95,8 @@ PUBLIC_NAMES = """
     PipelineStep
     Placed
     PlacedPlan
+    PlacedQuantEmbeddingBagCollection
+    PlacedQuantEmbeddingCollection
     PlanDifference
     PlanError
     PlanningError

@@ -13,6 +13,7 @@ from shardwright.contracts.renamed import warn_renamed
 from shardwright.planning.layouts.row_maps import RowMap
 from shardwright.planning.tables.caching import CacheParams
 from shardwright.planning.tables.optimizers import OptimizerSpec
+from shardwright.planning.tables.quantized import SERVED
 from shardwright.planning.tables.spec import DataType, TableSpec
 
 if TYPE_CHECKING:
@@ -150,6 +151,17 @@ class ComputeKernel(ABC, metaclass=OpenNames):
             return ""
         given, taken = ("keys", "rows") if row_map.takes_any_id else ("rows", "keys")
         return f"the row map {row_map.name!r} gives it {given}, it takes {taken}"
+
+    def refusal_of_rows(self, request: KernelRequest) -> str:
+        """Explain why it does not read the rows of a table that is only looked up; empty if it does.
+
+        Those of a precision that tables can be quantised to, float16 among them, are stored as bytes.
+        """
+        if not (self.trains and request.is_served and request.data_type in SERVED):
+            return ""
+        return (
+            f"it trains tables, and rows of a quantised {request.data_type.value} table are bytes to look up"
+        )
 
     def bandwidth_fraction(self, request: KernelRequest) -> float:
         """The part of the memory tier's bandwidth that lookups and updates reach, above 0 and up to 1."""

@@ -28,7 +28,6 @@ from shardwright_torchrec.quant.inference import (
 from tests.contrib import distributions
 
 import shardwright as sw
-from shardwright.runtime.sharded.quantized.one_process import PlacedCollection
 
 README = distributions.ROOT / "torchrec" / "README.md"
 
@@ -142,7 +141,7 @@ def test_quantising_takes_torchrecs_arguments() -> None:
     quantised = quantize_inference_model(model(), fp_weight_dtype=torch.int8)
     sharded, plan = shard_quant_model(quantised, sharders=DEFAULT_SHARDERS, ddr_cap=10**9)
     assert type(quantised["bags"]) in DEFAULT_QUANT_MAPPING.values()  # type: ignore[index]
-    assert isinstance(sharded["bags"], PlacedCollection)  # type: ignore[index]
+    assert isinstance(sharded["bags"], sw.PlacedQuantEmbeddingBagCollection)  # type: ignore[index]
     assert list(plan.plan) == ["bags"]
     assert trim_torch_package_prefix_from_typename("<torch_package_0>.a.B") == "a.B"
     assert trim_torch_package_prefix_from_typename("a.B") == "a.B"

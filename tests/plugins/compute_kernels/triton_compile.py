@@ -26,7 +26,7 @@ from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright_plugins.compute_kernels.fused_triton import _kernels as kernels
 from shardwright_plugins.compute_kernels.fused_triton._geometry import Tiles
 from shardwright_plugins.compute_kernels.fused_triton._lookup import FusedTritonLookup
-from shardwright_plugins.compute_kernels.quantized._triton_lookup import QuantTritonLookup
+from shardwright_plugins.compute_kernels.quantized._triton_lookup import QuantTritonLookup, launch_options
 
 Launch = tuple[Any, tuple[Any, ...], dict[str, Any]]
 CASES = [
@@ -91,7 +91,7 @@ def served_launches(case: tuple[Any, ...]) -> list[Launch]:
     lookup = QuantTritonLookup(blocks, device=cpu)
     tiles = Tiles.of(torch.device("cuda"), lookup.geometry.num_columns)
     lookup = QuantTritonLookup(blocks, device=cpu, tiles=tiles)
-    lookup.options = {"num_warps": tiles.warps, "enable_fp_fusion": False}
+    lookup.options = launch_options(tiles)
     batch = (
         draw_batch(blocks, (30, 20), is_weighted=is_weighted)
         if is_pooled

@@ -55,6 +55,12 @@ def test_keys_of_any_size_find_their_rows() -> None:
 
 def test_ids_that_cannot_be_kept_raise() -> None:
     module = collection("SUM")
+    pruned = sw.quantize_embeddings(module, ids={"c": torch.tensor([1])})
+    floats = sw.KeyedJaggedTensor(["f", "g", "h"], torch.tensor([0.5, 1, 2]), lengths=torch.tensor([1, 1, 1]))
+    with pytest.raises(sw.InvalidInputError, match="ids are int32 or int64"):
+        pruned(floats)
+    with pytest.raises(sw.InvalidInputError, match="features must be a KeyedJaggedTensor"):
+        pruned(floats.values())
     with pytest.raises(sw.InvalidInputError, match="ids of table 'c' are from 1 to 5; its rows are 0 to 4"):
         sw.quantize_embeddings(module, ids={"c": torch.tensor([1, 5])})
     with pytest.raises(

@@ -176,6 +176,14 @@ def test_what_cannot_be_cut_for_one_process_raises() -> None:
         sw.InvalidInputError, match="the plan has nothing for the QuantEmbeddingBagCollection at ''"
     ):
         sw.shard_for_serving(model[0], plan)
+    with pytest.raises(sw.InvalidInputError, match="there are no devices: give one for each rank"):
+        sw.shard_for_serving(model, plan, devices=[])
+    with pytest.raises(sw.InvalidInputError, match=r"devices are \['gpu'\]"):
+        sw.shard_for_serving(model, plan, devices=["gpu"])
+    with pytest.raises(
+        sw.InvalidInputError, match=r"no quantised collection to cut: sw\.quantize_embeddings"
+    ):
+        sw.shard_for_serving(collection("SUM"), plan)
     with pytest.raises(sw.UnsupportedError, match="is cut already"):
         sw.shard_for_serving(sw.shard_for_serving(model, plan), plan)
     wrong = sw.KeyedJaggedTensor.from_lists({"f": [[16]], "g": [[1]], "h": [[1]]})

@@ -8,10 +8,11 @@ import torch
 from torch import nn
 
 import shardwright as sw
-from shardwright.modules.quantized.collections import QuantizedCollection
-from shardwright.modules.quantized.quantizing import quantize_collection
 
 __all__ = ["QuantConfig", "QuantEmbeddingBagCollection", "QuantEmbeddingCollection", "QuantizedCollection"]
+
+QuantizedCollection = sw.QuantEmbeddingBagCollection | sw.QuantEmbeddingCollection
+"""Every collection of quantised tables."""
 
 WEIGHT_TYPES: dict[torch.dtype, str] = {
     torch.int8: "INT8",
@@ -70,13 +71,14 @@ def quantized(module: Any, kind: type[Any]) -> Any:
         )
     _check_types(module, config)
     own = getattr(config, "per_table_weight_dtype", None) or {}
-    return quantize_collection(
+    made = sw.quantize_embeddings(
         module,
         WEIGHT_TYPES[config.weight().dtype],
         per_table={table: WEIGHT_TYPES[dtype] for table, dtype in own.items()},
         output_dtype=config.activation().dtype,
-        kind=kind,
     )
+    made.__class__ = kind  # it has `from_float` beside what the class of core has, and nothing else
+    return made
 
 
 def _check_types(module: nn.Module, config: Any) -> None:

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 import shardwright as sw
-from shardwright.runtime.sharded.quantized.one_process import PlacedCollection, place_collection
 from shardwright_torchrec.quant.collections import (
     QuantEmbeddingBagCollection,
     QuantEmbeddingCollection,
@@ -30,6 +29,8 @@ __all__ = [
 
 KERNEL = "quant"
 """What plans call the kernel of quantised tables: TorchRec's name."""
+PlacedCollection = sw.PlacedQuantEmbeddingBagCollection | sw.PlacedQuantEmbeddingCollection
+"""Every collection that is cut."""
 
 
 class QuantizedSharder:
@@ -40,7 +41,7 @@ class QuantizedSharder:
         shardable_params: not needed; constraints say how tables are cut.
     """
 
-    module_type: ClassVar[type[QuantizedCollection]]
+    module_type: ClassVar[type[nn.Module]]
 
     def __init__(
         self, fused_params: Mapping[str, Any] | None = None, shardable_params: list[str] | None = None
@@ -49,7 +50,7 @@ class QuantizedSharder:
 
     def shard(
         self, module: QuantizedCollection, params: Mapping[str, sw.ParameterSharding], device: Any = None
-    ) -> PlacedCollection:
+    ) -> nn.Module:
         """The collection, cut.
 
         Args:
@@ -60,7 +61,8 @@ class QuantizedSharder:
         Raises:
             UnsupportedError: the row map gives keys.
         """
-        return place_collection(module, params, [device or module.device])
+        plan = sw.ShardingPlan({"": sw.EmbeddingModuleShardingPlan(dict(params))})
+        return sw.shard_for_serving(module, plan, devices=[device or module.device], inplace=True)
 
 
 class QuantEmbeddingBagCollectionSharder(QuantizedSharder):

@@ -10,8 +10,8 @@ import torch.fx
 from torch import nn
 
 import shardwright as sw
-from shardwright.modules.quantized.collections import QuantizedCollection
-from shardwright.runtime.sharded.quantized.one_process import PlacedCollection
+from shardwright_torchrec.quant.collections import QuantizedCollection
+from shardwright_torchrec.quant.sharding import PlacedCollection
 
 __all__ = ["Tracer", "symbolic_trace"]
 

@@ -16,8 +16,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from shardwright.errors import InvalidInputError, ShardwrightError, UnknownNameError, nearest
-from shardwright.modules._lookup import bags_of_feature, pooled_outputs, sequence_outputs
-from shardwright.modules.embedding_configs import data_type_of, dtype_of
+from shardwright.modules._lookup import (
+    bags_by_feature_of,
+    bags_of_feature,
+    pooled_outputs,
+    sequence_outputs,
+)
+from shardwright.modules.embedding_configs import dtype_of
 from shardwright.modules.quantized.kernel_lookups import KernelLookups
 from shardwright.modules.quantized.rows import QuantizedRows, empty_rows
 from shardwright.planning.tables.spec import (
@@ -172,12 +177,12 @@ class QuantizedCollection(nn.Module, ABC):
             raise
 
     def _check(self, features: KeyedJaggedTensor) -> None:
-        """Check the ids of each feature.
+        """Check the bags and ids of each feature.
 
         Raises:
-            InvalidInputError: an id is no row of its table.
+            InvalidInputError: lengths do not add up to the ids, or an id is no row of its table.
         """
-        by_feature = features.to_dict()
+        by_feature = bags_by_feature_of(type(self).__name__, features, self._tables)
         for table in self._tables:
             for feature in table.feature_names:
                 bags_of_feature(by_feature, feature, table)
@@ -319,7 +324,8 @@ class QuantEmbeddingBagCollection(QuantizedCollection):
     def _divided(self, sums: Tensor, features: KeyedJaggedTensor) -> Tensor:
         """Sums of all outputs, of which those that are means are divided, in the type of the outputs."""
         if self._means:
-            keys, lengths = features.keys(), features.lengths().view(-1, features.stride())
+            keys = features.keys()
+            lengths = features.lengths().view(len(keys), features.stride())
             for feature, columns in self._means:
                 sums[:, columns] *= inverse_lengths(lengths[keys.index(feature)])
         return sums.to(self.output_dtype)
@@ -434,10 +440,12 @@ def output_type_of(output_dtype: DataType | str | torch.dtype) -> DataType:
     Raises:
         InvalidInputError: outputs cannot be of that type.
     """
-    known = ", ".join(one.value for one in _OUTPUTS)
     if isinstance(output_dtype, torch.dtype):
-        return data_type_of(output_dtype)
-    name = output_dtype.value if isinstance(output_dtype, DataType) else str(output_dtype).upper()
-    if name not in {one.value for one in _OUTPUTS}:
+        found = {dtype_of(one): one for one in _OUTPUTS}.get(output_dtype)
+    else:
+        name = output_dtype.value if isinstance(output_dtype, DataType) else str(output_dtype).upper()
+        found = {one.value: one for one in _OUTPUTS}.get(name)
+    if found is None:
+        known = ", ".join(one.value for one in _OUTPUTS)
         raise InvalidInputError(f"outputs of quantised tables cannot be {output_dtype!r}; possible: {known}")
-    return DataType(name)
+    return found

@@ -38,7 +38,7 @@ def preferred_kernel(request: KernelRequest, name: str | None = None) -> Compute
     kernels = host().compute_kernels
     if name is not None:
         kernel = kernels.create(name)
-        answer = kernel.supports(request)
+        answer = kernel.refusal_of_rows(request) or kernel.supports(request)
         if answer is not True:
             raise UnsupportedError(f"compute kernel {name!r} cannot look these tables up: {answer}")
         return kernel
@@ -151,10 +151,14 @@ class KernelLookups:
         return (
             are_there
             and values.device == self.stored[0].device
-            and not values.is_floating_point()
+            and values.dtype in (torch.int32, torch.int64)
             and (features.weights_or_none() is not None or not self._is_weighted)
-            and (self.checks_ids or int(features.lengths().sum()) == values.numel())
+            and (self._checks_lengths(keys) or int(features.lengths().sum()) == values.numel())
         )
+
+    def _checks_lengths(self, keys: list[str]) -> bool:
+        """True if a kernel gets a batch as it is, and raises where lengths do not add up to its ids."""
+        return self.checks_ids and len(self._groups) == 1 and keys == self._features
 
     def pooled(self, features: KeyedJaggedTensor) -> Tensor:
         """Sums of all bags, ``[B, C]`` float32."""

@@ -77,6 +77,11 @@ class KnownIds(nn.Module):
         Raises:
             UnsupportedError: features have batch sizes of their own.
         """
+        if not isinstance(features, KeyedJaggedTensor) or features.values().dtype not in (
+            torch.int32,
+            torch.int64,
+        ):
+            return self.collection(features)  # which says what is wrong
         if features.variable_stride_per_key():
             raise UnsupportedError("features of pruned tables cannot have batch sizes of their own")
         offsets, values = features.offset_per_key(), features.values().long().clone()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from attrs import evolve
@@ -60,9 +59,17 @@ def quantize_embeddings(
         >>> sw.quantize_embeddings(model, "INT4")[0].quantized_rows("item").values.max() <= 15
         tensor(True)
     """
-    found = {path: one for path, one in model.named_modules() if isinstance(one, TableCollection)}
+    # With all paths of a collection that a model uses twice; it is quantised once.
+    found = {
+        path: one
+        for path, one in model.named_modules(remove_duplicate=False)
+        if isinstance(one, TableCollection)
+    }
     if not found:
-        raise InvalidInputError(f"this {type(model).__name__} has no collection of tables to quantise")
+        raise InvalidInputError(
+            f"this {type(model).__name__} has no collection of tables to quantise: give a model with an "
+            "EmbeddingBagCollection or EmbeddingCollection; of a sharded model, its unshard()"
+        )
     names = [table.name for one in found.values() for table in one.tables]
     for argument, given in (("per_table", per_table or {}), ("ids", ids or {})):
         for name in given:
@@ -70,14 +77,17 @@ def quantize_embeddings(
                 raise UnknownNameError(
                     f"{argument} names {name!r}, a table of no collection.{nearest(name, names)}"
                 )
-    made = {path: _quantized(one, dtype, per_table, output_dtype, ids or {}) for path, one in found.items()}
-    if "" in made:
-        return made[""]
+    made = {
+        one: _quantized(one, dtype, per_table, output_dtype, ids or {})
+        for one in dict.fromkeys(found.values())
+    }
+    if "" in found:
+        return made[found[""]]
     # A copy takes the quantised collections for its own, so that float tables are not copied first.
-    memo = {} if inplace else {id(one): made[path] for path, one in found.items()}
+    memo = {} if inplace else {id(one): own for one, own in made.items()}
     result = model if inplace else copy.deepcopy(model, memo)
-    for path, one in made.items():
-        result.set_submodule(path, one)
+    for path, one in found.items():
+        result.set_submodule(path, made[one])
     return result
 
 
@@ -117,10 +127,9 @@ def quantize_collection(
     *,
     per_table: Mapping[str, DataType | str] | None = None,
     output_dtype: DataType | str | torch.dtype = DataType.FP32,
-    kind: type[Any] | None = None,
 ) -> QuantizedCollection:
-    """Quantise one collection; see `quantize_embeddings`. ``kind`` is a class of one's own for the result."""
-    made = _quantized_like(collection, dtype, per_table or {}, output_dtype, kind)
+    """Quantise one collection; see `quantize_embeddings`."""
+    made = _quantized_like(collection, dtype, per_table or {}, output_dtype)
     if collection.device.type == "meta":
         raise InvalidInputError("tables on the device 'meta' have no weights to quantise")
     for table in made.tables:
@@ -137,7 +146,6 @@ def _quantized_like(
     dtype: DataType | str,
     per_table: Mapping[str, DataType | str],
     output_dtype: DataType | str | torch.dtype,
-    kind: type[Any] | None,
 ) -> QuantizedCollection:
     """A quantised collection of the same tables, on ``meta``."""
     tables = []
@@ -147,15 +155,11 @@ def _quantized_like(
         check_served(changed.data_type)
         tables.append(changed)
     if isinstance(collection, EmbeddingBagCollection):
-        made: QuantizedCollection = (kind or QuantEmbeddingBagCollection)(
+        return QuantEmbeddingBagCollection(
             tables,  # type: ignore[arg-type]  # bag configurations stay such
             collection.is_weighted(),
             "meta",
             output_dtype=output_dtype,
         )
-        return made
     assert isinstance(collection, EmbeddingCollection)
-    made = (kind or QuantEmbeddingCollection)(
-        tables, "meta", collection.need_indices(), output_dtype=output_dtype
-    )
-    return made
+    return QuantEmbeddingCollection(tables, "meta", collection.need_indices(), output_dtype=output_dtype)

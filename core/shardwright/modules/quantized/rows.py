@@ -15,9 +15,10 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from shardwright.arguments import brief
 from shardwright.errors import InvalidInputError, UnsupportedError
 from shardwright.planning.tables.quantized import HEADER_BYTES, SERVED, has_header, stored_row_bytes
-from shardwright.planning.tables.spec import DataType
+from shardwright.planning.tables.spec import DataType, data_type_named
 
 __all__ = ["QuantizedRows", "empty_rows", "quantize_rows"]
 
@@ -197,10 +198,14 @@ def quantize_rows(weight: Tensor, data_type: DataType | str = DataType.INT8) -> 
         data_type: precision of the values.
 
     Raises:
-        InvalidInputError: a value is not finite, or beyond what the precision holds.
+        InvalidInputError: a value is not finite, or beyond what the precision holds, or the weight is no float matrix.
         UnsupportedError: tables cannot be quantised to that type.
     """
-    data_type = data_type if isinstance(data_type, DataType) else DataType(str(data_type).upper())
+    if not isinstance(weight, Tensor) or weight.ndim != 2 or not weight.is_floating_point():
+        raise InvalidInputError(f"weight must be a tensor [rows, columns] of floats, got {brief(weight)}")
+    if weight.shape[1] == 0:
+        raise InvalidInputError(f"weight must have columns, got {list(weight.shape)}")
+    data_type = data_type_named(data_type)
     made = empty_rows(data_type, weight.shape[0], weight.shape[1], device=weight.device)
     for start, some in _some_rows(weight.detach()):
         values, scale, bias = _quantized(some.float(), data_type, start)
@@ -221,7 +226,7 @@ def _quantized(
     """Values, scale and bias of some rows, of which the first has the number ``first`` in its table."""
     if data_type is DataType.FP16:
         values = weight.half()
-        _check_finite(values.isfinite().all(dim=1), weight, first, "values are float16")
+        _check_finite(values.isfinite().all(dim=1), weight, first, "values of FP16 end at 65504")
         return values, None, None
     if data_type is DataType.FP8:
         return _floats(weight, first)
@@ -230,7 +235,8 @@ def _quantized(
     bias = _rounded(least, -torch.inf)
     scale = _rounded((most - bias.float()) / levels, torch.inf)
     finite = (bias.isfinite() & scale.isfinite()).flatten()
-    _check_finite(finite, weight, first, "scales and biases are float16")
+    ends = f"values of {data_type.value} begin at -65504, and span {levels} * 65504"
+    _check_finite(finite, weight, first, ends)
     step = torch.where(scale > 0, scale.float(), 1.0)
     values = ((weight - bias.float()) / step).round().clamp(0, levels)
     return values.to(torch.uint8), scale, bias
@@ -243,21 +249,21 @@ def _floats(weight: Tensor, first: int) -> tuple[Tensor, Tensor, Tensor]:
     # largest / 2^e <= 0.875 * 2^9, where largest = mantissa * 2^exponent and mantissa < 1
     wanted = exponent - 9 + (mantissa > _FP8_LARGEST * 2.0**-9).to(exponent.dtype)
     finite = (largest.isfinite() & (wanted <= _MOST_EXPONENT)).flatten()
-    _check_finite(finite, weight, first, "FP8 has scales up to 128", ends_at=448 * 2**_MOST_EXPONENT)
+    _check_finite(finite, weight, first, f"values of FP8 end at {448 * 2**_MOST_EXPONENT}")
     scale = torch.ldexp(torch.ones_like(largest), wanted.clamp(min=_LEAST_EXPONENT))
     values = (weight / scale).to(torch.float8_e4m3fn)
     return values, scale.half(), torch.zeros_like(scale, dtype=torch.float16)
 
 
-def _check_finite(finite: Tensor, weight: Tensor, first: int, why: str, *, ends_at: int = 65504) -> None:
+def _check_finite(finite: Tensor, weight: Tensor, first: int, ends: str) -> None:
     if finite.all():
         return
     row = int((~finite).nonzero()[0])
     least, most = (float(extreme) for extreme in weight[row].aminmax())
-    raise InvalidInputError(
-        f"row {first + row} has values from {least} to {most}; {why}, "
-        f"so that values end at {ends_at}: scale the table down before it is quantised"
-    )
+    advice = f"{ends}: scale the table down before it is quantised"
+    if not weight[row].isfinite().all():
+        advice = "those that are not finite have no quantised value: mend the weights"
+    raise InvalidInputError(f"row {first + row} has values from {least} to {most}; {advice}")
 
 
 def _rounded(values: Tensor, towards: float) -> Tensor:

@@ -348,7 +348,7 @@ class Offers:
         if key not in self._answers:
             kernel = list(self.kernels.values())[code]
             with calling(f"compute kernel {kernel.name!r}"):
-                answer = kernel.supports(request)
+                answer = kernel.refusal_of_rows(request) or kernel.supports(request)
                 self._answers[key] = self._checked(kernel, request) if answer is True else _reason(answer)
         return self._answers[key]
 

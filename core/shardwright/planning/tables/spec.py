@@ -101,7 +101,12 @@ def _pooling(value: PoolingType | str) -> PoolingType:
     return _member(PoolingType, value)
 
 
-def _data_type(value: DataType | str) -> DataType:
+def data_type_named(value: DataType | str) -> DataType:
+    """The data type of that name, in capitals or not.
+
+    Raises:
+        InvalidInputError: there is none.
+    """
     return _member(DataType, value)
 
 
@@ -183,7 +188,7 @@ class EmbeddingConfig:
     num_embeddings: int = field(converter=whole, validator=_positive)
     embedding_dim: int = field(converter=whole, validator=_positive)
     name: str = field(default="", validator=validators.instance_of(str))
-    data_type: DataType = field(default=DataType.FP32, converter=_data_type)
+    data_type: DataType = field(default=DataType.FP32, converter=data_type_named)
     feature_names: list[str] = field(factory=list, converter=_names)
     weight_init_max: float | None = field(default=None, converter=converters.optional(_number))
     weight_init_min: float | None = field(default=None, converter=converters.optional(_number))
@@ -304,7 +309,7 @@ class TableSpec:
     num_embeddings: int = field(converter=whole, validator=_positive)
     embedding_dim: int = field(converter=whole, validator=_positive)
     feature_names: tuple[str, ...] = field(default=(), converter=_tuple)
-    data_type: DataType = field(default=DataType.FP32, converter=_data_type)
+    data_type: DataType = field(default=DataType.FP32, converter=data_type_named)
     pooling: PoolingType = field(default=PoolingType.SUM, converter=_pooling)
     is_weighted: bool = field(default=False, validator=is_answer)
     module: str = ""

@@ -359,7 +359,8 @@ def _kinds_of(blocks: BlockColumns) -> tuple[Ints, Ints]:
 def _check_supported(
     table: TableSpec, sharding: ParameterSharding, kernel: ComputeKernel, request: KernelRequest
 ) -> None:
-    answer = kernel.refusal_of_ids(sharding.layout.row_map) or kernel.supports(request)
+    refusal = kernel.refusal_of_ids(sharding.layout.row_map) or kernel.refusal_of_rows(request)
+    answer = refusal or kernel.supports(request)
     if answer is not True:
         raise UnsupportedError(
             f"the plan gives table {table.describe()} ({sharding.sharding_type}) the kernel "

@@ -117,10 +117,14 @@ def test_what_cannot_be_quantised_raises() -> None:
         sw.quantize_embeddings(collection("SUM"), per_table={"x": "INT4"})
     with pytest.raises(sw.InvalidInputError, match="no weights to quantise"):
         sw.quantize_embeddings(collection("SUM").to("meta"))
-    with pytest.raises(sw.InvalidInputError, match="has no collection of tables"):
+    with pytest.raises(
+        sw.InvalidInputError, match=r"has no collection of tables .* of a sharded model, its unshard\(\)"
+    ):
         sw.quantize_embeddings(torch.nn.Linear(1, 1))
     with pytest.raises(sw.InvalidInputError, match="cannot be 'INT8'; possible: FP32, FP16, BF16"):
         sw.quantize_embeddings(collection("SUM"), output_dtype="INT8")
+    with pytest.raises(sw.InvalidInputError, match=r"cannot be torch.int8; possible: FP32, FP16, BF16"):
+        sw.quantize_embeddings(collection("SUM"), output_dtype=torch.int8)
     large = collection("SUM")
     with torch.no_grad():
         large.table_weight("b")[3] = 1e8

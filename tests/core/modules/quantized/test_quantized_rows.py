@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
+from typing import Any
 
 import numpy as np
 import pytest
@@ -94,8 +95,19 @@ def test_constant_rows_are_exact(precision: str, mantissa: int, exponent: int, c
 def test_rows_that_cannot_be_quantised_raise_naming_the_row(precision: str, wrong: float) -> None:
     weight = torch.zeros(3, 4)
     weight[1, 2] = wrong
-    with pytest.raises(sw.InvalidInputError, match=r"row 1 has values from .*scale the table down"):
+    advice = "scale the table down" if wrong == 1e8 else "mend the weights"
+    with pytest.raises(sw.InvalidInputError, match=r"row 1 has values from .*" + advice):
         sw.quantize_rows(weight, precision)
+
+
+@pytest.mark.parametrize(
+    "wrong", [torch.zeros(3), torch.zeros(3, 4, dtype=torch.int64), np.zeros((3, 4)), torch.zeros(3, 0)]
+)
+def test_what_is_no_matrix_of_floats_raises(wrong: Any) -> None:
+    with pytest.raises(sw.InvalidInputError, match="weight must"):
+        sw.quantize_rows(wrong)
+    with pytest.raises(sw.InvalidInputError, match=r"'INT9' is no DataType\. Known: "):
+        sw.quantize_rows(torch.zeros(1, 4), "INT9")
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)

@@ -78,25 +78,43 @@ def shard_for_serving(
         >>> sw.shard_for_serving(model, plan)(sw.KeyedJaggedTensor.from_lists({"item": [[3], []]})).values().shape
         torch.Size([2, 8])
     """
-    paths = [
-        path for path, one in model.named_modules() if isinstance(one, QuantizedCollection | PlacedCollection)
-    ]
     result = model if inplace else copy.deepcopy(model)
-    for path in paths:
-        found = result.get_submodule(path)
-        if isinstance(found, PlacedCollection):
+    found = _collections_of(result)
+    if not found:
+        raise InvalidInputError(
+            f"this {type(model).__name__} has no quantised collection to cut: sw.quantize_embeddings(model) makes them"
+        )
+    made: dict[QuantizedCollection, PlacedCollection] = {}
+    for path, one in found.items():
+        if one not in made:  # one that is used twice is planned under its first path
+            made[one] = _placed(one, plan, devices, path)
+    if "" in found:
+        return made[found[""]]
+    for path, one in found.items():
+        result.set_submodule(path, made[one])
+    return result
+
+
+def _collections_of(model: nn.Module) -> dict[str, QuantizedCollection]:
+    """The quantised collections of a model by path; one that is used twice has several."""
+    found = {}
+    for path, one in model.named_modules(remove_duplicate=False):
+        if isinstance(one, PlacedCollection):
             raise UnsupportedError(
                 f"the collection at {path!r} is cut already: give the model that it was made of"
             )
-        assert isinstance(found, QuantizedCollection)
-        params = plan.get_plan_for_module(path)
-        if params is None:
-            raise InvalidInputError(f"the plan has nothing for the {type(found).__name__} at {path!r}")
-        made = place_collection(found, params, devices, path)
-        if not path:
-            return made
-        result.set_submodule(path, made)
-    return result
+        if isinstance(one, QuantizedCollection):
+            found[path] = one
+    return found
+
+
+def _placed(
+    collection: QuantizedCollection, plan: ShardingPlan, devices: Sequence[torch.device | str], path: str
+) -> PlacedCollection:
+    params = plan.get_plan_for_module(path)
+    if params is None:
+        raise InvalidInputError(f"the plan has nothing for the {type(collection).__name__} at {path!r}")
+    return place_collection(collection, params, devices, path)
 
 
 def place_collection(
@@ -108,7 +126,17 @@ def place_collection(
     """Cut one collection; see `shard_for_serving`."""
     is_pooled = isinstance(collection, QuantEmbeddingBagCollection)
     kind = PlacedQuantEmbeddingBagCollection if is_pooled else PlacedQuantEmbeddingCollection
-    return kind(collection, params, [torch.device(device) for device in devices], path)
+    return kind(collection, params, _devices_of(devices), path)
+
+
+def _devices_of(devices: Sequence[torch.device | str]) -> list[torch.device]:
+    given = [devices] if isinstance(devices, str | torch.device) else list(devices)
+    if not given:
+        raise InvalidInputError("there are no devices: give one for each rank of the plan, or one for all")
+    try:
+        return [torch.device(device) for device in given]
+    except (RuntimeError, TypeError) as error:
+        raise InvalidInputError(f"devices are {given}: {error}") from None
 
 
 @frozen(eq=False)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from tests.plugins.compute_kernels.triton_checks import DEVICE, FULL, Operators
+from tests.plugins.quantized.test_sharded_quantized import batch, collection, outputs, plan_of, sharded
 from torch import Tensor
 
 import shardwright as sw
@@ -14,7 +15,7 @@ from shardwright.contracts import ComputeKernel
 from shardwright.contracts.lookup import BlockSpec
 from shardwright.host import host
 from shardwright.planning.tables.quantized import SERVED
-from shardwright.testing import ServingKernelTests
+from shardwright.testing import ServingKernelTests, run_simulated
 from shardwright.testing.kernels.kernel_groups import draw
 from shardwright.testing.kernels.loops import block_spec, draw_sequences
 from shardwright_plugins.compute_kernels.fused_triton import _kernels as kernels
@@ -106,3 +107,23 @@ def test_quantised_widths_are_read_by_one_launch_that_asks_the_host_nothing(
         lookup.forward(bags, training=False)
     assert launched == ["look_up_rows"]
     assert operators.names == ["aten.cumsum.default"]
+
+
+@pytest.mark.skipif(FULL, reason="simulated ranks run on the CPU")
+@pytest.mark.parametrize("precision", ["INT2", "FP16"])
+def test_sharded_collections_equal_unsharded_and_keep_their_rows(precision: str) -> None:
+    """Cut columns of two bits are in rows of one byte, scale and bias: the last word of each row is filled up."""
+    quantised = sw.quantize_embeddings(collection("SUM", is_weighted=True), precision)
+    plan = plan_of(torch.nn.Sequential(quantised), "column_wise", 2, "quant_triton")
+
+    def on_rank(env: sw.ShardingEnv) -> None:
+        model = sharded(env, torch.nn.Sequential(quantised), plan)
+        with torch.no_grad():
+            assert torch.equal(outputs(model(batch(env.rank))), outputs(quantised(batch(env.rank))))
+        wanted = torch.nn.Sequential(quantised).state_dict()
+        assert all(torch.equal(own, wanted[name]) for name, own in model.state_dict().items())
+
+    by_default = outputs(quantised(batch(0)))
+    quantised.use_kernel("quant_triton")
+    torch.testing.assert_close(outputs(quantised(batch(0))), by_default)
+    run_simulated(on_rank, 2)

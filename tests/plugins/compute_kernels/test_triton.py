@@ -107,8 +107,6 @@ def test_kernels_of_all_cases_compile_to_machine_code(capability: int) -> None:
     found = launches_for(capability, 99)
     assert len(found) == 45
     assert all(line["has_machine_code"] and line["rounds_to_nearest"] for line in found)
-    # A product that is fused with a sum is not rounded, as it is by the other kernels of quantised tables.
-    assert not any(line["fuses"] for line in found if line["kernel"] == "look_up_rows")
 
 
 @pytest.mark.gpu
@@ -157,3 +155,14 @@ def test_without_fbgemm_plans_for_cuda_take_triton(monkeypatch: pytest.MonkeyPat
     assert planned("cuda") == "fused"
     monkeypatch.setattr(fused, "_missing", lambda _: "FBGEMM is not installed")
     assert planned("cuda") == "fused_triton"
+
+
+@pytest.mark.parametrize(("precision", "kernel"), [("INT8", "quant_fbgemm"), ("FP8", "quant_triton")])
+def test_served_tables_on_cuda_take_triton_where_fbgemm_has_not_the_precision(
+    monkeypatch: pytest.MonkeyPatch, precision: str, kernel: str
+) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    topology = sw.Topology(world_size=2, compute_device="cuda")
+    planner = sw.EmbeddingShardingPlanner(topology=topology, objective="serving")
+    table = sw.TableSpec("t", 1000, 64, data_type=precision, optimizer=None, is_frozen=True)
+    assert planner.plan_tables([table]).plan[""]["t"].compute_kernel == kernel

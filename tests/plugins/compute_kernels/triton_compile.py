@@ -26,7 +26,7 @@ from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright_plugins.compute_kernels.fused_triton import _kernels as kernels
 from shardwright_plugins.compute_kernels.fused_triton._geometry import Tiles
 from shardwright_plugins.compute_kernels.fused_triton._lookup import FusedTritonLookup
-from shardwright_plugins.compute_kernels.quantized._triton_lookup import QuantTritonLookup, launch_options
+from shardwright_plugins.compute_kernels.quantized._triton_lookup import QuantTritonLookup
 
 Launch = tuple[Any, tuple[Any, ...], dict[str, Any]]
 CASES = [
@@ -91,7 +91,7 @@ def served_launches(case: tuple[Any, ...]) -> list[Launch]:
     lookup = QuantTritonLookup(blocks, device=cpu)
     tiles = Tiles.of(torch.device("cuda"), lookup.geometry.num_columns)
     lookup = QuantTritonLookup(blocks, device=cpu, tiles=tiles)
-    lookup.options = launch_options(tiles)
+    lookup.warps = {"num_warps": tiles.warps}
     batch = (
         draw_batch(blocks, (30, 20), is_weighted=is_weighted)
         if is_pooled
@@ -108,7 +108,7 @@ def served_launches(case: tuple[Any, ...]) -> list[Launch]:
 def compiled(launch: Launch, capability: int) -> Any:
     """A launch's kernel, compiled as Triton does when it runs for the first time."""
     kernel, args, constants = launch
-    options = {name: constants.pop(name) for name in ("num_warps", "enable_fp_fusion") if name in constants}
+    options = {name: constants.pop(name) for name in ("num_warps",) if name in constants}
     signature: dict[str, str] = {}
     hints: dict[Any, Any] = {}
     fixed: dict[Any, Any] = {}
@@ -153,7 +153,6 @@ def told(capability: int, num_cases: int) -> Iterator[dict[str, Any]]:
                 "case": number,
                 "kernel": launch[0].__name__,
                 "accesses": accesses(made.asm["ptx"]),
-                "fuses": "fma." in made.asm["ptx"],
                 "rounds_to_nearest": "cvt.rz" not in made.asm["ptx"],
                 "has_machine_code": len(made.asm.get("cubin", b"")) > 0,
             }

@@ -81,8 +81,11 @@ def look_up_rows(  # type: ignore[no-untyped-def]
                 scaled = _numbers(stored, BITS, IS_FLOAT) * _half(header)[:, None]
                 values = scaled + _half(header >> 16)[:, None]
             if IS_WEIGHTED:
-                values *= tl.load(id_weights + at, mask=is_id, other=0.0)[:, None]
-            total += values
+                weight = tl.load(id_weights + at, mask=is_id, other=0.0)
+                # The product is not rounded, as it is not by the other kernels on processors that fuse it with the sum.
+                total = tl.fma(values, tl.broadcast_to(weight[:, None], [ITEMS, COLUMNS]), total)
+            else:
+                total += values
         done += UNROLL
     columns = tl.arange(0, COLUMNS)
     place = tl.multiple_of(place, ALIGNED_OUT)

@@ -28,11 +28,6 @@ from shardwright_plugins.compute_kernels.quantized.quant_triton import WORD, row
 _MAX_ALIGNED = 16  # words or elements: more tells Triton's compiler nothing
 
 
-def launch_options(tiles: Tiles) -> dict[str, Any]:
-    """Options of a compiled launch: a weighted row is rounded before it is added, as by the other kernels."""
-    return {"num_warps": tiles.warps, "enable_fp_fusion": False}
-
-
 class QuantTritonLookup(QuantizedLookup):
     """The rows of all blocks in one tensor, row after row in whole words, read by one launch.
 
@@ -50,7 +45,7 @@ class QuantTritonLookup(QuantizedLookup):
         self._precision = blocks[0].request.data_type
         self._columns = max(self.geometry.num_columns, 8 // min(8, self._precision.bits))
         self.tiles = tiles or Tiles.of(device, self._columns)
-        self.options = {} if device.type == "cpu" else launch_options(self.tiles)
+        self.warps = {} if device.type == "cpu" else {"num_warps": self.tiles.warps}
         sizes = np.array([self._sizes(spec) for spec in blocks], dtype=np.int64)
         rows, words = sizes[:, 0], sizes[:, 2]
         per_slot = np.repeat(np.arange(len(blocks)), [spec.num_slots for spec in blocks])
@@ -88,7 +83,7 @@ class QuantTritonLookup(QuantizedLookup):
                 IS_WEIGHTED=bags.weights is not None, BITS=self._precision.bits,
                 IS_FLOAT=self._precision in (DataType.FP8, DataType.FP16), **self._aligned,
                 ITEMS=tiles.items, UNROLL=1 if bags.lengths is None else tiles.unroll, COLUMNS=self._columns,
-                **self.options,
+                **self.warps,
             )  # fmt: skip
         return out, None
 

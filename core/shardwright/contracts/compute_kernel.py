@@ -159,9 +159,7 @@ class ComputeKernel(ABC, metaclass=OpenNames):
         """
         if not (self.trains and request.is_served and request.data_type in SERVED):
             return ""
-        return (
-            f"it trains tables, and rows of a quantised {request.data_type.value} table are bytes to look up"
-        )
+        return "it trains tables, and rows of a quantised table are bytes to look up"
 
     def bandwidth_fraction(self, request: KernelRequest) -> float:
         """The part of the memory tier's bandwidth that lookups and updates reach, above 0 and up to 1."""

@@ -82,6 +82,11 @@ class Bags:
         return tuple(self._counts)
 
     @property
+    def tensors(self) -> list[Tensor]:
+        """The ids, lengths and weights, as far as they are there."""
+        return [tensor for tensor in (self.ids, self.lengths, self.weights) if tensor is not None]
+
+    @property
     def num_sources(self) -> int:
         """``W``."""
         return len(self._counts)
@@ -155,7 +160,8 @@ class Lookup(ABC):
     def prefetch(self, bags: Bags) -> None:  # noqa: B027 - most kernels have their rows at hand
         """Bring the rows of a coming lookup to where they are looked up; a pipeline calls it a batch ahead, if at all.
 
-        It changes no result: a lookup is right without it, and bags may be prefetched that are never looked up.
+        It changes no result: a lookup is right without it, and bags may be prefetched that are never looked up. On an
+        accelerator it is queued on another stream than lookups and updates: a kernel orders what they share itself.
 
         Args:
             bags: bags of a :meth:`forward` or :meth:`prepare` to come.

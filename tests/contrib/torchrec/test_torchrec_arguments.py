@@ -19,6 +19,7 @@ from shardwright_torchrec.planner.types import Storage
 import shardwright as sw
 
 GIB = 1 << 30
+BANDWIDTHS = ("hbm_mem_bw", "ddr_mem_bw", "hbm_to_ddr_mem_bw", "intra_host_bw", "inter_host_bw")
 
 
 def names_of(function: Any) -> list[str]:
@@ -56,6 +57,14 @@ def test_devices_have_the_memory_of_each_rank() -> None:
     ]
     assert [device.rank for device in topology.devices] == [0, 1]
     assert Topology(1, "cuda", ssd_cap=5, ssd_mem_bw=7).devices[0].storage.ssd == 5
+
+
+def test_scripts_estimators_read_the_topologys_bandwidths() -> None:
+    given = {name: float(place) for place, name in enumerate(BANDWIDTHS, start=1)}
+    topology = Topology(2, "cuda", **given)
+    assert {name: getattr(topology, name) for name in BANDWIDTHS} == given
+    assert all(getattr(Topology(2, "cpu"), name) > 0 for name in BANDWIDTHS)
+    assert topology.bwd_compute_multiplier == 2
 
 
 def test_device_memory_of_a_cpu_is_not_used() -> None:

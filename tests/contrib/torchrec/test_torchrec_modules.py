@@ -178,6 +178,8 @@ def test_processed_collection_is_the_weighted_collection_of_what_was_processed()
         keys=batch().keys(), values=batch().values(), lengths=batch().lengths(), weights=weights
     )
     torch.testing.assert_close(found, own(given).values())
+    saved = FeatureProcessedEmbeddingBagCollection(own, processors).state_dict()
+    assert "_feature_processors.f0.position_weight" in saved
     with pytest.raises(sw.InvalidInputError, match="is_weighted=True"):
         FeatureProcessedEmbeddingBagCollection(bags(), processors)
 

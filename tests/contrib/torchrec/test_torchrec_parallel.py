@@ -7,7 +7,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 import torch.distributed as dist
+from attrs import evolve
 from shardwright_torchrec.parallel.model_parallel import DistributedModelParallel
+from shardwright_torchrec.parallel.sharded_state import sharded_tables
 from shardwright_torchrec.parallel.sharders import EmbeddingBagCollectionSharder
 from shardwright_torchrec.planner.planners import EmbeddingShardingPlanner
 from torch.distributed._shard.sharded_tensor import ShardedTensor
@@ -104,6 +106,23 @@ def test_state_dict_has_sharded_tensors_of_shared_storage() -> None:
             assert torch.equal(shard.tensor, expected[name][row : row + rows, column : column + columns])
     state["embedding_bags.row_wise.weight"].local_shards()[0].tensor.fill_(2.0)
     assert model.unshard().state_dict()["embedding_bags.row_wise.weight"].eq(2.0).all()
+
+
+@pytest.mark.usefixtures("group")
+def test_shards_are_on_the_devices_that_their_hosts_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan says `cuda:0`, the tensors are on the CPU, as they would be on another host's first device."""
+    monkeypatch.setattr("shardwright_torchrec.parallel.sharded_state.get_local_size", lambda: 2)
+    module = bags()
+    constraints = {name: sw.ParameterConstraints(sharding_types=["row_wise"]) for name in TYPES}
+    plan = EmbeddingShardingPlanner(sw.Topology(1, "cpu"), constraints=constraints, debug=False).plan(
+        module, [EmbeddingBagCollectionSharder()]
+    )
+    model = DistributedModelParallel(module, plan=plan)
+    table, *_ = sharded_tables(model.module, model.plan, model.sharded_state_dict())
+    planned = evolve(table, sharding=evolve(table.sharding, device="cuda"))
+    (shard,) = planned.state(is_distributed=True).local_shards()
+    assert str(shard.metadata.placement) == "rank:0/cpu"
+    assert planned._place(3) == "rank:3/cuda:1"
 
 
 @pytest.mark.usefixtures("group")

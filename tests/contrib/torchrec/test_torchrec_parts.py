@@ -55,6 +55,7 @@ from shardwright_torchrec.optim.optimizers import (
     LarsSGD,
     PartialRowWiseAdam,
     PartialRowWiseLAMB,
+    RowWiseAdagrad,
 )
 from shardwright_torchrec.parallel.model_parallel import DistributedModelParallel
 from shardwright_torchrec.planner.planners import EmbeddingShardingPlanner
@@ -129,6 +130,18 @@ def test_optimizer_takes_torchs_betas_and_refuses_what_it_does_not_know() -> Non
         LAMB([parameter], momentum=0.5)
     with pytest.raises(sw.InvalidInputError, match="got both"):
         LAMB([parameter], lr=0.5, learning_rate=0.5)
+
+
+def test_row_wise_adagrads_arguments_stand_in_torchrecs_order() -> None:
+    parameter = torch.nn.Parameter(torch.ones(ROWS, D))
+    group = RowWiseAdagrad([parameter], 0.5, 0.0, 0.25, 0.125, 1e-3).param_groups[0]
+    names = ("lr", "weight_decay", "initial_accumulator_value", "eps")
+    assert [group[name] for name in names] == [0.5, 0.25, 0.125, 1e-3]
+    with pytest.raises(sw.UnsupportedError, match=r"lr_decay=0\.1.*WarmupOptimizer"):
+        RowWiseAdagrad([parameter], lr_decay=0.1)
+    sw.apply_optimizer_in_backward(RowWiseAdagrad, [parameter], {"lr": 0.5, "eps": 1e-3})
+    spec = sw.optimizer_spec_of(parameter)
+    assert spec == sw.OptimizerSpec("row_wise_adagrad", 0.5, {"eps": 1e-3})
 
 
 @pytest.mark.parametrize("kind", [SGD, Adam])

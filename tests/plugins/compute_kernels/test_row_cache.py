@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from tests.plugins.compute_kernels.test_lookups import CLOSE, gradient_for, spec
 import shardwright as sw
 from shardwright.contracts.lookup import Bags, BlockSpec
 from shardwright.planning.tables.optimizers import OptimizerSpec
+from shardwright_plugins.compute_kernels.row_cache.turns import Turns
 
 ALGORITHMS = ["lru", "lfu"]
 WAYS = 32
@@ -203,6 +205,77 @@ def test_folder_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setenv("SHARDWRIGHT_MAPPED_FOLDER", str(tmp_path / "none"))
     with pytest.raises(sw.InvalidInputError, match=r"SHARDWRIGHT_MAPPED_FOLDER is .* no folder"):
         kernel_of("mapped_caching").build(blocks_with([sw.CacheParams()] * 2), device=CPU)
+
+
+def test_folder_that_may_not_be_written_into_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def refused(**_: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setenv("SHARDWRIGHT_MAPPED_FOLDER", str(tmp_path))
+    monkeypatch.setattr(tempfile, "TemporaryFile", refused)
+    with pytest.raises(
+        sw.UnsupportedError, match=r"no file of 31\.2 KiB .* Permission denied.* Name a folder"
+    ):
+        kernel_of("mapped_caching").build(blocks_with([sw.CacheParams()] * 2), device=CPU)
+
+
+class Stream:
+    """An accelerator's stream, as far as turns use it."""
+
+    def __init__(self, name: str, events: list[str]) -> None:
+        self.name, self.events = name, events
+
+    def record_event(self) -> str:
+        self.events.append(f"end on {self.name}")
+        return f"end on {self.name}"
+
+    def wait_event(self, event: str) -> None:
+        self.events.append(f"{self.name} waits for {event}")
+
+
+def test_streams_wait_for_the_work_of_the_turn_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+    streams = [Stream(name, events) for name in ("main", "side", "main")]
+    monkeypatch.setattr(torch.accelerator, "current_stream", lambda device: streams[0])
+    turns = Turns(torch.device("cuda", 0))
+    with turns:  # a forward pass
+        pass
+    for _ in range(2):  # rows for the next batch are prefetched, then this one's are updated
+        del streams[0]
+        with turns:
+            pass
+    assert events == [
+        "end on main",
+        "main waits for end on main",
+        "end on main",
+        "side waits for end on main",
+        "end on side",
+        "main waits for end on side",
+        "end on main",
+    ]
+
+
+def test_every_use_of_a_cache_takes_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    lookup: Any = kernel_of("mapped_caching").build(blocks_with([sw.CacheParams()] * 2), device=CPU)
+    turns: list[str] = []
+
+    class Counted:
+        def __enter__(self) -> None:
+            turns.append("in")
+
+        def __exit__(self, *error: object) -> None:
+            turns.append("out")
+
+    monkeypatch.setattr(lookup, "_turns", Counted())
+    bags = draw_batch(lookup.blocks, (3, 2), is_weighted=False).as_bags(CPU)
+    lookup.prefetch(bags)
+    result, saved = lookup.forward(bags, training=True)
+    lookup.prepare(bags)
+    lookup.backward(saved, torch.ones_like(result))
+    lookup.weight(0)
+    assert turns == ["in", "out"] * 5
 
 
 def model_of(kernel: str) -> sw.DistributedModelParallel:

@@ -55,6 +55,9 @@ def test_keys_of_any_size_find_their_rows() -> None:
 
 def test_ids_that_cannot_be_kept_raise() -> None:
     module = collection("SUM")
+    for wrong in (torch.tensor([1.5]), torch.ones(5, dtype=torch.bool)):
+        with pytest.raises(sw.InvalidInputError, match=r"ids of table 'c' are torch.* must be integers"):
+            sw.quantize_embeddings(module, ids={"c": wrong})
     pruned = sw.quantize_embeddings(module, ids={"c": torch.tensor([1])})
     floats = sw.KeyedJaggedTensor(["f", "g", "h"], torch.tensor([0.5, 1, 2]), lengths=torch.tensor([1, 1, 1]))
     with pytest.raises(sw.InvalidInputError, match="ids are int32 or int64"):

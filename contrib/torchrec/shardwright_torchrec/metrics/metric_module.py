@@ -174,8 +174,8 @@ class RecMetricModule(torch.nn.Module):
         return DeferrableMetrics({**self.rec_metrics.compute(), **self._others()})
 
     def local_compute(self) -> DeferrableMetrics:
-        """Values of this rank by name."""
-        return DeferrableMetrics({**self.rec_metrics.local_compute(), **self._others()})
+        """Values of this rank's samples by name, of metrics of predictions alone."""
+        return DeferrableMetrics(self.rec_metrics.local_compute())
 
     def _others(self) -> dict[str, Any]:
         values: dict[str, Any] = {} if self.throughput_metric is None else self.throughput_metric.compute()

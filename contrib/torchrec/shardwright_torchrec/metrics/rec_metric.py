@@ -179,8 +179,8 @@ class RecMetric(torch.nn.Module, ABC):
                 f"samples of {world_size} ranks are {own_window} a rank, whose batches have {batch_size}"
             )
         self._tasks, self._validates = list(tasks), should_validate_update
-        is_apart = compute_mode is RecComputeMode.UNFUSED_TASKS_COMPUTATION
-        self._groups = [[task] for task in tasks] if is_apart else [list(tasks)]
+        self._is_apart = compute_mode is RecComputeMode.UNFUSED_TASKS_COMPUTATION
+        self._groups = [[task] for task in tasks] if self._is_apart else [list(tasks)]
         self._metrics_computations = torch.nn.ModuleList(
             self._computation_class(
                 my_rank,
@@ -240,14 +240,16 @@ class RecMetric(torch.nn.Module, ABC):
         return dict(self._named("compute"))
 
     def local_compute(self) -> dict[str, Tensor]:
-        """Values of this rank's samples by name."""
-        return dict(self._named("local_compute"))
+        """Values of this rank's samples by name, `"ne-task|local_window_ne"`."""
+        return dict(self._named("local_compute", "local_"))
 
-    def _named(self, how: str) -> Iterator[tuple[str, Tensor]]:
+    def _named(self, how: str, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
         for group, computation in zip(self._groups, self._metrics_computations, strict=True):
             for report in getattr(computation, how)():
-                for task, value in zip(group, report.value.reshape(-1), strict=True):
-                    name = f"{report.metric_prefix}{report.name}{report.description or ''}"
+                # One number ``[1]`` where tasks are apart, as TorchRec's are; else one without dimensions.
+                values = report.value.reshape(-1, 1) if self._is_apart else report.value.reshape(-1)
+                for task, value in zip(group, values, strict=True):
+                    name = f"{prefix}{report.metric_prefix}{report.name}{report.description or ''}"
                     yield f"{self._namespace}-{task.name}|{name}", value
 
     def sync(self) -> None:

@@ -181,28 +181,20 @@ class PositionWeightedModuleCollection(FeatureProcessorsCollection):
         return dict(self.position_weights.items())
 
 
-class _Each(FeatureProcessorsCollection):
-    """Processors by feature, over a batch."""
-
-    def __init__(self, processors: Mapping[str, nn.Module]) -> None:
-        super().__init__()
-        self._feature_processors = nn.ModuleDict(processors)
-
-    def forward(self, features: sw.KeyedJaggedTensor) -> sw.KeyedJaggedTensor:
-        """The batch with the weights that the processors give, 1 for features without."""
-        return _weighted(
-            features,
-            {
-                name: process(_feature(features, name)).weights()
-                for name, process in self._feature_processors.items()
-            },
-        )
+def _processed(features: sw.KeyedJaggedTensor, processors: nn.Module) -> sw.KeyedJaggedTensor:
+    """The batch with the weights that processors give: one of a whole batch, or of features, 1 for those without."""
+    if not isinstance(processors, nn.ModuleDict):
+        processed: sw.KeyedJaggedTensor = processors(features)
+        return processed
+    weights = {name: process(_feature(features, name)).weights() for name, process in processors.items()}
+    return _weighted(features, weights)
 
 
 class FeatureProcessedEmbeddingBagCollection(nn.Module):
     """A weighted collection whose ids' weights come from feature processors.
 
-    The collection inside is sharded; the processors are replicated, and their gradients averaged.
+    The collection inside is sharded; the processors are replicated. Sharded lookups give ids' weights no gradients, and
+    say so: train the processors unsharded, and `requires_grad_(False)` them before sharding.
 
     Args:
         embedding_bag_collection: the collection; weighted.
@@ -224,10 +216,12 @@ class FeatureProcessedEmbeddingBagCollection(nn.Module):
             )
         self._embedding_bag_collection = embedding_bag_collection
         self._feature_processors = (
-            _Each(feature_processors) if isinstance(feature_processors, dict) else feature_processors
+            nn.ModuleDict(feature_processors) if isinstance(feature_processors, dict) else feature_processors
         )
 
     def forward(self, features: sw.KeyedJaggedTensor) -> sw.KeyedTensor:
         """The pooled output of the processed batch."""
-        pooled: sw.KeyedTensor = self._embedding_bag_collection(self._feature_processors(features))
+        pooled: sw.KeyedTensor = self._embedding_bag_collection(
+            _processed(features, self._feature_processors)
+        )
         return pooled

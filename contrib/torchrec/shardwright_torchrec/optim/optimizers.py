@@ -1,4 +1,4 @@
-"""Optimizers to apply in the backward pass, by the names that FBGEMM has for them."""
+"""Optimizers to apply in the backward pass, by TorchRec's names, with its arguments."""
 
 from __future__ import annotations
 
@@ -9,8 +9,18 @@ import torch
 from torch.optim import SGD, Adagrad, Adam
 
 import shardwright as sw
+from shardwright.optim import renaming
 
-__all__ = ["LAMB", "SGD", "Adagrad", "Adam", "LarsSGD", "PartialRowWiseAdam", "PartialRowWiseLAMB"]
+__all__ = [
+    "LAMB",
+    "SGD",
+    "Adagrad",
+    "Adam",
+    "LarsSGD",
+    "PartialRowWiseAdam",
+    "PartialRowWiseLAMB",
+    "RowWiseAdagrad",
+]
 
 _RATE = 0.01
 """Learning rate by default; FBGEMM's number."""
@@ -87,5 +97,43 @@ class PartialRowWiseAdam(_OfRows):
     rule = "partial_row_wise_adam"
 
 
+class RowWiseAdagrad(sw.RowWiseAdagrad):  # type: ignore[misc]  # final, so that sharding meets no unknown one
+    """Adagrad with one accumulator a row; the arguments stand in TorchRec's order.
+
+    Args:
+        params: tables ``[rows, columns]``.
+        lr: learning rate.
+        lr_decay: must be 0.
+        weight_decay: L2 penalty.
+        initial_accumulator_value: initial value of the accumulators.
+        eps: added to the root of the accumulator.
+        maximize: must be False.
+
+    Raises:
+        UnsupportedError: the rate decays, or values are to grow.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[torch.nn.Parameter],
+        lr: float = 1e-2,
+        lr_decay: float = 0.0,
+        weight_decay: float = 0.0,
+        initial_accumulator_value: float = 0.0,
+        eps: float = 1e-10,
+        *,
+        maximize: bool = False,
+    ) -> None:
+        if lr_decay or maximize:
+            raise sw.UnsupportedError(
+                f"RowWiseAdagrad(lr_decay={lr_decay}, maximize={maximize}) is not supported: set the rate with "
+                "torchrec.optim.warmup.WarmupOptimizer; give the loss with the other sign"
+            )
+        super().__init__(params, lr, eps, weight_decay, initial_accumulator_value)
+
+
+sw.register_fused_optimizer(
+    RowWiseAdagrad, "row_wise_adagrad", renaming({"lr": "learning_rate", "eps": "eps"})
+)
 for _kind in (LAMB, LarsSGD, PartialRowWiseAdam, PartialRowWiseLAMB):
     sw.register_fused_optimizer(_kind, _kind.rule, _specified)

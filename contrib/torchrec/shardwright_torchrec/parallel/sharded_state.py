@@ -9,8 +9,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from attrs import frozen
 from torch import Tensor, nn
+from torch.distributed import _remote_device
 from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharded_tensor import (
     Shard,
@@ -20,6 +22,8 @@ from torch.distributed._shard.sharded_tensor import (
 )
 
 import shardwright as sw
+from shardwright_torchrec.distributed.comm import get_local_size
+from shardwright_torchrec.planner.utils import placement
 
 __all__ = ["ShardedTable", "is_whole", "sharded_tables"]
 
@@ -112,16 +116,23 @@ class ShardedTable:
         assert self.sharding.sharding_spec is not None  # it is not replicated
         shards = {
             tuple(shard.shard_offsets): ShardMetadata(
-                list(shard.shard_offsets), list(shard.shard_sizes), shard.placement
+                list(shard.shard_offsets), list(shard.shard_sizes), self._place(rank)
             )
-            for shard in self.sharding.sharding_spec.shards
+            for shard, rank in zip(self.sharding.sharding_spec.shards, self.sharding.ranks, strict=True)
             if min(shard.shard_sizes) > 0
         }
         metadata = ShardedTensorMetadata(
             list(shards.values()), torch.Size(self.blocks.shape), TensorProperties(dtype=self.blocks.dtype)
         )
-        own = [Shard(tensor, shards[place]) for place, tensor in self._own()]
+        own = []
+        for place, tensor in self._own():
+            shards[place].placement = _remote_device(f"rank:{dist.get_rank()}/{tensor.device}")
+            own.append(Shard(tensor, shards[place]))
         return ShardedTensor._init_from_local_shards_and_global_metadata(own, metadata)
+
+    def _place(self, rank: int) -> str:
+        """Place of a rank's shards: hosts number their devices each from 0."""
+        return placement(self.sharding.device_on(rank), rank, get_local_size())
 
 
 def is_whole(state_dict: Mapping[str, Any], blocks: Mapping[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""`Topology` with TorchRec's arguments and `devices`."""
+"""`Topology` with TorchRec's arguments, `devices` and bandwidths."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any
 
 import shardwright as sw
+from shardwright_torchrec.planner import constants
 from shardwright_torchrec.planner.types import DeviceHardware, Storage
 
 __all__ = ["Topology", "devices_of"]
@@ -106,6 +107,35 @@ class Topology(sw.Topology):
             inter_host_bw=inter_host_bw,
             **further,
         )
+
+    bwd_compute_multiplier = 2
+    weighted_feature_bwd_compute_multiplier = 1
+    uneven_sharding_perf_multiplier = 1.0
+
+    @property
+    def hbm_mem_bw(self) -> float:
+        """Bandwidth of device memory, bytes/ms; TorchRec's default on the CPU, which has none."""
+        return self.memory_bandwidths.get("hbm", constants.HBM_MEM_BW)
+
+    @property
+    def ddr_mem_bw(self) -> float:
+        """Bandwidth of host memory, bytes/ms."""
+        return self.memory_bandwidths["ddr"]
+
+    @property
+    def hbm_to_ddr_mem_bw(self) -> float:
+        """Bandwidth at which devices read the host's memory, bytes/ms; TorchRec's default on the CPU."""
+        return self.link_bandwidths.get("hbm_to_ddr", constants.HBM_TO_DDR_MEM_BW)
+
+    @property
+    def intra_host_bw(self) -> float:
+        """Bandwidth between ranks of one host, bytes/ms."""
+        return self.link_bandwidths["intra_host"]
+
+    @property
+    def inter_host_bw(self) -> float:
+        """Bandwidth between hosts, bytes/ms."""
+        return self.link_bandwidths["inter_host"]
 
     @cached_property
     def devices(self) -> list[DeviceHardware]:

@@ -100,7 +100,7 @@ def _quantized(
 ) -> nn.Module:
     """A quantised collection, whose tables in ``ids`` have rows of these ids alone."""
     whole = quantize_collection(collection, dtype, per_table=per_table, output_dtype=output_dtype)
-    kept = {table.name: ids[table.name].flatten().long() for table in whole.tables if table.name in ids}
+    kept = {table.name: _ids_of(table.name, ids) for table in whole.tables if table.name in ids}
     if not kept:
         return whole
     for table in whole.tables:
@@ -119,6 +119,15 @@ def _quantized(
         rows = whole.quantized_rows(table.name)
         made.set_rows(table.name, with_zero_row(rows.rows(kept[table.name])) if table.name in kept else rows)
     return KnownIds(made, kept).to(whole.device)
+
+
+def _ids_of(table: str, ids: Mapping[str, Tensor]) -> Tensor:
+    own = torch.as_tensor(ids[table]).flatten()
+    if own.numel() and (own.is_floating_point() or own.dtype == torch.bool):
+        raise InvalidInputError(
+            f"ids of table {table!r} are {own.dtype}; they must be integers: of a mask give mask.nonzero()"
+        )
+    return own.long()
 
 
 def quantize_collection(

@@ -234,6 +234,7 @@ class ScriptedTable(nn.Module):
 
     def forward(self, ids: Tensor, offsets: Tensor, lengths: Tensor, weights: Tensor | None) -> Tensor:
         """Pool the bags of one feature: ``[B, D]``."""
+        assert not ids.is_floating_point(), "ids are floats: convert them, .long()"
         sums = sum_bags(self.data_type, self.num_columns, self.weight, ids.long(), offsets.long(), weights)
         if self.is_mean:
             return sums / lengths.clamp(min=1).unsqueeze(1)
@@ -242,6 +243,7 @@ class ScriptedTable(nn.Module):
     @torch.jit.export
     def rows_of(self, ids: Tensor) -> Tensor:
         """Look up ids: ``[N, D]``."""
+        assert not ids.is_floating_point(), "ids are floats: convert them, .long()"
         return look_up(self.data_type, self.num_columns, self.weight, ids.long())
 
 

@@ -165,11 +165,12 @@ class RoutedStep(ExecutorStep):
             self._bags = self._tables.format.unpack(self._payload, self._incoming)
         return self._bags
 
-    def prefetch(self) -> None:  # noqa: D102
-        tables = self._tables
-        for lookup, taking, own in zip(tables.lookups, tables.taking, self._arrived(), strict=True):
+    def prefetch(self) -> Sequence[Tensor]:  # noqa: D102
+        tables, bags = self._tables, self._arrived()
+        for lookup, taking, own in zip(tables.lookups, tables.taking, bags, strict=True):
             if prefetches(lookup):
                 taking.prefetch(own)
+        return [tensor for own in bags for tensor in own.tensors]
 
     def lookup(self, *, training: bool) -> None:  # noqa: D102
         results = []

@@ -360,10 +360,10 @@ class EngineStep:
         """Wait for the ids and have kernels bring their rows near, if some can; else nothing is waited for."""
         if not any(map(prefetches, self._engine.lookups)):
             return
-        self.receive()
+        received = self.receive()
         with torch.no_grad():
             for executor in self._executors:
-                executor.prefetch()
+                received += executor.prefetch()
 
     def lookup(self) -> None:
         """Wait for the ids, look up all local groups, and start to send the results home."""

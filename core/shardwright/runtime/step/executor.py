@@ -75,8 +75,13 @@ class ExecutorStep(ABC):
     def receive(self) -> Sequence[Tensor]:
         """Wait for ids; return the tensors that the lookup reads."""
 
-    def prefetch(self) -> None:  # noqa: B027 - only where kernels have something to bring near
-        """Have the kernels of arrived ids bring rows near; called if one of the executor's lookups prefetches."""
+    def prefetch(self) -> Sequence[Tensor]:
+        """Have the kernels of arrived ids bring rows near; called if one of the executor's lookups prefetches.
+
+        Returns:
+            The tensors made for that which the lookup reads, too.
+        """
+        return ()
 
     @abstractmethod
     def lookup(self, *, training: bool) -> None:

@@ -6,7 +6,6 @@ Legend: N ids, U distinct rows among them, R rows of all blocks, D columns.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from threading import Lock
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from shardwright_plugins.compute_kernels.row_cache.memory import kept_for
 from shardwright_plugins.compute_kernels.row_cache.rows import WEIGHT, CachedRows
 from shardwright_plugins.compute_kernels.row_cache.sets import CacheSets
 from shardwright_plugins.compute_kernels.row_cache.sizes import num_sets
+from shardwright_plugins.compute_kernels.row_cache.turns import Turns
 
 
 @frozen(eq=False)
@@ -64,7 +64,7 @@ class CachedRowsLookup(Lookup):
         }
         self._cache = CachedRows(self._kept, _sets_of(blocks, device), device)
         self._is_handed_out = False
-        self._lock = Lock()  # a pipeline may prefetch in a thread of its own
+        self._turns = Turns(device)  # a pipeline prefetches on a stream, and may in a thread, of its own
 
     @property
     def num_hits(self) -> int:
@@ -77,21 +77,21 @@ class CachedRowsLookup(Lookup):
         return self._cache.num_misses
 
     def prefetch(self, bags: Bags) -> None:
-        with self._lock:
+        with self._turns:
             self._found(bags)
 
     def forward(self, bags: Bags, *, training: bool) -> tuple[Tensor, Any]:
-        with self._lock:
+        with self._turns:
             found = self._found(bags)
             values = self._cache.read((WEIGHT,), found.rows, found.slots)
         return sums_of_rows(values[WEIGHT], found.bags), found if training else None
 
     def prepare(self, bags: Bags) -> Any:
-        with self._lock:
+        with self._turns:
             return self._found(bags)
 
     def backward(self, saved: Any, gradient: Tensor) -> Sequence[Tensor | None]:
-        with self._lock:
+        with self._turns:
             self._refresh()
             is_as_it_was = saved.stamp == self._cache.stamp
             slots = saved.slots if is_as_it_was else self._cache.find(saved.rows)
@@ -122,7 +122,7 @@ class CachedRowsLookup(Lookup):
             self._cache.reload()
 
     def _handed_out(self, name: str, block: int) -> Tensor:
-        with self._lock:
+        with self._turns:
             if not self._is_handed_out:
                 self._cache.flush()
                 self._is_handed_out = True

@@ -38,16 +38,16 @@ def _mapped(num_rows: int, columns: int, dtype: torch.dtype) -> Tensor:
     if not size:
         return torch.zeros(num_rows, columns, dtype=dtype, device="cpu")
     folder = mapped_folder()
-    with tempfile.TemporaryFile(dir=folder) as file:
-        try:
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
             # Space is taken now: writing to a mapped file on a disk that is full would end the process.
             os.posix_fallocate(file.fileno(), 0, size)
-        except OSError as error:
-            raise UnsupportedError(
-                f"no file of {bytes_text(size)} for rows in {str(folder)!r}: {error}. Name a folder with more room in "
-                f"{FOLDER_VARIABLE}."
-            ) from error
-        mapped = mmap.mmap(file.fileno(), size)
+            mapped = mmap.mmap(file.fileno(), size)
+    except OSError as error:
+        raise UnsupportedError(
+            f"no file of {bytes_text(size)} for rows in {str(folder)!r}: {error}. Name a folder with room that may be "
+            f"written into in {FOLDER_VARIABLE}."
+        ) from error
     # Rows are read here and there: pages around them would be read for nothing.
     mapped.madvise(mmap.MADV_RANDOM)
     return torch.frombuffer(mapped, dtype=dtype).view(num_rows, columns)

@@ -170,7 +170,7 @@ def test_groups_have_their_own_areas() -> None:
 
 def test_areas_of_one_label_are_those_of_no_knowledge() -> None:
     module = workers.metrics()
-    assert float(module.local_compute()["auc-T|window_auc"]) == 0.5  # no sample yet
+    assert float(module.local_compute()["auc-T|local_window_auc"]) == 0.5  # no sample yet
     module.update({**BATCHES[0], "l": torch.ones(8)})
     assert float(module.compute()["auc-T|window_auc"]) == 0.5
 
@@ -194,7 +194,9 @@ def test_lifetime_sums_are_saved_under_torchrecs_names() -> None:
     key = "ne-DefaultTask|lifetime_ne"
     assert torch.equal(again.compute()[key], module.compute()[key])
     module.reset()
-    assert float(module.local_compute()[key]) == 0
+    own = module.local_compute()
+    assert list(own) == [f"ne-DefaultTask|local_{window}_ne" for window in ("lifetime", "window")]
+    assert [value.tolist() for value in own.values()] == [[0], [0]]  # of one task: one number, not none
 
 
 def test_throughput_counts_after_the_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:

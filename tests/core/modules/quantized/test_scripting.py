@@ -99,3 +99,15 @@ def test_scripted_model_is_loaded_in_a_fresh_process(tmp_path: Path) -> None:
     command = [sys.executable, "-c", FRESH, str(tmp_path / "model.pt"), str(tmp_path / "batch.pt")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("kind", [Pooled, Sequences])
+def test_scripted_model_takes_no_ids_that_are_floats(kind: type[nn.Module]) -> None:
+    script = scripted(kind(sw.quantize_embeddings(Model())))
+    _, features = batch(BATCHES[0], 0)
+    ids = features.values().double() + 0.5
+    floats = sw.KeyedJaggedTensor(
+        features.keys(), ids, features.weights_or_none(), lengths=features.lengths()
+    )
+    with pytest.raises(torch.jit.Error, match="ids are floats"):
+        script(floats)

@@ -100,13 +100,14 @@ def test_ids_are_received_on_the_side_stream_which_the_current_one_waits_for_and
         def wait_stream(self, other):
             events.append(f"{self.name} waits for {other.name}")
 
-    class Recorded:
+    class Recorded(torch.Tensor):
         def record_stream(self, stream):
             events.append(f"recorded on {stream.name}")
 
+    on_device, on_host = (torch.empty(1, device=device).as_subclass(Recorded) for device in ("meta", "cpu"))
     main, side = Stream("main"), SideStream(torch.device("cuda", 0), Stream("side"))  # type: ignore[arg-type]
     monkeypatch.setattr(torch.accelerator, "current_stream", lambda device: main)
-    Begun(features(), Step(events, [Recorded(), Recorded()]), side).arrive()  # type: ignore[arg-type]
+    Begun(features(), Step(events, [on_device, on_host, on_device]), side).arrive()  # type: ignore[arg-type]
     side.follow_main()
     assert events == [
         "enter side",
@@ -116,7 +117,25 @@ def test_ids_are_received_on_the_side_stream_which_the_current_one_waits_for_and
         "recorded on main",
         "recorded on main",
         "side waits for main",
-    ]
+    ]  # tensors of a batch that was routed in the host's memory belong to no stream
+
+
+def test_bags_that_were_read_to_prefetch_are_kept_for_the_stream_that_looks_them_up(monkeypatch):
+    def work(model, env):
+        collection = model.module.bags
+        engine, taken = collection.engine, []
+        lookup = engine.executors[0].lookups[0]
+        monkeypatch.setattr(type(lookup), "prefetch", lambda self, bags: taken.extend(bags.tensors))
+        step = collection.begin_input_dist(examples(0, 0, 1, size=3).sparse["bags"])
+        step.begin()
+        step.send()
+        step.prefetch()
+        assert taken
+        told = {id(tensor) for tensor in step.receive()}
+        assert told >= set(map(id, taken))
+        step.lookup()
+
+    on_ranks(work, 1)
 
 
 def test_batch_that_is_taken_is_recorded_on_the_stream_that_computes_with_it(monkeypatch):

@@ -193,6 +193,10 @@ def _moved_leaf(leaf: Leaf, device: torch.device) -> Leaf:
 
 
 def record_stream(batch: Any, stream: torch.Stream) -> None:
-    """Keep the memory of a batch from being reused until what ``stream`` does with it is done."""
+    """Keep a batch's memory on a device from being reused until what ``stream`` does with it is done.
+
+    Tensors of the host belong to no stream, and are passed over.
+    """
     for _, leaf in leaves(batch):
-        leaf.record_stream(stream)
+        if not is_host(device_of(leaf)):
+            leaf.record_stream(stream)

@@ -13,7 +13,7 @@ from attrs import frozen
 from shardwright.errors import DistributedError
 from shardwright.runtime.ranks.devices import is_host
 from shardwright.runtime.ranks.lockstep import name_ranks
-from shardwright.runtime.step.batches.batch_tree import is_same
+from shardwright.runtime.step.batches.batch_tree import is_same, record_stream
 from shardwright.runtime.step.batches.inputs import Status
 from shardwright.sparse import KeyedJaggedTensor
 
@@ -98,8 +98,7 @@ class Begun:
             tensors = self.step.receive()
         current = self.side.join()
         if current is not None:
-            for tensor in tensors:
-                tensor.record_stream(current)
+            record_stream(tensors, current)
         return self.step
 
     def prefetch(self) -> None:

@@ -38,8 +38,12 @@ Model load(const std::filesystem::path& package, const json& manifest, const std
 }
 
 // The rows of all tables, read from the disk where they are first used.
-torch::Tensor map_rows(const std::filesystem::path& file) {
+torch::Tensor map_rows(const std::filesystem::path& file, const json& manifest) {
   const auto size = static_cast<int64_t>(std::filesystem::file_size(file));
+  const json written = manifest.value("rows_bytes", json());  // null in packages that do not say
+  if (!written.is_null() && written != size)
+    throw std::invalid_argument(file.string() + " has " + std::to_string(size) + " bytes, and its package was written with " +
+                                written.dump() + ": copy the package anew");
   return torch::from_file(file.string(), /*shared=*/false, size, torch::kUInt8);
 }
 
@@ -74,7 +78,9 @@ Tensors inputs_of(const json& manifest, const json& batch) {
     for (size_t sample = 0; sample < samples; ++sample) {
       const json& bag = own.at(sample);
       lengths.push_back(static_cast<int64_t>(bag.size()));
-      for (int64_t id : bag) {
+      for (const json& given : bag) {
+        if (!given.is_number_integer()) throw std::invalid_argument(name + ": id " + given.dump() + " is no whole number");
+        const auto id = given.get<int64_t>();
         if (id < 0 || id >= rows) throw std::invalid_argument(name + ": id " + std::to_string(id) + " is no row");
         ids.push_back(id);
       }
@@ -112,7 +118,7 @@ int main(int argc, char** argv) try {
   const json manifest = json::parse(std::ifstream(package / "package.json"));
   const torch::InferenceMode inference;
   const auto model = load(package, manifest, argc > 2 ? argv[2] : "pt2");
-  const auto rows = map_rows(package / manifest.at("model").at("tables").get<std::string>());
+  const auto rows = map_rows(package / manifest.at("model").at("tables").get<std::string>(), manifest);
   for (std::string line; std::getline(std::cin, line);) {
     auto inputs = inputs_of(manifest, json::parse(line));
     inputs.push_back(rows);

@@ -65,6 +65,7 @@ class Manifest:
         dense: dense input, if there is one.
         outputs: outputs, in the programs' order.
         version: name of the contents: two packages with the same version are the same.
+        rows_bytes: bytes of the file of rows; None if the package does not say.
     """
 
     programs: Mapping[str, str]
@@ -73,6 +74,7 @@ class Manifest:
     dense: Dense | None
     outputs: tuple[Output, ...]
     version: str
+    rows_bytes: int | None = None
     names: Mapping[str, int] = field(init=False, repr=False)
 
     @names.default
@@ -124,14 +126,18 @@ class Manifest:
             dense=Dense(str(dense["name"]), int(dense["columns"])) if dense else None,
             outputs=tuple(Output(str(entry["name"])) for entry in document["outputs"]),
             version=str(document["version"]),
+            rows_bytes=_whole(document.get("rows_bytes")),
         )
 
 
+def _whole(number: Any) -> int | None:
+    return None if number is None else int(number)
+
+
 def _feature(entry: dict[str, Any]) -> Feature:
-    rows = entry.get("num_embeddings")
     return Feature(
         str(entry["name"]),
-        None if rows is None else int(rows),
+        _whole(entry.get("num_embeddings")),
         is_weighted=bool(entry.get("is_weighted", False)),
         is_required=bool(entry.get("required", True)),
     )

@@ -86,12 +86,14 @@ def load_program(folder: Path, manifest: Manifest, settings: Settings) -> Loaded
         settings: settings, with the form of the program or a loader.
 
     Raises:
-        PackageError: no form of the program can be loaded, or it does not do what the manifest says.
+        PackageError: no form of the program can be loaded, it does not do what the manifest says, or the file of rows
+            cannot be read or has another size.
     """
+    rows = _rows(folder, manifest)
     errors: list[str] = []
     for form, load in _loaders(folder, manifest, settings):
         try:
-            loaded = LoadedProgram(load(), manifest, _rows(folder, manifest))
+            loaded = LoadedProgram(load(), manifest, rows)
             loaded.warm_up()
         except Exception as error:  # whatever a program's reader raises: the next form may load
             errors.append(f"{form}: {type(error).__name__}: {error}")
@@ -105,7 +107,17 @@ def _rows(folder: Path, manifest: Manifest) -> Tensor | None:
     """Map the file of rows, whose pages all workers share; they are read from the disk where they are first used."""
     if manifest.tables is None:
         return None
-    return torch.from_numpy(np.memmap(folder / manifest.tables, dtype=np.uint8, mode="c"))
+    path = folder / manifest.tables
+    try:
+        rows = np.memmap(path, dtype=np.uint8, mode="c")
+    except (OSError, ValueError) as error:
+        raise PackageError(f"{path} cannot be mapped: {error}") from error
+    if manifest.rows_bytes not in (None, len(rows)):
+        raise PackageError(
+            f"{path} has {len(rows)} bytes, and its package was written with {manifest.rows_bytes}: "
+            "copy the package anew"
+        )
+    return torch.from_numpy(rows)
 
 
 def _loaders(folder: Path, manifest: Manifest, settings: Settings) -> list[tuple[str, Callable[[], Program]]]:

@@ -9,7 +9,7 @@ import hashlib
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -232,6 +232,7 @@ class _Export:
             {table.name: table.data_type.value for own in self.tables.values() for table in own},
             _version(checksum, program),
             {"shardwright": __version__, "torch": torch.__version__},
+            rows.numel(),
         )
 
     def _num_embeddings(self, feature: str) -> int | None:
@@ -287,12 +288,12 @@ def _rank_of(model: nn.Module) -> int:
 def _free(target: Path) -> Path:
     if target.exists():
         raise InvalidInputError(f"{target} is there already: give a package a folder of its own")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InvalidInputError(f"there can be no package {target}: {error.strerror}") from error
-    if not os.access(target.parent, os.W_OK):
-        raise InvalidInputError(f"there can be no package {target}: {target.parent} cannot be written to")
+    # Folders above it are made when all checks are done.
+    above = next(parent for parent in target.absolute().parents if parent.exists())
+    if not above.is_dir():
+        raise InvalidInputError(f"there can be no package {target}: {above} is a file (Not a directory)")
+    if not os.access(above, os.W_OK):
+        raise InvalidInputError(f"there can be no package {target}: {above} cannot be written to")
     return target
 
 
@@ -320,12 +321,16 @@ def _complete(target: Path) -> Iterator[Path]:
     """A context with a folder that gets the package's name at its end, unless it fails."""
     folder = _beside(target, "exporting")
     shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed
+    new = [parent for parent in folder.parents if not parent.exists()]
     folder.mkdir(parents=True)
     try:
         yield folder
         folder.rename(target)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+        with suppress(OSError):  # they hold the package
+            for parent in new:
+                parent.rmdir()
 
 
 def _beside(target: Path, what: str) -> Path:

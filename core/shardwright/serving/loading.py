@@ -20,16 +20,25 @@ Callee: TypeAlias = Callable[..., Sequence[Tensor]]
 """A loaded program."""
 
 
-def map_rows(path: Path) -> Tensor:
+def map_rows(path: Path, num_bytes: int | None = None) -> Tensor:
     """Map a file of rows into memory: uint8, read from the disk where it is first used.
 
+    Args:
+        path: the file.
+        num_bytes: bytes that it must have, where they are known.
+
     Raises:
-        CheckpointError: it cannot be read.
+        CheckpointError: it cannot be read, or has another size.
     """
     try:
-        return torch.from_numpy(np.memmap(path, dtype=np.uint8, mode="c"))
+        rows = torch.from_numpy(np.memmap(path, dtype=np.uint8, mode="c"))
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be mapped: {error}") from error
+    if num_bytes is not None and rows.numel() != num_bytes:
+        raise CheckpointError(
+            f"{path} has {rows.numel()} bytes, and its package was written with {num_bytes}: copy the package anew"
+        )
+    return rows
 
 
 @contextmanager

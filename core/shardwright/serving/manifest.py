@@ -87,6 +87,7 @@ class PackageManifest:
         precision: table -> its precision.
         version: checksum of rows and weights: packages of one version predict the same.
         created_with: versions of what made it.
+        rows_bytes: bytes of the file of rows; ``None`` in packages that do not say.
     """
 
     model: Mapping[str, str]
@@ -96,6 +97,7 @@ class PackageManifest:
     precision: Mapping[str, str]
     version: str
     created_with: Mapping[str, str]
+    rows_bytes: int | None = None
 
     def to_json(self) -> str:
         """The manifest as JSON text."""
@@ -129,4 +131,5 @@ class PackageManifest:
             document["precision"],
             document["version"],
             document["created_with"],
+            document.get("rows_bytes"),
         )

@@ -120,7 +120,8 @@ def load_package(path: str | os.PathLike[str], form: str | None = None) -> Infer
         form: ``"pt2"``, ``"torchscript"`` or ``"exported"``; the first of them that the package has by default.
 
     Raises:
-        CheckpointError: there is no package, its program cannot be loaded, or its rows cannot be mapped.
+        CheckpointError: there is no package, its program cannot be loaded, or its rows cannot be mapped or have another
+            size than they were written with.
         UnknownNameError: the package has no such form.
     """
     folder = Path(path)
@@ -131,8 +132,10 @@ def load_package(path: str | os.PathLike[str], form: str | None = None) -> Infer
         raise UnknownNameError(
             f"{folder} has no form {chosen!r} of its program; it has {', '.join(own)}.{nearest(chosen, own)}"
         )
+    # Programs read behind the end of a file that is too short.
+    rows = map_rows(folder / manifest.model["tables"], manifest.rows_bytes)
     try:
         program = readers[chosen](folder / manifest.model[chosen])
     except Exception as error:  # whatever torch's readers raise
         raise CheckpointError(f"{folder / manifest.model[chosen]} cannot be loaded: {error}") from error
-    return InferencePackage(manifest, program, map_rows(folder / manifest.model["tables"]))
+    return InferencePackage(manifest, program, rows)

@@ -32,9 +32,10 @@ def offsets_from_lengths(lengths: Tensor, num_values: int) -> Tensor:
         num_values: Sum of the lengths. Beyond the range of int32, offsets are int64.
 
     Returns:
-        `[N + 1]` or `[F, B + 1]`, of the dtype of the lengths.
+        `[N + 1]` or `[F, B + 1]`, of the dtype of the lengths; int64 in `torch.export`.
     """
-    if num_values > _INT32_MAX:
+    # A program that is exported cannot branch on a number of values that it reads from its input.
+    if torch.compiler.is_exporting() or num_values > _INT32_MAX:
         lengths = lengths.long()
     if _fbgemm.serves("asynchronous_complete_cumsum", lengths.device.type):
         return torch.ops.fbgemm.asynchronous_complete_cumsum(lengths)
@@ -105,7 +106,10 @@ def padded_dense(values: Tensor, offsets: Tensor, width: int, padding_value: flo
     if _pads_with_fbgemm(values):
         return torch.ops.fbgemm.jagged_to_padded_dense(values, [offsets], [width], padding_value)
     num_bags, inner = offsets.numel() - 1, values.shape[1:]
-    if values.numel() == 0:
+    if torch.compiler.is_exporting():
+        # A program cannot branch on there being no value: one more makes sure that there is one to select.
+        values = torch.cat([values, values.new_zeros(1, *inner)])
+    elif values.numel() == 0:
         return values.new_full((num_bags, width, *inner), padding_value)
     column = torch.arange(width, device=values.device)
     position = offsets[:-1, None] + column
@@ -148,7 +152,8 @@ def permute_runs(values: Tensor, order: Sequence[int], length_per_key: Sequence[
 
 
 def _pads_with_fbgemm(values: Tensor) -> bool:
-    # FBGEMM's kernel is for vectors and matrices, and not for all dtypes nor for rows of no columns.
-    fits = values.dim() <= 2 and values.dtype in _FBGEMM_PADS and values.numel() > 0
     # The operator itself only knows how to differentiate; its forward is what has a kernel for a device.
-    return fits and _fbgemm.serves("jagged_to_padded_dense_forward", values.device.type)
+    if not _fbgemm.serves("jagged_to_padded_dense_forward", values.device.type):
+        return False
+    # FBGEMM's kernel is for vectors and matrices, and not for all dtypes nor for rows of no columns.
+    return values.dim() <= 2 and values.dtype in _FBGEMM_PADS and values.numel() > 0

@@ -272,7 +272,7 @@ class JaggedTensor(Jagged):
     def _width(self, desired_length: int | None) -> int:
         if desired_length is None:
             lengths = self.lengths()
-            return int(lengths.max()) if lengths.numel() else 0
+            return _longest(lengths) if lengths.numel() else 0
         if desired_length < 0:
             raise InvalidInputError(f"{_NAME}: desired_length must be 0 or more, got {desired_length}.")
         if desired_length > _MOST_COLUMNS:
@@ -280,6 +280,12 @@ class JaggedTensor(Jagged):
                 f"{_NAME}: desired_length can be {_MOST_COLUMNS} at most, got {desired_length}."
             )
         return desired_length
+
+
+def _longest(lengths: Tensor) -> int:
+    longest: Any = lengths.max().item()  # symbolic in `torch.export`, which `int()` would refuse
+    torch._check(longest >= 0)
+    return longest
 
 
 def _concatenate(what: str, tensors: Sequence[Tensor]) -> Tensor:

@@ -86,6 +86,7 @@ def test_cpp_program_tells_what_is_wrong(program: Path, package: Path) -> None:
     ("change", "text"),
     [
         ({"features": {"f": [[30]]}, "weights": {"f": [[1.0]]}}, "f: id 30 is no row"),
+        ({"features": {"f": [[1.7]]}, "weights": {"f": [[1.0]]}}, "f: id 1.7 is no whole number"),
         ({"features": {"f": [[1, 2]]}, "weights": {"f": [[1.0]]}}, "f: each id needs a weight"),
         ({"features": {"other": [[1]]}}, "unknown feature other"),
         ({"dense": [[1.0]]}, "dense has another number of columns"),
@@ -99,3 +100,12 @@ def test_program_refuses_what_does_not_fit(
     fits = {"features": {"f": [[]]}, "dense": [[1.0, 2.0, 3.0]]}
     found = run(program, package, "pt2", input=json.dumps(fits | change))
     assert (found.returncode, found.stderr) == (1, f"shardwright_predict: {text}\n")
+
+
+def test_program_refuses_rows_that_were_cut_short(program: Path, package: Path, tmp_path: Path) -> None:
+    copied = shutil.copytree(package, tmp_path / "copied")
+    size = (copied / "rows.bin").stat().st_size
+    os.truncate(copied / "rows.bin", size - 1)
+    found = run(program, copied, "torchscript", input="{}")
+    assert found.returncode == 1
+    assert f"rows.bin has {size - 1} bytes, and its package was written with {size}" in found.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -236,7 +237,7 @@ def test_what_cannot_be_exported_raises_and_leaves_nothing(
     tmp_path: Path, model: nn.Module, example: Any, others: dict[str, Any], error: type[Exception], text: str
 ) -> None:
     with pytest.raises(error, match=text):
-        sw.export_for_inference(model, example, tmp_path / "package", **others)
+        sw.export_for_inference(model, example, tmp_path / "new" / "package", **others)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -364,3 +365,45 @@ def test_program_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
     (folder / "model.pt").write_bytes(b"no program")
     with pytest.raises(sw.CheckpointError, match=r"model\.pt cannot be loaded"):
         sw.load_package(folder)
+
+
+def test_rows_of_another_size_are_refused(package: Path, tmp_path: Path) -> None:
+    copied = shutil.copytree(package, tmp_path / "copied")
+    size = (copied / "rows.bin").stat().st_size
+    for other in (size - 1, size + 1):
+        os.truncate(copied / "rows.bin", other)
+        with pytest.raises(sw.CheckpointError, match=rf"rows\.bin has {other} bytes, .* written with {size}"):
+            sw.load_package(copied)
+    manifest = json.loads((copied / "package.json").read_text())
+    del manifest["rows_bytes"]  # as in older packages
+    (copied / "package.json").write_text(json.dumps(manifest))
+    sw.load_package(copied)
+
+
+class Padded(nn.Module):
+    """Sums over padded sequences: one as wide as its longest, one of three columns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        tables = [
+            sw.EmbeddingConfig(name=f"t{key}", num_embeddings=9, embedding_dim=2, feature_names=[key])
+            for key in "fg"
+        ]
+        self.rows = sw.EmbeddingCollection(tables)
+
+    def forward(self, features: sw.KeyedJaggedTensor) -> Tensor:
+        rows = self.rows(features)
+        return rows["f"].to_padded_dense().sum(1) + rows["g"].to_padded_dense(3, 0.5).sum(1)
+
+
+def test_padded_sequences_are_exported(tmp_path: Path) -> None:
+    model = Padded()
+    example = sw.KeyedJaggedTensor.from_lists({"f": [[1, 2], []], "g": [[3], [4]]})
+    forms = ["exported", "torchscript"]
+    folder = sw.export_for_inference(model, example, tmp_path / "package", forms=forms, check=False)
+    wanted = sw.quantize_embeddings(model)
+    for f, g in ([[[]], [[]]], [[[1], [], [3, 4, 5]], [[], [2], [8, 7, 6, 5]]]):
+        features = sw.KeyedJaggedTensor.from_lists({"f": f, "g": g})
+        for form in forms:
+            found = sw.load_package(folder, form).predict(features)["output"]
+            torch.testing.assert_close(found, wanted(features), rtol=1e-4, atol=1e-5)

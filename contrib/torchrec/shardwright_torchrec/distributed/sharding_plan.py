@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import attrs
 import torch.distributed as dist
 from torch import nn
 
@@ -63,16 +65,40 @@ def column_wise(
     compute_kernel: str | None = None,
     device_types: list[str] | None = None,
 ) -> ParameterShardingGenerator:
-    """The columns cut into equal parts, each on one of the ranks given.
+    """The columns cut into parts, equal ones on the ranks given or of sizes for rank 0, 1, ...
 
     Raises:
-        UnsupportedError: parts of given sizes are asked for.
+        InvalidInputError: not exactly one of ranks and sizes is given.
     """
-    if ranks is None or size_per_rank is not None:
-        raise sw.UnsupportedError(
-            "column_wise() takes ranks=[...]; columns are cut into equal parts, one a rank"
-        )
-    return _sharded("column_wise", lambda layout: list(ranks), compute_kernel, num_blocks=len(ranks))
+    if (ranks is None) == (size_per_rank is None):
+        raise sw.InvalidInputError("column_wise() takes one of ranks=[...] and size_per_rank=[...]")
+    if size_per_rank is not None:
+        return _columns_of(size_per_rank, compute_kernel)
+    own = list(ranks or ())
+    return _sharded("column_wise", lambda layout: own, compute_kernel, num_blocks=len(own))
+
+
+def _columns_of(widths: Sequence[int], kernel: str | None) -> ParameterShardingGenerator:
+    """A generator of blocks of so many columns, on rank 0, 1, ..."""
+
+    def generate(
+        table: sw.TableSpec, topology: sw.Topology, sharder: sw.ModuleSharder
+    ) -> sw.ParameterSharding:
+        if sum(widths) != table.embedding_dim or min(widths) < 1 or len(widths) > topology.world_size:
+            raise sw.PlanError(
+                f"column_wise(size_per_rank={list(widths)}): table {table.describe()} has {table.embedding_dim} "
+                f"columns, and there are {topology.world_size} ranks"
+            )
+        whole = table_wise(0, compute_kernel=kernel)(table, topology, sharder)
+        block, ends = whole.layout.blocks[0], list(itertools.accumulate(widths))
+        blocks = [
+            attrs.evolve(block, columns=sw.ColumnRange(end - width, end), rank=rank)
+            for rank, (end, width) in enumerate(zip(ends, widths, strict=True))
+        ]
+        layout = attrs.evolve(whole.layout, blocks=blocks)
+        return attrs.evolve(whole, sharding_type="column_wise", layout=layout)
+
+    return generate
 
 
 def data_parallel() -> ParameterShardingGenerator:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import attrs
 import torch.distributed as dist
 from torch import nn
 
@@ -63,16 +65,42 @@ def column_wise(
     compute_kernel: str | None = None,
     device_types: list[str] | None = None,
 ) -> ParameterShardingGenerator:
-    """The columns cut into equal parts, each on one of the ranks given.
+    """The columns cut into parts, each on one of the ranks given.
+
+    Args:
+        ranks: the rank of each of as many equal parts.
+        size_per_rank: columns of each rank from 0 on, instead; where the table ends, they end.
+        compute_kernel: name of the kernel; the one that a planner takes by default.
+        device_types: not needed; parts are on the devices of their ranks.
 
     Raises:
-        UnsupportedError: parts of given sizes are asked for.
+        InvalidInputError: not one of the two is given.
     """
-    if ranks is None or size_per_rank is not None:
-        raise sw.UnsupportedError(
-            "column_wise() takes ranks=[...]; columns are cut into equal parts, one a rank"
+    if (ranks is None) == (size_per_rank is None):
+        raise sw.InvalidInputError(
+            f"column_wise() takes ranks=[...] or size_per_rank=[...], one of them; got {ranks} and {size_per_rank}"
         )
+    if ranks is None:
+        return _columns_of(size_per_rank or [], compute_kernel)
     return _sharded("column_wise", lambda layout: list(ranks), compute_kernel, num_blocks=len(ranks))
+
+
+def _columns_of(sizes: Sequence[int], kernel: str | None) -> ParameterShardingGenerator:
+    """A generator of parts of so many columns, for the ranks from 0 on."""
+
+    def generate(
+        table: sw.TableSpec, topology: sw.Topology, sharder: sw.ModuleSharder
+    ) -> sw.ParameterSharding:
+        equal = column_wise(ranks=[0], compute_kernel=kernel)(table, topology, sharder)
+        (whole,) = equal.layout.blocks
+        ends = [min(end, table.embedding_dim) for end in itertools.accumulate(sizes)]
+        spans = [sw.ColumnRange(start, end) for start, end in itertools.pairwise([0, *ends]) if start < end]
+        blocks = [attrs.evolve(whole, columns=span, rank=rank) for rank, span in enumerate(spans)]
+        layout = attrs.evolve(equal.layout, blocks=blocks)
+        layout.check(table, world_size=topology.world_size)
+        return attrs.evolve(equal, layout=layout)
+
+    return generate
 
 
 def data_parallel() -> ParameterShardingGenerator:

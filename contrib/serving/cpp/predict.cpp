@@ -15,6 +15,7 @@
 #include <functional>
 #include <iostream>
 #include <nlohmann/json.hpp>
+#include <set>
 
 using nlohmann::json;
 using Tensors = std::vector<torch::Tensor>;
@@ -53,29 +54,46 @@ Tensors inputs_of(const json& manifest, const json& batch) {
   const json bags = batch.value("features", json::object()), weights = batch.value("weights", json::object());
   const json dense = batch.value("dense", json::array());
   const auto samples = bags.empty() ? dense.size() : bags.begin()->size();
+  if (samples == 0) throw std::invalid_argument("a batch has one sample at least");
+  for (const auto& item : bags.items())
+    if (item.value().size() != samples) throw std::invalid_argument(item.key() + " has another number of samples");
+  std::set<std::string> unknown;
+  for (const auto& given : {bags, weights})
+    for (const auto& item : given.items()) unknown.insert(item.key());
   std::vector<int64_t> ids, lengths;
   std::vector<float> weight_of_id;
   bool is_weighted = false;
   for (const auto& feature : manifest.at("features")) {
     const std::string name = feature.at("name");
-    is_weighted |= feature.at("is_weighted").get<bool>();
+    const bool own_weighted = feature.at("is_weighted");
+    const int64_t rows = feature.at("num_embeddings").is_null() ? INT64_MAX : feature.at("num_embeddings").get<int64_t>();
+    unknown.erase(name);
+    is_weighted |= own_weighted;
     const json own = bags.value(name, json(samples, json::array()));
-    if (own.size() != samples) throw std::invalid_argument(name + " has another number of samples");
-    for (const auto& bag : own) {
+    const json own_weights = own_weighted ? weights.value(name, json(samples, json::array())) : json();
+    for (size_t sample = 0; sample < samples; ++sample) {
+      const json& bag = own.at(sample);
       lengths.push_back(static_cast<int64_t>(bag.size()));
-      for (int64_t id : bag) ids.push_back(id);
+      for (int64_t id : bag) {
+        if (id < 0 || id >= rows) throw std::invalid_argument(name + ": id " + std::to_string(id) + " is no row");
+        ids.push_back(id);
+      }
+      if (!own_weighted) continue;
+      if (own_weights.at(sample).size() != bag.size()) throw std::invalid_argument(name + ": each id needs a weight");
+      for (float weight : own_weights.at(sample)) weight_of_id.push_back(weight);
     }
-    for (const auto& bag : weights.value(name, json::array()))
-      for (float weight : bag) weight_of_id.push_back(weight);
   }
+  if (!unknown.empty()) throw std::invalid_argument("unknown feature " + *unknown.begin());
   Tensors inputs{tensor_of(ids), tensor_of(lengths)};
-  if (is_weighted && weight_of_id.size() != ids.size()) throw std::invalid_argument("each id needs a weight");
   if (is_weighted) inputs.push_back(tensor_of(weight_of_id));
   if (!manifest.at("dense").is_null()) {
     std::vector<float> numbers;
-    for (const auto& row : dense)
-      for (float number : row) numbers.push_back(number);
     const int64_t columns = manifest.at("dense").at("columns");
+    if (dense.size() != samples) throw std::invalid_argument("dense has another number of samples");
+    for (const auto& row : dense) {
+      if (static_cast<int64_t>(row.size()) != columns) throw std::invalid_argument("dense has another number of columns");
+      for (float number : row) numbers.push_back(number);
+    }
     inputs.push_back(tensor_of(numbers).view({static_cast<int64_t>(samples), columns}));
   }
   return inputs;

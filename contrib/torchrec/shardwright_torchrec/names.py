@@ -1,7 +1,9 @@
 """`import torchrec` gives shardwright: TorchRec's module paths, served by an import hook.
 
-Nothing is patched: a finder answers for `torchrec` and what is below it, and its modules look each name up in
-`shardwright` when it is asked for, or in this package: quantised tables, and what is bent to TorchRec's ways.
+A finder answers for `torchrec` and what is below it, and its modules look each name up in `shardwright` when it is
+asked for, or in this package: quantised tables, and what is bent to TorchRec's ways. While the names are installed,
+texts of sparse types end as TorchRec's do, batches are checked as late, tables are drawn as often, and errors about
+arguments are `AssertionError`s too.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from types import ModuleType
 from typing import Any
 
 import shardwright
+from shardwright.ways import Ways, ways
 from shardwright_torchrec._waiting import ROOT, VARIABLE, Waiting
 
 __all__ = [
@@ -38,7 +41,7 @@ _GROUPS = ("DMPCollection", "DefaultDataParallelWrapper")
 _LOOPS = ("EvalPipelineSparseDist", "PrefetchTrainPipelineSparseDist")
 _PLANS = ("EmbeddingModuleShardingPlan", "ShardMetadata", "ShardingPlan")
 _APPLY = ("apply_optimizer_in_backward",)
-_KEYED = ("CombinedOptimizer", "KeyedOptimizer", "KeyedOptimizerWrapper", "OptimizerWrapper")
+_KEYED = ("CombinedOptimizer", "KeyedOptimizer", "OptimizerWrapper")
 
 MODULES: Mapping[str, Sequence[str]] = {
     "torchrec": (*_CONFIGS, *_COLLECTIONS, *_SPARSE),
@@ -394,8 +397,10 @@ ADAPTED: Mapping[str, Mapping[str, str]] = {
     ),
     "torchrec.optim": {
         **_in(_OPTIMIZERS, *_OF_FBGEMM, "RowWiseAdagrad"),
+        **_in("optim.keyed", "KeyedOptimizerWrapper"),
         **_in("optim.warmup", "WarmupOptimizer", "WarmupPolicy", "WarmupStage"),
     },
+    "torchrec.optim.keyed": _in("optim.keyed", "KeyedOptimizerWrapper"),
     "torchrec.optim.clipping": _in("optim.clipping", "GradientClipping", "GradientClippingOptimizer"),
     "torchrec.optim.fused": _in(
         "optim.fused", "EmptyFusedOptimizer", "FusedOptimizer", "FusedOptimizerModule"
@@ -501,16 +506,28 @@ def install() -> None:
         )
     sys.meta_path.insert(0, _finder)
     os.environ[VARIABLE] = "1"
+    _take_ways(Ways(text_end="\n", checks_late=True, draws_twice=True), (*_error_bases(), AssertionError))
 
 
 def uninstall() -> None:
     """Give the name `torchrec` back; what was imported under it stays usable."""
     if is_installed():
         sys.meta_path.remove(_finder)
+        _take_ways(Ways(), _error_bases())
     sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not Waiting]
     os.environ.pop(VARIABLE, None)
     for name in list(_imported()):
         del sys.modules[name]
+
+
+def _error_bases() -> tuple[type, ...]:
+    """The bases of errors about arguments without TorchRec's names."""
+    return tuple(base for base in shardwright.InvalidInputError.__bases__ if base is not AssertionError)
+
+
+def _take_ways(chosen: Ways, error_bases: tuple[type, ...]) -> None:
+    vars(ways).update(vars(chosen))
+    shardwright.InvalidInputError.__bases__ = error_bases
 
 
 def find_spec(name: str) -> ModuleSpec | None:

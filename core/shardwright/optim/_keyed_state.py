@@ -34,8 +34,16 @@ _OPTIONAL = frozenset({"params", "initial_lr"})
 
 
 def pack_state(params: Mapping[str, Tensor], state: Mapping[Tensor, Mapping[str, Any]]) -> dict[str, Any]:
-    """The state of each parameter that has one, by name; tensors are not copied."""
-    return {name: dict(state[param]) for name, param in params.items() if param in state}
+    """The state of each parameter that has one, by name; tensors are not copied, objects give their state dict."""
+    return {name: _entries(state[param]) for name, param in params.items() if param in state}
+
+
+def _entries(held: Mapping[str, Any]) -> dict[str, Any]:
+    return {entry: value.state_dict() if _has_own_state(value) else value for entry, value in held.items()}
+
+
+def _has_own_state(value: Any) -> bool:
+    return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
 
 
 def pack_groups(params: Mapping[str, Tensor], groups: Iterable[Group]) -> list[Group]:
@@ -174,6 +182,8 @@ def write_state(params: Mapping[str, Tensor], state: State, loaded: Mapping[str,
         for entry, value in entries.items():
             if isinstance(current[entry], Tensor):
                 current[entry].copy_(torch.as_tensor(value))
+            elif _has_own_state(current[entry]):
+                current[entry].load_state_dict(value)
             else:
                 current[entry] = deepcopy(value)
 

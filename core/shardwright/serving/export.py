@@ -24,6 +24,7 @@ from shardwright.planning.tables.spec import DataType
 from shardwright.runtime.checkpoint.saving import Progress, save_checkpoint
 from shardwright.runtime.sharded.models.model_parallel import DistributedModelParallel
 from shardwright.serving.checking import check_package, traced_inputs
+from shardwright.serving.inputs import check_ids
 from shardwright.serving.loading import map_rows
 from shardwright.serving.manifest import (
     FORMS,
@@ -108,6 +109,8 @@ def export_for_inference(
     """
     check_forms(forms)
     target = _free(Path(path))
+    if not isinstance(model, nn.Module):
+        raise InvalidInputError(f"the model is a torch module, got {type(model).__name__}")
     root = model.module if isinstance(model, DistributedModelParallel) else model
     export = _Export.of(root, example, precision, per_table or {})
     with _stored(model, target, checkpoint) as stored:
@@ -160,7 +163,7 @@ class _Export:
             InvalidInputError: there are none.
         """
         dense = [name for name, value in _tensors(self._without_tables(Rows())) if value.is_meta]
-        tables = [path or "the model" for path, one in self.served.items() if not one.has_rows]
+        tables = [path or "the collection" for path, one in self.served.items() if not one.has_rows]
         if stored is None and (dense or tables):
             raise InvalidInputError(
                 f"{', '.join([*tables, *dense][:3])} of the model has no weights here: give checkpoint="
@@ -211,6 +214,11 @@ class _Export:
         self, program: ServingProgram, rows: Tensor, checksum: str, forms: Sequence[str]
     ) -> PackageManifest:
         example = self.inputs.example
+        features = [
+            PackageFeature(key, self._num_embeddings(key), self.inputs.is_weighted)
+            for key in self.inputs.keys
+        ]
+        check_ids(features, example["values"], example["lengths"])
         with torch.no_grad():
             outputs = program.named_outputs(*example.values(), rows)
         num_samples = len(example["lengths"]) // len(self.inputs.keys)
@@ -218,10 +226,7 @@ class _Export:
         dense = example.get("dense")
         return PackageManifest(
             {form: FORMS[form] for form in forms} | {"tables": ROWS},
-            [
-                PackageFeature(key, self._num_embeddings(key), self.inputs.is_weighted)
-                for key in self.inputs.keys
-            ],
+            features,
             None if dense is None else PackageDense(self.inputs.dense_name, dense.shape[1]),
             [PackageOutput(name, [None, *value.shape[1:]]) for name, value in outputs.items()],
             {table.name: table.data_type.value for own in self.tables.values() for table in own},
@@ -255,6 +260,8 @@ def _check_features(keys: Sequence[str], served: Mapping[str, Served]) -> None:
 
 
 def _check_outputs(outputs: Mapping[str, Tensor], num_samples: int) -> None:
+    if not outputs:
+        raise UnsupportedError("the model has no output; packages have outputs with a row a sample")
     for name, value in outputs.items():
         if not isinstance(value, Tensor) or value.shape[:1] != (num_samples,):
             shape = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
@@ -280,6 +287,12 @@ def _rank_of(model: nn.Module) -> int:
 def _free(target: Path) -> Path:
     if target.exists():
         raise InvalidInputError(f"{target} is there already: give a package a folder of its own")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidInputError(f"there can be no package {target}: {error.strerror}") from error
+    if not os.access(target.parent, os.W_OK):
+        raise InvalidInputError(f"there can be no package {target}: {target.parent} cannot be written to")
     return target
 
 

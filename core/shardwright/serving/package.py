@@ -6,15 +6,17 @@ Legend: F features, B samples, N ids of all features.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from attrs import frozen
 from torch import Tensor
 
-from shardwright.errors import InvalidInputError, UnknownNameError, nearest
+from shardwright.errors import CheckpointError, InvalidInputError, UnknownNameError, nearest
+from shardwright.serving.inputs import check_ids
 from shardwright.serving.loading import Callee, map_rows, readers
-from shardwright.serving.manifest import FORMS, PackageManifest
+from shardwright.serving.manifest import PackageManifest
 from shardwright.sparse import KeyedJaggedTensor
 
 __all__ = ["InferencePackage", "load_package"]
@@ -48,7 +50,17 @@ class InferencePackage:
             The outputs in the manifest's order, ``[B, ...]``.
         """
         with torch.inference_mode():
-            return tuple(self.program(*inputs, self.rows))
+            if inputs[1].numel():
+                return tuple(self.program(*inputs, self.rows))
+            # Compiled programs take one sample at least.
+            return tuple(output[:0] for output in self.program(*self._one_sample(inputs), self.rows))
+
+    def _one_sample(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """Inputs of one sample without ids, in place of those of no sample."""
+        values, lengths, *others = inputs
+        if self.manifest.dense is not None:
+            others[-1] = others[-1].new_zeros(1, self.manifest.dense.columns)
+        return [values, lengths.new_zeros(len(self.manifest.features)), *others]
 
     def predict(self, features: KeyedJaggedTensor, dense: Tensor | None = None) -> dict[str, Tensor]:
         """Predict for a batch.
@@ -62,9 +74,12 @@ class InferencePackage:
 
         Raises:
             UnknownNameError: a feature is missing.
-            InvalidInputError: the dense input or the weights are missing, or given in vain.
+            InvalidInputError: an id is no row, weights are missing, or the dense input is missing, given in vain, or of
+                another shape.
         """
-        inputs = [*self._of_features(features), *self._of_dense(dense)]
+        if not isinstance(features, KeyedJaggedTensor):
+            raise InvalidInputError(f"features are a KeyedJaggedTensor, got {type(features).__name__}")
+        inputs = [*self._of_features(features), *self._of_dense(dense, features.stride())]
         names = [output.name for output in self.manifest.outputs]
         return dict(zip(names, self.run(*inputs), strict=True))
 
@@ -76,16 +91,25 @@ class InferencePackage:
         if given != keys:
             features = features.permute([given.index(key) for key in keys])
         inputs = [features.values().long(), features.lengths().long()]
+        check_ids(self.manifest.features, *inputs)
         if any(feature.is_weighted for feature in self.manifest.features):
             return [*inputs, features.weights().float()]
         return inputs
 
-    def _of_dense(self, dense: Tensor | None) -> list[Tensor]:
+    def _of_dense(self, dense: Tensor | None, num_samples: int) -> list[Tensor]:
         wanted = self.manifest.dense
         if (dense is None) != (wanted is None):
             asked = f"takes the dense input {wanted.name!r}" if wanted else "takes no dense input"
             raise InvalidInputError(f"the package {asked}")
-        return [] if dense is None else [dense.float()]
+        if dense is None or wanted is None:
+            return []
+        # Compiled programs take the columns for granted.
+        if dense.shape != (num_samples, wanted.columns):
+            raise InvalidInputError(
+                f"the dense input {wanted.name!r} of {num_samples} samples is [{num_samples}, {wanted.columns}], got "
+                f"{list(dense.shape)}"
+            )
+        return [dense.float().contiguous()]
 
 
 def load_package(path: str | os.PathLike[str], form: str | None = None) -> InferencePackage:
@@ -96,7 +120,7 @@ def load_package(path: str | os.PathLike[str], form: str | None = None) -> Infer
         form: ``"pt2"``, ``"torchscript"`` or ``"exported"``; the first of them that the package has by default.
 
     Raises:
-        CheckpointError: there is no package, or its rows cannot be mapped.
+        CheckpointError: there is no package, its program cannot be loaded, or its rows cannot be mapped.
         UnknownNameError: the package has no such form.
     """
     folder = Path(path)
@@ -105,7 +129,10 @@ def load_package(path: str | os.PathLike[str], form: str | None = None) -> Infer
     chosen = form or own[0]
     if chosen not in own:
         raise UnknownNameError(
-            f"{folder} has no form {chosen!r} of its program; it has {', '.join(own)}.{nearest(chosen, FORMS)}"
+            f"{folder} has no form {chosen!r} of its program; it has {', '.join(own)}.{nearest(chosen, own)}"
         )
-    program = readers[chosen](folder / manifest.model[chosen])
+    try:
+        program = readers[chosen](folder / manifest.model[chosen])
+    except Exception as error:  # whatever torch's readers raise
+        raise CheckpointError(f"{folder / manifest.model[chosen]} cannot be loaded: {error}") from error
     return InferencePackage(manifest, program, map_rows(folder / manifest.model["tables"]))

@@ -186,9 +186,15 @@ def _check_example(leaves: Sequence[Any], batches: Sequence[int], dense: Sequenc
             f"the example has {len(batches)} KeyedJaggedTensors and tensors of shapes {shapes}; a package takes one "
             "of the former and at most one dense tensor [samples, columns]: wrap the model in one that takes these"
         )
-    if leaves[batches[0]].variable_stride_per_key():
+    batch = leaves[batches[0]]
+    if batch.variable_stride_per_key():
         raise UnsupportedError(
             "the example's features have batch sizes of their own; a package takes the same samples of every feature"
+        )
+    if dense and len(leaves[dense[0]]) != batch.stride():
+        raise InvalidInputError(
+            f"the example's dense tensor has {len(leaves[dense[0]])} rows, and its KeyedJaggedTensor {batch.stride()} "
+            "samples; give both as many"
         )
 
 

@@ -16,6 +16,7 @@ from shardwright.arguments import checked
 from shardwright.errors import InvalidInputError
 from shardwright.sparse import _ops
 from shardwright.sparse._traces import TracedMeta
+from shardwright.ways import ways
 
 
 class Jagged(metaclass=TracedMeta):
@@ -43,6 +44,13 @@ class Jagged(metaclass=TracedMeta):
         """
         self._check_form()
         self._check_content()
+
+    def _check_late(self) -> None:
+        """Check what construction left out, if it did."""
+        if ways.checks_late:
+            self._check_form()
+            if self._values.is_cpu and not torch.compiler.is_exporting():
+                self._check_content()
 
     @abc.abstractmethod
     def _check_form(self) -> None:

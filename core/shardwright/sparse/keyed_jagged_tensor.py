@@ -28,6 +28,7 @@ from shardwright.sparse._jagged import Jagged
 from shardwright.sparse._traces import traced
 from shardwright.sparse._variable_stride import InverseIndices, VariableStride
 from shardwright.sparse.jagged_tensor import JaggedTensor
+from shardwright.ways import ways
 
 _NAME = "KeyedJaggedTensor"
 _NOT_KNOWN = (None,) * 4
@@ -119,6 +120,8 @@ class KeyedJaggedTensor(Jagged):
         inverse_indices: tuple[Sequence[str], Tensor] | None = None,
     ) -> None:
         with reporting_errors():  # the ranks that will wait for this batch
+            if lengths is None and offsets is None and not keys and ways.checks_late:
+                lengths = torch.zeros(0, dtype=torch.int32)
             _validation.check_one_of_lengths_offsets(_NAME, lengths, offsets)
             values, weights, lengths, offsets = map(_foreign.as_tensor, (values, weights, lengths, offsets))
             self._index_per_key = _validation.check_keys(_NAME, keys, distinct=False)
@@ -131,9 +134,9 @@ class KeyedJaggedTensor(Jagged):
             self._variable = _variable_stride.read(
                 self._keys, self._num_bags(), stride_per_key_per_rank, stride_per_key, inverse_indices
             )
-            self._check_form()
+            self._check_bags_form() if ways.checks_late else self._check_form()
             self._stride = self._derived_stride(stride)
-            if values.is_cpu and not torch.compiler.is_exporting():
+            if values.is_cpu and not torch.compiler.is_exporting() and not ways.checks_late:
                 self._check_content()
             if (length_per_key, offset_per_key, lengths_offset_per_key, index_per_key) != _NOT_KNOWN:
                 self._take_known(
@@ -346,6 +349,8 @@ class KeyedJaggedTensor(Jagged):
             return KeyedJaggedTensor.empty()
         owner = f"{_NAME}.from_jt_dict"
         parts = list(jt_dict.values())
+        for part in parts:
+            part._check_late()
         names = [f"key {key!r}" for key in jt_dict]
         lengths = [part.lengths() for part in parts]
         strides = [part.numel() for part in lengths]
@@ -380,6 +385,8 @@ class KeyedJaggedTensor(Jagged):
         owner = f"{_NAME}.concat"
         if not kjt_list:
             raise InvalidInputError(f"{owner}: got a list of 0; {_NAME}.empty() makes one without keys.")
+        for part in kjt_list:
+            part._check_late()
         names = [f"part {i}" for i in range(len(kjt_list))]
         variable = _joined_strides(owner, kjt_list)
         if variable is None:
@@ -561,6 +568,7 @@ class KeyedJaggedTensor(Jagged):
         Raises:
             InvalidInputError: A position is out of range.
         """
+        self._check_late()
         _keyed_validation.check_permutation(indices, len(self._keys), indices_tensor)
         counts = self._counts()
         lengths, values, weights = self._permuted(indices, indices_tensor)
@@ -587,6 +595,14 @@ class KeyedJaggedTensor(Jagged):
         )
         return lengths.flatten(), values, weights
 
+    def late_problem(self) -> str:
+        """The reason why this is no batch, where construction left the checks out; empty if it is one."""
+        try:
+            self._check_late()
+        except InvalidInputError as error:
+            return str(error)
+        return ""
+
     def lookup_problem(self, features: Collection[str], *, num_used: int | None = None) -> str:
         """The reason why tables cannot look some features up, although this is a batch; empty if they can.
 
@@ -596,6 +612,8 @@ class KeyedJaggedTensor(Jagged):
             features: Keys of which each must occur once.
             num_used: Number of values that bags hold, if known.
         """
+        if num_used is None and (problem := self.late_problem()):
+            return problem
         used = self._starts()[-1] if num_used is None else num_used
         return _keyed_validation.lookup_problem(self._keys, self._values, used, features)
 
@@ -872,8 +890,7 @@ class KeyedJaggedTensor(Jagged):
 
     def _check_form(self) -> None:
         _validation.check_vector(_NAME, "values", self._values)
-        if self._offsets is not None:
-            _validation.check_offsets_form(_NAME, self._offsets)
+        self._check_bags_form()
         if self._weights is not None:
             _validation.check_weights_form(_NAME, self._weights, self._values)
             _validation.check_vector(_NAME, "weights", self._weights)
@@ -885,6 +902,10 @@ class KeyedJaggedTensor(Jagged):
             offsets=self._offsets,
             inverse_indices=None if self._inverse is None else self._inverse.places,
         )
+
+    def _check_bags_form(self) -> None:
+        if self._offsets is not None:
+            _validation.check_offsets_form(_NAME, self._offsets)
 
     def _check_content(self) -> None:
         num_values = self._values.shape[0]

@@ -17,6 +17,7 @@ from shardwright_plugins.compute_kernels.plain_torch.fused_torch import FusedTor
 from shardwright_plugins.compute_kernels.quantized.quant_fbgemm import QuantFbgemm
 from shardwright_plugins.compute_kernels.quantized.quant_numba import QuantNumba
 from shardwright_plugins.compute_kernels.quantized.quant_torch import QuantTorch
+from shardwright_plugins.compute_kernels.quantized.quant_triton import QuantTriton
 from shardwright_plugins.compute_kernels.row_cache.kernels import MappedCaching, PinnedCaching
 from shardwright_plugins.optimizers import shardwright_optimizers
 
@@ -39,4 +40,5 @@ def shardwright_compute_kernels() -> list[type[ComputeKernel]]:
         QuantFbgemm,
         QuantNumba,
         QuantTorch,
+        QuantTriton,
     ]

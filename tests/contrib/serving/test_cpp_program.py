@@ -80,3 +80,22 @@ def test_cpp_program_tells_what_is_wrong(program: Path, package: Path) -> None:
     done = run(program, package, input=json.dumps(wrong))
     assert (done.returncode, done.stdout) == (1, "")
     assert "g has another number of samples" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"features": {"f": [[30]]}, "weights": {"f": [[1.0]]}}, "f: id 30 is no row"),
+        ({"features": {"f": [[1, 2]]}, "weights": {"f": [[1.0]]}}, "f: each id needs a weight"),
+        ({"features": {"other": [[1]]}}, "unknown feature other"),
+        ({"dense": [[1.0]]}, "dense has another number of columns"),
+        ({"dense": []}, "dense has another number of samples"),
+        ({"features": {"f": []}}, "a batch has one sample at least"),
+    ],
+)
+def test_program_refuses_what_does_not_fit(
+    program: Path, package: Path, change: dict[str, Any], text: str
+) -> None:
+    fits = {"features": {"f": [[]]}, "dense": [[1.0, 2.0, 3.0]]}
+    found = run(program, package, "pt2", input=json.dumps(fits | change))
+    assert (found.returncode, found.stderr) == (1, f"shardwright_predict: {text}\n")

@@ -442,3 +442,25 @@ def test_repr_shows_the_parts() -> None:
     text = repr(combined(two_layers()))
     assert text.startswith("CombinedOptimizer(first: KeyedOptimizerWrapper")
     assert "momentum: 0.9" in text
+
+
+class _Counter:
+    """An object in an optimizer's state that has a state dict of its own."""
+
+    def __init__(self, count: torch.Tensor) -> None:
+        self.count = count
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        self.count.copy_(state["count"])
+
+
+def test_objects_in_the_state_are_saved_and_loaded_by_their_own_state_dicts() -> None:
+    weight, counter = torch.zeros(2), _Counter(torch.tensor([3.0]))
+    optimizer = KeyedOptimizer({"weight": weight}, {weight: {"counter": counter}}, [{"params": [weight]}])
+    saved = optimizer.state_dict()
+    assert saved["state"]["weight"]["counter"]["count"].tolist() == [3.0]
+    optimizer.load_state_dict({**saved, "state": {"weight": {"counter": {"count": torch.tensor([7.0])}}}})
+    assert counter.count.tolist() == [7.0]

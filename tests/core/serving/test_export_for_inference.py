@@ -109,8 +109,11 @@ def test_ids_that_are_no_rows_raise(package: Path) -> None:
         features.keys(), features.values() + 1000, features.weights(), lengths=features.lengths()
     )
     for form in ("exported", "torchscript"):
+        loaded = sw.load_package(package, form)
+        with pytest.raises(sw.InvalidInputError, match=r"feature 'f': id 10.. is not an id of 0 to 29"):
+            loaded.predict(wrong, dense)
         with pytest.raises((RuntimeError, IndexError)):
-            sw.load_package(package, form).predict(wrong, dense)
+            loaded.run(wrong.values(), wrong.lengths(), wrong.weights(), dense)
 
 
 @pytest.mark.parametrize("data_type", ["INT8", "INT4", "INT2", "FP8", "FP16"])
@@ -164,6 +167,31 @@ class Sequences(nn.Module):
         return self.rows(features)["f"].values()
 
 
+def items(rows: int = 9, columns: int = 4, feature: str = "f") -> sw.EmbeddingBagCollection:
+    return sw.EmbeddingBagCollection([bag("t", rows, columns, [feature])])
+
+
+class Scaled(nn.Module):
+    """Pooled rows times the mean of a dense input of three columns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.items = items()
+
+    def forward(self, features: sw.KeyedJaggedTensor, dense: Tensor | None) -> Tensor:
+        assert dense is not None
+        return self.items(features).values() * dense.mean(1, keepdim=True)
+
+
+class Mute(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.items = items()
+
+    def forward(self, features: sw.KeyedJaggedTensor) -> list[Tensor]:
+        return []
+
+
 FEATURES = sw.KeyedJaggedTensor.from_lists({"f": [[1, 2, 3], []]})
 
 
@@ -186,6 +214,22 @@ FEATURES = sw.KeyedJaggedTensor.from_lists({"f": [[1, 2, 3], []]})
             sw.UnknownNameError,
             "feature 'g' of table 'whole' is not in the example",
         ),
+        (
+            Sequences(),
+            sw.KeyedJaggedTensor.from_lists({"f": [[9]]}),
+            {},
+            sw.InvalidInputError,
+            "feature 'f': id 9 is not an id of 0 to 8",
+        ),
+        (
+            Sequences(),
+            (FEATURES, torch.ones(3, 1)),
+            {},
+            sw.InvalidInputError,
+            "dense tensor has 3 rows, and its KeyedJaggedTensor 2 samples",
+        ),
+        (Sequences().rows.forward, FEATURES, {}, sw.InvalidInputError, "model is a torch module, got method"),
+        (Mute(), FEATURES, {}, sw.UnsupportedError, "the model has no output"),
     ],
 )
 def test_what_cannot_be_exported_raises_and_leaves_nothing(
@@ -194,6 +238,12 @@ def test_what_cannot_be_exported_raises_and_leaves_nothing(
     with pytest.raises(error, match=text):
         sw.export_for_inference(model, example, tmp_path / "package", **others)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_folder_that_cannot_be_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(sw.InvalidInputError, match=r"there can be no package .*Not a directory"):
+        sw.export_for_inference(items(), FEATURES, tmp_path / "file" / "in" / "package")
 
 
 def test_folder_that_is_there_is_refused(tmp_path: Path) -> None:
@@ -268,3 +318,49 @@ def test_dense_weights_of_a_checkpoint_are_read(tmp_path: Path) -> None:
     saved = sw.save_checkpoint(tmp_path, nn.Linear(3, 2))
     made = StoredTables(saved.path).load_dense(nn.Linear(3, 2, device="meta"))
     assert not any(value.is_meta for value in made.parameters())
+
+
+@pytest.mark.parametrize("form", ["exported", "torchscript"])
+def test_rows_of_an_odd_number_of_fp8_columns_are_found_one_at_a_time(tmp_path: Path, form: str) -> None:
+    model = items(columns=3)
+    folder = sw.export_for_inference(
+        model, FEATURES, tmp_path / "package", precision="FP8", forms=[form], check=False
+    )
+    wanted = sw.quantize_embeddings(model, "FP8")
+    for bags in ([[3]], [[]], [[3, 1], [2]]):
+        features = sw.KeyedJaggedTensor.from_lists({"f": bags})
+        found = sw.load_package(folder, form).predict(features)["values"]
+        torch.testing.assert_close(found, wanted(features).values())
+
+
+def test_predictions_of_inputs_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    folder = sw.export_for_inference(
+        Scaled(), (FEATURES, torch.ones(2, 3)), tmp_path / "package", forms=["torchscript"], check=False
+    )
+    package = sw.load_package(folder)
+    for shape in ([2, 4], [1, 3], [6], [2, 3, 1]):
+        with pytest.raises(sw.InvalidInputError, match=r"dense input 'dense' of 2 samples is \[2, 3\], got"):
+            package.predict(FEATURES, torch.ones(shape))
+    for wrong in (9, -1):
+        features = sw.KeyedJaggedTensor.from_lists({"f": [[1, wrong], []]})
+        with pytest.raises(sw.InvalidInputError, match=f"feature 'f': id {wrong} is not an id of 0 to 8"):
+            package.predict(features, torch.ones(2, 3))
+    with pytest.raises(sw.InvalidInputError, match="features are a KeyedJaggedTensor, got dict"):
+        package.predict({"f": [[1]]})  # type: ignore[arg-type]
+
+
+def test_no_samples_have_no_predictions(tmp_path: Path) -> None:
+    model = sw.EmbeddingBagCollection([bag("t", 9, 4, ["f", "g"])])
+    example = sw.KeyedJaggedTensor.from_lists({"f": [[1]], "g": [[2]]})
+    folder = sw.export_for_inference(model, example, tmp_path / "package", forms=["exported"], check=False)
+    found = sw.load_package(folder).predict(sw.KeyedJaggedTensor.from_lists({"f": [], "g": []}))
+    assert found["values"].shape == (0, 8)
+
+
+def test_program_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
+    folder = sw.export_for_inference(
+        items(), FEATURES, tmp_path / "package", forms=["torchscript"], check=False
+    )
+    (folder / "model.pt").write_bytes(b"no program")
+    with pytest.raises(sw.CheckpointError, match=r"model\.pt cannot be loaded"):
+        sw.load_package(folder)

@@ -1,4 +1,4 @@
-"""``fused_triton`` in processes of its own: interpreted on the CPU, compiled for devices, and on a device."""
+"""``fused_triton`` and ``quant_triton`` in processes of their own: interpreted, compiled for devices, and on one."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from shardwright.contracts.compute_kernel import KernelRequest
 from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright.planning.tables.spec import DataType
 
-CHECKS = "tests/plugins/compute_kernels/triton_checks.py"
+CHECKS = [f"tests/plugins/compute_kernels/{name}.py" for name in ("triton_checks", "quant_triton_checks")]
 QUICK = (
     "asking_the_host or (any_optimizer and ftrl and MEAN) or gradients_of_weights or few_ids or three_launches or "
-    "widths or without_ids or FP16--3.0 or (sharded and MEAN) or (runs and small and row_wise_adagrad-FP32)"
+    "widths or without_ids or FP16--3.0 or (sharded and MEAN) or (runs and small and row_wise_adagrad-FP32) or "
+    "quantised_widths or quantised_sequences or (quantised_sums and True)"
 )
 TIMEOUT_S = 550.0  # of a loaded machine; the quick ones end in tenths of that
 
@@ -51,7 +52,7 @@ def check(*which: str, interpret: bool) -> None:
         "no:cacheprovider",
         "-m",
         "slow or not slow",
-        CHECKS,
+        *CHECKS,
         *which,
         interpret=interpret,
     )
@@ -83,6 +84,7 @@ def test_kernels_compile_to_machine_code_without_a_device() -> None:
     assert {line["kernel"] for line in found} == {
         "list_ids",
         "look_up",
+        "look_up_rows",
         "sort_few",
         "update_chunks",
         "update_long_runs",
@@ -93,13 +95,17 @@ def test_kernels_compile_to_machine_code_without_a_device() -> None:
     assert all(
         "ld128" in line["accesses"] for line in found if line["kernel"] in ("look_up", "update_chunks")
     )
+    # Four INT8 columns are read at once, and four results are written.
+    (served,) = (line["accesses"] for line in found if line["kernel"] == "look_up_rows")
+    assert "ld8" not in served
+    assert "st128" in served
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("capability", [80, 90])
 def test_kernels_of_all_cases_compile_to_machine_code(capability: int) -> None:
     found = launches_for(capability, 99)
-    assert len(found) == 40
+    assert len(found) == 45
     assert all(line["has_machine_code"] and line["rounds_to_nearest"] for line in found)
 
 
@@ -149,3 +155,14 @@ def test_without_fbgemm_plans_for_cuda_take_triton(monkeypatch: pytest.MonkeyPat
     assert planned("cuda") == "fused"
     monkeypatch.setattr(fused, "_missing", lambda _: "FBGEMM is not installed")
     assert planned("cuda") == "fused_triton"
+
+
+@pytest.mark.parametrize(("precision", "kernel"), [("INT8", "quant_fbgemm"), ("FP8", "quant_triton")])
+def test_served_tables_on_cuda_take_triton_where_fbgemm_has_not_the_precision(
+    monkeypatch: pytest.MonkeyPatch, precision: str, kernel: str
+) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    topology = sw.Topology(world_size=2, compute_device="cuda")
+    planner = sw.EmbeddingShardingPlanner(topology=topology, objective="serving")
+    table = sw.TableSpec("t", 1000, 64, data_type=precision, optimizer=None, is_frozen=True)
+    assert planner.plan_tables([table]).plan[""]["t"].compute_kernel == kernel

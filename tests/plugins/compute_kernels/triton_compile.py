@@ -1,6 +1,6 @@
-"""Compiles what ``fused_triton`` would launch on CUDA, for devices that need not be there; run as a program.
+"""Compiles what Triton's kernels would launch on CUDA, for devices that need not be there; run as a program.
 
-``python -m tests.plugins.compute_kernels.triton_compile 90 1`` compiles the launches of the first case for compute
+``python -m tests.plugins.compute_kernels.triton_compile 90 1`` compiles the launches of the first cases for compute
 capability 9.0 and prints, as JSON, a line for each launch: the kernel's name, the loads and stores of its PTX by width,
 and whether there is machine code.
 """
@@ -26,6 +26,7 @@ from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright_plugins.compute_kernels.fused_triton import _kernels as kernels
 from shardwright_plugins.compute_kernels.fused_triton._geometry import Tiles
 from shardwright_plugins.compute_kernels.fused_triton._lookup import FusedTritonLookup
+from shardwright_plugins.compute_kernels.quantized._triton_lookup import QuantTritonLookup
 
 Launch = tuple[Any, tuple[Any, ...], dict[str, Any]]
 CASES = [
@@ -35,6 +36,14 @@ CASES = [
     ("adagrad", "FP16", (20, 8), None, False, False, True),
     ("sgd", "FP32", (7, 1024), None, True, False, False),
     ("row_wise_adagrad", "FP16", (256, 256), (64, 128), True, False, False),
+]
+SERVED_CASES = [
+    # precision, dims, pooled, weighted
+    ("INT8", (64, 128), True, True),
+    ("INT4", (20, 7), True, False),
+    ("INT2", (16, 16), False, False),
+    ("FP8", (64, 1024), True, True),
+    ("FP16", (64, 8), True, False),
 ]
 
 
@@ -73,6 +82,29 @@ def launches(case: tuple[Any, ...]) -> list[Launch]:
     return seen
 
 
+def served_launches(case: tuple[Any, ...]) -> list[Launch]:
+    """What a lookup in quantised tables would launch."""
+    precision, dims, is_pooled, is_weighted = case
+    rule: dict[str, Any] = {"data_type": precision, "optimizer": None, "is_frozen": True}
+    blocks = [block_spec(5, dim, slots=2, pooling="SUM" if is_pooled else "NONE", **rule) for dim in dims]
+    cpu, seen = torch.device("cpu"), list[Launch]()
+    lookup = QuantTritonLookup(blocks, device=cpu)
+    tiles = Tiles.of(torch.device("cuda"), lookup.geometry.num_columns)
+    lookup = QuantTritonLookup(blocks, device=cpu, tiles=tiles)
+    lookup.warps = {"num_warps": tiles.warps}
+    batch = (
+        draw_batch(blocks, (30, 20), is_weighted=is_weighted)
+        if is_pooled
+        else draw_sequences(blocks, 2, max_ids=80)
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            kernels, "launch", lambda kernel, _, __, *args, **consts: seen.append((kernel, args, consts))
+        )
+        lookup.forward(batch.as_bags(cpu), training=False)
+    return seen
+
+
 def compiled(launch: Launch, capability: int) -> Any:
     """A launch's kernel, compiled as Triton does when it runs for the first time."""
     kernel, args, constants = launch
@@ -99,6 +131,7 @@ TYPES = {
     torch.bfloat16: "bf16",
     torch.int64: "i64",
     torch.int32: "i32",
+    torch.uint8: "u8",
 }
 
 
@@ -109,8 +142,12 @@ def accesses(ptx: str) -> dict[str, int]:
 
 
 def told(capability: int, num_cases: int) -> Iterator[dict[str, Any]]:
-    for number, case in enumerate(CASES[:num_cases]):
-        for launch in launches(case):
+    trained, served = CASES[:num_cases], SERVED_CASES[:num_cases]
+    for number, made_by, case in [
+        *((number, launches, case) for number, case in enumerate(trained)),
+        *((number, served_launches, case) for number, case in enumerate(served)),
+    ]:
+        for launch in made_by(case):
             made = compiled(launch, capability)
             yield {
                 "case": number,

@@ -10,7 +10,6 @@ import torch
 
 import shardwright as sw
 from shardwright import _fbgemm
-from shardwright.planning.tables.quantized import SERVED
 
 TABLES = [("a", 11, 8, ["f", "g"]), ("b", 7, 12, ["f"])]
 KERNELS = [None, "quant_numba", "quant_torch"]
@@ -76,7 +75,7 @@ def test_kernels_that_train_are_not_given_rows_of_float16() -> None:
         planner.plan(model, [sw.QuantEmbeddingBagCollectionSharder()])
 
 
-@pytest.mark.parametrize("precision", [precision.value for precision in SERVED])
+@pytest.mark.parametrize("precision", ["FP16", "FP8"])
 def test_planned_and_served_without_numba_and_fbgemm(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_fbgemm, "_failure", lambda: "ImportError: not installed")
     for absent in ("numba", "fbgemm_gpu"):
@@ -116,3 +115,16 @@ def test_collection_under_several_names_is_quantised_and_cut_under_each(inplace:
     assert not isinstance(cut[0], sw.QuantEmbeddingBagCollection)
     if inplace:
         assert bags_of(model) == cut
+
+
+@pytest.mark.parametrize("pooling", ["MEAN", "NONE"])
+def test_compiled_model_gives_what_the_model_gives(pooling: str) -> None:
+    model = torch.nn.Sequential(quantised(pooling))
+    compiled = torch.compile(model, backend="eager")
+    for lists in ([[1, 2], []], [[3], [4], []]):
+        batch = sw.KeyedJaggedTensor.from_lists({"f": lists, "g": lists[::-1]})
+        found, wanted = compiled(batch), model(batch)
+        if pooling == "NONE":
+            assert all(torch.equal(found[name].values(), wanted[name].values()) for name in wanted)
+        else:
+            assert torch.equal(found.values(), wanted.values())

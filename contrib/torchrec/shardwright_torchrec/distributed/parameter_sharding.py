@@ -20,7 +20,7 @@ class _AnySharding(type):
         return isinstance(instance, sw.ParameterSharding)
 
 
-class ParameterSharding(metaclass=_AnySharding):
+class ParameterSharding(sw.ParameterSharding, metaclass=_AnySharding):
     """Sharding of one table, given by its shards; the object made is a `shardwright.ParameterSharding`.
 
     Args:
@@ -35,7 +35,7 @@ class ParameterSharding(metaclass=_AnySharding):
         PlanError: The sharding type does not cut a table so; ranks contradict placements.
     """
 
-    def __new__(  # type: ignore[misc]  # as the annotation says
+    def __new__(  # type: ignore[misc]  # gives the base class
         cls,
         sharding_type: str,
         compute_kernel: str,

@@ -65,40 +65,38 @@ def column_wise(
     compute_kernel: str | None = None,
     device_types: list[str] | None = None,
 ) -> ParameterShardingGenerator:
-    """The columns cut into parts, each on one of the ranks given.
-
-    Args:
-        ranks: the rank of each of as many equal parts.
-        size_per_rank: columns of each rank from 0 on, instead; where the table ends, they end.
-        compute_kernel: name of the kernel; the one that a planner takes by default.
-        device_types: not needed; parts are on the devices of their ranks.
+    """The columns cut into parts, equal ones on the ranks given or of sizes for rank 0, 1, ...
 
     Raises:
-        InvalidInputError: not one of the two is given.
+        InvalidInputError: not exactly one of ranks and sizes is given.
     """
     if (ranks is None) == (size_per_rank is None):
-        raise sw.InvalidInputError(
-            f"column_wise() takes ranks=[...] or size_per_rank=[...], one of them; got {ranks} and {size_per_rank}"
-        )
-    if ranks is None:
-        return _columns_of(size_per_rank or [], compute_kernel)
-    return _sharded("column_wise", lambda layout: list(ranks), compute_kernel, num_blocks=len(ranks))
+        raise sw.InvalidInputError("column_wise() takes one of ranks=[...] and size_per_rank=[...]")
+    if size_per_rank is not None:
+        return _columns_of(size_per_rank, compute_kernel)
+    own = list(ranks or ())
+    return _sharded("column_wise", lambda layout: own, compute_kernel, num_blocks=len(own))
 
 
-def _columns_of(sizes: Sequence[int], kernel: str | None) -> ParameterShardingGenerator:
-    """A generator of parts of so many columns, for the ranks from 0 on."""
+def _columns_of(widths: Sequence[int], kernel: str | None) -> ParameterShardingGenerator:
+    """A generator of blocks of so many columns, on rank 0, 1, ..."""
 
     def generate(
         table: sw.TableSpec, topology: sw.Topology, sharder: sw.ModuleSharder
     ) -> sw.ParameterSharding:
-        equal = column_wise(ranks=[0], compute_kernel=kernel)(table, topology, sharder)
-        (whole,) = equal.layout.blocks
-        ends = [min(end, table.embedding_dim) for end in itertools.accumulate(sizes)]
-        spans = [sw.ColumnRange(start, end) for start, end in itertools.pairwise([0, *ends]) if start < end]
-        blocks = [attrs.evolve(whole, columns=span, rank=rank) for rank, span in enumerate(spans)]
-        layout = attrs.evolve(equal.layout, blocks=blocks)
-        layout.check(table, world_size=topology.world_size)
-        return attrs.evolve(equal, layout=layout)
+        if sum(widths) != table.embedding_dim or min(widths) < 1 or len(widths) > topology.world_size:
+            raise sw.PlanError(
+                f"column_wise(size_per_rank={list(widths)}): table {table.describe()} has {table.embedding_dim} "
+                f"columns, and there are {topology.world_size} ranks"
+            )
+        whole = table_wise(0, compute_kernel=kernel)(table, topology, sharder)
+        block, ends = whole.layout.blocks[0], list(itertools.accumulate(widths))
+        blocks = [
+            attrs.evolve(block, columns=sw.ColumnRange(end - width, end), rank=rank)
+            for rank, (end, width) in enumerate(zip(ends, widths, strict=True))
+        ]
+        layout = attrs.evolve(whole.layout, blocks=blocks)
+        return attrs.evolve(whole, sharding_type="column_wise", layout=layout)
 
     return generate
 

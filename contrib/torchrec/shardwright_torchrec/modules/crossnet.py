@@ -12,6 +12,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+import shardwright as sw
+
 __all__ = ["CrossNet", "LowRankCrossNet", "LowRankMixtureCrossNet", "VectorCrossNet"]
 
 
@@ -56,6 +58,8 @@ class LowRankCrossNet(nn.Module):
 
     def __init__(self, in_features: int, num_layers: int, low_rank: int = 1) -> None:
         super().__init__()
+        if low_rank < 1:
+            raise sw.InvalidInputError(f"LowRankCrossNet: low_rank must be 1 or more, got {low_rank}")
         self.W_kernels = _kernels(num_layers, in_features, low_rank)
         self.V_kernels = _kernels(num_layers, low_rank, in_features)
         self.bias = _zeros(num_layers, in_features)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import ChainMap
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -111,11 +112,14 @@ class WarmupOptimizer(sw.OptimizerWrapper):
         param_name: str = "__warmup",
     ) -> None:
         super().__init__(optimizer)
+        self._counter = torch.zeros(1)
+        self.params = {**optimizer.params, param_name: self._counter}
         ends = [stage.max_iters for stage in stages]
         if ends != sorted(ends):
             raise sw.InvalidInputError(f"stages end one after the other, got max_iters {ends}")
         self._stages, self._lr, self._lr_param, self._param_name = stages, lr, lr_param, param_name
         self._steps = 0
+        self.state = ChainMap({self._counter: {}}, optimizer.state)  # type: ignore[assignment]  # a live view
         self._set_rate()
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -128,7 +132,7 @@ class WarmupOptimizer(sw.OptimizerWrapper):
     def state_dict(self) -> dict[str, Any]:
         """The state dict of the optimizer within, and the number of steps."""
         state = super().state_dict()
-        own = {self._param_name: {"warmup": torch.tensor([self._steps, self._stage()])}}
+        own = {self._param_name: dict(self.state[self._counter])}
         return {**state, "state": {**state["state"], **own}}
 
     def load_state_dict(self, state_dict: Any) -> None:
@@ -149,3 +153,4 @@ class WarmupOptimizer(sw.OptimizerWrapper):
         factor = _factor(self._stages[number], self._steps) if number < len(self._stages) else 1.0
         for group in self.param_groups:
             group[self._lr_param] = self._lr * factor
+        self.state[self._counter]["warmup"] = torch.tensor([self._steps, number])

@@ -10,6 +10,7 @@ import numpy as np
 
 import shardwright as sw
 from shardwright_torchrec.planner.columns import options_of, set_costs
+from shardwright_torchrec.planner.topologies import devices_of
 from shardwright_torchrec.planner.types import Enumerator, Proposer, ShardingOption
 
 __all__ = [
@@ -151,7 +152,7 @@ class GridSearchProposer(_Listed):
 
 
 class DynamicProgrammingProposer(_Listed):
-    """Takes the options of least time in all for every amount of device memory.
+    """Takes the options of least memory, then those of least time in all for every amount of memory.
 
     Args:
         hbm_bins_per_device: amounts of memory that are told apart.
@@ -161,15 +162,38 @@ class DynamicProgrammingProposer(_Listed):
 
     def __init__(self, hbm_bins_per_device: int = 100) -> None:
         self._bins = max(hbm_bins_per_device, 1)
+        self._device_bytes: list[int] = []
+
+    def feedback(
+        self,
+        partitionable: bool,
+        plan: list[ShardingOption] | None = None,
+        perf_rating: float | None = None,
+        storage_constraint: sw.Topology | None = None,
+    ) -> None:
+        """Go on to the next proposal; the first devices given set the amounts of memory that are told apart."""
+        if storage_constraint is not None:
+            self._device_bytes = [device.storage.hbm for device in devices_of(storage_constraint)]
+        super().feedback(partitionable, plan, perf_rating, storage_constraint)
 
     def _walk(self, tables: Sequence[list[ShardingOption]]) -> Iterator[list[ShardingOption]]:
+        least = [min(own, key=_total_bytes) for own in tables]
+        yield least
+        for chosen in self._fastest(tables):
+            if chosen != least:
+                yield chosen
+
+    def _fastest(self, tables: Sequence[list[ShardingOption]]) -> Iterator[list[ShardingOption]]:
+        """The fastest proposal of each amount of memory, the largest first."""
         most = sum(max(sum(_total_bytes(option)) for option in own) for own in tables)
+        devices = [own for own in self._device_bytes if own]
+        bytes_of_bin = (sum(devices) or most) / (self._bins * max(len(devices), 1))
         best: dict[int, tuple[float, list[ShardingOption]]] = {0: (0.0, [])}
         for own in tables:
             following: dict[int, tuple[float, list[ShardingOption]]] = {}
             for used, (time, chosen) in best.items():
                 for option in own:
-                    filled = used + round(self._bins * sum(_total_bytes(option)) / max(most, 1))
+                    filled = used + round(sum(_total_bytes(option)) / max(bytes_of_bin, 1))
                     found = (time + option.total_perf, [*chosen, option])
                     if filled not in following or found[0] < following[filled][0]:
                         following[filled] = found

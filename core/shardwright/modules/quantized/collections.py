@@ -132,7 +132,7 @@ class QuantizedCollection(nn.Module, ABC):
     def _kernel_lookups(self) -> KernelLookups | None:
         """Kernels' lookups of the rows that there are now; ``None`` where plain torch is to look them up.
 
-        Programs that are compiled or exported get plain torch, whose operators every runtime has.
+        Programs that are exported get plain torch, whose operators every runtime has.
         """
         if torch.compiler.is_compiling() or torch.compiler.is_exporting():
             return None
@@ -303,6 +303,8 @@ class QuantEmbeddingBagCollection(QuantizedCollection):
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
         """Pool the rows of each bag; see `EmbeddingBagCollection.forward`."""
+        if _is_compiling():
+            return _outside_graph(self, features)
         lookups = self._kernel_lookups()
         if lookups is not None and lookups.take(features):
             sums = self._asked(features, lookups.pooled)
@@ -390,6 +392,8 @@ class QuantEmbeddingCollection(QuantizedCollection):
     @torch.no_grad()
     def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
         """Look up each id; see `EmbeddingCollection.forward`."""
+        if _is_compiling():
+            return _outside_graph(self, features)
         lookups = self._kernel_lookups()
         if lookups is not None and lookups.take(features):
             found = self._asked(features, lookups.rows)
@@ -424,6 +428,19 @@ class QuantEmbeddingCollection(QuantizedCollection):
     def is_weighted(self) -> bool:
         """False: sequences have no sums."""
         return False
+
+
+def _is_compiling() -> bool:
+    """True inside ``torch.compile``, whose graphs break at a collection; exported programs have its operators."""
+    return torch.compiler.is_compiling() and not torch.compiler.is_exporting()
+
+
+def _call(collection: nn.Module, features: KeyedJaggedTensor) -> Any:
+    return collection(features)
+
+
+# torch.compiler.disable does the same, but imports torch's compiler at once, which takes seconds.
+_outside_graph: Callable[[nn.Module, KeyedJaggedTensor], Any] = torch._disable_dynamo(_call)  # type: ignore[attr-defined]
 
 
 def inverse_lengths(lengths: Tensor) -> Tensor:

@@ -109,8 +109,10 @@ def _floats(data_type: str, rows: Tensor, ids: Tensor) -> Tensor:
     found = functional.embedding(ids, rows)
     if data_type == "FP16":
         return torch.view_copy(found, dtype=torch.float16).float()
-    header = torch.view_copy(found[:, :4].contiguous(), dtype=torch.float16).float()
+    # One row is contiguous as it is, with the stride of a whole row, which may be odd: only a copy is two bytes wide.
+    header = found[:, :4].clone(memory_format=torch.contiguous_format)
     values = torch.view_copy(found[:, 4:].contiguous(), dtype=torch.float8_e4m3fn).float()
+    header = torch.view_copy(header, dtype=torch.float16).float()
     return values * header[:, :1] + header[:, 1:]
 
 

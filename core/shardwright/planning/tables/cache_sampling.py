@@ -25,7 +25,7 @@ def distinct_ids(batches: Iterable[Any], num_embeddings: int) -> list[Ints]:
     Raises:
         InvalidInputError: there are fewer than two batches, or an id is no row of the table.
     """
-    found = [np.unique(np.asarray(batch).astype(np.int64, copy=False).reshape(-1)) for batch in batches]
+    found = [_distinct(number, batch) for number, batch in enumerate(batches)]
     if len(found) < 2:
         raise InvalidInputError(
             f"a sample of {len(found)} batches says nothing of reuse; give at least 2, better some hundred"
@@ -36,6 +36,20 @@ def distinct_ids(batches: Iterable[Any], num_embeddings: int) -> list[Ints]:
                 f"batch {number} of the sample has ids from {ids[0]} to {ids[-1]}; the table has {num_embeddings} rows"
             )
     return found
+
+
+def _distinct(number: int, batch: Any) -> Ints:
+    """Distinct ids of a batch, rising; empty lists are batches without ids, whatever NumPy takes their type to be."""
+    try:
+        ids = np.asarray(batch).reshape(-1)
+    except (TypeError, ValueError) as error:
+        raise InvalidInputError(f"batch {number} of the sample is no array of ids: {error}") from error
+    if len(ids) and ids.dtype.kind not in "iu":
+        raise InvalidInputError(
+            f"batch {number} of the sample is {ids.dtype}: give whole numbers, a table's ids in each batch"
+        )
+    distinct: Ints = np.unique(ids.astype(np.int64, copy=False))
+    return distinct
 
 
 def sizes_that_hit(batches: Sequence[Ints], num_embeddings: int, algorithm: str) -> Floats:

@@ -93,17 +93,18 @@ def is_interpreted() -> bool:
 
 
 def _refusal(request: KernelRequest) -> str | None:
-    if refused := _wrong_device(request.device):
+    if refused := wrong_device(request.device):
         return refused
     if request.optimizer is None:
         return "no optimizer was named to run in the backward pass"
     for answer in (can_run_rule(request, "the Triton kernel"), can_train(request.data_type)):
         if answer is not True:
             return answer
-    return _missing() if request.on_this_machine else None
+    return missing() if request.on_this_machine else None
 
 
-def _wrong_device(device: str) -> str | None:
+def wrong_device(device: str) -> str | None:
+    """The reason why Triton's kernels do not run on a type of device, or ``None``."""
     if device == "cuda":
         return "TRITON_INTERPRET is set, so its kernels run on the CPU" if is_interpreted() else None
     if device != "cpu":
@@ -113,7 +114,8 @@ def _wrong_device(device: str) -> str | None:
     return None
 
 
-def _missing() -> str | None:
+def missing() -> str | None:
+    """The reason why Triton's kernels do not run on this machine, or ``None``."""
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed (the package is triton; torch for CUDA brings it)"
     return import_failure(_KERNELS, "Triton")

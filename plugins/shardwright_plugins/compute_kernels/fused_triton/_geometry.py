@@ -98,7 +98,7 @@ class Geometry:
         bases, first_rows = starts_of(rows * dims), starts_of(rows)
         self.num_elements, self.num_rows = int((rows * dims).sum()), int(rows.sum())
         self.num_columns = 1 << (max(whole) - 1).bit_length()
-        self.aligned = _power_of_2(gcd(_MAX_ALIGNED, *dims.tolist(), *whole, *offsets))
+        self.aligned = power_of_2(gcd(_MAX_ALIGNED, *dims.tolist(), *whole, *offsets))
         per_slot = np.repeat(np.arange(len(blocks)), [spec.num_slots for spec in blocks])
         slots = np.stack([bases, dims, first_rows, np.arange(len(blocks))], axis=1)[per_slot]
         self.slots = sent_to(device, slots)
@@ -160,6 +160,6 @@ def _cells(counts: Ints, dims: Ints, is_matrix: bool) -> tuple[Ints, int]:
     return table, int(sizes.sum())
 
 
-def _power_of_2(number: int) -> int:
+def power_of_2(number: int) -> int:
     """The greatest power of 2 that divides a number."""
     return number & -number

@@ -31,7 +31,7 @@ _IS_SGD, _IS_ADAGRAD, _IS_ROW_WISE = (tl.constexpr(code) for code in (SGD, ADAGR
 
 
 @triton.jit
-def _spans_of(bags, are_bags, ends, lengths, IS_SEQUENCE: tl.constexpr):  # type: ignore[no-untyped-def]
+def spans_of(bags, are_bags, ends, lengths, IS_SEQUENCE: tl.constexpr):  # type: ignore[no-untyped-def]
     """First id and number of ids of each bag; of a sequence each id is a bag of its own."""
     if IS_SEQUENCE:
         counts = are_bags.to(tl.int64)
@@ -43,7 +43,7 @@ def _spans_of(bags, are_bags, ends, lengths, IS_SEQUENCE: tl.constexpr):  # type
 
 
 @triton.jit
-def _places_of(bags, are_bags, cells, cell_of_bag):  # type: ignore[no-untyped-def]
+def places_of(bags, are_bags, cells, cell_of_bag):  # type: ignore[no-untyped-def]
     """Cell of each bag, and the start of its result or gradient."""
     cell = tl.load(cell_of_bag + bags, mask=are_bags, other=0).to(tl.int64)
     first = tl.load(cells + cell * _CELL, mask=are_bags, other=0)
@@ -61,12 +61,12 @@ def look_up(  # type: ignore[no-untyped-def]
     """Sum the (weighted) rows of each bag in float32."""
     bags = tl.program_id(0).to(tl.int64) * ITEMS + tl.arange(0, ITEMS)
     are_bags = bags < num_bags
-    cell, place = _places_of(bags, are_bags, cells, cell_of_bag)
+    cell, place = places_of(bags, are_bags, cells, cell_of_bag)
     slot = cell % num_slots
     # What the compiler is told of divisibility lets it read rows in vectors.
     base = tl.multiple_of(tl.load(slots + slot * _SLOT, mask=are_bags, other=0), ALIGNED)
     dim = tl.multiple_of(tl.load(slots + slot * _SLOT + 1, mask=are_bags, other=0), ALIGNED)
-    firsts, counts = _spans_of(bags, are_bags, ends, lengths, IS_SEQUENCE)
+    firsts, counts = spans_of(bags, are_bags, ends, lengths, IS_SEQUENCE)
     columns = tl.arange(0, COLUMNS)
     # As many sums as ids are read at once: they meet after the loop, which so needs no word between warps.
     sums = tl.zeros([ITEMS, UNROLL, COLUMNS], tl.float32)
@@ -99,11 +99,11 @@ def list_ids(  # type: ignore[no-untyped-def]
     """Write each id's key, the start of its bag's gradient, and its block."""
     bags = tl.program_id(0).to(tl.int64) * ITEMS + tl.arange(0, ITEMS)
     are_bags = bags < num_bags
-    cell, place = _places_of(bags, are_bags, cells, cell_of_bag)
+    cell, place = places_of(bags, are_bags, cells, cell_of_bag)
     slot = cell % num_slots
     first_key = tl.load(slots + slot * _SLOT + 2, mask=are_bags, other=0)
     block = tl.load(slots + slot * _SLOT + 3, mask=are_bags, other=0)
-    firsts, counts = _spans_of(bags, are_bags, ends, lengths, IS_SEQUENCE)
+    firsts, counts = spans_of(bags, are_bags, ends, lengths, IS_SEQUENCE)
     longest = tl.max(counts)
     done = longest * 0
     while done < longest:

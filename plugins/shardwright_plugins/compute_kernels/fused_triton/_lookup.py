@@ -15,7 +15,7 @@ from shardwright.contracts.lookup import BlockSpec
 from shardwright_plugins.compute_kernels._optimizers import ROW_WISE
 from shardwright_plugins.compute_kernels.fused_triton import _kernels as kernels
 from shardwright_plugins.compute_kernels.fused_triton._geometry import Tiles
-from shardwright_plugins.compute_kernels.fused_triton._reading import TritonReading
+from shardwright_plugins.compute_kernels.fused_triton._reading import TritonReading, on_device
 
 _OPTIMIZERS = {
     "sgd": kernels.SGD,
@@ -68,7 +68,7 @@ class FusedTritonLookup(TritonReading):
             "ALIGNED": geometry.aligned, "WINDOW": window, "ITEMS": tiles.items, "UNROLL": tiles.unroll,
             "COLUMNS": geometry.num_columns, **self.warps,
         }  # fmt: skip
-        with self.on_device():
+        with on_device(self.device):
             kernels.launch(
                 kernels.update_chunks, num_ids, tiles.items, ids.keys, ids.order, ids.places, ids.blocks, bags.weights,
                 gradient.contiguous(), float(scale), partial, num_ids, *update, IS_WEIGHTED=bags.weights is not None,

@@ -66,6 +66,19 @@ class SortedIds:
     blocks: Tensor
 
 
+def cells_of(geometry: Geometry, bags: Bags) -> Cells:
+    """Places of results and gradients, without a wait of the host for the device."""
+    is_matrix = bags.lengths is not None and not bags.is_ragged
+    places = geometry.places(bags.table, is_matrix=is_matrix)
+    ends = None if bags.lengths is None else torch.cumsum(bags.lengths, 0, dtype=torch.int64)
+    return Cells(bags, ends, places.results, places.gradients, places.cell_of_bag, places.num_results)
+
+
+def on_device(device: torch.device) -> AbstractContextManager[Any]:
+    """Triton launches on the current device, which need not be the one that has the blocks."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
 class TritonReading(Lookup):
     """The weights of all blocks in one tensor, read by the launches of :mod:`._kernels`.
 
@@ -95,10 +108,10 @@ class TritonReading(Lookup):
         self.warps = {} if device.type == "cpu" else {"num_warps": self.tiles.warps}
 
     def forward(self, bags: Bags, *, training: bool) -> tuple[Tensor, Any]:
-        cells = self._cells(bags)
+        cells = cells_of(self.geometry, bags)
         out = torch.empty(cells.num_results, dtype=torch.float32, device=self.device)
         geometry, tiles = self.geometry, self.tiles
-        with self.on_device():
+        with on_device(self.device):
             kernels.launch(
                 kernels.look_up, bags.num_bags, tiles.items,
                 self.weights, geometry.slots, bags.num_slots, cells.results, cells.cell_of_bag, bags.ids, bags.weights,
@@ -109,7 +122,7 @@ class TritonReading(Lookup):
         return out, cells if training else None
 
     def prepare(self, bags: Bags) -> Any:
-        return self._cells(bags)
+        return cells_of(self.geometry, bags)
 
     def weight_gradients(self, saved: Any, gradient: Tensor) -> Tensor:
         """Gradients of the weights of ids, before the rows are updated.
@@ -123,7 +136,7 @@ class TritonReading(Lookup):
         """
         ids, geometry, tiles = self.sorted_ids(saved), self.geometry, self.tiles
         out = torch.empty(saved.bags.ids.numel(), dtype=torch.float32, device=self.device)
-        with self.on_device():
+        with on_device(self.device):
             kernels.launch(
                 kernels.weight_gradients, out.numel(), tiles.items, self.weights, geometry.blocks, ids.unsorted,
                 ids.places, ids.blocks, gradient.contiguous(), out, out.numel(), ALIGNED=geometry.aligned,
@@ -133,13 +146,6 @@ class TritonReading(Lookup):
 
     def anticipate(self, saved: Any) -> None:
         self.sorted_ids(saved)
-
-    def _cells(self, bags: Bags) -> Cells:
-        """Places of results and gradients, without a wait of the host for the device."""
-        is_matrix = bags.lengths is not None and not bags.is_ragged
-        places = self.geometry.places(bags.table, is_matrix=is_matrix)
-        ends = None if bags.lengths is None else torch.cumsum(bags.lengths, 0, dtype=torch.int64)
-        return Cells(bags, ends, places.results, places.gradients, places.cell_of_bag, places.num_results)
 
     def sorted_ids(self, cells: Cells) -> SortedIds:
         """The ids sorted by key; made once a batch."""
@@ -152,7 +158,7 @@ class TritonReading(Lookup):
         keys = torch.empty(bags.ids.numel(), dtype=self._key_type, device=self.device)
         places = torch.empty_like(keys, dtype=torch.int64)
         blocks = torch.empty_like(keys, dtype=torch.int32)
-        with self.on_device():
+        with on_device(self.device):
             kernels.launch(
                 kernels.list_ids, bags.num_bags, tiles.bags, geometry.slots, bags.num_slots, cells.gradients,
                 cells.cell_of_bag, bags.ids, cells.ends, bags.lengths, keys, places, blocks, bags.num_bags,
@@ -171,16 +177,12 @@ class TritonReading(Lookup):
             in_order, order = torch.sort(keys, stable=True)
             return in_order, order
         in_order, order = torch.empty_like(keys), torch.empty_like(keys, dtype=torch.int64)
-        with self.on_device():
+        with on_device(self.device):
             kernels.launch(
                 kernels.sort_few, num_ids, tiles.bags, keys, in_order, order, num_ids, ITEMS=tiles.bags,
                 OTHERS=_KEYS_AT_ONCE,
             )  # fmt: skip
         return in_order, order
-
-    def on_device(self) -> AbstractContextManager[Any]:
-        """Triton launches on the current device, which need not be the one that has the blocks."""
-        return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
 
     def weight(self, block: int) -> Tensor:
         return self.geometry.elements_of(self.weights, block)

@@ -29,7 +29,7 @@ class QuantFbgemm(QuantizedKernel):
     """
 
     name: ClassVar[str] = "quant_fbgemm"
-    preference: ClassVar[int] = 1
+    preference: ClassVar[int] = 2
     batch_major: ClassVar[bool] = True
     takes_ragged_bags: ClassVar[bool] = False
 

@@ -23,7 +23,7 @@ class QuantNumba(QuantizedKernel):
     """
 
     name: ClassVar[str] = "quant_numba"
-    preference: ClassVar[int] = 2
+    preference: ClassVar[int] = 3
     batch_major: ClassVar[bool] = True
 
     def supports(self, request: KernelRequest) -> Literal[True] | str:  # noqa: D102 - described in the base class

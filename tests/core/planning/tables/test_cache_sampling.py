@@ -41,6 +41,9 @@ def test_cacheability_is_less_where_few_rows_are_used_again_and_again() -> None:
         ([[1]], "a sample of 1 batches says nothing of reuse"),
         ([[1], [2, 10]], "batch 1 of the sample has ids from 2 to 10; the table has 10 rows"),
         ([[-1], [2]], "batch 0 of the sample has ids from -1 to -1"),
+        ([[1], [1.5]], "batch 1 of the sample is float64: give whole numbers"),
+        ([None, [1]], "batch 0 of the sample is object: give whole numbers"),
+        ([[1, [2, 3]], [1]], "batch 0 of the sample is no array of ids"),
     ],
 )
 def test_sample_that_is_too_small_or_of_another_table_is_refused(batches: Any, told: str) -> None:

@@ -180,6 +180,7 @@ class BatchReader:
             raise BatchProblem(
                 f"a sharded collection takes a KeyedJaggedTensor, got {type(features).__name__}"
             )
+        self._refuse(features.late_problem())
         keys = self._keys(features)
         self._check_form(features, keys)
         values = _in_a_row(features.values().to(torch.int64))

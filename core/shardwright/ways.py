@@ -1,0 +1,28 @@
+"""Ways of the library that a layer with another library's names may choose for the process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Ways", "ways"]
+
+
+@dataclass
+class Ways:
+    """Choices that change no result of a lookup in given weights.
+
+    Attributes:
+        text_end: end of `str()` of a sparse type.
+        checks_late: batches that contradict themselves can be made, and are refused where their bags are put together
+            anew or looked up. They are refused when they are made otherwise.
+        draws_twice: a table's weights are drawn normally before they are drawn as configured, as `torch.nn.Embedding`
+            does, so that equal seeds give equal weights.
+    """
+
+    text_end: str = ""
+    checks_late: bool = False
+    draws_twice: bool = False
+
+
+ways = Ways()
+"""The ways of this process."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, chain
 from typing import Any, ClassVar, TypeVar
 
@@ -102,11 +102,14 @@ class QuantizedCollection(nn.Module, ABC):
             for table in tables
         }
         self.add_module(self.tables_name, nn.ModuleDict(made))
-        self._kernel: str | None = None
+        self._kernel: str | Mapping[str, str] | None = None
         self._lookups: tuple[list[Tensor], KernelLookups | None] | None = None
 
-    def use_kernel(self, name: str | None) -> None:
+    def use_kernel(self, name: str | Mapping[str, str] | None) -> None:
         """Have the tables looked up by the compute kernel of that name; ``None``: by the preferred, as at first.
+
+        Args:
+            name: name of the kernel; or table name -> that of its own, where other tables are for the preferred.
 
         Raises:
             UnknownPluginError: there is no such kernel.
@@ -156,7 +159,9 @@ class QuantizedCollection(nn.Module, ABC):
             TableSpec.from_config(table, is_weighted=self.is_weighted(), is_frozen=True)
             for table in self._tables
         ]
-        lookups = KernelLookups.of(specs, held, self._kernel)
+        asked = self._kernel
+        kernels = [asked.get(spec.name) if isinstance(asked, Mapping) else asked for spec in specs]
+        lookups = KernelLookups.of(specs, held, kernels)
         if lookups is None:
             return held, None
         for table, stored in zip(self._held, lookups.stored, strict=True):

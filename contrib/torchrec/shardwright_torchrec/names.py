@@ -39,14 +39,14 @@ _COLLECTIONS = ("EmbeddingBagCollection", "EmbeddingCollection")
 _SPARSE = ("JaggedTensor", "KeyedJaggedTensor", "KeyedTensor")
 _GROUPS = ("DMPCollection", "DefaultDataParallelWrapper")
 _LOOPS = ("EvalPipelineSparseDist", "PrefetchTrainPipelineSparseDist")
-_PLANS = ("EmbeddingModuleShardingPlan", "ParameterSharding", "ShardMetadata", "ShardingPlan")
+_PLANS = ("EmbeddingModuleShardingPlan", "ShardMetadata", "ShardingPlan")
 _APPLY = ("apply_optimizer_in_backward",)
 _KEYED = ("CombinedOptimizer", "KeyedOptimizer", "OptimizerWrapper")
 
 MODULES: Mapping[str, Sequence[str]] = {
     "torchrec": (*_CONFIGS, *_COLLECTIONS, *_SPARSE),
     "torchrec.distributed": (
-        *("Awaitable", "ModuleSharder", "ParameterSharding", "ShardingEnv"),
+        *("Awaitable", "ModuleSharder", "ShardingEnv"),
         *_LOOPS,
     ),
     "torchrec.distributed.embedding": ("ShardedEmbeddingCollection",),
@@ -134,6 +134,7 @@ ADAPTED: Mapping[str, Mapping[str, str]] = {
     "torchrec.distributed.train_pipeline.train_pipelines": _BENT_LOOPS,
     "torchrec.distributed": {
         **_in(_MODEL, "DistributedModelParallel"),
+        **_in("distributed.parameter_sharding", "ParameterSharding"),
         **_BENT_LOOPS,
         **_in("distributed.comm", "get_local_rank", "get_local_size"),
         **_in("distributed.types", "NoWait"),
@@ -242,6 +243,7 @@ ADAPTED: Mapping[str, Mapping[str, str]] = {
     ),
     "torchrec.sparse.jagged_tensor_validator": _in(_JAGGED, "validate_keyed_jagged_tensor"),
     "torchrec.distributed.types": {
+        **_in("distributed.parameter_sharding", "ParameterSharding"),
         **_in("distributed.types", "BoundsCheckMode", "CacheAlgorithm", "ModuleShardingPlan", "NoWait"),
         **_in("distributed.types", "PipelineType", "Shard", "ShardedTensor", "ShardedTensorMetadata"),
         **_in("distributed.types", "TensorProperties", "get_tensor_size_bytes"),

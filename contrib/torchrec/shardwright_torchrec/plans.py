@@ -8,7 +8,7 @@ As TorchRec's objects, or as the plain data that its release 1.8 serialises them
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -104,15 +104,52 @@ def _plain(sharding: Any) -> dict[str, Any]:
     """The plain data of a `ParameterSharding`."""
     data = {name: getattr(sharding, name) for name in ("sharding_type", "compute_kernel", "ranks")}
     if (spec := sharding.sharding_spec) is not None:
-        data["shards"] = [
-            {
-                "shard_offsets": list(shard.shard_offsets),
-                "shard_sizes": list(shard.shard_sizes),
-                "placement": str(shard.placement),
-            }
-            for shard in spec.shards
-        ]
+        data["shards"] = _plain_shards(spec.shards)
     return data
+
+
+def _plain_shards(shards: Iterable[Any]) -> list[dict[str, Any]]:
+    """The plain data of `ShardMetadata`."""
+    return [
+        {
+            "shard_offsets": list(shard.shard_offsets),
+            "shard_sizes": list(shard.shard_sizes),
+            "placement": str(shard.placement),
+        }
+        for shard in shards
+    ]
+
+
+def read_sharding(
+    sharding_type: str,
+    compute_kernel: str,
+    ranks: Sequence[int] | None,
+    shards: Sequence[Any],
+    topology_of: Callable[[int, str], sw.Topology],
+) -> sw.ParameterSharding:
+    """A table's sharding by its shards alone, which tell its size.
+
+    Args:
+        sharding_type: name of the sharding type.
+        compute_kernel: name of the compute kernel.
+        ranks: the rank of each shard; those of the placements by default.
+        shards: `ShardMetadata` objects, at least one.
+        topology_of: function of the least number of ranks and the type of their devices.
+
+    Raises:
+        PlanError: The type does not cut a table so, or ranks contradict placements.
+    """
+    data = {"sharding_type": sharding_type, "compute_kernel": compute_kernel, "shards": _plain_shards(shards)}
+    unsized = sw.TableSpec("table", 1, 1)
+    read = [_read_shard(shard, unsized) for shard in data["shards"]]
+    placed = [shard.rank for shard in read]
+    if not read or (ranks is not None and list(ranks) != placed):
+        raise sw.PlanError(
+            f"ranks={ranks} contradict the placements of the shards, which are on ranks {placed}"
+        )
+    rows, columns = (max(shard.offsets[side] + shard.sizes[side] for shard in read) for side in (0, 1))
+    topology = topology_of(max(placed) + 1, read[0].device)
+    return _read_table(data, sw.TableSpec("table", rows, columns), topology)
 
 
 def _read_table(data: Mapping[str, Any], table: sw.TableSpec, topology: sw.Topology) -> sw.ParameterSharding:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import inspect
 from abc import ABCMeta
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -52,6 +53,11 @@ class OpenNames(ABCMeta):
         if _is_contract(cls) and len(args) == 1 and isinstance(args[0], str) and not kwargs:
             return Name(_registry(cls).canonical(args[0]))
         return super().__call__(*args, **kwargs)
+
+    @property
+    def __members__(cls) -> Mapping[str, Name]:
+        """The registered names by their names in capitals, in their order, as an enumeration has them."""
+        return MappingProxyType({name.name: name for name in cls})
 
     @property
     def __signature__(cls) -> inspect.Signature:

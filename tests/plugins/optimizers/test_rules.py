@@ -189,7 +189,7 @@ def test_rows_without_a_gradient_are_left_alone() -> None:
         (
             OptimizerSpec("adamw", 0.1, {"weight_decay": 0.1, "weight_decay_mode": "l3"}),
             InvalidInputError,
-            "weight_decay_mode must be 'l2' or 'decoupled', got 'l3'",
+            "weight_decay_mode must be 'l2', 'decoupled' or 'none', got 'l3'",
         ),
         (OptimizerSpec("adamv"), UnknownNameError, "no optimizer 'adamv' is known, only adagrad"),
     ],

@@ -6,9 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from attrs import evolve
 
 import shardwright as sw
 from shardwright.testing import run_simulated
+from shardwright_plugins.compute_kernels.quantized._numba_lookup import QuantNumbaLookup
+from shardwright_plugins.compute_kernels.quantized._torch_lookup import QuantTorchLookup
 
 KINDS = [
     "table_wise",
@@ -136,6 +139,12 @@ def test_what_sharded_quantised_collections_do_not_do_raises() -> None:
         model.module[0].sharded_state_dict()
     with pytest.raises(sw.UnsupportedError, match="shard the unsharded model by the new one"):
         model.module[0].reshard(plan.plan["0"])
+    moved = plan_of(torch.nn.Sequential(quantised), "table_wise", 1, "quant_numba")
+    with pytest.raises(
+        sw.UnsupportedError, match="the ShardedQuantEmbeddingBagCollection at '0' does not move"
+    ):
+        model.reshard(moved)
+    assert not model.reshard(plan).tables
     with pytest.raises(RuntimeError, match=r"is torch.uint8 \[1, 1\], not uint8 \[23, 36\]"):
         model.load_state_dict(
             {**model.state_dict(), "0.embedding_bags.a.weight": torch.zeros(1, 1, dtype=torch.uint8)}
@@ -165,6 +174,37 @@ def test_all_shards_in_one_process_equal_unsharded(kind: str, pooling: str, is_w
     if kind == "row_wise":
         assert [own.num_rows for own in served[0].blocks_of("a")] == [6, 6, 6, 5]
     assert isinstance(model[0], sw.QuantEmbeddingBagCollection | sw.QuantEmbeddingCollection)
+
+
+def test_one_process_looks_each_table_up_by_the_kernel_that_the_plan_names() -> None:
+    model = torch.nn.Sequential(sw.quantize_embeddings(collection("SUM")))
+    params = plan_of(model, "table_wise", 1, "quant_numba").plan["0"]
+
+    def served(kernel: str) -> Any:
+        own = {**params, "a": evolve(params["a"], compute_kernel=kernel)}
+        return sw.shard_for_serving(
+            model, sw.ShardingPlan({"0": sw.EmbeddingModuleShardingPlan(own)}), devices=["cpu"]
+        )
+
+    lookups = [type(group.lookup) for group in served("quant_torch")[0].shards[0]._kernel_lookups()._groups]
+    assert lookups == [QuantTorchLookup, QuantNumbaLookup]
+    assert len(served("")[0].shards[0]._kernel_lookups()._groups) == 1  # the preferred
+    with pytest.raises(sw.UnknownPluginError, match="quant_turch"):
+        served("quant_turch")
+    with pytest.raises(sw.UnsupportedError, match="'dense' cannot look these tables up"):
+        served("dense")
+
+
+def test_no_collection_is_copied_before_it_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = torch.nn.Sequential(sw.quantize_embeddings(collection("SUM")))
+    plan = plan_of(model, "row_wise", 2, "quant_torch")
+    monkeypatch.setattr(sw.QuantEmbeddingBagCollection, "__deepcopy__", pytest.fail, raising=False)
+    served = sw.shard_for_serving(model, plan)
+    assert served is not model
+    held = model[0].quantized_rows("a").packed()
+    assert (
+        served[0].blocks_of("a")[0].packed().untyped_storage().data_ptr() != held.untyped_storage().data_ptr()
+    )
 
 
 def test_what_cannot_be_cut_for_one_process_raises() -> None:

@@ -16,7 +16,7 @@ __all__ = ["RandomRecDataset"]
 _ROWS = 100
 """Rows that ids are drawn from where no table size is given, TorchRec's default."""
 _IDS = 2
-"""Ids of each bag where no number is given, TorchRec's default."""
+"""Most ids of a bag where no number is given, TorchRec's default."""
 
 
 class RandomRecDataset(IterableDataset):  # type: ignore[type-arg]  # of Batch
@@ -27,13 +27,13 @@ class RandomRecDataset(IterableDataset):  # type: ignore[type-arg]  # of Batch
         batch_size: samples of a batch.
         hash_size: ids are below it, for all features.
         hash_sizes: the same feature by feature.
-        ids_per_feature: ids of each bag, for all features.
-        ids_per_features: the same feature by feature.
+        ids_per_feature: ids of each bag, for all features; with `min_ids_per_feature`, the most.
+        ids_per_features: most ids of each bag, feature by feature; bags have from 0 ids on.
         num_dense: columns of the dense features.
-        manual_seed: seed; any by default.
+        manual_seed: seed, of which TorchRec makes the same batches; torch's own generator by default.
         num_batches: number of batches; no end by default.
-        num_generated_batches: batches that are drawn, and then repeated; 0: each is drawn.
-        min_ids_per_feature: bags have from so many to `ids_per_feature` ids.
+        num_generated_batches: batches that are drawn, and then repeated; 0 or less: each is drawn.
+        min_ids_per_feature: least ids of a bag; `ids_per_feature` by default, and 0 where that is not given either.
         min_ids_per_features: the same feature by feature.
 
     Raises:
@@ -58,11 +58,9 @@ class RandomRecDataset(IterableDataset):  # type: ignore[type-arg]  # of Batch
         self._keys, self._batch_size, self._num_dense = keys, batch_size, num_dense
         self._rows = self._each("hash_size", hash_size, hash_sizes, _ROWS)
         self._most = self._each("ids_per_feature", ids_per_feature, ids_per_features, _IDS)
-        least = self._each("min_ids_per_feature", min_ids_per_feature, min_ids_per_features, -1)
-        self._least = [most if low < 0 else low for low, most in zip(least, self._most, strict=True)]
-        self._generator = torch.Generator()
-        if manual_seed is not None:
-            self._generator.manual_seed(manual_seed)
+        least = ids_per_feature or 0
+        self._least = self._each("min_ids_per_feature", min_ids_per_feature, min_ids_per_features, least)
+        self._generator = None if manual_seed is None else torch.Generator().manual_seed(manual_seed)
         self._num_batches = num_batches
         self._made = [self._draw() for _ in range(num_generated_batches)]
 
@@ -85,21 +83,15 @@ class RandomRecDataset(IterableDataset):  # type: ignore[type-arg]  # of Batch
         return self._num_batches
 
     def _draw(self) -> Batch:
-        lengths = torch.cat(
-            [self._below(low, high + 1) for low, high in zip(self._least, self._most, strict=True)]
-        )
-        per_feature = lengths.reshape(len(self._keys), -1).sum(dim=1).tolist()
-        values = torch.cat(
-            [
-                torch.randint(rows, (count,), generator=self._generator)
-                for rows, count in zip(self._rows, per_feature, strict=True)
-            ]
-        )
+        lengths, values = [], []
+        for low, high, rows in zip(self._least, self._most, self._rows, strict=True):
+            lengths.append(self._below(low, high + 1))
+            values.append(torch.randint(rows, (int(lengths[-1].sum()),), generator=self._generator))
         return Batch(
             torch.randn(self._batch_size, self._num_dense, generator=self._generator),
-            sw.KeyedJaggedTensor(keys=self._keys, values=values, lengths=lengths),
+            sw.KeyedJaggedTensor(keys=self._keys, values=torch.cat(values), lengths=torch.cat(lengths)),
             torch.randint(2, (self._batch_size,), generator=self._generator),
         )
 
     def _below(self, low: int, high: int) -> torch.Tensor:
-        return torch.randint(low, high, (self._batch_size,), generator=self._generator)
+        return torch.randint(low, high, (self._batch_size,), dtype=torch.int32, generator=self._generator)

@@ -67,7 +67,8 @@ def area_under_precision_recall(predictions: Tensor, labels: Tensor, weights: Te
     if not len(true) or true[-1] == 0:
         return predictions.new_tensor(0.0)
     steps = torch.diff(true, prepend=true.new_zeros(1)) / true[-1]
-    return (steps * true / (true + false).clamp(min=torch.finfo(true.dtype).tiny)).sum()
+    precision = (true / (true + false)).nan_to_num(1.0)  # 1 before the first weight, as TorchRec has it
+    return (steps * precision).sum()
 
 
 class RankedComputation(RecMetricComputation):

@@ -88,3 +88,23 @@ class TrainPipelineSparseDist(sw.TrainPipelineSparseDist):
             raise sw.UnsupportedError("apply_jit=True is not supported: torch.compile the model's dense part")
         super().__init__(model, optimizer, device, custom_model_fwd=custom_model_fwd, **further)
         self._device = torch.device(device)
+
+    def detach(self) -> nn.Module:
+        """Give the model, which runs by itself between steps too; batches under way are kept for `progress`."""
+        return self._model
+
+    def attach(self, model: nn.Module | None = None, sparse_dist: bool = True) -> None:
+        """Go on after `detach`.
+
+        Args:
+            model: the pipeline's own model, which is the default.
+            sparse_dist: not needed; the ids of the next batch are under way already.
+
+        Raises:
+            UnsupportedError: it is another model, to which the batches under way were not sent.
+        """
+        if model is not None and model is not self._model:
+            raise sw.UnsupportedError(
+                "attach() takes the pipeline's own model, whose ids of the next batch are under way: make another "
+                "TrainPipelineSparseDist for another model"
+            )

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
+from attrs import evolve
 from torch import nn
 
 import shardwright as sw
@@ -61,8 +62,14 @@ class QuantizedSharder:
         Raises:
             UnsupportedError: the row map gives keys.
         """
-        plan = sw.ShardingPlan({"": sw.EmbeddingModuleShardingPlan(dict(params))})
+        own = {name: _with_preferred_kernel(one) for name, one in params.items()}
+        plan = sw.ShardingPlan({"": sw.EmbeddingModuleShardingPlan(own)})
         return sw.shard_for_serving(module, plan, devices=[device or module.device], inplace=True)
+
+
+def _with_preferred_kernel(sharding: sw.ParameterSharding) -> sw.ParameterSharding:
+    """The sharding; where its kernel has TorchRec's name, which is none of ours, with the preferred."""
+    return evolve(sharding, compute_kernel="") if sharding.compute_kernel == KERNEL else sharding
 
 
 class QuantEmbeddingBagCollectionSharder(QuantizedSharder):

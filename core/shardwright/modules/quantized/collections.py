@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, chain
 from typing import Any, ClassVar, TypeVar
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from shardwright.arguments import brief
 from shardwright.errors import InvalidInputError, ShardwrightError, UnknownNameError, nearest
 from shardwright.modules._lookup import (
     bags_by_feature_of,
@@ -102,11 +103,14 @@ class QuantizedCollection(nn.Module, ABC):
             for table in tables
         }
         self.add_module(self.tables_name, nn.ModuleDict(made))
-        self._kernel: str | None = None
+        self._kernel: str | Mapping[str, str] | None = None
         self._lookups: tuple[list[Tensor], KernelLookups | None] | None = None
 
-    def use_kernel(self, name: str | None) -> None:
+    def use_kernel(self, name: str | Mapping[str, str] | None) -> None:
         """Have the tables looked up by the compute kernel of that name; ``None``: by the preferred, as at first.
+
+        Args:
+            name: name of the kernel; or table name -> that of its own, where other tables are for the preferred.
 
         Raises:
             UnknownPluginError: there is no such kernel.
@@ -156,7 +160,9 @@ class QuantizedCollection(nn.Module, ABC):
             TableSpec.from_config(table, is_weighted=self.is_weighted(), is_frozen=True)
             for table in self._tables
         ]
-        lookups = KernelLookups.of(specs, held, self._kernel)
+        asked = self._kernel
+        kernels = [asked.get(spec.name) if isinstance(asked, Mapping) else asked for spec in specs]
+        lookups = KernelLookups.of(specs, held, kernels)
         if lookups is None:
             return held, None
         for table, stored in zip(self._held, lookups.stored, strict=True):
@@ -221,10 +227,19 @@ class QuantizedCollection(nn.Module, ABC):
     def set_rows(self, table: str, rows: QuantizedRows) -> None:
         """Put rows in the place of a table's, without a copy.
 
+        Args:
+            table: name of the table.
+            rows: its rows, as `quantize_rows` gives them.
+
         Raises:
             UnknownNameError: there is no such table.
-            InvalidInputError: they are of another precision or shape.
+            InvalidInputError: they are of another precision or shape, or no `QuantizedRows`.
         """
+        if not isinstance(rows, QuantizedRows):
+            raise InvalidInputError(
+                f"set_rows({table!r}, ...) takes QuantizedRows, got {brief(rows)}: of a weight [rows, columns] "
+                f"sw.quantize_rows(weight, {self._table(table).data_type.value!r}) makes them"
+            )
         own, given = self._table(table), rows.packed()
         wanted = (own.data_type, own.num_columns, own.weight.shape)
         if (rows.data_type, rows.num_columns, given.shape) != wanted:

@@ -84,19 +84,22 @@ class KernelLookups:
 
     @classmethod
     def of(
-        cls, tables: Sequence[TableSpec], stored: Sequence[Tensor], kernel: str | None
+        cls, tables: Sequence[TableSpec], stored: Sequence[Tensor], names: Sequence[str | None]
     ) -> KernelLookups | None:
         """Lookups by the kernels that serve the tables; ``None`` if there is none for one of them.
 
         Args:
             tables: specifications of the tables, in order.
             stored: stored rows of each.
-            kernel: name of the kernel; by default the preferred for each table.
+            names: name of each table's kernel; ``None`` for the preferred.
 
         Raises:
-            UnsupportedError: the kernel of that name does not serve the tables.
+            UnsupportedError: a kernel of that name does not serve its table.
         """
-        kernels = [preferred_kernel(_request(table, stored[0].device), kernel) for table in tables]
+        kernels = [
+            preferred_kernel(_request(table, stored[0].device), name)
+            for table, name in zip(tables, names, strict=True)
+        ]
         found = [own for own in kernels if own is not None]
         return cls(tables, stored, found) if len(found) == len(kernels) else None
 

@@ -122,6 +122,17 @@ class ModuleSharder(ABC):
         """
         return _allowed_by(self, compute_device_type)
 
+    def shardable_parameters(self, module: nn.Module) -> dict[str, nn.Parameter]:
+        """The weights of the module's tables by table, under TorchRec's name; all of them are sharded."""
+        found = dict(module.named_parameters())
+        names = {table.name: f".{table.name}.weight" for table in self.tables(module)}
+        return {
+            name: parameter
+            for name, end in names.items()
+            for path, parameter in found.items()
+            if f".{path}".endswith(end)
+        }
+
     @abstractmethod
     def tables(self, module: nn.Module, path: str = "") -> list[TableSpec]:
         """The specifications of the tables of ``module``, which stands at ``path`` in the model."""

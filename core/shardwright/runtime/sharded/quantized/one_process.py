@@ -15,7 +15,7 @@ import torch
 from attrs import evolve, frozen
 from torch import Tensor, nn
 
-from shardwright.errors import InvalidInputError, UnsupportedError
+from shardwright.errors import InvalidInputError, UnknownNameError, UnsupportedError, nearest
 from shardwright.modules._lookup import bags_by_feature_of, bags_of_feature, weights_of_ids
 from shardwright.modules.quantized.collections import (
     QuantEmbeddingBagCollection,
@@ -54,16 +54,18 @@ def shard_for_serving(
 
     Args:
         model: a model with quantised collections, or one such.
-        plan: plan of the collections by their paths, such as ``EmbeddingShardingPlanner`` makes it.
+        plan: plan of the collections by their paths, such as ``EmbeddingShardingPlanner`` makes it. Each table is
+            looked up by its compute kernel; an empty name is the preferred one.
         devices: device of each rank of the plan; one device is that of all.
-        inplace: change this model; else a copy, whose rows are new.
+        inplace: change this model; else a copy. Rows of shards are new either way, and copied once.
 
     Returns:
         The model; the placed collection, if ``model`` is a collection. Outputs are on the input's device.
 
     Raises:
         InvalidInputError: the plan leaves a collection or a table out, or there are fewer devices than ranks.
-        UnsupportedError: a collection is cut already, or a table's ids are keys.
+        UnsupportedError: a collection is cut already, a table's ids are keys, or its kernel does not serve it.
+        UnknownPluginError: there is no such compute kernel.
         PlanError: a layout does not fit its table.
 
     Example:
@@ -78,8 +80,7 @@ def shard_for_serving(
         >>> sw.shard_for_serving(model, plan)(sw.KeyedJaggedTensor.from_lists({"item": [[3], []]})).values().shape
         torch.Size([2, 8])
     """
-    result = model if inplace else copy.deepcopy(model)
-    found = _collections_of(result)
+    found = _collections_of(model)
     if not found:
         raise InvalidInputError(
             f"this {type(model).__name__} has no quantised collection to cut: sw.quantize_embeddings(model) makes them"
@@ -90,6 +91,9 @@ def shard_for_serving(
             made[one] = _placed(one, plan, devices, path)
     if "" in found:
         return made[found[""]]
+    # A copy takes the placed collections for its own, so that rows are copied once.
+    memo: dict[int, Any] = {} if inplace else {id(one): own for one, own in made.items()}
+    result = model if inplace else copy.deepcopy(model, memo)
     for path, one in found.items():
         result.set_submodule(path, made[one])
     return result
@@ -199,12 +203,15 @@ class PlacedCollection(nn.Module, ABC):
             for number, spec in enumerate(specs)
             for shard in self._cut(number, spec, params[spec.name], devices)
         ]
-        made = [self._collection_of(number, device) for number, device in enumerate(self._devices)]
+        made = [self._collection_of(number) for number in range(len(self._devices))]
         self.shards = nn.ModuleList(made)
         for shard in self._shards:
             rows = collection.quantized_rows(self._tables[shard.table].name)
             own = rows.rows(row_index(shard.block)).columns(shard.columns.start, shard.columns.stop)
-            self._set_rows(shard, own)
+            self._set_rows(shard, own, rows)
+        for held in made:
+            if held.tables:  # else a device without shards
+                held.use_kernel(self._kernels_of(held, params))
 
     def _cut(
         self, number: int, spec: TableSpec, sharding: ParameterSharding, devices: Sequence[torch.device]
@@ -239,28 +246,48 @@ class PlacedCollection(nn.Module, ABC):
             device = devices[0] if len(devices) == 1 else devices[block.rank or 0]
             yield _Shard(number, block, config, self._devices.index(device))
 
-    def _collection_of(self, number: int, device: torch.device) -> QuantizedCollection:
-        return self._made([shard.config for shard in self._shards if shard.device == number], device)
+    def _collection_of(self, number: int) -> QuantizedCollection:
+        return self._made([shard.config for shard in self._shards if shard.device == number])
 
     @abstractmethod
-    def _made(self, configs: list[Any], device: torch.device) -> QuantizedCollection:
-        """A quantised collection of a device's shards."""
+    def _made(self, configs: list[Any]) -> QuantizedCollection:
+        """A quantised collection of a device's shards, on ``meta`` until their rows are set."""
 
-    def _set_rows(self, shard: _Shard, rows: QuantizedRows) -> None:
+    def _kernels_of(
+        self, held: QuantizedCollection, params: Mapping[str, ParameterSharding]
+    ) -> dict[str, str]:
+        """The kernel of each shard on a device, as the plan names that of its table."""
+        names = {
+            shard.config.name: params[self._tables[shard.table].name].compute_kernel for shard in self._shards
+        }
+        return {table.name: names[table.name] for table in held.tables if names[table.name]}
+
+    def _set_rows(self, shard: _Shard, rows: QuantizedRows, whole: QuantizedRows) -> None:
+        """Set the rows of a shard; those that share memory with the whole table's are copied."""
         held = self.shards[shard.device]
         assert isinstance(held, QuantizedCollection)
-        device = self._devices[shard.device]
-        held.set_rows(shard.config.name, evolve(rows, stored=rows.packed().to(device, copy=True)))
+        stored, device = rows.packed(), self._devices[shard.device]
+        is_shared = stored.untyped_storage().data_ptr() == whole.packed().untyped_storage().data_ptr()
+        held.set_rows(shard.config.name, evolve(rows, stored=stored.to(device, copy=is_shared)))
 
     def __prepare_scriptable__(self) -> nn.Module:
         """The module that `torch.jit.script` compiles in the place of this one, of whole tables."""
         from shardwright.modules.quantized.scripting import scriptable  # asked for by few
 
-        return scriptable(self, self._tables, self._whole_rows)
+        return scriptable(self, self._tables, self.quantized_rows)
 
-    def _whole_rows(self, table: str) -> QuantizedRows:
-        """The rows of a table, put together from its shards."""
-        number = [config.name for config in self._tables].index(table)
+    def quantized_rows(self, table: str) -> QuantizedRows:
+        """The rows of a table, put together from its shards in new host memory.
+
+        Raises:
+            UnknownNameError: there is no such table.
+        """
+        names = [config.name for config in self._tables]
+        if table not in names:
+            raise UnknownNameError(
+                f"there is no table {table!r} in this {type(self).__name__}.{nearest(table, names)}"
+            )
+        number = names.index(table)
         shards = [shard for shard in self._shards if shard.table == number]
         parts = [evolve(part, stored=part.packed().cpu()) for part in self.blocks_of(table)]
         config, first = self._tables[number], parts[0]
@@ -362,9 +389,9 @@ def _slot_of(shard: _Shard, bags: JaggedTensor) -> tuple[JaggedTensor, Tensor | 
 class PlacedQuantEmbeddingBagCollection(PlacedCollection):
     """A :class:`QuantEmbeddingBagCollection` cut over the devices of one process."""
 
-    def _made(self, configs: list[Any], device: torch.device) -> QuantizedCollection:
+    def _made(self, configs: list[Any]) -> QuantizedCollection:
         sums = [evolve(config, pooling=PoolingType.SUM) for config in configs]
-        return QuantEmbeddingBagCollection(sums, self._is_weighted, device)
+        return QuantEmbeddingBagCollection(sums, self._is_weighted, "meta")
 
     @torch.no_grad()
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
@@ -410,8 +437,8 @@ class PlacedQuantEmbeddingCollection(PlacedCollection):
         assert isinstance(collection, QuantEmbeddingCollection)  # place_collection
         self._need_indices = collection.need_indices()
 
-    def _made(self, configs: list[Any], device: torch.device) -> QuantizedCollection:
-        return QuantEmbeddingCollection(configs, device)
+    def _made(self, configs: list[Any]) -> QuantizedCollection:
+        return QuantEmbeddingCollection(configs, "meta")
 
     @torch.no_grad()
     def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:

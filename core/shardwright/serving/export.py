@@ -88,7 +88,8 @@ def export_for_inference(
         InvalidInputError: an argument is wrong, the folder is there already, or the model is on ``meta`` without a
             checkpoint.
         UnknownNameError: the example lacks a feature, or ``per_table`` names no table.
-        UnsupportedError: torch cannot export the model or compile it, or the package failed its check.
+        UnsupportedError: torch cannot export the model or compile it, a table has rows of some ids alone (`KnownIds`),
+            or the package failed its check.
         CheckpointError: the checkpoint cannot be read, or is of another model.
 
     Example:

@@ -9,9 +9,10 @@ import torch
 from attrs import evolve, frozen
 from torch import nn
 
-from shardwright.errors import InvalidInputError, UnknownNameError, nearest
+from shardwright.errors import InvalidInputError, UnknownNameError, UnsupportedError, nearest
 from shardwright.modules.embedding_modules import TableCollection
 from shardwright.modules.quantized.collections import QuantizedCollection
+from shardwright.modules.quantized.known_ids import KnownIds
 from shardwright.modules.quantized.rows import check_served
 from shardwright.planning.tables.spec import DataType, EmbeddingConfig, PoolingType
 from shardwright.runtime.sharded.collections.sharded_collection import ShardedCollection
@@ -103,7 +104,14 @@ def served_in(model: nn.Module) -> dict[str, Served]:
 
     Raises:
         InvalidInputError: it has none.
+        UnsupportedError: a table has rows of some ids alone.
     """
+    for module in model.modules():
+        if isinstance(module, KnownIds):
+            raise UnsupportedError(
+                f"table {next(iter(module.ids_of_rows()), '')!r} has rows of some ids alone, which packages cannot "
+                "find: export the model with whole tables, or use torch.jit.script"
+            )
     found = {path: Served(module, _configs(module)) for path, module in _collections(model)}
     if not found:
         raise InvalidInputError(f"this {type(model).__name__} has no collection of tables to export")

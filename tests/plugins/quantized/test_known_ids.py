@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.plugins.quantized.test_scripted_shards import Pooled
 from tests.plugins.quantized.test_sharded_quantized import batch, collection, outputs, plan_of
 
 import shardwright as sw
@@ -53,8 +56,51 @@ def test_keys_of_any_size_find_their_rows() -> None:
     assert torch.equal(found.values(), wanted)
 
 
+def test_pruned_tables_have_what_collections_have() -> None:
+    pruned = sw.quantize_embeddings(collection("SUM"), "INT4", ids={"c": [1, 2]})
+    whole: Any = sw.quantize_embeddings(collection("SUM"), "INT4")
+    model = torch.nn.Sequential(pruned)
+    cut = sw.shard_for_serving(model, plan_of(model, "row_wise", 2, "quant_torch"))[0]
+    for one in (pruned, cut):
+        assert [table.name for table in one.tables] == ["a", "b", "c"]
+        assert one.embedding_names() == whole.embedding_names()
+        assert (one.is_weighted(), one.output_dtype) == (False, torch.float32)
+        rows = one.quantized_rows("c").packed()
+        assert torch.equal(rows[:2], whole.quantized_rows("c").packed()[1:3])
+        with pytest.raises(sw.UnknownNameError, match="no table 'd'"):
+            one.quantized_rows("d")
+        with pytest.raises(AttributeError, match="colour"):
+            one.colour  # noqa: B018  # asked for, as by hasattr
+
+
+@pytest.mark.parametrize("kept", [[3, 0], []])
+def test_pruned_tables_script(kept: list[int]) -> None:
+    model = Pooled(sw.quantize_embeddings(collection("MEAN"), ids={"c": kept}))
+    cut = sw.shard_for_serving(model, plan_of(model, "column_wise", 2, "quant_torch"))
+    wanted = model(batch(0)).values()
+    for one in (model, cut):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's, that TorchScript is deprecated
+            script = torch.jit.script(one)
+        torch.testing.assert_close(script(batch(0)).values(), wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_packages_of_pruned_tables_are_refused_by_name(tmp_path: Path) -> None:
+    model = Pooled(sw.quantize_embeddings(collection("MEAN"), ids={"c": [1]}))
+    with pytest.raises(sw.UnsupportedError, match="table 'c' has rows of some ids alone"):
+        sw.export_for_inference(model, batch(0), tmp_path / "package")
+
+
+def test_rows_that_are_tensors_are_refused() -> None:
+    quantised: Any = sw.quantize_embeddings(collection("SUM"), "INT4")
+    with pytest.raises(sw.InvalidInputError, match=r"takes QuantizedRows, got a Tensor .* 'INT4'"):
+        quantised.set_rows("c", torch.zeros(5, 16))
+
+
 def test_ids_that_cannot_be_kept_raise() -> None:
     module = collection("SUM")
+    with pytest.raises(sw.InvalidInputError, match="ids of table 'c' must be integers, got 'all'"):
+        sw.quantize_embeddings(module, ids={"c": "all"})  # type: ignore[dict-item]
     for wrong in (torch.tensor([1.5]), torch.ones(5, dtype=torch.bool)):
         with pytest.raises(sw.InvalidInputError, match=r"ids of table 'c' are torch.* must be integers"):
             sw.quantize_embeddings(module, ids={"c": wrong})
@@ -67,7 +113,8 @@ def test_ids_that_cannot_be_kept_raise() -> None:
     with pytest.raises(sw.InvalidInputError, match="ids of table 'c' are from 1 to 5; its rows are 0 to 4"):
         sw.quantize_embeddings(module, ids={"c": torch.tensor([1, 5])})
     with pytest.raises(
-        sw.InvalidInputError, match=r"has 2 rows beside that of zeros .* got 2, 1 of them distinct"
+        sw.InvalidInputError,
+        match=r"'c' have 1 more than once .2 ids, 1 of them distinct.: give each id once",
     ):
         sw.quantize_embeddings(module, ids={"c": torch.tensor([1, 1])})
     with pytest.raises(sw.UnknownNameError, match="ids names 'd'"):

@@ -139,6 +139,12 @@ def test_what_sharded_quantised_collections_do_not_do_raises() -> None:
         model.module[0].sharded_state_dict()
     with pytest.raises(sw.UnsupportedError, match="shard the unsharded model by the new one"):
         model.module[0].reshard(plan.plan["0"])
+    moved = plan_of(torch.nn.Sequential(quantised), "table_wise", 1, "quant_numba")
+    with pytest.raises(
+        sw.UnsupportedError, match="the ShardedQuantEmbeddingBagCollection at '0' does not move"
+    ):
+        model.reshard(moved)
+    assert not model.reshard(plan).tables
     with pytest.raises(RuntimeError, match=r"is torch.uint8 \[1, 1\], not uint8 \[23, 36\]"):
         model.load_state_dict(
             {**model.state_dict(), "0.embedding_bags.a.weight": torch.zeros(1, 1, dtype=torch.uint8)}

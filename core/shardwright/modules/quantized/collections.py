@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from shardwright.arguments import brief
 from shardwright.errors import InvalidInputError, ShardwrightError, UnknownNameError, nearest
 from shardwright.modules._lookup import (
     bags_by_feature_of,
@@ -226,10 +227,19 @@ class QuantizedCollection(nn.Module, ABC):
     def set_rows(self, table: str, rows: QuantizedRows) -> None:
         """Put rows in the place of a table's, without a copy.
 
+        Args:
+            table: name of the table.
+            rows: its rows, as `quantize_rows` gives them.
+
         Raises:
             UnknownNameError: there is no such table.
-            InvalidInputError: they are of another precision or shape.
+            InvalidInputError: they are of another precision or shape, or no `QuantizedRows`.
         """
+        if not isinstance(rows, QuantizedRows):
+            raise InvalidInputError(
+                f"set_rows({table!r}, ...) takes QuantizedRows, got {brief(rows)}: of a weight [rows, columns] "
+                f"sw.quantize_rows(weight, {self._table(table).data_type.value!r}) makes them"
+            )
         own, given = self._table(table), rows.packed()
         wanted = (own.data_type, own.num_columns, own.weight.shape)
         if (rows.data_type, rows.num_columns, given.shape) != wanted:

@@ -5,18 +5,19 @@ Legend: K ids that have rows, N ids of a feature.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from shardwright.arguments import brief
 from shardwright.errors import InvalidInputError, UnsupportedError
 from shardwright.modules.quantized.collections import QuantEmbeddingCollection, QuantizedCollection
 from shardwright.modules.quantized.rows import QuantizedRows
 from shardwright.sparse import KeyedJaggedTensor
 
-__all__ = ["KnownIds", "with_zero_row"]
+__all__ = ["KnownIds", "ids_of", "with_zero_row"]
 
 
 def with_zero_row(rows: QuantizedRows) -> QuantizedRows:
@@ -25,19 +26,43 @@ def with_zero_row(rows: QuantizedRows) -> QuantizedRows:
     return QuantizedRows(rows.data_type, rows.num_columns, stored)
 
 
+def ids_of(table: str, ids: Mapping[str, Tensor | Sequence[int]]) -> Tensor:
+    """The ids of a table that have rows, ``[K]`` int64.
+
+    Args:
+        table: name of the table.
+        ids: table name -> its ids.
+
+    Raises:
+        InvalidInputError: they are no integers.
+    """
+    try:
+        own = torch.as_tensor(ids[table]).flatten()
+    except (RuntimeError, TypeError, ValueError):
+        raise InvalidInputError(f"ids of table {table!r} must be integers, got {brief(ids[table])}") from None
+    if own.numel() and (own.is_floating_point() or own.dtype == torch.bool):
+        raise InvalidInputError(
+            f"ids of table {table!r} are {own.dtype}; they must be integers: of a mask give mask.nonzero()"
+        )
+    return own.long()
+
+
 class KnownIds(nn.Module):
     """A quantised collection, before which ids become rows; an id that has no row gives zeros.
 
+    It has whatever the collection has: ``tables``, ``embedding_names()``, ``quantized_rows(table)``. Tables there have
+    the rows that are kept, and one of zeros.
+
     Args:
         collection: the collection; the last row of each table in ``ids`` is zeros.
-        ids: table name -> the id of each of its other rows, ``[K]`` int64, distinct, in any order.
+        ids: table name -> the id of each of its other rows, ``[K]`` integers, distinct, in any order.
 
     Raises:
         InvalidInputError: an id occurs twice, or there are more or fewer than the table has rows.
         UnsupportedError: a feature is looked up in tables of other ids, or outputs are to carry the ids.
     """
 
-    def __init__(self, collection: QuantizedCollection, ids: Mapping[str, Tensor]) -> None:
+    def __init__(self, collection: QuantizedCollection, ids: Mapping[str, Tensor | Sequence[int]]) -> None:
         super().__init__()
         if isinstance(collection, QuantEmbeddingCollection) and collection.need_indices():
             raise UnsupportedError(
@@ -45,9 +70,10 @@ class KnownIds(nn.Module):
             )
         self.collection = collection
         self._table_of_feature: dict[str, int] = {}
+        self._numbers: dict[str, int] = {}
         for number, table in enumerate(collection.tables):
             if table.name in ids:
-                self._keep(number, table.name, ids[table.name].flatten().long(), table.num_embeddings)
+                self._keep(number, table.name, ids_of(table.name, ids), table.num_embeddings)
                 self._table_of_feature.update(dict.fromkeys(table.feature_names, number))
         for table in collection.tables:
             shared = set(table.feature_names) & set(self._table_of_feature)
@@ -63,13 +89,42 @@ class KnownIds(nn.Module):
 
     def _keep(self, number: int, name: str, ids: Tensor, num_rows: int) -> None:
         known, rows = ids.sort()
-        if len(ids) != num_rows - 1 or (known.diff() == 0).any():
+        again = known[1:][known.diff() == 0]
+        if len(again):
             raise InvalidInputError(
-                f"table {name!r} has {num_rows - 1} rows beside that of zeros and needs as many distinct ids, got "
-                f"{len(ids)}, {len(ids.unique())} of them distinct"
+                f"ids of table {name!r} have {int(again[0])} more than once ({len(ids)} ids, {len(ids.unique())} of "
+                "them distinct): give each id once, as ids.unique() does"
             )
+        if len(ids) != num_rows - 1:
+            raise InvalidInputError(
+                f"table {name!r} has {num_rows - 1} rows beside that of zeros and needs as many ids, got {len(ids)}"
+            )
+        self._numbers[name] = number
         self.register_buffer(f"known_{number}", known)
         self.register_buffer(f"row_{number}", rows)
+
+    def __getattr__(self, name: str) -> Any:
+        """An attribute of the collection, where this has none of that name."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name.startswith("_") or "collection" not in self.__dict__.get("_modules", {}):
+                raise
+        return getattr(self.collection, name)
+
+    def ids_of_rows(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """The sorted ids and the row of each, ``[K]`` int64, by the name of a table that has rows of some ids alone."""
+        return {
+            name: (getattr(self, f"known_{number}"), getattr(self, f"row_{number}"))
+            for name, number in self._numbers.items()
+        }
+
+    def __prepare_scriptable__(self) -> nn.Module:
+        """The module that `torch.jit.script` compiles in the place of this one and its collection."""
+        from shardwright.modules.quantized.scripting import scriptable  # asked for by few
+
+        held = self.collection
+        return scriptable(held, held.tables, held.quantized_rows, self.ids_of_rows())
 
     def forward(self, features: KeyedJaggedTensor) -> Any:
         """Look up; see the collection's ``forward``.

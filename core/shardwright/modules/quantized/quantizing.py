@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from attrs import evolve
@@ -16,7 +16,7 @@ from shardwright.modules.quantized.collections import (
     QuantEmbeddingCollection,
     QuantizedCollection,
 )
-from shardwright.modules.quantized.known_ids import KnownIds, with_zero_row
+from shardwright.modules.quantized.known_ids import KnownIds, ids_of, with_zero_row
 from shardwright.modules.quantized.rows import check_served, quantize_rows
 from shardwright.planning.tables.spec import DataType
 
@@ -30,7 +30,7 @@ def quantize_embeddings(
     per_table: Mapping[str, DataType | str] | None = None,
     output_dtype: DataType | str | torch.dtype = DataType.FP32,
     inplace: bool = False,
-    ids: Mapping[str, Tensor] | None = None,
+    ids: Mapping[str, Tensor | Sequence[int]] | None = None,
 ) -> nn.Module:
     """Put quantised collections in the place of the collections of tables in a model.
 
@@ -40,13 +40,15 @@ def quantize_embeddings(
         per_table: name of a table -> another precision.
         output_dtype: type of the outputs: FP32, FP16 or BF16.
         inplace: change this model; else a copy, of which tables are never copied as float.
-        ids: name of a table -> the ids that keep their rows, ``[K]``: others give zeros, and take no memory.
+        ids: name of a table -> the ids that keep their rows, ``[K]`` integers, each once: others give zeros, and take
+            no memory.
 
     Returns:
         The model; the quantised collection, if ``model`` is a collection.
 
     Raises:
-        InvalidInputError: a value is beyond what the precision holds, tables are on ``meta``, or there are none.
+        InvalidInputError: a value is beyond what the precision holds, tables are on ``meta``, there are none, or an
+            id is no row of its table or is there twice.
         UnknownNameError: ``per_table`` names a table that is in no collection.
         UnsupportedError: tables cannot be quantised to a type that was asked for.
 
@@ -96,11 +98,11 @@ def _quantized(
     dtype: DataType | str,
     per_table: Mapping[str, DataType | str] | None,
     output_dtype: DataType | str | torch.dtype,
-    ids: Mapping[str, Tensor],
+    ids: Mapping[str, Tensor | Sequence[int]],
 ) -> nn.Module:
     """A quantised collection, whose tables in ``ids`` have rows of these ids alone."""
     whole = quantize_collection(collection, dtype, per_table=per_table, output_dtype=output_dtype)
-    kept = {table.name: _ids_of(table.name, ids) for table in whole.tables if table.name in ids}
+    kept = {table.name: ids_of(table.name, ids) for table in whole.tables if table.name in ids}
     if not kept:
         return whole
     for table in whole.tables:
@@ -119,15 +121,6 @@ def _quantized(
         rows = whole.quantized_rows(table.name)
         made.set_rows(table.name, with_zero_row(rows.rows(kept[table.name])) if table.name in kept else rows)
     return KnownIds(made, kept).to(whole.device)
-
-
-def _ids_of(table: str, ids: Mapping[str, Tensor]) -> Tensor:
-    own = torch.as_tensor(ids[table]).flatten()
-    if own.numel() and (own.is_floating_point() or own.dtype == torch.bool):
-        raise InvalidInputError(
-            f"ids of table {table!r} are {own.dtype}; they must be integers: of a mask give mask.nonzero()"
-        )
-    return own.long()
 
 
 def quantize_collection(

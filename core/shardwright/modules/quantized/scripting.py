@@ -9,7 +9,7 @@ TorchScript reads annotations, so they are no text here.
 Legend: F features, B samples, N ids, D columns of a table.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, Optional
 
@@ -219,11 +219,20 @@ class ScriptedTable(nn.Module):
         config: its configuration, with the precision of its rows.
         rows: its rows.
         is_weighted: ids carry weights.
+        known: the sorted ids that have rows and the row of each, ``[K]`` int64; ``None`` if ids are rows.
     """
 
     weight: Tensor
+    known: Tensor
+    row_of_known: Tensor
 
-    def __init__(self, config: EmbeddingConfig, rows: QuantizedRows, is_weighted: bool):
+    def __init__(
+        self,
+        config: EmbeddingConfig,
+        rows: QuantizedRows,
+        is_weighted: bool,
+        known: tuple[Tensor, Tensor] | None = None,
+    ):
         super().__init__()
         self.features: list[str] = list(config.feature_names)
         self.data_type: str = rows.data_type.value
@@ -231,11 +240,28 @@ class ScriptedTable(nn.Module):
         self.is_mean: bool = getattr(config, "pooling", None) is PoolingType.MEAN
         self.is_weighted: bool = is_weighted
         self.register_buffer("weight", torch_rows(rows))
+        self.has_known: bool = known is not None
+        ids, places = known or (torch.zeros(0).long(), torch.zeros(0).long())
+        self.register_buffer("known", ids)
+        self.register_buffer("row_of_known", places)
+
+    def _rows_of_ids(self, ids: Tensor) -> Tensor:
+        """Number of each id's row: ``[N]`` int64; the last, of zeros, for an id that has none."""
+        assert not ids.is_floating_point(), "ids are floats: convert them, .long()"
+        found = ids.long()
+        if not self.has_known:
+            return found
+        last = self.known.numel()
+        if last == 0:
+            return torch.zeros_like(found)
+        place = torch.searchsorted(self.known, found).clamp(max=last - 1)
+        none = torch.full_like(found, last)
+        return torch.where(self.known[place] == found, self.row_of_known[place], none)
 
     def forward(self, ids: Tensor, offsets: Tensor, lengths: Tensor, weights: Tensor | None) -> Tensor:
         """Pool the bags of one feature: ``[B, D]``."""
-        assert not ids.is_floating_point(), "ids are floats: convert them, .long()"
-        sums = sum_bags(self.data_type, self.num_columns, self.weight, ids.long(), offsets.long(), weights)
+        rows = self._rows_of_ids(ids)
+        sums = sum_bags(self.data_type, self.num_columns, self.weight, rows, offsets.long(), weights)
         if self.is_mean:
             return sums / lengths.clamp(min=1).unsqueeze(1)
         return sums
@@ -243,8 +269,7 @@ class ScriptedTable(nn.Module):
     @torch.jit.export
     def rows_of(self, ids: Tensor) -> Tensor:
         """Look up ids: ``[N, D]``."""
-        assert not ids.is_floating_point(), "ids are floats: convert them, .long()"
-        return look_up(self.data_type, self.num_columns, self.weight, ids.long())
+        return look_up(self.data_type, self.num_columns, self.weight, self._rows_of_ids(ids))
 
 
 class ScriptedBags(nn.Module):
@@ -302,7 +327,10 @@ class ScriptedSequences(nn.Module):
 
 
 def scriptable(
-    collection: Any, configs: Sequence[EmbeddingConfig], rows_of: Callable[[str], QuantizedRows]
+    collection: Any,
+    configs: Sequence[EmbeddingConfig],
+    rows_of: Callable[[str], QuantizedRows],
+    known: Mapping[str, tuple[Tensor, Tensor]] | None = None,
 ) -> nn.Module:
     """The module that TorchScript compiles for a quantised collection; it can be called from Python too.
 
@@ -310,10 +338,14 @@ def scriptable(
         collection: the collection, whole or cut.
         configs: configurations of its tables.
         rows_of: function from the name of a table to its rows.
+        known: name of a table of some ids alone -> these, sorted, and the row of each, ``[K]`` int64.
     """
     register_script_types()
     names, is_weighted = collection.embedding_names(), collection.is_weighted()
-    tables: list[nn.Module] = [ScriptedTable(config, rows_of(config.name), is_weighted) for config in configs]
+    tables: list[nn.Module] = [
+        ScriptedTable(config, rows_of(config.name), is_weighted, (known or {}).get(config.name))
+        for config in configs
+    ]
     if not hasattr(collection, "embedding_bag_configs"):
         need_indices = getattr(collection, "_need_indices", False)
         return ScriptedSequences(tables, names, collection.output_dtype, need_indices)

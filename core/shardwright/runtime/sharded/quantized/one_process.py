@@ -15,7 +15,7 @@ import torch
 from attrs import evolve, frozen
 from torch import Tensor, nn
 
-from shardwright.errors import InvalidInputError, UnsupportedError
+from shardwright.errors import InvalidInputError, UnknownNameError, UnsupportedError, nearest
 from shardwright.modules._lookup import bags_by_feature_of, bags_of_feature, weights_of_ids
 from shardwright.modules.quantized.collections import (
     QuantEmbeddingBagCollection,
@@ -274,11 +274,20 @@ class PlacedCollection(nn.Module, ABC):
         """The module that `torch.jit.script` compiles in the place of this one, of whole tables."""
         from shardwright.modules.quantized.scripting import scriptable  # asked for by few
 
-        return scriptable(self, self._tables, self._whole_rows)
+        return scriptable(self, self._tables, self.quantized_rows)
 
-    def _whole_rows(self, table: str) -> QuantizedRows:
-        """The rows of a table, put together from its shards."""
-        number = [config.name for config in self._tables].index(table)
+    def quantized_rows(self, table: str) -> QuantizedRows:
+        """The rows of a table, put together from its shards in new host memory.
+
+        Raises:
+            UnknownNameError: there is no such table.
+        """
+        names = [config.name for config in self._tables]
+        if table not in names:
+            raise UnknownNameError(
+                f"there is no table {table!r} in this {type(self).__name__}.{nearest(table, names)}"
+            )
+        number = names.index(table)
         shards = [shard for shard in self._shards if shard.table == number]
         parts = [evolve(part, stored=part.packed().cpu()) for part in self.blocks_of(table)]
         config, first = self._tables[number], parts[0]

@@ -50,8 +50,17 @@ class _QuantizedShards(ShardedCollection):
         Raises:
             UnsupportedError: always.
         """
+        self.check_moves(self.inputs.specs[0].module)
+
+    def check_moves(self, path: str) -> None:
+        """Refuse; see :meth:`ShardedCollection.check_moves`.
+
+        Raises:
+            UnsupportedError: always.
+        """
         raise UnsupportedError(
-            f"a {type(self).__name__} does not move from one plan to another: shard the unsharded model by the new one"
+            f"the {type(self).__name__} at {path!r} does not move from one plan to another, since its rows are "
+            "quantised: shard the unsharded model by the new one"
         )
 
 

@@ -375,6 +375,7 @@ class _Resharding:
                 digests[spec.path] = params[spec.name].digest()
             if not self._changes(module, params):
                 continue
+            module.check_moves(path)
             reason = module.engine.unfinished()
             if reason:
                 raise UnsupportedError(f"the module at {path!r} cannot be resharded now: {reason}")

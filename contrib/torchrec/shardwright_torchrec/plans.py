@@ -159,7 +159,9 @@ def _read_table(data: Mapping[str, Any], table: sw.TableSpec, topology: sw.Topol
     shards = [_read_shard(shard, table) for shard in data.get("shards") or ()]
     layout = _layout_of(kind, shards, table, topology)
     device = shards[0].device if shards else topology.compute_device
-    sharding = sw.ParameterSharding(kind, kernel, layout, device=device)
+    sharding = sw.ParameterSharding(
+        kind, kernel, layout, device=device, local_world_size=topology.local_world_size
+    )
     _check(sharding, table, topology)
     return sharding
 

@@ -353,6 +353,7 @@ def _shardings(space: SearchSpace, plan: PlacedPlan) -> dict[str, EmbeddingModul
             layout,
             device=device_of_shards(space.topology),
             qcomms_config=table.qcomms_config,
+            local_world_size=space.topology.local_world_size,
         )
     return modules
 

@@ -73,6 +73,7 @@ def test_plan_written_has_torchrecs_fields() -> None:
         "shard_sizes": [251, 128],
         "placement": "rank:1/cuda:1",
     }
+    assert user["shards"][3]["placement"] == "rank:3/cuda:1"  # of the second host
     assert [shard["shard_sizes"][0] for shard in user["shards"]] == [251, 251, 251, 248]
     copies = shardwright_torchrec.write_plan(planned("data_parallel"))["plan"]["other"]["shop"]
     assert "shards" not in copies

@@ -150,7 +150,13 @@ def _sharded(
         layout = _layout(kind, table, topology, num_blocks, num_hosts)
         name = kernel or _kernel(kind, table, topology, sharder)
         found = host().compute_kernels.canonical(name)
-        return sw.ParameterSharding(kind, found, layout.placed(place(layout)), topology.compute_device)
+        return sw.ParameterSharding(
+            kind,
+            found,
+            layout.placed(place(layout)),
+            topology.compute_device,
+            local_world_size=topology.local_world_size,
+        )
 
     return generate
 

@@ -33,7 +33,13 @@ def _sharding(option: ShardingOption, topology: sw.Topology) -> sw.ParameterShar
         raise sw.PlanError(f"{option.fqn}: shard {ranks.index(None)} has no rank: a partitioner gives it one")
     kernel = host().compute_kernels.canonical(option.compute_kernel)
     placed = _layout(option, topology).placed(ranks)
-    return sw.ParameterSharding(option.sharding_type, kernel, placed, topology.compute_device)
+    return sw.ParameterSharding(
+        option.sharding_type,
+        kernel,
+        placed,
+        topology.compute_device,
+        local_world_size=topology.local_world_size,
+    )
 
 
 def _layout(option: ShardingOption, topology: sw.Topology) -> sw.Layout:

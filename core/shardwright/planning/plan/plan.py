@@ -45,6 +45,7 @@ class ParameterSharding:
         device: type of the device of its shards; of each rank of the topology where these have several types.
         qcomms_config: the codecs that its results and gradients travel by; where it says nothing, those of the
             module's sharder.
+        local_world_size: ranks of a host, whose devices are numbered from 0 on in ``sharding_spec``; all by default.
     """
 
     sharding_type: str
@@ -52,6 +53,7 @@ class ParameterSharding:
     layout: Layout = field(repr=False)
     device: str | tuple[str, ...] = field(default="cpu", repr=False)
     qcomms_config: QCommsConfig | None = field(default=None, converter=as_qcomms)
+    local_world_size: int | None = field(default=None, eq=False, repr=False)
 
     @layout.validator
     def _all_placed(self, attribute: Any, value: Layout) -> None:
@@ -90,7 +92,8 @@ class ParameterSharding:
 def _metadata(block: Block, sharding: ParameterSharding) -> ShardMetadata:
     assert block.rank is not None  # a plan's blocks have ranks
     bounds, device = block.rows.bounds, sharding.device_on(block.rank)
-    suffix = f":{block.rank}" if device != "cpu" else ""
+    index = block.rank % (sharding.local_world_size or block.rank + 1)
+    suffix = f":{index}" if device != "cpu" else ""
     return ShardMetadata(
         shard_offsets=[bounds[0] if bounds else 0, block.columns.start],
         shard_sizes=[block.num_rows, block.num_columns],

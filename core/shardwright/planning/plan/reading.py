@@ -172,7 +172,8 @@ class _Reader:
         )
         table = TableSpec(name, layout.row_map.num_rows, int(entry["embedding_dim"]), module=path)
         layout.check(table, world_size=self._world_size)
-        return ParameterSharding(kind.name, kernel, layout, device=self._device, qcomms_config=codecs)
+        local = self._topology.local_world_size
+        return ParameterSharding(kind.name, kernel, layout, self._device, codecs, local)
 
     def _contradiction(self, path: str, name: str, made: ParameterSharding, cut: _Cut) -> str:
         """Explain how the shards contradict the sharding type, as far as the document states its inputs."""

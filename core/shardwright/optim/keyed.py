@@ -55,7 +55,7 @@ class KeyedOptimizer(Optimizer):
     def __init__(
         self,
         params: Mapping[str, Tensor],
-        state: MutableMapping[Tensor, dict[str, Any]],
+        state: MutableMapping[Any, Any],
         param_groups: list[dict[str, Any]],
     ) -> None:
         # Torch refuses an empty list, and would copy: it is given an empty group, then what is shared.
@@ -286,6 +286,11 @@ def _check_names(
         if param in names:
             raise DuplicateNameError(f"{names[param]!r} and {name!r} are one parameter; give it one name")
         names[param] = name
+    for key in state:
+        if not isinstance(key, Tensor):
+            raise InvalidInputError(
+                f"the state has the key {brief(key)}. All state keys must be params, which are tensors"
+            )
     for where, held in (
         ("a group", chain.from_iterable(group["params"] for group in param_groups)),
         ("the state", state),

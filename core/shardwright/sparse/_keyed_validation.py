@@ -58,8 +58,8 @@ def lookup_problem(keys: Sequence[str], values: Tensor, num_used: int, wanted: C
         places = [place for place, own in enumerate(keys) if own == key]
         if len(places) > 1:
             return (
-                f"key {key!r} of the {_NAME} occurs at positions {places[0]} and {places[1]}; which one is meant? (A "
-                "feature of several tables is one key: name it in feature_names of each.)"
+                f"key {key!r} of the {_NAME} occurs at positions {places[0]} and {places[1]}; which one is meant? "
+                "For lookups keys must be unique: a feature of several tables is named in feature_names of each."
             )
     return ""
 

@@ -430,6 +430,8 @@ def test_parameter_without_a_name_is_refused() -> None:
         KeyedOptimizer({"a": param}, {}, [{"params": [other]}])
     with pytest.raises(InvalidInputError, match=r"the state has a parameter of shape \[2, 5\]"):
         KeyedOptimizer({"a": param}, {other: {}}, [])
+    with pytest.raises(InvalidInputError, match="'epoch'\\. All state keys must be params"):
+        KeyedOptimizer({"a": param}, {param: {}, "epoch": 2.0}, [])  # type: ignore[dict-item]
 
 
 def test_add_param_group_is_refused_with_the_way_out() -> None:

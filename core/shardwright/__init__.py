@@ -192,6 +192,7 @@ _MODULE_OF_NAME: dict[str, str] = {
         "shardwright.serving.export": ("export_for_inference",),
         "shardwright.serving.package": ("InferencePackage", "load_package"),
         "shardwright.sparse": ("JaggedTensor", "KeyedJaggedTensor", "KeyedTensor"),
+        "shardwright.ways": ("Ways", "take_ways"),
     }.items()
     for name in names
 }

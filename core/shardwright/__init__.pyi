@@ -169,6 +169,8 @@ from shardwright.serving.package import load_package as load_package
 from shardwright.sparse import JaggedTensor as JaggedTensor
 from shardwright.sparse import KeyedJaggedTensor as KeyedJaggedTensor
 from shardwright.sparse import KeyedTensor as KeyedTensor
+from shardwright.ways import Ways as Ways
+from shardwright.ways import take_ways as take_ways
 
 __version__: str
 __all__: list[str]

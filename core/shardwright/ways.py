@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Ways", "ways"]
+__all__ = ["Ways", "take_ways", "ways"]
 
 
 @dataclass
@@ -26,3 +26,8 @@ class Ways:
 
 ways = Ways()
 """The ways of this process."""
+
+
+def take_ways(chosen: Ways) -> None:
+    """Have the whole process go by other ways from now on; ``take_ways(Ways())`` is back to shardwright's own."""
+    vars(ways).update(vars(chosen))

@@ -150,6 +150,7 @@ PUBLIC_NAMES = """
     UnknownPluginError
     UnsupportedError
     Watch
+    Ways
     Work
     Workload
     ZeroGrad
@@ -176,6 +177,7 @@ PUBLIC_NAMES = """
     save_checkpoint
     shard_for_serving
     spec_to_torch
+    take_ways
 """
 
 CONTRACTS = """

@@ -19,7 +19,6 @@ from types import ModuleType
 from typing import Any
 
 import shardwright
-from shardwright.ways import Ways, ways
 from shardwright_torchrec._waiting import ROOT, VARIABLE, Waiting
 
 __all__ = [
@@ -506,14 +505,16 @@ def install() -> None:
         )
     sys.meta_path.insert(0, _finder)
     os.environ[VARIABLE] = "1"
-    _take_ways(Ways(text_end="\n", checks_late=True, draws_twice=True), (*_error_bases(), AssertionError))
+    _take_ways(
+        shardwright.Ways(text_end="\n", checks_late=True, draws_twice=True), (*_error_bases(), AssertionError)
+    )
 
 
 def uninstall() -> None:
     """Give the name `torchrec` back; what was imported under it stays usable."""
     if is_installed():
         sys.meta_path.remove(_finder)
-        _take_ways(Ways(), _error_bases())
+        _take_ways(shardwright.Ways(), _error_bases())
     sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not Waiting]
     os.environ.pop(VARIABLE, None)
     for name in list(_imported()):
@@ -525,8 +526,8 @@ def _error_bases() -> tuple[type, ...]:
     return tuple(base for base in shardwright.InvalidInputError.__bases__ if base is not AssertionError)
 
 
-def _take_ways(chosen: Ways, error_bases: tuple[type, ...]) -> None:
-    vars(ways).update(vars(chosen))
+def _take_ways(chosen: shardwright.Ways, error_bases: tuple[type, ...]) -> None:
+    shardwright.take_ways(chosen)
     shardwright.InvalidInputError.__bases__ = error_bases
 
 

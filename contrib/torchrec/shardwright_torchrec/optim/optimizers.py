@@ -9,7 +9,6 @@ import torch
 from torch.optim import SGD, Adagrad, Adam
 
 import shardwright as sw
-from shardwright.optim import renaming
 
 __all__ = [
     "LAMB",
@@ -132,8 +131,16 @@ class RowWiseAdagrad(sw.RowWiseAdagrad):  # type: ignore[misc]  # final, so that
         super().__init__(params, lr, eps, weight_decay, initial_accumulator_value)
 
 
-sw.register_fused_optimizer(
-    RowWiseAdagrad, "row_wise_adagrad", renaming({"lr": "learning_rate", "eps": "eps"})
-)
+def _row_wise_adagrad(group: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Rate and epsilon of a group; nothing else of it can be fused."""
+    for name in ("weight_decay", "initial_accumulator_value"):
+        if group.get(name):
+            raise sw.UnsupportedError(
+                f"{name}={group[name]!r} has no fused counterpart; possible are eps, lr"
+            )
+    return {"learning_rate": group["lr"], "eps": group["eps"]}
+
+
+sw.register_fused_optimizer(RowWiseAdagrad, "row_wise_adagrad", _row_wise_adagrad)
 for _kind in (LAMB, LarsSGD, PartialRowWiseAdam, PartialRowWiseLAMB):
     sw.register_fused_optimizer(_kind, _kind.rule, _specified)

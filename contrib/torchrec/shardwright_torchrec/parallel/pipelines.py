@@ -87,11 +87,11 @@ class TrainPipelineSparseDist(sw.TrainPipelineSparseDist):
         if apply_jit:
             raise sw.UnsupportedError("apply_jit=True is not supported: torch.compile the model's dense part")
         super().__init__(model, optimizer, device, custom_model_fwd=custom_model_fwd, **further)
-        self._device = torch.device(device)
+        self._device, self._whole_model = torch.device(device), model
 
     def detach(self) -> nn.Module:
         """Give the model, which runs by itself between steps too; batches under way are kept for `progress`."""
-        return self._model
+        return self._whole_model
 
     def attach(self, model: nn.Module | None = None, sparse_dist: bool = True) -> None:
         """Go on after `detach`.
@@ -103,7 +103,7 @@ class TrainPipelineSparseDist(sw.TrainPipelineSparseDist):
         Raises:
             UnsupportedError: it is another model, to which the batches under way were not sent.
         """
-        if model is not None and model is not self._model:
+        if model is not None and model is not self._whole_model:
             raise sw.UnsupportedError(
                 "attach() takes the pipeline's own model, whose ids of the next batch are under way: make another "
                 "TrainPipelineSparseDist for another model"

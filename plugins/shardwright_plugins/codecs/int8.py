@@ -23,6 +23,9 @@ _PARAMETER_BYTES = 8  # scale and least value
 _LEAST_FBGEMM_SCALE = 2e-8
 # From here on its reciprocal is finite; a row with less is taken for constant.
 _LEAST_SCALE = 2.0**-126
+# Beyond half of what float32 holds a scale is smaller by so much, that the largest value is not rounded to infinity:
+# the scale is off by 3 roundings of 2**-24 at most, and the value by one more.
+_NO_OVERFLOW = 1 - 2.0**-21
 _WRITES, _READS = "FloatToFused8BitRowwiseQuantized", "Fused8BitRowwiseQuantizedToFloat"
 
 
@@ -52,8 +55,13 @@ class Int8(Codec):
             values.copy_(torch.ops.fbgemm.Fused8BitRowwiseQuantizedToFloat(encoded))
             return
         scale, least = _parameters(encoded).unbind(1)
-        values.copy_(encoded[:, :-_PARAMETER_BYTES])
-        values.mul_(scale[:, None]).add_(least[:, None])
+        # A row whose range is no float32 is read in float64; a device would have to be waited for to know.
+        is_wide = scale.is_cpu and bool((scale > torch.finfo(torch.float32).max / _CODES).any())
+        read = torch.empty_like(values, dtype=torch.float64) if is_wide else values
+        read.copy_(encoded[:, :-_PARAMETER_BYTES])
+        read.mul_(scale[:, None]).add_(least[:, None])
+        if is_wide:
+            values.copy_(read)
 
     def error_bound(self, values: Tensor) -> Tensor:
         """A 255th of the row's range, and float32's rounding of its largest value."""
@@ -82,6 +90,8 @@ def _write(values: Tensor, encoded: Tensor) -> None:
     least, high = values.amin(1, keepdim=True), values.amax(1, keepdim=True)
     scale = high / _CODES - least / _CODES  # the range itself may be no float32
     scale = torch.where(scale.isfinite(), scale, torch.nan)
+    is_near_end = torch.maximum(high.abs(), least.abs()) > torch.finfo(torch.float32).max / 2
+    scale = torch.where(is_near_end, scale * _NO_OVERFLOW, scale)
     scale = torch.where(scale < _LEAST_SCALE, 0.0, scale)
     inverse = torch.where(scale > 0, scale.reciprocal(), 0.0)
     codes = torch.addcmul(-least * inverse, values, inverse).nan_to_num_(0.0).round_().clamp_(0, _CODES)

@@ -163,6 +163,14 @@ def test_int8_row_with_an_infinity_becomes_nan_and_no_other(implementation: str)
     assert torch.equal(decoded[::2], values[::2])
 
 
+def test_int8_largest_floats_do_not_become_infinite(implementation: str) -> None:
+    most = torch.finfo(torch.float32).max
+    rows = torch.rand(3000, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 2 - 1
+    rows[:, 1] = 1.0 - 1e-7 * (torch.arange(3000) % 5)  # at the end of what float32 holds, and near it
+    values = (rows * most).float()
+    check_codec(codec_of("int8"), torch.cat([values, -values]))
+
+
 def test_int8_rows_of_one_value_come_back_exactly(implementation: str) -> None:
     values = torch.tensor([0.1, -3e-9, 1e30, 2e38, 0.0, -2e38, 1e-40])[:, None].expand(7, 5)
     assert torch.equal(round_trip(codec_of("int8"), values), values)

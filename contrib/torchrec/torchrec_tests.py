@@ -122,7 +122,7 @@ class Support(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 class Outcomes(unittest.TestResult):
-    """What became of each test: nothing, or the error's class and text."""
+    """The outcome of each test: empty if it passed, else the error's class and text."""
 
     def __init__(self) -> None:
         super().__init__()

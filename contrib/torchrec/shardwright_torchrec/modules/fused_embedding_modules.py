@@ -20,7 +20,27 @@ def _refuse_location(location: Any) -> None:
         )
 
 
-class FusedEmbeddingBagCollection(sw.EmbeddingBagCollection):
+class _Fused(torch.nn.Module):
+    """The part of both collections that has to do with the optimizer."""
+
+    def _fuse(self, optimizer_type: type[torch.optim.Optimizer], kwargs: Mapping[str, Any]) -> None:
+        self._optimizer_type, self._optimizer_kwargs = optimizer_type, dict(kwargs)
+        sw.apply_optimizer_in_backward(optimizer_type, self.parameters(), kwargs)
+
+    def optimizer_type(self) -> type[torch.optim.Optimizer]:
+        """Class of the optimizer."""
+        return self._optimizer_type
+
+    def optimizer_kwargs(self) -> dict[str, Any]:
+        """Arguments of the optimizer."""
+        return self._optimizer_kwargs
+
+    def fused_optimizer(self) -> sw.KeyedOptimizer:
+        """The optimizers of all tables as one, by the names of the parameters."""
+        return InBackwardOptimizer(dict(self.named_parameters()))
+
+
+class FusedEmbeddingBagCollection(_Fused, sw.EmbeddingBagCollection):
     """An `EmbeddingBagCollection` whose tables are updated in the backward pass; sharders read their optimizer.
 
     Args:
@@ -46,23 +66,10 @@ class FusedEmbeddingBagCollection(sw.EmbeddingBagCollection):
     ) -> None:
         _refuse_location(location)
         super().__init__(tables, is_weighted, device)
-        self._optimizer_type, self._optimizer_kwargs = optimizer_type, dict(optimizer_kwargs)
-        sw.apply_optimizer_in_backward(optimizer_type, self.parameters(), optimizer_kwargs)
-
-    def optimizer_type(self) -> type[torch.optim.Optimizer]:
-        """Class of the optimizer."""
-        return self._optimizer_type
-
-    def optimizer_kwargs(self) -> dict[str, Any]:
-        """Arguments of the optimizer."""
-        return self._optimizer_kwargs
-
-    def fused_optimizer(self) -> sw.KeyedOptimizer:
-        """The optimizers of all tables as one, by the names of the parameters."""
-        return InBackwardOptimizer(dict(self.named_parameters()))
+        self._fuse(optimizer_type, optimizer_kwargs)
 
 
-class FusedEmbeddingCollection(sw.EmbeddingCollection):
+class FusedEmbeddingCollection(_Fused, sw.EmbeddingCollection):
     """An `EmbeddingCollection` whose tables are updated in the backward pass; sharders read their optimizer.
 
     Args:
@@ -88,17 +95,4 @@ class FusedEmbeddingCollection(sw.EmbeddingCollection):
     ) -> None:
         _refuse_location(location)
         super().__init__(tables, device, need_indices)
-        self._optimizer_type, self._optimizer_kwargs = optimizer_type, dict(optimizer_kwargs)
-        sw.apply_optimizer_in_backward(optimizer_type, self.parameters(), optimizer_kwargs)
-
-    def optimizer_type(self) -> type[torch.optim.Optimizer]:
-        """Class of the optimizer."""
-        return self._optimizer_type
-
-    def optimizer_kwargs(self) -> dict[str, Any]:
-        """Arguments of the optimizer."""
-        return self._optimizer_kwargs
-
-    def fused_optimizer(self) -> sw.KeyedOptimizer:
-        """The optimizers of all tables as one, by the names of the parameters."""
-        return InBackwardOptimizer(dict(self.named_parameters()))
+        self._fuse(optimizer_type, optimizer_kwargs)

@@ -29,11 +29,22 @@ WAIT_S = 120.0
 
 
 @contextmanager
-def host(port: int, folder: Path, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """``torchrun`` with one rank, as on a host of its own."""
+def host(
+    port: int, folder: Path, log: Path, *, keeps_store: bool = False
+) -> Iterator[subprocess.Popen[bytes]]:
+    """``torchrun`` with one rank, as on a host of its own.
+
+    Args:
+        port: Port of the store by which the hosts find each other.
+        folder: Checkpoints of the training.
+        log: File for what the host prints.
+        keeps_store: Whether the store is on this host. Without a word the host that comes first keeps it, and the
+            training ends with that host.
+    """
     path = os.pathsep.join(["", *sys.path])
     # A host that is lost is missed after three seconds, and one that may come is waited for for one.
     patience = "keep_alive_interval=1,keep_alive_max_attempt=3,last_call_timeout=1"
+    patience += f",is_host={str(keeps_store).lower()}"
     command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1:2", "--nproc-per-node=1"]
     command += ["--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{port}", f"--rdzv-conf={patience}"]
     command += ["--max-restarts=3", "--monitor-interval=0.2", "--local-addr=localhost"]
@@ -93,7 +104,7 @@ def test_training_goes_on_with_fewer_and_more_hosts_to_the_auc_of_one_that_was_n
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
     folder, log = tmp_path / "checkpoints", tmp_path / "first.log"
-    with host(port, folder, log) as first:
+    with host(port, folder, log, keeps_store=True) as first:
         with host(port, folder, tmp_path / "second.log"):
             step = wait_for_a_step_after(folder, 0, log)
         step = wait_for_a_step_after(folder, step + 20, log)  # which one rank has saved

@@ -26,9 +26,18 @@ class TracedMeta(_ProxyableClassMeta, ABCMeta):
             return type.__call__(cls, *args, **kwargs)
         return proxy.tracer.create_proxy("call_function", cls, args, kwargs)
 
+    @property
+    def _jit_override_qualname(cls) -> str:
+        """The name in TorchScript; torch asks for it before it compiles or converts an instance."""
+        from shardwright.sparse import _script  # it imports the types
+
+        return _script.name_of(cls)
+
 
 def traced(function: _F) -> _F:
     """Make calls of a function one node of a trace, if an argument is one of the trace's stand-ins.
+
+    TorchScript compiles a function of `_script` in its place.
 
     Args:
         function: a function that makes or joins sparse types.
@@ -43,6 +52,12 @@ def traced(function: _F) -> _F:
             return function(*args, **kwargs)
         return proxy.tracer.create_proxy("call_function", call, args, kwargs)
 
+    def prepare_scriptable() -> Any:
+        from shardwright.sparse import _script  # it imports the types
+
+        return _script.function_of(function.__qualname__)
+
+    vars(call)["__prepare_scriptable__"] = prepare_scriptable
     return cast(_F, call)
 
 

@@ -83,6 +83,7 @@ class JaggedTensor(Jagged):
         return self
 
     @staticmethod
+    @traced
     @checked
     def empty(
         is_weighted: bool = False,

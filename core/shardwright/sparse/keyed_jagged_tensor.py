@@ -405,6 +405,7 @@ class KeyedJaggedTensor(Jagged):
         )
 
     @staticmethod
+    @traced
     @checked
     def empty(
         is_weighted: bool = False,

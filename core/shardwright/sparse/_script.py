@@ -1,0 +1,531 @@
+"""The sparse types, and the functions that make them, in TorchScript.
+
+TorchScript cannot read our types. For it they are the small classes below, which have the attributes of ours: by these
+torch converts one into the other. A batch there has one batch size for all features.
+
+Torch asks a class for ``_jit_override_qualname`` before it compiles or converts it, and a function for
+``__prepare_scriptable__``; only then is this module imported (see `_traces`).
+
+TorchScript reads annotations, so they are no text here.
+
+Legend: B bags (the batch size), F keys, V values in all, D columns.
+"""
+
+import inspect
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, List, Optional, TypeVar  # noqa: UP035 - torch asks what `list` holds, too early
+
+import torch
+from torch import Tensor, nn
+from torch.jit import _state
+
+from shardwright.errors import UnsupportedError
+from shardwright.sparse.jagged_tensor import JaggedTensor
+from shardwright.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from shardwright.sparse.keyed_tensor import KeyedTensor
+
+_C = TypeVar("_C", bound=type[Any])
+
+
+class _JaggedMethods:
+    """The methods that both jagged types have."""
+
+    _values: Tensor
+    _weights: Tensor | None
+    _lengths: Tensor | None
+    _offsets: Tensor | None
+
+    def values(self) -> Tensor:
+        """The values of all bags."""
+        return self._values
+
+    def weights_or_none(self) -> Tensor | None:
+        """The weight of each value, if there are any."""
+        return self._weights
+
+    def weights(self) -> Tensor:
+        """The weight of each value."""
+        weights = self._weights
+        assert weights is not None, "the ids have no weights"
+        return weights
+
+    def lengths(self) -> Tensor:
+        """Number of values in each bag."""
+        lengths = self._lengths
+        if lengths is None:
+            offsets = self._offsets
+            assert offsets is not None
+            return offsets.diff()
+        return lengths
+
+    def lengths_or_none(self) -> Tensor | None:
+        """The lengths, if they were given."""
+        return self._lengths
+
+    def offsets(self) -> Tensor:
+        """Start of each bag, and end of the last."""
+        offsets = self._offsets
+        if offsets is None:
+            lengths = self.lengths()
+            return nn.functional.pad(torch.cumsum(lengths, 0, dtype=lengths.dtype), [1, 0])
+        return offsets
+
+    def offsets_or_none(self) -> Tensor | None:
+        """The offsets, if they were given."""
+        return self._offsets
+
+    def device(self) -> torch.device:
+        """Device of the values."""
+        return self._values.device
+
+
+def _with_jagged_methods(owner: _C) -> _C:
+    """Put the methods of `_JaggedMethods` into a class: classes of TorchScript inherit nothing."""
+    for name, method in vars(_JaggedMethods).items():
+        if inspect.isfunction(method):
+            setattr(owner, name, method)
+    return owner
+
+
+if TYPE_CHECKING:
+    _Shared = _JaggedMethods
+else:
+    _Shared = object
+
+
+@_with_jagged_methods
+class ScriptJaggedTensor(_Shared):
+    """`JaggedTensor` in TorchScript."""
+
+    def __init__(
+        self,
+        values: Tensor,
+        weights: Tensor | None = None,
+        lengths: Tensor | None = None,
+        offsets: Tensor | None = None,
+    ):
+        self._values: Tensor = values
+        self._weights: Tensor | None = weights
+        self._lengths: Tensor | None = lengths
+        self._offsets: Tensor | None = offsets
+
+    def to_dense(self) -> list[Tensor]:
+        """Each bag as a tensor of its own."""
+        sizes: list[int] = self.lengths().tolist()
+        return list(torch.split(self._values, sizes))
+
+    def to_padded_dense(self, desired_length: int | None = None, padding_value: float = 0.0) -> Tensor:
+        """One row per bag, padded or cut to the same width: ``[B, width]`` or ``[B, width, D]``."""
+        values, offsets, lengths = self._values, self.offsets(), self.lengths()
+        width = 0
+        if desired_length is not None:
+            width = desired_length
+        elif lengths.numel() > 0:
+            width = int(lengths.max())
+        column = torch.arange(width, device=values.device).unsqueeze(0)
+        is_there = column < lengths.unsqueeze(1)
+        # The place behind the last value stands for those that are not there.
+        places = torch.where(is_there, offsets[:-1].unsqueeze(1) + column, values.shape[0])
+        padding = values.new_full([1] + list(values.shape[1:]), padding_value)  # noqa: RUF005
+        return torch.cat([values, padding])[places]
+
+
+@_with_jagged_methods
+class ScriptKeyedJaggedTensor(_Shared):
+    """`KeyedJaggedTensor` in TorchScript; all features have the same samples."""
+
+    def __init__(
+        self,
+        keys: list[str],
+        values: Tensor,
+        weights: Tensor | None = None,
+        lengths: Tensor | None = None,
+        offsets: Tensor | None = None,
+        stride: int | None = None,
+    ):
+        self._keys: list[str] = keys
+        self._values: Tensor = values
+        self._weights: Tensor | None = weights
+        self._lengths: Tensor | None = lengths
+        self._offsets: Tensor | None = offsets
+        self._variable = torch.jit.annotate(Optional[int], None)  # noqa: UP045
+        self._index_per_key = torch.jit.annotate(Optional[dict[str, int]], None)  # noqa: UP045
+        self._length_per_key = torch.jit.annotate(Optional[list[int]], None)  # noqa: UP045
+        self._offset_per_key = torch.jit.annotate(Optional[list[int]], None)  # noqa: UP045
+        self._stride: int = 0
+        if stride is not None:
+            self._stride = stride
+        elif len(keys) > 0:
+            self._stride = self.lengths().numel() // len(keys)
+
+    def keys(self) -> list[str]:
+        """The features, in order."""
+        return self._keys
+
+    def stride(self) -> int:
+        """Number of samples."""
+        return self._stride
+
+    def stride_per_key(self) -> list[int]:
+        """Number of samples of each feature."""
+        return [self._stride] * len(self._keys)
+
+    def variable_stride_per_key(self) -> bool:
+        """False: all features have the same samples."""
+        return False
+
+    def length_per_key(self) -> list[int]:
+        """Number of ids of each feature."""
+        counts: list[int] = self.lengths().view(len(self._keys), self._stride).sum(1).tolist()
+        return counts
+
+    def offset_per_key(self) -> list[int]:
+        """Start of each feature in the ids, and end of the last."""
+        starts = [0]
+        for count in self.length_per_key():
+            starts.append(starts[-1] + count)
+        return starts
+
+    def sync(self) -> "ScriptKeyedJaggedTensor":
+        """The batch itself: sizes are read where they are asked for."""
+        return self
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> "ScriptKeyedJaggedTensor":
+        """The batch on a device."""
+        weights = self._weights
+        if weights is not None:
+            weights = weights.to(device, non_blocking=non_blocking)
+        return ScriptKeyedJaggedTensor(
+            self._keys,
+            self._values.to(device, non_blocking=non_blocking),
+            weights,
+            self.lengths().to(device, non_blocking=non_blocking),
+            None,
+            self._stride,
+        )
+
+    def permute(self, indices: list[int], indices_tensor: Tensor | None = None) -> "ScriptKeyedJaggedTensor":
+        """The features of those positions, in that order."""
+        lengths = self.lengths().view(len(self._keys), self._stride)
+        starts = self.offset_per_key()
+        weights = self._weights
+        keys: list[str] = []
+        # Something of each first: no position at all is a batch without features.
+        own_lengths, own_values = [lengths[:0].flatten()], [self._values[:0]]
+        own_weights: list[Tensor] = []
+        if weights is not None:
+            own_weights.append(weights[:0])
+        for index in indices:
+            keys.append(self._keys[index])
+            own_lengths.append(lengths[index])
+            own_values.append(self._values[starts[index] : starts[index + 1]])
+            if weights is not None:
+                own_weights.append(weights[starts[index] : starts[index + 1]])
+        if weights is not None:
+            weights = torch.cat(own_weights)
+        return ScriptKeyedJaggedTensor(
+            keys, torch.cat(own_values), weights, torch.cat(own_lengths), None, self._stride
+        )
+
+    def split(self, segments: list[int]) -> List["ScriptKeyedJaggedTensor"]:  # noqa: UP006 - as the next
+        """Batches of so many features each, in order."""
+        starts = [0]
+        for count in segments:
+            starts.append(starts[-1] + count)
+        assert starts[-1] == len(self._keys), "segments must add up to the number of keys"
+        # A list with an annotation would have torch compile this class once more.
+        return [
+            self.permute(list(range(starts[place], starts[place + 1])), None)
+            for place in range(len(segments))
+        ]
+
+    def to_dict(self, compute_offsets: bool = True) -> dict[str, JaggedTensor]:
+        """The bags of each feature."""
+        lengths = self.lengths().view(len(self._keys), self._stride)
+        counts = self.length_per_key()
+        values = torch.split(self._values, counts)
+        all_weights = self._weights
+        weights: list[Tensor] = []
+        if all_weights is not None:
+            weights = list(torch.split(all_weights, counts))
+        found: dict[str, JaggedTensor] = {}
+        for index, key in enumerate(self._keys):
+            own: Tensor | None = None
+            if all_weights is not None:
+                own = weights[index]
+            found[key] = JaggedTensor(values[index], own, lengths[index])
+        return found
+
+    def __getitem__(self, key: str) -> JaggedTensor:
+        """The bags of a feature."""
+        return self.to_dict(True)[key]
+
+
+class ScriptKeyedTensor:
+    """`KeyedTensor` in TorchScript."""
+
+    def __init__(self, keys: list[str], length_per_key: list[int], values: Tensor, key_dim: int = 1):
+        self._keys: list[str] = keys
+        self._length_per_key: list[int] = length_per_key
+        self._values: Tensor = values
+        self._key_dim: int = key_dim
+        self._offset_per_key = torch.jit.annotate(Optional[list[int]], None)  # noqa: UP045
+        self._index_per_key = torch.jit.annotate(Optional[dict[str, int]], None)  # noqa: UP045
+
+    def keys(self) -> list[str]:
+        """The names, in order."""
+        return self._keys
+
+    def length_per_key(self) -> list[int]:
+        """Columns of each."""
+        return self._length_per_key
+
+    def offset_per_key(self) -> list[int]:
+        """First column of each, and end of the last."""
+        starts = [0]
+        for length in self._length_per_key:
+            starts.append(starts[-1] + length)
+        return starts
+
+    def key_dim(self) -> int:
+        """The dimension along which the keys lie."""
+        return self._key_dim
+
+    def values(self) -> Tensor:
+        """All columns."""
+        return self._values
+
+    def device(self) -> torch.device:
+        """Device of the values."""
+        return self._values.device
+
+    def to_dict(self) -> dict[str, Tensor]:
+        """The tensor of each name."""
+        parts = torch.split(self._values, self._length_per_key, self._key_dim)
+        found: dict[str, Tensor] = {}
+        for index, key in enumerate(self._keys):
+            found[key] = parts[index]
+        return found
+
+    def __getitem__(self, key: str) -> Tensor:
+        """The tensor of a name."""
+        return self.to_dict()[key]
+
+
+def jagged_empty(
+    is_weighted: bool = False,
+    device: torch.device | None = None,
+    values_dtype: torch.dtype | None = None,
+    weights_dtype: torch.dtype | None = None,
+    lengths_dtype: torch.dtype = torch.int32,
+) -> JaggedTensor:
+    """`JaggedTensor.empty`."""
+    weights: Tensor | None = None
+    if is_weighted:
+        weights = torch.empty(0, dtype=weights_dtype, device=device)
+    values = torch.empty(0, dtype=values_dtype, device=device)
+    return JaggedTensor(values, weights, torch.empty(0, dtype=lengths_dtype, device=device))
+
+
+def jagged_from_dense(values: list[Tensor], weights: list[Tensor] | None = None) -> JaggedTensor:
+    """`JaggedTensor.from_dense`."""
+    sizes: list[int] = []
+    for bag in values:
+        sizes.append(bag.shape[0])
+    lengths = torch.tensor(sizes, dtype=torch.int32, device=values[0].device)
+    joined: Tensor | None = None
+    if weights is not None:
+        joined = torch.cat(weights)
+    return JaggedTensor(torch.cat(values), joined, lengths)
+
+
+def from_lengths_sync(
+    keys: list[str],
+    values: Tensor,
+    lengths: Tensor,
+    weights: Tensor | None = None,
+    stride: int | None = None,
+) -> KeyedJaggedTensor:
+    """`KeyedJaggedTensor.from_lengths_sync`."""
+    return KeyedJaggedTensor(keys, values, weights, lengths, None, stride)
+
+
+def from_offsets_sync(
+    keys: list[str],
+    values: Tensor,
+    offsets: Tensor,
+    weights: Tensor | None = None,
+    stride: int | None = None,
+) -> KeyedJaggedTensor:
+    """`KeyedJaggedTensor.from_offsets_sync`."""
+    return KeyedJaggedTensor(keys, values, weights, None, offsets, stride)
+
+
+def from_jt_dict(jt_dict: dict[str, JaggedTensor]) -> KeyedJaggedTensor:
+    """`KeyedJaggedTensor.from_jt_dict`."""
+    parts: list[KeyedJaggedTensor] = []
+    for key, bags in jt_dict.items():
+        parts.append(KeyedJaggedTensor([key], bags.values(), bags.weights_or_none(), bags.lengths()))
+    return concat(parts)
+
+
+def concat(kjt_list: list[KeyedJaggedTensor]) -> KeyedJaggedTensor:
+    """`KeyedJaggedTensor.concat`."""
+    keys: list[str] = []
+    values: list[Tensor] = []
+    lengths: list[Tensor] = []
+    weights: list[Tensor] = []
+    for part in kjt_list:
+        assert part.stride() == kjt_list[0].stride(), "batches that are joined have the same samples"
+        keys += part.keys()
+        values.append(part.values())
+        lengths.append(part.lengths())
+        own = part.weights_or_none()
+        if own is not None:
+            weights.append(own)
+    joined: Tensor | None = None
+    if len(weights) > 0:
+        assert len(weights) == len(values), "all batches that are joined have weights, or none has"
+        joined = torch.cat(weights)
+    return KeyedJaggedTensor(keys, torch.cat(values), joined, torch.cat(lengths), None, kjt_list[0].stride())
+
+
+def keyed_empty(
+    is_weighted: bool = False,
+    device: torch.device | None = None,
+    values_dtype: torch.dtype | None = None,
+    weights_dtype: torch.dtype | None = None,
+    lengths_dtype: torch.dtype = torch.int32,
+) -> KeyedJaggedTensor:
+    """`KeyedJaggedTensor.empty`."""
+    if values_dtype is None:
+        values_dtype = torch.int64
+    bags = jagged_empty(is_weighted, device, values_dtype, weights_dtype, lengths_dtype)
+    keys: list[str] = []
+    return KeyedJaggedTensor(keys, bags.values(), bags.weights_or_none(), bags.lengths())
+
+
+def keyed_empty_like(kjt: KeyedJaggedTensor, device: torch.device | None = None) -> KeyedJaggedTensor:
+    """`KeyedJaggedTensor.empty_like`."""
+    weights = kjt.weights_or_none()
+    if weights is not None:
+        weights = torch.empty_like(weights[:0], device=device)
+    values = torch.empty_like(kjt.values()[:0], device=device)
+    lengths = torch.empty_like(kjt.lengths()[:0], device=device)
+    keys: list[str] = []
+    return KeyedJaggedTensor(keys, values, weights, lengths, None, kjt.stride())
+
+
+def from_tensor_list(keys: list[str], tensors: list[Tensor], key_dim: int = 1) -> KeyedTensor:
+    """`KeyedTensor.from_tensor_list`."""
+    columns: list[int] = []
+    for tensor in tensors:
+        columns.append(tensor.shape[key_dim])
+    return KeyedTensor(keys, columns, torch.cat(tensors, key_dim), key_dim)
+
+
+def regroup(keyed_tensors: list[KeyedTensor], groups: list[list[str]]) -> list[Tensor]:
+    """`KeyedTensor.regroup`."""
+    by_name = [keyed.to_dict() for keyed in keyed_tensors]
+    found: list[Tensor] = []
+    for group in groups:
+        parts: list[Tensor] = []
+        for key in group:
+            count = len(parts)
+            for one in by_name:
+                if key in one:
+                    parts.append(one[key])
+            assert len(parts) == count + 1, "not one keyed tensor has it, but none or several: " + key
+        found.append(torch.cat(parts, keyed_tensors[0].key_dim()))
+    return found
+
+
+def regroup_as_dict(
+    keyed_tensors: list[KeyedTensor], groups: list[list[str]], keys: list[str]
+) -> dict[str, Tensor]:
+    """`KeyedTensor.regroup_as_dict`."""
+    found: dict[str, Tensor] = {}
+    for key, group in zip(keys, regroup(keyed_tensors, groups)):  # noqa: B905 - TorchScript has no strict=
+        found[key] = group
+    return found
+
+
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "JaggedTensor.empty": jagged_empty,
+    "JaggedTensor.from_dense": jagged_from_dense,
+    "KeyedJaggedTensor.concat": concat,
+    "KeyedJaggedTensor.empty": keyed_empty,
+    "KeyedJaggedTensor.empty_like": keyed_empty_like,
+    "KeyedJaggedTensor.from_jt_dict": from_jt_dict,
+    "KeyedJaggedTensor.from_lengths_sync": from_lengths_sync,
+    "KeyedJaggedTensor.from_offsets_sync": from_offsets_sync,
+    "KeyedTensor.from_tensor_list": from_tensor_list,
+    "KeyedTensor.regroup": regroup,
+    "KeyedTensor.regroup_as_dict": regroup_as_dict,
+}
+
+_CLASSES: dict[type[Any], Any] = {
+    JaggedTensor: ScriptJaggedTensor,
+    KeyedJaggedTensor: ScriptKeyedJaggedTensor,
+    KeyedTensor: ScriptKeyedTensor,
+}
+
+
+def function_of(name: str) -> Callable[..., Any]:
+    """The function that TorchScript compiles in the place of one of ours.
+
+    Args:
+        name: qualified name of ours.
+
+    Raises:
+        UnsupportedError: there is none.
+    """
+    if name not in _FUNCTIONS:
+        raise UnsupportedError(
+            f"TorchScript has no {name}; of functions that make sparse types it has {', '.join(_FUNCTIONS)}"
+        )
+    return _FUNCTIONS[name]
+
+
+def name_of(ours: type[Any]) -> str:
+    """The name of one of our types in TorchScript, which has taken it before this returns.
+
+    Raises:
+        AttributeError: TorchScript takes no such type.
+    """
+    if ours not in _CLASSES:
+        raise AttributeError(f"TorchScript has no form of {ours.__name__}")
+    register_script_types()
+    return _name(ours)
+
+
+def register_script_types() -> None:
+    """Have TorchScript take our sparse types for the classes here, and give them back as ours.
+
+    Scripting a model does it, and giving a scripted one a sparse type. A process that does neither, but loads a model
+    whose results are sparse types, calls it.
+    """
+    for ours, script in _CLASSES.items():
+        if ours not in _begun:
+            _begun.add(ours)
+            _register(ours, script)
+
+
+_begun: set[type[Any]] = set()
+"""Types whose class is compiled; it asks for the name of another while it is."""
+
+
+def _name(ours: type[Any]) -> str:
+    return f"__torch__.{ours.__module__}.{ours.__name__}"
+
+
+def _register(ours: type[Any], script: Any) -> None:
+    # The class has the name of ours there, which code that constructs one of ours looks up.
+    script._jit_override_qualname = _name(ours)
+    with warnings.catch_warnings():
+        warnings.simplefilter(
+            "ignore"
+        )  # torch's, that TorchScript is deprecated: nobody who only traces asked for it
+        torch.jit.script(script)
+    _state._add_script_class(ours, _state._script_classes[script])

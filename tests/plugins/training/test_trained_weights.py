@@ -10,7 +10,7 @@ from torch import Tensor
 
 import shardwright as sw
 from shardwright.host.plugin_host import host
-from shardwright.testing.equality.cases import VARIABLE, Case, Table, shard_case
+from shardwright.testing.equality.cases import VARIABLE, Case, Table, shardings_of
 from shardwright.testing.simulated import run_simulated
 
 STEPS, RATE, LONGEST = 3, 0.1, 4
@@ -53,9 +53,18 @@ def processed(features: sw.KeyedJaggedTensor, positions: dict[str, Tensor]) -> s
     )
 
 
-def train_unsharded(own: Case) -> tuple[list[list[Tensor]], dict[str, Tensor], dict[str, Tensor]]:
+def frozen(module: Any, tables: tuple[str, ...]) -> Any:
+    """The module, some of whose tables are only looked up."""
+    for name in tables:
+        module.table_weight(name).requires_grad_(False)
+    return module
+
+
+def train_unsharded(
+    own: Case, still: tuple[str, ...]
+) -> tuple[list[list[Tensor]], dict[str, Tensor], dict[str, Tensor]]:
     """Outputs of each step and rank, position weights, and weights of tables."""
-    module, positions, outputs = own.module(), start(own), []
+    module, positions, outputs = frozen(own.module(), still), start(own), []
     optimizer = torch.optim.SGD([*module.parameters(), *positions.values()], lr=RATE)
     for step in range(STEPS):
         optimizer.zero_grad()
@@ -68,9 +77,13 @@ def train_unsharded(own: Case) -> tuple[list[list[Tensor]], dict[str, Tensor], d
     return outputs, positions, module.state_dict()
 
 
-def train_rank(own: Case, env: Any, module: Any) -> tuple[list[Tensor], dict[str, Tensor], dict[str, Tensor]]:
+def train_rank(
+    own: Case, env: Any, module: Any, update: str
+) -> tuple[list[Tensor], dict[str, Tensor], dict[str, Tensor]]:
     """The same of one rank, whose gradients of position weights are averaged as those of dense parameters."""
-    sharded, positions, outputs = shard_case(own, env, module), start(own), []
+    sharder = own.sharder().updating(update)
+    sharded = sharder.shard(module, shardings_of(own, sharder.tables(module)), env, "cpu")
+    positions, outputs = start(own), []
     dense = [p for p in sharded.parameters() if not hasattr(p, "_in_backward_optimizers")]
     optimizer = torch.optim.SGD([*dense, *positions.values()], lr=RATE)
     for step in range(STEPS):
@@ -88,11 +101,13 @@ def train_rank(own: Case, env: Any, module: Any) -> tuple[list[Tensor], dict[str
     return outputs, positions, sharded.state_dict()
 
 
-def check(own: Case) -> None:
-    outputs, positions, weights = train_unsharded(own)
-    module = own.module_to_shard()
+def check(own: Case, still: tuple[str, ...] = (), update: str = "in_backward") -> None:
+    outputs, positions, weights = train_unsharded(own, still)
+    module = frozen(own.module_to_shard(), still)
     ranks = run_simulated(
-        lambda env: train_rank(own, env, module), own.world_size, local_world_size=own.local_world_size
+        lambda env: train_rank(own, env, module, update),
+        own.world_size,
+        local_world_size=own.local_world_size,
     )
     for rank, (found, found_positions, found_weights) in enumerate(ranks):
         torch.testing.assert_close(found, [step[rank] for step in outputs], rtol=1e-4, atol=1e-4)
@@ -102,8 +117,15 @@ def check(own: Case) -> None:
     assert all(not torch.equal(positions[name], first[name]) for name in ("a", "b", "c"))  # it trained at all
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-@pytest.mark.parametrize("kind", sorted(host().sharding_types.names))
+TYPES = sorted(host().sharding_types.names)
+RANKS = [
+    *((kind, 2) for kind in TYPES),
+    *((kind, 1) for kind in ("row_wise", "data_parallel")),
+    *((kind, 4) for kind in ("table_row_wise", "table_column_wise", "grid_shard")),  # two hosts
+]
+
+
+@pytest.mark.parametrize(("kind", "ranks"), RANKS)
 def test_weights_of_ids_train_as_unsharded(kind: str, ranks: int) -> None:
     check(case(kind, "fused_numba", (3, 2, 4, 1)[:ranks]))
 
@@ -112,3 +134,14 @@ def test_weights_of_ids_train_as_unsharded(kind: str, ranks: int) -> None:
 def test_every_kernel_gives_gradients_of_weights(kernel: str) -> None:
     for kind in ("column_wise", "row_wise"):
         check(case(kind, kernel, (3, 2)))
+
+
+@pytest.mark.parametrize("still", [("t0",), ("t0", "t1", "t2")], ids=["one table", "all tables"])
+@pytest.mark.parametrize("kind", ["row_wise", "data_parallel"])
+def test_weights_of_ids_train_where_tables_are_frozen(kind: str, still: tuple[str, ...]) -> None:
+    check(case(kind, "fused_numba", (3, 2)), still)
+
+
+def test_weights_of_ids_train_where_tables_are_updated_in_the_step() -> None:
+    own = case("column_wise", "fused_numba", (3, 2))
+    check(own, update="in_step")

@@ -252,10 +252,11 @@ class ComputeKernelTests:
         for step in range(3):
             batch = draw(blocks, (2, 3), is_weighted=True, seed=step)
             train(f"{compute_kernel.name}: row_wise_adagrad, cut columns", lookup, loops, batch, device)
-        gradient = gradient_of(loops, batch, 1)
-        found = weight_gradients(compute_kernel, lookup, batch.as_bags(device), gradient.to(device))
-        expected = loops.weight_gradients(batch, gradient)
-        check_close(f"{compute_kernel.name}: gradients of weights, cut columns", found, expected)
+        if not compute_kernel.refusal_of_weight_gradients():
+            gradient = gradient_of(loops, batch, 1)
+            found = weight_gradients(compute_kernel, lookup, batch.as_bags(device), gradient.to(device))
+            expected = loops.weight_gradients(batch, gradient)
+            check_close(f"{compute_kernel.name}: gradients of weights, cut columns", found, expected)
 
     def test_gradients_of_weights_are_rows_times_gradients(self, compute_kernel: ComputeKernel) -> None:
         """The engine asks for them before the update, and reads rows itself where there is no answer."""

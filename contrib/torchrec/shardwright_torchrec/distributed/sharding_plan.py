@@ -13,6 +13,7 @@ from torch import nn
 import shardwright as sw
 from shardwright.host import host
 from shardwright_torchrec.distributed.comm import get_local_size
+from shardwright_torchrec.parallel.kernel_names import NamedSharding
 from shardwright_torchrec.parallel.sharders import REPLICATED, get_default_sharders
 
 __all__ = [
@@ -150,13 +151,14 @@ def _sharded(
         layout = _layout(kind, table, topology, num_blocks, num_hosts)
         name = kernel or _kernel(kind, table, topology, sharder)
         found = host().compute_kernels.canonical(name)
-        return sw.ParameterSharding(
+        sharding = sw.ParameterSharding(
             kind,
             found,
             layout.placed(place(layout)),
             topology.compute_device,
             local_world_size=topology.local_world_size,
         )
+        return sharding if kernel else NamedSharding.of(sharding)
 
     return generate
 

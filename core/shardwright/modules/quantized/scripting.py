@@ -20,7 +20,7 @@ from shardwright.planning.tables.spec import EmbeddingConfig, PoolingType
 from shardwright.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 from shardwright.sparse.scripting import register_script_types
 
-__all__ = ["register_script_types", "scriptable"]
+__all__ = ["scriptable"]
 
 
 class ScriptedTable(nn.Module):

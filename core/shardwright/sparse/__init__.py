@@ -1,8 +1,7 @@
 """Sparse inputs and keyed outputs of embedding modules."""
 
-from shardwright.sparse._script import register_script_types
 from shardwright.sparse.jagged_tensor import JaggedTensor
 from shardwright.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from shardwright.sparse.keyed_tensor import KeyedTensor
 
-__all__ = ["JaggedTensor", "KeyedJaggedTensor", "KeyedTensor", "register_script_types"]
+__all__ = ["JaggedTensor", "KeyedJaggedTensor", "KeyedTensor"]

@@ -8,13 +8,16 @@ from typing import Any
 import pytest
 import shardwright_torchrec
 import torch
+from shardwright_torchrec.distributed.parameter_sharding import ParameterSharding
 from shardwright_torchrec.distributed.sharding_plan import column_wise, construct_module_sharding_plan
 from shardwright_torchrec.modules.crossnet import LowRankCrossNet
 from shardwright_torchrec.optim.keyed import KeyedOptimizerWrapper
 from shardwright_torchrec.optim.warmup import WarmupOptimizer, WarmupStage
+from shardwright_torchrec.parallel.sharders import EmbeddingBagCollectionSharder
 from shardwright_torchrec.planner.proposers import DynamicProgrammingProposer
 from shardwright_torchrec.planner.topologies import Topology
 from shardwright_torchrec.planner.types import Perf, Shard, ShardingOption, Storage
+from shardwright_torchrec.plans import read_plan, write_plan
 from torch import nn
 
 import shardwright as sw
@@ -71,6 +74,21 @@ def test_a_batch_that_contradicts_itself_is_refused_where_it_is_used() -> None:
     with pytest.raises(AssertionError, match="add up to 3"):
         sw.KeyedJaggedTensor.from_jt_dict({"a": other})
     assert other.to_padded_dense().tolist() == [[0, 0], [1, 2]]
+
+
+@pytest.mark.usefixtures("installed")
+def test_offsets_of_no_elements_are_those_of_no_bags() -> None:
+    none = torch.tensor([])
+    batch = sw.KeyedJaggedTensor(["a"], none, offsets=none)
+    assert (batch.stride(), batch.offsets().tolist(), batch["a"].to_dense()) == (0, [0], [])
+    assert sw.JaggedTensor(none, offsets=none).to_dense() == []
+    with pytest.raises(AssertionError, match="1 dimension"):
+        sw.KeyedJaggedTensor(["a"], none, offsets=torch.zeros(0, 1).long())
+
+
+def test_offsets_have_their_leading_0_in_shardwright() -> None:
+    with pytest.raises(sw.InvalidInputError, match="leading 0"):
+        sw.JaggedTensor(torch.tensor([]), offsets=torch.tensor([]))
 
 
 @pytest.mark.usefixtures("installed")
@@ -145,6 +163,10 @@ def test_columns_are_cut_into_parts_of_given_widths() -> None:
         ([8, 8], [0, 16]),
     ]
     assert plan["t"].ranks == [0, 1]
+    topology, tables = sw.Topology(2, "cpu"), EmbeddingBagCollectionSharder().tables(own)
+    whole = sw.ShardingPlan({"": plan})
+    assert read_plan(write_plan(whole), tables, topology).plan[""]["t"].layout == plan["t"].layout
+    assert ParameterSharding("column_wise", "fused", [0, 1], spec).layout == plan["t"].layout
     for widths in ([16, 16], [24, 0], [8, 8, 8]):
         with pytest.raises(sw.PlanError, match="24 columns, and there are 2 ranks"):
             construct_module_sharding_plan(own, {"t": column_wise(size_per_rank=widths)}, **cut)

@@ -158,7 +158,7 @@ def test_form_refuses_batch_sizes_of_their_own(form: str) -> None:
 
 FRESH = """
 import sys, warnings, torch, shardwright as sw
-from shardwright.sparse import register_script_types
+from shardwright.sparse.scripting import register_script_types
 warnings.simplefilter("ignore")
 register_script_types()
 model, (parts, wanted) = torch.jit.load(sys.argv[1]), torch.load(sys.argv[2])

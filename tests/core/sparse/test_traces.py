@@ -1,5 +1,6 @@
-"""Graphs of code that makes sparse types: traces of `torch.fx`, and TorchScript, which reads annotations."""
+"""Traces of `torch.fx`, where making or joining sparse types is one node of the graph; and TorchScript of them."""
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -95,53 +96,101 @@ def test_batches_are_made_without_torchs_warning_of_traces(monkeypatch: pytest.M
     assert batch("a").permute([0]).keys() == ["a"]
 
 
+def parts_of(kjt: KeyedJaggedTensor) -> list[KeyedJaggedTensor]:
+    first, none, last = kjt.split([1, 0, 1])
+    joined = KeyedJaggedTensor.concat([last, first])
+    return [first, none, joined, joined.permute([1, 0, 1]), KeyedJaggedTensor.empty_like(joined)]
+
+
+def made_of(kjt: KeyedJaggedTensor) -> list[KeyedJaggedTensor]:
+    keys, values, weights = kjt.keys(), kjt.values(), kjt.weights_or_none()
+    by_lengths = KeyedJaggedTensor.from_lengths_sync(keys, values, kjt.lengths(), weights)
+    by_offsets = KeyedJaggedTensor.from_offsets_sync(keys, values, kjt.offsets(), weights)
+    return [by_lengths, by_offsets, KeyedJaggedTensor.empty(is_weighted=True)]
+
+
+def bags_of(kjt: KeyedJaggedTensor) -> list[Tensor]:
+    return kjt["b"].to_dense()
+
+
+def facts_of(kjt: KeyedJaggedTensor) -> list[list[int]]:
+    return [kjt.length_per_key(), kjt.offset_per_key(), [kjt.stride()]]
+
+
+def scripted(code: Any) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's, that TorchScript is deprecated
+        return torch.jit.script(code)
+
+
+def two_keys(*, weighted: bool) -> KeyedJaggedTensor:
+    values = torch.arange(5)
+    return KeyedJaggedTensor(
+        ["a", "b"], values, values / 2 if weighted else None, torch.tensor([2, 0, 1, 0, 0, 2])
+    )
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("code", [parts_of, made_of])
+def test_torchscript_makes_and_parts_batches_as_python_does(code: Any, weighted: bool) -> None:
+    kjt = two_keys(weighted=weighted)
+    for found, wanted in zip(scripted(code)(kjt), code(kjt), strict=True):
+        assert type(found) is KeyedJaggedTensor
+        assert (str(found), found.stride()) == (str(wanted), wanted.stride())
+        assert found.values().dtype is wanted.values().dtype
+        assert (found.weights_or_none() is None) == (wanted.weights_or_none() is None)
+
+
+def test_torchscript_reads_bags_and_sizes_as_python_does() -> None:
+    kjt = two_keys(weighted=False)
+    found = scripted(bags_of)(kjt)
+    assert [bag.tolist() for bag in found] == [bag.tolist() for bag in bags_of(kjt)] == [[], [], [3, 4]]
+    assert scripted(facts_of)(kjt) == facts_of(kjt)
+
+
+def test_static_functions_of_sparse_types_are_scripted_by_themselves() -> None:
+    empty = scripted(KeyedJaggedTensor.empty)()
+    assert scripted(KeyedJaggedTensor.empty_like)(empty).to_dict() == {}
+    assert scripted(JaggedTensor.empty)().to_dense() == []
+
+
+def test_torchscript_takes_and_makes_no_batch_that_contradicts_itself() -> None:
+    kjt = two_keys(weighted=False)
+    with pytest.raises(torch.jit.Error, match="as many lengths as there are samples"):
+        scripted(KeyedJaggedTensor.from_lengths_sync)(["a"], VALUES, LENGTHS, None, 3)
+    with pytest.raises(torch.jit.Error, match="different numbers of samples"):
+        scripted(KeyedJaggedTensor.concat)([kjt, batch("c")])
+    with pytest.raises(torch.jit.Error, match="some batches have weights"):
+        scripted(KeyedJaggedTensor.concat)([kjt, two_keys(weighted=True)])
+    with pytest.raises(torch.jit.Error, match="do not add up to the number of keys"):
+        scripted(parts_of)(batch("c"))
+    own_sizes = KeyedJaggedTensor(["b"], VALUES, lengths=LENGTHS, stride_per_key_per_rank=[[2]])
+    with pytest.raises(RuntimeError, match="_variable"):
+        scripted(bags_of)(own_sizes)
+
+
 def of_jagged(bags: JaggedTensor) -> tuple[list[Tensor], Tensor, Tensor, Tensor, Tensor, torch.device]:
     padded = bags.to_padded_dense(), bags.to_padded_dense(1, 2.0)
     return bags.to_dense(), padded[0], padded[1], bags.lengths(), bags.offsets(), bags.device()
 
 
-def of_keyed(batch: KeyedJaggedTensor) -> tuple[list[str], list[int], list[int], list[int], int, bool]:
-    is_variable = batch.variable_stride_per_key()
-    sizes = batch.length_per_key(), batch.offset_per_key(), batch.stride_per_key()
-    return batch.keys(), sizes[0], sizes[1], sizes[2], batch.stride(), is_variable
+def of_keyed(kjt: KeyedJaggedTensor) -> tuple[KeyedJaggedTensor, list[int], bool, dict[str, JaggedTensor]]:
+    moved = kjt.to(torch.device("cpu")).sync()
+    return moved, kjt.stride_per_key(), kjt.variable_stride_per_key(), kjt.to_dict()
 
 
-def of_pooled(pooled: KeyedTensor) -> tuple[list[str], list[int], list[int], int, dict[str, Tensor]]:
-    return pooled.keys(), pooled.length_per_key(), pooled.offset_per_key(), pooled.key_dim(), pooled.to_dict()
-
-
-def part(batch: KeyedJaggedTensor) -> list[KeyedJaggedTensor]:
-    return batch.split([1, 0, 1])
-
-
-def permute(batch: KeyedJaggedTensor) -> KeyedJaggedTensor:
-    return batch.permute([1, 0, 1]).to(torch.device("cpu")).sync()
-
-
-def bags_of(batch: KeyedJaggedTensor) -> tuple[dict[str, JaggedTensor], Tensor]:
-    return batch.to_dict(), batch["b"].weights()
-
-
-def join(batches: list[KeyedJaggedTensor]) -> KeyedJaggedTensor:
-    return KeyedJaggedTensor.concat(batches)
-
-
-def like(batch: KeyedJaggedTensor) -> KeyedJaggedTensor:
-    return KeyedJaggedTensor.empty_like(batch)
+def of_keyed_tensor(
+    keyed: KeyedTensor,
+) -> tuple[KeyedTensor, list[int], int, dict[str, Tensor], torch.device]:
+    return keyed, keyed.offset_per_key(), keyed.key_dim(), keyed.to_dict(), keyed.device()
 
 
 def of_dict(bags: dict[str, JaggedTensor]) -> KeyedJaggedTensor:
     return KeyedJaggedTensor.from_jt_dict(bags)
 
 
-def of_tensors(values: Tensor, weights: Tensor | None, lengths: Tensor) -> list[KeyedJaggedTensor]:
-    by_offsets = KeyedJaggedTensor.from_offsets_sync(["a"], values, torch.tensor([0, 2, 3]), weights)
-    by_lengths = KeyedJaggedTensor.from_lengths_sync(["a", "b"], values, lengths, weights)
-    return [by_offsets, by_lengths, KeyedJaggedTensor.empty(weights is not None)]
-
-
-def of_lists(bags: list[Tensor]) -> list[JaggedTensor]:
-    return [JaggedTensor.from_dense(bags, bags), JaggedTensor.empty(True, None, torch.int64)]
+def of_bags(bags: list[Tensor]) -> list[JaggedTensor]:
+    return [JaggedTensor.from_dense(bags), JaggedTensor.from_dense(bags, bags)]
 
 
 def regrouped(parts: list[KeyedTensor]) -> tuple[list[Tensor], dict[str, Tensor]]:
@@ -153,70 +202,49 @@ def of_columns(tensors: list[Tensor]) -> KeyedTensor:
     return KeyedTensor.from_tensor_list(["a", "b"], tensors)
 
 
-TWO = KeyedJaggedTensor(
-    ["a", "b"], torch.arange(6), torch.arange(6.0), lengths=torch.tensor([2, 0, 1, 3], dtype=torch.int32)
-)
-ROWS = JaggedTensor(torch.arange(6.0).view(3, 2), lengths=torch.tensor([0, 2, 1]))
-SCRIPTS: list[tuple[Callable[..., Any], tuple[Any, ...]]] = [
-    (of_jagged, (batch("a")["a"],)),
-    (of_jagged, (ROWS,)),
-    (of_jagged, (JaggedTensor(torch.zeros(0), lengths=torch.zeros(2, dtype=torch.int64)),)),
-    (of_keyed, (TWO,)),
-    (of_pooled, (KeyedTensor(["a", "b"], [1, 2], DENSE),)),
-    (part, (TWO,)),
-    (permute, (TWO,)),
-    (permute, (KeyedJaggedTensor(["a", "b"], torch.arange(2), offsets=torch.tensor([0, 1, 2])),)),
-    (bags_of, (TWO,)),
-    (join, ([TWO, KeyedJaggedTensor(["c"], VALUES, VALUES.float(), lengths=LENGTHS)],)),
-    (join, ([batch("a"), batch("b")],)),
-    (like, (TWO,)),
-    (of_dict, (TWO.to_dict(),)),
-    (of_tensors, (VALUES, None, LENGTHS)),
-    (of_tensors, (VALUES, VALUES.float(), LENGTHS)),
-    (of_lists, ([VALUES, VALUES[:1]],)),
-    (regrouped, ([pooled("a"), pooled("b")],)),
-    (of_columns, ([DENSE, DENSE[:, :1]],)),
+NONE = torch.zeros(2, dtype=torch.int64)
+OTHERS: list[tuple[Callable[..., Any], Any]] = [
+    (of_jagged, batch("a")["a"]),
+    (of_jagged, JaggedTensor(torch.arange(6.0).view(3, 2), offsets=torch.tensor([0, 0, 2, 3]))),
+    (of_jagged, JaggedTensor(torch.zeros(0), lengths=NONE)),
+    (of_keyed, two_keys(weighted=True)),
+    (of_keyed_tensor, KeyedTensor(["a", "b"], [1, 2], DENSE)),
+    (of_dict, two_keys(weighted=True).to_dict()),
+    (of_dict, two_keys(weighted=False).to_dict()),
+    (of_bags, [VALUES, VALUES[:1]]),
+    (regrouped, [pooled("a"), pooled("b")]),
+    (of_columns, [DENSE, DENSE[:, :1]]),
 ]
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
-@pytest.mark.parametrize(("function", "arguments"), SCRIPTS)
-def test_script_gives_what_the_code_gives(function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-    found, expected = map(
-        _pytree.tree_flatten, (torch.jit.script(function)(*arguments), function(*arguments))
-    )
-    assert found[1] == expected[1]  # types, with their keys
-    for one, other in zip(found[0], expected[0], strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=0) if isinstance(one, Tensor) else None
-        assert isinstance(one, Tensor) or one == other
+@pytest.mark.parametrize(("code", "given"), OTHERS)
+def test_torchscript_gives_what_python_gives(code: Callable[..., Any], given: Any) -> None:
+    found, wanted = map(_pytree.tree_flatten, (scripted(code)(given), code(given)))
+    assert found[1] == wanted[1]  # types, with their keys
+    for one, other in zip(found[0], wanted[0], strict=True):
+        assert type(one) is type(other)
+        if isinstance(one, Tensor):
+            torch.testing.assert_close(one, other, rtol=0, atol=0)
+        else:
+            assert one == other
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated", "ignore:The TorchScript type system")
-def test_script_of_a_trace_needs_no_annotation_of_a_sparse_type() -> None:
-    class Counts(nn.Module):
+def test_torchscript_regroups_no_key_that_two_tensors_have() -> None:
+    with pytest.raises(torch.jit.Error, match="none or several: a"):
+        scripted(regrouped)([pooled("a"), pooled("b"), pooled("a")])
+
+
+def test_torchscript_of_a_trace_needs_no_annotation_of_a_sparse_type() -> None:
+    class Second(nn.Module):
         def forward(self, values: Tensor, lengths: Tensor) -> Tensor:
             return KeyedJaggedTensor.from_lengths_sync(["a", "b"], values, lengths)["b"].values()
 
-    script = torch.jit.script(torch.fx.symbolic_trace(Counts()))
+    script = scripted(torch.fx.symbolic_trace(Second()))
     assert script(VALUES, LENGTHS).tolist() == [7, 1]
 
 
-def from_rows(values: Tensor, lengths: Tensor) -> JaggedTensor:
-    return JaggedTensor.from_dense_lengths(values, lengths)
-
-
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
-def test_script_without_a_form_says_which_there_are() -> None:
+def test_torchscript_says_which_functions_it_has() -> None:
     with pytest.raises(
         UnsupportedError, match=r"no JaggedTensor\.from_dense_lengths.* JaggedTensor\.from_dense, "
     ):
-        torch.jit.script(from_rows)
-
-
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
-def test_script_takes_no_batch_size_per_key() -> None:
-    uneven = KeyedJaggedTensor(
-        ["a", "b"], VALUES, lengths=torch.ones(3).int(), stride_per_key_per_rank=[[1], [2]]
-    )
-    with pytest.raises(RuntimeError, match="_variable"):
-        torch.jit.script(like)(uneven)
+        scripted(JaggedTensor.from_dense_lengths)

@@ -1,7 +1,7 @@
 """Quantised collections in TorchScript.
 
 `torch.jit.script` asks a module for what it compiles (``__prepare_scriptable__``): here a module of whole tables, whose
-rows are in the layouts of torch's operators.
+rows are in the layouts of torch's operators. Batches and results are the types of `shardwright.sparse.scripting`.
 
 TorchScript reads annotations, so they are no text here.
 
@@ -18,6 +18,7 @@ from shardwright.modules.quantized.rows import QuantizedRows
 from shardwright.modules.quantized.torch_rows import look_up, sum_bags, torch_rows
 from shardwright.planning.tables.spec import EmbeddingConfig, PoolingType
 from shardwright.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+from shardwright.sparse.scripting import register_script_types
 
 __all__ = ["scriptable"]
 
@@ -150,6 +151,7 @@ def scriptable(
         rows_of: function from the name of a table to its rows.
         known: name of a table of some ids alone -> these, sorted, and the row of each, ``[K]`` int64.
     """
+    register_script_types()
     names, is_weighted = collection.embedding_names(), collection.is_weighted()
     tables: list[nn.Module] = [
         ScriptedTable(config, rows_of(config.name), is_weighted, (known or {}).get(config.name))

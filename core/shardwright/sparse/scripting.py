@@ -1,29 +1,31 @@
-"""The sparse types, and the functions that make them, in TorchScript.
+"""The sparse types in TorchScript.
 
-TorchScript cannot read our types. For it they are the small classes below, which have the attributes of ours: by these
-torch converts one into the other. A batch there has one batch size for all features.
+For TorchScript they are the small classes below, which have the attributes of ours: by these torch converts one into
+the other. Where `torch.jit.script` meets one of our types it finds its class here.
 
-Torch asks a class for ``_jit_override_qualname`` before it compiles or converts it, and a function for
-``__prepare_scriptable__``; only then is this module imported (see `_traces`).
+All keys of a batch have the same samples: batch sizes per key, and exchanges between ranks, are not in TorchScript.
 
 TorchScript reads annotations, so they are no text here.
 
-Legend: B bags (the batch size), F keys, V values in all, D columns.
+Legend: F keys, B samples.
 """
 
 import inspect
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, List, Optional, TypeVar  # noqa: UP035 - torch asks what `list` holds, too early
+from typing import TYPE_CHECKING, Any, Optional, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.jit import _state
+from torch.nn import functional
 
 from shardwright.errors import UnsupportedError
 from shardwright.sparse.jagged_tensor import JaggedTensor
 from shardwright.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from shardwright.sparse.keyed_tensor import KeyedTensor
+
+__all__ = ["function_for", "register_script_types"]
 
 _C = TypeVar("_C", bound=type[Any])
 
@@ -68,7 +70,7 @@ class _JaggedMethods:
         offsets = self._offsets
         if offsets is None:
             lengths = self.lengths()
-            return nn.functional.pad(torch.cumsum(lengths, 0, dtype=lengths.dtype), [1, 0])
+            return functional.pad(torch.cumsum(lengths, 0, dtype=lengths.dtype), [1, 0])
         return offsets
 
     def offsets_or_none(self) -> Tensor | None:
@@ -153,11 +155,15 @@ class ScriptKeyedJaggedTensor(_Shared):
         self._index_per_key = torch.jit.annotate(Optional[dict[str, int]], None)  # noqa: UP045
         self._length_per_key = torch.jit.annotate(Optional[list[int]], None)  # noqa: UP045
         self._offset_per_key = torch.jit.annotate(Optional[list[int]], None)  # noqa: UP045
-        self._stride: int = 0
-        if stride is not None:
-            self._stride = stride
-        elif len(keys) > 0:
-            self._stride = self.lengths().numel() // len(keys)
+        count = 0
+        if lengths is not None:
+            count = lengths.numel()
+        elif offsets is not None:
+            count = offsets.numel() - 1
+        if stride is None:
+            stride = count // max(len(keys), 1)
+        assert stride * len(keys) == count, "each key needs as many lengths as there are samples"
+        self._stride: int = stride
 
     def keys(self) -> list[str]:
         """The features, in order."""
@@ -187,6 +193,33 @@ class ScriptKeyedJaggedTensor(_Shared):
             starts.append(starts[-1] + count)
         return starts
 
+    def split(self, segments: list[int]) -> list["ScriptKeyedJaggedTensor"]:
+        """Runs of so many keys each; they add up to all of them."""
+        assert sum(segments) == len(self._keys), "the segments do not add up to the number of keys"
+        starts = [0]
+        for segment in segments:
+            assert segment >= 0, "a segment is negative"
+            starts.append(starts[-1] + segment)
+        return [self.permute(list(range(starts[i], starts[i + 1]))) for i in range(len(segments))]
+
+    def permute(self, indices: list[int]) -> "ScriptKeyedJaggedTensor":
+        """The keys in another order, or some of them."""
+        counts = self.length_per_key()
+        values = torch.split(self._values, counts)
+        lengths = self.lengths().view(len(self._keys), self._stride)
+        weights = self._weights
+        if weights is not None:
+            own = torch.split(weights, counts)
+            weights = torch.cat([weights[:0]] + [own[index] for index in indices])
+        return ScriptKeyedJaggedTensor(
+            [self._keys[index] for index in indices],
+            torch.cat([self._values[:0]] + [values[index] for index in indices]),
+            weights,
+            torch.cat([lengths.flatten()[:0]] + [lengths[index] for index in indices]),
+            None,
+            self._stride,
+        )
+
     def sync(self) -> "ScriptKeyedJaggedTensor":
         """The batch itself: sizes are read where they are asked for."""
         return self
@@ -205,61 +238,23 @@ class ScriptKeyedJaggedTensor(_Shared):
             self._stride,
         )
 
-    def permute(self, indices: list[int], indices_tensor: Tensor | None = None) -> "ScriptKeyedJaggedTensor":
-        """The features of those positions, in that order."""
-        lengths = self.lengths().view(len(self._keys), self._stride)
-        starts = self.offset_per_key()
-        weights = self._weights
-        keys: list[str] = []
-        # Something of each first: no position at all is a batch without features.
-        own_lengths, own_values = [lengths[:0].flatten()], [self._values[:0]]
-        own_weights: list[Tensor] = []
-        if weights is not None:
-            own_weights.append(weights[:0])
-        for index in indices:
-            keys.append(self._keys[index])
-            own_lengths.append(lengths[index])
-            own_values.append(self._values[starts[index] : starts[index + 1]])
-            if weights is not None:
-                own_weights.append(weights[starts[index] : starts[index + 1]])
-        if weights is not None:
-            weights = torch.cat(own_weights)
-        return ScriptKeyedJaggedTensor(
-            keys, torch.cat(own_values), weights, torch.cat(own_lengths), None, self._stride
-        )
-
-    def split(self, segments: list[int]) -> List["ScriptKeyedJaggedTensor"]:  # noqa: UP006 - as the next
-        """Batches of so many features each, in order."""
-        starts = [0]
-        for count in segments:
-            starts.append(starts[-1] + count)
-        assert starts[-1] == len(self._keys), "segments must add up to the number of keys"
-        # A list with an annotation would have torch compile this class once more.
-        return [
-            self.permute(list(range(starts[place], starts[place + 1])), None)
-            for place in range(len(segments))
-        ]
-
-    def to_dict(self, compute_offsets: bool = True) -> dict[str, JaggedTensor]:
+    def to_dict(self) -> dict[str, JaggedTensor]:
         """The bags of each feature."""
         lengths = self.lengths().view(len(self._keys), self._stride)
         counts = self.length_per_key()
         values = torch.split(self._values, counts)
-        all_weights = self._weights
-        weights: list[Tensor] = []
-        if all_weights is not None:
-            weights = list(torch.split(all_weights, counts))
+        weights = self._weights
         found: dict[str, JaggedTensor] = {}
         for index, key in enumerate(self._keys):
             own: Tensor | None = None
-            if all_weights is not None:
-                own = weights[index]
+            if weights is not None:
+                own = torch.split(weights, counts)[index]
             found[key] = JaggedTensor(values[index], own, lengths[index])
         return found
 
     def __getitem__(self, key: str) -> JaggedTensor:
         """The bags of a feature."""
-        return self.to_dict(True)[key]
+        return self.to_dict()[key]
 
 
 class ScriptKeyedTensor:
@@ -281,6 +276,10 @@ class ScriptKeyedTensor:
         """Columns of each."""
         return self._length_per_key
 
+    def values(self) -> Tensor:
+        """All columns."""
+        return self._values
+
     def offset_per_key(self) -> list[int]:
         """First column of each, and end of the last."""
         starts = [0]
@@ -289,12 +288,8 @@ class ScriptKeyedTensor:
         return starts
 
     def key_dim(self) -> int:
-        """The dimension along which the keys lie."""
+        """Dimension along which the keys lie."""
         return self._key_dim
-
-    def values(self) -> Tensor:
-        """All columns."""
-        return self._values
 
     def device(self) -> torch.device:
         """Device of the values."""
@@ -313,19 +308,90 @@ class ScriptKeyedTensor:
         return self.to_dict()[key]
 
 
-def jagged_empty(
+def empty_jagged(
     is_weighted: bool = False,
     device: torch.device | None = None,
     values_dtype: torch.dtype | None = None,
     weights_dtype: torch.dtype | None = None,
     lengths_dtype: torch.dtype = torch.int32,
 ) -> JaggedTensor:
-    """`JaggedTensor.empty`."""
+    """`JaggedTensor.empty` in TorchScript."""
     weights: Tensor | None = None
     if is_weighted:
         weights = torch.empty(0, dtype=weights_dtype, device=device)
     values = torch.empty(0, dtype=values_dtype, device=device)
     return JaggedTensor(values, weights, torch.empty(0, dtype=lengths_dtype, device=device))
+
+
+def empty_keyed(
+    is_weighted: bool = False,
+    device: torch.device | None = None,
+    values_dtype: torch.dtype | None = None,
+    weights_dtype: torch.dtype | None = None,
+    lengths_dtype: torch.dtype = torch.int32,
+) -> KeyedJaggedTensor:
+    """`KeyedJaggedTensor.empty` in TorchScript."""
+    weights: Tensor | None = None
+    if is_weighted:
+        weights = torch.empty(0, dtype=weights_dtype, device=device)
+    values = torch.empty(0, dtype=torch.int64 if values_dtype is None else values_dtype, device=device)
+    lengths = torch.empty(0, dtype=lengths_dtype, device=device)
+    return KeyedJaggedTensor(torch.jit.annotate(list[str], []), values, weights, lengths)
+
+
+def empty_like_keyed(kjt: KeyedJaggedTensor, device: torch.device | None = None) -> KeyedJaggedTensor:
+    """`KeyedJaggedTensor.empty_like` in TorchScript."""
+    place = kjt.values().device if device is None else device
+    weights = kjt.weights_or_none()
+    if weights is not None:
+        weights = torch.empty(0, dtype=weights.dtype, device=place)
+    values = torch.empty(0, dtype=kjt.values().dtype, device=place)
+    lengths = torch.empty(0, dtype=kjt.lengths().dtype, device=place)
+    keys = torch.jit.annotate(list[str], [])
+    return KeyedJaggedTensor(keys, values, weights, lengths, None, kjt.stride())
+
+
+def from_lengths(
+    keys: list[str],
+    values: Tensor,
+    lengths: Tensor,
+    weights: Tensor | None = None,
+    stride: int | None = None,
+) -> KeyedJaggedTensor:
+    """`KeyedJaggedTensor.from_lengths_sync` in TorchScript."""
+    return KeyedJaggedTensor(keys, values, weights, lengths, None, stride)
+
+
+def from_offsets(
+    keys: list[str],
+    values: Tensor,
+    offsets: Tensor,
+    weights: Tensor | None = None,
+    stride: int | None = None,
+) -> KeyedJaggedTensor:
+    """`KeyedJaggedTensor.from_offsets_sync` in TorchScript."""
+    return KeyedJaggedTensor(keys, values, weights, None, offsets, stride)
+
+
+def concat(kjt_list: list[KeyedJaggedTensor]) -> KeyedJaggedTensor:
+    """`KeyedJaggedTensor.concat` in TorchScript."""
+    stride = kjt_list[0].stride()
+    keys = torch.jit.annotate(list[str], [])
+    weights = torch.jit.annotate(list[Tensor], [])
+    for part in kjt_list:
+        assert part.stride() == stride, "the batches have different numbers of samples"
+        keys += part.keys()
+        own = part.weights_or_none()
+        if own is not None:
+            weights.append(own)
+    assert len(weights) == 0 or len(weights) == len(kjt_list), "some batches have weights and some have none"
+    joined: Tensor | None = None
+    if len(weights) > 0:
+        joined = torch.cat(weights)
+    values = torch.cat([part.values() for part in kjt_list])
+    return KeyedJaggedTensor(
+        keys, values, joined, torch.cat([part.lengths() for part in kjt_list]), None, stride
+    )
 
 
 def jagged_from_dense(values: list[Tensor], weights: list[Tensor] | None = None) -> JaggedTensor:
@@ -340,81 +406,12 @@ def jagged_from_dense(values: list[Tensor], weights: list[Tensor] | None = None)
     return JaggedTensor(torch.cat(values), joined, lengths)
 
 
-def from_lengths_sync(
-    keys: list[str],
-    values: Tensor,
-    lengths: Tensor,
-    weights: Tensor | None = None,
-    stride: int | None = None,
-) -> KeyedJaggedTensor:
-    """`KeyedJaggedTensor.from_lengths_sync`."""
-    return KeyedJaggedTensor(keys, values, weights, lengths, None, stride)
-
-
-def from_offsets_sync(
-    keys: list[str],
-    values: Tensor,
-    offsets: Tensor,
-    weights: Tensor | None = None,
-    stride: int | None = None,
-) -> KeyedJaggedTensor:
-    """`KeyedJaggedTensor.from_offsets_sync`."""
-    return KeyedJaggedTensor(keys, values, weights, None, offsets, stride)
-
-
 def from_jt_dict(jt_dict: dict[str, JaggedTensor]) -> KeyedJaggedTensor:
     """`KeyedJaggedTensor.from_jt_dict`."""
     parts: list[KeyedJaggedTensor] = []
     for key, bags in jt_dict.items():
         parts.append(KeyedJaggedTensor([key], bags.values(), bags.weights_or_none(), bags.lengths()))
     return concat(parts)
-
-
-def concat(kjt_list: list[KeyedJaggedTensor]) -> KeyedJaggedTensor:
-    """`KeyedJaggedTensor.concat`."""
-    keys: list[str] = []
-    values: list[Tensor] = []
-    lengths: list[Tensor] = []
-    weights: list[Tensor] = []
-    for part in kjt_list:
-        assert part.stride() == kjt_list[0].stride(), "batches that are joined have the same samples"
-        keys += part.keys()
-        values.append(part.values())
-        lengths.append(part.lengths())
-        own = part.weights_or_none()
-        if own is not None:
-            weights.append(own)
-    joined: Tensor | None = None
-    if len(weights) > 0:
-        assert len(weights) == len(values), "all batches that are joined have weights, or none has"
-        joined = torch.cat(weights)
-    return KeyedJaggedTensor(keys, torch.cat(values), joined, torch.cat(lengths), None, kjt_list[0].stride())
-
-
-def keyed_empty(
-    is_weighted: bool = False,
-    device: torch.device | None = None,
-    values_dtype: torch.dtype | None = None,
-    weights_dtype: torch.dtype | None = None,
-    lengths_dtype: torch.dtype = torch.int32,
-) -> KeyedJaggedTensor:
-    """`KeyedJaggedTensor.empty`."""
-    if values_dtype is None:
-        values_dtype = torch.int64
-    bags = jagged_empty(is_weighted, device, values_dtype, weights_dtype, lengths_dtype)
-    keys: list[str] = []
-    return KeyedJaggedTensor(keys, bags.values(), bags.weights_or_none(), bags.lengths())
-
-
-def keyed_empty_like(kjt: KeyedJaggedTensor, device: torch.device | None = None) -> KeyedJaggedTensor:
-    """`KeyedJaggedTensor.empty_like`."""
-    weights = kjt.weights_or_none()
-    if weights is not None:
-        weights = torch.empty_like(weights[:0], device=device)
-    values = torch.empty_like(kjt.values()[:0], device=device)
-    lengths = torch.empty_like(kjt.lengths()[:0], device=device)
-    keys: list[str] = []
-    return KeyedJaggedTensor(keys, values, weights, lengths, None, kjt.stride())
 
 
 def from_tensor_list(keys: list[str], tensors: list[Tensor], key_dim: int = 1) -> KeyedTensor:
@@ -451,36 +448,32 @@ def regroup_as_dict(
     return found
 
 
+# Functions of our types -> what TorchScript compiles where code calls them.
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "JaggedTensor.empty": jagged_empty,
+    "JaggedTensor.empty": empty_jagged,
     "JaggedTensor.from_dense": jagged_from_dense,
     "KeyedJaggedTensor.concat": concat,
-    "KeyedJaggedTensor.empty": keyed_empty,
-    "KeyedJaggedTensor.empty_like": keyed_empty_like,
+    "KeyedJaggedTensor.empty": empty_keyed,
+    "KeyedJaggedTensor.empty_like": empty_like_keyed,
     "KeyedJaggedTensor.from_jt_dict": from_jt_dict,
-    "KeyedJaggedTensor.from_lengths_sync": from_lengths_sync,
-    "KeyedJaggedTensor.from_offsets_sync": from_offsets_sync,
+    "KeyedJaggedTensor.from_lengths_sync": from_lengths,
+    "KeyedJaggedTensor.from_offsets_sync": from_offsets,
     "KeyedTensor.from_tensor_list": from_tensor_list,
     "KeyedTensor.regroup": regroup,
     "KeyedTensor.regroup_as_dict": regroup_as_dict,
 }
 
-_CLASSES: dict[type[Any], Any] = {
-    JaggedTensor: ScriptJaggedTensor,
-    KeyedJaggedTensor: ScriptKeyedJaggedTensor,
-    KeyedTensor: ScriptKeyedTensor,
-}
 
-
-def function_of(name: str) -> Callable[..., Any]:
-    """The function that TorchScript compiles in the place of one of ours.
+def function_for(name: str) -> Callable[..., Any]:
+    """The function that TorchScript compiles for one of ours.
 
     Args:
-        name: qualified name of ours.
+        name: the class and the function of ours.
 
     Raises:
-        UnsupportedError: there is none.
+        UnsupportedError: TorchScript has no such function.
     """
+    register_script_types()
     if name not in _FUNCTIONS:
         raise UnsupportedError(
             f"TorchScript has no {name}; of functions that make sparse types it has {', '.join(_FUNCTIONS)}"
@@ -488,44 +481,31 @@ def function_of(name: str) -> Callable[..., Any]:
     return _FUNCTIONS[name]
 
 
-def name_of(ours: type[Any]) -> str:
-    """The name of one of our types in TorchScript, which has taken it before this returns.
-
-    Raises:
-        AttributeError: TorchScript takes no such type.
-    """
-    if ours not in _CLASSES:
-        raise AttributeError(f"TorchScript has no form of {ours.__name__}")
-    register_script_types()
-    return _name(ours)
+_registered: list[type] = []
 
 
 def register_script_types() -> None:
     """Have TorchScript take our sparse types for the classes here, and give them back as ours.
 
-    Scripting a model does it, and giving a scripted one a sparse type. A process that does neither, but loads a model
-    whose results are sparse types, calls it.
+    Scripting code that names one of them does it. A process that only loads saved TorchScript calls it, if results are
+    sparse types.
     """
-    for ours, script in _CLASSES.items():
-        if ours not in _begun:
-            _begun.add(ours)
-            _register(ours, script)
-
-
-_begun: set[type[Any]] = set()
-"""Types whose class is compiled; it asks for the name of another while it is."""
-
-
-def _name(ours: type[Any]) -> str:
-    return f"__torch__.{ours.__module__}.{ours.__name__}"
-
-
-def _register(ours: type[Any], script: Any) -> None:
-    # The class has the name of ours there, which code that constructs one of ours looks up.
-    script._jit_override_qualname = _name(ours)
-    with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # torch's, that TorchScript is deprecated: nobody who only traces asked for it
-        torch.jit.script(script)
-    _state._add_script_class(ours, _state._script_classes[script])
+    pairs: dict[type[Any], Any] = {
+        JaggedTensor: ScriptJaggedTensor,
+        KeyedJaggedTensor: ScriptKeyedJaggedTensor,
+        KeyedTensor: ScriptKeyedTensor,
+    }
+    if _registered:
+        return
+    _registered.extend(pairs)  # first: torch asks again while it compiles
+    for ours, script in pairs.items():
+        # The class has the name of ours there, which code that constructs one of ours looks up.
+        name = torch._jit_internal._qualified_name(ours)
+        script._jit_override_qualname = name
+        with warnings.catch_warnings():
+            warnings.simplefilter(
+                "ignore"
+            )  # torch's, that TorchScript is deprecated: it is said of the user's code
+            torch.jit.script(script)
+        _state._add_script_class(ours, _state._script_classes[script])
+        _state._name_to_pyclass[name] = ours

@@ -1,6 +1,6 @@
 """The module that is exported: a model that takes plain tensors, and reads the rows of its tables from one of them.
 
-Legend: F features, B samples, N ids of all features.
+Legend: F features, B samples, N ids of all features, K ids of a table that have rows.
 """
 
 from __future__ import annotations
@@ -44,23 +44,37 @@ class MappedCollection(nn.Module):
     def __init__(self, served: Served, tables: Sequence[TableRows], rows: Rows) -> None:
         super().__init__()
         self._served, self._tables, self._rows = served, list(tables), rows
+        for number, table in enumerate(self._tables):
+            # Not persistent: they are in no checkpoint of the model.
+            self.register_buffer(f"known_{number}", served.known_ids(table.name), persistent=False)
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor | dict[str, JaggedTensor]:
         """Look up as the collection does that was exported."""
         bags = features.to_dict()
         assert self._rows.file is not None  # the program has set it
         found: list[tuple[JaggedTensor, Tensor]] = []
-        for config, table in zip(self._served.configs, self._tables, strict=True):
+        for number, (config, table) in enumerate(zip(self._served.configs, self._tables, strict=True)):
             rows = table.of(self._rows.file)
-            found += [(bags[name], self._looked_up(table, rows, bags[name])) for name in config.feature_names]
+            for name in config.feature_names:
+                ids = self._row_numbers(number, bags[name].values().long())
+                found.append((bags[name], self._looked_up(table, rows, ids, bags[name])))
         names = self._served.embedding_names
         if self._served.is_pooled:
             pooled = [self._pooled(*one, index) for index, one in enumerate(found)]
             return KeyedTensor(names, [one.shape[1] for one in pooled], torch.cat(pooled, dim=1))
         return {name: self._sequence(*one) for name, one in zip(names, found, strict=True)}
 
-    def _looked_up(self, table: TableRows, rows: Tensor, bags: JaggedTensor) -> Tensor:
-        ids = bags.values().long()
+    def _row_numbers(self, number: int, ids: Tensor) -> Tensor:
+        """Row of each id, ``[N]``; where some ids alone have rows, the last for others, which is zeros."""
+        known: Tensor | None = getattr(self, f"known_{number}")
+        if known is None:
+            return ids
+        if not len(known):
+            return torch.zeros_like(ids)
+        place = torch.searchsorted(known, ids).clamp(max=len(known) - 1)
+        return torch.where(known[place] == ids, place, len(known))
+
+    def _looked_up(self, table: TableRows, rows: Tensor, ids: Tensor, bags: JaggedTensor) -> Tensor:
         if not self._served.is_pooled:
             return look_up(table.data_type.value, table.embedding_dim, rows, ids)
         weights = bags.weights().float() if self._served.is_weighted else None

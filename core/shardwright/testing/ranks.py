@@ -19,8 +19,9 @@ from shardwright.errors import DistributedError
 _START_TIMEOUT_S = 120.0
 _GROUP_TIMEOUT_S = 60.0
 _DIED = "the process died"
-# What the server imports that ranks are forked from. Not FBGEMM, which an initializer may hide.
-_PRELOADED = ("torch", "torch.distributed.checkpoint", "torch.profiler")
+# What the server imports that ranks are forked from; the last is what torch imports with the first optimizer. Not
+# FBGEMM, which an initializer may hide.
+_PRELOADED = ("torch", "torch.distributed.checkpoint", "torch.profiler", "torch._dynamo")
 
 
 class RankError(DistributedError):
@@ -75,7 +76,7 @@ class RankPool:
             function: a function at the top level of a module that the processes can import.
             world_size: number of ranks.
             args: picklable.
-            timeout_s: longest time of the call, s, for a busy machine; then the processes are ended, and the call fails.
+            timeout_s: longest time of the call, s; then the processes are ended, and the call fails.
             kwargs: picklable.
 
         Returns:

@@ -27,6 +27,14 @@ class TracedMeta(_ProxyableClassMeta, ABCMeta):
             return type.__call__(cls, *args, **kwargs)
         return proxy.tracer.create_proxy("call_function", cls, args, kwargs)
 
+    @property
+    def _jit_override_qualname(cls) -> str:
+        """Nothing. TorchScript asks for it before it looks for a class of its own, which is made then."""
+        from shardwright.sparse.scripting import register_script_types  # asked for by few
+
+        register_script_types()
+        raise AttributeError("_jit_override_qualname")
+
 
 def traced(function: _F) -> _F:
     """Make calls of a function one node of a trace, if an argument is one of the trace's stand-ins.
@@ -45,6 +53,25 @@ def traced(function: _F) -> _F:
         return proxy.tracer.create_proxy("call_function", call, args, kwargs)
 
     return cast(_F, call)
+
+
+def scripted(function: _F) -> _F:
+    """Have TorchScript compile the function of this name in `scripting`, where code calls this one.
+
+    Args:
+        function: a static function of a sparse type, whose checks TorchScript cannot compile.
+
+    Returns:
+        The function itself.
+    """
+
+    def prepared() -> Callable[..., Any]:
+        from shardwright.sparse.scripting import function_for  # asked for by few
+
+        return function_for(function.__qualname__)
+
+    vars(function)["__prepare_scriptable__"] = prepared  # what TorchScript asks a function for
+    return function
 
 
 def _proxy_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Proxy | None:

@@ -74,6 +74,21 @@ def test_a_batch_that_contradicts_itself_is_refused_where_it_is_used() -> None:
 
 
 @pytest.mark.usefixtures("installed")
+def test_offsets_of_no_elements_are_those_of_no_bags() -> None:
+    none = torch.tensor([])
+    batch = sw.KeyedJaggedTensor(["a"], none, offsets=none)
+    assert (batch.stride(), batch.offsets().tolist(), batch["a"].to_dense()) == (0, [0], [])
+    assert sw.JaggedTensor(none, offsets=none).to_dense() == []
+    with pytest.raises(AssertionError, match="1 dimension"):
+        sw.KeyedJaggedTensor(["a"], none, offsets=torch.zeros(0, 1).long())
+
+
+def test_offsets_have_their_leading_0_in_shardwright() -> None:
+    with pytest.raises(sw.InvalidInputError, match="leading 0"):
+        sw.JaggedTensor(torch.tensor([]), offsets=torch.tensor([]))
+
+
+@pytest.mark.usefixtures("installed")
 def test_errors_about_arguments_are_assertion_errors_too() -> None:
     with pytest.raises(AssertionError, match="low_rank"):
         LowRankCrossNet(4, 3, low_rank=0)

@@ -74,7 +74,7 @@ def test_model_that_was_scripted_still_runs_in_python() -> None:
 FRESH = """
 import sys, warnings, torch, shardwright as sw
 warnings.simplefilter("ignore")
-from shardwright.modules.quantized.scripting import register_script_types
+from shardwright.sparse.scripting import register_script_types
 register_script_types()
 model, (features, wanted) = torch.jit.load(sys.argv[1]), torch.load(sys.argv[2])
 features = sw.KeyedJaggedTensor(**features)

@@ -8,13 +8,16 @@ from typing import Any
 import pytest
 import shardwright_torchrec
 import torch
+from shardwright_torchrec.distributed.parameter_sharding import ParameterSharding
 from shardwright_torchrec.distributed.sharding_plan import column_wise, construct_module_sharding_plan
 from shardwright_torchrec.modules.crossnet import LowRankCrossNet
 from shardwright_torchrec.optim.keyed import KeyedOptimizerWrapper
 from shardwright_torchrec.optim.warmup import WarmupOptimizer, WarmupStage
+from shardwright_torchrec.parallel.sharders import EmbeddingBagCollectionSharder
 from shardwright_torchrec.planner.proposers import DynamicProgrammingProposer
 from shardwright_torchrec.planner.topologies import Topology
 from shardwright_torchrec.planner.types import Perf, Shard, ShardingOption, Storage
+from shardwright_torchrec.plans import read_plan, write_plan
 from torch import nn
 
 import shardwright as sw
@@ -160,6 +163,10 @@ def test_columns_are_cut_into_parts_of_given_widths() -> None:
         ([8, 8], [0, 16]),
     ]
     assert plan["t"].ranks == [0, 1]
+    topology, tables = sw.Topology(2, "cpu"), EmbeddingBagCollectionSharder().tables(own)
+    whole = sw.ShardingPlan({"": plan})
+    assert read_plan(write_plan(whole), tables, topology).plan[""]["t"].layout == plan["t"].layout
+    assert ParameterSharding("column_wise", "fused", [0, 1], spec).layout == plan["t"].layout
     for widths in ([16, 16], [24, 0], [8, 8, 8]):
         with pytest.raises(sw.PlanError, match="24 columns, and there are 2 ranks"):
             construct_module_sharding_plan(own, {"t": column_wise(size_per_rank=widths)}, **cut)

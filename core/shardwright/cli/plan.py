@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from shardwright.cli.plans import read_plan, write_text
+
 if TYPE_CHECKING:
     from shardwright.planning.machines.topology import Topology
     from shardwright.planning.report.report import Report
@@ -93,7 +95,6 @@ def plan(
     quiet: Annotated[bool, typer.Option("--quiet", help="Print the summary only.")] = False,
 ) -> None:
     """Plan how to shard the tables of a workload, and say how good the plan is."""
-    from shardwright.cli.plans import read_plan
     from shardwright.planning.documents import CONSTRAINTS
     from shardwright.planning.tables.constraints import Constraints
     from shardwright.planning.tables.workload import Workload
@@ -192,17 +193,3 @@ def check_writable(path: Path | None) -> None:
     else:
         return
     raise InvalidInputError(f"cannot write {str(path)!r}: {reason}. Name a file that can be written.")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file.
-
-    Raises:
-        InvalidInputError: it cannot be written.
-    """
-    from shardwright.errors import InvalidInputError
-
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InvalidInputError(f"cannot write {str(path)!r}: {error.strerror}") from error

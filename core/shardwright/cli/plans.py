@@ -52,7 +52,6 @@ def check(
 
 def _rewrite(path: Path, plan: ShardingPlan, found: CheckedPlan) -> None:
     """Write a plan's document anew, where it says what is not so."""
-    from shardwright.cli.plan import write_text
     from shardwright.planning.report.check import restate
 
     if not found.misstatements:
@@ -190,3 +189,17 @@ def read_plan(path: Path) -> ShardingPlan:
         return ShardingPlan.from_json(text)
     except PlanError as error:
         raise PlanError(f"{path}: {error}") from error
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file.
+
+    Raises:
+        InvalidInputError: it cannot be written.
+    """
+    from shardwright.errors import InvalidInputError
+
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InvalidInputError(f"cannot write {str(path)!r}: {error.strerror}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator
 from typing import Any
 
@@ -50,7 +51,7 @@ def test_ways_are_back_when_names_are_not_installed() -> None:
     assert not str(sw.JaggedTensor.empty()).endswith("\n")
     with pytest.raises(sw.InvalidInputError, match="add up to 6"):
         uneven()
-    assert not issubclass(sw.InvalidInputError, AssertionError)
+    assert type(sw.InvalidInputError()) is sw.InvalidInputError
 
 
 @pytest.mark.usefixtures("installed")
@@ -97,6 +98,12 @@ def test_errors_about_arguments_are_assertion_errors_too() -> None:
         LowRankCrossNet(4, 3, low_rank=0)
     with pytest.raises(AssertionError, match="got no tables"):
         sw.EmbeddingBagCollection([])
+    assert sw.InvalidInputError.__mro__[1:3] == (sw.ShardwrightError, ValueError)  # it is as ever
+    again = pickle.loads(pickle.dumps(sw.InvalidInputError("one", 2)))
+    assert isinstance(again, AssertionError)
+    assert isinstance(again, sw.InvalidInputError)
+    assert again.args == ("one", 2)
+    assert not isinstance(sw.UnsupportedError(), AssertionError)
 
 
 @pytest.mark.usefixtures("installed")

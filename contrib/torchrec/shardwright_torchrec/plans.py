@@ -7,6 +7,7 @@ As TorchRec's objects, or as the plain data that its release 1.8 serialises them
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -17,10 +18,10 @@ import shardwright as sw
 
 __all__ = ["read_plan", "to_torchrec", "write_plan"]
 
-_REPLICATED = "data_parallel"
+_COLUMNS, _REPLICATED = "column_wise", "data_parallel"
 _TYPES = frozenset(
     {
-        "column_wise",
+        _COLUMNS,
         "grid_shard",
         "row_wise",
         "table_column_wise",
@@ -182,6 +183,9 @@ def _layout_of(kind: str, shards: Sequence[_Shard], table: sw.TableSpec, topolog
     narrowest = min((shard.sizes[1] for shard in shards if shard.sizes[1]), default=None)
     rule = sw.ParameterConstraints(sharding_types=[kind], min_partition=narrowest)
     offered = list(sw.host.host().sharding_types.create(kind).layouts(table, topology, rule))
+    widths = [shard.sizes[1] for shard in sorted(shards, key=lambda shard: shard.offsets)]
+    if kind == _COLUMNS and sum(widths) == table.embedding_dim and min(widths) > 0:
+        offered.append(columns_layout(table, topology, widths))
     for layout in offered:
         if layout.is_replicated and not shards:
             return layout.placed(range(topology.world_size))
@@ -196,6 +200,18 @@ def _layout_of(kind: str, shards: Sequence[_Shard], table: sw.TableSpec, topolog
         f"{topology.world_size} ranks, {topology.local_world_size} a host, has no layout with the plan's shards "
         f"({'; '.join(told) or 'none'}). Give the topology and the tables that it was made for, or plan anew."
     )
+
+
+def columns_layout(table: sw.TableSpec, topology: sw.Topology, widths: Sequence[int]) -> sw.Layout:
+    """A table's columns in blocks of any widths, which add up to its columns; on rank 0, 1, ..."""
+    rule = sw.ParameterConstraints(sharding_types=["table_wise"])
+    whole = next(iter(sw.host.host().sharding_types.create("table_wise").layouts(table, topology, rule)))
+    block, ends = whole.blocks[0], itertools.accumulate(widths)
+    blocks = [
+        attrs.evolve(block, columns=sw.ColumnRange(end - width, end), rank=rank)
+        for rank, (end, width) in enumerate(zip(ends, widths, strict=True))
+    ]
+    return attrs.evolve(whole, blocks=blocks)
 
 
 def _cuts(shards: Iterable[_Shard]) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:

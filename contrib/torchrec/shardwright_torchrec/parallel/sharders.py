@@ -29,7 +29,7 @@ class _AsInTorchRec(sw.ModuleSharder):
         Not where a subclass overrides `compute_kernels`.
         """
         found = super().allowed(table, compute_device_type)
-        if self.fused_params is not None or table.optimizer is not self.optimizer:
+        if not leaves_update_to_script(table, self):
             return found
         found = dict.fromkeys(host().sharding_types) if found is None else dict(found)
         if REPLICATED in found and found[REPLICATED] is None:
@@ -71,6 +71,11 @@ class EmbeddingCollectionSharder(_AsInTorchRec, sw.EmbeddingCollectionSharder):
 def get_default_sharders() -> list[sw.ModuleSharder]:
     """One sharder for each class of collections."""
     return [EmbeddingBagCollectionSharder(), EmbeddingCollectionSharder()]
+
+
+def leaves_update_to_script(table: sw.TableSpec, sharder: sw.ModuleSharder) -> bool:
+    """True for a table that nobody gave an optimizer: neither its parameter has one, nor the sharder `fused_params`."""
+    return sharder.fused_params is None and table.optimizer is sharder.optimizer
 
 
 def kernels_with_gradients() -> list[str]:

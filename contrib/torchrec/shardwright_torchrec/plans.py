@@ -7,7 +7,6 @@ As TorchRec's objects, or as the plain data that its release 1.8 serialises them
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -18,10 +17,10 @@ import shardwright as sw
 
 __all__ = ["read_plan", "to_torchrec", "write_plan"]
 
-_COLUMNS, _REPLICATED = "column_wise", "data_parallel"
+_REPLICATED = "data_parallel"
 _TYPES = frozenset(
     {
-        _COLUMNS,
+        "column_wise",
         "grid_shard",
         "row_wise",
         "table_column_wise",
@@ -30,6 +29,8 @@ _TYPES = frozenset(
         _REPLICATED,
     }
 )
+_ANY_COLUMNS = frozenset({"column_wise", "table_column_wise"})
+"""Sharding types of which a plan may have column blocks of any widths; the planner's are equal."""
 _KERNELS = frozenset({"dense", "fused", "fused_uvm", "fused_uvm_caching"})
 _CPU_FUSED = "fused"
 """What TorchRec calls every kernel with the optimizer in its backward pass, where it has no name for it."""
@@ -183,15 +184,15 @@ def _layout_of(kind: str, shards: Sequence[_Shard], table: sw.TableSpec, topolog
     narrowest = min((shard.sizes[1] for shard in shards if shard.sizes[1]), default=None)
     rule = sw.ParameterConstraints(sharding_types=[kind], min_partition=narrowest)
     offered = list(sw.host.host().sharding_types.create(kind).layouts(table, topology, rule))
-    widths = [shard.sizes[1] for shard in sorted(shards, key=lambda shard: shard.offsets)]
-    if kind == _COLUMNS and sum(widths) == table.embedding_dim and min(widths) > 0:
-        offered.append(columns_layout(table, topology, widths))
     for layout in offered:
         if layout.is_replicated and not shards:
             return layout.placed(range(topology.world_size))
         ranks = _ranks_of(layout, shards)
         if ranks is not None:
             return layout.placed(ranks)
+    own = _columns_of(kind, shards, table, topology)
+    if own is not None:
+        return own
     told = [
         f"rows {offsets[0]}+{sizes[0]} x columns {offsets[1]}+{sizes[1]}" for offsets, sizes in _cuts(shards)
     ]
@@ -202,16 +203,29 @@ def _layout_of(kind: str, shards: Sequence[_Shard], table: sw.TableSpec, topolog
     )
 
 
-def columns_layout(table: sw.TableSpec, topology: sw.Topology, widths: Sequence[int]) -> sw.Layout:
-    """A table's columns in blocks of any widths, which add up to its columns; on rank 0, 1, ..."""
-    rule = sw.ParameterConstraints(sharding_types=["table_wise"])
-    whole = next(iter(sw.host.host().sharding_types.create("table_wise").layouts(table, topology, rule)))
-    block, ends = whole.blocks[0], itertools.accumulate(widths)
-    blocks = [
-        attrs.evolve(block, columns=sw.ColumnRange(end - width, end), rank=rank)
-        for rank, (end, width) in enumerate(zip(ends, widths, strict=True))
-    ]
-    return attrs.evolve(whole, blocks=blocks)
+def _columns_of(
+    kind: str, shards: Sequence[_Shard], table: sw.TableSpec, topology: sw.Topology
+) -> sw.Layout | None:
+    """The layout of shards that are whole columns, of any widths; none for types that do not cut a table so."""
+    ordered = sorted(shards, key=lambda shard: shard.offsets[1])
+    hosts = {shard.rank // topology.local_world_size for shard in ordered}
+    if kind not in _ANY_COLUMNS or (kind == "table_column_wise" and len(hosts) != 1):
+        return None
+    layout = layout_of_columns(
+        table, [shard.sizes[1] for shard in ordered], [shard.rank for shard in ordered]
+    )
+    is_covered = sum(shard.sizes[1] for shard in ordered) == table.embedding_dim
+    cuts = [shard.place for shard in ordered]
+    return layout if is_covered and cuts == [_place(block) for block in layout.blocks] else None
+
+
+def layout_of_columns(table: sw.TableSpec, widths: Sequence[int], ranks: Sequence[int]) -> sw.Layout:
+    """The layout that cuts a table into so many columns from the left, each part on its rank."""
+    blocks, start = [], 0
+    for width, rank in zip(widths, ranks, strict=True):
+        blocks.append(sw.Block(table.all_rows, sw.ColumnRange(start, start + width), rank=rank))
+        start += width
+    return sw.Layout(blocks)
 
 
 def _cuts(shards: Iterable[_Shard]) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:

@@ -139,7 +139,7 @@ class Inputs:
             example: a `KeyedJaggedTensor`, the model's arguments as a tuple, or as a mapping by name.
 
         Raises:
-            InvalidInputError: it has no `KeyedJaggedTensor`.
+            InvalidInputError: it has no `KeyedJaggedTensor`, or one that tables cannot look up.
             UnsupportedError: it has more than one, batch sizes of their own, or further tensors than a dense one.
         """
         args, kwargs = _arguments(example)
@@ -205,6 +205,9 @@ def _check_example(leaves: Sequence[Any], batches: Sequence[int], dense: Sequenc
         raise UnsupportedError(
             "the example's features have batch sizes of their own; a package takes the same samples of every feature"
         )
+    problem = batch.lookup_problem(batch.keys())
+    if problem:
+        raise InvalidInputError(f"the example: {problem}")
     if dense and len(leaves[dense[0]]) != batch.stride():
         raise InvalidInputError(
             f"the example's dense tensor has {len(leaves[dense[0]])} rows, and its KeyedJaggedTensor {batch.stride()} "
@@ -220,6 +223,11 @@ def _name_of(model: nn.Module, path: Any) -> str:
     if inner or (isinstance(key, int) and key >= len(names)):
         return "dense"
     return names[key] if isinstance(key, int) else str(key)
+
+
+def _key_of(step: Any) -> str:
+    """The key, index or attribute that a step of a path in a structure takes."""
+    return str(next(getattr(step, name) for name in ("key", "idx", "name") if hasattr(step, name)))
 
 
 class ServingProgram(nn.Module):
@@ -241,9 +249,21 @@ class ServingProgram(nn.Module):
         return tuple(_pytree.tree_leaves(self._output(tensors)))
 
     def named_outputs(self, *tensors: Tensor) -> dict[str, Tensor]:
-        """Predict; outputs by their names in the structure of the model's output."""
+        """Predict; outputs by their names in the structure of the model's output, such as ``score`` or ``scores.0``.
+
+        Raises:
+            UnsupportedError: two outputs have one name.
+        """
         found, _ = _pytree.tree_flatten_with_path(self._output(tensors))
-        return {_pytree.keystr(path).strip("[]'.") or "output": leaf for path, leaf in found}
+        named: dict[str, Tensor] = {}
+        for path, leaf in found:
+            name = ".".join(map(_key_of, path)) or "output"
+            if name in named:
+                raise UnsupportedError(
+                    f"the model has two outputs {name!r}: rename one, since requests name them so"
+                )
+            named[name] = leaf
+        return named
 
     def _output(self, tensors: Sequence[Tensor]) -> Any:
         named = dict(zip([*self._inputs.example, "rows"], tensors, strict=True))

@@ -11,13 +11,14 @@ from torch import nn
 import shardwright as sw
 from shardwright.host import host
 from shardwright_torchrec.distributed.comm import get_local_size
+from shardwright_torchrec.parallel.kernel_names import NamedSharding
 from shardwright_torchrec.parallel.sharders import (
     REPLICATED,
     get_default_sharders,
     kernels_with_gradients,
     leaves_update_to_script,
 )
-from shardwright_torchrec.plans import columns_layout
+from shardwright_torchrec.plans import layout_of_columns
 
 __all__ = [
     "ParameterShardingGenerator",
@@ -111,7 +112,7 @@ def _columns_of(widths: Sequence[int]) -> _LayoutOf:
                 f"column_wise(size_per_rank={list(widths)}): table {table.describe()} has {table.embedding_dim} "
                 f"columns, and there are {topology.world_size} ranks"
             )
-        return columns_layout(table, topology, widths)
+        return layout_of_columns(table, widths, range(len(widths)))
 
     return layout_of
 
@@ -186,13 +187,14 @@ def _sharded(
             )
         layout = layout_of(table, topology)
         name = kernel or _kernel(kind, table, topology, sharder)
-        return sw.ParameterSharding(
+        sharding = sw.ParameterSharding(
             kind,
             host().compute_kernels.canonical(name),
             layout,
             topology.compute_device,
             local_world_size=topology.local_world_size,
         )
+        return sharding if kernel else NamedSharding.of(sharding)
 
     return generate
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
 
 
-class Placement(str):
+class ShardPlacement(str):
     """Place of a shard as text, ``"rank:1/cuda:1"``, with the methods of PyTorch's places of shards."""
 
     __slots__ = ()
@@ -43,7 +43,7 @@ class ShardMetadata:
 
     shard_offsets: list[int]
     shard_sizes: list[int]
-    placement: str = field(converter=Placement)
+    placement: str = field(converter=ShardPlacement)
 
 
 @frozen

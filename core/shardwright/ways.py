@@ -18,11 +18,14 @@ class Ways:
             of no bags.
         draws_twice: a table's weights are drawn normally before they are drawn as configured, as `torch.nn.Embedding`
             does, so that equal seeds give equal weights.
+        input_error: the class of errors about arguments that are made; a subclass of ``InvalidInputError``, which is
+            made otherwise.
     """
 
     text_end: str = ""
     checks_late: bool = False
     draws_twice: bool = False
+    input_error: type[Exception] | None = None
 
 
 ways = Ways()

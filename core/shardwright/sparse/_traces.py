@@ -11,8 +11,9 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import torch
-from torch.fx import Proxy, _symbolic_trace
+from torch.fx import Proxy
 from torch.fx import ProxyableClassMeta as _ProxyableClassMeta  # type: ignore[attr-defined]  # exported by name only
+from torch.fx._symbolic_trace import is_fx_symbolic_tracing  # where torch keeps the flag differs by release
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -75,7 +76,7 @@ def scripted(function: _F) -> _F:
 
 def _proxy_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Proxy | None:
     """A stand-in among the arguments of a call, if there is a trace; compiled and exported programs have none."""
-    if not _symbolic_trace._is_fx_tracing_flag or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or not is_fx_symbolic_tracing():
         return None
     return _first_proxy((args, kwargs))
 

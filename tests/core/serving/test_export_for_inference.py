@@ -95,7 +95,7 @@ def test_package_takes_its_features_out_of_a_batch_in_any_order(package: Path) -
 def test_package_loads_without_what_exports(package: Path) -> None:
     code = "import sys, shardwright as sw; sw.load_package(sys.argv[1]); print(*sys.modules)"
     done = subprocess.run(
-        [sys.executable, "-c", code, str(package)], capture_output=True, text=True, timeout=120, check=True
+        [sys.executable, "-c", code, str(package)], capture_output=True, text=True, check=True
     )
     heavy = (
         "shardwright.runtime.",
@@ -300,7 +300,6 @@ def test_example_of_one_sample_without_ids_will_do(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_every_form_is_checked_in_a_fresh_process(tmp_path: Path) -> None:
     model = Model()
     path = export(tmp_path, copy.deepcopy(model), check=True)
@@ -333,7 +332,7 @@ def test_checkpoint_is_exported_in_less_memory_than_its_tables(tmp_path: Path) -
 
     def run(what: str) -> str:
         command = [sys.executable, "-c", MEMORY, str(tmp_path), what]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=dict(os.environ))
+        done = subprocess.run(command, capture_output=True, text=True, env=dict(os.environ))
         assert done.returncode == 0, done.stderr
         return done.stdout
 

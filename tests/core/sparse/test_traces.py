@@ -98,6 +98,13 @@ def test_batches_are_made_without_torchs_warning_of_traces(monkeypatch: pytest.M
     assert batch("a").permute([0]).keys() == ["a"]
 
 
+def test_batches_are_made_by_a_torch_that_has_no_flag_of_its_traces(monkeypatch: pytest.MonkeyPatch) -> None:
+    # As releases after 2.13, which keep it for each thread; torch's own question is then another function too.
+    monkeypatch.delattr("torch.fx._symbolic_trace._is_fx_tracing_flag", raising=False)
+    monkeypatch.setattr("shardwright.sparse._traces.is_fx_symbolic_tracing", lambda: False)
+    assert batch("a").keys() == ["a"]
+
+
 def parts_of(kjt: KeyedJaggedTensor) -> list[KeyedJaggedTensor]:
     first, none, last = kjt.split([1, 0, 1])
     joined = KeyedJaggedTensor.concat([last, first])

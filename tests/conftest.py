@@ -2,10 +2,39 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import signal
+import tempfile
 
 import pytest
 from hypothesis import settings
+
+SLOW_LIMIT_S = 900
+"""Time-out of a test marked slow, s: many times what any takes alone on two cores, for machines that do other work."""
+
+# As many threads as in a run of all tests, whichever modules are collected; processes that tests start have them too.
+os.environ["OMP_NUM_THREADS"] = "1"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep what this machine's user has measured of kernels out of plans."""
+    cache = tempfile.TemporaryDirectory(prefix="shardwright-tests-")
+    config.add_cleanup(cache.cleanup)
+    os.environ["XDG_CACHE_HOME"] = cache.name
+
+
+def pytest_collection_finish() -> None:
+    """Leave all that was imported out of collections of garbage, which take half a second each otherwise."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give slow tests more time."""
+    for item in items:
+        if item.get_closest_marker("slow") is not None and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(SLOW_LIMIT_S))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

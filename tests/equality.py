@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-
 from shardwright.testing.equality.cases import BATCHES, Case, Table, layouts_of, shard_case, shardings_of
 from shardwright.testing.equality.collectives import expected_collectives
 from shardwright.testing.equality.training import (
@@ -34,5 +32,3 @@ __all__ = [
     "train_rank",
     "train_simulated",
 ]
-
-torch.set_num_threads(1)  # tensors here are tiny; more threads only wait for each other

@@ -14,7 +14,7 @@ NAME = "even_first"
 DISTRIBUTION = "acme-even-first"
 FILES = ("pyproject.toml", "acme_even_first.py")
 
-_TIMEOUT_S = 90
+_TIMEOUT_S = 200
 
 
 def install(folder: Path) -> Path:

@@ -48,8 +48,6 @@ QUESTION = re.compile(r"(What|Whether|How|Where|Which|Who|Whose|When|Why|That|If
 DANGLING = re.compile(
     r"(of|by|for|in|on|at|to|from|with|as|that|which|what|whose|how|where|whether|if|is|are)\b"
 )
-# Folders whose docstrings are still to be rewritten.
-UNFINISHED: tuple[str, ...] = ()
 # Most modules of a folder beside its ``__init__``: more of them want inner walls, by subject.
 MOST_MODULES = 15
 # Folders with more, and why.
@@ -59,6 +57,20 @@ HOOKS = sorted(name for name in dir(hookspecs) if name.startswith("shardwright_"
 
 def python_files(*folders):
     return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+
+
+@pytest.fixture(scope="module")
+def trees():
+    """The syntax trees of core and plugins, by their paths from the root."""
+    return {
+        str(path.relative_to(ROOT)): ast.parse(path.read_text()) for path in python_files("core", "plugins")
+    }
+
+
+@pytest.fixture(scope="module")
+def core(trees):
+    """Those of core."""
+    return {path: tree for path, tree in trees.items() if path.startswith("core/")}
 
 
 def test_hooks_are_those_of_the_kinds():
@@ -100,30 +112,30 @@ def test_public_names_are_sorted_and_unique():
     assert shardwright.__all__ == sorted(set(shardwright.__all__))
 
 
-def test_every_literal_all_is_sorted():
+def test_every_literal_all_is_sorted(trees):
     unsorted = []
-    for path in python_files("core", "plugins"):
-        for node in ast.parse(path.read_text()).body:
+    for path, tree in trees.items():
+        for node in tree.body:
             if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
                 names = [item.value for item in getattr(node.value, "elts", [])]
                 # In the order of ruff's RUF022: constants, classes, functions.
                 if names != sorted(names, key=lambda name: (not name.isupper(), not name[0].isupper(), name)):
-                    unsorted.append(str(path.relative_to(ROOT)))
+                    unsorted.append(path)
     assert unsorted == []
 
 
-def test_core_imports_no_plugin():
+def test_core_imports_no_plugin(core):
     offenders = []
-    for path in python_files("core"):
-        for node in ast.walk(ast.parse(path.read_text())):
+    for path, tree in core.items():
+        for node in ast.walk(tree):
             modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             modules += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             if any(module.split(".")[0] == "shardwright_plugins" for module in modules):
-                offenders.append(str(path.relative_to(ROOT)))
+                offenders.append(path)
     assert offenders == []
 
 
-def test_core_names_no_built_in_plugin():
+def test_core_names_no_built_in_plugin(core):
     """No string in core is the name of something that a built-in plugin offers."""
     names = {
         entry.name
@@ -133,11 +145,11 @@ def test_core_names_no_built_in_plugin():
         for entry in entries
     }
     # Conformance tests for plugin authors may show what is common.
-    files = [path for path in python_files("core") if "testing" not in path.relative_to(ROOT).parts]
     found = {
-        (str(path.relative_to(ROOT)), node.value): node.lineno
-        for path in files
-        for node in ast.walk(ast.parse(path.read_text()))
+        (path, node.value): node.lineno
+        for path, tree in core.items()
+        if "testing" not in Path(path).parts
+        for node in ast.walk(tree)
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in names
     }
     assert {place: line for place, line in found.items() if place not in HOMONYMS} == {}
@@ -166,33 +178,33 @@ def test_plugin_host_tests_pass_with_no_plugin_loaded():
         env={**os.environ, "SHARDWRIGHT_PLUGINS": ""},
         capture_output=True,
         text=True,
-        timeout=110,
     )
     assert done.returncode == 0, done.stdout[-4000:]
 
 
-def test_no_two_classes_of_core_share_a_name():
+def test_no_two_classes_of_core_share_a_name(core):
     """One word for one thing, private or public: the glossary of CONTRIBUTING has the words."""
     places = defaultdict(list)
-    for path in python_files("core"):
-        for node in ast.walk(ast.parse(path.read_text())):
+    for path, tree in core.items():
+        for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef):
-                places[node.name.lstrip("_")].append(f"{path.relative_to(ROOT)}:{node.lineno}")
+                places[node.name.lstrip("_")].append(f"{path}:{node.lineno}")
     assert {name: where for name, where in places.items() if len(where) > 1} == {}
 
 
-def docstrings():
+@pytest.fixture(scope="module")
+def docstrings(trees):
     """Docstrings of core and plugins with their places, those of attributes and constants too."""
-    for path in python_files("core", "plugins"):
-        place = str(path.relative_to(ROOT))
-        if place.startswith(UNFINISHED):
-            continue
-        for node in ast.walk(ast.parse(path.read_text())):
-            body = getattr(node, "body", ())
-            for line in body if isinstance(body, list) else ():  # a lambda's is an expression
-                text = getattr(getattr(line, "value", None), "value", None)
-                if isinstance(line, ast.Expr) and isinstance(text, str):
-                    yield f"{place}:{line.lineno}", inspect.cleandoc(text)
+    return [found for place, tree in trees.items() for found in docstrings_of(place, tree)]
+
+
+def docstrings_of(place, tree):
+    for node in ast.walk(tree):
+        body = getattr(node, "body", ())
+        for line in body if isinstance(body, list) else ():  # a lambda's is an expression
+            text = getattr(getattr(line, "value", None), "value", None)
+            if isinstance(line, ast.Expr) and isinstance(text, str):
+                yield f"{place}:{line.lineno}", inspect.cleandoc(text)
 
 
 def arguments_of(docstring):
@@ -201,16 +213,16 @@ def arguments_of(docstring):
     return re.findall(r"^    (\w+): (.*)$", found[1], re.MULTILINE) if found else []
 
 
-def test_docstrings_begin_with_a_noun_or_a_verb():
+def test_docstrings_begin_with_a_noun_or_a_verb(docstrings):
     """Not "What the copies synchronise", but "Bytes that the copies synchronise": it can be read alone."""
-    assert [f"{place}: {text.splitlines()[0]}" for place, text in docstrings() if QUESTION.match(text)] == []
+    assert [f"{place}: {text.splitlines()[0]}" for place, text in docstrings if QUESTION.match(text)] == []
 
 
-def test_arguments_name_their_subject():
+def test_arguments_name_their_subject(docstrings):
     """Not "limit: of each rank's load", but "limit: largest load of a rank, ms"."""
     dangling = [
         f"{place}: {name}: {text}"
-        for place, docstring in docstrings()
+        for place, docstring in docstrings
         for name, text in arguments_of(docstring)
         if DANGLING.match(text)
     ]

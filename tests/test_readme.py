@@ -77,7 +77,7 @@ def test_readme_test_of_the_plugin_passes(tmp_path: Path) -> None:
     site, test = stranger.install(tmp_path), tmp_path / "test_even_first.py"
     test.write_text(readme.source("test_even_first.py"))
     options = ["-q", "-W", "error", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), str(test)]
-    done = stranger.run_python("-m", "pytest", *options, site=site, timeout_s=110)
+    done = stranger.run_python("-m", "pytest", *options, site=site)
     assert done.returncode == 0, done.stdout[-4000:]
 
 

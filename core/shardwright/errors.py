@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Self, cast
+
+from shardwright.ways import ways
 
 __all__ = [
     "CheckpointError",
@@ -33,6 +36,11 @@ class ShardwrightError(Exception):
 
 class InvalidInputError(ShardwrightError, ValueError):
     """A value given by the caller is wrong."""
+
+    def __new__(cls, *args: object) -> Self:
+        """Make the error, of the subclass that the process's ways name, if any."""
+        own = ways.input_error if cls is InvalidInputError else None
+        return cast(Self, super().__new__(cls if own is None else own, *args))
 
 
 class UnknownNameError(ShardwrightError, LookupError):

@@ -14,14 +14,18 @@ class Ways:
     Attributes:
         text_end: end of `str()` of a sparse type.
         checks_late: batches that contradict themselves can be made, and are refused where their bags are put together
-            anew or looked up. They are refused when they are made otherwise.
+            anew or looked up. They are refused when they are made otherwise. Offsets of 0 elements are taken for those
+            of no bags.
         draws_twice: a table's weights are drawn normally before they are drawn as configured, as `torch.nn.Embedding`
             does, so that equal seeds give equal weights.
+        input_error: the class of errors about arguments that are made; a subclass of ``InvalidInputError``, which is
+            made otherwise.
     """
 
     text_end: str = ""
     checks_late: bool = False
     draws_twice: bool = False
+    input_error: type[Exception] | None = None
 
 
 ways = Ways()

@@ -27,6 +27,7 @@ from rich import box
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+from tests.pretended import PretendedCommunicator, pretended_env, timed
 
 from shardwright.host import host
 from shardwright.modules.embedding_modules import EmbeddingBagCollection
@@ -37,7 +38,6 @@ from shardwright.planning.tables.constraints import ParameterConstraints
 from shardwright.planning.tables.spec import EmbeddingBagConfig, TableSpec
 from shardwright.runtime.sharded.collections.sharders import EmbeddingBagCollectionSharder
 from shardwright.sparse import KeyedJaggedTensor
-from shardwright.testing.pretended import PretendedCommunicator, pretended_env, timed
 
 app = typer.Typer(help=__doc__, no_args_is_help=True)
 

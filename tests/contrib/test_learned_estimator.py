@@ -318,10 +318,9 @@ def test_no_file_imports_pickle() -> None:
 
 @pytest.mark.distributed
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_measure_on_real_ranks_gives_costs_to_plan_with() -> None:
     with RankPool(2, backend="gloo") as pool:
-        results = pool.run(learned_workers.measure_and_plan, 2, timeout_s=240)
+        results = pool.run(learned_workers.measure_and_plan, 2)
     (measured, plan, types), (others, other_plan, _) = results
     assert (measured, plan) == (others, other_plan)
     assert [(one["sharding_type"], one["compute_kernel"]) for one in measured] == [

@@ -101,7 +101,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = tmp_path_factory.mktemp("site")
     paths = [write_wheel(wheels, name, *rest) for name, rest in DISTRIBUTIONS.items()]
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
-    subprocess.run([*pip, "--target", str(target), *map(str, paths)], check=True, timeout=100)
+    subprocess.run([*pip, "--target", str(target), *map(str, paths)], check=True)
     return target
 
 
@@ -131,7 +131,6 @@ def run_python(site: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
             env={**kept, "PYTHONPATH": path, "COLUMNS": "400", **environment},
             capture_output=True,
             text=True,
-            timeout=60,
         )
 
     return run

@@ -22,6 +22,6 @@ def test_demo_on_cuda_prints_its_throughput() -> None:
         "--steps",
         "50",
     ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "examples/s on 1 rank" in done.stdout

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -13,6 +11,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+from tests.distributed.failures.strikes import VICTIM, strike, told
 
 from shardwright import (
     DistributedModelParallel,
@@ -24,8 +23,7 @@ from shardwright import (
 from shardwright.errors import DistributedError
 from shardwright.runtime.sharded.models import dense_sync
 
-TIMEOUT_S = 2.0
-VICTIM = 1
+TIMEOUT_S = 6.0
 
 
 class Towers(torch.nn.Module):
@@ -56,34 +54,28 @@ def _batch(rank: int, step: int, width: int) -> tuple[torch.Tensor, KeyedJaggedT
     return torch.randn(3, width), KeyedJaggedTensor(["a"], torch.tensor([rank]), lengths=torch.tensor([1]))
 
 
-def _env() -> ShardingEnv:
+def _impatient() -> ShardingEnv:
     """Ranks of little patience, who have done everything once before: what is imported or compiled takes time."""
     warm = DistributedModelParallel(Towers())
     warm(*_batch(warm.env.rank, 0, 2)).backward()
     return ShardingEnv.from_process_group(dist.new_group(timeout=timedelta(seconds=TIMEOUT_S)))
 
 
-def _strike(fault: str) -> None:
-    """What befalls the victim."""
-    time.sleep(0.2)  # what it sent before has arrived
-    if fault == "kill":
-        os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(TIMEOUT_S + 0.5)
-
-
 def lose_a_rank(collective: str, fault: str) -> str:
     """A fault befalls rank 1 before one of the collectives of the dense part; returns what was raised."""
-    env = _env()
-    struck = collective if env.rank == VICTIM else ""
+    env = _impatient()
+
+    def before(this: str) -> None:
+        if this == collective:
+            strike(fault)
+
     try:
-        with before_sums(lambda: _strike(fault) if struck == dense_sync.GRADIENTS else None):
+        with told(), before_sums(lambda: before(dense_sync.GRADIENTS)):
             model = DistributedModelParallel(Towers(), env, init_data_parallel=False)
-            if struck == dense_sync.COPIES:
-                _strike(fault)
+            before(dense_sync.COPIES)
             model.init_data_parallel()
             model(*_batch(env.rank, 0, 2)).backward()
-            if struck == dense_sync.BUCKETS:
-                _strike(fault)
+            before(dense_sync.BUCKETS)
             model(*_batch(env.rank, 1, 2)).backward()
     except DistributedError as error:
         return str(error)
@@ -110,7 +102,7 @@ def accumulate_gradients(width: int) -> tuple[list[int], list[float]]:
         How many sums each pass had; and, after each that had some, how far the gradients are from the mean of those
         that the ranks' batches have in the unsharded model.
     """
-    env, num_sums, deviations = _env(), [0], []
+    env, num_sums, deviations = ShardingEnv.from_process_group(), [0], []
     reference = Towers(width).dense
 
     def note_and_linger() -> None:
@@ -141,11 +133,10 @@ def _deviation(module: torch.nn.Module, other: torch.nn.Module) -> float:
 
 def leave_a_layer_out() -> str:
     """A layer takes no part in a step; returns what is raised in the next."""
-    env = _env()
-    model = DistributedModelParallel(Towers(has_idle=True), env)
+    model = DistributedModelParallel(Towers(has_idle=True))
     try:
         for step in range(2):
-            model(*_batch(env.rank, step, 2)).backward()
+            model(*_batch(model.env.rank, step, 2)).backward()
     except RuntimeError as error:
         return f"{type(error).__name__}: {error}"
     return "nothing was raised"

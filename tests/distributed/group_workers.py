@@ -12,6 +12,7 @@ import attrs
 import torch
 import torch.distributed as dist
 from tests.distributed import workers
+from tests.distributed.failures.strikes import strike, told
 from tests.distributed.pipelines.pipeline_workers import WithLoss, examples
 
 from shardwright import (
@@ -174,18 +175,16 @@ def lose_a_rank(fault: str) -> str:
     workers.train(model, 0, dist.get_rank(), optimizer)
     model.sync()
     workers.train(model, 1, dist.get_rank(), optimizer)
-    if dist.get_rank() == VICTIM:
-        if fault == "kill":
-            time.sleep(0.2)  # what it sent before has arrived
-            os.kill(os.getpid(), signal.SIGKILL)
-        elif fault == "kill between parts and means":
-            averaging._mean = lambda values: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
-        else:
-            time.sleep(TIMEOUT_S + 2)
-            return "stuck"
+    if fault != "kill between parts and means":
+        strike(fault, victim=VICTIM)
+    elif dist.get_rank() == VICTIM:
+        averaging._mean = lambda values: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
+    if dist.get_rank() == VICTIM and fault == "stall":
+        return "stuck"
     started = time.monotonic()
     try:
-        model.sync()
+        with told():
+            model.sync()
     except ShardwrightError as error:
         # Within the time-out, and a grace for a busy machine.
         return f"{error}" if time.monotonic() - started < 2 * TIMEOUT_S else "late"

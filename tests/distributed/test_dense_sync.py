@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from tests.distributed import dense_workers
+from tests.distributed.failures.strikes import VICTIM
 
 from shardwright.runtime.sharded.models import dense_sync
 from shardwright.testing.ranks import RankError, RankPool
@@ -19,7 +20,7 @@ BUCKETS, COPIES = (pytest.param(name, marks=slow) for name in (dense_sync.BUCKET
 def test_rank_that_is_stuck_before_a_collective_of_the_dense_part_is_named(
     pool: RankPool, collective: str
 ) -> None:
-    text, own = pool.run(dense_workers.lose_a_rank, 2, collective, "stall", timeout_s=60)
+    text, own = pool.run(dense_workers.lose_a_rank, 2, collective, "stall")
     assert text.startswith(f"rank 0: {collective} failed: no word from rank 1 in "), text
     assert f"rank 0 failed in {collective}" in own, own
 
@@ -29,8 +30,8 @@ def test_rank_that_is_killed_before_a_collective_of_the_dense_part_is_named(
     pool: RankPool, collective: str
 ) -> None:
     with pytest.raises(RankError) as error:
-        pool.run(dense_workers.lose_a_rank, 2, collective, "kill", timeout_s=60)
-    assert error.value.errors == {dense_workers.VICTIM: "the process died"}
+        pool.run(dense_workers.lose_a_rank, 2, collective, "kill")
+    assert error.value.errors == {VICTIM: "the process died"}
     text = error.value.results[0]
     assert text.startswith(f"rank 0: {collective} failed: no word from rank 1 in "), text
 
@@ -39,14 +40,14 @@ def test_rank_that_is_killed_before_a_collective_of_the_dense_part_is_named(
 def test_dense_gradients_accumulated_over_passes_are_the_mean_over_ranks(
     pool: RankPool, width: int, num_buckets: int
 ) -> None:
-    for num_sums, deviations in pool.run(dense_workers.accumulate_gradients, 2, width, timeout_s=60):
+    for num_sums, deviations in pool.run(dense_workers.accumulate_gradients, 2, width):
         assert num_sums[::2] == [0, 0, 0]
         assert num_sums[-1] == num_buckets
         assert deviations == pytest.approx([0.0] * 3, abs=1e-4)
 
 
 def test_layer_without_gradients_is_told_as_torch_tells_it(pool: RankPool) -> None:
-    for text in pool.run(dense_workers.leave_a_layer_out, 2, timeout_s=60):
+    for text in pool.run(dense_workers.leave_a_layer_out, 2):
         assert text.startswith("RuntimeError: Expected to have finished reduction in the prior iteration"), (
             text
         )

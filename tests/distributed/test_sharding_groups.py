@@ -86,7 +86,7 @@ def test_wrong_batch_of_one_group_is_an_error_of_all_and_the_next_trains(pool: R
 @pytest.mark.parametrize("fault", ["kill", "kill between parts and means"])
 def test_rank_that_is_killed_is_named_by_its_replica(pool: RankPool, fault: str) -> None:
     with pytest.raises(RankError) as raised:
-        pool.run(group_workers.lose_a_rank, WORLD, fault, timeout_s=60)
+        pool.run(group_workers.lose_a_rank, WORLD, fault)
     texts = raised.value.results
     assert set(texts) == {0, 1, 2}
     what = "averaged replicas" if "means" in fault else "headers of an averaging"
@@ -97,7 +97,7 @@ def test_rank_that_is_killed_is_named_by_its_replica(pool: RankPool, fault: str)
 
 @pytest.mark.slow
 def test_rank_that_does_not_come_is_named_within_the_time_out(pool: RankPool) -> None:
-    texts = pool.run(group_workers.lose_a_rank, WORLD, "stuck", timeout_s=60)
+    texts = pool.run(group_workers.lose_a_rank, WORLD, "stall")
     assert texts[VICTIM] == "stuck"
     expected = f"rank 2: the exchange of headers of an averaging failed: no word from rank {VICTIM} in "
     assert texts[2].startswith(expected), texts[2]

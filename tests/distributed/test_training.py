@@ -62,7 +62,7 @@ def mixed_tables() -> list[Table]:
         table
         for index, sharding_type in enumerate(TYPES)
         for kernel in KERNELS
-        for table in tables_of(sharding_type, kernel)[index % 3 : index % 3 + 2]
+        for table in tables_of(sharding_type, kernel)[index % 4 : index % 4 + 1]
     ]
     return [table for table in tables if supports(table.kernel, table, "row_wise_adagrad", world_size=3)]
 
@@ -93,7 +93,7 @@ def test_each_type_equals_unsharded_with_four_collectives(
         )
     wrong = {}
     train_simulated(cases[TYPES[0]])  # what is compiled on first use is, before ranks wait for each other
-    results = pool.run(workers.train_cases, world_size, list(cases.values()), timeout_s=110)
+    results = pool.run(workers.train_cases, world_size, list(cases.values()))
     for (sharding_type, case), of_ranks in zip(cases.items(), zip(*results, strict=True), strict=True):
         try:
             assert_equals_unsharded(case, of_ranks)
@@ -105,9 +105,7 @@ def test_each_type_equals_unsharded_with_four_collectives(
 def test_types_and_kernels_mixed_equal_unsharded_with_four_collectives(pool: RankPool) -> None:
     case = Case(mixed_tables(), BATCH_SIZES[3], "row_wise_adagrad")
     assert {table.sharding_type for table in case.tables} == set(TYPES)
-    assert_equals_unsharded(
-        case, pool.run(workers.train_case, 3, case, timeout_s=110)
-    )  # a busy machine takes 60 s
+    assert_equals_unsharded(case, pool.run(workers.train_case, 3, case))
 
 
 @pytest.mark.parametrize("backend", sorted(host().comm_backends))
@@ -117,7 +115,7 @@ def test_each_backend_trains_all_types_as_unsharded(pool: RankPool, backend: str
     tables = [tables_of(sharding_type, DEFAULT)[index % 4] for index, sharding_type in enumerate(TYPES)]
     case = Case(tables, (3, 0, 4), "row_wise_adagrad")
     train_simulated(case)  # what is compiled on first use is, before ranks wait for each other
-    assert_equals_unsharded(case, pool.run(workers.train_case_over, 3, backend, case, timeout_s=110))
+    assert_equals_unsharded(case, pool.run(workers.train_case_over, 3, backend, case))
 
 
 @pytest.mark.parametrize(
@@ -278,9 +276,7 @@ def test_bad_batch_on_one_rank_is_an_error_on_all_and_the_next_trains(
 
 
 def test_different_plugins_are_an_error_on_every_rank_naming_rank_and_plugin(pool: RankPool) -> None:
-    texts = pool.run(
-        workers.with_plugins_of_rank, 2, [None, "builtin_comm_backends,builtin_sharding_types"], timeout_s=30
-    )
+    texts = pool.run(workers.with_plugins_of_rank, 2, [None, "builtin_comm_backends,builtin_sharding_types"])
     for text in texts:
         assert text.startswith("PluginMismatchError")
         assert "rank 1" in text
@@ -288,13 +284,13 @@ def test_different_plugins_are_an_error_on_every_rank_naming_rank_and_plugin(poo
 
 
 def test_plan_that_cannot_be_made_is_the_same_error_on_every_rank(pool: RankPool) -> None:
-    texts = set(pool.run(workers.plan_impossible, 2, timeout_s=30))
+    texts = set(pool.run(workers.plan_impossible, 2))
     assert len(texts) == 1
     assert "table 'sparse.bags.item' (31 x 16 FP32) needs" in texts.pop()
 
 
 def test_plans_that_differ_between_ranks_are_an_error_naming_rank_and_table(pool: RankPool) -> None:
-    texts = set(pool.run(workers.plans_that_differ, 2, timeout_s=30))
+    texts = set(pool.run(workers.plans_that_differ, 2))
     assert len(texts) == 1
     assert "rank 1 differs from rank 0 in 3 tables, 'user' first" in texts.pop()
 

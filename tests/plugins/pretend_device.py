@@ -277,7 +277,7 @@ def waits_of(num_ranks: int, *case: str) -> list[str]:
     """Waits of rank 0."""
     if num_ranks == 1:
         return train(sw.ShardingEnv.local(device_type=NAME), *case)
-    return run_simulated(lambda env: train(env, *case), num_ranks, timeout_s=20, device_type=NAME)[0]
+    return run_simulated(lambda env: train(env, *case), num_ranks, device_type=NAME)[0]
 
 
 if __name__ == "__main__":

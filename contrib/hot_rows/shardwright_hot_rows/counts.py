@@ -19,6 +19,16 @@ def _numbers(values: Iterable[int]) -> npt.NDArray[np.int64]:
     return np.asarray(values, dtype=np.int64)
 
 
+def _rows(batch: Any, num_rows: int) -> npt.NDArray[np.int64]:
+    """The ids of a batch, in one dimension."""
+    rows = np.asarray(batch).reshape(-1)
+    if rows.size and not 0 <= rows.min() <= rows.max() < num_rows:
+        raise sw.InvalidInputError(
+            f"ids must be 0 <= id < {num_rows}, the rows of the table; a batch has {rows.min()} to {rows.max()}"
+        )
+    return rows
+
+
 @frozen(eq=False)
 class AccessCounts:
     """The lookups of the rows that get most of them, and of all rows together.
@@ -67,13 +77,16 @@ class AccessCounts:
         """Measure counts on the ids of some batches.
 
         Args:
-            ids: an array or tensor on the CPU for each batch.
+            ids: an array or tensor on the CPU for each batch, or one for all.
             num_rows: number of rows of the table.
             most_rows: largest number of rows whose counts are kept.
+
+        Raises:
+            InvalidInputError: an id is no row of the table.
         """
         counts = np.zeros(num_rows, dtype=np.int64)
-        for batch in ids:
-            counts += np.bincount(np.asarray(batch), minlength=num_rows)
+        for batch in (ids,) if hasattr(ids, "ndim") else ids:
+            counts += np.bincount(_rows(batch, num_rows), minlength=num_rows)
         return cls.of(counts, most_rows=most_rows)
 
     def to_extras(self) -> Mapping[str, Any]:

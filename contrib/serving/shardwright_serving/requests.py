@@ -6,6 +6,7 @@ Pydantic reads and checks in one pass. What only several parts together tell is 
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, NotRequired
 
@@ -65,6 +66,7 @@ class RequestReader:
             request = self._adapter.validate_json(body)
         except ValidationError as error:
             raise UnfitRequestError([self._told(one) for one in error.errors(include_url=False)]) from None
+        _check_once(body, request)
         bags: dict[str, list[list[int]]] = request["features"]
         count = self._count(bags, request)
         empty: list[list[int]] = [[]] * count
@@ -122,6 +124,24 @@ class RequestReader:
         where = f" of sample {loc[2]}" if len(loc) > 2 else ""
         what = "weights" if loc[0] == "weights" else "ids"
         return {"loc": loc, "msg": f"feature {name!r}, {what}{where}: {_lower(error['msg'])}"}
+
+
+def _check_once(body: bytes, request: Mapping[str, Any]) -> None:
+    """Check that no key is there twice, of which pydantic takes the last."""
+    parts = [request, request["features"], request.get("weights", {})]
+    # All texts of a request that fits are its keys, so that their number tells, and most bodies are read once.
+    if body.count(b'"') != 2 * sum(map(len, parts)):
+        json.loads(body, object_pairs_hook=_once)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    keys = [key for key, _ in pairs]
+    for key in keys:
+        if keys.count(key) > 1:
+            raise UnfitRequestError.at(
+                key, msg=f"{key!r} is there {keys.count(key)} times; which one is meant?"
+            )
+    return dict(pairs)
 
 
 def _body_type(manifest: Manifest) -> Any:

@@ -56,13 +56,17 @@ class Serving:
             PackageError: it cannot be served; what was served before still is.
         """
         self._state = state_of(self._settings.folder)
-        folder = (
-            self._settings.folder.resolve()
-        )  # a link that moves while it is read does not mix two packages
+        # A link that moves while it is read does not mix two packages; a folder that is replaced is seen.
+        folder = self._settings.folder.resolve()
+        before = state_of(folder)
         try:
             manifest = Manifest.read(folder)
             program = await asyncio.to_thread(load_program, folder, manifest, self._settings)
             reader = RequestReader(manifest)
+            if state_of(folder) != before:
+                raise PackageError(
+                    f"{folder} was changed while it was loaded: it is taken when all of it is there"
+                )
         except PackageError:
             self._metrics.package_loads.labels("failed").inc()
             raise

@@ -20,9 +20,7 @@ def main() -> None:
     if not sys.argv or sys.argv[0].startswith("-"):
         sys.exit(_USAGE)
     if sys.argv[0] == "api" and not as_module and not Path("api").exists():
-        from shardwright_torchrec.api.report import main as report
-
-        report(sys.argv[1:])
+        _report()
         return
     install()
     if as_module:
@@ -30,6 +28,17 @@ def main() -> None:
         return
     sys.path[0] = str(Path(sys.argv[0]).resolve().parent)
     runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+def _report() -> None:
+    """Compare names with the TorchRec that is installed; what the user can repair is told without a traceback."""
+    from shardwright.errors import ShardwrightError
+    from shardwright_torchrec.api.report import main as report
+
+    try:
+        report(sys.argv[1:])
+    except ShardwrightError as error:
+        sys.exit(f"error: {error}")
 
 
 if __name__ == "__main__":

@@ -416,6 +416,10 @@ PATHS = sorted({*MODULES, *QUANTIZED, *ADAPTED})
 """All of TorchRec's module paths that are here."""
 
 
+class InvalidArgumentError(shardwright.InvalidInputError, AssertionError):
+    """An error about arguments, as TorchRec's scripts catch it: TorchRec asserts what it is given."""
+
+
 class _Names(ModuleType):
     """One of TorchRec's modules; its names are looked up in shardwright."""
 
@@ -505,8 +509,8 @@ def install() -> None:
         )
     sys.meta_path.insert(0, _finder)
     os.environ[VARIABLE] = "1"
-    _take_ways(
-        shardwright.Ways(text_end="\n", checks_late=True, draws_twice=True), (*_error_bases(), AssertionError)
+    shardwright.take_ways(
+        shardwright.Ways(text_end="\n", checks_late=True, draws_twice=True, input_error=InvalidArgumentError)
     )
 
 
@@ -514,21 +518,11 @@ def uninstall() -> None:
     """Give the name `torchrec` back; what was imported under it stays usable."""
     if is_installed():
         sys.meta_path.remove(_finder)
-        _take_ways(shardwright.Ways(), _error_bases())
+        shardwright.take_ways(shardwright.Ways())
     sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not Waiting]
     os.environ.pop(VARIABLE, None)
     for name in list(_imported()):
         del sys.modules[name]
-
-
-def _error_bases() -> tuple[type, ...]:
-    """The bases of errors about arguments without TorchRec's names."""
-    return tuple(base for base in shardwright.InvalidInputError.__bases__ if base is not AssertionError)
-
-
-def _take_ways(chosen: shardwright.Ways, error_bases: tuple[type, ...]) -> None:
-    shardwright.take_ways(chosen)
-    shardwright.InvalidInputError.__bases__ = error_bases
 
 
 def find_spec(name: str) -> ModuleSpec | None:

@@ -29,6 +29,8 @@ _TYPES = frozenset(
         _REPLICATED,
     }
 )
+_ANY_COLUMNS = frozenset({"column_wise", "table_column_wise"})
+"""Sharding types of which a plan may have column blocks of any widths; the planner's are equal."""
 _KERNELS = frozenset({"dense", "fused", "fused_uvm", "fused_uvm_caching"})
 _CPU_FUSED = "fused"
 """What TorchRec calls every kernel with the optimizer in its backward pass, where it has no name for it."""
@@ -188,6 +190,9 @@ def _layout_of(kind: str, shards: Sequence[_Shard], table: sw.TableSpec, topolog
         ranks = _ranks_of(layout, shards)
         if ranks is not None:
             return layout.placed(ranks)
+    own = _columns_of(kind, shards, table, topology)
+    if own is not None:
+        return own
     told = [
         f"rows {offsets[0]}+{sizes[0]} x columns {offsets[1]}+{sizes[1]}" for offsets, sizes in _cuts(shards)
     ]
@@ -196,6 +201,31 @@ def _layout_of(kind: str, shards: Sequence[_Shard], table: sw.TableSpec, topolog
         f"{topology.world_size} ranks, {topology.local_world_size} a host, has no layout with the plan's shards "
         f"({'; '.join(told) or 'none'}). Give the topology and the tables that it was made for, or plan anew."
     )
+
+
+def _columns_of(
+    kind: str, shards: Sequence[_Shard], table: sw.TableSpec, topology: sw.Topology
+) -> sw.Layout | None:
+    """The layout of shards that are whole columns, of any widths; none for types that do not cut a table so."""
+    ordered = sorted(shards, key=lambda shard: shard.offsets[1])
+    hosts = {shard.rank // topology.local_world_size for shard in ordered}
+    if kind not in _ANY_COLUMNS or (kind == "table_column_wise" and len(hosts) != 1):
+        return None
+    layout = layout_of_columns(
+        table, [shard.sizes[1] for shard in ordered], [shard.rank for shard in ordered]
+    )
+    is_covered = sum(shard.sizes[1] for shard in ordered) == table.embedding_dim
+    cuts = [shard.place for shard in ordered]
+    return layout if is_covered and cuts == [_place(block) for block in layout.blocks] else None
+
+
+def layout_of_columns(table: sw.TableSpec, widths: Sequence[int], ranks: Sequence[int]) -> sw.Layout:
+    """The layout that cuts a table into so many columns from the left, each part on its rank."""
+    blocks, start = [], 0
+    for width, rank in zip(widths, ranks, strict=True):
+        blocks.append(sw.Block(table.all_rows, sw.ColumnRange(start, start + width), rank=rank))
+        start += width
+    return sw.Layout(blocks)
 
 
 def _cuts(shards: Iterable[_Shard]) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 import typer
 from typer.core import TyperGroup
 
+from shardwright.cli.tables import flowing
 from shardwright.errors import PluginLoadError, ShardwrightError, UnknownPluginError, nearest
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ class Program(TyperGroup):
         """The command of core, or a stand-in with the help of the one that a plugin offers; None for neither."""
         own = self.commands.get(cmd_name)
         if own is not None or cmd_name not in self._offered():
-            return own
+            return _with_flowing_help(own)
         return _stand_in(_registry().create(cmd_name))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -46,7 +47,8 @@ class Program(TyperGroup):
         except UnknownPluginError:
             near = nearest(name, self.list_commands(ctx))
             ctx.fail(f"No such command {name!r}.{near}{registry.not_loaded}")
-        return entry.name, _loaded(registry.create(name), str(entry.provenance)), args[1:]
+        command = _loaded(registry.create(name), str(entry.provenance))
+        return entry.name, _with_flowing_help(command), args[1:]
 
     def _offered(self) -> tuple[str, ...]:
         """Names that plugins offer. The list of commands is shown also where plugins cannot be loaded."""
@@ -66,6 +68,15 @@ def _registry() -> Registry[Command]:
     from shardwright.host.plugin_host import host
 
     return host().commands
+
+
+def _with_flowing_help(command: Any) -> Any:
+    """A command, and those below it, whose help fills the terminal; without that it breaks where docstrings do."""
+    if command is not None:
+        command.help = command.help and flowing(command.help)
+        for own in getattr(command, "commands", {}).values():
+            _with_flowing_help(own)
+    return command
 
 
 def _stand_in(command: Command) -> Any:

@@ -51,7 +51,7 @@ def plan(
         float | None,
         typer.Option(min=0, max=1, help="The part of device memory kept free; 0.15 by default."),
     ] = None,
-    estimator: Annotated[str | None, typer.Option(metavar=_PART, help="The model of costs.")] = None,
+    estimator: Annotated[str | None, typer.Option(metavar=_PART, help="The model of time.")] = None,
     storage_estimator: Annotated[str | None, typer.Option(metavar=_PART, help="The model of memory.")] = None,
     option_space: Annotated[
         str | None,

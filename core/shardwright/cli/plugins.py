@@ -14,7 +14,7 @@ import typer
 
 from shardwright.cli.docs import docs_of, page_of
 from shardwright.cli.quiet import quiet_host
-from shardwright.cli.tables import PAGE_WIDTH, page
+from shardwright.cli.tables import PAGE_WIDTH, flowing, page
 from shardwright.errors import UnknownNameError, nearest
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def _contract(entry: Entry[Any]) -> list[str]:
     lines += [f"  docs {place}" for place in docs_of(entry.provenance)]
     lines += [f"  docs of the kind {page_of(kind)}"]
     lines += [f"  also called {', '.join(entry.aliases)}"] if entry.aliases else []
-    return [*lines, "", textwrap.indent(inspect.getdoc(item) or "", "  ")]
+    return [*lines, "", textwrap.indent(flowing(inspect.getdoc(item) or ""), "  ")]
 
 
 def _order(row: _Row) -> tuple[bool, int, str, str]:

@@ -1,8 +1,9 @@
-"""Tables on a terminal, and in a pipe."""
+"""Tables and texts on a terminal, and in a pipe."""
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,11 @@ def page() -> Console:
     """A console as wide as the terminal, or as ``COLUMNS`` says, or as a page."""
     has_width = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdecimal()
     return _console(None if has_width else PAGE_WIDTH)
+
+
+def flowing(text: str) -> str:
+    """A docstring with one line a paragraph, which fills any width; lines that are indented stay lines."""
+    return re.sub(r"(?<=\S)\n(?=\S)", " ", text)
 
 
 def _console(width: int | None) -> Console:

@@ -161,6 +161,15 @@ class ComputeKernel(ABC, metaclass=OpenNames):
             return ""
         return "it trains tables, and rows of a quantised table are bytes to look up"
 
+    def refusal_of_weight_gradients(self) -> str:
+        """Explain why the weights of ids that it looks up cannot be trained; empty if they can.
+
+        A kernel whose rows stand in ``Lookup.weight``, numbered by the ids, needs no code of its own for that.
+        """
+        if not self.trains:
+            return "it serves tables, and has no backward pass"
+        return "its ids are keys, whose rows it finds by itself" if self.takes_any_id else ""
+
     def bandwidth_fraction(self, request: KernelRequest) -> float:
         """The part of the memory tier's bandwidth that lookups and updates reach, above 0 and up to 1."""
         return 1.0

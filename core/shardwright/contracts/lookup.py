@@ -193,6 +193,21 @@ class Lookup(ABC):
         """
         return self.backward(saved, gradient if scale == 1 else gradient.mul_(scale))
 
+    def weight_gradients(self, saved: Any, gradient: Tensor) -> Tensor | None:
+        """Return the gradient of each id's weight: the product of its row and its bag's gradient.
+
+        Called before :meth:`backward` for the same bags, where the weights of ids are trained. ``None`` leaves it to
+        the engine, which reads the rows in :meth:`weight`.
+
+        Args:
+            saved: state from ``forward`` in training.
+            gradient: float32, flat, in the order of ``forward``'s result; not to be changed.
+
+        Returns:
+            ``[N]`` float32.
+        """
+        return None
+
     def row_sums(self, bags: Bags, gradients: Sequence[Tensor], blocks: tuple[int, ...], out: Tensor) -> bool:
         """Add up the gradient of every row of some blocks; ``False`` leaves that, and their update, to the engine.
 

@@ -166,25 +166,3 @@ class Watch:
         if self.was_interrupted:
             signal.default_int_handler(number, frame)
         self.was_interrupted = True
-
-
-@define(eq=False)
-class Throttle:
-    """Passes progress on after a first silence, and then not more often than once an interval.
-
-    Args:
-        listener: who is told.
-        after_s: nothing is told before.
-        every_s: the least time between two calls.
-    """
-
-    listener: Callable[[Progress], None]
-    after_s: float = 1.0
-    every_s: float = 0.1
-    _last_s: float = field(default=-math.inf, init=False)
-
-    def __call__(self, progress: Progress, /) -> None:
-        """Pass it on, or not."""
-        if progress.seconds >= max(self.after_s, self._last_s + self.every_s):
-            self._last_s = progress.seconds
-            self.listener(progress)

@@ -1,6 +1,6 @@
 """Export of a trained model for serving.
 
-Legend: F features, B samples, N ids of all features.
+Legend: F features, B samples, N ids of all features, K ids of a table that have rows.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 from torch import Tensor, nn
 
 from shardwright import __version__
 from shardwright.errors import InvalidInputError, UnknownNameError, UnsupportedError, nearest
+from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.planning.tables.spec import DataType
 from shardwright.runtime.checkpoint.saving import Progress, save_checkpoint
+from shardwright.runtime.sharded.collections.sharded_collection import ShardedCollection
 from shardwright.runtime.sharded.models.model_parallel import DistributedModelParallel
 from shardwright.serving.checking import check_package, traced_inputs
 from shardwright.serving.inputs import check_ids
@@ -51,6 +53,7 @@ def export_for_inference(
     *,
     precision: DataType | str = DataType.INT8,
     per_table: Mapping[str, DataType | str] | None = None,
+    plan: ShardingPlan | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
     forms: Sequence[str] = tuple(FORMS),
     check: bool = True,
@@ -76,6 +79,9 @@ def export_for_inference(
         path: folder of the package, which is made.
         precision: precision of float tables: INT8, INT4, INT2, FP8 or FP16.
         per_table: name of a table -> another precision.
+        plan: plan for serving, whose tables get the ``data_type`` that they were planned with; ``per_table`` goes
+            before it, and ``precision`` is that of tables which it leaves out. Its shards have no meaning here: one
+            process serves a package.
         checkpoint: a checkpoint of the model, or a folder of them, from which all weights are taken.
         forms: forms of the program to write: ``"exported"``, ``"pt2"`` (needs a C++ compiler) and ``"torchscript"``.
         check: load each form in a fresh process and compare it with the model, on drawn batches.
@@ -87,9 +93,10 @@ def export_for_inference(
     Raises:
         InvalidInputError: an argument is wrong, the folder is there already, or the model is on ``meta`` without a
             checkpoint.
-        UnknownNameError: the example lacks a feature, or ``per_table`` names no table.
-        UnsupportedError: torch cannot export the model or compile it, a table has rows of some ids alone (`KnownIds`),
-            or the package failed its check.
+        UnknownNameError: the example lacks a feature, or ``per_table`` or the plan names no table.
+        PlanError: the plan's document is malformed.
+        UnsupportedError: torch cannot export the model or compile it, quantised tables are cut over ranks, or the
+            package failed its check.
         CheckpointError: the checkpoint cannot be read, or is of another model.
 
     Example:
@@ -113,7 +120,7 @@ def export_for_inference(
     if not isinstance(model, nn.Module):
         raise InvalidInputError(f"the model is a torch module, got {type(model).__name__}")
     root = model.module if isinstance(model, DistributedModelParallel) else model
-    export = _Export.of(root, example, precision, per_table or {})
+    export = _Export.of(root, example, precision, per_table or {}, plan)
     with _stored(model, target, checkpoint) as stored:
         if _rank_of(model) == 0:
             export.check(stored)
@@ -121,7 +128,9 @@ def export_for_inference(
                 manifest, program = export.write(folder, stored, forms, progress)
                 if check:
                     rows = map_rows(folder / ROWS)
-                    check_package(folder, manifest, lambda *inputs: program(*inputs, rows))
+                    check_package(
+                        folder, manifest, lambda *inputs: program(*inputs, rows), export.known_ids()
+                    )
     return target
 
 
@@ -148,12 +157,13 @@ class _Export:
         example: Any,
         precision: DataType | str,
         per_table: Mapping[str, DataType | str],
+        plan: ShardingPlan | None,
     ) -> _Export:
         """Read what is exported from a model and an example, both checked."""
         served = served_in(model)
         inputs = Inputs.of(model, example)
         _check_features(inputs.keys, served)
-        tables = tables_of(served, precision, per_table)
+        tables = tables_of(served, precision, per_table, plan)
         placed = iter(laid_out(list(chain.from_iterable(tables.values()))))
         return cls(model, inputs, served, {path: [next(placed) for _ in own] for path, own in tables.items()})
 
@@ -166,8 +176,10 @@ class _Export:
         dense = [name for name, value in _tensors(self._without_tables(Rows())) if value.is_meta]
         tables = [path or "the collection" for path, one in self.served.items() if not one.has_rows]
         if stored is None and (dense or tables):
+            is_cut = any(isinstance(one.module, ShardedCollection) for one in self.served.values())
+            around = "the DistributedModelParallel around it, or " if is_cut else ""
             raise InvalidInputError(
-                f"{', '.join([*tables, *dense][:3])} of the model has no weights here: give checkpoint="
+                f"{', '.join([*tables, *dense][:3])} of the model has no weights here: give {around}checkpoint="
             )
 
     def write(
@@ -183,9 +195,10 @@ class _Export:
         )
         rows = map_rows(folder / ROWS)
         program = self._program(stored)
-        manifest = self._manifest(program, rows, checksum, forms)
+        manifest = self._manifest(program, rows, forms)
         traced = dict(zip(self.inputs.example, traced_inputs(manifest), strict=True))
         made = exported(program, traced, rows, len(self.inputs.keys))
+        manifest = evolve(manifest, version=_version(checksum, manifest, made))
         for form in forms:
             writers[form](made, folder / FORMS[form])
         (folder / MANIFEST).write_text(manifest.to_json())
@@ -211,9 +224,8 @@ class _Export:
             )
         return ServingProgram(model, self.inputs, rows).eval()
 
-    def _manifest(
-        self, program: ServingProgram, rows: Tensor, checksum: str, forms: Sequence[str]
-    ) -> PackageManifest:
+    def _manifest(self, program: ServingProgram, rows: Tensor, forms: Sequence[str]) -> PackageManifest:
+        """Describe the package, without its version."""
         example = self.inputs.example
         features = [
             PackageFeature(key, self._num_embeddings(key), self.inputs.is_weighted)
@@ -231,18 +243,28 @@ class _Export:
             None if dense is None else PackageDense(self.inputs.dense_name, dense.shape[1]),
             [PackageOutput(name, [None, *value.shape[1:]]) for name, value in outputs.items()],
             {table.name: table.data_type.value for own in self.tables.values() for table in own},
-            _version(checksum, program),
+            "",
             {"shardwright": __version__, "torch": torch.__version__},
             rows.numel(),
         )
 
+    def known_ids(self) -> dict[str, Tensor]:
+        """Feature whose table has rows of some ids alone -> these, ``[K]`` int64."""
+        return {
+            feature: ids
+            for one in self.served.values()
+            for config in one.configs
+            if (ids := one.known_ids(config.name)) is not None
+            for feature in config.feature_names
+        }
+
     def _num_embeddings(self, feature: str) -> int | None:
-        """Rows of the smallest table of a feature; ``None`` if it has no table."""
+        """Rows of the smallest table of a feature; ``None`` if it has no table, or one that takes any id."""
         sizes = [
             config.num_embeddings
             for one in self.served.values()
             for config in one.configs
-            if feature in config.feature_names
+            if feature in config.feature_names and one.known_ids(config.name) is None
         ]
         return min(sizes, default=None)
 
@@ -273,11 +295,19 @@ def _check_outputs(outputs: Mapping[str, Tensor], num_samples: int) -> None:
             )
 
 
-def _version(checksum: str, program: ServingProgram) -> str:
-    """A checksum of rows and of the other weights."""
-    made = hashlib.sha256(checksum.encode())
-    for name, value in _tensors(program):
-        made.update(name.encode())
+def _version(rows: str, manifest: PackageManifest, program: torch.export.ExportedProgram) -> str:
+    """A checksum of all that predictions and requests depend on.
+
+    Args:
+        rows: checksum of the rows.
+        manifest: description of inputs and outputs. Which forms there are, and what made them, is left out.
+        program: operators, other weights and constants.
+    """
+    told = evolve(manifest, model={}, created_with={}).to_json()
+    made = hashlib.sha256("\0".join((rows, told, program.graph_module.code)).encode())
+    weights = {**program.state_dict, **program.constants}
+    for name, value in sorted(weights.items()):
+        made.update(f"{name} {value.dtype} {list(value.shape)}".encode())
         made.update(value.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     return made.hexdigest()[:16]
 
@@ -289,13 +319,17 @@ def _rank_of(model: nn.Module) -> int:
 def _free(target: Path) -> Path:
     if target.exists():
         raise InvalidInputError(f"{target} is there already: give a package a folder of its own")
-    # Folders above it are made when all checks are done.
-    above = next(parent for parent in target.absolute().parents if parent.exists())
+    above = _above(target)
     if not above.is_dir():
         raise InvalidInputError(f"there can be no package {target}: {above} is a file (Not a directory)")
     if not os.access(above, os.W_OK):
         raise InvalidInputError(f"there can be no package {target}: {above} cannot be written to")
     return target
+
+
+def _above(target: Path) -> Path:
+    """The innermost folder around a package that is there."""
+    return next(parent for parent in target.absolute().parents if parent.exists())
 
 
 @contextmanager
@@ -306,7 +340,9 @@ def _stored(
     if checkpoint is not None or not isinstance(model, DistributedModelParallel):
         yield None if checkpoint is None else StoredTables(Path(checkpoint))
         return
-    folder = _beside(target, "weights")
+    # Folders above the package are made when all checks are done, so it stands in the first that is there.
+    above = _above(target)
+    folder = _beside(above / ".".join(target.absolute().relative_to(above).parts), "weights")
     save_checkpoint(folder, model)
     if _rank_of(model):
         yield None

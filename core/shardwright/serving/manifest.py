@@ -85,7 +85,8 @@ class PackageManifest:
         dense: the dense input, if there is one.
         outputs: the outputs in order.
         precision: table -> its precision.
-        version: checksum of rows and weights: packages of one version predict the same.
+        version: checksum of rows, other weights, operators, inputs and outputs: packages of one version take and
+            predict the same.
         created_with: versions of what made it.
         rows_bytes: bytes of the file of rows; ``None`` in packages that do not say.
     """

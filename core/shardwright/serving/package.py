@@ -13,6 +13,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from shardwright.arguments import brief
 from shardwright.errors import CheckpointError, InvalidInputError, UnknownNameError, nearest
 from shardwright.serving.inputs import check_ids
 from shardwright.serving.loading import Callee, map_rows, readers
@@ -74,8 +75,8 @@ class InferencePackage:
 
         Raises:
             UnknownNameError: a feature is missing.
-            InvalidInputError: an id is no row, weights are missing, or the dense input is missing, given in vain, or of
-                another shape.
+            InvalidInputError: ids are no integers or no rows, a feature is there twice, features have batch sizes of
+                their own, weights are missing, or the dense input is missing, given in vain, or of another shape.
         """
         if not isinstance(features, KeyedJaggedTensor):
             raise InvalidInputError(f"features are a KeyedJaggedTensor, got {type(features).__name__}")
@@ -88,6 +89,11 @@ class InferencePackage:
         for key in keys:
             if key not in given:
                 raise UnknownNameError(f"feature {key!r} is not in the input.{nearest(key, given)}")
+        problem = features.lookup_problem(keys)
+        if not problem and features.variable_stride_per_key():
+            problem = "features have batch sizes of their own: give every feature all samples"
+        if problem:
+            raise InvalidInputError(f"the package: {problem}")
         if given != keys:
             features = features.permute([given.index(key) for key in keys])
         inputs = [features.values().long(), features.lengths().long()]
@@ -103,6 +109,8 @@ class InferencePackage:
             raise InvalidInputError(f"the package {asked}")
         if dense is None or wanted is None:
             return []
+        if not isinstance(dense, Tensor):
+            raise InvalidInputError(f"the dense input {wanted.name!r} is a tensor, got {brief(dense)}")
         # Compiled programs take the columns for granted.
         if dense.shape != (num_samples, wanted.columns):
             raise InvalidInputError(
@@ -120,8 +128,8 @@ def load_package(path: str | os.PathLike[str], form: str | None = None) -> Infer
         form: ``"pt2"``, ``"torchscript"`` or ``"exported"``; the first of them that the package has by default.
 
     Raises:
-        CheckpointError: there is no package, its program cannot be loaded, or its rows cannot be mapped or have another
-            size than they were written with.
+        CheckpointError: there is no package, its program cannot be loaded, its rows cannot be mapped or have another
+            size than they were written with, or another package took its place meanwhile.
         UnknownNameError: the package has no such form.
     """
     folder = Path(path)
@@ -138,4 +146,6 @@ def load_package(path: str | os.PathLike[str], form: str | None = None) -> Infer
         program = readers[chosen](folder / manifest.model[chosen])
     except Exception as error:  # whatever torch's readers raise
         raise CheckpointError(f"{folder / manifest.model[chosen]} cannot be loaded: {error}") from error
+    if PackageManifest.read(folder) != manifest:
+        raise CheckpointError(f"{folder} was replaced while it was loaded: load it again")
     return InferencePackage(manifest, program, rows)

@@ -1,6 +1,6 @@
 """The module that is exported: a model that takes plain tensors, and reads the rows of its tables from one of them.
 
-Legend: F features, B samples, N ids of all features.
+Legend: F features, B samples, N ids of all features, K ids of a table that have rows.
 """
 
 from __future__ import annotations
@@ -44,23 +44,37 @@ class MappedCollection(nn.Module):
     def __init__(self, served: Served, tables: Sequence[TableRows], rows: Rows) -> None:
         super().__init__()
         self._served, self._tables, self._rows = served, list(tables), rows
+        for number, table in enumerate(self._tables):
+            # Not persistent: they are in no checkpoint of the model.
+            self.register_buffer(f"known_{number}", served.known_ids(table.name), persistent=False)
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor | dict[str, JaggedTensor]:
         """Look up as the collection does that was exported."""
         bags = features.to_dict()
         assert self._rows.file is not None  # the program has set it
         found: list[tuple[JaggedTensor, Tensor]] = []
-        for config, table in zip(self._served.configs, self._tables, strict=True):
+        for number, (config, table) in enumerate(zip(self._served.configs, self._tables, strict=True)):
             rows = table.of(self._rows.file)
-            found += [(bags[name], self._looked_up(table, rows, bags[name])) for name in config.feature_names]
+            for name in config.feature_names:
+                ids = self._row_numbers(number, bags[name].values().long())
+                found.append((bags[name], self._looked_up(table, rows, ids, bags[name])))
         names = self._served.embedding_names
         if self._served.is_pooled:
             pooled = [self._pooled(*one, index) for index, one in enumerate(found)]
             return KeyedTensor(names, [one.shape[1] for one in pooled], torch.cat(pooled, dim=1))
         return {name: self._sequence(*one) for name, one in zip(names, found, strict=True)}
 
-    def _looked_up(self, table: TableRows, rows: Tensor, bags: JaggedTensor) -> Tensor:
-        ids = bags.values().long()
+    def _row_numbers(self, number: int, ids: Tensor) -> Tensor:
+        """Row of each id, ``[N]``; where some ids alone have rows, the last for others, which is zeros."""
+        known: Tensor | None = getattr(self, f"known_{number}")
+        if known is None:
+            return ids
+        if not len(known):
+            return torch.zeros_like(ids)
+        place = torch.searchsorted(known, ids).clamp(max=len(known) - 1)
+        return torch.where(known[place] == ids, place, len(known))
+
+    def _looked_up(self, table: TableRows, rows: Tensor, ids: Tensor, bags: JaggedTensor) -> Tensor:
         if not self._served.is_pooled:
             return look_up(table.data_type.value, table.embedding_dim, rows, ids)
         weights = bags.weights().float() if self._served.is_weighted else None
@@ -125,7 +139,7 @@ class Inputs:
             example: a `KeyedJaggedTensor`, the model's arguments as a tuple, or as a mapping by name.
 
         Raises:
-            InvalidInputError: it has no `KeyedJaggedTensor`.
+            InvalidInputError: it has no `KeyedJaggedTensor`, or one that tables cannot look up.
             UnsupportedError: it has more than one, batch sizes of their own, or further tensors than a dense one.
         """
         args, kwargs = _arguments(example)
@@ -191,6 +205,9 @@ def _check_example(leaves: Sequence[Any], batches: Sequence[int], dense: Sequenc
         raise UnsupportedError(
             "the example's features have batch sizes of their own; a package takes the same samples of every feature"
         )
+    problem = batch.lookup_problem(batch.keys())
+    if problem:
+        raise InvalidInputError(f"the example: {problem}")
     if dense and len(leaves[dense[0]]) != batch.stride():
         raise InvalidInputError(
             f"the example's dense tensor has {len(leaves[dense[0]])} rows, and its KeyedJaggedTensor {batch.stride()} "
@@ -206,6 +223,11 @@ def _name_of(model: nn.Module, path: Any) -> str:
     if inner or (isinstance(key, int) and key >= len(names)):
         return "dense"
     return names[key] if isinstance(key, int) else str(key)
+
+
+def _key_of(step: Any) -> str:
+    """The key, index or attribute that a step of a path in a structure takes."""
+    return str(next(getattr(step, name) for name in ("key", "idx", "name") if hasattr(step, name)))
 
 
 class ServingProgram(nn.Module):
@@ -227,9 +249,21 @@ class ServingProgram(nn.Module):
         return tuple(_pytree.tree_leaves(self._output(tensors)))
 
     def named_outputs(self, *tensors: Tensor) -> dict[str, Tensor]:
-        """Predict; outputs by their names in the structure of the model's output."""
+        """Predict; outputs by their names in the structure of the model's output, such as ``score`` or ``scores.0``.
+
+        Raises:
+            UnsupportedError: two outputs have one name.
+        """
         found, _ = _pytree.tree_flatten_with_path(self._output(tensors))
-        return {_pytree.keystr(path).strip("[]'.") or "output": leaf for path, leaf in found}
+        named: dict[str, Tensor] = {}
+        for path, leaf in found:
+            name = ".".join(map(_key_of, path)) or "output"
+            if name in named:
+                raise UnsupportedError(
+                    f"the model has two outputs {name!r}: rename one, since requests name them so"
+                )
+            named[name] = leaf
+        return named
 
     def _output(self, tensors: Sequence[Tensor]) -> Any:
         named = dict(zip([*self._inputs.example, "rows"], tensors, strict=True))

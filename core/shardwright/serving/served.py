@@ -1,4 +1,7 @@
-"""Collections of tables in a model, whatever they are: unsharded, sharded, or quantised already."""
+"""Collections of tables in a model, whatever they are: unsharded, sharded, quantised already, or pruned.
+
+Legend: K ids of a table that have rows.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +10,34 @@ from typing import Any, TypeAlias
 
 import torch
 from attrs import evolve, frozen
-from torch import nn
+from torch import Tensor, nn
 
+from shardwright.arguments import brief
 from shardwright.errors import InvalidInputError, UnknownNameError, UnsupportedError, nearest
 from shardwright.modules.embedding_modules import TableCollection
 from shardwright.modules.quantized.collections import QuantizedCollection
 from shardwright.modules.quantized.known_ids import KnownIds
 from shardwright.modules.quantized.rows import check_served
+from shardwright.planning.plan.inputs import InputTables
+from shardwright.planning.plan.plan import ShardingPlan
+from shardwright.planning.tables.quantized import SERVED
 from shardwright.planning.tables.spec import DataType, EmbeddingConfig, PoolingType
 from shardwright.runtime.sharded.collections.sharded_collection import ShardedCollection
+from shardwright.runtime.sharded.quantized.one_process import PlacedCollection
+from shardwright.runtime.sharded.quantized.sharded_table import ShardedQuantizedTable
 from shardwright.serving.rows_file import Blocks, TableRows
 
-__all__ = ["Collection", "Served", "served_in", "tables_of"]
+__all__ = ["KEYED", "Collection", "Served", "served_in", "tables_of"]
 
-Collection: TypeAlias = TableCollection | QuantizedCollection | ShardedCollection
+KEYED = (
+    "its ids are keys, and packages look up rows. Quantise the rows that have keys, put KnownIds of "
+    "shardwright.modules.quantized.known_ids with these in the collection's place, and export that"
+)
+"""End of the sentence that refuses a table whose rows are found by keys."""
+
+Collection: TypeAlias = (
+    TableCollection | QuantizedCollection | PlacedCollection | KnownIds | ShardedCollection
+)
 
 
 @frozen(eq=False)
@@ -38,7 +55,7 @@ class Served:
     @property
     def is_pooled(self) -> bool:
         """True if ids are pooled into one vector a bag."""
-        return hasattr(self.module, "embedding_bag_configs")
+        return hasattr(self._held, "embedding_bag_configs")
 
     @property
     def is_weighted(self) -> bool:
@@ -60,7 +77,7 @@ class Served:
     @property
     def embedding_names(self) -> list[str]:
         """The names of the outputs."""
-        return self.module.embedding_names()
+        return self._held.embedding_names()
 
     @property
     def poolings(self) -> list[PoolingType]:
@@ -74,29 +91,65 @@ class Served:
     @property
     def has_rows(self) -> bool:
         """True if the rows of all tables are in this module and not on ``meta``."""
-        return not isinstance(self.module, ShardedCollection) and self.module.device.type != "meta"
+        if isinstance(self._held, PlacedCollection):
+            return True
+        return not isinstance(self._held, ShardedCollection) and self._held.device.type != "meta"
+
+    @property
+    def is_quantized(self) -> bool:
+        """True if the tables have their precision already."""
+        return isinstance(self._held, QuantizedCollection | PlacedCollection)
+
+    @property
+    def _held(self) -> TableCollection | QuantizedCollection | PlacedCollection | ShardedCollection:
+        if not isinstance(self.module, KnownIds):
+            return self.module
+        held = self.module.collection
+        assert isinstance(held, QuantizedCollection | PlacedCollection)
+        return held
+
+    def known_ids(self, table: str) -> Tensor | None:
+        """The sorted ids of a table that have rows, ``[K]`` int64 in host memory; ``None`` if all have."""
+        found = self._known.get(table)
+        return None if found is None else found[0].cpu()
+
+    @property
+    def _known(self) -> Mapping[str, tuple[Tensor, Tensor]]:
+        return self.module.ids_of_rows() if isinstance(self.module, KnownIds) else {}
 
     def weight_name(self, table: str) -> str:
         """The name of a table's weights among those of the unsharded collection."""
         return f"{'embedding_bags' if self.is_pooled else 'embeddings'}.{table}.weight"
 
     def _of(self, name: str, *, default: Any) -> Any:
-        found = getattr(self.module, name, default)
+        found = getattr(self._held, name, default)
         return found() if callable(found) else found
 
     def blocks(self, table: TableRows) -> Blocks:
-        """The rows of a table, some at a time, in shared storage.
+        """The rows of a table, some at a time, in shared storage; those of known ids in the order of these.
 
         Args:
             table: one of the tables, whose rows are here.
         """
-        assert not isinstance(self.module, ShardedCollection)  # those have no rows here
+        held = self._held
+        assert not isinstance(held, ShardedCollection)  # those have no rows here
+        whole = (
+            held.table_weight(table.name).detach()
+            if isinstance(held, TableCollection)
+            else held.quantized_rows(table.name)
+        )
+        order = self._order_of(table.name)
         for start in range(0, table.num_embeddings, table.rows_at_once):
             some = slice(start, start + table.rows_at_once)
-            if isinstance(self.module, QuantizedCollection):
-                yield self.module.quantized_rows(table.name).rows(some)
-            else:
-                yield self.module.table_weight(table.name).detach()[some]
+            chosen = some if order is None else order[some]
+            yield whole[chosen] if isinstance(whole, Tensor) else whole.rows(chosen)
+
+    def _order_of(self, table: str) -> Tensor | None:
+        """Numbers of the rows in the order of the known ids, ``[K + 1]``; ``None`` if all ids have rows."""
+        if table not in self._known:
+            return None
+        rows = self._known[table][1].cpu()
+        return torch.cat([rows, rows.new_tensor([len(rows)])])  # that of zeros is the last
 
 
 def served_in(model: nn.Module) -> dict[str, Served]:
@@ -104,23 +157,34 @@ def served_in(model: nn.Module) -> dict[str, Served]:
 
     Raises:
         InvalidInputError: it has none.
-        UnsupportedError: a table has rows of some ids alone.
+        UnsupportedError: the rows of one are quantised and cut over ranks, or are found by keys.
     """
-    for module in model.modules():
-        if isinstance(module, KnownIds):
-            raise UnsupportedError(
-                f"table {next(iter(module.ids_of_rows()), '')!r} has rows of some ids alone, which packages cannot "
-                "find: export the model with whole tables, or use torch.jit.script"
-            )
     found = {path: Served(module, _configs(module)) for path, module in _collections(model)}
+    for path, one in found.items():
+        if isinstance(one.module, ShardedCollection):
+            _check_sharded(one.module, path)
     if not found:
         raise InvalidInputError(f"this {type(model).__name__} has no collection of tables to export")
     return found
 
 
+def _check_sharded(module: ShardedCollection, path: str) -> None:
+    if module.table_class is ShardedQuantizedTable:
+        raise UnsupportedError(
+            f"the quantised tables of the {type(module).__name__} at {path!r} are cut over ranks: give "
+            "model.unshard(), which every rank calls, or the model before it was quantised"
+        )
+    for table in module.sharded_tables.values():
+        if table.state.sharding.layout.row_map.takes_any_id:
+            raise UnsupportedError(f"table {table.state.table.describe()}: {KEYED}")
+
+
 def _collections(model: nn.Module) -> Iterator[tuple[str, Collection]]:
+    parts: set[nn.Module] = set()
     for path, module in model.named_modules():
-        if isinstance(module, TableCollection | QuantizedCollection | ShardedCollection):
+        # Placed collections and those of known ids hold collections, which are not the model's own.
+        if isinstance(module, Collection) and module not in parts:
+            parts.update(module.modules())
             yield path, module
 
 
@@ -130,7 +194,10 @@ def _configs(module: Collection) -> Sequence[EmbeddingConfig]:
 
 
 def tables_of(
-    served: Mapping[str, Served], precision: DataType | str, per_table: Mapping[str, DataType | str]
+    served: Mapping[str, Served],
+    precision: DataType | str,
+    per_table: Mapping[str, DataType | str],
+    plan: ShardingPlan | None = None,
 ) -> dict[str, list[TableRows]]:
     """The tables of each collection with the precision of their rows, without places; quantised ones keep theirs.
 
@@ -138,27 +205,62 @@ def tables_of(
         served: collections by path.
         precision: precision of float tables.
         per_table: name of a table -> another precision.
+        plan: plan whose document says the precision of tables that ``per_table`` leaves out.
 
     Raises:
-        UnknownNameError: ``per_table`` names a table of no collection.
-        UnsupportedError: tables cannot be quantised to a type that was asked for.
+        InvalidInputError: the plan says no precision.
+        UnknownNameError: ``per_table`` or the plan names a table of no collection.
+        UnsupportedError: tables cannot be quantised to a type that was asked for, or have another one already.
     """
     names = [config.name for one in served.values() for config in one.configs]
-    for name in per_table:
-        if name not in names:
-            raise UnknownNameError(
-                f"per_table names {name!r}, a table of no collection.{nearest(name, names)}"
-            )
+    planned = {} if plan is None else _planned(plan)
+    for whose, given in (("per_table", per_table), ("the plan", planned)):
+        for name in given:
+            if name not in names:
+                raise UnknownNameError(
+                    f"{whose} names {name!r}, a table of no collection.{nearest(name, names)}"
+                )
+    asked = {**planned, **per_table}
     return {
-        path: [_table(one, config, per_table.get(config.name, precision)) for config in one.configs]
+        path: [_table(one, config, asked.get(config.name), precision) for config in one.configs]
         for path, one in served.items()
     }
 
 
-def _table(served: Served, config: EmbeddingConfig, precision: DataType | str) -> TableRows:
-    if isinstance(served.module, QuantizedCollection):
+def _planned(plan: ShardingPlan) -> dict[str, DataType]:
+    """Name of a table -> the precision that it was planned with, if tables can be quantised to it.
+
+    Raises:
+        InvalidInputError: the plan has none, or two for one name.
+    """
+    if not isinstance(plan, ShardingPlan):
+        raise InvalidInputError(f"plan is a ShardingPlan, got {brief(plan)}")
+    tables = InputTables.of(plan.document).tables.values()
+    types = {table.name: table.data_type for table in tables if table.data_type in SERVED}
+    if not types:
+        raise InvalidInputError(
+            f"no table of the plan has a precision of {', '.join(one.value for one in SERVED)}: plan tables with their "
+            "data_type, or give precision= and per_table="
+        )
+    for table in tables:
+        if types.get(table.name, table.data_type) is not table.data_type:
+            raise InvalidInputError(
+                f"the plan has tables {table.name!r} of {table.data_type.value} and {types[table.name].value}; a "
+                "package has one precision for a name"
+            )
+    return types
+
+
+def _table(
+    served: Served, config: EmbeddingConfig, asked: DataType | str | None, precision: DataType | str
+) -> TableRows:
+    data_type = evolve(config, data_type=precision if asked is None else asked).data_type
+    if served.is_quantized:
+        if asked is not None and data_type is not config.data_type:
+            raise UnsupportedError(
+                f"table {config.name!r} is {config.data_type.value} already and cannot become {data_type.value}: give "
+                "the model before it was quantised"
+            )
         data_type = config.data_type
-    else:
-        data_type = evolve(config, data_type=precision).data_type
-        check_served(data_type)
+    check_served(data_type)
     return TableRows(config.name, data_type, config.num_embeddings, config.embedding_dim)

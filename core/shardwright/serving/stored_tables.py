@@ -10,13 +10,14 @@ from attrs import define
 from torch import Tensor, nn
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from shardwright.errors import CheckpointError, nearest
+from shardwright.errors import CheckpointError, UnsupportedError, nearest
 from shardwright.runtime.checkpoint.converting import stored_rows
 from shardwright.runtime.checkpoint.entries import MODEL
 from shardwright.runtime.checkpoint.folder import find_checkpoint
 from shardwright.runtime.checkpoint.reading import StoredCheckpoint, box_requests, row_requests
 from shardwright.runtime.sharded.tables.table_state import STORED
 from shardwright.serving.rows_file import TableRows
+from shardwright.serving.served import KEYED
 
 __all__ = ["StoredTables"]
 
@@ -47,7 +48,9 @@ class StoredTables:
 
         Raises:
             CheckpointError: the checkpoint has no such table, or one of another shape.
+            UnsupportedError: its rows are found by keys.
         """
+        self._check_rows(name)
         entry, reading = self._reading(MODEL + name)
         wanted = (table.num_embeddings, table.embedding_dim)
         if tuple(entry.size) != wanted:
@@ -59,6 +62,14 @@ class StoredTables:
             some = block[: wanted[0] - start]
             reading(some, start)
             yield some
+
+    def _check_rows(self, name: str) -> None:
+        key = MODEL + name
+        # Kernels that find rows by keys store what they know of each row beside the weights.
+        if any(
+            other.startswith(key.removesuffix("weight")) for other in self._stored.entries if key not in other
+        ):
+            raise UnsupportedError(f"{self._stored.path} has {name!r}: {KEYED}")
 
     def _reading(self, key: str) -> tuple[TensorStorageMetadata, Callable[[Tensor, int], None]]:
         """An entry, and a function that reads a block of its rows, by the number of the first."""

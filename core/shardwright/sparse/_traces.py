@@ -11,8 +11,9 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import torch
-from torch.fx import Proxy, _symbolic_trace
+from torch.fx import Proxy
 from torch.fx import ProxyableClassMeta as _ProxyableClassMeta  # type: ignore[attr-defined]  # exported by name only
+from torch.fx._symbolic_trace import is_fx_symbolic_tracing  # where torch keeps the flag differs by release
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -25,6 +26,14 @@ class TracedMeta(_ProxyableClassMeta, ABCMeta):
         if (proxy := _proxy_of(args, kwargs)) is None:
             return type.__call__(cls, *args, **kwargs)
         return proxy.tracer.create_proxy("call_function", cls, args, kwargs)
+
+    @property
+    def _jit_override_qualname(cls) -> str:
+        """Nothing. TorchScript asks for it before it looks for a class of its own, which is made then."""
+        from shardwright.sparse.scripting import register_script_types  # asked for by few
+
+        register_script_types()
+        raise AttributeError("_jit_override_qualname")
 
 
 def traced(function: _F) -> _F:
@@ -46,9 +55,28 @@ def traced(function: _F) -> _F:
     return cast(_F, call)
 
 
+def scripted(function: _F) -> _F:
+    """Have TorchScript compile the function of this name in `scripting`, where code calls this one.
+
+    Args:
+        function: a static function of a sparse type, whose checks TorchScript cannot compile.
+
+    Returns:
+        The function itself.
+    """
+
+    def prepared() -> Callable[..., Any]:
+        from shardwright.sparse.scripting import function_for  # asked for by few
+
+        return function_for(function.__qualname__)
+
+    vars(function)["__prepare_scriptable__"] = prepared  # what TorchScript asks a function for
+    return function
+
+
 def _proxy_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Proxy | None:
     """A stand-in among the arguments of a call, if there is a trace; compiled and exported programs have none."""
-    if not _symbolic_trace._is_fx_tracing_flag or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or not is_fx_symbolic_tracing():
         return None
     return _first_proxy((args, kwargs))
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from shardwright.arguments import brief
 from shardwright.errors import DuplicateNameError, InvalidInputError, UnknownNameError, nearest
 from shardwright.sparse import _text
+from shardwright.ways import ways
 
 _INDEX_DTYPES = (torch.int32, torch.int64)
 
@@ -30,6 +31,13 @@ def as_indices(owner: str, what: str, tensor: Tensor) -> Tensor:
     raise InvalidInputError(
         f"{owner}: {what} must be int32 or int64, got {_text.dtype_name(tensor)}. Convert: .long()"
     )
+
+
+def as_offsets(owner: str, offsets: Tensor) -> Tensor:
+    """Demand int32 or int64; where checks are late, 0 elements are taken as the offsets of no bags."""
+    offsets = as_indices(owner, "offsets", offsets)
+    is_bare = ways.checks_late and offsets.shape == (0,)
+    return offsets.new_zeros(1) if is_bare else offsets
 
 
 def check_tensor(owner: str, what: str, value: object, others: str = " or a NumPy array") -> None:

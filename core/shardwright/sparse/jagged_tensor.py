@@ -12,7 +12,7 @@ from shardwright.arguments import checked
 from shardwright.errors import InvalidInputError
 from shardwright.sparse import _foreign, _ops, _text, _tree, _validation
 from shardwright.sparse._jagged import Jagged
-from shardwright.sparse._traces import traced
+from shardwright.sparse._traces import scripted, traced
 from shardwright.ways import ways
 
 _NAME = "JaggedTensor"
@@ -61,7 +61,7 @@ class JaggedTensor(Jagged):
         self._values = values
         self._weights = _foreign.as_tensor(weights)
         self._lengths = None if lengths is None else _validation.as_indices(_NAME, "lengths", lengths)
-        self._offsets = None if offsets is None else _validation.as_indices(_NAME, "offsets", offsets)
+        self._offsets = None if offsets is None else _validation.as_offsets(_NAME, offsets)
         if ways.checks_late:
             self._check_bags_form()
             return
@@ -83,6 +83,7 @@ class JaggedTensor(Jagged):
         return self
 
     @staticmethod
+    @scripted
     @checked
     def empty(
         is_weighted: bool = False,

@@ -25,7 +25,7 @@ from shardwright.sparse import (
     _variable_stride,
 )
 from shardwright.sparse._jagged import Jagged
-from shardwright.sparse._traces import traced
+from shardwright.sparse._traces import scripted, traced
 from shardwright.sparse._variable_stride import InverseIndices, VariableStride
 from shardwright.sparse.jagged_tensor import JaggedTensor
 from shardwright.ways import ways
@@ -129,7 +129,7 @@ class KeyedJaggedTensor(Jagged):
             self._values = _keyed_validation.as_values(_NAME, values)
             self._weights = weights
             self._lengths = None if lengths is None else _keyed_validation.flat_lengths(lengths, len(keys))
-            self._offsets = None if offsets is None else _validation.as_indices(_NAME, "offsets", offsets)
+            self._offsets = None if offsets is None else _validation.as_offsets(_NAME, offsets)
             self._length_per_key = self._offset_per_key = None
             self._variable = _variable_stride.read(
                 self._keys, self._num_bags(), stride_per_key_per_rank, stride_per_key, inverse_indices
@@ -202,6 +202,7 @@ class KeyedJaggedTensor(Jagged):
         return self
 
     @staticmethod
+    @scripted
     @traced
     def from_lengths_sync(
         keys: Sequence[str],
@@ -228,6 +229,7 @@ class KeyedJaggedTensor(Jagged):
         ).sync()
 
     @staticmethod
+    @scripted
     @traced
     def from_offsets_sync(
         keys: Sequence[str],
@@ -367,6 +369,7 @@ class KeyedJaggedTensor(Jagged):
         )
 
     @staticmethod
+    @scripted
     @traced
     @checked
     def concat(kjt_list: Sequence[KeyedJaggedTensor]) -> KeyedJaggedTensor:
@@ -405,6 +408,7 @@ class KeyedJaggedTensor(Jagged):
         )
 
     @staticmethod
+    @scripted
     @checked
     def empty(
         is_weighted: bool = False,
@@ -433,6 +437,7 @@ class KeyedJaggedTensor(Jagged):
         )
 
     @staticmethod
+    @scripted
     @traced
     @checked
     def empty_like(kjt: KeyedJaggedTensor, device: torch.device | str | None = None) -> KeyedJaggedTensor:

@@ -13,7 +13,7 @@ from shardwright.contracts.command import Command
 from shardwright.testing.plugins_under_test import installed
 
 _LONGEST_HELP = 100  # characters: the help of a command fits on its line of the list
-_TIMEOUT_S = 60  # seconds that a command may take on a loaded machine
+_TIMEOUT_S = 200  # seconds that a command may take on a loaded machine
 
 # Imports what offers the command, and prints the modules that are there afterwards and heavy.
 _LISTING = """

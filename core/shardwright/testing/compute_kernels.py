@@ -15,6 +15,7 @@ from shardwright.contracts.lookup import BlockSpec
 from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright.planning.tables.spec import DataType
 from shardwright.runtime.step.backward.learning_rates import LearningRates
+from shardwright.runtime.step.backward.weight_gradients import weight_gradients
 from shardwright.testing.kernels.kernel_checks import (
     check_close,
     check_declared,
@@ -251,6 +252,27 @@ class ComputeKernelTests:
         for step in range(3):
             batch = draw(blocks, (2, 3), is_weighted=True, seed=step)
             train(f"{compute_kernel.name}: row_wise_adagrad, cut columns", lookup, loops, batch, device)
+        if not compute_kernel.refusal_of_weight_gradients():
+            gradient = gradient_of(loops, batch, 1)
+            found = weight_gradients(compute_kernel, lookup, batch.as_bags(device), gradient.to(device))
+            expected = loops.weight_gradients(batch, gradient)
+            check_close(f"{compute_kernel.name}: gradients of weights, cut columns", found, expected)
+
+    def test_gradients_of_weights_are_rows_times_gradients(self, compute_kernel: ComputeKernel) -> None:
+        """The engine asks for them before the update, and reads rows itself where there is no answer."""
+        if refusal := compute_kernel.refusal_of_weight_gradients():
+            pytest.skip(f"{compute_kernel.name}: {refusal}")
+        what = f"{compute_kernel.name}: gradients of weights"
+        for blocks, device in self._groups(compute_kernel, self._any_optimizer(compute_kernel)):
+            lookup, loops = built(compute_kernel.name, compute_kernel, blocks, device)
+            batch = draw(blocks, (2, 3), is_weighted=True)
+            gradient = gradient_of(loops, batch, 1)
+            bags = batch.as_bags(device)
+            _, saved = lookup.forward(bags, training=True)
+            for asked in (saved, None):
+                found = weight_gradients(compute_kernel, lookup, bags, gradient.to(device), asked)
+                check_close(what, found, loops.weight_gradients(batch, gradient))
+            go_back(f"{what}, then the update", lookup, loops, batch, saved, device)
 
     def test_prepare_serves_backward_as_forward_does(self, compute_kernel: ComputeKernel) -> None:
         """``backward`` does the same after ``prepare``, which leaves out the sums."""

@@ -17,10 +17,11 @@ from typing import Any
 from shardwright.errors import DistributedError
 
 _START_TIMEOUT_S = 120.0
-_GROUP_TIMEOUT_S = 30.0
+_GROUP_TIMEOUT_S = 60.0
 _DIED = "the process died"
-# What the server imports that ranks are forked from. Not FBGEMM, which an initializer may hide.
-_PRELOADED = ("torch", "torch.distributed.checkpoint", "torch.profiler")
+# What the server imports that ranks are forked from; the last is what torch imports with the first optimizer. Not
+# FBGEMM, which an initializer may hide.
+_PRELOADED = ("torch", "torch.distributed.checkpoint", "torch.profiler", "torch._dynamo")
 
 
 class RankError(DistributedError):
@@ -66,7 +67,7 @@ class RankPool:
         function: Callable[..., Any],
         world_size: int,
         *args: Any,
-        timeout_s: float = 60.0,
+        timeout_s: float = 180.0,
         **kwargs: Any,
     ) -> list[Any]:
         """Call ``function(*args, **kwargs)`` on each of ``world_size`` ranks, inside a process group of theirs.
@@ -75,7 +76,7 @@ class RankPool:
             function: a function at the top level of a module that the processes can import.
             world_size: number of ranks.
             args: picklable.
-            timeout_s: after that the processes are ended, and the call fails.
+            timeout_s: longest time of the call, s; then the processes are ended, and the call fails.
             kwargs: picklable.
 
         Returns:

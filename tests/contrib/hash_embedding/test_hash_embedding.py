@@ -20,7 +20,6 @@ import shardwright as sw
 from shardwright.host import PluginHost, use_host
 from shardwright.testing import run_simulated
 
-torch.set_num_threads(1)
 DIM, RATE = 4, 0.5
 POOL = np.random.default_rng(0).integers(-(1 << 63), (1 << 63) - 1, size=30)
 WEIGHT, KEYS, USES = (f"embedding_bags.item.{name}" for name in ("weight", "row_keys", "row_uses"))

@@ -27,6 +27,14 @@ def test_counts_measured_on_batches_are_those_of_their_ids() -> None:
     assert (counts.rows.tolist(), counts.counts.tolist(), counts.total) == ([3, 1, 0], [3, 2, 1], 6)
 
 
+def test_counts_measured_on_one_array_are_those_of_its_ids_and_others_than_rows_are_refused() -> None:
+    assert AccessCounts.measured(np.array([[1, 1], [3, 0]]), 5).counts.tolist() == [2, 1, 1]
+    assert AccessCounts.measured(torch.tensor([]).long(), 5).total == 0
+    for ids in ([np.array([1, 5])], torch.tensor([-1])):
+        with pytest.raises(sw.InvalidInputError, match="ids must be 0 <= id < 5"):
+            AccessCounts.measured(ids, 5)
+
+
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=30), st.floats(0.01, 1.0))
 def test_counts_rows_for_a_share_are_the_fewest_that_get_it(of_row: list[int], share: float) -> None:
     if not sum(of_row):

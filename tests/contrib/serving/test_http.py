@@ -211,3 +211,30 @@ def test_newer_package_is_taken_and_a_broken_one_is_not(tmp_path: Path, package:
         while 'loads_total{result="taken"} 4.0' not in client.get("/metrics").text:
             until(client, "4")
         assert 'shardwright_workers{version="4"} 1.0' in client.get("/metrics").text
+
+
+def test_package_that_changes_while_it_is_loaded_is_not_taken_half(
+    tmp_path: Path, package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program of one version is never served under the manifest of another."""
+    load, changes = packages.load_small, iter(["2", "3"])
+
+    def replace(**changed: Any) -> None:
+        made = packages.write_manifest(tmp_path / "made", **changed)
+        (made / "package.json").replace(package / "package.json")
+
+    def changing(folder: Path) -> Any:
+        made = load(folder)
+        for version in changes:
+            replace(version=version)
+            break
+        return made
+
+    with client_of(package) as client:
+        until(client, "1")
+        monkeypatch.setattr(packages, "load_small", changing)
+        replace(version="1", created_with={"torch": "2"})
+        until(client, "3")
+        text = client.get("/metrics").text
+    assert 'loads_total{result="failed"} 2.0' in text
+    assert 'workers{version="2"}' not in text

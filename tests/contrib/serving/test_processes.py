@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -21,23 +20,18 @@ pytest.importorskip("fastapi", reason="shardwright-serving needs FastAPI")
 import httpx2
 from tests.contrib import distributions
 from tests.contrib.serving import packages
+from tests.ports import own_port
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
-WAIT_S = 90
+pytestmark = pytest.mark.slow
+WAIT_S = 200
 """Longest wait for anything of the server; two workers import torch in it on a busy machine."""
 THREADS = 4
-
-
-def free_port() -> int:
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        return int(bound.getsockname()[1])
 
 
 @contextmanager
 def server(package: Path, *arguments: str) -> Iterator[str]:
     """Start a server of two workers, and end it: by its own doing, without an error."""
-    port = free_port()
+    port = own_port()
     command = [sys.executable, "-m", "shardwright_serving", str(package), "--port", str(port)]
     options = ["--workers", "2", "--poll-seconds", "0.1", "--loader", packages.LOADER, *arguments]
     root = distributions.ROOT
@@ -183,7 +177,7 @@ def test_server_without_a_package_that_loads_ends_with_a_sentence(
     if version is not None:
         packages.write_manifest(tmp_path, version=version)
     root = distributions.ROOT
-    command = [sys.executable, "-m", "shardwright_serving", str(tmp_path), "--port", str(free_port())]
+    command = [sys.executable, "-m", "shardwright_serving", str(tmp_path), "--port", str(own_port())]
     done = subprocess.run(
         [*command, "--loader", packages.LOADER],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(root / "serving"), str(root.parent)])},

@@ -80,6 +80,16 @@ def changed(path: str, value: Any) -> str:
         (changed("weights/item/0/0", 1e39), "weights item", "feature 'item' has a number that is not finite"),
         (changed("extra", 1), "extra", "unknown key 'extra'; known: features, weights, dense"),
         ('{"features": {"user": [], "item": []}, "dense": []}', "features", "the request has no samples"),
+        (
+            '{"features": {"user": [[1]], "item": [[]], "user": [[2]]}, "dense": [[0, 0]]}',
+            "user",
+            "'user' is there 2 times; which one is meant?",
+        ),
+        (
+            '{"features": {"user": [[1]], "item": [[]]}, "dense": [[0, 0]], "d\\u0065nse": [[1, 0]]}',
+            "dense",
+            "'dense' is there 2 times",
+        ),
         ("{", "", "invalid JSON"),
         ("[]", "", "input should be an object"),
     ],

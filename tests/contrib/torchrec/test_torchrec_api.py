@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 from types import SimpleNamespace
 from typing import Any
@@ -147,3 +148,13 @@ def test_quantising_takes_torchrecs_arguments() -> None:
     assert trim_torch_package_prefix_from_typename("a.B") == "a.B"
     with pytest.raises(sw.UnsupportedError, match="fp_weight_dtype"):
         quantize_inference_model(model(), fp_weight_dtype=torch.float16)
+
+
+def test_report_without_torchrec_is_told_without_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(words: object) -> None:
+        raise sw.UnsupportedError("TorchRec itself is needed")
+
+    monkeypatch.setattr(report, "main", refuse)
+    monkeypatch.setattr("sys.argv", ["shardwright_torchrec", "api"])
+    with pytest.raises(SystemExit, match="error: TorchRec itself is needed"):
+        importlib.import_module("shardwright_torchrec.__main__").main()

@@ -6,7 +6,6 @@ import importlib
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import tomllib
@@ -19,13 +18,13 @@ import shardwright_torchrec
 from shardwright_torchrec import quant
 from shardwright_torchrec.names import ADAPTED, MODULES, QUANTIZED
 from tests.contrib import distributions
+from tests.ports import own_port
 
 import shardwright
 
 INTERFACES = ("torchrec.distributed.planner.types",)
 """Modules whose names are interfaces of TorchRec's own, where shardwright has others of the same names."""
 SCRIPTS = Path(__file__).parent / "torchrec_scripts"
-_TIMEOUT_S = 280  # the tutorial starts eight processes, on whatever machine this is
 
 
 @pytest.fixture
@@ -47,17 +46,13 @@ def interpreter(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def run_script(*arguments: str, python: str = sys.executable, **variables: str) -> str:
     """Run Python in a process of its own; the ranks that it starts find each other at a free port."""
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        port = str(probe.getsockname()[1])
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SHARDWRIGHT_")}
     path = os.pathsep.join([str(distributions.ROOT / "torchrec"), *sys.path])
     done = subprocess.run(
         [python, *arguments],
-        env={**environment, "PYTHONPATH": path, "MASTER_PORT": port, "OMP_NUM_THREADS": "1", **variables},
+        env={**environment, "PYTHONPATH": path, "MASTER_PORT": str(own_port()), **variables},
         capture_output=True,
         text=True,
-        timeout=_TIMEOUT_S,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -190,7 +185,6 @@ def shards_of(line: str) -> dict[str, list[tuple[list[int], list[int], int]]]:
 
 
 @pytest.mark.distributed
-@pytest.mark.timeout(300)
 @pytest.mark.slow
 def test_sharding_tutorial_prints_the_plans_that_it_shows(interpreter: str) -> None:
     kinds = ("TABLE_WISE", "ROW_WISE", "COLUMN_WISE", "DATA_PARALLEL")
@@ -217,7 +211,6 @@ def test_sharding_tutorial_prints_the_plans_that_it_shows(interpreter: str) -> N
 
 
 @pytest.mark.distributed
-@pytest.mark.timeout(300)
 @pytest.mark.slow
 def test_spawned_ranks_save_alone_and_load_what_they_saved(interpreter: str, tmp_path: Path) -> None:
     script = ("-m", "shardwright_torchrec", str(SCRIPTS / "spawned.py"), str(tmp_path))
@@ -236,7 +229,6 @@ def torchrun(python: str, *arguments: str) -> list[str]:
 
 
 @pytest.mark.distributed
-@pytest.mark.timeout(300)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["pairs", "dcn"])
 def test_dlrm_reference_learns_on_two_ranks(interpreter: str, kind: str) -> None:
@@ -246,7 +238,6 @@ def test_dlrm_reference_learns_on_two_ranks(interpreter: str, kind: str) -> None
 
 
 @pytest.mark.distributed
-@pytest.mark.timeout(300)
 @pytest.mark.slow
 def test_two_tower_retrieval_learns_on_two_ranks(interpreter: str) -> None:
     assert torchrun(interpreter, str(SCRIPTS / "retrieval.py")) == [
@@ -255,7 +246,6 @@ def test_two_tower_retrieval_learns_on_two_ranks(interpreter: str) -> None:
 
 
 @pytest.mark.distributed
-@pytest.mark.timeout(300)
 @pytest.mark.slow
 def test_quickstart_plans_by_parts_and_learns_on_two_ranks(interpreter: str) -> None:
     lines = torchrun(interpreter, str(SCRIPTS / "quickstart.py"))
@@ -269,7 +259,6 @@ def test_quickstart_plans_by_parts_and_learns_on_two_ranks(interpreter: str) -> 
 
 
 @pytest.mark.distributed
-@pytest.mark.timeout(300)
 @pytest.mark.slow
 def test_generative_recommender_goes_on_from_its_checkpoint(interpreter: str, tmp_path: Path) -> None:
     assert torchrun(interpreter, str(SCRIPTS / "generative.py"), str(tmp_path)) == [
@@ -278,7 +267,6 @@ def test_generative_recommender_goes_on_from_its_checkpoint(interpreter: str, tm
 
 
 @pytest.mark.distributed
-@pytest.mark.timeout(300)
 @pytest.mark.slow
 def test_zero_collision_hashing_learns_on_two_ranks(interpreter: str) -> None:
     assert torchrun(interpreter, str(SCRIPTS / "zch.py")) == [
@@ -310,7 +298,6 @@ def test_planner_tutorial_plans_as_it_prints() -> None:
 
 
 @pytest.mark.distributed
-@pytest.mark.timeout(300)
 @pytest.mark.slow
 def test_introduction_runs_as_written() -> None:
     output = run_script("-m", "shardwright_torchrec", str(SCRIPTS / "introduction.py"))

@@ -18,7 +18,6 @@ from shardwright import _fbgemm
 from shardwright.host import host
 from shardwright.modules.quantized import kernel_lookups
 
-torch.set_num_threads(1)
 KERNELS = ["quant_torch", "quant_fbgemm", "quant_numba"]
 
 

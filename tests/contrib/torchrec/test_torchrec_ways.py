@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import shardwright_torchrec
 import torch
+from shardwright_torchrec.distributed.parameter_sharding import ParameterSharding
 from shardwright_torchrec.distributed.sharding_plan import column_wise, construct_module_sharding_plan
 from shardwright_torchrec.modules.crossnet import LowRankCrossNet
 from shardwright_torchrec.optim.keyed import KeyedOptimizerWrapper
 from shardwright_torchrec.optim.warmup import WarmupOptimizer, WarmupStage
+from shardwright_torchrec.parallel.sharders import EmbeddingBagCollectionSharder
 from shardwright_torchrec.planner.proposers import DynamicProgrammingProposer
 from shardwright_torchrec.planner.topologies import Topology
 from shardwright_torchrec.planner.types import Perf, Shard, ShardingOption, Storage
+from shardwright_torchrec.plans import read_plan, write_plan
 from torch import nn
 
 import shardwright as sw
@@ -47,7 +51,7 @@ def test_ways_are_back_when_names_are_not_installed() -> None:
     assert not str(sw.JaggedTensor.empty()).endswith("\n")
     with pytest.raises(sw.InvalidInputError, match="add up to 6"):
         uneven()
-    assert not issubclass(sw.InvalidInputError, AssertionError)
+    assert type(sw.InvalidInputError()) is sw.InvalidInputError
 
 
 @pytest.mark.usefixtures("installed")
@@ -74,11 +78,32 @@ def test_a_batch_that_contradicts_itself_is_refused_where_it_is_used() -> None:
 
 
 @pytest.mark.usefixtures("installed")
+def test_offsets_of_no_elements_are_those_of_no_bags() -> None:
+    none = torch.tensor([])
+    batch = sw.KeyedJaggedTensor(["a"], none, offsets=none)
+    assert (batch.stride(), batch.offsets().tolist(), batch["a"].to_dense()) == (0, [0], [])
+    assert sw.JaggedTensor(none, offsets=none).to_dense() == []
+    with pytest.raises(AssertionError, match="1 dimension"):
+        sw.KeyedJaggedTensor(["a"], none, offsets=torch.zeros(0, 1).long())
+
+
+def test_offsets_have_their_leading_0_in_shardwright() -> None:
+    with pytest.raises(sw.InvalidInputError, match="leading 0"):
+        sw.JaggedTensor(torch.tensor([]), offsets=torch.tensor([]))
+
+
+@pytest.mark.usefixtures("installed")
 def test_errors_about_arguments_are_assertion_errors_too() -> None:
     with pytest.raises(AssertionError, match="low_rank"):
         LowRankCrossNet(4, 3, low_rank=0)
     with pytest.raises(AssertionError, match="got no tables"):
         sw.EmbeddingBagCollection([])
+    assert sw.InvalidInputError.__mro__[1:3] == (sw.ShardwrightError, ValueError)  # it is as ever
+    again = pickle.loads(pickle.dumps(sw.InvalidInputError("one", 2)))
+    assert isinstance(again, AssertionError)
+    assert isinstance(again, sw.InvalidInputError)
+    assert again.args == ("one", 2)
+    assert not isinstance(sw.UnsupportedError(), AssertionError)
 
 
 @pytest.mark.usefixtures("installed")
@@ -145,6 +170,10 @@ def test_columns_are_cut_into_parts_of_given_widths() -> None:
         ([8, 8], [0, 16]),
     ]
     assert plan["t"].ranks == [0, 1]
+    topology, tables = sw.Topology(2, "cpu"), EmbeddingBagCollectionSharder().tables(own)
+    whole = sw.ShardingPlan({"": plan})
+    assert read_plan(write_plan(whole), tables, topology).plan[""]["t"].layout == plan["t"].layout
+    assert ParameterSharding("column_wise", "fused", [0, 1], spec).layout == plan["t"].layout
     for widths in ([16, 16], [24, 0], [8, 8, 8]):
         with pytest.raises(sw.PlanError, match="24 columns, and there are 2 ranks"):
             construct_module_sharding_plan(own, {"t": column_wise(size_per_rank=widths)}, **cut)

@@ -6,6 +6,7 @@ import pytest
 
 import shardwright
 from shardwright.cli.plugins import _fitted
+from shardwright.cli.tables import flowing
 
 
 @pytest.fixture
@@ -106,6 +107,12 @@ def test_plugin_in_full_fits_the_page_and_keeps_its_lines_and_their_indentation(
     assert (
         " ".join(shown.split())
         == f"good (sharding_types), loaded file {path} Args: name: {'word ' * 40}".rstrip()
+    )
+
+
+def test_plugin_in_full_lets_its_docstring_flow():
+    assert flowing("Rows.\n\nThey\nflow.\n\nArgs:\n    a: one.\n    b: two.\n") == (
+        "Rows.\n\nThey flow.\n\nArgs:\n    a: one.\n    b: two.\n"
     )
 
 

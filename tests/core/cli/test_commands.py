@@ -63,6 +63,25 @@ def test_command_app_runs_with_its_commands() -> None:
     assert "--install-completion" not in run("speak", "--help", made=made).output
 
 
+def test_help_of_commands_fills_the_terminal_and_keeps_paragraphs() -> None:
+    def wait() -> None:
+        """Wait.
+
+        It waits until all of that is there which
+        is to come.
+
+        Then it ends.
+        """
+
+    group = typer.Typer()
+    group.command("softly")(wait)
+    group.command("long")(wait)
+    made = offering(command("wait", lambda self: wait), command("waits", lambda self: group))
+    for words in (("wait",), ("waits", "long")):
+        lines = [line.strip() for line in run(*words, "--help", made=made).output.splitlines()]
+        assert {"Wait.", "It waits until all of that is there which is to come.", "Then it ends."} <= {*lines}
+
+
 def test_command_of_core_has_the_name() -> None:
     shown = run("diff", "--help", made=offering(command("diff"))).output
     assert "Compare two plans" in shown

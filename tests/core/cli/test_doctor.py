@@ -118,7 +118,6 @@ def run(*arguments: str, path: Path | None = None, **environment: str) -> subpro
         env={**kept, "PYTHONPATH": folders, **environment},
         capture_output=True,
         text=True,
-        timeout=110,
     )
 
 

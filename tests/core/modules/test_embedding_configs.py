@@ -35,4 +35,4 @@ def test_data_type_of_unknown_dtype_names_it_and_the_possible() -> None:
 
 def test_embedding_configs_import_leaves_torch_out() -> None:
     code = "import sys, shardwright.modules.embedding_configs; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -292,7 +292,7 @@ from shardwright.planning.search import failure
 from shardwright.planning.report import report
 assert "torch" not in sys.modules, "torch"
 """
-    subprocess.run([sys.executable, "-c", source], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", source], check=True)
 
 
 def test_plan_tables_layout_that_leaves_rows_out_names_the_type(host_with):

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from shardwright.planning.watch import Progress, Throttle, Watch, gap_of
+from shardwright.planning.watch import Watch, gap_of
 
 
 def test_watch_without_limit_is_never_over():
@@ -65,14 +65,6 @@ def test_watch_on_another_thread_installs_nothing():
     thread.start()
     thread.join(10)
     assert seen == [handler]
-
-
-def test_throttle_is_silent_first_and_then_not_too_often():
-    told: list[float] = []
-    throttle = Throttle(lambda progress: told.append(progress.seconds), after_s=1.0, every_s=0.5)
-    for seconds in (0.1, 0.9, 1.0, 1.2, 1.6, 1.7, 3.0):
-        throttle(Progress(seconds))
-    assert told == [1.0, 1.6, 3.0]
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ def case_of(**options):
     return Cuts(MIXED, 2, **options)
 
 
-def simulate(case, work, *, timeout_s=20.0):
+def simulate(case, work, *, timeout_s=60.0):
     """Call `work(sharded, batch, env)` on each rank; the batch is the rank's first."""
     module = case.module()
     return run_simulated(

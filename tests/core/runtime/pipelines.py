@@ -163,9 +163,7 @@ PIPELINES = [TrainPipelineSparseDist, TrainPipelineBase]
 def on_ranks(work: Any, world_size: int, model: nn.Module | None = None, **options: Any) -> list[Any]:
     """Call `work(sharded, env)` on every rank."""
     whole = model or towers(world_size)
-    return run_simulated(
-        lambda env: work(shard(whole, env, world_size), env), world_size, timeout_s=20.0, **options
-    )
+    return run_simulated(lambda env: work(shard(whole, env, world_size), env), world_size, **options)
 
 
 def piped(model: Any, kind: Any = TrainPipelineSparseDist, **options: Any) -> Any:

@@ -34,7 +34,6 @@ from shardwright.runtime.step.batches.inputs import BatchReader
 from shardwright.runtime.step.collection import Collection, FeatureBatch
 from shardwright.sparse import KeyedJaggedTensor
 
-torch.set_num_threads(1)
 RATE = 0.5
 
 

@@ -8,6 +8,7 @@ from tests.core.runtime.mixed_cuts import MIXED, case_of, simulate, with_parts
 from tests.core.runtime.plans import (
     Cut,
     Cuts,
+    Loop,
 )
 
 from shardwright.errors import InvalidInputError
@@ -61,9 +62,10 @@ def test_header_of_a_bad_batch_says_so_and_only_then_the_ranks_exchange_texts():
     (_, good), (_, bad) = (own for (own,), _ in seen)
     nothing_extra = good[0][2]
     counts = [case.batch(2, seed=0)[name].values().numel() for name in "ab"]
-    # Batch size, status, what is not looked at (nothing, or not compared), ids and bags of each rank's only slot.
-    assert good == [[2, Status.FINE, nothing_extra, count | 2 << 32] for count in counts]
-    assert bad == [[0, Status.BAD_INPUT, 0, 0]] * 2
+    # Batch size, status, what is not looked at (nothing, or not compared), that no weights of ids are trained, ids and
+    # bags of each rank's only slot.
+    assert good == [[2, Status.FINE, nothing_extra, 0, count | 2 << 32] for count in counts]
+    assert bad == [[0, Status.BAD_INPUT, 0, 0, 0]] * 2
 
 
 def test_missing_weights_are_told_by_feature_and_table():
@@ -76,13 +78,18 @@ def test_missing_weights_are_told_by_feature_and_table():
         assert text.startswith("rank 1: feature 'a' of table 't1' (9 x 6 FP32): the collection is weighted")
 
 
-def test_weights_that_require_gradients_are_refused_on_all_ranks():
+def test_weights_that_a_kernel_cannot_train_are_refused_on_all_ranks(monkeypatch):
+    monkeypatch.setattr(Loop, "refusal_of_weight_gradients", lambda self: "nobody taught it")
+
     def work(sharded, batch, env):
         with pytest.raises(InvalidInputError) as error:
             sharded(with_parts(batch, weights=batch.weights().requires_grad_()) if env.rank else batch)
+        with torch.no_grad():  # looked up they may be
+            sharded(with_parts(batch, weights=batch.weights().requires_grad_()))
         return str(error.value)
 
     for text in simulate(case_of(is_weighted=True), work):
         assert text.startswith(
-            "rank 1: feature 'a' of table 't1' (9 x 6 FP32): the weights of ids require gradients"
+            "rank 1: table 't0' (11 x 4 FP32): the weights of ids require gradients, which"
         )
+        assert "compute kernel 'loop' does not give: nobody taught it. detach() them" in text

@@ -27,7 +27,7 @@ def events_of_a_step(
         values.backward(torch.ones_like(values))
         return watched.events
 
-    return run_simulated(step, world_size, local_world_size=local_world_size, timeout_s=20.0)
+    return run_simulated(step, world_size, local_world_size=local_world_size)
 
 
 @pytest.mark.parametrize("turned", [False, True])

@@ -175,7 +175,7 @@ def test_hyperparameter_changed_on_one_rank_raises_there_and_is_told_to_the_othe
             sharded(batch)
         return str(caught.value)
 
-    other, own = simulate(case_of(), work, timeout_s=5.0)
+    other, own = simulate(case_of(), work)
     assert "weight_decay was changed" in own
     assert "rank 1" in other
 
@@ -191,7 +191,7 @@ def test_plan_that_leaves_a_table_out_on_one_rank_is_told_on_both():
         with pytest.raises(DistributedError, match="rank 1 differs from rank 0 in 1 tables, 't1' first"):
             case.sharder.shard(module, plan, env, "cpu")
 
-    run_simulated(shard, case.world_size, timeout_s=5.0)
+    run_simulated(shard, case.world_size)
 
 
 def test_eval_trains_as_the_unsharded_module_does():

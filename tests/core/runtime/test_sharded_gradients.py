@@ -11,6 +11,7 @@ from tests.core.runtime.mixed_cuts import (
     simulate,
     unsharded,
     unsharded_weights,
+    with_parts,
 )
 from tests.core.runtime.plans import (
     Cut,
@@ -114,3 +115,25 @@ def float_elements(step):
 
     visit(step)
     return sum(found)
+
+
+def test_weights_of_one_ranks_ids_are_trained():
+    """What one rank asks for all exchange, once; the others' gradients stay as they are."""
+    case = case_of(is_weighted=True)
+    trained = [case.batch(2 + rank, seed=rank).weights().clone().requires_grad_() for rank in range(2)]
+
+    def work(sharded, batch, env):
+        before = len(env.communicator.labels)
+        own = with_parts(batch, weights=trained[1]) if env.rank == 1 else batch
+        sharded(own).values().square().sum().backward()
+        return env.communicator.labels[before:], sharded.state_dict()
+
+    seen = simulate(case, work)
+    calls = ["headers", "ids", "results", "gradients", "gradients of weights"]
+    assert [labels for labels, _ in seen] == [calls] * 2
+    assert trained[0].grad is None
+    expected = case.batch(3, seed=1).weights().clone().requires_grad_()
+    case.module()(with_parts(case.batch(3, seed=1), weights=expected)).values().square().sum().backward()
+    torch.testing.assert_close(trained[1].grad, expected.grad)
+    weights = unsharded_weights(lambda module, batch, _: module(batch).values().square().sum(), case)
+    torch.testing.assert_close(seen[0][1], weights)

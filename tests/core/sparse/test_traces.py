@@ -1,7 +1,8 @@
-"""Traces of `torch.fx`: making a sparse type, or joining some, is one node of the graph."""
+"""Traces of `torch.fx`, where making or joining sparse types is one node of the graph; and TorchScript of them."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -95,3 +96,83 @@ def test_trace_takes_batches_without_stand_ins_as_they_are() -> None:
 def test_batches_are_made_without_torchs_warning_of_traces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.fx._symbolic_trace.is_fx_tracing_warning", lambda: pytest.fail("it warned"))
     assert batch("a").permute([0]).keys() == ["a"]
+
+
+def test_batches_are_made_by_a_torch_that_has_no_flag_of_its_traces(monkeypatch: pytest.MonkeyPatch) -> None:
+    # As releases after 2.13, which keep it for each thread; torch's own question is then another function too.
+    monkeypatch.delattr("torch.fx._symbolic_trace._is_fx_tracing_flag", raising=False)
+    monkeypatch.setattr("shardwright.sparse._traces.is_fx_symbolic_tracing", lambda: False)
+    assert batch("a").keys() == ["a"]
+
+
+def parts_of(kjt: KeyedJaggedTensor) -> list[KeyedJaggedTensor]:
+    first, none, last = kjt.split([1, 0, 1])
+    joined = KeyedJaggedTensor.concat([last, first])
+    return [first, none, joined, joined.permute([1, 0, 1]), KeyedJaggedTensor.empty_like(joined)]
+
+
+def made_of(kjt: KeyedJaggedTensor) -> list[KeyedJaggedTensor]:
+    keys, values, weights = kjt.keys(), kjt.values(), kjt.weights_or_none()
+    by_lengths = KeyedJaggedTensor.from_lengths_sync(keys, values, kjt.lengths(), weights)
+    by_offsets = KeyedJaggedTensor.from_offsets_sync(keys, values, kjt.offsets(), weights)
+    return [by_lengths, by_offsets, KeyedJaggedTensor.empty(is_weighted=True)]
+
+
+def bags_of(kjt: KeyedJaggedTensor) -> list[Tensor]:
+    return kjt["b"].to_dense()
+
+
+def facts_of(kjt: KeyedJaggedTensor) -> list[list[int]]:
+    return [kjt.length_per_key(), kjt.offset_per_key(), [kjt.stride()]]
+
+
+def scripted(code: Any) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's, that TorchScript is deprecated
+        return torch.jit.script(code)
+
+
+def two_keys(*, weighted: bool) -> KeyedJaggedTensor:
+    values = torch.arange(5)
+    return KeyedJaggedTensor(
+        ["a", "b"], values, values / 2 if weighted else None, torch.tensor([2, 0, 1, 0, 0, 2])
+    )
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("code", [parts_of, made_of])
+def test_torchscript_makes_and_parts_batches_as_python_does(code: Any, weighted: bool) -> None:
+    kjt = two_keys(weighted=weighted)
+    for found, wanted in zip(scripted(code)(kjt), code(kjt), strict=True):
+        assert type(found) is KeyedJaggedTensor
+        assert (str(found), found.stride()) == (str(wanted), wanted.stride())
+        assert found.values().dtype is wanted.values().dtype
+        assert (found.weights_or_none() is None) == (wanted.weights_or_none() is None)
+
+
+def test_torchscript_reads_bags_and_sizes_as_python_does() -> None:
+    kjt = two_keys(weighted=False)
+    found = scripted(bags_of)(kjt)
+    assert [bag.tolist() for bag in found] == [bag.tolist() for bag in bags_of(kjt)] == [[], [], [3, 4]]
+    assert scripted(facts_of)(kjt) == facts_of(kjt)
+
+
+def test_static_functions_of_sparse_types_are_scripted_by_themselves() -> None:
+    empty = scripted(KeyedJaggedTensor.empty)()
+    assert scripted(KeyedJaggedTensor.empty_like)(empty).to_dict() == {}
+    assert scripted(JaggedTensor.empty)().to_dense() == []
+
+
+def test_torchscript_takes_and_makes_no_batch_that_contradicts_itself() -> None:
+    kjt = two_keys(weighted=False)
+    with pytest.raises(torch.jit.Error, match="as many lengths as there are samples"):
+        scripted(KeyedJaggedTensor.from_lengths_sync)(["a"], VALUES, LENGTHS, None, 3)
+    with pytest.raises(torch.jit.Error, match="different numbers of samples"):
+        scripted(KeyedJaggedTensor.concat)([kjt, batch("c")])
+    with pytest.raises(torch.jit.Error, match="some batches have weights"):
+        scripted(KeyedJaggedTensor.concat)([kjt, two_keys(weighted=True)])
+    with pytest.raises(torch.jit.Error, match="do not add up to the number of keys"):
+        scripted(parts_of)(batch("c"))
+    own_sizes = KeyedJaggedTensor(["b"], VALUES, lengths=LENGTHS, stride_per_key_per_rank=[[2]])
+    with pytest.raises(RuntimeError, match="_variable"):
+        scripted(bags_of)(own_sizes)

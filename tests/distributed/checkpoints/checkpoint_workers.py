@@ -16,7 +16,6 @@ import shardwright as sw
 from shardwright.planning.layouts.dataflows import Replicate
 from shardwright.runtime.checkpoint import saving
 
-torch.set_num_threads(1)
 ROWS = {"user": 2500, "item": 1300}  # more than are stored as runs of single rows
 DIM = 8
 CUTS = ("row_wise", "column_wise", "modulo", "hashed", "data_parallel", "table_wise")

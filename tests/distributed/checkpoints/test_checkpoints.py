@@ -14,8 +14,6 @@ from shardwright.testing.ranks import RankPool
 
 pytestmark = pytest.mark.distributed
 
-WAIT_S = 150.0
-
 
 def assert_same(states, expected):
     for state in states:
@@ -26,7 +24,7 @@ def assert_same(states, expected):
 
 @pytest.mark.slow
 def test_two_ranks_three_ranks_one_rank_and_every_cut_have_the_same_bits(pool: RankPool, tmp_path: Path):
-    expected, *others = pool.run(workers.save, 2, "row_wise", str(tmp_path), 2, timeout_s=WAIT_S)
+    expected, *others = pool.run(workers.save, 2, "row_wise", str(tmp_path), 2)
     assert_same(others, expected)
     path = [
         (3, "column_wise"),
@@ -37,29 +35,33 @@ def test_two_ranks_three_ranks_one_rank_and_every_cut_have_the_same_bits(pool: R
         (2, "row_wise"),
     ]
     for world_size, cut in path:
-        assert_same(pool.run(workers.move, world_size, cut, str(tmp_path), timeout_s=WAIT_S), expected)
+        assert_same(pool.run(workers.move, world_size, cut, str(tmp_path)), expected)
     assert len(steps_in(tmp_path)) == 1 + len(path)
 
 
 @pytest.mark.parametrize(("cut", "then"), [("row_wise", "column_wise"), ("column_wise", "data_parallel")])
 def test_functions_of_torch_alone_save_and_load(cut: str, then: str, pool: RankPool, tmp_path: Path):
-    assert pool.run(workers.through_dcp, 2, cut, str(tmp_path), then, timeout_s=WAIT_S) == [True, True]
+    assert pool.run(workers.through_dcp, 2, cut, str(tmp_path), then) == [True, True]
 
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["waiting", "while training goes on"])
 def test_training_that_goes_on_from_a_checkpoint_has_the_bits_of_training_that_did_not_stop(
     asynchronous: bool, pool: RankPool, tmp_path: Path
 ):
-    arguments = {"asynchronous": asynchronous, "timeout_s": WAIT_S}
-    expected, *_ = pool.run(workers.train_on, 2, "row_wise", str(tmp_path / "one"), 0, 6, **arguments)
-    pool.run(workers.train_on, 2, "row_wise", str(tmp_path / "two"), 0, 4, **arguments)
-    assert_same(pool.run(workers.train_on, 2, "row_wise", str(tmp_path / "two"), 4, 6, **arguments), expected)
+    expected, *_ = pool.run(
+        workers.train_on, 2, "row_wise", str(tmp_path / "one"), 0, 6, asynchronous=asynchronous
+    )
+    pool.run(workers.train_on, 2, "row_wise", str(tmp_path / "two"), 0, 4, asynchronous=asynchronous)
+    assert_same(
+        pool.run(workers.train_on, 2, "row_wise", str(tmp_path / "two"), 4, 6, asynchronous=asynchronous),
+        expected,
+    )
     assert list(steps_in(tmp_path / "two")) == [3, 5]
 
 
 @pytest.mark.slow  # in each run, simulated ranks do so
 def test_replicas_of_tables_are_saved_as_one_model(pool: RankPool, tmp_path: Path):
-    results = pool.run(workers.save_replicas, 4, str(tmp_path), timeout_s=WAIT_S)
+    results = pool.run(workers.save_replicas, 4, str(tmp_path))
     assert not torch.equal(results[2]["own"], results[3]["own"])  # the same block, of two groups
     assert_same([result["loaded"] for result in results], results[0]["saved"])
     assert [result["extra"] for result in results] == [0, 1, 2, 3]
@@ -72,7 +74,7 @@ def test_replicas_of_tables_are_saved_as_one_model(pool: RankPool, tmp_path: Pat
 def test_damage_of_one_ranks_file_is_one_error_on_all_ranks_and_no_model_changes(
     fault: str, text: str, pool: RankPool, tmp_path: Path
 ):
-    results = pool.run(workers.load_damaged, 2, str(tmp_path), fault, timeout_s=WAIT_S)
+    results = pool.run(workers.load_damaged, 2, str(tmp_path), fault)
     assert len({error for error, _ in results}) == 1, results
     for error, is_unchanged in results:
         assert error.startswith("CheckpointError: ")
@@ -82,7 +84,7 @@ def test_damage_of_one_ranks_file_is_one_error_on_all_ranks_and_no_model_changes
 
 
 def test_fault_of_one_rank_is_one_error_on_all_ranks_and_they_can_go_on(pool: RankPool, tmp_path: Path):
-    results = pool.run(workers.go_on_after_errors, 2, str(tmp_path), timeout_s=WAIT_S)
+    results = pool.run(workers.go_on_after_errors, 2, str(tmp_path))
     assert results[0] == results[1]
     nothing, extra, step, end = results[0]
     assert nothing == f"CheckpointError: there is no checkpoint in {tmp_path}/none"
@@ -98,7 +100,7 @@ def test_fault_of_one_rank_is_one_error_on_all_ranks_and_they_can_go_on(pool: Ra
 def test_folder_that_cannot_be_written_is_one_error_on_all_ranks_and_leaves_nothing(
     fault: str, text: str, pool: RankPool, tmp_path: Path
 ):
-    results = pool.run(workers.save_in_vain, 2, str(tmp_path), fault, timeout_s=WAIT_S)
+    results = pool.run(workers.save_in_vain, 2, str(tmp_path), fault)
     errors = {error for error, *_ in results}
     assert len(errors) == 1, errors
     assert re.search("cannot be written.*" + text, errors.pop())

@@ -12,8 +12,6 @@ from shardwright.testing.ranks import RankError, RankPool
 
 pytestmark = pytest.mark.distributed
 
-WAIT_S = 150.0
-
 
 @pytest.mark.parametrize(
     ("kernel", "optimizer", "limit"),
@@ -22,7 +20,7 @@ WAIT_S = 150.0
 def test_chain_of_plans_keeps_every_bit_of_weights_and_states(
     kernel: str, optimizer: str, limit: int | None, pool: RankPool
 ):
-    assert pool.run(workers.chain, 2, kernel, optimizer, limit, timeout_s=WAIT_S) == [[], []]
+    assert pool.run(workers.chain, 2, kernel, optimizer, limit) == [[], []]
 
 
 @pytest.mark.parametrize(
@@ -37,7 +35,7 @@ def test_checkpoints_of_two_three_and_one_ranks_and_reshards_between_them_keep_e
     kernel: str, optimizer: str, pool: RankPool, tmp_path: Path
 ):
     how = str(tmp_path), optimizer, kernel
-    expected, *_ = pool.run(workers.trained_and_saved, 2, "row_wise", *how, timeout_s=WAIT_S)
+    expected, *_ = pool.run(workers.trained_and_saved, 2, "row_wise", *how)
     path = [
         (3, ["column_wise", "modulo"]),
         (1, ["hashed", "column_wise"]),
@@ -45,7 +43,7 @@ def test_checkpoints_of_two_three_and_one_ranks_and_reshards_between_them_keep_e
         (2, ["hashed", "modulo", "column_wise", "row_wise"]),
     ]
     for world_size, cuts in path:
-        for states in pool.run(workers.loaded_and_resharded, world_size, cuts, *how, timeout_s=WAIT_S):
+        for states in pool.run(workers.loaded_and_resharded, world_size, cuts, *how):
             for cut, state in zip(cuts, states, strict=True):
                 assert workers.same(state, expected), (world_size, cut)
 
@@ -53,20 +51,20 @@ def test_checkpoints_of_two_three_and_one_ranks_and_reshards_between_them_keep_e
 @pytest.mark.parametrize("kernel", ["fused_torch", "dense"])
 def test_training_through_plans_has_the_bits_of_training_under_one(kernel: str, pool: RankPool):
     # Whole rows on one rank, whichever: no sum changes its order.
-    expected, _ = pool.run(workers.train_through, 2, ["table_wise"], 6, kernel, timeout_s=WAIT_S)
+    expected, _ = pool.run(workers.train_through, 2, ["table_wise"], 6, kernel)
     moving = ["table_wise", "modulo", "modulo", "column_wise"]
-    for state in pool.run(workers.train_through, 2, moving, 6, kernel, timeout_s=WAIT_S):
+    for state in pool.run(workers.train_through, 2, moving, 6, kernel):
         for name, value in expected.items():
             torch.testing.assert_close(state[name], value, rtol=0, atol=0)
 
 
 def test_optimizer_that_was_forgotten_is_asked_for_on_all_ranks(pool: RankPool):
-    for text in pool.run(workers.forgotten_optimizer, 2, timeout_s=WAIT_S):
+    for text in pool.run(workers.forgotten_optimizer, 2):
         assert "no optimizer that was given has its old ones" in text
 
 
 def test_exchanges_are_bounded_and_share_their_memory(pool: RankPool):
-    for count, most, places in pool.run(workers.counted_exchanges, 2, 1 << 12, timeout_s=WAIT_S):
+    for count, most, places in pool.run(workers.counted_exchanges, 2, 1 << 12):
         assert count > 10
         assert most <= 1 << 12
         assert (
@@ -88,7 +86,7 @@ def test_forecast_bytes_are_those_that_a_reshard_sends(
     before: str, after: str, optimizer: str, pool: RankPool
 ):
     # Pairs of cuts whose pieces need no filling up to eight bytes.
-    each = pool.run(workers.forecast_and_sent, 2, before, after, optimizer, timeout_s=WAIT_S)
+    each = pool.run(workers.forecast_and_sent, 2, before, after, optimizer)
     assert [forecast for forecast, _ in each] == [sent for _, sent in each]
     assert before == "data_parallel" or sum(sent for _, sent in each) > 0
 
@@ -96,7 +94,7 @@ def test_forecast_bytes_are_those_that_a_reshard_sends(
 @pytest.mark.slow
 def test_rank_that_is_killed_in_the_midst_is_named_and_the_model_stays(pool: RankPool):
     with pytest.raises(RankError) as error:
-        pool.run(workers.killed_on_the_way, 2, 1, 3, timeout_s=WAIT_S)
+        pool.run(workers.killed_on_the_way, 2, 1, 3)
     assert set(error.value.errors) == {1}
     text, is_unchanged = error.value.results[0]
     assert "rank 1" in text

@@ -7,12 +7,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
-from tests.distributed.failures.faults import VICTIM, strike
+from tests.distributed.failures.strikes import strike, told
 
 from shardwright.errors import DistributedError
+from shardwright.runtime.ranks import failure_reports
 from shardwright.runtime.ranks.accelerators.device_watch import DeviceWatch, Marks, Query
 from shardwright.runtime.ranks.comm import AllToAll, TorchCommunicator, TorchTransport
 from shardwright.runtime.ranks.phases import Phases
@@ -66,7 +68,8 @@ class InStream(TorchTransport):
 def connected(timeout_s: float) -> Iterator[tuple[TorchCommunicator, Device]]:
     """A communicator as of a device backend, over gloo."""
     group = dist.new_group(timeout=timedelta(seconds=timeout_s))
-    phases, device = Phases.of(group), Device()
+    with mock.patch.object(failure_reports, "_LONGEST_GRACE_S", 2.0):  # which is waited out
+        phases, device = Phases.of(group), Device()
     reports = phases.failure_reports
     limit_s = reports.timeout_s - 1.5 * reports.grace_s
     watch = DeviceWatch(device, reports.lost, phases.failure, device.abort, limit_s)
@@ -80,17 +83,17 @@ def connected(timeout_s: float) -> Iterator[tuple[TorchCommunicator, Device]]:
 
 def lose_a_rank(fault: str) -> str:
     """Exchange twice; rank 1 is lost before the second. The others wait for the device, then make the next call."""
-    with connected(4.0 if fault == "stall" else FAR_OFF_S) as (communicator, device):
+    with connected(6.0 if fault == "stall" else FAR_OFF_S) as (communicator, device):
         splits = [1] * communicator.world_size
         values = torch.ones(communicator.world_size)
         try:
-            for step in range(3):
-                if communicator.rank == VICTIM and step == 1:
-                    strike(fault)
-                communicator.all_to_all(
-                    torch.empty_like(values), values, splits, splits, label="results"
-                ).wait()
-                device.synchronize()
+            with told():
+                for step in range(3):
+                    if step == 1:
+                        strike(fault)
+                    output = torch.empty_like(values)
+                    communicator.all_to_all(output, values, splits, splits, label="results").wait()
+                    device.synchronize()
         except DistributedError as error:
             return f"step {step}: {error}"
     return "nothing was raised"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 import torch.testing._internal.distributed.fake_pg  # registers the backend "fake"
+from tests.distributed.failures.strikes import VICTIM, strike, told
 from tests.equality import Case, Table, shard_case
 
 from shardwright import KeyedJaggedTensor, ShardingEnv
@@ -25,8 +25,7 @@ from shardwright.settings import SHARED_MEMORY_VARIABLE
 from shardwright_plugins.comm_backends import _same_host
 from shardwright_plugins.comm_backends.nccl import beside
 
-TIMEOUT_S = 4.0
-VICTIM = 1
+TIMEOUT_S = 6.0
 FORMS = {form.__name__: form for form in replicated.FORMS}
 
 
@@ -37,15 +36,6 @@ def case(sharding_type: str) -> Case:
         for offset, rows, features, pooling in ((VICTIM, 9, ("a",), "SUM"), (0, 10, ("b", "a"), "MEAN"))
     ]
     return Case(tables, (3, 2, 4, 3), local_world_size=2)
-
-
-def strike(fault: str) -> None:
-    """What befalls the victim."""
-    time.sleep(0.2)  # what it sent before has arrived
-    if fault == "kill":
-        os.kill(os.getpid(), signal.SIGKILL)
-    else:
-        time.sleep(TIMEOUT_S + 1.0)
 
 
 @contextmanager
@@ -101,7 +91,7 @@ def train_with_fault(own: Case, env: ShardingEnv, label: str, fault: str) -> str
 
     def struck(exchange: Callable[..., Any]) -> Callable[..., Any]:
         def all_to_all(*args: Any, **kwargs: Any) -> Any:
-            if env.rank == VICTIM and steps == 1 and kwargs["label"] == label:
+            if steps == 1 and kwargs["label"] == label:
                 strike(fault)
             return exchange(*args, **kwargs)
 
@@ -110,9 +100,10 @@ def train_with_fault(own: Case, env: ShardingEnv, label: str, fault: str) -> str
     for name in ("all_to_all", "exchange"):
         setattr(env.communicator, name, struck(getattr(env.communicator, name)))
     try:
-        for steps in range(3):
-            output = sharded(own.batch(steps, env.rank)).values()
-            output.backward(torch.ones_like(output))
+        with told():
+            for steps in range(3):
+                output = sharded(own.batch(steps, env.rank)).values()
+                output.backward(torch.ones_like(output))
     except DistributedError as error:
         return f"step {steps}: {error}"
     return "nothing was raised"
@@ -121,9 +112,9 @@ def train_with_fault(own: Case, env: ShardingEnv, label: str, fault: str) -> str
 def miss_a_collective(which: str) -> str:
     """Rank 1 is stuck before a collective that is no exchange; returns what the others raised."""
     env = ShardingEnv.from_process_group(dist.new_group(timeout=timedelta(seconds=TIMEOUT_S / 2)))
-    communicator, store = env.communicator, dist.distributed_c10d._get_default_store()
+    communicator = env.communicator
+    strike("stall")
     if env.rank == VICTIM:
-        store.wait(["told/0", "told/2"], timedelta(seconds=10 * TIMEOUT_S))
         return "stuck"
     collectives: dict[str, Callable[[], Any]] = {
         "a barrier": communicator.barrier,
@@ -132,11 +123,10 @@ def miss_a_collective(which: str) -> str:
         "a broadcast of an object from rank 1": lambda: communicator.broadcast_object(None, VICTIM),
     }
     try:
-        collectives[which]()
+        with told():
+            collectives[which]()
     except DistributedError as error:
         return str(error)
-    finally:
-        store.set(f"told/{env.rank}", "")
     return "nothing was raised"
 
 

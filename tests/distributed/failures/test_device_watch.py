@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from tests.distributed.failures import device_ranks
-from tests.distributed.failures.faults import VICTIM
+from tests.distributed.failures.strikes import VICTIM
 
 from shardwright.testing.ranks import RankError, RankPool
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.distributed
 
 def test_killed_rank_is_named_by_ranks_whose_devices_wait_for_it(pool: RankPool) -> None:
     with pytest.raises(RankError) as error:
-        pool.run(device_ranks.lose_a_rank, 3, "kill", timeout_s=60)
+        pool.run(device_ranks.lose_a_rank, 3, "kill")
     assert error.value.errors == {VICTIM: "the process died"}
     for rank, text in error.value.results.items():
         start = f"step 2: rank {rank}: the exchange of results failed: no word from rank {VICTIM}"
@@ -24,7 +24,7 @@ def test_killed_rank_is_named_by_ranks_whose_devices_wait_for_it(pool: RankPool)
 
 @pytest.mark.slow
 def test_stuck_rank_is_named_by_ranks_whose_devices_wait_for_it(pool: RankPool) -> None:
-    texts = dict(enumerate(pool.run(device_ranks.lose_a_rank, 3, "stall", timeout_s=60)))
+    texts = dict(enumerate(pool.run(device_ranks.lose_a_rank, 3, "stall")))
     texts.pop(VICTIM)
     for rank, text in texts.items():
         start = f"step 2: rank {rank}: the exchange of results failed: no word from rank {VICTIM}"

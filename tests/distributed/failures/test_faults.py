@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from tests.distributed.failures import faults
+from tests.distributed.failures.strikes import VICTIM
 from tests.distributed.failures.victims import assert_killed_rank_is_named, assert_stuck_rank_is_named, stages
 
 from shardwright.testing.ranks import RankPool
@@ -49,8 +50,8 @@ def test_rank_that_is_stuck_is_named_by_all_others_over_gloo(
     ],
 )
 def test_rank_that_misses_another_collective_is_named(pool: RankPool, which: str) -> None:
-    texts = pool.run(faults.miss_a_collective, 3, which, timeout_s=60)
-    assert texts[faults.VICTIM] == "stuck"
+    texts = pool.run(faults.miss_a_collective, 3, which)
+    assert texts[VICTIM] == "stuck"
     for rank in (0, 2):
         assert texts[rank].startswith(f"rank {rank}: {which} failed: no word from rank 1 in "), texts[rank]
         # Not after gloo's own time-out, which leaves no time for the roll call.
@@ -58,12 +59,12 @@ def test_rank_that_misses_another_collective_is_named(pool: RankPool, which: str
 
 
 def test_roll_call_after_all_of_the_time_out_is_short(pool: RankPool) -> None:
-    text = pool.run(faults.fail_late, 3, timeout_s=60)[0]
+    text = pool.run(faults.fail_late, 3)[0]
     assert text == "rank 0: it failed: no word from ranks 1, 2 in 0.3 s: it took long"
 
 
 def test_collections_called_in_different_orders_are_one_error_on_all_ranks(pool: RankPool) -> None:
-    texts = set(pool.run(faults.two_collections, 4, "calls", timeout_s=60))
+    texts = set(pool.run(faults.two_collections, 4, "calls"))
     assert len(texts) == 1
     assert texts.pop().startswith(
         "step 0: the ranks called different collections: ranks 0, 2, 3: the tables 't0', "
@@ -71,16 +72,16 @@ def test_collections_called_in_different_orders_are_one_error_on_all_ranks(pool:
 
 
 def test_backward_passes_in_different_orders_are_one_error_on_all_ranks(pool: RankPool) -> None:
-    texts = set(pool.run(faults.two_collections, 4, "backward passes", timeout_s=60))
+    texts = set(pool.run(faults.two_collections, 4, "backward passes"))
     assert len(texts) == 1
     assert texts.pop().startswith("step 1: the ranks made different calls before this batch")
 
 
 @pytest.mark.slow
 def test_rank_that_leaves_the_backward_pass_out_is_named_by_all_others(pool: RankPool) -> None:
-    texts = dict(enumerate(pool.run(faults.two_collections, 4, "no backward pass", timeout_s=60)))
+    texts = dict(enumerate(pool.run(faults.two_collections, 4, "no backward pass")))
     left_out = "the start of a batch of the tables 't0', 't1' without the backward pass of the one before"
-    own = texts.pop(faults.VICTIM)
+    own = texts.pop(VICTIM)
     assert own.startswith(
         f"step 1: rank 1: {left_out} failed: ranks 0, 2, 3 failed in the exchange of grad"
     ), own
@@ -90,7 +91,7 @@ def test_rank_that_leaves_the_backward_pass_out_is_named_by_all_others(pool: Ran
 
 
 def test_backward_pass_that_all_ranks_leave_out_is_no_error(pool: RankPool) -> None:
-    texts = pool.run(faults.two_collections, 4, "no backward pass in the first step", timeout_s=60)
+    texts = pool.run(faults.two_collections, 4, "no backward pass in the first step")
     assert set(texts) == {"nothing was raised"}
 
 
@@ -102,7 +103,7 @@ def test_backward_pass_that_all_ranks_leave_out_is_no_error(pool: RankPool) -> N
 def test_state_that_one_rank_alone_asks_for_is_an_error_that_says_who_must(
     pool: RankPool, what: str, called: str
 ) -> None:
-    texts = pool.run(faults.call_alone, 4, what, timeout_s=60)
+    texts = pool.run(faults.call_alone, 4, what)
     alone = f"{called} of the tables 't0', 't1', which gathers tables and so is to be called on every rank,"
     assert texts[1].startswith(f"rank 1: {alone} failed: "), texts[1]
     for rank in (0, 2, 3):
@@ -112,7 +113,7 @@ def test_state_that_one_rank_alone_asks_for_is_an_error_that_says_who_must(
 
 @pytest.mark.slow
 def test_batch_that_one_rank_cannot_make_is_told_to_those_that_wait_for_it(pool: RankPool) -> None:
-    texts = pool.run(faults.call_alone, 4, "batch", timeout_s=60)
+    texts = pool.run(faults.call_alone, 4, "batch")
     wrong = "lengths add up to 4, but there are 3 values"
     assert wrong in texts[1]
     for rank in (0, 2, 3):
@@ -125,9 +126,7 @@ def test_batch_that_one_rank_cannot_make_is_told_to_those_that_wait_for_it(pool:
 def test_forward_passes_without_backward_passes_meet_rarely_and_training_is_watched_after(
     pool: RankPool,
 ) -> None:
-    for rank, (num_meetings, text) in enumerate(
-        pool.run(faults.evaluate_with_gradients, 4, 40, timeout_s=60)
-    ):
+    for rank, (num_meetings, text) in enumerate(pool.run(faults.evaluate_with_gradients, 4, 40)):
         assert num_meetings == 5  # after 1, 3, 7, 15 and 31 batches
         if rank == 1:
             assert text.startswith("step 2: rank 1: the start of a batch of"), text
@@ -143,7 +142,7 @@ def test_forward_passes_without_backward_passes_meet_rarely_and_training_is_watc
 
 @pytest.mark.parametrize("backend", [pytest.param("fake", marks=pytest.mark.slow), "gloo"])
 def test_ranks_of_a_group_of_devices_talk_between_their_cpus_too(pool: RankPool, backend: str) -> None:
-    told = pool.run(faults.talk_beside, 3, backend, timeout_s=60)
+    told = pool.run(faults.talk_beside, 3, backend)
     assert {name for name, _, _ in told} == {"gloo"}
     assert all(ranks == [0, 1, 2] for _, ranks, _ in told)
     for rank in (0, 2):  # they hear of what fails in the group itself

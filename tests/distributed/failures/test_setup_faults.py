@@ -24,7 +24,7 @@ FAILURES = {
 @pytest.mark.parametrize("where", FAILURES)
 def test_rank_that_fails_alone_while_ranks_are_set_up_is_an_error_on_all(pool: RankPool, where: str) -> None:
     what, error = FAILURES[where]
-    for rank, text in enumerate(pool.run(setup_workers.fail_alone, 3, where, timeout_s=60)):
+    for rank, text in enumerate(pool.run(setup_workers.fail_alone, 3, where)):
         if rank == VICTIM:
             assert text.startswith(error), text
         else:
@@ -33,17 +33,17 @@ def test_rank_that_fails_alone_while_ranks_are_set_up_is_an_error_on_all(pool: R
 
 
 def test_group_serves_again_after_a_rank_failed_before_its_first_collective(pool: RankPool) -> None:
-    assert pool.run(setup_workers.try_again, 3, timeout_s=60) == ["nothing was raised"] * 3
+    assert pool.run(setup_workers.try_again, 3) == ["nothing was raised"] * 3
 
 
 def test_group_is_closed_after_a_rank_failed_that_others_waited_for_in_a_collective(pool: RankPool) -> None:
-    texts = pool.run(setup_workers.wait_after_a_failure, 3, timeout_s=60)
+    texts = pool.run(setup_workers.wait_after_a_failure, 3)
     assert all(texts[rank].startswith("RuntimeError: ") for rank in (0, 2)), texts
 
 
 @pytest.mark.slow
 def test_error_that_ends_a_rank_is_told_to_those_that_wait_for_it(pool: RankPool) -> None:
-    text = pool.run(setup_workers.end_with_an_error, 2, timeout_s=60)[0]
+    text = pool.run(setup_workers.end_with_an_error, 2)[0]
     assert "rank 1 failed in its program: KeyError: 'no such column'" in text
 
 
@@ -59,13 +59,13 @@ def test_error_that_ends_a_rank_is_told_to_those_that_wait_for_it(pool: RankPool
 def test_dense_part_that_differs_on_one_rank_is_an_error_that_names_it_on_all(
     pool: RankPool, how: str, what: str
 ) -> None:
-    texts = set(pool.run(setup_workers.differ_in_the_dense_part, 3, how, timeout_s=60))
+    texts = set(pool.run(setup_workers.differ_in_the_dense_part, 3, how))
     assert len(texts) == 1
     assert what in texts.pop()
 
 
 def test_dtypes_that_differ_in_a_gathering_are_an_error_on_all_ranks(pool: RankPool) -> None:
-    texts = set(pool.run(setup_workers.gather_different_dtypes, 3, timeout_s=60))
+    texts = set(pool.run(setup_workers.gather_different_dtypes, 3))
     assert texts == {
         "DistributedError: the ranks gather tensors of different dtypes: ranks 0, 2: torch.float32; "
         "rank 1: torch.float64"
@@ -85,7 +85,7 @@ def test_dtypes_that_differ_in_a_gathering_are_an_error_on_all_ranks(pool: RankP
     ],
 )
 def test_store_that_does_not_answer_is_an_error_on_all_ranks(pool: RankPool, before: str, fault: int) -> None:
-    texts = pool.run(setup_workers.lose_the_store, 2, before, fault, timeout_s=60)
+    texts = pool.run(setup_workers.lose_the_store, 2, before, fault)
     answer = "has given no answer for" if fault == signal.SIGSTOP else "does not answer ("
     for text in texts[:1] if before == "a roll call" else texts:
         assert text.startswith("DistributedError: rank "), text

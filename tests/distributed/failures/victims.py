@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from tests.distributed.failures import faults
+from tests.distributed.failures.strikes import VICTIM
 
 from shardwright.testing.ranks import RankError, RankPool
 
@@ -30,16 +31,16 @@ def assert_killed_rank_is_named(pool: RankPool, *arguments: str | None) -> None:
     """By all others; ``arguments`` are those of :func:`faults.train_until` without the fault, the label first."""
     label, *others = arguments
     with pytest.raises(RankError) as error:
-        pool.run(faults.train_until, 4, label, "kill", *others, timeout_s=60)
-    assert error.value.errors == {faults.VICTIM: "the process died"}
+        pool.run(faults.train_until, 4, label, "kill", *others)
+    assert error.value.errors == {VICTIM: "the process died"}
     assert_all_name_the_victim(error.value.results, str(label))
 
 
 def assert_stuck_rank_is_named(pool: RankPool, *arguments: str | None) -> None:
     """By all others, and it raises, too; see :func:`assert_killed_rank_is_named`."""
     label, *others = arguments
-    texts = dict(enumerate(pool.run(faults.train_until, 4, label, "stall", *others, timeout_s=60)))
-    assert texts.pop(faults.VICTIM).startswith("step 1: rank 1: the exchange of ")
+    texts = dict(enumerate(pool.run(faults.train_until, 4, label, "stall", *others)))
+    assert texts.pop(VICTIM).startswith("step 1: rank 1: the exchange of ")
     assert_all_name_the_victim(texts, str(label))
 
 
@@ -51,5 +52,5 @@ def assert_all_name_the_victim(texts: dict[int, str], label: str) -> None:
     for rank, text in texts.items():
         here = f"step 1: rank {rank}: the exchange of ", f"step 2: rank {rank}: the exchange of headers "
         assert text.startswith(here), text
-        assert f"no word from rank {faults.VICTIM} in" in text, text
+        assert f"no word from rank {VICTIM} in" in text, text
     assert any(f"the exchange of {label} failed: no word from" in text for text in texts.values()), texts

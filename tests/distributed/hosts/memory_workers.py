@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import gc
 import os
-import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from tests.distributed.failures import faults
+from tests.distributed.failures.strikes import strike
 from tests.distributed.workers import train_case
 from tests.equality import Case, RankResult
 
@@ -155,8 +155,7 @@ def leave_before_meeting() -> str:
     """Rank 1 is killed before the first large piece; returns what the other raised."""
     group = dist.new_group(timeout=timedelta(seconds=faults.TIMEOUT_S))
     communicator = ShardingEnv.from_process_group(group).communicator
-    if dist.get_rank() == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
+    strike("kill")
     sizes = [0, LARGE]
     try:
         communicator.all_to_all(torch.empty(LARGE), torch.ones(LARGE), sizes, sizes, label="values").wait()

@@ -31,7 +31,7 @@ MOST_SEGMENTS = (
 def test_pieces_of_any_size_arrive_and_memory_is_used_again(
     pool: RankPool, world_size: int, how: str
 ) -> None:
-    results = pool.run(memory_workers.exchange_all, world_size, "nothing", how, timeout_s=60)
+    results = pool.run(memory_workers.exchange_all, world_size, "nothing", how)
     for right, readable, segments in results:
         assert right
         assert readable == world_size - 1
@@ -52,14 +52,14 @@ READABLE = {  # what may be in the way, and of how many peers each rank then rea
 def test_pieces_arrive_by_gloo_where_memory_cannot_be_shared(
     pool: RankPool, hindrance: str, how: str
 ) -> None:
-    results = pool.run(memory_workers.exchange_all, 3, hindrance, how, timeout_s=60)
+    results = pool.run(memory_workers.exchange_all, 3, hindrance, how)
     assert all(right for right, *_ in results)
     assert [readable for _, readable, _ in results] == READABLE[hindrance]
 
 
 def test_reads_in_place_is_one_answer_on_all_ranks(pool: RankPool) -> None:
-    assert pool.run(memory_workers.reads_in_place, 2, "nothing", timeout_s=60) == [[False, True]] * 2
-    answers = pool.run(memory_workers.reads_in_place, 2, "one rank cannot read", timeout_s=60)
+    assert pool.run(memory_workers.reads_in_place, 2, "nothing") == [[False, True]] * 2
+    answers = pool.run(memory_workers.reads_in_place, 2, "one rank cannot read")
     assert answers == [[False] * 2] * 2
 
 
@@ -72,14 +72,14 @@ def test_training_by_memory_equals_unsharded(
 ) -> None:
     tables = [tables_of(name, "fused_torch")[index % 3] for index, name in enumerate(TYPES)]
     case = Case(tables, batch_sizes, optimizer="row_wise_adagrad")
-    results = pool.run(memory_workers.train_by_memory, len(batch_sizes), case, timeout_s=120)
+    results = pool.run(memory_workers.train_by_memory, len(batch_sizes), case)
     assert_equals_unsharded(case, results, collectives=[collectives] * NUM_STEPS)
 
 
 def test_training_over_gloo_equals_unsharded(pool: RankPool) -> None:
     tables = [tables_of(name, "fused_torch")[index % 3] for index, name in enumerate(TYPES)]
     case = Case(tables, (3, 5), optimizer="row_wise_adagrad")
-    results = pool.run(memory_workers.train_by_memory, 2, case, "gloo", timeout_s=120)
+    results = pool.run(memory_workers.train_by_memory, 2, case, "gloo")
     assert_equals_unsharded(case, results, collectives=[6] * NUM_STEPS)
 
 
@@ -102,7 +102,7 @@ def test_two_ranks_that_add_up_in_each_others_memory_equal_unsharded(
         for rows, features in ((3, ("a", "b")), (3, ("c",)), (500, ("a",)))
     ]
     case = Case(tables, (9, 8), optimizer="row_wise_adagrad", max_length=9)
-    results = pool.run(memory_workers.train_by_memory, 2, case, timeout_s=60)
+    results = pool.run(memory_workers.train_by_memory, 2, case)
     assert_equals_unsharded(case, results, collectives=[3] * NUM_STEPS)  # headers, rows or batch, dense
 
 
@@ -122,46 +122,46 @@ def test_rank_that_is_stuck_is_named_by_all_that_read_its_memory(
 
 def test_rank_that_is_killed_before_memory_is_shared_is_named(pool: RankPool) -> None:
     with pytest.raises(RankError) as error:
-        pool.run(memory_workers.leave_before_meeting, 2, timeout_s=60)
+        pool.run(memory_workers.leave_before_meeting, 2)
     assert error.value.results[0].startswith("rank 0: the exchange of values failed: no word from rank 1 in")
 
 
 def test_what_was_sent_outlives_the_group_of_its_sender(pool: RankPool) -> None:
-    assert pool.run(memory_workers.read_late, 2, timeout_s=60) == [True, True]
+    assert pool.run(memory_workers.read_late, 2) == [True, True]
 
 
 def test_ranks_without_memory_left_may_wait_for_two_exchanges_in_opposite_orders(pool: RankPool) -> None:
-    assert pool.run(memory_workers.wait_in_opposite_orders, 2, timeout_s=60) == [[True, True]] * 2
+    assert pool.run(memory_workers.wait_in_opposite_orders, 2) == [[True, True]] * 2
 
 
 def test_messages_of_exchanges_that_are_dropped_are_not_kept(pool: RankPool) -> None:
-    assert pool.run(memory_workers.drop_exchanges, 3, 6, timeout_s=60) == [([0] * 6, True)] * 3
+    assert pool.run(memory_workers.drop_exchanges, 3, 6) == [([0] * 6, True)] * 3
 
 
 def test_messages_that_a_rank_does_not_wait_for_yet_hold_nobody_up(pool: RankPool) -> None:
-    assert pool.run(memory_workers.send_more_than_there_is_room_for, 2, timeout_s=60) == [True] * 2
+    assert pool.run(memory_workers.send_more_than_there_is_room_for, 2) == [True] * 2
 
 
 def test_rank_that_sends_something_else_is_named(pool: RankPool) -> None:
-    texts = pool.run(memory_workers.exchange_other_sizes, 2, timeout_s=60)
+    texts = pool.run(memory_workers.exchange_other_sizes, 2)
     assert texts[0].startswith("rank 0: the exchange of values failed: ")
     assert texts[0].endswith("rank 1 sent 12 bytes where 8 were expected: it makes another call")
 
 
 def test_ranks_that_meet_in_a_circle_do_not_wait_for_each_other(pool: RankPool) -> None:
-    assert pool.run(memory_workers.send_in_a_circle, 3, timeout_s=60) == [True] * 3
+    assert pool.run(memory_workers.send_in_a_circle, 3) == [True] * 3
 
 
 def test_memory_that_was_first_needed_in_inference_mode_serves_training(pool: RankPool) -> None:
-    for right in pool.run(memory_workers.exchange_in_inference_mode_first, 2, timeout_s=60):
+    for right in pool.run(memory_workers.exchange_in_inference_mode_first, 2):
         assert all(right)
 
 
 def test_group_that_is_connected_to_again_shares_memory_again(pool: RankPool) -> None:
-    assert pool.run(memory_workers.connect_again, 2, timeout_s=60) == [[[True]] * 3] * 2
+    assert pool.run(memory_workers.connect_again, 2) == [[[True]] * 3] * 2
 
 
 def test_process_that_was_forked_waits_until_what_it_sent_is_read() -> None:
     command = [sys.executable, "-W", "ignore", "-m", forked_sender.__name__]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (ended.stdout.split("\n"), ended.returncode) == (["[7, 7, 7, 7, 7]", "0", ""], 0), ended.stderr

@@ -28,7 +28,6 @@ def test_model_parallel_finds_default_sharders_in_a_fresh_process(tmp_path: Path
         [sys.executable, "-W", "ignore", "-c", SCRIPT, str(tmp_path / "store")],
         capture_output=True,
         text=True,
-        timeout=110,
     )
     assert result.returncode == 0, result.stderr
     assert result.stdout.strip() == "[2, 8]"

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.distributed
 
 
 def saved(pool: RankPool, types: list[str]) -> dict[str, Any]:
-    return json.loads(pool.run(edited_plan_workers.planned, 2, types, timeout_s=60)[0])
+    return json.loads(pool.run(edited_plan_workers.planned, 2, types)[0])
 
 
 def tables(document: dict[str, Any]) -> dict[str, Any]:
@@ -24,7 +24,7 @@ def tables(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def assert_trains_like_one_process(pool: RankPool, document: dict[str, Any]) -> None:
-    states = pool.run(edited_plan_workers.train_from, 2, json.dumps(document), 3, timeout_s=60)
+    states = pool.run(edited_plan_workers.train_from, 2, json.dumps(document), 3)
     expected = unsharded_after(range(3), 2)[0].state_dict()
     for state in states:
         assert_same_state(state, expected)
@@ -67,22 +67,22 @@ def test_training_from_a_plan_whose_type_contradicts_its_shards_raises_naming_it
     document = saved(pool, ["row_wise"])
     tables(document)["user"]["sharding_type"] = "table_wise"
     with pytest.raises(RankError, match="table 'user': sharding type 'table_wise' keeps rows whole"):
-        pool.run(edited_plan_workers.train_from, 2, json.dumps(document), 1, timeout_s=60)
+        pool.run(edited_plan_workers.train_from, 2, json.dumps(document), 1)
 
 
 def test_collective_plan_that_takes_long_is_waited_for(pool: RankPool) -> None:
-    documents = pool.run(edited_plan_workers.plan_slowly, 2, seconds=1.0, timeout_s=60)
+    documents = pool.run(edited_plan_workers.plan_slowly, 2, seconds=1.0)
     assert documents[0] == documents[1]
     assert json.loads(documents[0])["inputs"]["seconds_limit"]["value"] == 1.0
 
 
 def test_collective_plan_interrupted_on_rank_0_is_the_best_so_far_everywhere(pool: RankPool) -> None:
-    documents = pool.run(edited_plan_workers.plan_slowly, 2, is_interrupted=True, timeout_s=60)
+    documents = pool.run(edited_plan_workers.plan_slowly, 2, is_interrupted=True)
     assert documents[0] == documents[1]
     assert json.loads(documents[0])["modules"]
 
 
 def test_collective_plan_that_breaks_late_is_an_error_everywhere(pool: RankPool) -> None:
-    own, other = pool.run(edited_plan_workers.plan_slowly, 2, is_broken=True, timeout_s=60)
+    own, other = pool.run(edited_plan_workers.plan_slowly, 2, is_broken=True)
     assert own == "PlanningError: proposer 'slow' failed: ZeroDivisionError: slow broke"
     assert other == own

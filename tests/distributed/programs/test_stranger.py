@@ -218,7 +218,7 @@ def test_checkpoint_of_the_stranger_loads_under_another_plan_and_back(ranks: Ran
 
 @pytest.mark.distributed
 def test_stranger_on_one_rank_only_is_an_error_on_both_naming_it(ranks: RankPool) -> None:
-    for text in ranks.run(workers.with_plugins_of_rank, 2, [None, "-even_first"], timeout_s=30):
+    for text in ranks.run(workers.with_plugins_of_rank, 2, [None, "-even_first"]):
         assert text.startswith("PluginMismatchError")
         assert "acme-even-first 1.0" in text
         assert "rank 1" in text

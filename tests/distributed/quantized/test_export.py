@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
 @pytest.mark.parametrize("cut", ["row_wise", "column_wise", "hashed"])
 def test_two_ranks_export_one_package(cut: str, pool: RankPool, tmp_path: Path) -> None:
-    wanted, other = pool.run(workers.export, 2, cut, str(tmp_path), timeout_s=150.0)
+    wanted, other = pool.run(workers.export, 2, cut, str(tmp_path))
     found = sw.load_package(tmp_path / cut).predict(sw.KeyedJaggedTensor.from_lists(workers.BATCH))
     assert torch.equal(wanted, other)
     torch.testing.assert_close(found["output"], wanted, rtol=1e-4, atol=1e-5)

@@ -20,7 +20,6 @@ from shardwright.host import host
 from shardwright.testing.codecs import check_codec
 from shardwright_plugins.codecs import int8
 
-torch.set_num_threads(1)
 CODECS = sorted(host().codecs)
 with_fbgemm = pytest.mark.skipif(not _fbgemm.available(), reason="FBGEMM is not installed")
 _FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
@@ -62,7 +61,7 @@ def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("name", CODECS)
 def test_codec_keeps_its_contract_for_any_floats(name: str, implementation: str) -> None:
-    @settings(max_examples=250)
+    @settings(max_examples=100)
     @given(blocks())
     def check(values: Tensor) -> None:
         check_codec(codec_of(name), values)
@@ -165,8 +164,8 @@ def test_int8_row_with_an_infinity_becomes_nan_and_no_other(implementation: str)
 
 def test_int8_largest_floats_do_not_become_infinite(implementation: str) -> None:
     most = torch.finfo(torch.float32).max
-    rows = torch.rand(3000, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 2 - 1
-    rows[:, 1] = 1.0 - 1e-7 * (torch.arange(3000) % 5)  # at the end of what float32 holds, and near it
+    rows = torch.rand(300, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 2 - 1
+    rows[:, 1] = 1.0 - 1e-7 * (torch.arange(300) % 5)  # at the end of what float32 holds, and near it
     values = (rows * most).float()
     check_codec(codec_of("int8"), torch.cat([values, -values]))
 

@@ -22,7 +22,6 @@ PIP = (
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("kind", [kind.name for kind in KINDS])
 def test_new_plugin_installs_and_passes_the_kit(kind: str, tmp_path: Path) -> None:
     name, project, site = f"acme_{kind}", tmp_path / "project", tmp_path / "site"
@@ -42,6 +41,6 @@ def test_new_plugin_installs_and_passes_the_kit(kind: str, tmp_path: Path) -> No
         str(project),
         str(project / "tests"),
     )
-    tested = run_python("-m", "pytest", *options, site=site, timeout_s=300)
+    tested = run_python("-m", "pytest", *options, site=site)
     assert tested.returncode == 0, tested.stdout[-4000:]
     assert " passed" in tested.stdout

@@ -1,8 +1,8 @@
 """Gives the command line hostile documents and arguments, each within a time and a memory, and counts what comes.
 
 `python -m tests.plugins.hostile.run --kind plan --count 10000 --seed 1` prints what went wrong, and how often cases
-ended how. A case is wrong that ends in anything but a result or an error in words, or not in its time and memory; one
-alone is run by `--first N --count 1 --show`.
+ended how; several kinds are run one after the other. A case is wrong that ends in anything but a result or an error in
+words, or not in its time and memory; one alone is run by `--first N --count 1 --show`.
 """
 
 from __future__ import annotations
@@ -352,9 +352,8 @@ def count(kind: str, *, first: int, number: int, seed: int, show: bool) -> dict[
     endings: Counter[str] = Counter()
     wrong: list[int] = []
     slowest = (0.0, -1)
-    with tempfile.TemporaryDirectory() as folder, use_host(plugins()):
+    with tempfile.TemporaryDirectory() as folder:
         cases = Cases(kind, seed, Path(folder))
-        limit_memory(MEMORY_BYTES)
         for index in range(first, first + number):
             start = time.monotonic()
             print(f"case {index}", file=sys.stderr)
@@ -386,7 +385,7 @@ def _outcomes(cases: Cases, index: int) -> list[Outcome]:
 def parse(words: list[str] | None = None) -> argparse.Namespace:
     """The script's own arguments."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kind", choices=KINDS, required=True)
+    parser.add_argument("--kind", choices=KINDS, nargs="+", required=True)
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
@@ -395,8 +394,12 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    asked = parse()
-    number = len(named.CASES) - asked.first if asked.kind == "named" else asked.count
-    found = count(asked.kind, first=asked.first, number=number, seed=asked.seed, show=asked.show)
-    print(json.dumps(found))
-    sys.exit(bool(found["wrong"]))
+    asked, is_wrong = parse(), False
+    with use_host(plugins()):
+        limit_memory(MEMORY_BYTES)
+        for kind in asked.kind:
+            number = len(named.CASES) - asked.first if kind == "named" else asked.count
+            found = count(kind, first=asked.first, number=number, seed=asked.seed, show=asked.show)
+            print(json.dumps(found))
+            is_wrong |= bool(found["wrong"])
+    sys.exit(is_wrong)

@@ -166,7 +166,7 @@ for words in (
 assert not {{"torch", "fbgemm_gpu"}} & set(sys.modules)
 """
     done = subprocess.run(
-        [sys.executable, "-c", source], cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False
+        [sys.executable, "-c", source], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "plan.html").exists()

@@ -7,8 +7,8 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.drawn import drawn
 
 from shardwright.contracts import Proposer
 from shardwright.errors import NoPlanError
@@ -94,8 +94,9 @@ SIZES = st.lists(st.tuples(st.integers(5, 60), st.sampled_from([32, 64])), min_s
 KINDS = st.lists(st.sampled_from(TYPES), min_size=1, max_size=4, unique=True)
 
 
-@settings(max_examples=60, deadline=None)
-@given(sizes=SIZES, kinds=KINDS, part=st.sampled_from([0.6, 0.95, 1.02, 1.2, 1.5, 2.0]))
+@drawn(
+    sizes=SIZES, kinds=KINDS, part=st.sampled_from([0.6, 0.95, 1.02, 1.2, 1.5, 2.0]), quick=20, thorough=100
+)
 def test_no_plan_is_proven_where_there_is_none_and_nowhere_else(sizes, kinds, part):
     asked = problem(sizes, kinds, part)
     space = space_of(*asked)

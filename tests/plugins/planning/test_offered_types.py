@@ -65,7 +65,7 @@ def planned(tables: list[TableSpec], **arguments: Any) -> tuple[Mapping[str, Any
 
 @drawn(
     st.lists(st.tuples(st.integers(1, 200_000), st.sampled_from(WIDTHS)), min_size=1, max_size=6),
-    quick=5,
+    quick=3,
     thorough=20,
 )
 def test_type_that_nobody_asked_for_changes_no_plan(shapes: list[tuple[int, int]]) -> None:
@@ -79,7 +79,7 @@ def test_type_that_nobody_asked_for_changes_no_plan(shapes: list[tuple[int, int]
 
 @drawn(
     st.lists(st.tuples(st.integers(1, 200_000), st.sampled_from(WIDTHS)), min_size=1, max_size=6),
-    quick=5,
+    quick=3,
     thorough=20,
 )
 def test_type_that_is_offered_always_makes_no_plan_worse(shapes: list[tuple[int, int]]) -> None:

@@ -4,8 +4,8 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.drawn import drawn
 from tests.plugins.proposers.spaces import costed
 
 from shardwright.host import host
@@ -135,12 +135,13 @@ def test_dynamic_programming_proposes_the_least_time_together_for_each_amount_of
         assert not cheaper
 
 
-@settings(max_examples=30, deadline=None)
-@given(
+@drawn(
     rows=st.lists(st.integers(1, 20_000), min_size=1, max_size=6),
     dims=st.lists(st.sampled_from([16, 64, 128]), min_size=6, max_size=6),
     ranks=st.integers(1, 4),
     mib=st.integers(1, 12),
+    quick=10,
+    thorough=50,
 )
 def test_more_proposers_are_never_worse_and_never_exceed_memory(rows, dims, ranks, mib):
     tables = [

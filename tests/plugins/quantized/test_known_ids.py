@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -83,12 +82,6 @@ def test_pruned_tables_script(kept: list[int]) -> None:
             warnings.simplefilter("ignore")  # torch's, that TorchScript is deprecated
             script = torch.jit.script(one)
         torch.testing.assert_close(script(batch(0)).values(), wanted, rtol=1e-4, atol=1e-5)
-
-
-def test_packages_of_pruned_tables_are_refused_by_name(tmp_path: Path) -> None:
-    model = Pooled(sw.quantize_embeddings(collection("MEAN"), ids={"c": [1]}))
-    with pytest.raises(sw.UnsupportedError, match="table 'c' has rows of some ids alone"):
-        sw.export_for_inference(model, batch(0), tmp_path / "package")
 
 
 def test_rows_that_are_tensors_are_refused() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.core.serving.models import Model
+import torch
+from tests.core.serving.models import BATCHES, EXAMPLE, PER_TABLE, Model, batch
 from tests.core.serving.test_export_for_inference import assert_predicts, export
 from torch import nn
 
@@ -41,3 +42,43 @@ def test_checkpoint_of_a_sharded_model_is_exported_by_a_model_on_meta(
     other.over.insert(1, nn.Linear(8, 8))
     with pytest.raises(sw.CheckpointError, match=r"has no weights 'over.1.weight' of the model"):
         export(tmp_path / "other", other, checkpoint=saved.path, forms=["torchscript"])
+
+
+def test_collections_cut_for_serving_are_exported(tmp_path: Path) -> None:
+    quantized = sw.quantize_embeddings(Model(), "INT8", per_table=PER_TABLE)
+    rules = {"*": sw.ParameterConstraints(sharding_types=["row_wise"])}
+    planner = sw.EmbeddingShardingPlanner(sw.Topology(2, "cpu"), constraints=rules)
+    sharders = [sw.QuantEmbeddingBagCollectionSharder(), sw.QuantEmbeddingCollectionSharder()]
+    placed = sw.shard_for_serving(quantized, planner.plan(quantized, sharders))
+    path = sw.export_for_inference(
+        placed, batch(EXAMPLE), tmp_path / "package", forms=["torchscript"], check=False
+    )
+    package = sw.load_package(path)
+    for seed, lengths in enumerate(BATCHES):
+        dense, features = batch(lengths, seed)
+        wanted = quantized(dense, features)
+        torch.testing.assert_close(package.predict(features, dense), wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_export_that_fails_leaves_no_folder(tmp_path: Path, sharded: sw.DistributedModelParallel) -> None:
+    dense, features = batch(EXAMPLE)
+    wrong = sw.KeyedJaggedTensor(
+        features.keys(), features.values() + 1000, features.weights(), lengths=features.lengths()
+    )
+    with pytest.raises(sw.InvalidInputError, match=r"feature 'f': id 10\d\d is not an id of 0 to 29"):
+        sw.export_for_inference(sharded, (dense, wrong), tmp_path / "new" / "package", per_table=PER_TABLE)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_weights_of_a_sharded_module_need_its_wrapper(
+    tmp_path: Path, sharded: sw.DistributedModelParallel
+) -> None:
+    with pytest.raises(
+        sw.InvalidInputError, match="no weights here: give the DistributedModelParallel around"
+    ):
+        sw.export_for_inference(sharded.module, batch(EXAMPLE), tmp_path / "package")
+    quantized = sw.DistributedModelParallel(sw.quantize_embeddings(Model()), env=sharded.env)
+    with pytest.raises(
+        sw.UnsupportedError, match=r"cut over ranks: give model.unshard\(\), which every rank"
+    ):
+        sw.export_for_inference(quantized, batch(EXAMPLE), tmp_path / "package")

@@ -263,7 +263,6 @@ def cases(draw: st.DrawFn) -> Case:
     )
 
 
-@pytest.mark.timeout(600)
-@drawn(cases(), quick=20, thorough=300)
+@drawn(cases(), quick=10, thorough=300)
 def test_random_tables_plans_and_batches_equal_unsharded(case: Case) -> None:
     check(case)

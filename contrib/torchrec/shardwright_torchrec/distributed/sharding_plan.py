@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +12,9 @@ from torch import nn
 import shardwright as sw
 from shardwright.host import host
 from shardwright_torchrec.distributed.comm import get_local_size
+from shardwright_torchrec.parallel.kernel_names import NamedSharding
 from shardwright_torchrec.parallel.sharders import REPLICATED, get_default_sharders
+from shardwright_torchrec.plans import layout_of_columns
 
 __all__ = [
     "ParameterShardingGenerator",
@@ -90,12 +91,7 @@ def _columns_of(widths: Sequence[int], kernel: str | None) -> ParameterShardingG
                 f"columns, and there are {topology.world_size} ranks"
             )
         whole = table_wise(0, compute_kernel=kernel)(table, topology, sharder)
-        block, ends = whole.layout.blocks[0], list(itertools.accumulate(widths))
-        blocks = [
-            attrs.evolve(block, columns=sw.ColumnRange(end - width, end), rank=rank)
-            for rank, (end, width) in enumerate(zip(ends, widths, strict=True))
-        ]
-        layout = attrs.evolve(whole.layout, blocks=blocks)
+        layout = layout_of_columns(table, widths, range(len(widths)))
         return attrs.evolve(whole, sharding_type="column_wise", layout=layout)
 
     return generate
@@ -150,13 +146,14 @@ def _sharded(
         layout = _layout(kind, table, topology, num_blocks, num_hosts)
         name = kernel or _kernel(kind, table, topology, sharder)
         found = host().compute_kernels.canonical(name)
-        return sw.ParameterSharding(
+        sharding = sw.ParameterSharding(
             kind,
             found,
             layout.placed(place(layout)),
             topology.compute_device,
             local_world_size=topology.local_world_size,
         )
+        return sharding if kernel else NamedSharding.of(sharding)
 
     return generate
 

@@ -193,8 +193,8 @@ def _processed(features: sw.KeyedJaggedTensor, processors: nn.Module) -> sw.Keye
 class FeatureProcessedEmbeddingBagCollection(nn.Module):
     """A weighted collection whose ids' weights come from feature processors.
 
-    The collection inside is sharded; the processors are replicated. Sharded lookups give ids' weights no gradients, and
-    say so: train the processors unsharded, and `requires_grad_(False)` them before sharding.
+    The collection inside is sharded; the processors are replicated, and work on a batch before its ids travel.
+    Gradients of the weights that they give come back, and are averaged over the ranks with those of dense parameters.
 
     Args:
         embedding_bag_collection: the collection; weighted.

@@ -9,6 +9,7 @@ import attrs
 
 import shardwright as sw
 from shardwright.host import host
+from shardwright_torchrec.parallel.kernel_names import all_fused
 from shardwright_torchrec.parallel.sharders import REPLICATED, kernels_with_gradients
 
 __all__ = ["CacheParams", "ParameterConstraints", "bent"]
@@ -163,11 +164,17 @@ def bent(
     """The constraints as TorchRec reads them.
 
     A table that may be nothing but replicated takes the kernel that its sharder has for that, whatever fused kernels
-    the constraints name: TorchRec's tutorial on sharding does so.
+    the constraints name: TorchRec's tutorial on sharding does so. Else `fused` are all kernels that TorchRec calls so.
     """
     if constraints is None:
         return None
-    return {name: _without_fused(rule) for name, rule in constraints.items()}
+    return {name: _with_all_fused(_without_fused(rule)) for name, rule in constraints.items()}
+
+
+def _with_all_fused(rule: sw.ParameterConstraints) -> sw.ParameterConstraints:
+    if rule.compute_kernels is None:
+        return rule
+    return attrs.evolve(rule, compute_kernels=all_fused(rule.compute_kernels))
 
 
 def _without_fused(rule: sw.ParameterConstraints) -> sw.ParameterConstraints:

@@ -10,6 +10,7 @@ from torch import nn
 
 import shardwright as sw
 from shardwright_torchrec.modules.managed_collisions.joined import join_maps
+from shardwright_torchrec.parallel.kernel_names import own_plan
 from shardwright_torchrec.parallel.sharded_state import is_whole, sharded_tables
 from shardwright_torchrec.parallel.sharders import get_default_sharders
 from shardwright_torchrec.planner.planners import EmbeddingShardingPlanner
@@ -81,6 +82,10 @@ class DistributedModelParallel(sw.DistributedModelParallel):
             data_parallel_wrapper=data_parallel_wrapper,
         )
         join_maps(self.module, self.env.process_group)
+
+    def reshard(self, plan: sw.ShardingPlan, *optimizers: Any, **limits: Any) -> Any:
+        """See `shardwright.DistributedModelParallel.reshard`; the plan may say TorchRec's names of compute kernels."""
+        return super().reshard(own_plan(plan), *optimizers, **limits)
 
     def bare_named_parameters(
         self, prefix: str = "", recurse: bool = True

@@ -8,6 +8,7 @@ from typing import Any
 
 import shardwright as sw
 from shardwright.host import host
+from shardwright_torchrec.parallel.kernel_names import all_fused, own_shardings
 
 __all__ = [
     "EmbeddingBagCollectionSharder",
@@ -29,12 +30,18 @@ class _AsInTorchRec(sw.ModuleSharder):
         Not where a subclass overrides `compute_kernels`.
         """
         found = super().allowed(table, compute_device_type)
+        if found is not None:
+            found = {kind: None if own is None else all_fused(own) for kind, own in found.items()}
         if self.fused_params is not None or table.optimizer is not self.optimizer:
             return found
         found = dict.fromkeys(host().sharding_types) if found is None else dict(found)
         if REPLICATED in found and found[REPLICATED] is None:
             found[REPLICATED] = kernels_with_gradients()
         return found
+
+    def shard(self, module: Any, params: Any, *others: Any, **further: Any) -> Any:
+        """See `shardwright.ModuleSharder.shard`; a plan may say TorchRec's names of compute kernels."""
+        return super().shard(module, own_shardings(params, self.tables(module)), *others, **further)
 
 
 class EmbeddingBagCollectionSharder(_AsInTorchRec, sw.EmbeddingBagCollectionSharder):

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 import shardwright as sw
+from shardwright_torchrec.parallel.kernel_names import torchrec_name
 from shardwright_torchrec.planner.types import PartitionByType, Perf, Shard, ShardingOption, Storage
 
 __all__ = ["PHASES", "options_of", "set_costs", "values_of"]
@@ -52,13 +53,13 @@ def _option(options: sw.Options, index: int, table: sw.TableSpec) -> ShardingOpt
         batch_size=batch_size,
         sharding_type=options.type_of(index).name,
         partition_by=_partition_by(options, index).value,
-        compute_kernel=options.kernel_of(index).name,
+        compute_kernel=torchrec_name(options.kernel_of(index).name),
         shards=_shards(options, index),
         is_pooled=table.pooling.value != "NONE",
         cache_params=table.cache,
         feature_names=list(table.feature_names),
     )
-    option.index = index
+    option.index, option.own_kernel = index, options.kernel_of(index).name
     return option
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import shardwright as sw
 from shardwright_torchrec.parallel.constraints import bent
+from shardwright_torchrec.parallel.kernel_names import FUSED, named
 from shardwright_torchrec.parallel.sharders import get_default_sharders
 from shardwright_torchrec.planner import partitioners, proposers
 from shardwright_torchrec.planner.enumerators import EmbeddingEnumerator, estimators_of, tables_of
@@ -72,6 +73,8 @@ class EmbeddingShardingPlanner(sw.EmbeddingShardingPlanner):
             topology, batch_size = topology or listing.topology, batch_size or listing.batch_size
             constraints = listing.constraints if constraints is None else constraints
             further = {**estimators_of(listing.estimators), **further}
+        rules = (constraints or {}).values()
+        self._asked = {name for rule in rules for name in rule.compute_kernels or () if name != FUSED}
         self._stats = [stats] if isinstance(stats, Stats) else list(stats or ())
         super().__init__(
             topology,
@@ -103,7 +106,7 @@ class EmbeddingShardingPlanner(sw.EmbeddingShardingPlanner):
         if not tables_of(module, sharders):
             return sw.ShardingPlan({})
         with as_planner_error(lambda: self._why(module, sharders)):
-            return self._reported(super().plan(module, sharders), sharders)
+            return self._reported(super().plan(module, sharders), module, sharders)
 
     def collective_plan(
         self, module: Any, sharders: Sequence[Any] | None = None, pg: Any = None, **further: Any
@@ -117,7 +120,8 @@ class EmbeddingShardingPlanner(sw.EmbeddingShardingPlanner):
         if not tables_of(module, sharders):
             return sw.ShardingPlan({})
         with as_planner_error(lambda: self._why(module, sharders)):
-            return self._reported(super().collective_plan(module, sharders, pg, **further), sharders)
+            plan = super().collective_plan(module, sharders, pg, **further)
+            return self._reported(plan, module, sharders)
 
     def _why(self, module: Any, sharders: Sequence[Any]) -> PlannerErrorType:
         """The reason why there is no plan: the tables' weights alone are too much for all ranks, or anything else."""
@@ -127,15 +131,16 @@ class EmbeddingShardingPlanner(sw.EmbeddingShardingPlanner):
             return PlannerErrorType.INSUFFICIENT_STORAGE
         return PlannerErrorType.STRICT_CONSTRAINTS
 
-    def _reported(self, plan: sw.ShardingPlan, sharders: Sequence[Any]) -> sw.ShardingPlan:
-        """The plan, told to the script's reporters on the rank that made it."""
+    def _reported(self, plan: sw.ShardingPlan, module: Any, sharders: Sequence[Any]) -> sw.ShardingPlan:
+        """The plan under TorchRec's names of kernels, told to the script's reporters on the rank that made it."""
+        told = named(plan, self._asked | _asked_by(sharders, module, plan))
         if not self._stats or self.report is None:
-            return plan
+            return told
         space, result = self.report.space, self.report.result
         best = _chosen(space, plan)
         for stats in self._stats:
             stats.log(
-                sharding_plan=plan,
+                sharding_plan=told,
                 num_proposals=result.num_proposals,
                 num_plans=result.num_placed,
                 run_time=self.report.seconds,
@@ -143,13 +148,26 @@ class EmbeddingShardingPlanner(sw.EmbeddingShardingPlanner):
                 sharders=list(sharders),
                 **{**self._told, "topology": space.topology},
             )
-        return plan
+        return told
+
+
+def _asked_by(sharders: Sequence[Any], module: Any, plan: sw.ShardingPlan) -> set[str]:
+    """Names of compute kernels that a script's sharders ask for, where they do not ask for `fused`."""
+    devices = {sharding.device_on(0) for own in plan.plan.values() for sharding in own.values()}
+    allowed = [
+        kernels
+        for sharder in sharders
+        for table in tables_of(module, [sharder])
+        for device in devices
+        for kernels in (sharder.allowed(table, device) or {}).values()
+    ]
+    return {name for kernels in allowed if kernels and FUSED not in kernels for name in kernels}
 
 
 def _chosen(space: sw.SearchSpace, plan: sw.ShardingPlan) -> list[ShardingOption]:
     """The options that a plan took, with the ranks of their shards."""
     best = []
-    for own in proposers.listed(space):
+    for own in proposers.listed(space, every=True):
         sharding = plan.plan[own[0].path][own[0].name]
         option = next(option for option in own if _is_taken(option, sharding))
         for shard, rank in zip(option.shards, sharding.ranks, strict=True):
@@ -161,7 +179,7 @@ def _chosen(space: sw.SearchSpace, plan: sw.ShardingPlan) -> list[ShardingOption
 def _is_taken(option: ShardingOption, sharding: sw.ParameterSharding) -> bool:
     names = (sharding.sharding_type, sharding.compute_kernel)
     cuts = [[block.num_rows, block.num_columns] for block in sharding.layout.blocks]
-    return (option.sharding_type, option.compute_kernel) == names and [
+    return (option.sharding_type, option.own_kernel) == names and [
         shard.size for shard in option.shards
     ] == cuts
 

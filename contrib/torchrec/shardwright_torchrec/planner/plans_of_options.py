@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import shardwright as sw
 from shardwright.host import host
+from shardwright_torchrec.parallel.kernel_names import NamedSharding
 from shardwright_torchrec.planner.types import ShardingOption
 
 __all__ = ["to_sharding_plan"]
@@ -31,15 +32,16 @@ def _sharding(option: ShardingOption, topology: sw.Topology) -> sw.ParameterShar
     ranks = [shard.rank for shard in option.shards]
     if None in ranks:
         raise sw.PlanError(f"{option.fqn}: shard {ranks.index(None)} has no rank: a partitioner gives it one")
-    kernel = host().compute_kernels.canonical(option.compute_kernel)
+    kernel = option.own_kernel or host().compute_kernels.canonical(option.compute_kernel)
     placed = _layout(option, topology).placed(ranks)
-    return sw.ParameterSharding(
+    sharding = sw.ParameterSharding(
         option.sharding_type,
         kernel,
         placed,
         topology.compute_device,
         local_world_size=topology.local_world_size,
     )
+    return NamedSharding.of(sharding) if kernel != option.compute_kernel else sharding
 
 
 def _layout(option: ShardingOption, topology: sw.Topology) -> sw.Layout:

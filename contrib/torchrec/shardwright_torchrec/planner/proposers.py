@@ -9,6 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 import shardwright as sw
+from shardwright_torchrec.parallel.kernel_names import fused_kernels
 from shardwright_torchrec.planner.columns import options_of, set_costs
 from shardwright_torchrec.planner.topologies import devices_of
 from shardwright_torchrec.planner.types import Enumerator, Proposer, ShardingOption
@@ -235,8 +236,13 @@ class OwnProposer(sw.Proposer):
             self.proposer.feedback(fits, proposal, feedback.value_ms if fits else None, space.topology)
 
 
-def listed(space: sw.SearchSpace) -> list[list[ShardingOption]]:
-    """The options of each of all tables, with their costs."""
+def listed(space: sw.SearchSpace, *, every: bool = False) -> list[list[ShardingOption]]:
+    """The options of each of all tables, with their costs.
+
+    Args:
+        space: columns of all options.
+        every: list all compute kernels that TorchRec calls `fused`; else the one that planners prefer.
+    """
     options = space.options
     memory = {tier: space.memory_bytes[:, number] for number, tier in enumerate(space.tiers)}
     found = [
@@ -244,4 +250,17 @@ def listed(space: sw.SearchSpace) -> list[list[ShardingOption]]:
     ]
     for own in found:
         set_costs(own, options, space.phases, memory)
-    return found
+    return found if every else [_preferred(own) for own in found]
+
+
+def _preferred(options: Sequence[ShardingOption]) -> list[ShardingOption]:
+    """The options of a table, of those that TorchRec cannot tell apart the one whose kernel is preferred."""
+    order = fused_kernels()
+    found: dict[object, ShardingOption] = {}
+    for option in options:
+        cuts = tuple((tuple(shard.size), tuple(shard.offset)) for shard in option.shards)
+        key = (option.sharding_type, option.compute_kernel, option.partition_by, cuts)
+        other = found.setdefault(key, option)
+        if option.own_kernel in order and order.index(option.own_kernel) < order.index(other.own_kernel):
+            found[key] = option
+    return list(found.values())

@@ -117,6 +117,7 @@ class ShardingOption:
 
     Attributes:
         index: number of the option among shardwright's columns; -1 for one that a script made.
+        own_kernel: shardwright's name of the compute kernel; empty for one that a script made.
     """
 
     def __init__(
@@ -138,7 +139,7 @@ class ShardingOption:
         self.partition_by, self.shards = partition_by, shards
         self.is_pooled: bool = further.pop("is_pooled", None) is not False
         self.dependency: str | None = None
-        self.index = -1
+        self.index, self.own_kernel = -1, ""
         vars(self).update(further)
 
     def __repr__(self) -> str:

@@ -1,8 +1,7 @@
-"""Quantised collections, and the batches and results of their calls, in TorchScript.
+"""Quantised collections in TorchScript.
 
 `torch.jit.script` asks a module for what it compiles (``__prepare_scriptable__``): here a module of whole tables, whose
-rows are in the layouts of torch's operators. For TorchScript our sparse types are the small classes below. They have
-the attributes of ours, by which torch converts one into the other.
+rows are in the layouts of torch's operators. Batches and results are the types of `shardwright.sparse.scripting`.
 
 TorchScript reads annotations, so they are no text here.
 
@@ -10,206 +9,18 @@ Legend: F features, B samples, N ids, D columns of a table.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
-from typing import Any, Optional
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.jit import _state
 
 from shardwright.modules.quantized.rows import QuantizedRows
 from shardwright.modules.quantized.torch_rows import look_up, sum_bags, torch_rows
 from shardwright.planning.tables.spec import EmbeddingConfig, PoolingType
 from shardwright.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+from shardwright.sparse.scripting import register_script_types
 
-__all__ = ["register_script_types", "scriptable"]
-
-
-class ScriptJaggedTensor:
-    """`JaggedTensor` in TorchScript."""
-
-    def __init__(
-        self,
-        values: Tensor,
-        weights: Tensor | None = None,
-        lengths: Tensor | None = None,
-        offsets: Tensor | None = None,
-    ):
-        self._values: Tensor = values
-        self._weights: Tensor | None = weights
-        self._lengths: Tensor | None = lengths
-        self._offsets: Tensor | None = offsets
-
-    def values(self) -> Tensor:
-        """The values of all bags."""
-        return self._values
-
-    def weights_or_none(self) -> Tensor | None:
-        """The weight of each value, if there are any."""
-        return self._weights
-
-    def weights(self) -> Tensor:
-        """The weight of each value."""
-        weights = self._weights
-        assert weights is not None, "the ids have no weights"
-        return weights
-
-    def lengths(self) -> Tensor:
-        """Number of values in each bag."""
-        lengths = self._lengths
-        if lengths is None:
-            offsets = self._offsets
-            assert offsets is not None
-            return offsets.diff()
-        return lengths
-
-    def offsets(self) -> Tensor:
-        """Start of each bag, and end of the last."""
-        offsets = self._offsets
-        if offsets is None:
-            return nn.functional.pad(torch.cumsum(self.lengths(), 0), [1, 0])
-        return offsets
-
-
-class ScriptKeyedJaggedTensor:
-    """`KeyedJaggedTensor` in TorchScript; all features have the same samples."""
-
-    def __init__(
-        self,
-        keys: list[str],
-        values: Tensor,
-        weights: Tensor | None = None,
-        lengths: Tensor | None = None,
-        offsets: Tensor | None = None,
-    ):
-        self._keys: list[str] = keys
-        self._values: Tensor = values
-        self._weights: Tensor | None = weights
-        self._lengths: Tensor | None = lengths
-        self._offsets: Tensor | None = offsets
-        self._variable = torch.jit.annotate(Optional[int], None)  # noqa: UP045
-        self._index_per_key = torch.jit.annotate(Optional[dict[str, int]], None)  # noqa: UP045
-        self._length_per_key = torch.jit.annotate(Optional[list[int]], None)  # noqa: UP045
-        self._offset_per_key = torch.jit.annotate(Optional[list[int]], None)  # noqa: UP045
-        count = 0
-        if lengths is not None:
-            count = lengths.numel()
-        elif offsets is not None:
-            count = offsets.numel() - 1
-        self._stride: int = count // len(keys)
-
-    def keys(self) -> list[str]:
-        """The features, in order."""
-        return self._keys
-
-    def stride(self) -> int:
-        """Number of samples."""
-        return self._stride
-
-    def values(self) -> Tensor:
-        """The ids of all features."""
-        return self._values
-
-    def weights_or_none(self) -> Tensor | None:
-        """The weight of each id, if there are any."""
-        return self._weights
-
-    def weights(self) -> Tensor:
-        """The weight of each id."""
-        weights = self._weights
-        assert weights is not None, "the ids have no weights"
-        return weights
-
-    def lengths(self) -> Tensor:
-        """Number of ids in each bag."""
-        lengths = self._lengths
-        if lengths is None:
-            offsets = self._offsets
-            assert offsets is not None
-            return offsets.diff()
-        return lengths
-
-    def offsets(self) -> Tensor:
-        """Start of each bag, and end of the last."""
-        offsets = self._offsets
-        if offsets is None:
-            return nn.functional.pad(torch.cumsum(self.lengths(), 0), [1, 0])
-        return offsets
-
-    def to_dict(self) -> dict[str, JaggedTensor]:
-        """The bags of each feature."""
-        lengths = self.lengths().view(len(self._keys), -1)
-        counts: list[int] = lengths.sum(1).tolist()
-        values = torch.split(self._values, counts)
-        weights = self._weights
-        found: dict[str, JaggedTensor] = {}
-        for index, key in enumerate(self._keys):
-            own: Tensor | None = None
-            if weights is not None:
-                own = torch.split(weights, counts)[index]
-            found[key] = JaggedTensor(values[index], own, lengths[index])
-        return found
-
-    def __getitem__(self, key: str) -> JaggedTensor:
-        """The bags of a feature."""
-        return self.to_dict()[key]
-
-
-class ScriptKeyedTensor:
-    """`KeyedTensor` in TorchScript."""
-
-    def __init__(self, keys: list[str], length_per_key: list[int], values: Tensor, key_dim: int = 1):
-        self._keys: list[str] = keys
-        self._length_per_key: list[int] = length_per_key
-        self._values: Tensor = values
-        self._key_dim: int = key_dim
-        self._offset_per_key = torch.jit.annotate(Optional[list[int]], None)  # noqa: UP045
-        self._index_per_key = torch.jit.annotate(Optional[dict[str, int]], None)  # noqa: UP045
-
-    def keys(self) -> list[str]:
-        """The names, in order."""
-        return self._keys
-
-    def length_per_key(self) -> list[int]:
-        """Columns of each."""
-        return self._length_per_key
-
-    def values(self) -> Tensor:
-        """All columns."""
-        return self._values
-
-    def to_dict(self) -> dict[str, Tensor]:
-        """The tensor of each name."""
-        parts = torch.split(self._values, self._length_per_key, self._key_dim)
-        found: dict[str, Tensor] = {}
-        for index, key in enumerate(self._keys):
-            found[key] = parts[index]
-        return found
-
-    def __getitem__(self, key: str) -> Tensor:
-        """The tensor of a name."""
-        return self.to_dict()[key]
-
-
-@cache
-def register_script_types() -> None:
-    """Have TorchScript take our sparse types for the classes here, and give them back as ours.
-
-    Scripting a quantised collection does it. A process that only loads saved TorchScript calls it, if results are
-    sparse types.
-    """
-    pairs: dict[type[Any], Any] = {
-        JaggedTensor: ScriptJaggedTensor,
-        KeyedJaggedTensor: ScriptKeyedJaggedTensor,
-        KeyedTensor: ScriptKeyedTensor,
-    }
-    for ours, script in pairs.items():
-        # The class has the name of ours there, which code that constructs one of ours looks up.
-        name = torch._jit_internal._qualified_name(ours)
-        script._jit_override_qualname = name
-        torch.jit.script(script)
-        _state._add_script_class(ours, _state._script_classes[script])
-        _state._name_to_pyclass[name] = ours
+__all__ = ["scriptable"]
 
 
 class ScriptedTable(nn.Module):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 
 import numpy as np
+import torch
 from attrs import frozen
 from torch import Tensor
 
@@ -21,10 +22,11 @@ from shardwright.runtime.replicated.sizes import Copies, LookedUp, Sizes
 from shardwright.runtime.routed.codecs import TableCodecs
 from shardwright.runtime.routed.plan import Paths, plan_routing
 from shardwright.runtime.routed.return_path import Answers
-from shardwright.runtime.routed.routing import Bucketed, bags_of_groups, routers_of
+from shardwright.runtime.routed.routing import Bucketed, added_at_home, bags_of_groups, route_all, routers_of
 from shardwright.runtime.routed.section import SectionStep
 from shardwright.runtime.routed.sections import sections_of
 from shardwright.runtime.step.backward.kept_gradients import keeping_gradients
+from shardwright.runtime.step.backward.weight_gradients import weight_gradients
 from shardwright.runtime.step.collection import FeatureBatch
 from shardwright.runtime.step.executor import Executor, ExecutorConfig, ExecutorStep, PeerHeaders
 from shardwright.runtime.step.kernel_groups import build_lookups
@@ -119,7 +121,11 @@ class ReplicatedStep(ExecutorStep):
     def __init__(self, tables: ReplicatedTables, batch: FeatureBatch | None) -> None:
         self._tables = tables
         # Nothing travels, so the bags of features with batch sizes of their own are filled up here.
-        self._routed = None if batch is None else [router.route(batch.filled_up) for router in tables.routers]
+        self._routed: list[Bucketed] | None
+        self._places: list[Tensor]
+        self._routed, self._places = (
+            (None, []) if batch is None else route_all(tables.routers, batch.filled_up)
+        )
         self._feature_ids = np.zeros(0, dtype=np.int64) if batch is None else batch.num_ids
 
     @property
@@ -142,8 +148,8 @@ class ReplicatedStep(ExecutorStep):
     def receive(self) -> Sequence[Tensor]:  # noqa: D102
         return [tensor for own in self._own for tensor in own.tensors]
 
-    def lookup(self, *, training: bool) -> None:  # noqa: D102
-        tables = self._tables
+    def lookup(self, *, training: bool, trains_weights: bool = False) -> None:  # noqa: D102
+        tables, self._training, self._trains_weights = self._tables, training, trains_weights
         self._bags: list[Bags] = bags_of_groups(tables.groups, self._own)
         pairs = zip(tables.lookups, self._bags, strict=True)
         results = [lookup.forward(bags, training=False)[0].reshape(-1) for lookup, bags in pairs]
@@ -166,14 +172,39 @@ class ReplicatedStep(ExecutorStep):
 
     def send_gradients(self, gradients: Sequence[Tensor], scale: float) -> None:  # noqa: D102
         tables = self._tables
+        self._weight_gradients: dict[int, Tensor] = {}
         self._forms: list[list[UpdateForm]] = [[] for _ in tables.groups]
         for section, step in zip(tables.sections, self._steps, strict=True):
             own = step.by_group(step.gradients(gradients))
             for group, gradient in zip(section.groups, own, strict=True):
-                self._forms[group] = self._forms_of(group, gradient, scale)
+                if self._trains_weights:
+                    self._weight_gradients[group] = self._of_weights(group, gradient)
+                if self._training:
+                    self._forms[group] = self._forms_of(group, gradient, scale)
+        if not self._training:
+            return
         every = [form for own in self._forms for form in own]
         self._gathering = Gathering(tables.env, every, tables.device)
         self._summing = Summing(tables.env, every, tables.device)
+
+    def _of_weights(self, index: int, gradient: Tensor) -> Tensor:
+        """The gradients of the weights of a group's ids: ``[N]``."""
+        tables = self._tables
+        kernel, lookup = tables.groups[index].kernel, tables.lookups[index]
+        return weight_gradients(kernel, lookup, self._bags[index], gradient)
+
+    def send_weight_gradients(self) -> None:
+        """Weights are on the rank of the replica that looked up, as their ids are."""
+
+    def weight_gradients(self, num_ids: int) -> Tensor:  # noqa: D102
+        tables = self._tables
+        # A rank's slots stand router after router, and so do its groups.
+        stops = np.cumsum([len(router.slots.piece) for router in tables.routers])
+        parts: list[list[Tensor]] = [[] for _ in tables.routers]
+        for index, gradient in sorted(self._weight_gradients.items()):
+            router = int(np.searchsorted(stops, tables.groups[index].slots.start, side="right"))
+            parts[router].append(gradient)
+        return added_at_home([torch.cat(own) for own in parts], self._places, num_ids, tables.device)
 
     def _forms_of(self, index: int, gradient: Tensor, scale: float) -> list[UpdateForm]:
         """The forms of a group's blocks in this step."""

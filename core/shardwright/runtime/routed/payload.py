@@ -128,6 +128,30 @@ class PayloadFormat:
         words = self._words([own.sum(1) for own in num_ids], [own.sum(1) for own in num_bags])
         return Incoming(peers.batch_sizes, num_ids, num_bags, words, (words.sum(0) // 2).tolist())
 
+    def sizes_back(self, routed: Sequence[Bucketed], incoming: Incoming) -> tuple[Ints, Ints]:
+        """Count the values of ids on the way back from where they were looked up.
+
+        Args:
+            routed: ids that this rank sent.
+            incoming: sizes of those that it was sent.
+
+        Returns:
+            Values that leave to each rank, of each local group, ``[G, W]``; values that arrive from each rank, of each
+            router, ``[R, W]``.
+        """
+        leaving = [
+            incoming.num_ids[number][
+                :, slice(group.slots.start - own.start, group.slots.stop - own.start)
+            ].sum(1)
+            for number, own in enumerate(self._own)
+            for group in self._groups
+            if own.start <= group.slots.start < own.stop
+        ]
+        pairs = zip(routed, self._routers, strict=True)
+        arriving = [sums(own.num_ids, router.slots.first) for own, router in pairs]
+        no_group = np.zeros((0, len(incoming.batch_sizes)), dtype=np.int64)
+        return np.concatenate([no_group, *(own[None] for own in leaving)]), np.stack(arriving)
+
     def unpack(self, received: Tensor, incoming: Incoming) -> list[Bags]:
         """Read the bags of each of this rank's groups from the messages."""
         return [

@@ -109,6 +109,40 @@ def routers_of(plan: RoutingPlan) -> list[Router]:
     return [kinds[own](plan, plan.slots.chosen(bucketing == own)) for own in present]
 
 
+def route_all(routers: Sequence[Router], batch: FeatureBatch) -> tuple[list[Bucketed], list[Tensor]]:
+    """Sort the ids of a batch by all routers.
+
+    Returns:
+        The sorted ids; and, where their weights are trained, for each router the place of each sorted id in the batch,
+        by which gradients come back to it; else none.
+    """
+    if batch.weights is None or batch.trained_weights is None:
+        return [router.route(batch) for router in routers], []
+    # Numbers of the ids take the place of their weights, and so arrive where these would.
+    numbers = torch.arange(len(batch.weights), device=batch.weights.device)
+    routed = [router.route(evolve(batch, weights=numbers)) for router in routers]
+    places = [own.weights for own in routed if own.weights is not None]
+    weights = [batch.weights.index_select(0, own) for own in places]
+    return [evolve(own, weights=of) for own, of in zip(routed, weights, strict=True)], places
+
+
+def added_at_home(
+    parts: Sequence[Tensor], places: Sequence[Tensor], num_ids: int, device: torch.device
+) -> Tensor:
+    """Add up the gradients of the weights of each id of a batch: ``[N]`` float32.
+
+    Args:
+        parts: gradients in the order of each router's sorted ids.
+        places: those that :func:`route_all` gave; none where this rank's weights are not trained.
+        num_ids: ``N``.
+        device: device of the gradients.
+    """
+    gradient = torch.zeros(num_ids, dtype=torch.float32, device=device)
+    for part, own in zip(parts, places, strict=False):
+        gradient.index_add_(0, sent_to(device, own), part)
+    return gradient
+
+
 def bags_of_groups(groups: Sequence[KernelGroup], routed: Sequence[Bucketed]) -> list[Bags]:
     """The bags of each group, of this rank's own batch only."""
     bags, start = [], 0

@@ -22,8 +22,10 @@ from shardwright.runtime.routed.plan import Paths, plan_routing
 from shardwright.runtime.routed.ragged import taking_ragged
 from shardwright.runtime.routed.return_path import Answers, PathSlots, ReturnPath, ReturnStep
 from shardwright.runtime.routed.return_paths import return_path_of
-from shardwright.runtime.routed.routing import Bucketed, routers_of
+from shardwright.runtime.routed.routing import Bucketed, added_at_home, route_all, routers_of
+from shardwright.runtime.routed.weights_back import WeightsBack
 from shardwright.runtime.step.backward.kept_gradients import keeping_gradients, prefetches
+from shardwright.runtime.step.backward.weight_gradients import weight_gradients
 from shardwright.runtime.step.collection import FeatureBatch
 from shardwright.runtime.step.executor import Executor, ExecutorConfig, ExecutorStep, PeerHeaders
 from shardwright.runtime.step.kernel_groups import build_lookups
@@ -126,9 +128,12 @@ class RoutedStep(ExecutorStep):
 
     def __init__(self, tables: RoutedTables, batch: FeatureBatch | None) -> None:
         self._tables = tables
-        self._routed = None if batch is None else [router.route(batch) for router in tables.routers]
+        self._routed: list[Bucketed] | None
+        self._places: list[Tensor]
+        self._routed, self._places = (None, []) if batch is None else route_all(tables.routers, batch)
         self._num_ids = np.zeros(0, dtype=np.int64) if batch is None else batch.num_ids
         self._bags: list[Bags] | None = None
+        self._weights_back: WeightsBack | None = None
         self._saved: list[Any] = []
         self._steps: list[ReturnStep] = []
 
@@ -172,8 +177,11 @@ class RoutedStep(ExecutorStep):
                 taking.prefetch(own)
         return [tensor for own in bags for tensor in own.tensors]
 
-    def lookup(self, *, training: bool) -> None:  # noqa: D102
+    def lookup(self, *, training: bool, trains_weights: bool = False) -> None:  # noqa: D102
         results = []
+        if trains_weights:
+            sizes = self._tables.format.sizes_back(self._asked, self._incoming)
+            self._weights_back = WeightsBack(self._arrived(), *sizes)
         for taking, own in zip(self._tables.taking, self._arrived(), strict=True):
             result, saved = taking.forward(own, training=training)
             results.append(result.reshape(-1))
@@ -206,13 +214,41 @@ class RoutedStep(ExecutorStep):
         return [output for step in self._steps for output in step.outputs()]
 
     def send_gradients(self, gradients: Sequence[Tensor], scale: float) -> None:  # noqa: D102
+        self._scale = scale
+        self._received: dict[int, tuple[Tensor, float]] | None = None
         for step in self._steps:
             step.send_gradients(gradients, scale)
 
+    def _gradients(self) -> dict[int, tuple[Tensor, float]]:
+        """Each group's gradient, and the factor that it still lacks; waited for the first time."""
+        if self._received is None:
+            self._received = {
+                group: (own, step.scale_left)
+                for step in self._steps
+                for group, own in step.gradients().items()
+            }
+        return self._received
+
+    def send_weight_gradients(self) -> None:  # noqa: D102
+        assert self._weights_back is not None  # the lookup was told
+        tables, back = self._tables, self._weights_back
+        found = []
+        for number, (group, lookup) in enumerate(zip(tables.groups, tables.lookups, strict=True)):
+            gradient, scale_left = self._gradients()[number]
+            # A kernel that takes no ragged bags looked up others than those that arrived.
+            saved = self._saved[number] if lookup is tables.taking[number] else None
+            own = weight_gradients(group.kernel, lookup, back.bags[number], gradient, saved)
+            # Weights belong to one rank's batch: their gradients are averaged with other dense parameters' later.
+            found.append(own.mul_(scale_left / self._scale))
+        back.send(found, tables.env.communicator, tables.device)
+
+    def weight_gradients(self, num_ids: int) -> Tensor:  # noqa: D102
+        assert self._weights_back is not None  # the lookup was told
+        return added_at_home(self._weights_back.arrived(), self._places, num_ids, self._tables.device)
+
     def update(self) -> list[Tensor | None]:  # noqa: D102
-        received = {
-            group: (own, step.scale_left) for step in self._steps for group, own in step.gradients().items()
-        }
+        received = self._gradients()
+        self._received = None
         updated: list[Tensor | None] = []
         for group, (taking, saved) in enumerate(zip(self._tables.taking, self._saved, strict=True)):
             updated += taking.backward_scaled(saved, *received.pop(group))

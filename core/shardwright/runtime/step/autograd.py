@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
-from attrs import define, frozen
+from attrs import define, evolve, frozen
 from torch import Tensor
 
 from shardwright.runtime.step.compiling import untraced
@@ -35,18 +35,32 @@ class Anchor:
 
     Args:
         owner: reference to the step.
-        end: output of the node that updates tables.
+        end: output of the node that updates tables, or of one that comes before it.
+        last: node that every whole backward pass reaches.
     """
 
     owner: _Owner
     end: Tensor
+    last: Any
+
+    def after_weights(self, step: EngineStep, weights: Tensor | None) -> Anchor:
+        """Exchange the gradients of ids' weights before tables are updated.
+
+        The node is made right after the lookup, so that it is younger than what made the weights, and older than what
+        the outputs are used for: the gradients of all collections are under way when it waits.
+
+        Args:
+            step: the step.
+            weights: the weights of this rank's ids; ``None`` if only those of other ranks are trained.
+        """
+        return evolve(self, end=_Weights.apply(step, self.end, weights))
 
     def outputs(self, step: EngineStep, values: Sequence[Tensor]) -> list[Tensor]:
         """Make a step's outputs differentiable, and return them."""
         self.owner.step = step
         step.expect_gradients()
         with _differentiably():
-            made: tuple[Tensor, ...] = _Outputs.apply(step, self.end, *values)
+            made: tuple[Tensor, ...] = _Outputs.apply(step, self.end, self.last, *values)
         return list(made)
 
 
@@ -72,7 +86,8 @@ class Anchors:
     def _make(self) -> Anchor:
         owner = _Owner()
         with _differentiably():
-            return Anchor(owner, _Update.apply(owner, self._token, *self._parameters))
+            end = _Update.apply(owner, self._token, *self._parameters)
+            return Anchor(owner, end, end.grad_fn.next_functions[0][0])  # the token's end
 
 
 def _differentiably() -> AbstractContextManager[object]:
@@ -105,12 +120,33 @@ class _Update(torch.autograd.Function):
         return None, None, *step.update()
 
 
+class _Weights(torch.autograd.Function):
+    """A node whose backward exchanges the gradients of ids' weights, before the node behind it updates rows."""
+
+    @staticmethod
+    def forward(ctx: Any, step: EngineStep, end: Tensor, weights: Tensor | None) -> Tensor:
+        ctx.step = step
+        ctx.save_for_backward(end)
+        return torch.zeros_like(end)
+
+    @staticmethod
+    @untraced  # a compiled training step would go into it
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        (end,) = ctx.saved_tensors
+        step: EngineStep = ctx.step
+        if not torch._C._autograd._get_current_graph_task_keep_graph():
+            del ctx.step
+        of_weights = step.weight_gradients()
+        return None, torch.zeros_like(end), of_weights if ctx.needs_input_grad[2] else None
+
+
 class _Outputs(torch.autograd.Function):
     """A node whose backward sends the outputs' gradients."""
 
     @staticmethod
-    def forward(ctx: Any, step: EngineStep, end: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
-        ctx.step, ctx.scaling_refusal = step, step.scaling_refusal
+    def forward(ctx: Any, step: EngineStep, end: Tensor, last: Any, *values: Tensor) -> tuple[Tensor, ...]:
+        ctx.step, ctx.scaling_refusal, ctx.last = step, step.scaling_refusal, last
         ctx.save_for_backward(end)
         return tuple(_not_a_view(value) for value in values)
 
@@ -120,11 +156,11 @@ class _Outputs(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         (end,) = ctx.saved_tensors
         step: EngineStep = ctx.step
-        step.check_pass(end.grad_fn.next_functions[0][0])  # the token's end
+        step.check_pass(ctx.last)
         if not torch._C._autograd._get_current_graph_task_keep_graph():
             del ctx.step
         step.gradients_are_there(gradients)
-        return None, torch.zeros_like(end), *(None for _ in gradients)
+        return None, torch.zeros_like(end), None, *(None for _ in gradients)
 
 
 def _not_a_view(value: Tensor) -> Tensor:

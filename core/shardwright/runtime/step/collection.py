@@ -109,6 +109,7 @@ class FeatureBatch:
         sizes: batch size of each feature, ``[F]``, in host memory; ``None`` if each has ``B``.
         inverse: place of each example of the whole batch among those of each feature, ``[F, examples]`` int64; ``None``
             if outputs are of ``B`` examples.
+        trained_weights: the weights as autograd knows them, where they are trained; else ``None``.
     """
 
     lengths: Tensor
@@ -117,6 +118,7 @@ class FeatureBatch:
     num_ids: Ints
     sizes: Ints | None = None
     inverse: Tensor | None = None
+    trained_weights: Tensor | None = None
 
     @cached_property
     def filled_up(self) -> FeatureBatch:

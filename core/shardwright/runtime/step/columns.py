@@ -6,7 +6,7 @@ are moved together.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -177,12 +177,3 @@ def _units_of(place: Placement, size: int) -> Ints:
     """Position of each unit of each sample, ``[B, Q]``: ``matrix * B + b * width + offset``."""
     found: Ints = place.matrix * size + place.offset + np.arange(size)[:, None] * place.width
     return found
-
-
-def side_by_side(columns: Iterable[Columns]) -> Columns:
-    """Concatenate the columns of several tensors."""
-    every = list(columns)
-    output, start, stop = (
-        np.concatenate([getattr(own, name) for own in every]) for name in ("output", "start", "stop")
-    )
-    return Columns(output, start, stop)

@@ -5,7 +5,8 @@ Every rank makes the same calls of a training step in the same order:
 1. one header to every rank, for all executors;
 2. each executor's payload of ids;
 3. each executor's results, back to the ranks that asked;
-4. in the backward pass, each executor's gradients, and updates.
+4. in the backward pass, each executor's gradients, and updates; where the weights of ids are trained, each executor's
+   gradients of these between the two.
 
 A rank without ids or blocks sends empty pieces. Exchanged tables of any sharding types make four collectives together.
 """
@@ -43,6 +44,7 @@ from shardwright.runtime.step.backward.kept_gradients import (
 from shardwright.runtime.step.backward.learning_rates import LearningRates
 from shardwright.runtime.step.backward.open_steps import OpenSteps
 from shardwright.runtime.step.backward.scaled_losses import FUSED_REFUSAL, IN_STEP_ADVICE, PARTED_REFUSAL
+from shardwright.runtime.step.backward.weight_gradients import weights_refusal
 from shardwright.runtime.step.batches.headers import Header, HeaderFormat, Headers
 from shardwright.runtime.step.batches.inputs import BatchProblem, BatchReader, InputChecks, Status, goes_on
 from shardwright.runtime.step.batches.rank_problems import RankProblem, raise_problems
@@ -98,7 +100,14 @@ class CollectionEngine:
         self.collection = Collection.of(tables)
         self.env, self.device = env, device
         any_id = {i for i, table in enumerate(tables) if shardings[table.name].layout.row_map.takes_any_id}
-        self.reader = BatchReader(self.collection, is_weighted=is_weighted, checks=checks, any_id=any_id)
+        refusals = (weights_refusal(table, shardings[table.name]) for table in tables) if is_weighted else ()
+        self.reader = BatchReader(
+            self.collection,
+            is_weighted=is_weighted,
+            checks=checks,
+            any_id=any_id,
+            weights_refusal=next(filter(None, refusals), ""),
+        )
         dealt = _deal(tables, shardings, executor_of, env.world_size)
         self.executors = [
             executor(ExecutorConfig(self.collection, members, {**shardings, **own}, env, device, is_weighted))
@@ -274,7 +283,7 @@ class EngineStep:
             self.batch, self._batch_size = batch, batch.batch_size
             self._extras, self._extra_word = engine.reader.extras(features)
         self._received: list[Tensor] | None = None
-        self._training = False
+        self._training = self._trains_weights = False
         self.is_begun = self.needs_backward = False
 
     def begin(self) -> None:
@@ -287,7 +296,9 @@ class EngineStep:
         engine.open_steps.begin()
         env.lockstep.note("headers", engine.number)
         words = env.lockstep.words(engine.number, with_gradients=torch.is_grad_enabled())
-        header = Header(*words, self._batch_size, self._status, self._extra_word)
+        batch = self.batch if self._batch_size else None
+        trains_weights = batch is not None and batch.trained_weights is not None
+        header = Header(*words, self._batch_size, self._status, self._extra_word, trains_weights)
         # All collections' headers have one length, so that a header taken for another collection's is read whole.
         size = env.lockstep.header_size
         rows = engine.header.pack(header, [executor.headers() for executor in self._executors], size)
@@ -311,7 +322,7 @@ class EngineStep:
         """
         self.is_begun = False  # should it not go on
         headers = self._read_headers()
-        self.statuses = headers.status
+        self.statuses, self._trains_weights = headers.status, any(headers.trains_weights)
         if Status.STOPPED in self.statuses:
             return False
         self._complain(headers)  # also in the step in which some rank's data ends
@@ -367,7 +378,8 @@ class EngineStep:
 
     def lookup(self) -> None:
         """Wait for the ids, look up all local groups, and start to send the results home."""
-        self._training = self.needs_backward = torch.is_grad_enabled() and any(self._engine.is_trained)
+        is_trained = any(self._engine.is_trained) or self._trains_weights
+        self._training = self.needs_backward = torch.is_grad_enabled() and is_trained
         self.is_begun = False
         self._rates = self._engine.rates.now
         if self._training:
@@ -377,7 +389,7 @@ class EngineStep:
         self._received = []  # lets go of them
         with torch.no_grad():
             for executor, is_trained in zip(self._executors, self._engine.is_trained, strict=True):
-                executor.lookup(training=self._training and is_trained)
+                executor.lookup(training=self._training and is_trained, trains_weights=self._trains_weights)
 
     def promise(self) -> Callable[[], list[Tensor]]:
         """Promise the differentiable outputs.
@@ -389,6 +401,8 @@ class EngineStep:
         if not self._training:  # looked up without gradients: nothing was kept for a backward pass
             return self._arrange
         anchor = self._engine.anchors.take()
+        if self._trains_weights:
+            anchor = anchor.after_weights(self, self.batch.trained_weights)
         return lambda: anchor.outputs(self, self._arrange())
 
     @torch.no_grad()
@@ -428,9 +442,19 @@ class EngineStep:
     def _send_gradients(self, gradients: Sequence[Tensor]) -> None:
         self._engine.open_steps.backward()
         self._engine.env.lockstep.note("gradients", self._engine.number)
-        for executor in self._trained:  # all are under way before any is waited for
+        executors = self._executors if self._trains_weights else self._trained
+        for executor in executors:  # all are under way before any is waited for
             # Averaged over the ranks, as DistributedDataParallel does.
             executor.send_gradients(gradients, 1.0 / self._engine.env.world_size)
+
+    def weight_gradients(self) -> Tensor:
+        """Exchange the gradients of ids' weights, before rows are updated: ``[N]`` of this rank's batch."""
+        lockstep, num_ids = self._engine.env.lockstep, self.batch.values.numel()
+        lockstep.gradients.need(self._number)
+        lockstep.note("gradients of weights", self._engine.number)
+        for executor in self._executors:  # all are under way before any is waited for
+            executor.send_weight_gradients()
+        return torch.stack([executor.weight_gradients(num_ids) for executor in self._executors]).sum(0)
 
     def update(self) -> list[Tensor | None]:
         """Wait for gradients; update blocks of fused kernels, and return the gradients of other parameters."""

@@ -1,7 +1,8 @@
 """An executor: all tables of a module that share a way of moving ids, results and gradients.
 
 The engine calls, on every rank and in this order: ``route`` (once a batch), ``headers``, ``send``, ``receive``,
-``lookup``, ``outputs``, and, in training, ``send_gradients`` and ``update``. Headers of all executors travel in one
+``lookup``, ``outputs``, and, in training, ``send_gradients`` and ``update``. Where the weights of ids are trained,
+``send_weight_gradients`` and ``weight_gradients`` come between these two. Headers of all executors travel in one
 collective, which the engine makes.
 
 Legend: W ranks, B batch size of this rank, C columns of the collection's pooled output, D columns of an output, N ids.
@@ -84,8 +85,13 @@ class ExecutorStep(ABC):
         return ()
 
     @abstractmethod
-    def lookup(self, *, training: bool) -> None:
-        """Look ids up, and start sending results."""
+    def lookup(self, *, training: bool, trains_weights: bool = False) -> None:
+        """Look ids up, and start sending results.
+
+        Args:
+            training: :meth:`update` will follow.
+            trains_weights: :meth:`send_weight_gradients` will follow, before it.
+        """
 
     @abstractmethod
     def outputs(self) -> list[Tensor]:
@@ -104,6 +110,14 @@ class ExecutorStep(ABC):
                 ``[N, D]`` for each output of another. They must not be changed.
             scale: factor that makes their sum over the ranks an average, ``1 / W``.
         """
+
+    @abstractmethod
+    def send_weight_gradients(self) -> None:
+        """Wait for gradients, and start to send those of ids' weights home; rows are not updated yet."""
+
+    @abstractmethod
+    def weight_gradients(self, num_ids: int) -> Tensor:
+        """Wait for the gradients of the weights of this rank's ids, ``[N]`` float32; not averaged over the ranks."""
 
     @abstractmethod
     def update(self) -> list[Tensor | None]:

@@ -230,6 +230,16 @@ class Loops:
                 gradients[block, row] = gradients[block, row] + gradient[start:stop].double() * weight
         return dict(gradients)
 
+    def weight_gradients(self, batch: Batch, gradient: Tensor) -> Tensor:
+        """Flat float64: of each id the product of its row and its bag's gradient, ``[N]``."""
+        found = []
+        for block, bag, start, stop in self._places(batch, of_gradients=True):
+            columns = self.blocks[block].block.columns
+            own = gradient[start:stop].double()
+            own = own[columns.start : columns.stop] if self.whole_rows else own
+            found += [self.weights[block][row] @ own for row, _ in bag]
+        return torch.stack(found) if found else torch.zeros(0, dtype=torch.float64)
+
     def update(self, batch: Batch, gradient: Tensor, learning_rate: float) -> None:
         """Update every row that was looked up."""
         self.steps.append(1)

@@ -56,7 +56,7 @@ def plan(
     hbm_gib: Annotated[float, typer.Option(help="Device memory of a rank, GiB.")] = 32.0,
     ddr_gib: Annotated[float, typer.Option(help="Host memory of a rank, GiB.")] = 128.0,
     batch: Annotated[int, typer.Option(min=1, help="Samples of a rank and step.")] = 8192,
-    estimator: Annotated[str | None, typer.Option(metavar="NAME", help="The model of costs.")] = None,
+    estimator: Annotated[str | None, typer.Option(metavar="NAME", help="The model of time.")] = None,
     storage_estimator: Annotated[
         str | None, typer.Option(metavar="NAME", help="The model of memory.")
     ] = None,

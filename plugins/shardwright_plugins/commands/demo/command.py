@@ -31,7 +31,7 @@ def demo(
             "Without this, examples are drawn.",
         ),
     ] = None,
-    more_data: Annotated[list[Path] | None, typer.Argument(metavar="", hidden=True)] = None,
+    more_data: Annotated[list[Path] | None, typer.Argument(metavar="FILE", hidden=True)] = None,
     steps: Annotated[
         int | None,
         typer.Option(

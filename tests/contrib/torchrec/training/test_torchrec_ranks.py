@@ -8,8 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from tests.contrib.torchrec.training import workers
+from tests.contrib.torchrec.training import positions, workers
 
+import shardwright as sw
 from shardwright.testing import RankPool
 
 
@@ -81,3 +82,26 @@ def test_one_rank_answers_for_all(pool: RankPool) -> None:
     assert first["whole"] == {"w": [[0.0] * 3] * 2 + [[1.0] * 3] * 2, "b": [1.0, 1.0]}
     assert second["whole"] == {"w": [[0.0] * 3] * 4, "b": [1.0, 1.0]}  # sharded ones are whole on rank 0
     assert first["keys"] == ["b", "of 0", "of 1"]
+
+
+def check_positions(found: list[dict[str, torch.Tensor]], form: str, num_ranks: int) -> None:
+    """Names and values of the state are those of one process, and all have changed."""
+    expected, first = positions.unsharded(form, num_ranks), positions.Model(form).state_dict()
+    assert not any(torch.equal(expected[name], first[name]) for name in first)
+    for state in found:
+        assert list(state) == list(expected)
+        torch.testing.assert_close(state, expected)
+
+
+@pytest.mark.parametrize("form", positions.FORMS)
+def test_position_weights_train_alone_as_unsharded(form: str) -> None:
+    env = sw.ShardingEnv.local(device_type="cpu")
+    check_positions([positions.train(env, form, in_pipeline=False)], form, 1)
+
+
+@pytest.mark.distributed
+def test_position_weights_of_ranks_train_as_those_of_one_process(pool: RankPool) -> None:
+    by_rank = pool.run(positions.train_all, 2)
+    for own in by_rank:
+        check_positions(own[:2], positions.FORMS[0], 2)
+        check_positions(own[2:], positions.FORMS[1], 2)

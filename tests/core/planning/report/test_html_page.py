@@ -272,7 +272,6 @@ def test_html_report_in_a_browser_sorts_searches_and_is_legible(tmp_path, width,
         [str(browser()), *arguments, profile, "--dump-dom", page.as_uri()],
         capture_output=True,
         text=True,
-        timeout=100,
         check=True,
     )
     told = json.loads(unescape(done.stdout.partition("<title>")[2].partition("</title>")[0]))

@@ -63,7 +63,7 @@ def outcomes(schedules: list[list[str]], end_of_data: str, kind: Any) -> list[bo
     ),
     end_of_data=st.sampled_from(["first_rank", "last_rank"]),
     kind=st.sampled_from([TrainPipelineSparseDist, TrainPipelineBase]),
-    quick=15,
+    quick=8,
     thorough=150,
 )
 def test_pipeline_makes_the_steps_that_are_good_on_all_ranks(schedules, end_of_data, kind):
@@ -112,7 +112,7 @@ def test_pipeline_makes_the_steps_that_are_good_on_all_ranks(schedules, end_of_d
         train_plainly(model, iter(own))
         return model.state_dict()
 
-    results = run_simulated(train, world_size, timeout_s=20.0)
+    results = run_simulated(train, world_size)
     for (seen, actual), wanted in zip(results, run_simulated(plainly, world_size), strict=True):
         assert seen == expected
         assert_same(actual, wanted)

@@ -26,7 +26,7 @@ from shardwright.testing.simulated import run_simulated
 
 def on_ranks(work: Any, world_size: int) -> list[Any]:
     whole = towers(world_size)
-    return run_simulated(lambda env: work(shard(whole, env, world_size), env), world_size, timeout_s=20.0)
+    return run_simulated(lambda env: work(shard(whole, env, world_size), env), world_size)
 
 
 @pytest.mark.parametrize(

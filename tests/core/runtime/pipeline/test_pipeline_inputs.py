@@ -75,7 +75,7 @@ def train_form(form: Any, kind: Any) -> list[tuple[list[str], Any]]:
             assert len(run_out(piped(sharded, kind), loader)) == 4
         return env.communicator.labels, sharded.state_dict()
 
-    return run_simulated(train, 2, timeout_s=20.0)
+    return run_simulated(train, 2)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -115,7 +115,7 @@ def test_model_that_takes_another_input_on_one_rank_raises_on_all_and_the_next_s
             texts.append(raised(pipeline.progress, loader))
         return texts
 
-    first, second = run_simulated(train, 2, timeout_s=20.0)
+    first, second = run_simulated(train, 2)
     assert second.pop(2).startswith(
         "DistributedError: the exchange of the ids that stand where the first batch had"
     )

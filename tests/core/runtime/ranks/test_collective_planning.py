@@ -12,7 +12,7 @@ from shardwright.runtime.ranks.collective_planning import on_one_rank
 from shardwright.testing.simulated import run_simulated
 
 
-def run(work, *, timeout_s=5.0, watches=None):
+def run(work, *, timeout_s=60.0, watches=None):
     def on_rank(env):
         watch = watches[env.rank] if watches else Watch()
         try:
@@ -36,10 +36,10 @@ def test_on_one_rank_gives_every_rank_what_rank_0_made():
 
 def test_on_one_rank_others_wait_longer_than_the_time_out_of_a_collective():
     def work(env, watch):
-        time.sleep(1.5)
+        time.sleep(3.0)
         return 7
 
-    assert run(work, timeout_s=0.75) == [7, 7, 7]
+    assert run(work, timeout_s=2.0) == [7, 7, 7]
 
 
 def test_on_one_rank_error_of_ours_is_the_same_on_every_rank():
@@ -88,7 +88,7 @@ def test_on_one_rank_interrupt_reaches_the_work_and_the_others_get_its_result():
     watches = [Watch(), Watch(), Watch()]
 
     def work(env, watch):
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 60
         while not watch.is_over and time.monotonic() < deadline:
             time.sleep(0.01)
             watches[0].was_interrupted = True  # what the handler of Ctrl-C does, on rank 0

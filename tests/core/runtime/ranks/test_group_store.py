@@ -56,7 +56,7 @@ def store() -> GroupStore:
 
 
 def test_call_of_a_store_that_does_not_answer_is_given_up(stuck: Stuck) -> None:
-    with pytest.raises(StoreError, match=r"has given no answer for 0\.\d s; the process that serves it"):
+    with pytest.raises(StoreError, match=r"has given no answer for \d+\.\d s; the process that serves it"):
         GroupStore(stuck, FAR_OFF_S, ALONE).add("count", 1, soon())
 
 
@@ -107,7 +107,7 @@ def test_keys_are_read_when_all_are_there(store: GroupStore) -> None:
 
 
 def test_keys_that_do_not_come_are_an_error_in_time(store: GroupStore) -> None:
-    with pytest.raises(RuntimeError, match=r"had not come after 0\.\d s") as error:
+    with pytest.raises(RuntimeError, match=r"had not come after \d+\.\d s") as error:
         store.read(["key"], soon())
     assert not isinstance(error.value, StoreError)  # which answers
 

@@ -26,7 +26,7 @@ def simulate(work, cases=(FIRST, SECOND)):
         sharded = [case.shard(env, module) for case, module in zip(cases, modules, strict=True)]
         return work(env, sharded, [case.batch(3, seed=env.rank) for case in cases])
 
-    return run_simulated(run, 2, timeout_s=20)
+    return run_simulated(run, 2)
 
 
 @pytest.mark.parametrize("orders", [((0, 1), (0, 1)), ((0, 1), (1, 0)), ((1, 0), (0, 1))])

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 from tests.core.runtime.plans import Cut, Cuts, host_with_loops
+from tests.pretended import pretended_env
 
 from shardwright.host import use_host
-from shardwright.testing.pretended import pretended_env
 
 
 def rooms_of(tables, monkeypatch):

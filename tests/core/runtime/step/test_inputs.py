@@ -150,7 +150,7 @@ def rank_batch(case: Cuts, step: int, rank: int) -> KeyedJaggedTensor:
 
 def simulate(case: Cuts, work):
     module = case.module()
-    return run_simulated(lambda env: work(env, module), 2, timeout_s=20)
+    return run_simulated(lambda env: work(env, module), 2)
 
 
 @pytest.mark.parametrize(("name", "checks", "spoil", "expected"), WRONG)

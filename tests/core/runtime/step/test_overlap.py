@@ -134,7 +134,7 @@ def test_gradients_of_several_lookups_leave_in_one_order_whatever_order_they_are
             total.backward()
         return {name: own.state_dict() for name, own in collections.items()}
 
-    states = run_simulated(work, WORLD_SIZE, local_world_size=1, timeout_s=20.0)
+    states = run_simulated(work, WORLD_SIZE, local_world_size=1)
     for name in "ab":
         for key, value in states[0][name].items():
             assert torch.equal(states[1][name][key], value)
@@ -152,7 +152,7 @@ def test_a_lookup_whose_gradients_never_come_does_not_hold_up_the_others():
         values.sum().backward()
         return kept.shape, later.shape, sharded.state_dict()
 
-    results = run_simulated(work, WORLD_SIZE, timeout_s=20.0)
+    results = run_simulated(work, WORLD_SIZE)
     assert all(torch.equal(results[0][2][name], value) for name, value in results[1][2].items())
 
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 from tests.core.runtime.plans import Cut, Cuts
+from tests.pretended import pretended_env
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardwright.contracts.lookup import Lookup
 from shardwright.planning.layouts.layout import Dataflow, Exchange, Hierarchical
 from shardwright.planning.layouts.row_maps import RowsModulo
-from shardwright.testing.pretended import pretended_env
 
 HOST = 8
 

@@ -6,9 +6,9 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.core.planning.conftest import Cells, Weights, Whole, make_host
+from tests.drawn import drawn
 
 from shardwright.contracts import ShardingType
 from shardwright.host import host, use_host
@@ -87,11 +87,12 @@ def best_by_trying_all(space):
     return best
 
 
-@settings(max_examples=40, deadline=None)
-@given(
+@drawn(
     rows=st.lists(st.integers(1, 60), min_size=1, max_size=3),
     capacity=st.integers(200, 4000),
     trials=st.lists(st.floats(0.3, 1.5), min_size=3, max_size=3),
+    quick=15,
+    thorough=80,
 )
 def test_bound_is_never_above_the_best_plan_and_is_proven_again(rows, capacity, trials):
     space = space_of(rows, capacity=capacity)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example
 from hypothesis import strategies as st
+from tests.drawn import drawn
 from tests.plugins.proposers.spaces import costed
 
 from shardwright.planning.machines.topology import Topology
@@ -37,8 +38,7 @@ def start_in(space, limit_ms):
     return start
 
 
-@settings(max_examples=50, deadline=None)
-@given(shapes=TABLES, local=st.sampled_from([1, 2, 4]), part=st.floats(0.3, 2.0))
+@drawn(shapes=TABLES, local=st.sampled_from([1, 2, 4]), part=st.floats(0.3, 2.0), quick=15, thorough=80)
 def test_descended_loads_are_those_of_its_plan(shapes, local, part):
     space = space_of(shapes, local=local)
     start = start_in(space, 1.0)
@@ -54,8 +54,8 @@ def test_descended_loads_are_those_of_its_plan(shapes, local, part):
     assert all(len(hosts) == 1 for hosts in gangs.values())
 
 
-@settings(max_examples=50, deadline=None)
-@given(shapes=TABLES, part=st.floats(0.6, 2.0))  # loads that are much above a limit are not told apart
+# Loads that are much above a limit are not told apart.
+@drawn(shapes=TABLES, part=st.floats(0.6, 2.0), quick=15, thorough=80)
 @example(shapes=[(1, 16), (1, 16), (1, 16), (49, 64)], part=0.6)
 def test_descent_round_never_raises_its_measure(shapes, part):
     space = space_of(shapes)

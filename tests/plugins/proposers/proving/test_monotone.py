@@ -55,7 +55,7 @@ def check_close(objective, ranks, local):
 
 
 @drawn(
-    shapes=SHAPES, few=KINDS, more=KINDS, parts=st.floats(0.3, 1.5), shape=TOPOLOGIES, quick=25, thorough=100
+    shapes=SHAPES, few=KINDS, more=KINDS, parts=st.floats(0.3, 1.5), shape=TOPOLOGIES, quick=10, thorough=100
 )
 def test_plan_with_more_sharding_types_is_never_worse(shapes, few, more, parts, shape):
     narrow = objective_of(shapes, few, parts, *shape)
@@ -71,7 +71,7 @@ def test_plan_with_more_sharding_types_is_never_worse(shapes, few, more, parts, 
     parts=st.floats(0.3, 1.2),
     times=st.floats(1, 2),
     shape=TOPOLOGIES,
-    quick=25,
+    quick=10,
     thorough=100,
 )
 def test_plan_with_more_memory_is_never_worse(shapes, kinds, parts, times, shape):

@@ -7,8 +7,9 @@ from itertools import combinations_with_replacement
 import attrs
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume
 from hypothesis import strategies as st
+from tests.drawn import drawn
 from tests.plugins.proposers.proving.test_bounds import prover_of
 from tests.plugins.proposers.proving.test_program import PRECISION, solved, value_of
 from tests.plugins.proposers.spaces import costed
@@ -33,9 +34,11 @@ def hosts_space(rows, *, dim=64, ranks=4, local=2, mib=64, constraints=None, bat
     )
 
 
-@settings(max_examples=25, deadline=None)
-@given(
-    rows=st.lists(st.sampled_from([10, 500, 20_000, 60_000]), min_size=1, max_size=4), mib=st.integers(8, 64)
+@drawn(
+    rows=st.lists(st.sampled_from([10, 500, 20_000, 60_000]), min_size=1, max_size=4),
+    mib=st.integers(8, 64),
+    quick=8,
+    thorough=50,
 )
 def test_program_over_hosts_keeps_gangs_together_and_says_what_its_plan_takes(rows, mib):
     space = hosts_space(rows, mib=mib)

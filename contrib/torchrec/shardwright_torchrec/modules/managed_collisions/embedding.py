@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -164,25 +164,8 @@ def _settings(
     return sharder.fused_params if sharder is not None and fused_params is None else fused_params
 
 
-def _maps(tables: Sequence[Any], device: torch.device, **options: Any) -> ManagedCollisionCollection:
-    return ManagedCollisionCollection(
-        {
-            table.name: MCHManagedCollisionModule(
-                table.num_embeddings, device, DistanceLFU_EvictionPolicy(), **options
-            )
-            for table in tables
-        },
-        tables,
-    )
-
-
-def _checked(zch_method: str) -> None:
-    if zch_method != "sort_zch":
-        raise sw.UnsupportedError(f"zch_method={zch_method!r} is not supported. Known: 'sort_zch'")
-
-
-class McEmbeddingBagCollectionAdapter(torch.nn.Module):
-    """A collection of tables behind maps, in the place of an `EmbeddingBagCollection`.
+class _Adapter(torch.nn.Module):
+    """The part of both adapters that does not depend on the collection's class.
 
     Args:
         tables: configurations.
@@ -199,6 +182,9 @@ class McEmbeddingBagCollectionAdapter(torch.nn.Module):
         UnsupportedError: another method.
     """
 
+    _name: ClassVar[str]
+    _classes: ClassVar[tuple[type[torch.nn.Module], type[BaseManagedCollisionEmbeddingCollection]]]
+
     def __init__(
         self,
         tables: Sequence[Any],
@@ -212,64 +198,58 @@ class McEmbeddingBagCollectionAdapter(torch.nn.Module):
         mpzch_max_probe: int | None = 100,
     ) -> None:
         super().__init__()
-        _checked(zch_method)
-        maps = _maps(tables, device, eviction_interval=eviction_interval, input_hash_size=input_hash_size)
-        bags = sw.EmbeddingBagCollection(tables, device=torch.device("meta"))
-        self.mc_embedding_bag_collection = ManagedCollisionEmbeddingBagCollection(bags, maps, True)
+        if zch_method != "sort_zch":
+            raise sw.UnsupportedError(f"zch_method={zch_method!r} is not supported. Known: 'sort_zch'")
+        maps: dict[str, Any] = {
+            table.name: MCHManagedCollisionModule(
+                table.num_embeddings,
+                device,
+                DistanceLFU_EvictionPolicy(),
+                eviction_interval=eviction_interval,
+                input_hash_size=input_hash_size,
+            )
+            for table in tables
+        }
+        collection, behind_maps = self._classes
+        unsharded = collection(tables, device=torch.device("meta"))
+        self.add_module(self._name, behind_maps(unsharded, ManagedCollisionCollection(maps, tables), True))
         self.remapped_ids: sw.KeyedJaggedTensor | None = None
+
+    def _embeddings(self, features: sw.KeyedJaggedTensor) -> Any:
+        embeddings, self.remapped_ids = self.get_submodule(self._name)(features)
+        return embeddings
+
+    def _configs(self) -> Sequence[Any]:
+        maps: Any = self.get_submodule(self._name)._managed_collision_collection
+        configs: Sequence[Any] = maps.embedding_configs()
+        return configs
+
+
+class McEmbeddingBagCollectionAdapter(_Adapter):
+    """A collection of tables behind maps, in the place of an `EmbeddingBagCollection`; arguments as `_Adapter`'s."""
+
+    _name = "mc_embedding_bag_collection"
+    _classes = (sw.EmbeddingBagCollection, ManagedCollisionEmbeddingBagCollection)
 
     def forward(self, input_kjt: sw.KeyedJaggedTensor) -> Any:
         """Embeddings; the mapped features are kept in `remapped_ids`."""
-        embeddings, self.remapped_ids = self.mc_embedding_bag_collection(input_kjt)
-        return embeddings
+        return self._embeddings(input_kjt)
 
     def embedding_bag_configs(self) -> Sequence[Any]:
         """Configurations of the tables."""
-        return self.mc_embedding_bag_collection._managed_collision_collection.embedding_configs()
+        return self._configs()
 
 
-class McEmbeddingCollectionAdapter(torch.nn.Module):
-    """A collection of tables behind maps, in the place of an `EmbeddingCollection`.
+class McEmbeddingCollectionAdapter(_Adapter):
+    """A collection of tables behind maps, in the place of an `EmbeddingCollection`; arguments as `_Adapter`'s."""
 
-    Args:
-        tables: configurations.
-        input_hash_size: number of ids that there may be.
-        device: device of the maps; tables are on `meta` until they are sharded.
-        world_size: not needed.
-        eviction_interval: steps between updates of the maps.
-        allow_in_place_embed_weight_update: not needed.
-        zch_method: `"sort_zch"`.
-        mpzch_num_buckets: not needed.
-        mpzch_max_probe: not needed.
-
-    Raises:
-        UnsupportedError: another method.
-    """
-
-    def __init__(
-        self,
-        tables: Sequence[Any],
-        input_hash_size: int,
-        device: torch.device,
-        world_size: int,
-        eviction_interval: int = 1,
-        allow_in_place_embed_weight_update: bool = False,
-        zch_method: str = "",
-        mpzch_num_buckets: int | None = 80,
-        mpzch_max_probe: int | None = 100,
-    ) -> None:
-        super().__init__()
-        _checked(zch_method)
-        maps = _maps(tables, device, eviction_interval=eviction_interval, input_hash_size=input_hash_size)
-        rows = sw.EmbeddingCollection(tables, device=torch.device("meta"))
-        self.mc_embedding_collection = ManagedCollisionEmbeddingCollection(rows, maps, True)
-        self.remapped_ids: sw.KeyedJaggedTensor | None = None
+    _name = "mc_embedding_collection"
+    _classes = (sw.EmbeddingCollection, ManagedCollisionEmbeddingCollection)
 
     def forward(self, input: sw.KeyedJaggedTensor) -> Any:
         """Embeddings; the mapped features are kept in `remapped_ids`."""
-        embeddings, self.remapped_ids = self.mc_embedding_collection(input)
-        return embeddings
+        return self._embeddings(input)
 
     def embedding_configs(self) -> Sequence[Any]:
         """Configurations of the tables."""
-        return self.mc_embedding_collection._managed_collision_collection.embedding_configs()
+        return self._configs()

@@ -470,3 +470,7 @@ class PlacedQuantEmbeddingCollection(PlacedCollection):
     def embedding_configs(self) -> list[EmbeddingConfig]:
         """The tables' configurations, in order."""
         return self._tables
+
+    def need_indices(self) -> bool:
+        """True if outputs carry the ids as their weights."""
+        return self._need_indices

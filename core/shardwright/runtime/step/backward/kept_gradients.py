@@ -11,7 +11,7 @@ gradient (D, or those of the whole table where the kernel needs whole rows), N i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,9 +25,10 @@ from shardwright.planning.layouts.blocks import Ints
 from shardwright.planning.plan.plan import ParameterSharding
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.runtime.ranks.environment import ShardingEnv
+from shardwright.runtime.step.backward.block_bags import BlockBags
 from shardwright.runtime.step.backward.row_gradients import row_gradients
 from shardwright.runtime.step.kernel_groups import KernelGroup, is_updated_in_backward
-from shardwright.runtime.step.segments import starts_of, sums, take
+from shardwright.runtime.step.segments import starts_of
 
 _WHOLE_ROWS = (
     "the gradient of table {table} was changed in place, but this rank keeps that of whole rows, of which it shows its "
@@ -85,16 +86,7 @@ class KeptGradients(Lookup):
     def __init__(self, lookup: Lookup, group: KernelGroup) -> None:
         self._lookup, self._kernel = lookup, group.kernel
         self.blocks, self.states_per_row = lookup.blocks, lookup.states_per_row
-        counts = np.array([spec.num_slots for spec in self.blocks], dtype=np.int64)
-        self._first_slots = starts_of(counts)
-        self._slots = [slice(first, first + n) for first, n in zip(self._first_slots, counts, strict=True)]
-        self._dims = [
-            spec.table.embedding_dim
-            if group.kernel.needs_whole_rows(spec.request)
-            else spec.block.num_columns
-            for spec in self.blocks
-        ]
-        self._slot_dims = np.repeat(np.array(self._dims, dtype=np.int64), counts)
+        self._order = BlockBags(self.blocks, group.kernel)
         self._kept: list[tuple[Tensor, Tensor] | None] = [None] * len(self.blocks)
         self._shown: list[Tensor | None] = [None] * len(self.blocks)
         self._versions = [0] * len(self.blocks)  # torch's counts of changes in place, of what was shown
@@ -126,36 +118,10 @@ class KeptGradients(Lookup):
 
     def backward_scaled(self, saved: Any, gradient: Tensor, scale: float) -> Sequence[Tensor | None]:
         """The same with ``scale`` times the gradient."""
-        for block, (bags, own) in enumerate(self._by_block(saved, gradient)):
+        for block, (bags, own) in enumerate(self._order.of(saved, gradient)):
             rows, values = row_gradients(bags, own)
             self._add(block, rows, values if scale == 1 else values.mul_(scale))
         return ()
-
-    def _by_block(self, bags: Bags, gradient: Tensor) -> Iterator[tuple[Bags, Tensor]]:
-        """The bags of each block, slot after slot, in each source after source; their gradients ``[bags, C]``."""
-        counts, num_ids = bags.table, _ids_of_cells(bags)
-        bag_starts, id_starts = (starts_of(own.reshape(-1)).reshape(own.shape) for own in (counts, num_ids))
-        sizes = counts * self._slot_dims
-        value_starts = starts_of(sizes.reshape(-1)).reshape(sizes.shape)
-        # Pooled results of a kernel that declares it are [bags, columns of all slots], sources one after the other.
-        is_matrix = self._kernel.batch_major and bags.lengths is not None and not bags.is_ragged
-        columns = gradient.view(-1, int(self._slot_dims.sum())) if is_matrix else None
-        first_columns = starts_of(self._slot_dims)
-
-        def cells(values: Tensor, starts: Ints, lengths: Ints, slots: slice) -> Tensor:
-            return take(values, starts[:, slots].T.reshape(-1), lengths[:, slots].T.reshape(-1))
-
-        for slots, dim in zip(self._slots, self._dims, strict=True):
-            own = Bags(
-                ids=cells(bags.ids, id_starts, num_ids, slots),
-                lengths=None if bags.lengths is None else cells(bags.lengths, bag_starts, counts, slots),
-                weights=None if bags.weights is None else cells(bags.weights, id_starts, num_ids, slots),
-                counts=(),
-            )
-            if columns is None:
-                yield own, cells(gradient, value_starts, sizes, slots).view(-1, dim)
-            else:
-                yield own, torch.cat([columns[:, at : at + dim] for at in first_columns[slots].tolist()])
 
     def _add(self, block: int, rows: Tensor, values: Tensor) -> None:
         """Add the gradients of distinct rows, in rising order, to those that a block has."""
@@ -181,8 +147,8 @@ class KeptGradients(Lookup):
         device = next(own[0].device for own in map(self._now, blocks) if own is not None)
         request = self.blocks[0].request
         kept = [self._kept_or_none(block, device) for block in blocks]
-        used = np.zeros(len(self._slot_dims), dtype=np.int64)
-        used[self._first_slots] = [len(rows) for rows, _ in kept]
+        used = np.zeros(len(self._order.slot_dims), dtype=np.int64)
+        used[self._order.first_slots] = [len(rows) for rows, _ in kept]
         is_ragged = request.is_pooled and self._kernel.takes_ragged_bags
         # Pooled lookups want as many bags in every slot, unless they take ragged ones.
         counts = np.full_like(used, used.max()) if request.is_pooled and not is_ragged else used
@@ -202,17 +168,19 @@ class KeptGradients(Lookup):
         if kept is not None:
             return kept
         no_rows = torch.empty(0, dtype=torch.int64, device=device)
-        return no_rows, torch.empty(0, self._dims[block], dtype=torch.float32, device=device)
+        return no_rows, torch.empty(0, self._order.dims[block], dtype=torch.float32, device=device)
 
     def _flat_gradient(self, values: Sequence[Tensor], counts: Ints, *, is_ragged: bool) -> Tensor:
         """The gradients of each block's rows in the order in which the kernel takes them, zeros for other bags."""
-        sizes = counts * self._slot_dims
+        sizes = counts * self._order.slot_dims
         flat = values[0].new_zeros(int(sizes.sum()))
         is_matrix = self._kernel.batch_major and self.blocks[0].request.is_pooled and not is_ragged
-        starts = starts_of(self._slot_dims if is_matrix else sizes)[self._first_slots].tolist()
+        starts = starts_of(self._order.slot_dims if is_matrix else sizes)[self._order.first_slots].tolist()
         for own, start in zip(values, starts, strict=True):
             if is_matrix:
-                flat.view(-1, int(self._slot_dims.sum()))[: len(own), start : start + own.shape[1]] = own
+                flat.view(-1, int(self._order.slot_dims.sum()))[: len(own), start : start + own.shape[1]] = (
+                    own
+                )
             else:
                 flat[start : start + own.numel()] = own.reshape(-1)
         return flat
@@ -307,14 +275,6 @@ class KeptGradients(Lookup):
     def set_learning_rate(self, learning_rate: float) -> None:
         """Use another learning rate from now on."""
         self._lookup.set_learning_rate(learning_rate)
-
-
-def _ids_of_cells(bags: Bags) -> Ints:
-    """The ids of each source and slot: ``[W, S]``."""
-    if bags.lengths is None:
-        return bags.table
-    bounds = np.append(0, np.cumsum(bags.table))
-    return sums(bags.lengths.cpu().numpy(), bounds).reshape(bags.table.shape)
 
 
 @frozen(eq=False)

@@ -16,7 +16,7 @@ from shardwright.runtime.step.batches.inputs import Status
 from shardwright.runtime.step.executor import PeerHeaders
 
 _STATUSES = {int(status): status for status in Status}
-_FIELDS = ("collection", "checksum", "batch_size", "status", "extra_word")
+_FIELDS = ("collection", "checksum", "batch_size", "status", "extra_word", "trains_weights")
 
 
 @frozen
@@ -29,6 +29,7 @@ class Header:
         batch_size: samples of the batch.
         status: status word of the batch.
         extra_word: checksum of the keys and weights that no table uses; 0: not to be compared.
+        trains_weights: the weights of the batch's ids require gradients.
     """
 
     collection: int
@@ -36,6 +37,7 @@ class Header:
     batch_size: int
     status: Status
     extra_word: int
+    trains_weights: bool
 
 
 @frozen(eq=False)
@@ -48,6 +50,7 @@ class Headers:
         batch_size: samples of each rank's batch, ``[W]``.
         status: status word of each rank, ``[W]``.
         extra_word: checksum of what no table uses in each rank's batch, ``[W]``.
+        trains_weights: 1 for each rank whose ids' weights require gradients, ``[W]``.
         executors: headers for each of this rank's executors.
     """
 
@@ -56,6 +59,7 @@ class Headers:
     batch_size: Sequence[int]
     status: Sequence[Status]
     extra_word: Sequence[int]
+    trains_weights: Sequence[int]
     executors: Sequence[PeerHeaders]
 
 

@@ -24,7 +24,7 @@ from shardwright.errors import InvalidInputError, nearest
 from shardwright.planning.layouts.blocks import Ints
 from shardwright.runtime.ranks.devices import Constant, is_host, read_on_host, sent_to
 from shardwright.runtime.step.collection import Collection, FeatureBatch
-from shardwright.runtime.step.segments import filled_up, starts_of, take
+from shardwright.runtime.step.segments import filled_up, index_of, starts_of, take
 from shardwright.settings import CHECKS_VARIABLE
 from shardwright.sparse import KeyedJaggedTensor
 
@@ -135,6 +135,7 @@ class BatchReader:
         is_weighted: ids must carry weights.
         checks: the level of checks.
         any_id: indices of the tables that any id may be looked up in.
+        weights_refusal: the reason why weights of ids cannot be trained; empty if they can.
     """
 
     def __init__(
@@ -144,9 +145,10 @@ class BatchReader:
         is_weighted: bool,
         checks: InputChecks = InputChecks.STANDARD,
         any_id: AbstractSet[int] = frozenset(),
+        weights_refusal: str = "",
     ) -> None:
         self.collection, self.checks, self._is_weighted = collection, checks, is_weighted
-        self._any_id = any_id
+        self._any_id, self._weights_refusal = any_id, weights_refusal
         self._warned: set[int] = set()
         self._known_keys: _Keys | None = None
 
@@ -194,7 +196,8 @@ class BatchReader:
         lengths, sizes = _lengths_of(features, keys)
         inverse = self._inverse(features) if self.collection.is_pooled else None
         if keys.in_order:
-            return FeatureBatch(lengths, values, weights, counts, sizes, inverse)
+            trained = None if weights is None else _trained(features.weights())
+            return FeatureBatch(lengths, values, weights, counts, sizes, inverse, trained)
         starts, own = starts_of(counts)[keys.places], counts[keys.places]
         return FeatureBatch(
             lengths,
@@ -203,6 +206,7 @@ class BatchReader:
             own,
             sizes,
             inverse,
+            None if weights is None else _trained(features.weights(), starts, own),
         )
 
     def _counted(self, features: KeyedJaggedTensor, values: Tensor, keys: _Keys) -> tuple[Ints, bool]:
@@ -315,11 +319,8 @@ class BatchReader:
                 raise BatchProblem(
                     f"{self._where(0)}: the collection is weighted but the KeyedJaggedTensor has no weights"
                 )
-            if weights.requires_grad and torch.is_grad_enabled():
-                raise BatchProblem(
-                    f"{self._where(0)}: the weights of ids require gradients, which do not travel back to them: "
-                    "detach() them"
-                )
+            if self._weights_refusal and _is_trained(weights):
+                raise BatchProblem(self._weights_refusal)
         if self.checks is InputChecks.STRICT and (extras := self.extras(features)[0]):
             raise BatchProblem(f"{extras[0]}. Strict checks refuse what is not looked at: leave it out")
 
@@ -431,6 +432,20 @@ def _lengths_of(features: KeyedJaggedTensor, keys: _Keys) -> tuple[Tensor, Ints 
     lengths, most = take(lengths, starts_of(every)[keys.places], sizes), int(sizes.max())
     filled = filled_up(lengths, sizes, np.full_like(sizes, most)).view(len(sizes), most)
     return filled, None if (sizes == most).all() else sizes
+
+
+def _is_trained(weights: Tensor) -> bool:
+    return weights.requires_grad and torch.is_grad_enabled()
+
+
+def _trained(weights: Tensor, starts: Ints | None = None, sizes: Ints | None = None) -> Tensor | None:
+    """The weights, or pieces of them, as autograd knows them; ``None`` where they are not trained."""
+    if not _is_trained(weights):
+        return None
+    weights = weights.to(torch.float32)
+    if starts is None or sizes is None:
+        return weights
+    return weights.index_select(0, index_of(starts, sizes, weights.device))
 
 
 def _some(names: Sequence[str]) -> str:

@@ -47,7 +47,7 @@ class PretendedCommunicator(Communicator):
         self.messages: dict[str, int] = {}
         self.gathered_bytes = 0
 
-    def all_to_all(  # noqa: D102 - described in the base class
+    def all_to_all(
         self,
         output: Tensor,
         input: Tensor,
@@ -88,16 +88,16 @@ class PretendedCommunicator(Communicator):
     def broadcast(self, tensor: Tensor, source: int) -> None:
         """Nothing: this rank's values are everybody's."""
 
-    def all_gather(self, tensor: Tensor) -> list[Tensor]:  # noqa: D102
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
         return [tensor] * self.world_size
 
-    def all_gather_objects(self, value: Any) -> list[Any]:  # noqa: D102
+    def all_gather_objects(self, value: Any) -> list[Any]:
         import pickle
 
         self.gathered_bytes += len(pickle.dumps(value)) * self.world_size
         return [value] * self.world_size
 
-    def broadcast_object(self, value: Any, source: int = 0) -> Any:  # noqa: D102
+    def broadcast_object(self, value: Any, source: int = 0) -> Any:
         return value
 
     def barrier(self) -> None:

@@ -1,0 +1,51 @@
+"""What befalls a rank while the others wait for it. Ranks find each other in the store; nobody counts on a pause."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+VICTIM = 1
+_LONGEST = timedelta(seconds=100)
+
+
+def strike(fault: str, *, victim: int = VICTIM) -> None:
+    """Befall the victim, when all other ranks have come to the same place; they go on.
+
+    Args:
+        fault: ``"kill"``, or ``"stall"`` until all others have failed (:func:`told`).
+        victim: rank of it.
+    """
+    if dist.get_rank() != victim:
+        _store().set(f"arrived/{dist.get_rank()}", "")
+        return
+    _await("arrived")
+    if fault == "kill":
+        time.sleep(0.2)  # what was sent before is read, too
+        os.kill(os.getpid(), signal.SIGKILL)
+    _await("told")
+
+
+@contextmanager
+def told() -> Iterator[None]:
+    """Let a victim that is stalled go on when this is left, on all other ranks."""
+    try:
+        yield
+    finally:
+        _store().set(f"told/{dist.get_rank()}", "")
+
+
+def _await(what: str) -> None:
+    others = [rank for rank in range(dist.get_world_size()) if rank != dist.get_rank()]
+    _store().wait([f"{what}/{rank}" for rank in others], _LONGEST)
+
+
+def _store() -> Any:
+    return dist.distributed_c10d._get_default_store()

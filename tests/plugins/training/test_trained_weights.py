@@ -1,0 +1,147 @@
+"""Trained weights of ids: their gradients come back through every sharding type and kernel, as unsharded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import shardwright as sw
+from shardwright.host.plugin_host import host
+from shardwright.testing.equality.cases import VARIABLE, Case, Table, shardings_of
+from shardwright.testing.simulated import run_simulated
+
+STEPS, RATE, LONGEST = 3, 0.1, 4
+KERNELS = ["dense", "fused", "fused_numba", "fused_torch", "mapped_caching"]
+
+
+def case(kind: str, kernel: str, sizes: tuple[int, ...], **changes: Any) -> Case:
+    tables = (
+        Table(20, 8, ("a", "b"), "SUM", kind, kernel),
+        Table(9, 4, ("b",), "MEAN", kind, kernel, offset=1),
+        Table(12, 8, ("c",), "SUM", "table_wise", kernel),
+    )
+    kinds = ("uneven", "empty bags", VARIABLE)
+    hosts = 2 if len(sizes) > 2 else None
+    return Case(tables, sizes, is_weighted=True, batches=kinds, local_world_size=hosts, **changes)
+
+
+def start(own: Case) -> dict[str, Tensor]:
+    """Position weights of each feature."""
+    return {
+        name: torch.linspace(0.5, 1.5, LONGEST + 1).add_(index).requires_grad_()
+        for index, name in enumerate(own.features)
+    }
+
+
+def processed(features: sw.KeyedJaggedTensor, positions: dict[str, Tensor]) -> sw.KeyedJaggedTensor:
+    """The batch, whose ids have the weights of their positions."""
+    weights = []
+    for name, feature in features.to_dict().items():
+        lengths = feature.lengths().tolist()
+        places = torch.cat([torch.arange(0), *(torch.arange(length) for length in lengths)])
+        weights.append(positions[name][places])
+    return sw.KeyedJaggedTensor(
+        keys=features.keys(),
+        values=features.values(),
+        weights=torch.cat(weights),
+        lengths=features.lengths(),
+        stride_per_key_per_rank=features.stride_per_key_per_rank() or None,
+        inverse_indices=features.inverse_indices_or_none(),
+    )
+
+
+def frozen(module: Any, tables: tuple[str, ...]) -> Any:
+    """The module, some of whose tables are only looked up."""
+    for name in tables:
+        module.table_weight(name).requires_grad_(False)
+    return module
+
+
+def train_unsharded(
+    own: Case, still: tuple[str, ...]
+) -> tuple[list[list[Tensor]], dict[str, Tensor], dict[str, Tensor]]:
+    """Outputs of each step and rank, position weights, and weights of tables."""
+    module, positions, outputs = frozen(own.module(), still), start(own), []
+    optimizer = torch.optim.SGD([*module.parameters(), *positions.values()], lr=RATE)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        outputs.append([])
+        for rank in range(own.world_size):
+            values = module(processed(own.batch(step, rank), positions)).values()
+            outputs[-1].append(values.detach())
+            values.backward(own.gradient(step, rank, values) / own.world_size)
+        optimizer.step()
+    return outputs, positions, module.state_dict()
+
+
+def train_rank(
+    own: Case, env: Any, module: Any, update: str
+) -> tuple[list[Tensor], dict[str, Tensor], dict[str, Tensor]]:
+    """The same of one rank, whose gradients of position weights are averaged as those of dense parameters."""
+    sharder = own.sharder().updating(update)
+    sharded = sharder.shard(module, shardings_of(own, sharder.tables(module)), env, "cpu")
+    positions, outputs = start(own), []
+    dense = [p for p in sharded.parameters() if not hasattr(p, "_in_backward_optimizers")]
+    optimizer = torch.optim.SGD([*dense, *positions.values()], lr=RATE)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        values = sharded(processed(own.batch(step, env.rank), positions)).values()
+        outputs.append(values.detach().clone())
+        values.backward(own.gradient(step, env.rank, values))
+        for weights in positions.values():
+            every = env.communicator.all_gather_objects(weights.grad)
+            found = [gradient for gradient in every if gradient is not None]
+            weights.grad = sum(found) / env.world_size if found else None
+        optimizer.step()
+        sharded.fused_optimizer.step()
+        sharded.fused_optimizer.zero_grad()
+    return outputs, positions, sharded.state_dict()
+
+
+def check(own: Case, still: tuple[str, ...] = (), update: str = "in_backward") -> None:
+    outputs, positions, weights = train_unsharded(own, still)
+    module = frozen(own.module_to_shard(), still)
+    ranks = run_simulated(
+        lambda env: train_rank(own, env, module, update),
+        own.world_size,
+        local_world_size=own.local_world_size,
+    )
+    for rank, (found, found_positions, found_weights) in enumerate(ranks):
+        torch.testing.assert_close(found, [step[rank] for step in outputs], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(found_positions, positions, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(found_weights, weights, rtol=1e-4, atol=1e-4)
+    first = start(own)
+    assert all(not torch.equal(positions[name], first[name]) for name in ("a", "b", "c"))  # it trained at all
+
+
+TYPES = sorted(host().sharding_types.names)
+RANKS = [
+    *((kind, 2) for kind in TYPES),
+    *((kind, 1) for kind in ("row_wise", "data_parallel")),
+    *((kind, 4) for kind in ("table_row_wise", "table_column_wise", "grid_shard")),  # two hosts
+]
+
+
+@pytest.mark.parametrize(("kind", "ranks"), RANKS)
+def test_weights_of_ids_train_as_unsharded(kind: str, ranks: int) -> None:
+    check(case(kind, "fused_numba", (3, 2, 4, 1)[:ranks]))
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_every_kernel_gives_gradients_of_weights(kernel: str) -> None:
+    for kind in ("column_wise", "row_wise"):
+        check(case(kind, kernel, (3, 2)))
+
+
+@pytest.mark.parametrize("still", [("t0",), ("t0", "t1", "t2")], ids=["one table", "all tables"])
+@pytest.mark.parametrize("kind", ["row_wise", "data_parallel"])
+def test_weights_of_ids_train_where_tables_are_frozen(kind: str, still: tuple[str, ...]) -> None:
+    check(case(kind, "fused_numba", (3, 2)), still)
+
+
+def test_weights_of_ids_train_where_tables_are_updated_in_the_step() -> None:
+    own = case("column_wise", "fused_numba", (3, 2))
+    check(own, update="in_step")

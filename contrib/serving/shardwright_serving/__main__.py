@@ -15,8 +15,8 @@ from shardwright_serving.settings import END_CODE, Settings
 __all__ = ["main"]
 
 APP = "shardwright_serving.app:app_from_environment"
-HEALTH_CHECK_S = 10
-"""Time after which a worker that answers no ping is replaced, s. It must be longer than torch takes to load."""
+HEALTH_CHECK_S = 30
+"""Time after which a worker that answers no ping is replaced, s: longer than torch takes to load on a busy machine."""
 
 
 def serve(

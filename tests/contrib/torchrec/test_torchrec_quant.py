@@ -12,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from shardwright_torchrec import quant
+from tests.quantized_tables import batch, outputs, tables_of
 
 import shardwright as sw
 from shardwright import _fbgemm
@@ -33,36 +34,7 @@ def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
 
 
 def collection(pooling: str, *, is_weighted: bool = False) -> Any:
-    torch.manual_seed(3)
-    shapes = {"a": (11, 8, ["f", "g"]), "b": (7, 12 if pooling != "NONE" else 8, ["f"]), "c": (5, 4, ["h"])}
-    common = [
-        {"name": name, "num_embeddings": rows, "embedding_dim": dim, "feature_names": features}
-        for name, (rows, dim, features) in shapes.items()
-    ]
-    if pooling == "NONE":
-        return sw.EmbeddingCollection([sw.EmbeddingConfig(**one) for one in common])
-    return sw.EmbeddingBagCollection(
-        [sw.EmbeddingBagConfig(pooling=pooling, **one) for one in common], is_weighted=is_weighted
-    )
-
-
-def batch(*, is_weighted: bool = False) -> sw.KeyedJaggedTensor:
-    random = np.random.default_rng(0)
-    lengths = random.integers(0, 5, (3, 6))
-    counts, rows = lengths.sum(1), (7, 11, 5)
-    ids = np.concatenate([random.integers(0, most, count) for most, count in zip(rows, counts, strict=True)])
-    return sw.KeyedJaggedTensor(
-        keys=["f", "g", "h"],
-        values=torch.from_numpy(ids),
-        lengths=torch.from_numpy(lengths.astype(np.int32).reshape(-1)),
-        weights=torch.from_numpy(random.random(len(ids)).astype(np.float32)) if is_weighted else None,
-    )
-
-
-def values(result: Any) -> torch.Tensor:
-    if isinstance(result, dict):
-        return torch.cat([result[name].values().reshape(-1) for name in sorted(result)])
-    return result.values()
+    return tables_of(pooling, (8, 12 if pooling != "NONE" else 8, 4), is_weighted=is_weighted)
 
 
 def table_modules(module: Any) -> Any:
@@ -121,11 +93,11 @@ def test_quantized_collection_gives_what_float_tables_of_its_values_give(
     module = collection(pooling, is_weighted=is_weighted)
     quantized = quant.quantize_embeddings(module)
     features = batch(is_weighted=is_weighted)
-    found, wanted = values(quantized(features)), values(dequantized(module, quantized)(features))
+    found, wanted = outputs(quantized(features)), outputs(dequantized(module, quantized)(features))
     torch.testing.assert_close(found, wanted.detach())
     largest_step = max(float(block.rows.error_bound().max()) for block in table_modules(quantized).values())
     most_ids = 1 if pooling == "NONE" else 4
-    error = float((found - values(module(features)).detach()).abs().max())
+    error = float((found - outputs(module(features)).detach()).abs().max())
     assert 0 < error <= most_ids * largest_step + 1e-6
     assert not found.requires_grad
 
@@ -142,9 +114,9 @@ def test_sharded_quantized_collection_equals_unsharded(kind: str, pooling: str) 
     assert {one.sharding_type for one in plan.plan["0"].values()} == {kind}
     if kind == "row_wise":
         assert len(sharded[0].blocks_of("a")) == 3
-    torch.testing.assert_close(values(sharded(batch())), values(model(batch())))
+    torch.testing.assert_close(outputs(sharded(batch())), outputs(model(batch())))
     again, _ = quant.shard_quant_model(model, sharding_plan=plan)
-    torch.testing.assert_close(values(again(batch())), values(model(batch())))
+    torch.testing.assert_close(outputs(again(batch())), outputs(model(batch())))
     if len(sharded[0].blocks_of("a")) > 1:
         with pytest.raises(sw.UnsupportedError, match="cut already"):
             quant.shard_quant_model(sharded, sharding_plan=plan)
@@ -153,20 +125,20 @@ def test_sharded_quantized_collection_equals_unsharded(kind: str, pooling: str) 
 @pytest.mark.usefixtures("kernel")
 def test_quantized_collection_copied_saved_and_loaded_gives_the_same() -> None:
     quantized = quant.quantize_embeddings(collection("SUM"))
-    before = values(quantized(batch()))
-    assert torch.equal(values(copy.deepcopy(quantized)(batch())), before)
+    before = outputs(quantized(batch()))
+    assert torch.equal(outputs(copy.deepcopy(quantized)(batch())), before)
     other = quant.quantize_embeddings(collection("SUM"))
     with torch.no_grad():
         for parameter in other.buffers():
             parameter.zero_()
-    assert not values(other(batch())).any()
+    assert not outputs(other(batch())).any()
     file = io.BytesIO()
     torch.save(quantized.state_dict(), file)
     file.seek(0)
     other.load_state_dict(torch.load(file))
-    assert torch.equal(values(other(batch())), before)
+    assert torch.equal(outputs(other(batch())), before)
     other.load_state_dict({name: value * 0 for name, value in other.state_dict().items()}, assign=True)
-    assert not values(other(batch())).any()
+    assert not outputs(other(batch())).any()
 
 
 def test_quantized_model_takes_a_quarter_of_the_memory_and_has_no_parameters() -> None:
@@ -186,7 +158,7 @@ def test_trace_has_collections_as_leaves() -> None:
     model = torch.nn.Sequential(quant.quantize_embeddings(collection("SUM")))
     traced = quant.symbolic_trace(model)
     assert [node.op for node in traced.graph.nodes] == ["placeholder", "call_module", "output"]
-    assert torch.equal(values(traced(batch())), values(model(batch())))
+    assert torch.equal(outputs(traced(batch())), outputs(model(batch())))
     with pytest.raises(sw.UnsupportedError, match="trace the model around it"):
         quant.symbolic_trace(model[0])
 

@@ -28,7 +28,7 @@ WAYS = ("sync", "async", "staging", "removing")
 RANKS, START_S = 2, 180.0
 ROWS, DIM = 200_000, 16
 _ANY_TIME_S = 0.4  # longest wait before a kill, of drawn waits (taste)
-_UNLINK_S = 0.003  # a file that goes takes so long, so that a folder that goes can be struck
+_UNLINK_S = 0.03  # a file that goes takes so long, so that a folder that goes can be struck
 _REMOVAL_S = 4 * _UNLINK_S
 
 

@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -303,17 +304,16 @@ def test_demo_goes_on_from_the_last_checkpoint_after_a_rank_was_killed(
     pool: RankPool, tmp_path: Path
 ) -> None:
     settings = DemoSettings(
-        ranks=2, steps=120, batch_size=512, checkpoint=tmp_path, checkpoint_every=20, restarts=1
+        ranks=2, steps=240, batch_size=512, checkpoint=tmp_path, checkpoint_every=20, restarts=1
     )
-    arguments = ["--steps", "120", "--batch-size", "512", "--checkpoint", str(tmp_path)]
+    arguments = ["--steps", "240", "--batch-size", "512", "--checkpoint", str(tmp_path)]
     arguments += ["--checkpoint-every", "20", "--restarts", "1", "--json", str(tmp_path / "result.json")]
     with demo(*arguments) as process:
         assert process.stdout is not None
-        told = ""
-        while not list(tmp_path.glob("step_*")):
-            told += process.stdout.readline()
-        victim = re.search(r"1 is process (\d+)", told)
-        assert victim is not None, told
+        victims = (re.search(r"1 is process (\d+)", line) for line in process.stdout)
+        victim = next(found for found in victims if found)
+        while not list(tmp_path.glob("step_*")):  # many steps before the training ends
+            time.sleep(0.001)
         os.kill(int(victim[1]), signal.SIGKILL)
         output, errors = process.communicate(timeout=TIMEOUT_S)
         assert process.returncode == 0, errors

@@ -9,6 +9,7 @@ import attrs
 import pytest
 import torch
 from tests.plugins.compute_kernels.loops import kernel_of
+from tests.quantized_tables import outputs, tables_of
 
 import shardwright as sw
 from shardwright.contracts.compute_kernel import KernelRequest
@@ -123,24 +124,7 @@ def test_kernels_that_do_not_train_are_offered_to_tables_that_are_served_alone()
 
 
 def model(pooling: str, *, is_weighted: bool = False) -> Any:
-    torch.manual_seed(3)
-    shapes = {"a": (11, 16, ["f", "g"]), "b": (7, 16, ["f"]), "c": (5, 16, ["h"])}
-    common: list[Any] = [
-        {"name": name, "num_embeddings": rows, "embedding_dim": dim, "feature_names": features}
-        for name, (rows, dim, features) in shapes.items()
-    ]
-    if pooling == "NONE":
-        return sw.EmbeddingCollection([sw.EmbeddingConfig(**one) for one in common])
-    return sw.EmbeddingBagCollection(
-        [sw.EmbeddingBagConfig(pooling=pooling, **one) for one in common], is_weighted=is_weighted
-    )
-
-
-def outputs(found: Any) -> torch.Tensor:
-    if isinstance(found, dict):
-        return torch.cat([found[name].values().flatten() for name in sorted(found)])
-    kept: torch.Tensor = found.values()
-    return kept
+    return tables_of(pooling, (16, 16, 16), is_weighted=is_weighted)
 
 
 @pytest.mark.parametrize("kernel", ["quant_numba", "quant_fbgemm", "quant_torch"])

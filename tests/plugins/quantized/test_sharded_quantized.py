@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from attrs import evolve
+from tests import quantized_tables
 
 import shardwright as sw
 from shardwright.testing import run_simulated
@@ -24,19 +25,15 @@ KINDS = [
 ]
 PARTIAL = {"row_wise", "table_row_wise", "grid_shard"}
 """Types whose ranks send partial sums, which are added up in another order."""
-SHAPES = {"a": (23, 32, ["f", "g"]), "b": (16, 32, ["f"]), "c": (5, 16, ["h"])}
+
+
+def outputs(found: Any) -> torch.Tensor:
+    return quantized_tables.outputs(found.wait() if isinstance(found, sw.LazyAwaitable) else found)
 
 
 def collection(pooling: str, *, is_weighted: bool = False) -> Any:
-    torch.manual_seed(3)
-    common: list[Any] = [
-        {"name": name, "num_embeddings": rows, "embedding_dim": dim, "feature_names": features}
-        for name, (rows, dim, features) in SHAPES.items()
-    ]
-    if pooling == "NONE":
-        return sw.EmbeddingCollection([sw.EmbeddingConfig(**one) for one in common], need_indices=True)
-    return sw.EmbeddingBagCollection(
-        [sw.EmbeddingBagConfig(pooling=pooling, **one) for one in common], is_weighted=is_weighted
+    return quantized_tables.tables_of(
+        pooling, (32, 32, 16), (23, 16, 5), is_weighted=is_weighted, need_indices=True
     )
 
 
@@ -51,14 +48,6 @@ def batch(rank: int) -> sw.KeyedJaggedTensor:
     values = torch.cat(ids)
     weights = torch.rand(len(values), generator=generator)
     return sw.KeyedJaggedTensor(["f", "g", "h"], values, weights, lengths.flatten().int())
-
-
-def outputs(found: Any) -> torch.Tensor:
-    found = found.wait() if isinstance(found, sw.LazyAwaitable) else found
-    if isinstance(found, dict):
-        return torch.cat([found[name].values().flatten() for name in sorted(found)])
-    kept: torch.Tensor = found.values()
-    return kept
 
 
 def plan_of(model: Any, kind: str, world_size: int, kernel: str) -> sw.ShardingPlan:

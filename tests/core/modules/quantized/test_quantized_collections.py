@@ -6,9 +6,9 @@ import copy
 import io
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
+from tests.quantized_tables import batch, outputs, tables_of
 
 import shardwright as sw
 from shardwright.planning.tables.quantized import SERVED
@@ -17,37 +17,7 @@ PRECISIONS = [precision.value for precision in SERVED]
 
 
 def collection(pooling: str, *, is_weighted: bool = False) -> Any:
-    torch.manual_seed(3)
-    shapes = {"a": (11, 8, ["f", "g"]), "b": (7, 12, ["f"]), "c": (5, 4, ["h"])}
-    common: list[Any] = [
-        {"name": name, "num_embeddings": rows, "embedding_dim": dim, "feature_names": features}
-        for name, (rows, dim, features) in shapes.items()
-    ]
-    if pooling == "NONE":
-        return sw.EmbeddingCollection([sw.EmbeddingConfig(**one) for one in common], need_indices=True)
-    return sw.EmbeddingBagCollection(
-        [sw.EmbeddingBagConfig(pooling=pooling, **one) for one in common], is_weighted=is_weighted
-    )
-
-
-def batch(*, is_weighted: bool = False) -> sw.KeyedJaggedTensor:
-    random = np.random.default_rng(0)
-    lengths = random.integers(0, 5, (3, 6))
-    counts, rows = lengths.sum(1), (7, 11, 5)
-    ids = np.concatenate([random.integers(0, most, count) for most, count in zip(rows, counts, strict=True)])
-    return sw.KeyedJaggedTensor(
-        keys=["f", "g", "h"],
-        values=torch.from_numpy(ids),
-        lengths=torch.from_numpy(lengths.astype(np.int32).reshape(-1)),
-        weights=torch.from_numpy(random.random(len(ids)).astype(np.float32)) if is_weighted else None,
-    )
-
-
-def values(result: Any) -> torch.Tensor:
-    if isinstance(result, dict):
-        return torch.cat([result[name].values().reshape(-1) for name in sorted(result)])
-    kept: torch.Tensor = result.values()
-    return kept
+    return tables_of(pooling, (8, 12, 4), is_weighted=is_weighted, need_indices=True)
 
 
 def dequantised(module: Any, quantised: Any) -> Any:
@@ -73,10 +43,10 @@ def test_quantised_collection_gives_what_float_tables_of_its_rows_give(
     wanted = dequantised(module, quantised)(features)
     found = quantised(features)
     dtype = getattr(torch, {"FP32": "float32", "FP16": "float16", "BF16": "bfloat16"}[output])
-    assert values(found).dtype == dtype
-    assert not values(found).requires_grad
+    assert outputs(found).dtype == dtype
+    assert not outputs(found).requires_grad
     assert list(found.keys()) == list(wanted.keys())
-    torch.testing.assert_close(values(found), values(wanted).detach().to(dtype))
+    torch.testing.assert_close(outputs(found), outputs(wanted).detach().to(dtype))
     if pooling == "NONE":
         for name, jagged in found.items():
             assert torch.equal(jagged.weights(), wanted[name].weights())
@@ -96,18 +66,18 @@ def test_tables_may_have_precisions_of_their_own() -> None:
 
 def test_quantised_collection_copied_saved_and_loaded_gives_the_same() -> None:
     quantised = sw.quantize_embeddings(collection("SUM"), "INT4")
-    before = values(quantised(batch()))
-    assert torch.equal(values(copy.deepcopy(quantised)(batch())), before)
+    before = outputs(quantised(batch()))
+    assert torch.equal(outputs(copy.deepcopy(quantised)(batch())), before)
     other = sw.QuantEmbeddingBagCollection(quantised.tables)
-    assert not values(other(batch())).any()
+    assert not outputs(other(batch())).any()
     file = io.BytesIO()
     torch.save(quantised.state_dict(), file)
     file.seek(0)
     other.load_state_dict(torch.load(file))
-    assert torch.equal(values(other(batch())), before)
+    assert torch.equal(outputs(other(batch())), before)
     on_meta = sw.QuantEmbeddingBagCollection(quantised.tables, device="meta")
     on_meta.load_state_dict(quantised.state_dict(), assign=True)
-    assert torch.equal(values(on_meta(batch())), before)
+    assert torch.equal(outputs(on_meta(batch())), before)
 
 
 def test_what_cannot_be_quantised_raises() -> None:

@@ -6,6 +6,7 @@ Legend: P segments, W ranks.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import gcd
 
 import numpy as np
 import torch
@@ -125,7 +126,8 @@ class Wire:
         # From here on sizes are bytes: rows of each segment times its bytes per row.
         leaving, arriving = (sizes // self._widths * self._row_bytes for sizes in (leaving, arriving))
         coded = [segment.encoded(own) for segment, own in zip(self._segments, sent, strict=True)]
-        unit = _unit_of(leaving)
+        # A segment may be a part of a larger tensor, which begins anywhere.
+        unit = gcd(_unit_of(leaving), *(own.storage_offset() for own in coded))
         packed = interleave([own.view(_UNITS[unit]) for own in coded], leaving // unit).view(torch.uint8)
         return Transfer(*self._start(packed, leaving, arriving, label), arriving, self._segments)
 

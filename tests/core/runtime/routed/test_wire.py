@@ -21,8 +21,11 @@ def row_bytes(codec, width):
     return 4 * width if codec is None else codec.row_bytes(width)
 
 
-def exchanged(parts, rows, world_size):
-    """What each rank got of each part, and the bytes it sent; `rows[part][rank][to]` rows travel."""
+def exchanged(parts, rows, world_size, before=0):
+    """What each rank got of each part, and the bytes it sent; `rows[part][rank][to]` rows travel.
+
+    Each part that is sent follows `before` other values in its memory.
+    """
 
     def values_of(part, rank, to):
         width, count = parts[part][1], rows[part][rank][to]
@@ -34,7 +37,10 @@ def exchanged(parts, rows, world_size):
         widths = np.array([[width] for _, width in parts])
         leaving = widths * np.array([[rows[part][env.rank][to] for to in ranks] for part in numbers])
         arriving = widths * np.array([[rows[part][other][env.rank] for other in ranks] for part in numbers])
-        sent = [torch.cat([values_of(part, env.rank, to) for to in ranks]) for part in numbers]
+        sent = [
+            torch.cat([torch.zeros(before), *(values_of(part, env.rank, to) for to in ranks)])[before:]
+            for part in numbers
+        ]
         kept = [own.clone() for own in sent]
         received = wire.exchange(sent, leaving, arriving, label="x").wait()
         for part, own in enumerate(received):
@@ -56,6 +62,12 @@ def test_parts_arrive_as_they_were_sent_with_their_codecs_bytes(parts, world_siz
             for to in ranks
         ]
         assert sent == [("x", by_rank)]
+
+
+@pytest.mark.parametrize("before", [1, 2])
+def test_parts_are_sent_from_anywhere_in_memory(before):
+    parts = [(None, 2), (DOUBLES, 1)]
+    assert exchanged(parts, [[[4]], [[2]]], 1, before) == [[("x", [4 * 8 + 2 * 8])]]
 
 
 @pytest.mark.parametrize("codec", CODECS)

@@ -12,8 +12,10 @@ from tests import readme, stranger
 from shardwright.hookspecs import KINDS
 from shardwright.host import PluginHost
 
+GROUPS = readme.README.parent / "core/shardwright/docs/sharding_groups.md"
+
 # Every Python block of the README, and what holds it.
-RUN_HERE = {"test_even_first.py", "train.py", "plan.py", "notebook.py", "checkpoint.py", "groups.py"}
+RUN_HERE = {"test_even_first.py", "train.py", "plan.py", "notebook.py", "checkpoint.py"}
 RUN_ELSEWHERE = {"acme_even_first.py"}
 NOT_TO_RUN = {"hooks"}  # signatures, which tests/test_meta.py compares with the specification
 
@@ -38,13 +40,13 @@ def test_readme_example_on_two_ranks_prints_what_it_shows(tmp_path: Path) -> Non
 
 @pytest.mark.slow  # four processes that import torch
 @pytest.mark.distributed
-def test_readme_sharding_groups_on_four_ranks_print_what_it_shows(tmp_path: Path) -> None:
+def test_page_of_sharding_groups_on_four_ranks_prints_what_it_shows(tmp_path: Path) -> None:
     script = tmp_path / "groups.py"
-    script.write_text(readme.source("groups.py"))
+    script.write_text(readme.source("groups.py", GROUPS))
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
     done = stranger.run_python(*torchrun, str(script))
     assert done.returncode == 0, done.stderr
-    assert done.stdout == readme.output_of("groups.py")
+    assert done.stdout == readme.output_of("groups.py", GROUPS)
 
 
 def test_readme_notebook_in_one_process_prints_what_it_shows(tmp_path: Path) -> None:

@@ -75,6 +75,8 @@ Tensors inputs_of(const json& manifest, const json& batch) {
     is_weighted |= own_weighted;
     const json own = bags.value(name, json(samples, json::array()));
     const json own_weights = own_weighted ? weights.value(name, json(samples, json::array())) : json();
+    if (own_weighted && own_weights.size() != samples)
+      throw std::invalid_argument(name + " has weights of another number of samples");
     for (size_t sample = 0; sample < samples; ++sample) {
       const json& bag = own.at(sample);
       lengths.push_back(static_cast<int64_t>(bag.size()));
@@ -116,6 +118,7 @@ int main(int argc, char** argv) try {
   if (argc < 2) throw std::invalid_argument("usage: shardwright_predict PACKAGE [pt2|torchscript] < batches.jsonl");
   const std::filesystem::path package = argv[1];
   const json manifest = json::parse(std::ifstream(package / "package.json"));
+  if (manifest.at("format") != 1) throw std::invalid_argument("the package's format is not 1, which this program reads");
   const torch::InferenceMode inference;
   const auto model = load(package, manifest, argc > 2 ? argv[2] : "pt2");
   const auto rows = map_rows(package / manifest.at("model").at("tables").get<std::string>(), manifest);

@@ -32,7 +32,7 @@ def main() -> None:
 
 def _report() -> None:
     """Compare names with the TorchRec that is installed; what the user can repair is told without a traceback."""
-    from shardwright.errors import ShardwrightError
+    from shardwright import ShardwrightError
     from shardwright_torchrec.api.report import main as report
 
     try:

@@ -220,6 +220,7 @@ ADAPTED: Mapping[str, Mapping[str, str]] = {
         "sharder_name",
     ),
     "torchrec.distributed.sharding_plan": {
+        **_in(_SHARDERS, "EmbeddingBagCollectionSharder", "EmbeddingCollectionSharder"),
         **_in(_SHARDERS, "get_default_sharders"),
         **_in(_UTILS, "placement"),
         **_in("distributed.sharding_plan", "ParameterShardingGenerator", "apply_to_all", "column_wise"),
@@ -273,9 +274,9 @@ ADAPTED: Mapping[str, Mapping[str, str]] = {
     ),
     "torchrec.datasets.random": _in("datasets.random", "RandomRecDataset"),
     "torchrec.datasets.utils": {
-        **_in("datasets.utils", "Batch", "Limit", "safe_cast"),
-        **_in("datasets.pipes", "LoadFiles", "ParallelReadConcat", "ReadLinesFromCSV"),
-        **_in("datasets.pipes", "idx_split_train_val", "rand_split_train_val"),
+        **_in("datasets.utils", "Batch", "safe_cast"),
+        **_in("datasets.pipes", "Limit", "LoadFiles", "ParallelReadConcat", "ReadLinesFromCSV"),
+        **_in("datasets.pipes", "get_worker_info", "idx_split_train_val", "rand_split_train_val"),
         **_in("datasets.pipes", "train_filter", "val_filter"),
     },
     "torchrec.metrics": {},
@@ -364,7 +365,8 @@ ADAPTED: Mapping[str, Mapping[str, str]] = {
     ),
     "torchrec.modules.fp_embedding_modules": _in(_PROCESSORS, "FeatureProcessedEmbeddingBagCollection"),
     "torchrec.modules.fused_embedding_modules": _in(
-        "modules.fused_embedding_modules", "FusedEmbeddingBagCollection", "FusedEmbeddingCollection"
+        "modules.fused_embedding_modules",
+        *("FusedEmbeddingBagCollection", "FusedEmbeddingCollection", "fuse_embedding_optimizer"),
     ),
     "torchrec.modules.lazy_extension": _in(
         "modules.lazy_extension", "LazyModuleExtensionMixin", "lazy_apply"
@@ -433,6 +435,19 @@ class _Names(ModuleType):
             return importlib.import_module(below)
         return find(self.__name__, name)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set a name; one of this package there, where its functions look it up: `mock.patch` counts on that."""
+        if (owner := _owner(self.__name__, name)) is None:
+            super().__setattr__(name, value)
+        else:
+            setattr(*owner, value)
+
+    def __delattr__(self, name: str) -> None:
+        if (owner := _owner(self.__name__, name)) is None:
+            super().__delattr__(name)
+        else:
+            delattr(*owner)
+
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *_names(self.__name__)})
 
@@ -451,11 +466,18 @@ def find(module: str, name: str) -> Any:
         return getattr(shardwright, name)
     if name in QUANTIZED.get(module, ()):
         return getattr(importlib.import_module("shardwright_torchrec.quant"), QUANTIZED[module][name])
-    if name in ADAPTED.get(module, ()):
-        own, _, there = ADAPTED[module][name].partition(":")
-        return getattr(importlib.import_module(f"shardwright_torchrec.{own}"), there or name)
+    if (owner := _owner(module, name)) is not None:
+        return getattr(*owner)
     hint = "" if name.startswith("__") else f" {_whereabouts(module, name)}"
     raise AttributeError(f"{module!r} is shardwright here, which has no {name!r} there.{hint}")
+
+
+def _owner(module: str, name: str) -> tuple[ModuleType, str] | None:
+    """The module of this package that has a name of TorchRec's, and what it is called there; none if it is not here."""
+    if name not in ADAPTED.get(module, ()):
+        return None
+    own, _, there = ADAPTED[module][name].partition(":")
+    return importlib.import_module(f"shardwright_torchrec.{own}"), there or name
 
 
 class _Finder(MetaPathFinder, Loader):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from shardwright.cli.plans import check_writable, read_plan, write_text
 
 if TYPE_CHECKING:
     from shardwright.planning.machines.topology import Topology
@@ -93,7 +94,6 @@ def plan(
     quiet: Annotated[bool, typer.Option("--quiet", help="Print the summary only.")] = False,
 ) -> None:
     """Plan how to shard the tables of a workload, and say how good the plan is."""
-    from shardwright.cli.plans import read_plan
     from shardwright.planning.documents import CONSTRAINTS
     from shardwright.planning.tables.constraints import Constraints
     from shardwright.planning.tables.workload import Workload
@@ -170,39 +170,3 @@ def _report_text(report: Report, path: Path, name: str) -> str:
 
         return json_text(report.to_data()) + "\n"
     return f"{report}\n"
-
-
-def check_writable(path: Path | None) -> None:
-    """Check that a file can be written before work begins whose result it is to hold.
-
-    Raises:
-        InvalidInputError: it is a folder, or its folder does not exist or may not be written to.
-    """
-    from shardwright.errors import InvalidInputError
-
-    if path is None:
-        return
-    folder = path.parent
-    if path.is_dir():
-        reason = "it is a folder"
-    elif not folder.is_dir():
-        reason = f"there is no folder {str(folder)!r}"
-    elif not os.access(path if path.exists() else folder, os.W_OK):
-        reason = "that is not permitted"
-    else:
-        return
-    raise InvalidInputError(f"cannot write {str(path)!r}: {reason}. Name a file that can be written.")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file.
-
-    Raises:
-        InvalidInputError: it cannot be written.
-    """
-    from shardwright.errors import InvalidInputError
-
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InvalidInputError(f"cannot write {str(path)!r}: {error.strerror}") from error

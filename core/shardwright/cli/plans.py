@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from shardwright.planning.report.explain import ExplainedOption
     from shardwright.planning.report.moves import ReshardMoves
 
-__all__ = ["check", "diff", "explain"]
+__all__ = ["check", "check_writable", "diff", "explain", "read_plan", "write_text"]
 
 _Document = Annotated[Path, typer.Argument(metavar="plan.json", help="A plan document.")]
 
@@ -52,7 +53,6 @@ def check(
 
 def _rewrite(path: Path, plan: ShardingPlan, found: CheckedPlan) -> None:
     """Write a plan's document anew, where it says what is not so."""
-    from shardwright.cli.plan import write_text
     from shardwright.planning.report.check import restate
 
     if not found.misstatements:
@@ -190,3 +190,39 @@ def read_plan(path: Path) -> ShardingPlan:
         return ShardingPlan.from_json(text)
     except PlanError as error:
         raise PlanError(f"{path}: {error}") from error
+
+
+def check_writable(path: Path | None) -> None:
+    """Check that a file can be written before work begins whose result it is to hold.
+
+    Raises:
+        InvalidInputError: it is a folder, or its folder does not exist or may not be written to.
+    """
+    from shardwright.errors import InvalidInputError
+
+    if path is None:
+        return
+    folder = path.parent
+    if path.is_dir():
+        reason = "it is a folder"
+    elif not folder.is_dir():
+        reason = f"there is no folder {str(folder)!r}"
+    elif not os.access(path if path.exists() else folder, os.W_OK):
+        reason = "that is not permitted"
+    else:
+        return
+    raise InvalidInputError(f"cannot write {str(path)!r}: {reason}. Name a file that can be written.")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file.
+
+    Raises:
+        InvalidInputError: it cannot be written.
+    """
+    from shardwright.errors import InvalidInputError
+
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InvalidInputError(f"cannot write {str(path)!r}: {error.strerror}") from error

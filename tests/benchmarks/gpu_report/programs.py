@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -120,12 +121,14 @@ class Runner:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            start_new_session=True,
         )
         try:
             output, errors = process.communicate(timeout=max(1.0, min(limit_s, self.deadline - start)))
             code: int | None = process.returncode
         except subprocess.TimeoutExpired:
-            process.kill()
+            # With the processes that it started, which else keep the pipes open, and the device.
+            os.killpg(process.pid, signal.SIGKILL)
             output, errors = process.communicate()
             code = None
         return Done(list(words), code, output, errors, time.monotonic() - start)

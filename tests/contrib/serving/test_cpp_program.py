@@ -86,6 +86,10 @@ def test_cpp_program_tells_what_is_wrong(program: Path, package: Path) -> None:
         ({"features": {"f": [[30]]}, "weights": {"f": [[1.0]]}}, "f: id 30 is no row"),
         ({"features": {"f": [[1.7]]}, "weights": {"f": [[1.0]]}}, "f: id 1.7 is no whole number"),
         ({"features": {"f": [[1, 2]]}, "weights": {"f": [[1.0]]}}, "f: each id needs a weight"),
+        (
+            {"features": {"f": [[1]]}, "weights": {"f": [[1.0], []]}},
+            "f has weights of another number of samples",
+        ),
         ({"features": {"other": [[1]]}}, "unknown feature other"),
         ({"dense": [[1.0]]}, "dense has another number of columns"),
         ({"dense": []}, "dense has another number of samples"),
@@ -100,9 +104,16 @@ def test_program_refuses_what_does_not_fit(
     assert (found.returncode, found.stderr) == (1, f"shardwright_predict: {text}\n")
 
 
-def test_program_refuses_rows_that_were_cut_short(program: Path, package: Path, tmp_path: Path) -> None:
+def test_program_refuses_other_formats_and_rows_that_were_cut_short(
+    program: Path, package: Path, tmp_path: Path
+) -> None:
     copied = shutil.copytree(package, tmp_path / "copied")
     size = (copied / "rows.bin").stat().st_size
+    manifest = json.loads((copied / "package.json").read_text())
+    (copied / "package.json").write_text(json.dumps({**manifest, "format": 2}))
+    found = run(program, copied, "torchscript", input="{}")
+    assert (found.returncode, "format is not 1" in found.stderr) == (1, True)
+    (copied / "package.json").write_text(json.dumps(manifest))
     os.truncate(copied / "rows.bin", size - 1)
     found = run(program, copied, "torchscript", input="{}")
     assert found.returncode == 1

@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 from shardwright_torchrec.datasets import pipes
+from shardwright_torchrec.datasets.criteo import criteo_kaggle
 from shardwright_torchrec.datasets.criteo_files import BinaryCriteoUtils
 from shardwright_torchrec.datasets.movielens import DEFAULT_COLUMN_NAMES, movielens_20m, movielens_25m
 from shardwright_torchrec.datasets.pipes import (
+    Limit,
     LoadFiles,
     ParallelReadConcat,
     ReadLinesFromCSV,
@@ -21,6 +23,7 @@ from shardwright_torchrec.datasets.pipes import (
     train_filter,
     val_filter,
 )
+from torch.utils.data import IterDataPipe
 
 import shardwright as sw
 
@@ -56,10 +59,21 @@ def test_workers_share_data_pipes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(joined) == [1, 2, 3, 4]
     worker = SimpleNamespace(id=0, num_workers=2)
     monkeypatch.setattr(pipes, "get_worker_info", lambda: worker)
-    assert list(joined) == [1, 2, 4]
+    assert list(joined) == [1, 2, 3]
+    worker.id = 1
+    assert list(joined) == [4]
     worker.num_workers = 5
     with pytest.raises(sw.InvalidInputError, match="5 workers share 3"):
         list(joined)
+
+
+def test_data_pipes_have_torchs_functions(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("1,2\n3,4\n5,6\n")
+    lines = ReadLinesFromCSV(LoadFiles([str(tmp_path / "a")], mode="r"))
+    assert list(lines.map(len).batch(2)) == [[2, 2], [2]]
+    assert list(Limit(lines, 2)) == [["1", "2"], ["3", "4"]]
+    for pipe in (*idx_split_train_val(lines, 0.5), criteo_kaggle("a"), movielens_20m("a")):
+        assert isinstance(pipe, IterDataPipe)
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,9 @@ from shardwright_torchrec.datasets.criteo import (
     InMemoryBinaryCriteoIterDataPipe,
     criteo_kaggle,
 )
+from shardwright_torchrec.datasets.pipes import Limit
 from shardwright_torchrec.datasets.random import RandomRecDataset
-from shardwright_torchrec.datasets.utils import Batch, Limit
+from shardwright_torchrec.datasets.utils import Batch
 from shardwright_torchrec.distributed.comm import (
     get_group_rank,
     get_local_rank,
@@ -178,7 +179,13 @@ def test_processed_collection_is_the_weighted_collection_of_what_was_processed()
         keys=batch().keys(), values=batch().values(), lengths=batch().lengths(), weights=weights
     )
     torch.testing.assert_close(found, own(given).values())
-    saved = FeatureProcessedEmbeddingBagCollection(own, processors).state_dict()
+    whole = FeatureProcessedEmbeddingBagCollection(own, processors)
+    process, collection = whole.split()
+    torch.testing.assert_close(collection(process(batch())).values(), found)
+    assert [name for name, _ in process.named_parameters()] == ["_feature_processors.f0.position_weight"]
+    of_all = PositionWeightedModuleCollection({"f0": 3})
+    assert FeatureProcessedEmbeddingBagCollection(own, of_all).split() == (of_all, own)
+    saved = whole.state_dict()
     assert "_feature_processors.f0.position_weight" in saved
     with pytest.raises(sw.InvalidInputError, match="is_weighted=True"):
         FeatureProcessedEmbeddingBagCollection(bags(), processors)
@@ -381,8 +388,15 @@ def test_plan_by_hand_puts_shards_where_it_says(
     assert {tuple(sharding.ranks) for sharding in plan.values()} == {tuple(ranks)}
     assert {sharding.sharding_type for sharding in plan.values()} == {kind}
     assert callable(get_sharding_constructor_from_type(sw.ShardingType.TABLE_WISE))
-    if kind == "data_parallel":
-        assert plan["t0"].compute_kernel == "dense"
+    assert plan["t0"].compute_kernel == "dense"  # nobody gave an optimizer
+    for name, weight in own.named_parameters():
+        if ".t1." in name:
+            sw.apply_optimizer_in_backward(torch.optim.SGD, [weight], {"lr": 0.5})
+    plan = construct_module_sharding_plan(
+        own, apply_to_all(own, generator), local_size=2, world_size=4, device_type="cpu"
+    )
+    kernels = sw.host.host().compute_kernels
+    assert [kernels[plan[name].compute_kernel].fuses_optimizer for name in ("t0", "t1")] == [False, True]
 
 
 def test_plan_by_hand_that_leaves_out_a_table_names_it() -> None:

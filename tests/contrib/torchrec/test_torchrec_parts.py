@@ -38,6 +38,7 @@ from shardwright_torchrec.modules.embedding_tower import EmbeddingTower, Embeddi
 from shardwright_torchrec.modules.fused_embedding_modules import (
     FusedEmbeddingBagCollection,
     FusedEmbeddingCollection,
+    fuse_embedding_optimizer,
 )
 from shardwright_torchrec.modules.interfaces import (
     EmbeddingBagCollectionInterface,
@@ -168,6 +169,28 @@ def test_fused_collections_update_in_the_backward_pass() -> None:
     assert (bags.optimizer_type(), bags.optimizer_kwargs()) == (torch.optim.SGD, {"lr": 0.5})
     with pytest.raises(sw.UnsupportedError, match="location='managed'"):
         FusedEmbeddingBagCollection([table()], torch.optim.SGD, {"lr": 0.5}, location="managed")
+
+
+def test_collections_of_a_model_are_fused_with_their_weights() -> None:
+    rows = sw.EmbeddingCollection([EmbeddingConfig(ROWS, D, "r", feature_names=["f"])], need_indices=True)
+    model = torch.nn.ModuleDict(
+        {"bags": torch.nn.Sequential(sw.EmbeddingBagCollection([table()])), "rows": rows}
+    )
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    names = [name for name, _ in model.named_modules()]
+    assert fuse_embedding_optimizer(model, torch.optim.SGD, {"lr": 0.5}, CPU) is model
+    assert [name for name, _ in model.named_modules()] == names
+    assert isinstance(model["bags"][0], FusedEmbeddingBagCollection)
+    assert isinstance(model["rows"], FusedEmbeddingCollection)
+    assert model["rows"].need_indices()
+    torch.testing.assert_close(model.state_dict(), before)
+    model["bags"](batch("f")).values().sum().backward()
+    before["bags.0.embedding_bags.t.weight"][:3] -= 0.5
+    torch.testing.assert_close(model.state_dict(), before)
+    alone = sw.EmbeddingBagCollection([table()], device="meta")
+    fused = fuse_embedding_optimizer(alone, torch.optim.SGD, {"lr": 0.5}, CPU)
+    assert fuse_embedding_optimizer(fused, torch.optim.SGD, {"lr": 0.1}, CPU) is fused
+    assert not any(weight.is_meta for weight in fused.parameters())
 
 
 @pytest.mark.usefixtures("group")

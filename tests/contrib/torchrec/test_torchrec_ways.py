@@ -10,7 +10,12 @@ import pytest
 import shardwright_torchrec
 import torch
 from shardwright_torchrec.distributed.parameter_sharding import ParameterSharding
-from shardwright_torchrec.distributed.sharding_plan import column_wise, construct_module_sharding_plan
+from shardwright_torchrec.distributed.sharding_plan import (
+    ParameterShardingGenerator,
+    column_wise,
+    construct_module_sharding_plan,
+    table_wise,
+)
 from shardwright_torchrec.modules.crossnet import LowRankCrossNet
 from shardwright_torchrec.optim.keyed import KeyedOptimizerWrapper
 from shardwright_torchrec.optim.warmup import WarmupOptimizer, WarmupStage
@@ -177,3 +182,32 @@ def test_columns_are_cut_into_parts_of_given_widths() -> None:
     for widths in ([16, 16], [24, 0], [8, 8, 8]):
         with pytest.raises(sw.PlanError, match="24 columns, and there are 2 ranks"):
             construct_module_sharding_plan(own, {"t": column_wise(size_per_rank=widths)}, **cut)
+    made = ParameterSharding("column_wise", plan["t"].compute_kernel, [0, 1], spec)
+    assert made == plan["t"]
+    whole = sw.ShardingPlan({"": plan})
+    topology = sw.Topology(2, "cpu")
+    tables = [sw.TableSpec("t", 8, 24, feature_names=["f"])]
+    assert read_plan(write_plan(whole), tables, topology) == whole
+
+
+def test_columns_on_ranks_are_equal() -> None:
+    own = sw.EmbeddingBagCollection(
+        [sw.EmbeddingBagConfig(name="t", embedding_dim=25, num_embeddings=8, feature_names=["f"])]
+    )
+    cut = {"local_size": 2, "world_size": 2, "device_type": "cpu"}
+    with pytest.raises(sw.PlanError, match=r"dim of 25 cannot be evenly divided across \[0, 1\]; .*size_per"):
+        construct_module_sharding_plan(own, {"t": column_wise(ranks=[0, 1])}, **cut)
+
+
+@pytest.mark.parametrize(
+    "generator",
+    [table_wise(0, device="cuda"), column_wise(ranks=[0, 1], device_types=["cpu", "cuda"])],
+    ids=["table_wise", "column_wise"],
+)
+def test_shards_on_another_device_than_their_rank_are_refused(generator: ParameterShardingGenerator) -> None:
+    own = sw.EmbeddingBagCollection([sw.EmbeddingBagConfig(8, 8, name="t", feature_names=["f"])])
+    cut = {"local_size": 2, "world_size": 2}
+    with pytest.raises(sw.UnsupportedError, match="on cuda: a rank has one device, here 'cpu'"):
+        construct_module_sharding_plan(own, {"t": generator}, device_type="cpu", **cut)
+    plan = construct_module_sharding_plan(own, {"t": table_wise(0, device="cuda")}, device_type="cuda", **cut)
+    assert plan["t"].device == "cuda"

@@ -34,8 +34,8 @@ def test_construction_on_a_gpu_does_not_wait(no_waiting: None) -> None:
 
 
 def test_validate_on_a_gpu_finds_what_is_wrong() -> None:
-    with pytest.raises(InvalidInputError, match=r"lengths add up to 3, but there are 5 values"):
-        example(total=5).validate()
+    with pytest.raises(InvalidInputError, match=r"lengths add up to 3, but there are 2 values"):
+        example(total=2).validate()
 
 
 def test_operations_on_a_gpu_equal_those_on_the_cpu() -> None:

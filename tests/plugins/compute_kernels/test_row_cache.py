@@ -22,6 +22,7 @@ from tests.plugins.compute_kernels.test_lookups import CLOSE, gradient_for, spec
 import shardwright as sw
 from shardwright.contracts.lookup import Bags, BlockSpec
 from shardwright.planning.tables.optimizers import OptimizerSpec
+from shardwright_plugins.compute_kernels.row_cache.memory import kept_for
 from shardwright_plugins.compute_kernels.row_cache.turns import Turns
 
 ALGORITHMS = ["lru", "lfu"]
@@ -363,6 +364,46 @@ def test_planner_puts_a_table_larger_than_memory_on_the_disk_of_a_topology_that_
     sharding = planned(**DISK).plan[""]["huge"]
     assert sharding.compute_kernel == "mapped_caching"
     assert sharding.layout.extras["cache"] == {"load_factor": 0.2, "algorithm": "lru"}
+
+
+class Runtime:
+    """What registers memory in CUDA's runtime, with the ranges that are registered."""
+
+    def __init__(self, code: int = 0) -> None:
+        self.code, self.ranges = code, dict[int, int]()
+
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
+        if not self.code:
+            self.ranges[address] = size
+        return self.code
+
+    def cudaHostUnregister(self, address: int) -> int:
+        del self.ranges[address]
+        return 0
+
+
+def test_pinned_memory_is_as_large_as_the_table_and_let_go_with_its_last_view(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """torch's allocator of pinned memory would round 5 up to 8."""
+    runtime = Runtime()
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    kept = kept_for(torch.device("cuda"), 5 << 8, 64, torch.float32, initial=0.5)
+    assert runtime.ranges == {kept.data_ptr(): 5 << 16}
+    assert (kept == 0.5).all()
+    view = kept[3:5]
+    del kept
+    assert len(runtime.ranges) == 1
+    assert view.sum() == 64.0
+    del view
+    assert runtime.ranges == {}
+    assert kept_for(torch.device("cuda"), 0, 64, torch.float16).shape == (0, 64)
+
+
+def test_memory_that_cannot_be_pinned_is_an_error_with_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: Runtime(code=2))
+    with pytest.raises(sw.UnsupportedError, match=r"2\.0 MiB .* cannot be pinned: .* error 2\."):
+        kept_for(torch.device("cuda"), 1 << 13, 64, torch.float32)
 
 
 @pytest.mark.gpu

@@ -30,12 +30,14 @@ from shardwright_plugins.compute_kernels.quantized._triton_lookup import QuantTr
 
 Launch = tuple[Any, tuple[Any, ...], dict[str, Any]]
 CASES = [
-    # optimizer, type of weights, dims, columns of the block, pooled, weighted, stochastic
-    ("row_wise_adagrad", "FP32", (128, 64), None, True, True, False),
-    ("adam", "BF16", (128, 128), None, True, False, True),
-    ("adagrad", "FP16", (20, 8), None, False, False, True),
-    ("sgd", "FP32", (7, 1024), None, True, False, False),
-    ("row_wise_adagrad", "FP16", (256, 256), (64, 128), True, False, False),
+    # optimizer, type of weights, dims, columns of the block, pooled, weighted, stochastic, type of keys
+    ("row_wise_adagrad", "FP32", (128, 64), None, True, True, False, torch.int32),
+    ("adam", "BF16", (128, 128), None, True, False, True, torch.int32),
+    ("adagrad", "FP16", (20, 8), None, False, False, True, torch.int32),
+    ("sgd", "FP32", (7, 1024), None, True, False, False, torch.int64),
+    ("row_wise_adagrad", "FP16", (256, 256), (64, 128), True, False, False, torch.int64),
+    ("adam", "FP16", (1, 1), None, True, True, True, torch.int32),
+    ("adagrad", "BF16", (3, 4096), None, True, False, True, torch.int32),
 ]
 SERVED_CASES = [
     # precision, dims, pooled, weighted
@@ -48,7 +50,7 @@ SERVED_CASES = [
 
 
 def lookup_of(case: tuple[Any, ...]) -> tuple[FusedTritonLookup, Batch]:
-    optimizer, data_type, dims, columns, is_pooled, is_weighted, stochastic = case
+    optimizer, data_type, dims, columns, is_pooled, is_weighted, stochastic, key_type = case
     spec = OptimizerSpec(optimizer, 0.1, {"stochastic_rounding": stochastic})
     pooling = "SUM" if is_pooled else "NONE"
     dims = dims if is_pooled else dims[:1]
@@ -61,6 +63,7 @@ def lookup_of(case: tuple[Any, ...]) -> tuple[FusedTritonLookup, Batch]:
     tiles = evolve(Tiles.of(torch.device("cuda"), lookup.geometry.num_columns), few=0)
     lookup = FusedTritonLookup(blocks, device=cpu, tiles=tiles)
     lookup.warps = {"num_warps": tiles.warps}
+    lookup._key_type = key_type
     if is_pooled:
         return lookup, draw_batch(blocks, (30, 20), is_weighted=is_weighted)
     return lookup, draw_sequences(blocks, 2, max_ids=80)
@@ -115,9 +118,10 @@ def compiled(launch: Launch, capability: int) -> Any:
     for index, (name, value) in enumerate(zip(kernel.arg_names, [*args, *constants.values()], strict=False)):
         if index < len(args) and isinstance(value, torch.Tensor):
             signature[name] = f"*{TYPES[value.dtype]}"
-            hints[(index,)] = [["tt.divisibility", 16]]  # as torch allocates
+            if not kernel.params[index].do_not_specialize_on_alignment:
+                hints[(index,)] = [["tt.divisibility", 16]]  # as torch allocates
         elif index < len(args) and value is not None:
-            signature[name] = "fp32" if isinstance(value, float) else "i64"
+            signature[name] = "fp32" if isinstance(value, float) else "i32"  # as Triton takes small ones
         else:
             value = value if index < len(args) else constants[name]
             signature[name], fixed[(index,)] = "constexpr", value

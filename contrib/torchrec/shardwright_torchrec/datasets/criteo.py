@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, IterDataPipe
 
 import shardwright as sw
 from shardwright_torchrec.datasets.utils import Batch, safe_cast
@@ -61,7 +61,7 @@ def _by_name(line: list[str]) -> dict[str, Any]:
     return {name: cast(cells[number]) for number, (name, cast) in enumerate(columns) if number < len(cells)}
 
 
-class CriteoIterDataPipe(IterableDataset):  # type: ignore[type-arg]  # of what row_mapper gives
+class CriteoIterDataPipe(IterDataPipe):  # type: ignore[type-arg]  # of what row_mapper gives
     """The lines of Criteo's files.
 
     Args:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterDataPipe
 
 from shardwright_torchrec.datasets.utils import safe_cast
 
@@ -35,7 +35,7 @@ def _by_name(cells: list[str]) -> dict[str, Any]:
     }
 
 
-class _Ratings(IterableDataset):  # type: ignore[type-arg]  # of what row_mapper gives
+class _Ratings(IterDataPipe):  # type: ignore[type-arg]  # of what row_mapper gives
     """The lines of `ratings.csv`, with a movie's title and genres from `movies.csv` if they are wanted."""
 
     def __init__(
@@ -64,7 +64,7 @@ def movielens_20m(
     include_movies_data: bool = False,
     row_mapper: Callable[[list[str]], Any] | None = _by_name,
     **open_kw: Any,
-) -> IterableDataset[Any]:
+) -> IterDataPipe[Any]:
     """Ratings of the 20-million data set.
 
     Args:
@@ -82,6 +82,6 @@ def movielens_25m(
     include_movies_data: bool = False,
     row_mapper: Callable[[list[str]], Any] | None = _by_name,
     **open_kw: Any,
-) -> IterableDataset[Any]:
+) -> IterDataPipe[Any]:
     """Ratings of the 25-million data set, whose files have the same form; see `movielens_20m`."""
     return _Ratings(root, include_movies_data, row_mapper, **open_kw)

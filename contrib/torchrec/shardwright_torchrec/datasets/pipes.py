@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import IterDataPipe, functional_datapipe, get_worker_info
 
 import shardwright as sw
+from shardwright_torchrec.names import is_installed
 
 __all__ = [
+    "Limit",
     "LoadFiles",
     "ParallelReadConcat",
     "ReadLinesFromCSV",
@@ -24,7 +27,7 @@ __all__ = [
 Items = Iterable[Any]
 
 
-class LoadFiles(IterableDataset):  # type: ignore[type-arg]  # of paths and files
+class LoadFiles(IterDataPipe):  # type: ignore[type-arg]  # of paths and files
     """Opened files, with their paths.
 
     Args:
@@ -57,7 +60,26 @@ class LoadFiles(IterableDataset):  # type: ignore[type-arg]  # of paths and file
         return self.length
 
 
-class ReadLinesFromCSV(IterableDataset):  # type: ignore[type-arg]  # of lists of cells
+class Limit(IterDataPipe):  # type: ignore[type-arg]  # of whatever it limits
+    """The first items of an iterable; where `torchrec` is this package, `datapipe.limit(...)` of any data pipe too.
+
+    Args:
+        datapipe: the iterable.
+        limit: most items.
+    """
+
+    def __init__(self, datapipe: Iterable[Any], limit: int) -> None:
+        self.datapipe, self.limit = datapipe, limit
+
+    def __iter__(self) -> Iterator[Any]:
+        return itertools.islice(self.datapipe, self.limit)
+
+
+if is_installed() and "limit" not in IterDataPipe.functions:
+    functional_datapipe("limit")(Limit)
+
+
+class ReadLinesFromCSV(IterDataPipe):  # type: ignore[type-arg]  # of lists of cells
     """Cells of the lines of text files.
 
     Args:
@@ -78,7 +100,7 @@ class ReadLinesFromCSV(IterableDataset):  # type: ignore[type-arg]  # of lists o
 
 
 def _of_this_worker(datapipes: Sequence[Items]) -> Sequence[Items]:
-    """Every so-and-so-many-th data pipe in a data loader's worker, all of them elsewhere."""
+    """A run of the data pipes in a data loader's worker, all of them elsewhere; the first workers have one more."""
     worker = get_worker_info()
     if worker is None:
         return datapipes
@@ -86,10 +108,12 @@ def _of_this_worker(datapipes: Sequence[Items]) -> Sequence[Items]:
         raise sw.InvalidInputError(
             f"{worker.num_workers} workers share {len(datapipes)} data pipes: some would have none"
         )
-    return datapipes[worker.id :: worker.num_workers]
+    share, rest = divmod(len(datapipes), worker.num_workers)
+    first = worker.id * share + min(worker.id, rest)
+    return datapipes[first : first + share + (worker.id < rest)]
 
 
-class ParallelReadConcat(IterableDataset):  # type: ignore[type-arg]  # of what the data pipes give
+class ParallelReadConcat(IterDataPipe):  # type: ignore[type-arg]  # of what the data pipes give
     """Data pipes one after the other, dealt to the workers of a data loader.
 
     Args:
@@ -107,7 +131,7 @@ class ParallelReadConcat(IterableDataset):  # type: ignore[type-arg]  # of what 
             yield from datapipe
 
 
-class _Chosen(IterableDataset):  # type: ignore[type-arg]  # of what the data pipe gives
+class _Chosen(IterDataPipe):  # type: ignore[type-arg]  # of what the data pipe gives
     """The items of a data pipe whose number passes; the choice begins anew with each pass."""
 
     def __init__(self, datapipe: Items, choice: Callable[[], Callable[[int], bool]]) -> None:
@@ -149,7 +173,7 @@ def idx_split_train_val(
     train_perc: float,
     decimal_places: int = 2,
     key_fn: Callable[[int], int] = _itself,
-) -> tuple[IterableDataset[Any], IterableDataset[Any]]:
+) -> tuple[IterDataPipe[Any], IterDataPipe[Any]]:
     """Parts for training and validation, by the numbers of the items.
 
     Args:
@@ -171,7 +195,7 @@ def idx_split_train_val(
 
 def rand_split_train_val(
     datapipe: Items, train_perc: float, random_seed: int = 0
-) -> tuple[IterableDataset[Any], IterableDataset[Any]]:
+) -> tuple[IterDataPipe[Any], IterDataPipe[Any]]:
     """Random parts for training and validation, the same in each pass.
 
     Args:

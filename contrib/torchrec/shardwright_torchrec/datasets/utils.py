@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import IterableDataset
 
 import shardwright as sw
 from shardwright_torchrec.streamable import Pipelineable
 
-__all__ = ["Batch", "Limit", "safe_cast"]
+__all__ = ["Batch", "safe_cast"]
 
 
 @dataclass
@@ -43,24 +41,6 @@ class Batch(Pipelineable):
         return Batch(
             self.dense_features.pin_memory(), self.sparse_features.pin_memory(), self.labels.pin_memory()
         )
-
-
-class Limit(IterableDataset):  # type: ignore[type-arg]  # of whatever it limits
-    """The first items of an iterable.
-
-    Args:
-        datapipe: the iterable.
-        limit: most items.
-    """
-
-    def __init__(self, datapipe: Iterable[Any], limit: int) -> None:
-        self.datapipe, self.limit = datapipe, limit
-
-    def __iter__(self) -> Iterator[Any]:
-        for number, item in enumerate(self.datapipe):
-            if number >= self.limit:
-                return
-            yield item
 
 
 def safe_cast(val: Any, dest_type: Any, default: Any) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import attrs
 import torch.distributed as dist
 from torch import nn
 
@@ -13,7 +12,12 @@ import shardwright as sw
 from shardwright.host import host
 from shardwright_torchrec.distributed.comm import get_local_size
 from shardwright_torchrec.parallel.kernel_names import NamedSharding
-from shardwright_torchrec.parallel.sharders import REPLICATED, get_default_sharders
+from shardwright_torchrec.parallel.sharders import (
+    REPLICATED,
+    get_default_sharders,
+    kernels_with_gradients,
+    leaves_update_to_script,
+)
 from shardwright_torchrec.plans import layout_of_columns
 
 __all__ = [
@@ -32,6 +36,7 @@ __all__ = [
     "table_wise",
 ]
 
+_LayoutOf = Callable[[sw.TableSpec, sw.Topology], sw.Layout]
 ParameterShardingGenerator = Callable[[sw.TableSpec, sw.Topology, sw.ModuleSharder], sw.ParameterSharding]
 """Makes a table's part of a plan: `(table, topology, sharder) -> ParameterSharding`."""
 
@@ -40,7 +45,12 @@ def table_wise(
     rank: int, device: str | None = None, compute_kernel: str | None = None
 ) -> ParameterShardingGenerator:
     """The whole table on a rank."""
-    return _sharded("table_wise", lambda layout: [rank] * len(layout.blocks), compute_kernel)
+    return _sharded(
+        "table_wise",
+        _offered("table_wise", lambda layout: [rank] * len(layout.blocks)),
+        compute_kernel,
+        device and [device],
+    )
 
 
 def row_wise(
@@ -57,7 +67,7 @@ def row_wise(
         raise sw.UnsupportedError(
             "row_wise(sizes_placement=..., num_buckets=...) is not supported: rows are cut into equal parts, one a rank"
         )
-    return _sharded("row_wise", _own_ranks, compute_kernel)
+    return _sharded("row_wise", _offered("row_wise", _own_ranks), compute_kernel)
 
 
 def column_wise(
@@ -73,44 +83,59 @@ def column_wise(
     """
     if (ranks is None) == (size_per_rank is None):
         raise sw.InvalidInputError("column_wise() takes one of ranks=[...] and size_per_rank=[...]")
-    if size_per_rank is not None:
-        return _columns_of(size_per_rank, compute_kernel)
+    cut = _equal_columns(ranks) if size_per_rank is None else _columns_of(size_per_rank)
+    return _sharded("column_wise", cut, compute_kernel, device_types)
+
+
+def _equal_columns(ranks: Sequence[int] | None) -> _LayoutOf:
+    """Layouts of equal blocks of columns on ranks."""
     own = list(ranks or ())
-    return _sharded("column_wise", lambda layout: own, compute_kernel, num_blocks=len(own))
+    offered = _offered("column_wise", lambda layout: own, num_blocks=len(own))
+
+    def layout_of(table: sw.TableSpec, topology: sw.Topology) -> sw.Layout:
+        if table.embedding_dim % max(len(own), 1):
+            raise sw.PlanError(
+                f"column_wise(ranks={own}) of table {table.describe()}: column dim of {table.embedding_dim} cannot be "
+                f"evenly divided across {own}; column_wise(size_per_rank=[...]) cuts it into parts of any sizes"
+            )
+        return offered(table, topology)
+
+    return layout_of
 
 
-def _columns_of(widths: Sequence[int], kernel: str | None) -> ParameterShardingGenerator:
-    """A generator of blocks of so many columns, on rank 0, 1, ..."""
+def _columns_of(widths: Sequence[int]) -> _LayoutOf:
+    """Layouts of blocks of so many columns, on rank 0, 1, ..."""
 
-    def generate(
-        table: sw.TableSpec, topology: sw.Topology, sharder: sw.ModuleSharder
-    ) -> sw.ParameterSharding:
+    def layout_of(table: sw.TableSpec, topology: sw.Topology) -> sw.Layout:
         if sum(widths) != table.embedding_dim or min(widths) < 1 or len(widths) > topology.world_size:
             raise sw.PlanError(
                 f"column_wise(size_per_rank={list(widths)}): table {table.describe()} has {table.embedding_dim} "
                 f"columns, and there are {topology.world_size} ranks"
             )
-        whole = table_wise(0, compute_kernel=kernel)(table, topology, sharder)
-        layout = layout_of_columns(table, widths, range(len(widths)))
-        return attrs.evolve(whole, sharding_type="column_wise", layout=layout)
+        return layout_of_columns(table, widths, range(len(widths)))
 
-    return generate
+    return layout_of
 
 
 def data_parallel() -> ParameterShardingGenerator:
     """A copy on each rank."""
-    return _sharded(REPLICATED, _own_ranks, None)
+    return _sharded(REPLICATED, _offered(REPLICATED, _own_ranks))
 
 
 def table_row_wise(host_index: int) -> ParameterShardingGenerator:
     """The rows cut over the ranks of a host."""
-    return _sharded("table_row_wise", lambda layout: _ranks_of_hosts(layout, [host_index]), None)
+    return _sharded(
+        "table_row_wise", _offered("table_row_wise", lambda layout: _ranks_of_hosts(layout, [host_index]))
+    )
 
 
 def grid_shard(host_indexes: list[int]) -> ParameterShardingGenerator:
     """The columns cut over hosts, the rows over the ranks of each."""
     return _sharded(
-        "grid_shard", lambda layout: _ranks_of_hosts(layout, host_indexes), None, num_hosts=len(host_indexes)
+        "grid_shard",
+        _offered(
+            "grid_shard", lambda layout: _ranks_of_hosts(layout, host_indexes), num_hosts=len(host_indexes)
+        ),
     )
 
 
@@ -130,26 +155,42 @@ def _ranks_of_hosts(layout: sw.Layout, hosts: Sequence[int]) -> list[int]:
     return ranks
 
 
-def _sharded(
+def _offered(
     kind: str,
     place: Callable[[sw.Layout], list[int]],
-    kernel: str | None,
     *,
     num_blocks: int | None = None,
     num_hosts: int | None = None,
+) -> _LayoutOf:
+    """Layouts that a sharding type offers, of so many blocks or groups of a host, each block on a rank."""
+
+    def layout_of(table: sw.TableSpec, topology: sw.Topology) -> sw.Layout:
+        layout = _layout(kind, table, topology, num_blocks, num_hosts)
+        return layout.placed(place(layout))
+
+    return layout_of
+
+
+def _sharded(
+    kind: str, layout_of: _LayoutOf, kernel: str | None = None, devices: Sequence[str] | None = None
 ) -> ParameterShardingGenerator:
-    """A generator of the layout with so many blocks, or groups of a host."""
+    """A generator of layouts, whose shards must be on the type of device that their ranks have."""
 
     def generate(
         table: sw.TableSpec, topology: sw.Topology, sharder: sw.ModuleSharder
     ) -> sw.ParameterSharding:
-        layout = _layout(kind, table, topology, num_blocks, num_hosts)
+        if elsewhere := set(devices or ()) - {topology.compute_device}:
+            raise sw.UnsupportedError(
+                f"{kind} of table {table.describe()} on {', '.join(sorted(elsewhere))}: a rank has one device, here "
+                f"{topology.compute_device!r}, with all its shards. A compute kernel such as 'fused_uvm' keeps rows in "
+                "the host's memory; construct_module_sharding_plan(device_type=...) says another device for all."
+            )
+        layout = layout_of(table, topology)
         name = kernel or _kernel(kind, table, topology, sharder)
-        found = host().compute_kernels.canonical(name)
         sharding = sw.ParameterSharding(
             kind,
-            found,
-            layout.placed(place(layout)),
+            host().compute_kernels.canonical(name),
+            layout,
             topology.compute_device,
             local_world_size=topology.local_world_size,
         )
@@ -178,8 +219,12 @@ def _layout(
 
 
 def _kernel(kind: str, table: sw.TableSpec, topology: sw.Topology, sharder: sw.ModuleSharder) -> str:
-    """The kernel that a planner takes for a table of that type alone."""
-    constraints = {table.name: sw.ParameterConstraints(sharding_types=[kind])}
+    """The kernel that a planner takes for a table of that type alone.
+
+    One that shows gradients where nobody gave an optimizer: the script's own updates the table then.
+    """
+    own = kernels_with_gradients() if leaves_update_to_script(table, sharder) else None
+    constraints = {table.name: sw.ParameterConstraints(sharding_types=[kind], compute_kernels=own)}
     planner = sw.EmbeddingShardingPlanner(topology, constraints=constraints, storage_reservation=0.0)
     allowed = sharder.allowed(table, topology.compute_device)
     if allowed is not None and (kernels := dict(allowed).get(kind)):

@@ -112,25 +112,33 @@ class RankedComputation(RecMetricComputation):
         samples = self.samples if isinstance(self.samples, Tensor) else torch.cat(self.samples)
         columns = samples.T
         tasks = columns[: COLUMNS * self._n_tasks].reshape(COLUMNS, self._n_tasks, -1).unbind(1)
-        value = torch.stack([self._value(task, columns[-1]) for task in tasks])
-        return [MetricComputationReport(self.metric_name, prefix, value) for prefix in self.prefixes]
-
-    def _value(self, task: Tensor, keys: Tensor) -> Tensor:
-        """Area of a task's samples ``[3, N]``, or the mean of its groups' areas."""
         area = type(self).area
-        if not self.required_inputs or not len(keys):
+        value = torch.stack([area(*task) for task in tasks])
+        # The window's values are float32, the lifetime's float64, as TorchRec's are.
+        reports = [
+            MetricComputationReport(self.metric_name, prefix, value.float() if prefix == WINDOW else value)
+            for prefix in self.prefixes
+        ]
+        if self.required_inputs:
+            grouped = torch.stack([self._of_groups(task, columns[-1]) for task in tasks])
+            reports.append(MetricComputationReport(f"grouped_{self.metric_name}", WINDOW, grouped.float()))
+        return reports
+
+    def _of_groups(self, task: Tensor, keys: Tensor) -> Tensor:
+        """Mean of the areas of groups of a task's samples ``[3, N]``; the area of none without samples."""
+        area = type(self).area
+        if not len(keys):
             return area(*task)
         return torch.stack([area(*task[:, keys == key]) for key in keys.unique()]).mean()
 
 
 class AUCMetricComputation(RankedComputation):
-    """Area under the ROC curve; with `grouped_auc`, the mean of the groups that `grouping_keys` tells."""
+    """Area under the ROC curve; with `grouped_auc`, the mean of the groups that `grouping_keys` tells too."""
 
     area, metric_name = staticmethod(area_under_roc), "auc"
 
     def __init__(self, *args: Any, grouped_auc: bool = False, apply_bin: bool = False, **kwargs: Any) -> None:
         super().__init__(*args, grouped=grouped_auc, apply_bin=apply_bin, **kwargs)
-        self.metric_name = "grouped_auc" if grouped_auc else "auc"
 
 
 class AUPRCMetricComputation(RankedComputation):
@@ -141,7 +149,6 @@ class AUPRCMetricComputation(RankedComputation):
 
     def __init__(self, *args: Any, grouped_auprc: bool = False, **kwargs: Any) -> None:
         super().__init__(*args, grouped=grouped_auprc, **kwargs)
-        self.metric_name = "grouped_auprc" if grouped_auprc else "auprc"
 
 
 class AUCMetric(RecMetric):

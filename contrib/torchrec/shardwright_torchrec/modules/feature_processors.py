@@ -190,6 +190,18 @@ def _processed(features: sw.KeyedJaggedTensor, processors: nn.Module) -> sw.Keye
     return _weighted(features, weights)
 
 
+class _ByFeature(FeatureProcessorsCollection):
+    """Processors by feature as one of a whole batch; their parameters keep the names that they have."""
+
+    def __init__(self, processors: nn.ModuleDict) -> None:
+        super().__init__()
+        self._feature_processors = processors
+
+    def forward(self, features: sw.KeyedJaggedTensor) -> sw.KeyedJaggedTensor:
+        """The batch with the weights that the processors give."""
+        return _processed(features, self._feature_processors)
+
+
 class FeatureProcessedEmbeddingBagCollection(nn.Module):
     """A weighted collection whose ids' weights come from feature processors.
 
@@ -225,3 +237,10 @@ class FeatureProcessedEmbeddingBagCollection(nn.Module):
             _processed(features, self._feature_processors)
         )
         return pooled
+
+    def split(self) -> tuple[FeatureProcessorsCollection, sw.EmbeddingBagCollection]:
+        """The processors as one module of a batch, and the collection: the one's output is the other's input."""
+        processors = self._feature_processors
+        if isinstance(processors, nn.ModuleDict):
+            processors = _ByFeature(processors)
+        return processors, self._embedding_bag_collection

@@ -10,7 +10,7 @@ import torch
 import shardwright as sw
 from shardwright_torchrec.optim.fused import InBackwardOptimizer
 
-__all__ = ["FusedEmbeddingBagCollection", "FusedEmbeddingCollection"]
+__all__ = ["FusedEmbeddingBagCollection", "FusedEmbeddingCollection", "fuse_embedding_optimizer"]
 
 
 def _refuse_location(location: Any) -> None:
@@ -96,3 +96,51 @@ class FusedEmbeddingCollection(_Fused, sw.EmbeddingCollection):
         _refuse_location(location)
         super().__init__(tables, device, need_indices)
         self._fuse(optimizer_type, optimizer_kwargs)
+
+
+def fuse_embedding_optimizer(
+    model: torch.nn.Module,
+    optimizer_type: type[torch.optim.Optimizer],
+    optimizer_kwargs: Mapping[str, Any],
+    device: torch.device,
+    location: Any = None,
+) -> torch.nn.Module:
+    """The model with fused collections, of the same weights, in the place of its collections.
+
+    Args:
+        model: a collection, for which a fused one is given; or a model, which is changed in place.
+        optimizer_type: class of the optimizer.
+        optimizer_kwargs: its arguments, `{"lr": 0.02}`.
+        device: device of the tables.
+        location: must be `None`.
+
+    Raises:
+        UnsupportedError: a location is given.
+    """
+    _refuse_location(location)
+    if isinstance(model, _Fused):
+        return model
+    if isinstance(model, sw.EmbeddingBagCollection | sw.EmbeddingCollection):
+        return _fused(model, optimizer_type, optimizer_kwargs, device)
+    for name, child in model.named_children():
+        setattr(model, name, fuse_embedding_optimizer(child, optimizer_type, optimizer_kwargs, device))
+    return model
+
+
+def _fused(
+    collection: sw.EmbeddingBagCollection | sw.EmbeddingCollection,
+    optimizer_type: type[torch.optim.Optimizer],
+    kwargs: Mapping[str, Any],
+    device: torch.device,
+) -> torch.nn.Module:
+    """A fused collection of the same tables and weights."""
+    made: torch.nn.Module
+    if isinstance(collection, sw.EmbeddingBagCollection):
+        tables, is_weighted = collection.embedding_bag_configs(), collection.is_weighted()
+        made = FusedEmbeddingBagCollection(tables, optimizer_type, kwargs, is_weighted, device)
+    else:
+        configs, gives_ids = collection.embedding_configs(), collection.need_indices()
+        made = FusedEmbeddingCollection(configs, optimizer_type, kwargs, device, gives_ids)
+    if not any(weight.is_meta for weight in collection.parameters()):
+        made.load_state_dict(collection.state_dict())
+    return made

@@ -12,7 +12,6 @@ from functools import lru_cache
 import attrs
 
 import shardwright as sw
-from shardwright.contracts.compute_kernel import KernelRequest
 from shardwright.host import PluginHost, host
 
 __all__ = [
@@ -73,7 +72,7 @@ def fused_kernels() -> list[str]:
 @lru_cache(maxsize=1)
 def _fused_kernels(plugins: PluginHost) -> list[str]:
     kernels = plugins.compute_kernels
-    some = KernelRequest(
+    some = sw.KernelRequest(
         "cpu", sw.DataType.FP32, embedding_dim=4, num_columns=4, optimizer=sw.OptimizerSpec("sgd", 0.1)
     )
     found = []
@@ -143,7 +142,7 @@ def _serving(sharding: sw.ParameterSharding, table: sw.TableSpec) -> str:
     """The kernel for a table that is to have `fused`."""
     block = sharding.layout.blocks[0]
     assert block.rank is not None  # a plan's blocks have ranks
-    request = KernelRequest.of(
+    request = sw.KernelRequest.of(
         table,
         block.num_columns,
         device=sharding.device_on(block.rank),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attrs import field, frozen
 
@@ -13,6 +13,25 @@ from shardwright.host.plugin_host import host
 from shardwright.planning.layouts.layout import Block, ColumnRange, Layout
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.tables.codecs import QCommsConfig, as_qcomms
+
+if TYPE_CHECKING:
+    import torch
+
+
+class ShardPlacement(str):
+    """Place of a shard as text, ``"rank:1/cuda:1"``, with the methods of PyTorch's places of shards."""
+
+    __slots__ = ()
+
+    def rank(self) -> int:
+        """The rank that holds the shard."""
+        return int(self.partition("/")[0].removeprefix("rank:"))
+
+    def device(self) -> torch.device:
+        """The device on that rank."""
+        import torch
+
+        return torch.device(self.partition("/")[2])
 
 
 @frozen
@@ -24,7 +43,7 @@ class ShardMetadata:
 
     shard_offsets: list[int]
     shard_sizes: list[int]
-    placement: str
+    placement: str = field(converter=ShardPlacement)
 
 
 @frozen

@@ -15,6 +15,8 @@ from shardwright.errors import InvalidInputError
 from shardwright.planning.arrays import Floats, Ints
 
 _NEVER = -1
+_ALL = np.inf
+"""Rows to hold for a hit on a row that was never seen before: those of the whole table."""
 _GOLDEN, _SPAN = 0x9E3779B1, 1 << 32
 """Multiplier of Knuth's multiplicative hash (The Art of Computer Programming, volume 3, 6.4), and its range."""
 
@@ -63,45 +65,49 @@ def sizes_that_hit(batches: Sequence[Ints], num_embeddings: int, algorithm: str)
         algorithm: ``"lru"`` or ``"lfu"``.
     """
     of = _by_recency if algorithm == "lru" else _by_uses
-    sizes = of(batches, num_embeddings, len(batches) // 2)
-    return np.concatenate(sizes) if sizes else np.empty(0)
+    # Counted are the rows that occur, so that memory goes with the sample and not with the table.
+    rows = np.unique(np.concatenate(batches))
+    numbered = [np.searchsorted(rows, ids) for ids in batches]
+    places = [_place(ids) for ids in batches]
+    sizes = of(numbered, places, len(rows), len(batches) // 2)
+    found = np.concatenate(sizes) if sizes else np.empty(0)
+    return np.where(found == _ALL, float(num_embeddings - 1), found)
 
 
-def _by_recency(batches: Sequence[Ints], num_embeddings: int, first: int) -> list[Floats]:
+def _by_recency(batches: Sequence[Ints], places: Sequence[Floats], num_rows: int, first: int) -> list[Floats]:
     """LRU: the rows used since a row's last use (Mattson et al. 1970, "Evaluation techniques for storage hierarchies").
 
     Rows of one batch have one time of use. A cache that has room for some of them keeps any: a row's place among them
     is drawn by a hash.
     """
-    last = np.full(num_embeddings, _NEVER, dtype=np.int32)
+    last = np.full(num_rows, _NEVER, dtype=np.int32)
     rows_at: Ints = np.zeros(len(batches), dtype=np.int64)  # whose last use was in that batch
     sizes: list[Floats] = []
-    for number, ids in enumerate(batches):
+    for number, (ids, place) in enumerate(zip(batches, places, strict=True)):
         used = last[ids]
         if number >= first:
             later = np.cumsum(rows_at[::-1])[::-1] - rows_at
-            place = _place(ids) * rows_at[used]
-            sizes.append(np.where(used == _NEVER, float(num_embeddings - 1), later[used] + place))
+            sizes.append(np.where(used == _NEVER, _ALL, later[used] + place * rows_at[used]))
         np.subtract.at(rows_at, used[used != _NEVER], 1)
         rows_at[number] = len(ids)
         last[ids] = number
     return sizes
 
 
-def _by_uses(batches: Sequence[Ints], num_embeddings: int, first: int) -> list[Floats]:
+def _by_uses(batches: Sequence[Ints], places: Sequence[Floats], num_rows: int, first: int) -> list[Floats]:
     """LFU: the rows used in more batches than a row, other than the batch itself.
 
     Uses are counted over the whole sample, since a cache that has run for long knows them as well. Of rows used as
     often, the cache keeps those used last: a row's place among them is drawn by a hash.
     """
-    uses = np.bincount(np.concatenate(batches), minlength=num_embeddings)
+    uses = np.bincount(np.concatenate(batches), minlength=num_rows)
     rows_with: Ints = np.bincount(uses)  # rows used in so many batches
     more = np.cumsum(rows_with[::-1])[::-1] - rows_with
     sizes: list[Floats] = []
-    for ids in batches[first:]:
+    for ids, place in zip(batches[first:], places[first:], strict=True):
         others = uses[ids] - 1
-        ahead = more[others] - 1 + _place(ids) * rows_with[others]  # without the row itself
-        sizes.append(np.where(others == 0, float(num_embeddings - 1), ahead))
+        ahead = more[others] - 1 + place * rows_with[others]  # without the row itself
+        sizes.append(np.where(others == 0, _ALL, ahead))
     return sizes
 
 

@@ -63,8 +63,17 @@ def wait_for_event(event: torch.Event) -> None:
     event.synchronize()
 
 
+def stream_key(device: torch.device) -> tuple[torch.device, int]:
+    """Key of what is kept for a device's current stream.
+
+    A tensor that is made on one stream is ready for work queued there. Another stream would have to wait for it, and
+    the allocator be told of that reader, so each stream has its own.
+    """
+    return device, 0 if is_host(device) else torch.accelerator.current_stream(device).stream_id
+
+
 class Constant:
-    """Host values that are copied to a device once, when they are first needed there.
+    """Host values that are copied to a device once for each of its streams that reads them, when it first does.
 
     Args:
         values: values that do not change.
@@ -72,13 +81,14 @@ class Constant:
 
     def __init__(self, values: Tensor | Array) -> None:
         self.values = torch.from_numpy(values) if isinstance(values, np.ndarray) else values
-        self._sent: dict[torch.device, Tensor] = {}
+        self._sent: dict[tuple[torch.device, int], Tensor] = {}
 
     def on(self, device: torch.device) -> Tensor:
-        """The values on a device."""
-        if device not in self._sent:
-            self._sent[device] = sent_to(device, self.values)
-        return self._sent[device]
+        """The values on a device, for its current stream."""
+        key = stream_key(device)
+        if key not in self._sent:
+            self._sent[key] = sent_to(device, self.values)
+        return self._sent[key]
 
 
 def with_index(device: torch.device) -> torch.device:

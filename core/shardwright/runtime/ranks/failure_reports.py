@@ -78,10 +78,14 @@ class FailureReports(ErrorListener):
         became = "" if isinstance(error, StoreError) else self._after(collective, since)
         return DistributedError(f"rank {self.name}: {collective} failed: {became}{became and ': '}{error}")
 
-    def lost(self) -> str:
+    def lost(self, since: float) -> str:
         """The reason to believe that another rank will not come to a collective under way; empty for none.
 
         Its process on this host has ended, or it has reported a failure.
+
+        Args:
+            since: time when this rank began the last collective that all ranks came to, s since the epoch. Ranks that
+                reported before, by more than the grace for clocks that differ, have gone on.
         """
         deadline = time.monotonic() + _WORD_S
         try:
@@ -89,7 +93,8 @@ class FailureReports(ErrorListener):
             self._heard += self._store.ask(self._log.read_on, deadline)
         except StoreError:  # what is waited for may come all the same
             return ""
-        others = [(rank, said) for rank, said in self._recent(self._heard) if rank != self._rank]
+        reports = _reports_since(since - self.grace_s, self._heard)
+        others = [(rank, said) for rank, said in reports if rank != self._rank]
         failed = [f"{self._named([rank])} failed in {said}" for rank, said in others]
         return ended or "; ".join(dict.fromkeys(failed))
 
@@ -192,10 +197,15 @@ class FailureReports(ErrorListener):
 
     def _recent(self, lines: list[str]) -> Iterator[tuple[int, str]]:
         """Yield the ranks and reports of log lines that are recent enough to be of this failure."""
-        for line in lines:
-            rank, when, said = line.split(" ", 2)
-            if time.time() - float(when) < 2 * self.timeout_s:
-                yield int(rank), said
+        return _reports_since(time.time() - 2 * self.timeout_s, lines)
+
+
+def _reports_since(oldest: float, lines: list[str]) -> Iterator[tuple[int, str]]:
+    """Yield the ranks and reports of log lines, those written before a time left out."""
+    for line in lines:
+        rank, when, said = line.split(" ", 2)
+        if float(when) > oldest:
+            yield int(rank), said
 
 
 def tell_at_end(error: str) -> None:

@@ -79,7 +79,7 @@ def plan(
     output: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the figures as JSON.")] = None,
 ) -> None:
     """Plan every workload of a folder: time, value, bound and gap, each in a fresh process."""
-    from shardwright.cli.plan import check_writable, write_text
+    from shardwright.cli.plans import check_writable, write_text
 
     check_writable(output)
     topology = {

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from shardwright.contracts.lookup import BlockSpec
 from shardwright.planning.layouts.blocks import Ints
-from shardwright.runtime.ranks.devices import sent_to
+from shardwright.runtime.ranks.devices import sent_to, stream_key
 from shardwright.runtime.step.segments import spread, starts_of
 
 _MAX_ALIGNED = 16  # elements: more tells Triton's compiler nothing
@@ -118,7 +118,7 @@ class Geometry:
         """
         if not is_matrix:
             return self._places(counts, is_matrix)
-        key = counts[:, 0].tobytes()  # a source has as many in each slot
+        key = (stream_key(self._device), counts[:, 0].tobytes())  # a source has as many in each slot
         if key not in self._known:
             if len(self._known) >= _MAX_KNOWN:
                 self._known.clear()

@@ -30,6 +30,11 @@ _CELL, _SLOT, _BLOCK = (tl.constexpr(width) for width in (3, 4, 5))
 _IS_SGD, _IS_ADAGRAD, _IS_ROW_WISE = (tl.constexpr(code) for code in (SGD, ADAGRAD, ROW_WISE_ADAGRAD))
 
 
+# Pointers into a batch's payload, which begins elsewhere in each step. They are read number by number, so that knowing
+# that one is a multiple of 16 makes nothing faster, and each mix of those that are would be compiled anew.
+FROM_PAYLOAD = ("cells", "ids", "id_weights", "lengths")
+
+
 @triton.jit
 def spans_of(bags, are_bags, ends, lengths, IS_SEQUENCE: tl.constexpr):  # type: ignore[no-untyped-def]
     """First id and number of ids of each bag; of a sequence each id is a bag of its own."""
@@ -52,7 +57,7 @@ def places_of(bags, are_bags, cells, cell_of_bag):  # type: ignore[no-untyped-de
     return cell, start + (bags - first) * stride
 
 
-@triton.jit(do_not_specialize=["num_bags"])
+@triton.jit(do_not_specialize=["num_bags", "num_slots"], do_not_specialize_on_alignment=FROM_PAYLOAD)
 def look_up(  # type: ignore[no-untyped-def]
     weights, slots, num_slots, cells, cell_of_bag, ids, id_weights, ends, lengths, out, num_bags,
     IS_SEQUENCE: tl.constexpr, IS_WEIGHTED: tl.constexpr, ALIGNED: tl.constexpr,
@@ -91,7 +96,7 @@ def look_up(  # type: ignore[no-untyped-def]
     tl.store(out + place[:, None] + columns[None, :], total, mask=is_result)
 
 
-@triton.jit(do_not_specialize=["num_bags"])
+@triton.jit(do_not_specialize=["num_bags", "num_slots"], do_not_specialize_on_alignment=FROM_PAYLOAD)
 def list_ids(  # type: ignore[no-untyped-def]
     slots, num_slots, cells, cell_of_bag, ids, ends, lengths, keys, places, blocks_of_ids, num_bags,
     IS_SEQUENCE: tl.constexpr, ITEMS: tl.constexpr, UNROLL: tl.constexpr,
@@ -201,7 +206,7 @@ def _update_rows(  # type: ignore[no-untyped-def]
     tl.store(weights + at, _rounded(values, weights.dtype.element_ty, IS_STOCHASTIC, seed, at), mask=is_value)
 
 
-@triton.jit(do_not_specialize=["num_ids", "seed"])
+@triton.jit(do_not_specialize=["num_ids", "seed"], do_not_specialize_on_alignment=FROM_PAYLOAD)
 def update_chunks(  # type: ignore[no-untyped-def]
     keys, order, places, blocks_of_ids, id_weights, gradients, scale, partial, num_ids,
     blocks, weights, first, second, learning_rate, eps, beta1, beta2, correction1, correction2, seed,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from shardwright_plugins.compute_kernels.fused_triton._kernels import places_of, spans_of
+from shardwright_plugins.compute_kernels.fused_triton._kernels import FROM_PAYLOAD, places_of, spans_of
 
 _SLOT = tl.constexpr(4)
 
@@ -39,7 +39,7 @@ def _numbers(stored, BITS: tl.constexpr, IS_FLOAT: tl.constexpr):  # type: ignor
     return values
 
 
-@triton.jit(do_not_specialize=["num_bags"])
+@triton.jit(do_not_specialize=["num_bags", "num_slots"], do_not_specialize_on_alignment=FROM_PAYLOAD)
 def look_up_rows(  # type: ignore[no-untyped-def]
     words, elements, slots, num_slots, cells, cell_of_bag, ids, id_weights, ends, lengths, out, num_bags,
     IS_SEQUENCE: tl.constexpr, IS_WEIGHTED: tl.constexpr, BITS: tl.constexpr, IS_FLOAT: tl.constexpr,

@@ -163,7 +163,11 @@ def test_groups_have_their_own_areas() -> None:
     expected = np.mean(
         [roc_auc_score(y[keys == key], p[keys == key], sample_weight=w[keys == key]) for key in (0, 1)]
     )
-    assert float(metric.compute()["auc-T|window_grouped_auc"]) == pytest.approx(expected)
+    found = metric.compute()
+    assert float(found["auc-T|window_grouped_auc"]) == pytest.approx(expected)
+    assert float(found["auc-T|window_auc"]) == pytest.approx(roc_auc_score(y, p, sample_weight=w))
+    assert {value.dtype for value in found.values()} == {torch.float32}  # as TorchRec's
+    assert len(found) == 2
     with pytest.raises(sw.InvalidInputError, match="grouping_keys"):
         metric.update(predictions={"T": p}, labels={"T": y}, weights={"T": w})
 

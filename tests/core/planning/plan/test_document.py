@@ -7,6 +7,7 @@ from typing import Any
 import attrs
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.as_asked import AsAsked, AsAskedByShape
@@ -19,7 +20,12 @@ from shardwright.host import use_host
 from shardwright.planning.layouts.layout import Block, BlockRun, ColumnRange, Layout, Replicate
 from shardwright.planning.layouts.row_maps import RowsModulo, RowsRange, RowsSplit
 from shardwright.planning.machines.topology import Topology
-from shardwright.planning.plan.plan import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
+from shardwright.planning.plan.plan import (
+    EmbeddingModuleShardingPlan,
+    ParameterSharding,
+    ShardingPlan,
+    ShardMetadata,
+)
 from shardwright.planning.report.check import check_plan
 from shardwright.planning.report.explain import explain_table
 from shardwright.planning.tables.constraints import ParameterConstraints
@@ -409,6 +415,13 @@ def test_repr_of_a_plan_has_torchrecs_shape():
         "sharding_spec=EnumerableShardingSpec(shards=[ShardMetadata(shard_offsets=[0, 0], shard_sizes=[10, 8], "
         "placement='rank:0/cuda:0')]))}}"
     )
+
+
+def test_places_of_shards_tell_rank_and_device():
+    shard = planned(*TABLES, a="slices", b="whole").plan["tower"]["b"].sharding_spec.shards[0]
+    assert shard.placement == "rank:0/cuda:0"
+    assert (shard.placement.rank(), shard.placement.device()) == (0, torch.device("cuda", 0))
+    assert ShardMetadata([0, 0], [1, 1], "rank:12/cpu").placement.rank() == 12
 
 
 @pytest.mark.parametrize("number", ["1e400", "-1e400", "NaN", "Infinity"])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
+import numpy as np
 import pytest
 
 import shardwright as sw
@@ -33,6 +35,22 @@ def test_cacheability_is_less_where_few_rows_are_used_again_and_again() -> None:
     hot = sw.EmbeddingOffloadStats.from_batches(CYCLE, 100)
     cold = sw.EmbeddingOffloadStats.from_batches([[number] for number in range(40)], 100)
     assert hot.cacheability < 0.1 < 0.9 < cold.cacheability
+
+
+@pytest.mark.parametrize("algorithm", ["lru", "lfu"])
+def test_sample_of_a_huge_table_takes_memory_for_the_sample_alone(algorithm: str) -> None:
+    """Ten thousand million rows, of which a sample has some hundred; a number for each row would be 40 GB."""
+    generator = np.random.default_rng(0)
+    seen = generator.integers(0, 10**10, 200)
+    batches = [generator.choice(seen, 50) for _ in range(20)]
+    tracemalloc.start()
+    try:
+        stats = sw.EmbeddingOffloadStats.from_batches(batches, 10**10, algorithm=algorithm)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 1 << 20  # of the sample 8 kB
+    assert stats.expected_miss_rate(0.01) < 0.1  # of that many rows all of the sample's
 
 
 @pytest.mark.parametrize(

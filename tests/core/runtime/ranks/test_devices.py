@@ -14,7 +14,8 @@ from shardwright import (
     EmbeddingBagConfig,
 )
 from shardwright.errors import InvalidInputError
-from shardwright.runtime.ranks.devices import make_current, memory_bytes, with_index
+from shardwright.runtime.ranks import devices
+from shardwright.runtime.ranks.devices import Constant, make_current, memory_bytes, with_index
 from shardwright.runtime.ranks.environment import ShardingEnv, device_of_rank
 from shardwright.runtime.sharded.models.planner import _topology_of
 
@@ -105,3 +106,27 @@ def test_memory_of_devices_is_planned_with_and_said_to_be_detected(
     assert topology.provenance["hbm_cap"].value == 40 << 30
     assert topology.provenance["ddr_cap"].origin == "detected"
     assert topology.provenance["hbm_mem_bw"].origin == "assumed"  # nobody measured it
+
+
+def test_constant_is_copied_for_each_stream_that_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy queued on one stream is not there yet for another: it would read what memory held before."""
+    current, sent = SimpleNamespace(stream_id=1), []
+
+    def copy(device: torch.device, values: torch.Tensor) -> torch.Tensor:
+        sent.append(current.stream_id)
+        return values.clone()
+
+    monkeypatch.setattr(torch.accelerator, "current_stream", lambda _: current)
+    monkeypatch.setattr(devices, "sent_to", copy)
+    constant, device = Constant(torch.arange(3)), torch.device("cuda", 0)
+    on_first = constant.on(device)
+    current.stream_id = 2
+    assert constant.on(device) is not on_first
+    current.stream_id = 1
+    assert constant.on(device) is on_first
+    assert sent == [1, 2]
+
+
+def test_constant_on_the_host_is_the_values_themselves() -> None:
+    constant = Constant(torch.arange(3))
+    assert constant.on(torch.device("cpu")) is constant.values

@@ -143,3 +143,14 @@ def test_meeting_is_left_by_rank_0_last_since_its_process_may_serve_the_store(gr
         thread.join(TIMEOUT_S)
     assert events.index("rank 1 has left") < events.index("rank 2 has read") < events.index("rank 0 has left")
     assert [store.check([f"shardwright/meeting/place{end}"]) for end in ("", "/all", "/gone")] == [False] * 3
+
+
+def test_report_before_a_collective_that_all_came_to_is_of_no_lost_rank(group) -> None:
+    """A failure that all survived says nothing of the collective that is under way now."""
+    store = dist.HashStore()
+    reports, now = group(0, 2, store), time.time()
+    write_line(store, failure_reports._LOG, f"1 {now - 30.0} ids")
+    assert reports.lost(now - 10.0) == ""
+    assert reports.lost(now - 40.0) == "rank 1 failed in ids"
+    write_line(store, failure_reports._LOG, f"1 {now - 9.0} results")
+    assert reports.lost(now - 10.0) == "rank 1 failed in results"

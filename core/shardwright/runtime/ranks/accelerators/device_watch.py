@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import torch
-from attrs import define
+from attrs import define, field
 
 from shardwright.errors import DistributedError
 from shardwright.runtime.ranks.phases import Phases
@@ -45,12 +45,14 @@ class _Wait:
         label: collective that is waited for.
         is_reached: tells whether the device has come to the wait.
         is_passed: tells whether it has gone on.
+        begun: time when the host began it, s since the epoch.
         since: time when it was seen to have come, on the monotonic clock, s.
     """
 
     label: str
     is_reached: Query
     is_passed: Query
+    begun: float = field(factory=lambda: time.time(), init=False)
     since: float | None = None
 
     def waited_s(self, now: float) -> float:
@@ -77,7 +79,8 @@ class DeviceWatch:
 
     Args:
         marks: marks in the device's stream.
-        lost: returns the reason to believe that a rank will not come; empty for none.
+        lost: returns the reason to believe that a rank will not come, given the time when the last collective that all
+            came to began, s since the epoch; empty for none.
         failure: makes the error of a failed collective, as :meth:`Phases.failure`.
         abort: ends the device's collectives, so that the host no longer waits for them.
         limit_s: longest time that the device may wait for a collective, s.
@@ -86,7 +89,7 @@ class DeviceWatch:
     def __init__(
         self,
         marks: Marks,
-        lost: Callable[[], str],
+        lost: Callable[[float], str],
         failure: Callable[[str, RuntimeError, float], DistributedError],
         abort: Callable[[], None],
         limit_s: float,
@@ -94,6 +97,7 @@ class DeviceWatch:
         self._marks, self._lost, self._failure, self._abort = marks, lost, failure, abort
         self._limit_s = limit_s
         self._waits: deque[_Wait] = deque()
+        self._all_came = time.time()
         self._pulse: _Wait | None = None
         self._thread: threading.Thread | None = None
         self._error: tuple[str, RuntimeError] | None = None
@@ -152,7 +156,7 @@ class DeviceWatch:
         """
         now = time.monotonic()
         while self._waits and self._waits[0].is_passed():
-            self._waits.popleft()
+            self._all_came = self._waits.popleft().begun
         if self._waits:
             wait = self._waits[0]
             return self._goes_on(wait, wait.waited_s(now), asks=True)
@@ -165,7 +169,7 @@ class DeviceWatch:
         return self._goes_on(self._pulse, self._pulse.waited_s(now), asks=False)
 
     def _goes_on(self, wait: _Wait, waited_s: float, *, asks: bool) -> bool:
-        reason = self._lost() if asks and waited_s > _ASK_S else ""
+        reason = self._lost(self._all_came) if asks and waited_s > _ASK_S else ""
         if not reason and waited_s > self._limit_s:
             reason = f"the device had waited for it for {waited_s:.1f} s"
         if not reason or wait.is_passed():  # it may have come while the store was asked

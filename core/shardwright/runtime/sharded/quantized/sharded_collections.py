@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -82,86 +82,65 @@ class ShardedQuantEmbeddingCollection(_QuantizedShards, ShardedEmbeddingCollecti
         )
 
 
-_Sharded = TypeVar("_Sharded", bound=ShardedCollection)
+class _QuantizedSharder(ModuleSharder):
+    """The common part of sharders of quantised collections."""
 
+    sharded_type: ClassVar[type[ShardedCollection]]
+    """Class of the sharded collection."""
 
-def _specs(sharder: ModuleSharder, module: QuantizedCollection, path: str) -> list[TableSpec]:
-    return [
-        TableSpec.from_config(
-            config,
-            module=path,
+    def tables(self, module: nn.Module, path: str = "") -> list[TableSpec]:
+        """The specifications of the collection's tables: frozen, without optimizers."""
+        assert isinstance(module, QuantizedCollection)  # find_sharder
+        return [
+            TableSpec.from_config(
+                config,
+                module=path,
+                is_weighted=module.is_weighted(),
+                optimizer=None,
+                qcomms_config=self.qcomm_codecs_registry,
+                is_frozen=True,
+            )
+            for config in module.tables
+        ]
+
+    def shard(
+        self,
+        module: nn.Module,
+        params: Mapping[str, ParameterSharding],
+        env: ShardingEnv,
+        device: torch.device | str | None = None,
+        module_fqn: str | None = None,
+    ) -> ShardedCollection:
+        """See :meth:`ModuleSharder.shard`."""
+        assert isinstance(module, QuantizedCollection)  # find_sharder
+        made = shard_collection(
+            self.sharded_type,
+            self,
+            module,
+            params,
+            env,
+            device,
+            path=module_fqn or "",
             is_weighted=module.is_weighted(),
-            optimizer=None,
-            qcomms_config=sharder.qcomm_codecs_registry,
-            is_frozen=True,
         )
-        for config in module.tables
-    ]
-
-
-def _sharded(
-    kind: type[_Sharded],
-    sharder: ModuleSharder,
-    module: QuantizedCollection,
-    params: Mapping[str, ParameterSharding],
-    env: ShardingEnv,
-    device: torch.device | str | None,
-    path: str,
-) -> _Sharded:
-    made = shard_collection(
-        kind, sharder, module, params, env, device, path=path, is_weighted=module.is_weighted()
-    )
-    made.output_dtype = module.output_dtype
-    return made
+        made.output_dtype = module.output_dtype
+        if isinstance(made, ShardedQuantEmbeddingCollection):
+            assert isinstance(module, QuantEmbeddingCollection)  # of which it is the sharded form
+            made.need_indices = module.need_indices()
+        return made
 
 
 @register_sharder
-class QuantEmbeddingBagCollectionSharder(ModuleSharder):
+class QuantEmbeddingBagCollectionSharder(_QuantizedSharder):
     """Shards :class:`QuantEmbeddingBagCollection`."""
 
     module_type: ClassVar[type[nn.Module]] = QuantEmbeddingBagCollection
-
-    def tables(self, module: nn.Module, path: str = "") -> list[TableSpec]:
-        """The specifications of the collection's tables: frozen, without optimizers."""
-        assert isinstance(module, QuantEmbeddingBagCollection)  # find_sharder
-        return _specs(self, module, path)
-
-    def shard(
-        self,
-        module: nn.Module,
-        params: Mapping[str, ParameterSharding],
-        env: ShardingEnv,
-        device: torch.device | str | None = None,
-        module_fqn: str | None = None,
-    ) -> ShardedQuantEmbeddingBagCollection:
-        """See :meth:`ModuleSharder.shard`."""
-        assert isinstance(module, QuantEmbeddingBagCollection)  # find_sharder
-        kind = ShardedQuantEmbeddingBagCollection
-        return _sharded(kind, self, module, params, env, device, module_fqn or "")
+    sharded_type: ClassVar[type[ShardedCollection]] = ShardedQuantEmbeddingBagCollection
 
 
 @register_sharder
-class QuantEmbeddingCollectionSharder(ModuleSharder):
+class QuantEmbeddingCollectionSharder(_QuantizedSharder):
     """Shards :class:`QuantEmbeddingCollection`."""
 
     module_type: ClassVar[type[nn.Module]] = QuantEmbeddingCollection
-
-    def tables(self, module: nn.Module, path: str = "") -> list[TableSpec]:
-        """The specifications of the collection's tables: frozen, without optimizers."""
-        assert isinstance(module, QuantEmbeddingCollection)  # find_sharder
-        return _specs(self, module, path)
-
-    def shard(
-        self,
-        module: nn.Module,
-        params: Mapping[str, ParameterSharding],
-        env: ShardingEnv,
-        device: torch.device | str | None = None,
-        module_fqn: str | None = None,
-    ) -> ShardedQuantEmbeddingCollection:
-        """See :meth:`ModuleSharder.shard`."""
-        assert isinstance(module, QuantEmbeddingCollection)  # find_sharder
-        kind = ShardedQuantEmbeddingCollection
-        made = _sharded(kind, self, module, params, env, device, module_fqn or "")
-        made.need_indices = module.need_indices()
-        return made
+    sharded_type: ClassVar[type[ShardedCollection]] = ShardedQuantEmbeddingCollection

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from shardwright.errors import InvalidInputError, nearest
 from shardwright.planning.layouts.blocks import Ints
-from shardwright.runtime.ranks.devices import is_host, read_on_host, sent_to
+from shardwright.runtime.ranks.devices import Constant, is_host, read_on_host, sent_to
 from shardwright.runtime.step.collection import Collection, FeatureBatch
 from shardwright.runtime.step.segments import filled_up, index_of, starts_of, take
 from shardwright.settings import CHECKS_VARIABLE
@@ -115,14 +115,16 @@ class _Keys:
     highest: Tensor
     extra: tuple[str, ...]
     extra_word: int
-    _sent: dict[torch.device, tuple[Tensor, Tensor]] = field(factory=dict, init=False)
+    _constants: tuple[Constant, Constant] = field(init=False)
+
+    @_constants.default
+    def _both(self) -> tuple[Constant, Constant]:
+        return Constant(self.highest), Constant(np.array(self.places, dtype=np.int64))
 
     def on(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """``highest`` and ``places`` on a device, which they are copied to once."""
-        if device not in self._sent:
-            places = torch.tensor(self.places, dtype=torch.int64, device="cpu")
-            self._sent[device] = (sent_to(device, self.highest), sent_to(device, places))
-        return self._sent[device]
+        highest, places = self._constants
+        return highest.on(device), places.on(device)
 
 
 class BatchReader:

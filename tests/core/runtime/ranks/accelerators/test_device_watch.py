@@ -39,7 +39,7 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return clock
 
 
-def watch_over(stream: Stream, lost: Callable[[], str] = lambda: "") -> tuple[DeviceWatch, mock.Mock]:
+def watch_over(stream: Stream, lost: Callable[[float], str] = lambda _: "") -> tuple[DeviceWatch, mock.Mock]:
     abort = mock.Mock()
 
     def failure(collective: str, error: RuntimeError, since: float) -> DistributedError:
@@ -68,7 +68,7 @@ def test_collective_that_the_device_does_not_get_past_is_an_error_at_the_next_ca
 
 def test_lost_rank_is_noticed_before_the_time_out(now: list[float]) -> None:
     stream = Stream()
-    watch, _ = watch_over(stream, lambda: "the process of rank 1 has ended")
+    watch, _ = watch_over(stream, lambda _: "the process of rank 1 has ended")
     watch.wait("it", stream)
     assert watch.look()
     now[0] += 1.5
@@ -79,7 +79,9 @@ def test_lost_rank_is_noticed_before_the_time_out(now: list[float]) -> None:
 
 def test_long_computation_before_a_collective_is_no_fault_of_another_rank(now: list[float]) -> None:
     stream = Stream()
-    watch, abort = watch_over(stream, lambda: "the process of rank 1 has ended")  # after its last collective
+    watch, abort = watch_over(
+        stream, lambda _: "the process of rank 1 has ended"
+    )  # after its last collective
     stream.queued += 1  # the computation
     watch.wait("it", stream)
     for _ in range(5):
@@ -95,7 +97,7 @@ def test_long_computation_before_a_collective_is_no_fault_of_another_rank(now: l
 
 def test_other_collectives_of_the_device_are_an_error_at_the_limit(now: list[float]) -> None:
     stream = Stream()
-    watch, _ = watch_over(stream, lambda: "never asked")
+    watch, _ = watch_over(stream, lambda _: "never asked")
     watch.wait("it", stream)
     stream.done = 1
     stream.queued += 1  # such as an average of gradients
@@ -106,3 +108,24 @@ def test_other_collectives_of_the_device_are_an_error_at_the_limit(now: list[flo
     assert not watch.look()
     with pytest.raises(DistributedError, match="the device's other work since 100: the device had waited"):
         watch.check()
+
+
+def test_ranks_are_asked_for_since_the_last_collective_that_all_came_to(
+    now: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank whose failure was survived is not lost: it has come to a collective since."""
+    clock = [5000.0]
+    monkeypatch.setattr(time, "time", lambda: clock[0])
+    asked: list[float] = []
+    stream = Stream()
+    watch, _ = watch_over(stream, lambda since: asked.append(since) or "")
+    clock[0] = 5040.0
+    watch.wait("one that ends", stream)
+    stream.done = stream.queued
+    assert watch.look()
+    clock[0] = 5050.0
+    watch.wait("one under way", stream)
+    assert watch.look()
+    now[0] += 2.0
+    assert watch.look()
+    assert asked == [5040.0]

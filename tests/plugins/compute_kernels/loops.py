@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
 import torch
 
+from shardwright import _fbgemm
 from shardwright.contracts import ComputeKernel
 from shardwright.contracts.lookup import BlockSpec, Lookup
 from shardwright.host import host
@@ -30,12 +32,26 @@ __all__ = [
     "built",
     "draw_batch",
     "draw_sequences",
+    "is_here",
     "kernel_names",
     "kernel_of",
+    "skip_unless_here",
     "supports",
 ]
 
 ON_CUDA_ONLY = {"fused_triton", "fused_uvm", "fused_uvm_caching", "pinned_caching"}
+_BY_FBGEMM = {"fused", "quant_fbgemm"}
+
+
+def is_here(kernel: str | None) -> bool:
+    """True unless a kernel is FBGEMM's, and FBGEMM cannot be used."""
+    return kernel not in _BY_FBGEMM or _fbgemm.available()
+
+
+def skip_unless_here(kernel: str) -> None:
+    """Skip the test of a kernel whose library cannot be used."""
+    if not is_here(kernel):
+        pytest.skip(f"{kernel} needs FBGEMM: {_fbgemm.reason()}")
 
 
 def kernel_names(device: str = "cpu") -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 import pytest
-from tests.plugins.compute_kernels.loops import kernel_names, kernel_of
+from tests.plugins.compute_kernels.loops import kernel_names, kernel_of, skip_unless_here
 
 from shardwright.contracts import ComputeKernel
 from shardwright.contracts.compute_kernel import KernelRequest
@@ -22,6 +22,7 @@ def request_for(**changes: Any) -> KernelRequest:
 
 @pytest.mark.parametrize("kernel", kernel_names())
 def test_supports_plain_sgd_on_the_cpu(kernel: str) -> None:
+    skip_unless_here(kernel)
     assert kernel_of(kernel).supports(request_for()) is True
 
 
@@ -115,6 +116,7 @@ def test_supports_refuses_with_its_reason(kernel: str, changes: dict[str, Any], 
     ],
 )
 def test_supports_what_it_can_do(kernel: str, changes: dict[str, Any]) -> None:
+    skip_unless_here(kernel)
     assert kernel_of(kernel).supports(request_for(**changes)) is True
 
 

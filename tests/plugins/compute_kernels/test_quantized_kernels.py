@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from tests.plugins.compute_kernels.loops import kernel_of
+from tests.plugins.compute_kernels.loops import is_here, kernel_of, skip_unless_here
 from tests.quantized_tables import outputs, tables_of
 
 import shardwright as sw
@@ -103,6 +103,7 @@ def test_numba_refuses_an_id_that_is_no_row(wrong: int) -> None:
     ],
 )
 def test_supports_refuses_with_its_reason(kernel: str, changes: dict[str, Any], reason: str) -> None:
+    skip_unless_here(kernel)
     plain = KernelRequest("cpu", DataType.INT8, 16, 16, is_frozen=True, on_this_machine=True)
     assert kernel_of(kernel).supports(plain) is True
     assert reason in str(kernel_of(kernel).supports(attrs.evolve(plain, **changes)))
@@ -135,6 +136,7 @@ def model(pooling: str, *, is_weighted: bool = False) -> Any:
 def test_unsharded_collection_gives_the_same_by_every_kernel(
     monkeypatch: pytest.MonkeyPatch, kernel: str, keys: list[str], pooling: str, is_weighted: bool
 ) -> None:
+    skip_unless_here(kernel)
     quantised = sw.quantize_embeddings(
         model(pooling, is_weighted=is_weighted), "INT8", per_table={"b": "INT4"}, output_dtype="FP16"
     )
@@ -160,7 +162,7 @@ def test_unsharded_collection_looks_up_what_was_loaded_and_names_what_is_wrong()
     quantised = sw.quantize_embeddings(model("SUM"))
     batch = sw.KeyedJaggedTensor.from_lists({"f": [[1, 2], [6]], "g": [[], [10]], "h": [[4], []]})
     before = outputs(quantised(batch))
-    for name in ("quant_fbgemm", "quant_torch", None):
+    for name in filter(is_here, ("quant_fbgemm", "quant_torch", None)):
         quantised.use_kernel(name)
         torch.testing.assert_close(outputs(quantised(batch)), before)
     changed = {name: torch.zeros_like(value) for name, value in quantised.state_dict().items()}
@@ -170,7 +172,7 @@ def test_unsharded_collection_looks_up_what_was_loaded_and_names_what_is_wrong()
     quantised.load_state_dict(kept)
     assert torch.equal(outputs(quantised(batch)), before)
     wrong = sw.KeyedJaggedTensor.from_lists({"f": [[1, 2], [7]], "g": [[], [10]], "h": [[4], []]})
-    for name in ("quant_fbgemm", "quant_torch", "quant_numba"):
+    for name in filter(is_here, ("quant_fbgemm", "quant_torch", "quant_numba")):
         quantised.use_kernel(name)
         with pytest.raises(sw.InvalidInputError, match=r"feature 'f': id 7 .* is no row of table 'b'"):
             quantised(wrong)

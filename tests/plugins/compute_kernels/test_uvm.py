@@ -7,7 +7,14 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from tests.plugins.compute_kernels.loops import OPTIMIZERS, block_spec, built, draw_batch, kernel_of
+from tests.plugins.compute_kernels.loops import (
+    OPTIMIZERS,
+    block_spec,
+    built,
+    draw_batch,
+    kernel_of,
+    skip_unless_here,
+)
 from tests.plugins.compute_kernels.test_declarations import request_for
 from tests.plugins.compute_kernels.test_lookups import CLOSE, gradient_for, spec_of
 
@@ -144,6 +151,7 @@ def test_extras_bring_the_planned_cache_back() -> None:
 def test_cached_lookup_over_host_tables_trains_as_loops_and_counts_its_passes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    skip_unless_here("fused")
     """What the lookup adds to FBGEMM's tables, here without a device: when they are flushed and emptied."""
     from shardwright_plugins.compute_kernels.fbgemm import _fused_lookup, _uvm_lookup
 
@@ -187,6 +195,7 @@ def test_cached_lookup_over_host_tables_trains_as_loops_and_counts_its_passes(
 def test_cached_lookup_looks_up_again_what_another_batch_may_have_driven_from_the_cache(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    skip_unless_here("fused")
     """FBGEMM updates rows where the forward pass found them, which need not be their places any more."""
     from shardwright_plugins.compute_kernels.fbgemm import _fused_lookup, _uvm_lookup
 

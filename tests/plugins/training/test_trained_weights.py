@@ -10,6 +10,7 @@ from torch import Tensor
 
 import shardwright as sw
 from shardwright.host.plugin_host import host
+from shardwright.runtime.step.backward import weight_gradients as backward
 from shardwright.testing.equality.cases import VARIABLE, Case, Table, shardings_of
 from shardwright.testing.simulated import run_simulated
 
@@ -145,3 +146,8 @@ def test_weights_of_ids_train_where_tables_are_frozen(kind: str, still: tuple[st
 def test_weights_of_ids_train_where_tables_are_updated_in_the_step() -> None:
     own = case("column_wise", "fused_numba", (3, 2))
     check(own, update="in_step")
+
+
+def test_rows_are_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backward, "_ON_HOST", 20)  # two rows of 8 columns at once, five of 4
+    check(case("row_wise", "fused_torch", (3, 2)))

@@ -14,11 +14,13 @@ from torch.nn import functional
 
 from shardwright.arguments import brief
 from shardwright.errors import InvalidInputError, UnknownNameError, nearest
-from shardwright.planning.tables.spec import EmbeddingBagConfig, EmbeddingConfig, PoolingType
+from shardwright.planning.tables.spec import EmbeddingBagConfig, EmbeddingConfig
 from shardwright.sparse import JaggedTensor, KeyedJaggedTensor
 
 __all__ = [
     "bags_of_feature",
+    "evenly_bagged",
+    "integers",
     "look_up",
     "look_up_and_pool",
     "pooled_outputs",
@@ -91,13 +93,25 @@ def weights_of_ids(bags: JaggedTensor, feature: str, table: EmbeddingConfig) -> 
     return weights.float()
 
 
+def evenly_bagged(features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
+    """The bags of each feature, of the same samples: a graph has no way for batch sizes of their own."""
+    assert not features.variable_stride_per_key(), "features of a graph cannot have batch sizes of their own"
+    return features.to_dict()
+
+
+def integers(ids: Tensor) -> Tensor:
+    """The ids, if they are integers: floats would be cut silently where nothing else is checked."""
+    assert not ids.is_floating_point(), "ids are floats: convert them, .long()"
+    return ids
+
+
 def look_up(weight: Tensor, ids: Tensor) -> Tensor:
     """The rows of ``ids``, float32 whatever the table's type: ``[V, D]``."""
     return functional.embedding(ids.long(), weight).float()
 
 
 def look_up_and_pool(
-    weight: Tensor, ids: Tensor, offsets: Tensor, weights: Tensor | None, pooling: PoolingType
+    weight: Tensor, ids: Tensor, offsets: Tensor, weights: Tensor | None, is_mean: bool
 ) -> Tensor:
     """Sum or average the rows of each bag, in float32; an empty bag gives zeros.
 
@@ -109,7 +123,7 @@ def look_up_and_pool(
         ids: ``[V]``.
         offsets: ``[B + 1]``, where each bag begins, and the end of the last.
         weights: ``[V]`` float32, or ``None`` for ones.
-        pooling: ``SUM`` or ``MEAN``.
+        is_mean: sums are divided by the numbers of their rows.
 
     Returns:
         ``[B, D]``, float32.
@@ -121,9 +135,9 @@ def look_up_and_pool(
     sums = functional.embedding_bag(
         ids, weight, offsets, mode="sum", per_sample_weights=weights, include_last_offset=True
     )
-    if pooling is PoolingType.SUM:
-        return sums
-    return sums / offsets.diff().clamp(min=1).unsqueeze(1)
+    if is_mean:
+        return sums / offsets.diff().clamp(min=1).unsqueeze(1)
+    return sums
 
 
 def pooled_outputs(

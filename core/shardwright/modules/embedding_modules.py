@@ -1,27 +1,36 @@
 """`EmbeddingBagCollection` and `EmbeddingCollection`: several embedding tables as one module.
 
 They are plain and exact rather than fast: prototypes for the user, the reference for the sharded modules.
-"""
 
-from __future__ import annotations
+TorchScript and `torch.fx` read annotations, so they are no text here.
+"""
 
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
+import torch.fx
 from torch import Tensor, nn
 
 from shardwright.arguments import checked_only
 from shardwright.errors import InvalidInputError
-from shardwright.modules._lookup import look_up, look_up_and_pool, pooled_outputs, sequence_outputs
+from shardwright.modules._lookup import (
+    evenly_bagged,
+    integers,
+    look_up,
+    look_up_and_pool,
+    pooled_outputs,
+    sequence_outputs,
+)
 from shardwright.modules.embedding_configs import dtype_of
 from shardwright.optim.optimizers import copy_in_backward_optimizers
 from shardwright.planning.tables.spec import (
     EmbeddingBagConfig,
     EmbeddingConfig,
+    PoolingType,
     check_tables,
     embedding_names,
 )
@@ -29,6 +38,10 @@ from shardwright.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 from shardwright.ways import ways
 
 __all__ = ["EmbeddingBagCollection", "EmbeddingCollection", "TableCollection"]
+
+# Nodes of a trace as they are: they look at what a batch or a table is.
+for _name in ("evenly_bagged", "integers", "look_up", "look_up_and_pool"):
+    torch.fx.wrap(_name)
 
 
 class TableCollection(nn.Module, ABC):
@@ -39,14 +52,17 @@ class TableCollection(nn.Module, ABC):
         kind: class that the configurations must have.
     """
 
+    __jit_unused_properties__: ClassVar[list[str]] = ["tables", "device"]
+
     def __init__(self, tables: Sequence[EmbeddingConfig], kind: type[EmbeddingConfig]) -> None:
         super().__init__()
         _check_kind(type(self).__name__, tables, kind)
         check_tables(tables)
         names = embedding_names({table.name: table.feature_names for table in tables})
         self._embedding_names_by_table = [names[table.name] for table in tables]
+        self._features_by_table = [list(table.feature_names) for table in tables]
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> TableCollection:
+    def __deepcopy__(self, memo: dict[int, Any]) -> "TableCollection":
         """A copy whose weights have their optimizers in the backward pass, too: torch copies parameters without."""
         copied = type(self).__new__(type(self))
         memo[id(self)] = copied
@@ -157,6 +173,14 @@ class EmbeddingBagCollection(TableCollection):
             InvalidInputError: an id is out of range, the collection is weighted and the input is not, or features have
                 different batch sizes and the input no inverse indices.
         """
+        if torch.jit.is_scripting():  # type: ignore[attr-defined]
+            return self._in_graph(features)
+        else:  # TorchScript would compile what stands below the condition
+            return self._checked(features)
+
+    def _checked(self, features: Any) -> KeyedTensor:
+        if isinstance(features, torch.fx.Proxy):  # a trace: there is no batch yet that could be checked
+            return self._in_graph(features)  # type: ignore[arg-type]
         if isinstance(features, KeyedJaggedTensor) and features.values().is_meta:
             return self._on_meta(features)
         pooled = pooled_outputs(
@@ -168,10 +192,29 @@ class EmbeddingBagCollection(TableCollection):
             values=torch.cat(pooled, dim=1),
         )
 
+    def _in_graph(self, features: KeyedJaggedTensor) -> KeyedTensor:
+        """Pool by statements that TorchScript compiles, and `torch.fx` takes down."""
+        bags = evenly_bagged(features)
+        names: list[str] = []
+        dims: list[int] = []
+        pooled: list[Tensor] = []
+        for number, table in enumerate(self.embedding_bags.values()):
+            for place, feature in enumerate(self._features_by_table[number]):
+                own = bags[feature]
+                weights: Tensor | None = None
+                if self._is_weighted:
+                    weights = own.weights().float()
+                ids, is_mean = integers(own.values()), table.mode == "mean"
+                pooled.append(look_up_and_pool(table.weight, ids, own.offsets(), weights, is_mean))  # type: ignore[arg-type]
+                names.append(self._embedding_names_by_table[number][place])
+                dims.append(table.embedding_dim)  # type: ignore[arg-type]
+        return KeyedTensor(names, dims, torch.cat(pooled, dim=1))
+
     def _pooled(
         self, table: EmbeddingBagConfig, ids: Tensor, offsets: Tensor, weights: Tensor | None
     ) -> Tensor:
-        return look_up_and_pool(self.table_weight(table.name), ids, offsets, weights, table.pooling)
+        is_mean = table.pooling is PoolingType.MEAN
+        return look_up_and_pool(self.table_weight(table.name), ids, offsets, weights, is_mean)
 
     def _on_meta(self, features: KeyedJaggedTensor) -> KeyedTensor:
         """The shape of the output for a batch on ``meta``, which says how many examples there are, not how many ids."""
@@ -257,6 +300,14 @@ class EmbeddingCollection(TableCollection):
             UnknownNameError: a feature is missing.
             InvalidInputError: an id is out of range.
         """
+        if torch.jit.is_scripting():  # type: ignore[attr-defined]
+            return self._in_graph(features)
+        else:  # TorchScript would compile what stands below the condition
+            return self._checked(features)
+
+    def _checked(self, features: Any) -> dict[str, JaggedTensor]:
+        if isinstance(features, torch.fx.Proxy):  # a trace: there is no batch yet that could be checked
+            return self._in_graph(features)  # type: ignore[arg-type]
         found = sequence_outputs(type(self).__name__, features, self.tables, self._rows)
         return {
             name: JaggedTensor(
@@ -264,6 +315,22 @@ class EmbeddingCollection(TableCollection):
             )
             for name, (bags, rows) in zip(self.embedding_names(), found, strict=True)
         }
+
+    def _in_graph(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
+        """Look up by statements that TorchScript compiles, and `torch.fx` takes down."""
+        bags = features.to_dict()
+        found: dict[str, JaggedTensor] = {}
+        for number, table in enumerate(self.embeddings.values()):
+            for place, feature in enumerate(self._features_by_table[number]):
+                own = bags[feature]
+                ids = own.values()
+                indices: Tensor | None = None
+                if self._need_indices:
+                    indices = ids
+                rows = look_up(table.weight, integers(ids))  # type: ignore[arg-type]
+                name = self._embedding_names_by_table[number][place]
+                found[name] = JaggedTensor(rows, indices, own.lengths())
+        return found
 
     def _rows(self, table: EmbeddingConfig, ids: Tensor) -> Tensor:
         return look_up(self.table_weight(table.name), ids)

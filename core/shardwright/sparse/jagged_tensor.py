@@ -111,6 +111,7 @@ class JaggedTensor(Jagged):
         )
 
     @staticmethod
+    @scripted
     @traced
     @checked
     def empty_like(jt: JaggedTensor, device: torch.device | str | None = None) -> JaggedTensor:
@@ -131,6 +132,7 @@ class JaggedTensor(Jagged):
         )
 
     @staticmethod
+    @scripted
     @traced
     @checked
     def from_dense(values: Sequence[Tensor], weights: Sequence[Tensor] | None = None) -> JaggedTensor:
@@ -162,6 +164,7 @@ class JaggedTensor(Jagged):
         )
 
     @staticmethod
+    @scripted
     @traced
     @checked
     def from_dense_lengths(values: Tensor, lengths: Tensor, weights: Tensor | None = None) -> JaggedTensor:

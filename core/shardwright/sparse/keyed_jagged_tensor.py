@@ -328,6 +328,7 @@ class KeyedJaggedTensor(Jagged):
         return KeyedJaggedTensor(list(ids), **_foreign.joined(owner, ids, weights)).sync()
 
     @staticmethod
+    @scripted
     @traced
     @checked
     def from_jt_dict(
@@ -655,6 +656,7 @@ class KeyedJaggedTensor(Jagged):
         return tensors if weights is None else [*tensors, weights]
 
     @staticmethod
+    @scripted
     @traced
     @checked
     def dist_init(

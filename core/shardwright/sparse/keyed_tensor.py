@@ -12,7 +12,7 @@ from torch import Tensor
 from shardwright.arguments import checked, checked_only
 from shardwright.errors import InvalidInputError
 from shardwright.sparse import _ops, _text, _tree, _validation
-from shardwright.sparse._traces import TracedMeta, traced
+from shardwright.sparse._traces import TracedMeta, scripted, traced
 
 _NAME = "KeyedTensor"
 
@@ -114,6 +114,7 @@ class KeyedTensor(metaclass=TracedMeta):
         return self
 
     @staticmethod
+    @scripted
     @traced
     @checked
     def from_tensor_list(
@@ -148,6 +149,7 @@ class KeyedTensor(metaclass=TracedMeta):
         return KeyedTensor(keys, lengths, torch.cat(list(tensors), dim=key_dim), key_dim)
 
     @staticmethod
+    @scripted
     @traced
     @checked
     def regroup(keyed_tensors: Sequence[KeyedTensor], groups: Sequence[Sequence[str]]) -> list[Tensor]:
@@ -173,6 +175,7 @@ class KeyedTensor(metaclass=TracedMeta):
         return [_gather(keyed_tensors, [_place(places, key) for key in group], dim) for group in groups]
 
     @staticmethod
+    @scripted
     @traced
     @checked
     def regroup_as_dict(

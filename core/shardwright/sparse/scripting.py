@@ -10,35 +10,33 @@ TorchScript reads annotations, so they are no text here.
 Legend: F keys, B samples.
 """
 
+import inspect
+import warnings
 from collections.abc import Callable
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional, TypeVar
 
 import torch
 from torch import Tensor
 from torch.jit import _state
 from torch.nn import functional
 
+from shardwright.errors import UnsupportedError
 from shardwright.sparse.jagged_tensor import JaggedTensor
 from shardwright.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from shardwright.sparse.keyed_tensor import KeyedTensor
 
 __all__ = ["function_for", "register_script_types"]
 
+_C = TypeVar("_C", bound=type[Any])
 
-class ScriptJaggedTensor:
-    """`JaggedTensor` in TorchScript."""
 
-    def __init__(
-        self,
-        values: Tensor,
-        weights: Tensor | None = None,
-        lengths: Tensor | None = None,
-        offsets: Tensor | None = None,
-    ):
-        self._values: Tensor = values
-        self._weights: Tensor | None = weights
-        self._lengths: Tensor | None = lengths
-        self._offsets: Tensor | None = offsets
+class _JaggedMethods:
+    """The methods that both jagged types have."""
+
+    _values: Tensor
+    _weights: Tensor | None
+    _lengths: Tensor | None
+    _offsets: Tensor | None
 
     def values(self) -> Tensor:
         """The values of all bags."""
@@ -71,20 +69,72 @@ class ScriptJaggedTensor:
         """Start of each bag, and end of the last."""
         offsets = self._offsets
         if offsets is None:
-            return functional.pad(torch.cumsum(self.lengths(), 0), [1, 0])
+            lengths = self.lengths()
+            return functional.pad(torch.cumsum(lengths, 0, dtype=lengths.dtype), [1, 0])
         return offsets
 
     def offsets_or_none(self) -> Tensor | None:
         """The offsets, if they were given."""
         return self._offsets
 
+    def device(self) -> torch.device:
+        """Device of the values."""
+        return self._values.device
+
+
+def _with_jagged_methods(owner: _C) -> _C:
+    """Put the methods of `_JaggedMethods` into a class: classes of TorchScript inherit nothing."""
+    for name, method in vars(_JaggedMethods).items():
+        if inspect.isfunction(method):
+            setattr(owner, name, method)
+    return owner
+
+
+if TYPE_CHECKING:
+    _Shared = _JaggedMethods
+else:
+    _Shared = object
+
+
+@_with_jagged_methods
+class ScriptJaggedTensor(_Shared):
+    """`JaggedTensor` in TorchScript."""
+
+    def __init__(
+        self,
+        values: Tensor,
+        weights: Tensor | None = None,
+        lengths: Tensor | None = None,
+        offsets: Tensor | None = None,
+    ):
+        self._values: Tensor = values
+        self._weights: Tensor | None = weights
+        self._lengths: Tensor | None = lengths
+        self._offsets: Tensor | None = offsets
+
     def to_dense(self) -> list[Tensor]:
         """Each bag as a tensor of its own."""
-        lengths: list[int] = self.lengths().tolist()
-        return list(torch.split(self._values, lengths))
+        sizes: list[int] = self.lengths().tolist()
+        return list(torch.split(self._values, sizes))
+
+    def to_padded_dense(self, desired_length: int | None = None, padding_value: float = 0.0) -> Tensor:
+        """One row per bag, padded or cut to the same width: ``[B, width]`` or ``[B, width, D]``."""
+        values, offsets, lengths = self._values, self.offsets(), self.lengths()
+        width = 0
+        if desired_length is not None:
+            width = desired_length
+        elif lengths.numel() > 0:
+            width = int(lengths.max())
+        column = torch.arange(width, device=values.device).unsqueeze(0)
+        is_there = column < lengths.unsqueeze(1)
+        # The place behind the last value stands for those that are not there.
+        places = torch.where(is_there, offsets[:-1].unsqueeze(1) + column, values.shape[0])
+        padding = values.new_full([1] + list(values.shape[1:]), padding_value)  # noqa: RUF005
+        return torch.cat([values, padding])[places]
 
 
-class ScriptKeyedJaggedTensor:
+@_with_jagged_methods
+class ScriptKeyedJaggedTensor(_Shared):
     """`KeyedJaggedTensor` in TorchScript; all features have the same samples."""
 
     def __init__(
@@ -123,43 +173,13 @@ class ScriptKeyedJaggedTensor:
         """Number of samples."""
         return self._stride
 
-    def values(self) -> Tensor:
-        """The ids of all features."""
-        return self._values
+    def stride_per_key(self) -> list[int]:
+        """Number of samples of each feature."""
+        return [self._stride] * len(self._keys)
 
-    def weights_or_none(self) -> Tensor | None:
-        """The weight of each id, if there are any."""
-        return self._weights
-
-    def weights(self) -> Tensor:
-        """The weight of each id."""
-        weights = self._weights
-        assert weights is not None, "the ids have no weights"
-        return weights
-
-    def lengths(self) -> Tensor:
-        """Number of ids in each bag."""
-        lengths = self._lengths
-        if lengths is None:
-            offsets = self._offsets
-            assert offsets is not None
-            return offsets.diff()
-        return lengths
-
-    def lengths_or_none(self) -> Tensor | None:
-        """The lengths, if they were given."""
-        return self._lengths
-
-    def offsets(self) -> Tensor:
-        """Start of each bag, and end of the last."""
-        offsets = self._offsets
-        if offsets is None:
-            return functional.pad(torch.cumsum(self.lengths(), 0), [1, 0])
-        return offsets
-
-    def offsets_or_none(self) -> Tensor | None:
-        """The offsets, if they were given."""
-        return self._offsets
+    def variable_stride_per_key(self) -> bool:
+        """False: all features have the same samples."""
+        return False
 
     def length_per_key(self) -> list[int]:
         """Number of ids of each feature."""
@@ -196,6 +216,24 @@ class ScriptKeyedJaggedTensor:
             torch.cat([self._values[:0]] + [values[index] for index in indices]),
             weights,
             torch.cat([lengths.flatten()[:0]] + [lengths[index] for index in indices]),
+            None,
+            self._stride,
+        )
+
+    def sync(self) -> "ScriptKeyedJaggedTensor":
+        """The batch itself: sizes are read where they are asked for."""
+        return self
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> "ScriptKeyedJaggedTensor":
+        """The batch on a device."""
+        weights = self._weights
+        if weights is not None:
+            weights = weights.to(device, non_blocking=non_blocking)
+        return ScriptKeyedJaggedTensor(
+            self._keys,
+            self._values.to(device, non_blocking=non_blocking),
+            weights,
+            self.lengths().to(device, non_blocking=non_blocking),
             None,
             self._stride,
         )
@@ -242,9 +280,20 @@ class ScriptKeyedTensor:
         """All columns."""
         return self._values
 
+    def offset_per_key(self) -> list[int]:
+        """First column of each, and end of the last."""
+        starts = [0]
+        for length in self._length_per_key:
+            starts.append(starts[-1] + length)
+        return starts
+
     def key_dim(self) -> int:
         """Dimension along which the keys lie."""
         return self._key_dim
+
+    def device(self) -> torch.device:
+        """Device of the values."""
+        return self._values.device
 
     def to_dict(self) -> dict[str, Tensor]:
         """The tensor of each name."""
@@ -345,14 +394,73 @@ def concat(kjt_list: list[KeyedJaggedTensor]) -> KeyedJaggedTensor:
     )
 
 
+def jagged_from_dense(values: list[Tensor], weights: list[Tensor] | None = None) -> JaggedTensor:
+    """`JaggedTensor.from_dense`."""
+    sizes: list[int] = []
+    for bag in values:
+        sizes.append(bag.shape[0])
+    lengths = torch.tensor(sizes, dtype=torch.int32, device=values[0].device)
+    joined: Tensor | None = None
+    if weights is not None:
+        joined = torch.cat(weights)
+    return JaggedTensor(torch.cat(values), joined, lengths)
+
+
+def from_jt_dict(jt_dict: dict[str, JaggedTensor]) -> KeyedJaggedTensor:
+    """`KeyedJaggedTensor.from_jt_dict`."""
+    parts: list[KeyedJaggedTensor] = []
+    for key, bags in jt_dict.items():
+        parts.append(KeyedJaggedTensor([key], bags.values(), bags.weights_or_none(), bags.lengths()))
+    return concat(parts)
+
+
+def from_tensor_list(keys: list[str], tensors: list[Tensor], key_dim: int = 1) -> KeyedTensor:
+    """`KeyedTensor.from_tensor_list`."""
+    columns: list[int] = []
+    for tensor in tensors:
+        columns.append(tensor.shape[key_dim])
+    return KeyedTensor(keys, columns, torch.cat(tensors, key_dim), key_dim)
+
+
+def regroup(keyed_tensors: list[KeyedTensor], groups: list[list[str]]) -> list[Tensor]:
+    """`KeyedTensor.regroup`."""
+    by_name = [keyed.to_dict() for keyed in keyed_tensors]
+    found: list[Tensor] = []
+    for group in groups:
+        parts: list[Tensor] = []
+        for key in group:
+            count = len(parts)
+            for one in by_name:
+                if key in one:
+                    parts.append(one[key])
+            assert len(parts) == count + 1, "not one keyed tensor has it, but none or several: " + key
+        found.append(torch.cat(parts, keyed_tensors[0].key_dim()))
+    return found
+
+
+def regroup_as_dict(
+    keyed_tensors: list[KeyedTensor], groups: list[list[str]], keys: list[str]
+) -> dict[str, Tensor]:
+    """`KeyedTensor.regroup_as_dict`."""
+    found: dict[str, Tensor] = {}
+    for key, group in zip(keys, regroup(keyed_tensors, groups)):  # noqa: B905 - TorchScript has no strict=
+        found[key] = group
+    return found
+
+
 # Functions of our types -> what TorchScript compiles where code calls them.
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "JaggedTensor.empty": empty_jagged,
+    "JaggedTensor.from_dense": jagged_from_dense,
     "KeyedJaggedTensor.concat": concat,
     "KeyedJaggedTensor.empty": empty_keyed,
     "KeyedJaggedTensor.empty_like": empty_like_keyed,
+    "KeyedJaggedTensor.from_jt_dict": from_jt_dict,
     "KeyedJaggedTensor.from_lengths_sync": from_lengths,
     "KeyedJaggedTensor.from_offsets_sync": from_offsets,
+    "KeyedTensor.from_tensor_list": from_tensor_list,
+    "KeyedTensor.regroup": regroup,
+    "KeyedTensor.regroup_as_dict": regroup_as_dict,
 }
 
 
@@ -361,8 +469,15 @@ def function_for(name: str) -> Callable[..., Any]:
 
     Args:
         name: the class and the function of ours.
+
+    Raises:
+        UnsupportedError: TorchScript has no such function.
     """
     register_script_types()
+    if name not in _FUNCTIONS:
+        raise UnsupportedError(
+            f"TorchScript has no {name}; of functions that make sparse types it has {', '.join(_FUNCTIONS)}"
+        )
     return _FUNCTIONS[name]
 
 
@@ -387,6 +502,10 @@ def register_script_types() -> None:
         # The class has the name of ours there, which code that constructs one of ours looks up.
         name = torch._jit_internal._qualified_name(ours)
         script._jit_override_qualname = name
-        torch.jit.script(script)
+        with warnings.catch_warnings():
+            warnings.simplefilter(
+                "ignore"
+            )  # torch's, that TorchScript is deprecated: it is said of the user's code
+            torch.jit.script(script)
         _state._add_script_class(ours, _state._script_classes[script])
         _state._name_to_pyclass[name] = ours

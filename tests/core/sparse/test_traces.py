@@ -1,7 +1,5 @@
 """Traces of `torch.fx`, where making or joining sparse types is one node of the graph; and TorchScript of them."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree
 
-from shardwright import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+from shardwright import JaggedTensor, KeyedJaggedTensor, KeyedTensor, UnsupportedError
 
 VALUES, LENGTHS = torch.tensor([5, 7, 1]), torch.tensor([1, 2])
 DENSE = torch.arange(6.0).view(2, 3)
@@ -176,3 +174,84 @@ def test_torchscript_takes_and_makes_no_batch_that_contradicts_itself() -> None:
     own_sizes = KeyedJaggedTensor(["b"], VALUES, lengths=LENGTHS, stride_per_key_per_rank=[[2]])
     with pytest.raises(RuntimeError, match="_variable"):
         scripted(bags_of)(own_sizes)
+
+
+def of_jagged(bags: JaggedTensor) -> tuple[list[Tensor], Tensor, Tensor, Tensor, Tensor, torch.device]:
+    padded = bags.to_padded_dense(), bags.to_padded_dense(1, 2.0)
+    return bags.to_dense(), padded[0], padded[1], bags.lengths(), bags.offsets(), bags.device()
+
+
+def of_keyed(kjt: KeyedJaggedTensor) -> tuple[KeyedJaggedTensor, list[int], bool, dict[str, JaggedTensor]]:
+    moved = kjt.to(torch.device("cpu")).sync()
+    return moved, kjt.stride_per_key(), kjt.variable_stride_per_key(), kjt.to_dict()
+
+
+def of_keyed_tensor(
+    keyed: KeyedTensor,
+) -> tuple[KeyedTensor, list[int], int, dict[str, Tensor], torch.device]:
+    return keyed, keyed.offset_per_key(), keyed.key_dim(), keyed.to_dict(), keyed.device()
+
+
+def of_dict(bags: dict[str, JaggedTensor]) -> KeyedJaggedTensor:
+    return KeyedJaggedTensor.from_jt_dict(bags)
+
+
+def of_bags(bags: list[Tensor]) -> list[JaggedTensor]:
+    return [JaggedTensor.from_dense(bags), JaggedTensor.from_dense(bags, bags)]
+
+
+def regrouped(parts: list[KeyedTensor]) -> tuple[list[Tensor], dict[str, Tensor]]:
+    groups = [["b", "a"], ["a"]]
+    return KeyedTensor.regroup(parts, groups), KeyedTensor.regroup_as_dict(parts, groups, ["x", "y"])
+
+
+def of_columns(tensors: list[Tensor]) -> KeyedTensor:
+    return KeyedTensor.from_tensor_list(["a", "b"], tensors)
+
+
+NONE = torch.zeros(2, dtype=torch.int64)
+OTHERS: list[tuple[Callable[..., Any], Any]] = [
+    (of_jagged, batch("a")["a"]),
+    (of_jagged, JaggedTensor(torch.arange(6.0).view(3, 2), offsets=torch.tensor([0, 0, 2, 3]))),
+    (of_jagged, JaggedTensor(torch.zeros(0), lengths=NONE)),
+    (of_keyed, two_keys(weighted=True)),
+    (of_keyed_tensor, KeyedTensor(["a", "b"], [1, 2], DENSE)),
+    (of_dict, two_keys(weighted=True).to_dict()),
+    (of_dict, two_keys(weighted=False).to_dict()),
+    (of_bags, [VALUES, VALUES[:1]]),
+    (regrouped, [pooled("a"), pooled("b")]),
+    (of_columns, [DENSE, DENSE[:, :1]]),
+]
+
+
+@pytest.mark.parametrize(("code", "given"), OTHERS)
+def test_torchscript_gives_what_python_gives(code: Callable[..., Any], given: Any) -> None:
+    found, wanted = map(_pytree.tree_flatten, (scripted(code)(given), code(given)))
+    assert found[1] == wanted[1]  # types, with their keys
+    for one, other in zip(found[0], wanted[0], strict=True):
+        assert type(one) is type(other)
+        if isinstance(one, Tensor):
+            torch.testing.assert_close(one, other, rtol=0, atol=0)
+        else:
+            assert one == other
+
+
+def test_torchscript_regroups_no_key_that_two_tensors_have() -> None:
+    with pytest.raises(torch.jit.Error, match="none or several: a"):
+        scripted(regrouped)([pooled("a"), pooled("b"), pooled("a")])
+
+
+def test_torchscript_of_a_trace_needs_no_annotation_of_a_sparse_type() -> None:
+    class Second(nn.Module):
+        def forward(self, values: Tensor, lengths: Tensor) -> Tensor:
+            return KeyedJaggedTensor.from_lengths_sync(["a", "b"], values, lengths)["b"].values()
+
+    script = scripted(torch.fx.symbolic_trace(Second()))
+    assert script(VALUES, LENGTHS).tolist() == [7, 1]
+
+
+def test_torchscript_says_which_functions_it_has() -> None:
+    with pytest.raises(
+        UnsupportedError, match=r"no JaggedTensor\.from_dense_lengths.* JaggedTensor\.from_dense, "
+    ):
+        scripted(JaggedTensor.from_dense_lengths)

@@ -1,9 +1,9 @@
 """DeepFM: Guo and others 2017, arXiv:1703.04247.
 
 Legend: B batch, F sparse features, D columns of an embedding and of the dense part's output, DI of the deep part's.
-"""
 
-from __future__ import annotations
+TorchScript and `torch.fx` read annotations, so they are no text here.
+"""
 
 import torch
 from torch import Tensor, nn
@@ -74,7 +74,9 @@ class FMInteractionArch(nn.Module):
         """``[B, D]`` and the pooled embeddings -> ``[B, D + DI + 1]``."""
         if not self.sparse_feature_names:
             return dense_features
-        values = [dense_features, *(sparse_features[name] for name in self.sparse_feature_names)]
+        values = [dense_features]
+        for name in self.sparse_feature_names:
+            values.append(sparse_features[name])
         return torch.cat([dense_features, self.deep_fm(values), self.fm(values)], dim=1)
 
 

@@ -1,14 +1,15 @@
 """DLRM: Naumov and others 2019, arXiv:1906.00091; with cross networks, DLRM-DCNv2 of MLPerf.
 
 Legend: B batch, F sparse features, D columns of an embedding and of the dense part's output.
-"""
 
-from __future__ import annotations
+TorchScript and `torch.fx` read annotations, so they are no text here.
+"""
 
 import math
 from typing import Any
 
 import torch
+import torch.fx
 from torch import Tensor, nn
 
 import shardwright as sw
@@ -88,6 +89,14 @@ def _side_by_side(dense_features: Tensor, sparse_features: Tensor) -> Tensor:
     return torch.cat([dense_features.unsqueeze(1), sparse_features], dim=1)
 
 
+def _of_pairs(products: Tensor, pairs: Tensor) -> Tensor:
+    """The products of some pairs: ``[B, N, N]`` and ``[2, P]`` -> ``[B, P]``."""
+    return products[:, pairs[0], pairs[1]]
+
+
+torch.fx.wrap("_of_pairs")  # a trace that looked inside would keep the pairs as constants
+
+
 class InteractionArch(nn.Module):
     """Dot products of all pairs of embeddings, the dense part's output among them.
 
@@ -107,8 +116,7 @@ class InteractionArch(nn.Module):
             return dense_features
         both = _side_by_side(dense_features, sparse_features)
         products = torch.bmm(both, both.transpose(1, 2))
-        rows, columns = self.triu_indices
-        return torch.cat([dense_features, products[:, rows, columns]], dim=1)
+        return torch.cat([dense_features, _of_pairs(products, self.triu_indices)], dim=1)
 
 
 class InteractionDCNArch(nn.Module):

@@ -1,6 +1,7 @@
-"""Feature processors: learnable weights of positions in a bag."""
+"""Feature processors: learnable weights of positions in a bag.
 
-from __future__ import annotations
+TorchScript and `torch.fx` read annotations, so they are no text here.
+"""
 
 from collections.abc import Mapping
 
@@ -50,30 +51,35 @@ def _weights_of(feature: sw.JaggedTensor, of_position: Tensor | None) -> Tensor:
     )
 
 
-def _weighted(features: sw.KeyedJaggedTensor, weights: Mapping[str, Tensor]) -> sw.KeyedJaggedTensor:
+def _weighted(features: sw.KeyedJaggedTensor, weights: dict[str, Tensor]) -> sw.KeyedJaggedTensor:
     """A batch with the weights of its ids, by feature; features that are not there get the weight 1."""
-    found = [
-        weights[name] if name in weights else _weights_of(feature, None)
-        for name, feature in features.to_dict().items()
-    ]
-    return sw.KeyedJaggedTensor(
-        keys=features.keys(),
-        values=features.values(),
-        weights=torch.cat(found) if found else None,
-        lengths=features.lengths(),
-        stride_per_key_per_rank=features.stride_per_key_per_rank() or None,
-        inverse_indices=features.inverse_indices_or_none(),
-    )
+    found: list[Tensor] = []
+    for name, feature in features.to_dict().items():
+        found.append(weights[name] if name in weights else _weights_of(feature, None))
+    joined = torch.cat(found) if len(found) > 0 else None
+    if torch.jit.is_scripting():
+        return sw.KeyedJaggedTensor(features.keys(), features.values(), joined, features.lengths())
+    else:  # TorchScript would compile what stands below the condition
+        return sw.KeyedJaggedTensor(
+            keys=features.keys(),
+            values=features.values(),
+            weights=joined,
+            lengths=features.lengths(),
+            stride_per_key_per_rank=features.stride_per_key_per_rank() or None,
+            inverse_indices=features.inverse_indices_or_none(),
+        )
 
 
 def _position_weighted(
-    features: sw.KeyedJaggedTensor, of_position: Mapping[str, Tensor]
+    features: sw.KeyedJaggedTensor, of_position: dict[str, Tensor]
 ) -> sw.KeyedJaggedTensor:
     """A batch with weights by position; of features without the weight is 1."""
     bags = features.to_dict()
-    return _weighted(
-        features, {name: _weights_of(bags[name], of_position[name]) for name in of_position if name in bags}
-    )
+    weights: dict[str, Tensor] = {}
+    for name, own in of_position.items():
+        if name in bags:
+            weights[name] = _weights_of(bags[name], own)
+    return _weighted(features, weights)
 
 
 def _feature(features: sw.KeyedJaggedTensor, name: str) -> sw.JaggedTensor:

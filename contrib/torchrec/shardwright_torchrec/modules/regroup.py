@@ -1,12 +1,12 @@
-"""Pooled results in groups of features."""
+"""Pooled results in groups of features.
 
-from __future__ import annotations
-
-from typing import Any
+TorchScript and `torch.fx` read annotations, so they are no text here.
+"""
 
 from torch import Tensor, nn
 
 import shardwright as sw
+from shardwright_torchrec.modules.embedding_configs import data_type_to_dtype
 
 __all__ = ["KTRegroupAsDict"]
 
@@ -34,13 +34,12 @@ class KTRegroupAsDict(nn.Module):
         super().__init__()
         if len(groups) != len(keys):
             raise sw.InvalidInputError(f"{len(groups)} groups need as many keys, got {len(keys)}")
-        self._groups, self._keys, self._dtype = groups, keys, emb_dtype
+        self._groups, self._keys = groups, keys
+        self._dtype = None if emb_dtype is None else data_type_to_dtype(emb_dtype)
 
-    def forward(self, keyed_tensors: list[Any]) -> dict[str, Tensor]:
+    def forward(self, keyed_tensors: list[sw.KeyedTensor]) -> dict[str, Tensor]:
         """The groups by name, ``[B, columns of their features]`` each."""
         grouped: dict[str, Tensor] = sw.KeyedTensor.regroup_as_dict(keyed_tensors, self._groups, self._keys)
         if self._dtype is None:
             return grouped
-        from shardwright_torchrec.modules.embedding_configs import data_type_to_dtype
-
-        return {name: value.to(data_type_to_dtype(self._dtype)) for name, value in grouped.items()}
+        return {name: value.to(self._dtype) for name, value in grouped.items()}

@@ -39,9 +39,9 @@ class Tracer(torch.fx.Tracer):
         """The graph of a model.
 
         Raises:
-            UnsupportedError: it is a collection by itself, whose call would be the whole graph.
+            UnsupportedError: it is a quantised collection by itself, whose call would be the whole graph.
         """
-        if isinstance(root, nn.Module) and self.is_leaf_module(root, ""):
+        if isinstance(root, QuantizedCollection | PlacedCollection):
             raise sw.UnsupportedError(
                 f"{type(root).__name__} is a leaf of traces, so that there is none of it alone: "
                 "trace the model around it"

@@ -91,13 +91,11 @@ def test_hundreds_of_ranks_find_the_one_that_is_missing_with_a_few_requests_each
     assert sum(requests) < 300 * len(requests)  # each asking for each, again and again, would be thousands
 
 
-@pytest.mark.parametrize(
-    "sizes",
-    [pytest.param((16, 64), marks=pytest.mark.slow), pytest.param((128, 512), marks=pytest.mark.slow)],
-)
-def test_missing_ranks_that_are_many_are_not_each_asked_for(group, sizes):
-    few, most = (max(called(group, size, set(range(2, size)))[1]) for size in sizes)
-    assert most <= few * 2
+@pytest.mark.slow
+@pytest.mark.parametrize("world_size", [64, 512])
+def test_missing_ranks_that_are_many_are_not_each_asked_for(group, world_size):
+    _, requests = called(group, world_size, set(range(2, world_size)))
+    assert max(requests) < 500  # of 17 looks at most, whatever the load; each for all would be more than 600
 
 
 def test_roll_is_called_to_its_end_as_soon_as_all_have_answered(group):

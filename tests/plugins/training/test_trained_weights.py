@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.plugins.compute_kernels.loops import skip_unless_here
 from torch import Tensor
 
 import shardwright as sw
@@ -133,6 +134,7 @@ def test_weights_of_ids_train_as_unsharded(kind: str, ranks: int) -> None:
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_every_kernel_gives_gradients_of_weights(kernel: str) -> None:
+    skip_unless_here(kernel)
     for kind in ("column_wise", "row_wise"):
         check(case(kind, kernel, (3, 2)))
 

@@ -5,6 +5,7 @@
 `FOLDER` has files `test_*.py` of `unittest` classes. Each file runs in a process of its own on each side. A name that
 shardwright does not have stands in for itself, and fails the tests that use it, so that a file is measured although one
 of its imports is missing. Modules `torchrec...test_utils`, which tests share, are TorchRec's own on both sides.
+Tests that start processes are not counted: these cannot import a file's module, and so fail with TorchRec too.
 
 A test is one of *internals* if it reads an attribute or imports a name that begins with an underscore, or imports a
 module of `INTERNALS`. These are counted apart: nobody promises them.

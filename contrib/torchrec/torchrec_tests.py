@@ -5,7 +5,8 @@
 `FOLDER` has files `test_*.py` of `unittest` classes. Each file runs in a process of its own on each side. A name that
 shardwright does not have stands in for itself, and fails the tests that use it, so that a file is measured although one
 of its imports is missing. Modules `torchrec...test_utils`, which tests share, are TorchRec's own on both sides.
-Tests that start processes are not counted: these cannot import a file's module, and so fail with TorchRec too.
+Processes that tests start import the file's module and TorchRec's names as the file's own process does.
+A file that does not run to its end on one of the sides is told with the reason: it gives no outcomes there.
 
 A test is one of *internals* if it reads an attribute or imports a name that begins with an underscore, or imports a
 module of `INTERNALS`. These are counted apart: nobody promises them.
@@ -15,10 +16,13 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import importlib
 import importlib.abc
 import importlib.util
 import json
+import os
+import signal
 import subprocess
 import sys
 import unittest
@@ -43,10 +47,16 @@ PASSES, ABSENT, SIGNATURE, BEHAVIOUR, INTERNAL = (
     *("differs in behaviour", "tests internals"),
 )
 _MARK = "outcomes: "
+_SIDE = "TORCHREC_TESTS_SIDE"
+"""Variable that tells processes of tests the side, the file and the folder of the test support, as JSON."""
 
 
 class MissingName(Exception):
     """A name of TorchRec's that is not here was used."""
+
+
+class NoOutcomesError(Exception):
+    """A file's tests did not run to their end."""
 
 
 class Missing:
@@ -102,13 +112,15 @@ def torchrec_name(module: str, name: str) -> Any:
 
 
 class Support(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Serves the modules that tests share from an installed TorchRec."""
+    """Serves a file of tests, and the modules that tests share from an installed TorchRec."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    def __init__(self, root: Path, file: Path) -> None:
+        self.root, self.file = root, file
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """The spec of `torchrec...test_utils` and what is below it."""
+        """The spec of the file's module, and of `torchrec...test_utils` and what is below it."""
+        if name == self.file.stem:
+            return importlib.util.spec_from_loader(name, self, origin=str(self.file))
         parts = name.split(".")
         if parts[0] != "torchrec" or "test_utils" not in parts:
             return None
@@ -147,35 +159,50 @@ def name_of(test: unittest.TestCase) -> str:
     return ".".join(test.id().split(".")[-2:])
 
 
-def run(file: Path, support: Path, *, on_shardwright: bool) -> dict[str, Any]:
-    """Run the tests of a file in this process, with the test support of the TorchRec in a folder."""
+def prepare(side: str, file: str, support: str) -> None:
+    """Let this process import a file of tests, and the test support of the TorchRec in a folder."""
     import builtins
 
-    if on_shardwright:
+    if side == "shardwright":
         from shardwright_torchrec import install
 
         install()
-    sys.meta_path.insert(0, Support(support))
+    sys.meta_path.insert(0, Support(Path(support), Path(file)))
     vars(builtins)["_torchrec_name"] = torchrec_name
-    module = importlib.util.module_from_spec(
-        importlib.machinery.ModuleSpec(file.stem, None, origin=str(file))
-    )
-    sys.modules[file.stem] = module
-    exec(compile(lenient(file.read_text(), str(file)), str(file), "exec"), vars(module))
+
+
+def run(side: str, file: Path, support: Path) -> dict[str, Any]:
+    """Run the tests of a file in this process, with the test support of the TorchRec in a folder."""
+    given = [side, str(file.resolve()), str(support)]
+    os.environ[_SIDE] = json.dumps(given)
+    prepare(*given)
     outcomes = Outcomes()
-    unittest.defaultTestLoader.loadTestsFromModule(module).run(outcomes)
+    unittest.defaultTestLoader.loadTestsFromModule(importlib.import_module(file.stem)).run(outcomes)
     return outcomes.found
 
 
 def outcomes(side: str, python: str, file: Path, support: Path, seconds: float) -> dict[str, Any]:
-    """The outcomes of a file's tests in a process of an interpreter; none if it ends or takes too long."""
+    """The outcomes of a file's tests in a process of an interpreter.
+
+    Raises:
+        NoOutcomesError: the process takes too long, or ends without.
+    """
     command = [python, __file__, str(file), "--run", side, "--support", str(support)]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
-    except subprocess.TimeoutExpired:
-        return {}
-    lines = [line for line in done.stdout.splitlines() if line.startswith(_MARK)]
-    return dict(json.loads(lines[-1].removeprefix(_MARK))) if lines else {}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        try:
+            told, complaints = process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            raise NoOutcomesError(f"took more than {seconds:g} s; --seconds gives it more") from None
+        finally:  # with the processes that its tests left
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    lines = [line for line in told.splitlines() if line.startswith(_MARK)]
+    if not lines:
+        last = complaints.strip().splitlines()[-1:]
+        raise NoOutcomesError(f"ended with {process.returncode}: {''.join(last)[:150]}")
+    return dict(json.loads(lines[-1].removeprefix(_MARK)))
 
 
 def internal_tests(source: str) -> set[str]:
@@ -235,19 +262,35 @@ def kind(error: list[str] | None) -> str:
     return SIGNATURE if is_call else BEHAVIOUR
 
 
-def measure(folder: Path, python: str, seconds: float) -> dict[str, tuple[str, Any]]:
-    """Each test that passes with TorchRec -> its class and the error here."""
+def measure(folder: Path, python: str, seconds: float) -> tuple[dict[str, tuple[str, Any]], dict[str, str]]:
+    """Each test that passes with TorchRec -> its class and the error here; files that did not run -> the reason."""
     where = "import torchrec; print(torchrec.__path__[0])"
     support = Path(subprocess.check_output([python, "-c", where], text=True).strip().splitlines()[-1])
     found: dict[str, tuple[str, Any]] = {}
+    without: dict[str, str] = {}
     for file in sorted(folder.rglob("test_*.py")):
-        theirs = outcomes("torchrec", python, file, support, seconds)
-        ours = outcomes("shardwright", sys.executable, file, support, seconds)
-        internal = internal_tests(file.read_text())
-        for test in (name for name, error in theirs.items() if error is None):
-            error = ours.get(test, ["ImportError", "the file did not run"])
-            state = INTERNAL if test in internal else kind(error)
-            found[f"{file.relative_to(folder)}::{test}"] = (state, error)
+        name = str(file.relative_to(folder))
+        try:
+            theirs = outcomes("torchrec", python, file, support, seconds)
+        except NoOutcomesError as error:
+            without[name] = f"with TorchRec, so that none of its tests counts: {error}"
+            continue
+        try:
+            ours = outcomes("shardwright", sys.executable, file, support, seconds)
+        except NoOutcomesError as error:
+            ours, without[name] = {}, f"here, so that all of its tests fail: {error}"
+        found |= classes(name, theirs, ours, internal_tests(file.read_text()))
+    return found, without
+
+
+def classes(
+    file: str, theirs: dict[str, Any], ours: dict[str, Any], internal: set[str]
+) -> dict[str, tuple[str, Any]]:
+    """Each test of a file that passes with TorchRec -> its class and the error here."""
+    found: dict[str, tuple[str, Any]] = {}
+    for test in (name for name, error in theirs.items() if error is None):
+        error = ours.get(test, ["NoOutcomesError", "the test did not run"])
+        found[f"{file}::{test}"] = (INTERNAL if test in internal else kind(error), error)
     return found
 
 
@@ -263,10 +306,10 @@ def main() -> None:
     parser.add_argument("--support", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.run:
-        found = run(options.folder, options.support, on_shardwright=options.run == "shardwright")
+        found = run(options.run, options.folder, options.support)
         print(f"\n{_MARK}{json.dumps(found)}", flush=True)
         return
-    measured = measure(options.folder, options.torchrec, options.seconds)
+    measured, without = measure(options.folder, options.torchrec, options.seconds)
     numbers = Counter(state for state, _ in measured.values())
     public = numbers.total() - numbers[INTERNAL]
     print(f"{numbers.total()} tests pass with TorchRec\n")
@@ -276,7 +319,12 @@ def main() -> None:
     for test, (state, error) in measured.items():
         if state not in (PASSES, INTERNAL):
             print(f"{state:22} {test}\n{'':22} {': '.join(error).splitlines()[0][:150]}")
+    for file, reason in without.items():
+        print(f"{'did not run':22} {file}\n{'':22} {reason}")
 
+
+if __name__ == "__mp_main__" and _SIDE in os.environ:  # a process that a test started by `spawn`
+    prepare(*json.loads(os.environ[_SIDE]))
 
 if __name__ == "__main__":
     main()

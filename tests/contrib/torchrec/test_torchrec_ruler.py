@@ -6,6 +6,7 @@ import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -56,7 +57,41 @@ def test_each_test_falls_into_its_class(ruler: ModuleType, tmp_path: Path) -> No
     }
 
 
-def test_file_that_takes_too_long_has_no_outcomes(ruler: ModuleType, tmp_path: Path) -> None:
+def test_file_that_takes_too_long_is_told(
+    ruler: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "test_slow.py"
     file.write_text("import time; time.sleep(100)")
-    assert ruler.outcomes("torchrec", sys.executable, file, tmp_path, 0.5) == {}
+    with pytest.raises(ruler.NoOutcomesError, match=r"took more than 0\.5 s"):
+        ruler.outcomes("torchrec", sys.executable, file, tmp_path, 0.5)
+
+    def outcomes(side: str, *_: Any) -> dict[str, None]:
+        if side == "shardwright":
+            raise ruler.NoOutcomesError("took more than 1 s")
+        return {"OfSlow.test_it": None}
+
+    monkeypatch.setattr(ruler, "outcomes", outcomes)
+    monkeypatch.setattr(ruler.subprocess, "check_output", lambda *_, **__: str(tmp_path))
+    found, without = ruler.measure(tmp_path, sys.executable, 1)
+    assert found == {
+        "test_slow.py::OfSlow.test_it": (ruler.BEHAVIOUR, ["NoOutcomesError", "the test did not run"])
+    }
+    assert "here, so that all of its tests fail: took more than 1 s" in without["test_slow.py"]
+
+
+STARTS = """
+import torch.multiprocessing as mp, unittest
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, NotHere
+
+def of_rank(rank: int) -> None:
+    assert KeyedJaggedTensor.empty().keys() == []
+
+class OfRanks(unittest.TestCase):
+    def test_it(self): mp.spawn(of_rank)
+"""
+
+
+def test_processes_of_a_test_import_its_module(ruler: ModuleType, tmp_path: Path) -> None:
+    file = tmp_path / "test_ranks.py"
+    file.write_text(STARTS)
+    assert ruler.outcomes("shardwright", sys.executable, file, tmp_path, 200) == {"OfRanks.test_it": None}

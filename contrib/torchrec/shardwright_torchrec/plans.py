@@ -7,6 +7,7 @@ As TorchRec's objects, or as the plain data that its release 1.8 serialises them
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import attrs
 
 import shardwright as sw
+from shardwright_torchrec.written import WrittenSharding
 
 __all__ = ["read_plan", "to_torchrec", "write_plan"]
 
@@ -145,6 +147,8 @@ def read_sharding(
     unsized = sw.TableSpec("table", 1, 1)
     read = [_read_shard(shard, unsized) for shard in data["shards"]]
     placed = [shard.rank for shard in read]
+    if ranks is not None and _are_elsewhere(read, ranks, "cpu"):
+        return _written(data, ranks)
     if not read or (ranks is not None and list(ranks) != placed):
         raise sw.PlanError(
             f"ranks={ranks} contradict the placements of the shards, which are on ranks {placed}"
@@ -159,6 +163,9 @@ def _read_table(data: Mapping[str, Any], table: sw.TableSpec, topology: sw.Topol
     kind = host.sharding_types.canonical(data["sharding_type"])
     kernel = host.compute_kernels.canonical(data["compute_kernel"])
     shards = [_read_shard(shard, table) for shard in data.get("shards") or ()]
+    ranks = data.get("ranks")
+    if ranks and _are_elsewhere(shards, ranks, topology.compute_device):
+        return _written(data, ranks)
     layout = _layout_of(kind, shards, table, topology)
     device = shards[0].device if shards else topology.compute_device
     sharding = sw.ParameterSharding(
@@ -166,6 +173,24 @@ def _read_table(data: Mapping[str, Any], table: sw.TableSpec, topology: sw.Topol
     )
     _check(sharding, table, topology)
     return sharding
+
+
+def _are_elsewhere(shards: Sequence[_Shard], ranks: Sequence[int], device: str) -> bool:
+    """True if some shards are on the hosts of ranks with other devices, which TorchRec calls `"rank:0/cpu"`."""
+    found = {shard.device for shard in shards}
+    is_beside = "cpu" in found and len(found) > 1
+    return is_beside or (found == {"cpu"} != {device} and list(ranks) != [shard.rank for shard in shards])
+
+
+def _written(data: Mapping[str, Any], ranks: Sequence[int]) -> WrittenSharding:
+    """A table's sharding to read alone."""
+    host = sw.host.host()
+    return WrittenSharding(
+        host.sharding_types.canonical(data["sharding_type"]),
+        host.compute_kernels.canonical(data["compute_kernel"]),
+        ranks,
+        [sw.ShardMetadata(**shard) for shard in data["shards"]],
+    )
 
 
 def _read_shard(data: Mapping[str, Any], table: sw.TableSpec) -> _Shard:
@@ -190,7 +215,7 @@ def _layout_of(kind: str, shards: Sequence[_Shard], table: sw.TableSpec, topolog
         ranks = _ranks_of(layout, shards)
         if ranks is not None:
             return layout.placed(ranks)
-    own = _columns_of(kind, shards, table, topology)
+    own = _columns_of(kind, shards, table, topology) or _rows_of(kind, shards, table)
     if own is not None:
         return own
     told = [
@@ -217,6 +242,28 @@ def _columns_of(
     is_covered = sum(shard.sizes[1] for shard in ordered) == table.embedding_dim
     cuts = [shard.place for shard in ordered]
     return layout if is_covered and cuts == [_place(block) for block in layout.blocks] else None
+
+
+def _rows_of(kind: str, shards: Sequence[_Shard], table: sw.TableSpec) -> sw.Layout | None:
+    """The layout of shards that are whole rows, runs of any sizes; none for types that do not cut a table so."""
+    if kind != "row_wise" or not shards:
+        return None
+    ordered = sorted(shards, key=lambda shard: (shard.offsets[0], shard.sizes[0]))
+    starts = list(itertools.accumulate((shard.sizes[0] for shard in ordered), initial=0))
+    if starts[-1] != table.num_embeddings:
+        return None
+    layout = layout_of_rows(table, [shard.sizes[0] for shard in ordered], [shard.rank for shard in ordered])
+    cuts = [shard.place for shard in ordered]
+    return layout if cuts == [_place(block) for block in layout.blocks] else None
+
+
+def layout_of_rows(table: sw.TableSpec, sizes: Sequence[int], ranks: Sequence[int]) -> sw.Layout:
+    """The layout that cuts a table into runs of so many rows, each on its rank; rows beyond the table's are left out."""
+    ends = [min(end, table.num_embeddings) for end in itertools.accumulate(sizes)]
+    rows = sw.RowsSplit([0, *ends])
+    return sw.Layout(
+        [sw.Block(sw.RowPart(rows, part), table.all_columns, rank=rank) for part, rank in enumerate(ranks)]
+    )
 
 
 def layout_of_columns(table: sw.TableSpec, widths: Sequence[int], ranks: Sequence[int]) -> sw.Layout:
@@ -279,7 +326,8 @@ def write_plan(plan: sw.ShardingPlan) -> dict[str, Any]:
 
 
 def _write_table(name: str, sharding: sw.ParameterSharding) -> dict[str, Any]:
-    _check_known(name, sharding)
+    if not isinstance(sharding, WrittenSharding):
+        _check_known(name, sharding)
     data = {
         "sharding_type": sharding.sharding_type,
         "compute_kernel": _kernel_of(sharding.compute_kernel),

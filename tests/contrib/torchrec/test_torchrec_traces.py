@@ -80,6 +80,37 @@ def test_traced_module_can_be_scripted(name: str) -> None:
         torch.testing.assert_close(one, other)
 
 
+@SCRIPTS
+def test_position_weights_are_scripted_without_a_trace() -> None:
+    class Weighted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.processor = PositionWeightedModuleCollection({"a": 3, "other key": 2})
+
+        def forward(self, features: sw.KeyedJaggedTensor) -> torch.Tensor:
+            processed: sw.KeyedJaggedTensor = self.processor(features)
+            return processed.weights()
+
+    module = Weighted()
+    with torch.no_grad():
+        for number, weight in enumerate(module.processor.position_weights.values()):
+            weight.copy_(torch.arange(len(weight)) + 2.0 + 3 * number)
+    batch = sw.KeyedJaggedTensor(
+        ["a", "c", "other key"], torch.arange(7), lengths=torch.tensor([2, 1, 0, 1, 2, 1])
+    )
+    torch.jit.script(module)
+    module.processor.position_weights["a"] = nn.Parameter(torch.tensor([7.0, 8.0, 9.0]))
+    scripted = torch.jit.script(module)
+    assert scripted(batch).tolist() == module(batch).tolist() == [7, 8, 7, 1, 5, 6, 5]
+    assert type(module.processor) is PositionWeightedModuleCollection
+    assert list(scripted.state_dict()) == list(module.state_dict())
+    scripted(batch).sum().backward()
+    assert module.processor.position_weights["a"].grad.tolist() == [2, 1, 0]
+    saved = io.BytesIO()
+    torch.jit.save(scripted, saved)
+    assert torch.jit.load(io.BytesIO(saved.getvalue()))(batch).tolist() == [7, 8, 7, 1, 5, 6, 5]
+
+
 class TwoTowers(nn.Module):
     """Two perceptrons over the embeddings of one collection."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 from collections.abc import Iterator
 from typing import Any
@@ -11,9 +12,9 @@ import shardwright_torchrec
 import torch
 from shardwright_torchrec.distributed.parameter_sharding import ParameterSharding
 from shardwright_torchrec.distributed.sharding_plan import (
-    ParameterShardingGenerator,
     column_wise,
     construct_module_sharding_plan,
+    row_wise,
     table_wise,
 )
 from shardwright_torchrec.modules.crossnet import LowRankCrossNet
@@ -27,6 +28,7 @@ from shardwright_torchrec.plans import read_plan, write_plan
 from torch import nn
 
 import shardwright as sw
+from shardwright.testing import run_simulated
 
 
 @pytest.fixture
@@ -199,15 +201,78 @@ def test_columns_on_ranks_are_equal() -> None:
         construct_module_sharding_plan(own, {"t": column_wise(ranks=[0, 1])}, **cut)
 
 
-@pytest.mark.parametrize(
-    "generator",
-    [table_wise(0, device="cuda"), column_wise(ranks=[0, 1], device_types=["cpu", "cuda"])],
-    ids=["table_wise", "column_wise"],
-)
-def test_shards_on_another_device_than_their_rank_are_refused(generator: ParameterShardingGenerator) -> None:
-    own = sw.EmbeddingBagCollection([sw.EmbeddingBagConfig(8, 8, name="t", feature_names=["f"])])
-    cut = {"local_size": 2, "world_size": 2}
-    with pytest.raises(sw.UnsupportedError, match="on cuda: a rank has one device, here 'cpu'"):
-        construct_module_sharding_plan(own, {"t": generator}, device_type="cpu", **cut)
-    plan = construct_module_sharding_plan(own, {"t": table_wise(0, device="cuda")}, device_type="cuda", **cut)
-    assert plan["t"].device == "cuda"
+PLACED = {
+    "table": (table_wise(1, device="cpu"), [1], ["rank:0/cpu"], [[8, 24]]),
+    "columns": (
+        column_wise([0, 1], device_types=["cpu", "cuda"]),
+        [0, 1],
+        ["rank:0/cpu", "rank:0/cuda:0"],
+        [[8, 12], [8, 12]],
+    ),
+    "widths": (
+        column_wise(size_per_rank=[16, 8], device_types=["cuda", "cpu"]),
+        [0, 1],
+        ["rank:0/cuda:0", "rank:0/cpu"],
+        [[8, 16], [8, 8]],
+    ),
+    "rows": (
+        row_wise(([5, 2, 9], ["cpu", "cuda", "cuda"])),
+        [0, 1, 2],
+        ["rank:0/cpu", "rank:1/cuda:0", "rank:2/cuda:1"],
+        [[5, 24], [2, 24], [1, 24]],
+    ),
+}
+
+
+@pytest.mark.parametrize("form", PLACED)
+def test_shards_on_other_devices_than_their_ranks_are_plans_to_read(form: str) -> None:
+    generator, ranks, places, sizes = PLACED[form]
+    own = sw.EmbeddingBagCollection(
+        [sw.EmbeddingBagConfig(name="t", embedding_dim=24, num_embeddings=8, feature_names=["f"])]
+    )
+    cut = {"local_size": 2, "world_size": 2, "device_type": "cuda"}
+    plan = construct_module_sharding_plan(own, {"t": generator}, **cut)
+    spec = plan["t"].sharding_spec
+    assert spec is not None
+    assert plan["t"].ranks == ranks
+    assert [str(shard.placement) for shard in spec.shards] == places
+    assert [shard.shard_sizes for shard in spec.shards] == sizes
+    whole = sw.ShardingPlan({"": plan})
+    assert places[-1] in str(whole)
+    assert pickle.loads(pickle.dumps(plan)) == plan
+    tables = EmbeddingBagCollectionSharder().tables(own)
+    assert read_plan(write_plan(whole), tables, sw.Topology(2, "cuda")) == whole
+    if len(places) > 1:
+        assert ParameterSharding(plan["t"].sharding_type, "dense", ranks, spec) == plan["t"]
+    with pytest.raises(sw.UnsupportedError, match="a rank has one device"):
+        EmbeddingBagCollectionSharder().shard(own, plan, sw.ShardingEnv.from_local(1, 0))
+
+
+def test_rows_are_cut_into_parts_of_given_sizes() -> None:
+    own = sw.EmbeddingBagCollection(
+        [sw.EmbeddingBagConfig(name="t", embedding_dim=4, num_embeddings=8, feature_names=["f"])]
+    )
+    cut = {"local_size": 2, "world_size": 2, "device_type": "cpu"}
+    batch = sw.KeyedJaggedTensor(["f"], torch.tensor([0, 5, 6, 7, 4]), lengths=torch.tensor([2, 3]))
+    expected = own(batch).values()
+    for sizes, shards in (([6, 9], [6, 2]), ([0, 8], [0, 8]), ([8, 0], [8, 0])):
+        plan = construct_module_sharding_plan(own, {"t": row_wise((sizes, "cpu"))}, **cut)
+        spec = plan["t"].sharding_spec
+        assert spec is not None
+        assert [shard.shard_sizes[0] for shard in spec.shards] == shards
+        whole = sw.ShardingPlan({"": plan})
+        tables = EmbeddingBagCollectionSharder().tables(own)
+        assert read_plan(write_plan(whole), tables, sw.Topology(2, "cpu")) == whole
+
+        def outputs(env: sw.ShardingEnv, plan: sw.EmbeddingModuleShardingPlan = plan) -> torch.Tensor:
+            sharded = EmbeddingBagCollectionSharder().shard(copy.deepcopy(own), plan, env, "cpu")
+            return sharded(batch).values().detach()
+
+        for found in run_simulated(outputs, 2):
+            torch.testing.assert_close(found, expected.detach())
+    with pytest.raises(sw.PlanError, match="8 rows, and the parts .* have room for 7"):
+        construct_module_sharding_plan(own, {"t": row_wise(([4, 3], "cpu"))}, **cut)
+    with pytest.raises(sw.PlanError, match="shard on rank 2"):
+        construct_module_sharding_plan(own, {"t": row_wise(([4, 3, 1], "cpu"))}, **cut)
+    with pytest.raises(sw.InvalidInputError, match="each part has a size and a device"):
+        row_wise(([4, 4], ["cpu"]))

@@ -11,14 +11,15 @@ from torch import nn
 import shardwright as sw
 from shardwright.host import host
 from shardwright_torchrec.distributed.comm import get_local_size
-from shardwright_torchrec.parallel.kernel_names import NamedSharding
+from shardwright_torchrec.parallel.kernel_names import NamedSharding, torchrec_name
 from shardwright_torchrec.parallel.sharders import (
     REPLICATED,
     get_default_sharders,
     kernels_with_gradients,
     leaves_update_to_script,
 )
-from shardwright_torchrec.plans import layout_of_columns
+from shardwright_torchrec.plans import layout_of_columns, layout_of_rows
+from shardwright_torchrec.written import WrittenSharding
 
 __all__ = [
     "ParameterShardingGenerator",
@@ -50,6 +51,7 @@ def table_wise(
         _offered("table_wise", lambda layout: [rank] * len(layout.blocks)),
         compute_kernel,
         device and [device],
+        first_index=rank,
     )
 
 
@@ -58,16 +60,45 @@ def row_wise(
     compute_kernel: str | None = None,
     num_buckets: int | None = None,
 ) -> ParameterShardingGenerator:
-    """The rows cut over all ranks, into equal parts.
+    """The rows cut over all ranks, into equal parts or those of given sizes.
+
+    Args:
+        sizes_placement: rows of each part, on rank 0, 1, ..., and the type of device of all or of each. Rows beyond the
+            table's are left out.
+        compute_kernel: name of the compute kernel; the planner's by default.
+        num_buckets: must be `None`.
 
     Raises:
-        UnsupportedError: parts of given sizes are asked for.
+        UnsupportedError: parts of whole buckets are asked for.
+        InvalidInputError: not every part has a device.
     """
-    if sizes_placement is not None or num_buckets is not None:
+    if num_buckets is not None:
         raise sw.UnsupportedError(
-            "row_wise(sizes_placement=..., num_buckets=...) is not supported: rows are cut into equal parts, one a rank"
+            "row_wise(num_buckets=...) is not supported: rows are cut anywhere, not between buckets of them"
         )
-    return _sharded("row_wise", _offered("row_wise", _own_ranks), compute_kernel)
+    if sizes_placement is None:
+        return _sharded("row_wise", _offered("row_wise", _own_ranks), compute_kernel)
+    sizes, placed = sizes_placement
+    devices = [placed] * len(sizes) if isinstance(placed, str) else list(placed)
+    if len(devices) != len(sizes) or not sizes or min(sizes) < 0:
+        raise sw.InvalidInputError(
+            f"row_wise(sizes_placement=...): {list(sizes)} rows on {devices}: each part has a size and a device"
+        )
+    return _sharded("row_wise", _rows_of(sizes), compute_kernel, devices)
+
+
+def _rows_of(sizes: Sequence[int]) -> _LayoutOf:
+    """Layouts of runs of so many rows, on rank 0, 1, ..."""
+
+    def layout_of(table: sw.TableSpec, topology: sw.Topology) -> sw.Layout:
+        if sum(sizes) < table.num_embeddings:
+            raise sw.PlanError(
+                f"row_wise(sizes_placement=...): table {table.describe()} has {table.num_embeddings} rows, and the "
+                f"parts {list(sizes)} have room for {sum(sizes)}"
+            )
+        return layout_of_rows(table, sizes, range(len(sizes)))
+
+    return layout_of
 
 
 def column_wise(
@@ -172,31 +203,60 @@ def _offered(
 
 
 def _sharded(
-    kind: str, layout_of: _LayoutOf, kernel: str | None = None, devices: Sequence[str] | None = None
+    kind: str,
+    layout_of: _LayoutOf,
+    kernel: str | None = None,
+    devices: Sequence[str] | None = None,
+    first_index: int = 0,
 ) -> ParameterShardingGenerator:
-    """A generator of layouts, whose shards must be on the type of device that their ranks have."""
+    """A generator of layouts. Shards on another type of device than the ranks' are written as TorchRec has them.
+
+    Args:
+        kind: name of the sharding type.
+        layout_of: layout of a table.
+        kernel: name of the compute kernel; the planner's by default.
+        devices: type of device of each shard.
+        first_index: number of the first shard's device that is no CPU.
+    """
 
     def generate(
         table: sw.TableSpec, topology: sw.Topology, sharder: sw.ModuleSharder
     ) -> sw.ParameterSharding:
-        if elsewhere := set(devices or ()) - {topology.compute_device}:
-            raise sw.UnsupportedError(
-                f"{kind} of table {table.describe()} on {', '.join(sorted(elsewhere))}: a rank has one device, here "
-                f"{topology.compute_device!r}, with all its shards. A compute kernel such as 'fused_uvm' keeps rows in "
-                "the host's memory; construct_module_sharding_plan(device_type=...) says another device for all."
-            )
         layout = layout_of(table, topology)
         name = kernel or _kernel(kind, table, topology, sharder)
+        own = host().compute_kernels.canonical(name)
+        if set(devices or ()) - {topology.compute_device}:
+            return _written(kind, own if kernel else torchrec_name(own), layout, devices or (), first_index)
+        if max(layout.ranks) >= topology.world_size:
+            raise sw.PlanError(
+                f"{kind} of table {table.describe()} has a shard on rank {max(layout.ranks)}; there are "
+                f"{topology.world_size} ranks"
+            )
         sharding = sw.ParameterSharding(
-            kind,
-            host().compute_kernels.canonical(name),
-            layout,
-            topology.compute_device,
-            local_world_size=topology.local_world_size,
+            kind, own, layout, topology.compute_device, local_world_size=topology.local_world_size
         )
         return sharding if kernel else NamedSharding.of(sharding)
 
     return generate
+
+
+def _written(
+    kind: str, kernel: str, layout: sw.Layout, devices: Sequence[str], first_index: int
+) -> WrittenSharding:
+    """The sharding whose shards are on types of devices, counted as TorchRec does: those of CPUs are rank 0's."""
+    if len(devices) != len(layout.blocks):
+        raise sw.InvalidInputError(
+            f"{len(devices)} types of devices for {len(layout.blocks)} shards of {kind}"
+        )
+    plain = sw.ParameterSharding(kind, kernel, layout).sharding_spec
+    assert plain is not None  # no copies
+    shards, index = [], first_index
+    for number, (shard, device) in enumerate(zip(plain.shards, devices, strict=True)):
+        rank = number if kind == "row_wise" else index
+        place = f"rank:{rank}/{device}:{index}" if device != "cpu" else "rank:0/cpu"
+        shards.append(sw.ShardMetadata(shard.shard_offsets, shard.shard_sizes, place))
+        index += device != "cpu"
+    return WrittenSharding(kind, kernel, [rank or 0 for rank in layout.ranks], shards)
 
 
 def _layout(

@@ -127,6 +127,14 @@ class RecMetricComputation(Metric, ABC):
         """Values of this rank's states."""
         return self._compute()
 
+    def kept_tensors(self) -> Iterator[Tensor]:
+        """States, and the batches of windows."""
+        for name in self._defaults:
+            state = getattr(self, name)
+            yield from [state] if isinstance(state, Tensor) else state
+        for batches in self._batches.values():
+            yield from (state for _, state in batches)
+
     def reset(self) -> None:
         """Begin anew."""
         super().reset()
@@ -251,6 +259,11 @@ class RecMetric(torch.nn.Module, ABC):
                 for task, value in zip(group, values, strict=True):
                     name = f"{prefix}{report.metric_prefix}{report.name}{report.description or ''}"
                     yield f"{self._namespace}-{task.name}|{name}", value
+
+    def get_memory_usage(self) -> dict[Tensor, int]:
+        """Bytes of each tensor that the states and windows keep on this rank."""
+        kept = [tensor for own in self._metrics_computations for tensor in own.kept_tensors()]
+        return {tensor: tensor.nbytes for tensor in kept}
 
     def sync(self) -> None:
         """Put all ranks' sums into the states, for a checkpoint; every rank makes this call."""

@@ -4,6 +4,7 @@ TorchScript and `torch.fx` read annotations, so they are no text here.
 """
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 import torch.fx
@@ -166,10 +167,14 @@ class PositionWeightedModuleCollection(FeatureProcessorsCollection):
         device: device of the weights.
     """
 
+    __jit_unused_properties__: ClassVar[list[str]] = ["position_weights_dict"]
+    _scripted_weights: dict[str, Tensor]
+
     def __init__(self, max_feature_lengths: dict[str, int], device: torch.device | None = None) -> None:
         super().__init__()
         self.max_feature_lengths = max_feature_lengths
         self.position_weights = _weights(max_feature_lengths, device)
+        self._scripted_weights = {}
 
     def reset_parameters(self) -> None:
         """Set all weights to 1."""
@@ -179,7 +184,15 @@ class PositionWeightedModuleCollection(FeatureProcessorsCollection):
 
     def forward(self, features: sw.KeyedJaggedTensor) -> sw.KeyedJaggedTensor:
         """The batch with a weight for each id."""
-        return _position_weighted(features, self.position_weights_dict)
+        if torch.jit.is_scripting():
+            return _position_weighted(features, self._scripted_weights)
+        else:  # TorchScript would compile what stands below the condition
+            return _position_weighted(features, self.position_weights_dict)
+
+    def __prepare_scriptable__(self) -> nn.Module:
+        """Itself, as it is, with the weights as TorchScript reads them: it has no mappings of parameters."""
+        self._scripted_weights = self.position_weights_dict
+        return self
 
     @property
     def position_weights_dict(self) -> dict[str, Tensor]:

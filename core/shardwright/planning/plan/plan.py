@@ -95,6 +95,22 @@ class ParameterSharding:
             return None
         return EnumerableShardingSpec([_metadata(block, self) for block in self.layout.blocks])
 
+    def described_shards(self) -> Iterator[tuple[list[int], list[int], str]]:
+        """Offsets, sizes and placement of each shard, for texts; the copies of a shard are one."""
+        layout, copies = self.layout, dict[tuple[int, ColumnRange], list[int]]()
+        for block in layout.blocks:
+            if block.rank is not None and layout.dataflow_of(block).is_replicated:
+                copies.setdefault((block.rows.index, block.columns), []).append(block.rank)
+        for block in layout.distinct_blocks():
+            shard = _metadata(block, self)
+            ranks = copies.get((block.rows.index, block.columns), ())
+            placement = (
+                f"rank:{ranks_text(ranks)}/{_devices_text(self, ranks)}, a copy on each"
+                if len(ranks) > 1
+                else shard.placement
+            )
+            yield shard.shard_offsets, shard.shard_sizes, placement
+
     def digest(self) -> bytes:
         """A hash of all that it says: equal for equal plans."""
         told = repr((self.sharding_type, self.compute_kernel, self.device, self.qcomms_config))
@@ -192,30 +208,13 @@ def _module_text(plan: Mapping[str, ParameterSharding]) -> str:
         header = (*header, "codecs of results / gradients")
         codecs = [codecs_text(sharding.qcomms_config) for sharding in plan.values()]
         tables = [(*row, text) for row, text in zip(tables, codecs, strict=True)]  # type: ignore[misc]
-    shards = [(name, *row) for name, sharding in plan.items() for row in _shard_rows(sharding)]
+    shards = [(name, *row) for name, sharding in plan.items() for row in sharding.described_shards()]
     return "\n".join(
         [
             aligned(header, tables),
             aligned(("table", "shard offsets", "shard sizes", "placement"), shards),
         ]
     )
-
-
-def _shard_rows(sharding: ParameterSharding) -> Iterator[tuple[object, ...]]:
-    """Offsets, sizes and placement of each shard; the copies of a shard as one."""
-    layout, copies = sharding.layout, dict[tuple[int, ColumnRange], list[int]]()
-    for block in layout.blocks:
-        if block.rank is not None and layout.dataflow_of(block).is_replicated:
-            copies.setdefault((block.rows.index, block.columns), []).append(block.rank)
-    for block in layout.distinct_blocks():
-        shard = _metadata(block, sharding)
-        ranks = copies.get((block.rows.index, block.columns), ())
-        placement = (
-            f"rank:{ranks_text(ranks)}/{_devices_text(sharding, ranks)}, a copy on each"
-            if len(ranks) > 1
-            else shard.placement
-        )
-        yield shard.shard_offsets, shard.shard_sizes, placement
 
 
 def _devices_text(sharding: ParameterSharding, ranks: Sequence[int]) -> str:

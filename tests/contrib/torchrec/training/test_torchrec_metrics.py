@@ -295,3 +295,23 @@ def test_a_scripts_own_metric_is_computed(monkeypatch: pytest.MonkeyPatch) -> No
     for batch in BATCHES:
         module.update(batch)
     assert float(module.compute()["total-T|window_total"]) == pytest.approx(column("p", BATCHES[2:]).sum())
+
+
+def test_memory_of_a_metric_is_that_of_its_tensors() -> None:
+    given = {"predictions": torch.rand(1, 5), "labels": torch.ones(1, 5), "weights": torch.ones(1, 5)}
+    area, entropy = (
+        kind(world_size=1, my_rank=0, batch_size=5, tasks=[TASK], window_size=10)
+        for kind in (AUCMetric, NEMetric)
+    )
+    empty = sum(entropy.get_memory_usage().values())
+    assert sum(area.get_memory_usage().values()) == 0
+    for _ in range(4):
+        area.update(**given)
+        entropy.update(**given)
+    # Predictions, labels and weights of the window's samples are float64; sums keep one state of each of two batches.
+    assert list(area.get_memory_usage().values()) == [10 * 3 * 8]
+    kept = entropy.get_memory_usage()
+    assert empty < sum(kept.values()) == sum(tensor.nbytes for tensor in kept)
+    assert len(kept) == sum(
+        2 + 2 for name in ("cross_entropy_sum", "weighted_num_samples", "pos_labels", "neg_labels")
+    )

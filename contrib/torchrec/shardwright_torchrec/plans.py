@@ -258,7 +258,7 @@ def _rows_of(kind: str, shards: Sequence[_Shard], table: sw.TableSpec) -> sw.Lay
 
 
 def layout_of_rows(table: sw.TableSpec, sizes: Sequence[int], ranks: Sequence[int]) -> sw.Layout:
-    """The layout that cuts a table into runs of so many rows, each on its rank; rows beyond the table's are left out."""
+    """The layout that cuts a table into runs of so many rows, each on its rank; those beyond the table are left out."""
     ends = [min(end, table.num_embeddings) for end in itertools.accumulate(sizes)]
     rows = sw.RowsSplit([0, *ends])
     return sw.Layout(

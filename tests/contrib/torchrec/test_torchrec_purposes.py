@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +9,6 @@ import pytest
 import shardwright_torchrec
 import torch
 from shardwright_torchrec.distributed.sharding_plan import row_wise
-from shardwright_torchrec.quant.tracing import symbolic_trace
 
 import shardwright as sw
 
@@ -58,14 +56,6 @@ def collection() -> sw.EmbeddingBagCollection:
     )
 
 
-def check_scripts() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        with pytest.raises(RuntimeError):
-            torch.jit.script(collection())
-    refused(lambda: symbolic_trace(collection()))
-
-
 def check_cuts() -> None:
     refused(lambda: row_wise(num_buckets=2))
 
@@ -73,7 +63,6 @@ def check_cuts() -> None:
 PURPOSES = {
     "A batch must be one": check_batches,
     "`force_variable_stride=True`": check_bags_of_keys,
-    "There is no TorchScript": check_scripts,
     "Rows are cut anywhere": check_cuts,
 }
 

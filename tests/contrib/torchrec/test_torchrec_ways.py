@@ -270,7 +270,7 @@ def test_rows_are_cut_into_parts_of_given_sizes() -> None:
 
         for found in run_simulated(outputs, 2):
             torch.testing.assert_close(found, expected.detach())
-    with pytest.raises(sw.PlanError, match="8 rows, and the parts .* have room for 7"):
+    with pytest.raises(sw.PlanError, match=r"8 rows, and the parts .* have room for 7"):
         construct_module_sharding_plan(own, {"t": row_wise(([4, 3], "cpu"))}, **cut)
     with pytest.raises(sw.PlanError, match="shard on rank 2"):
         construct_module_sharding_plan(own, {"t": row_wise(([4, 3, 1], "cpu"))}, **cut)

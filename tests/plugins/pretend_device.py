@@ -236,16 +236,17 @@ def any_kernel() -> Iterator[None]:
 
 
 def module_of(pooling: str) -> Any:
-    """Tables of a pooled collection, or of one of sequences."""
+    """Tables of a pooled collection, maybe with weights of ids that are trained, or of one of sequences."""
     names, shape = ["a", "b", "c"], {"num_embeddings": 40, "embedding_dim": 8}
     if pooling == "NONE":
         configs: Any = [sw.EmbeddingConfig(name=f"t_{name}", feature_names=[name], **shape) for name in names]
         return sw.EmbeddingCollection(configs, device="meta")
-    kind = sw.PoolingType[pooling]
+    is_weighted = pooling == "WEIGHTED"
+    kind = sw.PoolingType["SUM" if is_weighted else pooling]
     configs = [
         sw.EmbeddingBagConfig(name=f"t_{name}", feature_names=[name], pooling=kind, **shape) for name in names
     ]
-    return sw.EmbeddingBagCollection(configs, device="meta")
+    return sw.EmbeddingBagCollection(configs, device="meta", is_weighted=is_weighted)
 
 
 def train(env: Any, sharding_type: str, pooling: str, kernel: str, of_device: str) -> list[str]:
@@ -262,7 +263,8 @@ def train(env: Any, sharding_type: str, pooling: str, kernel: str, of_device: st
         model = sw.DistributedModelParallel(module, plan=plan, env=env, sharders=sharders, device=DEVICE)
         for step in range(NUM_STEPS):
             ids, lengths = torch.arange(12) + step, torch.tensor([1, 2, 0, 1, 1, 1, 1, 1, 4, 0, 0, 0])
-            features = sw.KeyedJaggedTensor(["c", "a", "b"], ids, lengths=lengths)
+            weights = torch.ones(12).requires_grad_() if pooling == "WEIGHTED" else None
+            features = sw.KeyedJaggedTensor(["c", "a", "b"], ids, weights=weights, lengths=lengths)
             if of_device == "device":
                 features = features.to(DEVICE)
             if env.rank == 0:
@@ -270,6 +272,7 @@ def train(env: Any, sharding_type: str, pooling: str, kernel: str, of_device: st
             outputs = model(features).values()
             total = outputs.sum() if pooling != "NONE" else sum(own.values().sum() for own in outputs)
             total.backward()
+            assert weights is None or (weights.grad is not None and weights.grad.device == weights.device)
     return list(seen)
 
 

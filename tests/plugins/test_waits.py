@@ -20,6 +20,7 @@ Case = tuple[int, str, str, str, str]
 Waits = dict[Case, list[str]]
 
 
+PLACES = ("host", "device")
 # World size, sharding type, pooling, kernel, place of the batch.
 HOST: list[Case] = [
     *((1, kind, "MEAN", "fused_triton", "host") for kind in TYPES),
@@ -56,3 +57,13 @@ def test_step_waits_for_the_sizes_of_a_batch_on_the_device_alone() -> None:
 @pytest.mark.slow
 def test_step_of_plain_torch_waits_once_more_in_its_update() -> None:
     assert waits_of(TORCH) == {case: [DISTINCT] for case in TORCH}
+
+
+@pytest.mark.slow
+def test_weights_of_ids_are_trained_wherever_the_batch_is() -> None:
+    cases: list[Case] = [
+        (1, kind, "WEIGHTED", "fused_torch", place)
+        for kind in ("row_wise", "data_parallel")
+        for place in PLACES
+    ]
+    assert waits_of(cases).keys() == set(cases)

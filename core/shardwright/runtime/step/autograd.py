@@ -44,15 +44,17 @@ class Anchor:
     last: Any
 
     def after_weights(self, step: EngineStep, weights: Tensor | None) -> Anchor:
-        """Exchange the gradients of ids' weights before tables are updated.
+        """Wait for the gradients of ids' weights before tables are updated.
 
         The node is made right after the lookup, so that it is younger than what made the weights, and older than what
-        the outputs are used for: the gradients of all collections are under way when it waits.
+        the outputs are used for: the gradients of later lookups are under way when it waits.
 
         Args:
             step: the step.
             weights: the weights of this rank's ids; ``None`` if only those of other ranks are trained.
         """
+        if weights is not None:  # those of a batch in the host's memory, too
+            weights = weights.to(self.end.device)
         return evolve(self, end=_Weights.apply(step, self.end, weights))
 
     def outputs(self, step: EngineStep, values: Sequence[Tensor]) -> list[Tensor]:
@@ -121,7 +123,7 @@ class _Update(torch.autograd.Function):
 
 
 class _Weights(torch.autograd.Function):
-    """A node whose backward exchanges the gradients of ids' weights, before the node behind it updates rows."""
+    """A node whose backward waits for the gradients of ids' weights, before the node behind it updates rows."""
 
     @staticmethod
     def forward(ctx: Any, step: EngineStep, end: Tensor, weights: Tensor | None) -> Tensor:

@@ -446,14 +446,17 @@ class EngineStep:
         for executor in executors:  # all are under way before any is waited for
             # Averaged over the ranks, as DistributedDataParallel does.
             executor.send_gradients(gradients, 1.0 / self._engine.env.world_size)
+        if not self._trains_weights:
+            return
+        # Before the gradients of any other lookup: ranks may differ in whether those are there already.
+        self._engine.env.lockstep.note("gradients of weights", self._engine.number)
+        for executor in executors:
+            executor.send_weight_gradients()
 
     def weight_gradients(self) -> Tensor:
-        """Exchange the gradients of ids' weights, before rows are updated: ``[N]`` of this rank's batch."""
-        lockstep, num_ids = self._engine.env.lockstep, self.batch.values.numel()
-        lockstep.gradients.need(self._number)
-        lockstep.note("gradients of weights", self._engine.number)
-        for executor in self._executors:  # all are under way before any is waited for
-            executor.send_weight_gradients()
+        """Wait for the gradients of ids' weights, before rows are updated: ``[N]`` of this rank's batch."""
+        self._engine.env.lockstep.gradients.need(self._number)
+        num_ids = self.batch.values.numel()
         return torch.stack([executor.weight_gradients(num_ids) for executor in self._executors]).sum(0)
 
     def update(self) -> list[Tensor | None]:

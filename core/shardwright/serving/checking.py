@@ -68,7 +68,10 @@ def _inputs(
         own = (known or {}).get(feature.name, torch.zeros(0, dtype=torch.int64))
         if len(own):  # each second id is the next after a known one, which may be unknown
             drawn = own[torch.randint(0, len(own), (count,), generator=random)]
-            values.append(drawn + torch.arange(count) % 2)
+            drawn = drawn + torch.arange(count) % 2
+            if feature.num_embeddings is not None:  # a whole table of another collection has it, too
+                drawn = drawn.clamp(max=feature.num_embeddings - 1)
+            values.append(drawn)
         else:
             values.append(torch.randint(0, feature.num_embeddings or 1, (count,), generator=random))
     inputs = [torch.cat(values), lengths.clone().flatten()]

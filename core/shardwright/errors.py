@@ -46,8 +46,10 @@ class InvalidInputError(ShardwrightError, ValueError):
         return cast(Self, super().__new__(cls if own is None else own, *args, **named))
 
 
-class UnknownNameError(ShardwrightError, LookupError):
+class UnknownNameError(ShardwrightError, KeyError):
     """A name (of a table, a feature, a key, ...) is not known."""
+
+    __str__ = Exception.__str__  # a `KeyError` prints its text in quotes
 
 
 class UnknownPluginError(UnknownNameError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import copy
 import dataclasses
 import json
@@ -38,6 +39,24 @@ def test_name_survives_copies():
     name = ShardingType.WHOLE
     assert copy.deepcopy(name) == pickle.loads(pickle.dumps(name)) == "whole"
     assert pickle.loads(pickle.dumps(name)).value == "whole"
+
+
+def test_name_is_one_object_as_a_member_of_an_enumeration():
+    name = ShardingType.WHOLE
+    assert ShardingType("whole") is ShardingType["WHOLE"] is next(reversed(list(ShardingType))) is name
+    assert copy.copy(name) is copy.deepcopy(name) is pickle.loads(pickle.dumps(name)) is name
+
+
+def test_unknown_name_raises_what_an_enumeration_raises():
+    with pytest.raises(ValueError, match=r"no sharding type 'hole'\. .*Did you mean 'whole'"):
+        ShardingType("hole")
+    with pytest.raises(KeyError) as raised:
+        ShardingType["HOLE"]
+    assert str(raised.value).startswith("no sharding type 'hole'. Known")  # no quotes around it
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    parser.add_argument("--type", type=ShardingType)
+    with pytest.raises(argparse.ArgumentError, match="'hole'"):
+        parser.parse_args(["--type", "hole"])
 
 
 def test_name_that_nobody_offers_raises_with_the_nearest():

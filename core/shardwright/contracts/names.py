@@ -7,16 +7,29 @@ import inspect
 from abc import ABCMeta
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self, cast
+
+from shardwright.errors import UnknownPluginError
 
 if TYPE_CHECKING:
     from shardwright.host.registry import Registry
 
 
+class UnknownMemberError(UnknownPluginError, ValueError):
+    """A contract was called with a name that nothing is registered under; enumerations raise a ``ValueError``."""
+
+
 class Name(str):
-    """A registered name that also has the ``value`` and the ``name`` of an enumeration's member."""
+    """A registered name that also has the ``value`` and the ``name`` of an enumeration's member.
+
+    There is one object of each name, so that ``is`` compares them, copies too.
+    """
 
     __slots__ = ()
+
+    def __new__(cls, text: str) -> Self:
+        """The one object of a name."""
+        return cast(Self, _NAMES.setdefault(text, super().__new__(cls, text)))
 
     @property
     def value(self) -> str:
@@ -30,6 +43,10 @@ class Name(str):
 
     def __str__(self) -> str:
         return str.__str__(self)
+
+
+_NAMES: dict[str, Name] = {}
+"""The names that were made, which are few."""
 
 
 class OpenNames(ABCMeta):
@@ -51,7 +68,10 @@ class OpenNames(ABCMeta):
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         """The name that a contract is called with; an object of a plugin's class."""
         if _is_contract(cls) and len(args) == 1 and isinstance(args[0], str) and not kwargs:
-            return Name(_registry(cls).canonical(args[0]))
+            try:
+                return Name(_registry(cls).canonical(args[0]))
+            except UnknownPluginError as error:
+                raise UnknownMemberError(*error.args) from None
         return super().__call__(*args, **kwargs)
 
     @property

@@ -87,6 +87,21 @@ def test_public_imports_resolve_but_for_those_left_out_with_a_reason(compared: l
     assert {one.name for one in found if one.state != "same"} == set(LEFT_OUT)
 
 
+def test_report_tells_what_a_missing_name_needs(
+    compared: list[report.Compared], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(module: str, name: str) -> None:
+        raise ModuleNotFoundError("No module named 'numba'")
+
+    monkeypatch.setattr(report, "find", fail)
+    monkeypatch.setattr(report, "import_module", lambda name: SimpleNamespace(__version__="1.8.0"))
+    report.main([])
+    assert (
+        capsys.readouterr().out.count("here     cannot be imported: No module named 'numba'")
+        > len(compared) / 2
+    )
+
+
 def test_readme_has_the_tables_that_the_command_prints(compared: list[report.Compared]) -> None:
     lines = report.markdown(compared).splitlines()
     (contract,) = (

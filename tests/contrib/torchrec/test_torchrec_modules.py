@@ -156,6 +156,15 @@ def test_mlp_of_an_unknown_activation_names_those_known() -> None:
         MLP(4, [2], activation="swish")
 
 
+def test_bag_with_more_ids_than_position_weights_is_an_error() -> None:
+    long = sw.JaggedTensor(torch.arange(4), lengths=torch.tensor([1, 3]))
+    text = "the longest bag has 3 ids, and 2 positions have a weight"
+    with pytest.raises(sw.InvalidInputError, match=text):
+        PositionWeightedModule(2)(long)
+    with pytest.raises(sw.InvalidInputError, match=text):
+        PositionWeightedModuleCollection({"a": 2})(sw.KeyedJaggedTensor.from_jt_dict({"a": long}))
+
+
 def test_position_weights_are_those_of_places_in_bags() -> None:
     processor = PositionWeightedModuleCollection({"f0": 3, "f1": 3})
     with torch.no_grad():

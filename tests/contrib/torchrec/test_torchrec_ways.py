@@ -17,7 +17,7 @@ from shardwright_torchrec.distributed.sharding_plan import (
     row_wise,
     table_wise,
 )
-from shardwright_torchrec.modules.crossnet import LowRankCrossNet
+from shardwright_torchrec.modules.crossnet import LowRankCrossNet, LowRankMixtureCrossNet
 from shardwright_torchrec.optim.keyed import KeyedOptimizerWrapper
 from shardwright_torchrec.optim.warmup import WarmupOptimizer, WarmupStage
 from shardwright_torchrec.parallel.sharders import EmbeddingBagCollectionSharder
@@ -103,6 +103,8 @@ def test_offsets_have_their_leading_0_in_shardwright() -> None:
 def test_errors_about_arguments_are_assertion_errors_too() -> None:
     with pytest.raises(AssertionError, match="low_rank"):
         LowRankCrossNet(4, 3, low_rank=0)
+    with pytest.raises(AssertionError, match=r"num_experts .* got 0 and 1"):
+        LowRankMixtureCrossNet(4, 3, num_experts=0)
     with pytest.raises(AssertionError, match="got no tables"):
         sw.EmbeddingBagCollection([])
     assert sw.InvalidInputError.__mro__[1:3] == (sw.ShardwrightError, ValueError)  # it is as ever

@@ -22,8 +22,14 @@ from shardwright_torchrec.names import PATHS, find
 __all__ = ["Compared", "compare", "main", "markdown", "public_imports"]
 
 SAME, DIFFERENT, MISSING, UNRESOLVED = "same", "different", "missing", "hints"
-_MISSING = object()
 _Variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+@attrs.frozen
+class _Missing:
+    """A name that is not here; `reason`, if any, names the package without which it cannot be imported."""
+
+    reason: str = ""
 
 
 @attrs.frozen
@@ -35,7 +41,7 @@ class Compared:
         kind: `"contract"`, a signature that TorchRec promises to keep, or `"import"`, a name that scripts import.
         state: `"same"`, `"different"` (the signature), `"missing"`, or `"hints"` (the type hints do not resolve).
         theirs: TorchRec's signature, where it differs.
-        ours: the signature here.
+        ours: the signature here, or the reason why a name that should be here is missing.
     """
 
     name: str
@@ -69,14 +75,16 @@ def _contract() -> Iterator[Compared]:
             if not methods:
                 yield _compared(f"{module}.{name}", getattr(theirs, name), own)
             for method in methods:
-                mine = _MISSING if own is _MISSING else getattr(own, method, _MISSING)
+                mine = own if isinstance(own, _Missing) else getattr(own, method, _Missing())
                 yield _compared(f"{module}.{name}.{method}", getattr(getattr(theirs, name), method), mine)
 
 
 def _imports() -> Iterator[Compared]:
     for module, name in public_imports():
-        state = MISSING if _found(module, name) is _MISSING else SAME
-        yield Compared(f"{module}.{name}", "import", state)
+        own = _found(module, name)
+        is_missing = isinstance(own, _Missing)
+        reason = own.reason if is_missing else ""
+        yield Compared(f"{module}.{name}", "import", MISSING if is_missing else SAME, ours=reason)
 
 
 def _found(module: str, name: str) -> Any:
@@ -84,13 +92,15 @@ def _found(module: str, name: str) -> Any:
         return None  # a module
     try:
         return find(module, name)
-    except (AttributeError, ImportError):
-        return _MISSING
+    except AttributeError:
+        return _Missing()
+    except ImportError as error:  # of a package that it needs
+        return _Missing(f"cannot be imported: {error}")
 
 
 def _compared(name: str, theirs: Any, ours: Any) -> Compared:
-    if ours is _MISSING:
-        return Compared(name, "contract", MISSING, _text(theirs))
+    if isinstance(ours, _Missing):
+        return Compared(name, "contract", MISSING, _text(theirs), ours.reason)
     if not inspect.isroutine(theirs):
         return Compared(name, "contract", SAME)
     if not _is_same(inspect.signature(theirs), inspect.signature(ours)):

@@ -104,6 +104,9 @@ class LowRankMixtureCrossNet(nn.Module):
         num_experts: ``K``.
         low_rank: ``r``.
         activation: ``g``.
+
+    Raises:
+        InvalidInputError: `num_experts` or `low_rank` is below 1.
     """
 
     def __init__(
@@ -115,6 +118,11 @@ class LowRankMixtureCrossNet(nn.Module):
         activation: nn.Module | Callable[[Tensor], Tensor] = torch.relu,
     ) -> None:
         super().__init__()
+        if min(num_experts, low_rank) < 1:
+            raise sw.InvalidInputError(
+                "LowRankMixtureCrossNet: num_experts and low_rank must be 1 or more, "
+                f"got {num_experts} and {low_rank}"
+            )
         self._num_experts, self._activation = num_experts, activation
         self.U_kernels = _kernels(num_layers, num_experts, in_features, low_rank)
         self.V_kernels = _kernels(num_layers, num_experts, low_rank, in_features)

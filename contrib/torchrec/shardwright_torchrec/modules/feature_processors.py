@@ -44,12 +44,32 @@ def _positions(lengths: Tensor) -> Tensor:
     )
 
 
+def _taken(of_position: Tensor, positions: Tensor) -> Tensor:
+    """Weight of each id by its position, or the error of a bag that is too long."""
+    try:
+        return of_position[positions]
+    except IndexError:
+        raise sw.InvalidInputError(
+            f"the longest bag has {int(positions.max()) + 1} ids, and {len(of_position)} positions have a weight "
+            "(max_feature_length): shorten the bags, or give more positions"
+        ) from None
+
+
+def _at_positions(of_position: Tensor, lengths: Tensor) -> Tensor:
+    """Weight of each id by its position: ``[number of ids]``."""
+    positions = _positions(lengths)
+    if torch.jit.is_scripting():
+        return of_position[positions]
+    else:  # TorchScript has no exceptions to catch
+        return _taken(of_position, positions)
+
+
 def _weights_of(feature: sw.JaggedTensor, of_position: Tensor | None) -> Tensor:
     """Weight of each id by its position, 1 without weights of positions: ``[number of ids]``."""
-    positions = _positions(feature.lengths())
-    return (
-        torch.ones(len(positions), device=positions.device) if of_position is None else of_position[positions]
-    )
+    if of_position is None:
+        positions = _positions(feature.lengths())
+        return torch.ones(len(positions), device=positions.device)
+    return _at_positions(of_position, feature.lengths())
 
 
 def _weighted(features: sw.KeyedJaggedTensor, weights: dict[str, Tensor]) -> sw.KeyedJaggedTensor:
@@ -89,7 +109,7 @@ def _feature(features: sw.KeyedJaggedTensor, name: str) -> sw.JaggedTensor:
 
 
 # Traces of torch.fx take these as they are: they read lengths, and go through the features of a batch.
-for _name in ("_positions", "_weighted", "_position_weighted", "_feature"):
+for _name in ("_at_positions", "_positions", "_weighted", "_position_weighted", "_feature"):
     torch.fx.wrap(_name)
 
 
@@ -97,7 +117,7 @@ class PositionWeightedModule(FeatureProcessor):
     """Gives each id of a bag the learnable weight of its position.
 
     Args:
-        max_feature_length: positions with a weight; longer bags are an error of the lookup in them.
+        max_feature_length: positions with a weight; a longer bag is an error.
         device: device of the weights.
     """
 
@@ -115,7 +135,7 @@ class PositionWeightedModule(FeatureProcessor):
         return sw.JaggedTensor(
             values=features.values(),
             lengths=features.lengths(),
-            weights=self.position_weight[_positions(features.lengths())],
+            weights=_at_positions(self.position_weight, features.lengths()),
         )
 
 
@@ -152,7 +172,7 @@ class PositionWeightedModuleDict(BaseFeatureProcessor):
             name: sw.JaggedTensor(
                 values=feature.values(),
                 lengths=feature.lengths(),
-                weights=self.position_weights[name][_positions(feature.lengths())],
+                weights=_at_positions(self.position_weights[name], feature.lengths()),
             )
             for name, feature in features.items()
             if name in self.position_weights

@@ -129,8 +129,7 @@ class RecMetricComputation(Metric, ABC):
 
     def kept_tensors(self) -> Iterator[Tensor]:
         """States, and the batches of windows."""
-        for name in self._defaults:
-            state = getattr(self, name)
+        for state in self.metric_state.values():
             yield from [state] if isinstance(state, Tensor) else state
         for batches in self._batches.values():
             yield from (state for _, state in batches)

@@ -102,6 +102,7 @@ def test_each_type_equals_unsharded_with_four_collectives(
     assert not wrong
 
 
+@pytest.mark.slow  # simulated ranks do the same each time (test_equality.py)
 def test_types_and_kernels_mixed_equal_unsharded_with_four_collectives(pool: RankPool) -> None:
     case = Case(mixed_tables(), BATCH_SIZES[3], "row_wise_adagrad")
     assert {table.sharding_type for table in case.tables} == set(TYPES)

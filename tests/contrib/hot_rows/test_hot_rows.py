@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -15,6 +16,7 @@ from shardwright_hot_rows import AccessCounts, HotRows
 from tests.contrib import distributions
 from tests.contrib.hot_rows import zipf
 from tests.equality import BATCHES, Case, Table, assert_equals_unsharded, shard_case, train_simulated
+from tests.pairs import pairwise
 
 import shardwright as sw
 from shardwright.host import PluginHost, use_host
@@ -73,20 +75,22 @@ def tables(pooling: tuple[str, str], kernel: str) -> list[Table]:
     ]
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-@pytest.mark.parametrize("pooling", [("SUM", "MEAN"), ("NONE", "NONE")], ids=["pooled", "sequence"])
+TRAINED = [
+    ("fused_torch", "sgd"),
+    ("fused_torch", "adam"),
+    ("fused_numba", "row_wise_adagrad"),
+    ("dense", "adagrad"),
+]
+
+
 @pytest.mark.parametrize(
-    ("kernel", "optimizer"),
-    [
-        ("fused_torch", "sgd"),
-        ("fused_torch", "adam"),
-        ("fused_numba", "row_wise_adagrad"),
-        ("dense", "adagrad"),
-    ],
+    ("pooling", "world_size", "trained"),
+    pairwise(itertools.product([("SUM", "MEAN"), ("NONE", "NONE")], [1, 2, 3], TRAINED)),
 )
 def test_hot_rows_beside_other_types_equal_unsharded(
-    pooling: tuple[str, str], world_size: int, kernel: str, optimizer: str
+    pooling: tuple[str, str], world_size: int, trained: tuple[str, str]
 ) -> None:
+    kernel, optimizer = trained
     case = Case(
         tables(pooling, kernel), (5, 2, 4)[:world_size], optimizer, pooling[0] == "SUM", batches=BATCHES
     )

@@ -57,6 +57,7 @@ def test_each_test_falls_into_its_class(ruler: ModuleType, tmp_path: Path) -> No
     }
 
 
+@pytest.mark.slow
 def test_file_that_takes_too_long_is_told(
     ruler: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,6 +92,7 @@ class OfRanks(unittest.TestCase):
 """
 
 
+@pytest.mark.slow
 def test_processes_of_a_test_import_its_module(ruler: ModuleType, tmp_path: Path) -> None:
     file = tmp_path / "test_ranks.py"
     file.write_text(STARTS)

@@ -46,7 +46,7 @@ def test_rank_that_is_stuck_is_named_by_all_others_over_gloo(
         "a barrier",
         pytest.param("a broadcast from rank 1", marks=pytest.mark.slow),
         pytest.param("a gathering of objects", marks=pytest.mark.slow),
-        "a broadcast of an object from rank 1",
+        pytest.param("a broadcast of an object from rank 1", marks=pytest.mark.slow),
     ],
 )
 def test_rank_that_misses_another_collective_is_named(pool: RankPool, which: str) -> None:

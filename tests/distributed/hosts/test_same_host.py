@@ -87,7 +87,7 @@ def test_training_over_gloo_equals_unsharded(pool: RankPool) -> None:
     ("kernel", "pooling"),
     [
         ("fused_torch", "MEAN"),
-        ("fused_numba", "NONE"),
+        pytest.param("fused_numba", "NONE", marks=pytest.mark.slow),
         pytest.param("fused_torch", "NONE", marks=pytest.mark.slow),
         pytest.param("fused_numba", "MEAN", marks=pytest.mark.slow),
     ],

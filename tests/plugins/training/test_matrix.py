@@ -139,10 +139,10 @@ QUICK = covering(axes[:3] for axes in CASES)
 
 
 def is_quick(sharding_type: str, kernel: str, mode: str, world_size: int) -> bool:
-    """Whether a test is made every time: pairs on two ranks; the preferred kernel on one rank and on two hosts."""
+    """Whether a test is made every time: pairs on two ranks, with the preferred kernel on one and on two hosts too."""
     preferred = max(kernels(), key=lambda name: host().compute_kernels.create(name).preference)
     is_pair = (sharding_type, kernel, mode) in QUICK
-    return (world_size == 2 and is_pair) or (world_size in (1, 4) and kernel == preferred)
+    return is_pair and (world_size == 2 or (world_size in (1, 4) and kernel == preferred))
 
 
 @pytest.mark.parametrize(

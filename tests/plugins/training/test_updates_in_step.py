@@ -14,6 +14,7 @@ import pytest
 import torch
 from attrs import evolve
 from tests.equality import Case
+from tests.pairs import covering
 from tests.plugins.training.test_equality import kernels, sequences_of, sharding_types, supports, tables_of
 
 from shardwright import DistributedModelParallel, UnsupportedError, clip_grad_norm_, clip_grad_value_
@@ -90,16 +91,23 @@ class OneProcess:
                     torch.testing.assert_close(value, expected, **TOLERANCE)
 
 
-def cases() -> list[Case]:
-    found = []
+def cases() -> list[Any]:
+    """Each sharding type, kernel, optimizer and way of pooling; pairs of them each time."""
+    found: dict[tuple[str, str, str, bool], Case] = {}
     for sharding_type, kernel, optimizer, of in itertools.product(
         sharding_types(), fused_kernels(), ("row_wise_adagrad", "adam"), (tables_of, sequences_of)
     ):
         tables = of(sharding_type, kernel)
         if all(supports(kernel, table, optimizer, world_size=3) for table in tables):
             is_weighted = of is tables_of and optimizer == "adam"
-            found.append(Case(tables, SIZES, optimizer, is_weighted))
-    return found
+            found[sharding_type, kernel, optimizer, of is tables_of] = Case(
+                tables, SIZES, optimizer, is_weighted
+            )
+    quick = covering(found)
+    return [
+        pytest.param(case, marks=() if axes in quick else pytest.mark.slow, id=name_of(case))
+        for axes, case in found.items()
+    ]
 
 
 def cases_of_other_optimizers() -> list[Any]:
@@ -125,7 +133,7 @@ def name_of(case: Case) -> str:
     )
 
 
-@pytest.mark.parametrize("case", [*cases(), *cases_of_other_optimizers()], ids=name_of)
+@pytest.mark.parametrize("case", [*cases(), *cases_of_other_optimizers()])
 def test_micro_batches_equal_one_large_batch(case: Case) -> None:
     one = OneProcess(case)
     for number in range(STEPS):

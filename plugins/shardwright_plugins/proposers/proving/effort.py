@@ -10,7 +10,7 @@ from __future__ import annotations
 from attrs import frozen
 
 STAGES = ("columns", "descent", "options", "neighbourhoods", "program")
-"""PlanningPlugins of the search that can be left out, to measure what each is worth."""
+"""Parts of the search that can be left out, to measure what each is worth."""
 
 
 @frozen

@@ -1,4 +1,4 @@
-"""PlanningPlugins of messages through codecs and back: the values, their order, and the bytes."""
+"""Segments of messages through codecs and back: the values, their order, and the bytes."""
 
 from __future__ import annotations
 

@@ -197,9 +197,6 @@ _MODULE_OF_NAME: dict[str, str] = {
     for name in names
 }
 
-# Deprecated here: names of the plugin host, which stand in the package ``host``.
-_OF_HOST = frozenset({"Fingerprint", "PluginHost", "Registry", "compare_fingerprints", "use_host"})
-
 __all__ = sorted([*_MODULE_OF_NAME, "__version__"])  # pyright: ignore[reportUnsupportedDunderAll]
 
 
@@ -207,10 +204,6 @@ def __getattr__(name: str) -> Any:
     """Import a public name on first use, and keep it."""
     if name == "host":
         return importlib.import_module("shardwright.host")
-    if name in _OF_HOST:
-        from shardwright._moved import moved
-
-        return moved("shardwright", dict.fromkeys(_OF_HOST, "shardwright.host"), stacklevel=3)(name)
     module = _MODULE_OF_NAME.get(name)
     if module is None:
         # Dunder lookups come from the import machinery and from tools: they get no guesses.

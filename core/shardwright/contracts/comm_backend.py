@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from shardwright.contracts.names import OpenNames
-from shardwright.contracts.renamed import Renamed
 
 if TYPE_CHECKING:
     import torch
@@ -48,13 +47,11 @@ class _Arrived:
         """Nobody else waits for this memory."""
 
 
-class Communicator(Renamed, ABC):
+class Communicator(ABC):
     """The collectives among the ranks of one group, as one rank sees them.
 
     Every rank makes the same calls in the same order. Autograd over them is the engine's business.
     """
-
-    _renamed: ClassVar[Mapping[str, str]] = {"on_host": "on_cpu"}
 
     rank: int
     world_size: int
@@ -139,7 +136,7 @@ class Communicator(Renamed, ABC):
     def barrier(self) -> None:
         """Return when every rank has come here."""
 
-    def meet(self, place: str, what: str) -> None:
+    def meet(self, place: str, what: str) -> None:  # noqa: B027 - most need none
         """Return when every rank has come to ``place``, without a collective; raise if one does not in time.
 
         The engine asks for it where a rank alone makes a call that is right only if all do, and would send what the

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from attrs import field, frozen
 
 from shardwright.contracts.names import OpenNames
-from shardwright.contracts.renamed import warn_renamed
 from shardwright.planning.layouts.row_maps import RowMap
 from shardwright.planning.tables.caching import CacheParams
 from shardwright.planning.tables.optimizers import OptimizerSpec
@@ -64,12 +63,8 @@ class KernelRequest:
         device: str,
         on_this_machine: bool = False,
         first_column: int = 0,
-        here: bool | None = None,
     ) -> KernelRequest:
-        """The request for a block of ``num_columns`` columns of ``table`` (``here``: the old ``on_this_machine``)."""
-        if here is not None:
-            warn_renamed("KernelRequest", "here", "on_this_machine")
-            on_this_machine = here
+        """The request for a block of ``num_columns`` columns of ``table``."""
         return cls(
             device=device,
             data_type=table.data_type,
@@ -83,12 +78,6 @@ class KernelRequest:
             cache=table.cache,
             is_frozen=table.is_frozen,
         )
-
-    @property
-    def here(self) -> bool:
-        """Deprecated: ``on_this_machine``."""
-        warn_renamed("KernelRequest", "here", "on_this_machine")
-        return self.on_this_machine
 
     @property
     def is_served(self) -> bool:

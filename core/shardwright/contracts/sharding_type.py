@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
 from shardwright.contracts.names import OpenNames
-from shardwright.contracts.renamed import Renamed
 from shardwright.planning.layouts.layout import DATAFLOWS, Dataflow, Layout
 from shardwright.planning.layouts.row_maps import ROW_MAPS, RowMap
 
@@ -23,7 +22,7 @@ ALWAYS: Offered = "always"
 BY_NAME: Offered = "by_name"
 
 
-class ShardingType(Renamed, ABC, metaclass=OpenNames):
+class ShardingType(ABC, metaclass=OpenNames):
     """A way to cut a table into blocks.
 
     The planner calls :meth:`layouts` for each table and offers each layout with each compute kernel; the engine
@@ -45,7 +44,6 @@ class ShardingType(Renamed, ABC, metaclass=OpenNames):
     """
 
     name: ClassVar[str]
-    _renamed: ClassVar[Mapping[str, str]] = {"answers_by_shape": "depends_on_shape_only"}
     abbreviation: ClassVar[str]
     """Two to four capitals for the report."""
     api: ClassVar[int] = 1

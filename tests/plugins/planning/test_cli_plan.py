@@ -418,15 +418,14 @@ def test_check_of_shards_that_no_option_has_says_whose(planned, tmp_path):
     )
 
 
-def test_check_of_a_sharding_type_that_contradicts_its_shards_names_it(planned, tmp_path):
+def test_check_of_a_sharding_type_that_would_not_cut_so_names_the_table(planned, tmp_path):
     constraints = tmp_path / "constraints.json"
     constraints.write_text(json.dumps({"user": {"sharding_types": ["row_wise"]}}))
     path = edit(
         planned("--constraints", constraints), lambda d: entry(d, "user").update(sharding_type="table_wise")
     )
-    told = run("check", path, code=1).stderr
-    assert "table 'user': sharding type 'table_wise' keeps rows whole" in told
-    assert "4 shards: cuts rows" in told
+    told = run("check", path, code=1).stdout
+    assert "table 'user' (200_000 x 64 FP32): no option has the plan's 4 shards" in told
 
 
 def test_explain_names_the_option_the_runner_up_and_what_ruled_others_out(planned):

@@ -56,9 +56,9 @@ class ShardingType(ABC, metaclass=OpenNames):
     offered: ClassVar[Offered] = BY_NAME
     """Rule for asking for layouts: ``"by_name"``, for tables whose constraints name the type, or ``"always"``.
 
-    So installing a type changes no plan of somebody who does not ask for it. With ``"always"``, tables without
-    ``sharding_types`` in their constraints are offered it too; the planner then also plans without the type, and the
-    plan is never worse than that one.
+    So installing a type changes no plan of somebody who does not ask for it. ``"always"`` offers it to tables without
+    ``sharding_types`` in their constraints too. It is for types that such tables ask for in another way, by ``extras``
+    say, and that return no layout for all others: with more options, a search may end at a worse plan.
     """
     depends_on_shape_only: ClassVar[bool] = False
     """True if the answers depend on nothing of a table but its shape, data type, pooling, weights and optimizer.

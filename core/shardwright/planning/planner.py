@@ -48,8 +48,7 @@ from shardwright.planning.search.cache_sizes import larger_caches
 from shardwright.planning.search.failure import explain_no_plan, why_impossible
 from shardwright.planning.search.objectives import LARGEST_RANK_TIME, SERVING, checked_objective
 from shardwright.planning.search.placement import PlacedPlan, ranks_of_tables
-from shardwright.planning.search.search import SearchResult
-from shardwright.planning.search.unharmed import search_unharmed
+from shardwright.planning.search.search import SearchResult, search
 from shardwright.planning.staying import StayNear, stay_near
 from shardwright.planning.tables.codecs import codecs_of
 from shardwright.planning.tables.constraints import (
@@ -176,10 +175,10 @@ class TablePlanner:
         constraints = self._constraints.for_tables(tables) if self._unknown == WARN else self._constraints
         request = Request(topology, constraints, self._batch_size, *self._reservations(dense))
         with shown(watch, is_wanted=self._progress):
-            search = partial(self._searched, tables, plugins, on_this_machine=on_this_machine)
-            space, result = search(request, watch.share(_OF_FIRST) if self._scale_up_caches else watch)
+            searched = partial(self._searched, tables, plugins, on_this_machine=on_this_machine)
+            space, result = searched(request, watch.share(_OF_FIRST) if self._scale_up_caches else watch)
             if self._scale_up_caches and result.proposal is not None:
-                request, space, result = _with_larger_caches(request, space, result, search, watch)
+                request, space, result = _with_larger_caches(request, space, result, searched, watch)
         stayed = None
         if self._near is not None:
             result, stayed = stay_near(space, result, self._near, plugins.plugin_host)
@@ -244,7 +243,9 @@ class TablePlanner:
         if impossible is not None:
             raise impossible
         with watch.interruptible():
-            return space, search_unharmed(space, request.constraints, plugins, watch)
+            return space, search(
+                space, plugins.proposers, plugins.partitioner, last_resorts=plugins.last_resorts, watch=watch
+            )
 
     def _new_watch(self) -> Watch:
         """A watch with the user's limit of time, or one of work."""
@@ -278,7 +279,7 @@ def _with_larger_caches(
     request: Request,
     space: SearchSpace,
     result: SearchResult,
-    search: Callable[[Request, Watch], _Found],
+    searched: Callable[[Request, Watch], _Found],
     watch: Watch,
 ) -> tuple[Request, SearchSpace, SearchResult]:
     """Search once more, with caches that fill the memory that a plan leaves free; the better plan of both."""
@@ -287,7 +288,7 @@ def _with_larger_caches(
         return request, space, result
     larger = attrs.evolve(request, constraints=request.constraints.with_caches(caches))
     try:
-        again = search(larger, watch)
+        again = searched(larger, watch)
     except NoPlanError:
         return request, space, result
     is_better = again[1].proposal is not None and again[1].feedback.value_ms < result.feedback.value_ms

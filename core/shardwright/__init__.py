@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from shardwright.host.process import provide
+
 __version__ = "0.1.0"
 
 # Public name -> the module that defines it. One line a name, sorted by module, then by name.
@@ -99,12 +101,12 @@ _MODULE_OF_NAME: dict[str, str] = {
             "ProposedShards",
             "Proven",
         ),
-        "shardwright.planning.plan.plan": (
+        "shardwright.planning.plan.plan": ("ShardingPlan",),
+        "shardwright.planning.plan.sharding": (
             "EmbeddingModuleShardingPlan",
             "EnumerableShardingSpec",
             "ParameterSharding",
             "ShardMetadata",
-            "ShardingPlan",
         ),
         "shardwright.runtime.sharded.models.planner": ("EmbeddingShardingPlanner",),
         "shardwright.planning.machines.reservations": (
@@ -198,6 +200,15 @@ _MODULE_OF_NAME: dict[str, str] = {
 }
 
 __all__ = sorted([*_MODULE_OF_NAME, "__version__"])  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def _plugin_host() -> Any:
+    from shardwright.host.plugin_host import host
+
+    return host()
+
+
+provide(_plugin_host)
 
 
 def __getattr__(name: str) -> Any:

@@ -164,7 +164,9 @@ def _bytes(option: str, gib: float | None) -> int | None:
 
 def _report_text(report: Report, path: Path, name: str) -> str:
     if path.suffix == ".html":
-        return report.to_html(f"Sharding plan of {name}")
+        from shardwright.planning.report.html_page import page
+
+        return page(report, f"Sharding plan of {name}")
     if path.suffix == ".json":
         from shardwright.planning.text import json_text
 

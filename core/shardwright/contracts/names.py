@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from shardwright.errors import UnknownPluginError
+from shardwright.host.process import process_host
 
 if TYPE_CHECKING:
     from shardwright.host.registry import Registry
@@ -116,6 +117,4 @@ def _is_contract(cls: type) -> bool:
 
 def _registry(cls: type) -> Registry[Any]:
     """The registry of a contract, or of the contract that a plugin's class derives from."""
-    from shardwright.host.plugin_host import host
-
-    return host().registry_of(cls)
+    return cast("Registry[Any]", process_host().registry_of(cls))

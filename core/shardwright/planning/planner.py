@@ -36,10 +36,10 @@ from shardwright.planning.options.options import Options
 from shardwright.planning.options.planning_plugins import PlanningPlugins, PluginChoice, origin
 from shardwright.planning.options.preparation import prepare
 from shardwright.planning.options.search_space import SearchSpace
-from shardwright.planning.plan.plan import (
+from shardwright.planning.plan.plan import ShardingPlan
+from shardwright.planning.plan.sharding import (
     EmbeddingModuleShardingPlan,
     ParameterSharding,
-    ShardingPlan,
     device_of_shards,
 )
 from shardwright.planning.progress import shown

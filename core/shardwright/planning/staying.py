@@ -30,7 +30,8 @@ from shardwright.planning.machines.topology import GIB, InputValue
 from shardwright.planning.options.moving import ValueBytes
 from shardwright.planning.options.options import Options
 from shardwright.planning.options.search_space import SearchSpace
-from shardwright.planning.plan.plan import ParameterSharding, ShardingPlan
+from shardwright.planning.plan.plan import ShardingPlan
+from shardwright.planning.plan.sharding import ParameterSharding
 from shardwright.planning.report.moves import SAME_RANK, TableMoves
 from shardwright.planning.report.rederived import matched_option, placed_plan
 from shardwright.planning.search.objectives import OBJECTIVES

@@ -15,7 +15,7 @@ from shardwright.host.plugin_host import host
 from shardwright.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from shardwright.planning.layouts.layout import Block, Layout
 from shardwright.planning.machines.topology import Topology
-from shardwright.planning.plan.plan import ParameterSharding
+from shardwright.planning.plan.sharding import ParameterSharding
 from shardwright.planning.tables.constraints import ParameterConstraints
 from shardwright.planning.tables.spec import EmbeddingBagConfig, EmbeddingConfig, TableSpec
 from shardwright.runtime.ranks.environment import ShardingEnv

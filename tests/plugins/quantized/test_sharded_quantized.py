@@ -126,8 +126,6 @@ def test_what_sharded_quantised_collections_do_not_do_raises() -> None:
     model = sharded(sw.ShardingEnv.local(device_type="cpu"), torch.nn.Sequential(quantised), plan)
     with pytest.raises(sw.UnsupportedError, match="is quantised: its rows are saved whole"):
         model.module[0].sharded_state_dict()
-    with pytest.raises(sw.UnsupportedError, match="shard the unsharded model by the new one"):
-        model.module[0].reshard(plan.plan["0"])
     moved = plan_of(torch.nn.Sequential(quantised), "table_wise", 1, "quant_numba")
     with pytest.raises(
         sw.UnsupportedError, match="the ShardedQuantEmbeddingBagCollection at '0' does not move"

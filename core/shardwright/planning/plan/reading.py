@@ -26,13 +26,12 @@ from shardwright.planning.layouts.row_maps import ROW_MAPS, RowMap, RowsRange
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.plan.document import FORMAT, VERSION
 from shardwright.planning.plan.inputs import InputTables
-from shardwright.planning.plan.plan import (
+from shardwright.planning.plan.rows import row_parts
+from shardwright.planning.plan.sharding import (
     EmbeddingModuleShardingPlan,
     ParameterSharding,
-    ShardingPlan,
     device_of_shards,
 )
-from shardwright.planning.plan.rows import row_parts
 from shardwright.planning.tables.codecs import QCommsConfig
 from shardwright.planning.tables.spec import TableSpec
 
@@ -41,8 +40,10 @@ if TYPE_CHECKING:
     from shardwright.host.registry import Registry
 
 
-def read_plan(text: str, plugin_host: PluginHost) -> ShardingPlan:
-    """The plan in a document.
+def read_plan(
+    text: str, plugin_host: PluginHost
+) -> tuple[dict[str, EmbeddingModuleShardingPlan], Mapping[str, Any]]:
+    """The plan in a document: module path -> the plan of its tables; and the document.
 
     Args:
         text: text of the document.
@@ -64,7 +65,7 @@ def read_plan(text: str, plugin_host: PluginHost) -> ShardingPlan:
         )
         for path, tables in document["modules"].items()
     }
-    return ShardingPlan(plan=plan, document=document)
+    return plan, document
 
 
 def _check_format(document: Mapping[str, Any]) -> None:

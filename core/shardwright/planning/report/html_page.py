@@ -10,20 +10,17 @@ from functools import cached_property
 from html import escape
 from importlib import resources
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 from attrs import frozen
 
 from shardwright.planning.arrays import Floats, Ints
-from shardwright.planning.plan.plan import codecs_text
+from shardwright.planning.plan.sharding import codecs_text
 from shardwright.planning.report.html_charts import COUNT, Bins, Chart, Scale
 from shardwright.planning.report.html_tables import Cell, bar, dot, short_table, table
+from shardwright.planning.report.report import Report
+from shardwright.planning.report.statistics import RankStatistics, TableStatistics, rank_cells
 from shardwright.planning.text import bytes_text, number_text
-
-if TYPE_CHECKING:
-    from shardwright.planning.report.report import Report
-    from shardwright.planning.report.statistics import RankStatistics, TableStatistics
 
 # Okabe and Ito's palette, which the colour-blind can tell apart, and its colours again in a darker tone.
 _COLOURS = (
@@ -36,7 +33,7 @@ _NUM_BINS = 24
 _FEW = 8  # ranks, or tables: no histogram of less
 
 
-def page(report: Report, title: str) -> str:
+def page(report: Report, title: str = "Sharding plan") -> str:
     """The page.
 
     Args:
@@ -271,8 +268,6 @@ class _ReportPage:
 
 
 def _rank_row(rank: RankStatistics) -> list[Cell]:
-    from shardwright.planning.report.report import rank_cells
-
     values = (rank.rank, *rank.used_bytes.values(), rank.time_ms, rank.input_bytes, rank.output_bytes)
     *texts, shards = rank_cells(rank)
     return [

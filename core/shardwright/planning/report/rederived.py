@@ -24,7 +24,8 @@ from shardwright.planning.options.planning_plugins import PlanningPlugins, Plugi
 from shardwright.planning.options.preparation import prepare
 from shardwright.planning.options.search_space import SearchSpace
 from shardwright.planning.plan.inputs import InputTables, reading_inputs
-from shardwright.planning.plan.plan import ParameterSharding, ShardingPlan
+from shardwright.planning.plan.plan import ShardingPlan
+from shardwright.planning.plan.sharding import ParameterSharding
 from shardwright.planning.search.objectives import (
     LARGEST_RANK_TIME,
     OBJECTIVES,

@@ -11,8 +11,8 @@ from attrs import frozen
 
 from shardwright.planning.options.averaging import AVERAGING, sent_bytes
 from shardwright.planning.options.search_space import SearchSpace
-from shardwright.planning.plan.plan import aligned, codecs_text
-from shardwright.planning.report.statistics import RankStatistics, Statistics
+from shardwright.planning.plan.sharding import aligned, codecs_text
+from shardwright.planning.report.statistics import Statistics, rank_cells
 from shardwright.planning.search.objectives import OBJECTIVE_TEXTS
 from shardwright.planning.search.placement import PlacedPlan
 from shardwright.planning.search.search import SearchResult
@@ -28,7 +28,7 @@ _MORE = (
 
 @frozen(eq=False, slots=False)
 class Report:
-    """Report of a plan's costs, as text, as JSON data and as an HTML page.
+    """Report of a plan's costs, as text and as JSON data.
 
     Args:
         space: options and costs.
@@ -163,12 +163,6 @@ class Report:
             "inputs": dict(self.inputs),
         }
 
-    def to_html(self, title: str = "Sharding plan") -> str:
-        """Render one page of HTML that needs nothing else: pictures of memory and time per rank, and all tables."""
-        from shardwright.planning.report.html_page import page
-
-        return page(self, title)
-
     def _ranks(self) -> Iterator[str]:
         header = ("rank", *self.space.tiers, "time (ms)", "input (MB)", "output (MB)", "shards")
         yield aligned(header, [rank_cells(rank) for rank in self.statistics.ranks])
@@ -246,19 +240,6 @@ def objective_data(plan: PlacedPlan, objective: str) -> dict[str, Any]:
     }
 
 
-def rank_cells(rank: RankStatistics) -> tuple[str, ...]:
-    """A rank's row of a table: its number, memory tiers, time, input, output, shards."""
-    counts = ", ".join(f"{name}: {count}" for name, count in rank.num_shards.items())
-    return (
-        str(rank.rank),
-        *(_share(used, rank.capacity_bytes[tier]) for tier, used in rank.used_bytes.items()),
-        f"{rank.time_ms:.4g}",
-        f"{rank.input_bytes / _MB:.2f}",
-        f"{rank.output_bytes / _MB:.2f}",
-        counts or "none",
-    )
-
-
 def _taken_instead(refused: str, taken: set[str]) -> str:
     """Name the kernels that were taken instead; a refused one may have been taken with another layout."""
     others = ", ".join(repr(name) for name in sorted(taken - {refused}))
@@ -272,8 +253,3 @@ def value_text(name: str, value: Any) -> str:
     if name.endswith("_bw"):
         return f"{bytes_text(1000 * value)}/s"
     return str(value)
-
-
-def _share(used: float, capacity: float) -> str:
-    percent = 100 * used / capacity if capacity else 0.0
-    return f"{bytes_text(used)} ({percent:.0f}%)"

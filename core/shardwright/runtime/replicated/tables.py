@@ -13,7 +13,7 @@ from shardwright.contracts.codec import Codec
 from shardwright.contracts.lookup import Bags
 from shardwright.planning.layouts.blocks import Ints
 from shardwright.planning.layouts.layout import Dataflow
-from shardwright.planning.plan.plan import ParameterSharding
+from shardwright.planning.plan.sharding import ParameterSharding
 from shardwright.runtime.replicated import forms
 from shardwright.runtime.replicated.exchange import Gathering, Summing
 from shardwright.runtime.replicated.forms import CopiedBatch, UpdateForm

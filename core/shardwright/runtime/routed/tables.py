@@ -13,7 +13,7 @@ from shardwright.contracts.codec import Codec
 from shardwright.contracts.lookup import Bags
 from shardwright.planning.layouts.blocks import Ints
 from shardwright.planning.layouts.layout import Dataflow, Routed
-from shardwright.planning.plan.plan import ParameterSharding
+from shardwright.planning.plan.sharding import ParameterSharding
 from shardwright.runtime.ranks.devices import sent_to
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.routed.codecs import TableCodecs

@@ -26,7 +26,7 @@ from torch import Tensor
 from shardwright.contracts.lookup import Lookup
 from shardwright.errors import UnsupportedError
 from shardwright.planning.layouts.layout import Dataflow
-from shardwright.planning.plan.plan import ParameterSharding
+from shardwright.planning.plan.sharding import ParameterSharding
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.runtime.ranks.devices import sent_to
 from shardwright.runtime.ranks.environment import ShardingEnv

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from shardwright.contracts.lookup import Lookup
 from shardwright.planning.layouts.blocks import Ints
-from shardwright.planning.plan.plan import ParameterSharding
+from shardwright.planning.plan.sharding import ParameterSharding
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.step.collection import Collection, FeatureBatch
 from shardwright.runtime.step.columns import Columns

@@ -21,7 +21,7 @@ from shardwright.errors import PlanError, UnsupportedError
 from shardwright.host.plugin_host import host
 from shardwright.planning.layouts.blocks import Ints
 from shardwright.planning.layouts.row_maps import RowMap
-from shardwright.planning.plan.plan import ParameterSharding
+from shardwright.planning.plan.sharding import ParameterSharding
 from shardwright.planning.tables.spec import TableSpec
 
 

@@ -20,12 +20,8 @@ from shardwright.host import use_host
 from shardwright.planning.layouts.layout import Block, BlockRun, ColumnRange, Layout, Replicate
 from shardwright.planning.layouts.row_maps import RowsModulo, RowsRange, RowsSplit
 from shardwright.planning.machines.topology import Topology
-from shardwright.planning.plan.plan import (
-    EmbeddingModuleShardingPlan,
-    ParameterSharding,
-    ShardingPlan,
-    ShardMetadata,
-)
+from shardwright.planning.plan.plan import ShardingPlan
+from shardwright.planning.plan.sharding import EmbeddingModuleShardingPlan, ParameterSharding, ShardMetadata
 from shardwright.planning.report.check import check_plan
 from shardwright.planning.report.explain import explain_table
 from shardwright.planning.tables.constraints import ParameterConstraints

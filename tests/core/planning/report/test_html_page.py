@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.report.html_charts import COUNT, Bins, Scale
+from shardwright.planning.report.html_page import page as html_page
 from shardwright.planning.search.placement import Proven
 from shardwright.planning.tables.constraints import ParameterConstraints
 from shardwright.planning.tables.spec import TableSpec
@@ -86,7 +87,7 @@ def heights_of(bars):
 
 def test_html_report_bars_are_as_high_as_the_ranks_loads():
     report = report_of()
-    bars = Page(report.to_html()).bars
+    bars = Page(html_page(report)).bars
     for picture, values in (
         ("time", report.statistics.time_ms),
         ("memory-hbm", report.statistics.used_bytes[:, 0]),
@@ -98,7 +99,7 @@ def test_html_report_bars_are_as_high_as_the_ranks_loads():
 
 def test_html_report_bars_of_a_rank_are_stacked_without_gaps():
     columns = {}
-    for bar in Page(report_of().to_html()).bars["time"]:
+    for bar in Page(html_page(report_of())).bars["time"]:
         columns.setdefault(bar["x"], []).append((bar["y"], bar["y"] + bar["height"]))
     for spans in columns.values():
         spans.sort()
@@ -111,7 +112,7 @@ def test_html_report_a_sharding_type_has_one_colour_and_its_part_of_the_time():
         "*": ParameterConstraints(sharding_types=["slices"]),
     }
     report = report_of(constraints=rules)
-    text = report.to_html()
+    text = html_page(report)
     colours = dict(re.findall(r'background:(#\w+)"></i>(\w+) \(', text))
     assert sorted(colours.values()) == ["slices", "whole"]
     time = dict.fromkeys(("slices", "whole"), 0.0)
@@ -125,7 +126,7 @@ def test_html_report_a_sharding_type_has_one_colour_and_its_part_of_the_time():
 
 def test_html_report_histograms_count_every_rank_and_table_once():
     report = report_of(ranks=9)
-    page = Page(report.to_html())
+    page = Page(html_page(report))
     counted = {
         name: sum(int(re.search(r": ([\d,]+)", note)[1].replace(",", "")) for note in page.notes[name])
         for name in ("ranks-by-time", "ranks-by-memory-hbm", "tables-by-memory", "tables-by-time")
@@ -136,7 +137,7 @@ def test_html_report_histograms_count_every_rank_and_table_once():
         "tables-by-memory": len(TABLES),
         "tables-by-time": len(TABLES),
     }
-    assert "ranks-by-time" not in Page(report_of().to_html()).notes  # three ranks are no histogram
+    assert "ranks-by-time" not in Page(html_page(report_of())).notes  # three ranks are no histogram
 
 
 def with_bound(report, bound_ms):
@@ -148,7 +149,7 @@ def test_html_report_begins_with_how_good_the_plan_is():
     value = report.plan.value_ms
     best = with_bound(report, value)
     assert best.headline == f"fits; {value:.4g} ms; proven best"
-    assert report.headline in Page(report.to_html()).texts
+    assert report.headline in Page(html_page(report)).texts
     assert str(report).splitlines()[1] == report.headline
     unproven = with_bound(report, 0.0)
     assert unproven.headline.endswith("; no bound proven")
@@ -158,7 +159,7 @@ def test_html_report_begins_with_how_good_the_plan_is():
 
 def test_html_report_tables_that_take_most_time_come_first_where_there_are_many():
     report = report_of()
-    text = report.to_html()
+    text = html_page(report)
     top = text.partition('id="top"')[2].partition("</table>")[0]
     shown = [name for name in re.findall(r"<tr><td>(.*?)</td>", top)]
     times = {escape(own.path): own.time_ms for own in report.statistics.tables}
@@ -166,11 +167,11 @@ def test_html_report_tables_that_take_most_time_come_first_where_there_are_many(
     assert min(times[name] for name in shown) >= max(
         time for name, time in times.items() if name not in shown
     )
-    assert 'id="top"' not in report_of(tables=TABLES[:20]).to_html()
+    assert 'id="top"' not in html_page(report_of(tables=TABLES[:20]))
 
 
 def test_html_report_needs_nothing_from_elsewhere_and_names_are_escaped():
-    text = report_of().to_html("a <b> title")
+    text = html_page(report_of(), "a <b> title")
     page = Page(text)
     tags = [tag for tag, _ in page.tags]
     assert not {"link", "img", "iframe", "object"} & set(tags)
@@ -184,7 +185,7 @@ def test_html_report_needs_nothing_from_elsewhere_and_names_are_escaped():
 
 def test_html_report_has_all_ranks_tables_and_assumptions():
     report = report_of()
-    texts = Page(report.to_html()).texts
+    texts = Page(html_page(report)).texts
     assert {table.path for table in TABLES} <= set(texts)
     assert any("ddr_cap = 128.0 GiB" in text for text in texts)
     assert any("proposals tried" in text for text in texts)
@@ -193,7 +194,7 @@ def test_html_report_has_all_ranks_tables_and_assumptions():
 @pytest.mark.parametrize("ranks", [1, 64, 130])
 def test_html_report_of_any_number_of_ranks_stays_within_the_picture(ranks):
     rules = {"*": ParameterConstraints(sharding_types=["slices"])}
-    for name, bars in Page(report_of(ranks, constraints=rules).to_html()).bars.items():
+    for name, bars in Page(html_page(report_of(ranks, constraints=rules))).bars.items():
         width = ranks if name in ("time", "memory-hbm") else 64
         assert all(bar["x"] + bar["width"] <= width + 0.01 and -0.01 <= bar["y"] <= 100 for bar in bars)
 
@@ -264,7 +265,7 @@ def test_html_report_in_a_browser_sorts_searches_and_is_legible(tmp_path, width,
     }
     page = tmp_path / "report.html"
     # The page measures itself: a script is added to this copy only.
-    page.write_text(report_of(constraints=rules).to_html().replace("</body>", PROBE + "</body>"))
+    page.write_text(html_page(report_of(constraints=rules)).replace("</body>", PROBE + "</body>"))
     arguments = ["--headless", "--no-sandbox", "--disable-gpu", f"--window-size={width},900"]
     arguments += ["--blink-settings=preferredColorScheme=0"] if dark else []
     profile = f"--user-data-dir={tmp_path / 'profile'}"

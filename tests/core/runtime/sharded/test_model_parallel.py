@@ -17,7 +17,8 @@ from shardwright import DistributedModelParallel, ShardingEnv, hookimpl
 from shardwright.contracts import CommBackend
 from shardwright.errors import DistributedError, InvalidInputError, UnsupportedError
 from shardwright.host import PluginHost, use_host
-from shardwright.planning.plan.plan import EmbeddingModuleShardingPlan, ShardingPlan
+from shardwright.planning.plan.plan import ShardingPlan
+from shardwright.planning.plan.sharding import EmbeddingModuleShardingPlan
 from shardwright.planning.tables.spec import EmbeddingBagConfig
 from shardwright.runtime.ranks.comm import AllToAll, TorchCommunicator, TorchTransport
 from shardwright.runtime.sharded.tables.initialization import initialize, seeded

@@ -6,18 +6,17 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from attrs import frozen
 from torch import nn
-from torch.optim import Optimizer
 
 from shardwright.errors import DistributedError, UnsupportedError
 from shardwright.modules.embedding_modules import TableCollection
 from shardwright.modules.quantized.collections import QuantizedCollection
 from shardwright.optim.fused import optimizer_spec_of
-from shardwright.planning.plan.plan import ParameterSharding
+from shardwright.planning.plan.sharding import ParameterSharding
 from shardwright.planning.tables.optimizers import STILL
 from shardwright.planning.tables.spec import EmbeddingConfig, TableSpec
 from shardwright.runtime.ranks.environment import ShardingEnv, check_local_world_sizes, device_of_rank
@@ -44,9 +43,6 @@ from shardwright.runtime.step.batches.inputs import InputChecks, Status
 from shardwright.runtime.step.batches.inputs_ahead import InputsAhead, who_ended
 from shardwright.runtime.step.engine import CollectionEngine, EngineStep
 from shardwright.sparse import KeyedJaggedTensor
-
-if TYPE_CHECKING:
-    from shardwright.runtime.sharded.resharding.reshard import Resharded
 
 
 @frozen(eq=False)
@@ -166,34 +162,6 @@ class ShardedCollection(nn.Module, ABC):
     def engine(self) -> CollectionEngine:
         """The engine that runs its tables."""
         return self._engine
-
-    def reshard(
-        self,
-        params: Mapping[str, ParameterSharding],
-        *optimizers: Optimizer,
-        max_extra_bytes: int | None = None,
-        piece_bytes: int | None = None,
-    ) -> Resharded:
-        """Go from one plan to another between two steps; every rank makes this call.
-
-        See :meth:`DistributedModelParallel.reshard`.
-
-        Args:
-            params: table name -> how it is to be sharded.
-            optimizers: those of your own that have parameters of its tables.
-            max_extra_bytes: see there.
-            piece_bytes: see there.
-        """
-        from shardwright.runtime.sharded.resharding.reshard import reshard
-
-        path = self._inputs.specs[0].module
-        return reshard(
-            {path: (self, params)},
-            self._env,
-            optimizers,
-            max_extra_bytes=max_extra_bytes,
-            piece_bytes=piece_bytes,
-        )
 
     def check_moves(self, path: str) -> None:
         """Check that its tables can go from one plan to another.

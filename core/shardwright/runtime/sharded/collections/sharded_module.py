@@ -16,7 +16,7 @@ from shardwright.arguments import brief, checked_only
 from shardwright.errors import InvalidInputError, UnknownPluginError, UnsupportedError, nearest
 from shardwright.host.plugin_host import host
 from shardwright.host.registry import Registry
-from shardwright.planning.plan.plan import ParameterSharding
+from shardwright.planning.plan.sharding import ParameterSharding
 from shardwright.planning.tables.caching import CacheParams
 from shardwright.planning.tables.codecs import QCommsConfig, as_qcomms
 from shardwright.planning.tables.fused_params import check_fbgemm_params, input_checks_of

@@ -25,7 +25,8 @@ from shardwright.modules.quantized.collections import (
 )
 from shardwright.modules.quantized.rows import QuantizedRows
 from shardwright.planning.layouts.layout import Block
-from shardwright.planning.plan.plan import ParameterSharding, ShardingPlan
+from shardwright.planning.plan.plan import ShardingPlan
+from shardwright.planning.plan.sharding import ParameterSharding
 from shardwright.planning.tables.spec import EmbeddingBagConfig, EmbeddingConfig, PoolingType, TableSpec
 from shardwright.runtime.sharded.collections.sharded_module import check_plan_covers
 from shardwright.runtime.sharded.tables.table_state import row_index

@@ -14,7 +14,7 @@ from shardwright.modules.quantized.collections import (
     QuantEmbeddingCollection,
     QuantizedCollection,
 )
-from shardwright.planning.plan.plan import ParameterSharding
+from shardwright.planning.plan.sharding import ParameterSharding
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.sharded.collections.sharded_collection import ShardedCollection, shard_collection
@@ -43,14 +43,6 @@ class _QuantizedShards(ShardedCollection):
             for local in table.state.local:
                 if table.state.sharding.layout.dataflow_of(local.block).is_replicated:
                     self.env.communicator.broadcast(table.weight_of(local), 0)
-
-    def reshard(self, *args: Any, **kwargs: Any) -> Any:
-        """Refuse: rows that are not trained are cheap to shard anew.
-
-        Raises:
-            UnsupportedError: always.
-        """
-        self.check_moves(self.inputs.specs[0].module)
 
     def check_moves(self, path: str) -> None:
         """Refuse; see :meth:`ShardedCollection.check_moves`.

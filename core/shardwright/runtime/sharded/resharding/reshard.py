@@ -34,7 +34,8 @@ from shardwright.errors import (
     UnsupportedError,
     nearest,
 )
-from shardwright.planning.plan.plan import ParameterSharding, ShardingPlan
+from shardwright.planning.plan.plan import ShardingPlan
+from shardwright.planning.plan.sharding import ParameterSharding
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.planning.text import bytes_text
 from shardwright.runtime.ranks.environment import ShardingEnv
@@ -150,6 +151,27 @@ def reshard(
             return Resharded()
         resharding.agree_on_memory(piece_bytes or _piece_bytes(max_extra_bytes))
         return resharding.move()
+
+
+def reshard_collection(
+    module: ShardedCollection,
+    params: Mapping[str, ParameterSharding],
+    *optimizers: Optimizer,
+    max_extra_bytes: int | None = None,
+    piece_bytes: int | None = None,
+) -> Resharded:
+    """Take one collection to another plan between two steps, as :meth:`DistributedModelParallel.reshard` does a model.
+
+    Args:
+        module: the collection.
+        params: table name -> how it is to be sharded.
+        optimizers: those of your own that have parameters of its tables.
+        max_extra_bytes: see there.
+        piece_bytes: see there.
+    """
+    path = module.inputs.specs[0].module
+    asked = {path: (module, params)}
+    return reshard(asked, module.env, optimizers, max_extra_bytes=max_extra_bytes, piece_bytes=piece_bytes)
 
 
 def _piece_bytes(max_extra_bytes: int | None) -> int:

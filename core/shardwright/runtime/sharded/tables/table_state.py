@@ -20,7 +20,7 @@ from shardwright.contracts.comm_backend import Communicator
 from shardwright.errors import InvalidInputError
 from shardwright.planning.layouts.layout import Block
 from shardwright.planning.layouts.stored_rows import first_stored_row, is_stored_by_index, runs_of
-from shardwright.planning.plan.plan import ParameterSharding
+from shardwright.planning.plan.sharding import ParameterSharding
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.runtime.sharded.tables.blocked_tensor import (
     PIECE_BYTES,

@@ -22,7 +22,7 @@ from torch import Tensor
 from shardwright.contracts.lookup import Bags, Lookup
 from shardwright.errors import UnsupportedError
 from shardwright.planning.layouts.blocks import Ints
-from shardwright.planning.plan.plan import ParameterSharding
+from shardwright.planning.plan.sharding import ParameterSharding
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.step.backward.block_bags import BlockBags

@@ -30,7 +30,7 @@ class Name(str):
 
     def __new__(cls, text: str) -> Self:
         """The one object of a name."""
-        return cast(Self, _NAMES.setdefault(text, super().__new__(cls, text)))
+        return cast(Self, _one(cls, str(text)))
 
     @property
     def value(self) -> str:
@@ -46,8 +46,10 @@ class Name(str):
         return str.__str__(self)
 
 
-_NAMES: dict[str, Name] = {}
-"""The names that were made, which are few."""
+@functools.cache
+def _one(cls: type[Name], text: str) -> Name:
+    """The one object of a name; there are as few as names in all registries."""
+    return str.__new__(cls, text)
 
 
 class OpenNames(ABCMeta):

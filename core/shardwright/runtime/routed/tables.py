@@ -28,7 +28,6 @@ from shardwright.runtime.step.backward.kept_gradients import keeping_gradients, 
 from shardwright.runtime.step.backward.weight_gradients import weight_gradients
 from shardwright.runtime.step.collection import FeatureBatch
 from shardwright.runtime.step.executor import Executor, ExecutorConfig, ExecutorStep, PeerHeaders
-from shardwright.runtime.step.kernel_groups import build_lookups
 
 
 @frozen(eq=False)
@@ -73,7 +72,7 @@ class RoutedTables(Executor):
             paths=RoutedPaths(config.env, TableCodecs.of(config), is_pooled),
         )
         self.groups = self.plan.groups
-        self.lookups = keeping_gradients(build_lookups(self.groups, config.device), self.groups)
+        self.lookups = keeping_gradients(config.lookups(self.groups), self.groups)
         self.taking = [taking_ragged(*pair) for pair in zip(self.lookups, self.groups, strict=True)]
         self.routers = routers_of(self.plan)
         self.format = PayloadFormat(

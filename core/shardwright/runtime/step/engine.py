@@ -52,6 +52,8 @@ from shardwright.runtime.step.collection import Collection, FeatureBatch
 from shardwright.runtime.step.executor import Executor, ExecutorConfig, ExecutorStep, parameters_of
 from shardwright.runtime.step.kernel_groups import (
     KernelGroup,
+    LookupBuilder,
+    build_lookup,
     check_layout,
     is_updated_in_backward,
     rows_of_parts,
@@ -71,6 +73,7 @@ class CollectionEngine:
         is_weighted: ids carry weights.
         checks: the level of checks of each batch.
         before: the engine of the same collection under another plan, whose place among the ranks' calls it takes.
+        build_lookup: makes the lookup of a group of local blocks.
 
     Attributes:
         updated_in_backward: description of the first table that a kernel updates in the backward pass; empty if none.
@@ -96,6 +99,7 @@ class CollectionEngine:
         is_weighted: bool,
         checks: InputChecks = InputChecks.STANDARD,
         before: CollectionEngine | None = None,
+        build_lookup: LookupBuilder = build_lookup,
     ) -> None:
         self.collection = Collection.of(tables)
         self.env, self.device = env, device
@@ -110,7 +114,11 @@ class CollectionEngine:
         )
         dealt = _deal(tables, shardings, executor_of, env.world_size)
         self.executors = [
-            executor(ExecutorConfig(self.collection, members, {**shardings, **own}, env, device, is_weighted))
+            executor(
+                ExecutorConfig(
+                    self.collection, members, {**shardings, **own}, env, device, is_weighted, build_lookup
+                )
+            )
             for (executor, _), (members, own) in dealt.items()
         ]
         self.is_trained = [not is_frozen for _, is_frozen in dealt]

@@ -42,6 +42,7 @@ from shardwright.runtime.step.backward.scaled_losses import watch_scalers
 from shardwright.runtime.step.batches.inputs import InputChecks, Status
 from shardwright.runtime.step.batches.inputs_ahead import InputsAhead, who_ended
 from shardwright.runtime.step.engine import CollectionEngine, EngineStep
+from shardwright.runtime.step.kernel_groups import LookupBuilder, build_lookup
 from shardwright.sparse import KeyedJaggedTensor
 
 
@@ -344,12 +345,17 @@ class ShardedCollection(nn.Module, ABC):
                 initialize(table.weight_of(local), config, local.block, path=path, seed=seed)
 
 
-def engine_of(inputs: ShardingInputs, before: CollectionEngine | None = None) -> CollectionEngine:
+def engine_of(
+    inputs: ShardingInputs,
+    before: CollectionEngine | None = None,
+    build_lookup: LookupBuilder = build_lookup,
+) -> CollectionEngine:
     """Make the engine that runs the tables of a collection.
 
     Args:
         inputs: tables, plan and ranks.
         before: the engine that runs them under another plan until now.
+        build_lookup: makes the lookup of a group of local blocks.
     """
     return CollectionEngine(
         inputs.specs,
@@ -360,6 +366,7 @@ def engine_of(inputs: ShardingInputs, before: CollectionEngine | None = None) ->
         is_weighted=inputs.is_weighted,
         checks=inputs.checks,
         before=before,
+        build_lookup=build_lookup,
     )
 
 

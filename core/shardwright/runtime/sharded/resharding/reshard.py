@@ -82,7 +82,6 @@ from shardwright.runtime.step.kernel_groups import (
     check_layout,
     is_updated_in_backward,
     kernel_of,
-    lookups_from,
 )
 
 PIECE_BYTES = 64 << 20
@@ -298,8 +297,7 @@ class _Module:
     @cached_property
     def unbuilt(self) -> Any:
         """The engine of the new plan, over lookups that hold nothing."""
-        with lookups_from(UnbuiltLookup):
-            return engine_of(self.inputs, self.module.engine)
+        return engine_of(self.inputs, self.module.engine, UnbuiltLookup)
 
     @cached_property
     def kept(self) -> dict[int, int]:
@@ -623,8 +621,7 @@ class _Resharding:
             if holder is not None and not self._kept[number]:
                 self.users.forget(table, holder)
         for owner in self.modules:
-            with lookups_from(self._handed(owner)):
-                engine = engine_of(owner.inputs, owner.module.engine)
+            engine = engine_of(owner.inputs, owner.module.engine, self._handed(owner))
             owner.module.take_over(owner.inputs, engine)
         for number, move in enumerate(self._moves):
             if move.values.optimizer is not None and not self._kept[number]:

@@ -39,6 +39,7 @@ def test_layers_are_kept() -> None:
         ("core/shardwright/planning/tables/spec.py", "from shardwright.planning.report.report import Report"),
         ("core/shardwright/planning/search/search.py", "import shardwright_plugins.proposers"),
         ("core/shardwright/planning/search/failure.py", "from shardwright.host.plugin_host import host"),
+        ("core/shardwright/cli/plan.py", "from shardwright.runtime.sharded.models import planner"),
         (
             "core/shardwright/planning/layouts/dataflows.py",
             "from shardwright.runtime.routed.direct import DirectReturn",

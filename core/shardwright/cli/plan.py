@@ -95,9 +95,9 @@ def plan(
 ) -> None:
     """Plan how to shard the tables of a workload, and say how good the plan is."""
     from shardwright.planning.documents import CONSTRAINTS
+    from shardwright.planning.planner import TablePlanner
     from shardwright.planning.tables.constraints import Constraints
     from shardwright.planning.tables.workload import Workload
-    from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner
 
     for path in (output, report):
         check_writable(path)
@@ -108,7 +108,7 @@ def plan(
         topology = topology.sharding_group(
             sharding_group, sync_every=sync_every, use_inter_host_allreduce=inter_host_averaging
         )
-    planner = EmbeddingShardingPlanner(
+    planner = TablePlanner(
         topology=topology,
         batch_size=batch or loaded.batch_size,
         constraints=loaded.constrained(asked).rules,

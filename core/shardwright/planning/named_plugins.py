@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from shardwright.errors import InvalidInputError, PluginLoadError, ShardwrightError, nearest
 from shardwright.host.offers import Provenance, make_entry
@@ -87,7 +87,7 @@ def _with(registry: Registry[_Plugin], name: str, arguments: dict[str, Any]) -> 
     taken = [key for key in inspect.signature(entry.item).parameters if key not in ("args", "kwargs")]
     try:
         inspect.signature(entry.item).bind(**arguments)
-        return registry.create(name, **arguments)
+        return cast(_Plugin, entry.item(**arguments))
     except ShardwrightError:
         raise
     except (TypeError, ValueError) as error:

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -44,6 +45,12 @@ def train_from(document: str, steps: int) -> dict[str, torch.Tensor]:
     for step in range(steps):
         workers.train(model, step, dist.get_rank(), optimizer)
     return model.state_dict()
+
+
+def train_on_hosts(document: str, steps: int, local_world_size: int) -> dict[str, torch.Tensor]:
+    """The same, with so many ranks a host."""
+    with mock.patch.dict(os.environ, {"LOCAL_WORLD_SIZE": str(local_world_size)}):
+        return train_from(document, steps)
 
 
 class Slow(Proposer):

@@ -69,6 +69,22 @@ def test_training_from_a_plan_whose_type_would_not_cut_so_follows_the_shards(poo
     assert_trains_like_one_process(pool, document)
 
 
+def test_training_from_a_plan_whose_host_sums_are_spread_over_hosts(pool: RankPool) -> None:
+    """The dataflow adds sums inside each host that has row parts; nothing says that it is one host."""
+    document = saved(pool, ["table_wise"])
+    document["topology"].update(world_size=4, local_world_size=2)
+    tables(document)["user"].update(
+        sharding_type="table_row_wise",
+        dataflow={"name": "hierarchical"},
+        shards=[
+            {"rank": 1, "rows": [0, 20], "columns": [0, 8]},
+            {"rank": 2, "rows": [20, 50], "columns": [0, 8]},
+        ],
+    )
+    for state in pool.run(edited_plan_workers.train_on_hosts, 4, json.dumps(document), 3, 2):
+        assert_same_state(state, unsharded_after(range(3), 4)[0].state_dict())
+
+
 def test_collective_plan_that_takes_long_is_waited_for(pool: RankPool) -> None:
     documents = pool.run(edited_plan_workers.plan_slowly, 2, seconds=1.0)
     assert documents[0] == documents[1]

@@ -174,14 +174,6 @@ def placed_plan(space: SearchSpace, proposal: Ints, ranks: Sequence[Sequence[int
     return PlacedPlan(proposal, places, shards.loads_ms(places), shards.used_bytes(places), value_ms)
 
 
-def _proposer(document: Mapping[str, Any]) -> str:
-    """The proposer that a document names; empty where it names none."""
-    names = (
-        plugin.get("name") for plugin in document.get("plugins", ()) if plugin.get("kind") == "proposers"
-    )
-    return next(names, None) or ""
-
-
 def _fixed_ranks(options: Options, option: int) -> list[int]:
     """The rank that each shard of an option must live on, or ``FREE``."""
     runs = options.shards_of(option)

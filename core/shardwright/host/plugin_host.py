@@ -132,6 +132,20 @@ class PluginHost:
         known = ", ".join(kind.contract.__name__ for kind in KINDS)
         raise InvalidInputError(f"{contract!r} is none of the contracts. Known: {known}.")
 
+    def replacing(self, item: object) -> PluginHost:
+        """A host in which one thing has its name and aliases, whatever has them here: for tests of plugins.
+
+        Raises:
+            InvalidInputError: If it is a class or an instance of none of the contracts.
+            PluginLoadError: If it does not fulfil its contract.
+        """
+        owner: type[Any] = item if isinstance(item, type) else type(item)
+        registry: Registry[Any] = self.registry_of(owner).replacing(item)
+        registries = {**self._discover().registries, registry.kind.contract: registry}
+        made = PluginHost()
+        made._discovered = attrs.evolve(self._discover(), registries=MappingProxyType(registries))
+        return made
+
     def fingerprint(self) -> Fingerprint:
         """Return what must be the same on all ranks of a job: the loaded plugins and the names that each serves."""
         discovered = self._discover()

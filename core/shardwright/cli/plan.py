@@ -43,7 +43,12 @@ def plan(
     ] = "cuda",
     hbm_gib: Annotated[float | None, typer.Option(min=0, help="Device memory of a rank, GiB.")] = None,
     ddr_gib: Annotated[
-        float | None, typer.Option(min=0, help="Host memory that a rank may use, GiB.")
+        float | None,
+        typer.Option(
+            min=0,
+            help="Host memory that a rank may use, GiB. With --device cpu, by default this machine's, shared by the "
+            "ranks of a host.",
+        ),
     ] = None,
     batch: Annotated[
         int | None, typer.Option(min=1, help="Samples of a rank and step; the workload's own by default.")
@@ -140,14 +145,18 @@ def plan(
 def _topology(
     ranks: int, local: int | None, device: str, hbm_gib: float | None, ddr_gib: float | None
 ) -> Topology:
-    from shardwright.planning.machines.topology import Topology
+    from shardwright.planning.machines.topology import CPU_DEVICE, Topology
+    from shardwright.runtime.ranks.detection.host_memory import host_memory_bytes
 
+    ddr_cap = _bytes("--ddr-gib", ddr_gib)
+    here = host_memory_bytes() if device == CPU_DEVICE and ddr_cap is None else None
     return Topology(
         ranks,
         device.split(",") if "," in device else device,
         hbm_cap=_bytes("--hbm-gib", hbm_gib),
-        ddr_cap=_bytes("--ddr-gib", ddr_gib),
+        ddr_cap=ddr_cap if here is None else here // (local or ranks),
         local_world_size=local,
+        detected=() if here is None else ("ddr_cap",),
     )
 
 

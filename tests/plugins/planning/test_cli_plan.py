@@ -23,6 +23,7 @@ from shardwright.cli import main
 from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.planning.report.check import check_plan
 from shardwright.planning.search.placement import Placed
+from shardwright.runtime.ranks.detection import host_memory
 from shardwright_plugins.proposers.proving.search import Search
 
 
@@ -121,6 +122,33 @@ def test_plan_is_for_the_device_that_is_named(workload, tmp_path):
     path = tmp_path / "plan.json"
     run("plan", workload, "--ranks", "2", "--device", "cpu", "--ddr-gib", "1", "--output", path)
     assert json.loads(path.read_text())["topology"]["compute_device"] == "cpu"
+
+
+def test_plan_for_cpus_has_this_machines_memory_and_says_so(workload, tmp_path, monkeypatch):
+    monkeypatch.setattr(host_memory, "host_memory_bytes", lambda: 24 << 30)
+    path = tmp_path / "plan.json"
+
+    def planned_memory(*options):
+        text = run("plan", workload, "--ranks", "4", *options, "--output", path).stdout
+        return json.loads(path.read_text())["inputs"]["ddr_cap"], text
+
+    found, text = planned_memory("--device", "cpu", "--local", "2")
+    assert found == {"value": 12 << 30, "provenance": "detected"}
+    assert text.partition("detected on this machine:\n")[2] == "  ddr_cap = 12.0 GiB\n"
+    assert planned_memory("--device", "cpu")[0]["value"] == 6 << 30
+    assert planned_memory("--device", "cpu", "--ddr-gib", "1")[0] == {"value": 1 << 30, "provenance": "given"}
+    found, text = planned_memory("--hbm-gib", "1")  # machines with GPUs are elsewhere
+    assert found["provenance"] == "assumed"
+    assert "detected" not in text
+
+
+def test_plan_says_measured_of_nothing_that_was_not(workload, tmp_path):
+    path = tmp_path / "plan.json"
+    run("plan", workload, "--ranks", "2", "--device", "cpu", "--ddr-gib", "1", "--output", path)
+    inputs = json.loads(path.read_text())["inputs"]
+    assert {name for name, data in inputs.items() if data["provenance"] == "measured"} == {"seconds"}
+    sources = [data.get("source", "") for data in inputs.values() if data["provenance"] == "assumed"]
+    assert [source for source in sources if source.startswith("measured")] == []
 
 
 @pytest.mark.parametrize(("option", "replicas"), [((), 4), (("--inter-host-averaging",), 1)])
@@ -360,6 +388,9 @@ def test_check_of_a_planned_document_proves_its_bound(planned, options):
     assert f"value: {objective['value_ms']:.6g} ms" in told
     assert objective["lower_bound_ms"] > 0
     assert f"bound: {objective['lower_bound_ms']:.6g} ms, proven again" in told
+    inputs = json.loads(path.read_text())["inputs"].values()
+    assumed = sum(data["provenance"] == "assumed" for data in inputs)
+    assert told.splitlines()[2].endswith(f" under {assumed} assumed values")
 
 
 def raise_bound(document):

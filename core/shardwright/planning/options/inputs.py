@@ -104,6 +104,24 @@ def describe_inputs(
     return {name: value.to_data() for name, value in values.items()}
 
 
+def assumed_inputs(inputs: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Those inputs of a plan that nobody gave or detected.
+
+    Args:
+        inputs: inputs as :func:`describe_inputs` has them.
+    """
+    return {name: data for name, data in inputs.items() if data.get("provenance") == "assumed"}
+
+
+def under_assumed_values(inputs: Mapping[str, Any]) -> str:
+    """The end of a sentence that says what is proven: `` under 9 assumed values``, or nothing.
+
+    A bound holds for the costs of a machine. Where that is assumed, so is the bound.
+    """
+    count = len(assumed_inputs(inputs))
+    return f" under {count} assumed value{'s' * (count > 1)}" if count else ""
+
+
 def _estimator_values(plugins: PlanningPlugins) -> dict[str, InputValue]:
     """The estimators and their constants, and what else was chosen."""
     preferred = {"estimator": plugins.performance.name, "storage_estimator": plugins.storage.name}

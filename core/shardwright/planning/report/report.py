@@ -10,6 +10,7 @@ from typing import Any
 from attrs import frozen
 
 from shardwright.planning.options.averaging import AVERAGING, sent_bytes
+from shardwright.planning.options.inputs import assumed_inputs, under_assumed_values
 from shardwright.planning.options.search_space import SearchSpace
 from shardwright.planning.plan.plan import aligned, codecs_text
 from shardwright.planning.report.statistics import RankStatistics, Statistics
@@ -61,15 +62,12 @@ class Report:
 
     @property
     def headline(self) -> str:
-        """``fits; 1.69 ms; proven within 0.1 %``."""
-        proof = (
-            "no bound proven"
-            if not math.isfinite(self.gap)
-            else f"proven within {percent_at_most(max(self.gap, _LEAST_GAP))}"
-            if self.gap
-            else "proven best"
-        )
-        return f"fits; {self.plan.value_ms:.4g} ms; {proof}"
+        """``fits; 1.69 ms; proven within 0.1 % under 9 assumed values``."""
+        value = f"fits; {self.plan.value_ms:.4g} ms"
+        if not math.isfinite(self.gap):
+            return f"{value}; no bound proven"
+        proof = f"within {percent_at_most(max(self.gap, _LEAST_GAP))}" if self.gap else "best"
+        return f"{value}; proven {proof}{under_assumed_values(self.inputs)}"
 
     @property
     def summary(self) -> list[str]:
@@ -151,6 +149,8 @@ class Report:
         """Return the report as JSON data."""
         result = self.result
         return {
+            "headline": self.headline,
+            "num_assumed": len(assumed_inputs(self.inputs)),
             "objective": objective_data(self.plan, self.space.objective),
             "search": {
                 "seconds": self.seconds,
@@ -224,13 +224,18 @@ class Report:
 
     @property
     def assumption_lines(self) -> list[str]:
-        """List the assumptions, with their sources."""
+        """List the assumptions, with their sources, and what was detected."""
         assumed = [
             f"  {name} = {value_text(name, data['value'])} ({data.get('source', '')})"
-            for name, data in self.inputs.items()
-            if data["provenance"] == "assumed"
+            for name, data in assumed_inputs(self.inputs).items()
         ]
-        return ["assumed, because not given:", *assumed]
+        detected = [
+            f"  {name} = {value_text(name, data['value'])}"
+            for name, data in self.inputs.items()
+            if data["provenance"] == "detected"
+        ]
+        lines = ["assumed, because not given:", *assumed]
+        return [*lines, "detected on this machine:", *detected] if detected else lines
 
 
 def objective_data(plan: PlacedPlan, objective: str) -> dict[str, Any]:

@@ -146,14 +146,27 @@ def with_bound(report, bound_ms):
 def test_html_report_begins_with_how_good_the_plan_is():
     report = report_of()
     value = report.plan.value_ms
+    assumed = [name for name, data in report.inputs.items() if data["provenance"] == "assumed"]
     best = with_bound(report, value)
-    assert best.headline == f"fits; {value:.4g} ms; proven best"
+    assert best.headline == f"fits; {value:.4g} ms; proven best under {len(assumed)} assumed values"
     assert report.headline in Page(report.to_html()).texts
     assert str(report).splitlines()[1] == report.headline
+    assert (report.to_data()["headline"], report.to_data()["num_assumed"]) == (report.headline, len(assumed))
     unproven = with_bound(report, 0.0)
     assert unproven.headline.endswith("; no bound proven")
     near = with_bound(report, value / 1.00251)
-    assert near.headline.endswith("; proven within 0.26 %")
+    assert near.headline.endswith(f"; proven within 0.26 % under {len(assumed)} assumed values")
+
+
+def test_report_of_inputs_that_were_given_assumes_nothing():
+    report = report_of()
+    given = {name: {**data, "provenance": "given"} for name, data in report.inputs.items()}
+    known = attrs.evolve(with_bound(report, report.plan.value_ms), inputs=given)
+    assert known.headline.endswith("; proven best")
+    one = attrs.evolve(
+        known, inputs={**given, "batch_size": {**given["batch_size"], "provenance": "assumed"}}
+    )
+    assert one.headline.endswith("; proven best under 1 assumed value")
 
 
 def test_html_report_tables_that_take_most_time_come_first_where_there_are_many():

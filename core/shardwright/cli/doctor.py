@@ -127,6 +127,17 @@ def _torch() -> Iterator[Finding]:
         return
     built_for = f"CUDA {torch.version.cuda}" if torch.version.cuda else "the CPU"
     yield Finding("torch", "torch", torch.__version__, reason=f"built for {built_for}")
+    if torch.version.cuda and not torch.accelerator.is_available():
+        reason = (
+            f"torch sees no GPU, and was built for {built_for}, whose libraries take gigabytes; PyTorch's build for "
+            "CPUs does the same here"
+        )
+        wanted = (
+            f"'torch=={torch.__version__.partition('+')[0]}' --index-url https://download.pytorch.org/whl/cpu"
+        )
+        yield Finding(
+            "torch", "build for CPUs", "", "absent", reason, f"pip install --force-reinstall {wanted}"
+        )
 
 
 def _broken_torch(error: BaseException) -> Finding:

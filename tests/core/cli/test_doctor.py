@@ -229,6 +229,24 @@ def test_doctor_without_torch_breaks_nothing_and_says_how_to_have_it(monkeypatch
     assert {one.part for one in found} >= {"python", "plugins", "environment"}
 
 
+@pytest.mark.parametrize("has_gpu", [False, True])
+def test_doctor_tells_a_build_for_cuda_where_there_is_no_gpu(
+    run_doctor: Doctor, monkeypatch: pytest.MonkeyPatch, has_gpu: bool
+) -> None:
+    page = importlib.import_module("shardwright.cli.doctor")  # its name in the package is the command
+    monkeypatch.setattr(page, "_devices", lambda: iter(()))
+    monkeypatch.setattr(torch, "__version__", "2.13.0+cu130")
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: has_gpu)
+    told = findings(run_doctor(json=True))
+    assert told["torch", "torch"]["reason"] == "built for CUDA 13.0"
+    assert (("torch", "build for CPUs") in told) == (not has_gpu)
+    if not has_gpu:
+        finding = told["torch", "build for CPUs"]
+        assert finding["state"] == "absent"  # it is no fault
+        assert "'torch==2.13.0' --index-url https://download.pytorch.org/whl/cpu" in finding["command"]
+
+
 def test_doctor_torch_that_cannot_be_imported_is_the_one_thing_broken(tmp_path: Path) -> None:
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text(

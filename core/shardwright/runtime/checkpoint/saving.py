@@ -482,7 +482,13 @@ class _Checked:
 
     def __init__(self, stream: Any, wrote: Callable[[int], None]) -> None:
         self._stream, self._wrote, self.crc, self.length = stream, wrote, 0, 0
-        self.flush, self.fileno, self.close = stream.flush, stream.fileno, stream.close
+        self.fileno, self.close = stream.fileno, stream.close
+
+    def flush(self) -> None:
+        if (
+            not self._stream.closed
+        ):  # torch's writer flushes once more when it is collected, after a failure too
+            self._stream.flush()
 
     def write(self, data: Any) -> int:
         view = memoryview(data).cast("B")

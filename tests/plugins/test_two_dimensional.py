@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.built_in import built_in
 from tests.equality import Table
 from tests.plugins.training.test_equality import OPTIMIZERS, kernels, supports
 
@@ -31,7 +32,6 @@ from shardwright import (
     save_checkpoint,
 )
 from shardwright.errors import DistributedError, InvalidInputError, PlanError
-from shardwright.host import host
 from shardwright.optim.fused import spec_to_torch
 from shardwright.runtime.ranks.sharding_groups import ShardingEnv2D
 from shardwright.runtime.sharded.models import averaging
@@ -40,7 +40,7 @@ from shardwright_testing.simulated import run_simulated
 WORLD, GROUP, HOST = 4, 2, 2
 ROWS = {"user": 23, "item": 17, "shop": 6}
 DIM, BATCH, RATE = 8, 3, 0.1
-TYPES = sorted(host().sharding_types)
+TYPES = built_in("sharding_types")
 
 
 def bags(seed: int = 5) -> EmbeddingBagCollection:

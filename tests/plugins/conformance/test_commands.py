@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.built_in import built_in
 
 from shardwright.contracts import Command
 from shardwright.host import host
@@ -10,6 +11,6 @@ from shardwright_testing import CommandTests
 
 
 class TestCommands(CommandTests):
-    @pytest.fixture(params=sorted(host().commands))
+    @pytest.fixture(params=built_in("commands"))
     def command(self, request: pytest.FixtureRequest) -> Command:
         return host().commands.create(request.param)

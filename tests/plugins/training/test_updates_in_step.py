@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from attrs import evolve
+from tests.built_in import built_in
 from tests.equality import Case
 from tests.pairs import covering
 from tests.plugins.training.test_equality import kernels, sequences_of, sharding_types, supports, tables_of
@@ -115,7 +116,7 @@ def cases_of_other_optimizers() -> list[Any]:
     found = [
         Case(tables_of(sharding_type, "fused_numba"), SIZES, optimizer)
         for sharding_type, optimizer in itertools.product(
-            sharding_types(), sorted(set(host().optimizers) - {"row_wise_adagrad", "adam"})
+            sharding_types(), sorted(set(built_in("optimizers")) - {"row_wise_adagrad", "adam"})
         )
     ]
     taken = [

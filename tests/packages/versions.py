@@ -61,7 +61,7 @@ def lowest() -> dict[str, Version]:
 
 
 def installed() -> dict[str, Version]:
-    """The installed version of each distribution that this one needs with the extras ``cpu`` and ``test``."""
+    """The version of each installed distribution that this one needs with the extras ``cpu`` and ``test``."""
     found: dict[str, Version] = {}
     waiting = [Requirement("shardwright[cpu,test]")]
     seen: set[tuple[str, str]] = set()
@@ -72,7 +72,10 @@ def installed() -> dict[str, Version]:
             if (name, extra) in seen:
                 continue
             seen.add((name, extra))
-            found[name] = Version(metadata.version(name))
+            try:
+                found[name] = Version(metadata.version(name))
+            except metadata.PackageNotFoundError:  # FBGEMM, beside another torch than it is built for
+                continue
             needed = map(Requirement, metadata.requires(name) or [])
             waiting += [each for each in needed if not each.marker or each.marker.evaluate({"extra": extra})]
     del found["shardwright"]

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 from attrs import frozen
 
+from shardwright.contracts.demands import refusal_of_sums
 from shardwright.errors import NoPlanError, PlanningError, UnknownPluginError
 from shardwright.planning.layouts.layout import Layout
 from shardwright.planning.machines.topology import Topology
@@ -142,7 +143,10 @@ def _enumerate_table(collected: OptionColumns, offers: Offers, own: _Demands) ->
     found = list(_offered(offers, table, own, refusals))
     unique = tuple(dict.fromkeys(refusals))
     if not found:
-        raise PlanningError(_no_option(table, own, unique, offers))
+        asked = (*own.demands, *(demand.name for demand in offers.demands_on(table, own.rule)))
+        raise PlanningError(
+            _no_option(table, own, unique, offers), subject=table.path, asked=tuple(dict.fromkeys(asked))
+        )
     for option in found:
         collected.add_option(*option)
     collected.refused.append(unique)
@@ -152,16 +156,17 @@ def _offered(
     offers: Offers, table: TableSpec, own: _Demands, refusals: list[Refusal]
 ) -> Iterator[tuple[int, int, Layout, Shape, list[int]]]:
     """The options of a table: codes of type and kernel, the layout, and what the kernel is asked for each run."""
+    codec = table.qcomms_config.forward if table.qcomms_config else None
     for code in offers.types_for(own.rule):
         kernels = offers.kernels_for(code, table, own.rule, refusals)
         for layout, shape in offers.layouts(code, table, own.rule, refusals):
-            reason = own.refusal(layout)
+            reason = own.refusal(layout) or refusal_of_sums(table, codec, cuts_rows=layout.cuts_rows)
             if reason:
                 name = list(offers.types)[code]
                 refusals.append(Refusal(table.path, "sharding type", name, reason))
                 continue
             for kernel in kernels:
-                if not offers.goes_with(kernel, layout, table, refusals):
+                if not offers.goes_with(kernel, layout, table, own.rule, refusals):
                     continue
                 requests = offers.requests(kernel, table, shape, refusals)
                 if requests is not None:

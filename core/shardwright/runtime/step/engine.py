@@ -125,7 +125,7 @@ class CollectionEngine:
         )
         updated = [table for table in tables if is_updated_in_backward(table, shardings[table.name])]
         self.updated_in_backward = updated[0].describe() if updated else ""
-        self.limits = GradientLimits(self.collection, {table.name for table in updated}, env.world_size)
+        self.limits = GradientLimits(self.collection, env.world_size)
         at_once = [table for table in updated if table.update == "in_backward"]
         self.passes = BackwardPasses(
             at_once[0].describe() if at_once else "",

@@ -13,7 +13,7 @@ from tests.errors import raises
 
 import shardwright as sw
 from shardwright.contracts.demands import CACHE, OPTIMIZER, UPDATE, Demand, demands_on
-from shardwright.errors import PlanningError, UnsupportedError
+from shardwright.errors import PlanningError, UnknownPluginError, UnsupportedError
 from shardwright.host import host
 from shardwright.planning.options.enumeration import enumerate_options
 from shardwright.planning.tables.constraints import Constraints
@@ -237,3 +237,11 @@ def test_plan_and_optimizer_say_that_nobody_named_one() -> None:
 
 def planned(*tables: sw.TableSpec) -> sw.ShardingPlan:
     return sw.EmbeddingShardingPlanner(sw.Topology(1, "cpu")).plan_tables(tables)
+
+
+def test_misspelt_optimizer_is_an_error_with_the_known_ones() -> None:
+    with raises(UnknownPluginError, asked="adgrad", possible=["adagrad", "sgd"]) as caught:
+        planned(table(optimizer=sw.OptimizerSpec("adgrad")))
+    assert len(str(caught.value)) < 400
+    with raises(PlanningError, subject="t", asked=("optimizer",)):  # like none that is known
+        planned(table(optimizer=sw.OptimizerSpec("my_own")))

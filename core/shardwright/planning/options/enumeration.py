@@ -8,7 +8,7 @@ import numpy as np
 from attrs import frozen
 
 from shardwright.contracts.demands import refusal_of_sums
-from shardwright.errors import NoPlanError, PlanningError, UnknownPluginError
+from shardwright.errors import NoPlanError, PlanningError, UnknownPluginError, nearest
 from shardwright.planning.layouts.layout import Layout
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.columns import OptionColumns
@@ -70,7 +70,9 @@ def enumerate_options(
                 collected.add_lookups(*_lookups(spec, rule, batch_size))
                 _enumerate_table(collected, offers, _Demands(rule, rules, index))
         except UnknownPluginError as error:
-            raise UnknownPluginError(f"constraints for table {table.describe()}: {error}") from error
+            raise UnknownPluginError(
+                f"what is asked of table {table.describe()}: {error}", **error.facts
+            ) from error
         except OutOfTime:
             raise _ended_early(offers, table, index, len(tables)) from None
     return collected.finish(offers)
@@ -143,6 +145,9 @@ def _enumerate_table(collected: OptionColumns, offers: Offers, own: _Demands) ->
     found = list(_offered(offers, table, own, refusals))
     unique = tuple(dict.fromkeys(refusals))
     if not found:
+        optimizers, named = offers.plugins.optimizers, table.optimizer and table.optimizer.name
+        if named and named not in optimizers and nearest(named, optimizers):
+            optimizers.entry(named)  # which raises: it is misspelt, and no kernel has one of that name
         asked = (*own.demands, *(demand.name for demand in offers.demands_on(table, own.rule)))
         raise PlanningError(
             _no_option(table, own, unique, offers), subject=table.path, asked=tuple(dict.fromkeys(asked))

@@ -28,6 +28,7 @@ from shardwright.planning.tables.spec import TableSpec
 from shardwright.planning.watch import Watch
 
 if TYPE_CHECKING:
+    from shardwright.contracts.optimizer import Optimizer
     from shardwright.host.registry import Registry
 
 
@@ -40,6 +41,10 @@ class Plugins(Protocol):
 
     @property
     def compute_kernels(self) -> Registry[ComputeKernel]:
+        """Registry of these plugins, by name or alias."""
+
+    @property
+    def optimizers(self) -> Registry[Optimizer]:
         """Registry of these plugins, by name or alias."""
 
 

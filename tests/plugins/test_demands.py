@@ -245,3 +245,17 @@ def test_misspelt_optimizer_is_an_error_with_the_known_ones() -> None:
     assert len(str(caught.value)) < 400
     with raises(PlanningError, subject="t", asked=("optimizer",)):  # like none that is known
         planned(table(optimizer=sw.OptimizerSpec("my_own")))
+
+
+@pytest.mark.parametrize(
+    ("asked", "fused_params"), [("optimizer", {"optimizer": "adam"}), ("max_gradient", {"max_gradient": 1.0})]
+)
+def test_quantized_tables_refuse_what_is_for_training(asked: str, fused_params: dict[str, Any]) -> None:
+    model = sw.quantize_embeddings(torch.nn.ModuleDict({"bags": bags_of_zeros()}))
+    with raises(UnsupportedError, subject="bags", asked=asked):
+        planned_model(model, sw.QuantEmbeddingBagCollectionSharder(fused_params))
+    planned_model(model, sw.QuantEmbeddingBagCollectionSharder({"cache_load_factor": 0.5}))
+
+
+def planned_model(model: torch.nn.Module, sharder: sw.ModuleSharder) -> sw.ShardingPlan:
+    return sw.EmbeddingShardingPlanner(sw.Topology(1, "cpu"), objective="serving").plan(model, [sharder])

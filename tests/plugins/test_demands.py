@@ -17,7 +17,7 @@ from shardwright.errors import PlanningError, UnknownPluginError, UnsupportedErr
 from shardwright.host import host
 from shardwright.planning.options.enumeration import enumerate_options
 from shardwright.planning.tables.constraints import Constraints
-from shardwright.testing import installed
+from shardwright_testing import installed
 
 LOCAL = sw.ShardingEnv.local(device_type="cpu")
 KERNELS = sorted(host().compute_kernels)

@@ -190,8 +190,8 @@ def _scaling_refusal(
         sharding = shardings[table.name]
         if table.max_gradient is not None:
             return (
-                f"Table {table.describe()} has a max_gradient, to which scaled gradients would be clipped: leave it out of "
-                "fused_params, and clip by shardwright.clip_grad_value_ after scaler.unscale_()"
+                f"Table {table.describe()} has a max_gradient, to which scaled gradients would be clipped: leave it "
+                "out of fused_params, and clip by shardwright.clip_grad_value_ after scaler.unscale_()"
             )
         if table.is_frozen or is_updated_in_step(table, sharding):
             continue

@@ -243,9 +243,10 @@ class _Loading:
     def _is_expected(self, key: str, expected: set[str]) -> bool:
         if key in expected or key == GROUPS or key.startswith(EXTRA) or not key.startswith((MODEL, STATE)):
             return True
-        if key.startswith(STATE) and not self.with_state:
-            return True
-        # A rank without a block of a table does not know which states there are.
+        return key.startswith(STATE) and (not self.with_state or self._is_elsewhere(key))
+
+    def _is_elsewhere(self, key: str) -> bool:
+        """True for a state of a table without a block here, of which this rank does not know which states there are."""
         absent = (named.name for named in self.trained.tables if not named.table.state.local)
         return any(key.startswith(f"{STATE}{name}.") for name in absent)
 
@@ -301,11 +302,18 @@ class _Loading:
         return found
 
     def left_out(self) -> list[str]:
-        """Names that are stored and were not loaded."""
+        """Names that are stored and were not loaded, as far as this rank knows."""
         loaded = {each.key for each in self._wanted} | self._row_states()
-        loaded |= {GROUPS} if self._leaves and not self._unfit_groups else set()
+        groups = [
+            self._groups_of(prefix, leaf) if id(leaf) not in self._unfit_groups else None
+            for prefix, leaf in self._leaves
+        ]
+        if groups and None not in groups:
+            loaded.add(GROUPS)
         return sorted(
-            {*map(_whole_name, self._keys)} - loaded - {key for key in self._keys if _is_extra(key)}
+            key
+            for key in {*map(_whole_name, self._keys)} - loaded
+            if not key.startswith(EXTRA) and not (self.with_state and self._is_elsewhere(key))
         )
 
     def _optimizers_wanted(self) -> Iterator[Wanted]:
@@ -571,11 +579,6 @@ def _by_local_row(found: Found, local_row_of: Any, num_rows: int) -> Ints:
     if (placed == NOWHERE).any():
         raise CheckpointError(f"the stored index of rows names a row twice, of a block of {num_rows}")
     return placed
-
-
-def _is_extra(key: str) -> bool:
-    """True for the user's plain data, which are given back and not loaded."""
-    return key.startswith(EXTRA)
 
 
 def _parameter_of(key: str) -> str:

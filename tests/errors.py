@@ -1,7 +1,8 @@
-"""Errors of shardwright as tests expect them: class and attributes, not prose."""
+"""Errors of shardwright as tests expect them: class and attributes, not prose; and a full disk, which makes some."""
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -27,3 +28,14 @@ def raises(
     error = caught.value
     assert {name: getattr(error, name) for name in attributes} == attributes, error
     assert set(possible) <= set(error.possible), error
+
+
+@contextmanager
+def files_of_at_most(num_bytes: int) -> Iterator[None]:
+    """A context in which no file can grow beyond a size: writes fail in the midst of it, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -36,7 +36,7 @@ class ShardwrightError(Exception):
     Args:
         args: the text.
         subject: name of the table, feature, file or argument that it is about; ``None`` if it is about none.
-        asked: what was asked of the subject, as plain data.
+        asked: request to the subject, as plain data: a name, a number, a list.
         possible: names that could have been asked instead; none where they are no list.
 
     Attributes:

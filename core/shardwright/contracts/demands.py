@@ -27,8 +27,8 @@ class Demand:
     Args:
         name: its name in errors, that of the table's field or of the constraint.
         is_obeyed_by: function that tells from a kernel's declarations whether it obeys.
-        reason: why other kernels do not.
-        instead: what to ask instead.
+        reason: reason why other kernels do not.
+        instead: requests to make instead.
     """
 
     name: str

@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 import torch
 from tests.core.serving.models import BATCHES, EXAMPLE, PER_TABLE, Model, bag, batch
-from tests.errors import raises
-from tests.limits import files_of_at_most
+from tests.errors import files_of_at_most, raises
 from torch import Tensor, nn
 
 import shardwright as sw

@@ -12,7 +12,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from tests.core.runtime.plans import RowsMirrored
 from tests.distributed.workers import train
-from tests.limits import files_of_at_most
+from tests.errors import files_of_at_most
 
 import shardwright as sw
 from shardwright.planning.layouts.dataflows import Replicate

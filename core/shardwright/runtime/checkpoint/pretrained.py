@@ -69,7 +69,7 @@ def load_pretrained(model: nn.Module, table: str, source: Source, *, key: str | 
             f"table {spec.describe()}: its ids are keys, and rows of an array have none: load_checkpoint() brings both",
             subject=table,
         )
-    weights = _Weights(table, spec.describe(), (spec.num_embeddings, spec.embedding_dim), source)
+    weights = _GivenWeights(table, spec.describe(), (spec.num_embeddings, spec.embedding_dim), source)
     reached = 0
     for start, block in weights.blocks(key, _span(named)):
         weights.check_block(block, start)
@@ -119,7 +119,7 @@ def _take(named: NamedTable, local: LocalBlock, start: int, block: Tensor) -> No
 
 
 @frozen(eq=False)
-class _Weights:
+class _GivenWeights:
     """The source of a table's weights; its errors name both.
 
     Args:
@@ -138,8 +138,8 @@ class _Weights:
         """Make an error about the table, of its source.
 
         Args:
-            what: what is wrong.
-            asked: what the source has that cannot be taken; the path by default.
+            what: text on the fault.
+            asked: value of the source that cannot be taken; the path by default.
         """
         of = f", {self.source}" if self._path else ""
         told = str(self._path) if asked is None else asked

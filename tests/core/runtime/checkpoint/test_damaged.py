@@ -10,8 +10,7 @@ import shutil
 import pytest
 import torch
 from tests.core.runtime.checkpoint.stored import save_of_ranks
-from tests.errors import raises
-from tests.limits import files_of_at_most
+from tests.errors import files_of_at_most, raises
 
 import shardwright as sw
 from shardwright.errors import CheckpointError

@@ -129,7 +129,10 @@ class _Demands:
     @property
     def demands(self) -> tuple[str, ...]:
         """The constraints that leave options out."""
-        cutting = ("sharding_types", "compute_kernels", "min_partition", "ranks", "together", "apart")
+        cutting = (
+            *("sharding_types", "compute_kernels", "cache_params", "min_partition"),
+            *("ranks", "together", "apart"),
+        )
         return tuple(name for name in cutting if name in self.rule.given)
 
     def only(self, demands: Sequence[str]) -> _Demands:

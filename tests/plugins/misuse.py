@@ -456,7 +456,7 @@ entry(
     "plan",
     sw.EmbeddingShardingPlanner(topology()).plan,
     module=A(sw.EmbeddingBagCollection([bag_table()])),
-    sharders=A([sw.EmbeddingBagCollectionSharder()]),
+    sharders=A([sw.EmbeddingBagCollectionSharder()], "none"),
 )
 entry(
     "plan, a sharder",

@@ -109,7 +109,12 @@ class Registry(Generic[C]):
             raise self._withheld[name]()
         known = ", ".join(self.names) or "none"
         near = nearest(name, [*self._entries, *self._aliases])
-        raise UnknownPluginError(f"no {self.kind.title} {name!r}. Known: {known}.{near}{self.not_loaded}")
+        raise UnknownPluginError(
+            f"no {self.kind.title} {name!r}. Known: {known}.{near}{self.not_loaded}",
+            subject=self.kind.title,
+            asked=name,
+            possible=self.names,
+        )
 
     def canonical(self, name: str) -> str:
         """The name that stands for this name or alias. Raises as `entry` does."""

@@ -17,6 +17,7 @@ from shardwright.planning.options.options import Options
 from shardwright.planning.options.planning_plugins import PlanningPlugins
 from shardwright.planning.plugin_calls import calling, check_answer
 from shardwright.planning.tables.constraints import Constraints
+from shardwright.planning.tables.optimizers import ASSUMED
 from shardwright.planning.tables.workload import table_to_data
 
 _SOURCE = "TorchRec 1.8 default"
@@ -97,6 +98,10 @@ def describe_inputs(
     if unknown:
         source = f"ids per bag of the {unknown} tables whose constraints give none; {_SOURCE}"
         values["pooling_factors"] = InputValue(1.0, "assumed", source)
+    unnamed = sum(table.optimizer == ASSUMED for table in options.all_tables)
+    if unnamed:
+        source = f"FBGEMM's default, for the {unnamed} tables that were given none"
+        values["optimizer"] = InputValue(str(ASSUMED), "assumed", source)
     values.update(_estimator_values(plugins))
     if request.constraints.rules:
         values["constraints"] = InputValue(request.constraints.to_data(), "given")

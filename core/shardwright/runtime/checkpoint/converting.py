@@ -9,7 +9,6 @@ import dataclasses
 import pickle
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,9 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
-from shardwright.errors import CheckpointError, ShardwrightError
+from shardwright.errors import CheckpointError
 from shardwright.runtime.checkpoint.entries import MODEL, STATE
-from shardwright.runtime.checkpoint.folder import complete, prepare, saving_folder
+from shardwright.runtime.checkpoint.folder import complete, prepare, saving_folder, writing
 from shardwright.runtime.checkpoint.metadata import METADATA, Manifest, measured, reason_of
 from shardwright.runtime.checkpoint.reading import Found, StoredCheckpoint, box_requests, row_requests
 from shardwright.runtime.checkpoint.saving import Progress, save_entries, write_manifest
@@ -101,19 +100,8 @@ def to_file(stored: StoredCheckpoint, path: Path, progress: Callable[[str], None
     Raises:
         CheckpointError: the checkpoint cannot be read, or the file not be written.
     """
-    with _writing(path):
-        torch.save(nested(dict(whole_entries(stored, progress))), path)
-
-
-@contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    """A context that raises errors of the disk, and of ``torch.save``, as a checkpoint's, with the path."""
-    try:
-        yield
-    except ShardwrightError:
-        raise
-    except (OSError, RuntimeError) as error:  # torch.save raises the latter where there is no such folder
-        raise CheckpointError(f"{path} cannot be written: {error}") from error
+    with writing(path, lambda: path.open("wb")) as file:
+        torch.save(nested(dict(whole_entries(stored, progress))), file)
 
 
 def from_file(path: Path, folder: Path, progress: Progress | None = None) -> None:
@@ -153,8 +141,10 @@ def adopt(stored: StoredCheckpoint, folder: Path, progress: Progress | None = No
     Raises:
         CheckpointError: its files cannot be read, or the folder not be written.
     """
-    with _writing(folder):
+    try:
         _adopt(stored, folder, progress)
+    except OSError as error:
+        raise CheckpointError(f"{folder} cannot be written: {error}", subject=str(folder)) from error
 
 
 def _adopt(stored: StoredCheckpoint, folder: Path, progress: Progress | None) -> None:

@@ -12,9 +12,17 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+from attrs import frozen
 from torch import Tensor, nn
 
-from shardwright.errors import InvalidInputError, UnknownNameError, UnsupportedError, nearest
+from shardwright.arguments import check_unmasked
+from shardwright.errors import (
+    InvalidInputError,
+    ShardwrightError,
+    UnknownNameError,
+    UnsupportedError,
+    nearest,
+)
 from shardwright.runtime.checkpoint.entries import NamedTable, Trained
 from shardwright.runtime.sharded.tables.table_state import LocalBlock
 
@@ -39,8 +47,8 @@ def load_pretrained(model: nn.Module, table: str, source: Source, *, key: str | 
 
     Raises:
         UnknownNameError: the model has no such table, or the file no such tensor.
-        InvalidInputError: the shape is not the table's, or the numbers are complex. An iterator that ends too early has
-            been read by then.
+        InvalidInputError: the shape is not the table's, or what is there are no real numbers; about the table, and of
+            which file. An iterator that ends too early has been read by then.
         UnsupportedError: the table's rows belong to keys, or files of this kind are not known here.
 
     Example:
@@ -58,18 +66,18 @@ def load_pretrained(model: nn.Module, table: str, source: Source, *, key: str | 
     spec = named.table.state.table
     if named.is_keyed:
         raise UnsupportedError(
-            f"table {spec.describe()}: its ids are keys, and rows of an array have none: load_checkpoint() brings both"
+            f"table {spec.describe()}: its ids are keys, and rows of an array have none: load_checkpoint() brings both",
+            subject=table,
         )
-    shape = spec.num_embeddings, spec.embedding_dim
+    weights = _GivenWeights(table, spec.describe(), (spec.num_embeddings, spec.embedding_dim), source)
     reached = 0
-    for start, block in _blocks(source, shape, key, _span(named)):
-        _check_columns(spec.describe(), block, shape, start)
+    for start, block in weights.blocks(key, _span(named)):
+        weights.check_block(block, start)
         with torch.no_grad():
             for local in named.table.state.local:
                 _take(named, local, start, block)
         reached = start + len(block)
-    if not _is_whole(source) and reached != shape[0]:
-        raise InvalidInputError(f"table {spec.describe()}: the blocks of rows end at row {reached}")
+    weights.check_end(reached)
 
 
 def _table_of(model: nn.Module, table: str) -> NamedTable:
@@ -77,7 +85,9 @@ def _table_of(model: nn.Module, table: str) -> NamedTable:
     if table not in tables:
         raise UnknownNameError(
             f"the model has no sharded table {table!r}; it has {', '.join(map(repr, tables)) or 'none'}."
-            f"{nearest(table, tables)}"
+            f"{nearest(table, tables)}",
+            asked=table,
+            possible=tables,
         )
     return tables[table]
 
@@ -108,93 +118,150 @@ def _take(named: NamedTable, local: LocalBlock, start: int, block: Tensor) -> No
     values[at.to(values.device)] = ours[torch.from_numpy(mine)].to(values.device, values.dtype)
 
 
-def _check_columns(table: str, block: Tensor, shape: tuple[int, int], start: int) -> None:
-    if block.dim() != 2 or block.shape[1] != shape[1] or start + len(block) > shape[0]:
-        raise InvalidInputError(
-            f"table {table}: the rows from {start} on have the shape {list(block.shape)}, of {list(shape)}"
+@frozen(eq=False)
+class _GivenWeights:
+    """The source of a table's weights; its errors name both.
+
+    Args:
+        table: name of the table.
+        described: its name and shape, for texts.
+        shape: ``R, D``.
+        source: array, path or blocks of rows.
+    """
+
+    table: str
+    described: str
+    shape: tuple[int, int]
+    source: Any
+
+    def error(self, what: str, asked: Any = None) -> InvalidInputError:
+        """Make an error about the table, of its source.
+
+        Args:
+            what: text on the fault.
+            asked: value of the source that cannot be taken; the path by default.
+        """
+        of = f", {self.source}" if self._path else ""
+        told = str(self._path) if asked is None else asked
+        return InvalidInputError(f"table {self.described}{of}: {what}", subject=self.table, asked=told)
+
+    @property
+    def _path(self) -> Path | None:
+        return Path(self.source) if isinstance(self.source, str | os.PathLike) else None
+
+    def check_block(self, block: Tensor, start: int) -> None:
+        """Check that rows are real numbers of the table's shape."""
+        if block.dim() != 2 or block.shape[1] != self.shape[1] or start + len(block) > self.shape[0]:
+            found = list(block.shape)
+            raise self.error(f"the rows from {start} on have the shape {found}, of {list(self.shape)}", found)
+        if block.is_complex():
+            raise self.error(
+                f"the weights are complex ({block.dtype}), and a table has real numbers: give their real part",
+                str(block.dtype).removeprefix("torch."),
+            )
+
+    def check_end(self, reached: int) -> None:
+        """Check that blocks of rows, whose number is not known before, came to the last row."""
+        is_known = isinstance(self.source, Tensor | np.ndarray) or (
+            self._path is not None and self._path.suffix in (".npy", ".safetensors")
         )
-    if block.is_complex():
-        raise InvalidInputError(
-            f"table {table}: the weights are complex ({block.dtype}), and a table has real numbers: give their real "
-            "part"
-        )
+        if not is_known and reached != self.shape[0]:
+            raise self.error(f"the blocks of rows end at row {reached}", reached)
 
+    def blocks(self, key: str | None, span: tuple[int, int]) -> Iterator[tuple[int, Tensor]]:
+        """Blocks of rows, and the first row of each; of what can be read anywhere, only those in a span."""
+        if self._path is not None:
+            yield from self._of_file(self._path, key, span)
+        elif isinstance(self.source, Tensor | np.ndarray):
+            yield from self._pieces(self.source, tuple(self.source.shape), span)
+        elif isinstance(self.source, Iterable):
+            yield from self._numbered(self.source)
+        else:
+            kind = type(self.source).__name__
+            raise self.error(f"weights come as an array, a path or blocks of rows, got a {kind}", kind)
 
-def _is_whole(source: Source) -> bool:
-    """Return whether the shape of the source is known before it is read."""
-    return isinstance(source, Tensor | np.ndarray) or (
-        isinstance(source, str | os.PathLike) and Path(source).suffix in (".npy", ".safetensors")
-    )
+    def _pieces(
+        self, rows: Any, found: tuple[int, ...], span: tuple[int, int]
+    ) -> Iterator[tuple[int, Tensor]]:
+        """Pieces of bounded size of something that can be cut by rows."""
+        if found != self.shape:
+            raise self.error(
+                f"the weights have the shape {list(found)}; the table's is {list(self.shape)}", list(found)
+            )
+        if isinstance(rows, Tensor):
+            self._check_values(rows)
+        at_once = max(1, AT_ONCE_BYTES // (8 * self.shape[1]))
+        for start in range(span[0], span[1], at_once):
+            yield start, self._tensor(rows[start : min(start + at_once, span[1])])
 
+    def _numbered(self, blocks: Iterable[Any]) -> Iterator[tuple[int, Tensor]]:
+        start = 0
+        for block in blocks:
+            made = self._tensor(block)
+            yield start, made
+            start += len(made)
 
-def _blocks(
-    source: Source, shape: tuple[int, int], key: str | None, span: tuple[int, int]
-) -> Iterator[tuple[int, Tensor]]:
-    """Blocks of rows, and the first row of each; of what can be read anywhere, only those in a span."""
-    if isinstance(source, str | os.PathLike):
-        yield from _blocks_of_file(Path(source), shape, key, span)
-    elif isinstance(source, Tensor | np.ndarray):
-        yield from _pieces(source, tuple(source.shape), shape, span)
-    elif isinstance(source, Iterable):
-        yield from _numbered(source)
-    else:
-        raise InvalidInputError(
-            f"weights come as an array, a path or blocks of rows, got a {type(source).__name__}"
-        )
-
-
-def _pieces(
-    rows: Any, found: tuple[int, ...], shape: tuple[int, int], span: tuple[int, int]
-) -> Iterator[tuple[int, Tensor]]:
-    """Pieces of bounded size of something that can be cut by rows."""
-    if found != shape:
-        raise InvalidInputError(f"the weights have the shape {list(found)}; the table's is {list(shape)}")
-    at_once = max(1, AT_ONCE_BYTES // (8 * shape[1]))
-    for start in range(span[0], span[1], at_once):
-        yield start, _tensor(rows[start : min(start + at_once, span[1])])
-
-
-def _numbered(blocks: Iterable[Any]) -> Iterator[tuple[int, Tensor]]:
-    start = 0
-    for block in blocks:
-        yield start, _tensor(block)
-        start += len(block)
-
-
-def _tensor(rows: Any) -> Tensor:
-    # A copy of what is in a file: torch takes no arrays that cannot be written to.
-    return rows.detach() if isinstance(rows, Tensor) else torch.from_numpy(np.array(rows))
-
-
-def _blocks_of_file(
-    path: Path, shape: tuple[int, int], key: str | None, span: tuple[int, int]
-) -> Iterator[tuple[int, Tensor]]:
-    if path.suffix == ".npy":
+    def _tensor(self, rows: Any) -> Tensor:
+        if isinstance(rows, Tensor):
+            self._check_values(rows)
+            return rows.detach()
+        check_unmasked(f"table {self.described}", "the weights", rows)
         try:
-            rows = np.load(path, mmap_mode="r", allow_pickle=False)
-        except (OSError, ValueError) as error:
-            raise InvalidInputError(f"{path} cannot be read as an array of numbers: {error}") from error
-        yield from _pieces(rows, rows.shape, shape, span)
-    elif path.suffix == ".safetensors":
-        yield from _safetensors(path, shape, key, span)
-    elif path.suffix == ".parquet":
-        yield from _numbered(_parquet(path, key))
-    else:
-        raise UnsupportedError(
-            f"{path}: weights are read from .npy, .safetensors and .parquet; of other files, give blocks of rows"
-        )
+            # A copy of what is in a file: torch takes no arrays that cannot be written to.
+            array = np.array(rows)
+        except ValueError as error:  # rows of several lengths
+            raise self.error(f"a block is no array of numbers: {error}", type(rows).__name__) from error
+        if array.dtype.kind not in "fiubc":
+            raise self.error(f"the weights are {array.dtype}, which are no numbers", str(array.dtype))
+        if array.dtype.kind == "f" and array.dtype.itemsize > 8:  # torch has no longer ones
+            array = array.astype(np.float64)
+        return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))
 
+    def _check_values(self, rows: Tensor) -> None:
+        """Check that a tensor has a number for each place."""
+        is_sparse = rows.layout is not torch.strided
+        forms = {
+            "meta": (rows.is_meta, "there are no numbers in them"),
+            "quantized": (rows.is_quantized, "give .dequantize()"),
+            "sparse": (is_sparse, "give .to_dense()"),
+        }
+        for form, (is_so, instead) in forms.items():
+            if is_so:
+                raise self.error(f"the weights are a {form} tensor: {instead}", form)
 
-def _safetensors(
-    path: Path, shape: tuple[int, int], key: str | None, span: tuple[int, int]
-) -> Iterator[tuple[int, Tensor]]:
-    try:
-        from safetensors import safe_open
-    except ImportError:
-        raise UnsupportedError(f"{path}: safetensors is not installed (pip install safetensors)") from None
-    with safe_open(path, framework="pt") as file:
-        rows = file.get_slice(_chosen(path, key, list(file.keys())))
-        yield from _pieces(rows, tuple(rows.get_shape()), shape, span)
+    def _of_file(self, path: Path, key: str | None, span: tuple[int, int]) -> Iterator[tuple[int, Tensor]]:
+        try:
+            if path.suffix == ".npy":
+                rows = np.load(path, mmap_mode="r", allow_pickle=False)
+                yield from self._pieces(rows, rows.shape, span)
+            elif path.suffix == ".safetensors":
+                yield from self._safetensors(path, key, span)
+            elif path.suffix == ".parquet":
+                yield from self._numbered(_parquet(path, key))
+            else:
+                raise UnsupportedError(
+                    f"{path}: weights are read from .npy, .safetensors and .parquet; of other files, give blocks of "
+                    "rows",
+                    subject=self.table,
+                    asked=str(path),
+                )
+        except ShardwrightError:
+            raise
+        except Exception as error:  # whatever readers make of whatever bytes
+            raise self.error(f"it cannot be read: {type(error).__name__}: {error}") from error
+
+    def _safetensors(
+        self, path: Path, key: str | None, span: tuple[int, int]
+    ) -> Iterator[tuple[int, Tensor]]:
+        try:
+            from safetensors import safe_open
+        except ImportError:
+            raise UnsupportedError(
+                f"{path}: safetensors is not installed (pip install safetensors)"
+            ) from None
+        with safe_open(path, framework="pt") as file:
+            rows = file.get_slice(_chosen(path, key, list(file.keys())))
+            yield from self._pieces(rows, tuple(rows.get_shape()), span)
 
 
 def _chosen(path: Path, key: str | None, names: list[str]) -> str:
@@ -202,7 +269,12 @@ def _chosen(path: Path, key: str | None, names: list[str]) -> str:
         return names[0]
     if key is None or key not in names:
         asked = "several tensors: give key=" if key is None else f"no {key!r}:"
-        raise UnknownNameError(f"{path} has {asked} {', '.join(names)}.{nearest(key or '', names)}")
+        raise UnknownNameError(
+            f"{path} has {asked} {', '.join(names)}.{nearest(key or '', names)}",
+            subject=str(path),
+            asked=key,
+            possible=names,
+        )
     return key
 
 
@@ -212,7 +284,7 @@ def _parquet(path: Path, key: str | None) -> Iterator[np.ndarray[Any, Any]]:
     except ImportError:
         raise UnsupportedError(f"{path}: pyarrow is not installed (pip install pyarrow)") from None
     with pyarrow.parquet.ParquetFile(path) as file:
-        columns = None if key is None else [key]
+        columns = None if key is None else [_chosen(path, key, file.schema_arrow.names)]
         for batch in file.iter_batches(columns=columns):
             arrays = [column.to_numpy(zero_copy_only=False) for column in batch.columns]
             # One column of lists, or one of numbers for each of the table's.

@@ -8,7 +8,8 @@ import torch
 from tests.core.runtime.checkpoint.test_save_and_load import BY_INDEX, IN_RUNS, ROWS
 from tests.core.runtime.checkpoint.test_sharded_state_dict import OTHERS
 from tests.core.runtime.mixed_cuts import case_of
-from tests.core.runtime.plans import SHARDER
+from tests.core.runtime.plans import SHARDER, Cut, Cuts
+from tests.errors import raises
 
 import shardwright as sw
 from shardwright.errors import InvalidInputError, UnknownNameError, UnsupportedError
@@ -85,12 +86,85 @@ def test_weights_of_another_shape_are_refused(source, text):
     run_simulated(work, IN_RUNS.world_size)
 
 
-def test_complex_weights_are_refused():
-    def work(env):
-        with pytest.raises(InvalidInputError, match=r"weights are complex \(torch\.complex64\).*real part"):
-            sw.load_pretrained(IN_RUNS.shard(env, IN_RUNS.module()), "t0", WEIGHTS.astype(np.complex64))
+def loaded(source, **options):
+    """The table after loading, on a rank that has all of it."""
+    module = ONE_RANK_TABLE.module()
 
-    run_simulated(work, IN_RUNS.world_size)
+    def work(env):
+        sharded = ONE_RANK_TABLE.shard(env, module)
+        sw.load_pretrained(sharded, "t0", source, **options)
+        return sharded.state_dict()["embedding_bags.t0.weight"]
+
+    return run_simulated(work, 1)[0]
+
+
+ONE_RANK_TABLE = Cuts((Cut(ROWS, 4, ("a",)),), 1)
+NO_NUMBERS = {
+    "complex64": lambda: WEIGHTS.astype(np.complex64),
+    "<U2": lambda: np.full(WEIGHTS.shape, "ab"),
+    "object": lambda: np.full(WEIGHTS.shape, None),
+    "mask": lambda: np.ma.masked_equal(WEIGHTS, 3),
+    "meta": lambda: torch.empty(ROWS, 4, device="meta"),
+    "sparse": lambda: torch.from_numpy(WEIGHTS).to_sparse(),
+    "quantized": lambda: torch.quantize_per_tensor(torch.from_numpy(WEIGHTS), 1.0, 0, torch.qint8),
+}
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+@pytest.mark.parametrize("in_blocks", [False, True])
+@pytest.mark.parametrize("asked", NO_NUMBERS)
+def test_weights_that_are_no_numbers_are_refused_by_name(asked, in_blocks):
+    weights = NO_NUMBERS[asked]()
+    with raises(InvalidInputError, asked=asked) as caught:
+        loaded([weights] if in_blocks else weights)
+    assert "'t0'" in str(caught.value)
+
+
+@pytest.mark.parametrize("dtype", [">f4", ">f8", ">i4", "longdouble", "u2", "f2"])
+def test_numbers_of_any_form_are_taken(dtype):
+    weights = (WEIGHTS % 1000).astype(dtype)
+    assert torch.equal(loaded(weights), torch.from_numpy(WEIGHTS % 1000))
+
+
+def text_parquet(path):
+    written = pytest.importorskip("pyarrow.parquet")
+    written.write_table(pytest.importorskip("pyarrow").table({"w": ["a", "b"]}), path)
+
+
+FILES = {
+    "nothing.npy": lambda path: path.write_bytes(b""),
+    "nothing.safetensors": lambda path: path.write_bytes(b""),
+    "nothing.parquet": lambda path: path.write_bytes(b""),
+    "none.npy": lambda path: None,
+    "none.parquet": lambda path: None,
+    "objects.npy": lambda path: np.save(path, np.array([object()]), allow_pickle=True),
+    "texts.parquet": text_parquet,
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_file_that_has_no_weights_is_named_with_the_table(name, tmp_path):
+    if name.endswith("safetensors"):
+        pytest.importorskip("safetensors")
+    elif name.endswith("parquet"):
+        pytest.importorskip("pyarrow")
+    FILES[name](tmp_path / name)
+    with raises(InvalidInputError, subject="t0") as caught:
+        loaded(tmp_path / name)
+    assert str(tmp_path / name) in str(caught.value)
+
+
+def test_empty_weights_are_of_another_shape():
+    with raises(InvalidInputError, subject="t0", asked=[0, 4]):
+        loaded(WEIGHTS[:0])
+    with raises(InvalidInputError, subject="t0", asked=0):
+        loaded([])
+
+
+def test_column_that_a_file_does_not_have_is_an_error_with_those_it_has(tmp_path):
+    path = parquet(tmp_path, as_lists=True)
+    with raises(UnknownNameError, subject=path, asked="v", possible=["w"]):
+        loaded(path, key="v")
 
 
 def test_unknown_table_and_file_are_refused(tmp_path):
@@ -100,16 +174,6 @@ def test_unknown_table_and_file_are_refused(tmp_path):
             sw.load_pretrained(sharded, "t2", WEIGHTS)
         with pytest.raises(UnsupportedError, match=r"are read from \.npy, \.safetensors and \.parquet"):
             sw.load_pretrained(sharded, "t0", tmp_path / "w.csv")
-
-    run_simulated(work, IN_RUNS.world_size)
-
-
-def test_npy_of_pickled_objects_is_not_unpickled(tmp_path):
-    np.save(tmp_path / "w.npy", np.array([object()]), allow_pickle=True)
-
-    def work(env):
-        with pytest.raises(InvalidInputError, match="Python objects"):
-            sw.load_pretrained(IN_RUNS.shard(env, IN_RUNS.module()), "t0", tmp_path / "w.npy")
 
     run_simulated(work, IN_RUNS.world_size)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.core.runtime.checkpoint.stored import save_of_ranks
+from tests.errors import raises
 from typer.testing import CliRunner
 
 import shardwright as sw
@@ -115,8 +116,10 @@ def test_convert_takes_what_dcp_alone_wrote(nest, saved, tmp_path):
     other = model(seed=5)
     sw.load_checkpoint(tmp_path / "own2", other, strict=False)
     assert same(state, other.state_dict())
-    with pytest.raises(InvalidInputError, match="keeps no checksums"):
-        run("verify", tmp_path / "dcp")
+    for command in ("verify", "show"):
+        with raises(CheckpointError, subject=str(tmp_path / "dcp" / "shardwright.json")):
+            run(command, tmp_path / "dcp")
+    assert json.loads(run("show", tmp_path / "dcp", "--dcp-only", "--json"))["step"] is None
 
 
 # Written by torchrec_writes.py, which has these figures.
@@ -161,7 +164,7 @@ def test_convert_takes_the_optimizer_of_torchrec_and_training_goes_on_as_there(t
 
 
 def read(path, key):
-    stored = StoredCheckpoint(path)
+    stored = StoredCheckpoint(path, dcp_only=True)
     tensor = torch.empty(stored.entries[key].size)
     stored.read(box_requests(key, stored.entries[key], tensor, (0,) * tensor.dim()))
     return tensor

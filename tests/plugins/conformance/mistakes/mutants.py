@@ -185,6 +185,12 @@ class WrongMemory(RightKernel):
         return {"device": num_rows * request.num_columns * request.data_type.bits // 8}
 
 
+class NoCache(RightKernel):
+    """Declares a cache of rows, whose parameters it drops."""
+
+    name, caches_rows = "no_cache", True
+
+
 class _WithoutWeights(Delegate):
     def forward(self, bags: Bags, *, training: bool) -> Any:
         return self._right.forward(attrs.evolve(bags, weights=None), training=training)

@@ -59,6 +59,12 @@ MUTANTS = [
         r"adagrad, FP32: memory_bytes\(\) declares 1024000 bytes for 4000 rows, 20480\d\d are allocated \(0.50 of it",
     ),
     (
+        mutants.NoCache,
+        "ComputeKernelTests",
+        "test_declarations_can_be_planned_with",
+        r"caches_rows is True, and with caches of 5 % and 90 % of the rows memory_bytes\(\) are",
+    ),
+    (
         mutants.LostIdWeights,
         "ComputeKernelTests",
         "test_forward_sums_the_rows_of_each_bag",

@@ -74,15 +74,18 @@ class EmbeddingShardingPlanner(TablePlanner):
     """
 
     @checked
-    def plan(self, module: Any, sharders: Sequence[Any]) -> ShardingPlan:
-        """Plan all tables of ``module`` that ``sharders`` can shard.
+    def plan(self, module: Any, sharders: Sequence[Any] | None = None) -> ShardingPlan:
+        """Plan all tables of ``module`` that ``sharders`` can shard, or that are sharded already.
+
+        A plan of tables that are sharded already is for ``model.reshard(plan)``, which ``stay_near=model.plan`` makes
+        cheap. They keep what they were sharded with: optimizers, codecs, the limits of their sharder.
 
         Where this machine has an accelerator of the topology's kind, the plan has only kernels that work here. A plan
         for other machines assumes that the kernels' libraries are installed there.
 
         Args:
             module: the model, on any device (``meta`` will do).
-            sharders: module sharders.
+            sharders: module sharders; the registered ones by default.
 
         Raises:
             PlanningError: no plan fits; the text has the numbers and what would help.
@@ -90,7 +93,7 @@ class EmbeddingShardingPlanner(TablePlanner):
         from shardwright.runtime.ranks.devices import has_accelerator
         from shardwright.runtime.sharded.models.dense_bytes import dense_bytes
 
-        topology = self._known_topology()
+        topology, module, sharders = self._known_topology(), _root_of(module), _sharders_of(sharders)
         return self._plan(
             _tables_of(module, sharders, topology),
             topology,
@@ -102,7 +105,7 @@ class EmbeddingShardingPlanner(TablePlanner):
     def collective_plan(
         self,
         module: Any,
-        sharders: Sequence[Any],
+        sharders: Sequence[Any] | None = None,
         process_group: Any = None,
         *,
         env: Any = None,
@@ -121,8 +124,8 @@ class EmbeddingShardingPlanner(TablePlanner):
         5. the others read the document.
 
         Args:
-            module: the model, on any device.
-            sharders: module sharders.
+            module: the model, on any device; its tables may be sharded already, as for :meth:`plan`.
+            sharders: module sharders; the registered ones by default.
             process_group: the ranks; the world by default.
             env: the ranks, instead of a process group: a ``ShardingEnv``, such as ``ShardingEnv.local()``, or a
                 ``ShardingEnv2D``, for one of whose sharding groups the plan is made.
@@ -158,28 +161,51 @@ class EmbeddingShardingPlanner(TablePlanner):
         )
 
     def _plan_for(
-        self, env: Any, measured: Mapping[str, Any], module: Any, sharders: Sequence[Any], watch: Watch
+        self, env: Any, measured: Mapping[str, Any], module: Any, sharders: Sequence[Any] | None, watch: Watch
     ) -> ShardingPlan:
         from shardwright.runtime.sharded.models.dense_bytes import dense_bytes
 
         topology = self._topology or _topology_of(env, measured)
         _check_ranks(topology, env)
+        module, sharders = _root_of(module), _sharders_of(sharders)
         tables = _tables_of(module, sharders, topology)
         return self._plan(
             tables, topology, on_this_machine=True, dense=dense_bytes(module, sharders), watch=watch
         )
 
 
+def _root_of(module: Any) -> Any:
+    """The model inside a ``DistributedModelParallel``; any other as it is."""
+    from shardwright.runtime.sharded.models.model_parallel import DistributedModelParallel
+
+    return module.module if isinstance(module, DistributedModelParallel) else module
+
+
+def _sharders_of(sharders: Sequence[Any] | None) -> Sequence[Any]:
+    from shardwright.runtime.sharded.collections.sharders import default_sharders
+
+    return default_sharders() if sharders is None else sharders
+
+
 def _tables_of(module: Any, sharders: Sequence[Any], topology: Topology) -> tuple[TableSpec, ...]:
-    """The model's tables, with what their sharders allow on the ranks' devices.
+    """The model's tables, sharded already or not, with what their sharders allow on the ranks' devices.
 
     Raises:
         UnsupportedError: a sharder allows something else on each of several types of devices.
     """
+    from shardwright.runtime.sharded.collections.sharded_collection import ShardedCollection
     from shardwright.runtime.sharded.collections.sharders import collect_tables
 
     by_device = {
-        device: tuple(collect_tables(module, sharders, compute_device=device))
+        device: [
+            *collect_tables(module, sharders, compute_device=device),
+            *(
+                table
+                for path, child in module.named_modules()
+                if isinstance(child, ShardedCollection)
+                for table in child.tables_to_plan(path, device)
+            ),
+        ]
         for device in topology.device_types
     }
     tables = by_device[topology.device_types[0]]
@@ -190,7 +216,7 @@ def _tables_of(module: Any, sharders: Sequence[Any], topology: Topology) -> tupl
                     f"table {table.describe()}: its sharder allows other sharding types or kernels on {device!r} than "
                     f"on {topology.device_types[0]!r}; on ranks of both it must allow the same"
                 )
-    return tables
+    return tuple(tables)
 
 
 def _topology_of(env: Any, measured: Mapping[str, Any] = MappingProxyType({})) -> Topology:

@@ -3,11 +3,11 @@ from shardwright import host as host
 from shardwright.contracts import Codec as Codec
 from shardwright.contracts import CommBackend as CommBackend
 from shardwright.contracts import CommType as CommType
-from shardwright.contracts import Command as Command
 from shardwright.contracts import Communicator as Communicator
 from shardwright.contracts import ComputeKernel as ComputeKernel
 from shardwright.contracts import EmbeddingComputeKernel as EmbeddingComputeKernel
 from shardwright.contracts import Estimator as Estimator
+from shardwright.contracts import Extension as Extension
 from shardwright.contracts import KernelRequest as KernelRequest
 from shardwright.contracts import Offered as Offered
 from shardwright.contracts import Optimizer as Optimizer

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardwright.contracts import Command
+from shardwright.contracts import Extension
 from shardwright.hookspecs import hookimpl
 from shardwright_plugins.commands.bench import Bench
 from shardwright_plugins.commands.checkpoint import Checkpoint
@@ -10,6 +10,6 @@ from shardwright_plugins.commands.demo import Demo
 
 
 @hookimpl
-def shardwright_commands() -> list[type[Command]]:
+def shardwright_extensions() -> list[type[Extension]]:
     """Offer the built-in commands."""
     return [Bench, Checkpoint, Demo]

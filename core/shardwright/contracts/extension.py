@@ -1,0 +1,26 @@
+"""The contract of an extension: what a plugin adds at a point of the program, beside planning and training."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+
+class Extension(ABC):
+    """Something that a plugin adds at a point, such as a command of the `shardwright` program.
+
+    ``name`` is the point, a colon and a word of the plugin's: ``command:demo``. What is at the point calls ``load`` when
+    the extension is used, and then only: imports belong there. What it loads, its point says; see
+    `shardwright docs extension`. A point is any word: plugins may have points of their own.
+    """
+
+    name: ClassVar[str]
+    api: ClassVar[int] = 1
+    aliases: ClassVar[tuple[str, ...]] = ()
+    help: ClassVar[str] = ""
+    """One line for lists, such as `shardwright --help`: what it does. Commands need it."""
+
+    @abstractmethod
+    def load(self) -> Callable[..., Any]:
+        """Import what is called at the point."""

@@ -1,0 +1,77 @@
+"""Conformance tests of extensions."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+
+from typer.testing import CliRunner
+
+from shardwright.cli import app
+from shardwright.cli.offered import COMMAND, group_of
+from shardwright.contracts.extension import Extension
+from shardwright.host.extensions import load_at
+from shardwright_testing.plugins_under_test import installed
+
+_LONGEST_HELP = 100  # characters: the help of a command fits on its line of the list
+_TIMEOUT_S = 200  # seconds that a module may take to be imported on a loaded machine
+
+# Imports what offers the extension, and prints the modules that are there afterwards and heavy.
+_LISTING = """
+import importlib, sys
+importlib.import_module({module!r})
+print(*sorted({heavy!r} & set(sys.modules)))
+"""
+
+
+class ExtensionTests:
+    """The tests of an extension: give the fixture ``extension``, an instance."""
+
+    def test_name_is_a_point_and_a_word(self, extension: Extension) -> None:
+        """``command:demo``."""
+        point, colon, word = extension.name.partition(":")
+        assert point, f"{extension.name!r}: a name is a point, a colon and a word"
+        assert colon, f"{extension.name!r}: a name is a point, a colon and a word"
+        assert word, f"{extension.name!r}: a name is a point, a colon and a word"
+
+    def test_extension_loads_something_that_can_be_called(self, extension: Extension) -> None:
+        """``load`` works where the extension is installed."""
+        point, _, word = extension.name.partition(":")
+        with installed(extension) as host:
+            load_at(point, word, host.extensions)
+
+    def test_extension_does_what_its_point_asks(self, extension: Extension) -> None:
+        """Points of core are known here; what other points ask, their plugins test."""
+        check = _POINTS.get(extension.name.partition(":")[0])
+        if check is not None:
+            check(extension)
+
+    def test_module_imports_nothing_heavy(self, extension: Extension) -> None:
+        """Listing extensions imports the module of each: torch belongs into ``load``."""
+        module = type(extension).__module__
+        source = _LISTING.format(module=module, heavy={"torch", "pandas", "sklearn"})
+        command_line = [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}\n{source}"]
+        done = subprocess.run(command_line, capture_output=True, text=True, timeout=_TIMEOUT_S)
+        assert done.returncode == 0, f"{extension.name}: {module} cannot be imported by itself: {done.stderr}"
+        found = done.stdout.strip()
+        assert not found, f"{extension.name}: importing {module} imports {found}; import it in load()"
+
+
+def _check_command(command: Extension) -> None:
+    """Check that the program lists the command with its help, and that `shardwright NAME --help` works."""
+    name, text = command.name.partition(":")[2], command.help
+    assert text.strip(), f"{command.name}: has no help, a line for `shardwright --help`"
+    assert text.splitlines() == [text[:_LONGEST_HELP]], (
+        f"{command.name}: help must be one line of {_LONGEST_HELP} characters at most, got {text!r}"
+    )
+    assert name not in group_of(app).commands, f"{command.name}: shardwright has a command {name} already"
+    with installed(command):
+        shown = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "400"}).output
+        done = CliRunner().invoke(app, [name, "--help"])
+    for word in (name, text):
+        assert word in shown, f"{command.name}: {word!r} is not listed:\n{shown}"
+    assert done.exit_code == 0, f"{name} --help ends with {done.exit_code}: {done.output}{done.exception!r}"
+
+
+_POINTS: Mapping[str, Callable[[Extension], None]] = {COMMAND: _check_command}

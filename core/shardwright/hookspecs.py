@@ -135,7 +135,7 @@ def shardwright_codecs() -> Sequence[type[Codec] | Codec]:  # type: ignore[empty
 
 @hookspec
 def shardwright_extensions() -> Sequence[type[Extension] | Extension]:  # type: ignore[empty-body]
-    """Offer extensions: what a plugin adds beside planning and training, such as a command of the `shardwright` program.
+    """Offer extensions: what a plugin adds beside planning and training.
 
     Implement it for a tool that users of a plugin run beside `shardwright plan`, or for any other point that
     `shardwright docs extension` lists. What an extension needs is imported when it is used.

@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 class Extension(ABC):
     """Something that a plugin adds at a point, such as a command of the `shardwright` program.
 
-    ``name`` is the point, a colon and a word of the plugin's: ``command:demo``. ``load`` is called when the extension is
-    used, and then only: imports belong there. What it must return depends on the point: see `shardwright docs extension`.
-    A point is any word: plugins may have their own.
+    ``name`` is the point, a colon and a word of the plugin's: ``command:demo``. ``load`` is called when the extension
+    is used, and then only: imports belong there. What it must return depends on the point; `shardwright docs extension`
+    lists them. A point is any word: plugins may have their own.
     """
 
     name: ClassVar[str]

@@ -15,6 +15,8 @@ from shardwright.host.extensions import load_at
 from shardwright_testing.plugins_under_test import installed
 
 _LONGEST_HELP = 100  # characters: the help of a command fits on its line of the list
+_PLANNING_S = 5.0
+_TITLE = "A plan of two tables"
 _TIMEOUT_S = 200  # seconds that a module may take to be imported on a loaded machine
 
 # Imports what offers the extension, and prints the modules that are there afterwards and heavy.
@@ -74,4 +76,20 @@ def _check_command(command: Extension) -> None:
     assert done.exit_code == 0, f"{name} --help ends with {done.exit_code}: {done.output}{done.exception!r}"
 
 
-_POINTS: Mapping[str, Callable[[Extension], None]] = {COMMAND: _check_command}
+def _check_report(format: Extension) -> None:
+    """Check that a plan's report is rendered, as text with its title."""
+    from shardwright.planning.machines.topology import Topology
+    from shardwright.planning.planner import TablePlanner
+    from shardwright.planning.tables.spec import TableSpec
+
+    with installed(format):
+        planner = TablePlanner(Topology(2, "cpu"), seconds=_PLANNING_S)
+        planner.plan_tables([TableSpec("user", 100, 8, ["f"]), TableSpec("item", 1000, 16, ["g"])])
+        assert planner.report is not None
+        text = planner.report.to_format(format.name.partition(":")[2], _TITLE)
+    assert isinstance(text, str), f"{format.name}: must return a text, got {text!r}"
+    for word in (_TITLE, "user", "item"):
+        assert word in text, f"{format.name}: {word!r} is not in the report of a plan that has it"
+
+
+_POINTS: Mapping[str, Callable[[Extension], None]] = {COMMAND: _check_command, "report": _check_report}

@@ -11,7 +11,6 @@ from shardwright.cli.plans import check_writable, read_plan, write_text
 
 if TYPE_CHECKING:
     from shardwright.planning.machines.topology import Topology
-    from shardwright.planning.report.report import Report
 
 __all__ = ["plan"]
 
@@ -89,18 +88,20 @@ def plan(
     output: Annotated[Path | None, typer.Option(metavar="plan.json", help="Write the plan document.")] = None,
     report: Annotated[
         Path | None,
-        typer.Option(metavar="plan.html", help="Write the report: .html with pictures, .json, or text."),
+        typer.Option(metavar="plan.html", help="Write the report: .html with pictures, .json, .txt, ..."),
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print the summary only.")] = False,
 ) -> None:
     """Plan how to shard the tables of a workload, and say how good the plan is."""
     from shardwright.planning.documents import CONSTRAINTS
+    from shardwright.planning.report.report import writer_of
     from shardwright.planning.tables.constraints import Constraints
     from shardwright.planning.tables.workload import Workload
     from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner
 
     for path in (output, report):
         check_writable(path)
+    write_report = writer_of(report.suffix[1:] or "txt") if report else None
     loaded = Workload.read(workload)
     asked = Constraints.from_data(CONSTRAINTS.read(constraints) if constraints else {})
     topology = _topology(ranks, local, device, hbm_gib, ddr_gib)
@@ -133,8 +134,8 @@ def plan(
     typer.echo("\n".join(planner.report.summary) if quiet else str(planner.report))
     if output is not None:
         write_text(output, made.to_json())
-    if report is not None:
-        write_text(report, _report_text(planner.report, report, loaded.name))
+    if report is not None and write_report is not None:
+        write_text(report, write_report(planner.report, f"Sharding plan of {loaded.name}"))
 
 
 def _topology(
@@ -160,13 +161,3 @@ def _bytes(option: str, gib: float | None) -> int | None:
     if gib is not None and not gib <= most:
         raise InvalidInputError(f"{option} is the memory of one rank in GiB, {most} at most; got {gib}")
     return None if gib is None else int(gib * GIB)
-
-
-def _report_text(report: Report, path: Path, name: str) -> str:
-    if path.suffix == ".html":
-        return report.to_html(f"Sharding plan of {name}")
-    if path.suffix == ".json":
-        from shardwright.planning.text import json_text
-
-        return json_text(report.to_data()) + "\n"
-    return f"{report}\n"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from shardwright.errors import PluginLoadError, UnknownPluginError, nearest
@@ -19,13 +19,16 @@ def words_at(point: str, registry: Registry[Extension]) -> tuple[str, ...]:
     return tuple(name.partition(":")[2] for name in registry.names if name.startswith(f"{point}:"))
 
 
-def load_at(point: str, word: str, registry: Registry[Extension]) -> Callable[..., Any]:
+def load_at(
+    point: str, word: str, registry: Registry[Extension], besides: Iterable[str] = ()
+) -> Callable[..., Any]:
     """Import an extension.
 
     Args:
         point: the place at which it is called, such as ``report``.
         word: name of the extension there, or an alias, such as ``html``.
         registry: the extensions that are installed.
+        besides: words that the point knows without extensions, for the error.
 
     Raises:
         UnknownPluginError: there is none; the text names those of the point, and plugins that are not loaded.
@@ -35,7 +38,7 @@ def load_at(point: str, word: str, registry: Registry[Extension]) -> Callable[..
     try:
         entry = registry.entry(name)
     except UnknownPluginError as error:
-        known = words_at(point, registry)
+        known = sorted([*words_at(point, registry), *besides])
         raise UnknownPluginError(
             f"no {point} {word!r}. Known: {', '.join(known) or 'none'}.{nearest(word, known)}{registry.not_loaded}"
         ) from error

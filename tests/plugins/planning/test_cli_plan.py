@@ -20,7 +20,9 @@ from tests import readme
 
 import shardwright
 from shardwright.cli import main
+from shardwright.host import PluginHost, use_host
 from shardwright.planning.plan.plan import ShardingPlan
+from shardwright.planning.planner import TablePlanner
 from shardwright.planning.report.check import check_plan
 from shardwright.planning.search.placement import Placed
 from shardwright_plugins.proposers.proving.search import Search
@@ -343,6 +345,14 @@ def test_plan_report_as_html_json_and_text(workload, tmp_path):
     assert [rank["rank"] for rank in data["ranks"]] == [0, 1, 2, 3]
     assert max(rank["time_ms"] for rank in data["ranks"]) == pytest.approx(data["objective"]["value_ms"])
     assert "--- Sharding plan ---" in (tmp_path / "report.txt").read_text()
+
+
+def test_plan_report_in_a_format_that_is_not_there_ends_before_planning(workload, tmp_path, monkeypatch):
+    monkeypatch.setattr(TablePlanner, "plan_tables", lambda *_: pytest.fail("it plans"))
+    with use_host(PluginHost(environment={"SHARDWRIGHT_PLUGINS": "-builtin_reports"})):
+        told = run("plan", workload, *PLAN, "--report", tmp_path / "plan.html", code=1).stderr
+    assert "no report 'html'. Known: json, txt." in told
+    assert "Not loaded: 'builtin_reports' from shardwright" in told
 
 
 def test_plan_arguments_that_a_plugin_does_not_take_are_told(workload):

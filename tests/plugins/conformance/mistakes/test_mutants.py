@@ -186,6 +186,12 @@ MUTANTS = [
         r"has a command diff already",
     ),
     (
+        wrong_extensions.LosesTables,
+        "ExtensionTests",
+        "test_extension_does_what_its_point_asks",
+        r"'user' is not in the report",
+    ),
+    (
         wrong_extensions.LoadsNothing,
         "ExtensionTests",
         "test_extension_loads_something_that_can_be_called",

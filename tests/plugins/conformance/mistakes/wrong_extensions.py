@@ -27,6 +27,13 @@ class NameOfCore(RightExtension):
     name = "command:diff"
 
 
+class LosesTables(RightExtension):
+    name = "report:titles"
+
+    def load(self) -> Callable[..., Any]:
+        return lambda data, title: title
+
+
 class LoadsNothing(RightExtension):
     name = "command:loads_nothing"
 

@@ -4,7 +4,7 @@ import json
 import re
 import shutil
 import subprocess
-from html import escape, unescape
+from html import unescape
 from html.parser import HTMLParser
 from itertools import pairwise
 
@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwright.planning.machines.topology import Topology
-from shardwright.planning.report.html_charts import COUNT, Bins, Scale
 from shardwright.planning.search.placement import Proven
 from shardwright.planning.tables.constraints import ParameterConstraints
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner
+from shardwright_plugins.reports.html.charts import COUNT, MS, Scale, counted, doubling_edges, even_edges
 
 TABLES = [TableSpec(f"t{i}", 10 * (i + 1), 8, [f"f{i}"]) for i in range(20)] + [
     TableSpec("<script>alert('&')</script>", 100, 8, ["g"])
@@ -28,7 +28,9 @@ VOID = {"meta"}
 
 
 def report_of(ranks=3, tables=TABLES, **arguments):
-    planner = EmbeddingShardingPlanner(Topology(ranks, "cuda", hbm_cap=100_000), **arguments)
+    planner = EmbeddingShardingPlanner(
+        Topology(ranks, "cuda", hbm_cap=1 << 30), **{"proposer": "greedy", **arguments}
+    )
     planner.plan_tables(tables)
     return planner.report
 
@@ -86,7 +88,7 @@ def heights_of(bars):
 
 def test_html_report_bars_are_as_high_as_the_ranks_loads():
     report = report_of()
-    bars = Page(report.to_html()).bars
+    bars = Page(report.to_format("html")).bars
     for picture, values in (
         ("time", report.statistics.time_ms),
         ("memory-hbm", report.statistics.used_bytes[:, 0]),
@@ -98,7 +100,7 @@ def test_html_report_bars_are_as_high_as_the_ranks_loads():
 
 def test_html_report_bars_of_a_rank_are_stacked_without_gaps():
     columns = {}
-    for bar in Page(report_of().to_html()).bars["time"]:
+    for bar in Page(report_of().to_format("html")).bars["time"]:
         columns.setdefault(bar["x"], []).append((bar["y"], bar["y"] + bar["height"]))
     for spans in columns.values():
         spans.sort()
@@ -107,25 +109,27 @@ def test_html_report_bars_of_a_rank_are_stacked_without_gaps():
 
 def test_html_report_a_sharding_type_has_one_colour_and_its_part_of_the_time():
     rules = {
-        "t?": ParameterConstraints(sharding_types=["whole"]),
-        "*": ParameterConstraints(sharding_types=["slices"]),
+        "t?": ParameterConstraints(sharding_types=["table_wise"]),
+        "*": ParameterConstraints(sharding_types=["row_wise"]),
     }
     report = report_of(constraints=rules)
-    text = report.to_html()
+    text = report.to_format("html")
     colours = dict(re.findall(r'background:(#\w+)"></i>(\w+) \(', text))
-    assert sorted(colours.values()) == ["slices", "whole"]
-    time = dict.fromkeys(("slices", "whole"), 0.0)
+    assert sorted(colours.values()) == ["row_wise", "table_wise"]
+    time = dict.fromkeys(("row_wise", "table_wise"), 0.0)
     for own in report.statistics.tables:
         time[own.sharding_type] += own.time_ms
     drawn = dict.fromkeys(time, 0.0)
     for bar in Page(text).bars["time"]:
         drawn[colours[bar["colour"]]] += bar["height"]
-    assert drawn["whole"] / drawn["slices"] == pytest.approx(time["whole"] / time["slices"], rel=0.01)
+    assert drawn["table_wise"] / drawn["row_wise"] == pytest.approx(
+        time["table_wise"] / time["row_wise"], rel=0.01
+    )
 
 
 def test_html_report_histograms_count_every_rank_and_table_once():
     report = report_of(ranks=9)
-    page = Page(report.to_html())
+    page = Page(report.to_format("html"))
     counted = {
         name: sum(int(re.search(r": ([\d,]+)", note)[1].replace(",", "")) for note in page.notes[name])
         for name in ("ranks-by-time", "ranks-by-memory-hbm", "tables-by-memory", "tables-by-time")
@@ -136,7 +140,7 @@ def test_html_report_histograms_count_every_rank_and_table_once():
         "tables-by-memory": len(TABLES),
         "tables-by-time": len(TABLES),
     }
-    assert "ranks-by-time" not in Page(report_of().to_html()).notes  # three ranks are no histogram
+    assert "ranks-by-time" not in Page(report_of().to_format("html")).notes  # three ranks are no histogram
 
 
 def with_bound(report, bound_ms):
@@ -148,7 +152,7 @@ def test_html_report_begins_with_how_good_the_plan_is():
     value = report.plan.value_ms
     best = with_bound(report, value)
     assert best.headline == f"fits; {value:.4g} ms; proven best"
-    assert report.headline in Page(report.to_html()).texts
+    assert report.headline in Page(report.to_format("html")).texts
     assert str(report).splitlines()[1] == report.headline
     unproven = with_bound(report, 0.0)
     assert unproven.headline.endswith("; no bound proven")
@@ -158,19 +162,19 @@ def test_html_report_begins_with_how_good_the_plan_is():
 
 def test_html_report_tables_that_take_most_time_come_first_where_there_are_many():
     report = report_of()
-    text = report.to_html()
+    text = report.to_format("html")
     top = text.partition('id="top"')[2].partition("</table>")[0]
-    shown = [name for name in re.findall(r"<tr><td>(.*?)</td>", top)]
-    times = {escape(own.path): own.time_ms for own in report.statistics.tables}
+    shown = [unescape(name) for name in re.findall(r"<tr><td>(.*?)</td>", top)]
+    times = {own.path: own.time_ms for own in report.statistics.tables}
     assert len(shown) == 20 < len(TABLES)
     assert min(times[name] for name in shown) >= max(
         time for name, time in times.items() if name not in shown
     )
-    assert 'id="top"' not in report_of(tables=TABLES[:20]).to_html()
+    assert 'id="top"' not in report_of(tables=TABLES[:20]).to_format("html")
 
 
 def test_html_report_needs_nothing_from_elsewhere_and_names_are_escaped():
-    text = report_of().to_html("a <b> title")
+    text = report_of().to_format("html", "a <b> title")
     page = Page(text)
     tags = [tag for tag, _ in page.tags]
     assert not {"link", "img", "iframe", "object"} & set(tags)
@@ -184,7 +188,7 @@ def test_html_report_needs_nothing_from_elsewhere_and_names_are_escaped():
 
 def test_html_report_has_all_ranks_tables_and_assumptions():
     report = report_of()
-    texts = Page(report.to_html()).texts
+    texts = Page(report.to_format("html")).texts
     assert {table.path for table in TABLES} <= set(texts)
     assert any("ddr_cap = 128.0 GiB" in text for text in texts)
     assert any("proposals tried" in text for text in texts)
@@ -192,15 +196,15 @@ def test_html_report_has_all_ranks_tables_and_assumptions():
 
 @pytest.mark.parametrize("ranks", [1, 64, 130])
 def test_html_report_of_any_number_of_ranks_stays_within_the_picture(ranks):
-    rules = {"*": ParameterConstraints(sharding_types=["slices"])}
-    for name, bars in Page(report_of(ranks, constraints=rules).to_html()).bars.items():
+    rules = {"*": ParameterConstraints(sharding_types=["row_wise"])}
+    for name, bars in Page(report_of(ranks, constraints=rules).to_format("html")).bars.items():
         width = ranks if name in ("time", "memory-hbm") else 64
         assert all(bar["x"] + bar["width"] <= width + 0.01 and -0.01 <= bar["y"] <= 100 for bar in bars)
 
 
 @given(st.floats(1e-6, 1e15))
 def test_scale_ticks_are_few_round_and_from_zero_to_the_top(top):
-    for scale in (Scale(1.0, "ms"), Scale.of_bytes(top), COUNT):
+    for scale in (MS, Scale.of_bytes(top), COUNT):
         ticks = scale.ticks(top)
         assert ticks[0] == 0
         assert ticks[-1] <= top * (1 + 1e-9)
@@ -212,14 +216,14 @@ def test_scale_ticks_are_few_round_and_from_zero_to_the_top(top):
 @given(st.lists(st.floats(0, 1e12), min_size=1, max_size=30))
 def test_bins_hold_each_value_once_between_their_edges(values):
     values = np.array(values)
-    for bins in (Bins.even(values, 7), Bins.doubling(values)):
-        counts = bins.counts(np.zeros(len(values)), 1)[0]
+    for edges in (even_edges(values, 7), doubling_edges(values)):
+        counts = counted(values, edges, np.zeros(len(values), dtype=int), 1)[0]
         assert counts.sum() == len(values)
         for place in np.flatnonzero(counts).tolist():
-            low, high = bins.edges[place], bins.edges[place + 1]
+            low, high = edges[place], edges[place + 1]
             is_last = place == len(counts) - 1
             inside = (values >= low) & ((values <= high) if is_last else (values < high))
-            below = (values < bins.edges[0]) if place == 0 else np.zeros(len(values), dtype=bool)
+            below = (values < edges[0]) if place == 0 else np.zeros(len(values), dtype=bool)
             assert counts[place] == (inside | below).sum()
 
 
@@ -234,7 +238,7 @@ PROBE = """<script>
   const column = (name) => [...table.querySelectorAll("th button")].find((head) => head.textContent === name);
   const box = table.closest(".scroll").previousElementSibling.querySelector("input");
   const found = {all: shown().length};
-  box.value = "T1 slices"; box.dispatchEvent(new Event("input"));
+  box.value = "T1 row_wise"; box.dispatchEvent(new Event("input"));
   found.searched = shown().length;
   box.value = ""; box.dispatchEvent(new Event("input"));
   column("rows").click(); found.falling = names();
@@ -259,12 +263,12 @@ PROBE = """<script>
 )
 def test_html_report_in_a_browser_sorts_searches_and_is_legible(tmp_path, width, dark):
     rules = {
-        "t?": ParameterConstraints(sharding_types=["whole"]),
-        "*": ParameterConstraints(sharding_types=["slices"]),
+        "t?": ParameterConstraints(sharding_types=["table_wise"]),
+        "*": ParameterConstraints(sharding_types=["row_wise"]),
     }
     page = tmp_path / "report.html"
     # The page measures itself: a script is added to this copy only.
-    page.write_text(report_of(constraints=rules).to_html().replace("</body>", PROBE + "</body>"))
+    page.write_text(report_of(constraints=rules).to_format("html").replace("</body>", PROBE + "</body>"))
     arguments = ["--headless", "--no-sandbox", "--disable-gpu", f"--window-size={width},900"]
     arguments += ["--blink-settings=preferredColorScheme=0"] if dark else []
     profile = f"--user-data-dir={tmp_path / 'profile'}"
@@ -277,7 +281,7 @@ def test_html_report_in_a_browser_sorts_searches_and_is_legible(tmp_path, width,
     told = json.loads(unescape(done.stdout.partition("<title>")[2].partition("</title>")[0]))
     assert told == {
         "all": len(TABLES),
-        "searched": 10,  # t10 to t19; t1 is whole
+        "searched": 10,  # t10 to t19; t1 is table_wise
         "falling": ["t19", "t18", "t17"],
         "rising": ["t0", "t1", "t2"],
         "named": ["<script>alert('&')</script>", "t0", "t1"],

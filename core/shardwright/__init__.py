@@ -38,6 +38,7 @@ _MODULE_OF_NAME: dict[str, str] = {
             "EmbeddingComputeKernel",
             "Estimator",
             "Extension",
+            "Finding",
             "KernelRequest",
             "Offered",
             "Optimizer",

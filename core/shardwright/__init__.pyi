@@ -8,6 +8,7 @@ from shardwright.contracts import ComputeKernel as ComputeKernel
 from shardwright.contracts import EmbeddingComputeKernel as EmbeddingComputeKernel
 from shardwright.contracts import Estimator as Estimator
 from shardwright.contracts import Extension as Extension
+from shardwright.contracts import Finding as Finding
 from shardwright.contracts import KernelRequest as KernelRequest
 from shardwright.contracts import Offered as Offered
 from shardwright.contracts import Optimizer as Optimizer

@@ -61,6 +61,7 @@ PUBLIC_NAMES = """
     ExecutorStep
     Explanation
     Feedback
+    Finding
     FixedAbsoluteStorageReservation
     FixedPercentageStorageReservation
     Forward
@@ -185,6 +186,7 @@ CONTRACTS = """
     CommType
     Communicator
     EmbeddingComputeKernel
+    Finding
     KernelRequest
     Offered
     Proposals

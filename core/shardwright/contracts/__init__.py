@@ -4,7 +4,7 @@ from shardwright.contracts.codec import Codec, CommType
 from shardwright.contracts.comm_backend import CommBackend, Communicator, Work
 from shardwright.contracts.compute_kernel import ComputeKernel, EmbeddingComputeKernel, KernelRequest
 from shardwright.contracts.estimator import Estimator
-from shardwright.contracts.extension import Extension
+from shardwright.contracts.extension import Extension, Finding
 from shardwright.contracts.optimizer import Optimizer, RowRule
 from shardwright.contracts.partitioner import Partitioner
 from shardwright.contracts.proposer import Proposals, Proposer
@@ -19,6 +19,7 @@ __all__ = [
     "EmbeddingComputeKernel",
     "Estimator",
     "Extension",
+    "Finding",
     "KernelRequest",
     "Offered",
     "Optimizer",

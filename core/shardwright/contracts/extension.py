@@ -6,6 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+from attrs import field, frozen
+from attrs.validators import in_
+
 
 class Extension(ABC):
     """Something that a plugin adds at a point, such as a command of the `shardwright` program.
@@ -24,3 +27,24 @@ class Extension(ABC):
     @abstractmethod
     def load(self) -> Callable[..., Any]:
         """Import what is called at the point."""
+
+
+@frozen
+class Finding:
+    """One thing that a check of the installation looked at: what an extension at the point ``check`` yields.
+
+    Attributes:
+        part: area of the installation that it belongs to.
+        name: name of the package, plugin or setting.
+        found: version, number or value.
+        state: `ok`; `absent` or `off`, which is no fault; or `broken`.
+        reason: why it is not `ok`, or what is to be known of it.
+        command: command that would mend it, or bring it; empty for none.
+    """
+
+    part: str
+    name: str
+    found: str = ""
+    state: str = field(default="ok", validator=in_(("ok", "absent", "off", "broken")))
+    reason: str = ""
+    command: str = ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import subprocess
@@ -13,10 +12,14 @@ from typing import Any
 
 import pytest
 import torch
+from tests.core.conftest import make_plugin
 
-from shardwright.cli import fbgemm_check
-from shardwright.cli.doctor import examine
-from shardwright.cli.fbgemm_check import Installed, diagnose, goes_with
+import shardwright as sw
+from shardwright.host import PluginHost, host
+from shardwright_plugins.commands.doctor import checks
+from shardwright_plugins.commands.doctor.command import examine
+from shardwright_plugins.compute_kernels import _fbgemm_check
+from shardwright_plugins.compute_kernels._fbgemm_check import Installed, diagnose, goes_with
 
 Doctor = Callable[..., subprocess.CompletedProcess[str]]
 CPU_COMMAND = "pip install 'fbgemm-gpu-cpu==1.8.*'"
@@ -49,7 +52,7 @@ def here(
 
 
 def test_diagnose_a_pair_that_fits_is_fine() -> None:
-    assert diagnose(here()) == fbgemm_check.Diagnosis("ok", "", "")
+    assert diagnose(here()) == _fbgemm_check.Diagnosis("ok", "", "")
     assert diagnose(here("1.8.2", torch_version="2.13.1")).state == "ok"
 
 
@@ -222,7 +225,8 @@ def test_doctor_two_plugins_with_one_name_are_broken(run_doctor: Doctor) -> None
 
 def test_doctor_without_torch_breaks_nothing_and_says_how_to_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    found = list(examine({"SHARDWRIGHT_INPUT_CHECKS": "off"}))
+    monkeypatch.setenv("SHARDWRIGHT_INPUT_CHECKS", "off")
+    found = list(examine(host().extensions))
     assert [one for one in found if one.state == "broken"] == []
     (told,) = (one for one in found if one.part == "torch")
     assert (told.state, told.command) == ("absent", "pip install 'shardwright[cpu]'")
@@ -249,13 +253,50 @@ def test_doctor_torch_that_cannot_be_imported_is_the_one_thing_broken(tmp_path: 
 def test_doctor_tells_what_of_a_device_is_detected_and_what_assumed(monkeypatch: pytest.MonkeyPatch) -> None:
     from shardwright.runtime.ranks.detection import detected
 
-    page = importlib.import_module("shardwright.cli.doctor")  # its name in the package is the command
     speeds = {"hbm_mem_bw": 2**30, "hbm_to_ddr_mem_bw": 2**25}  # bytes/ms
     monkeypatch.setattr(detected, "device_bandwidths", lambda device: speeds)
-    told = {one.name: (one.found, one.reason) for one in page._bandwidths(torch.device("cuda", 0))}
+    told = {one.name: (one.found, one.reason) for one in checks._bandwidths(torch.device("cuda", 0))}
     assert told["hbm_mem_bw"] == ("1000 GiB/s", "detected: by the device's attributes, or a timed copy")
     assert told["hbm_to_ddr_mem_bw"][0] == "31 GiB/s"
     assert told["intra_host_bw"][1].startswith("assumed (TorchRec 1.8 default)")
+
+
+def check(word: str, look: Callable[[], Any]) -> type[sw.Extension]:
+    return type("Check", (sw.Extension,), {"name": f"check:{word}", "load": lambda self: look})
+
+
+def test_doctor_runs_the_checks_of_a_plugin_and_goes_on_where_one_fails() -> None:
+    def raises() -> Any:
+        yield sw.Finding("cards", "first", "1.0")
+        raise OSError("no such card")
+
+    def cannot_load(self: sw.Extension) -> Any:
+        raise ImportError("no cards")
+
+    torn = check("torn", raises)
+    torn.load = cannot_load  # type: ignore[method-assign]
+    offered = [check("cards", raises), check("python", lambda: []), check("texts", lambda: ["fine"]), torn]
+    plugin = make_plugin({"shardwright_extensions": lambda: offered})
+    found = list(examine(PluginHost(entry_points=(), plugins={"acme": plugin}, environment={}).extensions))
+    assert [(one.part, one.state) for one in found] == [
+        ("cards", "ok"),
+        ("cards", "broken"),
+        ("texts", "broken"),
+        ("torn", "broken"),
+    ]
+    reasons = [one.reason for one in found]
+    assert "OSError: no such card" in reasons[1]
+    assert "'fine', which is no Finding" in reasons[2]
+    assert "'check:torn' of plugin 'acme' from this process cannot be imported" in reasons[3]
+
+
+@pytest.mark.parametrize("columns", ["", pytest.param("100", marks=pytest.mark.slow), "80"])
+def test_doctor_fits_the_page(run_doctor: Doctor, columns: str) -> None:
+    page = run_doctor(COLUMNS=columns).stdout.partition("broken.")[0]  # commands are printed as they are
+    assert max(map(len, page.splitlines())) <= int(columns or "100")
+    words = " ".join(page.split())
+    for text in ("acme_bad_import", "No module named 'acme_needs_this'", "acme-duplicate-two 2.0"):
+        assert text in words
 
 
 @pytest.mark.gpu

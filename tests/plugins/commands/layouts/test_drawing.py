@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from shardwright.planning.layouts.layout import Block, ColumnRange, Layout, Replicate
+from shardwright.planning.layouts.layout import Block, BlockRun, ColumnRange, Layout, Replicate
 from shardwright.planning.layouts.row_maps import RowsModulo, RowsRange, RowsSplit
-from shardwright.planning.report.drawing import draw
+from shardwright_plugins.commands.layouts.drawing import draw
 
 ALL = ColumnRange(0, 64)
 
@@ -86,3 +86,14 @@ def test_draw_cell_too_narrow_for_its_text_is_cut() -> None:
     picture = draw(Layout(blocks))
     assert len({len(line) for line in picture.splitlines()[1:]}) == 1
     assert "ra…" in picture
+
+
+def test_draw_shows_copies_beside_the_rows_that_are_on_one_rank() -> None:
+    rows = RowsSplit((0, 3, 7, 11))
+    copies = BlockRun(rows, ALL, 2, is_copied=True, rank=0, dataflow=Replicate())
+    layout = Layout([copies, BlockRun(rows, ALL, 2, first_part=1, rank=0)])
+    assert rows_of(draw(layout)) == {
+        "0-2": ["a copy on each of ranks 0-1"],
+        "3-6": ["rank 0"],
+        "7-10": ["rank 1"],
+    }

@@ -1,4 +1,4 @@
-"""`shardwright layouts`: how each sharding type cuts a table, drawn from its layouts."""
+"""The command `layouts`, which draws sharding types."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def drawings(name: str, *, ranks: int = 4, hosts: int = 2, rows: int = 8, dim: i
     """
     from shardwright.host.plugin_host import host
     from shardwright.planning.machines.topology import Topology
-    from shardwright.planning.report.drawing import draw
     from shardwright.planning.tables.constraints import ParameterConstraints
     from shardwright.planning.tables.spec import TableSpec
+    from shardwright_plugins.commands.layouts.drawing import draw
 
     kind = host().sharding_types.create(name)
     topology = Topology(world_size=ranks, compute_device="cpu", local_world_size=ranks // hosts)

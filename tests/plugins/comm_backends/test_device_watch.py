@@ -9,8 +9,8 @@ from unittest import mock
 import pytest
 
 from shardwright.errors import DistributedError
-from shardwright.runtime.ranks.accelerators import device_watch
-from shardwright.runtime.ranks.accelerators.device_watch import DeviceWatch, Marks, Query
+from shardwright_plugins.comm_backends import _device_watch as device_watch
+from shardwright_plugins.comm_backends._device_watch import DeviceWatch, Marks, Query
 
 
 class Stream(Marks):

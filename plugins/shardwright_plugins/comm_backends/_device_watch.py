@@ -22,6 +22,7 @@ import torch
 from attrs import define, field
 
 from shardwright.errors import DistributedError
+from shardwright.runtime.ranks.comm import CollectiveWatch
 from shardwright.runtime.ranks.phases import Phases
 
 Query: TypeAlias = Callable[[], bool]
@@ -74,7 +75,7 @@ class Marks(ABC):
         """Put a mark, from any thread, into the stream where the last one was put."""
 
 
-class DeviceWatch:
+class DeviceWatch(CollectiveWatch):
     """A watch over the collectives of one process group's device; see the module.
 
     Args:
@@ -192,11 +193,11 @@ class StreamMarks(Marks):
         self._device = device
         self._stream: Any = None
 
-    def put(self) -> Query:  # noqa: D102 - described in the base class
+    def put(self) -> Query:
         self._stream = torch.accelerator.current_stream(self._device)
         return self.put_again()
 
-    def put_again(self) -> Query:  # noqa: D102
+    def put_again(self) -> Query:
         event: Query = self._stream.record_event().query
         return event
 

@@ -1,7 +1,4 @@
-"""Checkpoints from and to other forms: DCP's own folders, TorchRec's among them, and plain state dicts in one file.
-
-Legend: R rows of a table.
-"""
+"""Checkpoints from and to other forms: DCP's own folders, TorchRec's among them, and plain state dicts in one file."""
 
 from __future__ import annotations
 
@@ -13,19 +10,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from shardwright.errors import CheckpointError, ShardwrightError
-from shardwright.runtime.checkpoint.entries import MODEL, STATE
+from shardwright.runtime.checkpoint.entries import MODEL, STATE, stored_rows
 from shardwright.runtime.checkpoint.folder import complete, prepare, saving_folder
 from shardwright.runtime.checkpoint.metadata import METADATA, Manifest, measured, reason_of
-from shardwright.runtime.checkpoint.reading import Found, StoredCheckpoint, box_requests, row_requests
+from shardwright.runtime.checkpoint.reading import StoredCheckpoint, box_requests, row_requests
 from shardwright.runtime.checkpoint.saving import Progress, save_entries, write_manifest
-from shardwright.runtime.checkpoint.torchrec import translate
 from shardwright.runtime.sharded.tables.table_state import STORED, STORED_ROWS
+from shardwright_plugins.commands.checkpoint.torchrec import translate
 
 _TOP = ("model", "optimizer", "extra")
 
@@ -53,20 +49,6 @@ def whole_entries(
         else:
             stored.read(box_requests(key, entry, whole, (0,) * whole.dim()))
         yield key, whole
-
-
-def stored_rows(stored: StoredCheckpoint, key: str) -> Any:
-    """The stored row of each row of a table that is stored by an index: ``[R]``."""
-    name = key.removeprefix(MODEL) if key.startswith(MODEL) else key.removeprefix(STATE).rpartition(".")[0]
-    index = f"{MODEL}{name}.{STORED_ROWS}"
-    entry = stored.entries.get(index)
-    if not isinstance(entry, TensorStorageMetadata):
-        raise CheckpointError(
-            f"{stored.path} has {key!r} in the order of an index, {index!r}, but not the index"
-        )
-    found = Found(lambda rows: np.ones(len(rows), bool))
-    stored.read(found.requests(index, entry))
-    return found.places[np.argsort(found.numbers, kind="stable")]
 
 
 def nested(entries: Mapping[str, Any]) -> dict[str, Any]:

@@ -135,7 +135,6 @@ _MODULE_OF_NAME: dict[str, str] = {
         "shardwright.planning.watch": ("Progress", "Watch"),
         "shardwright.planning.tables.workload": ("Workload",),
         "shardwright.runtime.checkpoint.loading": ("LoadedCheckpoint", "load_checkpoint"),
-        "shardwright.runtime.checkpoint.pretrained": ("load_pretrained",),
         "shardwright.runtime.checkpoint.saving": ("SavedCheckpoint", "save_checkpoint"),
         "shardwright.runtime.step.awaitable": ("Awaitable", "LazyAwaitable"),
         "shardwright.runtime.ranks.comm": ("TorchCommunicator",),

@@ -112,7 +112,6 @@ from shardwright.planning.watch import Progress as Progress
 from shardwright.planning.watch import Watch as Watch
 from shardwright.runtime.checkpoint.loading import LoadedCheckpoint as LoadedCheckpoint
 from shardwright.runtime.checkpoint.loading import load_checkpoint as load_checkpoint
-from shardwright.runtime.checkpoint.pretrained import load_pretrained as load_pretrained
 from shardwright.runtime.checkpoint.saving import SavedCheckpoint as SavedCheckpoint
 from shardwright.runtime.checkpoint.saving import save_checkpoint as save_checkpoint
 from shardwright.runtime.pipeline.stages import Backward as Backward

@@ -169,7 +169,6 @@ PUBLIC_NAMES = """
     in_backward_optimizer_filter
     load_checkpoint
     load_package
-    load_pretrained
     lockstep_batches
     optimizer_spec_of
     quantize_embeddings

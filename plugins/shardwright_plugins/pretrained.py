@@ -45,10 +45,11 @@ def load_pretrained(model: nn.Module, table: str, source: Source, *, key: str | 
 
     Example:
         >>> import numpy as np, shardwright as sw
+        >>> from shardwright_plugins.pretrained import load_pretrained
         >>> table = sw.EmbeddingBagConfig(name="t", num_embeddings=3, embedding_dim=2, feature_names=["f"])
         >>> bags = sw.EmbeddingBagCollection([table], device="meta")
         >>> model = sw.DistributedModelParallel(bags, env=sw.ShardingEnv.local(device_type="cpu"))
-        >>> sw.load_pretrained(model, "t", np.arange(6.0).reshape(3, 2))
+        >>> load_pretrained(model, "t", np.arange(6.0).reshape(3, 2))
         >>> model.state_dict()["embedding_bags.t.weight"]
         tensor([[0., 1.],
                 [2., 3.],

@@ -1,4 +1,4 @@
-"""Weights that are streamed in, and unsharded modules that come out."""
+"""Weights that are streamed into sharded tables."""
 
 from __future__ import annotations
 
@@ -6,16 +6,13 @@ import numpy as np
 import pytest
 import torch
 from tests.core.runtime.checkpoint.test_save_and_load import BY_INDEX, IN_RUNS, ROWS
-from tests.core.runtime.checkpoint.test_sharded_state_dict import OTHERS
-from tests.core.runtime.mixed_cuts import case_of
-from tests.core.runtime.plans import SHARDER
+from tests.core.runtime.conftest import only_loops  # noqa: F401 - kernels that are there in any case
 
-import shardwright as sw
 from shardwright.errors import InvalidInputError, UnknownNameError, UnsupportedError
-from shardwright.runtime.checkpoint import pretrained
+from shardwright_plugins import pretrained
+from shardwright_plugins.pretrained import load_pretrained
 from shardwright_testing.simulated import run_simulated
 
-ONE_RANK = OTHERS[0]
 WEIGHTS = np.arange(ROWS * 4, dtype=np.float32).reshape(ROWS, 4)
 
 
@@ -59,7 +56,7 @@ def test_weights_stream_into_any_plan(source, case, tmp_path, monkeypatch):
 
     def work(env):
         sharded = case.shard(env, module)
-        sw.load_pretrained(sharded, "t0", given)
+        load_pretrained(sharded, "t0", given)
         return sharded.state_dict()
 
     for state in run_simulated(work, case.world_size):
@@ -80,7 +77,7 @@ def test_weights_stream_into_any_plan(source, case, tmp_path, monkeypatch):
 def test_weights_of_another_shape_are_refused(source, text):
     def work(env):
         with pytest.raises(InvalidInputError, match=text):
-            sw.load_pretrained(IN_RUNS.shard(env, IN_RUNS.module()), "t0", source)
+            load_pretrained(IN_RUNS.shard(env, IN_RUNS.module()), "t0", source)
 
     run_simulated(work, IN_RUNS.world_size)
 
@@ -88,7 +85,7 @@ def test_weights_of_another_shape_are_refused(source, text):
 def test_complex_weights_are_refused():
     def work(env):
         with pytest.raises(InvalidInputError, match=r"weights are complex \(torch\.complex64\).*real part"):
-            sw.load_pretrained(IN_RUNS.shard(env, IN_RUNS.module()), "t0", WEIGHTS.astype(np.complex64))
+            load_pretrained(IN_RUNS.shard(env, IN_RUNS.module()), "t0", WEIGHTS.astype(np.complex64))
 
     run_simulated(work, IN_RUNS.world_size)
 
@@ -97,9 +94,9 @@ def test_unknown_table_and_file_are_refused(tmp_path):
     def work(env):
         sharded = IN_RUNS.shard(env, IN_RUNS.module())
         with pytest.raises(UnknownNameError, match=r"no sharded table 't2'; it has 't0', 't1'\."):
-            sw.load_pretrained(sharded, "t2", WEIGHTS)
+            load_pretrained(sharded, "t2", WEIGHTS)
         with pytest.raises(UnsupportedError, match=r"are read from \.npy, \.safetensors and \.parquet"):
-            sw.load_pretrained(sharded, "t0", tmp_path / "w.csv")
+            load_pretrained(sharded, "t0", tmp_path / "w.csv")
 
     run_simulated(work, IN_RUNS.world_size)
 
@@ -109,39 +106,6 @@ def test_npy_of_pickled_objects_is_not_unpickled(tmp_path):
 
     def work(env):
         with pytest.raises(InvalidInputError, match="Python objects"):
-            sw.load_pretrained(IN_RUNS.shard(env, IN_RUNS.module()), "t0", tmp_path / "w.npy")
+            load_pretrained(IN_RUNS.shard(env, IN_RUNS.module()), "t0", tmp_path / "w.npy")
 
     run_simulated(work, IN_RUNS.world_size)
-
-
-def test_unshard_gives_the_module_that_was_sharded():
-    case = case_of()
-
-    def work(env):
-        sharded = case.shard(env, case.module())
-        return sharded.unshard()
-
-    batch = case.batch(3)
-    for module in run_simulated(work, case.world_size):
-        assert type(module) is sw.EmbeddingBagCollection
-        assert torch.equal(module(batch).values(), case.module()(batch).values())
-
-
-def test_unshard_a_model_leaves_the_sharded_one_as_it_is():
-    class Model(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.bags, self.over = ONE_RANK.module(), torch.nn.Linear(19, 1)
-
-        def forward(self, batch):
-            return self.over(self.bags(batch).values())
-
-    whole, batch = Model(), ONE_RANK.batch(3)
-    expected = whole(batch).detach()
-    plan = sw.ShardingPlan({"bags": sw.EmbeddingModuleShardingPlan(ONE_RANK.shardings())})
-    env = sw.ShardingEnv.local(device_type="cpu")
-    model = sw.DistributedModelParallel(whole, env=env, plan=plan, sharders=[SHARDER])
-    out = model.unshard()
-    assert torch.equal(out(batch), expected)
-    torch.nn.init.zeros_(out.over.weight)
-    assert torch.equal(model(batch), expected)

@@ -92,6 +92,7 @@ _MODULE_OF_NAME: dict[str, str] = {
         "shardwright.planning.tables.optimizers": ("OptimizerSpec",),
         "shardwright.planning.tables.option_space": ("OptionSpace",),
         "shardwright.planning.options.options": ("Options",),
+        "shardwright.planning.search.refinements": ("Outcome",),
         "shardwright.planning.search.placement": (
             "Feedback",
             "Misfit",

@@ -94,6 +94,7 @@ from shardwright.planning.search.placement import Placed as Placed
 from shardwright.planning.search.placement import PlacedPlan as PlacedPlan
 from shardwright.planning.search.placement import ProposedShards as ProposedShards
 from shardwright.planning.search.placement import Proven as Proven
+from shardwright.planning.search.refinements import Outcome as Outcome
 from shardwright.planning.tables.caching import CacheParams as CacheParams
 from shardwright.planning.tables.caching import CacheStatistics as CacheStatistics
 from shardwright.planning.tables.caching import EmbeddingOffloadStats as EmbeddingOffloadStats

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import inspect
+import json
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from typer.testing import CliRunner
 
 from shardwright.cli import app
 from shardwright.cli.offered import COMMAND, group_of
-from shardwright.contracts.extension import Extension
+from shardwright.contracts.extension import Extension, Finding
 from shardwright.host.extensions import load_at
+from shardwright.planning.machines.topology import Topology
+from shardwright.planning.plan.plan import ShardingPlan
+from shardwright.planning.planner import TablePlanner
+from shardwright.planning.report.report import Report
+from shardwright.planning.tables.spec import TableSpec
 from shardwright_testing.plugins_under_test import installed
 
 _LONGEST_HELP = 100  # characters: the help of a command fits on its line of the list
-_PLANNING_S = 5.0
 _TITLE = "A plan of two tables"
 _TIMEOUT_S = 200  # seconds that a module may take to be imported on a loaded machine
 
@@ -76,20 +83,48 @@ def _check_command(command: Extension) -> None:
     assert done.exit_code == 0, f"{name} --help ends with {done.exit_code}: {done.output}{done.exception!r}"
 
 
+def _planned(**arguments: Any) -> tuple[ShardingPlan, Report]:
+    """A plan of two tables, and its report."""
+    planner = TablePlanner(Topology(2, "cpu"), **arguments)
+    plan = planner.plan_tables([TableSpec("user", 100, 8, ["f"]), TableSpec("item", 1000, 16, ["g"])])
+    assert planner.report is not None
+    return plan, planner.report
+
+
 def _check_report(format: Extension) -> None:
     """Check that a plan's report is rendered, as text with its title."""
-    from shardwright.planning.machines.topology import Topology
-    from shardwright.planning.planner import TablePlanner
-    from shardwright.planning.tables.spec import TableSpec
-
     with installed(format):
-        planner = TablePlanner(Topology(2, "cpu"), seconds=_PLANNING_S)
-        planner.plan_tables([TableSpec("user", 100, 8, ["f"]), TableSpec("item", 1000, 16, ["g"])])
-        assert planner.report is not None
-        text = planner.report.to_format(format.name.partition(":")[2], _TITLE)
+        text = _planned()[1].to_format(format.name.partition(":")[2], _TITLE)
     assert isinstance(text, str), f"{format.name}: must return a text, got {text!r}"
     for word in (_TITLE, "user", "item"):
         assert word in text, f"{format.name}: {word!r} is not in the report of a plan that has it"
 
 
-_POINTS: Mapping[str, Callable[[Extension], None]] = {COMMAND: _check_command, "report": _check_report}
+def _check_refinement(refinement: Extension) -> None:
+    """Check that planning with it gives a plan; where it needs arguments, that they have names."""
+    name = refinement.name.partition(":")[2]
+    parameters = inspect.signature(refinement.load()).parameters.values()
+    needed = [own for own in parameters if own.default is own.empty and own.kind is not own.VAR_KEYWORD]
+    assert all(own.kind in (own.POSITIONAL_OR_KEYWORD, own.KEYWORD_ONLY) for own in needed), (
+        f"{refinement.name}: arguments after a name are given by their names, and it takes {needed}"
+    )
+    if needed:
+        return
+    with installed(refinement):
+        plans = [_planned(refinements=[name])[0].to_json() for _ in range(2)]
+    first, second = (json.loads(plan)["modules"] for plan in plans)
+    assert first == second, f"{refinement.name}: gives another plan of the same tables the second time"
+
+
+def _check_check(check: Extension) -> None:
+    """Check that it yields findings."""
+    for finding in check.load()():
+        assert isinstance(finding, Finding), f"{check.name}: yields {finding!r}, which is no Finding"
+
+
+_POINTS: Mapping[str, Callable[[Extension], None]] = {
+    COMMAND: _check_command,
+    "check": _check_check,
+    "refinement": _check_refinement,
+    "report": _check_report,
+}

@@ -90,6 +90,7 @@ PUBLIC_NAMES = """
     OptimizerWrapper
     OptionSpace
     Options
+    Outcome
     ParameterConstraints
     ParameterSharding
     PeerHeaders

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shardwright.cli.plans import check_writable, read_plan, write_text
+from shardwright.cli.plans import check_writable, write_text
 
 if TYPE_CHECKING:
     from shardwright.planning.machines.topology import Topology
@@ -75,16 +75,10 @@ def plan(
         ),
     ] = "largest_rank_time",
     seconds: Annotated[float | None, typer.Option(help="How long to search at most.")] = None,
-    stay_near: Annotated[
-        Path | None, typer.Option(metavar="old.json", help="The plan that the model has: moving away costs.")
+    refinement: Annotated[
+        list[str] | None,
+        typer.Option(metavar=_PART, help="What is done around the search; the innermost first."),
     ] = None,
-    move_cost: Annotated[
-        float | None,
-        typer.Option(help="Milliseconds of a step that each GiB that moves must save; 0 by default."),
-    ] = None,
-    scale_up_caches: Annotated[
-        bool, typer.Option("--scale-up-caches", help="Let caches of rows fill device memory that is left.")
-    ] = False,
     output: Annotated[Path | None, typer.Option(metavar="plan.json", help="Write the plan document.")] = None,
     report: Annotated[
         Path | None,
@@ -121,9 +115,7 @@ def plan(
         storage_reservation=reserve,
         objective=objective,
         seconds=seconds,
-        stay_near=read_plan(stay_near) if stay_near else None,
-        move_cost=move_cost,
-        scale_up_caches=scale_up_caches,
+        refinements=refinement or (),
     )
     try:
         made = planner.plan_tables(loaded.tables)

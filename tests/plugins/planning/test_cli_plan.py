@@ -478,11 +478,18 @@ def test_plan_near_another_stays_there_if_moves_are_dear(planned, workload, tmp_
     constraints = tmp_path / "constraints.json"
     constraints.write_text(json.dumps({"*": {"sharding_types": ["table_wise"], "ranks": [0]}}))
     first = planned("--constraints", constraints)
-    other = ("--proposer", "greedy", "--stay-near", first)
-    made = {cost: planned(*other, "--move-cost", cost, name=f"{cost}.json") for cost in (0, 1e9)}
+    made = {}
+    for cost in (0, 1e9):
+        near = f"stay_near:plan={first},move_cost={cost}"
+        made[cost] = planned("--proposer", "greedy", "--refinement", near, name=f"{cost}.json")
     modules = {cost: json.loads(path.read_text())["modules"] for cost, path in made.items()}
     assert modules[1e9] == json.loads(first.read_text())["modules"] != modules[0]
-    assert "give stay_near, too" in run("plan", workload, *PLAN, "--move-cost", 1, code=1).stderr
+    origins = json.loads(made[0].read_text())["plugins"]
+    assert {"kind": "extensions", "name": "refinement:stay_near"}.items() <= next(
+        own.items() for own in origins if own["kind"] == "extensions"
+    )
+    wrong = run("plan", workload, *PLAN, "--refinement", "stay_near:plans=a.json", code=1).stderr
+    assert "refinement 'stay_near' cannot be made with plans='a.json'" in wrong
 
 
 def test_examples_of_the_page_about_documents_are_planned_and_checked(tmp_path):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -36,14 +36,14 @@ class Report:
         result: result of the search.
         inputs: inputs of the plan, with provenance.
         seconds: duration of planning, s.
-        stayed: sentence on the plan that this one was to stay near; ``None`` if there is none.
+        notes: sentences of the stages of the search.
     """
 
     space: SearchSpace
     result: SearchResult
     inputs: Mapping[str, Any]
     seconds: float
-    stayed: str | None = None
+    notes: Sequence[str] = ()
 
     @cached_property
     def plan(self) -> PlacedPlan:
@@ -87,7 +87,7 @@ class Report:
             self._bound_text(),
             self._models_text(),
             *self._averaging_text(),
-            *([self.stayed] if self.stayed else []),
+            *self.notes,
             *result.refused,
         ]
         return [*told, _MORE] if result.is_cut_short and self.gap > 0 else told

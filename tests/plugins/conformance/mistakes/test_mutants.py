@@ -192,6 +192,18 @@ MUTANTS = [
         r"'user' is not in the report",
     ),
     (
+        wrong_extensions.NoFinding,
+        "ExtensionTests",
+        "test_extension_does_what_its_point_asks",
+        r"yields 'fine', which is no Finding",
+    ),
+    (
+        wrong_extensions.OtherEachTime,
+        "ExtensionTests",
+        "test_extension_does_what_its_point_asks",
+        r"gives another plan of the same tables the second time",
+    ),
+    (
         wrong_extensions.LoadsNothing,
         "ExtensionTests",
         "test_extension_loads_something_that_can_be_called",

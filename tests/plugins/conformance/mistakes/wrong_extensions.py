@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import attrs
+
 import shardwright as sw
+from shardwright.planning.tables.constraints import Constraints
 
 
 class RightExtension(sw.Extension):
@@ -32,6 +35,31 @@ class LosesTables(RightExtension):
 
     def load(self) -> Callable[..., Any]:
         return lambda data, title: title
+
+
+class NoFinding(RightExtension):
+    name = "check:words"
+
+    def load(self) -> Callable[..., Any]:
+        return lambda: ["fine"]
+
+
+class OtherEachTime(RightExtension):
+    name = "refinement:other_each_time"
+    calls = 0
+
+    def load(self) -> Callable[..., Any]:
+        def make() -> Callable[..., Any]:
+            OtherEachTime.calls += 1
+            rank = OtherEachTime.calls % 2
+
+            def refine(search: Any, request: Any, watch: Any) -> Any:
+                rules = Constraints({"*": sw.ParameterConstraints(sharding_types=["table_wise"], ranks=rank)})
+                return search(attrs.evolve(request, constraints=rules), watch)
+
+            return refine
+
+        return make
 
 
 class LoadsNothing(RightExtension):

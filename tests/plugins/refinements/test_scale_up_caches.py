@@ -57,7 +57,7 @@ def value_ms(report: Any) -> float:
 
 def test_caches_fill_spare_memory_where_they_save_most() -> None:
     plain, before = planned(tables(), 1.0)
-    larger, report = planned(tables(), 1.0, scale_up_caches=True)
+    larger, report = planned(tables(), 1.0, refinements="scale_up_caches")
     assert load_factors(plain) == {"hot": ASKED, "even": ASKED}
     factors = load_factors(larger)
     # 2 GiB of device memory hold half of both tables; the even one gains as much by each row, the hot one little more.
@@ -70,20 +70,20 @@ def test_caches_fill_spare_memory_where_they_save_most() -> None:
 
 
 def test_tables_without_statistics_grow_alike_and_to_the_whole_where_there_is_room() -> None:
-    half = load_factors(planned(tables(has_statistics=False), 1.0, scale_up_caches=True)[0])
+    half = load_factors(planned(tables(has_statistics=False), 1.0, refinements="scale_up_caches")[0])
     assert half["hot"] == pytest.approx(half["even"], abs=0.1)
     assert 0.3 < half["hot"] < 0.6
-    whole = planned(tables(has_statistics=False), 16.0, scale_up_caches=True)[0]
+    whole = planned(tables(has_statistics=False), 16.0, refinements="scale_up_caches")[0]
     assert load_factors(whole) == {"hot": 1.0, "even": 1.0}
 
 
 def test_plan_without_caches_is_as_it_was() -> None:
     topology = sw.Topology(world_size=2, compute_device="cuda")
     plans = [
-        sw.EmbeddingShardingPlanner(topology, 512, scale_up_caches=scales).plan_tables(
+        sw.EmbeddingShardingPlanner(topology, 512, refinements=scales).plan_tables(
             [sw.TableSpec("t", 1000, 16, optimizer=OptimizerSpec("sgd"))]
         )
-        for scales in (False, True)
+        for scales in ((), ["scale_up_caches"])
     ]
     assert plans[0].plan == plans[1].plan
 

@@ -12,6 +12,7 @@ import pytest
 import shardwright as sw
 from shardwright.errors import InvalidInputError, PlanError
 from shardwright.planning.machines.topology import GIB
+from shardwright_plugins.refinements.stay_near import StayNear
 
 COSTS = (0.0, 1e-3, 1e-2, 0.1, 1e9)
 DRAWN = random.Random(3)
@@ -50,7 +51,7 @@ def old_plan():
 
 def near(old, cost, **arguments):
     """A plan near another, its value, and the bytes that move."""
-    made = planner(stay_near=old, move_cost=cost, **arguments)
+    made = planner(refinements=StayNear(old, cost), **arguments)
     plan = made.plan_tables(TABLES)
     return plan, made.report.plan.value_ms, plan.document["inputs"]["moved_bytes"]["value"]
 
@@ -143,7 +144,7 @@ def test_other_ranks_and_new_tables_cost_what_their_rows_take():
 
 def test_plan_says_what_moves_and_is_checked_as_any_other():
     old = old_plan()
-    made = planner(1, stay_near=old, move_cost=0.01)
+    made = planner(1, refinements=[StayNear(old, move_cost=0.01)])
     plan = made.plan_tables(TABLES)
     inputs = json.loads(plan.to_json())["inputs"]
     assert inputs["move_cost_ms_per_gib"] == {"value": 0.01, "provenance": "given"}
@@ -155,19 +156,18 @@ def test_plan_says_what_moves_and_is_checked_as_any_other():
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"move_cost": 1.0}, "give stay_near, too"),
-        ({"stay_near": {"a": 1}}, "stay_near must be a ShardingPlan"),
-        ({"stay_near": sw.ShardingPlan(), "move_cost": -1.0}, "a finite number from 0; got -1.0"),
-        ({"stay_near": sw.ShardingPlan(), "move_cost": "much"}, "a finite number from 0; got 'much'"),
+        ({"plan": {"a": 1}}, "plan must be a ShardingPlan"),
+        ({"plan": sw.ShardingPlan(), "move_cost": -1.0}, "a finite number from 0; got -1.0"),
+        ({"plan": sw.ShardingPlan(), "move_cost": "much"}, "a finite number from 0; got 'much'"),
     ],
 )
 def test_wrong_wishes_are_errors_that_name_the_argument(arguments, text):
     with pytest.raises(InvalidInputError, match=text):
-        planner(**arguments)
+        StayNear(**arguments)
 
 
 def test_plan_of_another_model_is_refused():
     other = [sw.TableSpec("t0", 17, 8, ["f0"])]
     old = planner(0, tables=other).plan_tables(other)
     with pytest.raises(PlanError, match=r"has 17 x 8 elements for table 't0'.*another model"):
-        planner(stay_near=old).plan_tables(TABLES)
+        planner(refinements=[StayNear(old)]).plan_tables(TABLES)

@@ -1,7 +1,8 @@
-"""Larger caches for tables that are kept elsewhere than on the device, where a plan leaves the device's memory free.
+"""The refinement `scale_up_caches`: larger caches for tables that are kept elsewhere than on the device.
 
 TorchRec has a proposer for this (``EmbeddingOffloadScaleupProposer``). Here the plan's free memory is given out in
-steps to the table that gains most by a byte, and the tables are planned again with these caches.
+steps to the table that gains most by a byte, and the tables are planned again with these caches. The better plan is
+taken.
 
 Legend: W ranks, A tables.
 """
@@ -16,17 +17,44 @@ import numpy as np
 from attrs import frozen
 
 from shardwright.contracts.compute_kernel import ComputeKernel, KernelRequest
+from shardwright.errors import NoPlanError
 from shardwright.planning.arrays import Ints
 from shardwright.planning.machines.topology import device_and_rest
+from shardwright.planning.options.inputs import Request
 from shardwright.planning.options.search_space import SearchSpace
 from shardwright.planning.search.placement import ranks_of_tables
+from shardwright.planning.search.refinements import Outcome, Search
 from shardwright.planning.search.search import SearchResult
 from shardwright.planning.tables.caching import CacheParams
 from shardwright.planning.tables.spec import TableSpec
+from shardwright.planning.watch import Watch
 
 _STEPS = 32
 """Sizes that are tried for each table, from the one that was asked for to the whole table."""
 _DEVICE = "device"
+
+
+_OF_FIRST = 0.5
+"""Part of the time and the work that the first search may use."""
+
+
+def scale_up_caches(search: Search, request: Request, watch: Watch) -> Outcome:
+    """Search, and once more with caches that fill the device memory that the plan leaves free.
+
+    Args:
+        search: the search.
+        request: constraints and ranks; the second search has other caches in its constraints.
+        watch: the watch over both.
+    """
+    first = search(request, watch.share(_OF_FIRST))
+    if first.result.proposal is None or not (caches := _larger_caches(first.space, first.result)):
+        return first
+    larger = attrs.evolve(request, constraints=request.constraints.with_caches(caches))
+    try:
+        again = search(larger, watch)
+    except NoPlanError:
+        return first
+    return min(first, again, key=lambda found: found.result.feedback.value_ms)
 
 
 @frozen(eq=False)
@@ -64,7 +92,7 @@ class _CachedTable:
         return rate * self.lookups * self.spec.embedding_dim * self.spec.data_type.bits / 8
 
 
-def larger_caches(space: SearchSpace, result: SearchResult) -> dict[str, CacheParams]:
+def _larger_caches(space: SearchSpace, result: SearchResult) -> dict[str, CacheParams]:
     """Caches that fill the device memory that a plan leaves free, by path of the table; none where there is no cache.
 
     Args:

@@ -30,6 +30,7 @@ from shardwright.errors import InvalidInputError, PlanError
 from shardwright.planning.arrays import FREE, NO_GANG, Floats, Ints
 from shardwright.planning.machines.topology import GIB, InputValue
 from shardwright.planning.options.inputs import Request
+from shardwright.planning.options.options import Options
 from shardwright.planning.options.search_space import SearchSpace
 from shardwright.planning.plan.plan import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
 from shardwright.planning.report.compare import value_bytes
@@ -93,35 +94,30 @@ class StayNear:
             PlanError: a table of the plan to stay near has another size.
         """
         found = search(request, watch)
-        space, old = found.space, _OldPlan.of(found.space, self.plan)
+        old = _OldPlan.of(found.space, self.plan)
         stops = list(_stops(old, _choices(found)))
         if not stops:
             return found
         fastest, best = min(stops, key=lambda stop: stop.rating(0.0)), min(stops, key=self._rating)
         kept = next((stop.value_ms for stop in stops if stop.choices == old.choices), None)
-        is_free = space.options.rank == FREE
-        ranks = [
-            rank
-            for choice in best.choices
-            for rank, free in zip(choice.ranks, space.options.spread(is_free, choice.option), strict=True)
-            if free
-        ]
-        plan = Placed(
-            np.array([c.option for c in best.choices], dtype=np.int64), np.array(ranks, dtype=np.int64)
-        )
         inputs = {
             "move_cost_ms_per_gib": InputValue(self.move_cost, "given"),
             "moved_bytes": InputValue(best.moved_bytes, "measured"),
             "fastest_ms": InputValue(fastest.value_ms, "measured"),
         }
-        was = "it cannot be kept" if kept is None else f"it takes {kept:.4g} ms"
-        note = (
+        return attrs.evolve(
+            found.with_plan(best.placed(found.space.options)),
+            inputs={**found.inputs, **inputs},
+            notes=(*found.notes, self._note(kept, best, fastest)),
+        )
+
+    def _note(self, kept_ms: float | None, best: _Stop, fastest: _Stop) -> str:
+        was = "it cannot be kept" if kept_ms is None else f"it takes {kept_ms:.4g} ms"
+        return (
             f"near the plan to stay near ({was}), at {self.move_cost:.4g} ms for each GiB: "
             f"{bytes_text(best.moved_bytes)} move; the fastest plan found takes {fastest.value_ms:.4g} ms and moves "
             f"{bytes_text(fastest.moved_bytes)}"
         )
-        inputs, notes = {**found.inputs, **inputs}, (*found.notes, note)
-        return attrs.evolve(found.with_plan(plan), inputs=inputs, notes=notes)
 
     def _rating(self, stop: _Stop) -> tuple[float, int, float]:
         return stop.rating(self.move_cost)
@@ -146,6 +142,15 @@ class _Stop:
     def rating(self, move_cost: float) -> tuple[float, int, float]:
         """A key by which plans are rated: of equal ones that which moves least."""
         return self.value_ms + move_cost * self.moved_bytes / GIB, self.moved_bytes, self.value_ms
+
+    def placed(self, options: Options) -> Placed:
+        """The plan, with the ranks of the shards that have none by their layout."""
+        is_free = options.rank == FREE
+        ranks = [
+            np.array(choice.ranks, dtype=np.int64)[options.spread(is_free, choice.option)]
+            for choice in self.choices
+        ]
+        return Placed(np.array([choice.option for choice in self.choices]), np.concatenate(ranks))
 
 
 def _choices(found: Outcome) -> list[_Choice] | None:

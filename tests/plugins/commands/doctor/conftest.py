@@ -14,6 +14,14 @@ from typing import Any
 import pytest
 from tests.core.conftest import installed, site  # noqa: F401 - fixtures
 
+from shardwright.host import host
+
+
+@pytest.fixture(autouse=True)
+def loaded() -> None:
+    """The plugins of this process are loaded before a test changes what is installed, or the environment."""
+    host().plugins  # noqa: B018 - asking is what loads them
+
 
 @pytest.fixture
 def run_doctor(
@@ -24,11 +32,8 @@ def run_doctor(
     """Run `shardwright doctor` in this process with `DISTRIBUTIONS` installed; FBGEMM is taken as sound."""
     import typer
 
-    from shardwright.host import host
     from shardwright_plugins.commands.doctor.command import doctor
     from shardwright_plugins.compute_kernels import _fbgemm_check
-
-    host().plugins  # noqa: B018 - those of this process are loaded before the variables change
 
     def run(*, json: bool = False, **environment: str) -> subprocess.CompletedProcess[str]:
         for name in [name for name in os.environ if name.startswith("SHARDWRIGHT_")]:

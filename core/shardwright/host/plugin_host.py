@@ -21,10 +21,10 @@ import attrs
 
 from shardwright.contracts import (
     Codec,
-    Command,
     CommBackend,
     ComputeKernel,
     Estimator,
+    Extension,
     Optimizer,
     Partitioner,
     Proposer,
@@ -75,7 +75,7 @@ class PluginHost:
     comm_backends: Registry[CommBackend]
     optimizers: Registry[Optimizer]
     codecs: Registry[Codec]
-    commands: Registry[Command]
+    extensions: Registry[Extension]
 
     def __init__(
         self,

@@ -20,7 +20,9 @@ from tests import readme
 
 import shardwright
 from shardwright.cli import main
+from shardwright.host import PluginHost, use_host
 from shardwright.planning.plan.plan import ShardingPlan
+from shardwright.planning.planner import TablePlanner
 from shardwright.planning.report.check import check_plan
 from shardwright.planning.search.placement import Placed
 from shardwright.runtime.ranks.detection import host_memory
@@ -373,6 +375,14 @@ def test_plan_report_as_html_json_and_text(workload, tmp_path):
     assert "--- Sharding plan ---" in (tmp_path / "report.txt").read_text()
 
 
+def test_plan_report_in_a_format_that_is_not_there_ends_before_planning(workload, tmp_path, monkeypatch):
+    monkeypatch.setattr(TablePlanner, "plan_tables", lambda *_: pytest.fail("it plans"))
+    with use_host(PluginHost(environment={"SHARDWRIGHT_PLUGINS": "-builtin_reports"})):
+        told = run("plan", workload, *PLAN, "--report", tmp_path / "plan.html", code=1).stderr
+    assert "no report 'html'. Known: json, txt." in told
+    assert "Not loaded: 'builtin_reports' from shardwright" in told
+
+
 def test_plan_arguments_that_a_plugin_does_not_take_are_told(workload):
     done = run("plan", workload, *PLAN, "--estimator", "roofline:read=5e6", code=1)
     assert "estimator 'roofline' of plugin 'builtin_estimators' from shardwright" in done.stderr
@@ -499,11 +509,18 @@ def test_plan_near_another_stays_there_if_moves_are_dear(planned, workload, tmp_
     constraints = tmp_path / "constraints.json"
     constraints.write_text(json.dumps({"*": {"sharding_types": ["table_wise"], "ranks": [0]}}))
     first = planned("--constraints", constraints)
-    other = ("--proposer", "greedy", "--stay-near", first)
-    made = {cost: planned(*other, "--move-cost", cost, name=f"{cost}.json") for cost in (0, 1e9)}
+    made = {}
+    for cost in (0, 1e9):
+        near = f"stay_near:plan={first},move_cost={cost}"
+        made[cost] = planned("--proposer", "greedy", "--refinement", near, name=f"{cost}.json")
     modules = {cost: json.loads(path.read_text())["modules"] for cost, path in made.items()}
     assert modules[1e9] == json.loads(first.read_text())["modules"] != modules[0]
-    assert "give stay_near, too" in run("plan", workload, *PLAN, "--move-cost", 1, code=1).stderr
+    origins = json.loads(made[0].read_text())["plugins"]
+    assert {"kind": "extensions", "name": "refinement:stay_near"}.items() <= next(
+        own.items() for own in origins if own["kind"] == "extensions"
+    )
+    wrong = run("plan", workload, *PLAN, "--refinement", "stay_near:plans=a.json", code=1).stderr
+    assert "refinement 'stay_near' cannot be made with plans='a.json'" in wrong
 
 
 def test_examples_of_the_page_about_documents_are_planned_and_checked(tmp_path):

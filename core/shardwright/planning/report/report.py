@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 from attrs import frozen
 
+from shardwright.host.extensions import load_at
 from shardwright.planning.options.averaging import AVERAGING, sent_bytes
 from shardwright.planning.options.inputs import assumed_inputs, under_assumed_values
 from shardwright.planning.options.search_space import SearchSpace
@@ -17,7 +18,7 @@ from shardwright.planning.report.statistics import RankStatistics, Statistics
 from shardwright.planning.search.objectives import OBJECTIVE_TEXTS
 from shardwright.planning.search.placement import PlacedPlan
 from shardwright.planning.search.search import SearchResult
-from shardwright.planning.text import bytes_text, percent_at_most
+from shardwright.planning.text import bytes_text, json_text, percent_at_most
 from shardwright.planning.watch import gap_of
 
 _MB = 1e6
@@ -29,21 +30,21 @@ _MORE = (
 
 @frozen(eq=False, slots=False)
 class Report:
-    """Report of a plan's costs, as text, as JSON data and as an HTML page.
+    """Report of a plan's costs, as text, as JSON data and in the formats that plugins offer.
 
     Args:
         space: options and costs.
         result: result of the search.
         inputs: inputs of the plan, with provenance.
         seconds: duration of planning, s.
-        stayed: sentence on the plan that this one was to stay near; ``None`` if there is none.
+        notes: sentences of the stages of the search.
     """
 
     space: SearchSpace
     result: SearchResult
     inputs: Mapping[str, Any]
     seconds: float
-    stayed: str | None = None
+    notes: Sequence[str] = ()
 
     @cached_property
     def plan(self) -> PlacedPlan:
@@ -84,7 +85,7 @@ class Report:
             self._bound_text(),
             self._models_text(),
             *self._averaging_text(),
-            *([self.stayed] if self.stayed else []),
+            *self.notes,
             *result.refused,
         ]
         return [*told, _MORE] if result.is_cut_short and self.gap > 0 else told
@@ -161,13 +162,26 @@ class Report:
             **self.statistics.to_data(),
             "refusals": self.refusal_lines,
             "inputs": dict(self.inputs),
+            "topology": self.space.topology.to_data(),
+            "texts": {
+                "summary": self.summary,
+                "reserved": self.reserved_text,
+                "kernels": self.kernel_lines,
+                "assumptions": self.assumption_lines,
+            },
         }
 
-    def to_html(self, title: str = "Sharding plan") -> str:
-        """Render one page of HTML that needs nothing else: pictures of memory and time per rank, and all tables."""
-        from shardwright.planning.report.html_page import page
+    def to_format(self, name: str, title: str = "Sharding plan") -> str:
+        """Render the report in a format.
 
-        return page(self, title)
+        Args:
+            name: ``txt``, ``json``, or one that a plugin offers, as an extension at the point ``report``.
+            title: heading, where the format has one.
+
+        Raises:
+            UnknownPluginError: no plugin offers the format.
+        """
+        return writer_of(name)(self, title)
 
     def _ranks(self) -> Iterator[str]:
         header = ("rank", *self.space.tiers, "time (ms)", "input (MB)", "output (MB)", "shards")
@@ -236,6 +250,25 @@ class Report:
         ]
         lines = ["assumed, because not given:", *assumed]
         return [*lines, "detected on this machine:", *detected] if detected else lines
+
+
+def writer_of(name: str) -> Callable[[Report, str], str]:
+    """The function that renders a report in a format, with a title; see :meth:`Report.to_format`."""
+    from shardwright.host.plugin_host import host
+
+    own = {"txt": _as_text, "json": _as_json}
+    if name in own:
+        return own[name]
+    page = load_at("report", name, host().extensions, besides=own)
+    return lambda report, title: page(report.to_data(), title)
+
+
+def _as_text(report: Report, title: str) -> str:
+    return f"{report}\n"
+
+
+def _as_json(report: Report, title: str) -> str:
+    return json_text(report.to_data()) + "\n"
 
 
 def objective_data(plan: PlacedPlan, objective: str) -> dict[str, Any]:

@@ -94,8 +94,8 @@ def convert(
     What goes into one file has to be in memory; folders do not. States of TorchRec's fused optimizers come too. Its
     hyperparameters do not: load with strict=False.
     """
-    from shardwright.runtime.checkpoint import converting
     from shardwright.runtime.checkpoint.folder import folder_of
+    from shardwright_plugins.commands.checkpoint import converting
 
     into_file = target.suffix in (".pt", ".pth", ".bin")
     if source.is_file() and into_file:

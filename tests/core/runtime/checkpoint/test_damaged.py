@@ -9,13 +9,13 @@ import shutil
 
 import pytest
 import torch
+from shardwright.runtime.checkpoint.converting import to_file
 from tests.core.runtime.checkpoint.stored import save_of_ranks
 from tests.errors import files_of_at_most, raises
 
 import shardwright as sw
 from shardwright.errors import CheckpointError
 from shardwright.runtime.checkpoint import folder
-from shardwright.runtime.checkpoint.converting import to_file
 from shardwright.runtime.checkpoint.metadata import metadata_from
 from shardwright.runtime.checkpoint.reading import StoredCheckpoint
 

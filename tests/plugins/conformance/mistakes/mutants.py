@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 import numpy as np
 import torch
-from tests.plugins.conformance.mistakes.wrong_commands import RightCommand
+from tests.plugins.conformance.mistakes.wrong_extensions import RightExtension
 
 import shardwright as sw
 from shardwright.contracts.comm_backend import Communicator
@@ -541,10 +541,10 @@ class DrawsLots(RightCodec):
         return super().error_bound(values) * 10 + values.abs() * 1e-2
 
 
-# --- commands -------------------------------------------------------------------------------------------------------
+# --- extensions -----------------------------------------------------------------------------------------------------
 
 
-class ImportsTorch(RightCommand):
+class ImportsTorch(RightExtension):
     """Stands in a module that imports torch, as this one does."""
 
-    name = "imports_torch"
+    name = "command:imports_torch"

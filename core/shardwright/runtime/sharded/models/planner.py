@@ -47,11 +47,8 @@ class EmbeddingShardingPlanner(TablePlanner):
         seconds: limit of the search, s; at the limit the best plan so far is returned, with its gap. By default the
             search ends by itself, after a budget of work that takes about ten seconds of one core at most and gives
             the same plan on any machine.
-        stay_near: plan from which a model comes. Moves cost: plans are rated by ``objective + move_cost * moved GiB``,
-            weights and optimizer states, and of equal ones that which moves least is taken.
-        move_cost: milliseconds that the step must become shorter by for each GiB that moves; 0 if not given.
-        scale_up_caches: plan twice where a kernel has a cache of rows: the second time with caches that fill the device
-            memory that the first plan leaves free, those first that save most by a byte. The better plan is taken.
+        refinements: steps around the search, the innermost first: functions, or names with arguments as of proposers.
+            Plugins offer them as extensions at the point ``refinement``: to stay near a plan, for example.
         listener: function called with a :class:`~shardwright.planning.watch.Progress` whenever the best plan or the
             bound improve.
         progress: show a line on standard error when planning takes longer than a second; by default if that is a

@@ -32,6 +32,7 @@ from shardwright import (
     save_checkpoint,
 )
 from shardwright.errors import DistributedError, InvalidInputError, PlanError
+from shardwright.host import host
 from shardwright.optim.fused import spec_to_torch
 from shardwright.runtime.ranks.sharding_groups import ShardingEnv2D
 from shardwright.runtime.sharded.models import averaging

@@ -12,6 +12,7 @@ from tests.errors import raises
 import shardwright as sw
 from shardwright.errors import PlanningError
 from shardwright.runtime.sharded.models.dense_bytes import dense_bytes
+from shardwright_plugins.refinements.stay_near import StayNear
 
 LOCAL = sw.ShardingEnv.local(device_type="cpu")
 FUSED = {"optimizer": "adam", "learning_rate": 0.1, "max_gradient": 0.5}
@@ -78,7 +79,7 @@ def test_model_goes_to_the_plan_made_of_it_and_stays_if_asked() -> None:
     assert moved.tables == ("bags.user",)
     assert model.plan.plan["bags"]["user"].sharding_type == "column_wise"
     assert all(torch.equal(model.state_dict()[name], value) for name, value in before.items())
-    stay = planner(stay_near=model.plan, move_cost=1e6, constraints={"user": rule})
+    stay = planner(refinements=[StayNear(model.plan, move_cost=1e6)], constraints={"user": rule})
     assert model.reshard(stay.plan(model)).tables == ()
 
 

@@ -74,8 +74,8 @@ class EmbeddingShardingPlanner(TablePlanner):
     def plan(self, module: Any, sharders: Sequence[Any] | None = None) -> ShardingPlan:
         """Plan all tables of ``module`` that ``sharders`` can shard, or that are sharded already.
 
-        A plan of tables that are sharded already is for ``model.reshard(plan)``, which ``stay_near=model.plan`` makes
-        cheap. They keep what they were sharded with: optimizers, codecs, the limits of their sharder.
+        A plan of tables that are sharded already is for ``model.reshard(plan)``; a refinement may keep it near the
+        present one. They keep what they were sharded with: optimizers, codecs, the limits of their sharder.
 
         Where this machine has an accelerator of the topology's kind, the plan has only kernels that work here. A plan
         for other machines assumes that the kernels' libraries are installed there.

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from tests.built_in import built_in
 from tests.distributed import workers
 from tests.equality import Case, assert_equals_unsharded, train_simulated
+from tests.plugins.built_in import built_in
 from tests.plugins.training.test_equality import (
     BATCH_SIZES,
     Table,

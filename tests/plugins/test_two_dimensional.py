@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.built_in import built_in
 from tests.equality import Table
+from tests.plugins.built_in import built_in
 from tests.plugins.training.test_equality import OPTIMIZERS, kernels, supports
 
 from shardwright import (

@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from tests.built_in import built_in
 from tests.drawn import drawn
+from tests.plugins.built_in import built_in
 from torch import Tensor
 
 from shardwright import _fbgemm

@@ -8,9 +8,9 @@ from itertools import product
 import pytest
 import torch
 from attrs import evolve, frozen
-from tests.built_in import built_in
 from tests.equality import Case, Table, expected_collectives, layouts_of, shardings_of
 from tests.pairs import pairwise
+from tests.plugins.built_in import built_in
 from torch import Tensor, nn
 
 from shardwright import QCommsConfig, ShardingEnv, TableSpec

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from tests.built_in import built_in
+from tests.plugins.built_in import built_in
 
 from shardwright import _fbgemm
 from shardwright.contracts import ComputeKernel

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.built_in import built_in
+from tests.plugins.built_in import built_in
 
 from shardwright.contracts import CommBackend
 from shardwright.host import host

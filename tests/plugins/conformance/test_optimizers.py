@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from tests.built_in import built_in
+from tests.plugins.built_in import built_in
 
 from shardwright.contracts import Optimizer
 from shardwright.host import host

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.built_in import built_in
+from tests.plugins.built_in import built_in
 
 from shardwright.contracts import Partitioner
 from shardwright.host import host

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from tests.as_asked import AsAsked
-from tests.built_in import built_in
+from tests.plugins.built_in import built_in
 
 from shardwright.contracts import ShardingType
 from shardwright.host import host

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from tests.built_in import built_in
+from tests.plugins.built_in import built_in
 
 from shardwright.host import host
 from shardwright.planning.machines.topology import Topology

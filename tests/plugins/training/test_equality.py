@@ -14,10 +14,10 @@ import pytest
 import torch
 from attrs import evolve
 from hypothesis import strategies as st
-from tests.built_in import built_in
 from tests.drawn import drawn
 from tests.equality import BATCHES, Case, Table, assert_equals_unsharded, layouts_of, train_simulated
 from tests.pairs import pairwise
+from tests.plugins.built_in import built_in
 
 from shardwright.contracts.compute_kernel import KernelRequest
 from shardwright.host import PluginHost, host

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.built_in import built_in
+from tests.plugins.built_in import built_in
 from tests.plugins.compute_kernels.loops import skip_unless_here
 from torch import Tensor
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 from attrs import evolve
-from tests.built_in import built_in
 from tests.equality import Case
 from tests.pairs import covering
+from tests.plugins.built_in import built_in
 from tests.plugins.training.test_equality import kernels, sequences_of, sharding_types, supports, tables_of
 
 from shardwright import DistributedModelParallel, UnsupportedError, clip_grad_norm_, clip_grad_value_

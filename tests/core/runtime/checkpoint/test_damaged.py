@@ -9,7 +9,6 @@ import shutil
 
 import pytest
 import torch
-from shardwright.runtime.checkpoint.converting import to_file
 from tests.core.runtime.checkpoint.stored import save_of_ranks
 from tests.errors import files_of_at_most, raises
 
@@ -190,11 +189,6 @@ def test_full_disk_is_an_error_that_names_the_file_and_leaves_no_rest(tmp_path, 
         sw.save_checkpoint(tmp_path, model(), step=2, asynchronous=asynchronous).wait()
     assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "step_0000000001"]
     sw.save_checkpoint(tmp_path, model(), step=2)
-
-
-def test_full_disk_is_an_error_that_names_the_converted_file(saved, tmp_path):
-    with files_of_at_most(1000), raises(CheckpointError, subject=str(tmp_path / "whole.pt")):
-        to_file(StoredCheckpoint(saved), tmp_path / "whole.pt")
 
 
 def test_path_that_is_a_file_is_an_error(tmp_path):

@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 from tests.core.runtime.checkpoint.stored import save_of_ranks
-from tests.errors import raises
+from tests.errors import files_of_at_most, raises
 from typer.testing import CliRunner
 
 import shardwright as sw
 from shardwright.cli import app
 from shardwright.errors import CheckpointError, InvalidInputError
 from shardwright.runtime.checkpoint.reading import StoredCheckpoint, box_requests
+from shardwright_plugins.commands.checkpoint.converting import to_file
 
 ROWS = 1200
 
@@ -224,3 +225,9 @@ def test_file_of_dcps_folder_that_is_missing_is_named(tmp_path):
     (tmp_path / "dcp" / "__0_0.distcp").unlink()
     with pytest.raises(CheckpointError, match=r"__0_0\.distcp"):
         run("convert", tmp_path / "dcp", tmp_path / "own")
+
+
+def test_full_disk_is_an_error_that_names_the_converted_file(saved, tmp_path):
+    file = tmp_path / "whole.pt"
+    with files_of_at_most(1000), raises(CheckpointError, subject=str(file)):
+        to_file(StoredCheckpoint(saved[1] / "step_0000000008"), file)

@@ -6,7 +6,6 @@ import pytest
 
 import shardwright as sw
 from shardwright.planning.plan.sharding import ranks_text
-from shardwright.planning.report.html_page import page
 
 TABLES = [sw.TableSpec(name, 100, 8, [name]) for name in ("copied", "cut", "whole", "hot")]
 RULES = {
@@ -58,7 +57,7 @@ def test_report_shows_copies_and_codecs(
     planner: sw.EmbeddingShardingPlanner, plan: object, form: str
 ) -> None:
     assert planner.report is not None
-    text = str(planner.report) if form == "text" else page(planner.report)
+    text = str(planner.report) if form == "text" else planner.report.to_format("html")
     assert "0-3, a copy on each" in text
     assert "fp16 / int8" in text
     assert "codecs of results / gradients" in text

@@ -119,7 +119,7 @@ class _Need:
 
     Args:
         tables: indices among all tables; ``None`` for all of them on all ranks.
-        where: what keeps them to some ranks.
+        where: words for what keeps the tables to some ranks.
         tiers: indices of the tiers.
         least_bytes: bytes that the least needy options take.
         usable_bytes: bytes that these ranks have, without what is reserved.

@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
+from shardwright.planning.machines.host_memory import host_memory_bytes
 from shardwright.runtime.ranks.detection.bandwidths import (
     host_link_bandwidth,
     link_bandwidths,
     memory_bandwidth,
 )
-from shardwright.runtime.ranks.detection.host_memory import host_memory_bytes
 from shardwright.runtime.ranks.devices import has_accelerator, memory_bytes, with_index
 from shardwright.runtime.ranks.environment import ShardingEnv
 

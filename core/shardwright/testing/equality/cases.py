@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import Any
 
@@ -32,6 +32,15 @@ MOST_RANKS = 4
 
 BATCHES = ("even", "uneven", "empty bags", "empty batch on one rank", "a rank with no ids")
 """The kinds of batches that a case may train on, one after the other."""
+
+_FORMS: tuple[Callable[[Tensor], Tensor], ...] = (
+    lambda values: values,
+    lambda values: values.new_tensor(0.3).expand(values.shape),  # of a sum: one value
+    lambda values: torch.cat([values, values])[len(values) :],  # a part of a larger tensor
+    lambda values: torch.complex(values, -values).conj().imag,  # every other value, negated when it is read
+    lambda values: values.transpose(0, -1).contiguous().transpose(0, -1),
+)
+"""The forms in memory that torch hands gradients over in."""
 
 VARIABLE = "a batch size per feature"
 """A further kind: each feature has its own samples, and inverse indices say which belong together."""
@@ -219,9 +228,10 @@ class Case:
         return with_keys(batch) if self.has_keys else batch
 
     def gradient(self, step: int, rank: int, like: Tensor) -> Tensor:
-        """The gradient of the loss by an output, the same each time."""
+        """The gradient of the loss by an output, the same each time; in another form each step."""
         generator = torch.Generator().manual_seed(7_000_000 + 1000 * step + rank)
-        return torch.rand(like.shape, generator=generator, dtype=like.dtype) - 0.3
+        values = torch.rand(like.shape, generator=generator, dtype=like.dtype) - 0.3
+        return _FORMS[(step + rank) % len(_FORMS)](values)
 
 
 def layouts_of(

@@ -15,7 +15,7 @@ from shardwright_torchrec.planner.planners import EmbeddingShardingPlanner
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 
 import shardwright as sw
-from shardwright.testing import run_simulated
+from shardwright_testing import run_simulated
 
 TYPES = ("table_wise", "row_wise", "column_wise", "data_parallel")
 

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from shardwright import QCommsConfig
 from shardwright.optim.fused import spec_to_torch
-from shardwright.testing.equality.cases import shardings_of
-from shardwright.testing.simulated import run_simulated
+from shardwright_testing.equality.cases import shardings_of
+from shardwright_testing.simulated import run_simulated
 
 FORMS: dict[str, Callable[[Tensor], Tensor]] = {
     "one value": lambda values: values.new_tensor(0.3).expand(values.shape),

@@ -11,7 +11,7 @@ from shardwright.errors import DistributedError
 from shardwright.planning.layouts.layout import Replicate
 from shardwright.planning.layouts.row_maps import RowsRange
 from shardwright.planning.plan.plan import EmbeddingModuleShardingPlan, ShardingPlan
-from shardwright.testing.simulated import run_simulated
+from shardwright_testing.simulated import run_simulated
 
 ROWS = Cut(150, 3, ("a",), row_map=RowsRange(150, parts=3), ranks=(0, 1, 2))
 COLUMNS = Cut(40, 6, ("b",), edges=(2, 4), ranks=(0, 1, 2))

@@ -358,8 +358,8 @@ class DistributedModelParallel(nn.Module):
                 max_extra_bytes=max_extra_bytes,
                 piece_bytes=piece_bytes,
             )
-        self._plan = plan
-        leave_out_tables(self)  # the new blocks, should somebody else wrap it
+            self._plan = plan  # here: a rank that is lost from now on leaves plan and blocks the new ones
+            leave_out_tables(self)  # the new blocks, should somebody else wrap it
         return resharded
 
     def _check_new_plan(self, plan: ShardingPlan) -> None:

@@ -38,8 +38,8 @@ def agree_on_weights(
 ) -> None:
     """Check that weights are the same on all ranks, or copy rank 0's; every rank makes this call.
 
-    Each rank reads its weights once for a checksum: some 6 GB/s on one core, a fifteenth of the time that drawing them
-    takes.
+    Each rank reads its weights once for a checksum: 5 to 7 GB/s on one core of an AMD EPYC, where drawing them takes 13
+    times as long.
 
     Args:
         weights: weights by table, of the same tables on all ranks.
@@ -53,10 +53,11 @@ def agree_on_weights(
     """
     if communicator.world_size == 1:
         return
-    every = communicator.all_gather_objects({name: _checksum(own) for name, own in weights.items()})
-    different = [name for name in weights if len({own[name] for own in every}) > 1]
-    if not different:
+    mine = {name: _checksum(own) for name, own in weights.items()}
+    if len(set(communicator.all_gather_objects(zlib.crc32(repr(mine).encode())))) == 1:
         return
+    every = communicator.all_gather_objects(mine)
+    different = [name for name in weights if len({own[name] for own in every}) > 1]
     told = [_compared(own[different[0]], every[0][different[0]]) for own in every]
     if not sync or _ON_META in told:
         raise DistributedError(

@@ -71,6 +71,8 @@ class SimulatedCommunicator(Communicator):
         *,
         label: str = "",
     ) -> Work:
+        if not input.is_contiguous() or input.is_neg():
+            raise ValueError(f"{label}: a backend sends memory as it is, and this is a view of other values")
         self.labels.append(label)
         self.sent_bytes.append((label, [count * input.element_size() for count in input_splits]))
         sent = [piece.clone() for piece in torch.split(input, list(input_splits))]

@@ -135,6 +135,25 @@ def test_types_of_hosts_equal_unsharded_on_two_hosts_of_two_ranks(pool: RankPool
 
 
 @pytest.mark.parametrize(
+    ("sharding_type", "sizes", "shared_memory"),
+    [
+        ("table_wise", (3,), "off"),
+        ("table_wise", (3, 1), "on"),
+        ("table_wise", (3, 1), "off"),
+        ("table_row_wise", (3, 0, 2, 4), "on"),
+        pytest.param("table_row_wise", (3, 0, 2, 4), "off", marks=pytest.mark.slow),
+    ],
+)
+def test_one_table_trains_by_gradients_of_any_form(
+    pool: RankPool, sharding_type: str, sizes: tuple[int, ...], shared_memory: str
+) -> None:
+    """Gradients of one table are sent as they come, where others are put in order first."""
+    tables = [Table(17, 8, ("a",), "SUM", sharding_type, "fused_numba")]
+    case = Case(tables, sizes, local_world_size=min(len(sizes), 2))
+    assert_equals_unsharded(case, pool.run(workers.train_case_on_hosts, len(sizes), case, shared_memory))
+
+
+@pytest.mark.parametrize(
     "optimizer",
     [
         *(pytest.param(name, marks=pytest.mark.slow) for name in ("sgd", "adagrad", "adam")),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cache
 from typing import Any
 
@@ -33,6 +33,15 @@ MOST_RANKS = 4
 
 BATCHES = ("even", "uneven", "empty bags", "empty batch on one rank", "a rank with no ids")
 """The kinds of batches that a case may train on, one after the other."""
+
+_FORMS: tuple[Callable[[Tensor], Tensor], ...] = (
+    lambda values: values,
+    lambda values: values.new_tensor(0.3).expand(values.shape),  # of a sum: one value
+    lambda values: torch.cat([values, values])[len(values) :],  # a part of a larger tensor
+    lambda values: torch.complex(values, -values).conj().imag,  # every other value, negated when it is read
+    lambda values: values.transpose(0, -1).contiguous().transpose(0, -1),
+)
+"""The forms in memory that torch hands gradients over in."""
 
 VARIABLE = "a batch size per feature"
 """A further kind: each feature has its own samples, and inverse indices say which belong together."""
@@ -104,9 +113,11 @@ class Case:
         """One vector a bag, else one an id."""
         return self.tables[0].pooling != "NONE"
 
-    def _common(self, index: int, times: int) -> dict[str, Any]:
+    def _common(self, index: int, times: int, generator: torch.Generator) -> dict[str, Any]:
         table = self.tables[index]
+        most = (table.rows * times) ** -0.5
         return {
+            "init_fn": lambda weight: weight.uniform_(-most, most, generator=generator),
             "num_embeddings": table.rows * times,
             "embedding_dim": table.dim,
             "name": f"t{index}",
@@ -123,14 +134,18 @@ class Case:
         return self._module(times=MOST_RANKS if self.has_keys else 1)
 
     def _module(self, times: int) -> EmbeddingBagCollection | EmbeddingCollection:
-        torch.manual_seed(0)
+        generator = torch.Generator().manual_seed(
+            0
+        )  # its own: simulated ranks are threads, and share torch's
         if self.is_pooled:
             bags = [
-                EmbeddingBagConfig(pooling=table.pooling, **self._common(i, times))
+                EmbeddingBagConfig(pooling=table.pooling, **self._common(i, times, generator))
                 for i, table in enumerate(self.tables)
             ]
             return EmbeddingBagCollection(bags, is_weighted=self.is_weighted, device="cpu")
-        configs = [EmbeddingConfig(**self._common(index, times)) for index in range(len(self.tables))]
+        configs = [
+            EmbeddingConfig(**self._common(index, times, generator)) for index in range(len(self.tables))
+        ]
         return EmbeddingCollection(configs, device="cpu")
 
     def sharder(self) -> ModuleSharder:
@@ -226,9 +241,10 @@ class Case:
         return with_keys(batch) if self.has_keys else batch
 
     def gradient(self, step: int, rank: int, like: Tensor) -> Tensor:
-        """The gradient of the loss by an output, the same each time."""
+        """The gradient of the loss by an output, the same each time; in another form each step."""
         generator = torch.Generator().manual_seed(7_000_000 + 1000 * step + rank)
-        return torch.rand(like.shape, generator=generator, dtype=like.dtype) - 0.3
+        values = torch.rand(like.shape, generator=generator, dtype=like.dtype) - 0.3
+        return _FORMS[(step + rank) % len(_FORMS)](values)
 
 
 def _leaving(names: Collection[str], kind: type[ModuleSharder]) -> type[ModuleSharder]:

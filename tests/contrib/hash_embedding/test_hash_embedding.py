@@ -53,8 +53,9 @@ class Setup:
             for name, (rows, features) in sizes.items()
         ]
         if self.is_pooled:
-            return sw.EmbeddingBagCollection([sw.EmbeddingBagConfig(**config) for config in common])
-        return sw.EmbeddingCollection([sw.EmbeddingConfig(**config) for config in common])
+            bags = [sw.EmbeddingBagConfig(**config) for config in common]
+            return sw.EmbeddingBagCollection(bags, device="meta")
+        return sw.EmbeddingCollection([sw.EmbeddingConfig(**config) for config in common], device="meta")
 
     def plan(self, world_size: int, **topology: Any) -> sw.ShardingPlan:
         planner = sw.EmbeddingShardingPlanner(

@@ -259,6 +259,7 @@ def test_kept_gradient_is_the_unsharded_one_and_changed_in_place() -> None:
     before = {name: value.clone() for name, value in model.state_dict().items()}
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(parameter.grad.to_dense(), one.parameters[name].grad, **TOLERANCE)
+        parameter.grad /= 2
         parameter.grad._values().zero_()
     model.fused_optimizer.step()
     torch.testing.assert_close(dict(model.state_dict()), before, rtol=0, atol=0)
@@ -313,6 +314,27 @@ def test_gradients_of_cut_columns_that_keep_whole_rows_are_not_changed_in_place(
         UnsupportedError, match="was changed in place, but this rank keeps that of whole rows"
     ):
         model.fused_optimizer.step()
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "row_wise_adagrad", "adam"])
+@pytest.mark.parametrize("sharding_type", ["row_wise", "column_wise", "data_parallel"])
+def test_gradients_zeroed_in_place_are_those_of_the_passes_after_it(
+    sharding_type: str, optimizer: str
+) -> None:
+    case = Case(tables_of(sharding_type, "fused_torch"), SIZES, optimizer)
+
+    def step(model: Any, env: ShardingEnv, number: int) -> None:
+        backward(case, model, 2 * number, env.rank)
+        model.zero_grad(set_to_none=False)
+        backward(case, model, 2 * number + 1, env.rank)
+        model.fused_optimizer.step()
+        model.zero_grad(set_to_none=False)
+
+    one = OneProcess(case)
+    for number in range(STEPS):
+        one.gradients(2 * number + 1)
+        one.optimizer.step()
+    one.assert_equals(train(case, step))
 
 
 def train_two_towers(

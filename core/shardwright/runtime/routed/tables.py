@@ -231,9 +231,10 @@ class RoutedStep(ExecutorStep):
     def send_weight_gradients(self) -> None:  # noqa: D102
         assert self._weights_back is not None  # the lookup was told
         tables, back = self._tables, self._weights_back
+        received = self._gradients()  # a collective of all ranks, also of those without a block
         found = []
         for number, (group, lookup) in enumerate(zip(tables.groups, tables.lookups, strict=True)):
-            gradient, scale_left = self._gradients()[number]
+            gradient, scale_left = received[number]
             # A kernel that takes no ragged bags looked up others than those that arrived.
             saved = self._saved[number] if lookup is tables.taking[number] else None
             own = weight_gradients(group.kernel, lookup, back.bags[number], gradient, saved)

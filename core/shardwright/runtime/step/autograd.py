@@ -181,8 +181,21 @@ class _Outputs(torch.autograd.Function):
         step.check_pass(ctx.last)
         if not torch._C._autograd._get_current_graph_task_keep_graph():
             del ctx.step
-        step.gradients_are_there(gradients)
+        step.gradients_are_there([_as_rows(gradient) for gradient in gradients])
         return None, torch.zeros_like(end), None, *(None for _ in gradients)
+
+
+def _as_rows(gradient: Tensor) -> Tensor:
+    """A gradient ``[B, C]`` whose rows stand one after the other in memory, as they are sent; itself if they do.
+
+    Torch also hands over views: of one value (of a sum), of other strides, negated; and sparse gradients.
+    """
+    if gradient.layout is not torch.strided:
+        return gradient.to_dense()
+    # A single value is called contiguous whatever its stride, but cannot be viewed as bytes.
+    if gradient.is_contiguous() and gradient.stride(-1) == 1 and not gradient.is_neg():
+        return gradient
+    return gradient.clone(memory_format=torch.contiguous_format)
 
 
 def _not_a_view(value: Tensor) -> Tensor:

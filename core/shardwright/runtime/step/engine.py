@@ -296,7 +296,8 @@ class EngineStep:
             self.batch, self._batch_size = batch, batch.batch_size
             self._extras, self._extra_word = engine.reader.extras(features)
         self._received: list[Tensor] | None = None
-        self._training = self._trains_weights = False
+        self._training = False
+        self._trains_weights = batch is not None and batch.trained_weights is not None
         self.is_begun = self.needs_backward = False
 
     def begin(self) -> None:
@@ -309,9 +310,7 @@ class EngineStep:
         engine.open_steps.begin()
         env.lockstep.note("headers", engine.number)
         words = env.lockstep.words(engine.number, with_gradients=torch.is_grad_enabled())
-        batch = self.batch if self._batch_size else None
-        trains_weights = batch is not None and batch.trained_weights is not None
-        header = Header(*words, self._batch_size, self._status, self._extra_word, trains_weights)
+        header = Header(*words, self._batch_size, self._status, self._extra_word, self._trains_weights)
         # All collections' headers have one length, so that a header taken for another collection's is read whole.
         size = env.lockstep.header_size
         rows = engine.header.pack(header, [executor.headers() for executor in self._executors], size)

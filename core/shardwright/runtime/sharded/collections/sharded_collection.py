@@ -29,6 +29,7 @@ from shardwright.runtime.sharded.tables.clipping import remember_ranks
 from shardwright.runtime.sharded.tables.data_parallel import watch_data_parallel
 from shardwright.runtime.sharded.tables.fused_optimizer import FusedOptimizer
 from shardwright.runtime.sharded.tables.initialization import initialize
+from shardwright.runtime.sharded.tables.same_weights import agree_on_weights, weights_of
 from shardwright.runtime.sharded.tables.sharded_parameter import ShardedParameter, refuse_reader
 from shardwright.runtime.sharded.tables.sharded_table import ShardedTable
 from shardwright.runtime.sharded.tables.table_state import (
@@ -346,10 +347,6 @@ class ShardedCollection(nn.Module, ABC):
             return
         for name, table in self._tables.items():
             table.state.scatter(module.table_weight(name).detach(), table.weight_of)
-            layout = table.state.sharding.layout
-            for local in table.state.local:
-                if layout.dataflow_of(local.block).is_replicated:  # copies begin alike, as rank 0's
-                    self._env.communicator.broadcast(table.weight_of(local), 0)
 
     def initialize(self, seed: int) -> None:
         """Give all tables new initial weights, the same for any plan; ``seed`` must be the same on every rank."""
@@ -502,5 +499,11 @@ def shard_collection(
             module.tables, specs, params, env, place, is_weighted, sharder.input_checks, sharder
         )
         sharded = kind(inputs)  # type: ignore[call-arg]
+        weights = {
+            name: own
+            for name, own in weights_of(module).items()
+            if not params[name].layout.row_map.takes_any_id  # rows that no key has yet are nobody's
+        }
+        agree_on_weights(weights, env.communicator, place, sync=sharder.sync_module_states)
         sharded.take_weights(module)  # type: ignore[arg-type]  # each takes its own kind
         return sharded

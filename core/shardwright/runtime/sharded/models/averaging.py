@@ -26,6 +26,7 @@ from shardwright.errors import DistributedError, UnsupportedError
 from shardwright.runtime.ranks.lockstep import by_rank
 from shardwright.runtime.ranks.sharding_groups import ShardingEnv2D
 from shardwright.runtime.sharded.collections.sharded_collection import ShardedCollection
+from shardwright.runtime.sharded.tables.same_weights import copy_from_first
 from shardwright.runtime.sharded.tables.sharded_table import ShardedTable
 
 BUCKET_BYTES = 16 << 20
@@ -90,10 +91,7 @@ class Averaging:
         if communicator.world_size == 1:
             return
         for tensor in self._tensors(include_optimizer_state=False):
-            values = tensor.contiguous()
-            communicator.broadcast(values.view(-1).view(torch.uint8), 0)
-            if values is not tensor:
-                tensor.copy_(values)
+            copy_from_first(tensor, communicator)
 
     @torch.no_grad()
     def average(self, *, include_optimizer_state: bool) -> None:

@@ -24,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from shardwright.errors import DistributedError
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.ranks.lockstep import by_rank
+from shardwright.runtime.sharded.tables.same_weights import copy_from_first
 from shardwright.runtime.step.compiling import untraced
 
 COPIES = "the copying of dense parameters from rank 0"
@@ -48,7 +49,7 @@ class DenseDataParallel(DistributedDataParallel):
     def __init__(self, module: torch.nn.Module, env: ShardingEnv, **options: Any) -> None:
         ignored = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
         for _, value in _dense_values(module, ignored):
-            _copy_from_first(value.detach(), env)
+            copy_from_first(value, env.communicator)
         super().__init__(module, process_group=env.process_group, init_sync=False, **options)
         # Not this module itself: what holds hooks is not seen by the garbage collector.
         self._env, self._sums = env, _Sums(env)
@@ -98,14 +99,6 @@ def _dense_values(module: torch.nn.Module, ignored: Collection[str]) -> Iterator
     for name, value in chain(module.named_parameters(), module.named_buffers()):
         if name not in ignored:
             yield name, value
-
-
-def _copy_from_first(value: Tensor, env: ShardingEnv) -> None:
-    """Give a tensor rank 0's values, as bytes: not all backends send all dtypes."""
-    if value.numel():
-        copied = value.contiguous()
-        env.communicator.broadcast(copied.view(-1).view(torch.uint8), 0)
-        value.copy_(copied)
 
 
 def _form(value: Tensor) -> str:

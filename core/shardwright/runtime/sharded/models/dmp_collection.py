@@ -56,6 +56,7 @@ class DMPCollection(DistributedModelParallel):
             ``node_group_size``, ``use_inter_host_allreduce`` and ``comm_backend``.
         data_parallel_wrapper: see :class:`DistributedModelParallel`.
         update: see :class:`DistributedModelParallel`.
+        sync_module_states: see :class:`DistributedModelParallel`; between groups weights are copied in any case.
 
     Raises:
         InvalidInputError: ranks do not divide into such groups; ``sync_every`` is less than 1.
@@ -88,6 +89,7 @@ class DMPCollection(DistributedModelParallel):
         env: ShardingEnv2D | None = None,
         data_parallel_wrapper: DefaultDataParallelWrapper | None = None,
         update: str | None = None,
+        sync_module_states: bool = False,
     ) -> None:
         sync_every = None if sync_every is None else checked_sync_every(sync_every)
         if env is None:
@@ -122,6 +124,7 @@ class DMPCollection(DistributedModelParallel):
             init_data_parallel=False,
             data_parallel_wrapper=data_parallel_wrapper,
             update=update,
+            sync_module_states=sync_module_states,
         )
         _check_plan(self.plan, env)
         self._sync_every, self._num_since = sync_every, 0

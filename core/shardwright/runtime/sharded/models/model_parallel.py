@@ -113,11 +113,14 @@ class DistributedModelParallel(nn.Module):
         data_parallel_wrapper: options of ``DistributedDataParallel`` around the rest.
         update: time at which the optimizers inside kernels update tables, ``"in_backward"`` or ``"in_step"`` (see
             :class:`ModuleSharder`), instead of what the sharders say.
+        sync_module_states: copy rank 0's weights of tables to the ranks whose modules have others, in place, under the
+            name that FSDP has for it; without it they are an error. The rest is copied from rank 0 in any case.
 
     Raises:
         UnsupportedError: a collection has no sharder, or a module on ``meta`` cannot be initialised.
         PlanError, InvalidInputError: the plan does not fit the model; naming module and table. Or ``env`` does not send
             from the device.
+        DistributedError: the ranks' modules have different weights of a table; the same on every rank.
 
     Example:
         >>> import shardwright as sw
@@ -145,6 +148,7 @@ class DistributedModelParallel(nn.Module):
         comm_backend: str | CommBackend | None = None,
         data_parallel_wrapper: DefaultDataParallelWrapper | None = None,
         update: str | None = None,
+        sync_module_states: bool = False,
     ) -> None:
         super().__init__()
         asked = None if device is None else torch.device(device)
@@ -160,7 +164,7 @@ class DistributedModelParallel(nn.Module):
         self._wrapper: tuple[DistributedDataParallel, ...] = ()
         self._data_parallel = data_parallel_wrapper or DefaultDataParallelWrapper()
         with self._env.everyone.phase("sharding the model"):
-            self._build(module, plan, sharders, init_data_parallel, update)
+            self._build(module, plan, sharders, init_data_parallel, update, sync_module_states)
         # One object, since learning-rate schedulers mark the optimizer that they are given.
         self._fused_optimizer = CombinedOptimizer(
             [(path, sharded.fused_optimizer) for path, sharded in self._sharded.items()]  # type: ignore[misc]
@@ -177,10 +181,13 @@ class DistributedModelParallel(nn.Module):
         sharders: Sequence[ModuleSharder] | None,
         init_data_parallel: bool,
         update: str | None = None,
+        sync_module_states: bool = False,
     ) -> None:
         sharders = default_sharders() if sharders is None else list(sharders)
         if update is not None:
             sharders = [sharder.updating(update) for sharder in sharders]
+        if sync_module_states:
+            sharders = [sharder.syncing_module_states() for sharder in sharders]
         self._plan = self._make_plan(module, sharders) if plan is None else plan
         _refuse_plan_of_group(self._plan, self._env)
         self._model = self._shard(module, sharders)
@@ -351,8 +358,8 @@ class DistributedModelParallel(nn.Module):
                 max_extra_bytes=max_extra_bytes,
                 piece_bytes=piece_bytes,
             )
-        self._plan = plan
-        leave_out_tables(self)  # the new blocks, should somebody else wrap it
+            self._plan = plan  # here: a rank that is lost from now on leaves plan and blocks the new ones
+            leave_out_tables(self)  # the new blocks, should somebody else wrap it
         return resharded
 
     def _check_new_plan(self, plan: ShardingPlan) -> None:

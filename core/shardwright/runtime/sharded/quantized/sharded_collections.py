@@ -31,18 +31,12 @@ class _QuantizedShards(ShardedCollection):
     table_class: ClassVar[type[ShardedTable]] = ShardedQuantizedTable
 
     def take_weights(self, module: Any) -> None:
-        """Take the unsharded module's rows over; on ``meta`` there are none, and those here stay zeros.
-
-        Every rank has the module. Copies of a table begin as rank 0's.
-        """
+        """Take the unsharded module's rows over; on ``meta`` there are none, and those here stay zeros."""
         if module.device.type == "meta":
             return
         for name, table in self.sharded_tables.items():
             assert isinstance(table, ShardedQuantizedTable)  # what table_class says
             table.take(module.quantized_rows(name))
-            for local in table.state.local:
-                if table.state.sharding.layout.dataflow_of(local.block).is_replicated:
-                    self.env.communicator.broadcast(table.weight_of(local), 0)
 
     def check_moves(self, path: str) -> None:
         """Refuse; see :meth:`ShardedCollection.check_moves`.

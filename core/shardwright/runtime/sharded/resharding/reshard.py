@@ -7,7 +7,8 @@ Every rank does, in this order:
 2. each makes the engine of the new plan over lookups that hold nothing, reckons the memory that it needs, and they
    tell each other (one gathering); nothing has changed until here, and whatever one refuses, all refuse;
 3. piece by piece, an all-to-all carries rows of weights and states; which rows follows from the two plans;
-4. each makes the engine over the lookups that came, and module, optimizers and groups go on with it.
+4. they meet: a rank that is lost before leaves the others as they were, one that is lost later under the new plan;
+5. each makes the engine over the lookups that came, and module, optimizers and groups go on with it.
 
 Where there are several sharding groups, all ranks of all of them gather; rows move inside each group, so that replicas
 keep what each has.
@@ -149,7 +150,11 @@ def reshard(
         if not resharding.modules:
             return Resharded()
         resharding.agree_on_memory(piece_bytes or _piece_bytes(max_extra_bytes))
-        return resharding.move()
+        old_tables = resharding.move()
+        env.everyone.communicator.meet(
+            env.everyone.lockstep.place("resharded"), "the end of reshard(), when all rows have come,"
+        )
+    return resharding.hand_over(old_tables)
 
 
 def reshard_collection(
@@ -345,6 +350,7 @@ class _Resharding:
     _is_moving: list[bool] = field(factory=list)
     _kept: list[bool] = field(factory=list)
     _peak_bytes: int = 0
+    _sent_bytes: int = 0
     _built: dict[LookupId, Lookup] = field(factory=dict)
     _old: dict[LookupId, Lookup] = field(factory=dict)
 
@@ -496,8 +502,8 @@ class _Resharding:
 
     # 3. Rows
 
-    def move(self) -> Resharded:
-        """Move rows, and have modules and optimizers go on with what came."""
+    def move(self) -> list[ShardedTable]:
+        """Move rows; returns the tables to take optimizer states from, none if old blocks were let go."""
         tables = [self._table(number) for number in range(len(self._moves))]
         self._find_sources(tables)
         if self.max_extra_bytes is not None:
@@ -514,11 +520,8 @@ class _Resharding:
                 exchange.make(stage.windows)
             for number in stage.ended:
                 self._end(number, left)
-        self._hand_over(tables)
-        moved = tuple(
-            move.spec.path for move, moving in zip(self._moves, self._is_moving, strict=True) if moving
-        )
-        return Resharded(moved, exchange.sent_bytes, self._peak_bytes)
+        self._sent_bytes = exchange.sent_bytes
+        return tables
 
     def _table(self, number: int) -> ShardedTable:
         return self._owners[number].module.sharded_tables[self._moves[number].spec.name]
@@ -614,8 +617,8 @@ class _Resharding:
 
     # 4. What goes on
 
-    def _hand_over(self, old_tables: Sequence[ShardedTable]) -> None:
-        """Have modules and the user's optimizers go on with the new blocks."""
+    def hand_over(self, old_tables: Sequence[ShardedTable]) -> Resharded:
+        """Have modules and the user's optimizers go on with the new blocks; no rank waits for another."""
         for number, table in enumerate(old_tables):
             holder = self._moves[number].values.optimizer
             if holder is not None and not self._kept[number]:
@@ -628,6 +631,8 @@ class _Resharding:
                 self._give_states(number, move)
             if move.is_keyed and not self._kept[number]:
                 self._table(number).forget_loaded_rows()
+        moved = (move.spec.path for move, moving in zip(self._moves, self._is_moving, strict=True) if moving)
+        return Resharded(tuple(moved), self._sent_bytes, self._peak_bytes)
 
     def _give_states(self, number: int, move: TableMove) -> None:
         table = self._table(number)

@@ -11,7 +11,8 @@ import os
 import re
 import shutil
 import socket
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from shardwright.errors import CheckpointError, InvalidInputError
@@ -21,6 +22,15 @@ _STEP = re.compile(r"step_(\d+)")
 _SAVING, _REMOVING, _LOCK = ".saving-", ".removing-", ".lock"
 _LOCKS: dict[Path, int] = {}
 """Descriptors of the locks that this process holds; the kernel lets go of them when it ends, however it ends."""
+
+
+@contextmanager
+def disk_errors() -> Iterator[None]:
+    """A context in which errors of the system, as of a disk, are errors of checkpoints."""
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(str(error)) from error
 
 
 def folder_of(root: Path, step: int) -> Path:

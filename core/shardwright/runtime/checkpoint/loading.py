@@ -31,7 +31,7 @@ from shardwright.runtime.checkpoint.entries import (
     tables_wanted,
     wanted_whole,
 )
-from shardwright.runtime.checkpoint.folder import find_checkpoint
+from shardwright.runtime.checkpoint.folder import disk_errors, find_checkpoint
 from shardwright.runtime.checkpoint.reading import (
     NOWHERE,
     Found,
@@ -41,8 +41,7 @@ from shardwright.runtime.checkpoint.reading import (
     box_requests,
     row_requests,
 )
-from shardwright.runtime.checkpoint.saving import env_of
-from shardwright.runtime.checkpoint.together import compare_places, on_all_ranks
+from shardwright.runtime.checkpoint.saving import NAME_ALIKE, env_of
 from shardwright.runtime.sharded.tables.fused_optimizer import FusedOptimizer
 from shardwright.runtime.sharded.tables.table_state import STORED, STORED_ROWS, LocalBlock, state_in_blocks
 
@@ -100,8 +99,10 @@ def load_checkpoint(
         Step, the user's data and the plan; see :class:`LoadedCheckpoint`.
 
     Raises:
-        CheckpointError: there is none, it is damaged, or it does not fit the model; on all ranks.
-        DistributedError: ranks gave different paths or steps; on all ranks.
+        CheckpointError: there is none, it is damaged, or it does not fit the model.
+        DistributedError: ranks gave different paths or steps; or a rank did not make this call, or was lost in it.
+
+    All ranks raise, and an error of the same class.
 
     Example:
         >>> import shardwright as sw
@@ -111,29 +112,22 @@ def load_checkpoint(
         shardwright.errors.CheckpointError: there is no checkpoint in /nowhere
     """
     env = env_of(model)
-    env.communicator.meet(env.lockstep.place("loading"), "load_checkpoint(), to be called on every rank,")
-    compare_places(env, path, step)
-    found = on_all_ranks(env, lambda: _found(Path(path), step) if env.rank == 0 else None)
-    folder = Path(env.communicator.broadcast_object(found))
-
-    def read() -> tuple[_Loading, list[str], list[str], list[Mapping[str, Any]]]:
+    with env.together("load_checkpoint()"), disk_errors(), torch.no_grad():
+        env.agree("the arguments of load_checkpoint()", {"path": repr(str(path)), "step": step}, NAME_ALIKE)
+        found = str(find_checkpoint(Path(path), step)) if env.rank == 0 else ""
+        env.agree("finding the checkpoint")
+        folder = Path(env.communicator.broadcast_object(found))
         loading = _Loading(Trained(model, optimizers), StoredCheckpoint(folder), dict(renames or {}))
         missing, unexpected = loading.compare(strict=strict)
         if verify:
             loading.stored.verify(loading.stored.files[env.rank :: env.world_size])
-        return loading, missing, unexpected, loading.extras()
-
-    loading, missing, unexpected, extras = on_all_ranks(env, read)
-    with torch.no_grad():
-        on_all_ranks(env, loading.load)
+        extras = loading.extras()
+        env.agree("comparing the checkpoint with the model")  # before anything is changed
+        loading.load()
     manifest = loading.stored.manifest
     own = extras[env.rank] if len(extras) == env.world_size else (extras or [{}])[0]
     step, plan = (None, None) if manifest is None else (manifest.step, manifest.plan)
     return LoadedCheckpoint(folder, step, own, extras, plan, missing, unexpected)
-
-
-def _found(path: Path, step: int | None) -> str:
-    return str(find_checkpoint(path, step))
 
 
 @define(eq=False)

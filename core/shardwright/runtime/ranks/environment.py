@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
+from itertools import chain
+from types import MappingProxyType
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -22,13 +23,11 @@ from shardwright.host.plugin_host import host
 from shardwright.planning.named_plugins import make_plugin
 from shardwright.runtime.ranks.alone import LoneCommunicator
 from shardwright.runtime.ranks.devices import with_index
+from shardwright.runtime.ranks.group_ranks import GroupRanks
 from shardwright.runtime.ranks.lockstep import Lockstep, by_rank
-from shardwright.runtime.ranks.phases import Phases
+from shardwright.runtime.ranks.together import LoneRank, Ranks
 
 _log = logging.getLogger("shardwright")
-
-# All collections over one process group make their calls in one order, whoever made their environments.
-_LOCKSTEPS: WeakKeyDictionary[Any, Lockstep] = WeakKeyDictionary()
 
 
 @frozen
@@ -42,6 +41,8 @@ class ShardingEnv:
         local_world_size: number of ranks on this rank's host; all ranks unless the launcher says otherwise.
         lockstep: record of the calls that this rank makes, in order.
         all_ranks: environment of the ranks of all sharding groups, if these ranks are one group of several.
+        headers: communicator that carries headers, if the other one does not.
+        ranks: what the ranks do together beside their collectives.
     """
 
     communicator: Communicator = field(repr=False)
@@ -50,6 +51,8 @@ class ShardingEnv:
     local_world_size: int = 1
     lockstep: Lockstep = field(factory=Lockstep, repr=False, eq=False)
     all_ranks: ShardingEnv | None = field(default=None, repr=False)
+    headers: Communicator | None = field(default=None, repr=False)
+    ranks: Ranks = field(factory=LoneRank, repr=False, eq=False)
 
     @property
     def rank(self) -> int:
@@ -65,7 +68,7 @@ class ShardingEnv:
     def header_channel(self) -> tuple[Communicator, str]:
         """Communicator that carries headers, and the type of the devices whose memory it sends."""
         on_cpu = self.communicator.on_cpu()
-        return (self.communicator, self.device_type) if on_cpu is None else (on_cpu, "cpu")
+        return (self.headers or self.communicator, self.device_type) if on_cpu is None else (on_cpu, "cpu")
 
     @classmethod
     def from_process_group(
@@ -98,18 +101,25 @@ class ShardingEnv:
         if dist.get_rank() == 0 and (restarts := _restarts_that_may_fail()):
             _warn_of_restarts(restarts)
         group = dist.group.WORLD if process_group is None else process_group
-        phases = Phases.of(group)
-        with phases.phase("connecting the ranks"):
+        ranks, headers = GroupRanks.of(group), None
+        with ranks.together("connecting the ranks"):
             if comm_backend is None:
                 backend, device_type = _choose_backend(group, device_type)
             else:
                 backend, device_type = _asked_backend(comm_backend, device_type)
             communicator = _connected(backend, group)
             local = _local_world_size(communicator.world_size)
-        # Apart: what fails before a collective leaves the group as it was.
-        with phases.phase("comparing plugins and sizes of hosts"):
-            _compare_ranks(communicator, local)
-        return cls(communicator, device_type, group, local, _LOCKSTEPS.setdefault(group, Lockstep()))
+            if communicator.world_size > 1 and communicator.on_cpu() is None:
+                # A rank that leaves a backward pass out then sends no header where others expect gradients.
+                headers = _connected(backend, ranks.channel("headers"))
+            ranks.meet(
+                "comparing plugins"
+            )  # what fails before the first collective leaves the group as it was
+            _compare_plugins(communicator)
+        # All collections over one process group make their calls in one order, whoever made their environments.
+        env = cls(communicator, device_type, group, local, ranks.lockstep, headers=headers, ranks=ranks)
+        env.agree("the sizes of hosts", {"LOCAL_WORLD_SIZE": local}, _SAME_SIZES)
+        return env
 
     @classmethod
     def local(cls, *, device_type: str | None = None) -> ShardingEnv:
@@ -163,16 +173,43 @@ class ShardingEnv:
         """Numbers of these ranks among all (:attr:`everyone`)."""
         return range(self.world_size)
 
-    def phase(self, what: str) -> AbstractContextManager[None]:
-        """A context for work of every rank before training: all end it well, or all raise soon after one does.
+    def agree(self, what: str, values: Mapping[str, Any] = MappingProxyType({}), advice: str = "") -> None:
+        """Wait until every rank makes this call, without a collective, and check that all give the same values.
 
         Args:
-            what: name of the work, for the error of ranks that did not fail.
+            what: name of the call, for errors.
+            values: by name, what the ranks are to agree on.
+            advice: what to do if they do not.
 
         Raises:
-            DistributedError: another rank failed (the error has its text), or did not come in time.
+            DistributedError: naming the ranks that do not make this call within the time-out, or the first value that
+                differs and what it is on which ranks; the latter on every rank.
+            ShardwrightError: another rank failed, in work that is done together; of the class that it raised.
         """
-        return nullcontext() if self.process_group is None else Phases.of(self.process_group).phase(what)
+        mine = {name: str(value) for name, value in values.items()}
+        if self.ranks.meet(what, repr(sorted(mine.items()))):
+            return
+        told = self.communicator.all_gather_objects((what, mine))
+        raise DistributedError(_difference(told, self.communicator.global_ranks, advice))
+
+    @contextmanager
+    def together(self, what: str) -> Iterator[None]:
+        """A context for work of every rank: all begin it, and all end it well, or all raise soon after one does.
+
+        Inside another such context, it is part of that one. What each rank does alone is followed by :meth:`agree`
+        before the next collective: after an error there, the process group can be used.
+
+        Args:
+            what: name of the work, for errors.
+
+        Raises:
+            DistributedError: a rank did not come in time, or was lost, which is named.
+            ShardwrightError: another rank failed; of the class that it raised, if that is one of shardwright's.
+        """
+        with self.ranks.together(what) as is_outermost:
+            if is_outermost:
+                self.agree(what)
+            yield
 
 
 def environment_of(
@@ -318,32 +355,41 @@ def _accelerators() -> list[str]:
     return [accelerator.type] if accelerator else []
 
 
-def _compare_ranks(communicator: Communicator, local_world_size: int) -> None:
-    """Compare plugins, and the number of ranks per host, with the other ranks."""
+def _compare_plugins(communicator: Communicator) -> None:
+    """Compare plugins with the other ranks."""
     # A rank whose plugins cannot even be read takes part all the same, so that nobody waits for it.
     try:
         mine, problem = host().fingerprint(), None
     except Exception as error:
         mine, problem = None, f"{type(error).__name__}: {error}"
-    gathered = communicator.all_gather_objects((local_world_size, mine, problem))
-    problems = [f"rank {rank}: {problem}" for rank, (_, _, problem) in enumerate(gathered) if problem]
+    gathered = communicator.all_gather_objects((mine, problem))
+    problems = [f"rank {rank}: {problem}" for rank, (_, problem) in enumerate(gathered) if problem]
     if problems:
         raise DistributedError("plugins could not be loaded: " + "; ".join(problems))
-    compare_fingerprints([fingerprint for _, fingerprint, _ in gathered])
-    check_local_world_sizes([size for size, _, _ in gathered])
+    compare_fingerprints([fingerprint for fingerprint, _ in gathered])
 
 
-def check_local_world_sizes(sizes: Sequence[int]) -> None:
-    """Check that all ranks have the same number of ranks per host.
+_SAME_SIZES = (
+    "Give every rank the same LOCAL_WORLD_SIZE; where hosts differ, 1, so that each rank stands for a host"
+)
+
+
+def _difference(told: Sequence[tuple[str, Mapping[str, str]]], names: Sequence[int], advice: str) -> str:
+    """Describe the first difference between the ranks' calls.
 
     Args:
-        sizes: number of ranks per host on each rank, in rank order.
-
-    Raises:
-        DistributedError: they differ; the text is the same on every rank.
+        told: the call of each rank, and its values by name.
+        names: numbers of the ranks.
+        advice: what to do.
     """
-    if len(set(sizes)) > 1:
-        raise DistributedError(
-            f"the ranks differ in how many of them a host has: {by_rank([f'LOCAL_WORLD_SIZE {n}' for n in sizes])}. "
-            "Give every rank the same; where hosts differ, 1, so that each rank stands for a host"
-        )
+    calls = [what for what, _ in told]
+    if len(set(calls)) > 1:
+        return f"the ranks make different calls: {by_rank(calls, names)}. Every rank must make the same"
+    texts = {
+        name: [values.get(name, "missing") for _, values in told]
+        for name in dict.fromkeys(chain.from_iterable(values for _, values in told))
+    }
+    different = [name for name, own in texts.items() if len(set(own)) > 1]
+    more = f" ({len(different)} of {len(texts)} differ)" if len(texts) > 1 else ""
+    first = different[0]
+    return f"the ranks differ in {calls[0]}: {first} is {by_rank(texts[first], names)}{more}. {advice}"

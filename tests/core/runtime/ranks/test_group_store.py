@@ -7,6 +7,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from unittest import mock
 
@@ -95,26 +96,53 @@ def test_error_of_the_question_itself_is_left_as_it_is(store: GroupStore) -> Non
         store.ask(lambda _: 1 // 0, later())
 
 
+def test_calls_are_made_on_one_thread(store: GroupStore) -> None:
+    assert len({store.ask(lambda _: threading.get_ident(), later()) for _ in range(5)}) == 1
+
+
+def test_thread_ends_with_the_store() -> None:
+    store = GroupStore(dist.HashStore(), FAR_OFF_S, ALONE)
+    thread = store.ask(lambda _: threading.current_thread(), later())
+    del store
+    thread.join(FAR_OFF_S)
+    assert not thread.is_alive()
+
+
+def test_call_that_was_given_up_is_not_made_later(stuck: Stuck) -> None:
+    store, made = GroupStore(stuck, FAR_OFF_S, ALONE), list[str]()
+    for question in (lambda own: own.add("count", 1), lambda _: made.append("late")):
+        with pytest.raises(StoreError, match="no answer"):
+            store.ask(question, soon())
+    stuck.goes_on.set()
+    store.add("count", 1, later())
+    assert made == []
+
+
 def test_keys_are_read_when_all_are_there(store: GroupStore) -> None:
-    looks: list[int] = []
+    with ThreadPoolExecutor() as threads:
+        values = threads.submit(store.read, ["key 1", "key 2"], later())
+        for number in (1, 2):
+            assert not values.done()
+            store.set(f"key {number}", f"value {number}", later())
+        assert values.result() == ["value 1", "value 2"]
 
-    def look() -> None:
-        looks.append(1)
-        store.set(f"key {len(looks)}", f"value {len(looks)}", later())
 
-    assert store.read(["key 1", "key 3"], later(), look) == ["value 1", "value 3"]
-    assert len(looks) == 3
+def test_wait_begins_anew_with_each_sign_of_life(store: GroupStore) -> None:
+    def beat() -> None:
+        for _ in range(8):
+            time.sleep(0.2)
+            store.add("beats", 1, later())
+        store.set("key", "told", later())
+
+    with ThreadPoolExecutor() as threads:
+        threads.submit(beat)
+        assert store.read(["key"], time.monotonic() + 0.8, beats="beats") == ["told"]
 
 
 def test_keys_that_do_not_come_are_an_error_in_time(store: GroupStore) -> None:
     with pytest.raises(RuntimeError, match=r"had not come after \d+\.\d s") as error:
         store.read(["key"], soon())
     assert not isinstance(error.value, StoreError)  # which answers
-
-
-def test_look_ends_the_wait_for_keys(store: GroupStore) -> None:
-    with pytest.raises(ZeroDivisionError):
-        store.read(["key"], later(), lambda: print(1 // 0))
 
 
 def test_key_that_nobody_set_says_nothing(store: GroupStore) -> None:
@@ -127,8 +155,9 @@ def test_process_that_ends_ends_the_wait_for_its_keys() -> None:
     write_line(shared, f"shardwright/processes/{this_host()}", f"1 {process.pid}")
     store = GroupStore(shared, FAR_OFF_S, Neighbours(0, 2))
 
+    process.kill()
     with pytest.raises(RuntimeError, match="the process of rank 1 has ended"):
-        store.read(["key"], later(), process.kill)
+        store.read(["key"], later())
     process.wait()
 
 
@@ -140,8 +169,5 @@ def test_process_that_ended_after_its_keys_were_set_is_no_error() -> None:
         write_line(shared, f"shardwright/processes/{host}", f"{rank} {process.pid}")
     store = GroupStore(shared, FAR_OFF_S, Neighbours(0, 3))
 
-    def look_late() -> None:
-        time.sleep(0.6)
-        store.set("key", "told", later())
-
-    assert store.read(["key"], later(), look_late) == ["told"]
+    store.set("key", "told", later())
+    assert store.read(["key"], later()) == ["told"]

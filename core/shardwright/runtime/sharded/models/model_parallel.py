@@ -159,7 +159,7 @@ class DistributedModelParallel(nn.Module):
         # Beside the submodules, so that parameters keep the model's names (see _fqn_modifiers).
         self._wrapper: tuple[DistributedDataParallel, ...] = ()
         self._data_parallel = data_parallel_wrapper or DefaultDataParallelWrapper()
-        with self._env.everyone.phase("sharding the model"):
+        with self._env.everyone.together("sharding the model"):
             self._build(module, plan, sharders, init_data_parallel, update)
         # One object, since learning-rate schedulers mark the optimizer that they are given.
         self._fused_optimizer = CombinedOptimizer(
@@ -237,7 +237,7 @@ class DistributedModelParallel(nn.Module):
         """Wrap what is not sharded in ``DistributedDataParallel``, if it has parameters; done once."""
         if self._wrapper or self._env.everyone.process_group is None:
             return
-        with self._env.everyone.phase("wrapping the dense part of the model"):
+        with self._env.everyone.together("wrapping the dense part of the model"):
             self._wrap_dense()
 
     def _wrap_dense(self) -> None:
@@ -342,7 +342,7 @@ class DistributedModelParallel(nn.Module):
         """
         from shardwright.runtime.sharded.resharding.reshard import modules_under, reshard
 
-        with self._env.everyone.phase("resharding the model"):
+        with self._env.everyone.together("resharding the model"):
             self._check_new_plan(plan)
             resharded = reshard(
                 modules_under(plan, self._sharded),

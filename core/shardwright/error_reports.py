@@ -8,27 +8,21 @@ from __future__ import annotations
 
 import os
 import sys
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from multiprocessing.util import Finalize
+from typing import Protocol
 from weakref import WeakSet
 
 from shardwright.errors import ShardwrightError
 
 
-class ErrorListener(ABC):
+class ErrorListener(Protocol):
     """Somebody who passes errors on."""
 
-    @abstractmethod
     def hear(self, text: str, *, is_last: bool = False) -> None:
-        """Take a text.
-
-        Args:
-            text: what this process did.
-            is_last: it ends with that; what it said before says more.
-        """
+        """Take a text: what happened in this process, and whether that ends it."""
 
 
 _LISTENERS: WeakSet[ErrorListener] = WeakSet()
@@ -46,18 +40,14 @@ def reporting_errors() -> Iterator[None]:
     try:
         yield
     except ShardwrightError as error:
-        _report(f"raised {type(error).__name__}: {error}")
+        for listener in list(_LISTENERS):
+            listener.hear(f"raised {type(error).__name__}: {error}")
         raise
-
-
-def _report(text: str, *, is_last: bool = False) -> None:
-    for listener in list(_LISTENERS):
-        listener.hear(text, is_last=is_last)
 
 
 @cache
 def _watch_the_end(process: int) -> None:
-    """Report the error that ends a process, whether it is a program or was started by ``multiprocessing``."""
+    """Report the error that ends this process, whether it is a program or was started by ``multiprocessing``."""
     Finalize(None, _report_end, exitpriority=0)
 
 
@@ -66,5 +56,5 @@ def _report_end() -> None:
     error = getattr(sys, "last_value", None) or sys.exception()
     while isinstance(error, SystemExit):
         error = error.__context__
-    if error is not None:
-        _report(f"ended with {type(error).__name__}: {error}", is_last=True)
+    for listener in list(_LISTENERS) if error is not None else ():
+        listener.hear(f"ended with {type(error).__name__}: {error}", is_last=True)

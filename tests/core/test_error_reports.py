@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from shardwright.error_reports import ErrorListener, listen, reporting_errors
+from shardwright.error_reports import listen, reporting_errors
 from shardwright.errors import InvalidInputError
 from shardwright.sparse import KeyedJaggedTensor
 
 
-class Heard(ErrorListener):
+class Heard:
     def __init__(self) -> None:
         self.texts: list[str] = []
 

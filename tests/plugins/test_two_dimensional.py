@@ -354,7 +354,7 @@ def test_groups_that_reshard_to_different_plans_are_one_error_and_stay_as_they_w
         return str(raised.value)
 
     (text,) = set(simulated(work))
-    assert "reshard() was given other plans on ranks 1, 3 than on rank 0" in text
+    assert "the plan of table 'user' is ranks 0, 2: table_wise" in text
 
 
 def test_reshard_to_a_plan_for_all_ranks_is_refused() -> None:

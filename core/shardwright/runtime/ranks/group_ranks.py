@@ -20,12 +20,11 @@ from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary, ref
 
 import torch.distributed as dist
 
-from shardwright.error_reports import ErrorListener, listen
+from shardwright.error_reports import listen
 from shardwright.errors import DistributedError, ShardwrightError
 from shardwright.runtime.ranks.failure_reports import LONGEST_TEXT, SAY_S, FailureReports
 from shardwright.runtime.ranks.group_store import GroupStore, StoreError, store_of, timeout_of
 from shardwright.runtime.ranks.lockstep import Lockstep
-from shardwright.runtime.ranks.processes import Neighbours
 from shardwright.runtime.ranks.together import Failure, Ranks, is_lost
 
 BEAT_S = 2.0
@@ -36,7 +35,7 @@ _OUTCOMES = _SAME, _DIFFERENT = "same", "different"  # words of a meeting to whi
 
 
 @final
-class GroupRanks(Ranks, ErrorListener):
+class GroupRanks(Ranks):
     """The ranks of a process group, as one of them sees them; made by :meth:`of`.
 
     Args:
@@ -57,8 +56,7 @@ class GroupRanks(Ranks, ErrorListener):
         self._rank, self._names = dist.get_rank(process_group), dist.get_process_group_ranks(process_group)
         self._world_size, self.name = len(self._names), self._names[self._rank]
         self.timeout_s = timeout_of(process_group).total_seconds()
-        neighbours = Neighbours(self._rank, self._world_size)
-        self.store = GroupStore(store_of(process_group), self.timeout_s, neighbours, self._names)
+        self.store = GroupStore(store_of(process_group), self.timeout_s, self._rank, self._names)
         self.reports = FailureReports(self.store, self._rank, self._names)
         self.lockstep = Lockstep()
         self._group, self._process = ref(process_group), os.getpid()
@@ -66,7 +64,7 @@ class GroupRanks(Ranks, ErrorListener):
         self._channels: WeakValueDictionary[str, Any] = WeakValueDictionary()
         self.communicators: WeakSet[Any] = WeakSet()
         self._what, self._session, self._num_meetings = "", 0, 0
-        self._has_heard = False
+        self._is_known = False  # all ranks know why this one fails
         listen(self)
 
     @classmethod
@@ -121,7 +119,8 @@ class GroupRanks(Ranks, ErrorListener):
             raise RuntimeError(f"every rank must make this call, and {error}") from None
         self._leave(place)
         if outcome not in _OUTCOMES:
-            raise self._heard(outcome)
+            raise self._heard(outcome, what)
+        self._is_known = outcome == _DIFFERENT
         return outcome == _SAME
 
     def _place(self, deadline: float) -> str:
@@ -134,7 +133,7 @@ class GroupRanks(Ranks, ErrorListener):
         return f"shardwright/meeting/{self._session}/{self._num_meetings}"
 
     def _come(self, place: str, what: str, word: int, store: Any) -> None:
-        self.reports.say(store, f"waits in {what}")
+        self.reports.waits(store, what)
         store.add(f"{place}/words", word)
         if store.add(place, 1) == self._world_size:
             are_same = store.add(f"{place}/words", 0) == word * self._world_size
@@ -153,7 +152,7 @@ class GroupRanks(Ranks, ErrorListener):
         self._num_meetings += 1
 
         def leave(store: Any) -> None:
-            self.reports.unsay(store)
+            self.reports.waits(store, "")
             if store.add(f"{place}/left", 1) == self._world_size:
                 store.set(f"{place}/gone", "")
 
@@ -171,7 +170,7 @@ class GroupRanks(Ranks, ErrorListener):
         if self._what or self._world_size == 1:
             yield False
             return
-        self._what, self._has_heard = what, False
+        self._what, self._is_known = what, False
         try:
             yield True
             self.meet(what)
@@ -184,8 +183,8 @@ class GroupRanks(Ranks, ErrorListener):
             self._what = ""
 
     def _tell(self, error: BaseException) -> None:
-        """Tell the others that this rank failed, unless it failed because another failed or was lost."""
-        if self._has_heard or is_lost(error) or isinstance(error, _NO_STORE):
+        """Tell the others that this rank failed, unless they know, or it failed because another was lost."""
+        if self._is_known or is_lost(error) or isinstance(error, _NO_STORE):
             return
         failure = str(Failure.of(self.name, error, LONGEST_TEXT))
         with suppress(StoreError):  # then the others wait until time is up
@@ -194,9 +193,9 @@ class GroupRanks(Ranks, ErrorListener):
             self.store.ask(lambda store: store.compare_set(f"{place}/outcome", "", failure), deadline)
             self._leave(place)
 
-    def _heard(self, outcome: str) -> ShardwrightError:
-        self._has_heard = True
-        return Failure.read(outcome).error(self.name, self._what)
+    def _heard(self, outcome: str, what: str) -> ShardwrightError:
+        self._is_known = True
+        return Failure.read(outcome).error(self.name, what)
 
     def look(self) -> None:
         """Check that no other rank failed in the work that is done together, if there is such work.
@@ -214,7 +213,7 @@ class GroupRanks(Ranks, ErrorListener):
             return
         if outcome not in (None, *_OUTCOMES):
             self._leave(place)
-            raise self._heard(outcome)
+            raise self._heard(outcome, self._what)
 
     @contextmanager
     def busy(self) -> Iterator[None]:  # noqa: D102
@@ -280,12 +279,20 @@ class GroupRanks(Ranks, ErrorListener):
 
     # Errors of this rank alone
 
-    def hear(self, text: str, *, is_last: bool = False) -> None:  # noqa: D102
+    def hear(self, text: str, *, is_last: bool = False) -> None:
+        """Report what happened to this rank.
+
+        Args:
+            text: what happened.
+            is_last: its process ends with it; a report shortly before says more.
+        """
         is_destroyed = self._group() not in dist.distributed_c10d._world.pg_map  # and its store may be gone
-        if is_destroyed or os.getpid() != self._process:  # a process forked from this one, which has no store
+        is_forked = os.getpid() != self._process  # from the rank, which has no store there
+        is_told = is_last and time.time() - self.reports.last_report < self.timeout_s
+        if is_destroyed or is_forked or is_told:
             return
         with suppress(StoreError):  # what is raised here is that error, not that the store is gone
-            self.store.ask(partial(self.reports.say, text=text, once=is_last), time.monotonic() + SAY_S)
+            self.reports.report(text, time.monotonic() + SAY_S)
 
 
 class Named:

@@ -7,11 +7,13 @@ thread makes the calls, and whoever asked waits for the answer no longer than it
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from queue import SimpleQueue
@@ -20,8 +22,7 @@ from typing import Any, TypeAlias, TypeVar
 import torch.distributed as dist
 
 from shardwright.runtime.ranks.lockstep import name_ranks
-from shardwright.runtime.ranks.processes import Neighbours
-from shardwright.runtime.ranks.store_log import get_all
+from shardwright.runtime.ranks.processes import Process, this_host
 
 T = TypeVar("T")
 
@@ -42,19 +43,18 @@ class GroupStore:
     Args:
         store: torch's store, with the group's own prefix.
         timeout_s: time-out of the group's collectives, s.
-        neighbours: processes of the group's ranks on this host.
-        names: numbers of the group's ranks in the job; their ranks in the group by default.
+        rank: this rank.
+        names: numbers of the group's ranks in the job.
 
     Attributes:
         timeout_s: time-out of the group's collectives, s.
     """
 
-    def __init__(
-        self, store: Any, timeout_s: float, neighbours: Neighbours, names: Sequence[int] | None = None
-    ) -> None:
-        self._store, self.timeout_s, self._neighbours = store, timeout_s, neighbours
-        self._names = names
-        self._is_introduced = False
+    def __init__(self, store: Any, timeout_s: float, rank: int, names: Sequence[int]) -> None:
+        self._store, self.timeout_s = store, timeout_s
+        self._rank, self._names = rank, names
+        self._is_introduced, self._host = False, ""
+        self._neighbours: dict[int, Process] = {}
         self._requests: _Requests = SimpleQueue()
         self._worker: threading.Thread | None = None
         weakref.finalize(
@@ -90,10 +90,13 @@ class GroupStore:
             raise StoreError(f"the process group's store does not answer ({reason}); {_WHO}") from error
 
     def _answer(self, question: Callable[[Any], T]) -> T:
-        """Call the question; before the first, write this process's number into the store."""
+        """Call the question; before the first, write this process's number into the store, among those of its host."""
         if not self._is_introduced:
-            self._neighbours.introduce(self._store)
             self._is_introduced = True
+            with suppress(OSError):  # no Linux: the others wait until time is up
+                self._host = f"shardwright/processes/{this_host()}"
+                number = self._store.add(self._host, 1)
+                self._store.set(f"{self._host}/{number}", f"{self._rank} {os.getpid()}")
         return question(self._store)
 
     def set(self, key: str, value: str, deadline: float) -> None:
@@ -138,9 +141,21 @@ class GroupStore:
 
     def ended(self, deadline: float) -> str:
         """Name the ranks of this host whose processes have ended; empty for none. Raises as :meth:`ask`."""
-        ended = self.ask(self._neighbours.ended, deadline)
-        named = name_ranks([self._names[rank] if self._names else rank for rank in ended])
-        return f"the process of {named} has ended" if ended else ""
+        ended = self.ask(self._find_ended, deadline)
+        return (
+            f"the process of {name_ranks([self._names[rank] for rank in ended])} has ended" if ended else ""
+        )
+
+    def _find_ended(self, store: Any) -> list[int]:
+        """Find the ranks of this host whose processes have ended."""
+        if self._host and len(self._neighbours) < len(self._names) - 1:
+            keys = [f"{self._host}/{number + 1}" for number in range(int(store.add(self._host, 0)))]
+            told = (
+                map(int, text.split()) for text in get_all(store, [key for key in keys if store.check([key])])
+            )
+            new = {rank: number for rank, number in told if rank not in (self._rank, *self._neighbours)}
+            self._neighbours |= {rank: Process(number) for rank, number in new.items()}
+        return [rank for rank, process in sorted(self._neighbours.items()) if process.has_ended]
 
     def _reason_to_end(self, since: float, deadline: float) -> str:
         """The reason to stop waiting: a process ended, or time is up; empty if there is none."""
@@ -165,6 +180,14 @@ def _serve(requests: _Requests) -> None:
             except BaseException as error:
                 answer.set_exception(error)
         del request, answer, call
+
+
+def get_all(store: Any, keys: Sequence[str]) -> list[str]:
+    """Read the values of keys that exist."""
+    if not keys:
+        return []
+    at_once = store.has_extended_api()
+    return [text.decode() for text in (store.multi_get(list(keys)) if at_once else map(store.get, keys))]
 
 
 def _naps() -> Iterator[float]:

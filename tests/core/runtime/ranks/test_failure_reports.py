@@ -14,8 +14,6 @@ import torch.distributed as dist
 from shardwright.runtime.ranks import failure_reports
 from shardwright.runtime.ranks.failure_reports import FailureReports
 from shardwright.runtime.ranks.group_store import GroupStore
-from shardwright.runtime.ranks.processes import Neighbours
-from shardwright.runtime.ranks.store_log import LogReader, write_line
 
 TIMEOUT_S = 60.0
 
@@ -40,8 +38,8 @@ class Counting:
 
 def reports_of(rank: int, world_size: int, store: Any) -> FailureReports:
     """The reports of one rank among many."""
-    own = Direct(store, TIMEOUT_S, Neighbours(rank, world_size))
-    return FailureReports(own, rank, range(world_size))
+    names = range(world_size)
+    return FailureReports(Direct(store, TIMEOUT_S, rank, names), rank, names)
 
 
 def called(world_size: int, dead: set[int]) -> tuple[dict[int, str], list[int]]:
@@ -92,25 +90,35 @@ def test_roll_is_called_to_its_end_as_soon_as_all_have_answered():
     assert sum(requests) < 300 * len(requests)
 
 
-def test_log_is_read_past_a_line_that_its_rank_did_not_live_to_write():
-    store = dist.HashStore()
-    log = LogReader("log")
-    write_line(store, "log", "one")
-    store.add("log", 1)
-    write_line(store, "log", "three")
-    assert log.read_on(store) == []  # rank may be just about to write
-    assert log.read_on(store) == ["one", "three"]
-    store.set("log/2", "two")
-    assert log.read_on(store) == ["two"]
-    assert log.read_on(store) == []
-
-
 def test_report_before_a_collective_that_all_came_to_is_of_no_lost_rank() -> None:
     """A failure that all survived says nothing of the collective that is under way now."""
     store = dist.HashStore()
-    reports, now = reports_of(0, 2, store), time.time()
-    write_line(store, failure_reports._LOG, f"1 {now - 30.0} failed in ids")
-    assert reports.lost(now - 10.0) == ""
-    assert reports.lost(now - 40.0) == "rank 1 failed in ids"
-    write_line(store, failure_reports._LOG, f"1 {now - 9.0} failed in results")
-    assert reports.lost(now - 10.0) == "rank 1 failed in results"
+    reports, other = (reports_of(rank, 2, store) for rank in range(2))
+    other.report("failed in ids", time.monotonic())
+    for since, expected in ((time.time() + 60.0, ""), (time.time(), "rank 1 failed in ids")):
+        reports.lost(since)  # a line that may be being written is read at the next look
+        assert reports.lost(since) == expected
+    other.waits(store, "it")
+    other.report("failed in results", time.monotonic())
+    reports.lost(time.time())
+    assert reports.lost(time.time()) == "rank 1 failed in results"
+
+
+def test_log_is_read_past_a_line_that_its_rank_did_not_live_to_write() -> None:
+    store = dist.HashStore()
+    ranks = [reports_of(rank, 3, store) for rank in range(3)]
+    ranks[1].report("failed in ids", time.monotonic())
+    store.add("shardwright/failures", 1)
+    ranks[2].report("failed in ids", time.monotonic())
+    ranks[0].lost(time.time())
+    assert ranks[0].lost(time.time()) == "ranks 1, 2 failed in ids"
+
+
+def test_rank_that_waits_for_others_says_where_until_it_goes_on() -> None:
+    store = dist.HashStore()
+    with mock.patch.object(failure_reports, "_LONGEST_GRACE_S", 0.5):
+        reports, other = (reports_of(rank, 2, store) for rank in range(2))
+    other.waits(store, "a place")
+    assert reports.after("it", time.monotonic()) == "rank 1 waits in a place"
+    other.waits(store, "")
+    assert reports.after("it", time.monotonic()) == "no word from rank 1 in 0.5 s"

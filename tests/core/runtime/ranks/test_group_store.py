@@ -9,17 +9,17 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
 import torch.distributed as dist
 
+from shardwright.runtime.ranks import group_store
 from shardwright.runtime.ranks.group_store import GroupStore, StoreError
-from shardwright.runtime.ranks.processes import Neighbours, this_host
-from shardwright.runtime.ranks.store_log import write_line
+from shardwright.runtime.ranks.processes import this_host
 
 SHORT_S, FAR_OFF_S = 0.05, 30.0
-ALONE = Neighbours(0, 1)
 
 
 class Stuck:
@@ -53,21 +53,21 @@ def stuck() -> Iterator[Stuck]:
 
 @pytest.fixture
 def store() -> GroupStore:
-    return GroupStore(dist.HashStore(), FAR_OFF_S, ALONE)
+    return GroupStore(dist.HashStore(), FAR_OFF_S, 0, [0])
 
 
 def test_call_of_a_store_that_does_not_answer_is_given_up(stuck: Stuck) -> None:
     with pytest.raises(StoreError, match=r"has given no answer for \d+\.\d s; the process that serves it"):
-        GroupStore(stuck, FAR_OFF_S, ALONE).add("count", 1, soon())
+        GroupStore(stuck, FAR_OFF_S, 0, [0]).add("count", 1, soon())
 
 
 def test_call_takes_no_longer_than_the_group_s_collectives(stuck: Stuck) -> None:
     with pytest.raises(StoreError, match="no answer"):
-        GroupStore(stuck, SHORT_S, ALONE).add("count", 1, later())
+        GroupStore(stuck, SHORT_S, 0, [0]).add("count", 1, later())
 
 
 def test_call_after_one_that_was_given_up_waits_for_that(stuck: Stuck) -> None:
-    store = GroupStore(stuck, FAR_OFF_S, ALONE)
+    store = GroupStore(stuck, FAR_OFF_S, 0, [0])
     for _ in range(2):
         with pytest.raises(StoreError, match="no answer"):
             store.add("count", 1, soon())
@@ -76,7 +76,7 @@ def test_call_after_one_that_was_given_up_waits_for_that(stuck: Stuck) -> None:
 
 
 def test_file_that_another_process_has_locked_is_given_up(tmp_path: Path) -> None:
-    store = GroupStore(dist.FileStore(str(tmp_path / "store"), 1), FAR_OFF_S, ALONE)
+    store = GroupStore(dist.FileStore(str(tmp_path / "store"), 1), FAR_OFF_S, 0, [0])
     store.set("a", "1", later())
     with (tmp_path / "store").open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # as a process has it that is stopped while it writes
@@ -88,7 +88,7 @@ def test_file_that_another_process_has_locked_is_given_up(tmp_path: Path) -> Non
 def test_error_of_torch_s_store_says_what_it_means() -> None:
     broken = mock.Mock(add=mock.Mock(side_effect=dist.DistNetworkError("Broken pipe\nframe #0")))
     with pytest.raises(StoreError, match=r"does not answer \(Broken pipe\); the process that serves it"):
-        GroupStore(broken, FAR_OFF_S, ALONE).add("count", 1, later())
+        GroupStore(broken, FAR_OFF_S, 0, [0]).add("count", 1, later())
 
 
 def test_error_of_the_question_itself_is_left_as_it_is(store: GroupStore) -> None:
@@ -101,7 +101,7 @@ def test_calls_are_made_on_one_thread(store: GroupStore) -> None:
 
 
 def test_thread_ends_with_the_store() -> None:
-    store = GroupStore(dist.HashStore(), FAR_OFF_S, ALONE)
+    store = GroupStore(dist.HashStore(), FAR_OFF_S, 0, [0])
     thread = store.ask(lambda _: threading.current_thread(), later())
     del store
     thread.join(FAR_OFF_S)
@@ -109,7 +109,7 @@ def test_thread_ends_with_the_store() -> None:
 
 
 def test_call_that_was_given_up_is_not_made_later(stuck: Stuck) -> None:
-    store, made = GroupStore(stuck, FAR_OFF_S, ALONE), list[str]()
+    store, made = GroupStore(stuck, FAR_OFF_S, 0, [0]), list[str]()
     for question in (lambda own: own.add("count", 1), lambda _: made.append("late")):
         with pytest.raises(StoreError, match="no answer"):
             store.ask(question, soon())
@@ -149,11 +149,20 @@ def test_key_that_nobody_set_says_nothing(store: GroupStore) -> None:
     assert store.find("key", later()) is None
 
 
+def introduce(store: Any, host: str, rank: int, process: int) -> None:
+    """Write a rank's process into the store, as it does itself."""
+    with (
+        mock.patch.object(group_store, "this_host", return_value=host),
+        mock.patch("os.getpid", return_value=process),
+    ):
+        GroupStore(store, FAR_OFF_S, rank, range(3)).add("any", 1, later())
+
+
 def test_process_that_ends_ends_the_wait_for_its_keys() -> None:
     shared = dist.HashStore()
     process = subprocess.Popen(["sleep", "infinity"])
-    write_line(shared, f"shardwright/processes/{this_host()}", f"1 {process.pid}")
-    store = GroupStore(shared, FAR_OFF_S, Neighbours(0, 2))
+    introduce(shared, this_host(), 1, process.pid)
+    store = GroupStore(shared, FAR_OFF_S, 0, range(2))
 
     process.kill()
     with pytest.raises(RuntimeError, match="the process of rank 1 has ended"):
@@ -166,8 +175,8 @@ def test_process_that_ended_after_its_keys_were_set_is_no_error() -> None:
     process = subprocess.Popen(["true"])
     process.wait()
     for rank, host in ((1, "another host"), (2, this_host())):
-        write_line(shared, f"shardwright/processes/{host}", f"{rank} {process.pid}")
-    store = GroupStore(shared, FAR_OFF_S, Neighbours(0, 3))
+        introduce(shared, host, rank, process.pid)
+    store = GroupStore(shared, FAR_OFF_S, 0, range(3))
 
     store.set("key", "told", later())
     assert store.read(["key"], later()) == ["told"]

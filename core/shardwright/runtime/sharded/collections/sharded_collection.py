@@ -25,7 +25,6 @@ from shardwright.runtime.ranks.meeting import Meeting
 from shardwright.runtime.sharded.collections import anatomy
 from shardwright.runtime.sharded.collections.executors import executor_of
 from shardwright.runtime.sharded.collections.sharded_module import ModuleSharder, check_plan_covers
-from shardwright.runtime.sharded.tables.clipping import remember_ranks
 from shardwright.runtime.sharded.tables.data_parallel import watch_data_parallel
 from shardwright.runtime.sharded.tables.fused_optimizer import FusedOptimizer
 from shardwright.runtime.sharded.tables.initialization import initialize
@@ -112,7 +111,6 @@ class ShardedCollection(nn.Module, ABC):
         watch_data_parallel()
         watch_scalers()
         watch_optimizers()
-        remember_ranks(self)
         self.inputs_ahead: InputsAhead | None = None
 
     def _take_engine(self, inputs: ShardingInputs, engine: CollectionEngine) -> None:

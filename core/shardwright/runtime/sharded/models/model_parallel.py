@@ -363,8 +363,8 @@ class DistributedModelParallel(nn.Module):
     ) -> Iterator[tuple[str, nn.Parameter]]:
         """Names and parameters; those of sharded tables are this rank's blocks.
 
-        A table's first block here bears the unsharded name, further ones ``..._1`` and so on; a table without a block
-        here is not named. Optimizer state made for these parameters is per block as well.
+        A table's first block here bears the unsharded name, further ones ``..._1`` and so on; of a table without a
+        block here that is trained, it is an empty parameter. Optimizer state made for these is per block as well.
         """
         yield from self.module.named_parameters(prefix, recurse, remove_duplicate)
 

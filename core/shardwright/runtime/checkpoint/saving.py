@@ -272,7 +272,7 @@ class _Writers:
             # What is said while files are written is in the host's memory, whatever device the tables are on.
             backend = dist.Backend.default_device_backend_map["cpu"]
             ranks = GroupRanks.of(env.process_group)
-            self._group = ranks.channel("checkpoints", backend, apart=True)
+            self._group = ranks.new_group("checkpoints", backend=backend)
 
     @classmethod
     def of(cls, model: nn.Module) -> _Writers:

@@ -13,15 +13,16 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shardwright.contracts.comm_backend import Arrivals, Communicator, Work
-from shardwright.errors import DistributedError, ShardwrightError
+from shardwright.errors import ShardwrightError
 from shardwright.runtime.ranks.accelerators.device_watch import DeviceWatch
 from shardwright.runtime.ranks.devices import is_host
 from shardwright.runtime.ranks.group_ranks import GroupRanks, Named
-from shardwright.runtime.ranks.lockstep import by_rank
+from shardwright.runtime.ranks.together import check_alike
 
 EXCHANGE_EVENT = "shardwright::all_to_all"
 """Name in profiles of an all-to-all that is no operator of ``torch.distributed``."""
 
+_ONE_DTYPE = "Give all tensors one dtype"
 _GATHERING = "a gathering of objects"
 
 
@@ -246,11 +247,13 @@ class TorchCommunicator(Communicator):
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:  # noqa: D102
         told = self.all_gather_objects((tensor.dtype, tuple(tensor.shape)))
-        dtypes = [str(dtype) for dtype, _ in told]
-        if len(set(dtypes)) > 1:  # which the backend would end the process for
-            raise DistributedError(
-                f"the ranks gather tensors of different dtypes: {by_rank(dtypes, self._global_ranks)}"
-            )
+        # The backend would end the process.
+        check_alike(
+            "a gathering of tensors",
+            [{"their dtype": own} for own, _ in told],
+            self._global_ranks,
+            _ONE_DTYPE,
+        )
         gathered = []
         for source, (_, shape) in enumerate(told):
             piece = tensor.contiguous() if source == self.rank else tensor.new_empty(shape)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
-from itertools import chain
 from types import MappingProxyType
 from typing import Any
 
@@ -25,7 +24,7 @@ from shardwright.runtime.ranks.alone import LoneCommunicator
 from shardwright.runtime.ranks.devices import with_index
 from shardwright.runtime.ranks.group_ranks import GroupRanks
 from shardwright.runtime.ranks.lockstep import Lockstep, by_rank
-from shardwright.runtime.ranks.together import LoneRank, Ranks
+from shardwright.runtime.ranks.together import LoneRank, Ranks, check_alike
 
 _log = logging.getLogger("shardwright")
 
@@ -190,7 +189,12 @@ class ShardingEnv:
         if self.ranks.meet(what, repr(sorted(mine.items()))):
             return
         told = self.communicator.all_gather_objects((what, mine))
-        raise DistributedError(_difference(told, self.communicator.global_ranks, advice))
+        calls, names = [call for call, _ in told], self.communicator.global_ranks
+        if len(set(calls)) > 1:
+            raise DistributedError(
+                f"the ranks make different calls: {by_rank(calls, names)}. Every rank must make the same"
+            )
+        check_alike(what, [values for _, values in told], names, advice)
 
     @contextmanager
     def together(self, what: str) -> Iterator[None]:
@@ -372,24 +376,3 @@ def _compare_plugins(communicator: Communicator) -> None:
 _SAME_SIZES = (
     "Give every rank the same LOCAL_WORLD_SIZE; where hosts differ, 1, so that each rank stands for a host"
 )
-
-
-def _difference(told: Sequence[tuple[str, Mapping[str, str]]], names: Sequence[int], advice: str) -> str:
-    """Describe the first difference between the ranks' calls.
-
-    Args:
-        told: the call of each rank, and its values by name.
-        names: numbers of the ranks.
-        advice: what to do.
-    """
-    calls = [what for what, _ in told]
-    if len(set(calls)) > 1:
-        return f"the ranks make different calls: {by_rank(calls, names)}. Every rank must make the same"
-    texts = {
-        name: [values.get(name, "missing") for _, values in told]
-        for name in dict.fromkeys(chain.from_iterable(values for _, values in told))
-    }
-    different = [name for name, own in texts.items() if len(set(own)) > 1]
-    more = f" ({len(different)} of {len(texts)} differ)" if len(texts) > 1 else ""
-    first = different[0]
-    return f"the ranks differ in {calls[0]}: {first} is {by_rank(texts[first], names)}{more}. {advice}"

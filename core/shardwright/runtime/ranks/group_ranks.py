@@ -11,7 +11,7 @@ import hashlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
@@ -75,26 +75,30 @@ class GroupRanks(Ranks):
             known = cls._known[process_group] = cls(process_group)
         return known
 
-    def channel(self, what: str, backend: str | None = None, *, apart: bool = False) -> Any:
-        """Make a process group of the same ranks; every rank makes this call.
+    def new_group(self, what: str, ranks: Iterable[int] | None = None, backend: str | None = None) -> Any:
+        """Make a process group of some of the ranks, this one among them; every rank makes such a call.
 
         Args:
-            what: name of what it carries; the same group for the same name.
+            what: what it is for, in errors.
+            ranks: its ranks; all by default.
             backend: its backend; that of this group by default.
-            apart: for another thread; a group that has ranks of its own, and is made anew in each call.
         """
+        what = f"making a process group for {what}"
+        self.meet(what)
+        with self.named(what):
+            return dist.new_group(
+                [self._names[rank] for rank in (range(self._world_size) if ranks is None else ranks)],
+                timeout=timedelta(seconds=self.timeout_s),
+                backend=backend or self._backend,
+                use_local_synchronization=True,  # ranks that are not in the group make no such call
+            )
+
+    def channel(self, what: str, backend: str | None = None) -> Any:
+        """The process group of all ranks that carries ``what``; what fails there is reported here."""
         group = self._channels.get(what)
         if group is None:
-            self.meet(f"making a group for {what}")
-            with self.named(f"making a group for {what}"):
-                group = dist.new_group(
-                    self._names,
-                    timeout=self.reports.patience,  # so that it can be said who is missing
-                    backend=backend or self._backend,
-                    use_local_synchronization=True,  # ranks that are not in the group make no such call
-                )
-            if not apart:
-                self._channels[what], self._known[group] = group, self
+            group = self._channels[what] = self.new_group(what, backend=backend)
+            self._known[group] = self
         return group
 
     # Meetings
@@ -119,7 +123,7 @@ class GroupRanks(Ranks):
             raise RuntimeError(f"every rank must make this call, and {error}") from None
         self._leave(place)
         if outcome not in _OUTCOMES:
-            raise self._heard(outcome, what)
+            raise self._heard(outcome, self._what or what)
         self._is_known = outcome == _DIFFERENT
         return outcome == _SAME
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from datetime import timedelta
 from typing import Any
 
-import torch.distributed as dist
 from attrs import evolve, field, frozen
 
 from shardwright.contracts.comm_backend import CommBackend
@@ -120,17 +117,6 @@ def _group(
         return evolve(everyone, local_world_size=local)
     if len(ranks) == 1:
         return ShardingEnv(LoneCommunicator(), everyone.device_type)
-    group = dist.new_group(
-        list(_in_the_job(everyone, ranks)),
-        timeout=timedelta(seconds=GroupRanks.of(everyone.process_group).timeout_s),
-        backend=str(dist.get_backend_config(everyone.process_group)),
-        use_local_synchronization=True,  # ranks that are not in the group make no such call
-    )
+    group = GroupRanks.of(everyone.process_group).new_group("a sharding group or its replicas", ranks)
     env = ShardingEnv.from_process_group(group, device_type=everyone.device_type, comm_backend=comm_backend)
     return evolve(env, local_world_size=local)
-
-
-def _in_the_job(everyone: ShardingEnv, ranks: Iterable[int]) -> Iterable[int]:
-    """Numbers in the world of some ranks of a process group."""
-    numbers = dist.get_process_group_ranks(everyone.process_group)
-    return (numbers[rank] for rank in ranks)

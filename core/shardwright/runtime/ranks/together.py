@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import chain
 from typing import Any, final
 
 from attrs import frozen
 
 from shardwright import errors
 from shardwright.errors import DistributedError, ShardwrightError
+from shardwright.runtime.ranks.lockstep import by_rank
 
 
 class Ranks(ABC):
@@ -101,6 +104,29 @@ class Failure:
             f"rank {rank}: {what} failed: rank {self.rank} raised {self.kinds[0]}: {self.text}"
         )
         return error
+
+
+def check_alike(what: str, told: Sequence[Mapping[str, Any]], names: Sequence[int], advice: str) -> None:
+    """Check that all ranks gave the same values.
+
+    Args:
+        what: name of the call.
+        told: values of each rank by name.
+        names: numbers of the ranks.
+        advice: what to do if they differ.
+
+    Raises:
+        DistributedError: naming the first value that differs, and what it is on which ranks.
+    """
+    texts = {
+        name: [str(values.get(name, "missing")) for values in told]
+        for name in dict.fromkeys(chain.from_iterable(told))
+    }
+    different = [name for name, own in texts.items() if len(set(own)) > 1]
+    if different:
+        more = f" ({len(different)} of {len(texts)} differ)" if len(texts) > 1 else ""
+        first = f"{different[0]} is {by_rank(texts[different[0]], names)}"
+        raise DistributedError(f"the ranks differ in {what}: {first}{more}. {advice}")
 
 
 def is_lost(error: BaseException) -> bool:

@@ -68,6 +68,8 @@ class ShardedTable(nn.Module):
                 self._non_persistent_buffers_set.add(f"weight_{number}")
         if not state.local and not state.table.is_frozen and (self.is_fused or state.is_parted):
             empty = nn.Parameter(torch.empty(0, state.table.embedding_dim, device=state.device))
+            if self.is_fused:
+                empty._in_backward_optimizers = []  # type: ignore[attr-defined]
             self.weight = self._make_sharded(empty, 0)
 
     def _kept_block(self, local: LocalBlock) -> KeptBlock | None:

@@ -8,7 +8,7 @@ import pytest
 from tests.distributed.failures import together_workers
 from tests.distributed.failures.together_workers import CALLS
 
-from shardwright.testing.ranks import RankError, RankPool
+from shardwright_testing.ranks import RankError, RankPool
 
 pytestmark = pytest.mark.distributed
 

@@ -123,7 +123,8 @@ class GroupStore:
             StoreError: the store did not answer in time, as in :meth:`ask`.
             RuntimeError: not all keys were set in time, or the process of a rank on this host has ended.
         """
-        since, reason, last = time.monotonic(), "", None
+        since = listened = time.monotonic()
+        reason, last = "", None
         wait_s = min(deadline - since, self.timeout_s)
         for nap_s in _naps():
             told = self.ask(
@@ -131,8 +132,10 @@ class GroupStore:
             )
             if told is not None:
                 return told
-            if beats and (beat := self.find(beats, since + wait_s)) != last:
-                since, reason, last = time.monotonic(), "", beat
+            if beats and time.monotonic() > listened + _ALIVE_S:
+                listened, beat = time.monotonic(), self.find(beats, since + wait_s)
+                if beat != last:
+                    since, reason, last = listened, "", beat
             if reason:  # which was so before the keys were last looked for
                 raise RuntimeError(reason)
             reason = self._reason_to_end(since, since + wait_s)

@@ -111,14 +111,11 @@ class ShardingEnv:
             if communicator.world_size > 1 and communicator.on_cpu() is None:
                 # A rank that leaves a backward pass out then sends no header where others expect gradients.
                 headers = _connected(backend, ranks.channel("headers"))
-            ranks.meet(
-                "comparing plugins"
-            )  # what fails before the first collective leaves the group as it was
-            _compare_plugins(communicator)
+            # What fails before the first collective leaves the group as it was.
+            ranks.meet("comparing plugins")
+            _compare_ranks(communicator, local)
         # All collections over one process group make their calls in one order, whoever made their environments.
-        env = cls(communicator, device_type, group, local, ranks.lockstep, headers=headers, ranks=ranks)
-        env.agree("the sizes of hosts", {"LOCAL_WORLD_SIZE": local}, _SAME_SIZES)
-        return env
+        return cls(communicator, device_type, group, local, ranks.lockstep, headers=headers, ranks=ranks)
 
     @classmethod
     def local(cls, *, device_type: str | None = None) -> ShardingEnv:
@@ -359,18 +356,20 @@ def _accelerators() -> list[str]:
     return [accelerator.type] if accelerator else []
 
 
-def _compare_plugins(communicator: Communicator) -> None:
-    """Compare plugins with the other ranks."""
+def _compare_ranks(communicator: Communicator, local_world_size: int) -> None:
+    """Compare plugins, and the number of ranks per host, with the other ranks."""
     # A rank whose plugins cannot even be read takes part all the same, so that nobody waits for it.
     try:
         mine, problem = host().fingerprint(), None
     except Exception as error:
         mine, problem = None, f"{type(error).__name__}: {error}"
-    gathered = communicator.all_gather_objects((mine, problem))
-    problems = [f"rank {rank}: {problem}" for rank, (_, problem) in enumerate(gathered) if problem]
+    gathered = communicator.all_gather_objects((local_world_size, mine, problem))
+    problems = [f"rank {rank}: {problem}" for rank, (_, _, problem) in enumerate(gathered) if problem]
     if problems:
         raise DistributedError("plugins could not be loaded: " + "; ".join(problems))
-    compare_fingerprints([fingerprint for fingerprint, _ in gathered])
+    compare_fingerprints([fingerprint for _, fingerprint, _ in gathered])
+    sizes = [{"LOCAL_WORLD_SIZE": size} for size, _, _ in gathered]
+    check_alike("the sizes of hosts", sizes, communicator.global_ranks, _SAME_SIZES)
 
 
 _SAME_SIZES = (

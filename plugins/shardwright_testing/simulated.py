@@ -123,7 +123,7 @@ _HEARD = "another simulated rank failed"
 
 @final
 class SimulatedRanks(Ranks):
-    """What the simulated ranks do together, as one of them sees it.
+    """Meetings of the simulated ranks, as one of them sees them.
 
     Args:
         board: board of the ranks.

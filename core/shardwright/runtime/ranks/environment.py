@@ -41,7 +41,7 @@ class ShardingEnv:
         lockstep: record of the calls that this rank makes, in order.
         all_ranks: environment of the ranks of all sharding groups, if these ranks are one group of several.
         headers: communicator that carries headers, if the other one does not.
-        ranks: what the ranks do together beside their collectives.
+        ranks: meetings of the ranks, beside their collectives.
     """
 
     communicator: Communicator = field(repr=False)
@@ -174,8 +174,8 @@ class ShardingEnv:
 
         Args:
             what: name of the call, for errors.
-            values: by name, what the ranks are to agree on.
-            advice: what to do if they do not.
+            values: values that must be the same on all ranks, by name.
+            advice: advice for an error, if they differ.
 
         Raises:
             DistributedError: naming the ranks that do not make this call within the time-out, or the first value that

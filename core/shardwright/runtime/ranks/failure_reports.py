@@ -28,7 +28,7 @@ _LOG, _WAITING = "shardwright/failures", "shardwright/waiting"
 
 
 class FailureReports:
-    """What one rank says to the others of its process group, and hears of them.
+    """Reports between one rank and the others of its process group.
 
     Args:
         store: the group's store.
@@ -58,7 +58,7 @@ class FailureReports:
         """Write a line into a log in the store that all ranks read, who wait for this one in vain.
 
         Args:
-            text: what happened to this rank.
+            text: description of what happened to this rank.
             deadline: latest end on the monotonic clock, s.
         """
         self.last_report = time.time()
@@ -108,7 +108,7 @@ class FailureReports:
         return name_ranks([self._names[rank] for rank in ranks])
 
     def _summary(self, found: Mapping[int, str]) -> list[str]:
-        """What ranks said, those that said the same together."""
+        """Texts with the ranks that said them, those that said the same together."""
         by_text: dict[str, list[int]] = {}
         for rank, text in sorted(found.items()):
             by_text.setdefault(text, []).append(rank)

@@ -79,7 +79,7 @@ class GroupRanks(Ranks):
         """Make a process group of some of the ranks, this one among them; every rank makes such a call.
 
         Args:
-            what: what it is for, in errors.
+            what: name of its use, in errors.
             ranks: its ranks; all by default.
             backend: its backend; that of this group by default.
         """
@@ -287,7 +287,7 @@ class GroupRanks(Ranks):
         """Report what happened to this rank.
 
         Args:
-            text: what happened.
+            text: description of that.
             is_last: its process ends with it; a report shortly before says more.
         """
         is_destroyed = self._group() not in dist.distributed_c10d._world.pg_map  # and its store may be gone

@@ -1,4 +1,4 @@
-"""What all ranks do together: they come to one call, say the same, and end work well, or all raise.
+"""Calls that all ranks make together: they come to it, give the same, and end it well, or all raise.
 
 An error on one rank alone would leave the others waiting for it. So it is made known to them, and they raise one of the
 same class.
@@ -29,7 +29,7 @@ class Ranks(ABC):
 
         Args:
             what: name of the call, for errors.
-            word: what the ranks are to agree on.
+            word: text that must be the same on all ranks.
 
         Raises:
             ShardwrightError: another rank failed; or did not come in time, which is named.
@@ -113,7 +113,7 @@ def check_alike(what: str, told: Sequence[Mapping[str, Any]], names: Sequence[in
         what: name of the call.
         told: values of each rank by name.
         names: numbers of the ranks.
-        advice: what to do if they differ.
+        advice: advice for an error, if they differ.
 
     Raises:
         DistributedError: naming the first value that differs, and what it is on which ranks.

@@ -61,6 +61,7 @@ PUBLIC_NAMES = """
     ExecutorStep
     Explanation
     Feedback
+    Finding
     FixedAbsoluteStorageReservation
     FixedPercentageStorageReservation
     Forward
@@ -89,6 +90,7 @@ PUBLIC_NAMES = """
     OptimizerWrapper
     OptionSpace
     Options
+    Outcome
     ParameterConstraints
     ParameterSharding
     PeerHeaders
@@ -168,7 +170,6 @@ PUBLIC_NAMES = """
     in_backward_optimizer_filter
     load_checkpoint
     load_package
-    load_pretrained
     lockstep_batches
     optimizer_spec_of
     quantize_embeddings
@@ -185,6 +186,7 @@ CONTRACTS = """
     CommType
     Communicator
     EmbeddingComputeKernel
+    Finding
     KernelRequest
     Offered
     Proposals

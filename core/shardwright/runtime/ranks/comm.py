@@ -14,7 +14,6 @@ from torch import Tensor
 
 from shardwright.contracts.comm_backend import Arrivals, Communicator, Work
 from shardwright.errors import ShardwrightError
-from shardwright.runtime.ranks.accelerators.device_watch import DeviceWatch
 from shardwright.runtime.ranks.devices import is_host
 from shardwright.runtime.ranks.group_ranks import GroupRanks, Named
 from shardwright.runtime.ranks.together import check_alike
@@ -69,6 +68,18 @@ class Transport(ABC):
     @abstractmethod
     def close(self) -> None:
         """Have ranks that wait for this one fail: it comes to no more exchange."""
+
+
+class CollectiveWatch(ABC):
+    """A watch over collectives that the device waits for, and not the host: a backend may bring one."""
+
+    @abstractmethod
+    def check(self) -> None:
+        """Raise ``DistributedError`` if a collective that was waited for has failed since."""
+
+    @abstractmethod
+    def wait(self, label: str, work: Any) -> Any:
+        """Make the device wait for a collective; return what its ``wait()`` does."""
 
 
 class _ReceivedPieces:
@@ -152,7 +163,7 @@ class TorchCommunicator(Communicator):
         close: Callable[[], None] = lambda: None,
         *,
         beside: Communicator | None = None,
-        watch: DeviceWatch | None = None,
+        watch: CollectiveWatch | None = None,
     ) -> None:
         self._watch = watch
         self._group, self._close, self._beside = process_group, close, beside

@@ -76,32 +76,35 @@ class Failure:
         rank: number of the rank in the job.
         kinds: names of the error's class and those that it is derived from.
         text: the error's text.
+        facts: the error's attributes by name, if it is one of shardwright's.
     """
 
     rank: int
     kinds: tuple[str, ...]
     text: str
+    facts: Mapping[str, Any] = {}
 
     @classmethod
     def of(cls, rank: int, error: BaseException, longest: int | None = None) -> Failure:
         """The failure of a rank that raised an error, with so much of its text."""
-        return cls(rank, tuple(kind.__name__ for kind in type(error).__mro__), str(error)[:longest])
+        facts = error.facts if isinstance(error, ShardwrightError) else {}
+        return cls(rank, tuple(kind.__name__ for kind in type(error).__mro__), str(error)[:longest], facts)
 
     @classmethod
     def read(cls, text: str) -> Failure:
         """Read a failure that was written as text."""
-        rank, kinds, said = json.loads(text)
-        return cls(rank, tuple(kinds), said)
+        rank, kinds, said, facts = json.loads(text)
+        return cls(rank, tuple(kinds), said, facts)
 
     def __str__(self) -> str:
-        return json.dumps([self.rank, self.kinds, self.text])
+        return json.dumps([self.rank, self.kinds, self.text, dict(self.facts)], default=str)
 
     def error(self, rank: int, what: str) -> ShardwrightError:
         """The error of a rank that heard of this failure: of the same class, if that is one of shardwright's."""
         known: list[Any] = [getattr(errors, name) for name in self.kinds if name in errors.__all__]
         kind = known[0] if known else DistributedError
         error: ShardwrightError = kind(
-            f"rank {rank}: {what} failed: rank {self.rank} raised {self.kinds[0]}: {self.text}"
+            f"rank {rank}: {what} failed: rank {self.rank} raised {self.kinds[0]}: {self.text}", **self.facts
         )
         return error
 

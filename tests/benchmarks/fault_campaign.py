@@ -281,7 +281,13 @@ def run(trial: Trial) -> dict[str, Any]:
                 life.process.kill()
                 life.process.join()
         found = [_found(trial, rank, life, struck_at, *ends[rank]) for rank, life in survivors.items()]
-        return {**attrs.asdict(trial), "struck": trial.struck, "survivors": found}
+        _listen([lives[trial.victim]], time.monotonic() + 0.5)
+        return {
+            **attrs.asdict(trial),
+            "struck": trial.struck,
+            "victim_raised": lives[trial.victim].text,
+            "survivors": found,
+        }
 
 
 def _start(context: Any, function: Any, *arguments: Any) -> Life:

@@ -28,10 +28,10 @@ def env_of(timeout_s: float = TIMEOUT_S) -> sw.ShardingEnv:
     return sw.ShardingEnv.from_process_group(dist.new_group(timeout=timedelta(seconds=timeout_s)))
 
 
-def planned(env: sw.ShardingEnv, sharding_type: str) -> sw.ShardingPlan:
+def planned(env: sw.ShardingEnv, sharding_type: str, *, table: str = "*") -> sw.ShardingPlan:
     """A plan of the model's tables."""
     constraints = {
-        "*": sw.ParameterConstraints(sharding_types=[sharding_type], compute_kernels=["fused_torch"])
+        table: sw.ParameterConstraints(sharding_types=[sharding_type], compute_kernels=["fused_torch"])
     }
     planner = sw.EmbeddingShardingPlanner(batch_size=4, constraints=constraints)
     return planner.collective_plan(unsharded(), SHARDERS, env=env)
@@ -114,23 +114,70 @@ def lose_a_rank(what: str, fault: str, folder: str) -> str:
     return "nothing was raised"
 
 
+def two_groups(env: sw.ShardingEnv, *, size: int = 3, sync_every: int = 1) -> Any:
+    """A model over sharding groups of all ranks."""
+    return sw.DMPCollection(
+        unsharded(), sharding_group_size=size, global_pg=env.process_group, sync_every=sync_every
+    )
+
+
 def refuse_on_one_rank(what: str, folder: str) -> tuple[str, float]:
-    """Rank 1 alone refuses a call; returns what each rank raised, and what a step after that gives."""
+    """One rank alone refuses a call; returns what each rank raised, and what a step after that gives."""
     env = env_of(60.0)
-    model = model_of(env)
-    other = planned(env, "column_wise")
-    before = train(model)
+    model, other = model_of(env), planned(env, "column_wise")
+    train(model)
     sw.save_checkpoint(folder, model, step=1)
-    is_victim = env.rank == VICTIM
+    refuses = env.rank == (0 if what.startswith("plan") else VICTIM)
+    wrong = sw.ShardingPlan({"elsewhere": other.plan[""]}) if refuses else other
     calls: dict[str, Callable[[], Any]] = {
-        "reshard": lambda: model.reshard(other, max_extra_bytes=1 if is_victim else 1 << 30),
-        "save": lambda: sw.save_checkpoint(folder, model, step=-1 if is_victim else 2),
-        "load": lambda: sw.load_checkpoint(folder, model, renames={"nobody": "x"} if is_victim else {}),
-        "plan": lambda: planned(env, "row_wise" if not is_victim else 3),  # type: ignore[arg-type]
+        "reshard: memory": lambda: model.reshard(other, max_extra_bytes=1 if refuses else 1 << 30),
+        "reshard: memory below 1": lambda: model.reshard(other, max_extra_bytes=0 if refuses else 1 << 30),
+        "reshard: plan": lambda: model.reshard(wrong),
+        "save: step": lambda: sw.save_checkpoint(folder, model, step=-1 if refuses else 2),
+        "save: extra": lambda: sw.save_checkpoint(folder, model, extra={"x": object()} if refuses else {}),
+        "load: renames": lambda: sw.load_checkpoint(
+            folder, model, renames={"nobody": "x"} if refuses else {}
+        ),
+        "load: parts": lambda: sw.load_checkpoint(folder, model, parts="state" if refuses else "all"),
+        "plan: tables": lambda: planned(env, "row_wise", table="nobody" if refuses else "*"),
+        "plan: sharders": lambda: sw.EmbeddingShardingPlanner(batch_size=4).collective_plan(
+            unsharded(), 3 if refuses else SHARDERS, env=env
+        ),
+        "shard: plan": lambda: sw.DistributedModelParallel(unsharded(), env, plan=wrong, sharders=SHARDERS),
+        "shard: update": lambda: sw.DistributedModelParallel(
+            unsharded(), env, plan=other, sharders=SHARDERS, update="never" if refuses else None
+        ),
+        "shard: device": lambda: sw.DistributedModelParallel(
+            unsharded(), env, plan=other, sharders=SHARDERS, device="cuda" if refuses else "cpu"
+        ),
+        "groups: size": lambda: two_groups(env, size=2 if refuses else 3),
+        "groups: averaging": lambda: two_groups(env, sync_every=0 if refuses else 1),
+        "connect: backend": lambda: sw.ShardingEnv.from_process_group(
+            env.process_group, comm_backend="pigeons" if refuses else None
+        ),
     }
-    del before
     try:
         calls[what]()
     except ShardwrightError as error:
         return f"{type(error).__name__}: {error}", train(model)
     return "nothing was raised", train(model)
+
+
+REFUSALS = {
+    "reshard: memory": "InvalidInputError",
+    "reshard: memory below 1": "InvalidInputError",
+    "reshard: plan": "PlanError",
+    "save: step": "InvalidInputError",
+    "save: extra": "InvalidInputError",
+    "load: renames": "InvalidInputError",
+    "load: parts": "InvalidInputError",
+    "plan: tables": "UnknownNameError",
+    "plan: sharders": "InvalidInputError",
+    "shard: plan": "InvalidInputError",
+    "shard: update": "InvalidInputError",
+    "shard: device": "InvalidInputError",
+    "groups: size": "InvalidInputError",
+    "groups: averaging": "InvalidInputError",
+    "connect: backend": "UnknownPluginError",
+}
+"""Calls that one rank alone refuses, and the class of its error."""

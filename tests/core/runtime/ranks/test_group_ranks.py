@@ -95,6 +95,14 @@ def test_error_of_one_rank_is_of_its_class_on_all_and_they_go_on_together(
     assert on_each(ranks, failing(error, where=9)) == ["done"] * 3
 
 
+def test_attributes_of_an_error_are_those_of_the_other_ranks_too() -> None:
+    ranks = ranks_of(dist.HashStore())
+    error = InvalidInputError("wrong", subject="t0", asked=[3, "x"], possible=("a", "b"))
+    assert [raised.facts for raised in on_each(ranks, failing(error))] == [error.facts] * 3
+    odd = InvalidInputError("wrong", subject="t0", asked=timedelta(seconds=3))
+    assert [str(raised.asked) for raised in on_each(ranks, failing(odd))] == ["0:00:03"] * 3
+
+
 def test_errors_of_several_ranks_are_each_its_own_and_they_go_on_together() -> None:
     ranks = ranks_of(dist.HashStore())
 

@@ -88,7 +88,6 @@ class DMPCollection(DistributedModelParallel):
         data_parallel_wrapper: DefaultDataParallelWrapper | None = None,
         update: str | None = None,
     ) -> None:
-        sync_every = None if sync_every is None else checked_sync_every(sync_every)
         if env is None:
             if sharding_group_size is None:
                 raise InvalidInputError(
@@ -109,24 +108,25 @@ class DMPCollection(DistributedModelParallel):
                 "env has its groups already: leave sharding_group_size, global_pg, node_group_size and comm_backend "
                 "out, or env"
             )
-        _check_world(world_size, env)
-        _check_plan(plan, env)
-        # Otherwise some ranks would wait for others that go on.
-        env.everyone.agree("averaging", {"sync_every": sync_every}, "Give every rank the same sync_every")
-        super().__init__(
-            module,
-            env,
-            device,
-            plan,
-            sharders,
-            init_data_parallel=False,
-            data_parallel_wrapper=data_parallel_wrapper,
-            update=update,
-        )
-        _check_plan(self.plan, env)
-        self._sync_every, self._num_since = sync_every, 0
-        collections = [child for child in self._sharded.values() if isinstance(child, ShardedCollection)]
-        with env.everyone.together("making replicas of the tables"):
+        with env.everyone.together("sharding the model"):
+            sync_every = None if sync_every is None else checked_sync_every(sync_every)
+            _check_world(world_size, env)
+            _check_plan(plan, env)
+            # Otherwise some ranks would wait for others that go on.
+            env.everyone.agree("averaging", {"sync_every": sync_every}, "Give every rank the same sync_every")
+            super().__init__(
+                module,
+                env,
+                device,
+                plan,
+                sharders,
+                init_data_parallel=False,
+                data_parallel_wrapper=data_parallel_wrapper,
+                update=update,
+            )
+            _check_plan(self.plan, env)
+            self._sync_every, self._num_since = sync_every, 0
+            collections = [child for child in self._sharded.values() if isinstance(child, ShardedCollection)]
             self._averaging = Averaging(env, collections)
             self._averaging.copy_from_first()
         for collection in collections:

@@ -153,13 +153,13 @@ class DistributedModelParallel(nn.Module):
         if asked is not None and has_accelerator(asked.type):
             make_current(with_index(asked))  # which the environment connects
         self._env = environment_of(env, comm_backend=comm_backend, device_type=wanted)
-        self.device = device_of_rank(self._env, asked)
-        make_current(self.device)
         self._sharded: dict[str, nn.Module] = {}
         # Beside the submodules, so that parameters keep the model's names (see _fqn_modifiers).
         self._wrapper: tuple[DistributedDataParallel, ...] = ()
         self._data_parallel = data_parallel_wrapper or DefaultDataParallelWrapper()
         with self._env.everyone.together("sharding the model"):
+            self.device = device_of_rank(self._env, asked)
+            make_current(self.device)
             self._build(module, plan, sharders, init_data_parallel, update)
         # One object, since learning-rate schedulers mark the optimizer that they are given.
         self._fused_optimizer = CombinedOptimizer(

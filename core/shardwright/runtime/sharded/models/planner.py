@@ -98,7 +98,6 @@ class EmbeddingShardingPlanner(TablePlanner):
             dense=dense_bytes(module, sharders),
         )
 
-    @checked
     def collective_plan(
         self,
         module: Any,
@@ -155,6 +154,7 @@ class EmbeddingShardingPlanner(TablePlanner):
             from_text=ShardingPlan.from_json,
         )
 
+    @checked
     def _plan_for(
         self, env: Any, measured: Mapping[str, Any], module: Any, sharders: Sequence[Any] | None, watch: Watch
     ) -> ShardingPlan:

@@ -136,17 +136,6 @@ class Communicator(ABC):
     def barrier(self) -> None:
         """Return when every rank has come here."""
 
-    def meet(self, place: str, what: str) -> None:  # noqa: B027 - most need none
-        """Return when every rank has come to ``place``, without a collective; raise if one does not in time.
-
-        The engine asks for it where a rank alone makes a call that is right only if all do, and would send what the
-        others do not expect. By default it is taken for granted that all do.
-
-        Args:
-            place: a name that no other meeting of these ranks has.
-            what: name of the call, for the error.
-        """
-
     def named(self, collective: str, since: float | None = None) -> AbstractContextManager[None]:
         """Report a failure inside as that of a collective that torch makes; by default the error is left as it is.
 

@@ -112,6 +112,10 @@ class SameHostTransport(Transport):
         self.meeting.meet(large, deadline_of(patience))
         return len(self._sharing(large)) == self.meeting.world_size - 1
 
+    def close(self) -> None:
+        if self._mail is not None:
+            self._mail.give_up()
+
     def _large(self, splits: Sequence[int], element_size: int) -> list[int]:
         """The peers whose pieces are large enough."""
         return [

@@ -44,7 +44,8 @@ def whole(model: Any, dense: Any) -> dict[str, Any]:
         return whole_if_fused(model, dense)
     state = dict(model.state_dict())
     for name, table in model.module.bags.sharded_tables.items():
-        own = dict(zip(table.state.local, table.parameters(), strict=True))
+        # A rank without a block has an empty parameter.
+        own = dict(zip(table.state.local, table.parameters(), strict=bool(table.state.local)))
         for entry in ("exp_avg", "exp_avg_sq"):
             state[f"{name}.{entry}"] = table.state.gather(
                 lambda local, own=own, entry=entry: dense.state[own[local]][entry],

@@ -231,6 +231,29 @@ def test_one_norm_over_all_ranks_clips_as_in_one_process(
     assert min(expected) > most  # they were clipped
 
 
+@pytest.mark.parametrize("kernel", ["fused_torch", "dense"])
+def test_norm_is_over_the_ranks_of_its_own_model_on_a_rank_without_tables_of_it(kernel: str) -> None:
+    table = tables_of("table_wise", kernel)[0]
+    case = Case([table], (3, 4), "sgd")  # on rank 0 alone
+    module = case.module_to_shard()
+    other = Case([table], (4,), "sgd")
+
+    def run(env: ShardingEnv) -> tuple[float, int]:
+        model = shard(case, env, module)
+        later = shard(other, ShardingEnv.local(device_type="cpu"), other.module_to_shard())
+        backward(case, model, 0, env.rank)
+        norm = float(clip_grad_norm_(model.parameters(), 1e6))
+        del later
+        return norm, sum(own.numel() for own in model.parameters())
+
+    norms, sizes = zip(*run_simulated(run, case.world_size), strict=True)
+    one = OneProcess(case)
+    one.gradients(0)
+    expected = float(torch.nn.utils.clip_grad_norm_(one.module.parameters(), 1e6))
+    assert norms == (pytest.approx(expected), pytest.approx(expected))
+    assert sizes[1] == 0
+
+
 def alone(update: str = "in_step", optimizer: str = "sgd") -> tuple[Case, Any]:
     case = Case(tables_of("row_wise", "fused_torch"), (4,), optimizer)
     return case, shard(case, ShardingEnv.local(device_type="cpu"), case.module_to_shard(), update)

@@ -105,28 +105,21 @@ class Fetcher:
         """Compare the users' settings, and give ranks without data the form of a batch; every rank calls this once.
 
         Raises:
-            InvalidInputError: settings differ; raised on all ranks.
+            DistributedError: settings differ; raised on all ranks.
         """
         if self._has_met:
             return fetched
         choice = self._settings.end_of_data
         self._has_met = True
-        mine = (str(choice), self._settings.way, self._form_of(fetched), fetched.status)
-        told = self._env.communicator.all_gather_objects(mine)
-        for what, given in (
-            ("end_of_data", [other for other, *_ in told]),
-            ("the way to exchange ids", [way for _, way, *_ in told]),
-        ):
-            if len(set(given)) > 1:
-                raise InvalidInputError(
-                    f"{what} differs between ranks: {', '.join(given)} (rank 0 first); give all ranks the same"
-                )
+        settings = {"end_of_data": choice, "the exchange of ids": self._settings.way}
+        self._env.agree("batches", settings, "Give all ranks the same settings")
+        told = self._env.communicator.all_gather_objects((self._form_of(fetched), fetched.status))
         if choice is EndOfData.FIRST_RANK or self._template is not None:
             return fetched
-        forms = [form for *_, form, _ in told if form is not None]
+        forms = [form for form, _ in told if form is not None]
         if forms:
             self._template = partial(pickle.loads, forms[0])
-        self._lacks_form = not forms and any(status is Status.FINE for *_, status in told)
+        self._lacks_form = not forms and any(status is Status.FINE for _, status in told)
         return self._ended() if fetched.status is Status.EMPTY_BATCH else fetched
 
     def _form_of(self, fetched: Fetched) -> bytes | None:

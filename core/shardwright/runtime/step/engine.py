@@ -42,7 +42,6 @@ from shardwright.runtime.step.backward.kept_gradients import (
     prefetches,
 )
 from shardwright.runtime.step.backward.learning_rates import LearningRates
-from shardwright.runtime.step.backward.open_steps import OpenSteps
 from shardwright.runtime.step.backward.scaled_losses import FUSED_REFUSAL, IN_STEP_ADVICE, PARTED_REFUSAL
 from shardwright.runtime.step.backward.weight_gradients import weights_refusal
 from shardwright.runtime.step.batches.headers import Header, HeaderFormat, Headers
@@ -143,10 +142,8 @@ class CollectionEngine:
         self.header = HeaderFormat([executor.header_size for executor in self.executors])
         if before is None:
             self.number = env.lockstep.join(self.collection.name, self.header.size)
-            self.open_steps = OpenSteps(env, self.number)
         else:
             self.number = env.lockstep.rejoin(before.number, self.header.size)
-            self.open_steps = before.open_steps
         self._steps: WeakSet[EngineStep] = WeakSet()
         trained = compress(self.executors, self.is_trained)
         self.anchors = Anchors(
@@ -307,7 +304,6 @@ class EngineStep:
             DistributedError: another rank does not begin a batch.
         """
         env, engine = self._engine.env, self._engine
-        engine.open_steps.begin()
         env.lockstep.note("headers", engine.number)
         words = env.lockstep.words(engine.number, with_gradients=torch.is_grad_enabled())
         header = Header(*words, self._batch_size, self._status, self._extra_word, self._trains_weights)
@@ -395,7 +391,6 @@ class EngineStep:
         self.is_begun = False
         self._rates = self._engine.rates.now
         if self._training:
-            self._engine.open_steps.forward()
             self._number = self._engine.env.lockstep.gradients.number()
         self.receive()
         self._received = []  # lets go of them
@@ -452,7 +447,6 @@ class EngineStep:
         self._engine.env.lockstep.gradients.are_there(self._number, self, send)
 
     def _send_gradients(self, gradients: Sequence[Tensor]) -> None:
-        self._engine.open_steps.backward()
         self._engine.env.lockstep.note("gradients", self._engine.number)
         executors = self._executors if self._trains_weights else self._trained
         for executor in executors:  # all are under way before any is waited for

@@ -104,10 +104,10 @@ def test_training_goes_on_as_unsharded(pair, limit):
             torch.testing.assert_close(state[name], weight)
 
 
-def test_one_exchange_a_piece_and_two_gatherings():
+def test_one_exchange_a_piece_and_one_gathering():
     labels = resharded(case_of(), OTHER)[0][2]
-    moved = labels[labels.index("rows that are resharded") - 2 :]
-    assert moved[:3] == ["object", "object", "rows that are resharded"]
+    first = labels.index("rows that are resharded")
+    assert labels[:first].count("object") == 1
     assert labels.count("rows that are resharded") == 1
     assert resharded(case_of(), OTHER, piece_bytes=200)[0][2].count("rows that are resharded") > 3
 
@@ -225,7 +225,10 @@ def test_old_lookups_are_gone_before_the_last_rows_move_where_memory_is_limited(
             lambda plan, rank: {**plan, "t0": Cuts((Cut(11, 4, ("a",), ranks=(5,)),), 6).shardings()["t0"]},
             "rank 5",
         ),
-        (lambda plan, rank: plan if rank else case_of().shardings(), "other plans on rank 1 than on rank 0"),
+        (
+            lambda plan, rank: plan if rank else case_of().shardings(),
+            "plan of table 't0' is rank 0: .*; rank 1: ",
+        ),
         (lambda plan, rank: {**plan, "t0": evolve(plan["t0"], compute_kernel="nowhere")}, "nowhere"),
     ],
     ids=["a table too few", "one too many", "another size", "no such rank", "others", "no such kernel"],

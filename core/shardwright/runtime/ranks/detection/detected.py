@@ -46,7 +46,7 @@ def measure_together(env: ShardingEnv, *, is_wanted: bool) -> dict[str, Any]:
     """
     if not has_accelerator(env.device_type):
         return {}
-    with env.phase("measuring the machine"):
+    with env.together("measuring the machine"):
         if not env.communicator.broadcast_object(is_wanted):
             return {}
         device = with_index(torch.device(env.device_type))

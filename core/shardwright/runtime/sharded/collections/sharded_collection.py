@@ -19,13 +19,11 @@ from shardwright.optim.fused import optimizer_spec_of
 from shardwright.planning.plan.sharding import ParameterSharding
 from shardwright.planning.tables.optimizers import STILL
 from shardwright.planning.tables.spec import EmbeddingConfig, TableSpec
-from shardwright.runtime.ranks.environment import ShardingEnv, check_local_world_sizes, device_of_rank
-from shardwright.runtime.ranks.lockstep import name_ranks
+from shardwright.runtime.ranks.environment import ShardingEnv, device_of_rank
 from shardwright.runtime.ranks.meeting import Meeting
 from shardwright.runtime.sharded.collections import anatomy
 from shardwright.runtime.sharded.collections.executors import executor_of
 from shardwright.runtime.sharded.collections.sharded_module import ModuleSharder, check_plan_covers
-from shardwright.runtime.sharded.tables.clipping import remember_ranks
 from shardwright.runtime.sharded.tables.data_parallel import watch_data_parallel
 from shardwright.runtime.sharded.tables.fused_optimizer import FusedOptimizer
 from shardwright.runtime.sharded.tables.initialization import initialize
@@ -93,12 +91,13 @@ class ShardedCollection(nn.Module, ABC):
 
     def __init__(self, inputs: ShardingInputs, *, tables_name: str) -> None:
         super().__init__()
-        _compare_plans(inputs)  # first: what one rank alone would raise leaves the others waiting
+        # First: what one rank alone would raise leaves the others waiting.
+        inputs.env.agree("the plan", _digests(inputs), _PLAN_ONCE)
         check_plan_covers(inputs.specs, inputs.params, inputs.specs[0].module)
         self._env, self._device, self._configs = inputs.env, inputs.device, list(inputs.configs)
         self._tables_name = tables_name
         self._take_engine(inputs, engine_of(inputs))
-        self._meeting = Meeting(inputs.env, self._engine.number)
+        self._meeting = Meeting(inputs.env, inputs.env.lockstep.name(self._engine.number))
         self._fused_optimizer = FusedOptimizer(
             self._by_parameter(),
             self._engine.rates,
@@ -112,7 +111,6 @@ class ShardedCollection(nn.Module, ABC):
         watch_data_parallel()
         watch_scalers()
         watch_optimizers()
-        remember_ranks(self)
         self.inputs_ahead: InputsAhead | None = None
 
     def _take_engine(self, inputs: ShardingInputs, engine: CollectionEngine) -> None:
@@ -392,42 +390,20 @@ def _meet_to_load(module: ShardedCollection, *_: Any) -> None:
     module._meeting.to_load("load_state_dict()")
 
 
-def _compare_plans(inputs: ShardingInputs) -> None:
-    """Check that all ranks shard the same tables in the same way; else they would not meet in their collectives.
-
-    They compare one hash of everything; only where these differ, one of each table.
-
-    Raises:
-        DistributedError: naming the ranks that differ from rank 0, and the first table in which they do.
-    """
-    communicator, mine = inputs.env.communicator, _digests(inputs)
-    together = hashlib.sha256(repr(sorted(mine.items())).encode()).digest()
-    locals_, hashes = zip(
-        *communicator.all_gather_objects((inputs.env.local_world_size, together)), strict=True
-    )
-    check_local_world_sizes(locals_)
-    if len(set(hashes)) == 1:
-        return
-    gathered = communicator.all_gather_objects(mine)
-    different = [rank for rank, other in enumerate(gathered) if other != gathered[0]]
-    other, first = gathered[different[0]], communicator.global_ranks[0]
-    named = name_ranks([communicator.global_ranks[rank] for rank in different])
-    names = [name for name in {**gathered[0], **other} if gathered[0].get(name) != other.get(name)]
-    raise DistributedError(
-        f"the ranks shard differently: {named} differs from rank {first} in "
-        f"{len(names)} tables, {names[0]!r} first. Plan once, with collective_plan, and give every rank the same "
-        "tables, plan and fused_params"
-    )
+_PLAN_ONCE = "Plan once, with collective_plan, and give every rank the same tables, plan and fused_params"
 
 
 def _digests(inputs: ShardingInputs) -> dict[str, str]:
-    """A hash of each table and of how it is sharded, by name: a plan may leave tables out or name others."""
+    """Each table and how it is sharded, by name, with a hash of it all: a plan may leave tables out or name others."""
     specs = {spec.name: spec for spec in inputs.specs}
-    digests = {}
+    digests = {"LOCAL_WORLD_SIZE": str(inputs.env.local_world_size)}
     for name in {**specs, **inputs.params}:
         sharding = inputs.params.get(name)
-        planned = sharding.digest() if sharding is not None else b""
-        digests[name] = hashlib.sha256(repr(specs.get(name)).encode() + planned).hexdigest()
+        planned, kind = (
+            (b"", "not planned") if sharding is None else (sharding.digest(), sharding.sharding_type)
+        )
+        digest = hashlib.sha256(repr(specs.get(name)).encode() + planned).hexdigest()
+        digests[f"table {name!r}"] = f"{kind} {digest[:12]}"
     return digests
 
 
@@ -492,7 +468,7 @@ def shard_collection(
     is_weighted: bool = False,
 ) -> _Sharded:
     """The sharded form of ``module``, with its weights; see :meth:`ModuleSharder.shard`."""
-    with env.phase(f"sharding {type(module).__name__}"):
+    with env.together(f"sharding {type(module).__name__}"):
         specs = sharder.tables(module, path)
         place = device_of_rank(env, device)
         inputs = ShardingInputs(

@@ -157,13 +157,13 @@ class DistributedModelParallel(nn.Module):
         if asked is not None and has_accelerator(asked.type):
             make_current(with_index(asked))  # which the environment connects
         self._env = environment_of(env, comm_backend=comm_backend, device_type=wanted)
-        self.device = device_of_rank(self._env, asked)
-        make_current(self.device)
         self._sharded: dict[str, nn.Module] = {}
         # Beside the submodules, so that parameters keep the model's names (see _fqn_modifiers).
         self._wrapper: tuple[DistributedDataParallel, ...] = ()
         self._data_parallel = data_parallel_wrapper or DefaultDataParallelWrapper()
-        with self._env.everyone.phase("sharding the model"):
+        with self._env.everyone.together("sharding the model"):
+            self.device = device_of_rank(self._env, asked)
+            make_current(self.device)
             self._build(module, plan, sharders, init_data_parallel, update, sync_module_states)
         # One object, since learning-rate schedulers mark the optimizer that they are given.
         self._fused_optimizer = CombinedOptimizer(
@@ -244,7 +244,7 @@ class DistributedModelParallel(nn.Module):
         """Wrap what is not sharded in ``DistributedDataParallel``, if it has parameters; done once."""
         if self._wrapper or self._env.everyone.process_group is None:
             return
-        with self._env.everyone.phase("wrapping the dense part of the model"):
+        with self._env.everyone.together("wrapping the dense part of the model"):
             self._wrap_dense()
 
     def _wrap_dense(self) -> None:
@@ -349,7 +349,7 @@ class DistributedModelParallel(nn.Module):
         """
         from shardwright.runtime.sharded.resharding.reshard import modules_under, reshard
 
-        with self._env.everyone.phase("resharding the model"):
+        with self._env.everyone.together("resharding the model"):
             self._check_new_plan(plan)
             resharded = reshard(
                 modules_under(plan, self._sharded),
@@ -370,8 +370,8 @@ class DistributedModelParallel(nn.Module):
     ) -> Iterator[tuple[str, nn.Parameter]]:
         """Names and parameters; those of sharded tables are this rank's blocks.
 
-        A table's first block here bears the unsharded name, further ones ``..._1`` and so on; a table without a block
-        here is not named. Optimizer state made for these parameters is per block as well.
+        A table's first block here bears the unsharded name, further ones ``..._1`` and so on; of a table without a
+        block here that is trained, it is an empty parameter. Optimizer state made for these is per block as well.
         """
         yield from self.module.named_parameters(prefix, recurse, remove_duplicate)
 

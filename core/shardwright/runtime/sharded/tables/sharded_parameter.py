@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import _foreach_supported_types
 
-from shardwright.error_listeners import reporting_errors
+from shardwright.error_reports import reporting_errors
 from shardwright.errors import UnsupportedError
 from shardwright.host.plugin_host import host
 from shardwright.runtime.ranks.environment import ShardingEnv

@@ -20,7 +20,7 @@ from attrs import frozen
 from torch import Tensor
 
 from shardwright.contracts.lookup import Bags, Lookup
-from shardwright.error_listeners import reporting_errors
+from shardwright.error_reports import reporting_errors
 from shardwright.errors import UnsupportedError
 from shardwright.planning.layouts.blocks import Ints
 from shardwright.planning.plan.sharding import ParameterSharding

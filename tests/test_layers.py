@@ -71,8 +71,6 @@ CORE = ROOT / "core"
 IN_CIRCLES = {
     # TorchScript compiles the classes that it is to know; it leaves core with serving.
     "sparse": {"_jagged", "_traces", "jagged_tensor", "keyed_jagged_tensor", "keyed_tensor", "scripting"},
-    # Errors are told to ranks by what listens to errors; both become one.
-    "": {"error_listeners", "runtime.ranks.failure_reports"},
 }
 """Modules that import each other, by their folder, until what is said of each has happened."""
 

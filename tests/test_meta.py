@@ -237,10 +237,9 @@ STATE = {
     "optim/fused.py": {"_REGISTERED"},  # torch's optimizers by class, as plugins register theirs
     "runtime/sharded/collections/sharded_module.py": {"_SHARDERS"},  # until sharders are a kind of plugin
     # Of process groups and of models, by weak reference.
-    "error_listeners.py": {"_listeners"},
+    "error_reports.py": {"_LISTENERS"},
     "runtime/ranks/environment.py": {"_LOCKSTEPS"},
-    "runtime/ranks/group_store.py": {"_known"},
-    "runtime/ranks/phases.py": {"_known"},
+    "runtime/ranks/group_ranks.py": {"_known"},
     "runtime/checkpoint/saving.py": {"_known"},
     "runtime/checkpoint/folder.py": {"_LOCKS"},  # a lock of a file is the process's
     "runtime/sharded/tables/table_state.py": {"_AS_BLOCKS"},

@@ -113,11 +113,9 @@ class Case:
         """One vector a bag, else one an id."""
         return self.tables[0].pooling != "NONE"
 
-    def _common(self, index: int, times: int, generator: torch.Generator) -> dict[str, Any]:
+    def _common(self, index: int, times: int) -> dict[str, Any]:
         table = self.tables[index]
-        most = (table.rows * times) ** -0.5
         return {
-            "init_fn": lambda weight: weight.uniform_(-most, most, generator=generator),
             "num_embeddings": table.rows * times,
             "embedding_dim": table.dim,
             "name": f"t{index}",
@@ -134,19 +132,23 @@ class Case:
         return self._module(times=MOST_RANKS if self.has_keys else 1)
 
     def _module(self, times: int) -> EmbeddingBagCollection | EmbeddingCollection:
+        module: EmbeddingBagCollection | EmbeddingCollection
+        if self.is_pooled:
+            bags = [
+                EmbeddingBagConfig(pooling=table.pooling, **self._common(index, times))
+                for index, table in enumerate(self.tables)
+            ]
+            module = EmbeddingBagCollection(bags, is_weighted=self.is_weighted, device="cpu")
+        else:
+            configs = [EmbeddingConfig(**self._common(index, times)) for index in range(len(self.tables))]
+            module = EmbeddingCollection(configs, device="cpu")
         generator = torch.Generator().manual_seed(
             0
         )  # its own: simulated ranks are threads, and share torch's
-        if self.is_pooled:
-            bags = [
-                EmbeddingBagConfig(pooling=table.pooling, **self._common(i, times, generator))
-                for i, table in enumerate(self.tables)
-            ]
-            return EmbeddingBagCollection(bags, is_weighted=self.is_weighted, device="cpu")
-        configs = [
-            EmbeddingConfig(**self._common(index, times, generator)) for index in range(len(self.tables))
-        ]
-        return EmbeddingCollection(configs, device="cpu")
+        for weight in module.parameters():
+            most = len(weight) ** -0.5
+            nn.init.uniform_(weight, -most, most, generator)
+        return module
 
     def sharder(self) -> ModuleSharder:
         """The sharder of such modules."""

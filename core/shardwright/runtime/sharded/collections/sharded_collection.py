@@ -480,6 +480,6 @@ def shard_collection(
             for name, own in weights_of(module).items()
             if not params[name].layout.row_map.takes_any_id  # rows that no key has yet are nobody's
         }
-        agree_on_weights(weights, env.communicator, place, sync=sharder.sync_module_states)
+        agree_on_weights(weights, env, place, sync=sharder.sync_module_states)
         sharded.take_weights(module)  # type: ignore[arg-type]  # each takes its own kind
         return sharded

@@ -16,6 +16,7 @@ from shardwright.contracts.comm_backend import Communicator
 from shardwright.errors import DistributedError
 from shardwright.modules.embedding_modules import TableCollection
 from shardwright.modules.quantized.collections import QuantizedCollection
+from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.ranks.lockstep import by_rank
 from shardwright.runtime.sharded.tables.blocked_tensor import PIECE_BYTES
 from shardwright.runtime.step.buffers import ALIGNMENT
@@ -34,7 +35,7 @@ def weights_of(module: TableCollection | QuantizedCollection) -> dict[str, Tenso
 
 
 def agree_on_weights(
-    weights: Mapping[str, Tensor], communicator: Communicator, device: torch.device, *, sync: bool
+    weights: Mapping[str, Tensor], env: ShardingEnv, device: torch.device, *, sync: bool
 ) -> None:
     """Check that weights are the same on all ranks, or copy rank 0's; every rank makes this call.
 
@@ -43,7 +44,7 @@ def agree_on_weights(
 
     Args:
         weights: weights by table, of the same tables on all ranks.
-        communicator: the ranks.
+        env: the ranks.
         device: device that weights are sent from.
         sync: copy rank 0's weights of tables that differ, in place.
 
@@ -51,11 +52,12 @@ def agree_on_weights(
         DistributedError: they differ and are not to be copied, or are on ``meta`` on some ranks; the same on every
             rank.
     """
-    if communicator.world_size == 1:
+    if env.world_size == 1:
         return
     mine = {name: _checksum(own) for name, own in weights.items()}
-    if len(set(communicator.all_gather_objects(zlib.crc32(repr(mine).encode())))) == 1:
+    if env.ranks.meet("sharding of the weights", repr(mine)):
         return
+    communicator = env.communicator
     every = communicator.all_gather_objects(mine)
     different = [name for name in weights if len({own[name] for own in every}) > 1]
     told = [_compared(own[different[0]], every[0][different[0]]) for own in every]

@@ -16,12 +16,10 @@ from shardwright.contracts.comm_backend import Arrivals, Communicator, Work
 from shardwright.errors import ShardwrightError
 from shardwright.runtime.ranks.devices import is_host
 from shardwright.runtime.ranks.group_ranks import GroupRanks, Named
-from shardwright.runtime.ranks.together import check_alike
 
 EXCHANGE_EVENT = "shardwright::all_to_all"
 """Name in profiles of an all-to-all that is no operator of ``torch.distributed``."""
 
-_ONE_DTYPE = "Give all tensors one dtype"
 _GATHERING = "a gathering of objects"
 
 
@@ -255,22 +253,6 @@ class TorchCommunicator(Communicator):
         self._run(
             f"a broadcast from rank {self._global_ranks[source]}", lambda: self._sent_from(source, tensor)
         )
-
-    def all_gather(self, tensor: Tensor) -> list[Tensor]:  # noqa: D102
-        told = self.all_gather_objects((tensor.dtype, tuple(tensor.shape)))
-        # The backend would end the process.
-        check_alike(
-            "a gathering of tensors",
-            [{"their dtype": own} for own, _ in told],
-            self._global_ranks,
-            _ONE_DTYPE,
-        )
-        gathered = []
-        for source, (_, shape) in enumerate(told):
-            piece = tensor.contiguous() if source == self.rank else tensor.new_empty(shape)
-            self.broadcast(piece, source)
-            gathered.append(piece)
-        return gathered
 
     def all_gather_objects(self, value: Any) -> list[Any]:  # noqa: D102
         if self._beside is not None:

@@ -80,20 +80,6 @@ class CollectiveWatch(ABC):
         """Make the device wait for a collective; return what its ``wait()`` does."""
 
 
-class _ReceivedPieces:
-    """Pieces that arrive in this rank's own memory."""
-
-    def __init__(self, work: Any, pieces: Sequence[Tensor]) -> None:
-        self._work, self._pieces = work, pieces
-
-    def wait(self, *timeout: timedelta) -> Sequence[Tensor]:
-        self._work.wait(*timeout)
-        return self._pieces
-
-    def release(self) -> None:
-        self._pieces = ()
-
-
 class TorchTransport(Transport):
     """The transport of the process group itself."""
 
@@ -102,11 +88,9 @@ class TorchTransport(Transport):
 
     def start(self, call: AllToAll) -> Any:  # noqa: D102 - described in the base class
         splits, sent_splits = list(call.output_splits), list(call.input_splits)
-        received = call.input.new_empty(sum(splits)) if call.output is None else call.output
-        work = dist.all_to_all_single(
-            received, call.input, splits, sent_splits, group=self._group, async_op=True
+        return dist.all_to_all_single(
+            call.output, call.input, splits, sent_splits, group=self._group, async_op=True
         )
-        return work if call.output is not None else _ReceivedPieces(work, received.split(splits))
 
     def room(self, num_elements: int, device: torch.device) -> Tensor:  # noqa: D102
         return torch.empty(num_elements, dtype=torch.float32, device=device)

@@ -127,7 +127,7 @@ def refuse_on_one_rank(what: str, folder: str) -> tuple[str, float]:
     model, other = model_of(env), planned(env, "column_wise")
     train(model)
     sw.save_checkpoint(folder, model, step=1)
-    state = model.fused_optimizer.state_dict()
+    whole, state = model.state_dict(), model.fused_optimizer.state_dict()
     refuses = env.rank == (0 if what.startswith("plan") else VICTIM)
     wrong = sw.ShardingPlan({"elsewhere": other.plan[""]}) if refuses else other
     calls: dict[str, Callable[[], Any]] = {
@@ -156,13 +156,14 @@ def refuse_on_one_rank(what: str, folder: str) -> tuple[str, float]:
         "optimizer: state": lambda: model.fused_optimizer.load_state_dict(
             {"state": {"nobody": {}}} if refuses else state
         ),
+        "model: state": lambda: model.load_state_dict({} if refuses else whole),
         "connect: backend": lambda: sw.ShardingEnv.from_process_group(
             env.process_group, comm_backend="pigeons" if refuses else None
         ),
     }
     try:
         calls[what]()
-    except ShardwrightError as error:
+    except (ShardwrightError, RuntimeError) as error:
         return f"{type(error).__name__}: {error}", train(model)
     return "nothing was raised", train(model)
 

@@ -104,10 +104,6 @@ class SimulatedCommunicator(Communicator):
         values = self._board.exchange(self.rank, tensor.clone() if self.rank == source else None)
         tensor.copy_(values[source])
 
-    def all_gather(self, tensor: Tensor) -> list[Tensor]:  # noqa: D102
-        self.labels.append("tensor")
-        return self._board.exchange(self.rank, tensor.clone())
-
     def all_gather_objects(self, value: Any) -> list[Any]:  # noqa: D102
         self.labels.append("object")
         return self._board.exchange(self.rank, value)

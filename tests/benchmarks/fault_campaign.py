@@ -214,8 +214,12 @@ def _be_rank(trial: Trial, rank: int, place: Place, told: Connection) -> None:
     told.send(("done", time.monotonic(), ""))
 
 
+class _Struck(Exception):
+    """What befalls a victim that raises: nothing that a library catches, as ``Path.exists`` does a ``ValueError``."""
+
+
 def _struck(*_: Any) -> None:
-    raise ValueError("struck")
+    raise _Struck("struck")
 
 
 def _be_agent(place: Place, told: Connection) -> None:
@@ -281,7 +285,8 @@ def run(trial: Trial) -> dict[str, Any]:
                 life.process.kill()
                 life.process.join()
         found = [_found(trial, rank, life, struck_at, *ends[rank]) for rank, life in survivors.items()]
-        _listen([lives[trial.victim]], time.monotonic() + 0.5)
+        for _ in STAGES:
+            lives[trial.victim].hear(0)
         return {
             **attrs.asdict(trial),
             "struck": trial.struck,

@@ -121,10 +121,6 @@ class Communicator(ABC):
         """Fill ``tensor`` (contiguous, of one shape and dtype everywhere) with rank ``source``'s. Waits."""
 
     @abstractmethod
-    def all_gather(self, tensor: Tensor) -> list[Tensor]:
-        """Every rank's ``tensor``, in rank order; shapes may differ, dtypes may not. Waits."""
-
-    @abstractmethod
     def all_gather_objects(self, value: Any) -> list[Any]:
         """Every rank's picklable ``value``, in rank order. Waits."""
 

@@ -127,13 +127,6 @@ def differ_in_the_dense_part(how: str) -> str:
     return _said(lambda: DistributedModelParallel(model, env, plan=_plan(env)))
 
 
-def gather_different_dtypes() -> str:
-    """Rank 1 gathers a tensor of another dtype; returns what each rank raised."""
-    env = ShardingEnv.from_process_group(_group(FAR_OFF_S))
-    dtype = torch.float64 if env.rank == VICTIM else torch.float32
-    return _said(lambda: env.communicator.all_gather(torch.ones(3, dtype=dtype)))
-
-
 @contextmanager
 def served(timeout_s: float) -> Iterator[int]:
     """The world's process group, with a store that a process serves which does nothing else; yields its number."""

@@ -106,14 +106,6 @@ def test_dense_part_that_differs_on_one_rank_is_an_error_that_names_it_on_all(
     assert what in texts.pop()
 
 
-def test_dtypes_that_differ_in_a_gathering_are_an_error_on_all_ranks(pool: RankPool) -> None:
-    texts = set(pool.run(setup_workers.gather_different_dtypes, 3))
-    assert texts == {
-        "DistributedError: the ranks differ in a gathering of tensors: their dtype is ranks 0, 2: torch.float32; "
-        "rank 1: torch.float64. Give all tensors one dtype"
-    }
-
-
 @pytest.mark.parametrize("fault", [signal.SIGSTOP, signal.SIGKILL], ids=["stopped", "killed"])
 @pytest.mark.parametrize(
     "before",

@@ -52,3 +52,16 @@ def test_call_that_one_rank_refuses_is_an_error_of_one_class_on_all_and_the_next
     told = pool.run(together_workers.refuse_on_one_rank, 3, what, str(tmp_path))
     assert {text.partition(":")[0] for text, _ in told} == {REFUSALS[what]}, told
     assert len({output for _, output in told}) == 1
+
+
+def test_state_of_a_model_that_torch_refuses_on_one_rank_is_an_error_on_all(
+    pool: RankPool, tmp_path: Path
+) -> None:
+    (first, _), (refused, _), (last, _) = pool.run(
+        together_workers.refuse_on_one_rank, 3, "model: state", str(tmp_path)
+    )
+    assert refused.startswith("RuntimeError: ")
+    for rank, text in ((0, first), (2, last)):
+        assert text.startswith(
+            f"DistributedError: rank {rank}: load_state_dict() failed: rank 1 raised RuntimeError: "
+        )

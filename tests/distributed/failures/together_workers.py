@@ -127,6 +127,7 @@ def refuse_on_one_rank(what: str, folder: str) -> tuple[str, float]:
     model, other = model_of(env), planned(env, "column_wise")
     train(model)
     sw.save_checkpoint(folder, model, step=1)
+    whole, state = model.state_dict(), model.fused_optimizer.state_dict()
     refuses = env.rank == (0 if what.startswith("plan") else VICTIM)
     wrong = sw.ShardingPlan({"elsewhere": other.plan[""]}) if refuses else other
     calls: dict[str, Callable[[], Any]] = {
@@ -152,13 +153,17 @@ def refuse_on_one_rank(what: str, folder: str) -> tuple[str, float]:
         ),
         "groups: size": lambda: two_groups(env, size=2 if refuses else 3),
         "groups: averaging": lambda: two_groups(env, sync_every=0 if refuses else 1),
+        "optimizer: state": lambda: model.fused_optimizer.load_state_dict(
+            {"state": {"nobody": {}}} if refuses else state
+        ),
+        "model: state": lambda: model.load_state_dict({} if refuses else whole),
         "connect: backend": lambda: sw.ShardingEnv.from_process_group(
             env.process_group, comm_backend="pigeons" if refuses else None
         ),
     }
     try:
         calls[what]()
-    except ShardwrightError as error:
+    except (ShardwrightError, RuntimeError) as error:
         return f"{type(error).__name__}: {error}", train(model)
     return "nothing was raised", train(model)
 
@@ -178,6 +183,7 @@ REFUSALS = {
     "shard: device": "InvalidInputError",
     "groups: size": "InvalidInputError",
     "groups: averaging": "InvalidInputError",
+    "optimizer: state": "UnknownNameError",
     "connect: backend": "UnknownPluginError",
 }
 """Calls that one rank alone refuses, and the class of its error."""

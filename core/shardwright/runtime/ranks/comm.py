@@ -16,12 +16,10 @@ from shardwright.contracts.comm_backend import Arrivals, Communicator, Work
 from shardwright.errors import ShardwrightError
 from shardwright.runtime.ranks.devices import is_host
 from shardwright.runtime.ranks.group_ranks import GroupRanks, Named
-from shardwright.runtime.ranks.together import check_alike
 
 EXCHANGE_EVENT = "shardwright::all_to_all"
 """Name in profiles of an all-to-all that is no operator of ``torch.distributed``."""
 
-_ONE_DTYPE = "Give all tensors one dtype"
 _GATHERING = "a gathering of objects"
 
 
@@ -82,20 +80,6 @@ class CollectiveWatch(ABC):
         """Make the device wait for a collective; return what its ``wait()`` does."""
 
 
-class _ReceivedPieces:
-    """Pieces that arrive in this rank's own memory."""
-
-    def __init__(self, work: Any, pieces: Sequence[Tensor]) -> None:
-        self._work, self._pieces = work, pieces
-
-    def wait(self, *timeout: timedelta) -> Sequence[Tensor]:
-        self._work.wait(*timeout)
-        return self._pieces
-
-    def release(self) -> None:
-        self._pieces = ()
-
-
 class TorchTransport(Transport):
     """The transport of the process group itself."""
 
@@ -104,11 +88,9 @@ class TorchTransport(Transport):
 
     def start(self, call: AllToAll) -> Any:  # noqa: D102 - described in the base class
         splits, sent_splits = list(call.output_splits), list(call.input_splits)
-        received = call.input.new_empty(sum(splits)) if call.output is None else call.output
-        work = dist.all_to_all_single(
-            received, call.input, splits, sent_splits, group=self._group, async_op=True
+        return dist.all_to_all_single(
+            call.output, call.input, splits, sent_splits, group=self._group, async_op=True
         )
-        return work if call.output is not None else _ReceivedPieces(work, received.split(splits))
 
     def room(self, num_elements: int, device: torch.device) -> Tensor:  # noqa: D102
         return torch.empty(num_elements, dtype=torch.float32, device=device)
@@ -255,22 +237,6 @@ class TorchCommunicator(Communicator):
         self._run(
             f"a broadcast from rank {self._global_ranks[source]}", lambda: self._sent_from(source, tensor)
         )
-
-    def all_gather(self, tensor: Tensor) -> list[Tensor]:  # noqa: D102
-        told = self.all_gather_objects((tensor.dtype, tuple(tensor.shape)))
-        # The backend would end the process.
-        check_alike(
-            "a gathering of tensors",
-            [{"their dtype": own} for own, _ in told],
-            self._global_ranks,
-            _ONE_DTYPE,
-        )
-        gathered = []
-        for source, (_, shape) in enumerate(told):
-            piece = tensor.contiguous() if source == self.rank else tensor.new_empty(shape)
-            self.broadcast(piece, source)
-            gathered.append(piece)
-        return gathered
 
     def all_gather_objects(self, value: Any) -> list[Any]:  # noqa: D102
         if self._beside is not None:

@@ -444,15 +444,17 @@ class DistributedModelParallel(nn.Module):
 
         Raises:
             InvalidInputError: dense parameters were to be replaced, while their gradients are averaged over the ranks.
-            DistributedError: another rank does not make this call within the time-out.
+            RuntimeError: the state does not fit, as torch says it.
+            DistributedError: another rank failed, or does not make this call within the time-out.
         """
-        if assign and self._wrapper:
-            raise InvalidInputError(
-                "load_state_dict(assign=True) would replace dense parameters, and gradients of new ones would not be "
-                "averaged over the ranks: load with assign=False, which copies values; or build the model with "
-                "DistributedModelParallel(..., init_data_parallel=False), load, and call init_data_parallel()"
-            )
-        return self.module.load_state_dict(state_dict, strict=strict, assign=assign)
+        with self._env.everyone.together("load_state_dict()"):
+            if assign and self._wrapper:
+                raise InvalidInputError(
+                    "load_state_dict(assign=True) would replace dense parameters, and gradients of new ones would not "
+                    "be averaged over the ranks: load with assign=False, which copies values; or build the model with "
+                    "DistributedModelParallel(..., init_data_parallel=False), load, and call init_data_parallel()"
+                )
+            return self.module.load_state_dict(state_dict, strict=strict, assign=assign)
 
     def _fqn_modifiers(self) -> dict[str, str]:
         """Map the model's own names to the attribute that they leave out, for ``torch.distributed.checkpoint``."""

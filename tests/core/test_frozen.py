@@ -66,7 +66,6 @@ PUBLIC_NAMES = """
     Forward
     HeuristicalStorageReservation
     Hierarchical
-    InferencePackage
     InferenceStorageReservation
     InvalidInputError
     JaggedTensor
@@ -96,8 +95,6 @@ PUBLIC_NAMES = """
     PipelineStep
     Placed
     PlacedPlan
-    PlacedQuantEmbeddingBagCollection
-    PlacedQuantEmbeddingCollection
     PlanDifference
     PlanError
     PlanningError
@@ -111,16 +108,12 @@ PUBLIC_NAMES = """
     ProposedShards
     Proven
     QCommsConfig
-    QuantEmbeddingBagCollection
-    QuantEmbeddingBagCollectionSharder
-    QuantEmbeddingCollection
-    QuantEmbeddingCollectionSharder
-    QuantizedRows
     Replicas
     Replicate
     ReturnPath
     ReturnStep
     Routed
+    RowFormat
     RowMap
     RowPart
     RowRule
@@ -133,14 +126,15 @@ PUBLIC_NAMES = """
     ShardMetadata
     ShardedEmbeddingBagCollection
     ShardedEmbeddingCollection
-    ShardedQuantEmbeddingBagCollection
-    ShardedQuantEmbeddingCollection
     ShardingEnv
     ShardingEnv2D
     ShardingPlan
     ShardwrightError
     StageAround
     StorageReservation
+    StoredCheckpoint
+    StoredTensor
+    TableCollection
     TableSpec
     Topology
     TorchCommunicator
@@ -162,26 +156,24 @@ PUBLIC_NAMES = """
     clip_grad_value_
     compare_plans
     explain_table
-    export_for_inference
     get_qcomm_codecs_registry
     hookimpl
     in_backward_optimizer_filter
     load_checkpoint
-    load_package
     load_pretrained
     lockstep_batches
+    open_checkpoint
     optimizer_spec_of
-    quantize_embeddings
-    quantize_rows
     register_fused_optimizer
     register_sharder
     save_checkpoint
-    shard_for_serving
     spec_to_torch
     take_ways
 """
 
 CONTRACTS = """
+    NAMED_ONLY
+    RowFormat
     CommType
     Communicator
     EmbeddingComputeKernel
@@ -204,6 +196,7 @@ HOST = """
 TESTING = """
     RankError
     RankPool
+    RowFormatTests
     ServingKernelTests
     SimulatedCommunicator
     check_codec

@@ -11,6 +11,7 @@ import pytest
 import torch
 from tests.distributed import workers
 from tests.equality import Case, assert_equals_unsharded, train_simulated
+from tests.plugins.compute_kernels.loops import built_in_kernels
 from tests.plugins.training.test_equality import (
     BATCH_SIZES,
     Table,
@@ -27,7 +28,7 @@ from shardwright_testing.ranks import RankError, RankPool
 pytestmark = pytest.mark.distributed
 
 TYPES = sorted(host().sharding_types)
-KERNELS = sorted(name for name in host().compute_kernels if host().compute_kernels[name].trains)
+KERNELS = sorted(built_in_kernels())
 
 
 def unsharded_after(steps: range, world_size: int, *, same_batch: bool = False) -> Any:

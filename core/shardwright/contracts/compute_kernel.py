@@ -10,11 +10,12 @@ from attrs import field, frozen
 
 from shardwright.contracts.names import OpenNames
 from shardwright.contracts.renamed import warn_renamed
+from shardwright.contracts.row_format import FLOATS, FloatRows, RowFormat
 from shardwright.planning.layouts.row_maps import RowMap
 from shardwright.planning.tables.caching import CacheParams
+from shardwright.planning.tables.data_types import DataType
 from shardwright.planning.tables.optimizers import OptimizerSpec
-from shardwright.planning.tables.quantized import SERVED
-from shardwright.planning.tables.spec import DataType, TableSpec
+from shardwright.planning.tables.spec import TableSpec
 
 if TYPE_CHECKING:
     from shardwright.contracts.lookup import BlockSpec, Lookup
@@ -31,7 +32,7 @@ class KernelRequest:
 
     Args:
         device: type of the device (``"cpu"``, ``"cuda"``, ...).
-        data_type: element type of the weights.
+        data_type: name of the form in which rows are stored.
         embedding_dim: columns of the whole table.
         num_columns: columns of the block.
         first_column: first of the block's columns in the table (0 while planning).
@@ -40,11 +41,12 @@ class KernelRequest:
         optimizer: applied in the backward pass; ``None`` asks for visible gradients.
         cache: the cache on the device, for kernels that keep weights elsewhere.
         on_this_machine: the kernel is to run on this machine, so what is installed here counts.
-        is_frozen: the table is looked up and never updated.
+        is_frozen: the table is looked up and never updated. With ``optimizer=None`` nothing that goes through it is
+            trained either, such as the weights of ids: a kernel may have no backward pass.
     """
 
     device: str
-    data_type: DataType
+    data_type: DataType = field(converter=DataType)
     embedding_dim: int
     num_columns: int
     is_pooled: bool = True
@@ -91,11 +93,6 @@ class KernelRequest:
         return self.on_this_machine
 
     @property
-    def is_served(self) -> bool:
-        """The table is looked up and no more: it is frozen, and no optimizer was named for it."""
-        return self.is_frozen and self.optimizer is None
-
-    @property
     def cuts_columns(self) -> bool:
         """The block has fewer columns than its table."""
         return self.num_columns < self.embedding_dim
@@ -113,9 +110,8 @@ class ComputeKernel(ABC, metaclass=OpenNames):
     aliases: ClassVar[tuple[str, ...]] = ()
     fuses_optimizer: ClassVar[bool] = True
     """True if the optimizer runs in the backward pass. Others show gradients and are taken only when asked for."""
-    trains: ClassVar[bool] = True
-    """False if its lookups have no backward pass: it serves tables that are frozen and have no optimizer, as quantised
-    ones, and nobody else is offered it."""
+    row_formats: ClassVar[tuple[RowFormat, ...]] = ()
+    """Formats of rows that it reads beside torch's floats. Kernels that read one data type share its format."""
     preference: ClassVar[int] = 0
     """Among kernels of equal cost the planner takes the highest; one of ``NAMED_ONLY`` only when asked for by name."""
     batch_major: ClassVar[bool] = False
@@ -152,22 +148,34 @@ class ComputeKernel(ABC, metaclass=OpenNames):
         given, taken = ("keys", "rows") if row_map.takes_any_id else ("rows", "keys")
         return f"the row map {row_map.name!r} gives it {given}, it takes {taken}"
 
-    def refusal_of_rows(self, request: KernelRequest) -> str:
-        """Explain why it does not read the rows of a table that is only looked up; empty if it does.
+    def row_format(self, data_type: DataType) -> RowFormat | None:
+        """The format of rows of a data type in its lookups; ``None`` if it reads none of that name."""
+        own = next((one for one in self.row_formats if one.name == data_type), None)
+        return FLOATS.get(data_type) if own is None else own
 
-        Those of a precision that tables can be quantised to, float16 among them, are stored as bytes.
-        """
-        if not (self.trains and request.is_served and request.data_type in SERVED):
+    def row_bytes(self, request: KernelRequest) -> int:
+        """Bytes of a stored row of a block, for :meth:`memory_bytes`; 0 if it reads no such rows."""
+        found = self.row_format(request.data_type)
+        return 0 if found is None else found.row_bytes(request.num_columns)
+
+    def refusal_of_rows(self, request: KernelRequest) -> str:
+        """Explain why it does not read the rows of a table; empty if it may."""
+        found = self.row_format(request.data_type)
+        if found is None:
+            known = (*(one.name for one in self.row_formats), *FLOATS)
+            return f"it reads no rows of {request.data_type}, but of {', '.join(known)}"
+        if isinstance(found, FloatRows) or (request.is_frozen and request.optimizer is None):
             return ""
-        return "it trains tables, and rows of a quantised table are bytes to look up"
+        return (
+            f"rows of {found.name} are looked up and not trained: plan with objective='serving', or freeze the table "
+            "and give it no optimizer"
+        )
 
     def refusal_of_weight_gradients(self) -> str:
         """Explain why the weights of ids that it looks up cannot be trained; empty if they can.
 
         A kernel whose rows stand in ``Lookup.weight``, numbered by the ids, needs no code of its own for that.
         """
-        if not self.trains:
-            return "it serves tables, and has no backward pass"
         return "its ids are keys, whose rows it finds by itself" if self.takes_any_id else ""
 
     def bandwidth_fraction(self, request: KernelRequest) -> float:

@@ -27,7 +27,7 @@ from shardwright.errors import InvalidInputError, PlanError, ShardwrightError
 from shardwright.host.plugin_host import PluginHost
 from shardwright.planning.arrays import FREE, NO_GANG, Floats, Ints
 from shardwright.planning.machines.topology import GIB, InputValue
-from shardwright.planning.options.moving import ValueBytes
+from shardwright.planning.options.moving import ValueBytes, weight_bits
 from shardwright.planning.options.options import Options
 from shardwright.planning.options.search_space import SearchSpace
 from shardwright.planning.plan.plan import ParameterSharding, ShardingPlan
@@ -286,12 +286,12 @@ def _check_size(table: TableSpec, sharding: ParameterSharding | None) -> None:
 
 def _value_bytes(table: TableSpec, sharding: ParameterSharding | None, plugin_host: PluginHost) -> ValueBytes:
     if sharding is None:
-        return ValueBytes(table.data_type.bits)
+        return ValueBytes(weight_bits(table))
     try:
         kernel = plugin_host.compute_kernels.create(sharding.compute_kernel)
         return ValueBytes.of(table, kernel, sharding.device_on(sharding.ranks[0]))
     except ShardwrightError:  # a plugin that is not installed here: weights alone are counted
-        return ValueBytes(table.data_type.bits)
+        return ValueBytes(weight_bits(table))
 
 
 @define(eq=False)

@@ -55,11 +55,13 @@ def skip_unless_here(kernel: str) -> None:
 
 
 def kernel_names(device: str = "cpu") -> list[str]:
-    """The kernels that train; those of quantised tables have tests of their own."""
-    kernels = host().compute_kernels
-    return sorted(
-        name for name in kernels if kernels[name].trains and (device == "cuda" or name not in ON_CUDA_ONLY)
-    )
+    """The built-in kernels for a type of device."""
+    return sorted(name for name in built_in_kernels() if device == "cuda" or name not in ON_CUDA_ONLY)
+
+
+def built_in_kernels() -> list[str]:
+    """The names of the built-in kernels, whatever else is installed."""
+    return [name for name, entry in host().compute_kernels.entries.items() if entry.provenance.is_own]
 
 
 def kernel_of(name: str) -> ComputeKernel:

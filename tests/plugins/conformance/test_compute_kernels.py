@@ -3,24 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from tests.plugins.compute_kernels.loops import built_in_kernels
 
 from shardwright.contracts import ComputeKernel
 from shardwright.host import host
-from shardwright_testing import ComputeKernelTests, ServingKernelTests
-
-
-def names(*, trains: bool) -> list[str]:
-    kernels = host().compute_kernels
-    return sorted(name for name in kernels if kernels[name].trains is trains)
+from shardwright_testing import ComputeKernelTests
 
 
 class TestComputeKernels(ComputeKernelTests):
-    @pytest.fixture(params=names(trains=True))
-    def compute_kernel(self, request: pytest.FixtureRequest) -> ComputeKernel:
-        return host().compute_kernels.create(request.param)
-
-
-class TestServingKernels(ServingKernelTests):
-    @pytest.fixture(params=names(trains=False))
+    @pytest.fixture(params=built_in_kernels())
     def compute_kernel(self, request: pytest.FixtureRequest) -> ComputeKernel:
         return host().compute_kernels.create(request.param)

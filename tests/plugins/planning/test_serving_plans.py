@@ -7,6 +7,7 @@ import json
 import attrs
 import numpy as np
 import pytest
+from shardwright.planning.tables.quantized import has_header, stored_row_bytes
 from tests.plugins.planning.test_cli_plan import run
 
 from shardwright import hookimpl
@@ -20,7 +21,6 @@ from shardwright.planning.planner import TablePlanner
 from shardwright.planning.report.check import check_plan
 from shardwright.planning.tables.constraints import ParameterConstraints
 from shardwright.planning.tables.optimizers import STILL, OptimizerSpec
-from shardwright.planning.tables.quantized import has_header, stored_row_bytes
 from shardwright.planning.tables.spec import TableSpec
 
 MIB = 1 << 20

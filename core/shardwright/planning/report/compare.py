@@ -16,12 +16,12 @@ from attrs import field, frozen
 from shardwright.errors import PlanError, ShardwrightError
 from shardwright.host.plugin_host import host
 from shardwright.planning.machines.topology import CPU_DEVICE, Topology
-from shardwright.planning.options.moving import ValueBytes
+from shardwright.planning.options.moving import ValueBytes, weight_bits
 from shardwright.planning.plan.inputs import InputTables, reading_inputs
 from shardwright.planning.plan.plan import ParameterSharding, ShardingPlan
 from shardwright.planning.report.check import is_stated, real_value_ms
 from shardwright.planning.report.moves import ReshardMoves, TableMoves
-from shardwright.planning.tables.spec import DataType, TableSpec
+from shardwright.planning.tables.spec import TableSpec
 
 
 @frozen
@@ -169,12 +169,12 @@ class _Comparison:
         """Bytes of a table's values, and whether states are among them."""
         spec = self.tables.get(path)
         if spec is None or old is None:
-            return ValueBytes((spec.data_type if spec else DataType.FP32).bits), old is None
+            return ValueBytes(weight_bits(spec) if spec else 32), old is None
         try:
             kernel = host().compute_kernels.create(old.compute_kernel)
             return ValueBytes.of(spec, kernel, old.device_on(old.ranks[0])), True
         except ShardwrightError:  # a plugin that is not installed here, or that does not know such a table
-            return ValueBytes(spec.data_type.bits), False
+            return ValueBytes(weight_bits(spec)), False
 
     def change(
         self, path: str, old: ParameterSharding | None, new: ParameterSharding | None, values: ValueBytes

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
@@ -22,7 +21,7 @@ from shardwright.errors import CheckpointError, ShardwrightError
 from shardwright.runtime.checkpoint.entries import MODEL, STATE
 from shardwright.runtime.checkpoint.folder import complete, prepare, saving_folder
 from shardwright.runtime.checkpoint.metadata import METADATA, Manifest, measured, reason_of
-from shardwright.runtime.checkpoint.reading import Found, StoredCheckpoint, box_requests, row_requests
+from shardwright.runtime.checkpoint.reading import StoredCheckpoint
 from shardwright.runtime.checkpoint.saving import Progress, save_entries, write_manifest
 from shardwright.runtime.checkpoint.torchrec import translate
 from shardwright.runtime.sharded.tables.table_state import STORED, STORED_ROWS
@@ -46,27 +45,11 @@ def whole_entries(
         if not isinstance(entry, TensorStorageMetadata):
             yield key, stored.plain(key)
             continue
-        whole = torch.empty(entry.size, dtype=entry.properties.dtype)
-        if key.endswith(f".{STORED}"):
-            key = key.removesuffix(f".{STORED}")
-            stored.read(row_requests(f"{key}.{STORED}", entry, whole, stored_rows(stored, key), 0))
-        else:
-            stored.read(box_requests(key, entry, whole, (0,) * whole.dim()))
+        key = key.removesuffix(f".{STORED}")
+        tensor = stored.tensor(key)
+        whole = torch.empty(tensor.shape, dtype=tensor.dtype)
+        tensor.read(whole, 0)
         yield key, whole
-
-
-def stored_rows(stored: StoredCheckpoint, key: str) -> Any:
-    """The stored row of each row of a table that is stored by an index: ``[R]``."""
-    name = key.removeprefix(MODEL) if key.startswith(MODEL) else key.removeprefix(STATE).rpartition(".")[0]
-    index = f"{MODEL}{name}.{STORED_ROWS}"
-    entry = stored.entries.get(index)
-    if not isinstance(entry, TensorStorageMetadata):
-        raise CheckpointError(
-            f"{stored.path} has {key!r} in the order of an index, {index!r}, but not the index"
-        )
-    found = Found(lambda rows: np.ones(len(rows), bool))
-    stored.read(found.requests(index, entry))
-    return found.places[np.argsort(found.numbers, kind="stable")]
 
 
 def nested(entries: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from shardwright.errors import DuplicateNameError, InvalidInputError, UnsupportedError
-from shardwright.modules.embedding_configs import dtype_of
 from shardwright.optim.combined import CombinedOptimizer
 from shardwright.optim.keyed import KeyedOptimizer, OptimizerWrapper, named_optimizer
 from shardwright.runtime.sharded.collections.sharded_collection import ShardedCollection
@@ -291,9 +290,9 @@ def wanted_whole(key: str, value: Any) -> Wanted:
 def tables_wanted(tables: Iterable[NamedTable]) -> Iterator[Wanted]:
     """The weights of tables; what a kernel knows of rows is read before them."""
     for named in tables:
-        spec = named.table.state.table
-        dtype = dtype_of(spec.data_type)
-        yield named.wanted(MODEL + named.name, named.table.weight_of, spec.embedding_dim, dtype)
+        state = named.table.state
+        state.check_float("are loaded whole, by load_state_dict()")
+        yield named.wanted(MODEL + named.name, named.table.weight_of, state.table.embedding_dim, state.dtype)
 
 
 def fused_wanted(trained: Trained, prefix: str, leaf: FusedOptimizer) -> Iterator[Wanted]:

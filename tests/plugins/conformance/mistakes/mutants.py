@@ -182,7 +182,7 @@ class WrongMemory(RightKernel):
     name = "wrong_memory"
 
     def memory_bytes(self, request: KernelRequest, num_rows: int) -> Mapping[str, int]:
-        return {"device": num_rows * request.num_columns * request.data_type.bits // 8}
+        return {"device": num_rows * self.row_bytes(request)}
 
 
 class _WithoutWeights(Delegate):

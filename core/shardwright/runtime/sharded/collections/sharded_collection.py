@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
-from abc import ABC, abstractmethod
+from abc import ABC
 from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from attrs import frozen
@@ -15,11 +16,10 @@ from torch.optim import Optimizer
 
 from shardwright.errors import DistributedError, UnsupportedError
 from shardwright.modules.embedding_modules import TableCollection
-from shardwright.modules.quantized.collections import QuantizedCollection
 from shardwright.optim.fused import optimizer_spec_of
 from shardwright.planning.plan.plan import ParameterSharding
 from shardwright.planning.tables.optimizers import STILL
-from shardwright.planning.tables.spec import EmbeddingConfig, TableSpec
+from shardwright.planning.tables.spec import TableSpec
 from shardwright.runtime.ranks.environment import ShardingEnv, check_local_world_sizes, device_of_rank
 from shardwright.runtime.ranks.lockstep import name_ranks
 from shardwright.runtime.ranks.meeting import Meeting
@@ -54,7 +54,7 @@ class ShardingInputs:
     """Everything that a sharded collection is made from.
 
     Args:
-        configs: configurations of the tables.
+        unsharded: the unsharded collection, on ``meta``.
         specs: specifications of the tables, with optimizers.
         params: each table's part of the plan, by table name.
         env: the ranks.
@@ -63,13 +63,17 @@ class ShardingInputs:
         checks: level of checks of each batch.
     """
 
-    configs: Sequence[EmbeddingConfig]
+    unsharded: TableCollection
     specs: Sequence[TableSpec]
     params: Mapping[str, ParameterSharding]
     env: ShardingEnv
     device: torch.device
-    is_weighted: bool = False
     checks: InputChecks = InputChecks.STANDARD
+
+    @property
+    def is_weighted(self) -> bool:
+        """True if ids carry weights."""
+        return self.unsharded.is_weighted()
 
 
 class ShardedCollection(nn.Module, ABC):
@@ -88,15 +92,12 @@ class ShardedCollection(nn.Module, ABC):
         output_dtype: dtype of the outputs.
     """
 
-    table_class: ClassVar[type[ShardedTable]] = ShardedTable
-    output_dtype: torch.dtype = torch.float32
-
     def __init__(self, inputs: ShardingInputs, *, tables_name: str) -> None:
         super().__init__()
         _compare_plans(inputs)  # first: what one rank alone would raise leaves the others waiting
         check_plan_covers(inputs.specs, inputs.params, inputs.specs[0].module)
-        self._env, self._device, self._configs = inputs.env, inputs.device, list(inputs.configs)
-        self._tables_name = tables_name
+        self._env, self._device, self._configs = inputs.env, inputs.device, list(inputs.unsharded.tables)
+        self._tables_name, self.output_dtype = tables_name, inputs.unsharded.output_dtype
         self._take_engine(inputs, engine_of(inputs))
         self._meeting = Meeting(inputs.env, self._engine.number)
         self._fused_optimizer = FusedOptimizer(
@@ -123,9 +124,7 @@ class ShardedCollection(nn.Module, ABC):
         for spec in inputs.specs:
             own = local.get(spec.name, [])
             state = TableState(spec, inputs.params[spec.name], own, inputs.env.communicator, inputs.device)
-            self._tables[spec.name] = self.table_class(state, engine.lookups, engine.kept).train(
-                self.training
-            )
+            self._tables[spec.name] = ShardedTable(state, engine.lookups, engine.kept).train(self.training)
         self.add_module(self._tables_name, nn.ModuleDict(self._tables))
         # Those that the kernels update here; listed once, since each batch begins with a look at them.
         self._updated = [
@@ -194,16 +193,6 @@ class ShardedCollection(nn.Module, ABC):
             max_extra_bytes=max_extra_bytes,
             piece_bytes=piece_bytes,
         )
-
-    def check_moves(self, path: str) -> None:
-        """Check that its tables can go from one plan to another.
-
-        Args:
-            path: path of the collection in its model.
-
-        Raises:
-            UnsupportedError: they cannot.
-        """
 
     def input_dist(self, features: KeyedJaggedTensor) -> EngineStep:
         """Send the ids to the ranks that own their rows (headers and payload), if that was not done ahead.
@@ -311,13 +300,9 @@ class ShardedCollection(nn.Module, ABC):
                 raise UnsupportedError(
                     f"table {table.state.table.describe()}: its ids are keys, and an unsharded module looks up rows"
                 )
-        module = self._unsharded()
+        module = copy.deepcopy(self._inputs.unsharded)
         module.load_state_dict(self.state_dict(), assign=True)
         return module
-
-    @abstractmethod
-    def _unsharded(self) -> nn.Module:
-        """The module of the same tables on ``meta``."""
 
     def make_one_model(self) -> None:
         """Do, on every rank, what is called before tables are gathered: average replicas that have grown apart."""
@@ -356,21 +341,27 @@ class ShardedCollection(nn.Module, ABC):
         )
 
     def take_weights(self, module: TableCollection) -> None:
-        """Take the unsharded module's weights over, or make them anew, the same for any plan, if it is on ``meta``."""
+        """Take the unsharded module's rows over, or make them anew, the same for any plan, if it is on ``meta``."""
         if module.device.type == "meta":
             self.initialize(self._env.communicator.broadcast_object(torch.initial_seed()))
             return
         for name, table in self._tables.items():
-            table.state.scatter(module.table_weight(name).detach(), table.weight_of)
+            table.state.scatter_rows(module.table_weight(name).detach(), table.weight_of)
             layout = table.state.sharding.layout
             for local in table.state.local:
                 if layout.dataflow_of(local.block).is_replicated:  # copies begin alike, as rank 0's
                     self._env.communicator.broadcast(table.weight_of(local), 0)
 
     def initialize(self, seed: int) -> None:
-        """Give all tables new initial weights, the same for any plan; ``seed`` must be the same on every rank."""
+        """Give all tables of floats new initial weights, the same for any plan; other rows stay zeros.
+
+        Args:
+            seed: the same on every rank.
+        """
         for config in self._configs:
             table = self._tables[config.name]
+            if not table.state.is_float:
+                continue
             for local in table.state.local:
                 path = table.state.table.path
                 initialize(table.weight_of(local), config, local.block, path=path, seed=seed)
@@ -458,20 +449,16 @@ def _by_place(local: LocalBlock) -> tuple[int, int]:
     return local.block.rows.index, local.block.columns.start
 
 
-def specs_of(
-    sharder: ModuleSharder, module: TableCollection, path: str, *, is_weighted: bool
-) -> list[TableSpec]:
+def specs_of(sharder: ModuleSharder, module: TableCollection, path: str) -> list[TableSpec]:
     """The specifications of a collection's tables, with their optimizers.
 
     An optimizer applied to a table's parameter in the backward pass goes before the sharder's. A table whose parameter
     requires no gradient is frozen.
     """
-    return [_spec_of(sharder, module, config, path, is_weighted=is_weighted) for config in module.tables]
+    return [_spec_of(sharder, module, config, path) for config in module.tables]
 
 
-def _spec_of(
-    sharder: ModuleSharder, module: TableCollection, config: Any, path: str, *, is_weighted: bool
-) -> TableSpec:
+def _spec_of(sharder: ModuleSharder, module: TableCollection, config: Any, path: str) -> TableSpec:
     """The specification of one table. A frozen one has an optimizer without state, so that any kernel takes it."""
     weight = module.table_weight(config.name)
     is_frozen = not weight.requires_grad
@@ -481,7 +468,7 @@ def _spec_of(
     return TableSpec.from_config(
         config,
         module=path,
-        is_weighted=is_weighted,
+        is_weighted=module.is_weighted(),
         optimizer=STILL if is_frozen else optimizer_spec_of(weight, config.name) or sharder.optimizer,
         qcomms_config=sharder.qcomm_codecs_registry,
         cache=sharder.cache,
@@ -496,19 +483,19 @@ _Sharded = TypeVar("_Sharded", bound=ShardedCollection)
 def shard_collection(
     kind: type[_Sharded],
     sharder: ModuleSharder,
-    module: TableCollection | QuantizedCollection,
+    module: TableCollection,
     params: Mapping[str, ParameterSharding],
     env: ShardingEnv,
     device: torch.device | str | None,
     *,
     path: str,
-    is_weighted: bool = False,
 ) -> _Sharded:
     """The sharded form of ``module``, with its weights; see :meth:`ModuleSharder.shard`."""
     with env.phase(f"sharding {type(module).__name__}"):
         specs = sharder.tables(module, path)
         place = device_of_rank(env, device)
-        inputs = ShardingInputs(module.tables, specs, params, env, place, is_weighted, sharder.input_checks)
+        unsharded = module.of_tables(module.tables, "meta")
+        inputs = ShardingInputs(unsharded, specs, params, env, place, sharder.input_checks)
         sharded = kind(inputs)  # type: ignore[call-arg]
-        sharded.take_weights(module)  # type: ignore[arg-type]  # each takes its own kind
+        sharded.take_weights(module)
         return sharded

@@ -375,7 +375,8 @@ class _Resharding:
                 digests[spec.path] = params[spec.name].digest()
             if not self._changes(module, params):
                 continue
-            module.check_moves(path)
+            for table in module.sharded_tables.values():
+                table.state.check_float("do not move between plans: shard the unsharded model by the new one")
             reason = module.engine.unfinished()
             if reason:
                 raise UnsupportedError(f"the module at {path!r} cannot be resharded now: {reason}")

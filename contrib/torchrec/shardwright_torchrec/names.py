@@ -2,8 +2,8 @@
 
 A finder answers for `torchrec` and what is below it, and its modules look each name up in `shardwright` when it is
 asked for, or in this package: quantised tables, and what is bent to TorchRec's ways. While the names are installed,
-texts of sparse types end as TorchRec's do, batches are checked as late, tables are drawn as often, and errors about
-arguments are `AssertionError`s too.
+texts of sparse types end as TorchRec's do, batches are checked as late, tables are drawn as often, errors about
+arguments are `AssertionError`s too, and TorchScript and `torch.fx` take the types.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import Any
 
 import shardwright
+from shardwright_serving import scripting
 from shardwright_torchrec._waiting import ROOT, VARIABLE, Waiting
 
 __all__ = [
@@ -534,6 +535,7 @@ def install() -> None:
     shardwright.take_ways(
         shardwright.Ways(text_end="\n", checks_late=True, draws_twice=True, input_error=InvalidArgumentError)
     )
+    scripting.install(lazily=True)
 
 
 def uninstall() -> None:
@@ -541,6 +543,7 @@ def uninstall() -> None:
     if is_installed():
         sys.meta_path.remove(_finder)
         shardwright.take_ways(shardwright.Ways())
+        scripting.uninstall()
     sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not Waiting]
     os.environ.pop(VARIABLE, None)
     for name in list(_imported()):

@@ -1,7 +1,7 @@
 """TorchScript and `torch.fx` of models with tables.
 
 `install()` lets `torch.jit.script` and traces take the sparse types and the collections of float tables, and
-`torch.jit.load` give them back, in this process; until then core knows nothing of either. Quantised collections are
+`torch.jit.load` give them back, in this process; until then neither knows them. Quantised collections are
 taken without it, in models whose arguments are tensors.
 """
 
@@ -26,21 +26,37 @@ _TYPES: tuple[type[Any], ...] = (JaggedTensor, KeyedJaggedTensor, KeyedTensor)
 _COLLECTIONS: tuple[type[Any], ...] = (EmbeddingBagCollection, EmbeddingCollection)
 _PREPARE = "__prepare_scriptable__"
 """Name under which `torch.jit.script` asks for what it compiles in the place of something."""
+_NAME_IN_SCRIPTS = "_jit_override_qualname"
+"""Name that TorchScript asks a class for before it looks for a class of its own."""
 
 _before: dict[type[Any], dict[str, staticmethod[..., Any]]] = {}
 """Static functions of each sparse type, as they were before :func:`install`."""
 
 
-def install() -> None:
+class _Registering:
+    """An attribute that no class has: who asks for it has the types registered."""
+
+    def __get__(self, instance: object, owner: type[Any]) -> str:
+        register_script_types()
+        raise AttributeError(_NAME_IN_SCRIPTS)
+
+
+def install(*, lazily: bool = False) -> None:
     """Let TorchScript and `torch.fx` take the sparse types and float collections; a second call does nothing.
 
     It changes the classes of this process: their ``__new__``, their static functions, and what `torch.jit.script` asks
     them for. A batch is then made a few microseconds more slowly.
+
+    Args:
+        lazily: compile the types when `torch.jit.script` first meets one. It saves a second where nothing is scripted;
+            until then `torch.jit.load` does not know them.
     """
+    if not lazily:
+        register_script_types()
     if _before:
         return
-    register_script_types()
     for kind in _TYPES:
+        setattr(kind, _NAME_IN_SCRIPTS, _Registering())
         static = {
             name: own for name, own in vars(kind).items() if isinstance(own, staticmethod) and name[0] != "_"
         }
@@ -62,6 +78,7 @@ def _taken(function: Any) -> Any:
 def uninstall() -> None:
     """Take back what :func:`install` changed; TorchScript goes on to know the types."""
     for kind, static in _before.items():
+        delattr(kind, _NAME_IN_SCRIPTS)
         kind.__new__ = made
         for name, own in static.items():
             setattr(kind, name, own)

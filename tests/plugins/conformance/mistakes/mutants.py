@@ -247,12 +247,14 @@ class DividesItself(RightKernel):
 
 
 class PromisesTooMuch(RightKernel):
-    """Says it supports integers, and cannot build them."""
+    """Says it supports BF16, and cannot build it."""
 
     name = "promises_too_much"
 
-    def supports(self, request: KernelRequest) -> Any:
-        return True if request.optimizer and request.optimizer.name == "sgd" else "only sgd"
+    def build(self, blocks: Sequence[BlockSpec], *, device: Any) -> Lookup:
+        if blocks[0].request.data_type == "BF16":
+            raise TypeError("BF16")
+        return super().build(blocks, device=device)
 
 
 class _RateOfTheLastForward(Delegate):

@@ -18,7 +18,6 @@ from shardwright.errors import DistributedError, UnsupportedError
 from shardwright.modules.embedding_modules import TableCollection
 from shardwright.optim.fused import optimizer_spec_of
 from shardwright.planning.plan.plan import ParameterSharding
-from shardwright.planning.tables.optimizers import STILL
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.runtime.ranks.environment import ShardingEnv, check_local_world_sizes, device_of_rank
 from shardwright.runtime.ranks.lockstep import name_ranks
@@ -459,22 +458,18 @@ def specs_of(sharder: ModuleSharder, module: TableCollection, path: str) -> list
 
 
 def _spec_of(sharder: ModuleSharder, module: TableCollection, config: Any, path: str) -> TableSpec:
-    """The specification of one table. A frozen one has an optimizer without state, so that any kernel takes it."""
     weight = module.table_weight(config.name)
-    is_frozen = not weight.requires_grad
-    trained: dict[str, Any] = (
-        {} if is_frozen else {"update": sharder.update, "max_gradient": sharder.max_gradient}
-    )
-    return TableSpec.from_config(
+    spec = TableSpec.from_config(
         config,
         module=path,
         is_weighted=module.is_weighted(),
-        optimizer=STILL if is_frozen else optimizer_spec_of(weight, config.name) or sharder.optimizer,
+        optimizer=(optimizer_spec_of(weight, config.name) or sharder.optimizer) if weight.requires_grad else None,
         qcomms_config=sharder.qcomm_codecs_registry,
         cache=sharder.cache,
-        is_frozen=is_frozen,
-        **trained,
+        update=sharder.update,
+        max_gradient=sharder.max_gradient,
     )
+    return spec if weight.requires_grad else spec.served()
 
 
 _Sharded = TypeVar("_Sharded", bound=ShardedCollection)

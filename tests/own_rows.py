@@ -49,7 +49,7 @@ class OwnRows(sw.RowFormat):
         return self._scale(stored) / 2
 
     def _scale(self, stored: Tensor) -> Tensor:
-        return stored[:, :SCALE].contiguous().view(torch.float32)
+        return stored[:, :SCALE].flatten().view(torch.float32).unsqueeze(1)
 
     def _stored(self, scale: Tensor, codes: Tensor) -> Tensor:
         per_byte = 8 // self.bits

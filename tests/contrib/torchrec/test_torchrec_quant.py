@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from shardwright.modules.quantized import kernel_lookups
+from shardwright_serving.tables import kernel_lookups
 from shardwright_torchrec import quant
 from tests.contrib.serving.tables.quantized_tables import batch, outputs, tables_of
 
@@ -19,6 +19,7 @@ import shardwright as sw
 from shardwright import _fbgemm
 from shardwright.host import host
 
+pytestmark = pytest.mark.usefixtures("serving", "scripting")
 KERNELS = ["quant_torch", "quant_fbgemm", "quant_numba"]
 
 

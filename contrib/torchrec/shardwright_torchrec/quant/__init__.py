@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from shardwright_serving import QuantizedRows, quantize_rows
 from shardwright_serving.scripting import Tracer, symbolic_trace
+
 from shardwright_torchrec.quant.collections import (
     QuantConfig,
     QuantEmbeddingBagCollection,

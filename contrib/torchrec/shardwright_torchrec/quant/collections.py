@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, Self
 
+import shardwright_serving as serving
 import torch
 from torch import nn
 
 import shardwright as sw
-import shardwright_serving as serving
 
 __all__ = ["QuantConfig", "QuantEmbeddingBagCollection", "QuantEmbeddingCollection", "QuantizedCollection"]
 

@@ -6,12 +6,12 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+import shardwright_serving as serving
 import torch
 from attrs import evolve
 from torch import nn
 
 import shardwright as sw
-import shardwright_serving as serving
 from shardwright_torchrec.quant.collections import (
     QuantEmbeddingBagCollection,
     QuantEmbeddingCollection,

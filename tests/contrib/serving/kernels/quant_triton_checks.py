@@ -1,4 +1,4 @@
-"""Tests of ``quant_triton``, interpreted on the CPU or compiled on a CUDA device; ``test_quant_triton.py`` runs them."""
+"""Tests of ``quant_triton``, interpreted on the CPU or compiled on a CUDA device, run by ``test_quant_triton.py``."""
 
 from __future__ import annotations
 

@@ -463,7 +463,9 @@ def _spec_of(sharder: ModuleSharder, module: TableCollection, config: Any, path:
         config,
         module=path,
         is_weighted=module.is_weighted(),
-        optimizer=(optimizer_spec_of(weight, config.name) or sharder.optimizer) if weight.requires_grad else None,
+        optimizer=(optimizer_spec_of(weight, config.name) or sharder.optimizer)
+        if weight.requires_grad
+        else None,
         qcomms_config=sharder.qcomm_codecs_registry,
         cache=sharder.cache,
         update=sharder.update,

@@ -98,6 +98,6 @@ def test_readme_commands_are_those_of_the_project() -> None:
     commands = [block.text.strip() for block in readme.blocks() if block.language == "bash"]
     assert commands == [
         "pip install -e '.[cpu,demo]' && shardwright demo",
-        "pip install './contrib/serving[http]'",
         "pip install -e '.[cpu,test]' && pytest",
+        "pip install './contrib/serving[http]'",
     ]

@@ -248,10 +248,27 @@ class KeyedTensor:
         Returns:
             A new `KeyedTensor`.
         """
+        return self.with_values(self._values.to(device, non_blocking=non_blocking))
+
+    def with_values(self, values: Tensor) -> KeyedTensor:
+        """The same keys over other values: what a collection gives in every step, without checking keys again.
+
+        Args:
+            values: `[B, D]`.
+
+        Raises:
+            InvalidInputError: They have not D columns.
+        """
+        _validation.check_tensor(_NAME, "values", values, others="")
+        if values.shape[self._key_dim : self._key_dim + 1] != self._values.shape[self._key_dim :][:1]:
+            raise InvalidInputError(
+                f"{_NAME}.with_values: the lengths add up to {sum(self._length_per_key)}, which dimension "
+                f"{self._key_dim} of values {list(values.shape)} must have."
+            )
         return self._trusted(
             self._keys,
             self._length_per_key,
-            self._values.to(device, non_blocking=non_blocking),
+            values,
             self._key_dim,
             offset_per_key=self._offset_per_key,
             index_per_key=self._index_per_key,

@@ -289,10 +289,11 @@ class QuantEmbeddingBagCollection(QuantizedCollection):
         super().__init__(tables, device, output_dtype)
         self._is_weighted, self._bag_configs = is_weighted, list(tables)
         pairs = [(table, feature) for table in tables for feature in table.feature_names]
-        self._dims = [table.embedding_dim for table, _ in pairs]
+        dims = [table.embedding_dim for table, _ in pairs]
+        self._results = KeyedTensor(self.embedding_names(), dims, torch.empty(0, sum(dims)))
         self._means = [
             (feature, slice(stop - table.embedding_dim, stop))
-            for (table, feature), stop in zip(pairs, accumulate(self._dims), strict=True)
+            for (table, feature), stop in zip(pairs, accumulate(dims), strict=True)
             if table.pooling is PoolingType.MEAN
         ]
 
@@ -303,7 +304,7 @@ class QuantEmbeddingBagCollection(QuantizedCollection):
         lookups = self._kernel_lookups()
         if lookups is not None and lookups.take(features):
             sums = self._asked(features, lookups.pooled)
-            return KeyedTensor(self.embedding_names(), self._dims, self._divided(sums, features))
+            return self._results.with_values(self._divided(sums, features))
         return self._by_torch(features)
 
     @torch.no_grad()

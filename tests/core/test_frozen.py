@@ -61,6 +61,7 @@ PUBLIC_NAMES = """
     ExecutorStep
     Explanation
     Feedback
+    Finding
     FixedAbsoluteStorageReservation
     FixedPercentageStorageReservation
     Forward
@@ -88,6 +89,7 @@ PUBLIC_NAMES = """
     OptimizerWrapper
     OptionSpace
     Options
+    Outcome
     ParameterConstraints
     ParameterSharding
     PeerHeaders
@@ -160,7 +162,6 @@ PUBLIC_NAMES = """
     hookimpl
     in_backward_optimizer_filter
     load_checkpoint
-    load_pretrained
     lockstep_batches
     open_checkpoint
     optimizer_spec_of
@@ -175,6 +176,7 @@ CONTRACTS = """
     CommType
     Communicator
     EmbeddingComputeKernel
+    Finding
     KernelRequest
     NAMED_ONLY
     Offered

@@ -171,7 +171,7 @@ SHARD = {"shard_offsets": [0, 0], "shard_sizes": [100, 64], "placement": "rank:0
     ("plan", "message"),
     [
         ("[[1]", "the TorchRec plan is no JSON: .* at line 1, column 5"),
-        ("[" * 5000, "the TorchRec plan is nested too deeply"),
+        ("[" * 5000 + "]" * 5000, "the TorchRec plan is nested too deeply"),
         ("[1, 2]", r"no plan of TorchRec's \(AttributeError"),
         ({"plan": {"": [3]}}, r"no plan of TorchRec's"),
         (changed(shards=3), r"no plan of TorchRec's \(TypeError"),

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from tests.plugins.built_in import built_in
 
 from shardwright import _fbgemm
 from shardwright.contracts import ComputeKernel
@@ -56,12 +57,7 @@ def skip_unless_here(kernel: str) -> None:
 
 def kernel_names(device: str = "cpu") -> list[str]:
     """The built-in kernels for a type of device."""
-    return sorted(name for name in built_in_kernels() if device == "cuda" or name not in ON_CUDA_ONLY)
-
-
-def built_in_kernels() -> list[str]:
-    """The names of the built-in kernels, whatever else is installed."""
-    return [name for name, entry in host().compute_kernels.entries.items() if entry.provenance.is_own]
+    return [name for name in built_in("compute_kernels") if device == "cuda" or name not in ON_CUDA_ONLY]
 
 
 def kernel_of(name: str) -> ComputeKernel:

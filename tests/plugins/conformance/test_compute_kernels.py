@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.plugins.compute_kernels.loops import built_in_kernels
+from tests.plugins.built_in import built_in
 
 from shardwright.contracts import ComputeKernel
 from shardwright.host import host
@@ -11,6 +11,6 @@ from shardwright_testing import ComputeKernelTests
 
 
 class TestComputeKernels(ComputeKernelTests):
-    @pytest.fixture(params=built_in_kernels())
+    @pytest.fixture(params=built_in("compute_kernels"))
     def compute_kernel(self, request: pytest.FixtureRequest) -> ComputeKernel:
         return host().compute_kernels.create(request.param)

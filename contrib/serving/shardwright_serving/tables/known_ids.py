@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -32,8 +33,12 @@ def ids_of(table: str, ids: Mapping[str, Tensor | Sequence[int]]) -> Tensor:
         ids: table name -> its ids.
 
     Raises:
-        InvalidInputError: they are no integers.
+        InvalidInputError: they are no integers, or some are masked.
     """
+    if np.ma.is_masked(ids[table]):  # torch takes what is behind the mask
+        raise InvalidInputError(
+            f"of the ids of table {table!r} some are masked: give .compressed()", subject=table, asked="mask"
+        )
     try:
         own = torch.as_tensor(ids[table]).flatten()
     except (RuntimeError, TypeError, ValueError):

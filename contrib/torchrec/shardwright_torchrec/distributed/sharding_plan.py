@@ -16,7 +16,6 @@ from shardwright_torchrec.parallel.sharders import (
     REPLICATED,
     get_default_sharders,
     kernels_with_gradients,
-    leaves_update_to_script,
 )
 from shardwright_torchrec.plans import layout_of_columns, layout_of_rows
 from shardwright_torchrec.written import WrittenSharding
@@ -283,7 +282,8 @@ def _kernel(kind: str, table: sw.TableSpec, topology: sw.Topology, sharder: sw.M
 
     One that shows gradients where nobody gave an optimizer: the script's own updates the table then.
     """
-    own = kernels_with_gradients() if leaves_update_to_script(table, sharder) else None
+    is_left = table.optimizer is not None and table.optimizer.is_assumed
+    own = kernels_with_gradients() if is_left else None
     constraints = {table.name: sw.ParameterConstraints(sharding_types=[kind], compute_kernels=own)}
     planner = sw.EmbeddingShardingPlanner(topology, constraints=constraints, storage_reservation=0.0)
     allowed = sharder.allowed(table, topology.compute_device)

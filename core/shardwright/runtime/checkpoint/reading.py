@@ -113,17 +113,20 @@ class StoredTensor:
     read: Callable[[Tensor, int], None]
 
 
-def open_checkpoint(path: str | os.PathLike[str], step: int | None = None) -> StoredCheckpoint:
+def open_checkpoint(
+    path: str | os.PathLike[str], step: int | None = None, *, dcp_only: bool = False
+) -> StoredCheckpoint:
     """Open a checkpoint, to read tensors of it without a model.
 
     Args:
         path: a checkpoint, or a folder of them.
         step: its step; the newest by default.
+        dcp_only: ``torch.distributed.checkpoint`` alone wrote it, so that there is no manifest.
 
     Raises:
         CheckpointError: it is damaged, or there is none.
     """
-    return StoredCheckpoint(find_checkpoint(Path(path), step))
+    return StoredCheckpoint(find_checkpoint(Path(path), step), dcp_only=dcp_only)
 
 
 class StoredCheckpoint:
@@ -134,6 +137,7 @@ class StoredCheckpoint:
 
     Args:
         path: its folder.
+        dcp_only: DCP alone wrote it, so that there is no manifest.
 
     Attributes:
         manifest: its description; ``None`` for one that DCP alone wrote.
@@ -143,8 +147,15 @@ class StoredCheckpoint:
         CheckpointError: it is damaged, or there is none.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, dcp_only: bool = False) -> None:
         self.path = path
+        if not (dcp_only or (path / MANIFEST).exists()) and (path / METADATA).exists():
+            raise CheckpointError(
+                f"{path / MANIFEST} is missing, without which no file can be checked. Where "
+                "torch.distributed.checkpoint alone wrote the folder, say so: load_checkpoint(..., dcp_only=True), or "
+                "make a checkpoint of it by `shardwright checkpoint convert`",
+                subject=str(path / MANIFEST),
+            )
         try:
             text = (path / MANIFEST).read_text() if (path / MANIFEST).exists() else None
             data = (path / METADATA).read_bytes()

@@ -10,7 +10,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 from torch import nn
 from torch.optim import Optimizer
 
@@ -60,6 +60,7 @@ class ShardingInputs:
         device: device of this rank's blocks.
         is_weighted: ids carry weights.
         checks: level of checks of each batch.
+        sharder: sharder that made it, which says what planners may choose.
     """
 
     unsharded: TableCollection
@@ -68,6 +69,7 @@ class ShardingInputs:
     env: ShardingEnv
     device: torch.device
     checks: InputChecks = InputChecks.STANDARD
+    sharder: ModuleSharder | None = None
 
     @property
     def is_weighted(self) -> bool:
@@ -164,6 +166,19 @@ class ShardedCollection(nn.Module, ABC):
     def engine(self) -> CollectionEngine:
         """The engine that runs its tables."""
         return self._engine
+
+    def tables_to_plan(self, path: str, compute_device: str) -> list[TableSpec]:
+        """The specifications of its tables, to plan them anew: as they were sharded, optimizers among them.
+
+        Args:
+            path: path of the collection in the model.
+            compute_device: type of the devices to plan for.
+        """
+        sharder = self._inputs.sharder
+        return [
+            evolve(spec, module=path, allowed=sharder and sharder.allowed(spec, compute_device))
+            for spec in self._inputs.specs
+        ]
 
     def reshard(
         self,
@@ -492,7 +507,7 @@ def shard_collection(
         specs = sharder.tables(module, path)
         place = device_of_rank(env, device)
         unsharded = module.of_tables(module.tables, "meta")
-        inputs = ShardingInputs(unsharded, specs, params, env, place, sharder.input_checks)
+        inputs = ShardingInputs(unsharded, specs, params, env, place, sharder.input_checks, sharder)
         sharded = kind(inputs)  # type: ignore[call-arg]
         sharded.take_weights(module)
         return sharded

@@ -59,9 +59,7 @@ def test_planner_gives_a_table_a_kernel_that_obeys_or_refuses_by_name(asked: str
         planner = sw.EmbeddingShardingPlanner(topology, constraints={"t": named})
         return planner.plan_tables([tables]).plan[""]["t"].compute_kernel
 
-    if (
-        not made.trains or made.takes_any_id
-    ):  # of these the planner refuses all tables of rows that are trained
+    if made.takes_any_id:  # it refuses tables whose ids are rows
         with raises(PlanningError, subject="t"):
             plan(table(), sw.ParameterConstraints())
     elif demand.is_obeyed_by(made):
@@ -245,17 +243,3 @@ def test_misspelt_optimizer_is_an_error_with_the_known_ones() -> None:
     assert len(str(caught.value)) < 400
     with raises(PlanningError, subject="t", asked=("optimizer",)):  # like none that is known
         planned(table(optimizer=sw.OptimizerSpec("my_own")))
-
-
-@pytest.mark.parametrize(
-    ("asked", "fused_params"), [("optimizer", {"optimizer": "adam"}), ("max_gradient", {"max_gradient": 1.0})]
-)
-def test_quantized_tables_refuse_what_is_for_training(asked: str, fused_params: dict[str, Any]) -> None:
-    model = sw.quantize_embeddings(torch.nn.ModuleDict({"bags": bags_of_zeros()}))
-    with raises(UnsupportedError, subject="bags", asked=asked):
-        planned_model(model, sw.QuantEmbeddingBagCollectionSharder(fused_params))
-    planned_model(model, sw.QuantEmbeddingBagCollectionSharder({"cache_load_factor": 0.5}))
-
-
-def planned_model(model: torch.nn.Module, sharder: sw.ModuleSharder) -> sw.ShardingPlan:
-    return sw.EmbeddingShardingPlanner(sw.Topology(1, "cpu"), objective="serving").plan(model, [sharder])

@@ -16,8 +16,25 @@ from shardwright_serving.tables.collections import QuantEmbeddingBagCollection, 
 __all__ = ["QuantEmbeddingBagCollectionSharder", "QuantEmbeddingCollectionSharder"]
 
 
-def _served(tables: list[sw.TableSpec]) -> list[sw.TableSpec]:
-    """The specifications without optimizers: nothing that goes through the tables is trained."""
+def _served(
+    sharder: sw.EmbeddingBagCollectionSharder | sw.EmbeddingCollectionSharder,
+    tables: list[sw.TableSpec],
+    path: str,
+) -> list[sw.TableSpec]:
+    """The specifications without optimizers: nothing that goes through the tables is trained.
+
+    Raises:
+        UnsupportedError: the sharder was given an optimizer, or a limit of gradients.
+    """
+    asked = ("max_gradient",) * (sharder.max_gradient is not None)
+    asked += ("optimizer",) * (not sharder.optimizer.is_assumed)
+    if asked:
+        raise sw.UnsupportedError(
+            f"the collection at {path!r} is quantised and not trained, and its sharder's fused_params ask for "
+            f"{' and '.join(asked)}: leave them out",
+            subject=path,
+            asked=asked[0],
+        )
     return [evolve(table, optimizer=None) for table in tables]
 
 
@@ -28,8 +45,12 @@ class QuantEmbeddingBagCollectionSharder(sw.EmbeddingBagCollectionSharder):
     module_type: ClassVar[type[nn.Module]] = QuantEmbeddingBagCollection
 
     def tables(self, module: nn.Module, path: str = "") -> list[sw.TableSpec]:
-        """The specifications of the collection's tables: frozen, without optimizers."""
-        return _served(super().tables(module, path))
+        """The specifications of the collection's tables: frozen, without optimizers.
+
+        Raises:
+            UnsupportedError: the sharder was given an optimizer, or a limit of gradients.
+        """
+        return _served(self, super().tables(module, path), path)
 
 
 @sw.register_sharder
@@ -39,5 +60,9 @@ class QuantEmbeddingCollectionSharder(sw.EmbeddingCollectionSharder):
     module_type: ClassVar[type[nn.Module]] = QuantEmbeddingCollection
 
     def tables(self, module: nn.Module, path: str = "") -> list[sw.TableSpec]:
-        """The specifications of the collection's tables: frozen, without optimizers."""
-        return _served(super().tables(module, path))
+        """The specifications of the collection's tables: frozen, without optimizers.
+
+        Raises:
+            UnsupportedError: the sharder was given an optimizer, or a limit of gradients.
+        """
+        return _served(self, super().tables(module, path), path)

@@ -11,6 +11,7 @@ from attrs import evolve
 from shardwright_serving.kernels._numba_lookup import QuantNumbaLookup
 from shardwright_serving.kernels._torch_lookup import QuantTorchLookup
 from tests.contrib.serving.tables import quantized_tables
+from tests.errors import raises
 
 import shardwright as sw
 from shardwright_testing import run_simulated
@@ -214,3 +215,16 @@ def test_what_cannot_be_cut_for_one_process_raises() -> None:
     wrong = sw.KeyedJaggedTensor.from_lists({"f": [[16]], "g": [[1]], "h": [[1]]})
     with pytest.raises(sw.InvalidInputError, match=r"feature 'f': id 16 .* is no row of table 'b'"):
         serving.shard_for_serving(model, plan)(wrong)
+
+
+@pytest.mark.parametrize("pooling", ["SUM", "NONE"])
+@pytest.mark.parametrize(
+    ("asked", "fused_params"), [("optimizer", {"optimizer": "adam"}), ("max_gradient", {"max_gradient": 1.0})]
+)
+def test_sharder_refuses_what_is_for_training(pooling: str, asked: str, fused_params: dict[str, Any]) -> None:
+    model = torch.nn.ModuleDict({"own": serving.quantize_embeddings(collection(pooling))})
+    planner = sw.EmbeddingShardingPlanner(sw.Topology(1, "cpu"), objective="serving")
+    kind = type(next(own for own in sharders_of() if own.module_type is type(model["own"])))
+    with raises(sw.UnsupportedError, subject="own", asked=asked):
+        planner.plan(model, [kind(fused_params)])
+    planner.plan(model, [kind({"cache_load_factor": 0.5})])

@@ -39,7 +39,7 @@ def test_newest_step_is_opened_or_the_one_that_is_asked_for(tmp_path):
 def test_tensor_that_dcp_alone_wrote_is_read(tmp_path):
     save_of_ranks([{"model": {"weight": torch.arange(6.0).view(3, 2)}}], tmp_path)
     rows = torch.empty(2, 2)
-    sw.open_checkpoint(tmp_path).tensor("model.weight").read(rows, 1)
+    sw.open_checkpoint(tmp_path, dcp_only=True).tensor("model.weight").read(rows, 1)
     assert rows.tolist() == [[2.0, 3.0], [4.0, 5.0]]
 
 

@@ -61,7 +61,7 @@ def install(*, lazily: bool = False) -> None:
             name: own for name, own in vars(kind).items() if isinstance(own, staticmethod) and name[0] != "_"
         }
         _before[kind] = static
-        kind.__new__ = made_or_traced
+        kind.__new__ = made_or_traced  # type: ignore[assignment]
         for name, own in static.items():
             setattr(kind, name, staticmethod(_taken(own.__func__)))
     for collection in _COLLECTIONS:
@@ -79,7 +79,7 @@ def uninstall() -> None:
     """Take back what :func:`install` changed; TorchScript goes on to know the types."""
     for kind, static in _before.items():
         delattr(kind, _NAME_IN_SCRIPTS)
-        kind.__new__ = made
+        kind.__new__ = made  # type: ignore[assignment]
         for name, own in static.items():
             setattr(kind, name, own)
     for collection in _COLLECTIONS if _before else ():

@@ -87,7 +87,7 @@ class ScriptableBags(_Scriptable, EmbeddingBagCollection):
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
         """Pool the bags of all features."""
-        if torch.jit.is_scripting():
+        if torch.jit.is_scripting():  # type: ignore[attr-defined]
             return self.in_graph(features)
         else:  # TorchScript would compile what stands below the condition
             return self.in_python(features)
@@ -131,7 +131,7 @@ class ScriptableSequences(_Scriptable, EmbeddingCollection):
 
     def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
         """Look up the ids of all features."""
-        if torch.jit.is_scripting():
+        if torch.jit.is_scripting():  # type: ignore[attr-defined]
             return self.in_graph(features)
         else:  # TorchScript would compile what stands below the condition
             return self.in_python(features)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +109,7 @@ def _loaders(folder: Path, manifest: Manifest, settings: Settings) -> list[tuple
         return [("loader", lambda: _named_loader(settings.loader)(folder))]
     forms = FORMS if settings.program == "auto" else (settings.program,)
     found = [(form, folder / manifest.programs[form]) for form in forms if form in manifest.programs]
-    return [(form, lambda path=path, form=form: readers[form](path)) for form, path in found]
+    return [(form, partial(readers[form], path)) for form, path in found]
 
 
 def _named_loader(name: str) -> Callable[[Path], Program]:

@@ -169,8 +169,8 @@ def _feature_types(features: Sequence[Feature]) -> dict[str, Any]:
 
 
 def _mapping(name: str, keys: Mapping[str, Any]) -> Any:
-    type_ = TypedDict(name, dict(keys))  # noqa: UP013  # its keys are the package's
-    type_.__pydantic_config__ = STRICT
+    type_ = TypedDict(name, dict(keys))  # type: ignore[misc]  # its keys are the package's
+    type_.__pydantic_config__ = STRICT  # type: ignore[attr-defined]
     return type_
 
 

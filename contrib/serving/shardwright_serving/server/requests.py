@@ -169,7 +169,7 @@ def _feature_types(features: Sequence[Feature]) -> dict[str, Any]:
 
 
 def _mapping(name: str, keys: Mapping[str, Any]) -> Any:
-    type_ = TypedDict(name, dict(keys))  # type: ignore[misc]  # its keys are the package's
+    type_ = TypedDict(name, dict(keys))  # type: ignore[misc]  # noqa: UP013  # keys of the package
     type_.__pydantic_config__ = STRICT  # type: ignore[attr-defined]
     return type_
 

@@ -16,7 +16,7 @@ class AsAsked(ShardingType):
     name, abbreviation, offered = "as_asked", "AA", "always"
 
     def layouts(self, table, topology, constraints):
-        is_cut = (constraints.extras or {}).get("cut") or table.data_type.bits == 16
+        is_cut = (constraints.extras or {}).get("cut") or table.data_type != "FP32"
         rows = RowsRange(table.num_embeddings, parts=topology.world_size if is_cut else 1)
         yield Layout([Block(part, table.all_columns, rank=rank) for rank, part in enumerate(rows)])
 

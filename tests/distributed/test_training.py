@@ -28,7 +28,7 @@ from shardwright_testing.ranks import RankError, RankPool
 pytestmark = pytest.mark.distributed
 
 TYPES = built_in("sharding_types")
-KERNELS = [name for name in built_in("compute_kernels") if host().compute_kernels[name].trains]
+KERNELS = built_in("compute_kernels")
 
 
 def unsharded_after(steps: range, world_size: int, *, same_batch: bool = False) -> Any:

@@ -142,16 +142,6 @@ def test_docs_serving_plan_is_what_the_page_shows(tmp_path: Path, capsys: pytest
 
 
 @pytest.mark.slow
-def test_docs_export_makes_the_package_that_the_page_shows(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "export.py").write_text(readme.source("export.py", SERVING))
-    runpy.run_path("export.py")
-    assert capsys.readouterr().out == readme.output_of("export.py", SERVING)
-
-
-@pytest.mark.slow
 def test_docs_pipelines_example_runs_as_the_page_shows(tmp_path: Path) -> None:
     (tmp_path / "stages.py").write_text(readme.source("stages.py", PIPELINES))
     done = stranger.run_python(str(tmp_path / "stages.py"))

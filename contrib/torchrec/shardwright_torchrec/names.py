@@ -3,7 +3,7 @@
 A finder answers for `torchrec` and what is below it, and its modules look each name up in `shardwright` when it is
 asked for, or in this package: quantised tables, and what is bent to TorchRec's ways. While the names are installed,
 texts of sparse types end as TorchRec's do, batches are checked as late, tables are drawn as often, and errors about
-arguments are `AssertionError`s too.
+arguments are `AssertionError`s too; once a script imports one of the types, TorchScript and `torch.fx` take them.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ _COLLECTIONS = ("EmbeddingBagCollection", "EmbeddingCollection")
 _SPARSE = ("JaggedTensor", "KeyedJaggedTensor", "KeyedTensor")
 _GROUPS = ("DMPCollection", "DefaultDataParallelWrapper")
 _LOOPS = ("EvalPipelineSparseDist", "PrefetchTrainPipelineSparseDist")
+_SCRIPTED = frozenset((*_COLLECTIONS, *_SPARSE))
+_SCRIPTING = "shardwright_serving.scripting"
 _PLANS = ("EmbeddingModuleShardingPlan", "ShardMetadata", "ShardingPlan")
 _APPLY = ("apply_optimizer_in_backward",)
 _KEYED = ("CombinedOptimizer", "KeyedOptimizer", "OptimizerWrapper")
@@ -463,6 +465,8 @@ def find(module: str, name: str) -> Any:
         AttributeError: shardwright has none there; the text says where, or names the nearest.
     """
     if name in MODULES.get(module, ()):
+        if name in _SCRIPTED and is_installed():
+            importlib.import_module(_SCRIPTING).install(lazily=True)  # not before: it imports torch
         return getattr(shardwright, name)
     if name in QUANTIZED.get(module, ()):
         return getattr(importlib.import_module("shardwright_torchrec.quant"), QUANTIZED[module][name])
@@ -541,6 +545,8 @@ def uninstall() -> None:
     if is_installed():
         sys.meta_path.remove(_finder)
         shardwright.take_ways(shardwright.Ways())
+        if (scripting := sys.modules.get(_SCRIPTING)) is not None:
+            scripting.uninstall()
     sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not Waiting]
     os.environ.pop(VARIABLE, None)
     for name in list(_imported()):

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from shardwright.contracts.kernel_request import KernelRequest
 from shardwright.contracts.names import OpenNames
+from shardwright.contracts.row_format import FLOATS, FloatRows, RowFormat
 from shardwright.planning.layouts.row_maps import RowMap
-from shardwright.planning.tables.quantized import SERVED
+from shardwright.planning.tables.data_types import DataType
 
 if TYPE_CHECKING:
     from shardwright.contracts.lookup import BlockSpec, Lookup
@@ -32,9 +33,8 @@ class ComputeKernel(ABC, metaclass=OpenNames):
     aliases: ClassVar[tuple[str, ...]] = ()
     fuses_optimizer: ClassVar[bool] = True
     """True if the optimizer runs in the backward pass. Others show gradients and are taken only when asked for."""
-    trains: ClassVar[bool] = True
-    """False if its lookups have no backward pass: it serves tables that are frozen and have no optimizer, as quantised
-    ones, and nobody else is offered it."""
+    row_formats: ClassVar[tuple[RowFormat, ...]] = ()
+    """Formats of rows that it reads beside torch's floats. Kernels that read one data type share its format."""
     preference: ClassVar[int] = 0
     """Among kernels of equal cost the planner takes the highest; one of ``NAMED_ONLY`` only when asked for by name."""
     batch_major: ClassVar[bool] = False
@@ -73,22 +73,34 @@ class ComputeKernel(ABC, metaclass=OpenNames):
         given, taken = ("keys", "rows") if row_map.takes_any_id else ("rows", "keys")
         return f"the row map {row_map.name!r} gives it {given}, it takes {taken}"
 
-    def refusal_of_rows(self, request: KernelRequest) -> str:
-        """Explain why it does not read the rows of a table that is only looked up; empty if it does.
+    def row_format(self, data_type: DataType) -> RowFormat | None:
+        """The format of rows of a data type in its lookups; ``None`` if it reads none of that name."""
+        own = next((one for one in self.row_formats if one.name == data_type), None)
+        return FLOATS.get(data_type) if own is None else own
 
-        Those of a precision that tables can be quantised to, float16 among them, are stored as bytes.
-        """
-        if not (self.trains and request.is_served and request.data_type in SERVED):
+    def row_bytes(self, request: KernelRequest) -> int:
+        """Bytes of a stored row of a block, for :meth:`memory_bytes`; 0 if it reads no such rows."""
+        found = self.row_format(request.data_type)
+        return 0 if found is None else found.row_bytes(request.num_columns)
+
+    def refusal_of_rows(self, request: KernelRequest) -> str:
+        """Explain why it does not read the rows of a table; empty if it may."""
+        found = self.row_format(request.data_type)
+        if found is None:
+            known = (*(one.name for one in self.row_formats), *FLOATS)
+            return f"it reads no rows of {request.data_type}, but of {', '.join(known)}"
+        if isinstance(found, FloatRows) or (request.is_frozen and request.optimizer is None):
             return ""
-        return "it trains tables, and rows of a quantised table are bytes to look up"
+        return (
+            f"rows of {found.name} are looked up and not trained: plan with objective='serving', or freeze the table "
+            "and give it no optimizer"
+        )
 
     def refusal_of_weight_gradients(self) -> str:
         """Explain why the weights of ids that it looks up cannot be trained; empty if they can.
 
         A kernel whose rows stand in ``Lookup.weight``, numbered by the ids, needs no code of its own for that.
         """
-        if not self.trains:
-            return "it serves tables, and has no backward pass"
         return "its ids are keys, whose rows it finds by itself" if self.takes_any_id else ""
 
     def bandwidth_fraction(self, request: KernelRequest) -> float:

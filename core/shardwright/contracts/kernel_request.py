@@ -5,8 +5,9 @@ from __future__ import annotations
 from attrs import field, frozen
 
 from shardwright.planning.tables.caching import CacheParams
+from shardwright.planning.tables.data_types import DataType
 from shardwright.planning.tables.optimizers import OptimizerSpec
-from shardwright.planning.tables.spec import DataType, TableSpec
+from shardwright.planning.tables.spec import TableSpec
 
 __all__ = ["KernelRequest"]
 
@@ -17,7 +18,7 @@ class KernelRequest:
 
     Args:
         device: type of the device (``"cpu"``, ``"cuda"``, ...).
-        data_type: element type of the weights.
+        data_type: name of the form in which rows are stored.
         embedding_dim: columns of the whole table.
         num_columns: columns of the block.
         first_column: first of the block's columns in the table (0 while planning).
@@ -26,11 +27,12 @@ class KernelRequest:
         optimizer: applied in the backward pass; ``None`` asks for visible gradients.
         cache: the cache on the device, for kernels that keep weights elsewhere.
         on_this_machine: the kernel is to run on this machine, so what is installed here counts.
-        is_frozen: the table is looked up and never updated.
+        is_frozen: the table is looked up and never updated. With ``optimizer=None`` nothing that goes through it is
+            trained either, such as the weights of ids: a kernel may have no backward pass.
     """
 
     device: str
-    data_type: DataType
+    data_type: DataType = field(converter=DataType)
     embedding_dim: int
     num_columns: int
     is_pooled: bool = True
@@ -65,11 +67,6 @@ class KernelRequest:
             cache=table.cache,
             is_frozen=table.is_frozen,
         )
-
-    @property
-    def is_served(self) -> bool:
-        """The table is looked up and no more: it is frozen, and no optimizer was named for it."""
-        return self.is_frozen and self.optimizer is None
 
     @property
     def cuts_columns(self) -> bool:

@@ -14,8 +14,6 @@ from shardwright.arguments import checked
 from shardwright.error_reports import reporting_errors
 from shardwright.errors import InvalidInputError
 from shardwright.sparse import (
-    _arrow,
-    _dist,
     _foreign,
     _keyed_validation,
     _ops,
@@ -25,7 +23,6 @@ from shardwright.sparse import (
     _variable_stride,
 )
 from shardwright.sparse._jagged import Jagged
-from shardwright.sparse._traces import scripted, traced
 from shardwright.sparse._variable_stride import InverseIndices, VariableStride
 from shardwright.sparse.jagged_tensor import JaggedTensor
 from shardwright.ways import ways
@@ -48,7 +45,7 @@ class KeyedJaggedTensor(Jagged):
         lengths [2, 0, 1, 1, 1, 3]
         offsets [0, 2, 2, 3, 4, 5, 8]
 
-    NumPy arrays are taken as well as tensors; `from_lists` takes nested lists, and `from_arrow` columns.
+    NumPy arrays are taken as well as tensors; `from_lists` takes nested lists.
 
     It holds what TorchRec's holds: values of any number type, a key several times (`kjt[key]` is the last), values
     beyond those of the bags. Lookups in tables refuse such batches: they want integers, each feature once, and no value
@@ -204,8 +201,6 @@ class KeyedJaggedTensor(Jagged):
         return self
 
     @staticmethod
-    @scripted
-    @traced
     def from_lengths_sync(
         keys: Sequence[str],
         values: Tensor,
@@ -231,8 +226,6 @@ class KeyedJaggedTensor(Jagged):
         ).sync()
 
     @staticmethod
-    @scripted
-    @traced
     def from_offsets_sync(
         keys: Sequence[str],
         values: Tensor,
@@ -287,41 +280,6 @@ class KeyedJaggedTensor(Jagged):
             return KeyedJaggedTensor._of_columns(owner, ids, own)
 
     @staticmethod
-    def from_arrow(
-        data: Any, keys: Sequence[str] | None = None, weights: Mapping[str, str] | None = None
-    ) -> KeyedJaggedTensor:
-        """Construct from columns of lists of integers, or of integers, in Arrow's memory; needs pyarrow.
-
-        Args:
-            data: A `pyarrow.Table`, or what pyarrow makes one of: a record batch, a DataFrame of pandas or polars.
-            keys: Which columns, in the order the keys shall have; all that hold no weights by default.
-            weights: Key to the column of its weights, of as many numbers in each list; all keys have one, or none.
-
-        Returns:
-            A `KeyedJaggedTensor` on the CPU, as of `from_lists`; a null is an empty bag.
-
-        Raises:
-            UnknownNameError: A column is not there.
-            InvalidInputError: A column holds something else, or weights do not fit; names it.
-            UnsupportedError: pyarrow is not installed.
-
-        Example:
-            >>> import pyarrow
-            >>> print(KeyedJaggedTensor.from_arrow(pyarrow.table({"user": [7, 8], "seen": [[4, 5], None]})))
-            KeyedJaggedTensor({
-                "user": [[7], [8]],
-                "seen": [[4, 5], []]
-            })
-        """
-        owner = f"{_NAME}.from_arrow"
-        with reporting_errors():
-            table = _arrow.table_of(owner, data)
-            of_weights = set(weights.values()) if weights else set()
-            if keys is None:
-                keys = [name for name in table.column_names if name not in of_weights]
-            return KeyedJaggedTensor._of_columns(owner, *_arrow.columns(owner, table, keys, weights))
-
-    @staticmethod
     def _of_columns(
         owner: str, ids: Mapping[str, _foreign.Column], weights: Mapping[str, _foreign.Column] | None
     ) -> KeyedJaggedTensor:
@@ -330,8 +288,6 @@ class KeyedJaggedTensor(Jagged):
         return KeyedJaggedTensor(list(ids), **_foreign.joined(owner, ids, weights)).sync()
 
     @staticmethod
-    @scripted
-    @traced
     @checked
     def from_jt_dict(
         jt_dict: Mapping[str, JaggedTensor], force_variable_stride: bool = False
@@ -372,8 +328,6 @@ class KeyedJaggedTensor(Jagged):
         )
 
     @staticmethod
-    @scripted
-    @traced
     @checked
     def concat(kjt_list: Sequence[KeyedJaggedTensor]) -> KeyedJaggedTensor:
         """Join the keys of several batches of the same examples.
@@ -412,7 +366,6 @@ class KeyedJaggedTensor(Jagged):
         )
 
     @staticmethod
-    @scripted
     @checked
     def empty(
         is_weighted: bool = False,
@@ -441,8 +394,6 @@ class KeyedJaggedTensor(Jagged):
         )
 
     @staticmethod
-    @scripted
-    @traced
     @checked
     def empty_like(kjt: KeyedJaggedTensor, device: torch.device | str | None = None) -> KeyedJaggedTensor:
         """A batch of no keys, with the stride, dtypes and device of another.
@@ -625,88 +576,6 @@ class KeyedJaggedTensor(Jagged):
             return problem
         used = self._starts()[-1] if num_used is None else num_used
         return _keyed_validation.lookup_problem(self._keys, self._values, used, features)
-
-    def dist_labels(self) -> list[str]:
-        """The names of `dist_tensors()`: lengths, values, strides if each key has its own, weights if there are any."""
-        strides = ["strides"] if self._variable is not None else []
-        return ["lengths", "values", *strides, *([] if self._weights is None else ["weights"])]
-
-    @checked
-    def dist_splits(self, key_splits: Sequence[int]) -> list[list[int]]:
-        """The sizes of what each rank gets of each of `dist_tensors()`.
-
-        Args:
-            key_splits: How many keys each rank gets; they add up to F.
-
-        Returns:
-            For each tensor a number of elements for each rank.
-
-        Raises:
-            InvalidInputError: A split is negative, or they do not add up to F.
-        """
-        _keyed_validation.check_segments(key_splits, len(self._keys))
-        lengths = _dist.sums_of_runs(self.stride_per_key(), key_splits)
-        values = _dist.sums_of_runs(self._counts(), key_splits)
-        sizes = {"lengths": lengths, "values": values, "strides": list(key_splits), "weights": values}
-        return [sizes[label] for label in self.dist_labels()]
-
-    def dist_tensors(self) -> list[Tensor]:
-        """The tensors that ranks exchange, as `dist_labels()` names them."""
-        values, weights = self._used()
-        tensors = [self.lengths(), values]
-        if self._variable is not None:
-            tensors.append(torch.tensor(self._variable.per_key, device=self._values.device))
-        return tensors if weights is None else [*tensors, weights]
-
-    @staticmethod
-    @scripted
-    @traced
-    @checked
-    def dist_init(
-        keys: Sequence[str],
-        tensors: Sequence[Tensor],
-        variable_stride_per_key: bool,
-        num_workers: int,
-        recat: Tensor | None,
-        stride_per_rank: Sequence[int] | None,
-        stagger: int = 1,
-    ) -> KeyedJaggedTensor:
-        """Put together what ranks sent of `dist_tensors()`: rank by rank, and of each rank key by key.
-
-        Args:
-            keys: F names, the same for all ranks.
-            tensors: The tensors that arrived, as `dist_labels()` names them.
-            variable_stride_per_key: Each key has its own batch size, and there are strides among the tensors.
-            num_workers: Number of ranks, W.
-            recat: The arriving piece that stands at each place of the result, `[F * W]`: key by key, then rank by rank.
-                Derived if None.
-            stride_per_rank: Batch size of each rank, where keys have none of their own.
-            stagger: Order in which the ranks' pieces arrive; another than 1 needs `recat`, which holds it.
-
-        Returns:
-            A `KeyedJaggedTensor` of the samples of all ranks.
-
-        Raises:
-            InvalidInputError: Tensors or sizes are missing or do not fit; the text gives the numbers.
-        """
-        if stagger != 1 and recat is None:
-            raise InvalidInputError(f"{_NAME}.dist_init: a stagger of {stagger} needs recat, got None.")
-        found = _dist.received(
-            len(keys),
-            tensors,
-            has_strides=variable_stride_per_key,
-            num_workers=num_workers,
-            recat=recat,
-            stride_per_rank=stride_per_rank,
-        )
-        return KeyedJaggedTensor(
-            keys,
-            found.values,
-            found.weights,
-            found.lengths,
-            stride=None if variable_stride_per_key else sum(stride_per_rank or ()),
-            stride_per_key_per_rank=found.strides if variable_stride_per_key else None,
-        ).sync()
 
     def __getitem__(self, key: str) -> JaggedTensor:
         """The bags of one feature; its tensors are views.

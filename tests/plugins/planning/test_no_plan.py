@@ -31,7 +31,7 @@ KIB = 1 << 10
 def problem(sizes, kinds, part):
     """Tables on two ranks with a part of the memory that their weights take, and the constraints."""
     tables = [TableSpec(f"t{i}", 100 * rows, dim, ["f"]) for i, (rows, dim) in enumerate(sizes)]
-    weights = sum(table.weight_bytes for table in tables)
+    weights = sum(4 * table.num_embeddings * table.embedding_dim for table in tables)
     topology = Topology(2, "cuda", hbm_cap=int(weights / 2 * part) + KIB, ddr_cap=0)
     return (
         tables,
@@ -170,7 +170,7 @@ TIERS = [TableSpec(f"t{i}", 10_000 + i, 64, ["f"]) for i in range(40)]  # 2.4 Mi
 
 def tiered(hbm_part, ddr_part, **arguments):
     """A planner of four ranks whose device and host memory are these parts of what the weights of TIERS take."""
-    weights = sum(table.weight_bytes for table in TIERS)
+    weights = sum(4 * table.num_embeddings * table.embedding_dim for table in TIERS)
     topology = Topology(4, "cuda", hbm_cap=int(weights * hbm_part / 4), ddr_cap=int(weights * ddr_part / 4))
     return EmbeddingShardingPlanner(topology, 2, storage_reservation=0.0, **arguments)
 
@@ -182,7 +182,7 @@ def test_no_plan_that_several_memories_share_says_what_they_need_and_have_before
         def proposals(self, space):
             raise AssertionError("nothing is searched where there is nothing to find")
 
-    weights = sum(table.weight_bytes for table in TIERS)
+    weights = sum(4 * table.num_embeddings * table.embedding_dim for table in TIERS)
     with pytest.raises(NoPlanError) as caught:
         tiered(0.1, 0.3, proposer=Unasked()).plan_tables(TIERS)
     text = str(caught.value)

@@ -1,10 +1,10 @@
-"""Names that public scripts import and that are not here, with the reason for each."""
+"""Names that public scripts import, and methods of the contract, that are not here, with the reason for each."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-__all__ = ["LEFT_OUT"]
+__all__ = ["LEFT_OUT", "METHODS_LEFT_OUT"]
 
 LEFT_OUT: Mapping[str, str] = {
     "torchrec.distributed.embedding_types.ShardedEmbeddingTable": (
@@ -26,3 +26,9 @@ LEFT_OUT: Mapping[str, str] = {
     "torchrec.modules.regroup.PermuteMultiEmbedding": "FBGEMM's operator behind `KTRegroupAsDict`, which is here",
 }
 """Module path and name -> reason."""
+
+METHODS_LEFT_OUT: Mapping[str, str] = dict.fromkeys(
+    (f"KeyedJaggedTensor.{name}" for name in ("dist_init", "dist_labels", "dist_splits", "dist_tensors")),
+    "steps of TorchRec's exchange between ranks; sharded modules have their own",
+)
+"""Class and method -> reason."""

@@ -18,7 +18,6 @@ from shardwright.planning.options.rank_rules import RankRules
 from shardwright.planning.options.shapes import Shape
 from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
 from shardwright.planning.tables.option_space import EVERYTHING, OptionSpace
-from shardwright.planning.tables.quantized import has_header
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.planning.watch import OutOfTime, Watch
 
@@ -183,17 +182,11 @@ def _no_option(table: TableSpec, own: _Demands, refusals: Iterable[Refusal], off
     unasked = (
         f"Offered only to tables whose sharding_types name them: {', '.join(by_name)}. " if by_name else ""
     )
-    is_quantised = has_header(table.data_type) and not table.is_frozen
-    quantised = (
-        "Quantised tables are looked up and not trained: plan with objective='serving'. "
-        if is_quantised
-        else ""
-    )
     return (
         f"no option is left for table {table.describe()} on {offers.topology.world_size} ranks of device "
         f"{_devices_text(offers.topology)}, optimizer {table.optimizer or 'none (visible gradients)'}, "
         f"constraints: {constraints or 'none'}. Refused: {reasons}. "
-        f"{unasked}{quantised}Known sharding types: {', '.join(offers.plugins.sharding_types.names) or 'none'}; "
+        f"{unasked}Known sharding types: {', '.join(offers.plugins.sharding_types.names) or 'none'}; "
         f"compute kernels: {', '.join(offers.plugins.compute_kernels.names) or 'none'}. "
         + (f"Loosen what is asked of {table.name!r}, or change" if own.demands else "Change")
         + " what the refusals name."

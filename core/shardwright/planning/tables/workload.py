@@ -144,7 +144,7 @@ def table_to_data(table: TableSpec) -> dict[str, Any]:
         "num_embeddings": table.num_embeddings,
         "embedding_dim": table.embedding_dim,
         **_features_data(table),
-        "data_type": table.data_type.value,
+        "data_type": str(table.data_type),
         "pooling": table.pooling.value,
     }
     if table.is_weighted:

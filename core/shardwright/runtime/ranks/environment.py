@@ -153,7 +153,7 @@ class ShardingEnv:
             raise UnsupportedError(
                 f"ShardingEnv.from_local(world_size={world_size}): nothing connects {world_size} ranks without a "
                 "process group. Start them (torchrun, init_process_group) and take ShardingEnv.from_process_group(). "
-                f"To plan for them give Topology({world_size}, ...); shard_for_serving() cuts over one process"
+                f"To plan for them give Topology({world_size}, ...)"
             )
         if rank != 0:
             raise InvalidInputError(f"rank must be 0 in a world of 1, got {brief(rank)}")

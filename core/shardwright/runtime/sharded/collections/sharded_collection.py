@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
-from abc import ABC, abstractmethod
+from abc import ABC
 from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from attrs import evolve, frozen
@@ -14,11 +15,9 @@ from torch import nn
 
 from shardwright.errors import DistributedError, UnsupportedError
 from shardwright.modules.embedding_modules import TableCollection
-from shardwright.modules.quantized.collections import QuantizedCollection
 from shardwright.optim.fused import optimizer_spec_of
 from shardwright.planning.plan.sharding import ParameterSharding
-from shardwright.planning.tables.optimizers import STILL
-from shardwright.planning.tables.spec import EmbeddingConfig, TableSpec
+from shardwright.planning.tables.spec import TableSpec
 from shardwright.runtime.ranks.environment import ShardingEnv, device_of_rank
 from shardwright.runtime.ranks.meeting import Meeting
 from shardwright.runtime.sharded.collections import anatomy
@@ -50,7 +49,7 @@ class ShardingInputs:
     """Everything that a sharded collection is made from.
 
     Args:
-        configs: configurations of the tables.
+        unsharded: the unsharded collection, on ``meta``.
         specs: specifications of the tables, with optimizers.
         params: each table's part of the plan, by table name.
         env: the ranks.
@@ -60,14 +59,18 @@ class ShardingInputs:
         sharder: sharder that made it, which says what planners may choose.
     """
 
-    configs: Sequence[EmbeddingConfig]
+    unsharded: TableCollection
     specs: Sequence[TableSpec]
     params: Mapping[str, ParameterSharding]
     env: ShardingEnv
     device: torch.device
-    is_weighted: bool = False
     checks: InputChecks = InputChecks.STANDARD
     sharder: ModuleSharder | None = None
+
+    @property
+    def is_weighted(self) -> bool:
+        """True if ids carry weights."""
+        return self.unsharded.is_weighted()
 
 
 class ShardedCollection(nn.Module, ABC):
@@ -86,16 +89,13 @@ class ShardedCollection(nn.Module, ABC):
         output_dtype: dtype of the outputs.
     """
 
-    table_class: ClassVar[type[ShardedTable]] = ShardedTable
-    output_dtype: torch.dtype = torch.float32
-
     def __init__(self, inputs: ShardingInputs, *, tables_name: str) -> None:
         super().__init__()
         # First: what one rank alone would raise leaves the others waiting.
         inputs.env.agree("the plan", _digests(inputs), _PLAN_ONCE)
         check_plan_covers(inputs.specs, inputs.params, inputs.specs[0].module)
-        self._env, self._device, self._configs = inputs.env, inputs.device, list(inputs.configs)
-        self._tables_name = tables_name
+        self._env, self._device, self._configs = inputs.env, inputs.device, list(inputs.unsharded.tables)
+        self._tables_name, self.output_dtype = tables_name, inputs.unsharded.output_dtype
         self._take_engine(inputs, engine_of(inputs))
         self._meeting = Meeting(inputs.env, inputs.env.lockstep.name(self._engine.number))
         self._fused_optimizer = FusedOptimizer(
@@ -121,9 +121,7 @@ class ShardedCollection(nn.Module, ABC):
         for spec in inputs.specs:
             own = local.get(spec.name, [])
             state = TableState(spec, inputs.params[spec.name], own, inputs.env.communicator, inputs.device)
-            self._tables[spec.name] = self.table_class(state, engine.lookups, engine.kept).train(
-                self.training
-            )
+            self._tables[spec.name] = ShardedTable(state, engine.lookups, engine.kept).train(self.training)
         self.add_module(self._tables_name, nn.ModuleDict(self._tables))
         # Those that the kernels update here; listed once, since each batch begins with a look at them.
         self._updated = [
@@ -294,13 +292,9 @@ class ShardedCollection(nn.Module, ABC):
                 raise UnsupportedError(
                     f"table {table.state.table.describe()}: its ids are keys, and an unsharded module looks up rows"
                 )
-        module = self._unsharded()
+        module = copy.deepcopy(self._inputs.unsharded)
         module.load_state_dict(self.state_dict(), assign=True)
         return module
-
-    @abstractmethod
-    def _unsharded(self) -> nn.Module:
-        """The module of the same tables on ``meta``."""
 
     def make_one_model(self) -> None:
         """Do, on every rank, what is called before tables are gathered: average replicas that have grown apart."""
@@ -339,17 +333,23 @@ class ShardedCollection(nn.Module, ABC):
         )
 
     def take_weights(self, module: TableCollection) -> None:
-        """Take the unsharded module's weights over, or make them anew, the same for any plan, if it is on ``meta``."""
+        """Take the unsharded module's rows over, or make them anew, the same for any plan, if it is on ``meta``."""
         if module.device.type == "meta":
             self.initialize(self._env.communicator.broadcast_object(torch.initial_seed()))
             return
         for name, table in self._tables.items():
-            table.state.scatter(module.table_weight(name).detach(), table.weight_of)
+            table.state.scatter_rows(module.table_weight(name).detach(), table.weight_of)
 
     def initialize(self, seed: int) -> None:
-        """Give all tables new initial weights, the same for any plan; ``seed`` must be the same on every rank."""
+        """Give all tables of floats new initial weights, the same for any plan; other rows stay zeros.
+
+        Args:
+            seed: the same on every rank.
+        """
         for config in self._configs:
             table = self._tables[config.name]
+            if not table.state.is_float:
+                continue
             for local in table.state.local:
                 path = table.state.table.path
                 initialize(table.weight_of(local), config, local.block, path=path, seed=seed)
@@ -421,36 +421,30 @@ def _by_place(local: LocalBlock) -> tuple[int, int]:
     return local.block.rows.index, local.block.columns.start
 
 
-def specs_of(
-    sharder: ModuleSharder, module: TableCollection, path: str, *, is_weighted: bool
-) -> list[TableSpec]:
+def specs_of(sharder: ModuleSharder, module: TableCollection, path: str) -> list[TableSpec]:
     """The specifications of a collection's tables, with their optimizers.
 
     An optimizer applied to a table's parameter in the backward pass goes before the sharder's. A table whose parameter
     requires no gradient is frozen.
     """
-    return [_spec_of(sharder, module, config, path, is_weighted=is_weighted) for config in module.tables]
+    return [_spec_of(sharder, module, config, path) for config in module.tables]
 
 
-def _spec_of(
-    sharder: ModuleSharder, module: TableCollection, config: Any, path: str, *, is_weighted: bool
-) -> TableSpec:
-    """The specification of one table. A frozen one has an optimizer without state, so that any kernel takes it."""
+def _spec_of(sharder: ModuleSharder, module: TableCollection, config: Any, path: str) -> TableSpec:
     weight = module.table_weight(config.name)
-    is_frozen = not weight.requires_grad
-    trained: dict[str, Any] = (
-        {} if is_frozen else {"update": sharder.update, "max_gradient": sharder.max_gradient}
-    )
-    return TableSpec.from_config(
+    spec = TableSpec.from_config(
         config,
         module=path,
-        is_weighted=is_weighted,
-        optimizer=STILL if is_frozen else optimizer_spec_of(weight, config.name) or sharder.optimizer,
+        is_weighted=module.is_weighted(),
+        optimizer=(optimizer_spec_of(weight, config.name) or sharder.optimizer)
+        if weight.requires_grad
+        else None,
         qcomms_config=sharder.qcomm_codecs_registry,
         cache=sharder.cache,
-        is_frozen=is_frozen,
-        **trained,
+        update=sharder.update,
+        max_gradient=sharder.max_gradient,
     )
+    return spec if weight.requires_grad else spec.served()
 
 
 _Sharded = TypeVar("_Sharded", bound=ShardedCollection)
@@ -459,21 +453,19 @@ _Sharded = TypeVar("_Sharded", bound=ShardedCollection)
 def shard_collection(
     kind: type[_Sharded],
     sharder: ModuleSharder,
-    module: TableCollection | QuantizedCollection,
+    module: TableCollection,
     params: Mapping[str, ParameterSharding],
     env: ShardingEnv,
     device: torch.device | str | None,
     *,
     path: str,
-    is_weighted: bool = False,
 ) -> _Sharded:
     """The sharded form of ``module``, with its weights; see :meth:`ModuleSharder.shard`."""
     with env.together(f"sharding {type(module).__name__}"):
         specs = sharder.tables(module, path)
         place = device_of_rank(env, device)
-        inputs = ShardingInputs(
-            module.tables, specs, params, env, place, is_weighted, sharder.input_checks, sharder
-        )
+        unsharded = module.of_tables(module.tables, "meta")
+        inputs = ShardingInputs(unsharded, specs, params, env, place, sharder.input_checks, sharder)
         sharded = kind(inputs)  # type: ignore[call-arg]
         weights = {
             name: own
@@ -481,5 +473,5 @@ def shard_collection(
             if not params[name].layout.row_map.takes_any_id  # rows that no key has yet are nobody's
         }
         agree_on_weights(weights, env, place, sync=sharder.sync_module_states)
-        sharded.take_weights(module)  # type: ignore[arg-type]  # each takes its own kind
+        sharded.take_weights(module)
         return sharded

@@ -15,7 +15,6 @@ from torch import Tensor
 from shardwright.contracts.comm_backend import Communicator
 from shardwright.errors import DistributedError
 from shardwright.modules.embedding_modules import TableCollection
-from shardwright.modules.quantized.collections import QuantizedCollection
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.ranks.lockstep import by_rank
 from shardwright.runtime.sharded.tables.blocked_tensor import PIECE_BYTES
@@ -26,12 +25,9 @@ _WORDS = 64
 _ON_META = "on 'meta'"
 
 
-def weights_of(module: TableCollection | QuantizedCollection) -> dict[str, Tensor]:
-    """The weights of a collection by table, in shared storage: of a quantised one the stored rows."""
-    names = [table.name for table in module.tables]
-    if isinstance(module, QuantizedCollection):
-        return {name: module.quantized_rows(name).stored for name in names}
-    return {name: module.table_weight(name).detach() for name in names}
+def weights_of(module: TableCollection) -> dict[str, Tensor]:
+    """The weights of a collection by table, in shared storage; of other forms than floats, the stored rows."""
+    return {table.name: module.table_weight(table.name).detach() for table in module.tables}
 
 
 def agree_on_weights(

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from shardwright.contracts.lookup import Lookup
 from shardwright.errors import UnsupportedError
-from shardwright.modules.embedding_configs import dtype_of
 from shardwright.runtime.sharded.tables.blocked_tensor import BlockedTensor
 from shardwright.runtime.sharded.tables.sharded_parameter import ShardedParameter
 from shardwright.runtime.sharded.tables.table_state import LocalBlock, TableState, is_state_in_blocks
@@ -208,11 +207,7 @@ class ShardedTable(nn.Module):
         if is_state_in_blocks():
             destination.update(self._blocks(prefix))
             return
-        table = self.state.table
-        dtype = dtype_of(table.data_type)
-        destination[prefix + "weight"] = self.state.gather(
-            self.weight_of, columns=table.embedding_dim, dtype=dtype
-        )
+        destination[prefix + "weight"] = self.state.gather_rows(self.weight_of)
         for name in self._row_state:
             destination[prefix + name] = self.state.gather(
                 self.row_state_of(name), columns=1, dtype=torch.int64
@@ -220,9 +215,14 @@ class ShardedTable(nn.Module):
 
     def _blocks(self, prefix: str) -> dict[str, BlockedTensor]:
         """The entries that the state dict has in blocks."""
+        self.state.check_float(
+            "are saved whole, by state_dict(), and not in blocks: save a checkpoint of the float model, and pack what "
+            "it loads"
+        )
         table, weight = self.state.table, prefix + "weight"
-        dtype = dtype_of(table.data_type)
-        blocks = self.state.blocked(weight, self.weight_of, columns=table.embedding_dim, dtype=dtype)
+        blocks = self.state.blocked(
+            weight, self.weight_of, columns=table.embedding_dim, dtype=self.state.dtype
+        )
         blocks |= self.state.stored_rows(weight)
         for name in self._row_state:
             values = self.row_state_of(name)
@@ -250,10 +250,11 @@ class ShardedTable(nn.Module):
         if missing:
             return
         whole = state_dict[key]
-        expected = (self.state.table.num_embeddings, self.state.table.embedding_dim)
-        if tuple(whole.shape) != expected:
+        expected = (self.state.table.num_embeddings, self.state.row_width)
+        if tuple(whole.shape) != expected or not (self.state.is_float or whole.dtype is self.state.dtype):
             error_msgs.append(
-                f"table {self.state.table.describe()}: {key!r} has shape {list(whole.shape)}, not {list(expected)}"
+                f"table {self.state.table.describe()}: {key!r} is {whole.dtype} {list(whole.shape)}, not "
+                f"{self.state.dtype} {list(expected)}"
             )
             return
         self._has_part_of_rows = False
@@ -261,7 +262,7 @@ class ShardedTable(nn.Module):
         if row_state:
             for local in self.state.local:
                 self.lookup_of(local).load_rows(local.index, row_state)
-        self.state.scatter(whole, self.weight_of, self.loaded_rows)
+        self.state.scatter_rows(whole, self.weight_of, self.loaded_rows)
 
     def _already_loaded(
         self, state_dict: Mapping[str, Any], prefix: str, missing_keys: list[str]

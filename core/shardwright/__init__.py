@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from shardwright.host.process import provide
+
 __version__ = "0.1.0"
 
 # Public name -> the module that defines it. One line a name, sorted by module, then by name.
@@ -99,12 +101,12 @@ _MODULE_OF_NAME: dict[str, str] = {
             "ProposedShards",
             "Proven",
         ),
-        "shardwright.planning.plan.plan": (
+        "shardwright.planning.plan.plan": ("ShardingPlan",),
+        "shardwright.planning.plan.sharding": (
             "EmbeddingModuleShardingPlan",
             "EnumerableShardingSpec",
             "ParameterSharding",
             "ShardMetadata",
-            "ShardingPlan",
         ),
         "shardwright.runtime.sharded.models.planner": ("EmbeddingShardingPlanner",),
         "shardwright.planning.machines.reservations": (
@@ -186,20 +188,22 @@ _MODULE_OF_NAME: dict[str, str] = {
     for name in names
 }
 
-# Deprecated here: names of the plugin host, which stand in the package ``host``.
-_OF_HOST = frozenset({"Fingerprint", "PluginHost", "Registry", "compare_fingerprints", "use_host"})
-
 __all__ = sorted([*_MODULE_OF_NAME, "__version__"])  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def _plugin_host() -> Any:
+    from shardwright.host.plugin_host import host
+
+    return host()
+
+
+provide(_plugin_host)
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name on first use, and keep it."""
     if name == "host":
         return importlib.import_module("shardwright.host")
-    if name in _OF_HOST:
-        from shardwright._moved import moved
-
-        return moved("shardwright", dict.fromkeys(_OF_HOST, "shardwright.host"), stacklevel=3)(name)
     module = _MODULE_OF_NAME.get(name)
     if module is None:
         # Dunder lookups come from the import machinery and from tools: they get no guesses.

@@ -74,11 +74,11 @@ from shardwright.planning.machines.reservations import StorageReservation as Sto
 from shardwright.planning.machines.topology import Topology as Topology
 from shardwright.planning.options.options import Options as Options
 from shardwright.planning.options.search_space import SearchSpace as SearchSpace
-from shardwright.planning.plan.plan import EmbeddingModuleShardingPlan as EmbeddingModuleShardingPlan
-from shardwright.planning.plan.plan import EnumerableShardingSpec as EnumerableShardingSpec
-from shardwright.planning.plan.plan import ParameterSharding as ParameterSharding
-from shardwright.planning.plan.plan import ShardMetadata as ShardMetadata
 from shardwright.planning.plan.plan import ShardingPlan as ShardingPlan
+from shardwright.planning.plan.sharding import EmbeddingModuleShardingPlan as EmbeddingModuleShardingPlan
+from shardwright.planning.plan.sharding import EnumerableShardingSpec as EnumerableShardingSpec
+from shardwright.planning.plan.sharding import ParameterSharding as ParameterSharding
+from shardwright.planning.plan.sharding import ShardMetadata as ShardMetadata
 from shardwright.planning.report.check import CheckedPlan as CheckedPlan
 from shardwright.planning.report.check import check_plan as check_plan
 from shardwright.planning.report.compare import PlanDifference as PlanDifference

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.error_listeners import reporting_errors
+from shardwright.error_reports import reporting_errors
 from shardwright.errors import DuplicateNameError, InvalidInputError, UnsupportedError
 from shardwright.sparse import KeyedJaggedTensor, _validation
 from shardwright.sparse._foreign import Column, joined

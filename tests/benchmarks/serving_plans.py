@@ -19,7 +19,7 @@ import torch.distributed as dist
 import typer
 
 import shardwright as sw
-from shardwright.planning.plan.plan import aligned
+from shardwright.planning.plan.sharding import aligned
 from shardwright_testing.ranks import RankPool
 
 RANKS = 2

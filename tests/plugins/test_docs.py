@@ -17,7 +17,7 @@ import shardwright_plugins
 from shardwright.host import PluginHost
 from shardwright.modules.embedding_modules import EmbeddingBagCollection
 from shardwright.planning.machines.topology import Topology
-from shardwright.planning.plan.plan import ParameterSharding
+from shardwright.planning.plan.sharding import ParameterSharding
 from shardwright.planning.tables.constraints import ParameterConstraints
 from shardwright.planning.tables.spec import EmbeddingBagConfig
 from shardwright.runtime.ranks.environment import ShardingEnv

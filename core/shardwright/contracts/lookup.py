@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from attrs import field, frozen
 
-from shardwright.contracts.compute_kernel import KernelRequest
+from shardwright.contracts.kernel_request import KernelRequest
 from shardwright.planning.layouts.layout import Block
 from shardwright.planning.tables.spec import TableSpec
 

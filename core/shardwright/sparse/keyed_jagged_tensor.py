@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from shardwright.arguments import checked
-from shardwright.error_listeners import reporting_errors
+from shardwright.error_reports import reporting_errors
 from shardwright.errors import InvalidInputError
 from shardwright.sparse import (
     _foreign,

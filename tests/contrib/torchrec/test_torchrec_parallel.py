@@ -15,6 +15,7 @@ from shardwright_torchrec.planner.planners import EmbeddingShardingPlanner
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 
 import shardwright as sw
+from shardwright_testing import run_simulated
 
 TYPES = ("table_wise", "row_wise", "column_wise", "data_parallel")
 
@@ -67,6 +68,14 @@ def test_sharder_with_optimizer_updates_copies_in_the_backward_pass() -> None:
     module = bags()
     sw.apply_optimizer_in_backward(torch.optim.SGD, list(module.parameters()), {"lr": 0.5})
     assert "dense" not in kernels(planned(module, EmbeddingBagCollectionSharder())).values()
+
+
+def test_modules_of_other_seeds_are_sharded_with_the_first_ranks_weights() -> None:
+    made, sharder = [bags(), bags()], EmbeddingBagCollectionSharder()
+    expected = {name: weight.clone() for name, weight in made[0].state_dict().items()}
+    params = planned(made[0], sharder).plan[""]
+    for state in run_simulated(lambda env: sharder.shard(made[env.rank], params, env, "cpu").state_dict(), 2):
+        assert all(torch.equal(state[name], weight) for name, weight in expected.items())
 
 
 def test_sharders_override_of_kernels_is_honoured() -> None:

@@ -20,7 +20,9 @@ REPLICATED = "data_parallel"
 
 
 class _AsInTorchRec(sw.ModuleSharder):
-    """Replicated tables without an optimizer of their own are left to the script's."""
+    """Replicated tables without an optimizer of their own are left to the script's; weights are rank 0's."""
+
+    sync_module_states = True  # TorchRec cuts each rank's shards out of that rank's module
 
     def allowed(
         self, table: sw.TableSpec, compute_device_type: str

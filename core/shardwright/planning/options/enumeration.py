@@ -16,7 +16,6 @@ from shardwright.planning.options.offers import Offers, Plugins
 from shardwright.planning.options.options import Options, Refusal
 from shardwright.planning.options.rank_rules import RankRules
 from shardwright.planning.options.shapes import Shape
-from shardwright.planning.tables.conflicts import smallest_conflict
 from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
 from shardwright.planning.tables.option_space import EVERYTHING, OptionSpace
 from shardwright.planning.tables.spec import TableSpec
@@ -134,12 +133,6 @@ class _Demands:
         )
         return tuple(name for name in cutting if name in self.rule.given)
 
-    def only(self, demands: Sequence[str]) -> _Demands:
-        """Keep some demands, and drop the others."""
-        dropped = set(self.demands) - set(demands)
-        rules = self.rules.without(self.index, dropped) if self.rules else None
-        return _Demands(self.rule.only(set(self.rule.given) - dropped), rules, self.index)
-
 
 def _enumerate_table(collected: OptionColumns, offers: Offers, own: _Demands) -> None:
     table = collected.tables[-1]
@@ -180,20 +173,6 @@ def _offered(
                     yield code, kernel, layout, shape, requests
 
 
-def _smallest_conflict(offers: Offers, table: TableSpec, own: _Demands) -> str:
-    """The fewest constraints that leave no option together, as a sentence; empty if none are to blame."""
-    conflict = smallest_conflict(
-        own.demands,
-        lambda demands: any(True for _ in _offered(offers, table, own.only(demands), [])),
-    )
-    if not conflict:
-        return ""
-    values = ", ".join(f"{name}={own.rule.to_data()[name]!r}" for name in conflict)
-    if len(conflict) == 1:
-        return f"{values} alone leaves none. "
-    return f"{values} contradict each other: together they leave none, without any one of them some. "
-
-
 def _no_option(table: TableSpec, own: _Demands, refusals: Iterable[Refusal], offers: Offers) -> str:
     given = own.rule.to_data()
     constraints = ", ".join(f"{name}={given[name]}" for name in own.demands)
@@ -206,7 +185,7 @@ def _no_option(table: TableSpec, own: _Demands, refusals: Iterable[Refusal], off
     return (
         f"no option is left for table {table.describe()} on {offers.topology.world_size} ranks of device "
         f"{_devices_text(offers.topology)}, optimizer {table.optimizer or 'none (visible gradients)'}, "
-        f"constraints: {constraints or 'none'}. {_smallest_conflict(offers, table, own)}Refused: {reasons}. "
+        f"constraints: {constraints or 'none'}. Refused: {reasons}. "
         f"{unasked}Known sharding types: {', '.join(offers.plugins.sharding_types.names) or 'none'}; "
         f"compute kernels: {', '.join(offers.plugins.compute_kernels.names) or 'none'}. "
         + (f"Loosen what is asked of {table.name!r}, or change" if own.demands else "Change")

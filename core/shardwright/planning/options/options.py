@@ -25,7 +25,6 @@ import numpy.typing as npt
 from attrs import evolve, frozen
 
 from shardwright.contracts.compute_kernel import ComputeKernel, KernelRequest
-from shardwright.contracts.renamed import warn_renamed
 from shardwright.contracts.row_format import RowFormat
 from shardwright.contracts.sharding_type import ShardingType
 from shardwright.planning.arrays import NO_GANG, Bools, Floats, Ints
@@ -137,12 +136,6 @@ class Options:
     def shards_per_option(self) -> Ints:
         """Number of shards of each option, those of all its runs together: ``[O]``."""
         return np.add.reduceat(self.count, self.first_shard[:-1])
-
-    @property
-    def alike(self) -> Ints:
-        """Deprecated: ``distinct_table``."""
-        warn_renamed("Options", "alike", "distinct_table")
-        return self.distinct_table
 
     @cached_property
     def multiplicity(self) -> Ints:

@@ -18,7 +18,8 @@ from shardwright.host.plugin_host import host
 from shardwright.planning.machines.topology import CPU_DEVICE, Topology
 from shardwright.planning.options.moving import ValueBytes, weight_bits
 from shardwright.planning.plan.inputs import InputTables, reading_inputs
-from shardwright.planning.plan.plan import ParameterSharding, ShardingPlan
+from shardwright.planning.plan.plan import ShardingPlan
+from shardwright.planning.plan.sharding import ParameterSharding
 from shardwright.planning.report.check import is_stated, real_value_ms
 from shardwright.planning.report.moves import ReshardMoves, TableMoves
 from shardwright.planning.tables.spec import TableSpec

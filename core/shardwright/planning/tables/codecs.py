@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from attrs import asdict, field, fields, frozen
 
 from shardwright.arguments import brief, typed
 from shardwright.errors import InvalidInputError, PlanningError, UnsupportedError, nearest
+from shardwright.host.process import process_host
 from shardwright.planning.plugin_calls import calling
 
 if TYPE_CHECKING:
@@ -148,9 +149,7 @@ def get_qcomm_codecs_registry(
 
 
 def _codecs() -> Registry[Codec]:
-    from shardwright.host.plugin_host import host
-
-    return host().codecs
+    return cast("Registry[Codec]", process_host().codecs)
 
 
 def _create(name: str | None) -> Codec | None:

@@ -9,22 +9,20 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, KeysView, Mapping, Sequence, Set
 from enum import Enum, unique
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attrs import converters, evolve, field, frozen, validators
 
 from shardwright.arguments import brief, typed, whole
 from shardwright.errors import InvalidInputError
 from shardwright.planning.documents.limits import MOST_ROWS
+from shardwright.planning.layouts.blocks import ColumnRange
+from shardwright.planning.layouts.row_maps import RowPart, RowsRange
 from shardwright.planning.tables.caching import CacheParams
 from shardwright.planning.tables.codecs import QCommsConfig, as_qcomms
 from shardwright.planning.tables.data_types import TORCH_NAMES, DataType
 from shardwright.planning.tables.optimizers import ASSUMED, STILL, OptimizerSpec, check_max_gradient
 from shardwright.replaceable import replaceable
-
-if TYPE_CHECKING:
-    from shardwright.planning.layouts.layout import ColumnRange
-    from shardwright.planning.layouts.row_maps import RowPart
 
 
 @unique
@@ -337,8 +335,6 @@ class TableSpec:
     @property
     def all_rows(self) -> RowPart:
         """The one part that holds every row."""
-        from shardwright.planning.layouts.row_maps import RowsRange
-
         return RowsRange(self.num_embeddings, parts=1)[0]
 
     @property
@@ -348,8 +344,6 @@ class TableSpec:
 
     def columns(self, start: int, stop: int) -> ColumnRange:
         """The columns ``start <= c < stop``."""
-        from shardwright.planning.layouts.layout import ColumnRange
-
         return ColumnRange(start, stop)
 
     def describe(self) -> str:

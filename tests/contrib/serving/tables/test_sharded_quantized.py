@@ -217,6 +217,23 @@ def test_what_cannot_be_cut_for_one_process_raises() -> None:
         serving.shard_for_serving(model, plan)(wrong)
 
 
+@pytest.mark.parametrize("kind", ["row_wise", "data_parallel"])
+def test_other_rows_on_one_rank_are_refused_or_the_first_ranks(kind: str) -> None:
+    own, other = (serving.quantize_embeddings(collection("SUM"), "INT8") for _ in range(2))
+    other.quantized_rows("b").stored[3, -1] ^= 1
+    plan = plan_of(torch.nn.Sequential(own), kind, 2, "quant_torch")
+
+    def built(env: sw.ShardingEnv, *, sync: bool) -> Any:
+        model = torch.nn.Sequential((own, other)[env.rank])
+        return sw.DistributedModelParallel(model, env=env, plan=plan, device="cpu", sync_module_states=sync)
+
+    with pytest.raises(sw.errors.DistributedError, match=r"1 of 3 tables, 'b' first: .*; rank 1: others"):
+        run_simulated(lambda env: built(env, sync=False), 2)
+    expected = dict(torch.nn.Sequential(own).state_dict())
+    for state in run_simulated(lambda env: built(env, sync=True).state_dict(), 2):
+        assert all(torch.equal(state[name], rows) for name, rows in expected.items())
+
+
 @pytest.mark.parametrize("pooling", ["SUM", "NONE"])
 @pytest.mark.parametrize(
     ("asked", "fused_params"), [("optimizer", {"optimizer": "adam"}), ("max_gradient", {"max_gradient": 1.0})]

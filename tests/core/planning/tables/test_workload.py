@@ -106,11 +106,6 @@ def test_workload_key_that_is_not_read_raises_with_the_nearest(more, text):
         workload({"name": "a"}, **more)
 
 
-def test_workload_of_too_many_features_raises_before_they_are_named():
-    with pytest.raises(InvalidInputError, match="have 1999998 features together; 1000000 can be planned for"):
-        workload({"name": "a", "num_features": 999_999}, {"name": "b", "num_features": 999_999})
-
-
 def test_read_key_twice_raises(tmp_path):
     path = tmp_path / "constraints.json"
     path.write_text('{"a": {"ranks": 0, "ranks": 1}}')

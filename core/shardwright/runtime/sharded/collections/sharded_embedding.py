@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from shardwright.modules.embedding_modules import EmbeddingCollection, TableCollection
-from shardwright.planning.plan.plan import ParameterSharding
+from shardwright.planning.plan.sharding import ParameterSharding
 from shardwright.planning.tables.spec import EmbeddingConfig, TableSpec
 from shardwright.runtime.ranks.devices import sent_to
 from shardwright.runtime.ranks.environment import ShardingEnv

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from shardwright.modules.embedding_modules import EmbeddingBagCollection, TableCollection
-from shardwright.planning.plan.plan import ParameterSharding
+from shardwright.planning.plan.sharding import ParameterSharding
 from shardwright.planning.tables.spec import EmbeddingBagConfig, TableSpec
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.sharded.collections.sharded_collection import (

@@ -30,7 +30,8 @@ _FULLY_SHARD, _MANAGED = "torch.distributed.fsdp._fully_shard._fsdp_init", "_get
 class ShardedTable(nn.Module):
     """This rank's blocks of one table, under the unsharded table's place in the module.
 
-    ``weight`` is the local block ``[rows, columns]``; further ones, if a rank has several, are ``weight_1``, ...
+    ``weight`` is the local block ``[rows, columns]``; further ones, if a rank has several, are ``weight_1``, ... It is
+    empty on a rank without a block, which takes part in norms and refusals over all ranks by it.
     Parameters that a kernel updates by itself carry ``_in_backward_optimizers``.
 
     Attributes:
@@ -64,6 +65,11 @@ class ShardedTable(nn.Module):
             self.register_parameter(f"weight_{number}" if number else "weight", parameter)
             if number:  # so does it leave out what they do not have
                 self._non_persistent_buffers_set.add(f"weight_{number}")
+        if not state.local and not state.table.is_frozen and (self.is_fused or state.is_parted):
+            empty = nn.Parameter(torch.empty(0, state.table.embedding_dim, device=state.device))
+            if self.is_fused:
+                empty._in_backward_optimizers = []  # type: ignore[attr-defined]
+            self.weight = self._make_sharded(empty, 0)
 
     def _kept_block(self, local: LocalBlock) -> KeptBlock | None:
         """Keeper of the gradients of a local block; ``None`` where they are not kept."""
@@ -88,8 +94,7 @@ class ShardedTable(nn.Module):
 
     def representative(self) -> Tensor:
         """This rank's weights of the table, or an empty parameter where it has none; for optimizers."""
-        own = next(iter(self.parameters()), None)
-        return self._make_sharded(nn.Parameter(torch.empty(0)), 0) if own is None else own
+        return next(iter(self.parameters()))
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
         """Names and parameters of the local blocks.
@@ -112,6 +117,11 @@ class ShardedTable(nn.Module):
             "DistributedModelParallel(..., init_data_parallel=False) and give fully_shard its dense modules, "
             "fully_shard(model.module.over), or the parameters of tables as ignored_params"
         )
+
+    @property
+    def block_parameters(self) -> list[nn.Parameter]:
+        """The parameter of each local block."""
+        return list(self.parameters())[: len(self.state.local)]
 
     @property
     def in_step(self) -> bool:

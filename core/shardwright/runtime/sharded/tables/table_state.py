@@ -22,7 +22,7 @@ from shardwright.contracts.row_format import FloatRows, RowFormat
 from shardwright.errors import InvalidInputError, UnsupportedError
 from shardwright.planning.layouts.layout import Block
 from shardwright.planning.layouts.stored_rows import first_stored_row, is_stored_by_index, runs_of
-from shardwright.planning.plan.plan import ParameterSharding
+from shardwright.planning.plan.sharding import ParameterSharding
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.runtime.sharded.tables.blocked_tensor import (
     PIECE_BYTES,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shardwright.runtime.ranks.detection.host_memory import host_memory_bytes
+from shardwright.planning.machines.host_memory import host_memory_bytes
 
 TOTAL = 64 << 30
 

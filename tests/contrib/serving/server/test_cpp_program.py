@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 import shardwright_serving as serving
 import torch
+from tests.contrib import distributions
 from tests.contrib.serving.packages.models import BATCHES, KEYS, Model, batch
 from tests.contrib.serving.packages.test_export_for_inference import export
 
 import shardwright as sw
 
-SOURCE = Path(__file__).parents[3] / "contrib" / "serving" / "cpp"
+SOURCE = distributions.ROOT / "serving" / "cpp"
 pytestmark = pytest.mark.slow
 
 

@@ -134,6 +134,7 @@ from shardwright.runtime.pipeline.train_pipeline import TrainPipelineSparseDist 
 from shardwright.runtime.pipeline.train_pipeline import lockstep_batches as lockstep_batches
 from shardwright.runtime.ranks.comm import TorchCommunicator as TorchCommunicator
 from shardwright.runtime.ranks.environment import ShardingEnv as ShardingEnv
+from shardwright.runtime.ranks.launch import launch as launch
 from shardwright.runtime.ranks.sharding_groups import ShardingEnv2D as ShardingEnv2D
 from shardwright.runtime.routed.direct import DirectReturn as DirectReturn
 from shardwright.runtime.routed.return_path import ReturnPath as ReturnPath

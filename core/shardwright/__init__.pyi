@@ -23,6 +23,7 @@ from shardwright.contracts.lookup import Lookup as Lookup
 from shardwright.errors import CheckpointError as CheckpointError
 from shardwright.errors import DistributedError as DistributedError
 from shardwright.errors import DuplicateNameError as DuplicateNameError
+from shardwright.errors import IdRangeError as IdRangeError
 from shardwright.errors import InvalidInputError as InvalidInputError
 from shardwright.errors import NoPlanError as NoPlanError
 from shardwright.errors import PlanError as PlanError
@@ -114,6 +115,7 @@ from shardwright.runtime.checkpoint.loading import load_checkpoint as load_check
 from shardwright.runtime.checkpoint.pretrained import load_pretrained as load_pretrained
 from shardwright.runtime.checkpoint.saving import SavedCheckpoint as SavedCheckpoint
 from shardwright.runtime.checkpoint.saving import save_checkpoint as save_checkpoint
+from shardwright.runtime.launch.local import launch as launch
 from shardwright.runtime.pipeline.stages import Backward as Backward
 from shardwright.runtime.pipeline.stages import CopyToDevice as CopyToDevice
 from shardwright.runtime.pipeline.stages import Evaluate as Evaluate
@@ -134,7 +136,6 @@ from shardwright.runtime.pipeline.train_pipeline import TrainPipelineSparseDist 
 from shardwright.runtime.pipeline.train_pipeline import lockstep_batches as lockstep_batches
 from shardwright.runtime.ranks.comm import TorchCommunicator as TorchCommunicator
 from shardwright.runtime.ranks.environment import ShardingEnv as ShardingEnv
-from shardwright.runtime.ranks.launch import launch as launch
 from shardwright.runtime.ranks.sharding_groups import ShardingEnv2D as ShardingEnv2D
 from shardwright.runtime.routed.direct import DirectReturn as DirectReturn
 from shardwright.runtime.routed.return_path import ReturnPath as ReturnPath

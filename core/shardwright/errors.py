@@ -16,6 +16,7 @@ __all__ = [
     "CheckpointError",
     "DistributedError",
     "DuplicateNameError",
+    "IdRangeError",
     "InvalidInputError",
     "NoPlanError",
     "PlanError",
@@ -44,6 +45,10 @@ class InvalidInputError(ShardwrightError, ValueError):
         """
         own = ways.input_error if cls is InvalidInputError else None
         return cast(Self, super().__new__(cls if own is None else own, *args, **named))
+
+
+class IdRangeError(InvalidInputError, IndexError):
+    """An id of a batch is no row of its table."""
 
 
 class UnknownNameError(ShardwrightError, KeyError):

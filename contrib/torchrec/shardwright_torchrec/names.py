@@ -54,7 +54,7 @@ MODULES: Mapping[str, Sequence[str]] = {
     "torchrec.distributed.model_parallel": _GROUPS,
     "torchrec.distributed.fbgemm_qcomm_codec": ("CommType", "QCommsConfig", "get_qcomm_codecs_registry"),
     "torchrec.distributed.planner.shard_estimators": ("EmbeddingOffloadStats",),
-    "torchrec.distributed.planner.types": ("StorageReservation",),
+    "torchrec.distributed.planner.types": ("ShardingPlan", "StorageReservation"),
     "torchrec.distributed.train_pipeline": (*_LOOPS, "TrainPipeline"),
     "torchrec.distributed.train_pipeline.train_pipelines": (*_LOOPS, "TrainPipeline"),
     "torchrec.distributed.types": (
@@ -164,7 +164,7 @@ ADAPTED: Mapping[str, Mapping[str, str]] = {
         **_in(_MODEL, "DistributedModelParallel"),
         **_in(_MODEL, "get_unwrapped_module"),
         **_in(_SHARDERS, "get_default_sharders"),
-        **_in(_INTERFACES, "DataParallelWrapper"),
+        **_in(_INTERFACES, "DataParallelWrapper", "ShardedModule"),
     },
     "torchrec.distributed.planner": {
         **_in(_PLANNERS, "EmbeddingShardingPlanner"),

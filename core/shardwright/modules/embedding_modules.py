@@ -170,7 +170,8 @@ class EmbeddingBagCollection(TableCollection):
 
         Raises:
             UnknownNameError: a feature is missing.
-            InvalidInputError: an id is out of range, the collection is weighted and the input is not, or features have
+            IdRangeError: an id is out of range.
+            InvalidInputError: the collection is weighted and the input is not, or features have
                 different batch sizes and the input no inverse indices.
         """
         if torch.jit.is_scripting():  # type: ignore[attr-defined]
@@ -298,7 +299,7 @@ class EmbeddingCollection(TableCollection):
 
         Raises:
             UnknownNameError: a feature is missing.
-            InvalidInputError: an id is out of range.
+            IdRangeError: an id is out of range.
         """
         if torch.jit.is_scripting():  # type: ignore[attr-defined]
             return self._in_graph(features)

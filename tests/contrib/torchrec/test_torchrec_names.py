@@ -97,6 +97,8 @@ def test_install_submodules_are_attributes_as_in_torchrec() -> None:
 
     assert issubclass(torchrec.distributed.DistributedModelParallel, shardwright.DistributedModelParallel)
     assert issubclass(torchrec.distributed.planner.types.Topology, shardwright.Topology)
+    assert torchrec.distributed.planner.types.ShardingPlan is shardwright.ShardingPlan
+    assert torchrec.distributed.model_parallel.ShardedModule is torchrec.distributed.types.ShardedModule
 
 
 @pytest.mark.usefixtures("installed")

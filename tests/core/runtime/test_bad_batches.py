@@ -11,7 +11,7 @@ from tests.core.runtime.plans import (
     Loop,
 )
 
-from shardwright.errors import InvalidInputError
+from shardwright.errors import IdRangeError, InvalidInputError
 from shardwright.runtime.step.batches.inputs import Status
 
 
@@ -29,8 +29,11 @@ def test_problems_of_several_ranks_are_all_told():
     def work(sharded, batch, env):
         values = batch.values().clone()
         values[:] = 2**62 if env.rank else -1
-        with pytest.raises(InvalidInputError) as error:
+        with pytest.raises(IdRangeError) as error:
             sharded(with_parts(batch, values=values))
+        with pytest.raises(InvalidInputError) as other:
+            sharded(None if env.rank else with_parts(batch, values=values))
+        assert not isinstance(other.value, IndexError)
         return str(error.value)
 
     texts = simulate(Cuts(MIXED, 2), work)

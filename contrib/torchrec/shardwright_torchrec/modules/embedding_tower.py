@@ -1,9 +1,9 @@
 """Towers: an embedding collection and what interacts with its output, as one module.
 
 Legend: B batch.
-"""
 
-from __future__ import annotations
+TorchScript and `torch.fx` read annotations, so they are no text here.
+"""
 
 from collections.abc import Sequence
 from typing import Any

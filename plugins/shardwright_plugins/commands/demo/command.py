@@ -126,12 +126,12 @@ def _run(settings: DemoSettings, json: Path | None) -> None:
 
 def _launched(settings: DemoSettings) -> DemoResult:
     """Run all ranks, again from the newest checkpoint after one failed, as often as the settings allow."""
-    from shardwright.runtime.ranks import launch
+    from shardwright.runtime.launch import local
     from shardwright_plugins.commands.demo.rank import run_rank
 
     for left in reversed(range(settings.restarts + 1)):
         try:
-            return launch.launch(run_rank, settings, ranks=settings.ranks)[0]
+            return local.launch(run_rank, settings, ranks=settings.ranks)[0]
         except DistributedError:
             if not left:
                 raise

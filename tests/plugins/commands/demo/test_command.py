@@ -29,7 +29,7 @@ from shardwright.errors import (
     UnsupportedError,
 )
 from shardwright.host import PluginHost, use_host
-from shardwright.runtime.ranks import launch
+from shardwright.runtime.launch import local
 from shardwright_plugins.commands.demo import criteo, rank
 from shardwright_plugins.commands.demo.result import DemoResult
 from shardwright_plugins.commands.demo.settings import DEFAULT_SYNTHETIC_STEPS, DemoSettings
@@ -46,7 +46,7 @@ def nothing_is_launched(monkeypatch: pytest.MonkeyPatch) -> list[DemoSettings]:
         launched.append(settings)
         return ["the result"]
 
-    monkeypatch.setattr(launch, "launch", remember)
+    monkeypatch.setattr(local, "launch", remember)
     return launched
 
 
@@ -146,7 +146,7 @@ def test_demo_json_is_checked_without_leaving_a_file(
         assert list(tmp_path.iterdir()) == []
         raise InvalidInputError("stopped")
 
-    monkeypatch.setattr(launch, "launch", stop)
+    monkeypatch.setattr(local, "launch", stop)
     assert str(refusal("--json", str(tmp_path / "x.json"))) == "stopped"
     assert list(tmp_path.iterdir()) == []
 
@@ -332,7 +332,7 @@ def test_demo_starts_failed_ranks_again_from_the_newest_checkpoint_as_often_as_a
         resumed.append(settings.resume)
         raise DistributedError("a rank was killed")
 
-    monkeypatch.setattr(launch, "launch", fail)
+    monkeypatch.setattr(local, "launch", fail)
     done = CliRunner().invoke(app, ["demo", "--restarts", "2", "--checkpoint", str(tmp_path)])
     assert isinstance(done.exception, DistributedError)
     assert resumed == [False, True, True]
@@ -353,7 +353,7 @@ def test_demo_interrupted_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(launch, "launch", interrupt)
+    monkeypatch.setattr(local, "launch", interrupt)
     assert CliRunner().invoke(app, ["demo"]).exit_code == 130
 
 

@@ -96,7 +96,7 @@ def _run(folder: str, ranks: int, timeout_s: float | None) -> Mapping[int, Proce
         DistributedError: time is up.
     """
     store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)  # for as long as the ranks run
-    words = ("-P", "-m", "shardwright.runtime.ranks.launched", folder, str(os.getpid()))
+    words = ("-P", "-m", "shardwright.runtime.launch.rank", folder, str(os.getpid()))
     processes = start_processes(
         "rank",
         sys.executable,

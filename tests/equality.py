@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from shardwright.testing.equality.cases import BATCHES, Case, Table, layouts_of, shard_case, shardings_of
-from shardwright.testing.equality.collectives import expected_collectives
-from shardwright.testing.equality.training import (
+from shardwright_testing.equality.cases import BATCHES, Case, Table, layouts_of, shard_case, shardings_of
+from shardwright_testing.equality.collectives import expected_collectives
+from shardwright_testing.equality.training import (
     NUM_STEPS,
     RankResult,
     assert_equals_unsharded,

@@ -18,7 +18,8 @@ import pytest
 from tests import readme
 
 import shardwright
-from shardwright import contracts, hookspecs, testing
+import shardwright_testing as testing
+from shardwright import contracts, hookspecs
 from shardwright.cli.docs import page_of
 from shardwright.hookspecs import KINDS
 
@@ -88,7 +89,7 @@ def test_kind_has_all_that_belongs_to_it(kind):
     """Its hook, contract, class of tests, files to begin with, and page: all that its row names."""
     module, _, kit = kind.kit.rpartition(".")
     assert getattr(contracts, kind.contract.__name__) is kind.contract
-    assert getattr(importlib.import_module(f"shardwright.testing.{module}"), kit) is getattr(testing, kit)
+    assert getattr(importlib.import_module(f"shardwright_testing.{module}"), kit) is getattr(testing, kit)
     assert (ROOT / "core/shardwright/cli/templates" / kind.template / "__init__.py.txt").is_file()
     assert page_of(kind).is_file()
 
@@ -130,7 +131,9 @@ def test_core_imports_no_plugin(core):
         for node in ast.walk(tree):
             modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             modules += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            if any(module.split(".")[0] == "shardwright_plugins" for module in modules):
+            if any(
+                module.split(".")[0] in ("shardwright_plugins", "shardwright_testing") for module in modules
+            ):
                 offenders.append(path)
     assert offenders == []
 
@@ -144,11 +147,9 @@ def test_core_names_no_built_in_plugin(core):
         for entries in record.entries.values()
         for entry in entries
     }
-    # Conformance tests for plugin authors may show what is common.
     found = {
         (path, node.value): node.lineno
         for path, tree in core.items()
-        if "testing" not in Path(path).parts
         for node in ast.walk(tree)
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in names
     }

@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 
 import shardwright as sw
-from shardwright.testing.ranks import RankPool
+from shardwright_testing.ranks import RankPool
 
 GIB, MIB = 1 << 30, 1 << 20
 DIM = 128

@@ -26,10 +26,10 @@ from rich.table import Table
 
 from shardwright.errors import ShardwrightError
 from shardwright.host import host
-from shardwright.testing.ranks import RankPool
 from shardwright_plugins.commands.bench.step import StepSettings, bench_batch, bench_model
 from shardwright_plugins.commands.bench.suite import last_line
 from shardwright_plugins.commands.bench.table import BAR_WIDTH, bar
+from shardwright_testing.ranks import RankPool
 
 app = typer.Typer(help=__doc__, no_args_is_help=True)
 

@@ -70,7 +70,7 @@ def whole_step(work: Work) -> Step:
         KeyedJaggedTensor,
         Topology,
     )
-    from shardwright.testing.simulated import run_simulated
+    from shardwright_testing.simulated import run_simulated
 
     configs = [
         EmbeddingBagConfig(

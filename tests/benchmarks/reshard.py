@@ -25,7 +25,7 @@ from tests.benchmarks.checkpoint import GIB, MIB, PICK, ROUNDS, TIMEOUT_S, timed
 
 import shardwright as sw
 from shardwright.planning.tables.workload import table_to_data
-from shardwright.testing.ranks import RankPool
+from shardwright_testing.ranks import RankPool
 
 SMALLEST_DIM, DIM_STEP = 64, 8
 LIMITS = (None, 1.0, 0.6, 0.3, 0.15)

@@ -19,7 +19,7 @@ import typer
 
 import shardwright as sw
 from shardwright.planning.plan.plan import aligned
-from shardwright.testing.ranks import RankPool
+from shardwright_testing.ranks import RankPool
 
 RANKS = 2
 BATCH = 256

@@ -31,7 +31,7 @@ from shardwright import (
     TrainPipelineSparseDist,
     in_backward_optimizer_filter,
 )
-from shardwright.testing.ranks import RankPool
+from shardwright_testing.ranks import RankPool
 
 
 class Model(nn.Module):

@@ -25,7 +25,7 @@ from shardwright.host.plugin_host import GROUP
 ROOT = Path(__file__).parents[2] / "contrib"
 NAMES = sorted(path.parent.name for path in ROOT.glob("*/pyproject.toml"))
 OURS = ("shardwright", "shardwright_plugins")
-PUBLIC = ("shardwright", "shardwright.contracts", "shardwright.host", "shardwright.testing")
+PUBLIC = ("shardwright", "shardwright.contracts", "shardwright.host", "shardwright_testing")
 FUNCTIONS_AND_CLASSES = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 _MISSING = object()
 

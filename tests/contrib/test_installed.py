@@ -12,7 +12,7 @@ import torch
 from tests import stranger
 from tests.contrib import distributions, ranks
 
-from shardwright.testing import RankPool
+from shardwright_testing import RankPool
 
 TYPES = {"round_robin": "round_robin", "hot_rows": "hot_rows", "hash_embedding": "hash_rows"}
 """Distribution -> its sharding type."""

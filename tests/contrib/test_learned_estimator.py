@@ -24,8 +24,8 @@ from sklearn.utils import all_estimators
 from tests.contrib import distributions, learned_workers
 
 import shardwright as sw
-from shardwright.testing import EstimatorTests
-from shardwright.testing.ranks import RankPool
+from shardwright_testing import EstimatorTests
+from shardwright_testing.ranks import RankPool
 
 KERNEL, TYPES = "fused_torch", ("table_wise", "row_wise", "data_parallel")
 MS_A_BYTE = {"forward": 2e-6, "backward": 5e-6}

@@ -9,7 +9,8 @@ from pathlib import Path
 from types import ModuleType
 
 import shardwright
-from shardwright import host, testing
+import shardwright_testing as testing
+from shardwright import host
 
 PACKAGES: tuple[ModuleType, ...] = (shardwright, host, testing)
 

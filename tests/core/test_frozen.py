@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 import shardwright
-from shardwright import contracts, hookspecs, host, testing
+import shardwright_testing as testing
+from shardwright import contracts, hookspecs, host
 from shardwright.host.offers import Kind
 
 PUBLIC_NAMES = """

@@ -63,7 +63,7 @@ points = EntryPoints([EntryPoint("acme", "acme", "shardwright")])
 with mock.patch("importlib.metadata.entry_points", lambda **_: points):
     import shardwright
     from shardwright.cli import app
-    from shardwright import testing
+    import shardwright_testing as testing
 
     registry = shardwright.host.host().input_transforms
     shown("plugin", "new", "adam_like", "--kind", "input_transform", "--output", folder + "/out")
@@ -102,7 +102,7 @@ def test_new_row_is_a_kind_everywhere(run_python: Any, row: Path) -> None:
     package = row / "out/shardwright_adam_like/__init__.py"
     assert package.read_text() == "class AdamLike:\n    name = 'adam_like'\n"
     assert (
-        "from shardwright.testing import InputTransformTests"
+        "from shardwright_testing import InputTransformTests"
         in (row / "out/tests/test_adam_like.py").read_text()
     )
 

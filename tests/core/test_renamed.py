@@ -9,7 +9,7 @@ import pytest
 
 from shardwright import Estimator, KernelRequest, OptionSpace, ShardingType, TableSpec, Topology
 from shardwright.planning.tables.option_space import EVERYTHING
-from shardwright.testing import SimulatedCommunicator
+from shardwright_testing import SimulatedCommunicator
 
 TOPOLOGY = Topology(world_size=2, compute_device="cpu")
 SOME = OptionSpace(min_partition=8)

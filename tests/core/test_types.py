@@ -19,7 +19,7 @@ from typing import assert_type
 
 import pytest
 import shardwright as sw
-from shardwright.testing import ShardingTypeTests
+from shardwright_testing import ShardingTypeTests
 
 
 class Halves(sw.ShardingType):

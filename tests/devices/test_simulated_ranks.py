@@ -14,7 +14,7 @@ from shardwright.contracts.compute_kernel import KernelRequest
 from shardwright.host import host
 from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright.planning.tables.spec import DataType
-from shardwright.testing.simulated import run_simulated
+from shardwright_testing.simulated import run_simulated
 
 KERNEL = {"cpu": "fused_torch", "cuda": "fused_triton"}
 """Kernel that runs every optimizer on a device, of both dimensions."""

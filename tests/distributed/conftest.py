@@ -10,7 +10,7 @@ from tests.distributed import workers
 from tests.equality import Case, train_simulated
 from tests.plugins.training.test_equality import tables_of
 
-from shardwright.testing.ranks import RankPool
+from shardwright_testing.ranks import RankPool
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -9,7 +9,7 @@ from tests.equality import Case, Table
 from tests.plugins.codecs.test_training import Step, train_rank, train_step
 
 from shardwright import QCommsConfig, ShardingEnv
-from shardwright.testing.ranks import RankPool
+from shardwright_testing.ranks import RankPool
 
 pytestmark = pytest.mark.distributed
 

@@ -7,7 +7,7 @@ from tests.distributed import dense_workers
 from tests.distributed.failures.strikes import VICTIM
 
 from shardwright.runtime.sharded.models import dense_sync
-from shardwright.testing.ranks import RankError, RankPool
+from shardwright_testing.ranks import RankError, RankPool
 
 pytestmark = pytest.mark.distributed
 

@@ -12,7 +12,7 @@ from tests.equality import Case
 from tests.plugins.training.test_equality import tables_of
 
 from shardwright import DefaultDataParallelWrapper, InvalidInputError
-from shardwright.testing.ranks import RankPool
+from shardwright_testing.ranks import RankPool
 
 pytestmark = pytest.mark.distributed
 

@@ -9,7 +9,7 @@ from tests.distributed.group_workers import GROUP, VICTIM
 from tests.distributed.pipelines.pipeline_workers import WithLoss, examples
 from tests.distributed.test_training import assert_same_state
 
-from shardwright.testing.ranks import RankError, RankPool
+from shardwright_testing.ranks import RankError, RankPool
 
 pytestmark = pytest.mark.distributed
 

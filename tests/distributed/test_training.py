@@ -22,7 +22,7 @@ from tests.plugins.training.test_equality import (
 
 from shardwright import EmbeddingBagCollectionSharder, KeyedOptimizerWrapper, RowWiseAdagrad
 from shardwright.host import host
-from shardwright.testing.ranks import RankError, RankPool
+from shardwright_testing.ranks import RankError, RankPool
 
 pytestmark = pytest.mark.distributed
 

@@ -8,7 +8,7 @@ from tests.distributed import step_workers, workers
 from tests.distributed.test_training import assert_same_state
 
 from shardwright.optim import RowWiseAdagrad
-from shardwright.testing.ranks import RankPool
+from shardwright_testing.ranks import RankPool
 
 pytestmark = pytest.mark.distributed
 

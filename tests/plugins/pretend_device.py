@@ -28,7 +28,7 @@ from torch.utils.backend_registration import _DummyBackendModule, _setup_private
 import shardwright as sw
 from shardwright.runtime.ranks import devices
 from shardwright.runtime.step import autograd
-from shardwright.testing.simulated import run_simulated
+from shardwright_testing.simulated import run_simulated
 
 NAME = "pretend"
 

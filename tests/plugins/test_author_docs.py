@@ -12,7 +12,7 @@ import pytest
 from tests import readme
 from tests.plugins import author_pages
 
-from shardwright import testing
+import shardwright_testing as testing
 from shardwright.hookspecs import KINDS
 
 NAMES = sorted(author_pages.PAGES)

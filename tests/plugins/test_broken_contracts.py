@@ -11,7 +11,7 @@ import torch
 from tests.plugins import broken
 
 import shardwright as sw
-from shardwright.testing import installed, run_simulated
+from shardwright_testing import installed, run_simulated
 
 TABLE = sw.TableSpec("user", 100, 16, ["u"])
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR, SequentialLR, StepLR
 
 import shardwright as sw
-from shardwright.testing.simulated import run_simulated
+from shardwright_testing.simulated import run_simulated
 
 STEPS, DECAY = 5, 0.75
 RATES = {"user": 0.5, "item": 0.1}

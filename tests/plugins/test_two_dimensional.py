@@ -35,7 +35,7 @@ from shardwright.host import host
 from shardwright.optim.fused import spec_to_torch
 from shardwright.runtime.ranks.sharding_groups import ShardingEnv2D
 from shardwright.runtime.sharded.models import averaging
-from shardwright.testing.simulated import run_simulated
+from shardwright_testing.simulated import run_simulated
 
 WORLD, GROUP, HOST = 4, 2, 2
 ROWS = {"user": 23, "item": 17, "shop": 6}

@@ -97,7 +97,7 @@ class Kind(Generic[C]):
         name: The name of the kind, such as `sharding_type`; also that of the fixture of its conformance tests.
         hook: The hook that offers it, such as `shardwright_sharding_types`.
         contract: The abstract class that it fulfils.
-        kit: The class of its conformance tests, as `module.Class` of `shardwright.testing`.
+        kit: The class of its conformance tests, as `module.Class` of `shardwright_testing`.
         template: The folder of files that `shardwright plugin new` fills in, below `shardwright/cli/templates`.
         page: The page for authors, below `shardwright/docs/authors`.
     """

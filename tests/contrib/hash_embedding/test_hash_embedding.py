@@ -18,7 +18,7 @@ from tests.pairs import in_turns
 
 import shardwright as sw
 from shardwright.host import PluginHost, use_host
-from shardwright.testing import run_simulated
+from shardwright_testing import run_simulated
 
 DIM, RATE = 4, 0.5
 POOL = np.random.default_rng(0).integers(-(1 << 63), (1 << 63) - 1, size=30)

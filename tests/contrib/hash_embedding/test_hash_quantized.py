@@ -21,7 +21,7 @@ from torch import nn
 
 import shardwright as sw
 from shardwright.modules.quantized.known_ids import KnownIds, with_zero_row
-from shardwright.testing import run_simulated
+from shardwright_testing import run_simulated
 
 __all__ = ["plugins"]
 

@@ -14,7 +14,7 @@ from tests.plugins.conformance.mistakes.test_mutants import failure_of
 
 import shardwright as sw
 from shardwright.host import PluginHost, use_host
-from shardwright.testing import ComputeKernelTests, ShardingTypeTests
+from shardwright_testing import ComputeKernelTests, ShardingTypeTests
 
 
 @pytest.fixture(autouse=True)

@@ -21,10 +21,10 @@ from tests.pairs import pairwise
 import shardwright as sw
 from shardwright.host import PluginHost, use_host
 from shardwright.planning.options.search_space import traffic_bytes
-from shardwright.testing import ShardingTypeTests, installed, run_simulated
-from shardwright.testing.equality import traffic
-from shardwright.testing.equality.random_cases import Cluster
-from shardwright.testing.equality.type_under_test import TypeUnderTest
+from shardwright_testing import ShardingTypeTests, installed, run_simulated
+from shardwright_testing.equality import traffic
+from shardwright_testing.equality.random_cases import Cluster
+from shardwright_testing.equality.type_under_test import TypeUnderTest
 
 
 def falling(table: sw.TableSpec, constraints: sw.ParameterConstraints) -> AccessCounts:

@@ -17,7 +17,7 @@ from attrs import frozen
 
 import shardwright as sw
 from shardwright.host import PluginHost, use_host
-from shardwright.testing import SimulatedCommunicator, run_simulated
+from shardwright_testing import SimulatedCommunicator, run_simulated
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[3] / "contrib" / "hot_rows"))

@@ -8,7 +8,7 @@ from tests.contrib import distributions
 
 import shardwright as sw
 from shardwright.host import PluginHost, use_host
-from shardwright.testing import ShardingTypeTests
+from shardwright_testing import ShardingTypeTests
 
 
 class TestRoundRobin(ShardingTypeTests):

@@ -28,7 +28,7 @@ from shardwright_torchrec.plans import read_plan, write_plan
 from torch import nn
 
 import shardwright as sw
-from shardwright.testing import run_simulated
+from shardwright_testing import run_simulated
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from tests.core.runtime.plans import RATE, Cut, Cuts, RowsMirrored
 
 from shardwright.planning.layouts.row_maps import RowsRange
 from shardwright.sparse import KeyedJaggedTensor
-from shardwright.testing.simulated import run_simulated
+from shardwright_testing.simulated import run_simulated
 
 MIXED = (
     Cut(11, 4, ("a",), "SUM", RowsRange(11, parts=2), (), (0, 1)),

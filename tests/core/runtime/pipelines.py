@@ -21,7 +21,7 @@ from shardwright.planning.layouts.layout import Hierarchical, Replicate
 from shardwright.planning.layouts.row_maps import RowsModulo
 from shardwright.planning.plan.plan import EmbeddingModuleShardingPlan, ShardingPlan
 from shardwright.runtime.sharded.collections.sharders import EmbeddingCollectionSharder
-from shardwright.testing.simulated import run_simulated
+from shardwright_testing.simulated import run_simulated
 
 SHARDERS = [SHARDER, EmbeddingCollectionSharder(fused_params={"optimizer": "sgd", "learning_rate": RATE})]
 

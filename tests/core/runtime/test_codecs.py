@@ -19,7 +19,7 @@ from shardwright.planning.layouts.layout import Exchange, Hierarchical
 from shardwright.planning.layouts.row_maps import RowsRange
 from shardwright.planning.tables.codecs import QCommsConfig
 from shardwright.runtime.sharded.collections.sharders import EmbeddingBagCollectionSharder
-from shardwright.testing.simulated import run_simulated
+from shardwright_testing.simulated import run_simulated
 
 NAMES = [None, "doubles", "mirrored", "as_it_is"]
 CONFIGS = st.builds(QCommsConfig, st.sampled_from(NAMES), st.sampled_from(NAMES))

@@ -7,7 +7,7 @@ import torch
 from attrs import evolve
 from tests.core.runtime.pipelines import Watched, bags
 
-from shardwright.testing.simulated import run_simulated
+from shardwright_testing.simulated import run_simulated
 
 
 def events_of_a_step(

@@ -10,7 +10,7 @@ import torch
 from tests.distributed.checkpoints import checkpoint_workers as workers
 
 from shardwright.runtime.checkpoint.folder import steps_in
-from shardwright.testing.ranks import RankPool
+from shardwright_testing.ranks import RankPool
 
 pytestmark = pytest.mark.distributed
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tests.distributed.checkpoints import reshard_workers as workers
 
-from shardwright.testing.ranks import RankError, RankPool
+from shardwright_testing.ranks import RankError, RankPool
 
 pytestmark = pytest.mark.distributed
 

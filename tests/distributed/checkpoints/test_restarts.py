@@ -20,8 +20,8 @@ from tests.distributed.checkpoints import restart_workers
 from tests.ports import own_port
 
 from shardwright.runtime.checkpoint.folder import steps_in
-from shardwright.testing.ranks import RankPool
 from shardwright_plugins.commands.demo.rank import train_and_evaluate
+from shardwright_testing.ranks import RankPool
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 

@@ -6,7 +6,7 @@ import pytest
 from tests.distributed.failures import device_ranks
 from tests.distributed.failures.strikes import VICTIM
 
-from shardwright.testing.ranks import RankError, RankPool
+from shardwright_testing.ranks import RankError, RankPool
 
 pytestmark = pytest.mark.distributed
 

@@ -7,7 +7,7 @@ from tests.distributed.failures import faults
 from tests.distributed.failures.strikes import VICTIM
 from tests.distributed.failures.victims import assert_killed_rank_is_named, assert_stuck_rank_is_named, stages
 
-from shardwright.testing.ranks import RankPool
+from shardwright_testing.ranks import RankPool
 
 pytestmark = pytest.mark.distributed
 

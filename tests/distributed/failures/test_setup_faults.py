@@ -8,7 +8,7 @@ import pytest
 from tests.distributed.failures import setup_workers
 from tests.distributed.failures.setup_workers import VICTIM
 
-from shardwright.testing.ranks import RankPool
+from shardwright_testing.ranks import RankPool
 
 pytestmark = pytest.mark.distributed
 

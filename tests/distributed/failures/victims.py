@@ -6,7 +6,7 @@ import pytest
 from tests.distributed.failures import faults
 from tests.distributed.failures.strikes import VICTIM
 
-from shardwright.testing.ranks import RankError, RankPool
+from shardwright_testing.ranks import RankError, RankPool
 
 STAGES = [
     *((label, "row_wise", None) for label in ("headers", "ids", "results", "gradients")),

@@ -12,9 +12,9 @@ from tests.distributed.test_training import TYPES
 from tests.equality import Case, Table, assert_equals_unsharded
 from tests.plugins.training.test_equality import tables_of
 
-from shardwright.testing.equality.training import NUM_STEPS
-from shardwright.testing.ranks import RankError, RankPool
 from shardwright_plugins.comm_backends import _same_host as same_host
+from shardwright_testing.equality.training import NUM_STEPS
+from shardwright_testing.ranks import RankError, RankPool
 
 pytestmark = [
     pytest.mark.distributed,

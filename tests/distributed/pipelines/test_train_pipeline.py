@@ -8,7 +8,7 @@ from tests.distributed.pipelines import pipeline_workers
 from tests.pairs import in_turns
 
 from shardwright.runtime.ranks.comm import EXCHANGE_EVENT
-from shardwright.testing.ranks import RankError, RankPool
+from shardwright_testing.ranks import RankError, RankPool
 
 pytestmark = pytest.mark.distributed
 

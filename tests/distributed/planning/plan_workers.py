@@ -23,7 +23,7 @@ from shardwright import (
     Topology,
 )
 from shardwright.host import host
-from shardwright.testing import installed
+from shardwright_testing import installed
 
 
 def collection() -> EmbeddingBagCollection:

@@ -8,7 +8,7 @@ import pytest
 from tests.distributed.planning import plan_workers
 
 from shardwright import EmbeddingBagCollectionSharder, EmbeddingShardingPlanner, ShardingPlan, Topology
-from shardwright.testing.ranks import RankPool
+from shardwright_testing.ranks import RankPool
 
 pytestmark = pytest.mark.distributed
 

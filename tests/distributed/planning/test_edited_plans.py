@@ -10,7 +10,7 @@ from tests.distributed import workers
 from tests.distributed.planning import edited_plan_workers
 from tests.distributed.test_training import assert_same_state, unsharded_after
 
-from shardwright.testing.ranks import RankError, RankPool
+from shardwright_testing.ranks import RankError, RankPool
 
 pytestmark = pytest.mark.distributed
 

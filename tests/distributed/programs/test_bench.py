@@ -14,8 +14,8 @@ from tests.benchmarks import step_ratios
 from tests.distributed.programs import lean_ranks
 
 from shardwright.host import host
-from shardwright.testing.ranks import RankPool
 from shardwright_plugins.commands.bench.step import StepSettings, time_step
+from shardwright_testing.ranks import RankPool
 
 pytestmark = pytest.mark.distributed
 

@@ -20,11 +20,11 @@ import pytest
 import torch
 
 from shardwright import ShardingPlan
-from shardwright.testing.ranks import RankError, RankPool
 from shardwright_plugins.commands.demo.rank import train_and_evaluate
 from shardwright_plugins.commands.demo.result import DemoResult, area_under_curve
 from shardwright_plugins.commands.demo.settings import DemoSettings
 from shardwright_plugins.commands.demo.synthetic import GenerativeModel
+from shardwright_testing.ranks import RankError, RankPool
 
 pytestmark = pytest.mark.distributed
 slow = pytest.mark.slow

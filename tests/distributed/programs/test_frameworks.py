@@ -14,9 +14,9 @@ from tests import readme, stranger
 
 import shardwright as sw
 import shardwright_plugins
-from shardwright.testing.ranks import RankPool
 from shardwright_plugins.commands.demo.model import Batch, ShardedDLRM
 from shardwright_plugins.commands.demo.settings import DemoSettings, make_source
+from shardwright_testing.ranks import RankPool
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 

@@ -20,7 +20,7 @@ from tests.distributed.test_training import assert_same_state, unsharded_after
 from tests.equality import Case, assert_equals_unsharded
 from tests.plugins.training.test_equality import BATCH_SIZES, tables_of
 
-from shardwright.testing.ranks import RankPool
+from shardwright_testing.ranks import RankPool
 
 MOST_LINES = 44
 

@@ -9,7 +9,7 @@ import torch
 from tests.distributed.programs import tutorials
 
 from shardwright import EmbeddingBagCollection, RowWiseAdagrad
-from shardwright.testing.ranks import RankPool
+from shardwright_testing.ranks import RankPool
 
 pytestmark = pytest.mark.distributed
 

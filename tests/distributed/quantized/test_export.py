@@ -9,7 +9,7 @@ import torch
 from tests.distributed.quantized import export_workers as workers
 
 import shardwright as sw
-from shardwright.testing.ranks import RankPool
+from shardwright_testing.ranks import RankPool
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.distributed.quantized import workers_of_tables
 
-from shardwright.testing.ranks import RankPool
+from shardwright_testing.ranks import RankPool
 
 pytestmark = pytest.mark.distributed
 

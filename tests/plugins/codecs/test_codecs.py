@@ -17,8 +17,8 @@ from torch import Tensor
 from shardwright import _fbgemm
 from shardwright.contracts import Codec
 from shardwright.host import host
-from shardwright.testing.codecs import check_codec
 from shardwright_plugins.codecs import int8
+from shardwright_testing.codecs import check_codec
 
 CODECS = sorted(host().codecs)
 with_fbgemm = pytest.mark.skipif(not _fbgemm.available(), reason="FBGEMM is not installed")

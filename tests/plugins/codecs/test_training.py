@@ -20,7 +20,7 @@ from shardwright.runtime.sharded.collections.sharders import (
     EmbeddingBagCollectionSharder,
     EmbeddingCollectionSharder,
 )
-from shardwright.testing.simulated import run_simulated
+from shardwright_testing.simulated import run_simulated
 
 RATE = 0.5
 BATCH_SIZES = (6, 3, 0, 5)

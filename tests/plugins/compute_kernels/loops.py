@@ -11,7 +11,7 @@ from shardwright import _fbgemm
 from shardwright.contracts import ComputeKernel
 from shardwright.contracts.lookup import BlockSpec, Lookup
 from shardwright.host import host
-from shardwright.testing.kernels.loops import (
+from shardwright_testing.kernels.loops import (
     CPU,
     OPTIMIZERS,
     Batch,

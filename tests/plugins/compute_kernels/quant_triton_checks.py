@@ -15,10 +15,10 @@ from shardwright.contracts import ComputeKernel
 from shardwright.contracts.lookup import BlockSpec
 from shardwright.host import host
 from shardwright.planning.tables.quantized import SERVED
-from shardwright.testing import ServingKernelTests, run_simulated
-from shardwright.testing.kernels.kernel_groups import draw
-from shardwright.testing.kernels.loops import block_spec, draw_sequences
 from shardwright_plugins.compute_kernels.fused_triton import _kernels as kernels
+from shardwright_testing import ServingKernelTests, run_simulated
+from shardwright_testing.kernels.kernel_groups import draw
+from shardwright_testing.kernels.loops import block_spec, draw_sequences
 
 # Less than a byte, a power of 2, and no power of 2: rows end within bytes and words.
 WIDTHS = (1, 16, 23)

@@ -11,7 +11,7 @@ from tests.plugins.compute_kernels.loops import CPU, block_spec, built, draw_seq
 
 from shardwright.contracts.lookup import Bags
 from shardwright.planning.tables.optimizers import OptimizerSpec
-from shardwright.testing.kernels.kernel_checks import train
+from shardwright_testing.kernels.kernel_checks import train
 
 pytest.importorskip("fbgemm_gpu")
 

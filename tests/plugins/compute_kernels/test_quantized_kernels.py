@@ -16,9 +16,9 @@ from shardwright.contracts.compute_kernel import KernelRequest
 from shardwright.host import PluginHost, host, use_host
 from shardwright.planning.tables.quantized import SERVED
 from shardwright.planning.tables.spec import DataType
-from shardwright.testing.kernels.kernel_groups import draw
-from shardwright.testing.kernels.loops import block_spec
 from shardwright_plugins.compute_kernels.fused_numba import FusedNumba
+from shardwright_testing.kernels.kernel_groups import draw
+from shardwright_testing.kernels.loops import block_spec
 
 PRECISIONS = [precision.value for precision in SERVED]
 

@@ -23,7 +23,7 @@ from shardwright.errors import InvalidInputError
 from shardwright.planning.tables.caching import CacheParams, EmbeddingOffloadStats
 from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright.planning.tables.spec import DataType
-from shardwright.testing.kernels.memory import held_bytes
+from shardwright_testing.kernels.memory import held_bytes
 
 UVM = ["fused_uvm", "fused_uvm_caching"]
 

@@ -22,12 +22,12 @@ from shardwright.contracts import ComputeKernel
 from shardwright.contracts.lookup import BlockSpec, Lookup
 from shardwright.host import host
 from shardwright.planning.tables.optimizers import OptimizerSpec
-from shardwright.testing import ComputeKernelTests, installed
-from shardwright.testing.kernels.kernel_checks import check_sums, gradient_of, train, weights_of
-from shardwright.testing.kernels.loops import build
 from shardwright_plugins.compute_kernels.fused_triton import _kernels as kernels
 from shardwright_plugins.compute_kernels.fused_triton import is_interpreted
 from shardwright_plugins.compute_kernels.fused_triton._geometry import Tiles
+from shardwright_testing import ComputeKernelTests, installed
+from shardwright_testing.kernels.kernel_checks import check_sums, gradient_of, train, weights_of
+from shardwright_testing.kernels.loops import build
 
 DEVICE = torch.device("cpu" if is_interpreted() else "cuda")
 FULL = DEVICE.type == "cuda"

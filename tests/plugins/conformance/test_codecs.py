@@ -6,7 +6,7 @@ import pytest
 
 from shardwright.contracts import Codec
 from shardwright.host import host
-from shardwright.testing import CodecTests
+from shardwright_testing import CodecTests
 
 
 class TestCodecs(CodecTests):

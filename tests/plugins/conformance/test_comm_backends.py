@@ -6,7 +6,7 @@ import pytest
 
 from shardwright.contracts import CommBackend
 from shardwright.host import host
-from shardwright.testing import CommBackendTests
+from shardwright_testing import CommBackendTests
 
 pytestmark = pytest.mark.distributed
 

@@ -6,7 +6,7 @@ import pytest
 
 from shardwright.contracts import Command
 from shardwright.host import host
-from shardwright.testing import CommandTests
+from shardwright_testing import CommandTests
 
 
 class TestCommands(CommandTests):

@@ -6,7 +6,7 @@ import pytest
 
 from shardwright.contracts import ComputeKernel
 from shardwright.host import host
-from shardwright.testing import ComputeKernelTests, ServingKernelTests
+from shardwright_testing import ComputeKernelTests, ServingKernelTests
 
 
 def names(*, trains: bool) -> list[str]:

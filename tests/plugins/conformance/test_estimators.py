@@ -6,7 +6,7 @@ import pytest
 
 from shardwright.contracts import Estimator
 from shardwright.host import host
-from shardwright.testing import EstimatorTests
+from shardwright_testing import EstimatorTests
 
 
 class TestEstimators(EstimatorTests):

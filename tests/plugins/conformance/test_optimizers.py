@@ -9,7 +9,7 @@ import pytest
 
 from shardwright.contracts import Optimizer
 from shardwright.host import host
-from shardwright.testing import OptimizerTests
+from shardwright_testing import OptimizerTests
 
 OTHERS: Mapping[str, Mapping[str, Any]] = {
     "adagrad": {"weight_decay": 0.1, "initial_accumulator_value": 0.5},

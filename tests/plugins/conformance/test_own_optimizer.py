@@ -10,7 +10,7 @@ from tests.plugins.conformance.mistakes.test_mutants import failure_of
 
 from shardwright.optim import fused
 from shardwright.planning.tables.optimizers import OptimizerSpec
-from shardwright.testing import ComputeKernelTests
+from shardwright_testing import ComputeKernelTests
 
 
 @pytest.fixture(autouse=True)

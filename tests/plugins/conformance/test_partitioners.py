@@ -8,7 +8,7 @@ import pytest
 
 from shardwright.contracts import Partitioner
 from shardwright.host import host
-from shardwright.testing import PartitionerTests
+from shardwright_testing import PartitionerTests
 
 
 def _params() -> list[Any]:

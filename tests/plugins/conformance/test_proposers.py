@@ -6,7 +6,7 @@ import pytest
 
 from shardwright.contracts import Proposer
 from shardwright.host import host
-from shardwright.testing import ProposerTests
+from shardwright_testing import ProposerTests
 
 
 class TestProposers(ProposerTests):

@@ -8,7 +8,7 @@ from tests.as_asked import AsAsked
 from shardwright.contracts import ShardingType
 from shardwright.host import host
 from shardwright.planning.tables.constraints import ParameterConstraints
-from shardwright.testing import ShardingTypeTests
+from shardwright_testing import ShardingTypeTests
 
 
 class TestShardingTypes(ShardingTypeTests):

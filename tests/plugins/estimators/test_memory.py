@@ -18,7 +18,7 @@ from shardwright.planning.options.options import Options
 from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
 from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright.planning.tables.spec import DataType, TableSpec
-from shardwright.testing.kernels.memory import held_bytes
+from shardwright_testing.kernels.memory import held_bytes
 
 TOLERATED = 0.03  # the planner's promise
 KERNELS = ["dense", "fused", "fused_torch", "fused_numba"]

@@ -23,8 +23,8 @@ from shardwright.optim.by_rows import RuleOptimizer, rounded
 from shardwright.optim.fused import spec_to_torch
 from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright.planning.tables.spec import DataType
-from shardwright.testing import installed
-from shardwright.testing.equality.checkpoints import check_checkpoint
+from shardwright_testing import installed
+from shardwright_testing.equality.checkpoints import check_checkpoint
 
 RATE, STEPS, SHAPE = 0.1, 5, (6, 4)
 

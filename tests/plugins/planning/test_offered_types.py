@@ -11,7 +11,7 @@ from tests.drawn import drawn
 
 import shardwright as sw
 from shardwright.planning.tables.spec import TableSpec
-from shardwright.testing import installed
+from shardwright_testing import installed
 
 WIDTHS = (16, 64, 128)
 

@@ -7,7 +7,7 @@ import pytest
 import shardwright as sw
 from shardwright.errors import InvalidInputError, PlanningError, UnknownPluginError
 from shardwright.planning.report.rederived import Rederived
-from shardwright.testing import installed
+from shardwright_testing import installed
 
 
 class OnRankZero(sw.ShardingType):

@@ -10,9 +10,9 @@ from attrs import evolve
 from tests import quantized_tables
 
 import shardwright as sw
-from shardwright.testing import run_simulated
 from shardwright_plugins.compute_kernels.quantized._numba_lookup import QuantNumbaLookup
 from shardwright_plugins.compute_kernels.quantized._torch_lookup import QuantTorchLookup
+from shardwright_testing import run_simulated
 
 KINDS = [
     "table_wise",

@@ -14,8 +14,8 @@ from tests.plugins.training.test_matrix import HOST_SIZES, MODES, UNEVEN, takes
 
 from shardwright.errors import InvalidInputError
 from shardwright.sparse import KeyedJaggedTensor
-from shardwright.testing.equality.cases import VARIABLE, shard_case
-from shardwright.testing.simulated import run_simulated
+from shardwright_testing.equality.cases import VARIABLE, shard_case
+from shardwright_testing.simulated import run_simulated
 
 
 def case_of(sharding_type: str, kernel: str, mode: str, world_size: int, **fields: Any) -> Case | None:

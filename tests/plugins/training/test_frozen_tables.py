@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import shardwright as sw
-from shardwright.testing.simulated import run_simulated
+from shardwright_testing.simulated import run_simulated
 
 RATE, STEPS, BATCH = 0.5, 3, 4
 TYPES = ["table_wise", "column_wise", "row_wise", "table_row_wise", "grid_shard", "data_parallel"]

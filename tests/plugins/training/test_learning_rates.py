@@ -8,7 +8,7 @@ from tests.equality import Case, Table, shard_case
 from tests.plugins.training.test_equality import kernels, sharding_types, supports
 
 from shardwright.host import host
-from shardwright.testing.simulated import run_simulated
+from shardwright_testing.simulated import run_simulated
 
 FUSED = [name for name in kernels() if host().compute_kernels.create(name).fuses_optimizer]
 

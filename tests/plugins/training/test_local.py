@@ -12,8 +12,8 @@ from tests.equality import Case, assert_equals_unsharded, train_rank
 from tests.plugins.training.test_equality import kernels, sharding_types, supports, tables_of
 
 import shardwright as sw
-from shardwright.testing.equality.cases import shardings_of
-from shardwright.testing.simulated import run_simulated
+from shardwright_testing.equality.cases import shardings_of
+from shardwright_testing.simulated import run_simulated
 
 RATE = 0.5
 LOCAL = sw.ShardingEnv.local(device_type="cpu")

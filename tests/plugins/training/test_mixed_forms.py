@@ -12,7 +12,7 @@ from tests.plugins.compute_kernels.loops import kernel_names, kernel_of
 
 from shardwright.contracts.compute_kernel import KernelRequest
 from shardwright.runtime.replicated import forms
-from shardwright.testing.equality.training import NUM_STEPS
+from shardwright_testing.equality.training import NUM_STEPS
 
 TABLES = ((6, ("a", "b")), (6, ("b",)), (6, ("c",)), (6, ("a",)), (9, ("c",)))  # rows and features
 

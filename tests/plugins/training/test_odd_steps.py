@@ -10,7 +10,7 @@ from tests.plugins.training.test_equality import kernels
 from shardwright.errors import InvalidInputError
 from shardwright.host import host
 from shardwright.runtime.ranks.environment import ShardingEnv
-from shardwright.testing.simulated import run_simulated
+from shardwright_testing.simulated import run_simulated
 
 FUSING = [name for name in kernels() if host().compute_kernels.create(name).fuses_optimizer]
 

@@ -12,8 +12,8 @@ from torch import Tensor
 import shardwright as sw
 from shardwright.host.plugin_host import host
 from shardwright.runtime.step.backward import weight_gradients as backward
-from shardwright.testing.equality.cases import VARIABLE, Case, Table, shardings_of
-from shardwright.testing.simulated import run_simulated
+from shardwright_testing.equality.cases import VARIABLE, Case, Table, shardings_of
+from shardwright_testing.simulated import run_simulated
 
 STEPS, RATE, LONGEST = 3, 0.1, 4
 KERNELS = ["dense", "fused", "fused_numba", "fused_torch", "mapped_caching"]

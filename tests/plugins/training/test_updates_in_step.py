@@ -22,8 +22,8 @@ from shardwright.errors import InvalidInputError, ShardwrightError
 from shardwright.host import host
 from shardwright.optim.fused import spec_to_torch
 from shardwright.runtime.ranks.environment import ShardingEnv
-from shardwright.testing.equality.cases import shardings_of
-from shardwright.testing.simulated import run_simulated
+from shardwright_testing.equality.cases import shardings_of
+from shardwright_testing.simulated import run_simulated
 
 MICRO_BATCHES, STEPS = 3, 2
 SIZES = (3, 0, 4)

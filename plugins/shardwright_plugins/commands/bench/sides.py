@@ -15,8 +15,8 @@ from attrs import define, field, frozen
 from shardwright.errors import DistributedError, InvalidInputError
 
 if TYPE_CHECKING:
-    from shardwright.testing.ranks import RankPool
     from shardwright_plugins.commands.bench.step import StepSettings
+    from shardwright_testing.ranks import RankPool
 
 TIMEOUT_S = 600.0
 
@@ -87,7 +87,7 @@ class Ranks(Side):
 
     def _pool_of(self, ranks: int, device: str) -> RankPool:
         from shardwright.host import host
-        from shardwright.testing.ranks import RankPool
+        from shardwright_testing.ranks import RankPool
 
         if self._pool is None:
             backends = host().comm_backends.entries.items()

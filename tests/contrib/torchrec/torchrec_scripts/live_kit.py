@@ -10,7 +10,7 @@ from shardwright_torchrec.live import TorchRecLive, TorchRecLiveStorage
 
 import shardwright as sw
 from shardwright.hookspecs import KINDS
-from shardwright.testing import EstimatorTests
+from shardwright_testing import EstimatorTests
 
 BUILT_IN = [
     EntryPoint(f"builtin_{kind.label}", f"shardwright_plugins.{kind.label}", "shardwright") for kind in KINDS

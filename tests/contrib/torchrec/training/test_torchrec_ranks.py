@@ -11,7 +11,7 @@ import torch
 from tests.contrib.torchrec.training import positions, workers
 
 import shardwright as sw
-from shardwright.testing import RankPool
+from shardwright_testing import RankPool
 
 
 @pytest.fixture(scope="module")

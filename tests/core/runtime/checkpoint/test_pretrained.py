@@ -13,7 +13,7 @@ from tests.core.runtime.plans import SHARDER
 import shardwright as sw
 from shardwright.errors import InvalidInputError, UnknownNameError, UnsupportedError
 from shardwright.runtime.checkpoint import pretrained
-from shardwright.testing.simulated import run_simulated
+from shardwright_testing.simulated import run_simulated
 
 ONE_RANK = OTHERS[0]
 WEIGHTS = np.arange(ROWS * 4, dtype=np.float32).reshape(ROWS, 4)

@@ -16,7 +16,7 @@ from shardwright.errors import CheckpointError, DistributedError, InvalidInputEr
 from shardwright.planning.layouts.row_maps import RowsModulo
 from shardwright.runtime.checkpoint import reading, saving
 from shardwright.runtime.checkpoint.folder import steps_in
-from shardwright.testing.simulated import run_simulated
+from shardwright_testing.simulated import run_simulated
 
 ROWS = 1500  # more than are written as runs of single rows
 BY_INDEX = Cuts(

@@ -13,7 +13,7 @@ from shardwright.errors import UnsupportedError
 from shardwright.planning.layouts.dataflows import Replicate
 from shardwright.planning.layouts.row_maps import RowsModulo, RowsRange, RowsSplit
 from shardwright.runtime.sharded.tables.blocked_tensor import BlockedTensor
-from shardwright.testing.simulated import run_simulated
+from shardwright_testing.simulated import run_simulated
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 

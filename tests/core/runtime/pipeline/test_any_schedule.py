@@ -16,7 +16,7 @@ from tests.core.runtime.pipelines import (
 from tests.drawn import drawn
 
 from shardwright import TrainPipelineBase, TrainPipelineSparseDist
-from shardwright.testing.simulated import run_simulated
+from shardwright_testing.simulated import run_simulated
 
 KINDS = ["good"] * 5 + ["bad", "raises", "model raises"]
 

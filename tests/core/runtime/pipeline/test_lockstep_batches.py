@@ -21,7 +21,7 @@ from tests.pairs import in_turns
 
 from shardwright import lockstep_batches
 from shardwright.errors import InvalidInputError
-from shardwright.testing.simulated import run_simulated
+from shardwright_testing.simulated import run_simulated
 
 
 def on_ranks(work: Any, world_size: int) -> list[Any]:

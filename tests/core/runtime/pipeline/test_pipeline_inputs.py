@@ -25,7 +25,7 @@ from torch import nn
 
 from shardwright import DistributedModelParallel, TrainPipelineSparseDist
 from shardwright.planning.plan.plan import EmbeddingModuleShardingPlan, ShardingPlan
-from shardwright.testing.simulated import run_simulated
+from shardwright_testing.simulated import run_simulated
 
 
 class OfForm(nn.Module):

@@ -19,7 +19,7 @@ from torch import nn
 
 from shardwright import DistributedModelParallel
 from shardwright.planning.plan.plan import ShardingPlan
-from shardwright.testing.simulated import run_simulated
+from shardwright_testing.simulated import run_simulated
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])

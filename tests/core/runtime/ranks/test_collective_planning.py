@@ -9,7 +9,7 @@ import pytest
 from shardwright.errors import NoPlanError, PlanError, PlanningError
 from shardwright.planning.watch import Watch
 from shardwright.runtime.ranks.collective_planning import on_one_rank
-from shardwright.testing.simulated import run_simulated
+from shardwright_testing.simulated import run_simulated
 
 
 def run(work, *, timeout_s=60.0, watches=None):

@@ -14,7 +14,7 @@ from tests.core.runtime.plans import Cut, Cuts, train_step, train_unsharded
 
 from shardwright.errors import DistributedError
 from shardwright.runtime.ranks.lockstep import Lockstep, by_rank, name_ranks
-from shardwright.testing.simulated import run_simulated
+from shardwright_testing.simulated import run_simulated
 
 FIRST = Cuts([Cut(7, 4, ("a",)), Cut(5, 4, ("b",), ranks=(1,))], 2)
 SECOND = Cuts([Cut(7, 4, ("a",), ranks=(1,)), Cut(5, 4, ("b",))], 2)

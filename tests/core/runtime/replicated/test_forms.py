@@ -29,7 +29,7 @@ from shardwright.runtime.replicated import forms as replicated
 from shardwright.runtime.replicated.forms import FORMS, BatchForm, DenseForm, RowsForm
 from shardwright.runtime.replicated.sizes import Sizes
 from shardwright.sparse import KeyedJaggedTensor
-from shardwright.testing.simulated import run_simulated
+from shardwright_testing.simulated import run_simulated
 
 SYNCHRONISING = ("updates of copies", "dense gradients", "dense sums")
 STEPS = 3

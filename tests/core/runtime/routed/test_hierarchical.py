@@ -13,7 +13,7 @@ from shardwright.errors import UnsupportedError
 from shardwright.planning.layouts.layout import Exchange, Hierarchical
 from shardwright.planning.layouts.row_maps import RowsModulo, RowsRange
 from shardwright.sparse import KeyedJaggedTensor
-from shardwright.testing.simulated import run_simulated
+from shardwright_testing.simulated import run_simulated
 
 HOST_SIZE, WORLD_SIZE = 2, 4
 BATCH_SIZES = (3, 1, 0, 4)

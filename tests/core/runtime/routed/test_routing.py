@@ -18,7 +18,7 @@ from shardwright.runtime.routed.plan import plan_routing
 from shardwright.runtime.routed.routing import routers_of
 from shardwright.runtime.sharded.collections.sharders import EmbeddingBagCollectionSharder
 from shardwright.runtime.step.collection import Collection
-from shardwright.testing.simulated import run_simulated
+from shardwright_testing.simulated import run_simulated
 
 
 def slots_of(plan, router):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.core.runtime.exact_codecs import Doubles, Mirrored
 
 from shardwright.runtime.routed.wire import Wire, WireSegment
-from shardwright.testing.simulated import run_simulated
+from shardwright_testing.simulated import run_simulated
 
 DOUBLES, MIRRORED = Doubles(), Mirrored()
 CODECS = [None, DOUBLES, MIRRORED]

@@ -21,7 +21,7 @@ from shardwright.planning.plan.plan import EmbeddingModuleShardingPlan, Sharding
 from shardwright.planning.tables.spec import EmbeddingBagConfig
 from shardwright.runtime.ranks.comm import AllToAll, TorchCommunicator, TorchTransport
 from shardwright.runtime.sharded.tables.initialization import initialize, seeded
-from shardwright.testing.simulated import run_simulated
+from shardwright_testing.simulated import run_simulated
 
 CASE = Cuts([Cut(5, 2, ("a",), edges=(1,), ranks=(0, 1)), Cut(7, 3, ("b",), "MEAN", ranks=(1,))], 2)
 ALONE = Cuts([Cut(5, 2, ("a",)), Cut(7, 3, ("b",), "MEAN", edges=(1,))], 1)

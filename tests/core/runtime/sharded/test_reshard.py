@@ -16,7 +16,7 @@ from shardwright.errors import DistributedError, InvalidInputError, PlanError, U
 from shardwright.planning.layouts.dataflows import Replicate
 from shardwright.planning.layouts.row_maps import RowsModulo, RowsRange
 from shardwright.runtime.sharded.resharding.exchange import RowExchange
-from shardwright.testing.simulated import run_simulated
+from shardwright_testing.simulated import run_simulated
 
 OTHER = Cuts(
     (

@@ -12,7 +12,7 @@ from shardwright.planning.layouts.row_maps import RowsModulo
 from shardwright.runtime.pipeline.train_pipeline import lockstep_batches
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.sparse import KeyedJaggedTensor
-from shardwright.testing.simulated import SimulatedCommunicator, _Board, run_simulated
+from shardwright_testing.simulated import SimulatedCommunicator, _Board, run_simulated
 
 WORLD_SIZE = 2
 

@@ -21,7 +21,7 @@ from shardwright.runtime.sharded.collections.sharders import (
 )
 from shardwright.runtime.step.batches.inputs import InputChecks, are_in_range
 from shardwright.sparse import KeyedJaggedTensor
-from shardwright.testing.simulated import run_simulated
+from shardwright_testing.simulated import run_simulated
 
 BAGS = Cuts(
     [

@@ -8,7 +8,7 @@ import pytest
 
 from shardwright import ShardingEnv
 from shardwright.runtime.step.backward.open_steps import OpenSteps
-from shardwright.testing.simulated import run_simulated
+from shardwright_testing.simulated import run_simulated
 
 
 class Loop:

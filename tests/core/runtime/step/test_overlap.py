@@ -16,7 +16,7 @@ from torch import nn
 from shardwright.planning.layouts.layout import Hierarchical, Replicate
 from shardwright.planning.layouts.row_maps import RowsModulo
 from shardwright.runtime.ranks.gradient_order import GradientOrder
-from shardwright.testing.simulated import run_simulated
+from shardwright_testing.simulated import run_simulated
 
 WORLD_SIZE = 2
 DENSE, OVER = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 8)), nn.Linear(16, 1)

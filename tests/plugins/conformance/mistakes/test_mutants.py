@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.plugins.conformance.mistakes import mutants, wrong_commands
 
-from shardwright import testing
+import shardwright_testing as testing
 from shardwright.host import host
 
 COVER = "test_layouts_cover_each_row_and_column_once"

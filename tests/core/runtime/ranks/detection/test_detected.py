@@ -15,7 +15,7 @@ from shardwright.runtime.ranks.detection import bandwidths, detected
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.sharded.models import planner as planners
 from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner, _topology_of
-from shardwright.testing.simulated import run_simulated
+from shardwright_testing.simulated import run_simulated
 
 CPU = torch.device("cpu")
 SMALL = 1 << 12

@@ -108,13 +108,7 @@ _MODULE_OF_NAME: dict[str, str] = {
             "ShardingPlan",
         ),
         "shardwright.runtime.sharded.models.planner": ("EmbeddingShardingPlanner",),
-        "shardwright.planning.machines.reservations": (
-            "FixedAbsoluteStorageReservation",
-            "FixedPercentageStorageReservation",
-            "HeuristicalStorageReservation",
-            "InferenceStorageReservation",
-            "StorageReservation",
-        ),
+        "shardwright.planning.machines.reservations": ("StorageReservation",),
         "shardwright.planning.layouts.row_maps": (
             "RowMap",
             "RowPart",
@@ -194,7 +188,6 @@ _MODULE_OF_NAME: dict[str, str] = {
         "shardwright.serving.export": ("export_for_inference",),
         "shardwright.serving.package": ("InferencePackage", "load_package"),
         "shardwright.sparse": ("JaggedTensor", "KeyedJaggedTensor", "KeyedTensor"),
-        "shardwright.ways": ("Ways", "take_ways"),
     }.items()
     for name in names
 }

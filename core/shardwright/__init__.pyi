@@ -69,10 +69,6 @@ from shardwright.planning.layouts.row_maps import RowsModulo as RowsModulo
 from shardwright.planning.layouts.row_maps import RowsRange as RowsRange
 from shardwright.planning.layouts.row_maps import RowsSplit as RowsSplit
 from shardwright.planning.machines.replicas import Replicas as Replicas
-from shardwright.planning.machines.reservations import FixedAbsoluteStorageReservation as FixedAbsoluteStorageReservation
-from shardwright.planning.machines.reservations import FixedPercentageStorageReservation as FixedPercentageStorageReservation
-from shardwright.planning.machines.reservations import HeuristicalStorageReservation as HeuristicalStorageReservation
-from shardwright.planning.machines.reservations import InferenceStorageReservation as InferenceStorageReservation
 from shardwright.planning.machines.reservations import StorageReservation as StorageReservation
 from shardwright.planning.machines.topology import Topology as Topology
 from shardwright.planning.options.options import Options as Options
@@ -171,8 +167,6 @@ from shardwright.serving.package import load_package as load_package
 from shardwright.sparse import JaggedTensor as JaggedTensor
 from shardwright.sparse import KeyedJaggedTensor as KeyedJaggedTensor
 from shardwright.sparse import KeyedTensor as KeyedTensor
-from shardwright.ways import Ways as Ways
-from shardwright.ways import take_ways as take_ways
 
 __version__: str
 __all__: list[str]

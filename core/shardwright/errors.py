@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from typing import Self, cast
-
-from shardwright.ways import ways
 
 __all__ = [
     "CheckpointError",
@@ -37,14 +34,6 @@ class ShardwrightError(Exception):
 
 class InvalidInputError(ShardwrightError, ValueError):
     """A value given by the caller is wrong."""
-
-    def __new__(cls, *args: object, **named: object) -> Self:
-        """Make the error, of the subclass that the process's ways name, if any.
-
-        Subclasses may take arguments by name, as those of any exception.
-        """
-        own = ways.input_error if cls is InvalidInputError else None
-        return cast(Self, super().__new__(cls if own is None else own, *args, **named))
 
 
 class IdRangeError(InvalidInputError, IndexError):

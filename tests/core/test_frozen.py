@@ -61,13 +61,10 @@ PUBLIC_NAMES = """
     ExecutorStep
     Explanation
     Feedback
-    FixedAbsoluteStorageReservation
-    FixedPercentageStorageReservation
     Forward
-    HeuristicalStorageReservation
     Hierarchical
+    IdRangeError
     InferencePackage
-    InferenceStorageReservation
     InvalidInputError
     JaggedTensor
     KernelRequest
@@ -151,7 +148,6 @@ PUBLIC_NAMES = """
     UnknownPluginError
     UnsupportedError
     Watch
-    Ways
     Work
     Workload
     ZeroGrad
@@ -166,6 +162,7 @@ PUBLIC_NAMES = """
     get_qcomm_codecs_registry
     hookimpl
     in_backward_optimizer_filter
+    launch
     load_checkpoint
     load_package
     load_pretrained
@@ -178,7 +175,6 @@ PUBLIC_NAMES = """
     save_checkpoint
     shard_for_serving
     spec_to_torch
-    take_ways
 """
 
 CONTRACTS = """

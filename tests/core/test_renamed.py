@@ -41,8 +41,6 @@ def test_estimator_may_give_old_names() -> None:
     assert old.depends_on_shape_only
     with pytest.warns(DeprecationWarning, match="space is called option_space"):
         assert old().option_space(TOPOLOGY) is SOME
-    with pytest.warns(DeprecationWarning, match="space is called option_space"):
-        assert old().published_option_space(TOPOLOGY) is SOME
 
 
 def test_estimator_may_be_read_by_old_names() -> None:
@@ -59,8 +57,6 @@ def test_estimator_may_be_read_by_old_names() -> None:
     for estimator in (New(), Newer()):
         with pytest.warns(DeprecationWarning, match="answers_by_shape is called depends_on_shape_only"):
             assert estimator.answers_by_shape  # type: ignore[attr-defined]
-        with pytest.warns(DeprecationWarning, match="published_space is called published_option_space"):
-            assert estimator.published_space(TOPOLOGY) is EVERYTHING  # type: ignore[attr-defined]
         with pytest.warns(DeprecationWarning, match="answers_by_shape is called"):
             estimator.answers_by_shape = False  # type: ignore[attr-defined]
         assert not estimator.depends_on_shape_only

@@ -55,7 +55,6 @@ class Estimator(Renamed, ABC, metaclass=OpenNames):
     _renamed: ClassVar[Mapping[str, str]] = {
         "answers_by_shape": "depends_on_shape_only",
         "space": "option_space",
-        "published_space": "published_option_space",
     }
     api: ClassVar[int] = 1
     aliases: ClassVar[tuple[str, ...]] = ()
@@ -87,19 +86,12 @@ class Estimator(Renamed, ABC, metaclass=OpenNames):
     def option_space(self, topology: Topology) -> OptionSpace:
         """The options whose cost the model can tell; all by default.
 
-        It holds whenever this is the performance estimator and the user asked for no other option space. What
+        It holds whenever this is the performance estimator and the user gave no option space. What
         constraints ask of a table goes before.
         """
         from shardwright.planning.tables.option_space import EVERYTHING
 
         return EVERYTHING
-
-    def published_option_space(self, topology: Topology) -> OptionSpace:
-        """The options that the model was published with, for those who ask for the option space of its name.
-
-        By default those whose cost it can tell.
-        """
-        return self.option_space(topology)
 
     def provenance(self) -> Mapping[str, Any]:
         """The constants the model assumes, by name, for the report; JSON data."""

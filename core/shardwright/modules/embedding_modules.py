@@ -35,7 +35,6 @@ from shardwright.planning.tables.spec import (
     embedding_names,
 )
 from shardwright.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
-from shardwright.ways import ways
 
 __all__ = ["EmbeddingBagCollection", "EmbeddingCollection", "TableCollection"]
 
@@ -382,8 +381,7 @@ def _empty_weight(table: EmbeddingConfig, device: torch.device | str | None) -> 
         dtype = dtype_of(table.data_type)
     except InvalidInputError as error:
         raise InvalidInputError(f"table {table.name!r}: {error}") from None
-    weight = torch.empty(table.num_embeddings, table.embedding_dim, dtype=dtype, device=device)
-    return weight.normal_() if ways.draws_twice else weight
+    return torch.empty(table.num_embeddings, table.embedding_dim, dtype=dtype, device=device)
 
 
 def _add(modules: nn.ModuleDict, name: str, module: nn.Module) -> None:

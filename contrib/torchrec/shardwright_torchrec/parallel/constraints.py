@@ -9,6 +9,7 @@ import attrs
 
 import shardwright as sw
 from shardwright.host import host
+from shardwright_torchrec.modules.replaceable import replaceable
 from shardwright_torchrec.parallel.kernel_names import all_fused
 from shardwright_torchrec.parallel.sharders import REPLICATED, kernels_with_gradients
 
@@ -50,6 +51,7 @@ class CacheParams(sw.CacheParams):
         object.__setattr__(self, "precision", precision)
 
 
+@replaceable
 class ParameterConstraints(sw.ParameterConstraints):
     """Demands on a table, with TorchRec's arguments in TorchRec's order.
 

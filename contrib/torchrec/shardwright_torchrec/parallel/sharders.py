@@ -8,6 +8,7 @@ from typing import Any
 
 import shardwright as sw
 from shardwright.host import host
+from shardwright_torchrec.distributed.fused_params import checks_of, own_params
 from shardwright_torchrec.parallel.kernel_names import all_fused, own_shardings
 
 __all__ = [
@@ -20,7 +21,21 @@ REPLICATED = "data_parallel"
 
 
 class _AsInTorchRec(sw.ModuleSharder):
-    """Replicated tables without an optimizer of their own are left to the script's."""
+    """A sharder that takes FBGEMM's settings, and leaves replicated tables without an optimizer to the script's.
+
+    Args:
+        fused_params: settings, under FBGEMM's names too.
+        qcomm_codecs_registry: see `shardwright.ModuleSharder`.
+        further: further arguments of `shardwright.ModuleSharder`.
+    """
+
+    def __init__(
+        self, fused_params: Mapping[str, Any] | None = None, qcomm_codecs_registry: Any = None, **further: Any
+    ) -> None:
+        checks = checks_of(fused_params)
+        super().__init__(
+            own_params(fused_params), qcomm_codecs_registry, **{"input_checks": checks, **further}
+        )
 
     def allowed(
         self, table: sw.TableSpec, compute_device_type: str

@@ -19,7 +19,6 @@ from shardwright.planning.documents.limits import MOST_ROWS
 from shardwright.planning.tables.caching import CacheParams
 from shardwright.planning.tables.codecs import QCommsConfig, as_qcomms
 from shardwright.planning.tables.optimizers import STILL, OptimizerSpec, check_max_gradient
-from shardwright.replaceable import replaceable
 
 if TYPE_CHECKING:
     from shardwright.planning.layouts.layout import ColumnRange
@@ -157,7 +156,6 @@ def _names(value: Any) -> list[str]:
     return names
 
 
-@replaceable
 @frozen(hash=False, field_transformer=typed)
 class EmbeddingConfig:
     """One table of an ``EmbeddingCollection``.
@@ -229,7 +227,6 @@ class EmbeddingConfig:
         return len(self.feature_names)
 
 
-@replaceable
 @frozen(hash=False, field_transformer=typed)
 class EmbeddingBagConfig(EmbeddingConfig):
     """One table of an ``EmbeddingBagCollection``: an ``EmbeddingConfig`` with a pooling type.

@@ -255,7 +255,7 @@ class BatchReader:
                 )
         if self.checks is not InputChecks.OFF and not is_host(
             places.device
-        ):  # on the host construction checked it
+        ):  # on the host `late_problem` has checked it
             features.validate()
         rows = np.array([row[name] for name in self.collection.features], dtype=np.int64)
         return places.index_select(0, sent_to(places.device, rows)).long()

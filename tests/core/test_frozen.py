@@ -66,6 +66,7 @@ PUBLIC_NAMES = """
     Forward
     HeuristicalStorageReservation
     Hierarchical
+    IdRangeError
     InferencePackage
     InferenceStorageReservation
     InvalidInputError
@@ -166,6 +167,7 @@ PUBLIC_NAMES = """
     get_qcomm_codecs_registry
     hookimpl
     in_backward_optimizer_filter
+    launch
     load_checkpoint
     load_package
     load_pretrained

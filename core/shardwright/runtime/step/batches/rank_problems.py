@@ -5,7 +5,7 @@ A word of the header tells that there is a problem, and costs nothing. Only then
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from attrs import frozen
 
@@ -35,8 +35,7 @@ class RankProblem:
         if cause is None:
             return cls("", InvalidInputError, extras)
         if isinstance(cause, BatchProblem):
-            kind = IdRangeError if isinstance(cause, IdRangeError) else InvalidInputError
-            return cls(str(cause), kind, extras)
+            return cls(str(cause), kind_of(cause), extras)
         return cls(f"its batch could not be had: {type(cause).__name__}: {cause}", DistributedError, extras)
 
 
@@ -62,9 +61,22 @@ def raise_problems(
     told: list[RankProblem] = communicator.all_gather_objects(own)
     names = communicator.global_ranks
     texts = [f"rank {rank}: {other.text}" for rank, other in zip(names, told, strict=True) if other.text]
-    kinds = {other.kind for other in told if other.text} or {InvalidInputError}
-    kind = DistributedError if DistributedError in kinds else InvalidInputError
-    raise (kinds.pop() if len(kinds) == 1 else kind)("; ".join(texts or _not_on_all(told, names)))
+    kind = kind_of_all(other.kind for other in told if other.text)
+    raise kind("; ".join(texts or _not_on_all(told, names)))
+
+
+def kind_of(error: Exception) -> type[ShardwrightError]:
+    """The class by which other ranks raise an error of a batch."""
+    own = [kind for kind in (IdRangeError, InvalidInputError) if isinstance(error, kind)]
+    return own[0] if own else DistributedError
+
+
+def kind_of_all(kinds: Iterable[type[ShardwrightError]]) -> type[ShardwrightError]:
+    """The class of errors of several ranks: theirs if it is one; of wrong input without errors."""
+    found = set(kinds) or {InvalidInputError}
+    if len(found) == 1:
+        return found.pop()
+    return DistributedError if DistributedError in found else InvalidInputError
 
 
 def _not_on_all(told: Sequence[RankProblem], names: Sequence[int]) -> list[str]:

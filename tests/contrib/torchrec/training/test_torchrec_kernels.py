@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from shardwright_torchrec.parallel.constraints import ParameterConstraints
-from shardwright_torchrec.parallel.kernel_names import NamedSharding, fused_kernels
+from shardwright_torchrec.parallel.kernel_names import EmbeddingComputeKernel, NamedSharding, fused_kernels
 from shardwright_torchrec.parallel.model_parallel import DistributedModelParallel
 from shardwright_torchrec.parallel.sharders import EmbeddingBagCollectionSharder
 from shardwright_torchrec.planner.enumerators import EmbeddingEnumerator
@@ -53,6 +53,15 @@ def test_plan_says_fused_and_stands_for_another_kernel(
     assert plan.plan[""]["t"].compute_kernel == "fused"
     assert own(plan) == kernel
     assert "fused_" not in str(plan)
+
+
+def test_kernels_have_the_names_that_tutorials_write() -> None:
+    assert EmbeddingComputeKernel.BATCHED_FUSED is EmbeddingComputeKernel.FUSED is sw.ComputeKernel.FUSED
+    assert EmbeddingComputeKernel["BATCHED_DENSE"].value == EmbeddingComputeKernel("batched_dense") == "dense"
+    assert isinstance(EmbeddingComputeKernel.FUSED, EmbeddingComputeKernel)
+    assert list(EmbeddingComputeKernel) == list(sw.ComputeKernel)
+    with pytest.raises(AttributeError, match="Did you mean 'fused'"):
+        _ = EmbeddingComputeKernel.BATCHED_FUSD
 
 
 def test_kernel_asked_for_by_its_own_name_keeps_it() -> None:

@@ -21,7 +21,7 @@ _FENCED = re.compile(r"^```(?P<language>\w+) ?(?P<name>[^\n]*)\n(?P<text>.*?)^``
 _SPACE = "\N{NO-BREAK SPACE}"  # a link stays on one line
 _HOOKS = re.compile(r"(^```python hooks\n).*?(^```$)", re.MULTILINE | re.DOTALL)
 _PAGES = re.compile(r"(how to test it:\n).*?(\.\n\[Versions\])", re.DOTALL)
-_ROW = re.compile(r"^\| (?P<kind>[a-z ]+) \| `(?P<name>\w+)` \| .+ \|$", re.MULTILINE)
+_ROW = re.compile(r"^\| (?P<kind>[a-z ]+) \| `(?P<name>[\w:]+)` \| .+ \|$", re.MULTILINE)
 
 
 @frozen

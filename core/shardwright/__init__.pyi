@@ -3,11 +3,12 @@ from shardwright import host as host
 from shardwright.contracts import Codec as Codec
 from shardwright.contracts import CommBackend as CommBackend
 from shardwright.contracts import CommType as CommType
-from shardwright.contracts import Command as Command
 from shardwright.contracts import Communicator as Communicator
 from shardwright.contracts import ComputeKernel as ComputeKernel
 from shardwright.contracts import EmbeddingComputeKernel as EmbeddingComputeKernel
 from shardwright.contracts import Estimator as Estimator
+from shardwright.contracts import Extension as Extension
+from shardwright.contracts import Finding as Finding
 from shardwright.contracts import KernelRequest as KernelRequest
 from shardwright.contracts import Offered as Offered
 from shardwright.contracts import Optimizer as Optimizer
@@ -90,6 +91,7 @@ from shardwright.planning.search.placement import Placed as Placed
 from shardwright.planning.search.placement import PlacedPlan as PlacedPlan
 from shardwright.planning.search.placement import ProposedShards as ProposedShards
 from shardwright.planning.search.placement import Proven as Proven
+from shardwright.planning.search.refinements import Outcome as Outcome
 from shardwright.planning.tables.caching import CacheParams as CacheParams
 from shardwright.planning.tables.caching import CacheStatistics as CacheStatistics
 from shardwright.planning.tables.caching import EmbeddingOffloadStats as EmbeddingOffloadStats
@@ -108,7 +110,6 @@ from shardwright.planning.watch import Progress as Progress
 from shardwright.planning.watch import Watch as Watch
 from shardwright.runtime.checkpoint.loading import LoadedCheckpoint as LoadedCheckpoint
 from shardwright.runtime.checkpoint.loading import load_checkpoint as load_checkpoint
-from shardwright.runtime.checkpoint.pretrained import load_pretrained as load_pretrained
 from shardwright.runtime.checkpoint.saving import SavedCheckpoint as SavedCheckpoint
 from shardwright.runtime.checkpoint.saving import save_checkpoint as save_checkpoint
 from shardwright.runtime.launch.local import launch as launch

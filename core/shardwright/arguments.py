@@ -15,10 +15,11 @@ from numbers import Integral, Real
 from typing import Any, TypeVar, cast
 
 import attrs
+import numpy as np
 
 from shardwright.errors import InvalidInputError, ShardwrightError
 
-__all__ = ["brief", "checked", "checked_only", "problem", "typed", "whole"]
+__all__ = ["brief", "check_unmasked", "checked", "checked_only", "problem", "typed", "whole"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -34,6 +35,27 @@ _WORDS: Mapping[Any, str] = {
 }
 _LISTS = (Sequence, Collection, list)
 _RAW_ERRORS = (TypeError, ValueError, AttributeError, LookupError, OverflowError, RuntimeError)
+
+
+def check_unmasked(owner: str, what: str, array: Any) -> None:
+    """Check that nothing of an array of NumPy's is masked: most of its functions take what is behind the mask.
+
+    Args:
+        owner: who speaks.
+        what: names the array in the error.
+        array: any value.
+
+    Raises:
+        InvalidInputError: it is a masked array with masked elements.
+    """
+    if isinstance(array, np.ma.MaskedArray) and np.ma.is_masked(array):
+        masked = int(np.ma.getmaskarray(array).sum())
+        raise InvalidInputError(
+            f"{owner}: of {what}, {masked} of {array.size} elements are masked, and have no value: give .filled(...) "
+            "or .compressed()",
+            subject=what,
+            asked="mask",
+        )
 
 
 def checked(function: F) -> F:

@@ -1,13 +1,14 @@
 """Every error that shardwright raises on purpose.
 
 Each class is a `ShardwrightError` and also the builtin that fits, so that a caller may catch either. A text
-says what was asked, why not, the numbers, what is possible and what to do.
+says what was asked, why not, the numbers, what is possible and what to do. Programs read the attributes.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 __all__ = [
     "CheckpointError",
@@ -29,7 +30,30 @@ __all__ = [
 
 
 class ShardwrightError(Exception):
-    """The base of all errors of shardwright."""
+    """The base of all errors of shardwright.
+
+    Args:
+        args: the text.
+        subject: name of the table, feature, file or argument that it is about; ``None`` if it is about none.
+        asked: request to the subject, as plain data: a name, a number, a list.
+        possible: names that could have been asked instead; none where they are no list.
+
+    Attributes:
+        subject: see above.
+        asked: see above.
+        possible: see above.
+    """
+
+    def __init__(
+        self, *args: object, subject: str | None = None, asked: Any = None, possible: Iterable[str] = ()
+    ) -> None:
+        super().__init__(*args)
+        self.subject, self.asked, self.possible = subject, asked, tuple(possible)
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """The attributes by name, for an error that is raised instead of this one."""
+        return {"subject": self.subject, "asked": self.asked, "possible": self.possible}
 
 
 class InvalidInputError(ShardwrightError, ValueError):

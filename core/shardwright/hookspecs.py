@@ -32,10 +32,10 @@ import pluggy
 
 from shardwright.contracts import (
     Codec,
-    Command,
     CommBackend,
     ComputeKernel,
     Estimator,
+    Extension,
     Optimizer,
     Partitioner,
     Proposer,
@@ -49,9 +49,9 @@ __all__ = [
     "hookspec",
     "shardwright_codecs",
     "shardwright_comm_backends",
-    "shardwright_commands",
     "shardwright_compute_kernels",
     "shardwright_estimators",
+    "shardwright_extensions",
     "shardwright_optimizers",
     "shardwright_partitioners",
     "shardwright_proposers",
@@ -134,11 +134,11 @@ def shardwright_codecs() -> Sequence[type[Codec] | Codec]:  # type: ignore[empty
 
 
 @hookspec
-def shardwright_commands() -> Sequence[type[Command] | Command]:  # type: ignore[empty-body]
-    """Offer commands of the `shardwright` program.
+def shardwright_extensions() -> Sequence[type[Extension] | Extension]:  # type: ignore[empty-body]
+    """Offer extensions: what a plugin adds beside planning and training.
 
-    Implement it for a tool that users of a plugin run beside `shardwright plan`. Listing commands reads a name and a
-    line of help; what a command needs is imported when it runs.
+    Implement it for a tool that users of a plugin run beside `shardwright plan`, or for any other point that
+    `shardwright docs extension` lists. What an extension needs is imported when it is used.
     """
 
 
@@ -208,12 +208,12 @@ KINDS: Final[tuple[Kind[Any], ...]] = (
         page="codec.md",
     ),
     Kind(
-        "command",
-        hook="shardwright_commands",
-        contract=Command,
-        kit="commands.CommandTests",
-        template="command",
-        page="command.md",
+        "extension",
+        hook="shardwright_extensions",
+        contract=Extension,
+        kit="extensions.ExtensionTests",
+        template="extension",
+        page="extension.md",
     ),
 )
 """The kinds, in the order of the documentation: one row each, from which everything else derives."""

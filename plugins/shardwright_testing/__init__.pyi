@@ -2,9 +2,9 @@
 from shardwright_testing.codecs import CodecTests as CodecTests
 from shardwright_testing.codecs import check_codec as check_codec
 from shardwright_testing.comm_backends import CommBackendTests as CommBackendTests
-from shardwright_testing.commands import CommandTests as CommandTests
 from shardwright_testing.compute_kernels import ComputeKernelTests as ComputeKernelTests
 from shardwright_testing.estimators import EstimatorTests as EstimatorTests
+from shardwright_testing.extensions import ExtensionTests as ExtensionTests
 from shardwright_testing.optimizers import OptimizerTests as OptimizerTests
 from shardwright_testing.partitioners import PartitionerTests as PartitionerTests
 from shardwright_testing.plugins_under_test import installed as installed

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
-import logging
 import os
 import subprocess
 import sys
@@ -133,36 +130,6 @@ def run_python(site: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
             text=True,
         )
 
-    return run
-
-
-@pytest.fixture
-def run_doctor(
-    site: Path, installed: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Run `shardwright doctor` in this process with `DISTRIBUTIONS` installed; FBGEMM is taken as sound."""
-    import typer
-
-    from shardwright.cli import fbgemm_check
-    from shardwright.cli.doctor import doctor
-
-    def run(*, json: bool = False, **environment: str) -> subprocess.CompletedProcess[str]:
-        for name in [name for name in os.environ if name.startswith("SHARDWRIGHT_")]:
-            monkeypatch.delenv(name)
-        for name, value in environment.items():
-            monkeypatch.setenv(name, value)
-        code, output, log = 0, io.StringIO(), logging.getLogger("shardwright.plugins")
-        level = log.level
-        try:
-            with contextlib.redirect_stdout(output):
-                doctor(json=json)
-        except typer.Exit as end:
-            code = end.exit_code
-        finally:
-            log.setLevel(level)
-        return subprocess.CompletedProcess(["doctor"], code, output.getvalue(), "")
-
-    monkeypatch.setattr(fbgemm_check, "probe", lambda: None)
     return run
 
 

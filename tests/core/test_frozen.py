@@ -61,6 +61,7 @@ PUBLIC_NAMES = """
     ExecutorStep
     Explanation
     Feedback
+    Finding
     Forward
     Hierarchical
     IdRangeError
@@ -86,6 +87,7 @@ PUBLIC_NAMES = """
     OptimizerWrapper
     OptionSpace
     Options
+    Outcome
     ParameterConstraints
     ParameterSharding
     PeerHeaders
@@ -165,7 +167,6 @@ PUBLIC_NAMES = """
     launch
     load_checkpoint
     load_package
-    load_pretrained
     lockstep_batches
     optimizer_spec_of
     quantize_embeddings
@@ -181,6 +182,7 @@ CONTRACTS = """
     CommType
     Communicator
     EmbeddingComputeKernel
+    Finding
     KernelRequest
     Offered
     Proposals

@@ -94,7 +94,7 @@ def model_of(
     group = dist.new_group(timeout=timedelta(seconds=timeout_s)) if timeout_s else dist.group.WORLD
     env = ShardingEnv.from_process_group(group)
     module = workers.clicks() if module is None else module
-    sharders = [EmbeddingBagCollectionSharder(fused_params=workers.FUSED)]
+    sharders = [EmbeddingBagCollectionSharder(None if kernels == ["dense"] else workers.FUSED)]
     plan = workers.planner(env.world_size, types, kernels).collective_plan(module, sharders, group)
     return DistributedModelParallel(
         module, env, "cpu", plan, sharders, init_data_parallel=is_averaged, update=update
@@ -342,7 +342,7 @@ def partial_pass(how: str, kernels: dict[str, str]) -> tuple[str, bool]:
         for name, kernel in kernels.items()
     }
     topology = Topology(world_size=dist.get_world_size(), compute_device="cpu")
-    sharders = [EmbeddingBagCollectionSharder(fused_params=workers.FUSED)]
+    sharders = [EmbeddingBagCollectionSharder()]
     plan = EmbeddingShardingPlanner(topology, 6, constraints=rules).collective_plan(module, sharders)
     model = DistributedModelParallel(module, plan=plan, sharders=sharders, device="cpu")
     before = model.state_dict()

@@ -11,6 +11,7 @@ import pytest
 import torch
 from tests.distributed import workers
 from tests.equality import Case, assert_equals_unsharded, train_simulated
+from tests.plugins.built_in import built_in
 from tests.plugins.training.test_equality import (
     BATCH_SIZES,
     Table,
@@ -26,8 +27,8 @@ from shardwright_testing.ranks import RankError, RankPool
 
 pytestmark = pytest.mark.distributed
 
-TYPES = sorted(host().sharding_types)
-KERNELS = sorted(name for name in host().compute_kernels if host().compute_kernels[name].trains)
+TYPES = built_in("sharding_types")
+KERNELS = [name for name in built_in("compute_kernels") if host().compute_kernels[name].trains]
 
 
 def unsharded_after(steps: range, world_size: int, *, same_batch: bool = False) -> Any:
@@ -109,7 +110,7 @@ def test_types_and_kernels_mixed_equal_unsharded_with_four_collectives(pool: Ran
     assert_equals_unsharded(case, pool.run(workers.train_case, 3, case))
 
 
-@pytest.mark.parametrize("backend", sorted(host().comm_backends))
+@pytest.mark.parametrize("backend", built_in("comm_backends"))
 def test_each_backend_trains_all_types_as_unsharded(pool: RankPool, backend: str) -> None:
     if "cpu" not in (devices := host().comm_backends.create(backend).devices):
         pytest.skip(f"{backend!r} serves {', '.join(devices)}, not the CPU: see the tests marked gpu")

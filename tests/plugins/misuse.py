@@ -90,6 +90,8 @@ ENTRIES: dict[str, Entry] = {}
 A = Argument
 _NUMBER = "zero one five float whole huge"
 _NAMES = "none texts tuple iterator"
+_INDICES = "zero one five"  # of devices that may be there
+DEVICE_OR_NONE = A("cpu", "none", untried=_INDICES)
 T = torch.tensor
 
 
@@ -178,7 +180,7 @@ entry(
 )
 EMPTY = {
     "is_weighted": A(False, "true"),
-    "device": A("cpu", "none"),
+    "device": DEVICE_OR_NONE,
     "values_dtype": A(torch.int64, "none"),
     "weights_dtype": A(torch.float32, "none"),
     "lengths_dtype": A(torch.int32),
@@ -201,7 +203,7 @@ entry("KeyedJaggedTensor.to_dict", features().to_dict, compute_offsets=A(True, "
 entry(
     "KeyedJaggedTensor.to",
     features().to,
-    device=A("cpu", untried="zero one five"),  # which may be there
+    device=A("cpu", untried=_INDICES),
     non_blocking=A(False, "true"),
     dtype=A(None, "none"),
 )
@@ -253,7 +255,7 @@ entry(
     keys=A(["x"], "texts tuple"),
 )
 entry("KeyedTensor[]", lambda key: pooled()[key], key=A("a"))
-entry("KeyedTensor.to", pooled().to, device=A("cpu"), non_blocking=A(False, "true"))
+entry("KeyedTensor.to", pooled().to, device=A("cpu", untried=_INDICES), non_blocking=A(False, "true"))
 
 CONFIG = {
     "name": A("t", "text empty"),
@@ -285,7 +287,7 @@ entry(
     sw.EmbeddingBagCollection,
     tables=A([bag_table()], says="EmbeddingBagConfig"),
     is_weighted=A(False, "true"),
-    device=A("cpu", "none"),
+    device=DEVICE_OR_NONE,
 )
 entry(
     "EmbeddingBagCollection, a table",
@@ -297,7 +299,7 @@ entry(
     "EmbeddingCollection",
     sw.EmbeddingCollection,
     tables=A([sequence_table()], says="EmbeddingConfig"),
-    device=A("cpu", "none"),
+    device=DEVICE_OR_NONE,
     need_indices=A(False, "true"),
 )
 entry("EmbeddingCollection()", sw.EmbeddingCollection([sequence_table()]), features=A(features()))
@@ -431,9 +433,7 @@ entry(
     storage_reservation=A(0.1, "none zero"),
     objective=A("step_time"),
     seconds=A(5, f"none inf {_NUMBER}".replace("zero", "")),
-    stay_near=A(None, "none"),
-    move_cost=A(None, "none", says="stay_near"),
-    scale_up_caches=A(False, "true"),
+    refinements=A((), "nolist", says="refinement "),
     listener=A(None, "none function", untried="class"),
     progress=A(False, "none true"),
     debug=A(False, "true"),
@@ -448,7 +448,7 @@ entry(
     "plan",
     sw.EmbeddingShardingPlanner(topology()).plan,
     module=A(sw.EmbeddingBagCollection([bag_table()])),
-    sharders=A([sw.EmbeddingBagCollectionSharder()]),
+    sharders=A([sw.EmbeddingBagCollectionSharder()], "none"),
 )
 entry(
     "plan, a sharder",

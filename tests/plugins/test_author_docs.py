@@ -49,7 +49,7 @@ def test_page_contract_is_that_of_the_code(name: str) -> None:
 def test_page_has_its_parts(name: str) -> None:
     text = author_pages.page(name).read_text()
     headings = [line for line in text.splitlines() if line.startswith("## ")]
-    shown = "## On the command line" if name == "command" else "## In plan and report"
+    shown = "## On the command line" if name == "extension" else "## In plan and report"
     assert headings == ["## The contract", "## An example", shown, "## How to test it"]
     (kit,) = [name for name in testing.__all__ if name.endswith("Tests") and f"({name})" in text]
     assert kit.removesuffix("Tests") == author_pages.PAGES[name].contract.__name__

@@ -14,7 +14,6 @@ from tests.benchmarks import step_ratios
 
 import shardwright
 import shardwright_plugins
-from shardwright.cli.layouts import drawings
 from shardwright.host import PluginHost
 from shardwright.modules.embedding_modules import EmbeddingBagCollection
 from shardwright.planning.machines.topology import Topology
@@ -25,6 +24,7 @@ from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.sharded.collections.sharders import EmbeddingBagCollectionSharder
 from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner
 from shardwright.sparse import KeyedJaggedTensor
+from shardwright_plugins.commands.layouts.command import drawings
 from shardwright_testing.simulated import run_simulated
 
 DOCS = Path(shardwright_plugins.__file__).parent / "docs"

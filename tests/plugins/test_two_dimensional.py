@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from tests.equality import Table
+from tests.plugins.built_in import built_in
 from tests.plugins.training.test_equality import OPTIMIZERS, kernels, supports
 
 from shardwright import (
@@ -40,7 +41,7 @@ from shardwright_testing.simulated import run_simulated
 WORLD, GROUP, HOST = 4, 2, 2
 ROWS = {"user": 23, "item": 17, "shop": 6}
 DIM, BATCH, RATE = 8, 3, 0.1
-TYPES = sorted(host().sharding_types)
+TYPES = built_in("sharding_types")
 
 
 def bags(seed: int = 5) -> EmbeddingBagCollection:
@@ -61,13 +62,14 @@ def bags(seed: int = 5) -> EmbeddingBagCollection:
 FIRST, OTHER = bags(5), bags(6)  # made once: random numbers come from one generator for all threads
 
 
-def sharder(optimizer: str) -> EmbeddingBagCollectionSharder:
-    return EmbeddingBagCollectionSharder({"optimizer": optimizer, "learning_rate": RATE})
+def sharder(optimizer: str | None) -> EmbeddingBagCollectionSharder:
+    """The sharder of tables with an optimizer, or of those that leave it to a script's."""
+    return EmbeddingBagCollectionSharder(optimizer and {"optimizer": optimizer, "learning_rate": RATE})
 
 
 def planned(
     types: Sequence[str],
-    optimizer: str = "sgd",
+    optimizer: str | None = "sgd",
     *,
     kernels: list[str] | None = None,
     sync_every: int = 1,
@@ -108,7 +110,7 @@ def loss_of(model: Any, step: int, rank: int) -> torch.Tensor:
     return (values * torch.linspace(-1, 2, values.shape[1])).square().mean()
 
 
-def wrapped(env: Any, plan: ShardingPlan, optimizer: str = "sgd", **options: Any) -> DMPCollection:
+def wrapped(env: Any, plan: ShardingPlan, optimizer: str | None = "sgd", **options: Any) -> DMPCollection:
     # Other weights on each rank: those of the first sharding group count.
     module = copy.deepcopy(FIRST if env.everyone.rank in env.grid.sharding_group(0) else OTHER)
     return DMPCollection(module, "cpu", plan, env=env, sharders=[sharder(optimizer)], **options)
@@ -244,7 +246,7 @@ def test_copies_on_several_ranks_of_a_group_stay_equal_bit_for_bit_with_three_re
         assert all(torch.equal(mine, theirs) for mine, theirs in zip(first, other, strict=True))
 
 
-def kernels_and_optimizers() -> list[tuple[str, str, list[str]]]:
+def kernels_and_optimizers() -> list[tuple[str, str | None, list[str]]]:
     """Every kernel of this machine with every optimizer that it takes, and sharding types that it takes then."""
     asked = ["row_wise", "table_wise", "column_wise", "data_parallel"]
     found = []
@@ -253,12 +255,13 @@ def kernels_and_optimizers() -> list[tuple[str, str, list[str]]]:
         taken = [
             table.sharding_type for table in tables if supports(kernel, table, optimizer, world_size=GROUP)
         ]
-        found += [(kernel, optimizer, taken)] if taken else []
+        named = optimizer if host().compute_kernels[kernel].fuses_optimizer else None
+        found += [(kernel, named, taken)] if taken else []
     return found
 
 
 @pytest.mark.parametrize(("kernel", "optimizer", "types"), kernels_and_optimizers())
-def test_bytes_that_travel_are_those_planned(kernel: str, optimizer: str, types: list[str]) -> None:
+def test_bytes_that_travel_are_those_planned(kernel: str, optimizer: str | None, types: list[str]) -> None:
     world_size = 6
     planner = planned(types, optimizer, kernels=[kernel], world_size=world_size, local=6)
 

@@ -240,7 +240,9 @@ def _out_of_range(manifest: Manifest, name: str, loc: Sequence[Any], error: Mapp
 
 
 _SENTENCES: Mapping[str, Tell] = {
-    "missing": lambda manifest, name, loc, error: f"feature {name!r} is missing",
+    "missing": lambda manifest, name, loc, error: (
+        f"feature {name!r} is missing: send a list of ids for each sample, [] for one without"
+    ),
     "extra_forbidden": _unknown,
     "less_than_equal": _out_of_range,
     "greater_than_equal": _out_of_range,

@@ -12,8 +12,6 @@ import typer
 
 from shardwright import __version__
 from shardwright.cli.docs import docs
-from shardwright.cli.doctor import doctor
-from shardwright.cli.layouts import layouts
 from shardwright.cli.new_plugin import plugin
 from shardwright.cli.offered import Program
 from shardwright.cli.plan import plan
@@ -24,7 +22,7 @@ from shardwright.errors import ShardwrightError
 __all__ = ["app", "main"]
 
 # A command is a function with options, in a module of its own. It is added by its name here.
-_COMMANDS = (check, diff, docs, doctor, explain, layouts, plan, plugins)
+_COMMANDS = (check, diff, docs, explain, plan, plugins)
 
 app = typer.Typer(
     name="shardwright",

@@ -8,13 +8,17 @@ import typer
 from typer.core import TyperGroup
 
 from shardwright.cli.tables import flowing
-from shardwright.errors import PluginLoadError, ShardwrightError, UnknownPluginError, nearest
+from shardwright.errors import ShardwrightError, UnknownPluginError, nearest
+from shardwright.host.extensions import load_at, words_at
 
 if TYPE_CHECKING:
-    from shardwright.contracts import Command
+    from shardwright.contracts.extension import Extension
     from shardwright.host.registry import Registry
 
-__all__ = ["Program", "group_of"]
+__all__ = ["COMMAND", "Program", "group_of"]
+
+COMMAND = "command"
+"""The point of commands; each loads a function that Typer runs, or a Typer app."""
 
 _PANEL = "Commands of plugins"
 
@@ -34,26 +38,25 @@ class Program(TyperGroup):
         own = self.commands.get(cmd_name)
         if own is not None or cmd_name not in self._offered():
             return _with_flowing_help(own)
-        return _stand_in(_registry().create(cmd_name))
+        return _stand_in(cmd_name, _registry().create(f"{COMMAND}:{cmd_name}").help)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command to run: that of core, or the one that a plugin offers, imported now."""
         name = args[0]
         if name in self.commands or name.startswith("-"):
             return super().resolve_command(ctx, args)
-        registry = _registry()
         try:
-            entry = registry.entry(name)
+            target = load_at(COMMAND, name, _registry())
         except UnknownPluginError:
             near = nearest(name, self.list_commands(ctx))
-            ctx.fail(f"No such command {name!r}.{near}{registry.not_loaded}")
-        command = _loaded(registry.create(name), str(entry.provenance))
-        return entry.name, _with_flowing_help(command), args[1:]
+            ctx.fail(f"No such command {name!r}.{near}{_registry().not_loaded}")
+        name = _registry().canonical(f"{COMMAND}:{name}").partition(":")[2]
+        return name, _with_flowing_help(_as_command(name, target)), args[1:]
 
     def _offered(self) -> tuple[str, ...]:
         """Names that plugins offer. The list of commands is shown also where plugins cannot be loaded."""
         try:
-            return _registry().names
+            return words_at(COMMAND, _registry())
         except ShardwrightError as error:
             typer.echo(f"error: {error}", err=True)
             return ()
@@ -64,10 +67,10 @@ def group_of(app: typer.Typer) -> TyperGroup:
     return cast(TyperGroup, typer.main.get_command(app))
 
 
-def _registry() -> Registry[Command]:
+def _registry() -> Registry[Extension]:
     from shardwright.host.plugin_host import host
 
-    return host().commands
+    return host().extensions
 
 
 def _with_flowing_help(command: Any) -> Any:
@@ -79,33 +82,18 @@ def _with_flowing_help(command: Any) -> Any:
     return command
 
 
-def _stand_in(command: Command) -> Any:
+def _stand_in(name: str, help_text: str) -> Any:
     """A command with the name and help of an offered one, which does nothing."""
     app = typer.Typer(add_completion=False)
-    app.command(command.name, help=getattr(command, "help", ""), rich_help_panel=_PANEL)(lambda: None)
+    app.command(name, help=help_text, rich_help_panel=_PANEL)(lambda: None)
     return typer.main.get_command(app)
 
 
-def _loaded(command: Command, provenance: str) -> Any:
-    """The offered command itself.
-
-    Raises:
-        PluginLoadError: It cannot be imported, or is neither a function nor a Typer app.
-    """
-    try:
-        target = command.load()
-    except ImportError as error:
-        raise PluginLoadError(
-            f"the command {command.name!r} of plugin {provenance} cannot be imported: {type(error).__name__}: {error}"
-        ) from error
-    if not callable(target):
-        raise PluginLoadError(
-            f"the command {command.name!r} of plugin {provenance} loads {target!r}; load() must return a function or "
-            "a typer.Typer."
-        )
+def _as_command(name: str, target: Any) -> Any:
+    """The command of a function or of a Typer app."""
     app = typer.Typer(add_completion=False)
     if not isinstance(target, typer.Typer):
-        app.command(command.name)(target)
+        app.command(name)(target)
         return typer.main.get_command(app)
-    app.add_typer(target, name=command.name)
-    return group_of(app).commands[command.name]
+    app.add_typer(target, name=name)
+    return group_of(app).commands[name]

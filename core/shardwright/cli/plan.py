@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shardwright.cli.plans import check_writable, read_plan, write_text
+from shardwright.cli.plans import check_writable, write_text
 
 if TYPE_CHECKING:
     from shardwright.planning.machines.topology import Topology
-    from shardwright.planning.report.report import Report
 
 __all__ = ["plan"]
 
@@ -43,7 +42,12 @@ def plan(
     ] = "cuda",
     hbm_gib: Annotated[float | None, typer.Option(min=0, help="Device memory of a rank, GiB.")] = None,
     ddr_gib: Annotated[
-        float | None, typer.Option(min=0, help="Host memory that a rank may use, GiB.")
+        float | None,
+        typer.Option(
+            min=0,
+            help="Host memory that a rank may use, GiB. With --device cpu, by default this machine's, shared by the "
+            "ranks of a host.",
+        ),
     ] = None,
     batch: Annotated[
         int | None, typer.Option(min=1, help="Samples of a rank and step; the workload's own by default.")
@@ -70,31 +74,27 @@ def plan(
         ),
     ] = "largest_rank_time",
     seconds: Annotated[float | None, typer.Option(help="How long to search at most.")] = None,
-    stay_near: Annotated[
-        Path | None, typer.Option(metavar="old.json", help="The plan that the model has: moving away costs.")
+    refinement: Annotated[
+        list[str] | None,
+        typer.Option(metavar=_PART, help="What is done around the search; the innermost first."),
     ] = None,
-    move_cost: Annotated[
-        float | None,
-        typer.Option(help="Milliseconds of a step that each GiB that moves must save; 0 by default."),
-    ] = None,
-    scale_up_caches: Annotated[
-        bool, typer.Option("--scale-up-caches", help="Let caches of rows fill device memory that is left.")
-    ] = False,
     output: Annotated[Path | None, typer.Option(metavar="plan.json", help="Write the plan document.")] = None,
     report: Annotated[
         Path | None,
-        typer.Option(metavar="plan.html", help="Write the report: .html with pictures, .json, or text."),
+        typer.Option(metavar="plan.html", help="Write the report: .html with pictures, .json, .txt, ..."),
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print the summary only.")] = False,
 ) -> None:
     """Plan how to shard the tables of a workload, and say how good the plan is."""
     from shardwright.planning.documents import CONSTRAINTS
+    from shardwright.planning.report.report import writer_of
     from shardwright.planning.tables.constraints import Constraints
     from shardwright.planning.tables.workload import Workload
     from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner
 
     for path in (output, report):
         check_writable(path)
+    write_report = writer_of(report.suffix[1:] or "txt") if report else None
     loaded = Workload.read(workload)
     asked = Constraints.from_data(CONSTRAINTS.read(constraints) if constraints else {})
     topology = _topology(ranks, local, device, hbm_gib, ddr_gib)
@@ -113,9 +113,7 @@ def plan(
         storage_reservation=reserve,
         objective=objective,
         seconds=seconds,
-        stay_near=read_plan(stay_near) if stay_near else None,
-        move_cost=move_cost,
-        scale_up_caches=scale_up_caches,
+        refinements=refinement or (),
     )
     try:
         made = planner.plan_tables(loaded.tables)
@@ -126,21 +124,25 @@ def plan(
     typer.echo("\n".join(planner.report.summary) if quiet else str(planner.report))
     if output is not None:
         write_text(output, made.to_json())
-    if report is not None:
-        write_text(report, _report_text(planner.report, report, loaded.name))
+    if report is not None and write_report is not None:
+        write_text(report, write_report(planner.report, f"Sharding plan of {loaded.name}"))
 
 
 def _topology(
     ranks: int, local: int | None, device: str, hbm_gib: float | None, ddr_gib: float | None
 ) -> Topology:
-    from shardwright.planning.machines.topology import Topology
+    from shardwright.planning.machines.topology import CPU_DEVICE, Topology
+    from shardwright.runtime.ranks.detection.host_memory import host_memory_bytes
 
+    ddr_cap = _bytes("--ddr-gib", ddr_gib)
+    here = host_memory_bytes() if device == CPU_DEVICE and ddr_cap is None else None
     return Topology(
         ranks,
         device.split(",") if "," in device else device,
         hbm_cap=_bytes("--hbm-gib", hbm_gib),
-        ddr_cap=_bytes("--ddr-gib", ddr_gib),
+        ddr_cap=ddr_cap if here is None else here // (local or ranks),
         local_world_size=local,
+        detected=() if here is None else ("ddr_cap",),
     )
 
 
@@ -153,13 +155,3 @@ def _bytes(option: str, gib: float | None) -> int | None:
     if gib is not None and not gib <= most:
         raise InvalidInputError(f"{option} is the memory of one rank in GiB, {most} at most; got {gib}")
     return None if gib is None else int(gib * GIB)
-
-
-def _report_text(report: Report, path: Path, name: str) -> str:
-    if path.suffix == ".html":
-        return report.to_html(f"Sharding plan of {name}")
-    if path.suffix == ".json":
-        from shardwright.planning.text import json_text
-
-        return json_text(report.to_data()) + "\n"
-    return f"{report}\n"

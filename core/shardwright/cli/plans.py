@@ -30,6 +30,7 @@ def check(
     ] = False,
 ) -> None:
     """Check a plan: it covers its tables, fits, costs what it says, and its bound is proven again."""
+    from shardwright.planning.options.inputs import under_assumed_values
     from shardwright.planning.report.check import check_plan
 
     plan = read_plan(document)
@@ -44,6 +45,7 @@ def check(
     typer.echo(f"value: {found.value_ms:.6g} ms")
     typer.echo(
         f"bound: {found.lower_bound_ms:.6g} ms, proven again; gap {_gap(found)}"
+        f"{under_assumed_values(plan.document.get('inputs', {}))}"
         if found.lower_bound_ms > 0
         else "bound: none is claimed"
     )

@@ -86,7 +86,11 @@ def _named(rows: Sequence[_Row], name: str) -> list[_Row]:
     Raises:
         UnknownNameError: nothing is called so.
     """
-    found = [row for row in rows if name in (row.plugin, row.name, row.distribution)]
+    found = [
+        row
+        for row in rows
+        if name in (row.plugin, row.name, row.distribution) or row.name.endswith(f":{name}")
+    ]
     if not found:
         known = sorted({word for row in rows for word in (row.plugin, row.name) if word})
         raise UnknownNameError(

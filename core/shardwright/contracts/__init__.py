@@ -2,9 +2,9 @@
 
 from shardwright.contracts.codec import Codec, CommType
 from shardwright.contracts.comm_backend import CommBackend, Communicator, Work
-from shardwright.contracts.command import Command
 from shardwright.contracts.compute_kernel import ComputeKernel, EmbeddingComputeKernel, KernelRequest
 from shardwright.contracts.estimator import Estimator
+from shardwright.contracts.extension import Extension, Finding
 from shardwright.contracts.optimizer import Optimizer, RowRule
 from shardwright.contracts.partitioner import Partitioner
 from shardwright.contracts.proposer import Proposals, Proposer
@@ -14,11 +14,12 @@ __all__ = [
     "Codec",
     "CommBackend",
     "CommType",
-    "Command",
     "Communicator",
     "ComputeKernel",
     "EmbeddingComputeKernel",
     "Estimator",
+    "Extension",
+    "Finding",
     "KernelRequest",
     "Offered",
     "Optimizer",

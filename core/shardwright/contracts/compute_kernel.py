@@ -129,6 +129,8 @@ class ComputeKernel(ABC, metaclass=OpenNames):
     further_tiers: ClassVar[tuple[str, ...]] = ()
     """The names of memory tiers that it uses beside ``"device"`` and ``"host"``; a topology that has not all of them is
     not offered the kernel."""
+    caches_rows: ClassVar[bool] = False
+    """True if it keeps rows in another memory than the device's behind a cache, whose parameters a request has."""
     row_state: ClassVar[tuple[str, ...]] = ()
     """The names of what its lookups' ``row_state`` has, saved beside the weights."""
 

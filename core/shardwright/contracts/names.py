@@ -71,7 +71,7 @@ class OpenNames(ABCMeta):
             try:
                 return Name(_registry(cls).canonical(args[0]))
             except UnknownPluginError as error:
-                raise UnknownMemberError(*error.args) from None
+                raise UnknownMemberError(*error.args, **error.facts) from None
         return super().__call__(*args, **kwargs)
 
     @property

@@ -158,7 +158,8 @@ class RowRule:
             optimizers: registered optimizers.
         """
         if spec.name not in optimizers:
-            return f"no optimizer {spec.name!r} is known, only {', '.join(sorted(optimizers))}"
+            near = nearest(spec.name, optimizers)
+            return f"no optimizer {spec.name!r} is known, only {', '.join(sorted(optimizers))}{near and '.' + near}"
         optimizer = optimizers.create(spec.name)
         known = {**optimizer.parameters, "stochastic_rounding": False}
         for name, value in spec.parameters:

@@ -21,10 +21,10 @@ import attrs
 
 from shardwright.contracts import (
     Codec,
-    Command,
     CommBackend,
     ComputeKernel,
     Estimator,
+    Extension,
     Optimizer,
     Partitioner,
     Proposer,
@@ -75,7 +75,7 @@ class PluginHost:
     comm_backends: Registry[CommBackend]
     optimizers: Registry[Optimizer]
     codecs: Registry[Codec]
-    commands: Registry[Command]
+    extensions: Registry[Extension]
 
     def __init__(
         self,
@@ -131,6 +131,20 @@ class PluginHost:
                 return cast("Registry[C]", registries[owner])
         known = ", ".join(kind.contract.__name__ for kind in KINDS)
         raise InvalidInputError(f"{contract!r} is none of the contracts. Known: {known}.")
+
+    def replacing(self, item: object) -> PluginHost:
+        """A host in which one thing has its name and aliases, whatever has them here: for tests of plugins.
+
+        Raises:
+            InvalidInputError: If it is a class or an instance of none of the contracts.
+            PluginLoadError: If it does not fulfil its contract.
+        """
+        owner: type[Any] = item if isinstance(item, type) else type(item)
+        registry: Registry[Any] = self.registry_of(owner).replacing(item)
+        registries = {**self._discover().registries, registry.kind.contract: registry}
+        made = PluginHost()
+        made._discovered = attrs.evolve(self._discover(), registries=MappingProxyType(registries))
+        return made
 
     def fingerprint(self) -> Fingerprint:
         """Return what must be the same on all ranks of a job: the loaded plugins and the names that each serves."""

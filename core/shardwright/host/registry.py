@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
@@ -108,7 +109,12 @@ class Registry(Generic[C]):
             raise self._withheld[name]()
         known = ", ".join(self.names) or "none"
         near = nearest(name, [*self._entries, *self._aliases])
-        raise UnknownPluginError(f"no {self.kind.title} {name!r}. Known: {known}.{near}{self.not_loaded}")
+        raise UnknownPluginError(
+            f"no {self.kind.title} {name!r}. Known: {known}.{near}{self.not_loaded}",
+            subject=self.kind.title,
+            asked=name,
+            possible=self.names,
+        )
 
     def canonical(self, name: str) -> str:
         """The name that stands for this name or alias. Raises as `entry` does."""
@@ -148,6 +154,23 @@ class Registry(Generic[C]):
         if entry.name not in self._entries:
             self._add(entry, entry.words)
         return self._entries[entry.name]
+
+    def replacing(self, item: type[C] | C) -> Registry[C]:
+        """A copy in which one thing has its name and aliases, whatever has them here.
+
+        Raises:
+            PluginLoadError: If it does not fulfil the contract.
+        """
+        entry, made = make_entry(self.kind, item, _provenance_of(item)), copy.copy(self)
+        free = set(entry.words)
+        made._entries = {name: each for name, each in self._entries.items() if name not in free}
+        made._aliases = {
+            word: name for word, name in self._aliases.items() if word not in free and name in made._entries
+        }
+        made._conflicts = {word: error for word, error in self._conflicts.items() if word not in free}
+        made._withheld = {word: error for word, error in self._withheld.items() if word not in free}
+        made._add(entry, entry.words)
+        return made
 
     def _apply(self, entries: list[Entry[C]], preferred: Mapping[str, str]) -> None:
         claims: dict[str, list[Entry[C]]] = defaultdict(list)

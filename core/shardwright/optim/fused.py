@@ -40,6 +40,7 @@ _WITHOUT_EFFECT = frozenset({"params", "capturable", "differentiable", "foreach"
 _EPS = 1e-8
 _BETA1, _BETA2 = 0.9, 0.999
 _OF_TORCH = ("beta1", "beta2", "eps")
+_DECOUPLED = "decoupled_weight_decay"  # of torch's Adam and AdamW, which differ in nothing else
 
 
 @frozen
@@ -99,7 +100,9 @@ def renaming(names: Mapping[str, str | tuple[str, ...]]) -> Mapper:
                 mapped[target] = value
             elif name not in _WITHOUT_EFFECT and value:
                 raise UnsupportedError(
-                    f"{name}={value!r} has no fused counterpart; possible are {', '.join(sorted(names))}"
+                    f"{name}={value!r} has no fused counterpart; possible are {', '.join(sorted(names))}",
+                    asked=name,
+                    possible=names,
                 )
         return mapped
 
@@ -128,21 +131,52 @@ def optimizer_spec_of(parameter: Tensor, name: str = "") -> OptimizerSpec | None
     if len(optimizers) > 1:
         classes = ", ".join(_name_of(type(optimizer)) for optimizer in optimizers)
         raise UnsupportedError(
-            f"{what} has {len(optimizers)} optimizers in backward ({classes}); only one can be fused"
+            f"{what} has {len(optimizers)} optimizers in backward ({classes}); only one can be fused",
+            subject=name,
         )
-    entry = _REGISTERED.get(type(optimizers[0]))
+    entry, group = _REGISTERED.get(type(optimizers[0])), optimizers[0].param_groups[0]
     class_name = _name_of(type(optimizers[0]))
     if entry is None:
+        instead = _by_fused_params(optimizers[0], type(optimizers[0]).__name__.lower())
         known = ", ".join(sorted(map(_name_of, _REGISTERED)))
         raise UnsupportedError(
-            f"{what} has {class_name} in backward, for which no fused optimizer stands. Known: {known}. "
-            "Others can be added with register_fused_optimizer()."
+            f"{what} has {class_name} in backward, for which no fused optimizer stands.{instead} Known: {known}. "
+            "Others can be added with register_fused_optimizer().",
+            subject=name,
+            asked=class_name,
+            possible=sorted(map(_name_of, _REGISTERED)),
         )
     try:
-        mapped = dict(entry.mapping(optimizers[0].param_groups[0]))
+        mapped = dict(entry.mapping(group))
     except UnsupportedError as error:
-        raise UnsupportedError(f"{what} has {class_name} in backward: {error}") from error
+        instead = _by_fused_params(optimizers[0], entry.name)
+        raise UnsupportedError(
+            f"{what} has {class_name} in backward: {error}.{instead}", **{**error.facts, "subject": name}
+        ) from error
     return OptimizerSpec(entry.name, float(mapped.pop("learning_rate")), mapped)
+
+
+def _by_fused_params(optimizer: Optimizer, name: str) -> str:
+    """The ``fused_params`` that ask for the like of an optimizer of torch, as a sentence; empty if none is like it.
+
+    Args:
+        optimizer: the torch optimizer.
+        name: name of the registered optimizer that is like it, if there is one.
+    """
+    group = optimizer.param_groups[0]
+    if name not in host().optimizers or not type(optimizer).__module__.startswith("torch.optim"):
+        return ""
+    given = {**group, **dict(zip(("beta1", "beta2"), group.get("betas", ()), strict=False))}
+    known = host().optimizers.create(name).parameters
+    foreign = given.keys() - known.keys() - _WITHOUT_EFFECT - {"lr", "betas", _DECOUPLED}
+    if any(given[other] for other in foreign):
+        return ""
+    own = {key: given[key] for key, default in known.items() if key in given and given[key] != default}
+    fused = {"optimizer": name, "learning_rate": group["lr"], **own}
+    return (
+        f" Give its sharder fused_params={fused!r} instead: that for the rows that a batch looks up, where torch moves "
+        "all rows."
+    )
 
 
 @checked
@@ -221,7 +255,7 @@ def _row_wise_adagrad(spec: OptimizerSpec, params: Iterable[Tensor]) -> Optimize
     return RowWiseAdagrad(params, lr=spec.learning_rate, **_parameters(spec, eps=_EPS))
 
 
-# No weight decay: torch's is on all rows, touched or not, and FBGEMM's kernels for CPUs silently have none.
+# No weight decay and no momentum: torch's are of all rows, touched or not; fused_params have those of touched rows.
 _ADAGRAD = renaming({"lr": "learning_rate", "eps": "eps"})
 _ADAM = renaming({"lr": "learning_rate", "betas": ("beta1", "beta2"), "eps": "eps"})
 register_fused_optimizer(torch.optim.SGD, "sgd", renaming({"lr": "learning_rate"}), _sgd)

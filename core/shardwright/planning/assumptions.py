@@ -49,8 +49,8 @@ _LATENCIES = _all_from(
 # One thread a rank, on two cores of an Intel Xeon, with torch 2.13 and FBGEMM 1.8: lookups of 64 to 128 float32 columns
 # ran at 4.2 to 5.8 GiB/s; gloo's all-to-all of 1 to 64 MiB over the loopback brought each of 2 or 4 ranks 1.0 to 2.0
 # GiB/s, and took 0.06 to 0.13 ms with next to nothing to carry.
-_MEASURED = _all_from(
-    "measured: FBGEMM lookups and gloo all-to-alls of one thread a rank, on an Intel Xeon",
+_OF_A_XEON = _all_from(
+    "as on an Intel Xeon with one thread a rank, not measured here: FBGEMM lookups, gloo all-to-alls",
     {"ddr_mem_bw": 5 * GIB / 1000, "intra_host_bw": 1.2 * GIB / 1000, "intra_host_latency_ms": 0.1},
 )
 _NETWORK = _all_from(
@@ -68,9 +68,11 @@ def assumptions_of(device: str, *, with_cpus: bool = False) -> Mapping[str, Assu
     """
     common = {**_TORCHREC, **_LATENCIES}
     if with_cpus:
-        links = {name: assumed for name, assumed in {**_MEASURED, **_NETWORK}.items() if name != "ddr_mem_bw"}
-        return {**common, **links, "cpu_ddr_mem_bw": _MEASURED["ddr_mem_bw"]}
+        links = {
+            name: assumed for name, assumed in {**_OF_A_XEON, **_NETWORK}.items() if name != "ddr_mem_bw"
+        }
+        return {**common, **links, "cpu_ddr_mem_bw": _OF_A_XEON["ddr_mem_bw"]}
     if device != CPU_DEVICE:
         return common
-    of_hosts = {**common, **_MEASURED, **_NETWORK}
+    of_hosts = {**common, **_OF_A_XEON, **_NETWORK}
     return {name: assumed for name, assumed in of_hosts.items() if name not in _OF_A_DEVICE}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from shardwright.errors import InvalidInputError, PluginLoadError, ShardwrightError, nearest
@@ -80,19 +81,38 @@ def _value(text: str) -> Any:
 
 
 def _with(registry: Registry[_Plugin], name: str, arguments: dict[str, Any]) -> _Plugin:
-    entry, given = registry.entry(name), ", ".join(f"{key}={value!r}" for key, value in arguments.items())
+    entry = registry.entry(name)
     what = f"{registry.kind.title} {entry.name!r} of plugin {entry.provenance}"
     if not isinstance(entry.item, type):
-        raise InvalidInputError(f"{what} takes no arguments, got {given}")
-    taken = [key for key in inspect.signature(entry.item).parameters if key not in ("args", "kwargs")]
+        raise InvalidInputError(f"{what} takes no arguments, got {_shown(arguments)}")
+    made: _Plugin = made_with(entry.item, what, arguments)
+    return made
+
+
+def _shown(arguments: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key}={value!r}" for key, value in arguments.items()) or "nothing"
+
+
+def made_with(make: Callable[..., Any], what: str, arguments: Mapping[str, Any]) -> Any:
+    """Make a plugin with the arguments after its name.
+
+    Args:
+        make: the class or function.
+        what: its kind and name, for errors.
+        arguments: the arguments.
+
+    Raises:
+        InvalidInputError: it does not take them.
+    """
+    taken = [key for key in inspect.signature(make).parameters if key not in ("args", "kwargs")]
     try:
-        inspect.signature(entry.item).bind(**arguments)
-        return registry.create(name, **arguments)
+        inspect.signature(make).bind(**arguments)
+        return make(**arguments)
     except ShardwrightError:
         raise
     except (TypeError, ValueError) as error:
         near = next((hint for key in arguments if key not in taken and (hint := nearest(key, taken))), "")
         reason = str(error).rstrip(".")
         raise InvalidInputError(
-            f"{what} cannot be made with {given}: {reason}. It takes: {', '.join(taken) or 'none'}.{near}"
+            f"{what} cannot be made with {_shown(arguments)}: {reason}. It takes: {', '.join(taken) or 'none'}.{near}"
         ) from error

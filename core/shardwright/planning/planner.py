@@ -7,10 +7,10 @@ import math
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from numbers import Real
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -44,13 +44,19 @@ from shardwright.planning.plan.plan import (
 )
 from shardwright.planning.progress import shown
 from shardwright.planning.report.report import Report, objective_data
-from shardwright.planning.search.cache_sizes import larger_caches
 from shardwright.planning.search.failure import explain_no_plan, why_impossible
 from shardwright.planning.search.objectives import LARGEST_RANK_TIME, SERVING, checked_objective
 from shardwright.planning.search.placement import PlacedPlan, ranks_of_tables
+from shardwright.planning.search.refinements import (
+    REFINEMENT,
+    Outcome,
+    Refinement,
+    Search,
+    named_refinements,
+    refined,
+)
 from shardwright.planning.search.search import SearchResult
 from shardwright.planning.search.unharmed import search_unharmed
-from shardwright.planning.staying import StayNear, stay_near
 from shardwright.planning.tables.codecs import codecs_of
 from shardwright.planning.tables.constraints import (
     REFUSE,
@@ -71,9 +77,6 @@ _log = logging.getLogger("shardwright")
 WORK_US = 8e6
 """Work that a search may do unless it has a limit of time, in microseconds, which make some ten seconds at most."""
 
-_OF_FIRST = 0.5
-"""Part of the time and the work that the search before caches are scaled up may use."""
-
 
 class TablePlanner:
     """Plans how to shard tables that are given by their specifications, without torch.
@@ -81,7 +84,7 @@ class TablePlanner:
     :class:`shardwright.EmbeddingShardingPlanner` is one that plans for models too, and tells of the arguments.
     """
 
-    @checked_only("scale_up_caches", "listener", "progress", "debug")
+    @checked_only("refinements", "listener", "progress", "debug")
     def __init__(
         self,
         topology: Topology | None = None,
@@ -97,9 +100,7 @@ class TablePlanner:
         storage_reservation: float | StorageReservation | None = None,
         objective: str = LARGEST_RANK_TIME,
         seconds: float | None = None,
-        stay_near: ShardingPlan | None = None,
-        move_cost: float | None = None,
-        scale_up_caches: bool = False,
+        refinements: str | Refinement | Sequence[str | Refinement] = (),
         listener: Listener | None = None,
         progress: bool | None = None,
         debug: bool = False,
@@ -124,8 +125,9 @@ class TablePlanner:
         if topology is not None:
             self._check_served(topology)
         self._seconds = seconds
-        self._near = StayNear.of(stay_near, move_cost)
-        self._scale_up_caches = scale_up_caches
+        self._refinements: list[Any] = (
+            [refinements] if isinstance(refinements, str) or callable(refinements) else [*refinements]
+        )
         self._listener = listener
         self._progress = progress
         self._debug = debug
@@ -176,13 +178,12 @@ class TablePlanner:
         constraints = self._constraints.for_tables(tables) if self._unknown == WARN else self._constraints
         request = Request(topology, constraints, self._batch_size, *self._reservations(dense))
         with shown(watch, is_wanted=self._progress):
-            search = partial(self._searched, tables, plugins, on_this_machine=on_this_machine)
-            space, result = search(request, watch.share(_OF_FIRST) if self._scale_up_caches else watch)
-            if self._scale_up_caches and result.proposal is not None:
-                request, space, result = _with_larger_caches(request, space, result, search, watch)
-        stayed = None
-        if self._near is not None:
-            result, stayed = stay_near(space, result, self._near, plugins.plugin_host)
+            search: Search = partial(self._searched, tables, plugins, on_this_machine=on_this_machine)
+            refinements = named_refinements(self._refinements, plugins.plugin_host.extensions)
+            for name, refinement in refinements.items():
+                search = refined(name, refinement, search)
+            found = search(request, watch)
+        request, space, result = found.request, found.space, found.result
         if result.proposal is None:
             raise self._no_plan(space, result, request, plugins, watch, on_this_machine=on_this_machine)
         modules = _in_order(given, _shardings(space, result.plan))
@@ -190,15 +191,15 @@ class TablePlanner:
         inputs = describe_inputs(
             request, space.options, plugins, seconds=seconds, seconds_limit=self._seconds
         )
-        inputs |= stayed.to_data() if stayed else {}
+        inputs |= {name: value.to_data() for name, value in found.inputs.items()}
         document = {
             "objective": objective_data(result.plan, space.objective),
             "topology": topology.to_data(),
             "inputs": inputs,
-            "plugins": _origins(space, result, plugins),
+            "plugins": _origins(space, result, plugins, refinements),
         }
         plan = ShardingPlan(plan=modules, document=document)
-        self.report = Report(space, result, inputs, seconds, str(stayed) if stayed else None)
+        self.report = Report(space, result, inputs, seconds, found.notes)
         if self._debug:
             text = str(self.report)
             _log.info("%s", text)
@@ -235,7 +236,7 @@ class TablePlanner:
         watch: Watch,
         *,
         on_this_machine: bool,
-    ) -> tuple[SearchSpace, SearchResult]:
+    ) -> Outcome:
         """Options, and what a search among them found."""
         # Until there are options there is nothing to return: Ctrl-C then ends planning at once.
         space = prepare(tables, request, plugins, on_this_machine=on_this_machine, watch=watch)
@@ -244,7 +245,7 @@ class TablePlanner:
         if impossible is not None:
             raise impossible
         with watch.interruptible():
-            return space, search_unharmed(space, request.constraints, plugins, watch)
+            return Outcome(request, space, search_unharmed(space, request.constraints, plugins, watch))
 
     def _new_watch(self) -> Watch:
         """A watch with the user's limit of time, or one of work."""
@@ -269,29 +270,6 @@ class TablePlanner:
             return error
         limit = "budget of work" if self._seconds is None else f"limit of {self._seconds} s"
         return NoPlanError(f"{error} The search ended at its {limit}; allow it more (seconds=...).")
-
-
-_Found: TypeAlias = tuple[SearchSpace, SearchResult]
-
-
-def _with_larger_caches(
-    request: Request,
-    space: SearchSpace,
-    result: SearchResult,
-    search: Callable[[Request, Watch], _Found],
-    watch: Watch,
-) -> tuple[Request, SearchSpace, SearchResult]:
-    """Search once more, with caches that fill the memory that a plan leaves free; the better plan of both."""
-    caches = larger_caches(space, result)
-    if not caches:
-        return request, space, result
-    larger = attrs.evolve(request, constraints=request.constraints.with_caches(caches))
-    try:
-        again = search(larger, watch)
-    except NoPlanError:
-        return request, space, result
-    is_better = again[1].proposal is not None and again[1].feedback.value_ms < result.feedback.value_ms
-    return (larger, *again) if is_better else (request, space, result)
 
 
 def _as_tables(tables: Any) -> tuple[TableSpec, ...]:
@@ -377,7 +355,9 @@ def _check_layouts(space: SearchSpace, proposal: Ints) -> None:
             raise PlanningError(f"sharding type {kind!r} broke its contract: {error}") from error
 
 
-def _origins(space: SearchSpace, result: SearchResult, plugins: PlanningPlugins) -> list[dict[str, str]]:
+def _origins(
+    space: SearchSpace, result: SearchResult, plugins: PlanningPlugins, refinements: Iterable[str]
+) -> list[dict[str, str]]:
     """List the plugins that made the plan, with their distributions and versions."""
     assert result.proposal is not None
     options, chosen, registries = space.options, result.proposal.tolist(), plugins.plugin_host
@@ -389,6 +369,11 @@ def _origins(space: SearchSpace, result: SearchResult, plugins: PlanningPlugins)
         (registries.estimators, plugins.storage),
         *((registries.proposers, plugin) for plugin in plugins.proposers if plugin.name == result.proposer),
         (registries.partitioners, plugins.partitioner),
+        *(
+            (registries.extensions, registries.extensions.create(name))
+            for name in (f"{REFINEMENT}:{refinement}" for refinement in refinements)
+            if name in registries.extensions
+        ),
     ]
     origins = {(registry.kind.label, plugin.name): origin(registry, plugin) for registry, plugin in used}
     return [origins[key] for key in sorted(origins)]

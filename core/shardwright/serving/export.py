@@ -19,7 +19,13 @@ from attrs import evolve, frozen
 from torch import Tensor, nn
 
 from shardwright import __version__
-from shardwright.errors import InvalidInputError, UnknownNameError, UnsupportedError, nearest
+from shardwright.errors import (
+    CheckpointError,
+    InvalidInputError,
+    UnknownNameError,
+    UnsupportedError,
+    nearest,
+)
 from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.planning.tables.spec import DataType
 from shardwright.runtime.checkpoint.saving import Progress, save_checkpoint
@@ -97,7 +103,7 @@ def export_for_inference(
         PlanError: the plan's document is malformed.
         UnsupportedError: torch cannot export the model or compile it, quantised tables are cut over ranks, or the
             package failed its check.
-        CheckpointError: the checkpoint cannot be read, or is of another model.
+        CheckpointError: the checkpoint cannot be read, or is of another model; or the package cannot be written.
 
     Example:
         >>> import tempfile, torch, shardwright as sw
@@ -359,10 +365,12 @@ def _complete(target: Path) -> Iterator[Path]:
     folder = _beside(target, "exporting")
     shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed
     new = [parent for parent in folder.parents if not parent.exists()]
-    folder.mkdir(parents=True)
     try:
+        folder.mkdir(parents=True)
         yield folder
         folder.rename(target)
+    except OSError as error:
+        raise CheckpointError(f"{target} cannot be written: {error}", subject=str(target)) from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         with suppress(OSError):  # they hold the package

@@ -88,7 +88,13 @@ class InferencePackage:
         keys, given = [feature.name for feature in self.manifest.features], features.keys()
         for key in keys:
             if key not in given:
-                raise UnknownNameError(f"feature {key!r} is not in the input.{nearest(key, given)}")
+                raise UnknownNameError(
+                    f"feature {key!r} is not in the input.{nearest(key, given)} Send a bag of each sample for each of "
+                    f"the package's features, {', '.join(map(repr, keys))}; of one without ids, an empty bag",
+                    subject=key,
+                    asked=list(given),
+                    possible=keys,
+                )
         problem = features.lookup_problem(keys)
         if not problem and features.variable_stride_per_key():
             problem = "features have batch sizes of their own: give every feature all samples"

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from shardwright.errors import CheckpointError, UnsupportedError, nearest
-from shardwright.runtime.checkpoint.converting import stored_rows
-from shardwright.runtime.checkpoint.entries import MODEL
+from shardwright.runtime.checkpoint.entries import MODEL, stored_rows
 from shardwright.runtime.checkpoint.folder import find_checkpoint
 from shardwright.runtime.checkpoint.reading import StoredCheckpoint, box_requests, row_requests
 from shardwright.runtime.sharded.tables.table_state import STORED

@@ -6,8 +6,10 @@ Legend: B examples, V values of one feature.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from numbers import Real
+from operator import is_
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -16,6 +18,7 @@ from attrs import frozen
 from numpy.typing import NDArray
 from torch import Tensor
 
+from shardwright.arguments import check_unmasked
 from shardwright.errors import InvalidInputError
 from shardwright.sparse import _keyed_validation, _validation
 
@@ -35,17 +38,33 @@ class Column:
     lengths: NDArray[np.int32]
 
 
-def as_tensor(value: Any) -> Any:
-    """The tensor of a NumPy array, or of what can be made one (a pandas ``Series``); anything else as it is."""
+def as_tensors(owner: str, **given: Any) -> list[Any]:
+    """The tensors of NumPy arrays, or of what can be made one (a pandas ``Series``); anything else as it is.
+
+    Args:
+        owner: who speaks.
+        given: the arguments, by name.
+
+    Raises:
+        InvalidInputError: torch makes no tensor of an array, or some of it is masked; names the argument.
+    """
+    return [_as_tensor(owner, name, value) for name, value in given.items()]
+
+
+def _as_tensor(owner: str, name: str, value: Any) -> Any:
     if isinstance(value, Tensor) or not hasattr(value, "__array__"):
         return value
+    check_unmasked(owner, name, value)
     array = np.ascontiguousarray(value)
     try:
         # Memory that may not be written, such as Arrow's, is no memory for a tensor.
         return torch.from_numpy(array if array.flags.writeable else array.copy())
     except (TypeError, ValueError) as error:
         raise InvalidInputError(
-            f"torch makes no tensor of an array of {array.dtype}. Bags as lists: KeyedJaggedTensor.from_lists"
+            f"{owner}: torch makes no tensor of {name}, an array of {array.dtype}. Bags as lists: "
+            "KeyedJaggedTensor.from_lists",
+            subject=name,
+            asked=str(array.dtype),
         ) from error
 
 
@@ -97,7 +116,9 @@ def _keys(owner: str, lists: Any) -> list[str]:
 
 def _column(where: str, column: Any, convert: _Convert) -> Column:
     """A feature's bags, each a list, an array, a single number or missing."""
+    column = _unmasked(column)
     if isinstance(column, Tensor):
+        _validation.check_tensor(where, "its bags", column)
         column = column.detach().cpu().numpy()
     elif hasattr(column, "__array__"):
         # A nullable column of pandas would be made floats, which hold no large ids.
@@ -122,8 +143,17 @@ def _regular(where: str, array: NDArray[Any], convert: _Convert) -> Column:
     return Column(convert(where, array.ravel(), lengths), lengths)
 
 
+def _unmasked(values: Any) -> Any:
+    """An array in which what was masked is ``None``; anything else as it is."""
+    if values is np.ma.masked:
+        return None
+    is_masked = isinstance(values, np.ma.MaskedArray) and np.ma.is_masked(values)
+    return np.where(np.ma.getmaskarray(values), None, values.data.astype(object)) if is_masked else values
+
+
 def _bag(where: str, example: int, bag: Any) -> Any:
     """The numbers of one example."""
+    bag = _unmasked(bag)
     if _is_missing(bag):
         return ()
     if isinstance(bag, Real):
@@ -169,9 +199,12 @@ def _floats(
 
 def _numbers(flat: Sequence[Any] | NDArray[Any], kinds: str) -> NDArray[Any] | None:
     """They as an array, if all are numbers of NumPy's ``kinds`` that 64 bits hold."""
+    # Among floats NumPy makes NaN of what is masked; of integers it makes floats then, which are no ids.
+    if "f" in kinds and isinstance(flat, list) and any(map(partial(is_, np.ma.masked), flat)):
+        return None
     try:
         array = np.asarray(flat)
-    except (ValueError, OverflowError):  # lists of unlike lengths in it
+    except (ValueError, OverflowError, UserWarning):  # lists of unlike lengths in it; something masked
         return None
     if array.size == 0:
         return np.empty(0, dtype=np.int64)

@@ -33,10 +33,18 @@ def as_indices(owner: str, what: str, tensor: Tensor) -> Tensor:
 
 
 def check_tensor(owner: str, what: str, value: object, others: str = " or a NumPy array") -> None:
-    """Demand a tensor; ``others`` are what has been made one."""
+    """Demand a tensor with an element for each place; ``others`` are what has been made one."""
     if not isinstance(value, Tensor):
         raise InvalidInputError(
             f"{owner}: {what} must be a torch.Tensor{others}, got {type(value).__name__}."
+        )
+    if value.layout is not torch.strided or value.is_nested:
+        kind = "nested" if value.is_nested else str(value.layout).removeprefix("torch.")
+        raise InvalidInputError(
+            f"{owner}: {what} must be a dense tensor, got a {kind} one. Convert: .to_dense(); or, where ids are the "
+            "places of a sparse one, .coalesce().indices()",
+            subject=what,
+            asked=kind,
         )
 
 

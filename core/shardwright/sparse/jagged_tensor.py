@@ -56,9 +56,10 @@ class JaggedTensor(Jagged):
         offsets: Tensor | None = None,
     ) -> None:
         _validation.check_one_of_lengths_offsets(_NAME, lengths, offsets)
-        values, lengths, offsets = map(_foreign.as_tensor, (values, lengths, offsets))
+        values, self._weights, lengths, offsets = _foreign.as_tensors(
+            _NAME, values=values, weights=weights, lengths=lengths, offsets=offsets
+        )
         self._values = values
-        self._weights = _foreign.as_tensor(weights)
         self._lengths = None if lengths is None else _validation.as_indices(_NAME, "lengths", lengths)
         self._offsets = None if offsets is None else _validation.as_indices(_NAME, "offsets", offsets)
         self._check_form()

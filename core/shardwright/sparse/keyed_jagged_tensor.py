@@ -130,7 +130,9 @@ class KeyedJaggedTensor(Jagged):
     ) -> None:
         with reporting_errors():  # the ranks that will wait for this batch
             _validation.check_one_of_lengths_offsets(_NAME, lengths, offsets)
-            values, weights, lengths, offsets = map(_foreign.as_tensor, (values, weights, lengths, offsets))
+            values, weights, lengths, offsets = _foreign.as_tensors(
+                _NAME, values=values, weights=weights, lengths=lengths, offsets=offsets
+            )
             self._index_per_key = _validation.check_keys(_NAME, keys, distinct=False)
             self._keys = tuple(keys)
             self._values = _keyed_validation.as_values(_NAME, values)
@@ -396,6 +398,9 @@ class KeyedJaggedTensor(Jagged):
         if not kjt_list:
             raise InvalidInputError(f"{owner}: got a list of 0; {_NAME}.empty() makes one without keys.")
         names = [f"part {i}" for i in range(len(kjt_list))]
+        for name, part in zip(names, kjt_list, strict=True):
+            if problem := part.late_problem():
+                raise InvalidInputError(f"{owner}: {name}: {problem}", subject=name)
         variable = _joined_strides(owner, kjt_list)
         if variable is None:
             _keyed_validation.check_same_stride(owner, names, [part.stride() for part in kjt_list])

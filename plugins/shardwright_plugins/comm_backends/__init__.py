@@ -2,13 +2,35 @@
 
 from __future__ import annotations
 
-from shardwright.contracts import CommBackend
+from collections.abc import Callable
+from typing import Any
+
+from shardwright.contracts import CommBackend, Extension
 from shardwright.hookspecs import hookimpl
 from shardwright_plugins.comm_backends.gloo import Gloo
 from shardwright_plugins.comm_backends.nccl import Nccl
+
+
+class CommBackendCheck(Extension):
+    """Looks at the backends that torch was built with."""
+
+    name = "check:comm_backends"
+    help = "Backends that torch was built with."
+
+    def load(self) -> Callable[..., Any]:
+        """The function that looks."""
+        from shardwright_plugins.comm_backends._checks import comm_backends
+
+        return comm_backends
 
 
 @hookimpl
 def shardwright_comm_backends() -> list[type[CommBackend]]:
     """Offer the built-in comm backends."""
     return [Gloo, Nccl]
+
+
+@hookimpl
+def shardwright_extensions() -> list[type[Extension]]:
+    """Offer the check of the backends."""
+    return [CommBackendCheck]

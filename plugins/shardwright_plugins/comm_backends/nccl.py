@@ -19,10 +19,10 @@ class Nccl(CommBackend):
     def connect(self, process_group: Any) -> Communicator:  # noqa: D102 - described in the base class
         import torch
 
-        from shardwright.runtime.ranks.accelerators.device_watch import DeviceWatch
         from shardwright.runtime.ranks.comm import TorchCommunicator
         from shardwright.runtime.ranks.devices import with_index
         from shardwright.runtime.ranks.phases import Phases
+        from shardwright_plugins.comm_backends._device_watch import DeviceWatch
 
         device = with_index(torch.device("cuda"))
         watch = DeviceWatch.of(process_group, device, Phases.of(process_group))

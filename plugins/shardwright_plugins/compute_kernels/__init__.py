@@ -5,7 +5,10 @@ Thin: torch, FBGEMM, Numba and Triton are imported when a kernel is built.
 
 from __future__ import annotations
 
-from shardwright.contracts import ComputeKernel
+from collections.abc import Callable
+from typing import Any
+
+from shardwright.contracts import ComputeKernel, Extension
 from shardwright.hookspecs import hookimpl
 from shardwright_plugins.compute_kernels.fbgemm.fused import Fused
 from shardwright_plugins.compute_kernels.fbgemm.fused_uvm import FusedUvm
@@ -21,7 +24,20 @@ from shardwright_plugins.compute_kernels.quantized.quant_triton import QuantTrit
 from shardwright_plugins.compute_kernels.row_cache.kernels import MappedCaching, PinnedCaching
 from shardwright_plugins.optimizers import shardwright_optimizers
 
-__all__ = ["shardwright_compute_kernels", "shardwright_optimizers"]
+__all__ = ["shardwright_compute_kernels", "shardwright_extensions", "shardwright_optimizers"]
+
+
+class KernelCheck(Extension):
+    """Looks at the libraries that kernels run in."""
+
+    name = "check:kernels"
+    help = "FBGEMM, Numba and Triton."
+
+    def load(self) -> Callable[..., Any]:
+        """The function that looks."""
+        from shardwright_plugins.compute_kernels._checks import kernel_libraries
+
+        return kernel_libraries
 
 
 @hookimpl
@@ -42,3 +58,9 @@ def shardwright_compute_kernels() -> list[type[ComputeKernel]]:
         QuantTorch,
         QuantTriton,
     ]
+
+
+@hookimpl
+def shardwright_extensions() -> list[type[Extension]]:
+    """Offer the check of the libraries."""
+    return [KernelCheck]

@@ -21,6 +21,7 @@ class CachingKernel(ComputeKernel):
     or from ``fused_params`` (``cache_load_factor``). The plan keeps it.
     """
 
+    caches_rows: ClassVar[bool] = True
     kept_in: ClassVar[str]
     """Memory tier of whole tables."""
 

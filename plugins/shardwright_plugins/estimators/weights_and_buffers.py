@@ -34,7 +34,7 @@ class WeightsAndBuffers(Estimator):
             kernel, request = options.requests[code]
             declared = options.compute_kernels[kernel].memory_bytes(request, num_rows)
             for tier, size in declared.items():
-                used[topology.tier_of(tier, request.device)][shards] += size
+                used[topology.tier_of(tier, request.device)][shards] += float(size)
         received, sent = traffic_bytes(options, topology)
         buffers = np.ceil(received) + np.ceil(sent) + np.ceil(synchronised_bytes(options, topology))
         buffers += kept_bytes(options, topology)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import cache
 from typing import Any
 
@@ -17,6 +17,7 @@ from shardwright.planning.layouts.layout import Block, Layout
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.plan.plan import ParameterSharding
 from shardwright.planning.tables.constraints import ParameterConstraints
+from shardwright.planning.tables.optimizers import ASSUMED
 from shardwright.planning.tables.spec import EmbeddingBagConfig, EmbeddingConfig, TableSpec
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.sharded.collections.sharders import (
@@ -135,7 +136,13 @@ class Case:
     def sharder(self) -> ModuleSharder:
         """The sharder of such modules."""
         kind = EmbeddingBagCollectionSharder if self.is_pooled else EmbeddingCollectionSharder
-        return kind(fused_params=self.fused_params)
+        kernels = host().compute_kernels
+        shown = {
+            f"t{index}"
+            for index, table in enumerate(self.tables)
+            if not kernels[table.kernel].fuses_optimizer
+        }
+        return _leaving(shown, kind)(fused_params=self.fused_params)
 
     def specs(self) -> list[TableSpec]:
         """The specifications of the tables that are sharded."""
@@ -222,6 +229,19 @@ class Case:
         """The gradient of the loss by an output, the same each time."""
         generator = torch.Generator().manual_seed(7_000_000 + 1000 * step + rank)
         return torch.rand(like.shape, generator=generator, dtype=like.dtype) - 0.3
+
+
+def _leaving(names: Collection[str], kind: type[ModuleSharder]) -> type[ModuleSharder]:
+    """Derive a sharder that gives some tables no optimizer: their kernels leave it to one outside of them."""
+
+    class _Leaving(kind):  # type: ignore[misc, valid-type]
+        def tables(self, module: nn.Module, path: str = "") -> list[TableSpec]:
+            return [
+                evolve(table, optimizer=ASSUMED) if table.name in names else table
+                for table in super().tables(module, path)
+            ]
+
+    return _Leaving
 
 
 def layouts_of(

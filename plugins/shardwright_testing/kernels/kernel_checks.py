@@ -15,6 +15,7 @@ from shardwright.contracts import ComputeKernel
 from shardwright.contracts.compute_kernel import KernelRequest
 from shardwright.contracts.lookup import Bags, BlockSpec, Lookup
 from shardwright.optim.fused import spec_to_torch
+from shardwright.planning.tables.caching import CacheParams
 from shardwright.planning.tables.spec import DataType
 from shardwright_testing.kernels.kernel_faults import sums_look_like, updates_look_like
 from shardwright_testing.kernels.keys import RowsOfKeys, keys_of
@@ -46,6 +47,13 @@ def check_declared(kernel: ComputeKernel, request: KernelRequest) -> None:
         assert 0 <= few.get(tier, 0) <= size, (
             f"{kernel.name}: 1000 rows take {size} bytes of {tier} memory, 10 rows take {few.get(tier, 0)}"
         )
+    small, large = (
+        kernel.memory_bytes(attrs.evolve(request, cache=CacheParams(part)), 10_000) for part in (0.05, 0.9)
+    )
+    assert (small != large) == kernel.caches_rows, (
+        f"{kernel.name}: caches_rows is {kernel.caches_rows}, and with caches of 5 % and 90 % of the rows "
+        f"memory_bytes() are {small} and {large}"
+    )
     key = kernel.group_key(request)
     assert hash(key) == hash(kernel.group_key(request)), (
         f"{kernel.name}: group_key() differs when asked again"

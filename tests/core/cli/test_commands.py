@@ -16,18 +16,18 @@ from shardwright.errors import DuplicateNameError, PluginLoadError
 from shardwright.host import PluginHost, use_host
 
 
-def command(name: str, load: Any = None, **attributes: Any) -> type[sw.Command]:
+def command(name: str, load: Any = None, **attributes: Any) -> type[sw.Extension]:
     """A command of this name."""
 
-    def refuse(self: sw.Command) -> Any:
+    def refuse(self: sw.Extension) -> Any:
         raise AssertionError(f"{name} is imported")
 
-    members = {"name": name, "help": f"Do {name}.", "load": load or refuse, **attributes}
-    return type("Made", (sw.Command,), members)
+    members = {"name": f"command:{name}", "help": f"Do {name}.", "load": load or refuse, **attributes}
+    return type("Made", (sw.Extension,), members)
 
 
-def offering(*items: type[sw.Command]) -> ModuleType:
-    return make_plugin({"shardwright_commands": lambda: list(items)})
+def offering(*items: type[sw.Extension]) -> ModuleType:
+    return make_plugin({"shardwright_extensions": lambda: list(items)})
 
 
 def run(*words: str, **plugins: object) -> Any:
@@ -47,7 +47,7 @@ def test_command_is_listed_after_those_of_core_and_not_imported() -> None:
 
 
 def test_command_function_runs_with_its_options() -> None:
-    made = offering(command("say", lambda self: say, aliases=("tell",)))
+    made = offering(command("say", lambda self: say, aliases=("command:tell",)))
     assert run("say", "ha", "--times", "3", made=made).output == "ha ha ha\n"
     assert run("tell", "ho", made=made).output == "ho\n"
     assert "Say a text, so many times." in run("say", "--help", made=made).output
@@ -93,7 +93,7 @@ def test_command_of_core_asks_no_plugin(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_command_unknown_tells_the_nearest_and_what_is_not_loaded() -> None:
-    broken = make_plugin({"shardwright_commands": lambda: [3]})
+    broken = make_plugin({"shardwright_extensions": lambda: [3]})
     done = run("weihg", made=offering(command("weigh")), broken=broken)
     assert done.exit_code == 2
     assert "No such command 'weihg'. Did you mean 'weigh'? Not loaded: 'broken'" in done.output
@@ -105,25 +105,25 @@ def test_command_of_two_plugins_is_a_conflict_when_asked_for() -> None:
 
 
 def test_command_that_cannot_be_imported_names_its_plugin() -> None:
-    def load(self: sw.Command) -> Any:
+    def load(self: sw.Extension) -> Any:
         import acme_not_installed  # type: ignore[import-not-found]
 
         return acme_not_installed.weigh
 
     error = run("weigh", made=offering(command("weigh", load))).exception
     assert isinstance(error, PluginLoadError)
-    assert "the command 'weigh' of plugin 'made' from this process cannot be imported" in str(error)
+    assert "'command:weigh' of plugin 'made' from this process cannot be imported" in str(error)
     assert "No module named 'acme_not_installed'" in str(error)
 
 
 def test_command_that_is_no_function_is_refused() -> None:
     error = run("weigh", made=offering(command("weigh", lambda self: "scales"))).exception
     assert isinstance(error, PluginLoadError)
-    assert "loads 'scales'; load() must return a function or a typer.Typer" in str(error)
+    assert "'command:weigh' of plugin 'made' from this process loads 'scales'" in str(error)
 
 
 def test_list_of_commands_is_shown_where_plugins_cannot_be_chosen(run_python: Any) -> None:
     done = run_python("-m", "shardwright", "--help", SHARDWRIGHT_PLUGINS="acme_god")
     assert done.returncode == 0
-    assert "doctor" in done.stdout
+    assert "explain" in done.stdout
     assert done.stderr.startswith("error: SHARDWRIGHT_PLUGINS names the plugin 'acme_god'")

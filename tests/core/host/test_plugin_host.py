@@ -35,6 +35,19 @@ def reasons(plugin_host):
     }
 
 
+def test_host_replacing_keeps_what_else_is_there_and_tells_ranks(installed, sharding_type):
+    first = host_of(installed("acme-good", "acme-bad-import"))
+    item = sharding_type("good")()
+    second = first.replacing(item).replacing(sharding_type("more")())
+    assert second.sharding_types["good"] is item
+    assert second.sharding_types.names == ("good", "more")
+    assert isinstance(first.sharding_types["good"], type)
+    assert second.plugins == first.plugins
+    assert second.fingerprint() != first.fingerprint()
+    with pytest.raises(InvalidInputError):
+        first.replacing(3)
+
+
 def test_host_all_broken_plugins_leave_good_ones_loaded(installed):
     host = host_of(installed(*ALL))
     assert host.sharding_types.names == ("good", "only_one", "only_two", "slow")

@@ -150,6 +150,20 @@ def test_registry_register_adds_and_refuses_other_item_of_same_name(sharding_typ
     assert list(registry) == ["mine", "rows"]
 
 
+def test_registry_replacing_gives_the_thing_its_words_and_leaves_the_rest(sharding_type):
+    old, other = sharding_type("rows", aliases=("rw",)), sharding_type("slices", aliases=("by_row", "cut"))
+    contested = [entry(sharding_type("by_hand"), origin) for origin in (ONE, TWO)]
+    registry = Registry(KIND, [entry(old), entry(other), *contested])
+    new = sharding_type("rows", aliases=("by_row", "by_hand"))()
+    replaced = registry.replacing(new)
+    assert [replaced[word] for word in ("rows", "by_row", "by_hand")] == [new] * 3
+    assert (replaced["slices"], replaced["cut"]) == (other, other)
+    assert "rw" not in replaced
+    assert list(replaced) == ["rows", "slices"]
+    assert (registry["rows"], registry["rw"], registry["by_row"]) == (old, old, other)
+    assert list(registry.conflicts) == ["by_hand"]
+
+
 def test_registry_create_calls_classes_and_gives_instances(sharding_type):
     item = sharding_type("rows")
     instance = sharding_type("columns")()

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.errors import raises
 from torch import nn
 
 from shardwright.errors import (
@@ -75,33 +76,30 @@ def test_optimizer_spec_of_untreated_parameter_is_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("optimizer_class", "arguments", "complaint"),
+    ("optimizer_class", "arguments", "asked"),
     [
-        (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}, "momentum=0.9"),
-        (torch.optim.SGD, {"lr": 0.1, "weight_decay": 0.1}, "weight_decay=0.1"),
-        (torch.optim.SGD, {"lr": 0.1, "maximize": True}, "maximize=True"),
-        (torch.optim.Adagrad, {"lr_decay": 0.1}, "lr_decay=0.1"),
-        (torch.optim.Adagrad, {"initial_accumulator_value": 0.1}, "initial_accumulator_value=0.1"),
-        (torch.optim.Adam, {"amsgrad": True}, "amsgrad=True"),
-        (torch.optim.Adam, {"weight_decay": 0.1}, "weight_decay=0.1"),
-        (LazyAdam, {"weight_decay": 0.1}, "weight_decay=0.1"),
-        (RowWiseAdagrad, {"weight_decay": 0.1}, "weight_decay=0.1"),
+        (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}, "momentum"),
+        (torch.optim.SGD, {"lr": 0.1, "weight_decay": 0.1}, "weight_decay"),
+        (torch.optim.SGD, {"lr": 0.1, "maximize": True}, "maximize"),
+        (torch.optim.Adagrad, {"lr_decay": 0.1}, "lr_decay"),
+        (torch.optim.Adagrad, {"initial_accumulator_value": 0.1}, "initial_accumulator_value"),
+        (torch.optim.Adam, {"amsgrad": True}, "amsgrad"),
+        (torch.optim.Adam, {"weight_decay": 0.1}, "weight_decay"),
+        (LazyAdam, {"weight_decay": 0.1}, "weight_decay"),
+        (RowWiseAdagrad, {"weight_decay": 0.1}, "weight_decay"),
     ],
 )
 def test_optimizer_spec_of_hyperparameter_without_counterpart_names_it(
-    optimizer_class: Any, arguments: dict[str, Any], complaint: str
+    optimizer_class: Any, arguments: dict[str, Any], asked: str
 ) -> None:
-    message = rf"parameter 'w' has [a-z.]+{optimizer_class.__name__} in backward: {complaint} has no fused"
-    with pytest.raises(UnsupportedError, match=message):
+    with raises(UnsupportedError, subject="w", asked=asked, possible=["lr"]):
         optimizer_spec_of(parameter(optimizer_class, **arguments), "w")
 
 
 def test_optimizer_spec_of_unknown_class_names_it_and_the_known() -> None:
-    with pytest.raises(
-        UnsupportedError,
-        match=r"shape \[3, 2\] has torch.optim.RMSprop .* Known: .*torch.optim.SGD\. .*register",
-    ):
-        optimizer_spec_of(parameter(torch.optim.RMSprop))
+    known = ["torch.optim.SGD", "torch.optim.Adam"]
+    with raises(UnsupportedError, subject="w", asked="torch.optim.RMSprop", possible=known):
+        optimizer_spec_of(parameter(torch.optim.RMSprop), "w")
 
 
 def test_optimizer_spec_of_two_optimizers_is_refused() -> None:

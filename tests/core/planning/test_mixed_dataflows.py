@@ -20,7 +20,6 @@ from shardwright.planning.options.enumeration import enumerate_options
 from shardwright.planning.options.options import Options
 from shardwright.planning.options.search_space import synchronised_bytes, traffic_bytes
 from shardwright.planning.plan.plan import ShardingPlan
-from shardwright.planning.report.drawing import draw
 from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner
@@ -129,16 +128,6 @@ def test_plan_whose_cold_rows_are_copied_too_contradicts_the_type():
     entry["shards"] += [{**shard, "rank": 1 - shard["rank"]} for shard in entry["shards"][2:]]
     with pytest.raises(PlanError, match="dataflow 'exchange and replicate'"):
         ShardingPlan.from_json(json.dumps(document))
-
-
-def test_drawing_shows_copies_beside_the_rows_that_are_on_one_rank():
-    (layout,) = FirstRowsCopied().layouts(TABLE, RANKS, ParameterConstraints())
-    lines = [" ".join(line.split()) for line in draw(layout).splitlines() if line.startswith("rows")]
-    assert lines == [
-        "rows 0-2 │ a copy on each of ranks 0-1 │",
-        "rows 3-6 │ rank 0 │",
-        "rows 7-10 │ rank 1 │",
-    ]
 
 
 @frozen

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from tests.core.serving.models import BATCHES, EXAMPLE, PER_TABLE, Model, bag, batch
+from tests.errors import files_of_at_most, raises
 from torch import Tensor, nn
 
 import shardwright as sw
@@ -82,7 +83,9 @@ def test_package_takes_its_features_out_of_a_batch_in_any_order(package: Path) -
     dense, features = batch(EXAMPLE)
     other = sw.KeyedJaggedTensor.concat([features.permute([2, 0]), features.permute([1])])
     torch.testing.assert_close(loaded.predict(other, dense), loaded.predict(features, dense))
-    with pytest.raises(sw.UnknownNameError, match="feature 'f' is not in the input"):
+    with raises(
+        sw.UnknownNameError, subject="f", possible=[feature.name for feature in loaded.manifest.features]
+    ):
         loaded.predict(features.permute([1, 2]), dense)
     with pytest.raises(sw.InvalidInputError, match="takes the dense input 'dense'"):
         loaded.predict(features)
@@ -90,6 +93,12 @@ def test_package_takes_its_features_out_of_a_batch_in_any_order(package: Path) -
         sw.UnknownNameError, match=r"no form 'pt2' of its program; it has torchscript, exported"
     ):
         sw.load_package(package, "pt2")
+
+
+def test_package_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    with files_of_at_most(1000), raises(sw.CheckpointError, subject=str(tmp_path / "package")):
+        export(tmp_path, Model(), forms=["torchscript"])
+    assert not list(tmp_path.iterdir())
 
 
 def test_package_loads_without_what_exports(package: Path) -> None:

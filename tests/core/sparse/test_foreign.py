@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.errors import raises
 
 from shardwright.errors import DuplicateNameError, InvalidInputError, UnknownNameError, UnsupportedError
 from shardwright.sparse import JaggedTensor, KeyedJaggedTensor
@@ -291,3 +293,66 @@ def test_constructor_array_of_objects_is_an_error_that_names_from_lists() -> Non
 def test_keys_and_strides_as_others_hold_them_are_taken(keys: Any) -> None:
     batch = KeyedJaggedTensor(keys, torch.tensor([7]), lengths=torch.tensor([1]), stride=np.int64(1))
     assert as_lists(batch) == {"a": [[7]]}
+
+
+def masked(values: Any, *places: Any) -> Any:
+    array = np.ma.array(values)
+    for place in places:
+        array[place] = np.ma.masked
+    return array
+
+
+@pytest.mark.parametrize("column", [masked([7, 8, 9], 1), [7, np.ma.masked, 9], [[7], np.ma.masked, [9]]])
+def test_from_lists_masked_bags_are_empty(column: Any) -> None:
+    assert_is(KeyedJaggedTensor.from_lists({"user": column}), {"user": [[7], [], [9]]})
+
+
+def test_arrays_of_which_nothing_is_masked_are_arrays() -> None:
+    assert_is(KeyedJaggedTensor.from_lists({"user": masked([7, 8])}), {"user": [[7], [8]]})
+    batch = KeyedJaggedTensor(["user"], masked([7, 8]), lengths=masked([1, 1]))
+    assert as_lists(batch) == {"user": [[7], [8]]}
+
+
+@pytest.mark.parametrize(
+    ("bags", "weights"),
+    [
+        (masked([[7, 8], [9, 1]], (0, 1)), None),
+        ([masked([7, 8], 1), np.array([9])], None),
+        ([[7, np.ma.masked], [9]], None),
+        ([[7, 8], [9]], [[0.5, np.ma.masked], [1.0]]),
+        ([[7, 8], [9]], [masked([0.5, 1.0], 1), [1.0]]),
+    ],
+)
+def test_from_lists_masked_numbers_in_a_bag_raise(bags: Any, weights: Any) -> None:
+    with pytest.raises(InvalidInputError, match="key 'user', example 0"):
+        KeyedJaggedTensor.from_lists({"user": bags}, None if weights is None else {"user": weights})
+
+
+WRONG_TENSORS = {
+    "mask": lambda values: masked(np.array(values), 0),
+    "sparse_coo": lambda values: torch.tensor(values).to_sparse(),
+    "nested": lambda values: torch.nested.nested_tensor([torch.tensor(values)], layout=torch.jagged),
+}
+
+
+@pytest.mark.parametrize("asked", WRONG_TENSORS)
+@pytest.mark.parametrize("argument", ["values", "weights", "lengths", "offsets"])
+@pytest.mark.parametrize("kind", [JaggedTensor, partial(KeyedJaggedTensor, ["user"])])
+def test_masked_and_sparse_arguments_raise_naming_them(kind: Any, argument: str, asked: str) -> None:
+    arguments: dict[str, Any] = {"values": [1, 2], "weights": [1.0, 2.0]}
+    arguments |= {"offsets": [0, 2]} if argument == "offsets" else {"lengths": [2]}
+    tensors = {name: torch.tensor(values) for name, values in arguments.items()}
+    with raises(InvalidInputError, subject=argument, asked=asked):
+        kind(**{**tensors, argument: WRONG_TENSORS[asked](arguments[argument])})
+
+
+def test_from_lists_of_sparse_bags_raises() -> None:
+    with raises(InvalidInputError, asked="sparse_coo"):
+        KeyedJaggedTensor.from_lists({"user": torch.tensor([1, 0]).to_sparse()})
+
+
+def test_concat_names_the_part_that_is_no_batch() -> None:
+    good = KeyedJaggedTensor(["user"], torch.tensor([1]), lengths=torch.tensor([1]))
+    wrong = KeyedJaggedTensor(["item"], torch.tensor([1]), offsets=torch.tensor([0, 5]))
+    with raises(InvalidInputError, subject="part 1"):
+        KeyedJaggedTensor.concat([good, wrong])

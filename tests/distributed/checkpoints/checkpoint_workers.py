@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,10 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from tests.core.runtime.plans import RowsMirrored
 from tests.distributed.workers import train
+from tests.errors import files_of_at_most
 
 import shardwright as sw
 from shardwright.planning.layouts.dataflows import Replicate
-from shardwright.runtime.checkpoint import saving
 
 ROWS = {"user": 2500, "item": 1300}  # more than are stored as runs of single rows
 DIM = 8
@@ -229,7 +230,7 @@ def damage(path: Path, fault: str) -> None:
 
 
 def save_in_vain(folder: str, fault: str) -> tuple[str, bool, list[str]]:
-    """Save where that is impossible: the error, if the model is as it was, and what is in the folder.
+    """Save where that is impossible: what the error is about, if the model is as it was, and what is in the folder.
 
     Args:
         folder: where it is saved once before.
@@ -237,20 +238,13 @@ def save_in_vain(folder: str, fault: str) -> tuple[str, bool, list[str]]:
     """
     model, dense = model_of("row_wise", seed=1)
     sw.save_checkpoint(folder, model, dense, step=1)
-    before, text = _copied(whole(model, dense)), ""
-    write = saving._Checked.write
-    if fault == "full disk" and dist.get_rank() == dist.get_world_size() - 1:
-        saving._Checked.write = _full  # type: ignore[method-assign]
+    before, subject = _copied(whole(model, dense)), ""
+    is_full = fault == "full disk" and dist.get_rank() == dist.get_world_size() - 1
     try:
-        # No process may make files in /sys, not even the superuser's.
-        sw.save_checkpoint("/sys/checkpoints" if fault == "read-only" else folder, model, dense, step=2)
-    except sw.ShardwrightError as error:
-        text = str(error)
-    finally:
-        saving._Checked.write = write  # type: ignore[method-assign]
+        with files_of_at_most(50_000) if is_full else nullcontext():
+            # No process may make files in /sys, not even the superuser's.
+            sw.save_checkpoint("/sys/checkpoints" if fault == "read-only" else folder, model, dense, step=2)
+    except sw.CheckpointError as error:
+        subject = str(error.subject)
     dist.barrier()
-    return text, _unchanged(model, dense, before), sorted(path.name for path in Path(folder).iterdir())
-
-
-def _full(stream: Any, data: Any) -> int:
-    raise OSError(28, "No space left on device")
+    return subject, _unchanged(model, dense, before), sorted(path.name for path in Path(folder).iterdir())

@@ -15,9 +15,9 @@ from tests.distributed.failures.strikes import strike, told
 
 from shardwright.errors import DistributedError
 from shardwright.runtime.ranks import failure_reports
-from shardwright.runtime.ranks.accelerators.device_watch import DeviceWatch, Marks, Query
 from shardwright.runtime.ranks.comm import AllToAll, TorchCommunicator, TorchTransport
 from shardwright.runtime.ranks.phases import Phases
+from shardwright_plugins.comm_backends._device_watch import DeviceWatch, Marks, Query
 from shardwright_plugins.comm_backends.nccl import beside
 
 FAR_OFF_S = 300.0  # longer than the test may take: who waits for this time-out fails it

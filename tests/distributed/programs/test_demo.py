@@ -191,6 +191,8 @@ def test_demo_prints_and_writes_the_result(tmp_path: Path) -> None:
     assert document["collectives_per_step"] == 4
     plan = ShardingPlan.from_json(json.dumps(document["plan"]))
     assert {sharding.sharding_type for sharding in plan.plan["embeddings"].values()} <= set(types.split(","))
+    assert output.startswith("ranks: 0 is process ")
+    assert "HiGHS" not in output  # the solver's own notices
     assert str(plan) in output
     assert "training 12/12" in output
     assert f"{document['examples_per_second']:,.0f} examples/s" in output

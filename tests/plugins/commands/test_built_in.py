@@ -29,3 +29,9 @@ def test_built_in_commands_are_unknown_without_plugins() -> None:
     assert "No such command 'demo'." in done.stderr
     assert "'builtin_commands' from shardwright" in done.stderr
     assert "off by SHARDWRIGHT_PLUGINS=''" in done.stderr
+
+
+def test_built_in_command_is_shown_by_its_word() -> None:
+    done = run_python("-m", "shardwright", "plugins", "demo")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("command:demo (extensions), loaded")

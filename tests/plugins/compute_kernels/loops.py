@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from tests.plugins.built_in import built_in
 
 from shardwright import _fbgemm
 from shardwright.contracts import ComputeKernel
@@ -57,9 +58,11 @@ def skip_unless_here(kernel: str) -> None:
 def kernel_names(device: str = "cpu") -> list[str]:
     """The kernels that train; those of quantised tables have tests of their own."""
     kernels = host().compute_kernels
-    return sorted(
-        name for name in kernels if kernels[name].trains and (device == "cuda" or name not in ON_CUDA_ONLY)
-    )
+    return [
+        name
+        for name in built_in("compute_kernels")
+        if kernels[name].trains and (device == "cuda" or name not in ON_CUDA_ONLY)
+    ]
 
 
 def kernel_of(name: str) -> ComputeKernel:

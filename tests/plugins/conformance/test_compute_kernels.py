@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.plugins.built_in import built_in
 
 from shardwright.contracts import ComputeKernel
 from shardwright.host import host
@@ -11,7 +12,7 @@ from shardwright_testing import ComputeKernelTests, ServingKernelTests
 
 def names(*, trains: bool) -> list[str]:
     kernels = host().compute_kernels
-    return sorted(name for name in kernels if kernels[name].trains is trains)
+    return [name for name in built_in("compute_kernels") if kernels[name].trains is trains]
 
 
 class TestComputeKernels(ComputeKernelTests):

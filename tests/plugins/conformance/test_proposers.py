@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.plugins.built_in import built_in
 
 from shardwright.contracts import Proposer
 from shardwright.host import host
@@ -10,6 +11,6 @@ from shardwright_testing import ProposerTests
 
 
 class TestProposers(ProposerTests):
-    @pytest.fixture(params=sorted(host().proposers))
+    @pytest.fixture(params=built_in("proposers"))
     def proposer(self, request: pytest.FixtureRequest) -> Proposer:
         return host().proposers.create(request.param)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from tests.as_asked import AsAsked
+from tests.plugins.built_in import built_in
 
 from shardwright.contracts import ShardingType
 from shardwright.host import host
@@ -12,7 +13,7 @@ from shardwright_testing import ShardingTypeTests
 
 
 class TestShardingTypes(ShardingTypeTests):
-    @pytest.fixture(params=sorted(host().sharding_types))
+    @pytest.fixture(params=built_in("sharding_types"))
     def sharding_type(self, request: pytest.FixtureRequest) -> ShardingType:
         return host().sharding_types.create(request.param)
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from tests.plugins.built_in import built_in
 
 from shardwright.host import host
 from shardwright.planning.machines.topology import Topology
@@ -16,7 +17,7 @@ from shardwright.planning.tables.constraints import Constraints, ParameterConstr
 from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright.planning.tables.spec import TableSpec
 
-ESTIMATORS = sorted(host().estimators)
+ESTIMATORS = built_in("estimators")
 LAWS = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 TOPOLOGIES = [
     Topology(1, "cpu"),

@@ -26,7 +26,9 @@ KERNELS = ["dense", "fused", "fused_torch", "fused_numba"]
 
 def options_of(optimizer: str, data_type: str, kernel: str) -> Options:
     """Every option of a table on two hosts of two ranks; without ids, so that nothing but the table takes memory."""
-    table = TableSpec("t", 4001, 64, ["f"], data_type, optimizer=OptimizerSpec(optimizer, 0.1))
+    shows = not host().compute_kernels[kernel].fuses_optimizer  # the optimizer is a script's then
+    spec = OptimizerSpec(optimizer, 0.1, is_assumed=shows)
+    table = TableSpec("t", 4001, 64, ["f"], data_type, optimizer=spec)
     rule = ParameterConstraints(pooling_factors=[0.0], compute_kernels=[kernel])
     topology = Topology(4, "cpu", local_world_size=2)
     return enumerate_options([table], topology, Constraints({"t": rule}), host(), batch_size=1)

@@ -213,7 +213,9 @@ def our_options(case: dict[str, Any], topology: Topology) -> Options:
             case["data_type"],
             case["pooling"],
             is_weighted=case["is_weighted"],
-            optimizer=OptimizerSpec(case["optimizer"]),
+            optimizer=OptimizerSpec(
+                case["optimizer"], is_assumed=True
+            ),  # also of copies, which the script updates
             qcomms_config=QCommsConfig(*case["codecs"]) if case.get("codecs") else None,
         )
         for item in case["tables"]

@@ -77,7 +77,11 @@ WORKLOAD: dict[str, Any] = {
 COUNTS = {"rows": [3, 1, 7], "counts": [500, 300, 100], "total": 1000}
 CONSTRAINTS: dict[str, Any] = {
     "user": {"sharding_types": ["row_wise", "column_wise"], "min_partition": 32, "pooling_factors": [3.0]},
-    "tower.*": {"compute_kernels": ["fused_torch", "fused"], "ranks": [0, 1], "together": "a"},
+    "tower.*": {
+        "compute_kernels": ["fused_torch", "fused", "fused_uvm_caching"],
+        "ranks": [0, 1],
+        "together": "a",
+    },
     "dealt": {"sharding_types": ["round_robin"], "num_poolings": [1.0], "batch_sizes": [32]},
     "hot": {"sharding_types": ["hot_rows"], "extras": {"access_counts": COUNTS}},
     "*": {

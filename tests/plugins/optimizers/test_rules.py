@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 import torch
 from attrs import evolve
 from tests.equality import Case, Table, assert_equals_unsharded, train_simulated
+from tests.errors import raises
 from tests.plugins.compute_kernels.loops import CPU, block_spec, kernel_of
 from tests.plugins.optimizers import strangers
 
@@ -17,10 +20,10 @@ from shardwright import RowWiseAdagrad
 from shardwright.contracts import RowRule
 from shardwright.contracts.compute_kernel import KernelRequest
 from shardwright.contracts.lookup import Bags
-from shardwright.errors import InvalidInputError, UnknownNameError
+from shardwright.errors import InvalidInputError, UnknownNameError, UnsupportedError
 from shardwright.host import host
 from shardwright.optim.by_rows import RuleOptimizer, rounded
-from shardwright.optim.fused import spec_to_torch
+from shardwright.optim.fused import optimizer_spec_of, spec_to_torch
 from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright.planning.tables.spec import DataType
 from shardwright_testing import installed
@@ -52,6 +55,21 @@ TORCH: list[tuple[str, Mapping[str, Any], Callable[[Any], torch.optim.Optimizer]
     ),
     ("adamw", {"weight_decay": 0.1}, lambda own: torch.optim.AdamW(own, RATE, weight_decay=0.1)),
 ]
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "make"), [case for case in TORCH if case[0] != "row_wise_adagrad"]
+)
+def test_torch_optimizer_that_is_not_taken_in_backward_points_to_its_like(
+    name: str, parameters: Mapping[str, Any], make: Callable[[Any], torch.optim.Optimizer]
+) -> None:
+    """Its like updates as it does where all rows have a gradient, as the next test shows."""
+    table = torch.nn.Parameter(torch.ones(SHAPE))
+    table._in_backward_optimizers = [make([table])]  # type: ignore[attr-defined]
+    with raises(UnsupportedError, subject="w") as caught:
+        optimizer_spec_of(table, "w")
+    (told,) = re.findall(r"fused_params=(\{.*?\})", str(caught.value))
+    assert ast.literal_eval(told) == {"optimizer": name, "learning_rate": RATE, **parameters}
 
 
 def gradients() -> list[torch.Tensor]:

@@ -20,9 +20,12 @@ from tests import readme
 
 import shardwright
 from shardwright.cli import main
+from shardwright.host import PluginHost, use_host
 from shardwright.planning.plan.plan import ShardingPlan
+from shardwright.planning.planner import TablePlanner
 from shardwright.planning.report.check import check_plan
 from shardwright.planning.search.placement import Placed
+from shardwright.runtime.ranks.detection import host_memory
 from shardwright_plugins.proposers.proving.search import Search
 
 
@@ -121,6 +124,33 @@ def test_plan_is_for_the_device_that_is_named(workload, tmp_path):
     path = tmp_path / "plan.json"
     run("plan", workload, "--ranks", "2", "--device", "cpu", "--ddr-gib", "1", "--output", path)
     assert json.loads(path.read_text())["topology"]["compute_device"] == "cpu"
+
+
+def test_plan_for_cpus_has_this_machines_memory_and_says_so(workload, tmp_path, monkeypatch):
+    monkeypatch.setattr(host_memory, "host_memory_bytes", lambda: 24 << 30)
+    path = tmp_path / "plan.json"
+
+    def planned_memory(*options):
+        text = run("plan", workload, "--ranks", "4", *options, "--output", path).stdout
+        return json.loads(path.read_text())["inputs"]["ddr_cap"], text
+
+    found, text = planned_memory("--device", "cpu", "--local", "2")
+    assert found == {"value": 12 << 30, "provenance": "detected"}
+    assert text.partition("detected on this machine:\n")[2] == "  ddr_cap = 12.0 GiB\n"
+    assert planned_memory("--device", "cpu")[0]["value"] == 6 << 30
+    assert planned_memory("--device", "cpu", "--ddr-gib", "1")[0] == {"value": 1 << 30, "provenance": "given"}
+    found, text = planned_memory("--hbm-gib", "1")  # machines with GPUs are elsewhere
+    assert found["provenance"] == "assumed"
+    assert "detected" not in text
+
+
+def test_plan_says_measured_of_nothing_that_was_not(workload, tmp_path):
+    path = tmp_path / "plan.json"
+    run("plan", workload, "--ranks", "2", "--device", "cpu", "--ddr-gib", "1", "--output", path)
+    inputs = json.loads(path.read_text())["inputs"]
+    assert {name for name, data in inputs.items() if data["provenance"] == "measured"} == {"seconds"}
+    sources = [data.get("source", "") for data in inputs.values() if data["provenance"] == "assumed"]
+    assert [source for source in sources if source.startswith("measured")] == []
 
 
 @pytest.mark.parametrize(("option", "replicas"), [((), 4), (("--inter-host-averaging",), 1)])
@@ -345,6 +375,14 @@ def test_plan_report_as_html_json_and_text(workload, tmp_path):
     assert "--- Sharding plan ---" in (tmp_path / "report.txt").read_text()
 
 
+def test_plan_report_in_a_format_that_is_not_there_ends_before_planning(workload, tmp_path, monkeypatch):
+    monkeypatch.setattr(TablePlanner, "plan_tables", lambda *_: pytest.fail("it plans"))
+    with use_host(PluginHost(environment={"SHARDWRIGHT_PLUGINS": "-builtin_reports"})):
+        told = run("plan", workload, *PLAN, "--report", tmp_path / "plan.html", code=1).stderr
+    assert "no report 'html'. Known: json, txt." in told
+    assert "Not loaded: 'builtin_reports' from shardwright" in told
+
+
 def test_plan_arguments_that_a_plugin_does_not_take_are_told(workload):
     done = run("plan", workload, *PLAN, "--estimator", "roofline:read=5e6", code=1)
     assert "estimator 'roofline' of plugin 'builtin_estimators' from shardwright" in done.stderr
@@ -360,6 +398,9 @@ def test_check_of_a_planned_document_proves_its_bound(planned, options):
     assert f"value: {objective['value_ms']:.6g} ms" in told
     assert objective["lower_bound_ms"] > 0
     assert f"bound: {objective['lower_bound_ms']:.6g} ms, proven again" in told
+    inputs = json.loads(path.read_text())["inputs"].values()
+    assumed = sum(data["provenance"] == "assumed" for data in inputs)
+    assert told.splitlines()[2].endswith(f" under {assumed} assumed values")
 
 
 def raise_bound(document):
@@ -468,11 +509,18 @@ def test_plan_near_another_stays_there_if_moves_are_dear(planned, workload, tmp_
     constraints = tmp_path / "constraints.json"
     constraints.write_text(json.dumps({"*": {"sharding_types": ["table_wise"], "ranks": [0]}}))
     first = planned("--constraints", constraints)
-    other = ("--proposer", "greedy", "--stay-near", first)
-    made = {cost: planned(*other, "--move-cost", cost, name=f"{cost}.json") for cost in (0, 1e9)}
+    made = {}
+    for cost in (0, 1e9):
+        near = f"stay_near:plan={first},move_cost={cost}"
+        made[cost] = planned("--proposer", "greedy", "--refinement", near, name=f"{cost}.json")
     modules = {cost: json.loads(path.read_text())["modules"] for cost, path in made.items()}
     assert modules[1e9] == json.loads(first.read_text())["modules"] != modules[0]
-    assert "give stay_near, too" in run("plan", workload, *PLAN, "--move-cost", 1, code=1).stderr
+    origins = json.loads(made[0].read_text())["plugins"]
+    assert {"kind": "extensions", "name": "refinement:stay_near"}.items() <= next(
+        own.items() for own in origins if own["kind"] == "extensions"
+    )
+    wrong = run("plan", workload, *PLAN, "--refinement", "stay_near:plans=a.json", code=1).stderr
+    assert "refinement 'stay_near' cannot be made with plans='a.json'" in wrong
 
 
 def test_examples_of_the_page_about_documents_are_planned_and_checked(tmp_path):

@@ -57,7 +57,7 @@ def test_report_shows_copies_and_codecs(
     planner: sw.EmbeddingShardingPlanner, plan: object, form: str
 ) -> None:
     assert planner.report is not None
-    text = str(planner.report) if form == "text" else planner.report.to_html()
+    text = str(planner.report) if form == "text" else planner.report.to_format("html")
     assert "0-3, a copy on each" in text
     assert "fp16 / int8" in text
     assert "codecs of results / gradients" in text

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from tests.drawn import drawn
 from tests.equality import BATCHES, Case, Table, assert_equals_unsharded, layouts_of, train_simulated
 from tests.pairs import pairwise
+from tests.plugins.built_in import built_in
 
 from shardwright.contracts.compute_kernel import KernelRequest
 from shardwright.host import PluginHost, host
@@ -29,15 +30,15 @@ BATCH_SIZES = {1: (4,), 2: (5, 2), 3: (3, 0, 4)}
 
 @functools.cache
 def sharding_types() -> list[str]:
-    return sorted(host().sharding_types)
+    return built_in("sharding_types")
 
 
 @functools.cache
 def kernels() -> list[str]:
     """Those that run on this machine's CPU."""
     request = KernelRequest("cpu", DataType.FP32, 8, 8, optimizer=OptimizerSpec("sgd"), on_this_machine=True)
-    known = host().compute_kernels
-    return sorted(name for name in known if known.create(name).supports(request) is True)
+    create = host().compute_kernels.create
+    return [name for name in built_in("compute_kernels") if create(name).supports(request) is True]
 
 
 def supports(

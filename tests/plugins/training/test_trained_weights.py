@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from tests.plugins.built_in import built_in
 from tests.plugins.compute_kernels.loops import skip_unless_here
 from torch import Tensor
 
 import shardwright as sw
-from shardwright.host.plugin_host import host
 from shardwright.runtime.step.backward import weight_gradients as backward
 from shardwright_testing.equality.cases import VARIABLE, Case, Table, shardings_of
 from shardwright_testing.simulated import run_simulated
@@ -119,7 +119,7 @@ def check(own: Case, still: tuple[str, ...] = (), update: str = "in_backward") -
     assert all(not torch.equal(positions[name], first[name]) for name in ("a", "b", "c"))  # it trained at all
 
 
-TYPES = sorted(host().sharding_types.names)
+TYPES = built_in("sharding_types")
 RANKS = [
     *((kind, 2) for kind in TYPES),
     *((kind, 1) for kind in ("row_wise", "data_parallel")),

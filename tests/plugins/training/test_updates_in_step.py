@@ -15,11 +15,13 @@ import torch
 from attrs import evolve
 from tests.equality import Case
 from tests.pairs import covering
+from tests.plugins.built_in import built_in
 from tests.plugins.training.test_equality import kernels, sequences_of, sharding_types, supports, tables_of
 
 from shardwright import DistributedModelParallel, UnsupportedError, clip_grad_norm_, clip_grad_value_
 from shardwright.errors import InvalidInputError, ShardwrightError
 from shardwright.host import host
+from shardwright.optim import in_backward_optimizer_filter
 from shardwright.optim.fused import spec_to_torch
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright_testing.equality.cases import shardings_of
@@ -115,7 +117,7 @@ def cases_of_other_optimizers() -> list[Any]:
     found = [
         Case(tables_of(sharding_type, "fused_numba"), SIZES, optimizer)
         for sharding_type, optimizer in itertools.product(
-            sharding_types(), sorted(set(host().optimizers) - {"row_wise_adagrad", "adam"})
+            sharding_types(), sorted(set(built_in("optimizers")) - {"row_wise_adagrad", "adam"})
         )
     ]
     taken = [
@@ -482,22 +484,39 @@ def test_clipping_by_value_names_what_it_wants() -> None:
         clip_grad_value_(model.parameters(), 0.0)
 
 
-@pytest.mark.parametrize("update", ["in_step", "in_backward"])
+def test_scaled_gradients_and_limits_of_gradients_do_not_go_together() -> None:
+    """They would be clipped before they are unscaled."""
+    case = mixed()
+    sharder = type(case.sharder())({**case.fused_params, "max_gradient": 0.1}).updating("in_step")
+    module, env = case.module_to_shard(), ShardingEnv.local(device_type="cpu")
+    one = evolve(case, batch_sizes=(3,))
+    model = sharder.shard(module, shardings_of(one, sharder.tables(module)), env, "cpu")
+    with pytest.raises(UnsupportedError):
+        torch.amp.GradScaler("cpu").scale(case.output(model(case.batch(0, 0))).sum())
+
+
+@pytest.mark.parametrize(
+    ("update", "kernel"), [("in_step", "fused_numba"), ("in_backward", "fused_numba"), ("in_step", "dense")]
+)
 @pytest.mark.parametrize("of", [tables_of, sequences_of])
-def test_max_gradient_clips_the_gradients_of_outputs_as_in_one_process(update: str, of: Any) -> None:
-    case, most = mixed("adagrad", "fused_numba"), 0.1
+def test_max_gradient_clips_the_gradients_of_outputs_as_in_one_process(
+    update: str, kernel: str, of: Any
+) -> None:
+    case, most = mixed("adagrad", kernel), 0.1
     if of is sequences_of:
-        case = Case(sequences_of("row_wise", "fused_numba"), (3, 4, 2), "adagrad")
+        case = Case(sequences_of("row_wise", kernel), (3, 4, 2), "adagrad")
     module = case.module_to_shard()
     clipped = type(case.sharder())({**case.fused_params, "max_gradient": most})
 
     def run(env: ShardingEnv) -> Any:
         sharder = clipped.updating(update)
         model = sharder.shard(module, shardings_of(case, sharder.tables(module)), env, "cpu")
+        shown = [own for _, own in in_backward_optimizer_filter(model.named_parameters())]
+        optimizer = spec_to_torch(clipped.optimizer, shown) if shown else model.fused_optimizer
         for number in range(STEPS):
-            model.fused_optimizer.zero_grad()
+            optimizer.zero_grad()
             backward(case, model, number, env.rank)
-            model.fused_optimizer.step()
+            optimizer.step()
         return model.state_dict()
 
     one = OneProcess(case)

@@ -47,7 +47,7 @@ class _AsInTorchRec(sw.ModuleSharder):
         found = super().allowed(table, compute_device_type)
         if found is not None:
             found = {kind: None if own is None else all_fused(own) for kind, own in found.items()}
-        if not leaves_update_to_script(table, self):
+        if table.optimizer is None or not table.optimizer.is_assumed:
             return found
         found = dict.fromkeys(host().sharding_types) if found is None else dict(found)
         if REPLICATED in found and found[REPLICATED] is None:
@@ -93,11 +93,6 @@ class EmbeddingCollectionSharder(_AsInTorchRec, sw.EmbeddingCollectionSharder):
 def get_default_sharders() -> list[sw.ModuleSharder]:
     """One sharder for each class of collections."""
     return [EmbeddingBagCollectionSharder(), EmbeddingCollectionSharder()]
-
-
-def leaves_update_to_script(table: sw.TableSpec, sharder: sw.ModuleSharder) -> bool:
-    """True for a table that nobody gave an optimizer: neither its parameter has one, nor the sharder `fused_params`."""
-    return sharder.fused_params is None and table.optimizer is sharder.optimizer
 
 
 def kernels_with_gradients() -> list[str]:

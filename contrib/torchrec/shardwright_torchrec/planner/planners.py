@@ -86,7 +86,7 @@ class EmbeddingShardingPlanner(sw.EmbeddingShardingPlanner):
             proposer=_proposers(_without_scaling(proposer)),
             partitioner=_plugin(partitioner, Partitioner, partitioners.OwnPartitioner),
             seconds=timeout_seconds,
-            **{"scale_up_caches": _scales(proposer), **further},
+            **{"refinements": ["scale_up_caches"] if _scales(proposer) else (), **further},
         )
         self._told: dict[str, Any] = {
             "topology": topology,

@@ -124,7 +124,7 @@ class EmbeddingOffloadScaleupProposer(GreedyProposer):
     """Stands for plans whose caches of rows on the device grow until it is full.
 
     The planner that gets it plans with its other proposers, or as it does by default, and gives the memory that is left
-    to the caches (`scale_up_caches=True`). As a proposer by itself it does as `GreedyProposer`.
+    to the caches (`refinements=["scale_up_caches"]`). As a proposer by itself it does as `GreedyProposer`.
 
     Args:
         use_depth: options are rated by their slowest shard; else by all shards together.

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shardwright.arguments import brief
+from shardwright.arguments import brief, check_unmasked
 from shardwright.errors import InvalidInputError, UnsupportedError
 from shardwright.modules.quantized.collections import QuantEmbeddingCollection, QuantizedCollection
 from shardwright.modules.quantized.rows import QuantizedRows
@@ -36,6 +36,7 @@ def ids_of(table: str, ids: Mapping[str, Tensor | Sequence[int]]) -> Tensor:
     Raises:
         InvalidInputError: they are no integers.
     """
+    check_unmasked(f"table {table!r}", "ids", ids[table])
     try:
         own = torch.as_tensor(ids[table]).flatten()
     except (RuntimeError, TypeError, ValueError):

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 from attrs import frozen
 
-from shardwright.errors import NoPlanError, PlanningError, UnknownPluginError
+from shardwright.contracts.demands import refusal_of_sums
+from shardwright.errors import NoPlanError, PlanningError, UnknownPluginError, nearest
 from shardwright.planning.layouts.layout import Layout
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.columns import OptionColumns
@@ -69,7 +70,9 @@ def enumerate_options(
                 collected.add_lookups(*_lookups(spec, rule, batch_size))
                 _enumerate_table(collected, offers, _Demands(rule, rules, index))
         except UnknownPluginError as error:
-            raise UnknownPluginError(f"constraints for table {table.describe()}: {error}") from error
+            raise UnknownPluginError(
+                f"what is asked of table {table.describe()}: {error}", **error.facts
+            ) from error
         except OutOfTime:
             raise _ended_early(offers, table, index, len(tables)) from None
     return collected.finish(offers)
@@ -126,7 +129,10 @@ class _Demands:
     @property
     def demands(self) -> tuple[str, ...]:
         """The constraints that leave options out."""
-        cutting = ("sharding_types", "compute_kernels", "min_partition", "ranks", "together", "apart")
+        cutting = (
+            *("sharding_types", "compute_kernels", "cache_params", "min_partition"),
+            *("ranks", "together", "apart"),
+        )
         return tuple(name for name in cutting if name in self.rule.given)
 
     def only(self, demands: Sequence[str]) -> _Demands:
@@ -142,7 +148,13 @@ def _enumerate_table(collected: OptionColumns, offers: Offers, own: _Demands) ->
     found = list(_offered(offers, table, own, refusals))
     unique = tuple(dict.fromkeys(refusals))
     if not found:
-        raise PlanningError(_no_option(table, own, unique, offers))
+        optimizers, named = offers.plugins.optimizers, table.optimizer and table.optimizer.name
+        if named and named not in optimizers and nearest(named, optimizers):
+            optimizers.entry(named)  # which raises: it is misspelt, and no kernel has one of that name
+        asked = (*own.demands, *(demand.name for demand in offers.demands_on(table, own.rule)))
+        raise PlanningError(
+            _no_option(table, own, unique, offers), subject=table.path, asked=tuple(dict.fromkeys(asked))
+        )
     for option in found:
         collected.add_option(*option)
     collected.refused.append(unique)
@@ -152,16 +164,17 @@ def _offered(
     offers: Offers, table: TableSpec, own: _Demands, refusals: list[Refusal]
 ) -> Iterator[tuple[int, int, Layout, Shape, list[int]]]:
     """The options of a table: codes of type and kernel, the layout, and what the kernel is asked for each run."""
+    codec = table.qcomms_config.forward if table.qcomms_config else None
     for code in offers.types_for(own.rule):
         kernels = offers.kernels_for(code, table, own.rule, refusals)
         for layout, shape in offers.layouts(code, table, own.rule, refusals):
-            reason = own.refusal(layout)
+            reason = own.refusal(layout) or refusal_of_sums(table, codec, cuts_rows=layout.cuts_rows)
             if reason:
                 name = list(offers.types)[code]
                 refusals.append(Refusal(table.path, "sharding type", name, reason))
                 continue
             for kernel in kernels:
-                if not offers.goes_with(kernel, layout, table, refusals):
+                if not offers.goes_with(kernel, layout, table, own.rule, refusals):
                     continue
                 requests = offers.requests(kernel, table, shape, refusals)
                 if requests is not None:

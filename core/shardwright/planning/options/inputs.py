@@ -17,6 +17,7 @@ from shardwright.planning.options.options import Options
 from shardwright.planning.options.planning_plugins import PlanningPlugins
 from shardwright.planning.plugin_calls import calling, check_answer
 from shardwright.planning.tables.constraints import Constraints
+from shardwright.planning.tables.optimizers import ASSUMED
 from shardwright.planning.tables.workload import table_to_data
 
 _SOURCE = "TorchRec 1.8 default"
@@ -97,11 +98,33 @@ def describe_inputs(
     if unknown:
         source = f"ids per bag of the {unknown} tables whose constraints give none; {_SOURCE}"
         values["pooling_factors"] = InputValue(1.0, "assumed", source)
+    unnamed = sum(table.optimizer == ASSUMED for table in options.all_tables)
+    if unnamed:
+        source = f"FBGEMM's default, for the {unnamed} tables that were given none"
+        values["optimizer"] = InputValue(str(ASSUMED), "assumed", source)
     values.update(_estimator_values(plugins))
     if request.constraints.rules:
         values["constraints"] = InputValue(request.constraints.to_data(), "given")
     values["tables"] = InputValue([table_to_data(table) for table in options.all_tables], "given")
     return {name: value.to_data() for name, value in values.items()}
+
+
+def assumed_inputs(inputs: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Those inputs of a plan that nobody gave or detected.
+
+    Args:
+        inputs: inputs as :func:`describe_inputs` has them.
+    """
+    return {name: data for name, data in inputs.items() if data.get("provenance") == "assumed"}
+
+
+def under_assumed_values(inputs: Mapping[str, Any]) -> str:
+    """The end of a sentence that says what is proven: `` under 9 assumed values``, or nothing.
+
+    A bound holds for the costs of a machine. Where that is assumed, so is the bound.
+    """
+    count = len(assumed_inputs(inputs))
+    return f" under {count} assumed value{'s' * (count > 1)}" if count else ""
 
 
 def _estimator_values(plugins: PlanningPlugins) -> dict[str, InputValue]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -13,6 +13,7 @@ from attrs import frozen
 
 from shardwright.arguments import brief
 from shardwright.contracts.compute_kernel import NAMED_ONLY, ComputeKernel, KernelRequest
+from shardwright.contracts.demands import Demand, demands_on, disobeyed
 from shardwright.contracts.sharding_type import ALWAYS, ShardingType
 from shardwright.errors import PlanningError, UnknownNameError
 from shardwright.planning.layouts.layout import Layout
@@ -27,6 +28,7 @@ from shardwright.planning.tables.spec import TableSpec
 from shardwright.planning.watch import Watch
 
 if TYPE_CHECKING:
+    from shardwright.contracts.optimizer import Optimizer
     from shardwright.host.registry import Registry
 
 
@@ -39,6 +41,10 @@ class Plugins(Protocol):
 
     @property
     def compute_kernels(self) -> Registry[ComputeKernel]:
+        """Registry of these plugins, by name or alias."""
+
+    @property
+    def optimizers(self) -> Registry[Optimizer]:
         """Registry of these plugins, by name or alias."""
 
 
@@ -306,16 +312,31 @@ class Offers:
         finally:
             self.seconds[kind.name] += time.perf_counter() - start
 
-    def goes_with(self, kernel: int, layout: Layout, table: TableSpec, refusals: list[Refusal]) -> bool:
-        """True if a kernel takes the ids that a layout sends; otherwise one more refusal is added."""
+    def goes_with(
+        self,
+        kernel: int,
+        layout: Layout,
+        table: TableSpec,
+        rule: ParameterConstraints,
+        refusals: list[Refusal],
+    ) -> bool:
+        """True if a kernel takes the ids that a layout sends, and obeys; otherwise one more refusal is added."""
         own = list(self.kernels.values())[kernel]
         who = f"compute kernel {own.name!r}"
         with calling(who):
             reason = own.refusal_of_ids(layout.row_map)
         check_answer(who, "refusal_of_ids", reason, str)
+        demand = disobeyed(own, self.demands_on(table, rule))
+        if demand and not reason:
+            reason = demand.refusal(table)
         if reason:
             refusals.append(Refusal(table.path, "compute kernel", own.name, reason))
         return not reason
+
+    def demands_on(self, table: TableSpec, rule: ParameterConstraints) -> Iterator[Demand]:
+        """List the demands on a table that not every kernel obeys."""
+        named = map(self.plugins.compute_kernels.create, rule.compute_kernels or ())
+        return demands_on(table, rule, list(named))
 
     def requests(
         self, kernel: int, table: TableSpec, shape: Shape, refusals: list[Refusal]

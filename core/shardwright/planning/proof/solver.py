@@ -8,6 +8,11 @@ Legend: N columns (numbers to be chosen), R rows.
 
 from __future__ import annotations
 
+import ctypes
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -146,10 +151,39 @@ class MixedProgram:
 
 
 def silent_solver(options: dict[str, Any]) -> Any:
-    """A solver on one thread that prints nothing."""
+    """A solver on one thread that prints nothing.
+
+    Its constructor prints a licence notice since HiGHS 1.16, before the option that turns output off can be set.
+    """
     import highspy
 
-    solver: Any = highspy.Highs()  # type: ignore[no-untyped-call]
+    with _c_stdout_discarded():
+        solver: Any = highspy.Highs()  # type: ignore[no-untyped-call]
     for name, value in {"output_flag": False, "threads": 1, **options}.items():
         solver.setOptionValue(name, value)
     return solver
+
+
+_C_STDOUT = threading.Lock()
+
+
+@contextmanager
+def _c_stdout_discarded() -> Iterator[None]:
+    """Discard what C code prints to its stream ``stdout``.
+
+    The file descriptor stays as it is, so that nothing that Python or another process writes is lost. C libraries
+    other than glibc do not let the stream be replaced: there everything is printed.
+    """
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "gnu_get_libc_version"):
+        yield
+        return
+    libc.fopen.restype = ctypes.c_void_p
+    with _C_STDOUT:
+        stdout, nowhere = ctypes.c_void_p.in_dll(libc, "stdout"), libc.fopen(os.devnull.encode(), b"w")
+        kept, stdout.value = stdout.value, nowhere
+        try:
+            yield
+        finally:
+            stdout.value = kept
+            libc.fclose(ctypes.c_void_p(nowhere))

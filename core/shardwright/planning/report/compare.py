@@ -170,11 +170,7 @@ class _Comparison:
         spec = self.tables.get(path)
         if spec is None or old is None:
             return ValueBytes((spec.data_type if spec else DataType.FP32).bits), old is None
-        try:
-            kernel = host().compute_kernels.create(old.compute_kernel)
-            return ValueBytes.of(spec, kernel, old.device_on(old.ranks[0])), True
-        except ShardwrightError:  # a plugin that is not installed here, or that does not know such a table
-            return ValueBytes(spec.data_type.bits), False
+        return value_bytes(spec, old)
 
     def change(
         self, path: str, old: ParameterSharding | None, new: ParameterSharding | None, values: ValueBytes
@@ -194,6 +190,15 @@ class _Comparison:
         if key not in self._known:
             self._known[key] = TableMoves.of(old.layout, new.layout, values, self.topology)
         return self._known[key]
+
+
+def value_bytes(table: TableSpec, sharding: ParameterSharding) -> tuple[ValueBytes, bool]:
+    """Bytes of the values that a table has under a plan, and whether its optimizer's states are known."""
+    try:
+        kernel = host().compute_kernels.create(sharding.compute_kernel)
+        return ValueBytes.of(table, kernel, sharding.device_on(sharding.ranks[0])), True
+    except ShardwrightError:  # a plugin that is not installed here, or that does not know such a table
+        return ValueBytes(table.data_type.bits), False
 
 
 def _topology_of(first: ShardingPlan, second: ShardingPlan) -> Topology:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 from attrs import frozen
 
+from shardwright.host.extensions import load_at
 from shardwright.planning.options.averaging import AVERAGING, sent_bytes
+from shardwright.planning.options.inputs import assumed_inputs, under_assumed_values
 from shardwright.planning.options.search_space import SearchSpace
 from shardwright.planning.plan.plan import aligned, codecs_text
 from shardwright.planning.report.statistics import RankStatistics, Statistics
 from shardwright.planning.search.objectives import OBJECTIVE_TEXTS
 from shardwright.planning.search.placement import PlacedPlan
 from shardwright.planning.search.search import SearchResult
-from shardwright.planning.text import bytes_text, percent_at_most
+from shardwright.planning.text import bytes_text, json_text, percent_at_most
 from shardwright.planning.watch import gap_of
 
 _MB = 1e6
@@ -28,21 +30,21 @@ _MORE = (
 
 @frozen(eq=False, slots=False)
 class Report:
-    """Report of a plan's costs, as text, as JSON data and as an HTML page.
+    """Report of a plan's costs, as text, as JSON data and in the formats that plugins offer.
 
     Args:
         space: options and costs.
         result: result of the search.
         inputs: inputs of the plan, with provenance.
         seconds: duration of planning, s.
-        stayed: sentence on the plan that this one was to stay near; ``None`` if there is none.
+        notes: sentences of the stages of the search.
     """
 
     space: SearchSpace
     result: SearchResult
     inputs: Mapping[str, Any]
     seconds: float
-    stayed: str | None = None
+    notes: Sequence[str] = ()
 
     @cached_property
     def plan(self) -> PlacedPlan:
@@ -61,15 +63,12 @@ class Report:
 
     @property
     def headline(self) -> str:
-        """``fits; 1.69 ms; proven within 0.1 %``."""
-        proof = (
-            "no bound proven"
-            if not math.isfinite(self.gap)
-            else f"proven within {percent_at_most(max(self.gap, _LEAST_GAP))}"
-            if self.gap
-            else "proven best"
-        )
-        return f"fits; {self.plan.value_ms:.4g} ms; {proof}"
+        """``fits; 1.69 ms; proven within 0.1 % under 9 assumed values``."""
+        value = f"fits; {self.plan.value_ms:.4g} ms"
+        if not math.isfinite(self.gap):
+            return f"{value}; no bound proven"
+        proof = f"within {percent_at_most(max(self.gap, _LEAST_GAP))}" if self.gap else "best"
+        return f"{value}; proven {proof}{under_assumed_values(self.inputs)}"
 
     @property
     def summary(self) -> list[str]:
@@ -86,7 +85,7 @@ class Report:
             self._bound_text(),
             self._models_text(),
             *self._averaging_text(),
-            *([self.stayed] if self.stayed else []),
+            *self.notes,
             *result.refused,
         ]
         return [*told, _MORE] if result.is_cut_short and self.gap > 0 else told
@@ -150,6 +149,8 @@ class Report:
         """Return the report as JSON data."""
         result = self.result
         return {
+            "headline": self.headline,
+            "num_assumed": len(assumed_inputs(self.inputs)),
             "objective": objective_data(self.plan, self.space.objective),
             "search": {
                 "seconds": self.seconds,
@@ -160,13 +161,26 @@ class Report:
             **self.statistics.to_data(),
             "refusals": self.refusal_lines,
             "inputs": dict(self.inputs),
+            "topology": self.space.topology.to_data(),
+            "texts": {
+                "summary": self.summary,
+                "reserved": self.reserved_text,
+                "kernels": self.kernel_lines,
+                "assumptions": self.assumption_lines,
+            },
         }
 
-    def to_html(self, title: str = "Sharding plan") -> str:
-        """Render one page of HTML that needs nothing else: pictures of memory and time per rank, and all tables."""
-        from shardwright.planning.report.html_page import page
+    def to_format(self, name: str, title: str = "Sharding plan") -> str:
+        """Render the report in a format.
 
-        return page(self, title)
+        Args:
+            name: ``txt``, ``json``, or one that a plugin offers, as an extension at the point ``report``.
+            title: heading, where the format has one.
+
+        Raises:
+            UnknownPluginError: no plugin offers the format.
+        """
+        return writer_of(name)(self, title)
 
     def _ranks(self) -> Iterator[str]:
         header = ("rank", *self.space.tiers, "time (ms)", "input (MB)", "output (MB)", "shards")
@@ -223,13 +237,37 @@ class Report:
 
     @property
     def assumption_lines(self) -> list[str]:
-        """List the assumptions, with their sources."""
+        """List the assumptions, with their sources, and what was detected."""
         assumed = [
             f"  {name} = {value_text(name, data['value'])} ({data.get('source', '')})"
-            for name, data in self.inputs.items()
-            if data["provenance"] == "assumed"
+            for name, data in assumed_inputs(self.inputs).items()
         ]
-        return ["assumed, because not given:", *assumed]
+        detected = [
+            f"  {name} = {value_text(name, data['value'])}"
+            for name, data in self.inputs.items()
+            if data["provenance"] == "detected"
+        ]
+        lines = ["assumed, because not given:", *assumed]
+        return [*lines, "detected on this machine:", *detected] if detected else lines
+
+
+def writer_of(name: str) -> Callable[[Report, str], str]:
+    """The function that renders a report in a format, with a title; see :meth:`Report.to_format`."""
+    from shardwright.host.plugin_host import host
+
+    own = {"txt": _as_text, "json": _as_json}
+    if name in own:
+        return own[name]
+    page = load_at("report", name, host().extensions, besides=own)
+    return lambda report, title: page(report.to_data(), title)
+
+
+def _as_text(report: Report, title: str) -> str:
+    return f"{report}\n"
+
+
+def _as_json(report: Report, title: str) -> str:
+    return json_text(report.to_data()) + "\n"
 
 
 def objective_data(plan: PlacedPlan, objective: str) -> dict[str, Any]:

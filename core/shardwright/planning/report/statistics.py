@@ -36,6 +36,7 @@ class RankStatistics:
         input_bytes: bytes that its shards receive in a step.
         output_bytes: bytes that its shards send in a step.
         num_shards: abbreviation of a sharding type -> how many of its shards.
+        types: name of a sharding type -> `time_ms` and `used_bytes` of its shards.
         averaged_bytes: weights and optimizer state that it averages with its replicas in other sharding groups.
     """
 
@@ -48,6 +49,7 @@ class RankStatistics:
     input_bytes: float
     output_bytes: float
     num_shards: Mapping[str, int]
+    types: Mapping[str, Mapping[str, Any]]
     averaged_bytes: float = 0.0
 
 
@@ -171,7 +173,7 @@ class Statistics:
         space, tiers = self.space, self.space.tiers
         received, sent = map(self._by_rank, traffic_bytes(space.options, space.topology))
         usable, capacity = space.capacity_bytes.tolist(), space.topology.capacity_bytes.tolist()
-        counts = self._counts()
+        counts, types = self._counts(), self._types()
         return tuple(
             RankStatistics(
                 rank=rank,
@@ -183,6 +185,7 @@ class Statistics:
                 input_bytes=float(received[rank]),
                 output_bytes=float(sent[rank]),
                 num_shards=counts[rank],
+                types=types[rank],
                 averaged_bytes=float(self.averaged_bytes[rank]),
             )
             for rank in range(space.topology.world_size)
@@ -199,6 +202,22 @@ class Statistics:
             {name: count for name, count in sorted(zip(names, row, strict=True)) if count}
             for row in counts.tolist()
         ]
+
+    def _types(self) -> list[dict[str, dict[str, Any]]]:
+        """Sharding type -> time and memory of its shards, of every rank."""
+        space, world_size = self.space, self.space.topology.world_size
+        kinds = space.options.sharding_type[space.options.option[self.shard_run]]
+        time = np.zeros((world_size, len(space.options.sharding_types)))
+        used = np.zeros((*time.shape, len(space.tiers)), dtype=np.int64)
+        np.add.at(time, (self.shard_rank, kinds), space.cost_ms[self.shard_run])
+        np.add.at(used, (self.shard_rank, kinds), space.memory_bytes[self.shard_run])
+        found: list[dict[str, dict[str, Any]]] = [{} for _ in range(world_size)]
+        for rank, kind in np.unique(np.stack([self.shard_rank, kinds]), axis=1).T.tolist():
+            found[rank][space.options.sharding_types[kind].name] = {
+                "time_ms": float(time[rank, kind]),
+                "used_bytes": dict(zip(space.tiers, used[rank, kind].tolist(), strict=True)),
+            }
+        return found
 
     @cached_property
     def tables(self) -> tuple[TableStatistics, ...]:

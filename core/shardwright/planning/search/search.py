@@ -131,11 +131,7 @@ class _Search:
 
     def rate(self, proposed: Ints | Placed, proposer: str) -> Feedback:
         """Place a proposal, unless that has been done, and keep it if it is the best."""
-        who = f"proposer {proposer!r}"
-        ranks, chosen = None, proposed
-        if isinstance(proposed, Placed):
-            ranks, chosen = whole_numbers(who, "the ranks of its shards", proposed.ranks), proposed.proposal
-        proposal = whole_numbers(who, "one option of each table", chosen)
+        proposal, ranks = _numbers(proposed, f"proposer {proposer!r}")
         key = proposal.tobytes() + (b"" if ranks is None else b"|" + ranks.tobytes())
         if key not in self.tried:
             self.tried[key] = self._place(proposal, ranks, proposer)
@@ -150,7 +146,7 @@ class _Search:
         return feedback
 
     def _place(self, proposal: Ints, given: Ints | None, proposer: str) -> Feedback:
-        _check_proposal(self.space, proposal, proposer)
+        _check_proposal(self.space, proposal, f"proposer {proposer!r}")
         shards = propose(self.space, proposal)
         misfit = fixed_misfit(self.space, proposal, shards)
         if misfit is not None:
@@ -159,14 +155,7 @@ class _Search:
         if isinstance(ranks, Misfit):
             return Feedback(misfit=ranks)
         whose = f"partitioner {self.partitioner.name!r}" if given is None else f"proposer {proposer!r}"
-        _check_placement(self.space, shards, ranks, f"{whose} broke its contract:")
-        rate = OBJECTIVES[self.space.objective]
-        return Feedback(
-            ranks=ranks,
-            load_ms=shards.loads_ms(ranks),
-            used_bytes=shards.used_bytes(ranks),
-            value_ms=rate(phase_loads(self.space, proposal, shards, ranks)),
-        )
+        return _rated(self.space, proposal, shards, ranks, whose)
 
 
 def search(
@@ -210,6 +199,46 @@ def search(
         proven=evolve(state.proven, bound_ms=min(state.proven.bound_ms, state.best.value_ms)),
         refused=tuple(state.refused),
         is_cut_short=state.watch.is_over,
+    )
+
+
+def with_plan(space: SearchSpace, result: SearchResult, placed: Placed, who: str) -> SearchResult:
+    """The result of a search with another plan, which is checked and rated.
+
+    Args:
+        space: options, costs, capacities.
+        result: the result.
+        placed: the plan.
+        who: the origin of the plan, for errors: ``"stage 'acme'"``.
+
+    Raises:
+        PlanningError: it is no plan of these options, or does not fit.
+    """
+    proposal, ranks = _numbers(placed, who)
+    _check_proposal(space, proposal, who)
+    assert ranks is not None  # of a plan that is placed
+    feedback = _rated(space, proposal, propose(space, proposal), ranks, who)
+    proven = evolve(result.proven, bound_ms=min(result.proven.bound_ms, feedback.value_ms))
+    return evolve(result, proposal=proposal, feedback=feedback, proven=proven, misfit=None)
+
+
+def _numbers(proposed: Ints | Placed, who: str) -> tuple[Ints, Ints | None]:
+    """A proposal, and the ranks of its shards if it has some."""
+    ranks, chosen = None, proposed
+    if isinstance(proposed, Placed):
+        ranks, chosen = whole_numbers(who, "the ranks of its shards", proposed.ranks), proposed.proposal
+    return whole_numbers(who, "one option of each table", chosen), ranks
+
+
+def _rated(space: SearchSpace, proposal: Ints, shards: ProposedShards, ranks: Ints, who: str) -> Feedback:
+    """Outcome of a placement, which is checked."""
+    _check_placement(space, shards, ranks, f"{who} broke its contract:")
+    rate = OBJECTIVES[space.objective]
+    return Feedback(
+        ranks=ranks,
+        load_ms=shards.loads_ms(ranks),
+        used_bytes=shards.used_bytes(ranks),
+        value_ms=rate(phase_loads(space, proposal, shards, ranks)),
     )
 
 
@@ -265,13 +294,13 @@ def _shortage(misfit: Misfit | None) -> float:
     return math.inf if misfit is None else misfit.short_bytes
 
 
-def _check_proposal(space: SearchSpace, proposal: Ints, proposer: str) -> None:
+def _check_proposal(space: SearchSpace, proposal: Ints, who: str) -> None:
     first, alike = space.options.first_option, space.options.distinct_table
     valid = proposal.shape == alike.shape
     if not valid or ((proposal < first[alike]) | (proposal >= first[alike + 1])).any():
         raise PlanningError(
-            f"proposer {proposer!r} broke its contract: it must yield one option of each of the "
-            f"{len(alike)} tables in their order, and yielded an array of shape {proposal.shape}"
+            f"{who} broke its contract: it must give one option of each of the {len(alike)} tables in their order, and "
+            f"gave an array of shape {proposal.shape}"
             + ("" if not valid else " with an option of another table")
         )
 

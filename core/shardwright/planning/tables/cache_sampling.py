@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from shardwright.arguments import check_unmasked
 from shardwright.errors import InvalidInputError
 from shardwright.planning.arrays import Floats, Ints
 
@@ -42,6 +43,7 @@ def distinct_ids(batches: Iterable[Any], num_embeddings: int) -> list[Ints]:
 
 def _distinct(number: int, batch: Any) -> Ints:
     """Distinct ids of a batch, rising; empty lists are batches without ids, whatever NumPy takes their type to be."""
+    check_unmasked("the sample", f"batch {number}", batch)
     try:
         ids = np.asarray(batch).reshape(-1)
     except (TypeError, ValueError) as error:

@@ -159,6 +159,8 @@ class OptimizerSpec:
         learning_rate: the initial learning rate; 0.01 as in FBGEMM.
         parameters: the rest (``eps``, ``beta1``, ``beta2``, ``weight_decay``, ``stochastic_rounding``, ...), sorted by
             name. Kernels say which they can run.
+        is_assumed: nobody asked for it: it is the default, or a script's own, whose state plans are to count. A kernel
+            that leaves the update to the script then need not run it.
 
     Raises:
         InvalidInputError: a value is of the wrong form or out of range.
@@ -173,6 +175,7 @@ class OptimizerSpec:
     name: str = field(default=_DEFAULT, converter=_canonical, validator=_named)
     learning_rate: float = field(default=0.01, converter=_number, validator=_rate)
     parameters: tuple[tuple[str, Any], ...] = field(default=(), converter=_items, validator=_known_parameters)
+    is_assumed: bool = False
 
     @classmethod
     def from_fused_params(cls, fused_params: Mapping[str, Any] | None) -> OptimizerSpec:
@@ -196,6 +199,8 @@ class OptimizerSpec:
             raise InvalidInputError(
                 f"fused_params have lr and learning_rate, which are one: {brief(fused_params)}"
             )
+        if not values:
+            return ASSUMED
         optimizer = values.pop("optimizer", _DEFAULT)
         if not isinstance(optimizer, str) or not optimizer:
             raise InvalidInputError(
@@ -218,6 +223,9 @@ class OptimizerSpec:
         pairs = [("learning_rate", self.learning_rate), *self.parameters]
         return f"{self.name}({', '.join(f'{name}={value}' for name, value in pairs)})"
 
+
+ASSUMED = OptimizerSpec(is_assumed=True)
+"""Optimizer of tables for which nobody named one."""
 
 STILL = OptimizerSpec(learning_rate=0.0)
 """Optimizer of tables that are never updated: it has no state, and is never run."""

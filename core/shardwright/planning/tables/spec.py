@@ -18,7 +18,7 @@ from shardwright.errors import InvalidInputError
 from shardwright.planning.documents.limits import MOST_ROWS
 from shardwright.planning.tables.caching import CacheParams
 from shardwright.planning.tables.codecs import QCommsConfig, as_qcomms
-from shardwright.planning.tables.optimizers import STILL, OptimizerSpec, check_max_gradient
+from shardwright.planning.tables.optimizers import ASSUMED, STILL, OptimizerSpec, check_max_gradient
 
 if TYPE_CHECKING:
     from shardwright.planning.layouts.layout import ColumnRange
@@ -290,7 +290,8 @@ class TableSpec:
         pooling: rule that makes one vector of a bag; ``NONE`` for sequences.
         is_weighted: ids carry a weight each.
         module: path of the module in the model ("" for the model itself).
-        optimizer: the optimizer that updates it in the backward pass; ``None`` if gradients are to be visible.
+        optimizer: the optimizer that updates it in the backward pass; SGD at 0.01 is assumed where none is given.
+            ``None`` if gradients are to be visible.
         qcomms_config: the codecs that its results and gradients travel by; float32 as they are by default.
         cache: the cache on the device, should the table be kept in host memory.
         allowed: the sharding types that its module's sharder allows, each with the compute kernels that it allows with
@@ -310,7 +311,7 @@ class TableSpec:
     pooling: PoolingType = field(default=PoolingType.SUM, converter=_pooling)
     is_weighted: bool = field(default=False, validator=is_answer)
     module: str = ""
-    optimizer: OptimizerSpec | None = field(factory=OptimizerSpec)
+    optimizer: OptimizerSpec | None = ASSUMED
     qcomms_config: QCommsConfig | None = field(default=None, converter=as_qcomms)
     cache: CacheParams = field(factory=CacheParams)
     allowed: _Allowed | None = field(default=None, converter=_allowed)

@@ -145,7 +145,7 @@ def _optimizer(data: Any) -> OptimizerSpec | None:
     return OptimizerSpec(name, rate, values)
 
 
-_DEFAULT_CACHE, _DEFAULT_OPTIMIZER = CacheParams(), OptimizerSpec()
+_DEFAULT_CACHE = CacheParams()
 
 
 def table_to_data(table: TableSpec) -> dict[str, Any]:
@@ -179,7 +179,7 @@ def table_to_data(table: TableSpec) -> dict[str, Any]:
     optimizer = table.optimizer
     if optimizer is None:
         data["optimizer"] = None
-    elif optimizer != _DEFAULT_OPTIMIZER:
+    elif not optimizer.is_assumed:
         rest = {
             key: list(value) if isinstance(value, tuple) else value for key, value in optimizer.parameters
         }

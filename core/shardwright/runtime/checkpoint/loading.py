@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, TensorStorageMetadata
 from torch.optim import Optimizer
 
+from shardwright.arguments import brief
 from shardwright.errors import CheckpointError, InvalidInputError, ShardwrightError, nearest
 from shardwright.optim.keyed import KeyedOptimizer
 from shardwright.planning.layouts.stored_rows import rows_between
@@ -47,6 +48,8 @@ from shardwright.runtime.sharded.tables.fused_optimizer import FusedOptimizer
 from shardwright.runtime.sharded.tables.table_state import STORED, STORED_ROWS, LocalBlock, state_in_blocks
 
 _MOST_NAMED = 5  # names in an error; the others are counted
+ALL, _WEIGHTS = PARTS = ("all", "weights")
+"""Parts of a checkpoint that can be loaded, the default first."""
 
 
 @frozen
@@ -56,6 +59,8 @@ class LoadedCheckpoint:
     Args:
         path: folder of the checkpoint.
         step: number of the training step; ``None`` of one that DCP alone wrote.
+        left_out: names that the checkpoint has and that were not loaded: with ``parts="weights"`` all that is an
+            optimizer's; if not strict also what the model has not, and what is another optimizer's.
         extra: plain data of this rank, if as many ranks saved it as there are now; else rank 0's.
         extras: plain data of every rank that saved it, in order.
         plan: plan document of the model that was saved.
@@ -70,6 +75,7 @@ class LoadedCheckpoint:
     plan: Mapping[str, Any] | None = field(default=None, repr=False)
     missing_keys: Sequence[str] = ()
     unexpected_keys: Sequence[str] = ()
+    left_out: Sequence[str] = ()
 
 
 def load_checkpoint(
@@ -77,9 +83,11 @@ def load_checkpoint(
     model: nn.Module,
     *optimizers: Optimizer,
     step: int | None = None,
+    parts: str = ALL,
     renames: Mapping[str, str] | None = None,
     strict: bool = True,
     verify: bool = True,
+    dcp_only: bool = False,
 ) -> LoadedCheckpoint:
     """Load a model and its optimizers, each rank its own blocks, whatever plan and ranks saved them.
 
@@ -91,16 +99,20 @@ def load_checkpoint(
         model: sharded or not; its fused optimizer is loaded with it.
         optimizers: those of the dense rest, keyed or not.
         step: step of the checkpoint to take from the folder; the newest by default.
+        parts: ``"all"``, or ``"weights"`` without the state of optimizers, which stays as it is here.
         renames: names in the checkpoint and what they are called in the model: of a table, a module or a parameter,
             one or several words between dots.
-        strict: every name must be in both, with one dtype; else what is in both is loaded, and converted.
+        strict: every name must be in both, with one dtype; else what is in both is loaded, and converted. State of
+            another optimizer than the one here is then left out, parameter by parameter.
         verify: compare all files with their checksums; each rank reads its share of them for that.
+        dcp_only: take a folder that ``torch.distributed.checkpoint`` alone wrote, without step and checksums.
 
     Returns:
         Step, the user's data and the plan; see :class:`LoadedCheckpoint`.
 
     Raises:
         CheckpointError: there is none, it is damaged, or it does not fit the model; on all ranks.
+        InvalidInputError: there are no such parts.
         DistributedError: ranks gave different paths or steps; on all ranks.
 
     Example:
@@ -117,7 +129,15 @@ def load_checkpoint(
     folder = Path(env.communicator.broadcast_object(found))
 
     def read() -> tuple[_Loading, list[str], list[str], list[Mapping[str, Any]]]:
-        loading = _Loading(Trained(model, optimizers), StoredCheckpoint(folder), dict(renames or {}))
+        if parts not in PARTS:
+            raise InvalidInputError(
+                f"parts must be {' or '.join(map(repr, PARTS))}, got {brief(parts)}",
+                subject="parts",
+                asked=parts,
+                possible=PARTS,
+            )
+        stored = StoredCheckpoint(folder, dcp_only=dcp_only)
+        loading = _Loading(Trained(model, optimizers), stored, dict(renames or {}), parts == ALL)
         missing, unexpected = loading.compare(strict=strict)
         if verify:
             loading.stored.verify(loading.stored.files[env.rank :: env.world_size])
@@ -129,7 +149,7 @@ def load_checkpoint(
     manifest = loading.stored.manifest
     own = extras[env.rank] if len(extras) == env.world_size else (extras or [{}])[0]
     step, plan = (None, None) if manifest is None else (manifest.step, manifest.plan)
-    return LoadedCheckpoint(folder, step, own, extras, plan, missing, unexpected)
+    return LoadedCheckpoint(folder, step, own, extras, plan, missing, unexpected, loading.left_out())
 
 
 def _found(path: Path, step: int | None) -> str:
@@ -144,11 +164,13 @@ class _Loading:
         trained: model and optimizers.
         stored: the checkpoint.
         renames: names in it, and what they are called in the model.
+        with_state: load the state of optimizers, too.
     """
 
     trained: Trained
     stored: StoredCheckpoint
     renames: Mapping[str, str]
+    with_state: bool = True
     _keys: dict[str, str] = Factory(dict)
     _wanted: list[Wanted] = Factory(list)
     _states: dict[int, dict[Tensor, dict[str, Any]]] = Factory(dict)
@@ -156,6 +178,8 @@ class _Loading:
     _rows: dict[tuple[str, LocalBlock], Ints] = Factory(dict)
     _plain_states: dict[str, Any] = Factory(dict)
     _groups: list[dict[str, Any]] | None = None
+    _others: set[str] = Factory(set)
+    _unfit_groups: set[int] = Factory(set)
 
     def __attrs_post_init__(self) -> None:
         entries = self.stored.entries
@@ -192,8 +216,12 @@ class _Loading:
             CheckpointError: they do not fit.
         """
         wanted = [*self._model_wanted(), *self._optimizers_wanted()]
-        problems = [problem for each in wanted for problem in self._differences(each, strict=strict)]
-        problems += self._group_problems(strict=strict)
+        problems = list(self._group_problems(strict=strict))
+        if not strict:
+            self._others |= self._of_other_optimizers(wanted)
+            wanted = [each for each in wanted if _parameter_of(each.key) not in self._others]
+            problems = []
+        problems = [p for each in wanted for p in self._differences(each, strict=strict)] + problems
         has = {each.key for each in wanted if self._is_stored(each.key)}
         self._wanted = [each for each in wanted if each.key in has]
         expected = {each.key for each in wanted} | self._row_states()
@@ -215,12 +243,15 @@ class _Loading:
     def _is_expected(self, key: str, expected: set[str]) -> bool:
         if key in expected or key == GROUPS or key.startswith(EXTRA) or not key.startswith((MODEL, STATE)):
             return True
-        # A rank without a block of a table does not know which states there are.
+        return key.startswith(STATE) and (not self.with_state or self._is_elsewhere(key))
+
+    def _is_elsewhere(self, key: str) -> bool:
+        """True for a state of a table without a block here, of which this rank does not know which states there are."""
         absent = (named.name for named in self.trained.tables if not named.table.state.local)
         return any(key.startswith(f"{STATE}{name}.") for name in absent)
 
     def _unmatched(self, missing: list[str], unexpected: list[str], expected: set[str]) -> Iterator[str]:
-        more = "; to load what is in both, give strict=False"
+        more = "; to load what is in both, give strict=False, and the weights alone, parts='weights'"
         if missing:
             near = nearest(missing[0], unexpected).replace("Did you mean", "It has")
             hint = " renames={...} says what is called otherwise" if near else ""
@@ -245,8 +276,48 @@ class _Loading:
             if not prefixes or not name.startswith(prefixes):
                 yield wanted_whole(MODEL + name, value)
 
+    @property
+    def _leaves(self) -> list[tuple[str, KeyedOptimizer]]:
+        """The optimizers whose state is loaded, each with what stands before its parameters' names."""
+        return self.trained.leaves if self.with_state else []
+
+    def _of_other_optimizers(self, wanted: Iterable[Wanted]) -> set[str]:
+        """Names of the parameters whose stored state is not that of their optimizer here."""
+        has: dict[str, list[Wanted]] = {}
+        for each in wanted:
+            if each.key.startswith(STATE):
+                has.setdefault(_parameter_of(each.key), []).append(each)
+        found = {
+            name
+            for name, own in has.items()
+            if any(
+                not self._is_stored(each.key) or any(self._differences(each, strict=False)) for each in own
+            )
+            or len(own) < len(self._entries_of(name, ()))
+        }
+        for prefix, leaf in self._leaves:
+            # An optimizer that has made no step has no states to compare: its hyperparameters tell it from others.
+            if id(leaf) in self._unfit_groups and not (isinstance(leaf, FusedOptimizer) or leaf.state):
+                found |= set(self.trained.names_of(prefix, leaf).values())
+        return found
+
+    def left_out(self) -> list[str]:
+        """Names that are stored and were not loaded, as far as this rank knows."""
+        loaded = {each.key for each in self._wanted} | self._row_states()
+        groups = [
+            self._groups_of(prefix, leaf) if id(leaf) not in self._unfit_groups else None
+            for prefix, leaf in self._leaves
+        ]
+        if groups and None not in groups:
+            loaded.add(GROUPS)
+        return sorted(
+            key
+            for key in {*map(_whole_name, self._keys)} - loaded
+            if not key.startswith(EXTRA) and not (self.with_state and self._is_elsewhere(key))
+        )
+
     def _optimizers_wanted(self) -> Iterator[Wanted]:
-        for prefix, leaf in self.trained.leaves:
+        for prefix, leaf in self._leaves:
             if isinstance(leaf, FusedOptimizer):
                 yield from fused_wanted(self.trained, prefix, leaf)
                 yield from self._steps_wanted(prefix, leaf)
@@ -342,7 +413,7 @@ class _Loading:
             self._place_rows(named)
         self.stored.read(request for wanted in self._wanted for request in self._requests(wanted))
         self._load_plain()
-        for prefix, leaf in self.trained.leaves:
+        for prefix, leaf in self._leaves:
             self._load_optimizer(prefix, leaf)
 
     def _place_rows(self, named: NamedTable) -> None:
@@ -445,17 +516,20 @@ class _Loading:
             )
         names = self.trained.parameter_names(prefix, leaf)
         for parameter, state in self._states.get(id(leaf), {}).items():
+            if names[id(parameter)] in self._others:
+                continue
             start = f"{STATE}{names[id(parameter)]}."
             plain = {entry: self._plain_states.get(start + entry, value) for entry, value in state.items()}
             own = {entry: value for entry, value in plain.items() if value is not None}
             if own:
                 leaf.state[parameter] = own
         groups = self._groups_of(prefix, leaf)
-        if groups is not None:
+        if groups is not None and id(leaf) not in self._unfit_groups:
             leaf.take_groups(groups)
 
     def _has_step(self, prefix: str, leaf: FusedOptimizer, name: str) -> bool:
-        return (id(leaf), name) in self._steps and f"{STATE}{prefix}{name}.{STEP}" in self._keys
+        is_read = (id(leaf), name) in self._steps and prefix + name not in self._others
+        return is_read and f"{STATE}{prefix}{name}.{STEP}" in self._keys
 
     def _groups_of(self, prefix: str, leaf: KeyedOptimizer) -> list[dict[str, Any]] | None:
         """The stored groups of an optimizer's parameters, by its own names; ``None`` where some are in none."""
@@ -474,12 +548,13 @@ class _Loading:
         return groups if found == set(names) else None
 
     def _group_problems(self, *, strict: bool) -> Iterator[str]:
-        for prefix, leaf in self.trained.leaves:
+        for prefix, leaf in self._leaves:
             groups = self._groups_of(prefix, leaf)
             try:
                 if groups is not None:
                     leaf.check_groups(groups)
             except ShardwrightError as error:
+                self._unfit_groups.add(id(leaf))
                 yield str(error)
             if groups is None and strict and leaf.params:
                 yield "it has no hyperparameters (param_groups) of all parameters; to go on without, give strict=False"
@@ -504,6 +579,11 @@ def _by_local_row(found: Found, local_row_of: Any, num_rows: int) -> Ints:
     if (placed == NOWHERE).any():
         raise CheckpointError(f"the stored index of rows names a row twice, of a block of {num_rows}")
     return placed
+
+
+def _parameter_of(key: str) -> str:
+    """The parameter that an optimizer's state is of; empty for other entries."""
+    return key.removeprefix(STATE).rpartition(".")[0] if key.startswith(STATE) else ""
 
 
 def _whole_name(key: str) -> str:

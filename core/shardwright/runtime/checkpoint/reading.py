@@ -99,6 +99,7 @@ class StoredCheckpoint:
 
     Args:
         path: its folder.
+        dcp_only: DCP alone wrote it, so that there is no manifest.
 
     Attributes:
         manifest: its description; ``None`` for one that DCP alone wrote.
@@ -108,8 +109,15 @@ class StoredCheckpoint:
         CheckpointError: it is damaged, or there is none.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, dcp_only: bool = False) -> None:
         self.path = path
+        if not (dcp_only or (path / MANIFEST).exists()) and (path / METADATA).exists():
+            raise CheckpointError(
+                f"{path / MANIFEST} is missing, without which no file can be checked. Where "
+                "torch.distributed.checkpoint alone wrote the folder, say so: load_checkpoint(..., dcp_only=True), or "
+                "make a checkpoint of it by `shardwright checkpoint convert`",
+                subject=str(path / MANIFEST),
+            )
         try:
             text = (path / MANIFEST).read_text() if (path / MANIFEST).exists() else None
             data = (path / METADATA).read_bytes()

@@ -42,6 +42,7 @@ from shardwright.runtime.checkpoint.folder import (
     prepare,
     saving_folder,
     steps_in,
+    writing,
 )
 from shardwright.runtime.checkpoint.metadata import (
     MANIFEST,
@@ -316,12 +317,15 @@ class _Ranks:
                 save(state, storage_writer=writer, planner=planner, process_group=self._group)
             else:
                 self._write_without_group(state, writer, planner)
-        except CheckpointException as error:
+        except (Exception, CheckpointException) as error:  # DCP's is none of the former
             writer.abandon()
-            raise _as_one(error, writer.folder) from error
-        except OSError as error:
-            writer.abandon()
-            raise CheckpointError(f"{writer.folder} cannot be written: {error}") from error
+            if isinstance(error, CheckpointException):
+                raise _as_one(error, writer.folder) from error
+            if isinstance(error, OSError):
+                raise CheckpointError(
+                    f"{writer.folder} cannot be written: {error}", subject=str(writer.folder)
+                ) from error
+            raise
 
     def _write_without_group(self, state: dict[str, Any], writer: _Writer, planner: SavePlanner) -> None:
         """Save as ``dcp.save`` does, by the communicator's collectives: for one rank, and for simulated ones."""
@@ -346,7 +350,9 @@ def _as_one(error: CheckpointException, folder: Path) -> ShardwrightError:
     rank, (cause, _) = min(error.failures.items())
     if isinstance(cause, ShardwrightError):
         return cause
-    return CheckpointError(f"{folder} cannot be written: rank {rank}: {type(cause).__name__}: {cause}")
+    return CheckpointError(
+        f"{folder} cannot be written: rank {rank}: {type(cause).__name__}: {cause}", subject=str(folder)
+    )
 
 
 class _Writer(FileSystemWriter):
@@ -439,7 +445,8 @@ def _check_files(folder: Any, files: Mapping[str, StoredFile]) -> None:
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write a checkpoint's manifest, and have it on the disk."""
-    with (folder / MANIFEST).open("w") as file:
+    path = folder / MANIFEST
+    with writing(path, lambda: path.open("w")) as file:
         file.write(manifest.to_json())
         file.flush()
         os.fsync(file.fileno())
@@ -462,7 +469,8 @@ class _CheckedFiles(FileSystem):
 
     @contextmanager
     def create_stream(self, path: Any, mode: str) -> Generator[Any, None, None]:
-        with super().create_stream(path, mode) as stream:
+        opened = super().create_stream
+        with writing(path, lambda: opened(path, mode)) as stream:
             if mode != "wb" or Path(path).suffix != ".distcp":
                 yield stream
                 return
@@ -482,7 +490,13 @@ class _Checked:
 
     def __init__(self, stream: Any, wrote: Callable[[int], None]) -> None:
         self._stream, self._wrote, self.crc, self.length = stream, wrote, 0, 0
-        self.flush, self.fileno, self.close = stream.flush, stream.fileno, stream.close
+        self.fileno, self.close = stream.fileno, stream.close
+
+    def flush(self) -> None:
+        if (
+            not self._stream.closed
+        ):  # torch's writer flushes once more when it is collected, after a failure too
+            self._stream.flush()
 
     def write(self, data: Any) -> int:
         view = memoryview(data).cast("B")

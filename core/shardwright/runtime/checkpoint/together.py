@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from shardwright.errors import CheckpointError, DistributedError, ShardwrightError
 from shardwright.runtime.ranks.environment import ShardingEnv
@@ -43,15 +43,15 @@ def on_all_ranks(env: ShardingEnv, work: Callable[[], T]) -> T:
         return made
     if own is not None and first == env.rank:
         raise own
-    kind, text = told[first]
-    raise kind(text)
+    kind, text, facts = told[first]
+    raise kind(text, **facts)
 
 
-def _told(error: Exception, rank: int) -> tuple[type[ShardwrightError], str]:
-    """Class and text of the error that the other ranks raise."""
+def _told(error: Exception, rank: int) -> tuple[type[ShardwrightError], str, Mapping[str, Any]]:
+    """Class, text and attributes of the error that the other ranks raise."""
     if isinstance(error, ShardwrightError):
-        return type(error), str(error)
-    return CheckpointError, f"rank {rank}: {type(error).__name__}: {error}"
+        return type(error), str(error), error.facts
+    return CheckpointError, f"rank {rank}: {type(error).__name__}: {error}", {}
 
 
 def compare_places(env: ShardingEnv, path: str | os.PathLike[str], step: int | None) -> None:

@@ -68,7 +68,8 @@ def on_one_rank(
             text, result = task.result()
         except BaseException as error:
             # Whatever it is, an interrupt too: the other ranks are waiting, and must hear of it.
-            _send(env, {"error": type(error).__name__, "text": str(error)})
+            facts = error.facts if isinstance(error, ShardwrightError) else {}
+            _send(env, {"error": type(error).__name__, "text": str(error), "facts": facts})
             raise
         _send(env, {"text": text})
         return result
@@ -94,13 +95,13 @@ def _wait(env: ShardingEnv) -> str:
             return str(answer["text"])
 
 
-def _same_error(answer: dict[str, str]) -> ShardwrightError:
+def _same_error(answer: dict[str, Any]) -> ShardwrightError:
     """Rebuild rank 0's error if its class is one of ours; else a ``PlanningError`` with its text."""
     from shardwright import errors
 
     kind = getattr(errors, answer["error"], None)
     if isinstance(kind, type) and issubclass(kind, ShardwrightError):
-        return kind(answer["text"])
+        return kind(answer["text"], **answer["facts"])
     return PlanningError(f"planning failed on rank 0: {answer['error']}: {answer['text']}")
 
 

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from shardwright.contracts.comm_backend import Arrivals, Communicator, Work
 from shardwright.errors import DistributedError
-from shardwright.runtime.ranks.accelerators.device_watch import DeviceWatch
 from shardwright.runtime.ranks.devices import is_host
 from shardwright.runtime.ranks.lockstep import by_rank
 from shardwright.runtime.ranks.phases import Named, Phases
@@ -64,6 +63,18 @@ class Transport(ABC):
     @abstractmethod
     def reads_in_place(self, num_elements: int, patience: timedelta | None) -> bool:
         """True if pieces are read in the sender's memory, as :meth:`Communicator.reads_in_place`."""
+
+
+class CollectiveWatch(ABC):
+    """A watch over collectives that the device waits for, and not the host: a backend may bring one."""
+
+    @abstractmethod
+    def check(self) -> None:
+        """Raise ``DistributedError`` if a collective that was waited for has failed since."""
+
+    @abstractmethod
+    def wait(self, label: str, work: Any) -> Any:
+        """Make the device wait for a collective; return what its ``wait()`` does."""
 
 
 class _ReceivedPieces:
@@ -145,7 +156,7 @@ class TorchCommunicator(Communicator):
         *,
         beside: Communicator | None = None,
         phases: Phases | None = None,
-        watch: DeviceWatch | None = None,
+        watch: CollectiveWatch | None = None,
     ) -> None:
         self._watch = watch
         self._group, self._close, self._beside = process_group, close, beside

@@ -5,10 +5,11 @@ from __future__ import annotations
 from attrs import frozen
 
 from shardwright.contracts.codec import Codec
+from shardwright.contracts.demands import refusal_of_sums
 from shardwright.errors import UnknownPluginError, UnsupportedError
 from shardwright.planning.plan.plan import ParameterSharding
 from shardwright.planning.tables.codecs import QCommsConfig
-from shardwright.planning.tables.spec import PoolingType, TableSpec
+from shardwright.planning.tables.spec import TableSpec
 from shardwright.runtime.step.executor import ExecutorConfig
 
 
@@ -54,10 +55,10 @@ def _config_of(table: TableSpec, sharding: ParameterSharding) -> QCommsConfig:
 
 
 def _check_sums(table: TableSpec, sharding: ParameterSharding, codec: Codec | None) -> None:
-    sums = table.pooling is not PoolingType.NONE and sharding.layout.cuts_rows
-    if codec is not None and sums and not codec.carries_partial_sums:
+    if refusal := refusal_of_sums(table, codec, cuts_rows=sharding.layout.cuts_rows):
         raise UnsupportedError(
-            f"table {table.describe()} ({sharding.sharding_type}) is to send results by the codec {codec.name!r}, "
-            f"which does not carry partial sums, and its {table.num_embeddings:_} rows are cut. Name another codec in "
-            f"constraints[{table.name!r}].qcomms_config, or a sharding type that keeps its rows together"
+            f"table {table.describe()} ({sharding.sharding_type}): {refusal}. Name another codec in "
+            f"constraints[{table.name!r}].qcomms_config, or a sharding type that keeps its rows together",
+            subject=table.path,
+            asked="qcomms_config",
         )

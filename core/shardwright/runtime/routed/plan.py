@@ -18,6 +18,7 @@ from attrs import evolve, frozen
 
 from shardwright.contracts.codec import Codec
 from shardwright.contracts.compute_kernel import ComputeKernel, KernelRequest
+from shardwright.contracts.demands import demands_on, disobeyed
 from shardwright.contracts.lookup import BlockSpec
 from shardwright.errors import UnsupportedError
 from shardwright.planning.layouts.blocks import BlockColumns, Ints
@@ -359,11 +360,19 @@ def _kinds_of(blocks: BlockColumns) -> tuple[Ints, Ints]:
 def _check_supported(
     table: TableSpec, sharding: ParameterSharding, kernel: ComputeKernel, request: KernelRequest
 ) -> None:
+    """Check that a kernel does what is asked of a table.
+
+    Raises:
+        UnsupportedError: it does not; about the table, with the name of what was asked.
+    """
+    demand = disobeyed(kernel, demands_on(table))
     refusal = kernel.refusal_of_ids(sharding.layout.row_map) or kernel.refusal_of_rows(request)
-    answer = refusal or kernel.supports(request)
+    answer = refusal or (demand.refusal(table) if demand else kernel.supports(request))
     if answer is not True:
         raise UnsupportedError(
             f"the plan gives table {table.describe()} ({sharding.sharding_type}) the kernel "
             f"{sharding.compute_kernel!r}, which cannot serve it on {request.device}: {answer}. "
-            f"Name another in constraints[{table.name!r}].compute_kernels, or plan on this machine."
+            f"Name another in constraints[{table.name!r}].compute_kernels, or plan on this machine.",
+            subject=table.path,
+            asked=demand.name if demand and not refusal else "compute_kernel",
         )

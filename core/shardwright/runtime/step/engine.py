@@ -125,7 +125,7 @@ class CollectionEngine:
         )
         updated = [table for table in tables if is_updated_in_backward(table, shardings[table.name])]
         self.updated_in_backward = updated[0].describe() if updated else ""
-        self.limits = GradientLimits(self.collection, {table.name for table in updated}, env.world_size)
+        self.limits = GradientLimits(self.collection, env.world_size)
         at_once = [table for table in updated if table.update == "in_backward"]
         self.passes = BackwardPasses(
             at_once[0].describe() if at_once else "",
@@ -188,6 +188,11 @@ def _scaling_refusal(
     """The reason why the tables cannot be trained with scaled gradients; empty if they can."""
     for table in tables:
         sharding = shardings[table.name]
+        if table.max_gradient is not None:
+            return (
+                f"Table {table.describe()} has a max_gradient, to which scaled gradients would be clipped: leave it "
+                "out of fused_params, and clip by shardwright.clip_grad_value_ after scaler.unscale_()"
+            )
         if table.is_frozen or is_updated_in_step(table, sharding):
             continue
         if is_updated_in_backward(table, sharding):

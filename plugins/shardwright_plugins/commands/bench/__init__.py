@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardwright.contracts import Command
+from shardwright.contracts import Extension
 
 if TYPE_CHECKING:
     from typer import Typer
 
 
-class Bench(Command):
+class Bench(Extension):
     """Times training steps and planning, beside another program where one is given."""
 
-    name = "bench"
+    name = "command:bench"
     help = "Time things, beside another program where one is given."
 
     def load(self) -> Typer:

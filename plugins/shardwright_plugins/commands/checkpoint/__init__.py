@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardwright.contracts import Command
+from shardwright.contracts import Extension
 
 if TYPE_CHECKING:
     from typer import Typer
 
 
-class Checkpoint(Command):
+class Checkpoint(Extension):
     """Shows, verifies and converts checkpoints."""
 
-    name = "checkpoint"
+    name = "command:checkpoint"
     help = "Show, verify and convert checkpoints."
 
     def load(self) -> Typer:

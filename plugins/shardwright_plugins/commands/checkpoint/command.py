@@ -26,15 +26,19 @@ _Folder = Annotated[
     Path, typer.Argument(metavar="DIR", help="A checkpoint, or a folder of them: the newest.")
 ]
 _Step = Annotated[int | None, typer.Option(help="Of the checkpoint in the folder; the newest by default.")]
+_DcpOnly = Annotated[
+    bool,
+    typer.Option("--dcp-only", help="torch.distributed.checkpoint alone wrote it: no step and no checksums."),
+]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 @checkpoint.command()
-def show(folder: _Folder, step: _Step = None, as_json: _Json = False) -> None:
+def show(folder: _Folder, step: _Step = None, dcp_only: _DcpOnly = False, as_json: _Json = False) -> None:
     """Print what a checkpoint holds: names, shapes, dtypes and bytes, its optimizer's, plan and step."""
-    found = _contents(_opened(folder, step))
+    found = _contents(_opened(folder, step, dcp_only=dcp_only))
     if as_json:
         typer.echo(json.dumps(found, indent=1))
         return
@@ -55,11 +59,7 @@ def show(folder: _Folder, step: _Step = None, as_json: _Json = False) -> None:
 def verify(folder: _Folder, step: _Step = None, as_json: _Json = False) -> None:
     """Read every file of a checkpoint, and compare it with its checksum."""
     stored = _opened(folder, step)
-    if stored.manifest is None:
-        raise InvalidInputError(
-            f"{stored.path} was written by torch.distributed.checkpoint alone, which keeps no checksums; `shardwright "
-            "checkpoint convert` makes a checkpoint that has them"
-        )
+    assert stored.manifest is not None  # it was not asked for without
     total = sum(file.bytes for file in stored.manifest.files.values())
     with _bar("reading", total, hidden=as_json) as (bar, task):
         stored.verify(stored.files, lambda count: bar.advance(task, count))
@@ -86,6 +86,7 @@ def convert(
             help="Of the checkpoint that is written into a folder, and of TorchRec's optimizers of tables."
         ),
     ] = 0,
+    dcp_only: _DcpOnly = False,
     as_json: _Json = False,
 ) -> None:
     """Convert a checkpoint to a plain state dict in one file, or make one of a file or of DCP's folder.
@@ -93,8 +94,8 @@ def convert(
     What goes into one file has to be in memory; folders do not. States of TorchRec's fused optimizers come too. Its
     hyperparameters do not: load with strict=False.
     """
-    from shardwright.runtime.checkpoint import converting
     from shardwright.runtime.checkpoint.folder import folder_of
+    from shardwright_plugins.commands.checkpoint import converting
 
     into_file = target.suffix in (".pt", ".pth", ".bin")
     if source.is_file() and into_file:
@@ -104,7 +105,7 @@ def convert(
     written = target if into_file else folder_of(target, step)
     if into_file:
         told = (lambda key: None) if as_json else (lambda key: typer.echo(f"reading {key}", err=True))
-        converting.to_file(_opened(source, None), target, told)
+        converting.to_file(_opened(source, None, dcp_only=dcp_only), target, told)
     else:
         with _bar("writing", None, hidden=as_json) as (bar, task):
 
@@ -114,7 +115,7 @@ def convert(
             if source.is_file():
                 converting.from_file(source, written, report)
             else:
-                converting.adopt(_opened(source, None), written, report)
+                converting.adopt(_opened(source, None, dcp_only=True), written, report)
     typer.echo(
         json.dumps({"path": str(written), "bytes": _bytes_in(written)}) if as_json else f"written: {written}"
     )
@@ -135,11 +136,11 @@ def _bar(what: str, total: int | None, *, hidden: bool) -> Iterator[tuple[Progre
         yield bar, bar.add_task(what, total=total)
 
 
-def _opened(folder: Path, step: int | None) -> StoredCheckpoint:
+def _opened(folder: Path, step: int | None, *, dcp_only: bool = False) -> StoredCheckpoint:
     from shardwright.runtime.checkpoint.folder import find_checkpoint
     from shardwright.runtime.checkpoint.reading import StoredCheckpoint
 
-    return StoredCheckpoint(find_checkpoint(folder, step))
+    return StoredCheckpoint(find_checkpoint(folder, step), dcp_only=dcp_only)
 
 
 def _contents(stored: StoredCheckpoint) -> dict[str, Any]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from shardwright.contracts import Command
+from shardwright.contracts import Extension
 
 
-class Demo(Command):
+class Demo(Extension):
     """Trains a DLRM with sharded embedding tables on local processes."""
 
-    name = "demo"
+    name = "command:demo"
     help = "Train a DLRM with sharded embedding tables on local processes, and evaluate it."
 
     def load(self) -> Callable[..., Any]:

@@ -13,7 +13,9 @@ from shardwright.hookspecs import KINDS
 from shardwright_testing import EstimatorTests
 
 BUILT_IN = [
-    EntryPoint(f"builtin_{kind.label}", f"shardwright_plugins.{kind.label}", "shardwright") for kind in KINDS
+    EntryPoint(f"builtin_{kind.label}", f"shardwright_plugins.{kind.label}", "shardwright")
+    for kind in KINDS
+    if kind.name != "extension"
 ]
 
 

@@ -148,7 +148,7 @@ def test_enumerate_nothing_left_raises_with_every_reason():
     [
         (
             {"sharding_types": ["wohle"]},
-            r"constraints for table 't' .*: no sharding type 'wohle'.*Did you mean 'whole'\?",
+            r"table 't' .*: no sharding type 'wohle'.*Did you mean 'whole'\?",
         ),
         ({"compute_kernels": ["plane"]}, r"no compute kernel 'plane'.*Did you mean 'plain'\?"),
     ],

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 from tests.core.planning.conftest import Plain, make_host
 
+import shardwright as sw
 from shardwright.host import use_host
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.plan.plan import ranks_text
+from shardwright.planning.report.report import writer_of
 from shardwright.planning.tables.constraints import ParameterConstraints
 from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright.planning.tables.spec import TableSpec
@@ -47,6 +51,32 @@ def test_report_memory_and_shards_of_each_rank_are_those_of_the_plans_blocks():
     assert weights[0] != weights[1]
     assert [rank["used_bytes"] for rank in ranks] == [{"ddr": size} for size in weights]
     assert [sum(rank["num_shards"].values()) for rank in ranks] == shards
+    for rank in ranks:
+        expected = {"used_bytes": rank["used_bytes"], "time_ms": pytest.approx(rank["time_ms"])}
+        assert rank["types"] == ({"whole": expected} if rank["time_ms"] else {})
+
+
+def test_report_in_a_format_of_a_plugin_is_made_of_its_json_data():
+    class Titles(sw.Extension):
+        name = "report:titles"
+
+        def load(self):
+            return lambda data, title: f"{title}: {json.dumps(data)}"
+
+    planner = EmbeddingShardingPlanner(Topology(2, "cpu", ddr_cap=1000), storage_reservation=0.0)
+    planner.plan_tables([TableSpec("t", 10, 8, ["f"])])
+    with use_host(make_host(extensions=[Titles])):
+        title, _, data = planner.report.to_format("titles", "Mine").partition(": ")
+    assert (title, json.loads(data)) == ("Mine", planner.report.to_data())
+    assert json.loads(planner.report.to_format("json")) == planner.report.to_data()
+    assert planner.report.to_format("txt") == f"{planner.report}\n"
+
+
+def test_report_in_an_unknown_format_names_the_known_ones():
+    with pytest.raises(
+        sw.UnknownPluginError, match=r"no report 'jso'. Known: json, txt. Did you mean 'json'"
+    ):
+        writer_of("jso")
 
 
 def test_report_says_which_kernel_was_refused_and_which_taken_instead():

@@ -17,7 +17,11 @@ def test_spec_from_fused_params_takes_any_name(optimizer, name):
 
 @pytest.mark.parametrize("fused_params", [None, {}])
 def test_spec_from_nothing_is_fbgemms_default(fused_params):
-    assert OptimizerSpec.from_fused_params(fused_params) == OptimizerSpec("sgd", 0.01)
+    assert OptimizerSpec.from_fused_params(fused_params) == OptimizerSpec("sgd", 0.01, is_assumed=True)
+
+
+def test_spec_that_is_named_is_not_assumed_even_if_it_is_the_default():
+    assert not OptimizerSpec.from_fused_params({"optimizer": "sgd", "learning_rate": 0.01}).is_assumed
 
 
 @pytest.mark.parametrize("rate", ["lr", "learning_rate"])

@@ -10,10 +10,11 @@ import shutil
 import pytest
 import torch
 from tests.core.runtime.checkpoint.stored import save_of_ranks
+from tests.errors import files_of_at_most, raises
 
 import shardwright as sw
 from shardwright.errors import CheckpointError
-from shardwright.runtime.checkpoint import folder, saving
+from shardwright.runtime.checkpoint import folder
 from shardwright.runtime.checkpoint.metadata import metadata_from
 from shardwright.runtime.checkpoint.reading import StoredCheckpoint
 
@@ -169,7 +170,7 @@ def test_entry_that_would_run_something_is_refused(saved, tmp_path):
     assert FileSystemWriter is not None
     save_of_ranks([{"model": model().state_dict(), "extra": {"0": Runs()}}], tmp_path / "foreign")
     with pytest.raises(CheckpointError, match=r"'extra\.0' cannot be read"):
-        sw.load_checkpoint(tmp_path / "foreign", model())
+        sw.load_checkpoint(tmp_path / "foreign", model(), dcp_only=True)
     assert not (tmp_path / "ran").exists()
 
 
@@ -180,17 +181,13 @@ def test_file_names_that_lead_elsewhere_are_refused(saved):
         metadata_from(pickle.dumps(metadata), "here")
 
 
-def test_full_disk_is_one_error_and_leaves_no_rest(tmp_path, monkeypatch):
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_full_disk_is_an_error_that_names_the_file_and_leaves_no_rest(tmp_path, asynchronous):
     sw.save_checkpoint(tmp_path, model(), step=1)
-
-    def full(stream, data):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(saving._Checked, "write", full)
-    with pytest.raises(CheckpointError, match=r"cannot be written.*No space left on device"):
-        sw.save_checkpoint(tmp_path, model(), step=2)
+    file = tmp_path / ".saving-step_0000000002" / "__0_0.distcp"
+    with files_of_at_most(1000), raises(CheckpointError, subject=str(file)):
+        sw.save_checkpoint(tmp_path, model(), step=2, asynchronous=asynchronous).wait()
     assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "step_0000000001"]
-    monkeypatch.undo()
     sw.save_checkpoint(tmp_path, model(), step=2)
 
 

@@ -94,7 +94,8 @@ def test_unsharded_module_loads_and_saves_too(tmp_path):
     sw.save_checkpoint(tmp_path, module)
     with pytest.raises(CheckpointError, match="it has no hyperparameters"):
         load(IN_RUNS, tmp_path)
-    assert_loaded(load(IN_RUNS, tmp_path, strict=False), expected)
+    for options in ({"strict": False}, {"parts": "weights"}):
+        assert_loaded(load(IN_RUNS, tmp_path, **options), expected)
     assert list(steps_in(tmp_path)) == [1, 2]
 
 
@@ -145,7 +146,7 @@ def test_large_piece_that_is_cut_short_is_an_error_without_checksums_too(tmp_pat
         opened.truncate(100_000)
     (folder / "shardwright.json").unlink()  # as of one that DCP alone wrote
     with pytest.raises(CheckpointError, match=r"'model\.weight'"):
-        sw.load_checkpoint(folder, torch.nn.Linear(1024, 1025), strict=False)
+        sw.load_checkpoint(folder, torch.nn.Linear(1024, 1025), strict=False, dcp_only=True)
 
 
 def test_extra_comes_back_to_each_rank_or_to_all(tmp_path):

@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 from tests.core.runtime.checkpoint.stored import save_of_ranks
+from tests.errors import files_of_at_most, raises
 from typer.testing import CliRunner
 
 import shardwright as sw
 from shardwright.cli import app
 from shardwright.errors import CheckpointError, InvalidInputError
 from shardwright.runtime.checkpoint.reading import StoredCheckpoint, box_requests
+from shardwright_plugins.commands.checkpoint.converting import to_file
 
 ROWS = 1200
 
@@ -115,8 +117,10 @@ def test_convert_takes_what_dcp_alone_wrote(nest, saved, tmp_path):
     other = model(seed=5)
     sw.load_checkpoint(tmp_path / "own2", other, strict=False)
     assert same(state, other.state_dict())
-    with pytest.raises(InvalidInputError, match="keeps no checksums"):
-        run("verify", tmp_path / "dcp")
+    for command in ("verify", "show"):
+        with raises(CheckpointError, subject=str(tmp_path / "dcp" / "shardwright.json")):
+            run(command, tmp_path / "dcp")
+    assert json.loads(run("show", tmp_path / "dcp", "--dcp-only", "--json"))["step"] is None
 
 
 # Written by torchrec_writes.py, which has these figures.
@@ -161,7 +165,7 @@ def test_convert_takes_the_optimizer_of_torchrec_and_training_goes_on_as_there(t
 
 
 def read(path, key):
-    stored = StoredCheckpoint(path)
+    stored = StoredCheckpoint(path, dcp_only=True)
     tensor = torch.empty(stored.entries[key].size)
     stored.read(box_requests(key, stored.entries[key], tensor, (0,) * tensor.dim()))
     return tensor
@@ -221,3 +225,9 @@ def test_file_of_dcps_folder_that_is_missing_is_named(tmp_path):
     (tmp_path / "dcp" / "__0_0.distcp").unlink()
     with pytest.raises(CheckpointError, match=r"__0_0\.distcp"):
         run("convert", tmp_path / "dcp", tmp_path / "own")
+
+
+def test_full_disk_is_an_error_that_names_the_converted_file(saved, tmp_path):
+    file = tmp_path / "whole.pt"
+    with files_of_at_most(1000), raises(CheckpointError, subject=str(file)):
+        to_file(StoredCheckpoint(saved[1] / "step_0000000008"), file)

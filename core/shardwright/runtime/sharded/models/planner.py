@@ -46,11 +46,8 @@ class EmbeddingShardingPlanner(TablePlanner):
         seconds: limit of the search, s; at the limit the best plan so far is returned, with its gap. By default the
             search ends by itself, after a budget of work that takes about ten seconds of one core at most and gives
             the same plan on any machine.
-        stay_near: plan from which a model comes. Moves cost: plans are rated by ``objective + move_cost * moved GiB``,
-            weights and optimizer states, and of equal ones that which moves least is taken.
-        move_cost: milliseconds that the step must become shorter by for each GiB that moves; 0 if not given.
-        scale_up_caches: plan twice where a kernel has a cache of rows: the second time with caches that fill the device
-            memory that the first plan leaves free, those first that save most by a byte. The better plan is taken.
+        refinements: steps around the search, the innermost first: functions, or names with arguments as of proposers.
+            Plugins offer them as extensions at the point ``refinement``: to stay near a plan, for example.
         listener: function called with a :class:`~shardwright.planning.watch.Progress` whenever the best plan or the
             bound improve.
         progress: show a line on standard error when planning takes longer than a second; by default if that is a
@@ -73,15 +70,18 @@ class EmbeddingShardingPlanner(TablePlanner):
     """
 
     @checked
-    def plan(self, module: Any, sharders: Sequence[Any]) -> ShardingPlan:
-        """Plan all tables of ``module`` that ``sharders`` can shard.
+    def plan(self, module: Any, sharders: Sequence[Any] | None = None) -> ShardingPlan:
+        """Plan all tables of ``module`` that ``sharders`` can shard, or that are sharded already.
+
+        A plan of tables that are sharded already is for ``model.reshard(plan)``; a refinement may keep it near the
+        present one. They keep what they were sharded with: optimizers, codecs, the limits of their sharder.
 
         Where this machine has an accelerator of the topology's kind, the plan has only kernels that work here. A plan
         for other machines assumes that the kernels' libraries are installed there.
 
         Args:
             module: the model, on any device (``meta`` will do).
-            sharders: module sharders.
+            sharders: module sharders; the registered ones by default.
 
         Raises:
             PlanningError: no plan fits; the text has the numbers and what would help.
@@ -89,7 +89,7 @@ class EmbeddingShardingPlanner(TablePlanner):
         from shardwright.runtime.ranks.devices import has_accelerator
         from shardwright.runtime.sharded.models.dense_bytes import dense_bytes
 
-        topology = self._known_topology()
+        topology, module, sharders = self._known_topology(), _root_of(module), _sharders_of(sharders)
         return self._plan(
             _tables_of(module, sharders, topology),
             topology,
@@ -101,7 +101,7 @@ class EmbeddingShardingPlanner(TablePlanner):
     def collective_plan(
         self,
         module: Any,
-        sharders: Sequence[Any],
+        sharders: Sequence[Any] | None = None,
         process_group: Any = None,
         *,
         env: Any = None,
@@ -120,8 +120,8 @@ class EmbeddingShardingPlanner(TablePlanner):
         5. the others read the document.
 
         Args:
-            module: the model, on any device.
-            sharders: module sharders.
+            module: the model, on any device; its tables may be sharded already, as for :meth:`plan`.
+            sharders: module sharders; the registered ones by default.
             process_group: the ranks; the world by default.
             env: the ranks, instead of a process group: a ``ShardingEnv``, such as ``ShardingEnv.local()``, or a
                 ``ShardingEnv2D``, for one of whose sharding groups the plan is made.
@@ -157,28 +157,51 @@ class EmbeddingShardingPlanner(TablePlanner):
         )
 
     def _plan_for(
-        self, env: Any, measured: Mapping[str, Any], module: Any, sharders: Sequence[Any], watch: Watch
+        self, env: Any, measured: Mapping[str, Any], module: Any, sharders: Sequence[Any] | None, watch: Watch
     ) -> ShardingPlan:
         from shardwright.runtime.sharded.models.dense_bytes import dense_bytes
 
         topology = self._topology or _topology_of(env, measured)
         _check_ranks(topology, env)
+        module, sharders = _root_of(module), _sharders_of(sharders)
         tables = _tables_of(module, sharders, topology)
         return self._plan(
             tables, topology, on_this_machine=True, dense=dense_bytes(module, sharders), watch=watch
         )
 
 
+def _root_of(module: Any) -> Any:
+    """The model inside a ``DistributedModelParallel``; any other as it is."""
+    from shardwright.runtime.sharded.models.model_parallel import DistributedModelParallel
+
+    return module.module if isinstance(module, DistributedModelParallel) else module
+
+
+def _sharders_of(sharders: Sequence[Any] | None) -> Sequence[Any]:
+    from shardwright.runtime.sharded.collections.sharders import default_sharders
+
+    return default_sharders() if sharders is None else sharders
+
+
 def _tables_of(module: Any, sharders: Sequence[Any], topology: Topology) -> tuple[TableSpec, ...]:
-    """The model's tables, with what their sharders allow on the ranks' devices.
+    """The model's tables, sharded already or not, with what their sharders allow on the ranks' devices.
 
     Raises:
         UnsupportedError: a sharder allows something else on each of several types of devices.
     """
+    from shardwright.runtime.sharded.collections.sharded_collection import ShardedCollection
     from shardwright.runtime.sharded.collections.sharders import collect_tables
 
     by_device = {
-        device: tuple(collect_tables(module, sharders, compute_device=device))
+        device: [
+            *collect_tables(module, sharders, compute_device=device),
+            *(
+                table
+                for path, child in module.named_modules()
+                if isinstance(child, ShardedCollection)
+                for table in child.tables_to_plan(path, device)
+            ),
+        ]
         for device in topology.device_types
     }
     tables = by_device[topology.device_types[0]]
@@ -189,7 +212,7 @@ def _tables_of(module: Any, sharders: Sequence[Any], topology: Topology) -> tupl
                     f"table {table.describe()}: its sharder allows other sharding types or kernels on {device!r} than "
                     f"on {topology.device_types[0]!r}; on ranks of both it must allow the same"
                 )
-    return tables
+    return tuple(tables)
 
 
 def _topology_of(env: Any, measured: Mapping[str, Any] = MappingProxyType({})) -> Topology:

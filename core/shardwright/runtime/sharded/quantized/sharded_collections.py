@@ -89,8 +89,21 @@ class _QuantizedSharder(ModuleSharder):
     """Class of the sharded collection."""
 
     def tables(self, module: nn.Module, path: str = "") -> list[TableSpec]:
-        """The specifications of the collection's tables: frozen, without optimizers."""
+        """The specifications of the collection's tables: frozen, without optimizers.
+
+        Raises:
+            UnsupportedError: the sharder was given an optimizer, or a limit of gradients.
+        """
         assert isinstance(module, QuantizedCollection)  # find_sharder
+        asked = ("max_gradient",) * (self.max_gradient is not None)
+        asked += ("optimizer",) * (not self.optimizer.is_assumed)
+        if asked:
+            raise UnsupportedError(
+                f"the {type(module).__name__} at {path!r} is not trained, and its sharder's fused_params ask for "
+                f"{' and '.join(asked)}: leave them out",
+                subject=path,
+                asked=asked[0],
+            )
         return [
             TableSpec.from_config(
                 config,

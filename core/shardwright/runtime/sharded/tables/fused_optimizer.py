@@ -81,7 +81,7 @@ class FusedOptimizer(KeyedOptimizer):
 
     def __repr__(self) -> str:
         lines = [
-            f"  {spec.name}({_listed(group)}): {', '.join(names)}"
+            f"  {spec.name}({_listed(group)}){', by default' * spec.is_assumed}: {', '.join(names)}"
             for spec, group, names in zip(self._specs, self.param_groups, self._names_of, strict=True)
         ]
         return "\n".join([f"{type(self).__name__}(", *lines, ")"])

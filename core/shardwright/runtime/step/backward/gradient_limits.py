@@ -9,7 +9,6 @@ Legend: B batch size of this rank, C columns of the pooled output, D columns of 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection as Names
 from collections.abc import Sequence
 
 import torch
@@ -24,14 +23,12 @@ class GradientLimits:
 
     Args:
         collection: tables and outputs of the module.
-        tables: names of the tables whose gradients are clipped, if they have a ``max_gradient``.
         world_size: number of ranks. Gradients are averaged over them later, and limits are those of averages.
     """
 
-    def __init__(self, collection: Collection, tables: Names[str], world_size: int) -> None:
+    def __init__(self, collection: Collection, world_size: int) -> None:
         of_tables = [
-            table.max_gradient if table.max_gradient is not None and table.name in tables else math.inf
-            for table in collection.tables
+            math.inf if table.max_gradient is None else table.max_gradient for table in collection.tables
         ]
         limits = [of_tables[output.table] * world_size for output in collection.outputs]
         self._limits: list[Constant] = []  # one for each gradient that comes: of each column, or of all

@@ -55,24 +55,12 @@ def prefetches(lookup: Lookup) -> bool:
 
 
 def keeping_gradients(lookups: Sequence[Lookup], groups: Sequence[KernelGroup]) -> list[Lookup]:
-    """The lookups of kernel groups, wrapped where their tables are updated in the step.
-
-    Raises:
-        UnsupportedError: they are to be, but the kernel gives rows to ids by itself.
-    """
-    return [_keeping(lookup, group) for lookup, group in zip(lookups, groups, strict=True)]
-
-
-def _keeping(lookup: Lookup, group: KernelGroup) -> Lookup:
-    table = group.blocks[0].table
-    if not is_kept(group) or isinstance(lookup, KeptGradients):  # resharding keeps blocks that do not move
-        return lookup
-    if group.kernel.takes_any_id:
-        raise UnsupportedError(
-            f"table {table.describe()} is to be updated in_step, but its kernel {group.kernel_name!r} gives rows to "
-            "ids by itself, and may have given a row to another id before the step. Shard it with update='in_backward'"
-        )
-    return KeptGradients(lookup, group)
+    """The lookups of kernel groups, wrapped where their tables are updated in the step."""
+    return [
+        # Resharding keeps blocks that do not move.
+        KeptGradients(lookup, group) if is_kept(group) and not isinstance(lookup, KeptGradients) else lookup
+        for lookup, group in zip(lookups, groups, strict=True)
+    ]
 
 
 class KeptGradients(Lookup):

@@ -1,0 +1,108 @@
+"""Refinements of a search: what changes the question before it, or the plan after it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, TypeAlias
+
+from attrs import evolve, field, frozen
+
+from shardwright.arguments import brief
+from shardwright.errors import InvalidInputError
+from shardwright.host.extensions import load_at
+from shardwright.planning.machines.topology import InputValue
+from shardwright.planning.named_plugins import made_with, split_name
+from shardwright.planning.options.inputs import Request
+from shardwright.planning.options.search_space import SearchSpace
+from shardwright.planning.plugin_calls import calling, check_answer
+from shardwright.planning.search.placement import Placed
+from shardwright.planning.search.search import SearchResult, with_plan
+from shardwright.planning.watch import Watch
+
+if TYPE_CHECKING:
+    from shardwright.contracts.extension import Extension
+    from shardwright.host.registry import Registry
+
+REFINEMENT = "refinement"
+"""The point of refinements; each loads a class or function that makes one."""
+
+
+@frozen(eq=False)
+class Outcome:
+    """Outcome of a search, and what it was asked.
+
+    Args:
+        request: constraints, topology and batch size that it was made for.
+        space: options and costs.
+        result: the plan, or what came nearest to one.
+        inputs: values that the plan document states beside its inputs, by name.
+        notes: sentences for the report.
+    """
+
+    request: Request
+    space: SearchSpace
+    result: SearchResult
+    inputs: Mapping[str, InputValue] = field(factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def with_plan(self, placed: Placed, who: str = "a refinement") -> Outcome:
+        """The outcome with another plan of the same options, which is rated.
+
+        Raises:
+            PlanningError: it is no such plan, or does not fit; the text begins with ``who``.
+        """
+        return evolve(self, result=with_plan(self.space, self.result, placed, who))
+
+
+Search: TypeAlias = Callable[[Request, Watch], Outcome]
+"""A search, which ends with its watch; it may have found no plan."""
+
+Refinement: TypeAlias = Callable[[Search, Request, Watch], Outcome]
+"""A function of a search, the request to it and the watch over all: it returns what was found, or something better."""
+
+
+def refined(name: str, refinement: Refinement, search: Search) -> Search:
+    """A search with a refinement around it.
+
+    Args:
+        name: name of the refinement, for errors.
+        refinement: the refinement. A plan that it returns is checked and rated.
+        search: the search inside it.
+    """
+    who = f"refinement {name!r}"
+
+    def run(request: Request, watch: Watch) -> Outcome:
+        with calling(who):
+            found = refinement(search, request, watch)
+        check_answer(who, "refinement", found, Outcome)
+        if found.result.proposal is None:
+            return found
+        plan = found.result.plan
+        return found.with_plan(Placed(plan.proposal, plan.ranks), who)
+
+    return run
+
+
+def named_refinements(
+    asked: Iterable[str | Refinement], registry: Registry[Extension]
+) -> dict[str, Refinement]:
+    """The refinements that a user asked for, by their names, in their order.
+
+    Args:
+        asked: refinements, or names of extensions at the point ``refinement``, with arguments as those of proposers.
+        registry: the extensions that are installed.
+
+    Raises:
+        UnknownPluginError: nothing has this name.
+        InvalidInputError: it is no refinement, or does not take these arguments.
+    """
+    found: dict[str, Refinement] = {}
+    for one in asked:
+        if isinstance(one, str):
+            name, arguments = split_name(registry, one)
+            found[name] = made_with(load_at(REFINEMENT, name, registry), f"refinement {name!r}", arguments)
+        elif callable(one) and not isinstance(one, type):
+            found[getattr(one, "__name__", type(one).__name__)] = one
+        else:
+            raise InvalidInputError(f"refinements are names of refinements, or functions; got {brief(one)}")
+    return found

@@ -1,1 +1,0 @@
-"""Accelerators as ranks have them: their collectives watched, their memory and links measured."""

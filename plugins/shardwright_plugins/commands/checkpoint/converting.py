@@ -1,0 +1,163 @@
+"""Checkpoints from and to other forms: DCP's own folders, TorchRec's among them, and plain state dicts in one file."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+
+from shardwright.errors import CheckpointError
+from shardwright.runtime.checkpoint.entries import MODEL, STATE, stored_rows
+from shardwright.runtime.checkpoint.folder import complete, prepare, saving_folder, writing
+from shardwright.runtime.checkpoint.metadata import METADATA, Manifest, measured, reason_of
+from shardwright.runtime.checkpoint.reading import StoredCheckpoint, box_requests, row_requests
+from shardwright.runtime.checkpoint.saving import Progress, save_entries, write_manifest
+from shardwright.runtime.sharded.tables.table_state import STORED, STORED_ROWS
+from shardwright_plugins.commands.checkpoint.torchrec import translate
+
+_TOP = ("model", "optimizer", "extra")
+
+
+def whole_entries(
+    stored: StoredCheckpoint, progress: Callable[[str], None] = lambda key: None
+) -> Iterator[tuple[str, Any]]:
+    """Every entry of a checkpoint, whole and with its rows in order, one after the other.
+
+    Args:
+        stored: the checkpoint.
+        progress: function called with each name before its entry is read.
+    """
+    for key, entry in stored.entries.items():
+        if key.endswith(f".{STORED_ROWS}"):
+            continue
+        progress(key)
+        if not isinstance(entry, TensorStorageMetadata):
+            yield key, stored.plain(key)
+            continue
+        whole = torch.empty(entry.size, dtype=entry.properties.dtype)
+        if key.endswith(f".{STORED}"):
+            key = key.removesuffix(f".{STORED}")
+            stored.read(row_requests(f"{key}.{STORED}", entry, whole, stored_rows(stored, key), 0))
+        else:
+            stored.read(box_requests(key, entry, whole, (0,) * whole.dim()))
+        yield key, whole
+
+
+def nested(entries: Mapping[str, Any]) -> dict[str, Any]:
+    """Entries as ``{"model": state dict, "optimizer": {"state": ..., "param_groups": ...}, "extra": ...}``."""
+    made: dict[str, Any] = {}
+    for key, value in entries.items():
+        top, _, name = key.partition(".")
+        own = made.setdefault(top, {})
+        if key.startswith(STATE):
+            parameter, _, entry = key.removeprefix(STATE).rpartition(".")
+            own.setdefault("state", {}).setdefault(parameter, {})[entry] = value
+        else:
+            own[name] = value
+    return made
+
+
+def flat(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries of what :func:`nested` gives, or of a module's state dict alone."""
+    if not state.keys() <= set(_TOP) or not isinstance(state.get("model"), Mapping):
+        return {MODEL + name: value for name, value in state.items()}
+    entries = {MODEL + name: value for name, value in state["model"].items()}
+    optimizer = state.get("optimizer", {})
+    for parameter, values in optimizer.get("state", {}).items():
+        entries |= {f"{STATE}{parameter}.{entry}": value for entry, value in values.items()}
+    entries |= {f"optimizer.{name}": value for name, value in optimizer.items() if name != "state"}
+    return entries | {f"extra.{rank}": value for rank, value in state.get("extra", {}).items()}
+
+
+def to_file(stored: StoredCheckpoint, path: Path, progress: Callable[[str], None] = lambda key: None) -> None:
+    """Write a checkpoint as one file of ``torch.save``; all of it is in memory for that.
+
+    Raises:
+        CheckpointError: the checkpoint cannot be read, or the file not be written.
+    """
+    with writing(path, lambda: path.open("wb")) as file:
+        torch.save(nested(dict(whole_entries(stored, progress))), file)
+
+
+def from_file(path: Path, folder: Path, progress: Progress | None = None) -> None:
+    """Write a checkpoint from a file of ``torch.save``, which is read as plain data.
+
+    Args:
+        path: the file: a state dict, or a file that :func:`to_file` wrote.
+        folder: folder of the checkpoint, named after its step.
+        progress: function called with the bytes written so far, and with those of all tensors.
+
+    Raises:
+        CheckpointError: the file is something else.
+    """
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:  # whatever bytes can make of torch's reader
+        raise CheckpointError(f"{path} cannot be read as plain data: {reason_of(error)}") from error
+    if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):
+        raise CheckpointError(f"{path} has a {type(state).__name__}, not a state dict")
+    entries = {
+        key: value.detach().clone() if isinstance(value, Tensor) else value
+        for key, value in flat(state).items()
+    }
+    save_entries(entries, folder, progress)
+
+
+def adopt(stored: StoredCheckpoint, folder: Path, progress: Progress | None = None) -> None:
+    """Make a checkpoint with a manifest of one that DCP alone wrote: its files are copied, names begin with a module.
+
+    States of TorchRec's fused optimizers get the names and shapes of torch's; see :mod:`.torchrec`.
+
+    Args:
+        stored: the checkpoint that DCP wrote.
+        folder: folder of the new checkpoint, named after its step.
+        progress: function called with the bytes copied so far, and with those of all files.
+
+    Raises:
+        CheckpointError: its files cannot be read, or the folder not be written.
+    """
+    try:
+        _adopt(stored, folder, progress)
+    except OSError as error:
+        raise CheckpointError(f"{folder} cannot be written: {error}", subject=str(folder)) from error
+
+
+def _adopt(stored: StoredCheckpoint, folder: Path, progress: Progress | None) -> None:
+    prepare(folder)
+    target = saving_folder(folder)
+    names = sorted({place.relative_path for place in stored.metadata.storage_data.values()})
+    copied, total = 0, sum((stored.path / name).stat().st_size for name in names)
+    for name in names:
+        shutil.copyfile(stored.path / name, target / name)
+        copied += (target / name).stat().st_size
+        if progress is not None:
+            progress(copied, total)
+    number = int(folder.name.rpartition("_")[2])
+    metadata = translate(_under_model(stored.metadata), stored, target, number)
+    (target / METADATA).write_bytes(pickle.dumps(metadata))
+    files = {path.name: measured(path) for path in sorted(target.iterdir())}
+    write_manifest(target, Manifest(number, world_size=1, files=files))
+    complete(folder, None)
+
+
+def _under_model(metadata: Metadata) -> Metadata:
+    """The metadata with names that begin as those of our checkpoints do."""
+    keys = metadata.state_dict_metadata
+    if any(key.startswith(MODEL) for key in keys):
+        return metadata
+    return dataclasses.replace(
+        metadata,
+        state_dict_metadata={MODEL + key: entry for key, entry in keys.items()},
+        planner_data=None,
+        storage_data={
+            dataclasses.replace(index, fqn=MODEL + index.fqn): place
+            for index, place in metadata.storage_data.items()
+        },
+    )

@@ -1,0 +1,28 @@
+"""The built-in formats of reports, beside text and JSON, which are core's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from shardwright.contracts import Extension
+from shardwright.hookspecs import hookimpl
+
+
+class Html(Extension):
+    """One page with pictures, that opens without a network."""
+
+    name = "report:html"
+    help = "One page of HTML with pictures."
+
+    def load(self) -> Callable[..., Any]:
+        """The function that makes the page of a report's data."""
+        from shardwright_plugins.reports.html.page import page
+
+        return page
+
+
+@hookimpl
+def shardwright_extensions() -> list[type[Extension]]:
+    """Offer the built-in formats of reports."""
+    return [Html]

@@ -1,0 +1,150 @@
+"""Refinements of a search: asked in their order, checked, and told of in plan and report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+from tests.core.planning.conftest import Whole, make_host
+
+import shardwright as sw
+from shardwright.errors import InvalidInputError, PlanningError, UnknownPluginError
+from shardwright.host import use_host
+from shardwright.planning.machines.topology import InputValue
+from shardwright.planning.search.placement import Placed
+from shardwright.planning.tables.constraints import Constraints
+
+TABLES = [sw.TableSpec(name, 10, 8, [name]) for name in "ab"]
+TOPOLOGY = sw.Topology(2, "cpu", ddr_cap=1000)
+
+
+@pytest.fixture(autouse=True)
+def only_whole_tables() -> Iterator[None]:
+    """One option a table and kernel, of one shard."""
+    with use_host(make_host(sharding_types=[Whole])):
+        yield
+
+
+def planned(*refinements: Any) -> tuple[Any, Any]:
+    planner = sw.EmbeddingShardingPlanner(TOPOLOGY, storage_reservation=0.0, refinements=refinements)
+    return planner.plan_tables(TABLES), planner.report
+
+
+def marked(mark: str, said: list[str]) -> Any:
+    """A refinement that says when it begins and ends."""
+
+    def mark_it(search: Any, request: Any, watch: Any) -> Any:
+        said.append(f"{mark} asks")
+        found = search(request, watch)
+        said.append(f"{mark} has it")
+        notes, inputs = (*found.notes, f"{mark} was there"), {**found.inputs, mark: InputValue(1, "given")}
+        return attrs.evolve(found, notes=notes, inputs=inputs)
+
+    mark_it.__name__ = mark
+    return mark_it
+
+
+def placed_on(*ranks: int, option: int = 0) -> Any:
+    """A refinement that puts the first options of all tables, each of one shard, elsewhere."""
+
+    def elsewhere(search: Any, request: Any, watch: Any) -> Any:
+        found = search(request, watch)
+        first = found.space.options.first_option[found.space.options.distinct_table] + option
+        return found.with_plan(Placed(first, np.array(ranks)))
+
+    return elsewhere
+
+
+def test_refinements_are_around_each_other_and_tell_plan_and_report() -> None:
+    said: list[str] = []
+    plan, report = planned(marked("inner", said), marked("outer", said))
+    assert said == ["outer asks", "inner asks", "inner has it", "outer has it"]
+    assert report.summary[-2:] == ["inner was there", "outer was there"]
+    assert plan.document["inputs"]["outer"] == {"value": 1, "provenance": "given"}
+
+
+def test_refinement_changes_what_is_asked_and_the_plan_says_so() -> None:
+    def on_one_rank(search: Any, request: Any, watch: Any) -> Any:
+        rules = Constraints({"*": sw.ParameterConstraints(ranks=1)})
+        return search(attrs.evolve(request, constraints=rules), watch)
+
+    plan, _ = planned(on_one_rank)
+    assert [sharding.ranks for sharding in plan.plan[""].values()] == [[1], [1]]
+    assert plan.document["inputs"]["constraints"]["value"] == {"*": {"ranks": [1]}}
+
+
+def test_refinement_places_another_plan_which_is_rated() -> None:
+    plan, report = planned(placed_on(1, 0))
+    assert [sharding.ranks for sharding in plan.plan[""].values()] == [[1], [0]]
+    both, crowded = planned(placed_on(1, 1))
+    assert [sharding.ranks for sharding in both.plan[""].values()] == [[1], [1]]
+    assert crowded.plan.value_ms == pytest.approx(2 * report.plan.value_ms)
+    assert sw.check_plan(both).problems == []
+
+
+@pytest.mark.parametrize(
+    ("refinement", "text"),
+    [
+        (
+            lambda search, request, watch: None,
+            "refinement '<lambda>' broke its contract: .*Outcome, got None",
+        ),
+        (lambda search, request, watch: 1 / 0, "refinement '<lambda>' failed: ZeroDivisionError"),
+        (placed_on(1, 2), "a refinement broke its contract: it must give each of 2 shards a rank"),
+        (
+            placed_on(1, 1, option=99),
+            "a refinement broke its contract: it must give one option of each of the 2",
+        ),
+    ],
+)
+def test_refinement_that_breaks_its_contract_is_named(refinement: Any, text: str) -> None:
+    with pytest.raises(PlanningError, match=text):
+        planned(refinement)
+
+
+def test_refinement_that_hides_a_plan_that_does_not_fit_is_found_out() -> None:
+    def moved(search: Any, request: Any, watch: Any) -> Any:
+        found = search(request, watch)
+        feedback = attrs.evolve(found.result.feedback, ranks=np.array([0, 5]))
+        return attrs.evolve(found, result=attrs.evolve(found.result, feedback=feedback))
+
+    with pytest.raises(PlanningError, match="refinement 'moved' broke its contract"):
+        planned(moved)
+
+
+class Twice:
+    """Searches so many times."""
+
+    def __init__(self, times: int = 2) -> None:
+        self.times = times
+
+    def __call__(self, search: Any, request: Any, watch: Any) -> Any:
+        for _ in range(self.times):
+            found = search(request, watch)
+        return attrs.evolve(found, notes=(f"searched {self.times} times",))
+
+
+class Offered(sw.Extension):
+    name = "refinement:twice"
+
+    def load(self) -> Any:
+        return Twice
+
+
+def test_refinement_by_name_takes_arguments_and_stands_in_the_plan() -> None:
+    with use_host(make_host(extensions=[Offered])):
+        plan, report = planned("twice:times=3")
+        assert "searched 3 times" in report.summary
+        origins = [own for own in plan.document["plugins"] if own["kind"] == "extensions"]
+        assert [own["name"] for own in origins] == ["refinement:twice"]
+        with pytest.raises(
+            UnknownPluginError, match=r"no refinement 'twise'. Known: twice. Did you mean 'twice'"
+        ):
+            planned("twise")
+        with pytest.raises(InvalidInputError, match=r"'twice' cannot be made with time=3: .*times"):
+            planned("twice:time=3")
+        with pytest.raises(InvalidInputError, match="names of refinements, or functions"):
+            planned(Twice)

@@ -1,0 +1,176 @@
+"""Weights that are streamed into sharded tables."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from tests.core.runtime.checkpoint.test_save_and_load import BY_INDEX, IN_RUNS, ROWS
+from tests.core.runtime.conftest import only_loops  # noqa: F401 - kernels that are there in any case
+from tests.core.runtime.plans import Cut, Cuts
+from tests.errors import raises
+
+from shardwright.errors import InvalidInputError, UnknownNameError, UnsupportedError
+from shardwright_plugins import pretrained
+from shardwright_plugins.pretrained import load_pretrained
+from shardwright_testing.simulated import run_simulated
+
+WEIGHTS = np.arange(ROWS * 4, dtype=np.float32).reshape(ROWS, 4)
+
+
+def npy(folder):
+    np.save(folder / "w.npy", WEIGHTS)
+    return folder / "w.npy"
+
+
+def parquet(folder, *, as_lists):
+    pa = pytest.importorskip("pyarrow")
+    written = pytest.importorskip("pyarrow.parquet")
+
+    columns = {"w": list(WEIGHTS)} if as_lists else {f"c{i}": WEIGHTS[:, i] for i in range(4)}
+    written.write_table(pa.table(columns), folder / "w.parquet", row_group_size=400)
+    return str(folder / "w.parquet")
+
+
+def safetensors(folder):
+    torch_files = pytest.importorskip("safetensors.torch")
+    torch_files.save_file({"w": torch.from_numpy(WEIGHTS)}, folder / "w.safetensors")
+    return folder / "w.safetensors"
+
+
+SOURCES = {
+    "tensor": lambda folder: torch.from_numpy(WEIGHTS),
+    "array of doubles": lambda folder: WEIGHTS.astype(np.float64),
+    "npy": npy,
+    "parquet": lambda folder: parquet(folder, as_lists=False),
+    "parquet of lists": lambda folder: parquet(folder, as_lists=True),
+    "safetensors": safetensors,
+    "blocks": lambda folder: np.array_split(WEIGHTS, 7),
+}
+
+
+@pytest.mark.parametrize("case", [BY_INDEX, IN_RUNS], ids=["modulo and columns", "columns"])
+@pytest.mark.parametrize("source", SOURCES)
+def test_weights_stream_into_any_plan(source, case, tmp_path, monkeypatch):
+    monkeypatch.setattr(pretrained, "AT_ONCE_BYTES", 4000)
+    given, module = SOURCES[source](tmp_path), case.module()
+    before = module.state_dict()["embedding_bags.t1.weight"]
+
+    def work(env):
+        sharded = case.shard(env, module)
+        load_pretrained(sharded, "t0", given)
+        return sharded.state_dict()
+
+    for state in run_simulated(work, case.world_size):
+        assert torch.equal(state["embedding_bags.t0.weight"], torch.from_numpy(WEIGHTS))
+        assert torch.equal(state["embedding_bags.t1.weight"], before)
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        (WEIGHTS[:-1], rf"have the shape \[{ROWS - 1}, 4\]; the table's is \[{ROWS}, 4\]"),
+        ([WEIGHTS[:5, :3]], rf"the rows from 0 on have the shape \[5, 3\], of \[{ROWS}, 4\]"),
+        ([WEIGHTS, WEIGHTS], rf"the rows from {ROWS} on"),
+        ([WEIGHTS[:5]], "the blocks of rows end at row 5"),
+    ],
+    ids=["rows", "columns", "too many", "too few"],
+)
+def test_weights_of_another_shape_are_refused(source, text):
+    def work(env):
+        with pytest.raises(InvalidInputError, match=text):
+            load_pretrained(IN_RUNS.shard(env, IN_RUNS.module()), "t0", source)
+
+    run_simulated(work, IN_RUNS.world_size)
+
+
+def loaded(source, **options):
+    """The table after loading, on a rank that has all of it."""
+    module = ONE_RANK_TABLE.module()
+
+    def work(env):
+        sharded = ONE_RANK_TABLE.shard(env, module)
+        load_pretrained(sharded, "t0", source, **options)
+        return sharded.state_dict()["embedding_bags.t0.weight"]
+
+    return run_simulated(work, 1)[0]
+
+
+ONE_RANK_TABLE = Cuts((Cut(ROWS, 4, ("a",)),), 1)
+NO_NUMBERS = {
+    "complex64": lambda: WEIGHTS.astype(np.complex64),
+    "<U2": lambda: np.full(WEIGHTS.shape, "ab"),
+    "object": lambda: np.full(WEIGHTS.shape, None),
+    "mask": lambda: np.ma.masked_equal(WEIGHTS, 3),
+    "meta": lambda: torch.empty(ROWS, 4, device="meta"),
+    "sparse": lambda: torch.from_numpy(WEIGHTS).to_sparse(),
+    "quantized": lambda: torch.quantize_per_tensor(torch.from_numpy(WEIGHTS), 1.0, 0, torch.qint8),
+}
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+@pytest.mark.parametrize("in_blocks", [False, True])
+@pytest.mark.parametrize("asked", NO_NUMBERS)
+def test_weights_that_are_no_numbers_are_refused_by_name(asked, in_blocks):
+    weights = NO_NUMBERS[asked]()
+    with raises(InvalidInputError, asked=asked) as caught:
+        loaded([weights] if in_blocks else weights)
+    assert "'t0'" in str(caught.value)
+
+
+@pytest.mark.parametrize("dtype", [">f4", ">f8", ">i4", "longdouble", "u2", "f2"])
+def test_numbers_of_any_form_are_taken(dtype):
+    weights = (WEIGHTS % 1000).astype(dtype)
+    assert torch.equal(loaded(weights), torch.from_numpy(WEIGHTS % 1000))
+
+
+def text_parquet(path):
+    written = pytest.importorskip("pyarrow.parquet")
+    written.write_table(pytest.importorskip("pyarrow").table({"w": ["a", "b"]}), path)
+
+
+FILES = {
+    "nothing.npy": lambda path: path.write_bytes(b""),
+    "nothing.safetensors": lambda path: path.write_bytes(b""),
+    "nothing.parquet": lambda path: path.write_bytes(b""),
+    "none.npy": lambda path: None,
+    "none.parquet": lambda path: None,
+    "objects.npy": lambda path: np.save(path, np.array([object()]), allow_pickle=True),
+    "texts.parquet": text_parquet,
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_file_that_has_no_weights_is_named_with_the_table(name, tmp_path):
+    if name.endswith("safetensors"):
+        pytest.importorskip("safetensors")
+    elif name.endswith("parquet"):
+        pytest.importorskip("pyarrow")
+    FILES[name](tmp_path / name)
+    with raises(InvalidInputError, subject="t0") as caught:
+        loaded(tmp_path / name)
+    assert str(tmp_path / name) in str(caught.value)
+
+
+def test_empty_weights_are_of_another_shape():
+    with raises(InvalidInputError, subject="t0", asked=[0, 4]):
+        loaded(WEIGHTS[:0])
+    with raises(InvalidInputError, subject="t0", asked=0):
+        loaded([])
+
+
+def test_column_that_a_file_does_not_have_is_an_error_with_those_it_has(tmp_path):
+    path = parquet(tmp_path, as_lists=True)
+    with raises(UnknownNameError, subject=path, asked="v", possible=["w"]):
+        loaded(path, key="v")
+
+
+def test_unknown_table_and_file_are_refused(tmp_path):
+    def work(env):
+        sharded = IN_RUNS.shard(env, IN_RUNS.module())
+        with pytest.raises(UnknownNameError, match=r"no sharded table 't2'; it has 't0', 't1'\."):
+            load_pretrained(sharded, "t2", WEIGHTS)
+        with pytest.raises(UnsupportedError, match=r"are read from \.npy, \.safetensors and \.parquet"):
+            load_pretrained(sharded, "t0", tmp_path / "w.csv")
+
+    run_simulated(work, IN_RUNS.world_size)

@@ -21,6 +21,9 @@ pytestmark = pytest.mark.distributed
 WAIT_S = 120.0
 # Like a cell of a notebook: `__main__` has no file, and no guard keeps it from running twice.
 PROGRAM = """
+import atexit
+import os
+
 import torch
 import torch.distributed as dist
 import shardwright as sw
@@ -35,6 +38,8 @@ def add(start):
     dist.init_process_group("gloo")
     total = torch.tensor(start + SCALE * dist.get_rank())
     dist.all_reduce(total)
+    print(f"rank {dist.get_rank()}", end=";")
+    atexit.register(os.abort)  # as threads of torch's may do while an interpreter ends
     return dist.get_rank(), Sum(total)
 
 (first, _), (second, total) = sw.launch(add, 1.0, ranks=2)
@@ -68,6 +73,7 @@ def test_launch_returns_results_by_rank_and_raises_the_error_of_the_rank_that_fa
     arguments = ["-c", PROGRAM] if kind == "notebook" else [str(script)]
     done = stranger.run_python("-W", "error", *arguments)
     assert (done.returncode, done.stderr) == (0, "")
+    assert sorted(done.stdout.split(";")) == ["", "rank 0", "rank 1"]
 
 
 def wait_for_pids(folder: Path, ranks: int) -> list[int]:

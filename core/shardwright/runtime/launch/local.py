@@ -41,6 +41,7 @@ def launch(function: Callable[..., Any], *args: Any, ranks: int, timeout_s: floa
     Each process has the environment that ``torchrun`` gives, so that the function may begin with
     ``torch.distributed.init_process_group()``. Function and arguments are sent by value with what they use of the
     script or notebook, which is not run again: it needs no ``if __name__ == "__main__"``.
+    A process ends when the function has returned, without handlers of ``atexit``, as those of ``multiprocessing`` do.
 
     Args:
         function: called as ``function(*args)``; may be defined in a script or in a cell of a notebook.

@@ -33,6 +33,16 @@ def end_with(parent: Process, folder: Path) -> None:
     os._exit(1)
 
 
+def leave() -> None:
+    """End this process with success, without what an interpreter does at its end, as those of `multiprocessing`.
+
+    Threads that torch has left may abort a process whose interpreter ends, and the call has been made.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
 if __name__ == "__main__":
     folder, parent = Path(sys.argv[1]), Process(int(sys.argv[2]))
     threading.Thread(target=end_with, args=(parent, folder), daemon=True).start()
@@ -40,3 +50,4 @@ if __name__ == "__main__":
         main(folder)
     except Exception:
         sys.exit(1)  # the error is in a file, and raised where the ranks were started
+    leave()

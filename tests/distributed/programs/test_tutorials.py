@@ -90,7 +90,7 @@ def unsharded_pass(make_optimizer: Any) -> tuple[list[float], dict[str, torch.Te
 def test_introduction_optimizers_reach_the_kernels(pool: RankPool, torchs_function: bool) -> None:
     (seen,) = pool.run(tutorials.introduction_optimizers, 1, "row_wise_adagrad", torchs_function)
     tables = "embedding_bags.product_table.weight, embedding_bags.user_table.weight"
-    assert seen["original"] == f"FusedOptimizer(\n  sgd(lr=0.01): {tables}\n)"
+    assert seen["original"] == f"FusedOptimizer(\n  sgd(lr=0.01), by default: {tables}\n)"
     assert seen["fused params"] == f"FusedOptimizer(\n  row_wise_adagrad(lr=0.02, eps=0.002): {tables}\n)"
     assert seen["applied"] == f"FusedOptimizer(\n  sgd(lr=0.5): {tables}\n)"
     assert seen["is keyed"]

@@ -72,7 +72,7 @@ _MODULE_OF_NAME: dict[str, str] = {
             "register_fused_optimizer",
             "spec_to_torch",
         ),
-        "shardwright.planning.tables.codecs": ("QCommsConfig", "get_qcomm_codecs_registry"),
+        "shardwright.planning.tables.codecs": ("QCommsConfig",),
         "shardwright.planning.tables.caching": ("CacheParams", "CacheStatistics", "EmbeddingOffloadStats"),
         "shardwright.planning.report.check": ("CheckedPlan", "check_plan"),
         "shardwright.planning.report.compare": ("PlanDifference", "compare_plans"),

@@ -96,7 +96,6 @@ from shardwright.planning.tables.caching import CacheParams as CacheParams
 from shardwright.planning.tables.caching import CacheStatistics as CacheStatistics
 from shardwright.planning.tables.caching import EmbeddingOffloadStats as EmbeddingOffloadStats
 from shardwright.planning.tables.codecs import QCommsConfig as QCommsConfig
-from shardwright.planning.tables.codecs import get_qcomm_codecs_registry as get_qcomm_codecs_registry
 from shardwright.planning.tables.constraints import ParameterConstraints as ParameterConstraints
 from shardwright.planning.tables.optimizers import OptimizerSpec as OptimizerSpec
 from shardwright.planning.tables.option_space import OptionSpace as OptionSpace

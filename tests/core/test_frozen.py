@@ -161,7 +161,6 @@ PUBLIC_NAMES = """
     compare_plans
     explain_table
     export_for_inference
-    get_qcomm_codecs_registry
     hookimpl
     in_backward_optimizer_filter
     launch

@@ -50,7 +50,7 @@ MODULES: Mapping[str, Sequence[str]] = {
     "torchrec.distributed.embedding_types": ("ModuleSharder", "ShardingType"),
     "torchrec.distributed.embeddingbag": ("ShardedEmbeddingBagCollection",),
     "torchrec.distributed.model_parallel": _GROUPS,
-    "torchrec.distributed.fbgemm_qcomm_codec": ("CommType", "QCommsConfig", "get_qcomm_codecs_registry"),
+    "torchrec.distributed.fbgemm_qcomm_codec": ("CommType", "QCommsConfig"),
     "torchrec.distributed.planner.shard_estimators": ("EmbeddingOffloadStats",),
     "torchrec.distributed.planner.types": ("ShardingPlan", "StorageReservation"),
     "torchrec.distributed.train_pipeline": (*_LOOPS, "TrainPipeline"),
@@ -139,6 +139,9 @@ ADAPTED: Mapping[str, Mapping[str, str]] = {
         **_in("distributed.embedding_types", "BaseEmbeddingSharder", "KJTList"),
         **_in("parallel.kernel_names", "EmbeddingComputeKernel"),
     },
+    "torchrec.distributed.fbgemm_qcomm_codec": _in(
+        "distributed.fbgemm_qcomm_codec", "get_qcomm_codecs_registry"
+    ),
     "torchrec.distributed.fused_params": _in(
         "distributed.fused_params",
         *("FUSED_PARAM_BOUNDS_CHECK_MODE", "FUSED_PARAM_QUANT_STATE_DICT_SPLIT_SCALE_BIAS"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -16,7 +17,9 @@ from tests.core.serving.test_export_for_inference import export
 
 import shardwright as sw
 
-SOURCE = Path(__file__).parents[3] / "contrib" / "serving" / "cpp"
+ROOT = Path(__file__).parents[3]
+SOURCE = ROOT / "contrib" / "serving" / "cpp"
+PAGE = ROOT / "core" / "shardwright" / "docs" / "serving.md"
 pytestmark = pytest.mark.slow
 
 
@@ -60,6 +63,13 @@ def line(dense: torch.Tensor, features: sw.KeyedJaggedTensor) -> str:
             "dense": dense.tolist(),
         }
     )
+
+
+def test_page_names_all_libraries_that_the_program_is_built_with() -> None:
+    libraries = re.findall(r"find_package\((\w+)", (SOURCE / "CMakeLists.txt").read_text())
+    assert set(libraries) == {"Torch", "nlohmann_json"}
+    text = PAGE.read_text().partition("`contrib/serving/cpp`")[2].partition("```console")[0].lower()
+    assert [name for name in libraries if name.lower() not in text] == []
 
 
 @pytest.mark.parametrize("form", ["pt2", "torchscript"])

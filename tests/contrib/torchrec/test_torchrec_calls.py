@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from shardwright_torchrec.distributed.fbgemm_qcomm_codec import get_qcomm_codecs_registry
 from shardwright_torchrec.modules.configs import EmbeddingBagConfig, EmbeddingConfig
 from shardwright_torchrec.parallel.model_parallel import (
     DistributedModelParallel,
     get_unwrapped_module,
 )
+from shardwright_torchrec.parallel.sharders import EmbeddingBagCollectionSharder
 from shardwright_torchrec.quant.inference import (
     DEFAULT_QUANT_MAPPING,
     DEFAULT_SHARDERS,
@@ -19,6 +21,7 @@ from shardwright_torchrec.quant.inference import (
     shard_quant_model,
     trim_torch_package_prefix_from_typename,
 )
+from tests.errors import raises
 
 import shardwright as sw
 
@@ -53,6 +56,14 @@ def test_model_takes_torchrecs_arguments() -> None:
         DistributedModelParallel(model(), env, data_parallel_wrapper=Own())  # type: ignore[arg-type]
     with pytest.raises(sw.UnsupportedError, match="model_tracker_configs"):
         DistributedModelParallel(model(), env, model_tracker_configs=object())
+
+
+def test_sharder_takes_the_registry_of_codecs() -> None:
+    registry = get_qcomm_codecs_registry(sw.QCommsConfig(forward_precision="half"), device="cpu")
+    sharder = EmbeddingBagCollectionSharder(qcomm_codecs_registry=registry)
+    assert sharder.qcomm_codecs_registry == sw.QCommsConfig("fp16")
+    with raises(sw.UnsupportedError, subject="comm_ops", asked=["POOLED_EMBEDDINGS_ALL_TO_ALL"]):
+        get_qcomm_codecs_registry(sw.QCommsConfig(), comm_ops=["POOLED_EMBEDDINGS_ALL_TO_ALL"])
 
 
 def test_quantising_takes_torchrecs_arguments() -> None:

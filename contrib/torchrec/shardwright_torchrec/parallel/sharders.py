@@ -6,6 +6,8 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from torch import nn
+
 import shardwright as sw
 from shardwright.host import host
 from shardwright_torchrec.distributed.fused_params import checks_of, own_params
@@ -53,6 +55,17 @@ class _AsInTorchRec(sw.ModuleSharder):
         if REPLICATED in found and found[REPLICATED] is None:
             found[REPLICATED] = kernels_with_gradients()
         return found
+
+    def shardable_parameters(self, module: nn.Module) -> dict[str, nn.Parameter]:
+        """Weights of the module's tables by table; all of them are sharded."""
+        found = dict(module.named_parameters())
+        names = {table.name: f".{table.name}.weight" for table in self.tables(module)}
+        return {
+            name: parameter
+            for name, end in names.items()
+            for path, parameter in found.items()
+            if f".{path}".endswith(end)
+        }
 
     def shard(self, module: Any, params: Any, *others: Any, **further: Any) -> Any:
         """See `shardwright.ModuleSharder.shard`; a plan may say TorchRec's names of compute kernels."""

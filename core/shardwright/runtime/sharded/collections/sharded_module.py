@@ -36,7 +36,7 @@ class ModuleSharder(ABC):
             cache of tables that are kept in host memory (``cache_load_factor``, ``cache_algorithm``), and
             ``max_gradient``: elements of the gradients of outputs, averaged over the ranks, are clipped to it.
         qcomm_codecs_registry: the codecs that results and gradients of the module's tables travel by, under TorchRec's
-            name: the result of ``get_qcomm_codecs_registry``, or a ``QCommsConfig``; float32 as they are by default.
+            name: a ``QCommsConfig``; float32 as they are by default.
             ``ParameterConstraints(qcomms_config=...)`` and a plan that has codecs of its own prevail.
         input_checks: level of checks of each batch: ``"off"``, ``"standard"``, ``"strict"``, ``"warning"`` or
             ``"ignore"`` (see :class:`InputChecks`); by default that of the variable ``SHARDWRIGHT_INPUT_CHECKS``, else
@@ -118,17 +118,6 @@ class ModuleSharder(ABC):
             UnknownPluginError: the subclass returns something that is not known.
         """
         return _allowed_by(self, compute_device_type)
-
-    def shardable_parameters(self, module: nn.Module) -> dict[str, nn.Parameter]:
-        """The weights of the module's tables by table, under TorchRec's name; all of them are sharded."""
-        found = dict(module.named_parameters())
-        names = {table.name: f".{table.name}.weight" for table in self.tables(module)}
-        return {
-            name: parameter
-            for name, end in names.items()
-            for path, parameter in found.items()
-            if f".{path}".endswith(end)
-        }
 
     @abstractmethod
     def tables(self, module: nn.Module, path: str = "") -> list[TableSpec]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from typing import Any
 
+from attrs import evolve
 from torch import nn
 
 import shardwright as sw
@@ -20,6 +22,8 @@ __all__ = [
 ]
 
 REPLICATED = "data_parallel"
+_OF_SCRIPT = sw.OptimizerSpec(is_assumed=True)
+"""Optimizer of a table that the script's own updates."""
 
 
 class _AsInTorchRec(sw.ModuleSharder):
@@ -34,6 +38,7 @@ class _AsInTorchRec(sw.ModuleSharder):
     def __init__(
         self, fused_params: Mapping[str, Any] | None = None, qcomm_codecs_registry: Any = None, **further: Any
     ) -> None:
+        self._left: frozenset[str] = frozenset()
         checks = checks_of(fused_params)
         super().__init__(
             own_params(fused_params), qcomm_codecs_registry, **{"input_checks": checks, **further}
@@ -67,9 +72,22 @@ class _AsInTorchRec(sw.ModuleSharder):
             if f".{path}".endswith(end)
         }
 
+    def tables(self, module: nn.Module, path: str = "") -> list[sw.TableSpec]:
+        """See `shardwright.ModuleSharder.tables`."""
+        found = super().tables(module, path)
+        return [evolve(table, optimizer=_OF_SCRIPT) if table.name in self._left else table for table in found]
+
     def shard(self, module: Any, params: Any, *others: Any, **further: Any) -> Any:
-        """See `shardwright.ModuleSharder.shard`; a plan may say TorchRec's names of compute kernels."""
-        return super().shard(module, own_shardings(params, self.tables(module)), *others, **further)
+        """See `shardwright.ModuleSharder.shard`; a plan may say TorchRec's names of compute kernels.
+
+        Where it says a kernel that shows gradients, the script's optimizer updates the table, whichever was given for
+        the backward pass. A warning tells so.
+        """
+        tables = self.tables(module)
+        own = own_shardings(params, tables)
+        sharder = copy(self)
+        sharder._left = frozenset(_left_by(own, tables))
+        return super(_AsInTorchRec, sharder).shard(module, own, *others, **further)
 
 
 class EmbeddingBagCollectionSharder(_AsInTorchRec, sw.EmbeddingBagCollectionSharder):
@@ -106,6 +124,25 @@ class EmbeddingCollectionSharder(_AsInTorchRec, sw.EmbeddingCollectionSharder):
 def get_default_sharders() -> list[sw.ModuleSharder]:
     """One sharder for each class of collections."""
     return [EmbeddingBagCollectionSharder(), EmbeddingCollectionSharder()]
+
+
+def _left_by(params: Mapping[str, sw.ParameterSharding], tables: Iterable[sw.TableSpec]) -> list[str]:
+    """Tables with an optimizer for the backward pass whose planned kernels run none."""
+    showing = kernels_with_gradients()
+    given = {table.name: table.optimizer for table in tables if table.name in params}
+    left = [
+        name
+        for name, optimizer in given.items()
+        if optimizer is not None and not optimizer.is_assumed and params[name].compute_kernel in showing
+    ]
+    for name in left:
+        warnings.warn(
+            f"table {name!r}: the plan gives it the kernel {params[name].compute_kernel!r}, which shows gradients: "
+            f"{given[name]} does not run in the backward pass. Step an optimizer of the table's parameter",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+    return left
 
 
 def kernels_with_gradients() -> list[str]:

@@ -15,7 +15,6 @@ from shardwright.error_listeners import reporting_errors
 from shardwright.errors import InvalidInputError
 from shardwright.sparse import (
     _arrow,
-    _dist,
     _foreign,
     _keyed_validation,
     _ops,
@@ -653,88 +652,6 @@ class KeyedJaggedTensor(Jagged):
             return problem
         used = self._starts()[-1] if num_used is None else num_used
         return _keyed_validation.lookup_problem(self._keys, self._values, used, features)
-
-    def dist_labels(self) -> list[str]:
-        """The names of `dist_tensors()`: lengths, values, strides if each key has its own, weights if there are any."""
-        strides = ["strides"] if self._variable is not None else []
-        return ["lengths", "values", *strides, *([] if self._weights is None else ["weights"])]
-
-    @checked
-    def dist_splits(self, key_splits: Sequence[int]) -> list[list[int]]:
-        """The sizes of what each rank gets of each of `dist_tensors()`.
-
-        Args:
-            key_splits: How many keys each rank gets; they add up to F.
-
-        Returns:
-            For each tensor a number of elements for each rank.
-
-        Raises:
-            InvalidInputError: A split is negative, or they do not add up to F.
-        """
-        _keyed_validation.check_segments(key_splits, len(self._keys))
-        lengths = _dist.sums_of_runs(self.stride_per_key(), key_splits)
-        values = _dist.sums_of_runs(self._counts(), key_splits)
-        sizes = {"lengths": lengths, "values": values, "strides": list(key_splits), "weights": values}
-        return [sizes[label] for label in self.dist_labels()]
-
-    def dist_tensors(self) -> list[Tensor]:
-        """The tensors that ranks exchange, as `dist_labels()` names them."""
-        values, weights = self._used()
-        tensors = [self.lengths(), values]
-        if self._variable is not None:
-            tensors.append(torch.tensor(self._variable.per_key, device=self._values.device))
-        return tensors if weights is None else [*tensors, weights]
-
-    @staticmethod
-    @scripted
-    @traced
-    @checked
-    def dist_init(
-        keys: Sequence[str],
-        tensors: Sequence[Tensor],
-        variable_stride_per_key: bool,
-        num_workers: int,
-        recat: Tensor | None,
-        stride_per_rank: Sequence[int] | None,
-        stagger: int = 1,
-    ) -> KeyedJaggedTensor:
-        """Put together what ranks sent of `dist_tensors()`: rank by rank, and of each rank key by key.
-
-        Args:
-            keys: F names, the same for all ranks.
-            tensors: The tensors that arrived, as `dist_labels()` names them.
-            variable_stride_per_key: Each key has its own batch size, and there are strides among the tensors.
-            num_workers: Number of ranks, W.
-            recat: The arriving piece that stands at each place of the result, `[F * W]`: key by key, then rank by rank.
-                Derived if None.
-            stride_per_rank: Batch size of each rank, where keys have none of their own.
-            stagger: Order in which the ranks' pieces arrive; another than 1 needs `recat`, which holds it.
-
-        Returns:
-            A `KeyedJaggedTensor` of the samples of all ranks.
-
-        Raises:
-            InvalidInputError: Tensors or sizes are missing or do not fit; the text gives the numbers.
-        """
-        if stagger != 1 and recat is None:
-            raise InvalidInputError(f"{_NAME}.dist_init: a stagger of {stagger} needs recat, got None.")
-        found = _dist.received(
-            len(keys),
-            tensors,
-            has_strides=variable_stride_per_key,
-            num_workers=num_workers,
-            recat=recat,
-            stride_per_rank=stride_per_rank,
-        )
-        return KeyedJaggedTensor(
-            keys,
-            found.values,
-            found.weights,
-            found.lengths,
-            stride=None if variable_stride_per_key else sum(stride_per_rank or ()),
-            stride_per_key_per_rank=found.strides if variable_stride_per_key else None,
-        ).sync()
 
     def __getitem__(self, key: str) -> JaggedTensor:
         """The bags of one feature; its tensors are views.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from attrs import frozen
+
 from shardwright.contracts import ShardingType
 from shardwright.planning.layouts.layout import Block, Layout
-from shardwright.planning.layouts.row_maps import RowsRange
+from shardwright.planning.layouts.row_maps import RowsModulo, RowsRange
 from shardwright.planning.tables.constraints import ParameterConstraints
 
 
@@ -14,7 +16,7 @@ class AsAsked(ShardingType):
     name, abbreviation, offered = "as_asked", "AA", "always"
 
     def layouts(self, table, topology, constraints):
-        is_cut = (constraints.extras or {}).get("cut") or table.data_type.bits == 16
+        is_cut = (constraints.extras or {}).get("cut") or table.data_type != "FP32"
         rows = RowsRange(table.num_embeddings, parts=topology.world_size if is_cut else 1)
         yield Layout([Block(part, table.all_columns, rank=rank) for rank, part in enumerate(rows)])
 
@@ -28,13 +30,19 @@ class AsAskedByShape(AsAsked):
         return super().layouts(table, topology, ParameterConstraints())
 
 
-class Moody(ShardingType):
-    """Cuts rows only the first time it is asked, so that its plans cannot be read back."""
+@frozen
+class Unwritten(RowsModulo):
+    """Rows dealt out by a map whose data does not make it again."""
 
-    name, abbreviation, offered = "moody", "MO", "always"
-    was_asked = False
+    name = "unwritten"
+    _hidden: int = 0
+
+
+class Forgetful(ShardingType):
+    """Makes plans that cannot be read back."""
+
+    name, abbreviation, offered, row_maps = "forgetful", "FO", "always", (Unwritten,)
 
     def layouts(self, table, topology, constraints):
-        rows = RowsRange(table.num_embeddings, parts=1 if self.was_asked else topology.world_size)
-        self.was_asked = True
+        rows = Unwritten(table.num_embeddings, parts=topology.world_size)
         yield Layout([Block(part, table.all_columns, rank=rank) for rank, part in enumerate(rows)])

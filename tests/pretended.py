@@ -88,9 +88,6 @@ class PretendedCommunicator(Communicator):
     def broadcast(self, tensor: Tensor, source: int) -> None:
         """Nothing: this rank's values are everybody's."""
 
-    def all_gather(self, tensor: Tensor) -> list[Tensor]:
-        return [tensor] * self.world_size
-
     def all_gather_objects(self, value: Any) -> list[Any]:
         import pickle
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shutil
 import subprocess
 import sys
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -37,6 +39,7 @@ def test_layers_are_kept() -> None:
         ("core/shardwright/planning/tables/spec.py", "from shardwright.planning.report.report import Report"),
         ("core/shardwright/planning/search/search.py", "import shardwright_plugins.proposers"),
         ("core/shardwright/planning/search/failure.py", "from shardwright.host.plugin_host import host"),
+        ("core/shardwright/cli/plan.py", "from shardwright.runtime.sharded.models import planner"),
         (
             "core/shardwright/planning/layouts/dataflows.py",
             "from shardwright.runtime.routed.direct import DirectReturn",
@@ -62,3 +65,44 @@ def test_core_imports_the_plugin_host_where_the_linter_sees_it() -> None:
     files = list((ROOT / "core").rglob("*.py"))
     facade = re.compile(r"^\s*from shardwright\.host import", re.MULTILINE)
     assert [str(path) for path in files if facade.search(path.read_text())] == []
+
+
+CORE = ROOT / "core"
+IN_CIRCLES = {
+    # TorchScript compiles the classes that it is to know; it leaves core with serving.
+    "sparse": {"_jagged", "_traces", "jagged_tensor", "keyed_jagged_tensor", "keyed_tensor", "scripting"},
+}
+"""Modules that import each other, by their folder, until what is said of each has happened."""
+
+
+def imports(path: Path, modules: set[str]) -> set[str]:
+    """The modules of core that a file imports anywhere in it: at the top, in functions, and for types alone."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            named = [f"{node.module}.{alias.name}" for alias in node.names]
+            found |= {name if name in modules else str(node.module) for name in named}
+    return found & modules
+
+
+def test_no_files_of_core_import_each_other_in_a_circle() -> None:
+    files = {
+        ".".join(path.relative_to(CORE).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in CORE.rglob("*.py")
+    }
+    let = {
+        ".".join(filter(None, ["shardwright", folder, name]))
+        for folder, names in IN_CIRCLES.items()
+        for name in names
+    }
+    assert let <= set(files)
+    graph = {
+        name: imports(path, set(files)) - {name} - (let if name in let else set())
+        for name, path in files.items()
+    }
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(reversed(error.args[1])))

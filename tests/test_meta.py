@@ -228,3 +228,50 @@ def test_arguments_name_their_subject(docstrings):
         if DANGLING.match(text)
     ]
     assert dangling == []
+
+
+# What of core holds from one call to the next for the whole process, and whose business that is.
+STATE = {
+    "host/plugin_host.py": {"_process_host"},
+    "host/process.py": {"_source"},  # what gives the plugin host
+    "optim/fused.py": {"_REGISTERED"},  # torch's optimizers by class, as plugins register theirs
+    "runtime/sharded/collections/sharded_module.py": {"_SHARDERS"},  # until sharders are a kind of plugin
+    # Of process groups and of models, by weak reference.
+    "error_reports.py": {"_LISTENERS"},
+    "runtime/ranks/environment.py": {"_LOCKSTEPS"},
+    "runtime/ranks/group_ranks.py": {"_known"},
+    "runtime/checkpoint/saving.py": {"_known"},
+    "runtime/checkpoint/folder.py": {"_LOCKS"},  # a lock of a file is the process's
+    "runtime/sharded/tables/table_state.py": {"_AS_BLOCKS"},
+    # Checks of users' loops.
+    "runtime/sharded/models/forgotten_steps.py": {"_watched"},
+    "runtime/sharded/tables/clipping.py": {"_latest"},
+    "runtime/sharded/tables/data_parallel.py": {"_TAKEN_IN"},
+    "runtime/step/backward/backward_passes.py": {"_latest_step"},
+    "sparse/scripting.py": {"_registered"},  # leaves core with TorchScript
+}
+HOLDERS = re.compile(r"(\{\}|\[.?\]|(dict|list|set|defaultdict|OrderedDict|Weak\w+|ContextVar|local)\(.*\))$")
+
+
+def state_of(tree):
+    """Names of a file that keep something for the process: rebound ones, and containers that begin empty."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Global):
+            yield from node.names
+    for body in [tree.body, *(node.body for node in tree.body if isinstance(node, ast.ClassDef))]:
+        for node in body:
+            if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+                target = ast.unparse(node.targets[0] if isinstance(node, ast.Assign) else node.target)
+                if target.startswith("_") and HOLDERS.match(ast.unparse(node.value)) and target != "__all__":
+                    yield target
+
+
+def test_core_keeps_nothing_for_the_process_but_what_is_listed():
+    core = ROOT / "core" / "shardwright"
+    found = {
+        str(path.relative_to(core)): set(state_of(ast.parse(path.read_text())))
+        for path in python_files("core")
+    }
+    assert {path: names - STATE.get(path, set()) for path, names in found.items() if names} == {
+        path: set() for path, names in found.items() if names
+    }

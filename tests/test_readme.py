@@ -94,9 +94,10 @@ def test_readme_table_of_built_ins_has_each_once_and_no_other() -> None:
     assert sorted(readme.built_ins()) == sorted(offered)
 
 
-def test_readme_commands_are_the_two_of_the_project() -> None:
+def test_readme_commands_are_those_of_the_project() -> None:
     commands = [block.text.strip() for block in readme.blocks() if block.language == "bash"]
     assert commands == [
         "pip install -e '.[cpu,demo]' && shardwright demo",
         "pip install -e '.[cpu,test]' && pytest",
+        "pip install './contrib/serving[http]'",
     ]

@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from shardwright.host.process import provide
+
 __version__ = "0.1.0"
 
 # Public name -> the module that defines it. One line a name, sorted by module, then by name.
@@ -46,18 +48,16 @@ _MODULE_OF_NAME: dict[str, str] = {
             "Partitioner",
             "Proposals",
             "Proposer",
+            "RowFormat",
             "RowRule",
             "ShardingType",
             "Work",
         ),
         "shardwright.hookspecs": ("hookimpl",),
-        "shardwright.modules.embedding_modules": ("EmbeddingBagCollection", "EmbeddingCollection"),
-        "shardwright.modules.quantized": (
-            "QuantEmbeddingBagCollection",
-            "QuantEmbeddingCollection",
-            "QuantizedRows",
-            "quantize_embeddings",
-            "quantize_rows",
+        "shardwright.modules.embedding_modules": (
+            "EmbeddingBagCollection",
+            "EmbeddingCollection",
+            "TableCollection",
         ),
         "shardwright.optim": (
             "CombinedOptimizer",
@@ -102,12 +102,12 @@ _MODULE_OF_NAME: dict[str, str] = {
             "ProposedShards",
             "Proven",
         ),
-        "shardwright.planning.plan.plan": (
+        "shardwright.planning.plan.plan": ("ShardingPlan",),
+        "shardwright.planning.plan.sharding": (
             "EmbeddingModuleShardingPlan",
             "EnumerableShardingSpec",
             "ParameterSharding",
             "ShardMetadata",
-            "ShardingPlan",
         ),
         "shardwright.runtime.sharded.models.planner": ("EmbeddingShardingPlanner",),
         "shardwright.planning.machines.reservations": ("StorageReservation",),
@@ -119,8 +119,8 @@ _MODULE_OF_NAME: dict[str, str] = {
             "RowsSplit",
         ),
         "shardwright.planning.options.search_space": ("SearchSpace",),
+        "shardwright.planning.tables.data_types": ("DataType",),
         "shardwright.planning.tables.spec": (
-            "DataType",
             "EmbeddingBagConfig",
             "EmbeddingConfig",
             "PoolingType",
@@ -131,6 +131,7 @@ _MODULE_OF_NAME: dict[str, str] = {
         "shardwright.planning.watch": ("Progress", "Watch"),
         "shardwright.planning.tables.workload": ("Workload",),
         "shardwright.runtime.checkpoint.loading": ("LoadedCheckpoint", "load_checkpoint"),
+        "shardwright.runtime.checkpoint.reading": ("StoredCheckpoint", "StoredTensor", "open_checkpoint"),
         "shardwright.runtime.checkpoint.saving": ("SavedCheckpoint", "save_checkpoint"),
         "shardwright.runtime.step.awaitable": ("Awaitable", "LazyAwaitable"),
         "shardwright.runtime.ranks.comm": ("TorchCommunicator",),
@@ -146,21 +147,12 @@ _MODULE_OF_NAME: dict[str, str] = {
         ),
         "shardwright.runtime.routed.direct": ("DirectReturn",),
         "shardwright.runtime.routed.return_path": ("ReturnPath", "ReturnStep"),
-        "shardwright.runtime.sharded.quantized.one_process": (
-            "PlacedQuantEmbeddingBagCollection",
-            "PlacedQuantEmbeddingCollection",
-            "shard_for_serving",
-        ),
         "shardwright.runtime.sharded.collections.sharders": (
             "EmbeddingBagCollectionSharder",
             "EmbeddingCollectionSharder",
             "ModuleSharder",
-            "QuantEmbeddingBagCollectionSharder",
-            "QuantEmbeddingCollectionSharder",
             "ShardedEmbeddingBagCollection",
             "ShardedEmbeddingCollection",
-            "ShardedQuantEmbeddingBagCollection",
-            "ShardedQuantEmbeddingCollection",
             "register_sharder",
         ),
         "shardwright.runtime.step.executor": ("Executor", "ExecutorConfig", "ExecutorStep", "PeerHeaders"),
@@ -186,27 +178,27 @@ _MODULE_OF_NAME: dict[str, str] = {
             "TrainPipelineSparseDist",
             "lockstep_batches",
         ),
-        "shardwright.serving.export": ("export_for_inference",),
-        "shardwright.serving.package": ("InferencePackage", "load_package"),
         "shardwright.sparse": ("JaggedTensor", "KeyedJaggedTensor", "KeyedTensor"),
     }.items()
     for name in names
 }
 
-# Deprecated here: names of the plugin host, which stand in the package ``host``.
-_OF_HOST = frozenset({"Fingerprint", "PluginHost", "Registry", "compare_fingerprints", "use_host"})
-
 __all__ = sorted([*_MODULE_OF_NAME, "__version__"])  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def _plugin_host() -> Any:
+    from shardwright.host.plugin_host import host
+
+    return host()
+
+
+provide(_plugin_host)
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name on first use, and keep it."""
     if name == "host":
         return importlib.import_module("shardwright.host")
-    if name in _OF_HOST:
-        from shardwright._moved import moved
-
-        return moved("shardwright", dict.fromkeys(_OF_HOST, "shardwright.host"), stacklevel=3)(name)
     module = _MODULE_OF_NAME.get(name)
     if module is None:
         # Dunder lookups come from the import machinery and from tools: they get no guesses.

@@ -23,6 +23,7 @@ _MODULE_OF_NAME = {
     **{name: module for module, _, name in (kind.kit.rpartition(".") for kind in KINDS)},
     "RankError": "ranks",
     "RankPool": "ranks",
+    "RowFormatTests": "row_formats",
     "ServingKernelTests": "serving_kernels",
     "SimulatedCommunicator": "simulated",
     "check_codec": "codecs",

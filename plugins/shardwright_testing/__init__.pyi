@@ -11,6 +11,7 @@ from shardwright_testing.plugins_under_test import installed as installed
 from shardwright_testing.proposers import ProposerTests as ProposerTests
 from shardwright_testing.ranks import RankError as RankError
 from shardwright_testing.ranks import RankPool as RankPool
+from shardwright_testing.row_formats import RowFormatTests as RowFormatTests
 from shardwright_testing.serving_kernels import ServingKernelTests as ServingKernelTests
 from shardwright_testing.sharding_types import ShardingTypeTests as ShardingTypeTests
 from shardwright_testing.simulated import SimulatedCommunicator as SimulatedCommunicator

@@ -161,7 +161,7 @@ class ShardingTypeTests:
                 tested = tested.with_more_extras()
             table = evolve(PLAIN, data_type="FP16" if case == "float16" else "FP32")
             if not tested.has_kernel_for(table):
-                pytest.skip(f"kernel {tested.kernel!r} has no tables of {table.data_type.value}")
+                pytest.skip(f"kernel {tested.kernel!r} has no tables of {table.data_type}")
             for cluster in SHAPES:
                 if tested.layouts(table, cluster):
                     _check_round_trip(tested, table, cluster)

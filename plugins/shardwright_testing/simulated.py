@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from typing import Any, TypeVar, final
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from shardwright.planning.machines.replicas import RankGrid
 from shardwright.runtime.ranks.alone import CompletedWork
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.ranks.sharding_groups import ShardingEnv2D
+from shardwright.runtime.ranks.together import Failure, Ranks
 
 T = TypeVar("T")
 
@@ -26,7 +28,7 @@ class _LeftAlone(DistributedError):
 
 
 class _Board:
-    """Meeting of the ranks of one world: each posts a value, all read all."""
+    """Meeting of the ranks of one world: each posts a value, or its failure, and all read all."""
 
     def __init__(self, world_size: int, timeout_s: float) -> None:
         self._values: list[Any] = [None] * world_size
@@ -42,6 +44,11 @@ class _Board:
             raise _LeftAlone(
                 f"simulated rank {rank}: another rank failed or did not come to this collective"
             ) from None
+        failed = next((other for other in values if isinstance(other, Failure)), None)
+        if failed is not None and not isinstance(value, Failure):
+            error = failed.error(rank, "work that is done together")
+            error.add_note(_HEARD)
+            raise error
         return values
 
     def abort(self) -> None:
@@ -71,6 +78,8 @@ class SimulatedCommunicator(Communicator):
         *,
         label: str = "",
     ) -> Work:
+        if not input.is_contiguous() or input.is_neg():
+            raise ValueError(f"{label}: a backend sends memory as it is, and this is a view of other values")
         self.labels.append(label)
         self.sent_bytes.append((label, [count * input.element_size() for count in input_splits]))
         sent = [piece.clone() for piece in torch.split(input, list(input_splits))]
@@ -95,10 +104,6 @@ class SimulatedCommunicator(Communicator):
         values = self._board.exchange(self.rank, tensor.clone() if self.rank == source else None)
         tensor.copy_(values[source])
 
-    def all_gather(self, tensor: Tensor) -> list[Tensor]:  # noqa: D102
-        self.labels.append("tensor")
-        return self._board.exchange(self.rank, tensor.clone())
-
     def all_gather_objects(self, value: Any) -> list[Any]:  # noqa: D102
         self.labels.append("object")
         return self._board.exchange(self.rank, value)
@@ -109,6 +114,45 @@ class SimulatedCommunicator(Communicator):
     def barrier(self) -> None:  # noqa: D102
         self.labels.append("barrier")
         self._board.exchange(self.rank, None)
+
+
+_HEARD = "another simulated rank failed"
+
+
+@final
+class SimulatedRanks(Ranks):
+    """Meetings of the simulated ranks, as one of them sees them.
+
+    Args:
+        board: board of the ranks.
+        rank: this rank.
+    """
+
+    def __init__(self, board: _Board, rank: int) -> None:
+        self._board, self._rank, self._is_in = board, rank, False
+
+    def meet(self, what: str, word: str = "") -> bool:  # noqa: D102 - described in the base class
+        return len(set(self._board.exchange(self._rank, (what, word)))) == 1
+
+    @contextmanager
+    def together(self, what: str) -> Iterator[bool]:  # noqa: D102
+        if self._is_in:
+            yield False
+            return
+        self._is_in = True
+        try:
+            yield True
+            self.meet(what)
+        except Exception as error:
+            if _HEARD not in getattr(error, "__notes__", ()):
+                with suppress(_LeftAlone):  # they have failed, too
+                    self._board.exchange(self._rank, Failure.of(self._rank, error))
+            raise
+        finally:
+            self._is_in = False
+
+    def busy(self) -> AbstractContextManager[None]:  # noqa: D102
+        return nullcontext()
 
 
 class _Boards:
@@ -154,7 +198,12 @@ class _Boards:
             board = self._boards.setdefault((kind, ranks[0]), _Board(len(ranks), self._timeout_s))
         communicator = SimulatedCommunicator(board, ranks.index(rank), len(ranks))
         local = self._local_world_size if self._grid is None else self._grid.local_size(ranks)
-        return ShardingEnv(communicator, self._device_type, local_world_size=local)
+        return ShardingEnv(
+            communicator,
+            self._device_type,
+            local_world_size=local,
+            ranks=SimulatedRanks(board, communicator.rank),
+        )
 
     def abort(self) -> None:
         """End all waiting."""

@@ -3,13 +3,14 @@
 python tests/benchmarks/fault_campaign.py [--trials 200] [--seed 0] [--timeout 5] [--output faults.json]
 
 A trial is a job of 2 to 4 real processes over gloo: the process group starts, a plan is made, the model is sharded and
-trained, its state is gathered, and it ends. In one of these stages the fault befalls the *victim*: rank 0 with the
-process that serves the store, or another rank. The store is served by rank 0, by a process of its own as torchrun's
-agent does (stopped and killed with rank 0), or is a file. For each survivor is written down how long it took from the
-fault to its error, and to the end of its process.
+trained, its state is gathered, checkpoints are saved and loaded, the model is resharded, and it ends. In one of these
+stages the fault befalls the *victim*: rank 0 with the process that serves the store, or another rank. The store is
+served by rank 0, by a process of its own as torchrun's agent does (stopped and killed with rank 0), or is a file. For
+each survivor is written down how long it took from the fault to its error, and to the end of its process.
 
-A survivor is *late* if it raises more than the time-out after the fault, or its own first wait after that. What torch
-itself waits for, while the process group starts, is counted apart.
+A survivor is *late* if it raises more than the time-out after the fault, or its own first wait after that. An error is
+*unnamed* if it names neither the victim nor the store. What torch itself waits for, while the process group starts, is
+counted apart.
 """
 
 from __future__ import annotations
@@ -19,13 +20,14 @@ import json
 import multiprocessing as mp
 import os
 import random
+import re
 import signal
 import socket
 import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -51,11 +53,17 @@ STAGES = {
     "first step": 0.05,
     "steps": 0.4,
     "state": 0.03,
+    "save": 0.2,
+    "load": 0.05,
+    "reshard": 0.05,
     "end": 0.02,
 }
 FAULTS = ("stop", "kill", "raise")
 STORES = ("rank 0", "agent", "file")
+KINDS = {"row": "row_wise", "table": "table_wise", "copy": "data_parallel"}
+OTHER_KINDS = {"row": "table_wise", "table": "row_wise", "copy": "data_parallel"}
 NUM_STEPS = 12
+NUM_SAVES = 4
 _STEP_S = 0.02  # a step takes so long, so that faults strike within steps
 _PLAN_S = 0.4  # the planner's rank takes about so long, so that it may be struck there
 _LONGEST_STAGE_S = 30.0  # time for the victim to come to its stage (taste: a busy machine)
@@ -101,6 +109,19 @@ class Trial:
         return "agent + rank 0" if self.store == "agent" and self.fault != "raise" else "rank 0"
 
 
+@attrs.frozen
+class Place:
+    """Where the ranks of a trial find each other, and what they save."""
+
+    folder: Path
+    port: int
+
+    @property
+    def saved(self) -> Path:
+        """The folder of their checkpoints."""
+        return self.folder / "saved"
+
+
 class Clicks(torch.nn.Module):
     """Tables of three sharding types, and dense layers."""
 
@@ -120,27 +141,26 @@ class Clicks(torch.nn.Module):
         return self.over(self.bags(features).values()).squeeze(1)
 
 
-def _planner() -> sw.EmbeddingShardingPlanner:
-    kinds = {"row": "row_wise", "table": "table_wise", "copy": "data_parallel"}
+def _planner(kinds: Mapping[str, str], plan_s: float = _PLAN_S) -> sw.EmbeddingShardingPlanner:
     constraints = {
         name: sw.ParameterConstraints(sharding_types=[kind], compute_kernels=["fused_torch"])
         for name, kind in kinds.items()
     }
     return sw.EmbeddingShardingPlanner(
-        batch_size=4, constraints=constraints, listener=lambda progress: time.sleep(_PLAN_S / 8)
+        batch_size=4, constraints=constraints, listener=lambda progress: time.sleep(plan_s / 8)
     )
 
 
-def _job(trial: Trial, rank: int, place: str) -> Iterator[str]:
+def _job(trial: Trial, rank: int, place: Place) -> Iterator[str]:
     """A rank's life; yields the name of each stage as it begins."""
     yield "start"
     timeout = timedelta(seconds=trial.timeout_s)
     if trial.store == "file":
-        store = dist.FileStore(place, trial.ranks)
+        store = dist.FileStore(str(place.folder / "store"), trial.ranks)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=trial.ranks, timeout=timeout)
     else:
         os.environ.update(
-            MASTER_ADDR="127.0.0.1", MASTER_PORT=place, RANK=str(rank), WORLD_SIZE=str(trial.ranks)
+            MASTER_ADDR="127.0.0.1", MASTER_PORT=str(place.port), RANK=str(rank), WORLD_SIZE=str(trial.ranks)
         )
         os.environ["TORCHELASTIC_USE_AGENT_STORE"] = str(trial.store == "agent")
         dist.init_process_group("gloo", timeout=timeout)
@@ -150,11 +170,12 @@ def _job(trial: Trial, rank: int, place: str) -> Iterator[str]:
     model: torch.nn.Module = Clicks()
     sharders = [sw.EmbeddingBagCollectionSharder(fused_params={"optimizer": "sgd", "learning_rate": 0.1})]
     yield "plan"
-    plan = _planner().collective_plan(model, sharders)
+    plan = _planner(KINDS).collective_plan(model, sharders)
     yield "shard"
     model = sw.DistributedModelParallel(model, env, plan=plan, sharders=sharders)
     yield "first step"
     _step(model, rank)
+    other = _planner(OTHER_KINDS, plan_s=0.0).collective_plan(Clicks(), sharders)
     yield "steps"
     for _ in range(NUM_STEPS):
         time.sleep(_STEP_S)
@@ -162,6 +183,13 @@ def _job(trial: Trial, rank: int, place: str) -> Iterator[str]:
     yield "state"
     model.state_dict()
     model.fused_optimizer.state_dict()
+    yield "save"
+    for step in range(NUM_SAVES):
+        sw.save_checkpoint(place.saved, model, step=step, keep=1, asynchronous=step % 2 == 1).wait()
+    yield "load"
+    sw.load_checkpoint(place.saved, model)
+    yield "reshard"
+    model.reshard(other)
     yield "end"
     dist.destroy_process_group()
 
@@ -173,7 +201,7 @@ def _step(model: torch.nn.Module, rank: int) -> None:
     model(features).sum().backward()
 
 
-def _be_rank(trial: Trial, rank: int, place: str, told: Connection) -> None:
+def _be_rank(trial: Trial, rank: int, place: Place, told: Connection) -> None:
     """A rank's process; says when a stage begins, and what it raised."""
     signal.signal(signal.SIGUSR1, _struck)
     torch.set_num_threads(1)
@@ -186,13 +214,17 @@ def _be_rank(trial: Trial, rank: int, place: str, told: Connection) -> None:
     told.send(("done", time.monotonic(), ""))
 
 
+class _Struck(Exception):
+    """What befalls a victim that raises: nothing that a library catches, as ``Path.exists`` does a ``ValueError``."""
+
+
 def _struck(*_: Any) -> None:
-    raise ValueError("struck")
+    raise _Struck("struck")
 
 
-def _be_agent(place: str, told: Connection) -> None:
+def _be_agent(place: Place, told: Connection) -> None:
     """Serve the store as torchrun's agent does."""
-    store = dist.TCPStore("127.0.0.1", int(place), None, True, wait_for_workers=False)
+    store = dist.TCPStore("127.0.0.1", place.port, None, True, wait_for_workers=False)
     told.send(("up", time.monotonic(), ""))
     while True:
         time.sleep(1.0)
@@ -236,7 +268,7 @@ def run(trial: Trial) -> dict[str, Any]:
     """Carry a trial out; what became of each survivor."""
     context = mp.get_context("fork")
     with tempfile.TemporaryDirectory() as folder:
-        place = str(Path(folder) / "store") if trial.store == "file" else str(_free_port())
+        place = Place(Path(folder), _free_port())
         agent = _start(context, _be_agent, place) if trial.store == "agent" else None
         if agent:
             agent.hear(30.0)
@@ -253,7 +285,14 @@ def run(trial: Trial) -> dict[str, Any]:
                 life.process.kill()
                 life.process.join()
         found = [_found(trial, rank, life, struck_at, *ends[rank]) for rank, life in survivors.items()]
-        return {**attrs.asdict(trial), "struck": trial.struck, "survivors": found}
+        for _ in STAGES:
+            lives[trial.victim].hear(0)
+        return {
+            **attrs.asdict(trial),
+            "struck": trial.struck,
+            "victim_raised": lives[trial.victim].text,
+            "survivors": found,
+        }
 
 
 def _start(context: Any, function: Any, *arguments: Any) -> Life:
@@ -310,11 +349,24 @@ def _found(
         "outcome": outcome,
         "stage": begun[-1] if begun else "",
         "raised_s": raised_s,
+        "is_unnamed": outcome == "raised" and not _names(trial.victim, rank, life.text),
         "is_late": raised_s is None or (outcome == "raised" and raised_s > longest_s),
         "ended_s": None if ended_at is None else ended_at - struck_at,
         "exit_code": code,
         "text": life.text,
     }
+
+
+def _names(victim: int, rank: int, text: str) -> bool:
+    """Whether an error of a rank names the victim, or says that the store does not answer."""
+    # Its own number stands in front.
+    said = text.replace(f"rank {rank}: ", "", 1)
+    named = {
+        int(number)
+        for numbers in re.findall(r"ranks? (\d+(?:, \d+)*)", said)
+        for number in numbers.split(", ")
+    }
+    return victim in named or "the process group's store" in said
 
 
 def _print_trial(result: dict[str, Any]) -> None:
@@ -324,7 +376,7 @@ def _print_trial(result: dict[str, Any]) -> None:
     for own in result["survivors"]:
         seconds = "   -  " if own["raised_s"] is None else f"{own['raised_s']:5.2f}s"
         ended = "never" if own["ended_s"] is None else f"{own['ended_s']:.2f}s"
-        late = "LATE " if own["is_late"] else ""
+        late = ("LATE " if own["is_late"] else "") + ("UNNAMED " if own["is_unnamed"] else "")
         print(
             f"{head} | rank {own['rank']} {late}{own['outcome']:6s} {seconds} in {own['stage']:10s} "
             f"end {ended} code {own['exit_code']} {own['text'][:160]}",
@@ -338,7 +390,7 @@ def _print_table(results: Sequence[dict[str, Any]]) -> None:
         groups[result["fault"], result["struck"], result["stage"]] += result["survivors"]
         groups[result["fault"], "all", "all"] += result["survivors"]
     print(
-        f"{'fault':6s} {'of':15s} {'in':11s} survivors raised  done  raw hangs late aborted  median s  most s"
+        f"{'fault':6s} {'of':15s} {'in':11s} survivors raised  done   raw unnamed hangs  late aborted  median s  most s"
     )
     for (fault, struck, stage), found in sorted(groups.items()):
         raised = sorted(own["raised_s"] for own in found if own["outcome"] == "raised")
@@ -347,6 +399,7 @@ def _print_table(results: Sequence[dict[str, Any]]) -> None:
             sum(
                 own["outcome"] == "raised" and not own["text"].startswith("DistributedError") for own in found
             ),
+            sum(own["is_unnamed"] for own in found),
             sum(own["outcome"] == "hangs" for own in found),
             sum(own["is_late"] for own in found),
             sum((own["exit_code"] or 0) < 0 for own in found),

@@ -16,6 +16,8 @@ import tempfile
 import time
 from pathlib import Path
 
+import shardwright_serving as serving
+
 import shardwright as sw
 
 COLUMNS, TABLES = 64, 8
@@ -39,8 +41,8 @@ def package(folder: Path, gib: float) -> Path:
         )
         for table in range(TABLES)
     ]
-    model = sw.QuantEmbeddingBagCollection(tables)
-    return sw.export_for_inference(model, batch(), folder / "package", forms=FORMS, check=False)
+    model = serving.QuantEmbeddingBagCollection(tables)
+    return serving.export_for_inference(model, batch(), folder / "package", forms=FORMS, check=False)
 
 
 def forget(path: Path) -> None:
@@ -55,7 +57,7 @@ def first_prediction(path: Path, form: str) -> None:
     rows, features = path / "rows.bin", batch()
     forget(rows)
     start = time.perf_counter()
-    loaded = sw.load_package(path, form)
+    loaded = serving.load_package(path, form)
     loaded.predict(features)
     first = time.perf_counter() - start
     start = time.perf_counter()

@@ -33,7 +33,8 @@ from shardwright.host import host
 from shardwright.modules.embedding_modules import EmbeddingBagCollection
 from shardwright.planning.layouts.layout import Layout
 from shardwright.planning.machines.topology import Topology
-from shardwright.planning.plan.plan import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
+from shardwright.planning.plan.plan import ShardingPlan
+from shardwright.planning.plan.sharding import EmbeddingModuleShardingPlan, ParameterSharding
 from shardwright.planning.tables.constraints import ParameterConstraints
 from shardwright.planning.tables.spec import EmbeddingBagConfig, TableSpec
 from shardwright.runtime.sharded.collections.sharders import EmbeddingBagCollectionSharder

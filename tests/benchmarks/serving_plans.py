@@ -13,12 +13,13 @@ from collections.abc import Mapping
 from itertools import combinations
 from typing import Annotated, Any
 
+import shardwright_serving as serving
 import torch
 import torch.distributed as dist
 import typer
 
 import shardwright as sw
-from shardwright.planning.plan.plan import aligned
+from shardwright.planning.plan.sharding import aligned
 from shardwright_testing.ranks import RankPool
 
 RANKS = 2
@@ -29,7 +30,7 @@ ROWS = {"big": 200_000, "hot": 1_000}
 COUNT = {"big": 4, "hot": 12}
 CLEARLY = 1.3
 """Ratio of two estimates from which on the measured order is compared: nearer ones are the model's noise."""
-SHARDERS = [sw.EmbeddingBagCollectionSharder(), sw.QuantEmbeddingBagCollectionSharder()]
+SHARDERS = [sw.EmbeddingBagCollectionSharder(), serving.QuantEmbeddingBagCollectionSharder()]
 LAYOUTS: Mapping[str, Mapping[str, tuple[str, ...] | None]] = {
     "planner": {"big": None, "hot": None},
     "planner, big ones not copied": {"big": ("table_wise", "column_wise", "row_wise"), "hot": None},
@@ -54,7 +55,7 @@ def collection(data_type: str) -> Any:
         for kind, count in COUNT.items()
         for index in range(count)
     ]
-    kind = sw.EmbeddingBagCollection if data_type == "FP32" else sw.QuantEmbeddingBagCollection
+    kind = sw.EmbeddingBagCollection if data_type == "FP32" else serving.QuantEmbeddingBagCollection
     return kind(tables, device="meta")
 
 

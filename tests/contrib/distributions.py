@@ -25,7 +25,15 @@ from shardwright.host.plugin_host import GROUP
 ROOT = Path(__file__).parents[2] / "contrib"
 NAMES = sorted(path.parent.name for path in ROOT.glob("*/pyproject.toml"))
 OURS = ("shardwright", "shardwright_plugins")
-PUBLIC = ("shardwright", "shardwright.contracts", "shardwright.host", "shardwright_testing")
+PARTS = ("by_fbgemm", "by_numba", "by_torch", "by_triton", "machine")
+PUBLIC = (
+    "shardwright",
+    "shardwright.contracts",
+    "shardwright.host",
+    "shardwright_testing",
+    "shardwright_plugins.arrow",
+    *(f"shardwright_plugins.kernel_parts.{name}" for name in PARTS),
+)
 FUNCTIONS_AND_CLASSES = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 _MISSING = object()
 

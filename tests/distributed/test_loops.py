@@ -43,10 +43,8 @@ def unsharded_after_sums(steps: int) -> dict[str, torch.Tensor]:
 def test_local_world_size_that_differs_on_one_rank_is_the_same_error_on_all(pool: RankPool, how: str) -> None:
     case = Case(tables_of("table_row_wise", "fused_torch"), (3, 2, 4, 1), local_world_size=2)
     text = same_text(pool.run(loop_workers.local_world_sizes_that_differ, 4, case, how))
-    assert text.startswith(
-        "DistributedError: the ranks differ in how many of them a host has: ranks 0, 2, 3: "
-    )
-    assert "LOCAL_WORLD_SIZE 2; rank 1: LOCAL_WORLD_SIZE 1. Give every rank the same" in text
+    assert text.startswith("DistributedError: ")
+    assert "LOCAL_WORLD_SIZE is ranks 0, 2, 3: 2; rank 1: 1" in text
 
 
 @pytest.mark.parametrize(
@@ -169,9 +167,9 @@ def test_clipping_on_one_rank_is_told_to_those_that_wait_for_it(pool: RankPool) 
     waited, refused = pool.run(loop_workers.one_rank_clips, 2)
     assert refused.startswith("UnsupportedError: torch.nn.utils.clip_grad.clip_grad_norm_")
     assert waited.startswith(
-        "DistributedError: rank 0: the agreement on buckets of dense gradients failed: no word"
+        "DistributedError: rank 0: the agreement on buckets of dense gradients failed: "
+        "rank 1 raised UnsupportedError: torch.nn.utils.clip_grad.clip_grad_norm_"
     )
-    assert "rank 1 had raised UnsupportedError: torch.nn.utils.clip_grad.clip_grad_norm_" in waited
 
 
 @pytest.mark.parametrize("how", ["two forward passes", "same graph", "inner module", "autograd.grad"])
@@ -240,11 +238,10 @@ def test_state_assigned_before_the_model_is_wrapped_trains_as_one_process(pool: 
 
 @pytest.mark.parametrize("what", ["model", "optimizer"])
 def test_state_loaded_on_one_rank_alone_is_an_error_that_says_so(pool: RankPool, what: str) -> None:
-    waited, alone = pool.run(loop_workers.one_rank_loads, 2, what)
-    called = "the optimizer's load_state_dict()" if what == "optimizer" else "load_state_dict()"
-    assert alone.startswith(f"DistributedError: rank 1: {called} of ")
-    assert "is to be called on every rank, failed" in alone
-    assert waited.startswith("DistributedError: rank 0: ")
+    text = same_text(pool.run(loop_workers.one_rank_loads, 2, what))
+    called = "the optimizer's load_state_dict() of " if what == "optimizer" else "load_state_dict()"
+    assert text.startswith("DistributedError: the ranks make different calls: ")
+    assert f"rank 1: {called}" in text
 
 
 @pytest.mark.parametrize("use", ["loop", "pipeline"])

@@ -38,6 +38,7 @@ from shardwright import (
 )
 from shardwright.host import PluginHost, host, use_host
 from shardwright.runtime.ranks.group_store import store_of
+from shardwright.settings import SHARED_MEMORY_VARIABLE
 
 TABLES = [("user", 50, 8, ["user"]), ("item", 31, 16, ["item", "liked"]), ("shop", 2, 8, ["shop"])]
 FEATURES = ["user", "item", "liked", "shop"]
@@ -66,9 +67,10 @@ def train_cases(cases: list[Case]) -> list[RankResult]:
     return [train_case(case) for case in cases]
 
 
-def train_case_on_hosts(case: Case) -> RankResult:
+def train_case_on_hosts(case: Case, shared_memory: str = "on") -> RankResult:
     """Train with as many ranks a host as the case says; the launcher's variable is all that tells hosts apart."""
-    with mock.patch.dict(os.environ, {"LOCAL_WORLD_SIZE": str(case.local_world_size)}):
+    told = {"LOCAL_WORLD_SIZE": str(case.local_world_size), SHARED_MEMORY_VARIABLE: shared_memory}
+    with mock.patch.dict(os.environ, told):
         return train_case(case)
 
 

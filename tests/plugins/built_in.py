@@ -8,4 +8,4 @@ from shardwright.host import host
 def built_in(label: str) -> list[str]:
     """Sorted names of a kind, by the label of its registry, such as ``"sharding_types"``."""
     entries = getattr(host(), label).entries
-    return sorted(name for name, entry in entries.items() if entry.provenance.is_own)
+    return sorted(name for name, entry in entries.items() if entry.provenance.distribution == "shardwright")

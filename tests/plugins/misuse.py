@@ -262,7 +262,7 @@ CONFIG = {
     "num_embeddings": A(10, "one five"),
     "embedding_dim": A(8, "one five"),
     "feature_names": A(["f"], "nolist texts tuple iterator"),
-    "data_type": A("FP32"),
+    "data_type": A("FP32", "text"),  # whether a kernel reads it is asked later
 }
 INITIAL = {
     "weight_init_max": A(1.0, f"none scalar {_NUMBER}"),

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import doctest
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import attrs
 import pytest
 from tests import readme
 from tests.plugins import author_pages
 
 import shardwright_testing as testing
 from shardwright.hookspecs import KINDS
+from shardwright.planning.options.options import Options
 
 NAMES = sorted(author_pages.PAGES)
 VERSIONS = author_pages.FOLDER / "versions.md"
+TEMPLATES = author_pages.FOLDER.parent.parent / "cli" / "templates"
+TAUGHT = sorted([*author_pages.FOLDER.glob("*.md"), *TEMPLATES.glob("*/__init__.py.txt")])
 
 
 @pytest.fixture
@@ -80,6 +85,13 @@ def test_page_example_passes_the_kit(name: str, example: Path) -> None:
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     assert " passed" in done.stdout
+
+
+@pytest.mark.parametrize("path", TAUGHT, ids=lambda path: path.parent.name + "/" + path.name)
+def test_what_authors_are_taught_of_options_is_there(path: Path) -> None:
+    taught = set(re.findall(r"\boptions\.([a-z]\w*)", path.read_text()))
+    known = {*dir(Options), *(field.name for field in attrs.fields(Options))}
+    assert taught <= known
 
 
 def test_versions_name_the_version_of_the_contracts() -> None:

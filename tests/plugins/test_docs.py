@@ -17,7 +17,7 @@ import shardwright_plugins
 from shardwright.host import PluginHost
 from shardwright.modules.embedding_modules import EmbeddingBagCollection
 from shardwright.planning.machines.topology import Topology
-from shardwright.planning.plan.plan import ParameterSharding
+from shardwright.planning.plan.sharding import ParameterSharding
 from shardwright.planning.tables.constraints import ParameterConstraints
 from shardwright.planning.tables.spec import EmbeddingBagConfig
 from shardwright.runtime.ranks.environment import ShardingEnv
@@ -139,16 +139,6 @@ def test_docs_serving_plan_is_what_the_page_shows(tmp_path: Path, capsys: pytest
     script.write_text(readme.source(script.name, SERVING))
     runpy.run_path(str(script))
     assert capsys.readouterr().out == readme.output_of(script.name, SERVING)
-
-
-@pytest.mark.slow
-def test_docs_export_makes_the_package_that_the_page_shows(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "export.py").write_text(readme.source("export.py", SERVING))
-    runpy.run_path("export.py")
-    assert capsys.readouterr().out == readme.output_of("export.py", SERVING)
 
 
 @pytest.mark.slow

@@ -357,7 +357,7 @@ def test_groups_that_reshard_to_different_plans_are_one_error_and_stay_as_they_w
         return str(raised.value)
 
     (text,) = set(simulated(work))
-    assert "reshard() was given other plans on ranks 1, 3 than on rank 0" in text
+    assert "the plan of table 'user' is ranks 0, 2: table_wise" in text
 
 
 def test_reshard_to_a_plan_for_all_ranks_is_refused() -> None:
@@ -385,7 +385,7 @@ def test_ranks_that_average_something_else_are_one_error() -> None:
         return str(raised.value)
 
     text, *_ = set(simulated(work))
-    assert "average something else: rank 0: averaging 1 with optimizer state" in text
+    assert "optimizer_state is rank 0: 1; " in text
 
 
 def test_group_that_left_a_batch_out_is_found_in_the_averaging() -> None:
@@ -399,8 +399,8 @@ def test_group_that_left_a_batch_out_is_found_in_the_averaging() -> None:
             model.sync()
         return str(raised.value)
 
-    (text,) = {text.partition("(checksums")[0] for text in simulated(work)}
-    assert text.startswith("the sharding groups made different calls of their collections")
+    for text in simulated(work):
+        assert "calls_before is rank" in text
 
 
 def test_wrong_group_sizes_and_steps_are_refused() -> None:
@@ -411,14 +411,14 @@ def test_wrong_group_sizes_and_steps_are_refused() -> None:
         Topology(64, "cpu").sharding_group(24)
     with pytest.raises(InvalidInputError, match=r"sync_every is the number of steps.*got 0"):
         Topology(64, "cpu").sharding_group(16, sync_every=0)
-    with pytest.raises(InvalidInputError, match=r"sync_every is the number of steps.*got 0"):
-        DMPCollection(bags(), "cpu", plan, sharding_group_size=2, sync_every=0)
     with pytest.raises(InvalidInputError, match="sharding_group_size is needed"):
         DMPCollection(bags(), "cpu", plan)
 
     def work(env: ShardingEnv2D) -> None:
         with pytest.raises(InvalidInputError, match="world_size is 8; the process group has 4 ranks"):
             wrapped(env, plan, world_size=8)
+        with pytest.raises(InvalidInputError, match=r"sync_every is the number of steps.*got 0"):
+            wrapped(env, plan, sync_every=0)
         with pytest.raises(InvalidInputError, match="env has its groups already"):
             wrapped(env, plan, sharding_group_size=2)
         other = planned(["row_wise"], world_size=6, local=6).made

@@ -1,7 +1,8 @@
 """`import torchrec` gives shardwright: TorchRec's module paths, served by an import hook.
 
 A finder answers for `torchrec` and what is below it, and its modules look each name up in `shardwright` when it is
-asked for, or in this package: quantised tables, and what is bent to TorchRec's ways.
+asked for, or in this package: quantised tables, and what is bent to TorchRec's ways. Once a
+script imports one of the types, TorchScript and `torch.fx` take them.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ _COLLECTIONS = ("EmbeddingBagCollection", "EmbeddingCollection")
 _SPARSE = ("JaggedTensor", "KeyedJaggedTensor", "KeyedTensor")
 _GROUPS = ("DMPCollection", "DefaultDataParallelWrapper")
 _LOOPS = ("EvalPipelineSparseDist", "PrefetchTrainPipelineSparseDist")
+_SCRIPTED = frozenset((*_COLLECTIONS, *_SPARSE))
+_SCRIPTING = "shardwright_serving.scripting"
 _PLANS = ("EmbeddingModuleShardingPlan", "ParameterSharding", "ShardMetadata", "ShardingPlan")
 _APPLY = ("apply_optimizer_in_backward",)
 _KEYED = ("CombinedOptimizer", "KeyedOptimizer", "KeyedOptimizerWrapper", "OptimizerWrapper")
@@ -370,6 +373,8 @@ def find(module: str, name: str) -> Any:
         AttributeError: shardwright has none there; the text says where, or names the nearest.
     """
     if name in MODULES.get(module, ()):
+        if name in _SCRIPTED and is_installed():
+            importlib.import_module(_SCRIPTING).install(lazily=True)  # not before: it imports torch
         return getattr(shardwright, name)
     if name in QUANTIZED.get(module, ()):
         return getattr(importlib.import_module("shardwright_torchrec.quant"), QUANTIZED[module][name])
@@ -443,6 +448,8 @@ def uninstall() -> None:
     """Give the name `torchrec` back; what was imported under it stays usable."""
     if is_installed():
         sys.meta_path.remove(_finder)
+        if (scripting := sys.modules.get(_SCRIPTING)) is not None:
+            scripting.uninstall()
     sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not Waiting]
     os.environ.pop(VARIABLE, None)
     for name in list(_imported()):

@@ -87,10 +87,10 @@ def plan(
 ) -> None:
     """Plan how to shard the tables of a workload, and say how good the plan is."""
     from shardwright.planning.documents import CONSTRAINTS
+    from shardwright.planning.planner import TablePlanner
     from shardwright.planning.report.report import writer_of
     from shardwright.planning.tables.constraints import Constraints
     from shardwright.planning.tables.workload import Workload
-    from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner
 
     for path in (output, report):
         check_writable(path)
@@ -102,7 +102,7 @@ def plan(
         topology = topology.sharding_group(
             sharding_group, sync_every=sync_every, use_inter_host_allreduce=inter_host_averaging
         )
-    planner = EmbeddingShardingPlanner(
+    planner = TablePlanner(
         topology=topology,
         batch_size=batch or loaded.batch_size,
         constraints=loaded.constrained(asked).rules,
@@ -131,8 +131,8 @@ def plan(
 def _topology(
     ranks: int, local: int | None, device: str, hbm_gib: float | None, ddr_gib: float | None
 ) -> Topology:
+    from shardwright.planning.machines.host_memory import host_memory_bytes
     from shardwright.planning.machines.topology import CPU_DEVICE, Topology
-    from shardwright.runtime.ranks.detection.host_memory import host_memory_bytes
 
     ddr_cap = _bytes("--ddr-gib", ddr_gib)
     here = host_memory_bytes() if device == CPU_DEVICE and ddr_cap is None else None

@@ -2,15 +2,22 @@
 
 from shardwright.contracts.codec import Codec, CommType
 from shardwright.contracts.comm_backend import CommBackend, Communicator, Work
-from shardwright.contracts.compute_kernel import ComputeKernel, EmbeddingComputeKernel, KernelRequest
+from shardwright.contracts.compute_kernel import (
+    NAMED_ONLY,
+    ComputeKernel,
+    EmbeddingComputeKernel,
+    KernelRequest,
+)
 from shardwright.contracts.estimator import Estimator
 from shardwright.contracts.extension import Extension, Finding
 from shardwright.contracts.optimizer import Optimizer, RowRule
 from shardwright.contracts.partitioner import Partitioner
 from shardwright.contracts.proposer import Proposals, Proposer
+from shardwright.contracts.row_format import RowFormat
 from shardwright.contracts.sharding_type import Offered, ShardingType
 
 __all__ = [
+    "NAMED_ONLY",
     "Codec",
     "CommBackend",
     "CommType",
@@ -26,6 +33,7 @@ __all__ = [
     "Partitioner",
     "Proposals",
     "Proposer",
+    "RowFormat",
     "RowRule",
     "ShardingType",
     "Work",

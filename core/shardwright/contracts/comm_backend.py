@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from shardwright.contracts.names import OpenNames
-from shardwright.contracts.renamed import Renamed
 
 if TYPE_CHECKING:
     import torch
@@ -48,13 +47,11 @@ class _Arrived:
         """Nobody else waits for this memory."""
 
 
-class Communicator(Renamed, ABC):
+class Communicator(ABC):
     """The collectives among the ranks of one group, as one rank sees them.
 
     Every rank makes the same calls in the same order. Autograd over them is the engine's business.
     """
-
-    _renamed: ClassVar[Mapping[str, str]] = {"on_host": "on_cpu"}
 
     rank: int
     world_size: int
@@ -124,10 +121,6 @@ class Communicator(Renamed, ABC):
         """Fill ``tensor`` (contiguous, of one shape and dtype everywhere) with rank ``source``'s. Waits."""
 
     @abstractmethod
-    def all_gather(self, tensor: Tensor) -> list[Tensor]:
-        """Every rank's ``tensor``, in rank order; shapes may differ, dtypes may not. Waits."""
-
-    @abstractmethod
     def all_gather_objects(self, value: Any) -> list[Any]:
         """Every rank's picklable ``value``, in rank order. Waits."""
 
@@ -138,17 +131,6 @@ class Communicator(Renamed, ABC):
     @abstractmethod
     def barrier(self) -> None:
         """Return when every rank has come here."""
-
-    def meet(self, place: str, what: str) -> None:
-        """Return when every rank has come to ``place``, without a collective; raise if one does not in time.
-
-        The engine asks for it where a rank alone makes a call that is right only if all do, and would send what the
-        others do not expect. By default it is taken for granted that all do.
-
-        Args:
-            place: a name that no other meeting of these ranks has.
-            what: name of the call, for the error.
-        """
 
     def named(self, collective: str, since: float | None = None) -> AbstractContextManager[None]:
         """Report a failure inside as that of a collective that torch makes; by default the error is left as it is.

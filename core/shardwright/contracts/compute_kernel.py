@@ -6,15 +6,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from attrs import field, frozen
-
+from shardwright.contracts.kernel_request import KernelRequest
 from shardwright.contracts.names import OpenNames
-from shardwright.contracts.renamed import warn_renamed
+from shardwright.contracts.row_format import FLOATS, FloatRows, RowFormat
 from shardwright.planning.layouts.row_maps import RowMap
-from shardwright.planning.tables.caching import CacheParams
-from shardwright.planning.tables.optimizers import OptimizerSpec
-from shardwright.planning.tables.quantized import SERVED
-from shardwright.planning.tables.spec import DataType, TableSpec
+from shardwright.planning.tables.data_types import DataType
 
 if TYPE_CHECKING:
     from shardwright.contracts.lookup import BlockSpec, Lookup
@@ -23,82 +19,6 @@ __all__ = ["NAMED_ONLY", "ComputeKernel", "KernelRequest"]
 
 NAMED_ONLY = -100
 """Preference of a kernel that the planner takes only when it is asked for by name; no unit, below all others."""
-
-
-@frozen(cache_hash=True)
-class KernelRequest:
-    """Request to a kernel, for one block.
-
-    Args:
-        device: type of the device (``"cpu"``, ``"cuda"``, ...).
-        data_type: element type of the weights.
-        embedding_dim: columns of the whole table.
-        num_columns: columns of the block.
-        first_column: first of the block's columns in the table (0 while planning).
-        is_pooled: one vector per bag, else one per id.
-        is_weighted: ids carry weights.
-        optimizer: applied in the backward pass; ``None`` asks for visible gradients.
-        cache: the cache on the device, for kernels that keep weights elsewhere.
-        on_this_machine: the kernel is to run on this machine, so what is installed here counts.
-        is_frozen: the table is looked up and never updated.
-    """
-
-    device: str
-    data_type: DataType
-    embedding_dim: int
-    num_columns: int
-    is_pooled: bool = True
-    is_weighted: bool = False
-    optimizer: OptimizerSpec | None = None
-    on_this_machine: bool = False
-    first_column: int = 0
-    cache: CacheParams = field(factory=CacheParams)
-    is_frozen: bool = False
-
-    @classmethod
-    def of(
-        cls,
-        table: TableSpec,
-        num_columns: int,
-        *,
-        device: str,
-        on_this_machine: bool = False,
-        first_column: int = 0,
-        here: bool | None = None,
-    ) -> KernelRequest:
-        """The request for a block of ``num_columns`` columns of ``table`` (``here``: the old ``on_this_machine``)."""
-        if here is not None:
-            warn_renamed("KernelRequest", "here", "on_this_machine")
-            on_this_machine = here
-        return cls(
-            device=device,
-            data_type=table.data_type,
-            embedding_dim=table.embedding_dim,
-            num_columns=num_columns,
-            is_pooled=table.pooling.value != "NONE",
-            is_weighted=table.is_weighted,
-            optimizer=table.optimizer,
-            on_this_machine=on_this_machine,
-            first_column=first_column,
-            cache=table.cache,
-            is_frozen=table.is_frozen,
-        )
-
-    @property
-    def here(self) -> bool:
-        """Deprecated: ``on_this_machine``."""
-        warn_renamed("KernelRequest", "here", "on_this_machine")
-        return self.on_this_machine
-
-    @property
-    def is_served(self) -> bool:
-        """The table is looked up and no more: it is frozen, and no optimizer was named for it."""
-        return self.is_frozen and self.optimizer is None
-
-    @property
-    def cuts_columns(self) -> bool:
-        """The block has fewer columns than its table."""
-        return self.num_columns < self.embedding_dim
 
 
 class ComputeKernel(ABC, metaclass=OpenNames):
@@ -113,9 +33,8 @@ class ComputeKernel(ABC, metaclass=OpenNames):
     aliases: ClassVar[tuple[str, ...]] = ()
     fuses_optimizer: ClassVar[bool] = True
     """True if the optimizer runs in the backward pass. Others show gradients and are taken only when asked for."""
-    trains: ClassVar[bool] = True
-    """False if its lookups have no backward pass: it serves tables that are frozen and have no optimizer, as quantised
-    ones, and nobody else is offered it."""
+    row_formats: ClassVar[tuple[RowFormat, ...]] = ()
+    """Formats of rows that it reads beside torch's floats. Kernels that read one data type share its format."""
     preference: ClassVar[int] = 0
     """Among kernels of equal cost the planner takes the highest; one of ``NAMED_ONLY`` only when asked for by name."""
     batch_major: ClassVar[bool] = False
@@ -154,22 +73,34 @@ class ComputeKernel(ABC, metaclass=OpenNames):
         given, taken = ("keys", "rows") if row_map.takes_any_id else ("rows", "keys")
         return f"the row map {row_map.name!r} gives it {given}, it takes {taken}"
 
-    def refusal_of_rows(self, request: KernelRequest) -> str:
-        """Explain why it does not read the rows of a table that is only looked up; empty if it does.
+    def row_format(self, data_type: DataType) -> RowFormat | None:
+        """The format of rows of a data type in its lookups; ``None`` if it reads none of that name."""
+        own = next((one for one in self.row_formats if one.name == data_type), None)
+        return FLOATS.get(data_type) if own is None else own
 
-        Those of a precision that tables can be quantised to, float16 among them, are stored as bytes.
-        """
-        if not (self.trains and request.is_served and request.data_type in SERVED):
+    def row_bytes(self, request: KernelRequest) -> int:
+        """Bytes of a stored row of a block, for :meth:`memory_bytes`; 0 if it reads no such rows."""
+        found = self.row_format(request.data_type)
+        return 0 if found is None else found.row_bytes(request.num_columns)
+
+    def refusal_of_rows(self, request: KernelRequest) -> str:
+        """Explain why it does not read the rows of a table; empty if it may."""
+        found = self.row_format(request.data_type)
+        if found is None:
+            known = (*(one.name for one in self.row_formats), *FLOATS)
+            return f"it reads no rows of {request.data_type}, but of {', '.join(known)}"
+        if isinstance(found, FloatRows) or (request.is_frozen and request.optimizer is None):
             return ""
-        return "it trains tables, and rows of a quantised table are bytes to look up"
+        return (
+            f"rows of {found.name} are looked up and not trained: plan with objective='serving', or freeze the table "
+            "and give it no optimizer"
+        )
 
     def refusal_of_weight_gradients(self) -> str:
         """Explain why the weights of ids that it looks up cannot be trained; empty if they can.
 
         A kernel whose rows stand in ``Lookup.weight``, numbered by the ids, needs no code of its own for that.
         """
-        if not self.trains:
-            return "it serves tables, and has no backward pass"
         return "its ids are keys, whose rows it finds by itself" if self.takes_any_id else ""
 
     def bandwidth_fraction(self, request: KernelRequest) -> float:

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from shardwright.contracts.names import OpenNames
-from shardwright.contracts.renamed import Renamed
 
 if TYPE_CHECKING:
     import numpy as np
@@ -21,7 +20,7 @@ PERFORMANCE = "performance"
 STORAGE = "storage"
 
 
-class Estimator(Renamed, ABC, metaclass=OpenNames):
+class Estimator(ABC, metaclass=OpenNames):
     """Estimates a cost of every shard of every option at once: one value for each run of equal shards.
 
     The planner calls, on the one rank that plans:
@@ -52,10 +51,6 @@ class Estimator(Renamed, ABC, metaclass=OpenNames):
     """
 
     name: ClassVar[str]
-    _renamed: ClassVar[Mapping[str, str]] = {
-        "answers_by_shape": "depends_on_shape_only",
-        "space": "option_space",
-    }
     api: ClassVar[int] = 1
     aliases: ClassVar[tuple[str, ...]] = ()
     measures: ClassVar[str] = PERFORMANCE

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from attrs import field, frozen
 
-from shardwright.contracts.compute_kernel import KernelRequest
+from shardwright.contracts.kernel_request import KernelRequest
 from shardwright.planning.layouts.layout import Block
 from shardwright.planning.tables.spec import TableSpec
 
@@ -239,7 +239,7 @@ class Lookup(ABC):
     def weight(self, block: int) -> Tensor:
         """``[rows, columns]``: the weights of a block, shared storage.
 
-        Of a kernel that does not train: its stored rows, ``[rows, bytes]`` uint8, scale and bias among them.
+        Of a :class:`RowFormat` of the kernel's: stored rows, ``[rows, bytes]`` uint8.
         """
 
     def adopt(self, block: int, weight: Tensor) -> None:

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from shardwright.errors import UnknownPluginError
+from shardwright.host.process import process_host
 
 if TYPE_CHECKING:
     from shardwright.host.registry import Registry
@@ -29,7 +30,7 @@ class Name(str):
 
     def __new__(cls, text: str) -> Self:
         """The one object of a name."""
-        return cast(Self, _NAMES.setdefault(text, super().__new__(cls, text)))
+        return cast(Self, _one(cls, str(text)))
 
     @property
     def value(self) -> str:
@@ -45,8 +46,10 @@ class Name(str):
         return str.__str__(self)
 
 
-_NAMES: dict[str, Name] = {}
-"""The names that were made, which are few."""
+@functools.cache
+def _one(cls: type[Name], text: str) -> Name:
+    """The one object of a name; there are as few as names in all registries."""
+    return str.__new__(cls, text)
 
 
 class OpenNames(ABCMeta):
@@ -116,6 +119,4 @@ def _is_contract(cls: type) -> bool:
 
 def _registry(cls: type) -> Registry[Any]:
     """The registry of a contract, or of the contract that a plugin's class derives from."""
-    from shardwright.host.plugin_host import host
-
-    return host().registry_of(cls)
+    return cast("Registry[Any]", process_host().registry_of(cls))

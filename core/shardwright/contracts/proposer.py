@@ -53,7 +53,7 @@ class Proposer(ABC, metaclass=OpenNames):
             watch: says when to end; a proposer that never works long may leave this argument out.
 
         Yields:
-            Option indices ``[A]``, one for each of all tables in order: where ``t = alike[a]`` is the distinct
-            table that table ``a`` is like, ``first_option[t] <= proposal[a] < first_option[t + 1]``. Or such indices
-            with ranks for their shards; or a proof, which is answered with an empty feedback.
+            Option indices ``[A]``, one for each of all tables in order: where ``t = space.options.distinct_table[a]``,
+            ``first_option[t] <= proposal[a] < first_option[t + 1]``. Or such indices with ranks for their shards; or a
+            proof, which is answered with an empty feedback.
         """

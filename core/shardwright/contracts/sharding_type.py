@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
 from shardwright.contracts.names import OpenNames
-from shardwright.contracts.renamed import Renamed
 from shardwright.planning.layouts.layout import DATAFLOWS, Dataflow, Layout
 from shardwright.planning.layouts.row_maps import ROW_MAPS, RowMap
 
@@ -23,7 +22,7 @@ ALWAYS: Offered = "always"
 BY_NAME: Offered = "by_name"
 
 
-class ShardingType(Renamed, ABC, metaclass=OpenNames):
+class ShardingType(ABC, metaclass=OpenNames):
     """A way to cut a table into blocks.
 
     The planner calls :meth:`layouts` for each table and offers each layout with each compute kernel; the engine
@@ -45,7 +44,6 @@ class ShardingType(Renamed, ABC, metaclass=OpenNames):
     """
 
     name: ClassVar[str]
-    _renamed: ClassVar[Mapping[str, str]] = {"answers_by_shape": "depends_on_shape_only"}
     abbreviation: ClassVar[str]
     """Two to four capitals for the report."""
     api: ClassVar[int] = 1
@@ -58,9 +56,9 @@ class ShardingType(Renamed, ABC, metaclass=OpenNames):
     offered: ClassVar[Offered] = BY_NAME
     """Rule for asking for layouts: ``"by_name"``, for tables whose constraints name the type, or ``"always"``.
 
-    So installing a type changes no plan of somebody who does not ask for it. With ``"always"``, tables without
-    ``sharding_types`` in their constraints are offered it too; the planner then also plans without the type, and the
-    plan is never worse than that one.
+    So installing a type changes no plan of somebody who does not ask for it. ``"always"`` offers it to tables without
+    ``sharding_types`` in their constraints too. It is for types that such tables ask for in another way, by ``extras``
+    say, and that return no layout for all others: with more options, a search may end at a worse plan.
     """
     depends_on_shape_only: ClassVar[bool] = False
     """True if the answers depend on nothing of a table but its shape, data type, pooling, weights and optimizer.

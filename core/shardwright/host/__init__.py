@@ -7,9 +7,6 @@
 from __future__ import annotations
 
 import importlib
-import sys
-import warnings
-from types import ModuleType
 from typing import Any
 
 # Imported on first use: planning reads what plugins offer, and what is offered are contracts of planning.
@@ -35,18 +32,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return __all__
-
-
-class _Callable(ModuleType):
-    """This package, which could be called when ``shardwright.host`` was the function."""
-
-    def __call__(self) -> Any:
-        warnings.warn(
-            "shardwright.host() is shardwright.host.host() now: from shardwright.host import host",
-            DeprecationWarning,
-            stacklevel=2,
-        )
-        return self.host()
-
-
-sys.modules[__name__].__class__ = _Callable

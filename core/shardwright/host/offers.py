@@ -28,7 +28,6 @@ CONTRACT_VERSION = 1
 C = TypeVar("C")
 
 # The distribution that this module is in; what it offers is there in any case.
-_OWN = "shardwright"
 
 # What a comma-separated option, an environment variable and a plan document can carry unquoted.
 _USABLE_NAME = re.compile(r"[^\s,=]+")
@@ -60,11 +59,6 @@ class Provenance:
     def package(self) -> str:
         """`acme-shard 0.3.1`."""
         return f"{self.distribution} {self.version}".rstrip()
-
-    @property
-    def is_own(self) -> bool:
-        """True if it comes with shardwright itself, so that it is there with or without others."""
-        return self.is_from(_OWN)
 
     def is_from(self, distribution: str) -> bool:
         """True if this is the distribution of that name, spelt in any of the ways that packaging allows."""

@@ -120,21 +120,10 @@ class Registry(Generic[C]):
         """The name that stands for this name or alias. Raises as `entry` does."""
         return self.entry(name).name
 
-    def create(self, name: str, *args: Any, **keywords: Any) -> C:
-        """An instance of what has this name: a class is called, an instance is given as it is.
-
-        Raises:
-            TypeError: If there are arguments for something that was offered as an instance.
-        """
-        entry = self.entry(name)
-        if isinstance(entry.item, type):
-            return cast(C, entry.item(*args, **keywords))
-        if args or keywords:
-            raise TypeError(
-                f"{self.kind.title} {name!r} of plugin {entry.provenance} was offered as an instance: "
-                f"it takes no arguments, got {args} and {keywords}."
-            )
-        return entry.item
+    def create(self, name: str) -> C:
+        """An instance of what has this name: a class is called, an instance given as it is. Raises as `entry` does."""
+        item = self.entry(name).item
+        return cast(C, item()) if isinstance(item, type) else item
 
     def register(self, item: type[C] | C, provenance: Provenance | None = None) -> Entry[C]:
         """Add one thing in this process, without a distribution: for notebooks and tests.

@@ -5,7 +5,7 @@ Legend: R rows, D columns, V ids, B bags.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,17 +14,15 @@ from torch.nn import functional
 
 from shardwright.arguments import brief
 from shardwright.errors import IdRangeError, InvalidInputError, UnknownNameError, nearest
-from shardwright.planning.tables.spec import EmbeddingBagConfig, EmbeddingConfig
+from shardwright.planning.tables.spec import EmbeddingConfig
 from shardwright.sparse import JaggedTensor, KeyedJaggedTensor
 
 __all__ = [
+    "bags_by_feature_of",
     "bags_of_feature",
-    "evenly_bagged",
-    "integers",
     "look_up",
     "look_up_and_pool",
-    "pooled_outputs",
-    "sequence_outputs",
+    "places_of_examples",
     "weights_of_ids",
 ]
 
@@ -93,18 +91,6 @@ def weights_of_ids(bags: JaggedTensor, feature: str, table: EmbeddingConfig) -> 
     return weights.float()
 
 
-def evenly_bagged(features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
-    """The bags of each feature, of the same samples: a graph has no way for batch sizes of their own."""
-    assert not features.variable_stride_per_key(), "features of a graph cannot have batch sizes of their own"
-    return features.to_dict()
-
-
-def integers(ids: Tensor) -> Tensor:
-    """The ids, if they are integers: floats would be cut silently where nothing else is checked."""
-    assert not ids.is_floating_point(), "ids are floats: convert them, .long()"
-    return ids
-
-
 def look_up(weight: Tensor, ids: Tensor) -> Tensor:
     """The rows of ``ids``, float32 whatever the table's type: ``[V, D]``."""
     return functional.embedding(ids.long(), weight).float()
@@ -140,60 +126,14 @@ def look_up_and_pool(
     return sums
 
 
-def pooled_outputs(
-    owner: str,
-    features: KeyedJaggedTensor,
-    tables: Sequence[EmbeddingBagConfig],
-    pool: Callable[[EmbeddingBagConfig, Tensor, Tensor, Tensor | None], Tensor],
-    *,
-    is_weighted: bool,
-) -> list[Tensor]:
-    """Pool the bags of each feature of each table, in order: ``[B, D]`` each.
-
-    Args:
-        owner: name of the collection's class, for messages.
-        features: the input.
-        tables: the tables.
-        pool: function of a table, ids ``[V]``, offsets ``[B + 1]`` and weights ``[V]`` or ``None``, that pools a
-            feature's bags.
-        is_weighted: ids carry weights.
-    """
-    by_feature = bags_by_feature_of(owner, features, tables)
-    places = places_of_examples(features, tables)
-    pooled: list[Tensor] = []
-    for table in tables:
-        for feature in table.feature_names:
-            bags = bags_of_feature(by_feature, feature, table)
-            weights = weights_of_ids(bags, feature, table) if is_weighted else None
-            rows = pool(table, bags.values(), bags.offsets(), weights)
-            pooled.append(rows if places is None else rows[places[feature]])
-    return pooled
-
-
-def sequence_outputs(
-    owner: str,
-    features: KeyedJaggedTensor,
-    tables: Sequence[EmbeddingConfig],
-    rows_of: Callable[[EmbeddingConfig, Tensor], Tensor],
-) -> list[tuple[JaggedTensor, Tensor]]:
-    """Look up each id of each feature of each table, in order: the feature's bags, and their rows ``[V, D]``.
-
-    Args:
-        owner: name of the collection's class, for messages.
-        features: the input.
-        tables: the tables.
-        rows_of: function of a table and ids ``[V]`` that looks them up.
-    """
-    by_feature = bags_by_feature_of(owner, features, tables)
-    bags = [
-        (table, bags_of_feature(by_feature, name, table)) for table in tables for name in table.feature_names
-    ]
-    return [(own, rows_of(table, own.values())) for table, own in bags]
-
-
 def bags_by_feature_of(
     owner: str, features: Any, tables: Sequence[EmbeddingConfig]
 ) -> dict[str, JaggedTensor]:
+    """The bags of each feature, of a batch that tables can look up.
+
+    Raises:
+        InvalidInputError: they cannot; the text begins with the owner's name.
+    """
     if not isinstance(features, KeyedJaggedTensor):
         raise InvalidInputError(f"{owner}: features must be a KeyedJaggedTensor, got {brief(features)}")
     problem = features.lookup_problem([name for table in tables for name in table.feature_names])
@@ -203,7 +143,7 @@ def bags_by_feature_of(
 
 
 def places_of_examples(
-    features: KeyedJaggedTensor, tables: Sequence[EmbeddingBagConfig]
+    features: KeyedJaggedTensor, tables: Sequence[EmbeddingConfig]
 ) -> Mapping[str, Tensor] | None:
     """The place of each example among those of each feature, ``[B]``; ``None`` if all features have all examples."""
     if not features.variable_stride_per_key():

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardwright.errors import InvalidInputError
-from shardwright.planning.tables.spec import DataType, EmbeddingBagConfig, EmbeddingConfig, PoolingType
+from shardwright.errors import InvalidInputError, nearest
+from shardwright.planning.tables.data_types import TORCH_NAMES, DataType
+from shardwright.planning.tables.spec import EmbeddingBagConfig, EmbeddingConfig, PoolingType
 
 if TYPE_CHECKING:
     import torch
@@ -24,7 +25,11 @@ def dtype_of(data_type: DataType) -> torch.dtype:
     """
     import torch
 
-    dtype = getattr(torch, data_type.torch_name)
+    if data_type not in TORCH_NAMES:
+        raise InvalidInputError(
+            f"{data_type} is no type that torch trains: {', '.join(TORCH_NAMES)}.{nearest(data_type, TORCH_NAMES)}"
+        )
+    dtype = getattr(torch, TORCH_NAMES[data_type])
     assert isinstance(dtype, torch.dtype)
     return dtype
 
@@ -37,17 +42,7 @@ def data_type_of(dtype: torch.dtype) -> DataType:
     """
     import torch
 
-    known = {getattr(torch, torch_name): name for name, torch_name in _trainable().items()}
+    known = {getattr(torch, torch_name): name for name, torch_name in TORCH_NAMES.items()}
     if dtype not in known:
         raise InvalidInputError(f"no table has weights of {dtype}; possible: {', '.join(map(str, known))}")
     return DataType(known[dtype])
-
-
-def _trainable() -> dict[str, str]:
-    names = {}
-    for data_type in DataType:
-        try:
-            names[data_type.value] = data_type.torch_name
-        except InvalidInputError:
-            continue
-    return names

@@ -1,29 +1,28 @@
 """`EmbeddingBagCollection` and `EmbeddingCollection`: several embedding tables as one module.
 
 They are plain and exact rather than fast: prototypes for the user, the reference for the sharded modules.
-
-TorchScript and `torch.fx` read annotations, so they are no text here.
 """
+
+from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
-import torch.fx
 from torch import Tensor, nn
 
 from shardwright.arguments import checked_only
 from shardwright.errors import InvalidInputError
 from shardwright.modules._lookup import (
-    evenly_bagged,
-    integers,
+    bags_by_feature_of,
+    bags_of_feature,
     look_up,
     look_up_and_pool,
-    pooled_outputs,
-    sequence_outputs,
+    places_of_examples,
+    weights_of_ids,
 )
 from shardwright.modules.embedding_configs import dtype_of
 from shardwright.optim.optimizers import copy_in_backward_optimizers
@@ -38,20 +37,26 @@ from shardwright.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 __all__ = ["EmbeddingBagCollection", "EmbeddingCollection", "TableCollection"]
 
-# Nodes of a trace as they are: they look at what a batch or a table is.
-for _name in ("evenly_bagged", "integers", "look_up", "look_up_and_pool"):
-    torch.fx.wrap(_name)
-
 
 class TableCollection(nn.Module, ABC):
-    """The common part of collections of tables: configurations, names, device and initial weights.
+    """A collection of tables, as sharders take it: tables in order, their rows, and bags of ids for them.
+
+    Authors of collections derive from it; a sharder for one of pooled tables derives from
+    `EmbeddingBagCollectionSharder`, of others from `EmbeddingCollectionSharder`. State dicts name rows
+    ``{tables' attribute}.{table}.weight``, the attribute being ``embedding_bags`` or ``embeddings``.
 
     Args:
         tables: configurations of the tables.
         kind: class that the configurations must have.
+
+    Raises:
+        InvalidInputError: there are no tables, one is of another class, has no name or features, or two have one name.
+
+    Attributes:
+        output_dtype: dtype of the outputs.
     """
 
-    __jit_unused_properties__: ClassVar[list[str]] = ["tables", "device"]
+    output_dtype: torch.dtype = torch.float32
 
     def __init__(self, tables: Sequence[EmbeddingConfig], kind: type[EmbeddingConfig]) -> None:
         super().__init__()
@@ -59,13 +64,12 @@ class TableCollection(nn.Module, ABC):
         check_tables(tables)
         names = embedding_names({table.name: table.feature_names for table in tables})
         self._embedding_names_by_table = [names[table.name] for table in tables]
-        self._features_by_table = [list(table.feature_names) for table in tables]
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "TableCollection":
+    def __deepcopy__(self, memo: dict[int, Any]) -> TableCollection:
         """A copy whose weights have their optimizers in the backward pass, too: torch copies parameters without."""
         copied = type(self).__new__(type(self))
         memo[id(self)] = copied
-        copied.__setstate__(copy.deepcopy(self.__dict__, memo))
+        copied.__setstate__(copy.deepcopy(self.__getstate__(), memo))
         for own, other in zip(self.parameters(), copied.parameters(), strict=True):
             copy_in_backward_optimizers(own, other)
         return copied
@@ -76,8 +80,19 @@ class TableCollection(nn.Module, ABC):
         """The tables' configurations, in order."""
 
     @abstractmethod
-    def table_weight(self, table: str) -> nn.Parameter:
-        """The weights of the table of that name: ``[num_embeddings, embedding_dim]``."""
+    def table_weight(self, table: str) -> Tensor:
+        """The rows of the table of that name, as the format of its data type stores them.
+
+        Those of floats are a parameter ``[num_embeddings, embedding_dim]``; one that requires no gradient is frozen.
+        """
+
+    @abstractmethod
+    def of_tables(self, tables: Sequence[Any], device: torch.device | str | None = None) -> TableCollection:
+        """A collection of other tables with the settings of this one."""
+
+    @abstractmethod
+    def is_weighted(self) -> bool:
+        """True if each id must carry a weight."""
 
     @property
     def device(self) -> torch.device:
@@ -95,17 +110,43 @@ class TableCollection(nn.Module, ABC):
         """The names of the outputs of each table."""
         return [list(names) for names in self._embedding_names_by_table]
 
-    @torch.no_grad()
-    def reset_parameters(self) -> None:
-        """Draw the initial weights anew: by a table's ``init_fn``, or uniformly. Does nothing on ``meta``."""
-        for table in self.tables:
-            weight = self.table_weight(table.name)
-            if weight.is_meta:
-                continue
-            if table.init_fn is not None:
-                table.init_fn(weight)
-            else:
-                weight.uniform_(table.get_weight_init_min(), table.get_weight_init_max())
+    def bags_of(self, features: KeyedJaggedTensor) -> list[tuple[Any, str, JaggedTensor]]:
+        """The bags of each feature of each table, in order, with the table's configuration and the feature's name.
+
+        Raises:
+            UnknownNameError: a feature is missing.
+            InvalidInputError: an id is no row of its table, ids have no weights and need them, or bags and ids do not
+                fit each other.
+        """
+        by_feature = bags_by_feature_of(type(self).__name__, features, self.tables)
+        found = [
+            (table, name, bags_of_feature(by_feature, name, table))
+            for table in self.tables
+            for name in table.feature_names
+        ]
+        if self.is_weighted():
+            for table, name, bags in found:
+                weights_of_ids(bags, name, table)
+        return found
+
+    def pooled_by(
+        self, pool: Callable[[Any, Tensor, Tensor, Tensor | None], Tensor], features: KeyedJaggedTensor
+    ) -> list[Tensor]:
+        """Pool the bags of each feature of each table, in order: ``[B, D]`` each.
+
+        Args:
+            pool: function of a table's configuration, ids ``[V]``, offsets ``[B + 1]`` and float32 weights ``[V]`` or
+                ``None``, that pools a feature's bags.
+            features: the input; see :meth:`bags_of` for what is checked.
+        """
+        bags_by_output = self.bags_of(features)
+        places = places_of_examples(features, self.tables)
+        pooled: list[Tensor] = []
+        for table, name, bags in bags_by_output:
+            weights = weights_of_ids(bags, name, table) if self.is_weighted() else None
+            rows = pool(table, bags.values(), bags.offsets(), weights)
+            pooled.append(rows if places is None else rows[places[name]])
+        return pooled
 
 
 class EmbeddingBagCollection(TableCollection):
@@ -173,42 +214,14 @@ class EmbeddingBagCollection(TableCollection):
             InvalidInputError: the collection is weighted and the input is not, or features have
                 different batch sizes and the input no inverse indices.
         """
-        if torch.jit.is_scripting():  # type: ignore[attr-defined]
-            return self._in_graph(features)
-        else:  # TorchScript would compile what stands below the condition
-            return self._checked(features)
-
-    def _checked(self, features: Any) -> KeyedTensor:
-        if isinstance(features, torch.fx.Proxy):  # a trace: there is no batch yet that could be checked
-            return self._in_graph(features)  # type: ignore[arg-type]
         if isinstance(features, KeyedJaggedTensor) and features.values().is_meta:
             return self._on_meta(features)
-        pooled = pooled_outputs(
-            type(self).__name__, features, self.tables, self._pooled, is_weighted=self._is_weighted
-        )
+        pooled = self.pooled_by(self._pooled, features)
         return KeyedTensor(
             keys=self.embedding_names(),
             length_per_key=[columns.shape[1] for columns in pooled],
             values=torch.cat(pooled, dim=1),
         )
-
-    def _in_graph(self, features: KeyedJaggedTensor) -> KeyedTensor:
-        """Pool by statements that TorchScript compiles, and `torch.fx` takes down."""
-        bags = evenly_bagged(features)
-        names: list[str] = []
-        dims: list[int] = []
-        pooled: list[Tensor] = []
-        for number, table in enumerate(self.embedding_bags.values()):
-            for place, feature in enumerate(self._features_by_table[number]):
-                own = bags[feature]
-                weights: Tensor | None = None
-                if self._is_weighted:
-                    weights = own.weights().float()
-                ids, is_mean = integers(own.values()), table.mode == "mean"
-                pooled.append(look_up_and_pool(table.weight, ids, own.offsets(), weights, is_mean))  # type: ignore[arg-type]
-                names.append(self._embedding_names_by_table[number][place])
-                dims.append(table.embedding_dim)  # type: ignore[arg-type]
-        return KeyedTensor(names, dims, torch.cat(pooled, dim=1))
 
     def _pooled(
         self, table: EmbeddingBagConfig, ids: Tensor, offsets: Tensor, weights: Tensor | None
@@ -233,6 +246,10 @@ class EmbeddingBagCollection(TableCollection):
         """True if each id must carry a weight."""
         return self._is_weighted
 
+    def reset_parameters(self) -> None:
+        """Draw the initial weights anew: by a table's ``init_fn``, or uniformly. Does nothing on ``meta``."""
+        _draw(self)
+
     @property
     def tables(self) -> Sequence[EmbeddingBagConfig]:
         """The tables' configurations, in order."""
@@ -241,6 +258,12 @@ class EmbeddingBagCollection(TableCollection):
     def table_weight(self, table: str) -> nn.Parameter:
         """The weights of the table of that name: ``[num_embeddings, embedding_dim]``."""
         return _weight(self.embedding_bags, table)
+
+    def of_tables(
+        self, tables: Sequence[Any], device: torch.device | str | None = None
+    ) -> EmbeddingBagCollection:
+        """A collection of other tables, weighted as this one."""
+        return EmbeddingBagCollection(tables, self._is_weighted, device)
 
 
 class EmbeddingCollection(TableCollection):
@@ -300,40 +323,14 @@ class EmbeddingCollection(TableCollection):
             UnknownNameError: a feature is missing.
             IdRangeError: an id is out of range.
         """
-        if torch.jit.is_scripting():  # type: ignore[attr-defined]
-            return self._in_graph(features)
-        else:  # TorchScript would compile what stands below the condition
-            return self._checked(features)
-
-    def _checked(self, features: Any) -> dict[str, JaggedTensor]:
-        if isinstance(features, torch.fx.Proxy):  # a trace: there is no batch yet that could be checked
-            return self._in_graph(features)  # type: ignore[arg-type]
-        found = sequence_outputs(type(self).__name__, features, self.tables, self._rows)
         return {
             name: JaggedTensor(
-                values=rows, lengths=bags.lengths(), weights=bags.values() if self._need_indices else None
+                values=look_up(self.table_weight(table.name), bags.values()),
+                lengths=bags.lengths(),
+                weights=bags.values() if self._need_indices else None,
             )
-            for name, (bags, rows) in zip(self.embedding_names(), found, strict=True)
+            for name, (table, _, bags) in zip(self.embedding_names(), self.bags_of(features), strict=True)
         }
-
-    def _in_graph(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
-        """Look up by statements that TorchScript compiles, and `torch.fx` takes down."""
-        bags = features.to_dict()
-        found: dict[str, JaggedTensor] = {}
-        for number, table in enumerate(self.embeddings.values()):
-            for place, feature in enumerate(self._features_by_table[number]):
-                own = bags[feature]
-                ids = own.values()
-                indices: Tensor | None = None
-                if self._need_indices:
-                    indices = ids
-                rows = look_up(table.weight, integers(ids))  # type: ignore[arg-type]
-                name = self._embedding_names_by_table[number][place]
-                found[name] = JaggedTensor(rows, indices, own.lengths())
-        return found
-
-    def _rows(self, table: EmbeddingConfig, ids: Tensor) -> Tensor:
-        return look_up(self.table_weight(table.name), ids)
 
     def embedding_configs(self) -> list[EmbeddingConfig]:
         """The tables' configurations, in order."""
@@ -354,6 +351,14 @@ class EmbeddingCollection(TableCollection):
         """True if outputs carry the ids as their weights."""
         return self._need_indices
 
+    def is_weighted(self) -> bool:
+        """False: nothing is pooled."""
+        return False
+
+    def reset_parameters(self) -> None:
+        """Draw the initial weights anew: by a table's ``init_fn``, or uniformly. Does nothing on ``meta``."""
+        _draw(self)
+
     @property
     def tables(self) -> Sequence[EmbeddingConfig]:
         """The tables' configurations, in order."""
@@ -362,6 +367,25 @@ class EmbeddingCollection(TableCollection):
     def table_weight(self, table: str) -> nn.Parameter:
         """The weights of the table of that name: ``[num_embeddings, embedding_dim]``."""
         return _weight(self.embeddings, table)
+
+    def of_tables(
+        self, tables: Sequence[Any], device: torch.device | str | None = None
+    ) -> EmbeddingCollection:
+        """A collection of other tables, that returns ids as this one does."""
+        return EmbeddingCollection(tables, device, self._need_indices)
+
+
+@torch.no_grad()
+def _draw(collection: TableCollection) -> None:
+    """Draw the initial weights of all tables."""
+    for table in collection.tables:
+        weight = collection.table_weight(table.name)
+        if weight.is_meta:
+            continue
+        if table.init_fn is not None:
+            table.init_fn(weight)
+        else:
+            weight.uniform_(table.get_weight_init_min(), table.get_weight_init_max())
 
 
 def _check_kind(owner: str, tables: Any, kind: type[EmbeddingConfig]) -> None:

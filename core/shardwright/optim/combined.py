@@ -6,6 +6,7 @@ Parameter groups are shared, not copied: a learning-rate schedule on the whole r
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence, Set
+from contextlib import ExitStack, contextmanager
 from itertools import chain
 from typing import Any
 
@@ -125,10 +126,19 @@ class CombinedOptimizer(KeyedOptimizer):
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over a state dict into the parts; if it does not fit all of them, nothing is changed."""
-        self.check_state_dict(state_dict)
+        with self.loading():
+            self.check_state_dict(state_dict)
         for key, part in self._optims:
             part.load_state_dict(self._part_of(state_dict, key, part))
         self.post_load_state_dict()
+
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """A context for the checks before a state dict is loaded, in those of all parts."""
+        with ExitStack() as stack:
+            for _, part in self._optims:
+                stack.enter_context(part.loading())
+            yield
 
     def save_param_groups(self, save: bool) -> None:
         """Set if hyperparameters are part of the parts' state dicts."""

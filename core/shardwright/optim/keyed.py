@@ -7,6 +7,7 @@ backward pass: it would update by scaled gradients, and refuses. With ``update="
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, MutableMapping, Sequence, Set
+from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
 from typing import Any
 
@@ -103,11 +104,16 @@ class KeyedOptimizer(Optimizer):
             UnknownNameError: it names a parameter that the optimizer does not have.
             InvalidInputError: state is missing, or entries, shapes or groups differ.
         """
-        self.check_state_dict(state_dict)
+        with self.loading():
+            self.check_state_dict(state_dict)
         _keyed_state.write_state(self.params, self.state, state_dict["state"])
         if self._saves_param_groups and "param_groups" in state_dict:
             _keyed_state.write_groups(self.params, self.param_groups, state_dict["param_groups"])
         self.post_load_state_dict()
+
+    def loading(self) -> AbstractContextManager[None]:
+        """A context for the checks before a state dict is loaded: what one rank refuses, all that share tables do."""
+        return nullcontext()
 
     def check_groups(self, groups: Sequence[dict[str, Any]]) -> None:
         """Check that loaded hyperparameters fit, changing nothing.

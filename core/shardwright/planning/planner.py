@@ -36,10 +36,10 @@ from shardwright.planning.options.options import Options
 from shardwright.planning.options.planning_plugins import PlanningPlugins, PluginChoice, origin
 from shardwright.planning.options.preparation import prepare
 from shardwright.planning.options.search_space import SearchSpace
-from shardwright.planning.plan.plan import (
+from shardwright.planning.plan.plan import ShardingPlan
+from shardwright.planning.plan.sharding import (
     EmbeddingModuleShardingPlan,
     ParameterSharding,
-    ShardingPlan,
     device_of_shards,
 )
 from shardwright.planning.progress import shown
@@ -55,8 +55,7 @@ from shardwright.planning.search.refinements import (
     named_refinements,
     refined,
 )
-from shardwright.planning.search.search import SearchResult
-from shardwright.planning.search.unharmed import search_unharmed
+from shardwright.planning.search.search import SearchResult, search
 from shardwright.planning.tables.codecs import codecs_of
 from shardwright.planning.tables.constraints import (
     REFUSE,
@@ -178,11 +177,11 @@ class TablePlanner:
         constraints = self._constraints.for_tables(tables) if self._unknown == WARN else self._constraints
         request = Request(topology, constraints, self._batch_size, *self._reservations(dense))
         with shown(watch, is_wanted=self._progress):
-            search: Search = partial(self._searched, tables, plugins, on_this_machine=on_this_machine)
+            run: Search = partial(self._searched, tables, plugins, on_this_machine=on_this_machine)
             refinements = named_refinements(self._refinements, plugins.plugin_host.extensions)
             for name, refinement in refinements.items():
-                search = refined(name, refinement, search)
-            found = search(request, watch)
+                run = refined(name, refinement, run)
+            found = run(request, watch)
         request, space, result = found.request, found.space, found.result
         if result.proposal is None:
             raise self._no_plan(space, result, request, plugins, watch, on_this_machine=on_this_machine)
@@ -245,7 +244,10 @@ class TablePlanner:
         if impossible is not None:
             raise impossible
         with watch.interruptible():
-            return Outcome(request, space, search_unharmed(space, request.constraints, plugins, watch))
+            result = search(
+                space, plugins.proposers, plugins.partitioner, last_resorts=plugins.last_resorts, watch=watch
+            )
+            return Outcome(request, space, result)
 
     def _new_watch(self) -> Watch:
         """A watch with the user's limit of time, or one of work."""

@@ -15,10 +15,9 @@ from torch import Tensor
 from shardwright.arguments import checked
 from shardwright.errors import InvalidInputError
 from shardwright.sparse import _ops
-from shardwright.sparse._traces import TracedMeta
 
 
-class Jagged(metaclass=TracedMeta):
+class Jagged(abc.ABC):
     """Values, perhaps weights, and the bags they fall into, as lengths or as offsets.
 
     The one of lengths and offsets that was not given is derived on first use, and kept. Tensors given are

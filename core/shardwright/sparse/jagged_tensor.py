@@ -12,7 +12,6 @@ from shardwright.arguments import checked
 from shardwright.errors import InvalidInputError
 from shardwright.sparse import _foreign, _ops, _text, _tree, _validation
 from shardwright.sparse._jagged import Jagged
-from shardwright.sparse._traces import scripted, traced
 
 _NAME = "JaggedTensor"
 _MOST_COLUMNS = (1 << 31) - 1
@@ -80,7 +79,6 @@ class JaggedTensor(Jagged):
         return self
 
     @staticmethod
-    @scripted
     @checked
     def empty(
         is_weighted: bool = False,
@@ -108,8 +106,6 @@ class JaggedTensor(Jagged):
         )
 
     @staticmethod
-    @scripted
-    @traced
     @checked
     def empty_like(jt: JaggedTensor, device: torch.device | str | None = None) -> JaggedTensor:
         """A batch of no bags with the dtypes and device of another.
@@ -129,8 +125,6 @@ class JaggedTensor(Jagged):
         )
 
     @staticmethod
-    @scripted
-    @traced
     @checked
     def from_dense(values: Sequence[Tensor], weights: Sequence[Tensor] | None = None) -> JaggedTensor:
         """Make a bag of each tensor.
@@ -161,8 +155,6 @@ class JaggedTensor(Jagged):
         )
 
     @staticmethod
-    @scripted
-    @traced
     @checked
     def from_dense_lengths(values: Tensor, lengths: Tensor, weights: Tensor | None = None) -> JaggedTensor:
         """Take the first values of each row.

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from shardwright.arguments import checked
-from shardwright.error_listeners import reporting_errors
+from shardwright.error_reports import reporting_errors
 from shardwright.errors import InvalidInputError
 from shardwright.sparse import (
-    _arrow,
     _foreign,
     _keyed_validation,
     _ops,
@@ -24,7 +23,6 @@ from shardwright.sparse import (
     _variable_stride,
 )
 from shardwright.sparse._jagged import Jagged
-from shardwright.sparse._traces import scripted, traced
 from shardwright.sparse._variable_stride import InverseIndices, VariableStride
 from shardwright.sparse.jagged_tensor import JaggedTensor
 
@@ -46,7 +44,7 @@ class KeyedJaggedTensor(Jagged):
         lengths [2, 0, 1, 1, 1, 3]
         offsets [0, 2, 2, 3, 4, 5, 8]
 
-    NumPy arrays are taken as well as tensors; `from_lists` takes nested lists, and `from_arrow` columns.
+    NumPy arrays are taken as well as tensors; `from_lists` takes nested lists.
 
     It holds what TorchRec's holds: values of any number type, a key several times (`kjt[key]` is the last), values
     beyond those of the bags. Lookups in tables refuse such batches: they want integers, each feature once, and no value
@@ -211,8 +209,6 @@ class KeyedJaggedTensor(Jagged):
         return self
 
     @staticmethod
-    @scripted
-    @traced
     def from_lengths_sync(
         keys: Sequence[str],
         values: Tensor,
@@ -238,8 +234,6 @@ class KeyedJaggedTensor(Jagged):
         ).sync()
 
     @staticmethod
-    @scripted
-    @traced
     def from_offsets_sync(
         keys: Sequence[str],
         values: Tensor,
@@ -294,41 +288,6 @@ class KeyedJaggedTensor(Jagged):
             return KeyedJaggedTensor._of_columns(owner, ids, own)
 
     @staticmethod
-    def from_arrow(
-        data: Any, keys: Sequence[str] | None = None, weights: Mapping[str, str] | None = None
-    ) -> KeyedJaggedTensor:
-        """Construct from columns of lists of integers, or of integers, in Arrow's memory; needs pyarrow.
-
-        Args:
-            data: A `pyarrow.Table`, or what pyarrow makes one of: a record batch, a DataFrame of pandas or polars.
-            keys: Which columns, in the order the keys shall have; all that hold no weights by default.
-            weights: Key to the column of its weights, of as many numbers in each list; all keys have one, or none.
-
-        Returns:
-            A `KeyedJaggedTensor` on the CPU, as of `from_lists`; a null is an empty bag.
-
-        Raises:
-            UnknownNameError: A column is not there.
-            InvalidInputError: A column holds something else, or weights do not fit; names it.
-            UnsupportedError: pyarrow is not installed.
-
-        Example:
-            >>> import pyarrow
-            >>> print(KeyedJaggedTensor.from_arrow(pyarrow.table({"user": [7, 8], "seen": [[4, 5], None]})))
-            KeyedJaggedTensor({
-                "user": [[7], [8]],
-                "seen": [[4, 5], []]
-            })
-        """
-        owner = f"{_NAME}.from_arrow"
-        with reporting_errors():
-            table = _arrow.table_of(owner, data)
-            of_weights = set(weights.values()) if weights else set()
-            if keys is None:
-                keys = [name for name in table.column_names if name not in of_weights]
-            return KeyedJaggedTensor._of_columns(owner, *_arrow.columns(owner, table, keys, weights))
-
-    @staticmethod
     def _of_columns(
         owner: str, ids: Mapping[str, _foreign.Column], weights: Mapping[str, _foreign.Column] | None
     ) -> KeyedJaggedTensor:
@@ -337,8 +296,6 @@ class KeyedJaggedTensor(Jagged):
         return KeyedJaggedTensor(list(ids), **_foreign.joined(owner, ids, weights)).sync()
 
     @staticmethod
-    @scripted
-    @traced
     @checked
     def from_jt_dict(
         jt_dict: Mapping[str, JaggedTensor], force_variable_stride: bool = False
@@ -377,8 +334,6 @@ class KeyedJaggedTensor(Jagged):
         )
 
     @staticmethod
-    @scripted
-    @traced
     @checked
     def concat(kjt_list: Sequence[KeyedJaggedTensor]) -> KeyedJaggedTensor:
         """Join the keys of several batches of the same examples.
@@ -417,7 +372,6 @@ class KeyedJaggedTensor(Jagged):
         )
 
     @staticmethod
-    @scripted
     @checked
     def empty(
         is_weighted: bool = False,
@@ -446,8 +400,6 @@ class KeyedJaggedTensor(Jagged):
         )
 
     @staticmethod
-    @scripted
-    @traced
     @checked
     def empty_like(kjt: KeyedJaggedTensor, device: torch.device | str | None = None) -> KeyedJaggedTensor:
         """A batch of no keys, with the stride, dtypes and device of another.

@@ -12,13 +12,12 @@ from torch import Tensor
 from shardwright.arguments import checked, checked_only
 from shardwright.errors import InvalidInputError
 from shardwright.sparse import _ops, _text, _tree, _validation
-from shardwright.sparse._traces import TracedMeta, scripted, traced
 
 _NAME = "KeyedTensor"
 
 
 @final
-class KeyedTensor(metaclass=TracedMeta):
+class KeyedTensor:
     """Dense tensors joined along one dimension, each found by its key, such as pooled embeddings.
 
     Legend: F keys, B examples, D columns in all.
@@ -114,8 +113,6 @@ class KeyedTensor(metaclass=TracedMeta):
         return self
 
     @staticmethod
-    @scripted
-    @traced
     @checked
     def from_tensor_list(
         keys: Sequence[str], tensors: Sequence[Tensor], key_dim: int = 1, cat_dim: int | None = None
@@ -149,8 +146,6 @@ class KeyedTensor(metaclass=TracedMeta):
         return KeyedTensor(keys, lengths, torch.cat(list(tensors), dim=key_dim), key_dim)
 
     @staticmethod
-    @scripted
-    @traced
     @checked
     def regroup(keyed_tensors: Sequence[KeyedTensor], groups: Sequence[Sequence[str]]) -> list[Tensor]:
         """Gather the tensors of keys from several `KeyedTensor` into groups.
@@ -175,8 +170,6 @@ class KeyedTensor(metaclass=TracedMeta):
         return [_gather(keyed_tensors, [_place(places, key) for key in group], dim) for group in groups]
 
     @staticmethod
-    @scripted
-    @traced
     @checked
     def regroup_as_dict(
         keyed_tensors: Sequence[KeyedTensor], groups: Sequence[Sequence[str]], keys: Sequence[str]
@@ -255,10 +248,27 @@ class KeyedTensor(metaclass=TracedMeta):
         Returns:
             A new `KeyedTensor`.
         """
+        return self.with_values(self._values.to(device, non_blocking=non_blocking))
+
+    def with_values(self, values: Tensor) -> KeyedTensor:
+        """The same keys over other values: what a collection gives in every step, without checking keys again.
+
+        Args:
+            values: `[B, D]`.
+
+        Raises:
+            InvalidInputError: They have not D columns.
+        """
+        _validation.check_tensor(_NAME, "values", values, others="")
+        if values.shape[self._key_dim : self._key_dim + 1] != self._values.shape[self._key_dim :][:1]:
+            raise InvalidInputError(
+                f"{_NAME}.with_values: the lengths add up to {sum(self._length_per_key)}, which dimension "
+                f"{self._key_dim} of values {list(values.shape)} must have."
+            )
         return self._trusted(
             self._keys,
             self._length_per_key,
-            self._values.to(device, non_blocking=non_blocking),
+            values,
             self._key_dim,
             offset_per_key=self._offset_per_key,
             index_per_key=self._index_per_key,

@@ -21,15 +21,15 @@ from typing import Any, TypeAlias
 import torch
 from attrs import define, field
 
-from shardwright.errors import DistributedError
+from shardwright.errors import DistributedError, ShardwrightError
 from shardwright.runtime.ranks.comm import CollectiveWatch
-from shardwright.runtime.ranks.phases import Phases
+from shardwright.runtime.ranks.group_ranks import GroupRanks
 
 Query: TypeAlias = Callable[[], bool]
 """Tells whether the device has passed a mark."""
 
 _LOOK_S = 0.25
-"""Time between two looks at the marks: that of the looks at other ranks' failures in a phase."""
+"""Time between two looks at the marks."""
 
 _ASK_S = 1.0
 """Wait of a device after which the store is asked for lost ranks; collectives take milliseconds."""
@@ -82,7 +82,7 @@ class DeviceWatch(CollectiveWatch):
         marks: marks in the device's stream.
         lost: returns the reason to believe that a rank will not come, given the time when the last collective that all
             came to began, s since the epoch; empty for none.
-        failure: makes the error of a failed collective, as :meth:`Phases.failure`.
+        failure: makes the error of a failed collective, as :meth:`GroupRanks.failure`.
         abort: ends the device's collectives, so that the host no longer waits for them.
         limit_s: longest time that the device may wait for a collective, s.
     """
@@ -91,7 +91,7 @@ class DeviceWatch(CollectiveWatch):
         self,
         marks: Marks,
         lost: Callable[[float], str],
-        failure: Callable[[str, RuntimeError, float], DistributedError],
+        failure: Callable[[str, RuntimeError, float], ShardwrightError],
         abort: Callable[[], None],
         limit_s: float,
     ) -> None:
@@ -104,15 +104,14 @@ class DeviceWatch(CollectiveWatch):
         self._error: tuple[str, RuntimeError] | None = None
 
     @classmethod
-    def of(cls, process_group: Any, device: torch.device, phases: Phases) -> DeviceWatch:
+    def of(cls, process_group: Any, device: torch.device) -> DeviceWatch:
         """Make the watch of a group's collectives on an accelerator of torch.
 
         Args:
             process_group: the group.
             device: the accelerator.
-            phases: phases of the group's ranks.
         """
-        reports = phases.failure_reports
+        ranks = GroupRanks.of(process_group)
         group = weakref.ref(process_group)
 
         def abort() -> None:
@@ -121,10 +120,10 @@ class DeviceWatch(CollectiveWatch):
 
         return cls(
             marks=StreamMarks(device),
-            lost=reports.lost,
-            failure=phases.failure,
+            lost=ranks.reports.lost,
+            failure=ranks.failure,
             abort=abort,
-            limit_s=reports.timeout_s - _MARGIN * reports.grace_s,
+            limit_s=ranks.timeout_s - _MARGIN * ranks.reports.grace_s,
         )
 
     def check(self) -> None:

@@ -175,6 +175,10 @@ class Mailboxes:
             return None
         return cls(rank, own, theirs)
 
+    def give_up(self) -> None:
+        """Let ranks that wait for this one know that it sends nothing more."""
+        self._state[0] = _GAVE_UP
+
     def begin(self, exchange: int) -> None:
         """An exchange is begun, and may be waited for; their numbers rise."""
         self._newest = exchange
@@ -251,7 +255,7 @@ class Mailboxes:
         while not is_ready():
             reason = self._reason_to_end(other, started, deadline)
             if reason and not is_ready():  # it may have been sent meanwhile
-                self._state[0] = _GAVE_UP
+                self.give_up()
                 raise RuntimeError(reason)
             time.sleep(nap)
             nap = min(nap * _LONGER, _LONGEST_NAP_S)

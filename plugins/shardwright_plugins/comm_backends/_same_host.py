@@ -98,19 +98,30 @@ class SameHostTransport(Transport):
     def _start_by_gloo(self, call: AllToAll) -> Any:
         size = call.input.element_size()
         if max(*call.output_splits, *call.input_splits) * size < LEAST_BYTES:  # as of every small batch
-            return self._plain.start(call)
+            return self._start_plain(call)
         large = [self._large(splits, size) for splits in (call.input_splits, call.output_splits)]
         # All that are new, in one order: ranks that meet in a circle would wait for each other.
         self.meeting.meet(sorted({*large[0], *large[1]}), deadline_of(call.patience))
         leaving, arriving = (self._sharing(peers) for peers in large)
         if not leaving and not arriving:
-            return self._plain.start(call)
+            return self._start_plain(call)
         return _ByGloo(self, self._group, call, self._started, leaving, arriving)
+
+    def _start_plain(self, call: AllToAll) -> Any:
+        if call.output is not None:
+            return self._plain.start(call)
+        received = call.input.new_empty(sum(call.output_splits))
+        work = self._plain.start(call._replace(output=received))
+        return _ReceivedPieces(work, received.split(list(call.output_splits)))
 
     def reads_in_place(self, num_elements: int, patience: timedelta | None) -> bool:
         large = self._large([num_elements] * self.meeting.world_size, _FLOAT_BYTES)
         self.meeting.meet(large, deadline_of(patience))
         return len(self._sharing(large)) == self.meeting.world_size - 1
+
+    def close(self) -> None:
+        if self._mail is not None:
+            self._mail.give_up()
 
     def _large(self, splits: Sequence[int], element_size: int) -> list[int]:
         """The peers whose pieces are large enough."""
@@ -123,6 +134,20 @@ class SameHostTransport(Transport):
     def _sharing(self, peers: Sequence[int]) -> frozenset[int]:
         """Those of the peers with whom memory is shared; both ranks of a pair say the same."""
         return frozenset(peer for peer in peers if self.meeting.peers[peer] is not None)
+
+
+class _ReceivedPieces:
+    """Pieces that arrive in this rank's own memory."""
+
+    def __init__(self, work: Any, pieces: Sequence[Tensor]) -> None:
+        self._work, self._pieces = work, pieces
+
+    def wait(self, *timeout: timedelta) -> Sequence[Tensor]:
+        self._work.wait(*timeout)
+        return self._pieces
+
+    def release(self) -> None:
+        self._pieces = ()
 
 
 class _Arriving:

@@ -23,24 +23,19 @@ class Gloo(CommBackend):
         return connect_between_cpus(process_group)
 
 
-def connect_between_cpus(process_group: Any, phases: Any = None) -> Communicator:
-    """Connect the CPUs of a group's ranks.
-
-    Args:
-        process_group: a group with gloo.
-        phases: phases of the ranks, if this group is beside another that has them.
-    """
+def connect_between_cpus(process_group: Any) -> Communicator:
+    """Connect the CPUs of the ranks of a group with gloo."""
     import torch
 
     from shardwright.runtime.ranks.comm import TorchCommunicator
-    from shardwright.runtime.ranks.group_store import GroupStore
+    from shardwright.runtime.ranks.group_ranks import GroupRanks
     from shardwright_plugins.comm_backends._quiet_end import let_go_at_end
     from shardwright_plugins.comm_backends._same_host import exchange_over
 
     let_go_at_end()
-    exchange = exchange_over(process_group, GroupStore.of(process_group))
+    exchange = exchange_over(process_group, GroupRanks.of(process_group).store)
     close = partial(_close, process_group)
-    return TorchCommunicator(process_group, torch.device("cpu"), exchange, close, phases=phases)
+    return TorchCommunicator(process_group, torch.device("cpu"), exchange, close)
 
 
 def _close(process_group: Any) -> None:
@@ -49,7 +44,7 @@ def _close(process_group: Any) -> None:
     import torch.distributed as dist
 
     other = (dist.get_rank(process_group) + 1) % dist.get_world_size(process_group)
-    never = dist.irecv(torch.empty(1), group=process_group, group_src=other, tag=_NOBODYS_TAG)
-    assert never is not None  # this rank is in the group
-    with suppress(RuntimeError):
+    with suppress(RuntimeError):  # as it raises where they are closed already
+        never = dist.irecv(torch.empty(1), group=process_group, group_src=other, tag=_NOBODYS_TAG)
+        assert never is not None  # this rank is in the group
         never.wait(timedelta(milliseconds=1))

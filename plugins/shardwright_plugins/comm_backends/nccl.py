@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Any, ClassVar
-from weakref import WeakKeyDictionary
 
 from shardwright.contracts import CommBackend
 from shardwright.contracts.comm_backend import Communicator
@@ -21,15 +19,11 @@ class Nccl(CommBackend):
 
         from shardwright.runtime.ranks.comm import TorchCommunicator
         from shardwright.runtime.ranks.devices import with_index
-        from shardwright.runtime.ranks.phases import Phases
         from shardwright_plugins.comm_backends._device_watch import DeviceWatch
 
         device = with_index(torch.device("cuda"))
-        watch = DeviceWatch.of(process_group, device, Phases.of(process_group))
+        watch = DeviceWatch.of(process_group, device)
         return TorchCommunicator(process_group, device, beside=beside(process_group), watch=watch)
-
-
-_BESIDE: WeakKeyDictionary[Any, Communicator] = WeakKeyDictionary()  # of groups that have no gloo
 
 
 def beside(process_group: Any) -> Communicator:
@@ -39,18 +33,9 @@ def beside(process_group: Any) -> Communicator:
     """
     import torch.distributed as dist
 
-    from shardwright.runtime.ranks.phases import Phases
+    from shardwright.runtime.ranks.group_ranks import GroupRanks
     from shardwright_plugins.comm_backends.gloo import connect_between_cpus
 
-    phases = Phases.of(process_group)
     if "cpu:gloo" in str(dist.get_backend_config(process_group)).split(","):
-        return connect_between_cpus(process_group, phases)
-    if process_group not in _BESIDE:
-        group = dist.new_group(
-            dist.get_process_group_ranks(process_group),
-            timeout=timedelta(seconds=phases.timeout_s),
-            backend="gloo",
-            use_local_synchronization=True,  # ranks that are not in the group make no such call
-        )
-        _BESIDE[process_group] = connect_between_cpus(group, phases)
-    return _BESIDE[process_group]
+        return connect_between_cpus(process_group)
+    return connect_between_cpus(GroupRanks.of(process_group).channel("objects", "gloo"))

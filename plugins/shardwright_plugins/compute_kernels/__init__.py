@@ -17,10 +17,6 @@ from shardwright_plugins.compute_kernels.fused_numba import FusedNumba
 from shardwright_plugins.compute_kernels.fused_triton import FusedTriton
 from shardwright_plugins.compute_kernels.plain_torch.dense import Dense
 from shardwright_plugins.compute_kernels.plain_torch.fused_torch import FusedTorch
-from shardwright_plugins.compute_kernels.quantized.quant_fbgemm import QuantFbgemm
-from shardwright_plugins.compute_kernels.quantized.quant_numba import QuantNumba
-from shardwright_plugins.compute_kernels.quantized.quant_torch import QuantTorch
-from shardwright_plugins.compute_kernels.quantized.quant_triton import QuantTriton
 from shardwright_plugins.compute_kernels.row_cache.kernels import MappedCaching, PinnedCaching
 from shardwright_plugins.optimizers import shardwright_optimizers
 
@@ -53,10 +49,6 @@ def shardwright_compute_kernels() -> list[type[ComputeKernel]]:
         FusedUvmCaching,
         MappedCaching,
         PinnedCaching,
-        QuantFbgemm,
-        QuantNumba,
-        QuantTorch,
-        QuantTriton,
     ]
 
 

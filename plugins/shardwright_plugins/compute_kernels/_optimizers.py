@@ -7,14 +7,12 @@ from typing import Literal
 
 from shardwright.contracts.compute_kernel import KernelRequest
 from shardwright.contracts.optimizer import WEIGHTS, RowRule
+from shardwright.contracts.row_format import FLOATS
 from shardwright.host.plugin_host import host
+from shardwright.planning.tables.data_types import DataType
 from shardwright.planning.tables.optimizers import OptimizerSpec
-from shardwright.planning.tables.spec import DataType
 
 _FLOAT_BYTES = 4
-
-TRAINABLE: frozenset[DataType] = frozenset({DataType.FP32, DataType.FP16, DataType.BF16})
-"""The element types of weights that plain torch looks up and updates."""
 
 PARAMETERS: Mapping[str, frozenset[str]] = {
     "sgd": frozenset(),
@@ -103,15 +101,14 @@ def needs_whole_rows(request: KernelRequest) -> bool:
 
 def can_train(data_type: DataType) -> Literal[True] | str:
     """``True`` if torch can train tables of ``data_type``, else the reason."""
-    if data_type in TRAINABLE:
+    if data_type in FLOATS:
         return True
-    trainable = ", ".join(sorted(known.value for known in TRAINABLE))
-    return f"torch trains {trainable} tables, not {data_type.value}"
+    return f"torch trains {', '.join(sorted(FLOATS))} tables, not {data_type}"
 
 
 def weight_bytes(request: KernelRequest, num_rows: int) -> int:
     """Bytes of a block's weights."""
-    return num_rows * -(-request.num_columns * request.data_type.bits // 8)
+    return num_rows * FLOATS[request.data_type].row_bytes(request.num_columns)
 
 
 def state_bytes(request: KernelRequest, num_rows: int) -> int:

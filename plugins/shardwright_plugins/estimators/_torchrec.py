@@ -12,11 +12,11 @@ import numpy as np
 from attrs import frozen
 
 from shardwright.contracts.compute_kernel import KernelRequest
+from shardwright.contracts.row_format import FloatRows
 from shardwright.planning.arrays import Bools, Floats
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.options import Options
 from shardwright.planning.tables.codecs import FLOAT_BYTES
-from shardwright.planning.tables.quantized import has_header
 
 ROW_WISE = "row_wise"
 """TorchRec's models know this type by name: it has other costs than ``table_wise`` on one rank too."""
@@ -84,8 +84,10 @@ class Work:
     def travelling_bytes(self) -> tuple[Floats, Floats]:
         """Bytes of an element of a result and of a gradient: what their codecs make of one more; not of copies."""
         results, gradients = self.options.element_bytes.copy(), self.options.element_bytes.copy()
-        is_quantized = np.array([has_header(spec.data_type) for spec in self.options.tables], dtype=bool)
-        results[is_quantized] = FLOAT_BYTES  # rows are quantised, sums of them are not
+        is_packed = np.array(
+            [not isinstance(rows, FloatRows) for rows in self.options.row_formats], dtype=bool
+        )
+        results[is_packed] = FLOAT_BYTES  # rows are packed, sums of them are not
         for table, spec in enumerate(self.options.tables):
             codecs = spec.qcomms_config
             if codecs is not None and codecs.forward_precision is not None:
@@ -93,7 +95,7 @@ class Work:
             if codecs is not None and codecs.backward_precision is not None:
                 gradients[table] = codecs.gradient_row_bytes(2) - codecs.gradient_row_bytes(1)
         travelling = (results[self.options.shard_table], gradients[self.options.shard_table])
-        of_copies = np.where(is_quantized[self.options.shard_table], FLOAT_BYTES, self.element_bytes)
+        of_copies = np.where(is_packed[self.options.shard_table], FLOAT_BYTES, self.element_bytes)
         of_result, of_gradient = (np.where(self.is_copy, of_copies, own) for own in travelling)
         return of_result, of_gradient
 

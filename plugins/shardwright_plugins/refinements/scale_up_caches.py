@@ -21,6 +21,7 @@ from shardwright.errors import NoPlanError
 from shardwright.planning.arrays import Ints
 from shardwright.planning.machines.topology import device_and_rest
 from shardwright.planning.options.inputs import Request
+from shardwright.planning.options.moving import weight_bits
 from shardwright.planning.options.search_space import SearchSpace
 from shardwright.planning.search.placement import ranks_of_tables
 from shardwright.planning.search.refinements import Outcome, Search
@@ -89,7 +90,7 @@ class _CachedTable:
     def saved(self, step: int) -> float:
         """Bytes of rows that the step's cache serves in a batch, and the one before it does not."""
         rate = self.cache(step - 1).miss_rate - self.cache(step).miss_rate
-        return rate * self.lookups * self.spec.embedding_dim * self.spec.data_type.bits / 8
+        return rate * self.lookups * self.spec.embedding_dim * weight_bits(self.spec, self.kernel) / 8
 
 
 def _larger_caches(space: SearchSpace, result: SearchResult) -> dict[str, CacheParams]:

@@ -32,7 +32,8 @@ from shardwright.planning.machines.topology import GIB, InputValue
 from shardwright.planning.options.inputs import Request
 from shardwright.planning.options.options import Options
 from shardwright.planning.options.search_space import SearchSpace
-from shardwright.planning.plan.plan import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
+from shardwright.planning.plan.plan import ShardingPlan
+from shardwright.planning.plan.sharding import EmbeddingModuleShardingPlan, ParameterSharding
 from shardwright.planning.report.compare import value_bytes
 from shardwright.planning.report.moves import SAME_RANK, TableMoves
 from shardwright.planning.report.rederived import matched_option

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cache
 from typing import Any
 
@@ -15,7 +15,7 @@ from shardwright.host.plugin_host import host
 from shardwright.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from shardwright.planning.layouts.layout import Block, Layout
 from shardwright.planning.machines.topology import Topology
-from shardwright.planning.plan.plan import ParameterSharding
+from shardwright.planning.plan.sharding import ParameterSharding
 from shardwright.planning.tables.constraints import ParameterConstraints
 from shardwright.planning.tables.optimizers import ASSUMED
 from shardwright.planning.tables.spec import EmbeddingBagConfig, EmbeddingConfig, TableSpec
@@ -33,6 +33,15 @@ MOST_RANKS = 4
 
 BATCHES = ("even", "uneven", "empty bags", "empty batch on one rank", "a rank with no ids")
 """The kinds of batches that a case may train on, one after the other."""
+
+_FORMS: tuple[Callable[[Tensor], Tensor], ...] = (
+    lambda values: values,
+    lambda values: values.new_tensor(0.3).expand(values.shape),  # of a sum: one value
+    lambda values: torch.cat([values, values])[len(values) :],  # a part of a larger tensor
+    lambda values: torch.complex(values, -values).conj().imag,  # every other value, negated when it is read
+    lambda values: values.transpose(0, -1).contiguous().transpose(0, -1),
+)
+"""The forms in memory that torch hands gradients over in."""
 
 VARIABLE = "a batch size per feature"
 """A further kind: each feature has its own samples, and inverse indices say which belong together."""
@@ -123,15 +132,23 @@ class Case:
         return self._module(times=MOST_RANKS if self.has_keys else 1)
 
     def _module(self, times: int) -> EmbeddingBagCollection | EmbeddingCollection:
-        torch.manual_seed(0)
+        module: EmbeddingBagCollection | EmbeddingCollection
         if self.is_pooled:
             bags = [
-                EmbeddingBagConfig(pooling=table.pooling, **self._common(i, times))
-                for i, table in enumerate(self.tables)
+                EmbeddingBagConfig(pooling=table.pooling, **self._common(index, times))
+                for index, table in enumerate(self.tables)
             ]
-            return EmbeddingBagCollection(bags, is_weighted=self.is_weighted, device="cpu")
-        configs = [EmbeddingConfig(**self._common(index, times)) for index in range(len(self.tables))]
-        return EmbeddingCollection(configs, device="cpu")
+            module = EmbeddingBagCollection(bags, is_weighted=self.is_weighted, device="cpu")
+        else:
+            configs = [EmbeddingConfig(**self._common(index, times)) for index in range(len(self.tables))]
+            module = EmbeddingCollection(configs, device="cpu")
+        generator = torch.Generator().manual_seed(
+            0
+        )  # its own: simulated ranks are threads, and share torch's
+        for weight in module.parameters():
+            most = len(weight) ** -0.5
+            nn.init.uniform_(weight, -most, most, generator)
+        return module
 
     def sharder(self) -> ModuleSharder:
         """The sharder of such modules."""
@@ -226,9 +243,10 @@ class Case:
         return with_keys(batch) if self.has_keys else batch
 
     def gradient(self, step: int, rank: int, like: Tensor) -> Tensor:
-        """The gradient of the loss by an output, the same each time."""
+        """The gradient of the loss by an output, the same each time; in another form each step."""
         generator = torch.Generator().manual_seed(7_000_000 + 1000 * step + rank)
-        return torch.rand(like.shape, generator=generator, dtype=like.dtype) - 0.3
+        values = torch.rand(like.shape, generator=generator, dtype=like.dtype) - 0.3
+        return _FORMS[(step + rank) % len(_FORMS)](values)
 
 
 def _leaving(names: Collection[str], kind: type[ModuleSharder]) -> type[ModuleSharder]:

@@ -16,8 +16,9 @@ from shardwright.contracts import ComputeKernel
 from shardwright.contracts.compute_kernel import NAMED_ONLY, KernelRequest
 from shardwright.host.plugin_host import host
 from shardwright.planning.machines.topology import Topology
+from shardwright.planning.tables.data_types import DataType
 from shardwright.planning.tables.optimizers import OptimizerSpec
-from shardwright.planning.tables.spec import DataType, TableSpec
+from shardwright.planning.tables.spec import TableSpec
 from shardwright_testing.equality.cases import BATCHES, Case, Table
 from shardwright_testing.kernels.loops import OPTIMIZERS
 
@@ -119,7 +120,7 @@ def plain_kernel(*, takes_any_id: bool = False) -> str:
 def _is_plain(kernel: ComputeKernel) -> bool:
     """True if a kernel is taken unasked, needs no memory beside that of any device, and takes any table."""
     is_offered = kernel.preference != NAMED_ONLY and not kernel.further_tiers
-    return kernel.trains and kernel.fuses_optimizer and is_offered and _takes_any(kernel)
+    return kernel.fuses_optimizer and is_offered and _takes_any(kernel)
 
 
 def _takes_any(kernel: ComputeKernel) -> bool:

@@ -73,7 +73,10 @@ def train_rank(
     def step(number: int) -> None:
         values = case.output(sharded(_on(device, case.batch_to_shard(number, env.rank))))
         outputs.append(values.detach().cpu().clone())
-        values.backward(case.gradient(number, env.rank, values).to(device))
+        gradient = case.gradient(number, env.rank, values).to(device)
+        handed_over = gradient.clone()
+        values.backward(gradient)
+        assert torch.equal(gradient, handed_over), "the gradient of an output was changed, which is torch's"
 
     for number in range(NUM_STEPS):
         for parameter in dense:

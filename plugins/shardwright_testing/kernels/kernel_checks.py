@@ -16,7 +16,7 @@ from shardwright.contracts.compute_kernel import KernelRequest
 from shardwright.contracts.lookup import Bags, BlockSpec, Lookup
 from shardwright.optim.fused import spec_to_torch
 from shardwright.planning.tables.caching import CacheParams
-from shardwright.planning.tables.spec import DataType
+from shardwright.planning.tables.data_types import DataType
 from shardwright_testing.kernels.kernel_faults import sums_look_like, updates_look_like
 from shardwright_testing.kernels.keys import RowsOfKeys, keys_of
 from shardwright_testing.kernels.loops import Batch, Loops, build, draw_batch, knows

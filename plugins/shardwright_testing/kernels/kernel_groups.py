@@ -13,8 +13,8 @@ import torch
 from shardwright.contracts import ComputeKernel
 from shardwright.contracts.compute_kernel import KernelRequest
 from shardwright.contracts.lookup import BlockSpec, Lookup
+from shardwright.planning.tables.data_types import DataType
 from shardwright.planning.tables.optimizers import OptimizerSpec
-from shardwright.planning.tables.spec import DataType
 from shardwright_testing.kernels.loops import (
     OPTIMIZERS,
     Batch,
@@ -46,13 +46,18 @@ def with_other_parameters(optimizer: str | OptimizerSpec) -> OptimizerSpec:
     return attrs.evolve(spec, parameters=known[spec.name]) if spec.name in known else spec
 
 
-def possible_requests(named: Sequence[str | OptimizerSpec] = OPTIMIZERS) -> list[KernelRequest]:
+DATA_TYPES = ("FP32", *HALVES, "NO_SUCH_TYPE")
+
+
+def possible_requests(
+    named: Sequence[str | OptimizerSpec] = OPTIMIZERS, *, data_types: Sequence[str] = DATA_TYPES
+) -> list[KernelRequest]:
     """List requests that planners may make: devices, data types, widths, optimizers, poolings."""
     optimizers = [None, *map(spec_of, named), OptimizerSpec("no_such_optimizer")]
     return [
         KernelRequest(
             device,
-            data_type,
+            DataType(data_type),
             16,
             columns,
             is_pooled=pooled,
@@ -60,7 +65,7 @@ def possible_requests(named: Sequence[str | OptimizerSpec] = OPTIMIZERS) -> list
             on_this_machine=on_this_machine,
         )
         for device, data_type, columns, pooled, optimizer, on_this_machine in product(
-            ("cpu", "cuda", "no_such_device"), DataType, (16, 7), (True, False), optimizers, (True, False)
+            ("cpu", "cuda", "no_such_device"), data_types, (16, 7), (True, False), optimizers, (True, False)
         )
     ]
 

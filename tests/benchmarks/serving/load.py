@@ -33,6 +33,7 @@ import typer
 from attrs import asdict, frozen
 from rich.console import Console
 from rich.table import Table
+from shardwright_serving import export_for_inference
 from torch import nn
 
 import shardwright as sw
@@ -91,7 +92,7 @@ def write_packages(folder: Path, work: Work, forms: list[str]) -> tuple[Path, Pa
     """Write the model as our package, and as weights with a manifest for TorchRec."""
     model = Model(work)
     example = sw.KeyedJaggedTensor.from_lists({name: [[1, 2], [3], []] for name in work.names})
-    ours = sw.export_for_inference(model, example, folder / "ours", forms=forms)
+    ours = export_for_inference(model, example, folder / "ours", forms=forms)
     manifest = json.loads((ours / "package.json").read_text())
     theirs = folder / "theirs"
     theirs.mkdir()

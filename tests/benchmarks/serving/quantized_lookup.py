@@ -23,6 +23,8 @@ ROUNDS = 3
 
 def model_of_ours(precision: str) -> tuple[Any, Any]:
     """A function that looks a batch up, and the class of batches."""
+    import shardwright_serving as serving
+
     import shardwright as sw
 
     tables = [
@@ -31,7 +33,7 @@ def model_of_ours(precision: str) -> tuple[Any, Any]:
         )
         for index in range(TABLES)
     ]
-    return sw.quantize_embeddings(sw.EmbeddingBagCollection(tables), precision), sw.KeyedJaggedTensor
+    return serving.quantize_embeddings(sw.EmbeddingBagCollection(tables), precision), sw.KeyedJaggedTensor
 
 
 def model_of_torchrec(precision: str) -> tuple[Any, Any]:

@@ -18,6 +18,7 @@ from tests.pairs import in_turns
 
 import shardwright as sw
 from shardwright.host import PluginHost, use_host
+from shardwright.runtime.sharded.resharding.reshard import reshard_collection
 from shardwright_testing import run_simulated
 
 DIM, RATE = 4, 0.5
@@ -52,8 +53,9 @@ class Setup:
             for name, (rows, features) in sizes.items()
         ]
         if self.is_pooled:
-            return sw.EmbeddingBagCollection([sw.EmbeddingBagConfig(**config) for config in common])
-        return sw.EmbeddingCollection([sw.EmbeddingConfig(**config) for config in common])
+            bags = [sw.EmbeddingBagConfig(**config) for config in common]
+            return sw.EmbeddingBagCollection(bags, device="meta")
+        return sw.EmbeddingCollection([sw.EmbeddingConfig(**config) for config in common], device="meta")
 
     def plan(self, world_size: int, **topology: Any) -> sw.ShardingPlan:
         planner = sw.EmbeddingShardingPlanner(
@@ -234,7 +236,7 @@ def test_reshard_keeps_rows_uses_and_states_of_all_keys_and_training_goes_on(
         outputs, kept = train(setup, sharded, env, [0, 1]), []
         for step, then in enumerate([*chain, plan], start=2):
             before = sharded.state_dict(), sharded.fused_optimizer.state_dict()["state"][WEIGHT]
-            sharded.reshard(then.plan[""], max_extra_bytes=limit, piece_bytes=300)
+            reshard_collection(sharded, then.plan[""], max_extra_bytes=limit, piece_bytes=300)
             after = sharded.state_dict(), sharded.fused_optimizer.state_dict()["state"][WEIGHT]
             kept.append((before, after))
             outputs += train(setup, sharded, env, [step])
@@ -264,11 +266,11 @@ def test_reshard_to_fewer_rows_than_keys_keeps_those_used_last() -> None:
 
     def work(env: sw.ShardingEnv) -> Any:
         sharded = setup.shard(env, plan)
-        sharded.reshard(one.plan[""])
+        reshard_collection(sharded, one.plan[""])
         for key in range(8):
             look_up(sharded, *([key] if env.rank else []))
         before = sharded.state_dict()
-        sharded.reshard(two.plan[""])
+        reshard_collection(sharded, two.plan[""])
         return before, sharded.state_dict()
 
     before, after = (rows_by_key(state) for state in run_simulated(work, 2)[0])
@@ -296,7 +298,7 @@ def test_reshard_of_one_table_keeps_the_keys_of_another_in_its_kernel_group() ->
             result = sharded(batch(step, env.rank, 2))
             result.values().square().sum().backward()
         before = sharded.state_dict(), sharded.fused_optimizer.state_dict()["state"]
-        assert sharded.reshard({"item": swapped, "other": item}).tables == ("item",)
+        assert reshard_collection(sharded, {"item": swapped, "other": item}).tables == ("item",)
         return before, (sharded.state_dict(), sharded.fused_optimizer.state_dict()["state"])
 
     (before, states), (after, moved) = run_simulated(work, 2)[0]
@@ -322,7 +324,7 @@ def test_reshard_from_keys_to_rows_is_refused() -> None:
 
     def work(env: sw.ShardingEnv) -> None:
         with pytest.raises(sw.UnsupportedError, match="its ids are keys now, and rows under the new plan"):
-            setup.shard(env, plan).reshard(then)
+            reshard_collection(setup.shard(env, plan), then)
 
     run_simulated(work, 1)
 

@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import shardwright_serving as serving
 import torch
+from shardwright_serving import KnownIds, with_zero_row
 from tests.contrib.hash_embedding.test_hash_embedding import (
     DIM,
     KEYS,
@@ -20,7 +22,6 @@ from tests.contrib.hash_embedding.test_hash_embedding import (
 from torch import nn
 
 import shardwright as sw
-from shardwright.modules.quantized.known_ids import KnownIds, with_zero_row
 from shardwright_testing import run_simulated
 
 __all__ = ["plugins"]
@@ -39,7 +40,7 @@ def test_trained_keys_find_their_quantised_rows() -> None:
 
     for state, seen, wanted in run_simulated(on_rank, 2):
         born = state[USES].flatten() > 0
-        rows = sw.quantize_rows(state[WEIGHT][born])
+        rows = serving.quantize_rows(state[WEIGHT][born])
         table = sw.EmbeddingBagConfig(
             name="item",
             num_embeddings=rows.num_rows + 1,
@@ -47,7 +48,7 @@ def test_trained_keys_find_their_quantised_rows() -> None:
             feature_names=["a", "b"],
             data_type="INT8",
         )
-        collection = sw.QuantEmbeddingBagCollection([table])
+        collection = serving.QuantEmbeddingBagCollection([table])
         collection.set_rows("item", with_zero_row(rows))
         found = KnownIds(collection, {"item": state[KEYS][born]})(seen).values()
         bound = float(rows.error_bound().max()) * float(seen.lengths().max()) + 1e-5
@@ -74,16 +75,18 @@ def test_tables_of_keys_are_exported_with_their_keys_alone(tmp_path: Path) -> No
     train(setup, sharded, env, range(2))
     example = sw.KeyedJaggedTensor.from_lists({"a": [[1], []], "b": [[], [2]], "c": [[3], [4]]})
     options = {"precision": "FP16", "forms": ["torchscript"], "check": False}
-    with pytest.raises(sw.UnsupportedError, match=r"table .*item.*: its ids are keys.*put KnownIds"):
-        sw.export_for_inference(Bags(sharded), example, tmp_path / "package", **options)
+    with pytest.raises(
+        sw.UnsupportedError, match=r"table .*item.*: its ids are keys.*put shardwright_serving\.KnownIds"
+    ):
+        serving.export_for_inference(Bags(sharded), example, tmp_path / "package", **options)
     saved = sw.save_checkpoint(tmp_path / "saved", Bags(sharded))
     with pytest.raises(sw.UnsupportedError, match=r"item.weight': its ids are keys"):
-        sw.export_for_inference(
+        serving.export_for_inference(
             Bags(setup.module()), example, tmp_path / "package", checkpoint=saved.path, **options
         )
     state = sharded.state_dict()
     born = state[USES].flatten() > 0
-    rows = sw.quantize_rows(state[WEIGHT][born], "FP16")
+    rows = serving.quantize_rows(state[WEIGHT][born], "FP16")
     table = sw.EmbeddingBagConfig(
         name="item",
         num_embeddings=rows.num_rows + 1,
@@ -91,14 +94,14 @@ def test_tables_of_keys_are_exported_with_their_keys_alone(tmp_path: Path) -> No
         feature_names=["a", "b"],
         data_type="FP16",
     )
-    collection = sw.QuantEmbeddingBagCollection([table])
+    collection = serving.QuantEmbeddingBagCollection([table])
     collection.set_rows("item", with_zero_row(rows))
     served = Bags(KnownIds(collection, {"item": state[KEYS][born]}))
-    path = sw.export_for_inference(served, example, tmp_path / "package", **options)
+    path = serving.export_for_inference(served, example, tmp_path / "package", **options)
     seen = batch(5, 0, 1)
     with torch.no_grad():
         trained = sharded(seen)
     wanted = torch.cat([trained["a"], trained["b"]], dim=1)
-    found = sw.load_package(path).predict(seen)["output"]
+    found = serving.load_package(path).predict(seen)["output"]
     assert wanted.any()
     torch.testing.assert_close(found, wanted, rtol=1e-2, atol=1e-3)  # of float16

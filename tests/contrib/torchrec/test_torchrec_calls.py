@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 import pytest
+import shardwright_serving as serving
 import torch
 from shardwright_torchrec.distributed.fbgemm_qcomm_codec import get_qcomm_codecs_registry
 from shardwright_torchrec.modules.configs import EmbeddingBagConfig, EmbeddingConfig
@@ -70,7 +71,7 @@ def test_quantising_takes_torchrecs_arguments() -> None:
     quantised = quantize_inference_model(model(), fp_weight_dtype=torch.int8)
     sharded, plan = shard_quant_model(quantised, sharders=DEFAULT_SHARDERS, ddr_cap=10**9)
     assert type(quantised["bags"]) in DEFAULT_QUANT_MAPPING.values()  # type: ignore[index]
-    assert isinstance(sharded["bags"], sw.PlacedQuantEmbeddingBagCollection)  # type: ignore[index]
+    assert isinstance(sharded["bags"], serving.PlacedQuantEmbeddingBagCollection)  # type: ignore[index]
     assert list(plan.plan) == ["bags"]
     assert trim_torch_package_prefix_from_typename("<torch_package_0>.a.B") == "a.B"
     assert trim_torch_package_prefix_from_typename("a.B") == "a.B"

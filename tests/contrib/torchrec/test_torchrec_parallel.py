@@ -15,6 +15,7 @@ from shardwright_torchrec.planner.planners import EmbeddingShardingPlanner
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 
 import shardwright as sw
+from shardwright_testing import run_simulated
 
 TYPES = ("table_wise", "row_wise", "column_wise", "data_parallel")
 
@@ -94,6 +95,14 @@ def test_table_that_is_planned_dense_is_left_to_the_scripts_optimizer(given: str
         expected = before[name]
         expected[1] -= 0.25 if "row_wise" in name else 0.5
         torch.testing.assert_close(value, expected)
+
+
+def test_modules_of_other_seeds_are_sharded_with_the_first_ranks_weights() -> None:
+    made, sharder = [bags(), bags()], EmbeddingBagCollectionSharder()
+    expected = {name: weight.clone() for name, weight in made[0].state_dict().items()}
+    params = planned(made[0], sharder).plan[""]
+    for state in run_simulated(lambda env: sharder.shard(made[env.rank], params, env, "cpu").state_dict(), 2):
+        assert all(torch.equal(state[name], weight) for name, weight in expected.items())
 
 
 def test_sharders_override_of_kernels_is_honoured() -> None:

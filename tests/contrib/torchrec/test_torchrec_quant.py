@@ -11,14 +11,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from shardwright_serving.tables import kernel_lookups
 from shardwright_torchrec import quant
-from tests.quantized_tables import batch, outputs, tables_of
+from tests.contrib.serving.tables.quantized_tables import batch, outputs, tables_of
 
 import shardwright as sw
 from shardwright import _fbgemm
 from shardwright.host import host
-from shardwright.modules.quantized import kernel_lookups
 
+pytestmark = pytest.mark.usefixtures("serving", "scripting")
 KERNELS = ["quant_torch", "quant_fbgemm", "quant_numba"]
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.usefixtures("serving")  # processes of their own find it, as if it were installed
 SCRIPT = Path(__file__).parents[3] / "contrib" / "torchrec" / "torchrec_tests.py"
 
 TESTS = """

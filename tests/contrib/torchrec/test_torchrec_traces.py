@@ -24,11 +24,12 @@ from shardwright_torchrec.modules.feature_processors import (
 )
 from shardwright_torchrec.modules.mlp import MLP, Perceptron
 from shardwright_torchrec.modules.regroup import KTRegroupAsDict
-from shardwright_torchrec.quant.tracing import symbolic_trace
+from shardwright_torchrec.quant import symbolic_trace
 from torch import Tensor, nn
 
 import shardwright as sw
 
+pytestmark = pytest.mark.usefixtures("scripting")
 BATCH = sw.KeyedJaggedTensor(["a", "b"], torch.arange(6), lengths=torch.tensor([2, 1, 0, 3]))
 DENSE = [torch.arange(8.0).view(2, 4), torch.ones(2, 3)]
 

@@ -22,10 +22,11 @@ def test_dtype_of_trainable_type_and_back(data_type: DataType) -> None:
     assert data_type_of(TRAINABLE[data_type]) is data_type
 
 
-@pytest.mark.parametrize("data_type", sorted(set(DataType) - set(TRAINABLE), key=str))
-def test_dtype_of_quantised_type_names_it(data_type: DataType) -> None:
-    with pytest.raises(InvalidInputError, match=f"{data_type.value} has no trainable"):
-        dtype_of(data_type)
+def test_dtype_of_another_type_names_those_that_train_and_the_nearest() -> None:
+    with pytest.raises(
+        InvalidInputError, match=r"FP61 is no type that torch trains: FP32, FP16, BF16\. Did you mean 'FP16'"
+    ):
+        dtype_of(DataType("FP61"))
 
 
 def test_data_type_of_unknown_dtype_names_it_and_the_possible() -> None:

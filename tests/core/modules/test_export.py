@@ -51,15 +51,6 @@ def test_exported_model_gives_for_other_batches_what_the_module_gives(is_weighte
         torch.testing.assert_close(program(features), model(features))
 
 
-@pytest.mark.parametrize("precision", ["INT8", "INT4", "FP8"])
-def test_exported_quantized_model_gives_for_other_batches_what_the_module_gives(precision: str) -> None:
-    model = sw.quantize_embeddings(Model(is_weighted=False), precision)
-    first = batch([[1, 2], [3]], [[], [39]], is_weighted=False)
-    program = torch.export.export(model, (first,), dynamic_shapes=([{0: Dim.DYNAMIC}, None],)).module()
-    features = batch([[], [7, 8, 9]], [[1], [2, 2]], is_weighted=False)
-    torch.testing.assert_close(program(features), model(features))
-
-
 class OfTensors(nn.Module):
     """A model that makes its batch itself."""
 

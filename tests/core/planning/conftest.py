@@ -68,7 +68,7 @@ class Plain(ComputeKernel):
         return True if name != "adam" else "plain knows no adam"
 
     def memory_bytes(self, request, num_rows):
-        return {"device": num_rows * request.num_columns * request.data_type.bits // 8}
+        return {"device": num_rows * self.row_bytes(request)}
 
     def build(self, blocks, *, device):
         raise NotImplementedError

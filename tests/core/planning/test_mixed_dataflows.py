@@ -120,16 +120,6 @@ def test_plan_document_edited_so_that_copies_do_not_fit_raises(edit, text):
         ShardingPlan.from_json(json.dumps(document))
 
 
-def test_plan_whose_cold_rows_are_copied_too_contradicts_the_type():
-    document = json.loads(planned().to_json())
-    entry = document["modules"][""]["t"]
-    for shard in entry["shards"][2:]:
-        shard["dataflow"] = {"name": "replicate"}
-    entry["shards"] += [{**shard, "rank": 1 - shard["rank"]} for shard in entry["shards"][2:]]
-    with pytest.raises(PlanError, match="dataflow 'exchange and replicate'"):
-        ShardingPlan.from_json(json.dumps(document))
-
-
 @frozen
 class Keys(RowMap):
     """Any id, by its remainder."""

@@ -19,7 +19,8 @@ from shardwright import (
 )
 from shardwright.planning.layouts.layout import Hierarchical, Replicate
 from shardwright.planning.layouts.row_maps import RowsModulo
-from shardwright.planning.plan.plan import EmbeddingModuleShardingPlan, ShardingPlan
+from shardwright.planning.plan.plan import ShardingPlan
+from shardwright.planning.plan.sharding import EmbeddingModuleShardingPlan
 from shardwright.runtime.sharded.collections.sharders import EmbeddingCollectionSharder
 from shardwright_testing.simulated import run_simulated
 

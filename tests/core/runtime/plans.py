@@ -19,7 +19,7 @@ from shardwright.host import PluginHost
 from shardwright.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from shardwright.planning.layouts.layout import Block, ColumnRange, Dataflow, Exchange, Layout, Replicate
 from shardwright.planning.layouts.row_maps import RowMap, RowsModulo, RowsRange, RowsSplit
-from shardwright.planning.plan.plan import ParameterSharding
+from shardwright.planning.plan.sharding import ParameterSharding
 from shardwright.planning.tables.codecs import QCommsConfig
 from shardwright.planning.tables.spec import EmbeddingBagConfig, EmbeddingConfig
 from shardwright.runtime.ranks.environment import ShardingEnv

@@ -36,7 +36,7 @@ def key(table, name="weight"):
         (lambda state: state.update({key("t9"): 0}), f'Unexpected key(s) in state_dict: "{key("t9")}"'),
         (
             lambda state: state.update({key("t1"): torch.zeros(9, 5)}),
-            f"table 't1' (9 x 6 FP32): '{key('t1')}' has shape [9, 5], not [9, 6]",
+            f"table 't1' (9 x 6 FP32): '{key('t1')}' is torch.float32 [9, 5], not torch.float32 [9, 6]",
         ),
     ],
     ids=["missing", "unexpected in a table", "unexpected table", "another shape"],

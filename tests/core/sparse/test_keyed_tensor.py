@@ -78,6 +78,19 @@ def test_to_moves_and_keeps_the_rest() -> None:
     assert (moved.keys(), moved.length_per_key()) == (kt.keys(), kt.length_per_key())
 
 
+@pytest.mark.parametrize("key_dim", [0, 1])
+def test_with_values_has_the_keys_over_other_values(key_dim: int) -> None:
+    values = torch.arange(6.0).view(2, 3).movedim(1, key_dim)
+    kt = KeyedTensor(["a", "b"], [1, 2], values, key_dim)
+    other = kt.with_values(values.half() + 1)
+    assert (other.keys(), other.key_dim()) == (["a", "b"], key_dim)
+    assert torch.equal(other["b"], kt["b"].half() + 1)
+    assert torch.equal(kt.values(), values)
+    for wrong in (values[:, :2] if key_dim else values[:2], torch.zeros(()), torch.zeros(3)[: 3 * key_dim]):
+        with pytest.raises(InvalidInputError, match="add up to 3"):
+            kt.with_values(wrong)
+
+
 def test_str_shows_rows_by_key() -> None:
     kt = KeyedTensor(["a", "b"], [1, 2], torch.tensor([[1.0, 2.0, 3.0]]))
     assert str(kt) == 'KeyedTensor({\n    "a": [[1.0]],\n    "b": [[2.0, 3.0]]\n})'

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Sequence
+from datetime import timedelta
 from itertools import pairwise
 from typing import Any
 from unittest import mock
@@ -12,14 +14,18 @@ from unittest import mock
 import attrs
 import torch
 import torch.distributed as dist
-from tests.distributed.checkpoints.checkpoint_workers import DIM, ROWS, layout, model_of
+from tests.distributed.checkpoints.checkpoint_workers import DIM, ROWS, Model, layout, model_of
 from tests.distributed.checkpoints.checkpoint_workers import whole as whole_if_fused
+from tests.distributed.failures.faults import TIMEOUT_S
+from tests.distributed.failures.strikes import strike
 from tests.distributed.workers import train
 
 import shardwright as sw
 from shardwright.contracts.comm_backend import Communicator
 from shardwright.planning.tables.workload import table_to_data
+from shardwright.runtime.sharded.collections.sharded_collection import ShardedCollection
 from shardwright.runtime.sharded.resharding.exchange import LABEL, RowExchange
+from shardwright.runtime.sharded.tables.table_state import row_index
 
 CHAIN = ("row_wise", "column_wise", "table_wise", "modulo", "data_parallel", "hashed", "row_wise")
 
@@ -38,7 +44,8 @@ def whole(model: Any, dense: Any) -> dict[str, Any]:
         return whole_if_fused(model, dense)
     state = dict(model.state_dict())
     for name, table in model.module.bags.sharded_tables.items():
-        own = dict(zip(table.state.local, table.parameters(), strict=True))
+        # A rank without a block has an empty parameter.
+        own = dict(zip(table.state.local, table.parameters(), strict=bool(table.state.local)))
         for entry in ("exp_avg", "exp_avg_sq"):
             state[f"{name}.{entry}"] = table.state.gather(
                 lambda local, own=own, entry=entry: dense.state[own[local]][entry],
@@ -141,6 +148,46 @@ def killed_on_the_way(victim: int, piece: int) -> tuple[str, bool]:
     return text, model.plan is not None and all(
         torch.equal(after[name], value) for name, value in before.items()
     )
+
+
+def lost_late(moment: str) -> tuple[str, bool]:
+    """Which plan a model has where rank 1 is lost late in a resharding, and whether blocks and rows are its own.
+
+    Args:
+        moment: ``"rows have come"``: before the ranks have met; ``"handed over"``: when each goes over to the new plan.
+    """
+    env = sw.ShardingEnv.from_process_group(dist.new_group(timeout=timedelta(seconds=TIMEOUT_S)))
+    torch.manual_seed(0)
+    model = sw.DistributedModelParallel(Model(), env, "cpu", plan_of("row_wise"), init_data_parallel=False)
+    expected, then = dict(model.state_dict()), plan_of("column_wise")
+    owner, name = {
+        "rows have come": (RowExchange, "make"),
+        "handed over": (ShardedCollection, "take_over"),
+    }[moment]
+    original = getattr(owner, name)
+
+    def struck(self: Any, *arguments: Any) -> None:
+        original(self, *arguments)
+        strike("kill")
+
+    with mock.patch.object(owner, name, struck), contextlib.suppress(sw.DistributedError):
+        model.reshard(then)
+        raise AssertionError("nothing was raised")
+    collection, plan = model.module.bags, model.plan.plan["bags"]
+    is_whole = all(
+        plan[table].digest() == collection.inputs.params[table].digest()
+        and all(
+            torch.equal(
+                own.weight_of(local),
+                expected[f"bags.embedding_bags.{table}.weight"][row_index(local.block)][
+                    :, local.block.columns.start : local.block.columns.stop
+                ],
+            )
+            for local in own.state.local
+        )
+        for table, own in collection.sharded_tables.items()
+    )
+    return "new" if model.plan is then else "old", is_whole
 
 
 def counted_exchanges(piece_bytes: int) -> tuple[int, int, int]:

@@ -99,3 +99,16 @@ def test_rank_that_is_killed_in_the_midst_is_named_and_the_model_stays(pool: Ran
     text, is_unchanged = error.value.results[0]
     assert "rank 1" in text
     assert is_unchanged
+
+
+@pytest.mark.parametrize(
+    ("moment", "plan"),
+    [pytest.param("rows have come", "old", marks=pytest.mark.slow), ("handed over", "new")],
+)
+def test_rank_that_is_lost_late_leaves_others_a_plan_and_its_blocks(
+    moment: str, plan: str, pool: RankPool
+) -> None:
+    with pytest.raises(RankError) as error:
+        pool.run(workers.lost_late, 3, moment)
+    assert set(error.value.errors) == {1}
+    assert error.value.results == {0: (plan, True), 2: (plan, True)}

@@ -16,7 +16,7 @@ from tests.distributed.failures.strikes import strike, told
 from shardwright.errors import DistributedError
 from shardwright.runtime.ranks import failure_reports
 from shardwright.runtime.ranks.comm import AllToAll, TorchCommunicator, TorchTransport
-from shardwright.runtime.ranks.phases import Phases
+from shardwright.runtime.ranks.group_ranks import GroupRanks
 from shardwright_plugins.comm_backends._device_watch import DeviceWatch, Marks, Query
 from shardwright_plugins.comm_backends.nccl import beside
 
@@ -69,10 +69,9 @@ def connected(timeout_s: float) -> Iterator[tuple[TorchCommunicator, Device]]:
     """A communicator as of a device backend, over gloo."""
     group = dist.new_group(timeout=timedelta(seconds=timeout_s))
     with mock.patch.object(failure_reports, "_LONGEST_GRACE_S", 2.0):  # which is waited out
-        phases, device = Phases.of(group), Device()
-    reports = phases.failure_reports
-    limit_s = reports.timeout_s - 1.5 * reports.grace_s
-    watch = DeviceWatch(device, reports.lost, phases.failure, device.abort, limit_s)
+        ranks, device = GroupRanks.of(group), Device()
+    limit_s = ranks.timeout_s - 1.5 * ranks.reports.grace_s
+    watch = DeviceWatch(device, ranks.reports.lost, ranks.failure, device.abort, limit_s)
     yield (
         TorchCommunicator(
             group, torch.device("cuda"), InStream(group, device), beside=beside(group), watch=watch

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -24,7 +23,6 @@ from shardwright import (
     ParameterConstraints,
     ShardingEnv,
     ShardingPlan,
-    error_listeners,
 )
 from shardwright.errors import ShardwrightError
 from shardwright.runtime.sharded.models import model_parallel
@@ -101,14 +99,15 @@ def try_again() -> str:
     return _said(lambda: _set_up(group))
 
 
-def end_with_an_error() -> str:
-    """Rank 1's program ends with an error; returns what the other raised."""
-    env = ShardingEnv.from_process_group(_group(SHORT_S))
+def end_with_an_error(rank: int, store: str) -> str:
+    """Rank 1's process ends with an error; returns what the other raised."""
+    shared = dist.FileStore(store, 2)
+    dist.init_process_group(
+        "gloo", store=shared, rank=rank, world_size=2, timeout=timedelta(seconds=FAR_OFF_S)
+    )
+    env = ShardingEnv.from_process_group()
     if env.rank == VICTIM:
-        with mock.patch.object(sys, "last_value", KeyError("no such column"), create=True):
-            error_listeners._tell_at_end()
-        time.sleep(SHORT_S)
-        return "ended"
+        raise KeyError("no such column")
     return _said(env.communicator.barrier)
 
 
@@ -126,13 +125,6 @@ def differ_in_the_dense_part(how: str) -> str:
         else:
             last.register_buffer("ema", torch.ones(3))
     return _said(lambda: DistributedModelParallel(model, env, plan=_plan(env)))
-
-
-def gather_different_dtypes() -> str:
-    """Rank 1 gathers a tensor of another dtype; returns what each rank raised."""
-    env = ShardingEnv.from_process_group(_group(FAR_OFF_S))
-    dtype = torch.float64 if env.rank == VICTIM else torch.float32
-    return _said(lambda: env.communicator.all_gather(torch.ones(3, dtype=dtype)))
 
 
 @contextmanager
@@ -201,3 +193,8 @@ def _stages() -> Iterator[str]:
     yield "a roll call"
     if env.rank != VICTIM:
         env.communicator.barrier()
+
+
+def send(told: Any, function: Callable[..., str], *args: Any) -> None:
+    """Send what a function returns."""
+    told.send(function(*args))

@@ -20,7 +20,8 @@ def strike(fault: str, *, victim: int = VICTIM) -> None:
     """Befall the victim, when all other ranks have come to the same place; they go on.
 
     Args:
-        fault: ``"kill"``, or ``"stall"`` until all others have failed (:func:`told`).
+        fault: ``"kill"``, ``"stop"`` (the process), or ``"stall"`` (the thread), both until all others have failed
+            (:func:`told`).
         victim: rank of it.
     """
     if dist.get_rank() != victim:
@@ -30,16 +31,21 @@ def strike(fault: str, *, victim: int = VICTIM) -> None:
     if fault == "kill":
         time.sleep(0.2)  # what was sent before is read, too
         os.kill(os.getpid(), signal.SIGKILL)
+    if fault == "stop":
+        _store().set("stopped", f"{os.getpid()}")
+        os.kill(os.getpid(), signal.SIGSTOP)
     _await("told")
 
 
 @contextmanager
 def told() -> Iterator[None]:
-    """Let a victim that is stalled go on when this is left, on all other ranks."""
+    """Let a victim that is stopped or stalled go on when this is left, on all other ranks."""
     try:
         yield
     finally:
         _store().set(f"told/{dist.get_rank()}", "")
+        if _store().check(["stopped"]):
+            os.kill(int(_store().get("stopped")), signal.SIGCONT)
 
 
 def _await(what: str) -> None:

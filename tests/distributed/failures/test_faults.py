@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from tests.distributed.failures import faults
 from tests.distributed.failures.strikes import VICTIM
@@ -80,14 +82,13 @@ def test_backward_passes_in_different_orders_are_one_error_on_all_ranks(pool: Ra
 @pytest.mark.slow
 def test_rank_that_leaves_the_backward_pass_out_is_named_by_all_others(pool: RankPool) -> None:
     texts = dict(enumerate(pool.run(faults.two_collections, 4, "no backward pass")))
-    left_out = "the start of a batch of the tables 't0', 't1' without the backward pass of the one before"
     own = texts.pop(VICTIM)
-    assert own.startswith(
-        f"step 1: rank 1: {left_out} failed: ranks 0, 2, 3 failed in the exchange of grad"
-    ), own
+    in_headers, in_gradients = "failed in the exchange of headers", "the exchange of gradients"
+    assert own.startswith("step 1: rank 1: the exchange of headers failed: "), own
+    assert f"ranks 0, 2, 3 failed in {in_gradients}" in own, own
     for rank, text in texts.items():
-        assert text.startswith(f"step 0: rank {rank}: the exchange of gradients failed: "), text
-        assert f"rank 1 failed in {left_out}" in text, text
+        assert text.startswith(f"step 0: rank {rank}: {in_gradients} failed: "), text
+        assert f"rank 1 {in_headers}" in text, text
 
 
 def test_backward_pass_that_all_ranks_leave_out_is_no_error(pool: RankPool) -> None:
@@ -104,11 +105,13 @@ def test_state_that_one_rank_alone_asks_for_is_an_error_that_says_who_must(
     pool: RankPool, what: str, called: str
 ) -> None:
     texts = pool.run(faults.call_alone, 4, what)
-    alone = f"{called} of the tables 't0', 't1', which gathers tables and so is to be called on every rank,"
+    alone = f"{called} of the tables 't0', 't1'"
     assert texts[1].startswith(f"rank 1: {alone} failed: "), texts[1]
     for rank in (0, 2, 3):
         assert texts[rank].startswith(f"rank {rank}: the exchange of headers failed: "), texts[rank]
-        assert f"rank 1 failed in {alone}" in texts[rank], texts[rank]
+        assert f"rank 1 failed in {alone}" in texts[rank] or f"rank 1 waits in {alone}" in texts[rank], texts[
+            rank
+        ]
 
 
 @pytest.mark.slow
@@ -118,18 +121,15 @@ def test_batch_that_one_rank_cannot_make_is_told_to_those_that_wait_for_it(pool:
     assert wrong in texts[1]
     for rank in (0, 2, 3):
         text = texts[rank]
-        assert text.startswith(f"rank {rank}: the exchange of headers failed: no word from rank"), text
-        assert f"rank 1 had raised InvalidInputError: KeyedJaggedTensor: {wrong}" in text
+        assert text.startswith(f"rank {rank}: the exchange of headers failed: "), text
+        assert f"rank 1 raised InvalidInputError: KeyedJaggedTensor: {wrong}" in text
 
 
 @pytest.mark.slow
-def test_forward_passes_without_backward_passes_meet_rarely_and_training_is_watched_after(
-    pool: RankPool,
-) -> None:
-    for rank, (num_meetings, text) in enumerate(pool.run(faults.evaluate_with_gradients, 4, 40)):
-        assert num_meetings == 5  # after 1, 3, 7, 15 and 31 batches
-        if rank == 1:
-            assert text.startswith("step 2: rank 1: the start of a batch of"), text
+def test_backward_pass_that_one_rank_leaves_out_after_evaluation_is_named(pool: RankPool) -> None:
+    for rank, text in enumerate(pool.run(faults.evaluate_with_gradients, 4)):
+        if rank == VICTIM:
+            assert text.startswith("step 2: rank 1: the exchange of headers failed: "), text
             continue
         # A rank that is to get no gradient from rank 1, which had no id for it, goes on to the next batch's headers.
         in_gradients, in_headers = (
@@ -137,7 +137,7 @@ def test_forward_passes_without_backward_passes_meet_rarely_and_training_is_watc
             for step, what in ((1, "grad"), (2, "headers"))
         )
         assert text.startswith((in_gradients, in_headers)), text
-        assert "rank 1 failed in the start of a batch" in text, text
+        assert re.search(r"ranks? 1.* failed in the exchange of headers", text), text
 
 
 @pytest.mark.parametrize("backend", [pytest.param("fake", marks=pytest.mark.slow), "gloo"])

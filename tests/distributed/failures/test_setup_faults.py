@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from tests.distributed.failures import setup_workers
@@ -28,7 +33,9 @@ def test_rank_that_fails_alone_while_ranks_are_set_up_is_an_error_on_all(pool: R
         if rank == VICTIM:
             assert text.startswith(error), text
         else:
-            told = f"DistributedError: rank {rank}: {what} failed: rank {VICTIM} raised {error}"
+            kind = error.partition(":")[0]
+            kind = kind if kind.endswith(("InputError", "DistributedError")) else "DistributedError"
+            told = f"{kind}: rank {rank}: {what} failed: rank {VICTIM} raised {error}"
             assert text.startswith(told), text
 
 
@@ -41,10 +48,45 @@ def test_group_is_closed_after_a_rank_failed_that_others_waited_for_in_a_collect
     assert all(texts[rank].startswith("RuntimeError: ") for rank in (0, 2)), texts
 
 
+ENDED = "rank 1 ended with KeyError: 'no such column'"
+
+
+def test_error_that_ends_a_process_of_multiprocessing_is_told_to_those_that_wait_for_it(
+    tmp_path: Path,
+) -> None:
+    context = multiprocessing.get_context("forkserver")
+    ours, theirs = context.Pipe()
+    store = str(tmp_path / "store")
+    others = context.Process(target=setup_workers.end_with_an_error, args=(VICTIM, store))
+    own = context.Process(target=setup_workers.send, args=(theirs, setup_workers.end_with_an_error, 0, store))
+    for process in (others, own):
+        process.start()
+    assert ours.poll(120)
+    assert ENDED in ours.recv()
+    for process in (others, own):
+        process.join(60)
+    assert others.exitcode == 1
+
+
 @pytest.mark.slow
-def test_error_that_ends_a_rank_is_told_to_those_that_wait_for_it(pool: RankPool) -> None:
-    text = pool.run(setup_workers.end_with_an_error, 2)[0]
-    assert "rank 1 failed in its program: KeyError: 'no such column'" in text
+def test_error_that_ends_a_program_is_told_to_those_that_wait_for_it(tmp_path: Path) -> None:
+    script = (
+        "import sys; from tests.distributed.failures import setup_workers; "
+        "print(setup_workers.end_with_an_error(int(sys.argv[1]), sys.argv[2]))"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(["", *sys.path])}
+    programs = [
+        subprocess.Popen(
+            [sys.executable, "-c", script, str(rank), str(tmp_path / "store")],
+            env=environment,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    texts = [program.communicate(timeout=200)[0] for program in programs]
+    assert ENDED in texts[0]
+    assert programs[VICTIM].returncode == 1
 
 
 @pytest.mark.parametrize(
@@ -62,14 +104,6 @@ def test_dense_part_that_differs_on_one_rank_is_an_error_that_names_it_on_all(
     texts = set(pool.run(setup_workers.differ_in_the_dense_part, 3, how))
     assert len(texts) == 1
     assert what in texts.pop()
-
-
-def test_dtypes_that_differ_in_a_gathering_are_an_error_on_all_ranks(pool: RankPool) -> None:
-    texts = set(pool.run(setup_workers.gather_different_dtypes, 3))
-    assert texts == {
-        "DistributedError: the ranks gather tensors of different dtypes: ranks 0, 2: torch.float32; "
-        "rank 1: torch.float64"
-    }
 
 
 @pytest.mark.parametrize("fault", [signal.SIGSTOP, signal.SIGKILL], ids=["stopped", "killed"])

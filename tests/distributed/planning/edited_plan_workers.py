@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import time
+from datetime import timedelta
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -20,7 +22,6 @@ from shardwright import (
     ShardingPlan,
 )
 from shardwright.contracts import Proposer
-from shardwright.runtime.ranks import collective_planning
 
 
 def planned(types: list[str]) -> str:
@@ -46,6 +47,15 @@ def train_from(document: str, steps: int) -> dict[str, torch.Tensor]:
     return model.state_dict()
 
 
+def train_on_hosts(document: str, steps: int, local_world_size: int) -> dict[str, torch.Tensor]:
+    """The same, with so many ranks a host."""
+    with mock.patch.dict(os.environ, {"LOCAL_WORLD_SIZE": str(local_world_size)}):
+        return train_from(document, steps)
+
+
+SHORT_S = 4.0  # time-out of the ranks that plan slowly
+
+
 class Slow(Proposer):
     """Proposes the first options again and again, a little later each time."""
 
@@ -68,12 +78,10 @@ class Slow(Proposer):
 
 def plan_slowly(is_interrupted: bool = False, is_broken: bool = False, seconds: float | None = None) -> str:
     """The document that this rank gets, or the error."""
-    collective_planning.BEAT_S = 0.1
     planner = EmbeddingShardingPlanner(proposer=Slow(is_interrupted, is_broken), seconds=seconds)
+    group = dist.new_group(timeout=timedelta(seconds=SHORT_S))
     try:
-        plan = planner.collective_plan(
-            plan_workers.collection(), [EmbeddingBagCollectionSharder()], dist.group.WORLD
-        )
+        plan = planner.collective_plan(plan_workers.collection(), [EmbeddingBagCollectionSharder()], group)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return plan.to_json()

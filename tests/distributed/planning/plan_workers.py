@@ -104,7 +104,7 @@ def plan_json_of_type(name: str) -> str:
         for bits in (16, 32)
     ]
     rule = ParameterConstraints(sharding_types=[name], extras={"cut": True})
-    with installed({"as_asked": as_asked.AsAsked, "moody": as_asked.Moody}[name]()):
+    with installed({"as_asked": as_asked.AsAsked, "forgetful": as_asked.Forgetful}[name]()):
         planner = EmbeddingShardingPlanner(constraints={"*": rule})
         module = EmbeddingBagCollection(device=torch.device("meta"), tables=tables)
         try:

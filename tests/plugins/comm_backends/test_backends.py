@@ -75,7 +75,6 @@ def test_nccl_connects_and_serves_cuda(nccl_group: object) -> None:
     env.communicator.all_to_all(output, torch.ones(3, device="cuda"), [3], [3]).wait()
     assert output.tolist() == [1, 1, 1]
     assert env.communicator.broadcast_object({"a": 1}) == {"a": 1}
-    assert [item.tolist() for item in env.communicator.all_gather(torch.ones(2, device="cuda"))] == [[1, 1]]
 
 
 @pytest.mark.gpu

@@ -1,4 +1,4 @@
-"""``fused_triton`` and ``quant_triton`` in processes of their own: interpreted, compiled for devices, and on one."""
+"""``fused_triton`` in processes of its own: interpreted, compiled for devices, and on one."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -17,11 +18,10 @@ from shardwright.contracts.compute_kernel import KernelRequest
 from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright.planning.tables.spec import DataType
 
-CHECKS = [f"tests/plugins/compute_kernels/{name}.py" for name in ("triton_checks", "quant_triton_checks")]
+CHECKS = "tests/plugins/compute_kernels/triton_checks.py"
 QUICK = (
     "asking_the_host or (any_optimizer and ftrl and MEAN) or gradients_of_weights or few_ids or three_launches or "
-    "widths or without_ids or FP16--3.0 or (sharded and MEAN) or (runs and small and row_wise_adagrad-FP32-columns) or "
-    "quantised_widths or quantised_sequences or (quantised_sums and True)"
+    "widths or without_ids or FP16--3.0 or (sharded and MEAN) or (runs and small and row_wise_adagrad-FP32-columns)"
 )
 
 
@@ -39,7 +39,7 @@ def run(*command: str, interpret: bool) -> str:
     return done.stdout
 
 
-def check(*which: str, interpret: bool) -> None:
+def check(*which: str, interpret: bool, checks: str = CHECKS) -> None:
     """Run some of the checks; whatever Triton itself warns of is not theirs."""
     run(
         "-m",
@@ -50,16 +50,17 @@ def check(*which: str, interpret: bool) -> None:
         "no:cacheprovider",
         "-m",
         "slow or not slow",
-        *CHECKS,
+        checks,
         *which,
         interpret=interpret,
     )
 
 
-def launches_for(capability: int, num_cases: int) -> list[dict[str, Any]]:
+def launches_for(
+    capability: int, num_cases: int, module: str = "tests.plugins.compute_kernels.triton_compile"
+) -> list[dict[str, Any]]:
     """What was compiled for a device of that compute capability."""
     pytest.importorskip("triton")
-    module = "tests.plugins.compute_kernels.triton_compile"
     lines = run("-m", module, str(capability), str(num_cases), interpret=False).splitlines()
     return [json.loads(line) for line in lines]
 
@@ -81,7 +82,6 @@ def test_kernels_compile_to_machine_code_without_a_device() -> None:
     assert {line["kernel"] for line in found} == {
         "list_ids",
         "look_up",
-        "look_up_rows",
         "sort_few",
         "update_chunks",
         "update_long_runs",
@@ -92,31 +92,35 @@ def test_kernels_compile_to_machine_code_without_a_device() -> None:
     assert all(
         "ld128" in line["accesses"] for line in found if line["kernel"] in ("look_up", "update_chunks")
     )
-    # Four INT8 columns are read at once, and four results are written.
-    (served,) = (line["accesses"] for line in found if line["kernel"] == "look_up_rows")
-    assert "ld8" not in served
-    assert "st128" in served
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("capability", [80, 90])
 def test_kernels_of_all_cases_compile_to_machine_code(capability: int) -> None:
     found = launches_for(capability, 99)
-    assert len(found) == 61
+    assert len(found) == 56
     assert all(line["has_machine_code"] and line["rounds_to_nearest"] for line in found)
 
 
 def test_batches_whose_payload_begins_elsewhere_are_compiled_once() -> None:
     """Triton compiles anew for each mix of pointers that are multiples of 16, which costs a second in mid-training."""
     pytest.importorskip("triton")
-    told = run("-c", _LOOSE, interpret=False).split()
-    assert told == ["list_ids", "look_up", "look_up_rows", "update_chunks"]
+    modules = {"list_ids": FUSED, "look_up": FUSED, "update_chunks": FUSED}
+    assert loose_kernels(modules) == list(modules)
+
+
+FUSED = "shardwright_plugins.compute_kernels.fused_triton._kernels"
+
+
+def loose_kernels(modules: Mapping[str, str]) -> list[str]:
+    """Kernels, by their modules, that are not compiled anew for other alignments of a batch's payload."""
+    return run("-c", _LOOSE, json.dumps(modules), interpret=False).split()
 
 
 _LOOSE = """
-from shardwright_plugins.compute_kernels.fused_triton import _kernels as trained
-from shardwright_plugins.compute_kernels.quantized import _triton_kernels as served
-for kernel in (trained.list_ids, trained.look_up, served.look_up_rows, trained.update_chunks):
+import importlib, json, sys
+for name, module in json.loads(sys.argv[1]).items():
+    kernel = getattr(importlib.import_module(module), name)
     own = {"ids", "id_weights", "lengths", "cells"} & set(kernel.arg_names)
     loose = {one.name for one in kernel.params if one.do_not_specialize_on_alignment}
     if own and own == loose:
@@ -170,14 +174,3 @@ def test_without_fbgemm_plans_for_cuda_take_triton(monkeypatch: pytest.MonkeyPat
     assert planned("cuda") == "fused"
     monkeypatch.setattr(fused, "_missing", lambda _: "FBGEMM is not installed")
     assert planned("cuda") == "fused_triton"
-
-
-@pytest.mark.parametrize(("precision", "kernel"), [("INT8", "quant_fbgemm"), ("FP8", "quant_triton")])
-def test_served_tables_on_cuda_take_triton_where_fbgemm_has_not_the_precision(
-    monkeypatch: pytest.MonkeyPatch, precision: str, kernel: str
-) -> None:
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    topology = sw.Topology(world_size=2, compute_device="cuda")
-    planner = sw.EmbeddingShardingPlanner(topology=topology, objective="serving")
-    table = sw.TableSpec("t", 1000, 64, data_type=precision, optimizer=None, is_frozen=True)
-    assert planner.plan_tables([table]).plan[""]["t"].compute_kernel == kernel

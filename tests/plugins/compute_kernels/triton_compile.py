@@ -11,7 +11,7 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -26,7 +26,6 @@ from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright_plugins.compute_kernels.fused_triton import _kernels as kernels
 from shardwright_plugins.compute_kernels.fused_triton._geometry import Tiles
 from shardwright_plugins.compute_kernels.fused_triton._lookup import FusedTritonLookup
-from shardwright_plugins.compute_kernels.quantized._triton_lookup import QuantTritonLookup
 
 Launch = tuple[Any, tuple[Any, ...], dict[str, Any]]
 CASES = [
@@ -38,14 +37,6 @@ CASES = [
     ("row_wise_adagrad", "FP16", (256, 256), (64, 128), True, False, False, torch.int64),
     ("adam", "FP16", (1, 1), None, True, True, True, torch.int32),
     ("adagrad", "BF16", (3, 4096), None, True, False, True, torch.int32),
-]
-SERVED_CASES = [
-    # precision, dims, pooled, weighted
-    ("INT8", (64, 128), True, True),
-    ("INT4", (20, 7), True, False),
-    ("INT2", (16, 16), False, False),
-    ("FP8", (64, 1024), True, True),
-    ("FP16", (64, 8), True, False),
 ]
 
 
@@ -82,29 +73,6 @@ def launches(case: tuple[Any, ...]) -> list[Launch]:
         lookup.backward(saved, out)
         lookup.tiles = evolve(lookup.tiles, few=batch.as_bags(torch.device("cpu")).ids.numel())
         lookup.backward(lookup.prepare(batch.as_bags(torch.device("cpu"))), out)
-    return seen
-
-
-def served_launches(case: tuple[Any, ...]) -> list[Launch]:
-    """What a lookup in quantised tables would launch."""
-    precision, dims, is_pooled, is_weighted = case
-    rule: dict[str, Any] = {"data_type": precision, "optimizer": None, "is_frozen": True}
-    blocks = [block_spec(5, dim, slots=2, pooling="SUM" if is_pooled else "NONE", **rule) for dim in dims]
-    cpu, seen = torch.device("cpu"), list[Launch]()
-    lookup = QuantTritonLookup(blocks, device=cpu)
-    tiles = Tiles.of(torch.device("cuda"), lookup.geometry.num_columns)
-    lookup = QuantTritonLookup(blocks, device=cpu, tiles=tiles)
-    lookup.warps = {"num_warps": tiles.warps}
-    batch = (
-        draw_batch(blocks, (30, 20), is_weighted=is_weighted)
-        if is_pooled
-        else draw_sequences(blocks, 2, max_ids=80)
-    )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            kernels, "launch", lambda kernel, _, __, *args, **consts: seen.append((kernel, args, consts))
-        )
-        lookup.forward(batch.as_bags(cpu), training=False)
     return seen
 
 
@@ -145,12 +113,11 @@ def accesses(ptx: str) -> dict[str, int]:
     return dict(Counter(f"{kind}{int(vector or 1) * int(bits)}" for kind, vector, bits in found))
 
 
-def told(capability: int, num_cases: int) -> Iterator[dict[str, Any]]:
-    trained, served = CASES[:num_cases], SERVED_CASES[:num_cases]
-    for number, made_by, case in [
-        *((number, launches, case) for number, case in enumerate(trained)),
-        *((number, served_launches, case) for number, case in enumerate(served)),
-    ]:
+def told(
+    capability: int, made_by: Callable[[tuple[Any, ...]], list[Launch]], cases: Sequence[tuple[Any, ...]]
+) -> Iterator[dict[str, Any]]:
+    """A line for each launch of some cases."""
+    for number, case in enumerate(cases):
         for launch in made_by(case):
             made = compiled(launch, capability)
             yield {
@@ -163,5 +130,5 @@ def told(capability: int, num_cases: int) -> Iterator[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    for line in told(int(sys.argv[1]), int(sys.argv[2])):
+    for line in told(int(sys.argv[1]), launches, CASES[: int(sys.argv[2])]):
         print(json.dumps(line))

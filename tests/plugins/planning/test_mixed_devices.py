@@ -24,6 +24,7 @@ from shardwright.planning.report.compare import compare_plans
 from shardwright.planning.search.placement import propose
 from shardwright.planning.tables.constraints import ParameterConstraints
 from shardwright.planning.tables.spec import TableSpec
+from shardwright_plugins.proposers.proving.effort import Effort
 
 MIXED = ["cuda", "cuda", "cpu"]
 COLD = [TableSpec(f"cold_{i}", 50_000_000, 64, ("f",)) for i in range(2)]
@@ -103,7 +104,7 @@ def test_mixed_plans_are_as_good_as_the_best_of_all_and_bounds_no_better(rows, h
     plan, report = planned(tables, ranks, constraints=types, objective=objective)
     if objective == "serving":  # without a reservation there is the same room
         assert (report.space.capacity_bytes == ranks.capacity_bytes).all()
-    assert report.plan.value_ms == pytest.approx(best, rel=1e-6)
+    assert best * (1 - 1e-9) <= report.plan.value_ms <= best * (1 + Effort().fine)
     assert report.plan.proven.bound_ms <= best * (1 + 1e-9)
     found = check_plan(ShardingPlan.from_json(plan.to_json()))
     assert not found.problems
@@ -124,7 +125,9 @@ def test_cold_tables_are_on_cpus_and_hot_ones_on_devices(objective, estimator):
     tiers = planner.report.space.tiers
     assert not used[2, tiers.index("hbm")]
     assert not used[:2, tiers.index("cpu_ddr")].any()
-    assert used[2, tiers.index("cpu_ddr")] > sum(table.weight_bytes for table in COLD)
+    assert used[2, tiers.index("cpu_ddr")] > sum(
+        4 * table.num_embeddings * table.embedding_dim for table in COLD
+    )
 
 
 def test_kernels_run_on_the_device_of_the_rank():
@@ -173,7 +176,7 @@ def test_document_says_the_device_of_each_rank_and_sees_a_shard_on_the_wrong_one
     moved = ShardingPlan.from_json(json.dumps(document))
     problems = check_plan(moved).problems
     assert any("cold_0" in problem and "no option" in problem for problem in problems)
-    assert compare_plans(plan, moved).moved_bytes == COLD[0].weight_bytes
+    assert compare_plans(plan, moved).moved_bytes == 4 * COLD[0].num_embeddings * COLD[0].embedding_dim
 
 
 def test_document_may_leave_the_memory_of_devices_to_be_assumed():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import shardwright as sw
-from shardwright.planning.plan.plan import ranks_text
+from shardwright.planning.plan.sharding import ranks_text
 
 TABLES = [sw.TableSpec(name, 100, 8, [name]) for name in ("copied", "cut", "whole", "hot")]
 RULES = {

@@ -7,10 +7,9 @@ import json
 import attrs
 import numpy as np
 import pytest
+from tests.own_rows import SCALE, Bringing, OwnRows, kernel_of
 from tests.plugins.planning.test_cli_plan import run
 
-from shardwright import hookimpl
-from shardwright.contracts import ComputeKernel
 from shardwright.errors import InvalidInputError, NoPlanError, PlanningError
 from shardwright.host import PluginHost, use_host
 from shardwright.planning.machines.reservations import StorageReservation
@@ -20,7 +19,6 @@ from shardwright.planning.planner import TablePlanner
 from shardwright.planning.report.check import check_plan
 from shardwright.planning.tables.constraints import ParameterConstraints
 from shardwright.planning.tables.optimizers import STILL, OptimizerSpec
-from shardwright.planning.tables.quantized import has_header, stored_row_bytes
 from shardwright.planning.tables.spec import TableSpec
 
 MIB = 1 << 20
@@ -57,7 +55,7 @@ def test_serving_holds_no_optimizer_state():
         made = planner(alone, objective=objective, constraints=TWO)
         made.plan_tables(BIG)
         used[objective] = int(made.report.plan.used_bytes.sum())
-    weights = sum(table.weight_bytes for table in BIG)
+    weights = sum(4 * table.num_embeddings * table.embedding_dim for table in BIG)
     assert weights <= used["serving"] < weights + MIB
     assert used["largest_rank_time"] > 3 * weights  # adam has two values an element
 
@@ -95,7 +93,7 @@ def test_serving_keeps_free_what_inference_does():
 
 
 def test_serving_with_a_reservation_of_ones_own_keeps_its_dense_tensors_free():
-    weights = sum(table.weight_bytes for table in BIG)
+    weights = sum(4 * table.num_embeddings * table.embedding_dim for table in BIG)
     alone = Topology(1, "cpu", ddr_cap=weights + 64 * MIB)
     planner(alone, storage_reservation=StorageReservation(fixed_bytes=32 * MIB), constraints=TWO).plan_tables(
         BIG
@@ -150,57 +148,32 @@ def test_command_plans_for_serving_and_checks_it(tmp_path):
     assert "proven" in run("check", document).stdout
 
 
-class ServedRows(ComputeKernel):
-    """A third party's kernel of quantised rows, which only looks up."""
-
-    name, trains, preference = "served_rows", False, 5
-
-    def supports(self, request):
-        return True if has_header(request.data_type) else f"{request.data_type.value} is not quantised"
-
-    def memory_bytes(self, request, num_rows):
-        return {"device": num_rows * stored_row_bytes(request.data_type, request.num_columns)}
-
-    def build(self, blocks, *, device):
-        raise NotImplementedError
-
-
-class ServedPlugin:
-    @hookimpl
-    def shardwright_compute_kernels(self):
-        return [ServedRows]
-
-
-QUANTIZED = {"*": ParameterConstraints(pooling_factors=[2.0], compute_kernels=["served_rows"])}
-
-
 @pytest.fixture
-def served_rows():
-    with use_host(PluginHost(plugins={"served": ServedPlugin()})):
+def own_rows():
+    kernels = [kernel_of(OwnRows(f"OWN{bits}", bits), f"own_{bits}") for bits in (8, 4, 2)]
+    with use_host(PluginHost(plugins={"own": Bringing(*kernels)})):
         yield
 
 
-@pytest.mark.parametrize(
-    ("data_type", "row_bytes"), [("INT8", 64 + 4), ("INT4", 32 + 4), ("INT2", 16 + 4), ("FP8", 64 + 4)]
-)
-@pytest.mark.usefixtures("served_rows")
+@pytest.mark.parametrize(("data_type", "row_bytes"), [("OWN8", 64), ("OWN4", 32), ("OWN2", 16)])
+@pytest.mark.usefixtures("own_rows")
 @pytest.mark.parametrize("storage", ["weights_and_buffers", "torchrec_storage"])
-def test_quantized_tables_take_the_bytes_of_their_rows_with_scale_and_bias(data_type, row_bytes, storage):
+def test_tables_of_a_row_format_take_the_bytes_of_its_rows(data_type, row_bytes, storage):
     tables = [attrs.evolve(table, data_type=data_type) for table in BIG]
-    made = planner(Topology(1, "cpu"), constraints=QUANTIZED, storage_estimator=storage)
+    made = planner(Topology(1, "cpu"), constraints=TWO, storage_estimator=storage)
     plan = made.plan_tables(tables)
-    rows = sum(table.num_embeddings for table in tables)
-    assert rows * row_bytes <= made.report.plan.used_bytes.sum() < rows * row_bytes + MIB
-    assert {one.compute_kernel for one in plan.plan[""].values()} == {"served_rows"}
+    stored = sum(table.num_embeddings for table in tables) * (SCALE + row_bytes)
+    assert stored <= made.report.plan.used_bytes.sum() < stored + MIB
+    assert {one.compute_kernel for one in plan.plan[""].values()} == {f"own_{data_type[3:]}"}
     assert not check_plan(ShardingPlan.from_json(plan.to_json())).problems
 
 
-@pytest.mark.usefixtures("served_rows")
+@pytest.mark.usefixtures("own_rows")
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_fewer_bits_are_looked_up_in_no_more_time_and_results_are_floats(estimator):
-    alone = {"*": attrs.evolve(QUANTIZED["*"], sharding_types=["table_wise"])}
+    alone = {"*": attrs.evolve(TWO["*"], sharding_types=["table_wise"])}
     forward, travelled = [], []
-    for data_type in ("INT8", "INT4", "INT2"):
+    for data_type in ("OWN8", "OWN4", "OWN2"):
         tables = [attrs.evolve(table, data_type=data_type, embedding_dim=256) for table in BIG]
         made = planner(Topology(3, "cpu"), constraints=alone, estimator=estimator)
         made.plan_tables(tables)
@@ -212,16 +185,22 @@ def test_fewer_bits_are_looked_up_in_no_more_time_and_results_are_floats(estimat
     assert travelled == [travelled[0]] * 3
 
 
-@pytest.mark.usefixtures("served_rows")
-def test_quantized_tables_cannot_be_planned_for_training():
-    tables = [attrs.evolve(table, data_type="INT8") for table in BIG]
+@pytest.mark.usefixtures("own_rows")
+def test_tables_of_a_row_format_cannot_be_planned_for_training():
+    tables = [attrs.evolve(table, data_type="OWN8") for table in BIG]
     with pytest.raises(PlanningError, match=r"no option is left.* plan with objective='serving'"):
         planner(objective="largest_rank_time").plan_tables([*tables, *HOT])
-    assert planner(constraints=TWO).plan_tables(tables).plan[""]["big_0"].compute_kernel == "served_rows"
+    assert planner(constraints=TWO).plan_tables(tables).plan[""]["big_0"].compute_kernel == "own_8"
+
+
+@pytest.mark.usefixtures("own_rows")
+def test_data_type_that_no_kernel_brings_is_refused_with_those_that_are_read():
+    with pytest.raises(PlanningError, match=r"'own_8': it reads no rows of OWN3, but of OWN8"):
+        planner().plan_tables([attrs.evolve(HOT[0], data_type="OWN3")])
 
 
 def test_table_that_is_frozen_already_is_served_as_it_is():
-    quantized = TableSpec("t", 10, 8, data_type="INT8").served()
+    quantized = TableSpec("t", 10, 8, data_type="OWN8").served()
     assert (quantized.optimizer, quantized.is_frozen) == (None, True)
     halves = attrs.evolve(quantized, data_type="FP16")
     assert halves.served() == halves

@@ -126,8 +126,10 @@ def test_no_gradient_travels_for_frozen_tables() -> None:
 
 
 def test_frozen_table_that_is_to_be_trained_later_is_an_error_on_all_ranks() -> None:
+    whole = Model()
+
     def run(env: Any) -> str:
-        model = sharded(Model(), env, "table_wise")
+        model = sharded(whole, env, "table_wise")
         model.module.frozen.requires_grad_(True)
         try:
             model(features(0, env.rank))

@@ -6,13 +6,15 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import strategies as st
+from tests.drawn import drawn
 from tests.plugins.built_in import built_in
 from tests.plugins.compute_kernels.loops import skip_unless_here
 from torch import Tensor
 
 import shardwright as sw
 from shardwright.runtime.step.backward import weight_gradients as backward
-from shardwright_testing.equality.cases import VARIABLE, Case, Table, shardings_of
+from shardwright_testing.equality.cases import BATCHES, VARIABLE, Case, Table, shard_case, shardings_of
 from shardwright_testing.simulated import run_simulated
 
 STEPS, RATE, LONGEST = 3, 0.1, 4
@@ -103,7 +105,9 @@ def train_rank(
     return outputs, positions, sharded.state_dict()
 
 
-def check(own: Case, still: tuple[str, ...] = (), update: str = "in_backward") -> None:
+def check(
+    own: Case, still: tuple[str, ...] = (), update: str = "in_backward", *, has_moved: bool = True
+) -> None:
     outputs, positions, weights = train_unsharded(own, still)
     module = frozen(own.module_to_shard(), still)
     ranks = run_simulated(
@@ -116,7 +120,9 @@ def check(own: Case, still: tuple[str, ...] = (), update: str = "in_backward") -
         torch.testing.assert_close(found_positions, positions, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(found_weights, weights, rtol=1e-4, atol=1e-4)
     first = start(own)
-    assert all(not torch.equal(positions[name], first[name]) for name in ("a", "b", "c"))  # it trained at all
+    assert not has_moved or all(
+        not torch.equal(positions[name], first[name]) for name in ("a", "b", "c")
+    )  # it trained at all
 
 
 TYPES = built_in("sharding_types")
@@ -145,6 +151,28 @@ def test_weights_of_ids_train_where_tables_are_frozen(kind: str, still: tuple[st
     check(case(kind, "fused_numba", (3, 2)), still)
 
 
+@pytest.mark.parametrize("still", [(), ("t0",)], ids=["trained", "frozen"])
+@pytest.mark.parametrize("kind", ["table_wise", "table_row_wise"])
+def test_weights_of_ids_train_where_ranks_have_no_block(kind: str, still: tuple[str, ...]) -> None:
+    table = Table(20, 8, ("a", "b", "c"), "SUM", kind, "fused_numba")
+    check(Case((table,), (3, 2, 4, 1), is_weighted=True, local_world_size=2), still)
+
+
+@pytest.mark.parametrize("kind", ["row_wise", "data_parallel"])
+def test_weights_of_a_batch_of_no_examples_get_a_gradient(kind: str) -> None:
+    own = Case((Table(20, 8, ("a",), "SUM", kind, "fused_torch"),), (0,), is_weighted=True)
+    weights = torch.ones(1, requires_grad=True)  # of a feature that no table asks for
+    batch = sw.KeyedJaggedTensor(
+        keys=["a", "unused"],
+        values=torch.tensor([3]),
+        lengths=torch.tensor([1]),
+        weights=weights,
+        stride_per_key_per_rank=[[0], [1]],
+    )
+    run_simulated(lambda env: shard_case(own, env, own.module())(batch).values().sum().backward(), 1)
+    assert torch.equal(weights.grad, torch.zeros(1))
+
+
 def test_weights_of_ids_train_where_tables_are_updated_in_the_step() -> None:
     own = case("column_wise", "fused_numba", (3, 2))
     check(own, update="in_step")
@@ -153,3 +181,32 @@ def test_weights_of_ids_train_where_tables_are_updated_in_the_step() -> None:
 def test_rows_are_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backward, "_ON_HOST", 20)  # two rows of 8 columns at once, five of 4
     check(case("row_wise", "fused_torch", (3, 2)))
+
+
+@st.composite
+def drawn_cases(draw: st.DrawFn) -> tuple[Case, tuple[str, ...], str]:
+    """Tables on some of the ranks of one host or several, some of them frozen, and when they are updated."""
+    hosts, local = draw(st.sampled_from([(1, 1), (1, 2), (2, 1), (2, 2), (2, 2), (3, 1)]))
+    table = st.builds(
+        Table,
+        rows=st.integers(1, 9),
+        dim=st.sampled_from([1, 4, 6]),
+        features=st.lists(st.sampled_from("abc"), min_size=1, max_size=2, unique=True).map(tuple),
+        pooling=st.sampled_from(["SUM", "MEAN"]),
+        sharding_type=st.sampled_from(TYPES),
+        kernel=st.sampled_from(["fused_torch", "fused_numba", "dense"]),
+        variant=st.integers(0, 3),
+        offset=st.integers(0, 3),
+    )
+    tables = draw(st.lists(table, min_size=1, max_size=3))
+    sizes = draw(st.lists(st.integers(0, 3), min_size=hosts * local, max_size=hosts * local))
+    kinds = draw(st.permutations([*BATCHES, VARIABLE]))
+    case = Case(tables, sizes, is_weighted=True, batches=kinds, local_world_size=local)
+    still = tuple(f"t{index}" for index in range(len(tables)) if draw(st.integers(0, 3)) == 0)
+    return case, still, draw(st.sampled_from(["in_backward", "in_step"]))
+
+
+@drawn(drawn_cases(), quick=12, thorough=400)
+def test_weights_of_ids_train_as_unsharded_wherever_blocks_are(drawn_case: Any) -> None:
+    case, still, update = drawn_case
+    check(case, still, update, has_moved=False)

@@ -231,6 +231,29 @@ def test_one_norm_over_all_ranks_clips_as_in_one_process(
     assert min(expected) > most  # they were clipped
 
 
+@pytest.mark.parametrize("kernel", ["fused_torch", "dense"])
+def test_norm_is_over_the_ranks_of_its_own_model_on_a_rank_without_tables_of_it(kernel: str) -> None:
+    table = tables_of("table_wise", kernel)[0]
+    case = Case([table], (3, 4), "sgd")  # on rank 0 alone
+    module = case.module_to_shard()
+    other = Case([table], (4,), "sgd")
+
+    def run(env: ShardingEnv) -> tuple[float, int]:
+        model = shard(case, env, module)
+        later = shard(other, ShardingEnv.local(device_type="cpu"), other.module_to_shard())
+        backward(case, model, 0, env.rank)
+        norm = float(clip_grad_norm_(model.parameters(), 1e6))
+        del later
+        return norm, sum(own.numel() for own in model.parameters())
+
+    norms, sizes = zip(*run_simulated(run, case.world_size), strict=True)
+    one = OneProcess(case)
+    one.gradients(0)
+    expected = float(torch.nn.utils.clip_grad_norm_(one.module.parameters(), 1e6))
+    assert norms == (pytest.approx(expected), pytest.approx(expected))
+    assert sizes[1] == 0
+
+
 def alone(update: str = "in_step", optimizer: str = "sgd") -> tuple[Case, Any]:
     case = Case(tables_of("row_wise", "fused_torch"), (4,), optimizer)
     return case, shard(case, ShardingEnv.local(device_type="cpu"), case.module_to_shard(), update)
@@ -259,6 +282,7 @@ def test_kept_gradient_is_the_unsharded_one_and_changed_in_place() -> None:
     before = {name: value.clone() for name, value in model.state_dict().items()}
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(parameter.grad.to_dense(), one.parameters[name].grad, **TOLERANCE)
+        parameter.grad /= 2
         parameter.grad._values().zero_()
     model.fused_optimizer.step()
     torch.testing.assert_close(dict(model.state_dict()), before, rtol=0, atol=0)
@@ -313,6 +337,27 @@ def test_gradients_of_cut_columns_that_keep_whole_rows_are_not_changed_in_place(
         UnsupportedError, match="was changed in place, but this rank keeps that of whole rows"
     ):
         model.fused_optimizer.step()
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "row_wise_adagrad", "adam"])
+@pytest.mark.parametrize("sharding_type", ["row_wise", "column_wise", "data_parallel"])
+def test_gradients_zeroed_in_place_are_those_of_the_passes_after_it(
+    sharding_type: str, optimizer: str
+) -> None:
+    case = Case(tables_of(sharding_type, "fused_torch"), SIZES, optimizer)
+
+    def step(model: Any, env: ShardingEnv, number: int) -> None:
+        backward(case, model, 2 * number, env.rank)
+        model.zero_grad(set_to_none=False)
+        backward(case, model, 2 * number + 1, env.rank)
+        model.fused_optimizer.step()
+        model.zero_grad(set_to_none=False)
+
+    one = OneProcess(case)
+    for number in range(STEPS):
+        one.gradients(2 * number + 1)
+        one.optimizer.step()
+    one.assert_equals(train(case, step))
 
 
 def train_two_towers(

@@ -17,8 +17,9 @@ _DTYPES = {
     "INT4": torch.quint4x2,
     "INT2": torch.quint2x4,
 }
+_BITS = {"FP32": 32, "FP16": 16, "BF16": 16, "INT8": 8, "UINT8": 8, "FP8": 8, "INT4": 4, "INT2": 2}
 
-DATA_TYPE_NUM_BITS: dict[sw.DataType, int] = {kind: kind.bits for kind in sw.DataType}
+DATA_TYPE_NUM_BITS: dict[sw.DataType, int] = {sw.DataType(name): bits for name, bits in _BITS.items()}
 """Data type -> bits of an element."""
 
 
@@ -35,5 +36,5 @@ def dtype_to_data_type(dtype: torch.dtype) -> sw.DataType:
     """
     for name, known in _DTYPES.items():
         if known == dtype:
-            return sw.DataType[name]
+            return sw.DataType(name)
     raise sw.InvalidInputError(f"no table is of {dtype}. Known: {', '.join(map(str, _DTYPES.values()))}.")

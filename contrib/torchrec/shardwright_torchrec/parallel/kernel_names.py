@@ -97,12 +97,19 @@ def fused_kernels() -> list[str]:
 def _fused_kernels(plugins: PluginHost) -> list[str]:
     kernels = plugins.compute_kernels
     some = sw.KernelRequest(
-        "cpu", sw.DataType.FP32, embedding_dim=4, num_columns=4, optimizer=sw.OptimizerSpec("sgd", 0.1)
+        "cpu",
+        sw.DataType.FP32,
+        embedding_dim=4,
+        num_columns=4,
+        optimizer=sw.OptimizerSpec("sgd", 0.1),
+        on_this_machine=False,
     )
+    trained = [some, attrs.evolve(some, device="cuda")]
     found = []
     for name in kernels.names:
         kernel = kernels.create(name)
-        if kernel.trains and kernel.fuses_optimizer and not kernel.takes_any_id:
+        trains = any(kernel.supports(request) is True for request in trained)
+        if trains and kernel.fuses_optimizer and not kernel.takes_any_id:
             tiers = {tier for tier, size in kernel.memory_bytes(some, 1).items() if size}
             found += [name] if tiers == {"device"} else []
     return sorted(found, key=lambda name: -kernels.create(name).preference)

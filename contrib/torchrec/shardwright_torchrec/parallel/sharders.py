@@ -29,11 +29,15 @@ _OF_SCRIPT = sw.OptimizerSpec(is_assumed=True)
 class _AsInTorchRec(sw.ModuleSharder):
     """A sharder that takes FBGEMM's settings, and leaves replicated tables without an optimizer to the script's.
 
+    Weights are rank 0's.
+
     Args:
         fused_params: settings, under FBGEMM's names too.
         qcomm_codecs_registry: see `shardwright.ModuleSharder`.
         further: further arguments of `shardwright.ModuleSharder`.
     """
+
+    sync_module_states = True  # TorchRec cuts each rank's shards out of that rank's module
 
     def __init__(
         self, fused_params: Mapping[str, Any] | None = None, qcomm_codecs_registry: Any = None, **further: Any

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import shardwright as sw
+from shardwright_torchrec.modules.embedding_configs import DATA_TYPE_NUM_BITS
 from shardwright_torchrec.parallel.constraints import bent, check_precisions
 from shardwright_torchrec.parallel.kernel_names import FUSED, named
 from shardwright_torchrec.parallel.sharders import get_default_sharders
@@ -132,7 +133,7 @@ class EmbeddingShardingPlanner(sw.EmbeddingShardingPlanner):
     def _why(self, module: Any, sharders: Sequence[Any]) -> PlannerErrorType:
         """The reason why there is no plan: the tables' weights alone are too much for all ranks, or anything else."""
         topology = self._told["topology"]
-        weights = sum(table.weight_bytes for table in tables_of(module, sharders))
+        weights = sum(_weight_bytes(table) for table in tables_of(module, sharders))
         if topology is not None and weights > int(topology.capacity_bytes.sum()):
             return PlannerErrorType.INSUFFICIENT_STORAGE
         return PlannerErrorType.STRICT_CONSTRAINTS
@@ -155,6 +156,11 @@ class EmbeddingShardingPlanner(sw.EmbeddingShardingPlanner):
                 **{**self._told, "topology": space.topology},
             )
         return told
+
+
+def _weight_bytes(table: sw.TableSpec) -> int:
+    bits = DATA_TYPE_NUM_BITS.get(table.data_type, 32)
+    return table.num_embeddings * -(-table.embedding_dim * bits // 8)
 
 
 def _asked_by(sharders: Sequence[Any], module: Any, plan: sw.ShardingPlan) -> set[str]:

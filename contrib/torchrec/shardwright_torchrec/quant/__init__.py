@@ -1,8 +1,10 @@
-"""Quantised tables for serving, under TorchRec's names; what they are is in `shardwright` itself."""
+"""Quantised tables for serving, under TorchRec's names; what they are is in `shardwright_serving`."""
 
 from __future__ import annotations
 
-from shardwright import QuantizedRows, quantize_rows
+from shardwright_serving import QuantizedRows, quantize_rows
+from shardwright_serving.scripting import Tracer, symbolic_trace
+
 from shardwright_torchrec.quant.collections import (
     QuantConfig,
     QuantEmbeddingBagCollection,
@@ -18,7 +20,6 @@ from shardwright_torchrec.quant.sharding import (
     QuantEmbeddingCollectionSharder,
     shard_modules,
 )
-from shardwright_torchrec.quant.tracing import Tracer, symbolic_trace
 
 __all__ = [
     "QuantConfig",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, Self
 
+import shardwright_serving as serving
 import torch
 from torch import nn
 
@@ -11,7 +12,7 @@ import shardwright as sw
 
 __all__ = ["QuantConfig", "QuantEmbeddingBagCollection", "QuantEmbeddingCollection", "QuantizedCollection"]
 
-QuantizedCollection = sw.QuantEmbeddingBagCollection | sw.QuantEmbeddingCollection
+QuantizedCollection = serving.QuantEmbeddingBagCollection | serving.QuantEmbeddingCollection
 """Every collection of quantised tables."""
 
 WEIGHT_TYPES: dict[torch.dtype, str] = {
@@ -35,7 +36,7 @@ class QuantConfig(NamedTuple):
     per_table_weight_dtype: dict[str, torch.dtype] | None = None
 
 
-class QuantEmbeddingBagCollection(sw.QuantEmbeddingBagCollection):
+class QuantEmbeddingBagCollection(serving.QuantEmbeddingBagCollection):
     """`EmbeddingBagCollection` with quantised rows."""
 
     @classmethod
@@ -44,7 +45,7 @@ class QuantEmbeddingBagCollection(sw.QuantEmbeddingBagCollection):
         return quantized(module, cls)
 
 
-class QuantEmbeddingCollection(sw.QuantEmbeddingCollection):
+class QuantEmbeddingCollection(serving.QuantEmbeddingCollection):
     """`EmbeddingCollection` with quantised rows."""
 
     @classmethod
@@ -71,7 +72,7 @@ def quantized(module: Any, kind: type[Any]) -> Any:
         )
     _check_types(module, config)
     own = getattr(config, "per_table_weight_dtype", None) or {}
-    made = sw.quantize_embeddings(
+    made = serving.quantize_embeddings(
         module,
         WEIGHT_TYPES[config.weight().dtype],
         per_table={table: WEIGHT_TYPES[dtype] for table, dtype in own.items()},

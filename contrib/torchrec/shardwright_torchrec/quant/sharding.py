@@ -6,6 +6,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+import shardwright_serving as serving
 import torch
 from attrs import evolve
 from torch import nn
@@ -30,7 +31,7 @@ __all__ = [
 
 KERNEL = "quant"
 """What plans call the kernel of quantised tables: TorchRec's name."""
-PlacedCollection = sw.PlacedQuantEmbeddingBagCollection | sw.PlacedQuantEmbeddingCollection
+PlacedCollection = serving.PlacedQuantEmbeddingBagCollection | serving.PlacedQuantEmbeddingCollection
 """Every collection that is cut."""
 
 
@@ -64,7 +65,7 @@ class QuantizedSharder:
         """
         own = {name: _with_preferred_kernel(one) for name, one in params.items()}
         plan = sw.ShardingPlan({"": sw.EmbeddingModuleShardingPlan(own)})
-        return sw.shard_for_serving(module, plan, devices=[device or module.device], inplace=True)
+        return serving.shard_for_serving(module, plan, devices=[device or module.device], inplace=True)
 
 
 def _with_preferred_kernel(sharding: sw.ParameterSharding) -> sw.ParameterSharding:

@@ -15,14 +15,11 @@ def _most(name: str) -> int:
 
 
 MOST_DOCUMENT_BYTES: Final = _most("document_bytes")
-MOST_DOCUMENT_VALUES: Final = _most("document_values")
 MOST_NESTING: Final = _most("nesting")
 MOST_RANKS: Final = _most("ranks")
 MOST_DRAWN: Final = _most("drawn")
 MOST_PROCESSES: Final = _most("processes")
-MOST_FEATURES: Final = _most("features")
 MOST_ROWS: Final = _most("rows")
 MOST_SAMPLES: Final = _most("samples")
 MOST_RATE: Final = _most("rate")
-MOST_LOOKUPS: Final = _most("lookups")
 MOST_MEMORY_BYTES: Final = _most("memory_bytes")

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar
+from typing import Any, ClassVar
 
 from attrs import frozen
-
-if TYPE_CHECKING:
-    from shardwright.runtime.routed.return_path import ReturnPath
-    from shardwright.runtime.step.executor import Executor
 
 
 class Dataflow(ABC):
@@ -28,8 +24,8 @@ class Dataflow(ABC):
     """True if partial sums are added inside a host before they cross to others."""
 
     @abstractmethod
-    def executor(self) -> type[Executor] | None:
-        """The class that runs all tables of a module with such a dataflow.
+    def executor(self) -> type[Any] | None:
+        """The :class:`shardwright.Executor` that runs all tables of a module with such a dataflow.
 
         ``None``: the one that runs the class this one derives from.
         """
@@ -38,18 +34,19 @@ class Dataflow(ABC):
 class Routed(Dataflow):
     """Ids are sent to the ranks that own their rows; what differs is the way results take home."""
 
-    def executor(self) -> type[Executor] | None:  # noqa: D102
+    def executor(self) -> type[Any] | None:  # noqa: D102
         return None
 
     @abstractmethod
-    def return_path(self, *, is_pooled: bool) -> type[ReturnPath] | None:
+    def return_path(self, *, is_pooled: bool) -> type[Any] | None:
         """The way results take home, and gradients back; tables with one way share its collectives.
 
         Args:
             is_pooled: one result per bag, a partial sum where rows are cut; else one per id.
 
         Returns:
-            A class, or whatever makes a path when it is called; ``None``: that of the class it derives from.
+            A :class:`shardwright.ReturnPath`, or whatever makes one when it is called; ``None``: that of the class it
+            derives from.
         """
 
 
@@ -59,7 +56,7 @@ class Exchange(Routed):
 
     name: ClassVar[str] = "exchange"
 
-    def return_path(self, *, is_pooled: bool) -> type[ReturnPath] | None:  # noqa: D102
+    def return_path(self, *, is_pooled: bool) -> type[Any] | None:  # noqa: D102
         return None
 
 
@@ -73,7 +70,7 @@ class Hierarchical(Routed):
     name: ClassVar[str] = "hierarchical"
     sums_inside_host: ClassVar[bool] = True
 
-    def return_path(self, *, is_pooled: bool) -> type[ReturnPath] | None:  # noqa: D102
+    def return_path(self, *, is_pooled: bool) -> type[Any] | None:  # noqa: D102
         return None
 
 
@@ -87,7 +84,7 @@ class Replicate(Dataflow):
     name: ClassVar[str] = "replicate"
     is_replicated: ClassVar[bool] = True
 
-    def executor(self) -> type[Executor] | None:  # noqa: D102
+    def executor(self) -> type[Any] | None:  # noqa: D102
         return None
 
 

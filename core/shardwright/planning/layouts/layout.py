@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,6 +18,7 @@ from attrs import field, frozen
 
 from shardwright.arguments import brief, typed
 from shardwright.errors import InvalidInputError, nearest
+from shardwright.planning.distinct import distinct, without
 from shardwright.planning.layouts.blocks import (
     UNPLACED,
     Block,
@@ -219,84 +219,26 @@ class Layout:
         covered = _rows_of_parts(self.row_map)
         if covered != table.num_embeddings:
             raise InvalidInputError(f"{where}: the parts of the row map hold {covered} rows together")
-        if self._covers_once(table, world_size):
-            return
-        for rank in self.ranks:
-            if world_size is not None and rank is not None and rank >= world_size:
-                raise InvalidInputError(f"{where}: a block is placed on rank {rank} of {world_size} ranks")
-        for dataflow in self.dataflows:
-            if dataflow.is_replicated:
-                self._check_copies(where, table, dataflow, world_size)
-        spans: dict[int, list[ColumnRange]] = {part: [] for part in range(self.row_map.num_parts)}
-        for block in self.distinct_blocks():
-            spans[block.rows.index].append(block.columns)
-        for part, columns in spans.items():
-            _check_columns(f"{where}, row part {part}", columns, table.embedding_dim)
-
-    def _covers_once(self, table: TableSpec, world_size: int | None) -> bool:
-        """True if :meth:`check` finds nothing; computed on columns of numbers, as there may be thousands of blocks."""
         columns = self.columns
-        last = int(columns.rank.max())
-        if world_size is None or last >= world_size:
-            return False
-        dataflows = [dataflow or self.dataflow for dataflow in columns.dataflows]
-        is_copy = np.array([dataflow.is_replicated for dataflow in dataflows])[columns.dataflow]
-        copies = [
-            np.flatnonzero(is_copy & (columns.dataflow == place)) for place in range(len(columns.dataflows))
-        ]
-        if not all(self._are_copies(columns, own, table, world_size) for own in copies):
-            return False
-        # Of copies the first of each row part, then all by part and first column: each begins where the last ended.
+        if world_size is not None and (columns.rank >= world_size).any():
+            raise InvalidInputError(
+                f"{where}: a block is placed on rank {columns.rank.max()} of {world_size} ranks"
+            )
+        is_copy = np.zeros(len(columns), dtype=bool)
+        for place, named in enumerate(columns.dataflows):
+            dataflow = named or self.dataflow
+            if dataflow.is_replicated:
+                own = np.flatnonzero(columns.dataflow == place)
+                _check_copies(where, columns, own, table.embedding_dim, dataflow, world_size)
+                is_copy[own] = True
+        # Of copies the first of each row part, and all other blocks.
         first = np.unique(np.where(is_copy, columns.part, -1), return_index=True)[1]
         kept = np.concatenate([np.flatnonzero(~is_copy), first[is_copy[first]]])
-        order = kept[np.lexsort((columns.start[kept], columns.part[kept]))]
-        part, start, stop = columns.part[order], columns.start[order], columns.stop[order]
-        begins = np.diff(part, prepend=-1) > 0
-        before = np.where(begins, 0, np.roll(stop, 1))
-        ends = np.append(begins[1:], True)
-        return (
-            np.array_equal(part[begins], np.arange(self.row_map.num_parts))
-            and np.array_equal(start, before)
-            and bool((stop[ends] == table.embedding_dim).all())
-        )
-
-    @staticmethod
-    def _are_copies(columns: BlockColumns, copies: Ints, table: TableSpec, world_size: int) -> bool:
-        """True if the chosen blocks are whole rows, and every rank has one of each row part."""
-        if not len(copies):
-            return True
-        part, rank = columns.part[copies], columns.rank[copies]
-        parts = np.unique(part)
-        wanted = np.stack([parts.repeat(world_size), np.tile(np.arange(world_size), len(parts))])
-        order = np.lexsort((rank, part))
-        return (
-            bool((columns.start[copies] == 0).all() and (columns.stop[copies] == table.embedding_dim).all())
-            and len(copies) == wanted.shape[1]
-            and np.array_equal(np.stack([part, rank])[:, order], wanted)
-        )
-
-    def _check_copies(self, where: str, table: TableSpec, dataflow: Dataflow, world_size: int | None) -> None:
-        """Check that every rank has one copy of each row part of a dataflow, with all columns."""
-        ranks_of: dict[int, list[int | None]] = {}
-        for block in self.blocks:
-            if self.dataflow_of(block) != dataflow:
-                continue
-            if block.num_columns != table.embedding_dim:
-                raise InvalidInputError(
-                    f"{where}: the copy on rank {block.rank} has {block.num_rows} rows and {block.num_columns} "
-                    f"columns; dataflow {dataflow.name!r} needs all {table.embedding_dim} columns on every rank"
-                )
-            ranks_of.setdefault(block.rows.index, []).append(block.rank)
-        for part, ranks in ranks_of.items():
-            what = f"copies of row part {part}" if self.cuts_rows else "copies"
-            copies = Counter(ranks)
-            count = len(ranks) if world_size is None else world_size
-            for rank in range(count):
-                if copies[rank] != 1:
-                    raise InvalidInputError(
-                        f"{where}: rank {rank} has {copies[rank]} {what}; dataflow {dataflow.name!r} needs one on "
-                        f"each of {count} ranks"
-                    )
+        part = _wrong_part(columns, kept, self.row_map.num_parts, table.embedding_dim)
+        if part is not None:
+            own = kept[columns.part[kept] == part]
+            spans = sorted(zip(columns.start[own].tolist(), columns.stop[own].tolist(), strict=True))
+            raise InvalidInputError(f"{where}, row part {part}: {_gap(spans, table.embedding_dim)}")
 
 
 def _rows_of_parts(row_map: RowMap) -> int:
@@ -306,16 +248,60 @@ def _rows_of_parts(row_map: RowMap) -> int:
     return sum(row_map.num_rows_of(part) for part in range(row_map.num_parts))
 
 
-def _check_columns(where: str, columns: list[ColumnRange], dim: int) -> None:
+def _check_copies(
+    where: str, columns: BlockColumns, copies: Ints, dim: int, dataflow: Dataflow, world_size: int | None
+) -> None:
+    """Check that every rank has one copy of each row part of a dataflow, with all columns.
+
+    Args:
+        where: the table, for errors.
+        columns: all blocks.
+        copies: indices of the dataflow's: ``[C]``.
+        dim: columns of the table.
+        dataflow: the dataflow.
+        world_size: number of ranks; ``None``: as many as a part has copies.
+    """
+    widths = columns.stop[copies] - columns.start[copies]
+    if (widths != dim).any():
+        narrow = int(np.argmax(widths != dim))
+        raise InvalidInputError(
+            f"{where}: the copy on rank {columns.rank[copies[narrow]]} has {widths[narrow]} columns; dataflow "
+            f"{dataflow.name!r} needs all {dim} columns on every rank"
+        )
+    part, rank = columns.part[copies], columns.rank[copies]
+    for index in distinct(part).tolist():
+        own = rank[part == index]
+        count = len(own) if world_size is None else world_size
+        held = np.bincount(own[own != UNPLACED], minlength=count)
+        if (held[:count] != 1).any():
+            wrong = int(np.argmax(held[:count] != 1))
+            raise InvalidInputError(
+                f"{where}: rank {wrong} has {held[wrong]} copies of row part {index}; dataflow {dataflow.name!r} needs "
+                f"one on each of {count} ranks"
+            )
+
+
+def _wrong_part(columns: BlockColumns, kept: Ints, num_parts: int, dim: int) -> int | None:
+    """Find the first row part of which some blocks do not cover each column once; ``None`` if there is none."""
+    order = kept[np.lexsort((columns.start[kept], columns.part[kept]))]
+    part, start, stop = columns.part[order], columns.start[order], columns.stop[order]
+    begins = np.diff(part, prepend=-1) > 0
+    # In order of part and column, each block begins where the last one ended.
+    is_wrong = start != np.where(begins, 0, np.roll(stop, 1))
+    is_wrong |= np.append(begins[1:], True) & (stop != dim)
+    wrong = part[is_wrong].tolist() + without(np.arange(num_parts), part).tolist()
+    return min(wrong, default=None)
+
+
+def _gap(spans: Sequence[tuple[int, int]], dim: int) -> str:
+    """Tell which columns are missing or there twice, of ranges that are in order."""
     reached = 0
-    for span in sorted(columns, key=lambda span: span.start):
-        if span.start != reached:
-            what = "not covered" if span.start > reached else "covered twice"
-            low, high = sorted((span.start, reached))
-            raise InvalidInputError(f"{where}: columns [{low}, {high}) are {what}")
-        reached = span.stop
-    if reached != dim:
-        raise InvalidInputError(f"{where}: blocks reach column {reached} of {dim}")
+    for start, stop in spans:
+        if start != reached:
+            what = "not covered" if start > reached else "covered twice"
+            return f"columns [{min(start, reached)}, {max(start, reached)}) are {what}"
+        reached = stop
+    return f"blocks reach column {reached} of {dim}"
 
 
 _Named = TypeVar("_Named", RowMap, Dataflow)

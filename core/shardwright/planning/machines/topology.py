@@ -18,6 +18,7 @@ from attrs import field, frozen
 
 from shardwright.arguments import brief, checked_only, whole
 from shardwright.errors import InvalidInputError, UnknownNameError, UnsupportedError, nearest
+from shardwright.host.process import process_host
 from shardwright.planning.assumptions import CPU_DEVICE, GIB, Assumption, assumptions_of
 from shardwright.planning.documents.limits import MOST_MEMORY_BYTES, MOST_RANKS
 from shardwright.planning.machines.replicas import RankGrid, Replicas, checked_sync_every
@@ -504,9 +505,7 @@ def _joined(memory: dict[str, Any]) -> dict[str, Any]:
 
 def known_devices() -> tuple[str, ...]:
     """The device types that can be planned for: host and CUDA, and what the loaded comm backends declare."""
-    from shardwright.host.plugin_host import host
-
-    backends = host().comm_backends
+    backends = process_host().comm_backends
     declared = [device for name in backends.names for device in backends[name].devices]
     return tuple(sorted({*_KNOWN_DEVICES, *declared}))
 

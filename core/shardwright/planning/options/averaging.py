@@ -34,7 +34,7 @@ def state_bytes_a_row(options: Options) -> Floats:
 def state_bytes_of_row(kernel: ComputeKernel, request: KernelRequest) -> float:
     """Bytes of a row's optimizer state, from what the kernel declares for many rows."""
     declared = kernel.memory_bytes(request, _REFERENCE_ROWS)
-    row = request.num_columns * request.data_type.bits / 8
+    row = kernel.row_bytes(request)
     weights = row if kernel.fuses_optimizer else 2 * row
     is_cached = len(kernel.reads(request)) > 1
     counted = sum(size for tier, size in declared.items() if not is_cached or tier != "device")
@@ -48,8 +48,7 @@ def averaged_bytes(options: Options) -> Floats:
     """
     fuses = np.array([kernel.fuses_optimizer for kernel in options.compute_kernels], dtype=bool)
     has_state = fuses[options.compute_kernel[options.option]]
-    weights = options.num_columns * options.element_bytes[options.shard_table]
-    return options.num_rows * (weights + np.where(has_state, state_bytes_a_row(options), 0.0))
+    return options.num_rows * (options.row_bytes + np.where(has_state, state_bytes_a_row(options), 0.0))
 
 
 def sent_bytes(averaged: Floats, num_groups: int) -> Floats:

@@ -16,10 +16,8 @@ from shardwright.planning.options.offers import Offers, Plugins
 from shardwright.planning.options.options import Options, Refusal
 from shardwright.planning.options.rank_rules import RankRules
 from shardwright.planning.options.shapes import Shape
-from shardwright.planning.tables.conflicts import smallest_conflict
 from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
 from shardwright.planning.tables.option_space import EVERYTHING, OptionSpace
-from shardwright.planning.tables.quantized import has_header
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.planning.watch import OutOfTime, Watch
 
@@ -135,12 +133,6 @@ class _Demands:
         )
         return tuple(name for name in cutting if name in self.rule.given)
 
-    def only(self, demands: Sequence[str]) -> _Demands:
-        """Keep some demands, and drop the others."""
-        dropped = set(self.demands) - set(demands)
-        rules = self.rules.without(self.index, dropped) if self.rules else None
-        return _Demands(self.rule.only(set(self.rule.given) - dropped), rules, self.index)
-
 
 def _enumerate_table(collected: OptionColumns, offers: Offers, own: _Demands) -> None:
     table = collected.tables[-1]
@@ -181,20 +173,6 @@ def _offered(
                     yield code, kernel, layout, shape, requests
 
 
-def _smallest_conflict(offers: Offers, table: TableSpec, own: _Demands) -> str:
-    """The fewest constraints that leave no option together, as a sentence; empty if none are to blame."""
-    conflict = smallest_conflict(
-        own.demands,
-        lambda demands: any(True for _ in _offered(offers, table, own.only(demands), [])),
-    )
-    if not conflict:
-        return ""
-    values = ", ".join(f"{name}={own.rule.to_data()[name]!r}" for name in conflict)
-    if len(conflict) == 1:
-        return f"{values} alone leaves none. "
-    return f"{values} contradict each other: together they leave none, without any one of them some. "
-
-
 def _no_option(table: TableSpec, own: _Demands, refusals: Iterable[Refusal], offers: Offers) -> str:
     given = own.rule.to_data()
     constraints = ", ".join(f"{name}={given[name]}" for name in own.demands)
@@ -204,17 +182,11 @@ def _no_option(table: TableSpec, own: _Demands, refusals: Iterable[Refusal], off
     unasked = (
         f"Offered only to tables whose sharding_types name them: {', '.join(by_name)}. " if by_name else ""
     )
-    is_quantised = has_header(table.data_type) and not table.is_frozen
-    quantised = (
-        "Quantised tables are looked up and not trained: plan with objective='serving'. "
-        if is_quantised
-        else ""
-    )
     return (
         f"no option is left for table {table.describe()} on {offers.topology.world_size} ranks of device "
         f"{_devices_text(offers.topology)}, optimizer {table.optimizer or 'none (visible gradients)'}, "
-        f"constraints: {constraints or 'none'}. {_smallest_conflict(offers, table, own)}Refused: {reasons}. "
-        f"{unasked}{quantised}Known sharding types: {', '.join(offers.plugins.sharding_types.names) or 'none'}; "
+        f"constraints: {constraints or 'none'}. Refused: {reasons}. "
+        f"{unasked}Known sharding types: {', '.join(offers.plugins.sharding_types.names) or 'none'}; "
         f"compute kernels: {', '.join(offers.plugins.compute_kernels.names) or 'none'}. "
         + (f"Loosen what is asked of {table.name!r}, or change" if own.demands else "Change")
         + " what the refusals name."

@@ -5,8 +5,20 @@ from __future__ import annotations
 from attrs import evolve, frozen
 
 from shardwright.contracts.compute_kernel import ComputeKernel, KernelRequest
+from shardwright.contracts.row_format import FLOATS
 from shardwright.planning.options.averaging import state_bytes_of_row
 from shardwright.planning.tables.spec import TableSpec
+
+
+def weight_bits(table: TableSpec, kernel: ComputeKernel | None = None) -> int:
+    """Bits of an element of a table's rows; those of float32 if nobody here knows the format.
+
+    Args:
+        table: the table.
+        kernel: its kernel, if it is installed.
+    """
+    rows = FLOATS.get(table.data_type) if kernel is None else kernel.row_format(table.data_type)
+    return 32 if rows is None else rows.bits
 
 
 @frozen
@@ -38,7 +50,7 @@ class ValueBytes:
         two = evolve(one, num_columns=2 * dim, embedding_dim=2 * dim)
         of_row, of_two = (round(state_bytes_of_row(kernel, request)) for request in (one, two))
         of_element = round((of_two - of_row) / dim)
-        return cls(table.data_type.bits, of_element, max(0, of_row - of_element * dim))
+        return cls(weight_bits(table, kernel), of_element, max(0, of_row - of_element * dim))
 
     def weights(self, num_elements: int) -> int:
         """Bytes of the weights of so many elements."""

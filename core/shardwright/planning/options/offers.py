@@ -179,7 +179,7 @@ class Offers:
         self._different: dict[Hashable, list[LayoutOffer]] = defaultdict(list)
         self._rules: dict[ParameterConstraints, ParameterConstraints] = {}
         self._by_table: dict[ParameterConstraints, list[int]] = {}
-        self._kernel_codes: dict[tuple[Sequence[str] | None, bool, bool], tuple[list[int], list[str]]] = {}
+        self._kernel_codes: dict[tuple[Sequence[str] | None, bool], tuple[list[int], list[str]]] = {}
         self._requested: tuple[TableSpec | None, dict[tuple[int, int, str], tuple[int, str]]] = (None, {})
         self._type_codes: dict[tuple[str, ...] | None, list[int]] = {}
 
@@ -238,13 +238,12 @@ class Offers:
     ) -> list[int]:
         """Codes of the kernels that may serve ``table`` with a sharding type, the preferred first.
 
-        Kernels that show gradients are for tables without an optimizer, or for those who name them. Kernels that do not
-        train are for tables that are served.
+        Kernels that show gradients are for tables without an optimizer, or for those who name them.
         """
         name = list(self.types)[code]
         allowed = table.kernels_allowed(name)
         asked = rule.compute_kernels or allowed or self.space.kernels_of(name, rule)
-        key = (asked, table.optimizer is None, table.is_frozen)
+        key = (asked, table.optimizer is None)
         if key not in self._kernel_codes:
             self._kernel_codes[key] = self._kernels_asked(*key)
         kept, left_out = self._kernel_codes[key]
@@ -265,7 +264,7 @@ class Offers:
         return kept
 
     def _kernels_asked(
-        self, asked: Sequence[str] | None, shows_gradients: bool, is_frozen: bool
+        self, asked: Sequence[str] | None, shows_gradients: bool
     ) -> tuple[list[int], list[str]]:
         """Codes of the kernels, and the names of those that are left out."""
         codes = self._codes(self.plugins.compute_kernels, self.kernels, asked)
@@ -273,7 +272,6 @@ class Offers:
             return codes, []
         kernels = list(self.kernels.values())
         codes.sort(key=lambda code: (-kernels[code].preference, kernels[code].name))
-        codes = [code for code in codes if kernels[code].trains or (is_frozen and shows_gradients)]
         willing = [code for code in codes if kernels[code].preference != NAMED_ONLY]
         kept = [code for code in willing if kernels[code].fuses_optimizer or shows_gradients]
         return kept, [kernels[code].name for code in codes if code not in kept]

@@ -25,11 +25,10 @@ import numpy.typing as npt
 from attrs import evolve, frozen
 
 from shardwright.contracts.compute_kernel import ComputeKernel, KernelRequest
-from shardwright.contracts.renamed import warn_renamed
+from shardwright.contracts.row_format import RowFormat
 from shardwright.contracts.sharding_type import ShardingType
 from shardwright.planning.arrays import NO_GANG, Bools, Floats, Ints
 from shardwright.planning.layouts.layout import Layout
-from shardwright.planning.tables.quantized import stored_row_bytes
 from shardwright.planning.tables.spec import TableSpec
 
 
@@ -138,12 +137,6 @@ class Options:
         """Number of shards of each option, those of all its runs together: ``[O]``."""
         return np.add.reduceat(self.count, self.first_shard[:-1])
 
-    @property
-    def alike(self) -> Ints:
-        """Deprecated: ``distinct_table``."""
-        warn_renamed("Options", "alike", "distinct_table")
-        return self.distinct_table
-
     @cached_property
     def multiplicity(self) -> Ints:
         """Number of tables that each distinct table stands for: ``[T]``."""
@@ -159,18 +152,25 @@ class Options:
         )
 
     @cached_property
+    def row_formats(self) -> tuple[RowFormat, ...]:
+        """The format of each table's rows, which all kernels share that have options of it: ``T``."""
+        kernels = map(self.kernel_of, self.first_option[:-1].tolist())
+        found = [
+            kernel.row_format(table.data_type) for kernel, table in zip(kernels, self.tables, strict=True)
+        ]
+        return tuple(one for one in found if one is not None)  # a kernel without it has no option
+
+    @cached_property
     def element_bytes(self) -> Floats:
-        """Bytes of an element of each table's weights: ``[T]``."""
-        return np.array([table.data_type.bits / 8 for table in self.tables])
+        """Bytes of an element of each table's rows: ``[T]``."""
+        return np.array([rows.bits / 8 for rows in self.row_formats])
 
     @cached_property
     def row_bytes(self) -> Floats:
-        """Bytes of a stored row of each shard, of quantised tables with its scale and bias: ``[S]``."""
+        """Bytes of a stored row of each shard: ``[S]``."""
         pairs = np.stack([self.shard_table, self.num_columns])
         distinct, inverse = np.unique(pairs, axis=1, return_inverse=True)
-        values = [
-            stored_row_bytes(self.tables[table].data_type, columns) for table, columns in distinct.T.tolist()
-        ]
+        values = [self.row_formats[table].row_bytes(columns) for table, columns in distinct.T.tolist()]
         return np.array(values, dtype=np.float64)[inverse.reshape(-1)]
 
     @cached_property

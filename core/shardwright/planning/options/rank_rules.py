@@ -16,7 +16,6 @@ from shardwright.errors import InvalidInputError, NoPlanError
 from shardwright.planning.arrays import Bools
 from shardwright.planning.layouts.layout import Layout
 from shardwright.planning.machines.topology import Topology
-from shardwright.planning.tables.conflicts import smallest_conflict, too_many_for_their_ranks
 from shardwright.planning.tables.constraints import Constraints
 from shardwright.planning.tables.spec import TableSpec
 
@@ -47,7 +46,7 @@ class RankRules:
 
         Raises:
             InvalidInputError: a rank does not exist.
-            NoPlanError: rules contradict each other; the text names a smallest set of them that does.
+            NoPlanError: rules contradict each other; the text names the tables that they are for.
         """
         asked = ("ranks", "together", "apart")
         if all(getattr(rule, name) is None for rule in constraints.rules.values() for name in asked):
@@ -80,17 +79,6 @@ class RankRules:
         if gang_ranks and not any(self._host_allows(host, gang_ranks, allowed) for host in self._hosts):
             return "has blocks that share a host, and 'ranks' does not allow all of them on any"
         return ""
-
-    def without(self, table: int, names: Collection[str]) -> RankRules:
-        """Drop the constraints ``names`` of a table from the rules."""
-        ranks, together, apart = dict(self.ranks), dict(self.together), self.apart
-        if "ranks" in names:
-            ranks.pop(table, None)
-        if "together" in names:
-            together.pop(table, None)
-        if "apart" in names:
-            apart = tuple(group for group in apart if table not in group)
-        return RankRules(self.topology, self.tables, ranks, together, apart)
 
     def broken(self, used: Mapping[int, Collection[int]]) -> str:
         """Name the rule that is broken where tables use these ranks; empty if none is.
@@ -158,19 +146,17 @@ class RankRules:
             self._check_apart(group)
 
     def _check_together(self, group: tuple[int, ...]) -> None:
-        pinned = [table for table in group if table in self.ranks]
-        conflict = smallest_conflict(
-            pinned,
-            lambda tables: not tables or bool(frozenset.intersection(*(self.ranks[t] for t in tables))),
+        if self.allowed(group[0]):
+            return
+        pins = "; ".join(
+            f"{self.names([table])} to ranks {some(sorted(self.ranks[table]))}"
+            for table in group
+            if table in self.ranks
         )
-        if conflict:
-            pins = "; ".join(
-                f"{self.names([table])} to ranks {some(sorted(self.ranks[table]))}" for table in conflict
-            )
-            raise NoPlanError(
-                f"constraints contradict each other: {self.names(conflict)} are kept together "
-                f"on one rank, and pinned to ranks of which none is common: {pins}. Change one of them."
-            )
+        raise NoPlanError(
+            f"constraints contradict each other: {self.names(group)} are kept together on one rank, and pinned to "
+            f"ranks of which none is common: {pins}. Change one of them."
+        )
 
     def _check_apart(self, group: tuple[int, ...]) -> None:
         for table in group:
@@ -181,14 +167,14 @@ class RankRules:
                     f"constraints contradict each other: {pair} are kept together on one rank, and apart. "
                     "Take one of them out of 'together' or out of 'apart'."
                 )
-        crowded = too_many_for_their_ranks({table: sorted(self.allowed(table)) for table in group})
-        if crowded:
-            ranks = sorted(frozenset.union(*(self.allowed(table) for table in crowded)))
-            raise NoPlanError(
-                f"constraints contradict each other: {len(crowded)} tables, {self.names(crowded)}, "
-                f"are kept apart and may use {len(ranks)} ranks together ({some(ranks)}). Take one of them out of "
-                "'apart', or allow more ranks."
-            )
+        for ranks in dict.fromkeys(self.allowed(table) for table in group):
+            crowded = [table for table in group if self.allowed(table) <= ranks]
+            if len(crowded) > len(ranks):
+                raise NoPlanError(
+                    f"constraints contradict each other: {len(crowded)} tables, {self.names(crowded)}, are kept apart "
+                    f"and may use {len(ranks)} ranks together ({some(sorted(ranks))}). Take one of them out of "
+                    "'apart', or allow more ranks."
+                )
 
     def names(self, tables: Iterable[int]) -> str:
         """The paths of tables, for messages."""

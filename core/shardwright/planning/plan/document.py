@@ -24,8 +24,8 @@ from shardwright.errors import PlanError
 from shardwright.planning.layouts.blocks import BlockColumns
 from shardwright.planning.layouts.layout import Block, Exchange, Layout, PlacedBlocks, to_data
 from shardwright.planning.layouts.row_maps import RowsRange
-from shardwright.planning.plan.plan import ParameterSharding, ShardingPlan
 from shardwright.planning.plan.rows import derive_row_map
+from shardwright.planning.plan.sharding import EmbeddingModuleShardingPlan, ParameterSharding
 from shardwright.planning.text import json_text, plain_json
 
 FORMAT = "shardwright-plan"
@@ -41,9 +41,14 @@ _TABLE_KEYS = frozenset(
 _SHARD_KEYS = frozenset(["rank", "ranks", "rows", "columns", "dataflow"])
 
 
-def write_plan(plan: ShardingPlan) -> str:
-    """The JSON document of a plan, a line for each shard, so that documents can be compared line by line."""
-    rest = dict(plan.document)
+def write_plan(plan: Mapping[str, EmbeddingModuleShardingPlan], document: Mapping[str, Any]) -> str:
+    """The JSON document of a plan, a line for each shard, so that documents can be compared line by line.
+
+    Args:
+        plan: module path -> the plan of its tables.
+        document: the rest of the document.
+    """
+    rest = dict(document)
     known = rest.pop("modules", {})
     rest.setdefault("topology", _least_topology(plan))
     head = {"format": FORMAT, "version": VERSION}
@@ -52,7 +57,7 @@ def write_plan(plan: ShardingPlan) -> str:
     ]
     shards = _ShardWriter()
     modules = []
-    for path, tables in plan.plan.items():
+    for path, tables in plan.items():
         entries = [_table_line(name, entry, known.get(path, {}), shards) for name, entry in tables.items()]
         modules.append(f"  {json.dumps(path)}: {_block(entries, '  ')}")
     return _block([*lines, f' "modules": {_block(modules, " ")}'], "")
@@ -65,8 +70,8 @@ def _block(lines: Sequence[str], indent: str, brackets: str = "{}") -> str:
     return f"{brackets[0]}\n" + ",\n".join(lines) + f"\n{indent}{brackets[1]}"
 
 
-def _least_topology(plan: ShardingPlan) -> dict[str, Any]:
-    shardings = [sharding for tables in plan.plan.values() for sharding in tables.values()]
+def _least_topology(plan: Mapping[str, EmbeddingModuleShardingPlan]) -> dict[str, Any]:
+    shardings = [sharding for tables in plan.values() for sharding in tables.values()]
     last = max((int(sharding.layout.columns.rank.max()) for sharding in shardings), default=0)
     device = shardings[0].device if shardings else "cpu"
     if not isinstance(device, str):

@@ -6,11 +6,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import attrs
 from attrs import frozen
 
 from shardwright.errors import InvalidInputError, PlanError, ShardwrightError
-from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
+from shardwright.planning.tables.constraints import Constraints
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.planning.tables.workload import table_from_data
 
@@ -49,19 +48,6 @@ class InputTables:
                 "needs its own name in its module"
             )
         return cls(tables, constraints)
-
-    def of_table(
-        self, module: str, name: str, num_rows: int, dim: int
-    ) -> tuple[TableSpec, ParameterConstraints] | None:
-        """A table of these sizes and what was asked of it; ``None`` where the document does not say."""
-        spec = self.tables.get((module, name))
-        if spec is None:
-            return None
-        rule = self.constraints.of(spec)
-        asked = rule.applied_to(spec)
-        if (spec.num_embeddings, spec.embedding_dim) != (num_rows, dim):
-            asked = attrs.evolve(asked, num_embeddings=num_rows, embedding_dim=dim)
-        return asked, rule
 
 
 @contextmanager

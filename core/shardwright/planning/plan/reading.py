@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
-from attrs import field, frozen
 
 from shardwright.contracts.sharding_type import ShardingType
 from shardwright.errors import PlanError, ShardwrightError
@@ -25,16 +24,14 @@ from shardwright.planning.layouts.layout import (
 )
 from shardwright.planning.layouts.row_maps import ROW_MAPS, RowMap, RowsRange
 from shardwright.planning.machines.topology import Topology
-from shardwright.planning.plan.agreement import Agreement, identity
 from shardwright.planning.plan.document import FORMAT, VERSION
 from shardwright.planning.plan.inputs import InputTables
-from shardwright.planning.plan.plan import (
+from shardwright.planning.plan.rows import row_parts
+from shardwright.planning.plan.sharding import (
     EmbeddingModuleShardingPlan,
     ParameterSharding,
-    ShardingPlan,
     device_of_shards,
 )
-from shardwright.planning.plan.rows import row_parts
 from shardwright.planning.tables.codecs import QCommsConfig
 from shardwright.planning.tables.spec import TableSpec
 
@@ -43,8 +40,10 @@ if TYPE_CHECKING:
     from shardwright.host.registry import Registry
 
 
-def read_plan(text: str, plugin_host: PluginHost) -> ShardingPlan:
-    """The plan in a document.
+def read_plan(
+    text: str, plugin_host: PluginHost
+) -> tuple[dict[str, EmbeddingModuleShardingPlan], Mapping[str, Any]]:
+    """The plan in a document: module path -> the plan of its tables; and the document.
 
     Args:
         text: text of the document.
@@ -58,14 +57,15 @@ def read_plan(text: str, plugin_host: PluginHost) -> ShardingPlan:
     if isinstance(document, dict):
         _check_format(document)
     PLAN.check(document)
-    reader = _Reader(_ranks_of(document), InputTables.of(document), plugin_host)
+    InputTables.of(document)  # refuses inputs that no planner wrote, before anything asks for them
+    reader = _Reader(_ranks_of(document), plugin_host)
     plan = {
         path: EmbeddingModuleShardingPlan(
             (name, reader.table(path, name, entry)) for name, entry in tables.items()
         )
         for path, tables in document["modules"].items()
     }
-    return ShardingPlan(plan=plan, document=document)
+    return plan, document
 
 
 def _check_format(document: Mapping[str, Any]) -> None:
@@ -87,32 +87,6 @@ def _ranks_of(document: Mapping[str, Any]) -> Topology:
         raise PlanError(f"topology: {error}") from error
 
 
-_Places = tuple[int, ...] | bool
-
-
-@frozen(eq=False)
-class _Cut:
-    """A table as it was read and found right, for others that are cut alike.
-
-    Args:
-        sharding: sharding of the first such table, with its ranks.
-        dim: the table's columns.
-        right_places: places where the shards may be, as far as that matters.
-        agreed: keys of tables of this cut and of their places, for which shards agreed with the sharding type.
-    """
-
-    sharding: ParameterSharding
-    dim: int
-    right_places: set[_Places]
-    agreed: set[Hashable] = field(factory=set)
-
-    def placed(self, ranks: tuple[int, ...]) -> ParameterSharding:
-        """Copy the sharding to other ranks."""
-        layout = self.sharding.layout
-        cut = layout.blocks.blocks if isinstance(layout.blocks, PlacedBlocks) else layout.blocks
-        return attrs.evolve(self.sharding, layout=attrs.evolve(layout, blocks=PlacedBlocks(cut, ranks)))
-
-
 def _cut_text(entry: Mapping[str, Any]) -> str:
     """All that an entry says of its table but ranks: equal only for equal JSON data."""
     if _has_runs(entry["shards"]):
@@ -129,24 +103,21 @@ def _has_runs(shards: Sequence[Mapping[str, Any]]) -> bool:
 class _Reader:
     """Reads the tables of a document, whose form is known to be right, for one topology."""
 
-    def __init__(self, topology: Topology, asked: InputTables, plugin_host: PluginHost) -> None:
+    def __init__(self, topology: Topology, plugin_host: PluginHost) -> None:
         self._types: Registry[ShardingType] = plugin_host.sharding_types
         self._kernels = plugin_host.compute_kernels
         self._topology = topology
         self._world_size = topology.world_size
         self._device = device_of_shards(topology)
-        self._asked = asked
-        self._agreement = Agreement(topology)
-        self._cuts: dict[str, _Cut] = {}
+        self._cuts: dict[str, ParameterSharding] = {}
 
     def table(self, path: str, name: str, entry: Mapping[str, Any]) -> ParameterSharding:
         where = f"module {path!r}, table {name!r}"
         try:
             cut = _cut_text(entry)
-            made = self._known(cut, entry) or self._remembered(
-                cut, self._new(path, name, entry, where), entry
-            )
-            contradiction = self._contradiction(path, name, made, self._cuts[cut])
+            made = self._known(cut, entry)
+            if made is None:
+                made = self._cuts[cut] = self._new(path, name, entry, where)
         except PlanError:
             raise
         except ShardwrightError as error:
@@ -159,8 +130,6 @@ class _Reader:
                 f"{where}: its sharding type {entry['sharding_type']!r} cannot be read with these values "
                 f"({type(error).__name__}: {error})"
             ) from error
-        if contradiction:
-            raise PlanError(f"{where}: {contradiction}. Change the shards, or the sharding_type.")
         return made
 
     def _new(self, path: str, name: str, entry: Mapping[str, Any], where: str) -> ParameterSharding:
@@ -175,46 +144,19 @@ class _Reader:
         local = self._topology.local_world_size
         return ParameterSharding(kind.name, kernel, layout, self._device, codecs, local)
 
-    def _contradiction(self, path: str, name: str, made: ParameterSharding, cut: _Cut) -> str:
-        """Explain how the shards contradict the sharding type, as far as the document states its inputs."""
-        layout = cut.sharding.layout
-        asked = self._asked.of_table(path, name, layout.row_map.num_rows, cut.dim)
-        if asked is None:
-            return ""
-        kind = self._types.create(made.sharding_type)
-        key = (*identity(kind, *asked), self._places(layout, tuple(made.ranks)))
-        if key in cut.agreed:
-            return ""
-        contradiction = self._agreement.disagreement(kind, asked[0], made.layout, asked[1])
-        if not contradiction:
-            cut.agreed.add(key)
-        return contradiction
-
-    def _remembered(self, cut: str, made: ParameterSharding, entry: Mapping[str, Any]) -> ParameterSharding:
-        """Keep a table's sharding for tables that are cut alike, and return it."""
-        ranks = tuple(made.ranks)
-        dim = int(made.layout.columns.stop.max())
-        known = self._cuts.setdefault(cut, _Cut(made, dim, {self._places(made.layout, ranks)}))
-        return known.sharding if _has_runs(entry["shards"]) else known.placed(ranks)
-
     def _known(self, cut: str, entry: Mapping[str, Any]) -> ParameterSharding | None:
-        """A table that is cut as one before and whose ranks are such as were found right with it."""
+        """Copy the sharding of a table that is cut as one before, with ranks that need no check but their range."""
         known = self._cuts.get(cut)
-        if known is None:
-            return None
-        if _has_runs(entry["shards"]):  # equal in all that is said, ranks too
-            return known.sharding
+        if known is None or _has_runs(entry["shards"]):
+            return known
         ranks = tuple(shard.get("rank") for shard in entry["shards"])
         if not all(type(rank) is int and rank < self._world_size for rank in ranks):
             return None
-        places = self._places(known.sharding.layout, ranks)
-        return known.placed(ranks) if places in known.right_places else None
-
-    def _places(self, layout: Layout, ranks: tuple[int, ...]) -> _Places:
-        """All that matters of the ranks: of copies the ranks themselves, else whether they are of one host."""
-        if any(dataflow.is_replicated for dataflow in layout.dataflows):
-            return ranks
-        return len({self._topology.host_of(rank) for rank in set(ranks)}) == 1
+        layout = known.layout
+        if any(dataflow.is_replicated for dataflow in layout.dataflows) and ranks != tuple(layout.ranks):
+            return None  # every rank must have one copy
+        blocks = layout.blocks.blocks if isinstance(layout.blocks, PlacedBlocks) else layout.blocks
+        return attrs.evolve(known, layout=attrs.evolve(layout, blocks=PlacedBlocks(blocks, ranks)))
 
     def _layout(
         self, kind: type[ShardingType] | ShardingType, entry: Mapping[str, Any], where: str

@@ -16,12 +16,13 @@ from attrs import field, frozen
 from shardwright.errors import PlanError, ShardwrightError
 from shardwright.host.plugin_host import host
 from shardwright.planning.machines.topology import CPU_DEVICE, Topology
-from shardwright.planning.options.moving import ValueBytes
+from shardwright.planning.options.moving import ValueBytes, weight_bits
 from shardwright.planning.plan.inputs import InputTables, reading_inputs
-from shardwright.planning.plan.plan import ParameterSharding, ShardingPlan
+from shardwright.planning.plan.plan import ShardingPlan
+from shardwright.planning.plan.sharding import ParameterSharding
 from shardwright.planning.report.check import is_stated, real_value_ms
 from shardwright.planning.report.moves import ReshardMoves, TableMoves
-from shardwright.planning.tables.spec import DataType, TableSpec
+from shardwright.planning.tables.spec import TableSpec
 
 
 @frozen
@@ -169,7 +170,7 @@ class _Comparison:
         """Bytes of a table's values, and whether states are among them."""
         spec = self.tables.get(path)
         if spec is None or old is None:
-            return ValueBytes((spec.data_type if spec else DataType.FP32).bits), old is None
+            return ValueBytes(weight_bits(spec) if spec else 32), old is None
         return value_bytes(spec, old)
 
     def change(
@@ -198,7 +199,7 @@ def value_bytes(table: TableSpec, sharding: ParameterSharding) -> tuple[ValueByt
         kernel = host().compute_kernels.create(sharding.compute_kernel)
         return ValueBytes.of(table, kernel, sharding.device_on(sharding.ranks[0])), True
     except ShardwrightError:  # a plugin that is not installed here, or that does not know such a table
-        return ValueBytes(table.data_type.bits), False
+        return ValueBytes(weight_bits(table)), False
 
 
 def _topology_of(first: ShardingPlan, second: ShardingPlan) -> Topology:

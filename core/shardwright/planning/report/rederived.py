@@ -24,7 +24,8 @@ from shardwright.planning.options.planning_plugins import PlanningPlugins, Plugi
 from shardwright.planning.options.preparation import prepare
 from shardwright.planning.options.search_space import SearchSpace
 from shardwright.planning.plan.inputs import InputTables, reading_inputs
-from shardwright.planning.plan.plan import ParameterSharding, ShardingPlan
+from shardwright.planning.plan.plan import ShardingPlan
+from shardwright.planning.plan.sharding import ParameterSharding
 from shardwright.planning.search.objectives import (
     LARGEST_RANK_TIME,
     OBJECTIVES,
@@ -171,14 +172,6 @@ def placed_plan(space: SearchSpace, proposal: Ints, ranks: Sequence[Sequence[int
     shards = propose(space, proposal)
     value_ms = OBJECTIVES[space.objective](phase_loads(space, proposal, shards, places))
     return PlacedPlan(proposal, places, shards.loads_ms(places), shards.used_bytes(places), value_ms)
-
-
-def _proposer(document: Mapping[str, Any]) -> str:
-    """The proposer that a document names; empty where it names none."""
-    names = (
-        plugin.get("name") for plugin in document.get("plugins", ()) if plugin.get("kind") == "proposers"
-    )
-    return next(names, None) or ""
 
 
 def _fixed_ranks(options: Options, option: int) -> list[int]:

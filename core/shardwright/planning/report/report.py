@@ -13,8 +13,8 @@ from shardwright.host.extensions import load_at
 from shardwright.planning.options.averaging import AVERAGING, sent_bytes
 from shardwright.planning.options.inputs import assumed_inputs, under_assumed_values
 from shardwright.planning.options.search_space import SearchSpace
-from shardwright.planning.plan.plan import aligned, codecs_text
-from shardwright.planning.report.statistics import RankStatistics, Statistics
+from shardwright.planning.plan.sharding import aligned, codecs_text
+from shardwright.planning.report.statistics import Statistics, rank_cells
 from shardwright.planning.search.objectives import OBJECTIVE_TEXTS
 from shardwright.planning.search.placement import PlacedPlan
 from shardwright.planning.search.search import SearchResult
@@ -283,19 +283,6 @@ def objective_data(plan: PlacedPlan, objective: str) -> dict[str, Any]:
     }
 
 
-def rank_cells(rank: RankStatistics) -> tuple[str, ...]:
-    """A rank's row of a table: its number, memory tiers, time, input, output, shards."""
-    counts = ", ".join(f"{name}: {count}" for name, count in rank.num_shards.items())
-    return (
-        str(rank.rank),
-        *(_share(used, rank.capacity_bytes[tier]) for tier, used in rank.used_bytes.items()),
-        f"{rank.time_ms:.4g}",
-        f"{rank.input_bytes / _MB:.2f}",
-        f"{rank.output_bytes / _MB:.2f}",
-        counts or "none",
-    )
-
-
 def _taken_instead(refused: str, taken: set[str]) -> str:
     """Name the kernels that were taken instead; a refused one may have been taken with another layout."""
     others = ", ".join(repr(name) for name in sorted(taken - {refused}))
@@ -309,8 +296,3 @@ def value_text(name: str, value: Any) -> str:
     if name.endswith("_bw"):
         return f"{bytes_text(1000 * value)}/s"
     return str(value)
-
-
-def _share(used: float, capacity: float) -> str:
-    percent = 100 * used / capacity if capacity else 0.0
-    return f"{bytes_text(used)} ({percent:.0f}%)"

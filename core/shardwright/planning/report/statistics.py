@@ -17,9 +17,10 @@ from attrs import frozen
 from shardwright.planning.arrays import Floats, Ints
 from shardwright.planning.options.averaging import averaged_bytes
 from shardwright.planning.options.search_space import SearchSpace, traffic_bytes
-from shardwright.planning.plan.plan import ranks_text
+from shardwright.planning.plan.sharding import ranks_text
 from shardwright.planning.search.placement import Chosen, PlacedPlan, ranks_of_tables
 from shardwright.planning.tables.codecs import QCommsConfig
+from shardwright.planning.text import bytes_text
 
 
 @frozen
@@ -260,3 +261,21 @@ class Statistics:
 def _plain(value: Any) -> dict[str, Any]:
     fields = attrs.asdict(value)
     return {name: list(item) if isinstance(item, tuple) else item for name, item in fields.items()}
+
+
+def rank_cells(rank: RankStatistics) -> tuple[str, ...]:
+    """A rank's row of a table: its number, memory tiers, time, input, output, shards."""
+    counts = ", ".join(f"{name}: {count}" for name, count in rank.num_shards.items())
+    return (
+        str(rank.rank),
+        *(_share(used, rank.capacity_bytes[tier]) for tier, used in rank.used_bytes.items()),
+        f"{rank.time_ms:.4g}",
+        f"{rank.input_bytes / 1e6:.2f}",
+        f"{rank.output_bytes / 1e6:.2f}",
+        counts or "none",
+    )
+
+
+def _share(used: float, capacity: float) -> str:
+    percent = 100 * used / capacity if capacity else 0.0
+    return f"{bytes_text(used)} ({percent:.0f}%)"

@@ -1,24 +1,24 @@
-"""Explanations of why there is no plan, with the numbers, and what would help."""
+"""Explanations of why there is no plan, with the numbers, and what would help; proofs of that which need no search.
+
+Legend: A tables, M memory tiers, O options, W ranks.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from itertools import combinations
+
 import attrs
 import numpy as np
+from attrs import frozen
 
 from shardwright.errors import NoPlanError, ShardwrightError
+from shardwright.planning.arrays import Ints
 from shardwright.planning.options.enumeration import enumerate_options
 from shardwright.planning.options.inputs import Request
 from shardwright.planning.options.planning_plugins import PlanningPlugins
+from shardwright.planning.options.rank_rules import some
 from shardwright.planning.options.search_space import SearchSpace, estimate_costs
-from shardwright.planning.search.impossible import (
-    MORE,
-    blocks_text,
-    enough_text,
-    of_total,
-    scarcest,
-    table_too_large,
-    too_much,
-)
 from shardwright.planning.search.placement import Misfit, fixed_misfit, propose
 from shardwright.planning.search.search import SearchResult
 from shardwright.planning.tables.constraints import Constraints
@@ -28,20 +28,30 @@ from shardwright.planning.text import bytes_text
 # Above this part of the memory, that shards pack badly is the likely reason; and so much more than is needed suffices
 # for most workloads of tests/benchmarks/planning/plan_gaps.py.
 _TIGHT, _SPARE = 0.8, 0.1
+_MORE = (
+    " More ranks or memory, a smaller data type or storage_reservation, or a sharding type or kernel that needs "
+    "less of it on one rank would help."
+)
+_LOOSEN = (
+    " Loosen 'ranks' or 'together' of the constraints; or more memory, a smaller data type, batch size or "
+    "storage_reservation."
+)
 
 
 def why_impossible(
     space: SearchSpace, request: Request, plugins: PlanningPlugins, *, on_this_machine: bool
 ) -> NoPlanError | None:
     """The error, if no plan can fit for a reason that needs no search; else ``None``."""
-    too_large = table_too_large(space)
+    too_large = _too_large(space)
     if too_large is not None:
-        help_text = (
-            _what_would_fit(space, too_large.table, request, plugins, on_this_machine=on_this_machine) or MORE
-        )
-        return NoPlanError(too_large.text + help_text)
-    crowded = too_much(space)
-    return NoPlanError(crowded) if crowded else None
+        table, text, ranks = too_large
+        would_fit = _what_would_fit(space, table, request, plugins, on_this_machine=on_this_machine)
+        return NoPlanError(text + (would_fit or (_MORE if ranks is None else _LOOSEN)))
+    need = next((need for need in _needs(space) if need.least_bytes > need.usable_bytes), None)
+    if need is None:
+        return None
+    help_text = f" I{_enough_text(space, need)[1:]}" if need.tables is None else _LOOSEN
+    return NoPlanError(f"no plan: {need.text(space)}.{help_text}")
 
 
 def explain_no_plan(
@@ -67,56 +77,193 @@ def explain_no_plan(
     )
 
 
+def _too_large(space: SearchSpace) -> tuple[int, str, list[int] | None] | None:
+    """The first table of which no option fits on the ranks that it may use, were they empty.
+
+    Returns:
+        Its index among all tables, a text, and these ranks if they are not all.
+    """
+    options, rules = space.options, space.rules
+    fits = np.logical_or.reduceat(space.fits_alone, options.first_option[:-1])[options.distinct_table]
+    ruled = rules.concerned if rules else frozenset[int]()
+    for table in sorted({*np.flatnonzero(~fits).tolist(), *ruled}):
+        ranks = sorted(rules.allowed(table)) if rules and table in ruled else None
+        mine = np.array(options.of_table(int(options.distinct_table[table])))
+        there = space.capacity_bytes if ranks is None else space.capacity_bytes[ranks]
+        # Of each option: what its largest shard needs of one rank, and, of some ranks, all of it of all: [O, 2, M].
+        needs = np.stack([space.largest_bytes[mine], space.total_bytes[mine]], axis=1)[
+            :, : 1 if ranks is None else 2
+        ]
+        has = np.stack([there.max(axis=0), there.sum(axis=0)])[: needs.shape[1]]
+        nearest = int(np.argmin((needs - has).max(axis=(1, 2))))
+        if fits[table] and (needs[nearest] <= has).all():
+            continue
+        together = int(len(has) > 1 and (needs[nearest, 0] <= has[0]).all())
+        tier = int(np.argmax(needs[nearest, together] - has[together]))
+        rank = int(np.argmax(there[:, tier])) if ranks is None else ranks[int(np.argmax(there[:, tier]))]
+        who = "they have" if together else f"the emptiest rank ({rank}) has"
+        only = "" if ranks is None else f" may use no ranks but {some(ranks)}, and"
+        text = (
+            f"no plan: table {options.all_tables[table].describe()}{only} needs "
+            f"{bytes_text(needs[nearest, together, tier])} of {space.tiers[tier]} "
+            f"{'there' if together else 'on one rank'}, as {_option_text(space, int(mine[nearest]))}; {who} "
+            f"{bytes_text(has[together, tier])}{'' if together else _of_total(space, rank, tier)}."
+        )
+        return table, text, ranks
+    return None
+
+
+@frozen
+class _Need:
+    """Least memory that some tables need of some tiers together.
+
+    Args:
+        tables: indices among all tables; ``None`` for all of them on all ranks.
+        where: words for what keeps the tables to some ranks.
+        tiers: indices of the tiers.
+        least_bytes: bytes that the least needy options take.
+        usable_bytes: bytes that these ranks have, without what is reserved.
+        total_bytes: bytes that they have.
+    """
+
+    tables: tuple[int, ...] | None
+    where: str
+    tiers: tuple[int, ...]
+    least_bytes: int
+    usable_bytes: int
+    total_bytes: int
+
+    def text(self, space: SearchSpace) -> str:
+        """``the 26 tables need at least 21.8 TiB of hbm and ddr together, ...; the 16 ranks have 8.8 TiB``."""
+        tables, count = space.options.all_tables, len(space.capacity_bytes)
+        who, have = f"the {len(tables)} tables need", f"the {count} ranks have"
+        if self.tables is not None:
+            names = some([tables[table].path for table in self.tables])
+            who, have = f"{len(self.tables)} of the tables ({names}) {self.where}, and need", "there is"
+        is_reserved = self.usable_bytes < self.total_bytes
+        reserved = f" (of {bytes_text(self.total_bytes)}, the rest is reserved)" if is_reserved else ""
+        return (
+            f"{who} at least {bytes_text(self.least_bytes)} of "
+            f"{' and '.join(space.tiers[tier] for tier in self.tiers)} together, whatever is chosen; {have} "
+            f"{bytes_text(self.usable_bytes)}{reserved}"
+        )
+
+
+def _needs(space: SearchSpace) -> Iterator[_Need]:
+    """Yield the need of all tables for each tier in use, each two, and so on; then of those kept to some ranks."""
+    used = np.flatnonzero(space.total_bytes.any(axis=0)).tolist()
+    chosen = [tiers for count in range(1, len(used) + 1) for tiers in combinations(used, count)]
+    for tables, where, ranks, together in _kept_to_ranks(space):
+        for tiers in chosen:
+            least = np.minimum.reduceat(
+                space.total_bytes[:, tiers].sum(axis=1), space.options.first_option[:-1]
+            )
+            of_each = least[space.options.distinct_table]
+            usable, total = (
+                int(together(capacity[ranks][:, tiers].sum(axis=1)))
+                for capacity in (space.capacity_bytes, space.topology.capacity_bytes)
+            )
+            needed = int((of_each if tables is None else of_each[list(tables)]).sum())
+            yield _Need(tables, where, tiers, needed, usable, total)
+
+
+def _kept_to_ranks(
+    space: SearchSpace,
+) -> Iterator[tuple[tuple[int, ...] | None, str, list[int], Callable[[Ints], int]]]:
+    """Yield tables, what keeps them to some ranks, these, and how the memory of these goes together."""
+    yield None, "", list(range(len(space.capacity_bytes))), np.sum
+    rules = space.rules
+    if rules is None:
+        return
+    for group in dict.fromkeys(rules.together.values()):
+        yield group, "are kept together on one rank", sorted(rules.allowed(group[0])), np.max
+    for allowed in dict.fromkeys(rules.allowed(table) for table in sorted(rules.ranks)):
+        tables = tuple(table for table in sorted(rules.concerned) if rules.allowed(table) <= allowed)
+        ranks = sorted(allowed)
+        yield tables, f"may use no ranks but {some(ranks)}", ranks, np.sum
+
+
+def _enough_text(space: SearchSpace, need: _Need, spare: float = 0.0) -> str:
+    """Name the least number of ranks, or memory of each, that would be enough.
+
+    Args:
+        space: options and capacities.
+        need: need of all tables.
+        spare: the part of what is needed that is to be left over.
+    """
+    world_size, tier = len(space.capacity_bytes), need.tiers[0]
+    least = int(need.least_bytes * (1 + spare))
+    usable = int(space.capacity_bytes[:, tier].sum())
+    total = int(space.topology.capacity_bytes[:, tier].sum())
+    more = max(0.0, (least - need.usable_bytes) * (total / usable if usable else 1) / world_size)
+    ways = [f"{bytes_text(more)} more of {space.tiers[tier]} on each"]
+    if need.usable_bytes:
+        ways.insert(0, f"{-(-least * world_size // need.usable_bytes)} such ranks")
+    what = f"to have {spare:.0%} to spare, it takes" if spare else "it takes at least"
+    return f"{what} {' or '.join(ways)}; or a smaller data type, batch size or storage_reservation."
+
+
 def _room_text(space: SearchSpace) -> str:
     """Tell the need and the supply of the scarcest memory, and what would leave some over."""
-    needed = scarcest(space)
-    if needed is None:
+    each = [n for n in _needs(space) if n.tables is None and n.usable_bytes and n.least_bytes]
+    if not each:
         return ""
-    part = needed.least_bytes / needed.usable_bytes
-    text = f" Of memory, {needed.text(space)}: {part:.1%} of it is needed."
+    need = max(each, key=lambda need: need.least_bytes / need.usable_bytes)
+    part = need.least_bytes / need.usable_bytes
+    text = f" Of memory, {need.text(space)}: {part:.1%} of it is needed."
     if part < _TIGHT:
         return text
-    return f"{text} Shards do not fill ranks to the last byte: {enough_text(space, needed, spare=_SPARE)}"
+    return f"{text} Shards do not fill ranks to the last byte: {_enough_text(space, need, spare=_SPARE)}"
 
 
 def _refuted_text(space: SearchSpace, result: SearchResult) -> str:
-    have = ", ".join(
-        f"{bytes_text(total)} of {tier}"
-        for tier, total in zip(space.tiers, space.capacity_bytes.sum(axis=0).tolist(), strict=True)
-    )
     text = (
         f"no plan: it is proven that no choice of options for the {len(space.options.all_tables)} tables fits in the "
-        f"memory of {len(space.capacity_bytes)} ranks, which is {have} together."
+        f"memory of {len(space.capacity_bytes)} ranks."
     )
     if result.misfit is not None:
-        misfit = result.misfit
-        table = space.options.all_tables[misfit.table].describe()
-        text += (
-            f" In what came nearest, a shard of table {table} needs {bytes_text(misfit.needed_bytes)} of "
-            f"{misfit.tier}, and rank {misfit.rank} has {bytes_text(misfit.free_bytes)} left."
-        )
-    return text + _room_text(space) + MORE
+        text += f" In what came nearest, {_misfit_text(space, result.misfit)}."
+    return text + _room_text(space) + _MORE
 
 
 def _nearest_text(space: SearchSpace, result: SearchResult, misfit: Misfit) -> str:
-    table = space.options.all_tables[misfit.table].describe()
-    tier = space.tiers.index(misfit.tier)
-    needed = f"{bytes_text(misfit.needed_bytes)} of {misfit.tier}"
-    has = f"has {bytes_text(misfit.free_bytes)} left of {bytes_text(misfit.capacity_bytes)}"
-    nearest = (
-        f"the shards that must live on rank {misfit.rank} need {needed} together, the largest is of table "
-        f"{table}; it {has}"
-        if misfit.is_fixed
-        else f"a shard of table {table}, one of {misfit.gang_size} that must share a host, needs {needed}; on the "
-        f"host that came nearest, the rank with most room ({misfit.rank}) {has}"
-        if misfit.gang_size > 1
-        else f"a shard of table {table} needs {needed}; the emptiest rank ({misfit.rank}) {has}"
-    )
     return (
-        f"no plan found: {result.num_proposals} proposals were tried, none fitted. In the one that came "
-        f"nearest, {nearest}{of_total(space, misfit.rank, tier)}.{_room_text(space)} A plan may exist all the "
-        "same: try another proposer or partitioner, a smaller storage_reservation, or more ranks."
+        f"no plan found: {result.num_proposals} proposals were tried, none fitted. In the one that came nearest, "
+        f"{_misfit_text(space, misfit)}.{_room_text(space)} A plan may exist all the same: try another proposer or "
+        "partitioner, a smaller storage_reservation, or more ranks."
     )
+
+
+def _misfit_text(space: SearchSpace, misfit: Misfit) -> str:
+    table = space.options.all_tables[misfit.table].describe()
+    needed = f"{bytes_text(misfit.needed_bytes)} of {misfit.tier}"
+    of_total = _of_total(space, misfit.rank, space.tiers.index(misfit.tier))
+    has = f"has {bytes_text(misfit.free_bytes)} left of {bytes_text(misfit.capacity_bytes)}{of_total}"
+    if misfit.is_fixed:
+        return (
+            f"the shards that must live on rank {misfit.rank} need {needed} together, the largest is of table "
+            f"{table}; it {has}"
+        )
+    if misfit.gang_size > 1:
+        return (
+            f"a shard of table {table}, one of {misfit.gang_size} that must share a host, needs {needed}; on the host "
+            f"that came nearest, the rank with most room ({misfit.rank}) {has}"
+        )
+    return f"a shard of table {table} needs {needed}; the emptiest rank ({misfit.rank}) {has}"
+
+
+def _of_total(space: SearchSpace, rank: int, tier: int) -> str:
+    """Tell that a rank's capacity is in part reserved; empty if it is not."""
+    total = int(space.topology.capacity_bytes[rank, tier])
+    usable = int(space.capacity_bytes[rank, tier])
+    return f" (of {bytes_text(total)}, the rest is reserved)" if usable < total else ""
+
+
+def _option_text(space: SearchSpace, option: int) -> str:
+    """``'row_wise' with kernel 'fused' (3 blocks)``."""
+    options, count = space.options, int(space.options.shards_per_option[option])
+    kind, kernel = options.type_of(option).name, options.kernel_of(option).name
+    return f"{kind!r} with kernel {kernel!r} ({count} block{'s' if count > 1 else ''})"
 
 
 def _what_would_fit(
@@ -131,18 +278,15 @@ def _what_would_fit(
         freed = _freed_space(space, spec, request, plugins, on_this_machine=on_this_machine)
     except ShardwrightError:
         return ""
-    options = freed.options
-    for option in range(options.num_options):
-        kind, kernel = options.type_of(option).name, options.kernel_of(option).name
+    for option in range(freed.options.num_options):
         alone = np.array([option])
         shards = propose(freed, alone)
         fits = fixed_misfit(freed, alone, shards) is None
         if fits and not isinstance(plugins.partitioner.place(shards), Misfit):
             tier = int(np.argmax(freed.largest_bytes[option]))
             return (
-                f" {kind!r} with kernel {kernel!r} ({blocks_text(options, option)}) needs "
-                f"{bytes_text(freed.largest_bytes[option, tier])} of {space.tiers[tier]} for its largest "
-                f"block: allow it in constraints[{spec.name!r}]."
+                f" {_option_text(freed, option)} needs {bytes_text(freed.largest_bytes[option, tier])} of "
+                f"{space.tiers[tier]} for its largest block: allow it in constraints[{spec.name!r}]."
             )
     return ""
 

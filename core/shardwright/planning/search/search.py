@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Generator, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Generator, Sequence
 from typing import Any
 
 import numpy as np
@@ -166,7 +165,6 @@ def search(
     max_proposals: int = MAX_PROPOSALS,
     last_resorts: Sequence[Partitioner] = (),
     watch: Watch | None = None,
-    known: Mapping[str, Placed] = MappingProxyType({}),
 ) -> SearchResult:
     """Run the proposers one after the other, and keep the best of all they propose and prove.
 
@@ -177,14 +175,11 @@ def search(
         max_proposals: largest number of proposals of each proposer, proposals tried before not counted.
         last_resorts: partitioners that place the proposals that came nearest, where none fitted.
         watch: told of progress, and asked whether to end; no limit by default.
-        known: plans that were found before, by the names of the proposers that found them.
 
     Raises:
         PlanningError: a proposer or the partitioner broke its contract.
     """
     state = _Search(space, partitioner, watch or Watch())
-    for name, placed in known.items():
-        state.rate(placed, name)
     for proposer in proposers:
         _run(state, proposer, max_proposals)
     if state.proposal is None and state.proven.bound_ms <= space.most_ms:

@@ -13,7 +13,6 @@ from attrs import field, frozen
 
 from shardwright.arguments import brief, typed
 from shardwright.errors import InvalidInputError
-from shardwright.planning.documents.limits import MOST_LOOKUPS
 from shardwright.planning.layouts.row_maps import not_negative
 
 LOAD_FACTOR = 0.2
@@ -53,14 +52,6 @@ def _counts(values: Any) -> tuple[float, ...]:
     return tuple(map(float, listed))
 
 
-def _lookups(instance: Any, attribute: Any, value: Any) -> None:
-    for number in value if isinstance(value, tuple) else (value,):
-        if not 0 <= number <= MOST_LOOKUPS:
-            raise InvalidInputError(
-                f"{attribute.name} must be numbers from 0 to {MOST_LOOKUPS}, got {number}"
-            )
-
-
 def _not_negative(instance: Any, attribute: Any, value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) < math.inf:
         raise InvalidInputError(f"{attribute.name} must be a finite number from 0, got {brief(value)}")
@@ -79,8 +70,8 @@ class EmbeddingOffloadStats(CacheStatistics):
     """
 
     cacheability: float = field(validator=_not_negative)
-    expected_lookups: float = field(validator=[_not_negative, _lookups])
-    mrc_hist_counts: tuple[float, ...] = field(converter=_counts, validator=_lookups)
+    expected_lookups: float = field(validator=_not_negative)
+    mrc_hist_counts: tuple[float, ...] = field(converter=_counts)
     height: int = field(validator=not_negative)
 
     @classmethod

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from attrs import asdict, field, fields, frozen
 
 from shardwright.arguments import brief, typed
 from shardwright.errors import InvalidInputError, PlanningError, nearest
+from shardwright.host.process import process_host
 from shardwright.planning.plugin_calls import calling
 
 if TYPE_CHECKING:
@@ -124,9 +125,7 @@ def codecs_of(config: QCommsConfig | None) -> list[Codec]:
 
 
 def _codecs() -> Registry[Codec]:
-    from shardwright.host.plugin_host import host
-
-    return host().codecs
+    return cast("Registry[Codec]", process_host().codecs)
 
 
 def _create(name: str | None) -> Codec | None:

@@ -228,10 +228,6 @@ class ParameterConstraints:
         missing = {name: getattr(other, name) for name in other.given if getattr(self, name) is None}
         return attrs.evolve(self, **missing) if missing else self
 
-    def only(self, names: Iterable[str]) -> ParameterConstraints:
-        """Keep some fields, and drop the others."""
-        return ParameterConstraints(**{name: getattr(self, name) for name in names})
-
     def per_feature(self, name: str, table: TableSpec, default: float) -> tuple[float, ...]:
         """``pooling_factors``, ``num_poolings`` or ``batch_sizes``, one for each of a table's features.
 

@@ -9,20 +9,19 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, KeysView, Mapping, Sequence, Set
 from enum import Enum, unique
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 from attrs import converters, evolve, field, frozen, validators
 
 from shardwright.arguments import brief, typed, whole
 from shardwright.errors import InvalidInputError
 from shardwright.planning.documents.limits import MOST_ROWS
+from shardwright.planning.layouts.blocks import ColumnRange
+from shardwright.planning.layouts.row_maps import RowPart, RowsRange
 from shardwright.planning.tables.caching import CacheParams
 from shardwright.planning.tables.codecs import QCommsConfig, as_qcomms
+from shardwright.planning.tables.data_types import TORCH_NAMES, DataType
 from shardwright.planning.tables.optimizers import ASSUMED, STILL, OptimizerSpec, check_max_gradient
-
-if TYPE_CHECKING:
-    from shardwright.planning.layouts.layout import ColumnRange
-    from shardwright.planning.layouts.row_maps import RowPart
 
 
 @unique
@@ -32,40 +31,6 @@ class PoolingType(Enum):
     SUM = "SUM"
     MEAN = "MEAN"
     NONE = "NONE"
-
-
-@unique
-class DataType(Enum):
-    """The element type of a table's weights, under TorchRec's names."""
-
-    FP32 = "FP32"
-    FP16 = "FP16"
-    BF16 = "BF16"
-    INT8 = "INT8"
-    UINT8 = "UINT8"
-    INT4 = "INT4"
-    INT2 = "INT2"
-    FP8 = "FP8"
-
-    @property
-    def bits(self) -> int:
-        """Bits of one element."""
-        return _BITS[self.value]
-
-    @property
-    def torch_name(self) -> str:
-        """The name of the torch dtype (``"float32"``); raises for types torch cannot train."""
-        try:
-            return _TORCH_NAMES[self.value]
-        except KeyError:
-            raise InvalidInputError(
-                f"data type {self.value} has no trainable torch dtype; trainable: {', '.join(_TORCH_NAMES)}"
-            ) from None
-
-
-_E = TypeVar("_E", bound=Enum)
-_BITS = {"FP32": 32, "FP16": 16, "BF16": 16, "INT8": 8, "UINT8": 8, "INT4": 4, "INT2": 2, "FP8": 8}
-_TORCH_NAMES = {"FP32": "float32", "FP16": "float16", "BF16": "bfloat16"}
 
 
 def _positive(instance: Any, attribute: Any, value: Any) -> None:
@@ -86,27 +51,14 @@ def is_answer(instance: Any, attribute: Any, value: Any) -> None:
         raise InvalidInputError(f"{attribute.name} must be true or false, got {value!r}")
 
 
-def _member(kind: type[_E], value: Any) -> _E:
-    if isinstance(value, kind):
+def _pooling(value: PoolingType | str) -> PoolingType:
+    if isinstance(value, PoolingType):
         return value
     try:
-        return kind(str(value).upper())
+        return PoolingType(str(value).upper())
     except ValueError:
-        known = ", ".join(str(member.value) for member in kind)
-        raise InvalidInputError(f"{brief(value)} is no {kind.__name__}. Known: {known}.") from None
-
-
-def _pooling(value: PoolingType | str) -> PoolingType:
-    return _member(PoolingType, value)
-
-
-def data_type_named(value: DataType | str) -> DataType:
-    """The data type of that name, in capitals or not.
-
-    Raises:
-        InvalidInputError: there is none.
-    """
-    return _member(DataType, value)
+        known = ", ".join(str(member.value) for member in PoolingType)
+        raise InvalidInputError(f"{brief(value)} is no PoolingType. Known: {known}.") from None
 
 
 def _tuple(value: Iterable[str]) -> tuple[str, ...]:
@@ -164,7 +116,7 @@ class EmbeddingConfig:
         num_embeddings: rows of the table.
         embedding_dim: columns of the table.
         name: the table's name, unique in its collection.
-        data_type: element type of the weights.
+        data_type: name of the form in which rows are stored: FP32, FP16 or BF16, of tables that are trained.
         feature_names: the features looked up in this table.
         weight_init_max: upper end of the uniform initial weights; ``sqrt(1 / num_embeddings)`` by default.
         weight_init_min: lower end; ``-sqrt(1 / num_embeddings)`` by default.
@@ -186,7 +138,7 @@ class EmbeddingConfig:
     num_embeddings: int = field(converter=whole, validator=_positive)
     embedding_dim: int = field(converter=whole, validator=_positive)
     name: str = field(default="", validator=validators.instance_of(str))
-    data_type: DataType = field(default=DataType.FP32, converter=data_type_named)
+    data_type: DataType = field(default=DataType("FP32"), converter=DataType)
     feature_names: list[str] = field(factory=list, converter=_names)
     weight_init_max: float | None = field(default=None, converter=converters.optional(_number))
     weight_init_min: float | None = field(default=None, converter=converters.optional(_number))
@@ -286,7 +238,8 @@ class TableSpec:
         num_embeddings: rows.
         embedding_dim: columns.
         feature_names: the features looked up in it, in the module's order.
-        data_type: element type of the weights.
+        data_type: name of the form in which rows are stored: FP32, FP16, BF16, or that of a row format that a compute
+            kernel brings.
         pooling: rule that makes one vector of a bag; ``NONE`` for sequences.
         is_weighted: ids carry a weight each.
         module: path of the module in the model ("" for the model itself).
@@ -307,7 +260,7 @@ class TableSpec:
     num_embeddings: int = field(converter=whole, validator=_positive)
     embedding_dim: int = field(converter=whole, validator=_positive)
     feature_names: tuple[str, ...] = field(default=(), converter=_tuple)
-    data_type: DataType = field(default=DataType.FP32, converter=data_type_named)
+    data_type: DataType = field(default=DataType("FP32"), converter=DataType)
     pooling: PoolingType = field(default=PoolingType.SUM, converter=_pooling)
     is_weighted: bool = field(default=False, validator=is_answer)
     module: str = ""
@@ -364,12 +317,12 @@ class TableSpec:
     def served(self) -> TableSpec:
         """The table as it is served: looked up and never updated.
 
-        One of a type that can be trained has an optimizer that does nothing, so that any kernel takes it; a quantised
-        one has none. A table that is frozen already is what it is.
+        One of floats has an optimizer that does nothing, so that any kernel takes it; others have none. A table that is
+        frozen already is what it is.
         """
         if self.is_frozen:
             return self
-        optimizer = STILL if self.data_type.value in _TORCH_NAMES else None
+        optimizer = STILL if self.data_type in TORCH_NAMES else None
         return evolve(self, optimizer=optimizer, update=UPDATES[0], max_gradient=None, is_frozen=True)
 
     def kernels_allowed(self, sharding_type: str) -> tuple[str, ...] | None:
@@ -377,20 +330,8 @@ class TableSpec:
         return None if self.allowed is None else dict(self.allowed).get(sharding_type, ())
 
     @property
-    def row_bytes(self) -> int:
-        """Bytes of the elements of one row; :func:`stored_row_bytes` adds the scale and bias of quantised rows."""
-        return -(-self.embedding_dim * self.data_type.bits // 8)
-
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of all weights."""
-        return self.num_embeddings * self.row_bytes
-
-    @property
     def all_rows(self) -> RowPart:
         """The one part that holds every row."""
-        from shardwright.planning.layouts.row_maps import RowsRange
-
         return RowsRange(self.num_embeddings, parts=1)[0]
 
     @property
@@ -400,13 +341,11 @@ class TableSpec:
 
     def columns(self, start: int, stop: int) -> ColumnRange:
         """The columns ``start <= c < stop``."""
-        from shardwright.planning.layouts.layout import ColumnRange
-
         return ColumnRange(start, stop)
 
     def describe(self) -> str:
         """``'user_id' (4_000_000 x 128 FP16)``, for messages."""
-        return f"'{self.path}' ({self.num_embeddings:_} x {self.embedding_dim} {self.data_type.value})"
+        return f"'{self.path}' ({self.num_embeddings:_} x {self.embedding_dim} {self.data_type})"
 
 
 def embedding_names(features_by_table: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:

@@ -5,7 +5,7 @@ Their form is that of ``documents/schemas/workload.schema.json``; the page ``doc
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from attrs import frozen
 
 from shardwright.errors import InvalidInputError
 from shardwright.planning.documents import WORKLOAD
-from shardwright.planning.documents.limits import MOST_FEATURES
 from shardwright.planning.tables.caching import CacheParams
 from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
 from shardwright.planning.tables.optimizers import OptimizerSpec
@@ -64,7 +63,6 @@ class Workload:
             InvalidInputError: it has another form, or more features than are planned for; the text says where.
         """
         WORKLOAD.check(data)
-        _check_features(data["tables"])
         tables, constraints = [], {}
         for index, entry in enumerate(data["tables"]):
             table = table_from_data(entry, f"table {index}")
@@ -82,15 +80,6 @@ class Workload:
         for path, use in self.constraints.items():
             rules[path] = rules[path].filled_from(use) if path in rules else use
         return Constraints(rules)
-
-
-def _check_features(entries: Iterable[Mapping[str, Any]]) -> None:
-    """Check the number of features before their names are made."""
-    count = sum(entry.get("num_features", 1) for entry in entries)
-    if count > MOST_FEATURES:
-        raise InvalidInputError(
-            f"the tables have {count} features together; {MOST_FEATURES} can be planned for"
-        )
 
 
 def _use(entry: Mapping[str, Any]) -> dict[str, Any]:
@@ -155,7 +144,7 @@ def table_to_data(table: TableSpec) -> dict[str, Any]:
         "num_embeddings": table.num_embeddings,
         "embedding_dim": table.embedding_dim,
         **_features_data(table),
-        "data_type": table.data_type.value,
+        "data_type": str(table.data_type),
         "pooling": table.pooling.value,
     }
     if table.is_weighted:

@@ -12,23 +12,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
 from attrs import field, frozen
 from torch import Tensor, nn
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.optim import Optimizer
 
-from shardwright.errors import CheckpointError, DuplicateNameError, InvalidInputError, UnsupportedError
-from shardwright.modules.embedding_configs import dtype_of
+from shardwright.errors import DuplicateNameError, InvalidInputError, UnsupportedError
 from shardwright.optim.combined import CombinedOptimizer
 from shardwright.optim.keyed import KeyedOptimizer, OptimizerWrapper, named_optimizer
-from shardwright.runtime.checkpoint.reading import Found, Ints, StoredCheckpoint
 from shardwright.runtime.sharded.collections.sharded_collection import ShardedCollection
 from shardwright.runtime.sharded.models.model_parallel import DistributedModelParallel
 from shardwright.runtime.sharded.tables.fused_optimizer import FusedOptimizer, state_of
 from shardwright.runtime.sharded.tables.sharded_table import ShardedTable
-from shardwright.runtime.sharded.tables.table_state import STORED_ROWS, LocalBlock, state_in_blocks
+from shardwright.runtime.sharded.tables.table_state import LocalBlock, state_in_blocks
 
 MODEL, STATE, GROUPS, EXTRA = "model.", "optimizer.state.", "optimizer.param_groups", "extra."
 STEP = "step"
@@ -294,9 +290,9 @@ def wanted_whole(key: str, value: Any) -> Wanted:
 def tables_wanted(tables: Iterable[NamedTable]) -> Iterator[Wanted]:
     """The weights of tables; what a kernel knows of rows is read before them."""
     for named in tables:
-        spec = named.table.state.table
-        dtype = dtype_of(spec.data_type)
-        yield named.wanted(MODEL + named.name, named.table.weight_of, spec.embedding_dim, dtype)
+        state = named.table.state
+        state.check_float("are loaded whole, by load_state_dict()")
+        yield named.wanted(MODEL + named.name, named.table.weight_of, state.table.embedding_dim, state.dtype)
 
 
 def fused_wanted(trained: Trained, prefix: str, leaf: FusedOptimizer) -> Iterator[Wanted]:
@@ -306,17 +302,3 @@ def fused_wanted(trained: Trained, prefix: str, leaf: FusedOptimizer) -> Iterato
         for entry, columns in leaf.columns_of(name).items():
             named = by_name[prefix + name]
             yield named.wanted(f"{STATE}{named.name}.{entry}", state_of(table, entry), columns, torch.float32)
-
-
-def stored_rows(stored: StoredCheckpoint, key: str) -> Ints:
-    """The stored row of each row of a table that is stored by an index: ``[R]``."""
-    name = key.removeprefix(MODEL) if key.startswith(MODEL) else key.removeprefix(STATE).rpartition(".")[0]
-    index = f"{MODEL}{name}.{STORED_ROWS}"
-    entry = stored.entries.get(index)
-    if not isinstance(entry, TensorStorageMetadata):
-        raise CheckpointError(
-            f"{stored.path} has {key!r} in the order of an index, {index!r}, but not the index"
-        )
-    found = Found(lambda rows: np.ones(len(rows), bool))
-    stored.read(found.requests(index, entry))
-    return found.places[np.argsort(found.numbers, kind="stable")]

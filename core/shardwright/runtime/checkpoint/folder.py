@@ -25,6 +25,15 @@ _LOCKS: dict[Path, int] = {}
 """Descriptors of the locks that this process holds; the kernel lets go of them when it ends, however it ends."""
 
 
+@contextmanager
+def disk_errors() -> Iterator[None]:
+    """A context in which errors of the system, as of a disk, are errors of checkpoints."""
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(str(error)) from error
+
+
 def folder_of(root: Path, step: int) -> Path:
     """The folder of a step."""
     return root / f"step_{step:010d}"

@@ -32,7 +32,7 @@ from shardwright.runtime.checkpoint.entries import (
     tables_wanted,
     wanted_whole,
 )
-from shardwright.runtime.checkpoint.folder import find_checkpoint
+from shardwright.runtime.checkpoint.folder import disk_errors, find_checkpoint
 from shardwright.runtime.checkpoint.reading import (
     NOWHERE,
     Found,
@@ -42,8 +42,7 @@ from shardwright.runtime.checkpoint.reading import (
     box_requests,
     row_requests,
 )
-from shardwright.runtime.checkpoint.saving import env_of
-from shardwright.runtime.checkpoint.together import compare_places, on_all_ranks
+from shardwright.runtime.checkpoint.saving import NAME_ALIKE, env_of
 from shardwright.runtime.sharded.tables.fused_optimizer import FusedOptimizer
 from shardwright.runtime.sharded.tables.table_state import STORED, STORED_ROWS, LocalBlock, state_in_blocks
 
@@ -111,9 +110,11 @@ def load_checkpoint(
         Step, the user's data and the plan; see :class:`LoadedCheckpoint`.
 
     Raises:
-        CheckpointError: there is none, it is damaged, or it does not fit the model; on all ranks.
+        CheckpointError: there is none, it is damaged, or it does not fit the model.
         InvalidInputError: there are no such parts.
-        DistributedError: ranks gave different paths or steps; on all ranks.
+        DistributedError: ranks gave different paths or steps; or a rank did not make this call, or was lost in it.
+
+    All ranks raise, and an error of the same class.
 
     Example:
         >>> import shardwright as sw
@@ -123,37 +124,33 @@ def load_checkpoint(
         shardwright.errors.CheckpointError: there is no checkpoint in /nowhere
     """
     env = env_of(model)
-    env.communicator.meet(env.lockstep.place("loading"), "load_checkpoint(), to be called on every rank,")
-    compare_places(env, path, step)
-    found = on_all_ranks(env, lambda: _found(Path(path), step) if env.rank == 0 else None)
-    folder = Path(env.communicator.broadcast_object(found))
-
-    def read() -> tuple[_Loading, list[str], list[str], list[Mapping[str, Any]]]:
-        if parts not in PARTS:
-            raise InvalidInputError(
-                f"parts must be {' or '.join(map(repr, PARTS))}, got {brief(parts)}",
-                subject="parts",
-                asked=parts,
-                possible=PARTS,
-            )
-        stored = StoredCheckpoint(folder, dcp_only=dcp_only)
+    with env.together("load_checkpoint()"), disk_errors(), torch.no_grad():
+        _check_parts(parts)
+        env.agree("the arguments of load_checkpoint()", {"path": repr(str(path)), "step": step}, NAME_ALIKE)
+        found = str(find_checkpoint(Path(path), step)) if env.rank == 0 else ""
+        env.agree("finding the checkpoint")
+        stored = StoredCheckpoint(Path(env.communicator.broadcast_object(found)), dcp_only=dcp_only)
         loading = _Loading(Trained(model, optimizers), stored, dict(renames or {}), parts == ALL)
         missing, unexpected = loading.compare(strict=strict)
         if verify:
             loading.stored.verify(loading.stored.files[env.rank :: env.world_size])
-        return loading, missing, unexpected, loading.extras()
-
-    loading, missing, unexpected, extras = on_all_ranks(env, read)
-    with torch.no_grad():
-        on_all_ranks(env, loading.load)
+        extras = loading.extras()
+        env.agree("comparing the checkpoint with the model")  # before anything is changed
+        loading.load()
     manifest = loading.stored.manifest
     own = extras[env.rank] if len(extras) == env.world_size else (extras or [{}])[0]
     step, plan = (None, None) if manifest is None else (manifest.step, manifest.plan)
-    return LoadedCheckpoint(folder, step, own, extras, plan, missing, unexpected, loading.left_out())
+    return LoadedCheckpoint(stored.path, step, own, extras, plan, missing, unexpected, loading.left_out())
 
 
-def _found(path: Path, step: int | None) -> str:
-    return str(find_checkpoint(path, step))
+def _check_parts(parts: str) -> None:
+    if parts not in PARTS:
+        raise InvalidInputError(
+            f"parts must be {' or '.join(map(repr, PARTS))}, got {brief(parts)}",
+            subject="parts",
+            asked=parts,
+            possible=PARTS,
+        )
 
 
 @define(eq=False)

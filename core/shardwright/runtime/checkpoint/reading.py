@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import math
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -26,7 +27,9 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 from torch.distributed.checkpoint.utils import _create_file_view
 
-from shardwright.errors import CheckpointError
+from shardwright.errors import CheckpointError, nearest
+from shardwright.runtime.checkpoint.entries import MODEL, STATE
+from shardwright.runtime.checkpoint.folder import find_checkpoint
 from shardwright.runtime.checkpoint.metadata import (
     MANIFEST,
     METADATA,
@@ -36,6 +39,7 @@ from shardwright.runtime.checkpoint.metadata import (
     metadata_from,
     reason_of,
 )
+from shardwright.runtime.sharded.tables.table_state import STORED, STORED_ROWS
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 NOWHERE = -1  # place of a row that no file has
@@ -94,8 +98,42 @@ class PieceRequest:
             self.sink(part, first - self.offsets[0])
 
 
+@frozen(eq=False)
+class StoredTensor:
+    """A tensor of a checkpoint, with its rows in order, whatever plan saved it.
+
+    Args:
+        shape: its shape.
+        dtype: dtype of its elements.
+        read: function that fills a tensor with its rows from a number on: ``read(rows, start)``.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    read: Callable[[Tensor, int], None]
+
+
+def open_checkpoint(
+    path: str | os.PathLike[str], step: int | None = None, *, dcp_only: bool = False
+) -> StoredCheckpoint:
+    """Open a checkpoint, to read tensors of it without a model.
+
+    Args:
+        path: a checkpoint, or a folder of them.
+        step: its step; the newest by default.
+        dcp_only: ``torch.distributed.checkpoint`` alone wrote it, so that there is no manifest.
+
+    Raises:
+        CheckpointError: it is damaged, or there is none.
+    """
+    return StoredCheckpoint(find_checkpoint(Path(path), step), dcp_only=dcp_only)
+
+
 class StoredCheckpoint:
     """A checkpoint in a folder: ours, or one that DCP alone wrote.
+
+    Names are ``model.`` and the name in the unsharded model's state dict, and ``optimizer.state.``, a parameter's name
+    and that of one of its states. Tables of keys have entries beside ``weight``, and rows in no order.
 
     Args:
         path: its folder.
@@ -191,6 +229,50 @@ class StoredCheckpoint:
             if keys
             else ""
         )
+
+    def tensor(self, key: str) -> StoredTensor:
+        """A tensor of that name, none of which is read yet.
+
+        Raises:
+            CheckpointError: there is none.
+        """
+        by_index = f"{key}.{STORED}" in self.entries
+        name = f"{key}.{STORED}" if by_index else key
+        entry = self.entries.get(name)
+        if not isinstance(entry, TensorStorageMetadata):
+            raise CheckpointError(f"{self.path} has no tensor {key!r}.{nearest(key, self.entries)}")
+        shape, dtype = tuple(entry.size), entry.properties.dtype
+        if not by_index:
+            return StoredTensor(
+                shape,
+                dtype,
+                lambda rows, start: self.read(
+                    box_requests(key, entry, rows, (start, *[0] * (rows.dim() - 1))[: rows.dim()])
+                ),
+            )
+        places = self._places_of_rows(key)
+        return StoredTensor(
+            shape,
+            dtype,
+            lambda rows, start: self.read(
+                row_requests(name, entry, rows, places[start : start + len(rows)], 0)
+            ),
+        )
+
+    def _places_of_rows(self, key: str) -> Ints:
+        """The stored row of each row of a table that is stored by an index: ``[R]``."""
+        name = (
+            key.removeprefix(MODEL) if key.startswith(MODEL) else key.removeprefix(STATE).rpartition(".")[0]
+        )
+        index = f"{MODEL}{name}.{STORED_ROWS}"
+        entry = self.entries.get(index)
+        if not isinstance(entry, TensorStorageMetadata):
+            raise CheckpointError(
+                f"{self.path} has {key!r} in the order of an index, {index!r}, but not the index"
+            )
+        found = Found(lambda rows: np.ones(len(rows), bool))
+        self.read(found.requests(index, entry))
+        return found.places[np.argsort(found.numbers, kind="stable")]
 
     def plain(self, key: str) -> Any:
         """An entry that is no tensor."""

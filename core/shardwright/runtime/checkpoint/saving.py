@@ -38,6 +38,7 @@ from shardwright.runtime.checkpoint.entries import EXTRA, GROUPS, Trained
 from shardwright.runtime.checkpoint.folder import (
     complete,
     discard,
+    disk_errors,
     folder_of,
     prepare,
     saving_folder,
@@ -52,8 +53,8 @@ from shardwright.runtime.checkpoint.metadata import (
     measured,
     reason_of,
 )
-from shardwright.runtime.checkpoint.together import compare_places, on_all_ranks
 from shardwright.runtime.ranks.environment import ShardingEnv
+from shardwright.runtime.ranks.group_ranks import GroupRanks
 from shardwright.runtime.ranks.sharding_groups import ShardingEnv2D
 from shardwright.runtime.sharded.tables.blocked_tensor import BlockedTensor
 
@@ -127,8 +128,10 @@ def save_checkpoint(
 
     Raises:
         InvalidInputError: an argument is wrong, or the step is there already.
-        CheckpointError: it could not be written, or another job saves there; the same on every rank.
-        DistributedError: ranks gave different paths or steps; on all ranks.
+        CheckpointError: it could not be written, or another job saves there.
+        DistributedError: ranks gave different paths or steps; or a rank did not make this call, or was lost in it.
+
+    All ranks raise, and an error of the same class.
 
     Example:
         >>> import tempfile, shardwright as sw
@@ -144,27 +147,25 @@ def save_checkpoint(
         {'epoch': 2}
     """
     env = env_of(model)
-    env.communicator.meet(env.lockstep.place("checkpoint"), "save_checkpoint(), to be called on every rank,")
-
-    def checked() -> tuple[Path, Trained, dict[str, Any]]:
+    with env.together("save_checkpoint()"):
         _check_numbers(step, keep)
         _check_progress(progress)
-        return Path(path), Trained(model, optimizers), _plain(dict(extra or {}), "extra")
-
-    root, trained, own = on_all_ranks(env, checked)
-    compare_places(env, root, step)
-    ranks = _Ranks.of(model)
-    ranks.finish()
-    folder = _agreed_folder(root, step, env)
-    trained.make_one_model()
-    state = on_all_ranks(env, lambda: _state_of(trained, model)) | {f"{EXTRA}{env.rank}": own}
-    number = int(folder.name.rpartition("_")[2])
-    manifest = Manifest(number, env.world_size, plan=_plan_of(model))
-    writer = _Writer(folder, manifest, keep, progress)
-    if not asynchronous:
-        ranks.write(state, writer)
-        return SavedCheckpoint(folder, number, _done())
-    return SavedCheckpoint(folder, number, ranks.write_later(state, writer))
+        root, trained = Path(path), Trained(model, optimizers)
+        own = _plain(dict(extra or {}), "extra")
+        env.agree("the arguments of save_checkpoint()", {"path": repr(str(path)), "step": step}, NAME_ALIKE)
+        writers = _Writers.of(model)
+        writers.finish()
+        folder = _agreed_folder(root, step, env)
+        trained.make_one_model()
+        state = _state_of(trained, model) | {f"{EXTRA}{env.rank}": own}
+        number = int(folder.name.rpartition("_")[2])
+        manifest = Manifest(number, env.world_size, plan=_plan_of(model))
+        writer = _Writer(folder, manifest, keep, progress)
+        env.agree("writing a checkpoint")
+        if not asynchronous:
+            writers.write(state, writer)
+            return SavedCheckpoint(folder, number, _done())
+        return SavedCheckpoint(folder, number, writers.write_later(state, writer))
 
 
 def save_entries(entries: dict[str, Any], folder: Path, progress: Progress | None = None) -> None:
@@ -177,7 +178,7 @@ def save_entries(entries: dict[str, Any], folder: Path, progress: Progress | Non
     """
     number = int(folder.name.rpartition("_")[2])
     env = ShardingEnv.local(device_type="cpu")
-    _Ranks(env).write(entries, _Writer(folder, Manifest(number, env.world_size), None, progress))
+    _Writers(env).write(entries, _Writer(folder, Manifest(number, env.world_size), None, progress))
 
 
 def env_of(model: nn.Module) -> ShardingEnv:
@@ -212,10 +213,10 @@ def _check_progress(progress: Any) -> None:
 
 def _agreed_folder(root: Path, step: int | None, env: ShardingEnv) -> Path:
     """The folder of the step, as rank 0 has it."""
-    newest = on_all_ranks(
-        env, lambda: max(steps_in(root), default=0) if env.rank == 0 and step is None else 0
-    )
-    step = newest + 1 if step is None else step
+    if step is None and env.rank == 0:
+        with disk_errors():
+            step = max(steps_in(root), default=0) + 1
+    env.agree("naming a checkpoint")
     return folder_of(root, env.communicator.broadcast_object(step))
 
 
@@ -250,29 +251,32 @@ def _plain(value: Any, what: str) -> Any:
     return value
 
 
+NAME_ALIKE = "Give every rank the same path and step"
+
+
 def _done() -> Future[None]:
     future: Future[None] = Future()
     future.set_result(None)
     return future
 
 
-class _Ranks:
+class _Writers:
     """The ranks that save, with a channel of their own, so that another thread may write while training goes on."""
 
-    _known: WeakKeyDictionary[nn.Module, _Ranks] = WeakKeyDictionary()
+    _known: WeakKeyDictionary[nn.Module, _Writers] = WeakKeyDictionary()
 
     def __init__(self, env: ShardingEnv) -> None:
         self._env, self._stager = env, staging.DefaultStager(staging.StagingOptions(*[False] * 4))
         self._under_way: Future[None] | None = None
         self._group = None
         if env.process_group is not None and env.world_size > 1:
-            members = dist.get_process_group_ranks(env.process_group)
             # What is said while files are written is in the host's memory, whatever device the tables are on.
             backend = dist.Backend.default_device_backend_map["cpu"]
-            self._group = dist.new_group(members, backend=backend, use_local_synchronization=True)
+            ranks = GroupRanks.of(env.process_group)
+            self._group = ranks.new_group("checkpoints", backend=backend)
 
     @classmethod
-    def of(cls, model: nn.Module) -> _Ranks:
+    def of(cls, model: nn.Module) -> _Writers:
         """Those of a model, made by all of them together."""
         known = cls._known.get(model)
         if known is None:
@@ -310,13 +314,16 @@ class _Ranks:
 
         Raises:
             CheckpointError: a rank failed; the error has its text.
+            DistributedError: a rank was lost, which is named.
         """
         planner = DefaultSavePlanner(flatten_state_dict=False)
         try:
-            if self._group is not None:
-                save(state, storage_writer=writer, planner=planner, process_group=self._group)
-            else:
+            if self._group is None:
                 self._write_without_group(state, writer, planner)
+                return
+            ranks, what = GroupRanks.of(self._group), f"writing {writer.folder}"
+            with ranks.together(what), ranks.named(what):
+                save(state, storage_writer=writer, planner=planner, process_group=self._group)
         except (Exception, CheckpointException) as error:  # DCP's is none of the former
             writer.abandon()
             if isinstance(error, CheckpointException):

@@ -7,11 +7,11 @@ from typing import Any, Protocol
 
 from attrs import frozen
 
-from shardwright.errors import DistributedError
 from shardwright.runtime.pipeline.fetching import Fetched
 from shardwright.runtime.pipeline.status_word import GroupsWord, StatusWord
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.ranks.sharding_groups import ShardingEnv2D
+from shardwright.runtime.ranks.together import is_lost
 from shardwright.runtime.step.batches.batch_tree import Path
 from shardwright.runtime.step.batches.inputs import Status, goes_on
 from shardwright.runtime.step.engine import EngineStep
@@ -137,8 +137,3 @@ def _send_all(exchanges: Sequence[_StatusExchange]) -> tuple[Exception | None, l
                 raise
             first = first or error
     return first, sent
-
-
-def is_lost(error: Exception) -> bool:
-    """True if a collective failed, so that further ones would fail too, or wait for their time-out."""
-    return isinstance(error, DistributedError) and isinstance(error.__cause__, RuntimeError)

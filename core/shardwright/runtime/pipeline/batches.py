@@ -33,18 +33,14 @@ from torch import nn
 from torch.profiler import record_function
 
 from shardwright.errors import DistributedError, InvalidInputError
-from shardwright.runtime.pipeline.batch_exchange import (
-    BatchExchange,
-    CollectionCall,
-    CollectionExchange,
-    is_lost,
-)
+from shardwright.runtime.pipeline.batch_exchange import BatchExchange, CollectionCall, CollectionExchange
 from shardwright.runtime.pipeline.batch_settings import BatchSettings
 from shardwright.runtime.pipeline.fetching import NO_FORM, Fetched, Fetcher
 from shardwright.runtime.pipeline.stages import EXCHANGE, PREFETCH, PipelineStep, run_stage
 from shardwright.runtime.pipeline.status_word import StatusWord
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.ranks.sharding_groups import ShardingEnv2D
+from shardwright.runtime.ranks.together import is_lost
 from shardwright.runtime.sharded.collections.sharded_collection import ShardedCollection
 from shardwright.runtime.sharded.models.model_parallel import DistributedModelParallel
 from shardwright.runtime.step.batches.batch_tree import (

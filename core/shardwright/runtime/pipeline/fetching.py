@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import pickle
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -12,7 +13,6 @@ from attrs import frozen
 from torch import nn
 
 from shardwright.errors import InvalidInputError
-from shardwright.runtime.pipeline.batch_form import from_text, to_text
 from shardwright.runtime.pipeline.batch_settings import BatchSettings, EndOfData
 from shardwright.runtime.pipeline.stages import INPUT, PipelineStep, run_stage
 from shardwright.runtime.ranks.devices import is_host
@@ -105,37 +105,30 @@ class Fetcher:
         """Compare the users' settings, and give ranks without data the form of a batch; every rank calls this once.
 
         Raises:
-            InvalidInputError: settings differ; raised on all ranks.
+            DistributedError: settings differ; raised on all ranks.
         """
         if self._has_met:
             return fetched
         choice = self._settings.end_of_data
         self._has_met = True
-        mine = (str(choice), self._settings.way, self._form_of(fetched), fetched.status)
-        told = self._env.communicator.all_gather_objects(mine)
-        for what, given in (
-            ("end_of_data", [other for other, *_ in told]),
-            ("the way to exchange ids", [way for _, way, *_ in told]),
-        ):
-            if len(set(given)) > 1:
-                raise InvalidInputError(
-                    f"{what} differs between ranks: {', '.join(given)} (rank 0 first); give all ranks the same"
-                )
+        settings = {"end_of_data": choice, "the exchange of ids": self._settings.way}
+        self._env.agree("batches", settings, "Give all ranks the same settings")
+        told = self._env.communicator.all_gather_objects((self._form_of(fetched), fetched.status))
         if choice is EndOfData.FIRST_RANK or self._template is not None:
             return fetched
-        forms = [form for *_, form, _ in told if form is not None]
+        forms = [form for form, _ in told if form is not None]
         if forms:
-            self._template = partial(from_text, forms[0])
-        self._lacks_form = not forms and any(status is Status.FINE for *_, status in told)
+            self._template = partial(pickle.loads, forms[0])
+        self._lacks_form = not forms and any(status is Status.FINE for _, status in told)
         return self._ended() if fetched.status is Status.EMPTY_BATCH else fetched
 
-    def _form_of(self, fetched: Fetched) -> str | None:
-        """Write an empty batch of the form of this rank's batch; ``None`` if none is wanted or none can be made."""
+    def _form_of(self, fetched: Fetched) -> bytes | None:
+        """Pickle an empty batch of the form of this rank's batch; ``None`` if none is wanted or none can be made."""
         wanted = self._settings.end_of_data is EndOfData.LAST_RANK and self._template is None
         if not wanted or fetched.read is None:
             return None
         try:
-            return to_text(moved(without_examples(fetched.read), torch.device("cpu")))
+            return pickle.dumps(moved(without_examples(fetched.read), torch.device("cpu")))
         except Exception as error:
             _log.warning("no empty batch can be made of a %s: %s", type(fetched.read).__name__, error)
             return None

@@ -34,9 +34,6 @@ class LoneCommunicator(Communicator):
     def broadcast(self, tensor: Tensor, source: int) -> None:  # noqa: D102
         pass
 
-    def all_gather(self, tensor: Tensor) -> list[Tensor]:  # noqa: D102
-        return [tensor]
-
     def all_gather_objects(self, value: Any) -> list[Any]:  # noqa: D102
         return [value]
 

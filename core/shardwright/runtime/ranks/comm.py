@@ -13,10 +13,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shardwright.contracts.comm_backend import Arrivals, Communicator, Work
-from shardwright.errors import DistributedError
+from shardwright.errors import ShardwrightError
 from shardwright.runtime.ranks.devices import is_host
-from shardwright.runtime.ranks.lockstep import by_rank
-from shardwright.runtime.ranks.phases import Named, Phases
+from shardwright.runtime.ranks.group_ranks import GroupRanks, Named
 
 EXCHANGE_EVENT = "shardwright::all_to_all"
 """Name in profiles of an all-to-all that is no operator of ``torch.distributed``."""
@@ -64,6 +63,10 @@ class Transport(ABC):
     def reads_in_place(self, num_elements: int, patience: timedelta | None) -> bool:
         """True if pieces are read in the sender's memory, as :meth:`Communicator.reads_in_place`."""
 
+    @abstractmethod
+    def close(self) -> None:
+        """Have ranks that wait for this one fail: it comes to no more exchange."""
+
 
 class CollectiveWatch(ABC):
     """A watch over collectives that the device waits for, and not the host: a backend may bring one."""
@@ -77,20 +80,6 @@ class CollectiveWatch(ABC):
         """Make the device wait for a collective; return what its ``wait()`` does."""
 
 
-class _ReceivedPieces:
-    """Pieces that arrive in this rank's own memory."""
-
-    def __init__(self, work: Any, pieces: Sequence[Tensor]) -> None:
-        self._work, self._pieces = work, pieces
-
-    def wait(self, *timeout: timedelta) -> Sequence[Tensor]:
-        self._work.wait(*timeout)
-        return self._pieces
-
-    def release(self) -> None:
-        self._pieces = ()
-
-
 class TorchTransport(Transport):
     """The transport of the process group itself."""
 
@@ -99,17 +88,18 @@ class TorchTransport(Transport):
 
     def start(self, call: AllToAll) -> Any:  # noqa: D102 - described in the base class
         splits, sent_splits = list(call.output_splits), list(call.input_splits)
-        received = call.input.new_empty(sum(splits)) if call.output is None else call.output
-        work = dist.all_to_all_single(
-            received, call.input, splits, sent_splits, group=self._group, async_op=True
+        return dist.all_to_all_single(
+            call.output, call.input, splits, sent_splits, group=self._group, async_op=True
         )
-        return work if call.output is not None else _ReceivedPieces(work, received.split(splits))
 
     def room(self, num_elements: int, device: torch.device) -> Tensor:  # noqa: D102
         return torch.empty(num_elements, dtype=torch.float32, device=device)
 
     def reads_in_place(self, num_elements: int, patience: timedelta | None) -> bool:  # noqa: D102
         return False
+
+    def close(self) -> None:  # noqa: D102
+        pass
 
 
 class _LabelledWork:
@@ -141,9 +131,9 @@ class TorchCommunicator(Communicator):
         device: device of small control messages: the CPU, or the rank's accelerator.
         transport: transport of :meth:`all_to_all`; the group's own by default.
         close: function that ends collectives under way that another rank will not come to. The group cannot be used
-            after that. Without it, the process may be unable to end before the group's time-out.
+            after that. Without it, the process may be unable to end before the group's time-out, and others may wait
+            for this rank until then.
         beside: communicator of the same ranks for host memory (headers and objects), if this one does not send it.
-        phases: phases of the ranks; those of the group by default. A group beside another shares the other's.
         watch: watch over collectives that the device waits for, and not the host.
     """
 
@@ -155,16 +145,16 @@ class TorchCommunicator(Communicator):
         close: Callable[[], None] = lambda: None,
         *,
         beside: Communicator | None = None,
-        phases: Phases | None = None,
         watch: CollectiveWatch | None = None,
     ) -> None:
         self._watch = watch
         self._group, self._close, self._beside = process_group, close, beside
         self.device = device
         self._transport = transport or TorchTransport(process_group)
-        self._phases = phases or Phases.of(process_group)
+        self._ranks = GroupRanks.of(process_group)
+        self._ranks.communicators.add(self)
         # No limit on accelerators: waiting with one would block the device's stream.
-        self._patience = self._phases.failure_reports.patience if is_host(device) else None
+        self._patience = self._ranks.reports.patience if is_host(device) else None
         self.rank = dist.get_rank(process_group)
         self.world_size = dist.get_world_size(process_group)
         self._global_ranks = dist.get_process_group_ranks(process_group)
@@ -177,7 +167,17 @@ class TorchCommunicator(Communicator):
         """A context whose errors are raised as failures of that collective."""
         if self._watch is not None:
             self._watch.check()
-        return self._phases.named(collective, since)
+        return Named(self._failure, collective, since)
+
+    def _failure(self, collective: str, error: RuntimeError, since: float) -> ShardwrightError:
+        """Make the error of a failed collective; ranks that wait for this one in another learn of it."""
+        self._ranks.close()
+        return self._ranks.failure(collective, error, since)
+
+    def close(self) -> None:
+        """End all collectives under way, here and on the ranks that wait for this one; there can be no more."""
+        self._transport.close()
+        self._close()
 
     def wait_for(self, work: Any, collective: str = "a collective") -> Any:
         """Wait for a collective, but leave enough of the time-out to ask which ranks are missing."""
@@ -191,14 +191,14 @@ class TorchCommunicator(Communicator):
             self._wait_watching(start(), collective)
 
     def _wait_watching(self, work: Any, collective: str) -> None:
-        """Wait for a collective of torch, or until another rank fails in the current phase."""
+        """Wait for a collective of torch, or until another rank fails in work that is done together."""
         if self._patience is None:
             self.wait_for(work, collective)
             return
         try:
-            self._phases.wait(work, self._patience)
-        except DistributedError:
-            self._close()
+            self._ranks.wait(work, self._patience)
+        except ShardwrightError:
+            self._ranks.close()
             raise
 
     def all_to_all(  # noqa: D102 - described in the base class
@@ -238,20 +238,6 @@ class TorchCommunicator(Communicator):
             f"a broadcast from rank {self._global_ranks[source]}", lambda: self._sent_from(source, tensor)
         )
 
-    def all_gather(self, tensor: Tensor) -> list[Tensor]:  # noqa: D102
-        told = self.all_gather_objects((tensor.dtype, tuple(tensor.shape)))
-        dtypes = [str(dtype) for dtype, _ in told]
-        if len(set(dtypes)) > 1:  # which the backend would end the process for
-            raise DistributedError(
-                f"the ranks gather tensors of different dtypes: {by_rank(dtypes, self._global_ranks)}"
-            )
-        gathered = []
-        for source, (_, shape) in enumerate(told):
-            piece = tensor.contiguous() if source == self.rank else tensor.new_empty(shape)
-            self.broadcast(piece, source)
-            gathered.append(piece)
-        return gathered
-
     def all_gather_objects(self, value: Any) -> list[Any]:  # noqa: D102
         if self._beside is not None:
             return self._beside.all_gather_objects(value)
@@ -289,10 +275,6 @@ class TorchCommunicator(Communicator):
 
     def barrier(self) -> None:  # noqa: D102
         self._run("a barrier", lambda: dist.barrier(group=self._group, async_op=True))
-
-    def meet(self, place: str, what: str) -> None:  # noqa: D102
-        with self.named(what):
-            self._phases.failure_reports.meet(place, what, self._phases.look)
 
 
 def _unpickled(values: Tensor) -> Any:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
+from types import MappingProxyType
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -22,13 +22,11 @@ from shardwright.host.plugin_host import host
 from shardwright.planning.named_plugins import make_plugin
 from shardwright.runtime.ranks.alone import LoneCommunicator
 from shardwright.runtime.ranks.devices import with_index
+from shardwright.runtime.ranks.group_ranks import GroupRanks
 from shardwright.runtime.ranks.lockstep import Lockstep, by_rank
-from shardwright.runtime.ranks.phases import Phases
+from shardwright.runtime.ranks.together import LoneRank, Ranks, check_alike
 
 _log = logging.getLogger("shardwright")
-
-# All collections over one process group make their calls in one order, whoever made their environments.
-_LOCKSTEPS: WeakKeyDictionary[Any, Lockstep] = WeakKeyDictionary()
 
 
 @frozen
@@ -42,6 +40,8 @@ class ShardingEnv:
         local_world_size: number of ranks on this rank's host; all ranks unless the launcher says otherwise.
         lockstep: record of the calls that this rank makes, in order.
         all_ranks: environment of the ranks of all sharding groups, if these ranks are one group of several.
+        headers: communicator that carries headers, if the other one does not.
+        ranks: meetings of the ranks, beside their collectives.
     """
 
     communicator: Communicator = field(repr=False)
@@ -50,6 +50,8 @@ class ShardingEnv:
     local_world_size: int = 1
     lockstep: Lockstep = field(factory=Lockstep, repr=False, eq=False)
     all_ranks: ShardingEnv | None = field(default=None, repr=False)
+    headers: Communicator | None = field(default=None, repr=False)
+    ranks: Ranks = field(factory=LoneRank, repr=False, eq=False)
 
     @property
     def rank(self) -> int:
@@ -65,7 +67,7 @@ class ShardingEnv:
     def header_channel(self) -> tuple[Communicator, str]:
         """Communicator that carries headers, and the type of the devices whose memory it sends."""
         on_cpu = self.communicator.on_cpu()
-        return (self.communicator, self.device_type) if on_cpu is None else (on_cpu, "cpu")
+        return (self.headers or self.communicator, self.device_type) if on_cpu is None else (on_cpu, "cpu")
 
     @classmethod
     def from_process_group(
@@ -98,18 +100,22 @@ class ShardingEnv:
         if dist.get_rank() == 0 and (restarts := _restarts_that_may_fail()):
             _warn_of_restarts(restarts)
         group = dist.group.WORLD if process_group is None else process_group
-        phases = Phases.of(group)
-        with phases.phase("connecting the ranks"):
+        ranks, headers = GroupRanks.of(group), None
+        with ranks.together("connecting the ranks"):
             if comm_backend is None:
                 backend, device_type = _choose_backend(group, device_type)
             else:
                 backend, device_type = _asked_backend(comm_backend, device_type)
             communicator = _connected(backend, group)
             local = _local_world_size(communicator.world_size)
-        # Apart: what fails before a collective leaves the group as it was.
-        with phases.phase("comparing plugins and sizes of hosts"):
+            if communicator.world_size > 1 and communicator.on_cpu() is None:
+                # A rank that leaves a backward pass out then sends no header where others expect gradients.
+                headers = _connected(backend, ranks.channel("headers"))
+            # What fails before the first collective leaves the group as it was.
+            ranks.meet("comparing plugins")
             _compare_ranks(communicator, local)
-        return cls(communicator, device_type, group, local, _LOCKSTEPS.setdefault(group, Lockstep()))
+        # All collections over one process group make their calls in one order, whoever made their environments.
+        return cls(communicator, device_type, group, local, ranks.lockstep, headers=headers, ranks=ranks)
 
     @classmethod
     def local(cls, *, device_type: str | None = None) -> ShardingEnv:
@@ -147,7 +153,7 @@ class ShardingEnv:
             raise UnsupportedError(
                 f"ShardingEnv.from_local(world_size={world_size}): nothing connects {world_size} ranks without a "
                 "process group. Start them (torchrun, init_process_group) and take ShardingEnv.from_process_group(). "
-                f"To plan for them give Topology({world_size}, ...); shard_for_serving() cuts over one process"
+                f"To plan for them give Topology({world_size}, ...)"
             )
         if rank != 0:
             raise InvalidInputError(f"rank must be 0 in a world of 1, got {brief(rank)}")
@@ -163,16 +169,48 @@ class ShardingEnv:
         """Numbers of these ranks among all (:attr:`everyone`)."""
         return range(self.world_size)
 
-    def phase(self, what: str) -> AbstractContextManager[None]:
-        """A context for work of every rank before training: all end it well, or all raise soon after one does.
+    def agree(self, what: str, values: Mapping[str, Any] = MappingProxyType({}), advice: str = "") -> None:
+        """Wait until every rank makes this call, without a collective, and check that all give the same values.
 
         Args:
-            what: name of the work, for the error of ranks that did not fail.
+            what: name of the call, for errors.
+            values: values that must be the same on all ranks, by name.
+            advice: advice for an error, if they differ.
 
         Raises:
-            DistributedError: another rank failed (the error has its text), or did not come in time.
+            DistributedError: naming the ranks that do not make this call within the time-out, or the first value that
+                differs and what it is on which ranks; the latter on every rank.
+            ShardwrightError: another rank failed, in work that is done together; of the class that it raised.
         """
-        return nullcontext() if self.process_group is None else Phases.of(self.process_group).phase(what)
+        mine = {name: str(value) for name, value in values.items()}
+        if self.ranks.meet(what, repr(sorted(mine.items()))):
+            return
+        told = self.communicator.all_gather_objects((what, mine))
+        calls, names = [call for call, _ in told], self.communicator.global_ranks
+        if len(set(calls)) > 1:
+            raise DistributedError(
+                f"the ranks make different calls: {by_rank(calls, names)}. Every rank must make the same"
+            )
+        check_alike(what, [values for _, values in told], names, advice)
+
+    @contextmanager
+    def together(self, what: str) -> Iterator[None]:
+        """A context for work of every rank: all begin it, and all end it well, or all raise soon after one does.
+
+        Inside another such context, it is part of that one. What each rank does alone is followed by :meth:`agree`
+        before the next collective: after an error there, the process group can be used.
+
+        Args:
+            what: name of the work, for errors.
+
+        Raises:
+            DistributedError: a rank did not come in time, or was lost, which is named.
+            ShardwrightError: another rank failed; of the class that it raised, if that is one of shardwright's.
+        """
+        with self.ranks.together(what) as is_outermost:
+            if is_outermost:
+                self.agree(what)
+            yield
 
 
 def environment_of(
@@ -331,20 +369,10 @@ def _compare_ranks(communicator: Communicator, local_world_size: int) -> None:
     if problems:
         raise DistributedError("plugins could not be loaded: " + "; ".join(problems))
     compare_fingerprints([fingerprint for _, fingerprint, _ in gathered])
-    check_local_world_sizes([size for size, _, _ in gathered])
+    sizes = [{"LOCAL_WORLD_SIZE": size} for size, _, _ in gathered]
+    check_alike("the sizes of hosts", sizes, communicator.global_ranks, _SAME_SIZES)
 
 
-def check_local_world_sizes(sizes: Sequence[int]) -> None:
-    """Check that all ranks have the same number of ranks per host.
-
-    Args:
-        sizes: number of ranks per host on each rank, in rank order.
-
-    Raises:
-        DistributedError: they differ; the text is the same on every rank.
-    """
-    if len(set(sizes)) > 1:
-        raise DistributedError(
-            f"the ranks differ in how many of them a host has: {by_rank([f'LOCAL_WORLD_SIZE {n}' for n in sizes])}. "
-            "Give every rank the same; where hosts differ, 1, so that each rank stands for a host"
-        )
+_SAME_SIZES = (
+    "Give every rank the same LOCAL_WORLD_SIZE; where hosts differ, 1, so that each rank stands for a host"
+)

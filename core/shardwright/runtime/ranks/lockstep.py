@@ -38,7 +38,6 @@ class Lockstep:
         self._named: Counter[str] = Counter()
         self._checksum = 0
         self._recent: deque[str] = deque(maxlen=_NUM_RECENT)
-        self._places: Counter[str] = Counter()
 
     def join(self, name: str, header_size: int) -> int:
         """Add a collection; return its number, by which headers name it."""
@@ -57,11 +56,6 @@ class Lockstep:
         call = f"{what} of {self._names[number]}"
         self._checksum = zlib.crc32(call.encode(), self._checksum)
         self._recent.append(call)
-
-    def place(self, what: str) -> str:
-        """Name the next meeting of this kind: unique on this rank, and the same on all ranks."""
-        self._places[what] += 1
-        return f"{what}/{self._places[what]}"
 
     def name(self, number: int) -> str:
         """Name of the collection of that number."""

@@ -1,4 +1,4 @@
-"""Meetings before calls of a collection that every rank must make; ranks meet in the store, without a collective."""
+"""Meetings before calls of a collection that every rank must make; ranks meet without a collective."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ class Meeting:
 
     Args:
         env: the ranks.
-        number: number of the collection, as in :class:`shardwright.runtime.ranks.lockstep.Lockstep`.
+        collection: name of the collection, for errors.
         before_gathering: functions called when all have met to gather tables.
     """
 
     env: ShardingEnv
-    number: int
+    collection: str
     before_gathering: list[Callable[[], None]] = field(factory=list)
 
     def to_gather(self, what: str) -> None:
@@ -29,7 +29,7 @@ class Meeting:
         Raises:
             DistributedError: a rank does not call it within the time-out.
         """
-        self._meet(what, "gathers tables")
+        self.to_load(what)
         for call in self.before_gathering:
             call()
 
@@ -39,10 +39,4 @@ class Meeting:
         Raises:
             DistributedError: a rank does not call it within the time-out.
         """
-        self._meet(what, "changes the parts and copies that all ranks have")
-
-    def _meet(self, what: str, why: str) -> None:
-        lockstep = self.env.lockstep
-        name = lockstep.name(self.number)
-        told = f"{what} of {name}, which {why} and so is to be called on every rank,"
-        self.env.communicator.meet(lockstep.place(f"gathering/{self.number}"), told)
+        self.env.agree(f"{what} of {self.collection}")

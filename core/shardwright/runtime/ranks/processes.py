@@ -1,4 +1,4 @@
-"""Observation of the other ranks' processes on this host: which have ended."""
+"""Observation of other processes of this host: which have ended."""
 
 from __future__ import annotations
 
@@ -6,11 +6,8 @@ import os
 import select
 import weakref
 from pathlib import Path
-from typing import Any
 
 from attrs import define, field
-
-from shardwright.runtime.ranks.store_log import LogReader, write_line
 
 
 def this_host() -> str:
@@ -48,37 +45,3 @@ class Process:
             poll.register(self._descriptor, select.POLLIN)
             return bool(poll.poll(0))
         return not os.path.exists(f"/proc/{self.number}")
-
-
-class Neighbours:
-    """The processes of a group's ranks on this host; each writes its process id into the store.
-
-    Args:
-        rank: this rank.
-        world_size: number of ranks of the group.
-    """
-
-    def __init__(self, rank: int, world_size: int) -> None:
-        self._rank, self._world_size = rank, world_size
-        self._log: LogReader | None = (
-            None  # of this host; none before the introduction, or where there is none
-        )
-        self._processes: dict[int, Process] = {}
-
-    def introduce(self, store: Any) -> None:
-        """Write this process's id into the log of its host."""
-        try:
-            log = f"shardwright/processes/{this_host()}"
-        except OSError:  # no Linux: the others wait until time is up
-            return
-        write_line(store, log, f"{self._rank} {os.getpid()}")
-        self._log = LogReader(log)
-
-    def ended(self, store: Any) -> list[int]:
-        """Find the ranks of this host whose processes have ended, after reading newly written process ids."""
-        if self._log is not None and len(self._processes) < self._world_size - 1:
-            for line in self._log.read_on(store):
-                rank, number = map(int, line.split())
-                if rank != self._rank:
-                    self._processes[rank] = Process(number)
-        return [rank for rank, process in sorted(self._processes.items()) if process.has_ended]

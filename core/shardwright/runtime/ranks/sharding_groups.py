@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from datetime import timedelta
 from typing import Any
 
-import torch.distributed as dist
 from attrs import evolve, field, frozen
 
 from shardwright.contracts.comm_backend import CommBackend
-from shardwright.errors import DistributedError
 from shardwright.planning.machines.replicas import RankGrid
 from shardwright.runtime.ranks.alone import LoneCommunicator
 from shardwright.runtime.ranks.environment import ShardingEnv
-from shardwright.runtime.ranks.group_store import GroupStore
-from shardwright.runtime.ranks.lockstep import by_rank
+from shardwright.runtime.ranks.group_ranks import GroupRanks
 
 
 @frozen
@@ -55,6 +50,8 @@ class ShardingEnv2D(ShardingEnv):
             sharding.local_world_size,
             sharding.lockstep,
             all_ranks,
+            sharding.headers,
+            sharding.ranks,
             grid=grid,
             replicas=replicas,
         )
@@ -90,13 +87,17 @@ class ShardingEnv2D(ShardingEnv):
         everyone = ShardingEnv.from_process_group(
             global_pg, device_type=device_type, comm_backend=comm_backend
         )
-        with everyone.phase("making sharding groups"):
+        with everyone.together("making sharding groups"):
             grid = RankGrid(
                 everyone.world_size, sharding_group_size, everyone.local_world_size, use_inter_host_allreduce
             )
-            _compare_asked(
-                everyone, f"{sharding_group_size} ranks, node_group_size={node_group_size}, {grid}"
-            )
+            # Otherwise some would wait in groups that others do not make.
+            asked = {
+                "sharding_group_size": sharding_group_size,
+                "node_group_size": node_group_size,
+                "groups": grid,
+            }
+            everyone.agree("sharding groups", asked, _ASK_ALIKE)
             sharding = _group(everyone, grid, grid.sharding_group(everyone.rank), comm_backend)
             replicas = _group(everyone, grid, grid.replica_group(everyone.rank), comm_backend)
             if node_group_size is not None:
@@ -104,18 +105,7 @@ class ShardingEnv2D(ShardingEnv):
             return cls.of(sharding, replicas, everyone, grid)
 
 
-def _compare_asked(everyone: ShardingEnv, asked: str) -> None:
-    """Check that all ranks ask for the same groups; otherwise some would wait in groups that others do not make.
-
-    Raises:
-        DistributedError: they do not; the text is the same on every rank.
-    """
-    told = everyone.communicator.all_gather_objects(asked)
-    if len(set(told)) > 1:
-        raise DistributedError(
-            f"the ranks ask for different sharding groups: {by_rank(told, everyone.communicator.global_ranks)}. Give "
-            "every rank the same sharding_group_size, node_group_size and use_inter_host_allreduce"
-        )
+_ASK_ALIKE = "Give every rank the same sharding_group_size, node_group_size and use_inter_host_allreduce"
 
 
 def _group(
@@ -127,17 +117,6 @@ def _group(
         return evolve(everyone, local_world_size=local)
     if len(ranks) == 1:
         return ShardingEnv(LoneCommunicator(), everyone.device_type)
-    group = dist.new_group(
-        list(_in_the_job(everyone, ranks)),
-        timeout=timedelta(seconds=GroupStore.of(everyone.process_group).timeout_s),
-        backend=str(dist.get_backend_config(everyone.process_group)),
-        use_local_synchronization=True,  # ranks that are not in the group make no such call
-    )
+    group = GroupRanks.of(everyone.process_group).new_group("a sharding group or its replicas", ranks)
     env = ShardingEnv.from_process_group(group, device_type=everyone.device_type, comm_backend=comm_backend)
     return evolve(env, local_world_size=local)
-
-
-def _in_the_job(everyone: ShardingEnv, ranks: Iterable[int]) -> Iterable[int]:
-    """Numbers in the world of some ranks of a process group."""
-    numbers = dist.get_process_group_ranks(everyone.process_group)
-    return (numbers[rank] for rank in ranks)

@@ -13,7 +13,7 @@ from shardwright.contracts.codec import Codec
 from shardwright.contracts.lookup import Bags
 from shardwright.planning.layouts.blocks import Ints
 from shardwright.planning.layouts.layout import Dataflow
-from shardwright.planning.plan.plan import ParameterSharding
+from shardwright.planning.plan.sharding import ParameterSharding
 from shardwright.runtime.replicated import forms
 from shardwright.runtime.replicated.exchange import Gathering, Summing
 from shardwright.runtime.replicated.forms import CopiedBatch, UpdateForm
@@ -29,7 +29,6 @@ from shardwright.runtime.step.backward.kept_gradients import keeping_gradients
 from shardwright.runtime.step.backward.weight_gradients import weight_gradients
 from shardwright.runtime.step.collection import FeatureBatch
 from shardwright.runtime.step.executor import Executor, ExecutorConfig, ExecutorStep, PeerHeaders
-from shardwright.runtime.step.kernel_groups import build_lookups
 
 _MOST_KNOWN = 64  # steps of the same sizes, whose forms are kept
 
@@ -66,7 +65,7 @@ class ReplicatedTables(Executor):
             alone=True,
         )
         self.groups = self.plan.groups
-        self.lookups = keeping_gradients(build_lookups(self.groups, config.device), self.groups)
+        self.lookups = keeping_gradients(config.lookups(self.groups), self.groups)
         self.routers = routers_of(self.plan)
         self.sections = sections_of(self.plan, range(len(self.plan.kinds)))
         self.brings = [columns for section in self.sections for columns in section.brings]

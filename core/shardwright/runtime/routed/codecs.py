@@ -7,7 +7,7 @@ from attrs import frozen
 from shardwright.contracts.codec import Codec
 from shardwright.contracts.demands import refusal_of_sums
 from shardwright.errors import UnknownPluginError, UnsupportedError
-from shardwright.planning.plan.plan import ParameterSharding
+from shardwright.planning.plan.sharding import ParameterSharding
 from shardwright.planning.tables.codecs import QCommsConfig
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.runtime.step.executor import ExecutorConfig

@@ -24,7 +24,7 @@ from shardwright.errors import UnsupportedError
 from shardwright.planning.layouts.blocks import BlockColumns, Ints
 from shardwright.planning.layouts.layout import Dataflow
 from shardwright.planning.layouts.row_maps import RowMap
-from shardwright.planning.plan.plan import ParameterSharding
+from shardwright.planning.plan.sharding import ParameterSharding
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.runtime.step.collection import Collection
 from shardwright.runtime.step.kernel_groups import Bucketing, GroupKind, KernelGroup, kernel_of, rows_of_parts

@@ -13,7 +13,7 @@ from shardwright.contracts.codec import Codec
 from shardwright.contracts.lookup import Bags
 from shardwright.planning.layouts.blocks import Ints
 from shardwright.planning.layouts.layout import Dataflow, Routed
-from shardwright.planning.plan.plan import ParameterSharding
+from shardwright.planning.plan.sharding import ParameterSharding
 from shardwright.runtime.ranks.devices import sent_to
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.routed.codecs import TableCodecs
@@ -28,7 +28,6 @@ from shardwright.runtime.step.backward.kept_gradients import keeping_gradients, 
 from shardwright.runtime.step.backward.weight_gradients import weight_gradients
 from shardwright.runtime.step.collection import FeatureBatch
 from shardwright.runtime.step.executor import Executor, ExecutorConfig, ExecutorStep, PeerHeaders
-from shardwright.runtime.step.kernel_groups import build_lookups
 
 
 @frozen(eq=False)
@@ -73,7 +72,7 @@ class RoutedTables(Executor):
             paths=RoutedPaths(config.env, TableCodecs.of(config), is_pooled),
         )
         self.groups = self.plan.groups
-        self.lookups = keeping_gradients(build_lookups(self.groups, config.device), self.groups)
+        self.lookups = keeping_gradients(config.lookups(self.groups), self.groups)
         self.taking = [taking_ragged(*pair) for pair in zip(self.lookups, self.groups, strict=True)]
         self.routers = routers_of(self.plan)
         self.format = PayloadFormat(
@@ -232,9 +231,10 @@ class RoutedStep(ExecutorStep):
     def send_weight_gradients(self) -> None:  # noqa: D102
         assert self._weights_back is not None  # the lookup was told
         tables, back = self._tables, self._weights_back
+        received = self._gradients()  # a collective of all ranks, also of those without a block
         found = []
         for number, (group, lookup) in enumerate(zip(tables.groups, tables.lookups, strict=True)):
-            gradient, scale_left = self._gradients()[number]
+            gradient, scale_left = received[number]
             # A kernel that takes no ragged bags looked up others than those that arrived.
             saved = self._saved[number] if lookup is tables.taking[number] else None
             own = weight_gradients(group.kernel, lookup, back.bags[number], gradient, saved)

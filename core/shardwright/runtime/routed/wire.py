@@ -45,8 +45,7 @@ class WireSegment:
     def encoded(self, values: Tensor) -> Tensor:
         """Encode rows as flat bytes."""
         if self.codec is None:
-            # The gradient of a sum is one value that is seen many times.
-            return values.contiguous().view(torch.uint8)
+            return values.view(torch.uint8)
         rows = values.view(values.numel() // self.width, self.width)
         encoded = torch.empty(len(rows), self.row_bytes, dtype=torch.uint8, device=values.device)
         self.codec.encode(rows, encoded)

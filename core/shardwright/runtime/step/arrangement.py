@@ -190,7 +190,7 @@ class _Means:
         """Divide as :meth:`divide` does, but leave the argument as it is: a copy is returned where there are means."""
         if not self._has_means:
             return columns
-        return (self._units(columns.contiguous()) * self._factors(columns, batch)).view(columns.shape)
+        return (self._units(columns) * self._factors(columns, batch)).view(columns.shape)
 
     def _units(self, columns: Tensor) -> Tensor:
         return columns.view(columns.shape[0], columns.shape[1] // self._unit, self._unit)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from attrs import define, evolve, frozen
@@ -18,15 +18,33 @@ from torch import Tensor
 
 from shardwright.runtime.step.compiling import untraced
 
-if TYPE_CHECKING:
-    from shardwright.runtime.step.engine import EngineStep
+
+class DifferentiableStep(Protocol):
+    """Calls that the nodes make to a step."""
+
+    scaling_refusal: str
+
+    def expect_gradients(self) -> None:
+        """Say that a backward pass may come."""
+
+    def check_pass(self, end: Any) -> None:
+        """Check that the backward pass reaches the node ``end``."""
+
+    def gradients_are_there(self, gradients: Sequence[Tensor]) -> None:
+        """Send the outputs' gradients."""
+
+    def weight_gradients(self) -> Tensor | None:
+        """Wait for the gradients of ids' weights."""
+
+    def update(self) -> Sequence[Tensor | None]:
+        """Update the tables; gradients of the parameters that autograd sees."""
 
 
 @define(eq=False)
 class _Owner:
     """A reference to the step that a node updates; ``None`` until there is one."""
 
-    step: EngineStep | None = None
+    step: DifferentiableStep | None = None
 
 
 @frozen(eq=False)
@@ -43,7 +61,7 @@ class Anchor:
     end: Tensor
     last: Any
 
-    def after_weights(self, step: EngineStep, weights: Tensor | None) -> Anchor:
+    def after_weights(self, step: DifferentiableStep, weights: Tensor | None) -> Anchor:
         """Wait for the gradients of ids' weights before tables are updated.
 
         The node is made right after the lookup, so that it is younger than what made the weights, and older than what
@@ -57,7 +75,7 @@ class Anchor:
             weights = weights.to(self.end.device)
         return evolve(self, end=_Weights.apply(step, self.end, weights))
 
-    def outputs(self, step: EngineStep, values: Sequence[Tensor]) -> list[Tensor]:
+    def outputs(self, step: DifferentiableStep, values: Sequence[Tensor]) -> list[Tensor]:
         """Make a step's outputs differentiable, and return them."""
         self.owner.step = step
         step.expect_gradients()
@@ -116,7 +134,7 @@ class _Update(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         _ = ctx.saved_tensors  # raises if the graph was freed: fused kernels must not update twice
-        step: EngineStep = ctx.owner.step
+        step: DifferentiableStep = ctx.owner.step
         if not torch._C._autograd._get_current_graph_task_keep_graph():
             ctx.owner.step = None  # a loss that is kept keeps this node, which is not to keep the batch
         return None, None, *step.update()
@@ -126,7 +144,7 @@ class _Weights(torch.autograd.Function):
     """A node whose backward waits for the gradients of ids' weights, before the node behind it updates rows."""
 
     @staticmethod
-    def forward(ctx: Any, step: EngineStep, end: Tensor, weights: Tensor | None) -> Tensor:
+    def forward(ctx: Any, step: DifferentiableStep, end: Tensor, weights: Tensor | None) -> Tensor:
         ctx.step = step
         ctx.save_for_backward(end)
         return torch.zeros_like(end)
@@ -136,7 +154,7 @@ class _Weights(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         (end,) = ctx.saved_tensors
-        step: EngineStep = ctx.step
+        step: DifferentiableStep = ctx.step
         if not torch._C._autograd._get_current_graph_task_keep_graph():
             del ctx.step
         of_weights = step.weight_gradients()
@@ -147,7 +165,9 @@ class _Outputs(torch.autograd.Function):
     """A node whose backward sends the outputs' gradients."""
 
     @staticmethod
-    def forward(ctx: Any, step: EngineStep, end: Tensor, last: Any, *values: Tensor) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any, step: DifferentiableStep, end: Tensor, last: Any, *values: Tensor
+    ) -> tuple[Tensor, ...]:
         ctx.step, ctx.scaling_refusal, ctx.last = step, step.scaling_refusal, last
         ctx.save_for_backward(end)
         return tuple(_not_a_view(value) for value in values)
@@ -157,12 +177,25 @@ class _Outputs(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         (end,) = ctx.saved_tensors
-        step: EngineStep = ctx.step
+        step: DifferentiableStep = ctx.step
         step.check_pass(ctx.last)
         if not torch._C._autograd._get_current_graph_task_keep_graph():
             del ctx.step
-        step.gradients_are_there(gradients)
+        step.gradients_are_there([_as_rows(gradient) for gradient in gradients])
         return None, torch.zeros_like(end), None, *(None for _ in gradients)
+
+
+def _as_rows(gradient: Tensor) -> Tensor:
+    """A gradient ``[B, C]`` whose rows stand one after the other in memory, as they are sent; itself if they do.
+
+    Torch also hands over views: of one value (of a sum), of other strides, negated; and sparse gradients.
+    """
+    if gradient.layout is not torch.strided:
+        return gradient.to_dense()
+    # A single value is called contiguous whatever its stride, but cannot be viewed as bytes.
+    if gradient.is_contiguous() and gradient.stride(-1) == 1 and not gradient.is_neg():
+        return gradient
+    return gradient.clone(memory_format=torch.contiguous_format)
 
 
 def _not_a_view(value: Tensor) -> Tensor:

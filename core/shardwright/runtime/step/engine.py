@@ -26,7 +26,7 @@ from torch import Tensor
 from shardwright.contracts.lookup import Lookup
 from shardwright.errors import UnsupportedError
 from shardwright.planning.layouts.layout import Dataflow
-from shardwright.planning.plan.plan import ParameterSharding
+from shardwright.planning.plan.sharding import ParameterSharding
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.runtime.ranks.devices import sent_to
 from shardwright.runtime.ranks.environment import ShardingEnv
@@ -42,7 +42,6 @@ from shardwright.runtime.step.backward.kept_gradients import (
     prefetches,
 )
 from shardwright.runtime.step.backward.learning_rates import LearningRates
-from shardwright.runtime.step.backward.open_steps import OpenSteps
 from shardwright.runtime.step.backward.scaled_losses import FUSED_REFUSAL, IN_STEP_ADVICE, PARTED_REFUSAL
 from shardwright.runtime.step.backward.weight_gradients import weights_refusal
 from shardwright.runtime.step.batches.headers import Header, HeaderFormat, Headers
@@ -52,6 +51,8 @@ from shardwright.runtime.step.collection import Collection, FeatureBatch
 from shardwright.runtime.step.executor import Executor, ExecutorConfig, ExecutorStep, parameters_of
 from shardwright.runtime.step.kernel_groups import (
     KernelGroup,
+    LookupBuilder,
+    build_lookup,
     check_layout,
     is_updated_in_backward,
     rows_of_parts,
@@ -71,6 +72,7 @@ class CollectionEngine:
         is_weighted: ids carry weights.
         checks: the level of checks of each batch.
         before: the engine of the same collection under another plan, whose place among the ranks' calls it takes.
+        build_lookup: makes the lookup of a group of local blocks.
 
     Attributes:
         updated_in_backward: description of the first table that a kernel updates in the backward pass; empty if none.
@@ -96,6 +98,7 @@ class CollectionEngine:
         is_weighted: bool,
         checks: InputChecks = InputChecks.STANDARD,
         before: CollectionEngine | None = None,
+        build_lookup: LookupBuilder = build_lookup,
     ) -> None:
         self.collection = Collection.of(tables)
         self.env, self.device = env, device
@@ -110,7 +113,11 @@ class CollectionEngine:
         )
         dealt = _deal(tables, shardings, executor_of, env.world_size)
         self.executors = [
-            executor(ExecutorConfig(self.collection, members, {**shardings, **own}, env, device, is_weighted))
+            executor(
+                ExecutorConfig(
+                    self.collection, members, {**shardings, **own}, env, device, is_weighted, build_lookup
+                )
+            )
             for (executor, _), (members, own) in dealt.items()
         ]
         self.is_trained = [not is_frozen for _, is_frozen in dealt]
@@ -135,10 +142,8 @@ class CollectionEngine:
         self.header = HeaderFormat([executor.header_size for executor in self.executors])
         if before is None:
             self.number = env.lockstep.join(self.collection.name, self.header.size)
-            self.open_steps = OpenSteps(env, self.number)
         else:
             self.number = env.lockstep.rejoin(before.number, self.header.size)
-            self.open_steps = before.open_steps
         self._steps: WeakSet[EngineStep] = WeakSet()
         trained = compress(self.executors, self.is_trained)
         self.anchors = Anchors(
@@ -288,7 +293,8 @@ class EngineStep:
             self.batch, self._batch_size = batch, batch.batch_size
             self._extras, self._extra_word = engine.reader.extras(features)
         self._received: list[Tensor] | None = None
-        self._training = self._trains_weights = False
+        self._training = False
+        self._trains_weights = batch is not None and batch.trained_weights is not None
         self.is_begun = self.needs_backward = False
 
     def begin(self) -> None:
@@ -298,12 +304,9 @@ class EngineStep:
             DistributedError: another rank does not begin a batch.
         """
         env, engine = self._engine.env, self._engine
-        engine.open_steps.begin()
         env.lockstep.note("headers", engine.number)
         words = env.lockstep.words(engine.number, with_gradients=torch.is_grad_enabled())
-        batch = self.batch if self._batch_size else None
-        trains_weights = batch is not None and batch.trained_weights is not None
-        header = Header(*words, self._batch_size, self._status, self._extra_word, trains_weights)
+        header = Header(*words, self._batch_size, self._status, self._extra_word, self._trains_weights)
         # All collections' headers have one length, so that a header taken for another collection's is read whole.
         size = env.lockstep.header_size
         rows = engine.header.pack(header, [executor.headers() for executor in self._executors], size)
@@ -388,7 +391,6 @@ class EngineStep:
         self.is_begun = False
         self._rates = self._engine.rates.now
         if self._training:
-            self._engine.open_steps.forward()
             self._number = self._engine.env.lockstep.gradients.number()
         self.receive()
         self._received = []  # lets go of them
@@ -445,7 +447,6 @@ class EngineStep:
         self._engine.env.lockstep.gradients.are_there(self._number, self, send)
 
     def _send_gradients(self, gradients: Sequence[Tensor]) -> None:
-        self._engine.open_steps.backward()
         self._engine.env.lockstep.note("gradients", self._engine.number)
         executors = self._executors if self._trains_weights else self._trained
         for executor in executors:  # all are under way before any is waited for

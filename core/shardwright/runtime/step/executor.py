@@ -19,11 +19,11 @@ from torch import Tensor
 
 from shardwright.contracts.lookup import Lookup
 from shardwright.planning.layouts.blocks import Ints
-from shardwright.planning.plan.plan import ParameterSharding
+from shardwright.planning.plan.sharding import ParameterSharding
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.step.collection import Collection, FeatureBatch
 from shardwright.runtime.step.columns import Columns
-from shardwright.runtime.step.kernel_groups import KernelGroup
+from shardwright.runtime.step.kernel_groups import KernelGroup, LookupBuilder, build_lookup
 
 
 @frozen(eq=False)
@@ -38,6 +38,7 @@ class ExecutorConfig:
         env: the ranks.
         device: device of the local blocks.
         is_weighted: ids carry weights.
+        build_lookup: makes the lookup of a group of local blocks; by default its kernel builds it.
     """
 
     collection: Collection
@@ -46,6 +47,11 @@ class ExecutorConfig:
     env: ShardingEnv
     device: torch.device
     is_weighted: bool
+    build_lookup: LookupBuilder = build_lookup
+
+    def lookups(self, groups: Sequence[KernelGroup]) -> list[Lookup]:
+        """Make the lookup of each group, on the device."""
+        return [self.build_lookup(group, self.device) for group in groups]
 
 
 @frozen(eq=False)

@@ -5,9 +5,7 @@ Legend: W ranks, B_w batch size of rank w.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Hashable
 from enum import IntEnum
 from typing import Any, TypeAlias
 
@@ -21,7 +19,7 @@ from shardwright.errors import PlanError, UnsupportedError
 from shardwright.host.plugin_host import host
 from shardwright.planning.layouts.blocks import Ints
 from shardwright.planning.layouts.row_maps import RowMap
-from shardwright.planning.plan.plan import ParameterSharding
+from shardwright.planning.plan.sharding import ParameterSharding
 from shardwright.planning.tables.spec import TableSpec
 
 
@@ -118,29 +116,6 @@ def build_lookup(group: KernelGroup, device: Any) -> Lookup:
             f"{type(lookup).__name__}; it must return a shardwright.Lookup"
         )
     return lookup
-
-
-_BUILDER: ContextVar[LookupBuilder] = ContextVar("builder of kernel groups' lookups", default=build_lookup)
-
-
-@contextmanager
-def lookups_from(builder: LookupBuilder) -> Iterator[None]:
-    """While this lasts, executors get their lookups from ``builder``, whatever class they are of."""
-    token = _BUILDER.set(builder)
-    try:
-        yield
-    finally:
-        _BUILDER.reset(token)
-
-
-def build_lookups(groups: Sequence[KernelGroup], device: Any) -> list[Lookup]:
-    """Each group's lookup: what its kernel builds on a device, unless :func:`lookups_from` says otherwise.
-
-    Raises:
-        UnsupportedError: a kernel built something else.
-    """
-    builder = _BUILDER.get()
-    return [builder(group, device) for group in groups]
 
 
 def kernel_of(name: str) -> ComputeKernel:

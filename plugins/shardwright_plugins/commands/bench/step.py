@@ -15,13 +15,13 @@ from shardwright.planning.documents.limits import MOST_PROCESSES
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.tables.constraints import ParameterConstraints
 from shardwright.planning.tables.spec import EmbeddingBagConfig
-from shardwright.runtime.ranks.counting import CollectiveCounter
 from shardwright.runtime.ranks.devices import has_accelerator, make_current
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.sharded.collections.sharders import EmbeddingBagCollectionSharder
 from shardwright.runtime.sharded.models.model_parallel import DistributedModelParallel
 from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner
 from shardwright.sparse import KeyedJaggedTensor
+from shardwright_plugins.commands._counting import CollectiveCounter
 
 _NUM_BATCHES = 4
 _MIN_COLUMNS = 4  # of a block, where columns are cut: narrow tables too

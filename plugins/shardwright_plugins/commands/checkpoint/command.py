@@ -137,10 +137,9 @@ def _bar(what: str, total: int | None, *, hidden: bool) -> Iterator[tuple[Progre
 
 
 def _opened(folder: Path, step: int | None, *, dcp_only: bool = False) -> StoredCheckpoint:
-    from shardwright.runtime.checkpoint.folder import find_checkpoint
-    from shardwright.runtime.checkpoint.reading import StoredCheckpoint
+    from shardwright.runtime.checkpoint.reading import open_checkpoint
 
-    return StoredCheckpoint(find_checkpoint(folder, step), dcp_only=dcp_only)
+    return open_checkpoint(folder, step, dcp_only=dcp_only)
 
 
 def _contents(stored: StoredCheckpoint) -> dict[str, Any]:

@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from shardwright.errors import CheckpointError
-from shardwright.runtime.checkpoint.entries import MODEL, STATE, stored_rows
+from shardwright.runtime.checkpoint.entries import MODEL, STATE
 from shardwright.runtime.checkpoint.folder import complete, prepare, saving_folder, writing
 from shardwright.runtime.checkpoint.metadata import METADATA, Manifest, measured, reason_of
-from shardwright.runtime.checkpoint.reading import StoredCheckpoint, box_requests, row_requests
+from shardwright.runtime.checkpoint.reading import StoredCheckpoint
 from shardwright.runtime.checkpoint.saving import Progress, save_entries, write_manifest
 from shardwright.runtime.sharded.tables.table_state import STORED, STORED_ROWS
 from shardwright_plugins.commands.checkpoint.torchrec import translate
@@ -41,12 +41,10 @@ def whole_entries(
         if not isinstance(entry, TensorStorageMetadata):
             yield key, stored.plain(key)
             continue
-        whole = torch.empty(entry.size, dtype=entry.properties.dtype)
-        if key.endswith(f".{STORED}"):
-            key = key.removesuffix(f".{STORED}")
-            stored.read(row_requests(f"{key}.{STORED}", entry, whole, stored_rows(stored, key), 0))
-        else:
-            stored.read(box_requests(key, entry, whole, (0,) * whole.dim()))
+        key = key.removesuffix(f".{STORED}")
+        tensor = stored.tensor(key)
+        whole = torch.empty(tensor.shape, dtype=tensor.dtype)
+        tensor.read(whole, 0)
         yield key, whole
 
 

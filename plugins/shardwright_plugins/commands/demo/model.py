@@ -23,7 +23,7 @@ from shardwright import (
     Topology,
 )
 from shardwright.optim import CombinedOptimizer, KeyedOptimizerWrapper, in_backward_optimizer_filter
-from shardwright.runtime.ranks.counting import CollectiveCounter
+from shardwright_plugins.commands._counting import CollectiveCounter
 from shardwright_plugins.commands.demo.dlrm import DLRM
 from shardwright_plugins.commands.demo.examples import NUM_DENSE, Examples, Table
 from shardwright_plugins.commands.demo.settings import DemoSettings

@@ -189,8 +189,7 @@ class _Run:
         return -(-self._settings.num_held_out // self._settings.evaluation_batch_size)
 
     def _gather(self, pieces: list[torch.Tensor]) -> NDArray[Any]:
-        gathered = self._env.communicator.all_gather(torch.cat(pieces).to(self._device))
-        return np.concatenate([piece.cpu().numpy() for piece in gathered])
+        return np.concatenate(self._env.communicator.all_gather_objects(torch.cat(pieces).numpy()))
 
     def _batch(self, examples: Examples) -> Batch:
         return Batch.of(examples, self._source.tables, self._device)

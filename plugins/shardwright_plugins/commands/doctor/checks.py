@@ -102,7 +102,7 @@ def devices() -> Iterator[Finding]:
 
 
 def _host_memory() -> Finding:
-    from shardwright.runtime.ranks.detection.host_memory import host_memory_bytes
+    from shardwright.planning.machines.host_memory import host_memory_bytes
 
     found = host_memory_bytes()
     if found is None:

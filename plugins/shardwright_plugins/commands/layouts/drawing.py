@@ -9,7 +9,7 @@ import numpy as np
 from attrs import frozen
 
 from shardwright.planning.layouts.layout import Block, Layout
-from shardwright.planning.plan.plan import ranks_text
+from shardwright.planning.plan.sharding import ranks_text
 
 _WIDTH = 63  # characters between the box's edges
 _MOST_BANDS = 12

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from shardwright.contracts.lookup import Bags, BlockSpec, Lookup
 from shardwright.planning.layouts.blocks import Ints
-from shardwright.planning.tables.spec import DataType
+from shardwright.planning.tables.data_types import DataType
 from shardwright.runtime.ranks.devices import is_host, sent_to
 from shardwright.runtime.step.segments import starts_of, sums, take
 from shardwright_plugins.compute_kernels._optimizers import ROW_WISE

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from shardwright.contracts import ComputeKernel
 from shardwright.contracts.compute_kernel import KernelRequest
-from shardwright.planning.tables.spec import DataType
+from shardwright.planning.tables.data_types import DataType
 from shardwright_plugins.compute_kernels._cpu_speeds import is_clearly_faster
 from shardwright_plugins.compute_kernels._optimizers import PARAMETERS, ROW_WISE, can_run, trained_bytes
 
@@ -77,7 +77,7 @@ def refusal(request: KernelRequest) -> str | None:
     if answer is not True:
         return answer
     if request.data_type not in _DATA_TYPES[device]:
-        return f"FBGEMM on {device} does not train {request.data_type.value} tables"
+        return f"FBGEMM on {device} does not train {request.data_type} tables"
     if request.num_columns % _COLUMNS_MULTIPLE:
         return (
             f"FBGEMM needs columns in multiples of {_COLUMNS_MULTIPLE}, the block has {request.num_columns}"

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from shardwright.contracts.compute_kernel import KernelRequest
-from shardwright.planning.tables.spec import DataType
+from shardwright.planning.tables.data_types import DataType
 from shardwright_plugins.compute_kernels._caching import CachingKernel
 from shardwright_plugins.compute_kernels._optimizers import weight_bytes
 from shardwright_plugins.compute_kernels.fbgemm._uvm import BANDWIDTH_FRACTION, uvm_bytes, uvm_refusal
@@ -36,7 +36,7 @@ class FusedUvmCaching(CachingKernel):
         if reason:
             return reason
         if request.data_type not in _CACHED:
-            return f"FBGEMM's cache holds FP16 and FP32 rows, not {request.data_type.value}"
+            return f"FBGEMM's cache holds FP16 and FP32 rows, not {request.data_type}"
         return True
 
     def memory_bytes(self, request: KernelRequest, num_rows: int) -> Mapping[str, int]:

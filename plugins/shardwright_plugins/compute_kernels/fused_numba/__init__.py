@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from shardwright.contracts import ComputeKernel
 from shardwright.contracts.compute_kernel import KernelRequest
-from shardwright.planning.tables.spec import DataType
+from shardwright.planning.tables.data_types import DataType
 from shardwright_plugins.compute_kernels._compiled import import_failure
 from shardwright_plugins.compute_kernels._optimizers import can_run_rule, needs_whole_rows, trained_bytes
 
@@ -61,7 +61,7 @@ def _refusal(request: KernelRequest) -> str | None:
     if answer is not True:
         return answer
     if request.data_type is not DataType.FP32:
-        return f"Numba has no {request.data_type.value} on the CPU, only {DataType.FP32.value}"
+        return f"Numba has no {request.data_type} on the CPU, only {DataType.FP32}"
     return _missing(request)
 
 

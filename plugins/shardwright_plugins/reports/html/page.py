@@ -17,7 +17,7 @@ import numpy as np
 from attrs import frozen
 
 from shardwright.planning.arrays import Floats, Ints
-from shardwright.planning.plan.plan import ranks_text
+from shardwright.planning.plan.sharding import ranks_text
 from shardwright.planning.text import bytes_text, number_text
 from shardwright_plugins.reports.html.charts import (
     MS,

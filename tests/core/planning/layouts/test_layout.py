@@ -334,12 +334,15 @@ def test_layout_check_takes_a_copy_on_every_rank_and_says_what_dataflows_do():
 @pytest.mark.parametrize(
     ("layout", "text"),
     [
-        (copies([0, 1]), "rank 2 has 0 copies; dataflow 'replicate' needs one on each of 3 ranks"),
+        (
+            copies([0, 1]),
+            "rank 2 has 0 copies of row part 0; dataflow 'replicate' needs one on each of 3 ranks",
+        ),
         (copies([0, 1, 1, 2]), "rank 1 has 2 copies"),
         (copies([0, 1, 2, 3]), "a block is placed on rank 3 of 3 ranks"),
         (
             copies([0, 1, 2], columns=(0, 4)),
-            "the copy on rank 0 has 10 rows and 4 columns; dataflow 'replicate'",
+            "the copy on rank 0 has 4 columns; dataflow 'replicate'",
         ),
         (copies([0, 1], RowsRange(10, parts=2)), "rank 2 has 0 copies of row part 0; dataflow 'replicate'"),
     ],

@@ -14,7 +14,8 @@ from shardwright.errors import PlanError
 from shardwright.planning.layouts.layout import Block, Layout, Replicate
 from shardwright.planning.layouts.row_maps import RowMap, RowsModulo, RowsRange, RowsSplit
 from shardwright.planning.machines.topology import Topology
-from shardwright.planning.plan.plan import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
+from shardwright.planning.plan.plan import ShardingPlan
+from shardwright.planning.plan.sharding import EmbeddingModuleShardingPlan, ParameterSharding
 from shardwright.planning.report import compare
 from shardwright.planning.report.compare import compare_plans
 from shardwright.planning.tables.spec import TableSpec

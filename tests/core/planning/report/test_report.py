@@ -8,7 +8,7 @@ from tests.core.planning.conftest import Plain, make_host
 import shardwright as sw
 from shardwright.host import use_host
 from shardwright.planning.machines.topology import Topology
-from shardwright.planning.plan.plan import ranks_text
+from shardwright.planning.plan.sharding import ranks_text
 from shardwright.planning.report.report import writer_of
 from shardwright.planning.tables.constraints import ParameterConstraints
 from shardwright.planning.tables.optimizers import OptimizerSpec

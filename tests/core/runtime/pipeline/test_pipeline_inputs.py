@@ -24,7 +24,8 @@ from tests.core.runtime.pipelines import (
 from torch import nn
 
 from shardwright import DistributedModelParallel, TrainPipelineSparseDist
-from shardwright.planning.plan.plan import EmbeddingModuleShardingPlan, ShardingPlan
+from shardwright.planning.plan.plan import ShardingPlan
+from shardwright.planning.plan.sharding import EmbeddingModuleShardingPlan
 from shardwright_testing.simulated import run_simulated
 
 

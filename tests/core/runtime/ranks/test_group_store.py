@@ -7,18 +7,19 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
 import torch.distributed as dist
 
+from shardwright.runtime.ranks import group_store
 from shardwright.runtime.ranks.group_store import GroupStore, StoreError
-from shardwright.runtime.ranks.processes import Neighbours, this_host
-from shardwright.runtime.ranks.store_log import write_line
+from shardwright.runtime.ranks.processes import this_host
 
 SHORT_S, FAR_OFF_S = 0.05, 30.0
-ALONE = Neighbours(0, 1)
 
 
 class Stuck:
@@ -52,21 +53,21 @@ def stuck() -> Iterator[Stuck]:
 
 @pytest.fixture
 def store() -> GroupStore:
-    return GroupStore(dist.HashStore(), FAR_OFF_S, ALONE)
+    return GroupStore(dist.HashStore(), FAR_OFF_S, 0, [0])
 
 
 def test_call_of_a_store_that_does_not_answer_is_given_up(stuck: Stuck) -> None:
     with pytest.raises(StoreError, match=r"has given no answer for \d+\.\d s; the process that serves it"):
-        GroupStore(stuck, FAR_OFF_S, ALONE).add("count", 1, soon())
+        GroupStore(stuck, FAR_OFF_S, 0, [0]).add("count", 1, soon())
 
 
 def test_call_takes_no_longer_than_the_group_s_collectives(stuck: Stuck) -> None:
     with pytest.raises(StoreError, match="no answer"):
-        GroupStore(stuck, SHORT_S, ALONE).add("count", 1, later())
+        GroupStore(stuck, SHORT_S, 0, [0]).add("count", 1, later())
 
 
 def test_call_after_one_that_was_given_up_waits_for_that(stuck: Stuck) -> None:
-    store = GroupStore(stuck, FAR_OFF_S, ALONE)
+    store = GroupStore(stuck, FAR_OFF_S, 0, [0])
     for _ in range(2):
         with pytest.raises(StoreError, match="no answer"):
             store.add("count", 1, soon())
@@ -75,7 +76,7 @@ def test_call_after_one_that_was_given_up_waits_for_that(stuck: Stuck) -> None:
 
 
 def test_file_that_another_process_has_locked_is_given_up(tmp_path: Path) -> None:
-    store = GroupStore(dist.FileStore(str(tmp_path / "store"), 1), FAR_OFF_S, ALONE)
+    store = GroupStore(dist.FileStore(str(tmp_path / "store"), 1), FAR_OFF_S, 0, [0])
     store.set("a", "1", later())
     with (tmp_path / "store").open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # as a process has it that is stopped while it writes
@@ -87,7 +88,7 @@ def test_file_that_another_process_has_locked_is_given_up(tmp_path: Path) -> Non
 def test_error_of_torch_s_store_says_what_it_means() -> None:
     broken = mock.Mock(add=mock.Mock(side_effect=dist.DistNetworkError("Broken pipe\nframe #0")))
     with pytest.raises(StoreError, match=r"does not answer \(Broken pipe\); the process that serves it"):
-        GroupStore(broken, FAR_OFF_S, ALONE).add("count", 1, later())
+        GroupStore(broken, FAR_OFF_S, 0, [0]).add("count", 1, later())
 
 
 def test_error_of_the_question_itself_is_left_as_it_is(store: GroupStore) -> None:
@@ -95,15 +96,47 @@ def test_error_of_the_question_itself_is_left_as_it_is(store: GroupStore) -> Non
         store.ask(lambda _: 1 // 0, later())
 
 
+def test_calls_are_made_on_one_thread(store: GroupStore) -> None:
+    assert len({store.ask(lambda _: threading.get_ident(), later()) for _ in range(5)}) == 1
+
+
+def test_thread_ends_with_the_store() -> None:
+    store = GroupStore(dist.HashStore(), FAR_OFF_S, 0, [0])
+    thread = store.ask(lambda _: threading.current_thread(), later())
+    del store
+    thread.join(FAR_OFF_S)
+    assert not thread.is_alive()
+
+
+def test_call_that_was_given_up_is_not_made_later(stuck: Stuck) -> None:
+    store, made = GroupStore(stuck, FAR_OFF_S, 0, [0]), list[str]()
+    for question in (lambda own: own.add("count", 1), lambda _: made.append("late")):
+        with pytest.raises(StoreError, match="no answer"):
+            store.ask(question, soon())
+    stuck.goes_on.set()
+    store.add("count", 1, later())
+    assert made == []
+
+
 def test_keys_are_read_when_all_are_there(store: GroupStore) -> None:
-    looks: list[int] = []
+    with ThreadPoolExecutor() as threads:
+        values = threads.submit(store.read, ["key 1", "key 2"], later())
+        for number in (1, 2):
+            assert not values.done()
+            store.set(f"key {number}", f"value {number}", later())
+        assert values.result() == ["value 1", "value 2"]
 
-    def look() -> None:
-        looks.append(1)
-        store.set(f"key {len(looks)}", f"value {len(looks)}", later())
 
-    assert store.read(["key 1", "key 3"], later(), look) == ["value 1", "value 3"]
-    assert len(looks) == 3
+def test_wait_begins_anew_with_each_sign_of_life(store: GroupStore) -> None:
+    def beat() -> None:
+        for _ in range(8):
+            time.sleep(0.2)
+            store.add("beats", 1, later())
+        store.set("key", "told", later())
+
+    with ThreadPoolExecutor() as threads:
+        threads.submit(beat)
+        assert store.read(["key"], time.monotonic() + 0.8, beats="beats") == ["told"]
 
 
 def test_keys_that_do_not_come_are_an_error_in_time(store: GroupStore) -> None:
@@ -112,23 +145,28 @@ def test_keys_that_do_not_come_are_an_error_in_time(store: GroupStore) -> None:
     assert not isinstance(error.value, StoreError)  # which answers
 
 
-def test_look_ends_the_wait_for_keys(store: GroupStore) -> None:
-    with pytest.raises(ZeroDivisionError):
-        store.read(["key"], later(), lambda: print(1 // 0))
-
-
 def test_key_that_nobody_set_says_nothing(store: GroupStore) -> None:
     assert store.find("key", later()) is None
+
+
+def introduce(store: Any, host: str, rank: int, process: int) -> None:
+    """Write a rank's process into the store, as it does itself."""
+    with (
+        mock.patch.object(group_store, "this_host", return_value=host),
+        mock.patch("os.getpid", return_value=process),
+    ):
+        GroupStore(store, FAR_OFF_S, rank, range(3)).add("any", 1, later())
 
 
 def test_process_that_ends_ends_the_wait_for_its_keys() -> None:
     shared = dist.HashStore()
     process = subprocess.Popen(["sleep", "infinity"])
-    write_line(shared, f"shardwright/processes/{this_host()}", f"1 {process.pid}")
-    store = GroupStore(shared, FAR_OFF_S, Neighbours(0, 2))
+    introduce(shared, this_host(), 1, process.pid)
+    store = GroupStore(shared, FAR_OFF_S, 0, range(2))
 
+    process.kill()
     with pytest.raises(RuntimeError, match="the process of rank 1 has ended"):
-        store.read(["key"], later(), process.kill)
+        store.read(["key"], later())
     process.wait()
 
 
@@ -137,11 +175,8 @@ def test_process_that_ended_after_its_keys_were_set_is_no_error() -> None:
     process = subprocess.Popen(["true"])
     process.wait()
     for rank, host in ((1, "another host"), (2, this_host())):
-        write_line(shared, f"shardwright/processes/{host}", f"{rank} {process.pid}")
-    store = GroupStore(shared, FAR_OFF_S, Neighbours(0, 3))
+        introduce(shared, host, rank, process.pid)
+    store = GroupStore(shared, FAR_OFF_S, 0, range(3))
 
-    def look_late() -> None:
-        time.sleep(0.6)
-        store.set("key", "told", later())
-
-    assert store.read(["key"], later(), look_late) == ["told"]
+    store.set("key", "told", later())
+    assert store.read(["key"], later()) == ["told"]

@@ -8,7 +8,7 @@ from tests.core.runtime.plans import Loop, PathsHere
 from shardwright import hookimpl
 from shardwright.host import PluginHost, use_host
 from shardwright.planning.layouts.layout import Block, Layout
-from shardwright.planning.plan.plan import ParameterSharding
+from shardwright.planning.plan.sharding import ParameterSharding
 from shardwright.planning.tables.caching import CacheParams
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.runtime.routed.plan import plan_routing

@@ -17,7 +17,8 @@ from shardwright import DistributedModelParallel, ShardingEnv, hookimpl
 from shardwright.contracts import CommBackend
 from shardwright.errors import DistributedError, InvalidInputError, UnsupportedError
 from shardwright.host import PluginHost, use_host
-from shardwright.planning.plan.plan import EmbeddingModuleShardingPlan, ShardingPlan
+from shardwright.planning.plan.plan import ShardingPlan
+from shardwright.planning.plan.sharding import EmbeddingModuleShardingPlan
 from shardwright.planning.tables.spec import EmbeddingBagConfig
 from shardwright.runtime.ranks.comm import AllToAll, TorchCommunicator, TorchTransport
 from shardwright.runtime.sharded.tables.initialization import initialize, seeded
@@ -347,7 +348,6 @@ def test_communicator_of_a_group_of_one_hands_back_what_it_is_given(group_of_one
     output = torch.empty(3)
     communicator.all_to_all(output, torch.arange(3.0), [3], [3], label="three").wait()
     assert output.tolist() == [0, 1, 2]
-    assert [item.tolist() for item in communicator.all_gather(torch.ones(2))] == [[1, 1]]
     assert communicator.all_gather_objects({"a": 1}) == [{"a": 1}]
     assert communicator.broadcast_object("x") == "x"
     tensor = torch.ones(2)

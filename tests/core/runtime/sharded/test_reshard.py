@@ -16,6 +16,7 @@ from shardwright.errors import DistributedError, InvalidInputError, PlanError, U
 from shardwright.planning.layouts.dataflows import Replicate
 from shardwright.planning.layouts.row_maps import RowsModulo, RowsRange
 from shardwright.runtime.sharded.resharding.exchange import RowExchange
+from shardwright.runtime.sharded.resharding.reshard import reshard_collection
 from shardwright_testing.simulated import run_simulated
 
 OTHER = Cuts(
@@ -34,7 +35,7 @@ def resharded(case, then, **options):
 
     def work(env):
         sharded = case.shard(env, module)
-        said = sharded.reshard(then.shardings(), **options)
+        said = reshard_collection(sharded, then.shardings(), **options)
         return sharded.state_dict(), said, env.communicator.labels
 
     return run_simulated(work, case.world_size)
@@ -94,7 +95,7 @@ def test_training_goes_on_as_unsharded(pair, limit):
         for step, by_rank in enumerate(batches):
             train_step(case, sharded, by_rank[env.rank], step, env.rank)
             plan = (then, case)[step % 2].shardings()
-            sharded.reshard(plan, max_extra_bytes=1 << 20 if limit else None)
+            reshard_collection(sharded, plan, max_extra_bytes=1 << 20 if limit else None)
         return sharded.state_dict()
 
     expected = train_unsharded(case, batches)
@@ -103,10 +104,10 @@ def test_training_goes_on_as_unsharded(pair, limit):
             torch.testing.assert_close(state[name], weight)
 
 
-def test_one_exchange_a_piece_and_two_gatherings():
+def test_one_exchange_a_piece_and_one_gathering():
     labels = resharded(case_of(), OTHER)[0][2]
-    moved = labels[labels.index("rows that are resharded") - 2 :]
-    assert moved[:3] == ["object", "object", "rows that are resharded"]
+    first = labels.index("rows that are resharded")
+    assert labels[:first].count("object") == 1
     assert labels.count("rows that are resharded") == 1
     assert resharded(case_of(), OTHER, piece_bytes=200)[0][2].count("rows that are resharded") > 3
 
@@ -126,7 +127,7 @@ def test_tables_that_stay_keep_their_memory():
     def work(env):
         sharded = case.shard(env, module)
         before = [p.data_ptr() for p in sharded.embedding_bags["t0"].parameters()]
-        said = sharded.reshard(then.shardings())
+        said = reshard_collection(sharded, then.shardings())
         return before, [p.data_ptr() for p in sharded.embedding_bags["t0"].parameters()], said
 
     for before, after, said in run_simulated(work, 2):
@@ -144,7 +145,7 @@ def test_optimizer_object_and_learning_rate_go_on():
         scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.5)
         groups = [id(group) for group in optimizer.param_groups]
         scheduler.step()
-        sharded.reshard(OTHER.shardings())
+        reshard_collection(sharded, OTHER.shardings())
         assert sharded.fused_optimizer is optimizer
         assert [id(group) for group in optimizer.param_groups] == groups
         rates = [lookup._rate for lookup in sharded.engine.lookups]
@@ -167,7 +168,7 @@ def test_memory_that_is_not_allowed_is_refused_before_anything_moves():
     def work(env):
         sharded = case.shard(env, module)
         with pytest.raises((InvalidInputError, DistributedError), match="max_extra_bytes allows 50 B"):
-            sharded.reshard(OTHER.shardings(), max_extra_bytes=50)
+            reshard_collection(sharded, OTHER.shardings(), max_extra_bytes=50)
         assert "rows that are resharded" not in env.communicator.labels
         return (sharded.state_dict(),)
 
@@ -203,7 +204,7 @@ def test_old_lookups_are_gone_before_the_last_rows_move_where_memory_is_limited(
         sharded = case.shard(env, module)
         if env.rank == 0:
             old.extend(weakref.ref(lookup) for lookup in sharded.engine.lookups)
-        sharded.reshard(then.shardings(), max_extra_bytes=limit, piece_bytes=10_000)
+        reshard_collection(sharded, then.shardings(), max_extra_bytes=limit, piece_bytes=10_000)
 
     monkeypatch.setattr(RowExchange, "make", noted)
     run_simulated(work, 2)
@@ -224,7 +225,10 @@ def test_old_lookups_are_gone_before_the_last_rows_move_where_memory_is_limited(
             lambda plan, rank: {**plan, "t0": Cuts((Cut(11, 4, ("a",), ranks=(5,)),), 6).shardings()["t0"]},
             "rank 5",
         ),
-        (lambda plan, rank: plan if rank else case_of().shardings(), "other plans on rank 1 than on rank 0"),
+        (
+            lambda plan, rank: plan if rank else case_of().shardings(),
+            "plan of table 't0' is rank 0: .*; rank 1: ",
+        ),
         (lambda plan, rank: {**plan, "t0": evolve(plan["t0"], compute_kernel="nowhere")}, "nowhere"),
     ],
     ids=["a table too few", "one too many", "another size", "no such rank", "others", "no such kernel"],
@@ -235,9 +239,9 @@ def test_plan_that_does_not_fit_is_refused_on_all_ranks_and_changes_nothing(chan
     def work(env):
         sharded = case.shard(env, module)
         with pytest.raises((PlanError, InvalidInputError, DistributedError, LookupError), match=message):
-            sharded.reshard(change(OTHER.shardings(), env.rank))
+            reshard_collection(sharded, change(OTHER.shardings(), env.rank))
         train_step(case, sharded, case.batch(2), 0, env.rank)
-        sharded.reshard(OTHER.shardings())
+        reshard_collection(sharded, OTHER.shardings())
         return train_step(case, sharded, case.batch(2), 1, env.rank)
 
     assert len(run_simulated(work, 2)) == 2
@@ -251,16 +255,16 @@ def test_batch_under_way_is_refused_on_all_ranks():
         step = sharded.begin_input_dist(case.batch(2))
         assert step.send()
         with pytest.raises(UnsupportedError, match="let the pipeline come to the end of its data"):
-            sharded.reshard(OTHER.shardings())
+            reshard_collection(sharded, OTHER.shardings())
         outputs = sharded.output_dist(sharded.compute(step))
         values = outputs.values()
         with pytest.raises(UnsupportedError, match="whose backward pass was not made"):
-            sharded.reshard(OTHER.shardings())
+            reshard_collection(sharded, OTHER.shardings())
         values.sum().backward()
-        sharded.reshard(OTHER.shardings())
+        reshard_collection(sharded, OTHER.shardings())
         with torch.no_grad():
             kept = sharded(case.batch(2)).values()
-        sharded.reshard(case.shardings())
+        reshard_collection(sharded, case.shardings())
         return kept
 
     assert len(run_simulated(work, 2)) == 2

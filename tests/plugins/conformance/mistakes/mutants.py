@@ -182,7 +182,7 @@ class WrongMemory(RightKernel):
     name = "wrong_memory"
 
     def memory_bytes(self, request: KernelRequest, num_rows: int) -> Mapping[str, int]:
-        return {"device": num_rows * request.num_columns * request.data_type.bits // 8}
+        return {"device": num_rows * self.row_bytes(request)}
 
 
 class NoCache(RightKernel):
@@ -253,12 +253,14 @@ class DividesItself(RightKernel):
 
 
 class PromisesTooMuch(RightKernel):
-    """Says it supports integers, and cannot build them."""
+    """Says it supports BF16, and cannot build it."""
 
     name = "promises_too_much"
 
-    def supports(self, request: KernelRequest) -> Any:
-        return True if request.optimizer and request.optimizer.name == "sgd" else "only sgd"
+    def build(self, blocks: Sequence[BlockSpec], *, device: Any) -> Lookup:
+        if blocks[0].request.data_type == "BF16":
+            raise TypeError("BF16")
+        return super().build(blocks, device=device)
 
 
 class _RateOfTheLastForward(Delegate):

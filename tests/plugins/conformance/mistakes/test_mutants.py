@@ -92,7 +92,7 @@ MUTANTS = [
         mutants.PromisesTooMuch,
         "ComputeKernelTests",
         "test_what_is_supported_is_built_and_looked_up",
-        r"INT8, pooling SUM, columns .*: is supported, but build\(\) raised",
+        r"BF16, pooling SUM, columns .*: is supported, but build\(\) raised",
     ),
     (
         mutants.RateOfTheLastForward,

@@ -32,7 +32,7 @@ ROUNDING = 1 + 1e-9
 def objective_of(shapes, kinds, parts, ranks, local):
     """The objective of the plan with a part of the tables' memory on each rank; ``None`` if there is none."""
     tables = [TableSpec(f"t{i}", rows, dim, ["f"]) for i, (rows, dim) in enumerate(shapes)]
-    weights = sum(table.weight_bytes for table in tables)
+    weights = sum(4 * table.num_embeddings * table.embedding_dim for table in tables)
     topology = Topology(ranks, "cpu", local_world_size=local, ddr_cap=int(weights * parts) + 64 * KIB)
     rules = {"*": ParameterConstraints(sharding_types=sorted(kinds))}
     planner = EmbeddingShardingPlanner(topology, 16, constraints=rules, storage_reservation=0.0)

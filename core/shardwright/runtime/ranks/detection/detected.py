@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
+from shardwright.planning.machines.host_memory import host_memory_bytes
 from shardwright.runtime.ranks.detection.bandwidths import (
     host_link_bandwidth,
     link_bandwidths,
     memory_bandwidth,
 )
-from shardwright.runtime.ranks.detection.host_memory import host_memory_bytes
 from shardwright.runtime.ranks.devices import has_accelerator, memory_bytes, with_index
 from shardwright.runtime.ranks.environment import ShardingEnv
 
@@ -46,7 +46,7 @@ def measure_together(env: ShardingEnv, *, is_wanted: bool) -> dict[str, Any]:
     """
     if not has_accelerator(env.device_type):
         return {}
-    with env.phase("measuring the machine"):
+    with env.together("measuring the machine"):
         if not env.communicator.broadcast_object(is_wanted):
             return {}
         device = with_index(torch.device(env.device_type))

@@ -51,7 +51,7 @@ def lookups(engine: CollectionEngine) -> nn.ModuleList:
         optimizer = group.blocks[0].request.optimizer
         head = f"{group.kernel_name}, {optimizer}" if group.kernel.fuses_optimizer else group.kernel_name
         blocks = [
-            f"{spec.table.name}: {spec.block.num_rows} x {spec.block.num_columns} {spec.table.data_type.value} "
+            f"{spec.table.name}: {spec.block.num_rows} x {spec.block.num_columns} {spec.table.data_type} "
             f"from column {spec.block.columns.start}, {spec.num_slots} features"
             for spec in group.blocks
         ]

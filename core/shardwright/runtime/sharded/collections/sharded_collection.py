@@ -2,34 +2,31 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
-from abc import ABC, abstractmethod
+from abc import ABC
 from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from attrs import evolve, frozen
 from torch import nn
-from torch.optim import Optimizer
 
 from shardwright.errors import DistributedError, UnsupportedError
 from shardwright.modules.embedding_modules import TableCollection
-from shardwright.modules.quantized.collections import QuantizedCollection
 from shardwright.optim.fused import optimizer_spec_of
-from shardwright.planning.plan.plan import ParameterSharding
-from shardwright.planning.tables.optimizers import STILL
-from shardwright.planning.tables.spec import EmbeddingConfig, TableSpec
-from shardwright.runtime.ranks.environment import ShardingEnv, check_local_world_sizes, device_of_rank
-from shardwright.runtime.ranks.lockstep import name_ranks
+from shardwright.planning.plan.sharding import ParameterSharding
+from shardwright.planning.tables.spec import TableSpec
+from shardwright.runtime.ranks.environment import ShardingEnv, device_of_rank
 from shardwright.runtime.ranks.meeting import Meeting
 from shardwright.runtime.sharded.collections import anatomy
 from shardwright.runtime.sharded.collections.executors import executor_of
 from shardwright.runtime.sharded.collections.sharded_module import ModuleSharder, check_plan_covers
-from shardwright.runtime.sharded.tables.clipping import remember_ranks
 from shardwright.runtime.sharded.tables.data_parallel import watch_data_parallel
 from shardwright.runtime.sharded.tables.fused_optimizer import FusedOptimizer
 from shardwright.runtime.sharded.tables.initialization import initialize
+from shardwright.runtime.sharded.tables.same_weights import agree_on_weights, weights_of
 from shardwright.runtime.sharded.tables.sharded_parameter import ShardedParameter, refuse_reader
 from shardwright.runtime.sharded.tables.sharded_table import ShardedTable
 from shardwright.runtime.sharded.tables.table_state import (
@@ -43,10 +40,8 @@ from shardwright.runtime.step.backward.scaled_losses import watch_scalers
 from shardwright.runtime.step.batches.inputs import InputChecks, Status
 from shardwright.runtime.step.batches.inputs_ahead import InputsAhead, who_ended
 from shardwright.runtime.step.engine import CollectionEngine, EngineStep
+from shardwright.runtime.step.kernel_groups import LookupBuilder, build_lookup
 from shardwright.sparse import KeyedJaggedTensor
-
-if TYPE_CHECKING:
-    from shardwright.runtime.sharded.resharding.reshard import Resharded
 
 
 @frozen(eq=False)
@@ -54,7 +49,7 @@ class ShardingInputs:
     """Everything that a sharded collection is made from.
 
     Args:
-        configs: configurations of the tables.
+        unsharded: the unsharded collection, on ``meta``.
         specs: specifications of the tables, with optimizers.
         params: each table's part of the plan, by table name.
         env: the ranks.
@@ -64,14 +59,18 @@ class ShardingInputs:
         sharder: sharder that made it, which says what planners may choose.
     """
 
-    configs: Sequence[EmbeddingConfig]
+    unsharded: TableCollection
     specs: Sequence[TableSpec]
     params: Mapping[str, ParameterSharding]
     env: ShardingEnv
     device: torch.device
-    is_weighted: bool = False
     checks: InputChecks = InputChecks.STANDARD
     sharder: ModuleSharder | None = None
+
+    @property
+    def is_weighted(self) -> bool:
+        """True if ids carry weights."""
+        return self.unsharded.is_weighted()
 
 
 class ShardedCollection(nn.Module, ABC):
@@ -90,17 +89,15 @@ class ShardedCollection(nn.Module, ABC):
         output_dtype: dtype of the outputs.
     """
 
-    table_class: ClassVar[type[ShardedTable]] = ShardedTable
-    output_dtype: torch.dtype = torch.float32
-
     def __init__(self, inputs: ShardingInputs, *, tables_name: str) -> None:
         super().__init__()
-        _compare_plans(inputs)  # first: what one rank alone would raise leaves the others waiting
+        # First: what one rank alone would raise leaves the others waiting.
+        inputs.env.agree("the plan", _digests(inputs), _PLAN_ONCE)
         check_plan_covers(inputs.specs, inputs.params, inputs.specs[0].module)
-        self._env, self._device, self._configs = inputs.env, inputs.device, list(inputs.configs)
-        self._tables_name = tables_name
+        self._env, self._device, self._configs = inputs.env, inputs.device, list(inputs.unsharded.tables)
+        self._tables_name, self.output_dtype = tables_name, inputs.unsharded.output_dtype
         self._take_engine(inputs, engine_of(inputs))
-        self._meeting = Meeting(inputs.env, self._engine.number)
+        self._meeting = Meeting(inputs.env, inputs.env.lockstep.name(self._engine.number))
         self._fused_optimizer = FusedOptimizer(
             self._by_parameter(),
             self._engine.rates,
@@ -114,7 +111,6 @@ class ShardedCollection(nn.Module, ABC):
         watch_data_parallel()
         watch_scalers()
         watch_optimizers()
-        remember_ranks(self)
         self.inputs_ahead: InputsAhead | None = None
 
     def _take_engine(self, inputs: ShardingInputs, engine: CollectionEngine) -> None:
@@ -125,9 +121,7 @@ class ShardedCollection(nn.Module, ABC):
         for spec in inputs.specs:
             own = local.get(spec.name, [])
             state = TableState(spec, inputs.params[spec.name], own, inputs.env.communicator, inputs.device)
-            self._tables[spec.name] = self.table_class(state, engine.lookups, engine.kept).train(
-                self.training
-            )
+            self._tables[spec.name] = ShardedTable(state, engine.lookups, engine.kept).train(self.training)
         self.add_module(self._tables_name, nn.ModuleDict(self._tables))
         # Those that the kernels update here; listed once, since each batch begins with a look at them.
         self._updated = [
@@ -181,34 +175,6 @@ class ShardedCollection(nn.Module, ABC):
             evolve(spec, module=path, allowed=sharder and sharder.allowed(spec, compute_device))
             for spec in self._inputs.specs
         ]
-
-    def reshard(
-        self,
-        params: Mapping[str, ParameterSharding],
-        *optimizers: Optimizer,
-        max_extra_bytes: int | None = None,
-        piece_bytes: int | None = None,
-    ) -> Resharded:
-        """Go from one plan to another between two steps; every rank makes this call.
-
-        See :meth:`DistributedModelParallel.reshard`.
-
-        Args:
-            params: table name -> how it is to be sharded.
-            optimizers: those of your own that have parameters of its tables.
-            max_extra_bytes: see there.
-            piece_bytes: see there.
-        """
-        from shardwright.runtime.sharded.resharding.reshard import reshard
-
-        path = self._inputs.specs[0].module
-        return reshard(
-            {path: (self, params)},
-            self._env,
-            optimizers,
-            max_extra_bytes=max_extra_bytes,
-            piece_bytes=piece_bytes,
-        )
 
     def check_moves(self, path: str) -> None:
         """Check that its tables can go from one plan to another.
@@ -326,13 +292,9 @@ class ShardedCollection(nn.Module, ABC):
                 raise UnsupportedError(
                     f"table {table.state.table.describe()}: its ids are keys, and an unsharded module looks up rows"
                 )
-        module = self._unsharded()
+        module = copy.deepcopy(self._inputs.unsharded)
         module.load_state_dict(self.state_dict(), assign=True)
         return module
-
-    @abstractmethod
-    def _unsharded(self) -> nn.Module:
-        """The module of the same tables on ``meta``."""
 
     def make_one_model(self) -> None:
         """Do, on every rank, what is called before tables are gathered: average replicas that have grown apart."""
@@ -371,32 +333,39 @@ class ShardedCollection(nn.Module, ABC):
         )
 
     def take_weights(self, module: TableCollection) -> None:
-        """Take the unsharded module's weights over, or make them anew, the same for any plan, if it is on ``meta``."""
+        """Take the unsharded module's rows over, or make them anew, the same for any plan, if it is on ``meta``."""
         if module.device.type == "meta":
             self.initialize(self._env.communicator.broadcast_object(torch.initial_seed()))
             return
         for name, table in self._tables.items():
-            table.state.scatter(module.table_weight(name).detach(), table.weight_of)
-            layout = table.state.sharding.layout
-            for local in table.state.local:
-                if layout.dataflow_of(local.block).is_replicated:  # copies begin alike, as rank 0's
-                    self._env.communicator.broadcast(table.weight_of(local), 0)
+            table.state.scatter_rows(module.table_weight(name).detach(), table.weight_of)
 
     def initialize(self, seed: int) -> None:
-        """Give all tables new initial weights, the same for any plan; ``seed`` must be the same on every rank."""
+        """Give all tables of floats new initial weights, the same for any plan; other rows stay zeros.
+
+        Args:
+            seed: the same on every rank.
+        """
         for config in self._configs:
             table = self._tables[config.name]
+            if not table.state.is_float:
+                continue
             for local in table.state.local:
                 path = table.state.table.path
                 initialize(table.weight_of(local), config, local.block, path=path, seed=seed)
 
 
-def engine_of(inputs: ShardingInputs, before: CollectionEngine | None = None) -> CollectionEngine:
+def engine_of(
+    inputs: ShardingInputs,
+    before: CollectionEngine | None = None,
+    build_lookup: LookupBuilder = build_lookup,
+) -> CollectionEngine:
     """Make the engine that runs the tables of a collection.
 
     Args:
         inputs: tables, plan and ranks.
         before: the engine that runs them under another plan until now.
+        build_lookup: makes the lookup of a group of local blocks.
     """
     return CollectionEngine(
         inputs.specs,
@@ -407,6 +376,7 @@ def engine_of(inputs: ShardingInputs, before: CollectionEngine | None = None) ->
         is_weighted=inputs.is_weighted,
         checks=inputs.checks,
         before=before,
+        build_lookup=build_lookup,
     )
 
 
@@ -420,42 +390,20 @@ def _meet_to_load(module: ShardedCollection, *_: Any) -> None:
     module._meeting.to_load("load_state_dict()")
 
 
-def _compare_plans(inputs: ShardingInputs) -> None:
-    """Check that all ranks shard the same tables in the same way; else they would not meet in their collectives.
-
-    They compare one hash of everything; only where these differ, one of each table.
-
-    Raises:
-        DistributedError: naming the ranks that differ from rank 0, and the first table in which they do.
-    """
-    communicator, mine = inputs.env.communicator, _digests(inputs)
-    together = hashlib.sha256(repr(sorted(mine.items())).encode()).digest()
-    locals_, hashes = zip(
-        *communicator.all_gather_objects((inputs.env.local_world_size, together)), strict=True
-    )
-    check_local_world_sizes(locals_)
-    if len(set(hashes)) == 1:
-        return
-    gathered = communicator.all_gather_objects(mine)
-    different = [rank for rank, other in enumerate(gathered) if other != gathered[0]]
-    other, first = gathered[different[0]], communicator.global_ranks[0]
-    named = name_ranks([communicator.global_ranks[rank] for rank in different])
-    names = [name for name in {**gathered[0], **other} if gathered[0].get(name) != other.get(name)]
-    raise DistributedError(
-        f"the ranks shard differently: {named} differs from rank {first} in "
-        f"{len(names)} tables, {names[0]!r} first. Plan once, with collective_plan, and give every rank the same "
-        "tables, plan and fused_params"
-    )
+_PLAN_ONCE = "Plan once, with collective_plan, and give every rank the same tables, plan and fused_params"
 
 
 def _digests(inputs: ShardingInputs) -> dict[str, str]:
-    """A hash of each table and of how it is sharded, by name: a plan may leave tables out or name others."""
+    """Each table and how it is sharded, by name, with a hash of it all: a plan may leave tables out or name others."""
     specs = {spec.name: spec for spec in inputs.specs}
-    digests = {}
+    digests = {"LOCAL_WORLD_SIZE": str(inputs.env.local_world_size)}
     for name in {**specs, **inputs.params}:
         sharding = inputs.params.get(name)
-        planned = sharding.digest() if sharding is not None else b""
-        digests[name] = hashlib.sha256(repr(specs.get(name)).encode() + planned).hexdigest()
+        planned, kind = (
+            (b"", "not planned") if sharding is None else (sharding.digest(), sharding.sharding_type)
+        )
+        digest = hashlib.sha256(repr(specs.get(name)).encode() + planned).hexdigest()
+        digests[f"table {name!r}"] = f"{kind} {digest[:12]}"
     return digests
 
 
@@ -473,36 +421,30 @@ def _by_place(local: LocalBlock) -> tuple[int, int]:
     return local.block.rows.index, local.block.columns.start
 
 
-def specs_of(
-    sharder: ModuleSharder, module: TableCollection, path: str, *, is_weighted: bool
-) -> list[TableSpec]:
+def specs_of(sharder: ModuleSharder, module: TableCollection, path: str) -> list[TableSpec]:
     """The specifications of a collection's tables, with their optimizers.
 
     An optimizer applied to a table's parameter in the backward pass goes before the sharder's. A table whose parameter
     requires no gradient is frozen.
     """
-    return [_spec_of(sharder, module, config, path, is_weighted=is_weighted) for config in module.tables]
+    return [_spec_of(sharder, module, config, path) for config in module.tables]
 
 
-def _spec_of(
-    sharder: ModuleSharder, module: TableCollection, config: Any, path: str, *, is_weighted: bool
-) -> TableSpec:
-    """The specification of one table. A frozen one has an optimizer without state, so that any kernel takes it."""
+def _spec_of(sharder: ModuleSharder, module: TableCollection, config: Any, path: str) -> TableSpec:
     weight = module.table_weight(config.name)
-    is_frozen = not weight.requires_grad
-    trained: dict[str, Any] = (
-        {} if is_frozen else {"update": sharder.update, "max_gradient": sharder.max_gradient}
-    )
-    return TableSpec.from_config(
+    spec = TableSpec.from_config(
         config,
         module=path,
-        is_weighted=is_weighted,
-        optimizer=STILL if is_frozen else optimizer_spec_of(weight, config.name) or sharder.optimizer,
+        is_weighted=module.is_weighted(),
+        optimizer=(optimizer_spec_of(weight, config.name) or sharder.optimizer)
+        if weight.requires_grad
+        else None,
         qcomms_config=sharder.qcomm_codecs_registry,
         cache=sharder.cache,
-        is_frozen=is_frozen,
-        **trained,
+        update=sharder.update,
+        max_gradient=sharder.max_gradient,
     )
+    return spec if weight.requires_grad else spec.served()
 
 
 _Sharded = TypeVar("_Sharded", bound=ShardedCollection)
@@ -511,21 +453,25 @@ _Sharded = TypeVar("_Sharded", bound=ShardedCollection)
 def shard_collection(
     kind: type[_Sharded],
     sharder: ModuleSharder,
-    module: TableCollection | QuantizedCollection,
+    module: TableCollection,
     params: Mapping[str, ParameterSharding],
     env: ShardingEnv,
     device: torch.device | str | None,
     *,
     path: str,
-    is_weighted: bool = False,
 ) -> _Sharded:
     """The sharded form of ``module``, with its weights; see :meth:`ModuleSharder.shard`."""
-    with env.phase(f"sharding {type(module).__name__}"):
+    with env.together(f"sharding {type(module).__name__}"):
         specs = sharder.tables(module, path)
         place = device_of_rank(env, device)
-        inputs = ShardingInputs(
-            module.tables, specs, params, env, place, is_weighted, sharder.input_checks, sharder
-        )
+        unsharded = module.of_tables(module.tables, "meta")
+        inputs = ShardingInputs(unsharded, specs, params, env, place, sharder.input_checks, sharder)
         sharded = kind(inputs)  # type: ignore[call-arg]
-        sharded.take_weights(module)  # type: ignore[arg-type]  # each takes its own kind
+        weights = {
+            name: own
+            for name, own in weights_of(module).items()
+            if not params[name].layout.row_map.takes_any_id  # rows that no key has yet are nobody's
+        }
+        agree_on_weights(weights, env, place, sync=sharder.sync_module_states)
+        sharded.take_weights(module)
         return sharded

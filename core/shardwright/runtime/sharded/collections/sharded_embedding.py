@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from shardwright.modules.embedding_modules import EmbeddingCollection
-from shardwright.planning.plan.plan import ParameterSharding
+from shardwright.modules.embedding_modules import EmbeddingCollection, TableCollection
+from shardwright.planning.plan.sharding import ParameterSharding
 from shardwright.planning.tables.spec import EmbeddingConfig, TableSpec
 from shardwright.runtime.ranks.devices import sent_to
 from shardwright.runtime.ranks.environment import ShardingEnv
@@ -29,10 +29,10 @@ from shardwright.sparse import JaggedTensor, KeyedJaggedTensor
 class ShardedEmbeddingCollection(ShardedCollection):
     """The sharded form of an :class:`EmbeddingCollection`: one vector for each id, in the order of the ids."""
 
-    need_indices: bool = False
-
     def __init__(self, inputs: ShardingInputs) -> None:
         super().__init__(inputs, tables_name="embeddings")
+        unsharded: Any = inputs.unsharded
+        self.need_indices = bool(unsharded.need_indices())
 
     def forward(self, features: KeyedJaggedTensor) -> LazyAwaitable[dict[str, JaggedTensor]]:
         """Look up each id of this rank's batch; every rank makes this call in the same step.
@@ -73,20 +73,17 @@ class ShardedEmbeddingCollection(ShardedCollection):
         """The tables' configurations."""
         return list(self._configs)
 
-    def _unsharded(self) -> EmbeddingCollection:
-        return EmbeddingCollection(self.embedding_configs(), torch.device("meta"), self.need_indices)
-
 
 @register_sharder
 class EmbeddingCollectionSharder(ModuleSharder):
-    """Shards :class:`EmbeddingCollection`."""
+    """Shards :class:`EmbeddingCollection`; with another ``module_type``, any that has its ``need_indices()``."""
 
     module_type: ClassVar[type[nn.Module]] = EmbeddingCollection
 
     def tables(self, module: nn.Module, path: str = "") -> list[TableSpec]:
         """The specifications of the collection's tables, with their optimizers."""
-        assert isinstance(module, EmbeddingCollection)  # find_sharder
-        return specs_of(self, module, path, is_weighted=False)
+        assert isinstance(module, TableCollection)  # find_sharder
+        return specs_of(self, module, path)
 
     def shard(
         self,
@@ -97,9 +94,7 @@ class EmbeddingCollectionSharder(ModuleSharder):
         module_fqn: str | None = None,
     ) -> ShardedEmbeddingCollection:
         """See :meth:`ModuleSharder.shard`."""
-        assert isinstance(module, EmbeddingCollection)  # find_sharder
-        sharded = shard_collection(
+        assert isinstance(module, TableCollection)  # find_sharder
+        return shard_collection(
             ShardedEmbeddingCollection, self, module, params, env, device, path=module_fqn or ""
         )
-        sharded.need_indices = module.need_indices()
-        return sharded

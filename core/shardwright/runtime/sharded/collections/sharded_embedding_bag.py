@@ -8,8 +8,8 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from shardwright.modules.embedding_modules import EmbeddingBagCollection
-from shardwright.planning.plan.plan import ParameterSharding
+from shardwright.modules.embedding_modules import EmbeddingBagCollection, TableCollection
+from shardwright.planning.plan.sharding import ParameterSharding
 from shardwright.planning.tables.spec import EmbeddingBagConfig, TableSpec
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.sharded.collections.sharded_collection import (
@@ -30,7 +30,6 @@ class ShardedEmbeddingBagCollection(ShardedCollection):
 
     def __init__(self, inputs: ShardingInputs) -> None:
         super().__init__(inputs, tables_name="embedding_bags")
-        self._is_weighted = inputs.is_weighted
         self._dims = [output.dim for output in self._engine.collection.outputs]
 
     def forward(self, features: KeyedJaggedTensor) -> LazyAwaitable[KeyedTensor]:
@@ -64,26 +63,21 @@ class ShardedEmbeddingBagCollection(ShardedCollection):
         """The tables' configurations."""
         return [config for config in self._configs if isinstance(config, EmbeddingBagConfig)]
 
-    def _unsharded(self) -> EmbeddingBagCollection:
-        return EmbeddingBagCollection(
-            self.embedding_bag_configs(), is_weighted=self._is_weighted, device=torch.device("meta")
-        )
-
     def is_weighted(self) -> bool:
         """True if ids carry weights."""
-        return self._is_weighted
+        return self.inputs.is_weighted
 
 
 @register_sharder
 class EmbeddingBagCollectionSharder(ModuleSharder):
-    """Shards :class:`EmbeddingBagCollection`."""
+    """Shards :class:`EmbeddingBagCollection`; with another ``module_type``, any collection of pooled tables."""
 
     module_type: ClassVar[type[nn.Module]] = EmbeddingBagCollection
 
     def tables(self, module: nn.Module, path: str = "") -> list[TableSpec]:
         """The specifications of the collection's tables, with their optimizers."""
-        assert isinstance(module, EmbeddingBagCollection)  # find_sharder
-        return specs_of(self, module, path, is_weighted=module.is_weighted())
+        assert isinstance(module, TableCollection)  # find_sharder
+        return specs_of(self, module, path)
 
     def shard(
         self,
@@ -94,14 +88,7 @@ class EmbeddingBagCollectionSharder(ModuleSharder):
         module_fqn: str | None = None,
     ) -> ShardedEmbeddingBagCollection:
         """See :meth:`ModuleSharder.shard`."""
-        assert isinstance(module, EmbeddingBagCollection)  # find_sharder
+        assert isinstance(module, TableCollection)  # find_sharder
         return shard_collection(
-            ShardedEmbeddingBagCollection,
-            self,
-            module,
-            params,
-            env,
-            device,
-            path=module_fqn or "",
-            is_weighted=module.is_weighted(),
+            ShardedEmbeddingBagCollection, self, module, params, env, device, path=module_fqn or ""
         )

@@ -16,7 +16,7 @@ from shardwright.arguments import brief, checked_only
 from shardwright.errors import InvalidInputError, UnknownPluginError, UnsupportedError, nearest
 from shardwright.host.plugin_host import host
 from shardwright.host.registry import Registry
-from shardwright.planning.plan.plan import ParameterSharding
+from shardwright.planning.plan.sharding import ParameterSharding
 from shardwright.planning.tables.caching import CacheParams
 from shardwright.planning.tables.codecs import QCommsConfig, as_qcomms
 from shardwright.planning.tables.optimizers import OptimizerSpec, max_gradient_of
@@ -45,6 +45,9 @@ class ModuleSharder(ABC):
             fastest. ``"in_step"``: in ``optimizer.step()`` of the fused optimizer, by the sum of the gradients since
             ``zero_grad()``, so that they can be accumulated, scaled and clipped.
 
+    Attributes:
+        sync_module_states: copy rank 0's weights to the ranks whose modules have others; else they are an error.
+
     Raises:
         InvalidInputError: the optimizer or the codecs are of the wrong form, or there are no such checks.
         UnknownPluginError: a codec is not known; the text has the nearest.
@@ -53,6 +56,7 @@ class ModuleSharder(ABC):
     module_type: ClassVar[type[nn.Module]]
     update: str = UPDATES[0]
     max_gradient: float | None = None
+    sync_module_states: bool = False
     # TorchRec's is generic over the module: ``cast(ModuleSharder[nn.Module], ...)`` is in its tutorials.
     __class_getitem__: ClassVar[Any] = classmethod(GenericAlias)
 
@@ -78,6 +82,12 @@ class ModuleSharder(ABC):
         """The same sharder with another time of updates, ``"in_backward"`` or ``"in_step"``."""
         other = copy(self)
         other.update = check_update(update)
+        return other
+
+    def syncing_module_states(self) -> ModuleSharder:
+        """The same sharder, which copies rank 0's weights to ranks that have others."""
+        other = copy(self)
+        other.sync_module_states = True
         return other
 
     def sharding_types(self, compute_device_type: str) -> list[str]:

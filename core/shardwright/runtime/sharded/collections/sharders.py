@@ -18,23 +18,13 @@ from shardwright.runtime.sharded.collections.sharded_module import (
     register_sharder,
     shardable_modules,
 )
-from shardwright.runtime.sharded.quantized.sharded_collections import (
-    QuantEmbeddingBagCollectionSharder,
-    QuantEmbeddingCollectionSharder,
-    ShardedQuantEmbeddingBagCollection,
-    ShardedQuantEmbeddingCollection,
-)
 
 __all__ = [
     "EmbeddingBagCollectionSharder",
     "EmbeddingCollectionSharder",
     "ModuleSharder",
-    "QuantEmbeddingBagCollectionSharder",
-    "QuantEmbeddingCollectionSharder",
     "ShardedEmbeddingBagCollection",
     "ShardedEmbeddingCollection",
-    "ShardedQuantEmbeddingBagCollection",
-    "ShardedQuantEmbeddingCollection",
     "collect_tables",
     "default_sharders",
     "find_sharder",

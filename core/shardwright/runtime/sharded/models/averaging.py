@@ -22,10 +22,11 @@ from attrs import frozen
 from torch import Tensor
 
 from shardwright.contracts.comm_backend import Communicator, Work
-from shardwright.errors import DistributedError, UnsupportedError
-from shardwright.runtime.ranks.lockstep import by_rank
+from shardwright.errors import UnsupportedError
 from shardwright.runtime.ranks.sharding_groups import ShardingEnv2D
+from shardwright.runtime.ranks.together import check_alike
 from shardwright.runtime.sharded.collections.sharded_collection import ShardedCollection
+from shardwright.runtime.sharded.tables.same_weights import copy_from_first
 from shardwright.runtime.sharded.tables.sharded_table import ShardedTable
 
 BUCKET_BYTES = 16 << 20
@@ -35,13 +36,20 @@ HEADERS, PARTS, MEANS = "headers of an averaging", "replicas to average", "avera
 _STEP = "step"
 
 
+_ALIKE = (
+    "Ranks that hold the same shards must make the same calls of sync(), with the same arguments, of models with the "
+    "same plan, and all sharding groups the same calls of their collections: leave a batch that is wrong in one of "
+    "them out in all, or train with a pipeline or lockstep_batches, which do"
+)
+
+
 class _AveragingHeader(NamedTuple):
     """The header of an averaging; it must be the same on all ranks of a replica group."""
 
     number: int
-    form: int
-    checksum: int
-    includes_state: int
+    optimizer_state: int
+    shards: int
+    calls_before: int
 
 
 @frozen(eq=False)
@@ -90,10 +98,7 @@ class Averaging:
         if communicator.world_size == 1:
             return
         for tensor in self._tensors(include_optimizer_state=False):
-            values = tensor.contiguous()
-            communicator.broadcast(values.view(-1).view(torch.uint8), 0)
-            if values is not tensor:
-                tensor.copy_(values)
+            copy_from_first(tensor, communicator)
 
     @torch.no_grad()
     def average(self, *, include_optimizer_state: bool) -> None:
@@ -133,11 +138,9 @@ class Averaging:
         self._number += 1
         form = zlib.crc32(repr([(tensor.dtype, tuple(tensor.shape)) for tensor in tensors]).encode())
         checksum = self._env.lockstep.checksum
-        told = self._exchange_headers(
-            _AveragingHeader(self._number, form, checksum, int(include_optimizer_state))
-        )
-        if len(set(told)) > 1:
-            self._refuse(told)
+        mine = _AveragingHeader(self._number, int(include_optimizer_state), form, checksum)
+        told = [header._asdict() for header in self._exchange_headers(mine)]
+        check_alike("an averaging", told, self._env.replicas.communicator.global_ranks, _ALIKE)
 
     def _exchange_headers(self, mine: _AveragingHeader) -> list[_AveragingHeader]:
         channel, device = self._env.replicas.header_channel
@@ -146,26 +149,6 @@ class Averaging:
         received = torch.empty_like(sent)
         channel.all_to_all(received, sent, splits, splits, label=HEADERS).wait()
         return [_AveragingHeader(*row) for row in received.view(-1, len(mine)).tolist()]
-
-    def _refuse(self, told: Sequence[_AveragingHeader]) -> None:
-        names = self._env.replicas.communicator.global_ranks
-        if len({header._replace(checksum=0) for header in told}) == 1:
-            texts = [f"{header.checksum:08x}" for header in told]
-            raise DistributedError(
-                "the sharding groups made different calls of their collections since they were last averaged, as after "
-                f"a batch that was wrong in one of them (checksums of the calls: {by_rank(texts, names)}). Every rank "
-                "must make the same calls: leave a batch out in all groups, or train with a pipeline or "
-                "lockstep_batches, which do"
-            )
-        texts = [
-            f"averaging {header.number} {'with' if header.includes_state else 'without'} optimizer state, of shards of "
-            f"the form {header.form:08x}"
-            for header in told
-        ]
-        raise DistributedError(
-            f"ranks that hold the same shards average something else: {by_rank(texts, names)}. Every rank must make "
-            "the same calls of sync(), with the same arguments, of models with the same plan"
-        )
 
 
 class _BucketAverage:

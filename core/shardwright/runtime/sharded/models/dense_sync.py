@@ -21,14 +21,14 @@ from torch import Tensor
 from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel
 
-from shardwright.errors import DistributedError
 from shardwright.runtime.ranks.environment import ShardingEnv
-from shardwright.runtime.ranks.lockstep import by_rank
+from shardwright.runtime.sharded.tables.same_weights import copy_from_first
 from shardwright.runtime.step.compiling import untraced
 
 COPIES = "the copying of dense parameters from rank 0"
 GRADIENTS = "the sum of the dense gradients"
 BUCKETS = "the agreement on buckets of dense gradients"
+_BUILD_ALIKE = "Build the same model, with the same dtypes and the same parameters frozen, on every rank"
 _NOT_LOST = "Expected to have finished reduction"  # what a user is to do about parameters without gradients
 
 
@@ -48,7 +48,7 @@ class DenseDataParallel(DistributedDataParallel):
     def __init__(self, module: torch.nn.Module, env: ShardingEnv, **options: Any) -> None:
         ignored = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
         for _, value in _dense_values(module, ignored):
-            _copy_from_first(value.detach(), env)
+            copy_from_first(value, env.communicator)
         super().__init__(module, process_group=env.process_group, init_sync=False, **options)
         # Not this module itself: what holds hooks is not seen by the garbage collector.
         self._env, self._sums = env, _Sums(env)
@@ -58,7 +58,7 @@ class DenseDataParallel(DistributedDataParallel):
     def _pre_forward(self, *inputs: Any, **kwargs: Any) -> Any:
         if self._sums.are_to_be_dealt_anew and torch.is_grad_enabled():
             self._sums.are_to_be_dealt_anew = False
-            _meet(self._env, BUCKETS)
+            self._env.agree(BUCKETS)
         started = time.monotonic()
         try:
             return super()._pre_forward(*inputs, **kwargs)
@@ -81,16 +81,8 @@ def compare_dense_values(module: torch.nn.Module, env: ShardingEnv, ignored: Col
         DistributedError: naming the first parameter or buffer that differs, and what it is on which ranks; on all. Or
             a rank was lost before.
     """
-    _meet(env, COPIES)
-    mine = {name: _form(value) for name, value in _dense_values(module, ignored)}
-    told = env.communicator.all_gather_objects(mine)
-    for name in dict.fromkeys(chain.from_iterable(told)):
-        forms = [forms.get(name, "missing") for forms in told]
-        if len(set(forms)) > 1:
-            raise DistributedError(
-                f"the dense part of the model differs between ranks: {name!r} is {by_rank(forms)}. Build the same "
-                "model, with the same dtypes and the same parameters frozen, on every rank"
-            )
+    forms = {repr(name): _form(value) for name, value in _dense_values(module, ignored)}
+    env.agree("the dense part of the model", forms, _BUILD_ALIKE)
 
 
 def _dense_values(module: torch.nn.Module, ignored: Collection[str]) -> Iterator[tuple[str, Tensor]]:
@@ -100,23 +92,10 @@ def _dense_values(module: torch.nn.Module, ignored: Collection[str]) -> Iterator
             yield name, value
 
 
-def _copy_from_first(value: Tensor, env: ShardingEnv) -> None:
-    """Give a tensor rank 0's values, as bytes: not all backends send all dtypes."""
-    if value.numel():
-        copied = value.contiguous()
-        env.communicator.broadcast(copied.view(-1).view(torch.uint8), 0)
-        value.copy_(copied)
-
-
 def _form(value: Tensor) -> str:
     """Dtype and shape, and whether it is trained."""
     frozen = "" if value.requires_grad or not isinstance(value, torch.nn.Parameter) else ", frozen"
     return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}{frozen}"
-
-
-def _meet(env: ShardingEnv, what: str) -> None:
-    """Wait, without a collective, until every rank is here: that ends in time to ask who is missing."""
-    env.communicator.meet(env.lockstep.place(what), what)
 
 
 @final

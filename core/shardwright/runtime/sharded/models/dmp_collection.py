@@ -11,10 +11,9 @@ from torch import nn
 
 from shardwright.arguments import checked_only
 from shardwright.contracts.comm_backend import CommBackend
-from shardwright.errors import DistributedError, InvalidInputError, PlanError
+from shardwright.errors import InvalidInputError, PlanError
 from shardwright.planning.machines.replicas import checked_sync_every
 from shardwright.planning.plan.plan import ShardingPlan
-from shardwright.runtime.ranks.lockstep import by_rank
 from shardwright.runtime.ranks.sharding_groups import ShardingEnv2D
 from shardwright.runtime.sharded.collections.sharded_collection import ShardedCollection
 from shardwright.runtime.sharded.collections.sharders import ModuleSharder
@@ -56,6 +55,7 @@ class DMPCollection(DistributedModelParallel):
             ``node_group_size``, ``use_inter_host_allreduce`` and ``comm_backend``.
         data_parallel_wrapper: see :class:`DistributedModelParallel`.
         update: see :class:`DistributedModelParallel`.
+        sync_module_states: see :class:`DistributedModelParallel`; between groups weights are copied in any case.
 
     Raises:
         InvalidInputError: ranks do not divide into such groups; ``sync_every`` is less than 1.
@@ -88,8 +88,8 @@ class DMPCollection(DistributedModelParallel):
         env: ShardingEnv2D | None = None,
         data_parallel_wrapper: DefaultDataParallelWrapper | None = None,
         update: str | None = None,
+        sync_module_states: bool = False,
     ) -> None:
-        sync_every = None if sync_every is None else checked_sync_every(sync_every)
         if env is None:
             if sharding_group_size is None:
                 raise InvalidInputError(
@@ -110,23 +110,26 @@ class DMPCollection(DistributedModelParallel):
                 "env has its groups already: leave sharding_group_size, global_pg, node_group_size and comm_backend "
                 "out, or env"
             )
-        _check_world(world_size, env)
-        _check_plan(plan, env)
-        _compare_sync_every(env, sync_every)
-        super().__init__(
-            module,
-            env,
-            device,
-            plan,
-            sharders,
-            init_data_parallel=False,
-            data_parallel_wrapper=data_parallel_wrapper,
-            update=update,
-        )
-        _check_plan(self.plan, env)
-        self._sync_every, self._num_since = sync_every, 0
-        collections = [child for child in self._sharded.values() if isinstance(child, ShardedCollection)]
-        with env.everyone.phase("making replicas of the tables"):
+        with env.everyone.together("sharding the model"):
+            sync_every = None if sync_every is None else checked_sync_every(sync_every)
+            _check_world(world_size, env)
+            _check_plan(plan, env)
+            # Otherwise some ranks would wait for others that go on.
+            env.everyone.agree("averaging", {"sync_every": sync_every}, "Give every rank the same sync_every")
+            super().__init__(
+                module,
+                env,
+                device,
+                plan,
+                sharders,
+                init_data_parallel=False,
+                data_parallel_wrapper=data_parallel_wrapper,
+                update=update,
+                sync_module_states=sync_module_states,
+            )
+            _check_plan(self.plan, env)
+            self._sync_every, self._num_since = sync_every, 0
+            collections = [child for child in self._sharded.values() if isinstance(child, ShardedCollection)]
             self._averaging = Averaging(env, collections)
             self._averaging.copy_from_first()
         for collection in collections:
@@ -194,22 +197,6 @@ def _check_world(world_size: int | None, env: ShardingEnv2D) -> None:
             f"world_size is {world_size}; the process group has {env.everyone.world_size} ranks: leave it out, or give "
             "the process group of all ranks as global_pg"
         )
-
-
-def _compare_sync_every(env: ShardingEnv2D, sync_every: int | None) -> None:
-    """Check that all ranks average after the same steps; otherwise some would wait for others that go on.
-
-    Raises:
-        DistributedError: they do not; the text is the same on every rank.
-    """
-    with env.everyone.phase("comparing sync_every"):
-        communicator = env.everyone.communicator
-        told = communicator.all_gather_objects(f"sync_every={sync_every}")
-        if len(set(told)) > 1:
-            raise DistributedError(
-                f"the ranks average after different numbers of steps: {by_rank(told, communicator.global_ranks)}. Give "
-                "every rank the same sync_every"
-            )
 
 
 def _check_plan(plan: ShardingPlan | None, env: ShardingEnv2D) -> None:

@@ -113,11 +113,14 @@ class DistributedModelParallel(nn.Module):
         data_parallel_wrapper: options of ``DistributedDataParallel`` around the rest.
         update: time at which the optimizers inside kernels update tables, ``"in_backward"`` or ``"in_step"`` (see
             :class:`ModuleSharder`), instead of what the sharders say.
+        sync_module_states: copy rank 0's weights of tables to the ranks whose modules have others, in place, under the
+            name that FSDP has for it; without it they are an error. The rest is copied from rank 0 in any case.
 
     Raises:
         UnsupportedError: a collection has no sharder, or a module on ``meta`` cannot be initialised.
         PlanError, InvalidInputError: the plan does not fit the model; naming module and table. Or ``env`` does not send
             from the device.
+        DistributedError: the ranks' modules have different weights of a table; the same on every rank.
 
     Example:
         >>> import shardwright as sw
@@ -145,6 +148,7 @@ class DistributedModelParallel(nn.Module):
         comm_backend: str | CommBackend | None = None,
         data_parallel_wrapper: DefaultDataParallelWrapper | None = None,
         update: str | None = None,
+        sync_module_states: bool = False,
     ) -> None:
         super().__init__()
         asked = None if device is None else torch.device(device)
@@ -153,14 +157,14 @@ class DistributedModelParallel(nn.Module):
         if asked is not None and has_accelerator(asked.type):
             make_current(with_index(asked))  # which the environment connects
         self._env = environment_of(env, comm_backend=comm_backend, device_type=wanted)
-        self.device = device_of_rank(self._env, asked)
-        make_current(self.device)
         self._sharded: dict[str, nn.Module] = {}
         # Beside the submodules, so that parameters keep the model's names (see _fqn_modifiers).
         self._wrapper: tuple[DistributedDataParallel, ...] = ()
         self._data_parallel = data_parallel_wrapper or DefaultDataParallelWrapper()
-        with self._env.everyone.phase("sharding the model"):
-            self._build(module, plan, sharders, init_data_parallel, update)
+        with self._env.everyone.together("sharding the model"):
+            self.device = device_of_rank(self._env, asked)
+            make_current(self.device)
+            self._build(module, plan, sharders, init_data_parallel, update, sync_module_states)
         # One object, since learning-rate schedulers mark the optimizer that they are given.
         self._fused_optimizer = CombinedOptimizer(
             [(path, sharded.fused_optimizer) for path, sharded in self._sharded.items()]  # type: ignore[misc]
@@ -177,10 +181,13 @@ class DistributedModelParallel(nn.Module):
         sharders: Sequence[ModuleSharder] | None,
         init_data_parallel: bool,
         update: str | None = None,
+        sync_module_states: bool = False,
     ) -> None:
         sharders = default_sharders() if sharders is None else list(sharders)
         if update is not None:
             sharders = [sharder.updating(update) for sharder in sharders]
+        if sync_module_states:
+            sharders = [sharder.syncing_module_states() for sharder in sharders]
         self._plan = self._make_plan(module, sharders) if plan is None else plan
         _refuse_plan_of_group(self._plan, self._env)
         self._model = self._shard(module, sharders)
@@ -237,7 +244,7 @@ class DistributedModelParallel(nn.Module):
         """Wrap what is not sharded in ``DistributedDataParallel``, if it has parameters; done once."""
         if self._wrapper or self._env.everyone.process_group is None:
             return
-        with self._env.everyone.phase("wrapping the dense part of the model"):
+        with self._env.everyone.together("wrapping the dense part of the model"):
             self._wrap_dense()
 
     def _wrap_dense(self) -> None:
@@ -342,7 +349,7 @@ class DistributedModelParallel(nn.Module):
         """
         from shardwright.runtime.sharded.resharding.reshard import modules_under, reshard
 
-        with self._env.everyone.phase("resharding the model"):
+        with self._env.everyone.together("resharding the model"):
             self._check_new_plan(plan)
             resharded = reshard(
                 modules_under(plan, self._sharded),
@@ -351,8 +358,8 @@ class DistributedModelParallel(nn.Module):
                 max_extra_bytes=max_extra_bytes,
                 piece_bytes=piece_bytes,
             )
-        self._plan = plan
-        leave_out_tables(self)  # the new blocks, should somebody else wrap it
+            self._plan = plan  # here: a rank that is lost from now on leaves plan and blocks the new ones
+            leave_out_tables(self)  # the new blocks, should somebody else wrap it
         return resharded
 
     def _check_new_plan(self, plan: ShardingPlan) -> None:
@@ -363,8 +370,8 @@ class DistributedModelParallel(nn.Module):
     ) -> Iterator[tuple[str, nn.Parameter]]:
         """Names and parameters; those of sharded tables are this rank's blocks.
 
-        A table's first block here bears the unsharded name, further ones ``..._1`` and so on; a table without a block
-        here is not named. Optimizer state made for these parameters is per block as well.
+        A table's first block here bears the unsharded name, further ones ``..._1`` and so on; of a table without a
+        block here that is trained, it is an empty parameter. Optimizer state made for these is per block as well.
         """
         yield from self.module.named_parameters(prefix, recurse, remove_duplicate)
 
@@ -437,15 +444,17 @@ class DistributedModelParallel(nn.Module):
 
         Raises:
             InvalidInputError: dense parameters were to be replaced, while their gradients are averaged over the ranks.
-            DistributedError: another rank does not make this call within the time-out.
+            RuntimeError: the state does not fit, as torch says it.
+            DistributedError: another rank failed, or does not make this call within the time-out.
         """
-        if assign and self._wrapper:
-            raise InvalidInputError(
-                "load_state_dict(assign=True) would replace dense parameters, and gradients of new ones would not be "
-                "averaged over the ranks: load with assign=False, which copies values; or build the model with "
-                "DistributedModelParallel(..., init_data_parallel=False), load, and call init_data_parallel()"
-            )
-        return self.module.load_state_dict(state_dict, strict=strict, assign=assign)
+        with self._env.everyone.together("load_state_dict()"):
+            if assign and self._wrapper:
+                raise InvalidInputError(
+                    "load_state_dict(assign=True) would replace dense parameters, and gradients of new ones would not "
+                    "be averaged over the ranks: load with assign=False, which copies values; or build the model with "
+                    "DistributedModelParallel(..., init_data_parallel=False), load, and call init_data_parallel()"
+                )
+            return self.module.load_state_dict(state_dict, strict=strict, assign=assign)
 
     def _fqn_modifiers(self) -> dict[str, str]:
         """Map the model's own names to the attribute that they leave out, for ``torch.distributed.checkpoint``."""

@@ -97,7 +97,6 @@ class EmbeddingShardingPlanner(TablePlanner):
             dense=dense_bytes(module, sharders),
         )
 
-    @checked
     def collective_plan(
         self,
         module: Any,
@@ -114,10 +113,8 @@ class EmbeddingShardingPlanner(TablePlanner):
         1. compares its plugins with the others';
         2. on accelerators, where rank 0 has no topology, measures bandwidths by copies and by exchanges with the
            others;
-        3. rank 0 plans, and broadcasts that it still does every few seconds, so that the others may wait as long as
-           that takes, whatever the process group's time-out;
-        4. rank 0 reads the plan document that it has written, and broadcasts it, or what went wrong;
-        5. the others read the document.
+        3. waits while rank 0 plans, as long as that takes, whatever the process group's time-out;
+        4. reads the document that rank 0 has written, read back and broadcast.
 
         Args:
             module: the model, on any device; its tables may be sharded already, as for :meth:`plan`.
@@ -150,12 +147,13 @@ class EmbeddingShardingPlanner(TablePlanner):
         measured = measure_together(ranks.everyone, is_wanted=self._topology is None)
         return on_one_rank(
             ranks.everyone,
-            lambda _, watch: self._plan_for(ranks, measured, module, sharders, watch),
+            lambda watch: self._plan_for(ranks, measured, module, sharders, watch),
             self._new_watch(),
             to_text=ShardingPlan.to_json,
             from_text=ShardingPlan.from_json,
         )
 
+    @checked
     def _plan_for(
         self, env: Any, measured: Mapping[str, Any], module: Any, sharders: Sequence[Any] | None, watch: Watch
     ) -> ShardingPlan:
@@ -171,10 +169,8 @@ class EmbeddingShardingPlanner(TablePlanner):
 
 
 def _root_of(module: Any) -> Any:
-    """The model inside a ``DistributedModelParallel``; any other as it is."""
-    from shardwright.runtime.sharded.models.model_parallel import DistributedModelParallel
-
-    return module.module if isinstance(module, DistributedModelParallel) else module
+    """The model inside one that has its sharding plan, as ``DistributedModelParallel``; any other as it is."""
+    return module.module if isinstance(getattr(module, "plan", None), ShardingPlan) else module
 
 
 def _sharders_of(sharders: Sequence[Any] | None) -> Sequence[Any]:

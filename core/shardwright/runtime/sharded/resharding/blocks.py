@@ -17,7 +17,7 @@ from shardwright.contracts.lookup import Lookup
 from shardwright.errors import DistributedError, UnsupportedError
 from shardwright.planning.layouts.layout import Block
 from shardwright.planning.layouts.moves import LayoutMove
-from shardwright.planning.plan.plan import ParameterSharding
+from shardwright.planning.plan.sharding import ParameterSharding
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.runtime.sharded.resharding.users import Holder
 from shardwright.runtime.sharded.tables.sharded_table import ShardedTable

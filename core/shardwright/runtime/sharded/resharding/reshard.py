@@ -2,12 +2,13 @@
 
 Every rank does, in this order:
 
-1. the ranks meet, and tell each other what each has against it, what plan it was given, and which values its blocks
-   have (one gathering);
-2. each makes the engine of the new plan over lookups that hold nothing, reckons the memory that it needs, and they
-   tell each other (one gathering); nothing has changed until here, and whatever one refuses, all refuse;
+1. each checks what it was given; they agree on that, and tell each other which values their blocks have (one
+   gathering);
+2. each makes the engine of the new plan over lookups that hold nothing, and reckons the memory that it needs; nothing
+   has changed until here, and whatever one refuses, all refuse;
 3. piece by piece, an all-to-all carries rows of weights and states; which rows follows from the two plans;
-4. each makes the engine over the lookups that came, and module, optimizers and groups go on with it.
+4. they meet: a rank that is lost before leaves the others as they were, one that is lost later under the new plan;
+5. each makes the engine over the lookups that came, and module, optimizers and groups go on with it.
 
 Where there are several sharding groups, all ranks of all of them gather; rows move inside each group, so that replicas
 keep what each has.
@@ -16,6 +17,7 @@ keep what each has.
 from __future__ import annotations
 
 import ctypes
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from functools import cached_property
@@ -26,19 +28,12 @@ from torch import nn
 from torch.optim import Optimizer
 
 from shardwright.contracts.lookup import Lookup
-from shardwright.errors import (
-    DistributedError,
-    InvalidInputError,
-    PlanError,
-    ShardwrightError,
-    UnsupportedError,
-    nearest,
-)
-from shardwright.planning.plan.plan import ParameterSharding, ShardingPlan
+from shardwright.errors import InvalidInputError, PlanError, UnsupportedError, nearest
+from shardwright.planning.plan.plan import ShardingPlan
+from shardwright.planning.plan.sharding import ParameterSharding
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.planning.text import bytes_text
 from shardwright.runtime.ranks.environment import ShardingEnv
-from shardwright.runtime.ranks.lockstep import name_ranks
 from shardwright.runtime.sharded.collections.sharded_collection import (
     ShardedCollection,
     ShardingInputs,
@@ -81,7 +76,6 @@ from shardwright.runtime.step.kernel_groups import (
     check_layout,
     is_updated_in_backward,
     kernel_of,
-    lookups_from,
 )
 
 PIECE_BYTES = 64 << 20
@@ -139,17 +133,37 @@ def reshard(
     piece_bytes: int | None,
 ) -> Resharded:
     """Go from one plan to another; see :meth:`DistributedModelParallel.reshard`."""
-    with env.phase("resharding"):
-        env.everyone.communicator.meet(
-            env.everyone.lockstep.place("resharding"),
-            "reshard(), which moves tables and so is to be called on every rank,",
-        )
+    with env.everyone.together("reshard()"):
         resharding = _Resharding(asked, env, UserOptimizers.of(optimizers), max_extra_bytes)
-        resharding.agree_on_plans()
+        resharding.agree()
         if not resharding.modules:
             return Resharded()
-        resharding.agree_on_memory(piece_bytes or _piece_bytes(max_extra_bytes))
-        return resharding.move()
+        resharding.reckon(piece_bytes or _piece_bytes(max_extra_bytes))
+        env.everyone.agree("reckoning the memory of a resharding")
+        old_tables = resharding.move()
+        env.everyone.agree("the end of reshard(), when all rows have come")
+    return resharding.hand_over(old_tables)
+
+
+def reshard_collection(
+    module: ShardedCollection,
+    params: Mapping[str, ParameterSharding],
+    *optimizers: Optimizer,
+    max_extra_bytes: int | None = None,
+    piece_bytes: int | None = None,
+) -> Resharded:
+    """Take one collection to another plan between two steps, as :meth:`DistributedModelParallel.reshard` does a model.
+
+    Args:
+        module: the collection.
+        params: table name -> how it is to be sharded.
+        optimizers: those of your own that have parameters of its tables.
+        max_extra_bytes: see there.
+        piece_bytes: see there.
+    """
+    path = module.inputs.specs[0].module
+    asked = {path: (module, params)}
+    return reshard(asked, module.env, optimizers, max_extra_bytes=max_extra_bytes, piece_bytes=piece_bytes)
 
 
 def _piece_bytes(max_extra_bytes: int | None) -> int:
@@ -225,40 +239,6 @@ def _check_rows_can_move(move: TableMove) -> None:
         )
 
 
-@frozen
-class _Told:
-    """First message of a rank.
-
-    Args:
-        problem: its reason against the resharding; empty if it has none.
-        error: name of the error's class.
-        digests: hash of each table's part of the new plan.
-        values: description of its values of each table; ``None`` of a table without a block there.
-        num_optimizers: number of the user's optimizers that it was given.
-    """
-
-    problem: str = ""
-    error: str = ""
-    digests: Mapping[str, bytes] = field(factory=dict)
-    values: Mapping[str, TableValues | None] = field(factory=dict)
-    num_optimizers: int = 0
-
-
-def _raise_told(told: Sequence[tuple[str, str]], names: Sequence[int], own: ShardwrightError | None) -> None:
-    """Raise what any rank has against it; the same text on all that say the same.
-
-    Args:
-        told: the name of each rank's error and its text, empty if it has none.
-        names: numbers of the ranks in errors.
-        own: this rank's.
-    """
-    if own is not None:
-        raise own
-    first = next((rank for rank, (_, text) in enumerate(told) if text), None)
-    if first is not None:
-        raise DistributedError(f"nothing was resharded: rank {names[first]} raised {': '.join(told[first])}")
-
-
 @define(eq=False, slots=False)
 class _Module:
     """A module that gets another plan.
@@ -276,8 +256,7 @@ class _Module:
     @cached_property
     def unbuilt(self) -> Any:
         """The engine of the new plan, over lookups that hold nothing."""
-        with lookups_from(UnbuiltLookup):
-            return engine_of(self.inputs, self.module.engine)
+        return engine_of(self.inputs, self.module.engine, UnbuiltLookup)
 
     @cached_property
     def kept(self) -> dict[int, int]:
@@ -325,57 +304,46 @@ class _Resharding:
     _is_moving: list[bool] = field(factory=list)
     _kept: list[bool] = field(factory=list)
     _peak_bytes: int = 0
+    _sent_bytes: int = 0
     _built: dict[LookupId, Lookup] = field(factory=dict)
     _old: dict[LookupId, Lookup] = field(factory=dict)
 
     # 1. Plans
 
-    def agree_on_plans(self) -> None:
-        """Find what changes; whatever one rank has against it, all raise.
+    def agree(self) -> None:
+        """Find what changes.
 
         Raises:
-            ShardwrightError: this rank's own reason.
-            DistributedError: another rank's; or the ranks were given different plans.
+            ShardwrightError: this rank has a reason against it.
+            DistributedError: the ranks were given different plans, or numbers of optimizers.
         """
-        error: ShardwrightError | None = None
-        try:
-            mine = self._tell()
-        except ShardwrightError as problem:
-            error, mine = problem, _Told(str(problem), type(problem).__name__)
-        told, names = self._tell_everyone(mine)
-        _raise_told([(other.error, other.problem) for other in told], names, error)
-        for what, of in (
-            ("plans", lambda t: t.digests),
-            ("numbers of optimizers", lambda t: t.num_optimizers),
-        ):
-            different = [names[rank] for rank, other in enumerate(told) if of(other) != of(told[0])]
-            if different:
-                raise DistributedError(
-                    f"reshard() was given other {what} on {name_ranks(different)} than on rank {names[0]}: give every "
-                    "rank the same"
-                )
+        asked: dict[str, Any] = {"the number of optimizers": len(self.users.leaves)}
+        values = self._checked(asked)
+        everyone = self.env.everyone
+        everyone.agree("the arguments of reshard()", asked, "Give every rank the same plan and optimizers")
+        told = everyone.communicator.all_gather_objects(values)
         group = [told[rank] for rank in self.env.ranks_of_all]
-        self._find_moves({path: [other.values[path] for other in group] for path in mine.values})
+        self._find_moves({path: [other[path] for other in group] for path in values})
 
-    def _tell_everyone(self, mine: Any) -> tuple[list[Any], Sequence[int]]:
-        """Gather a message of each rank, those of other sharding groups too; and the ranks' numbers in the job."""
-        communicator = self.env.everyone.communicator
-        return communicator.all_gather_objects(mine), communicator.global_ranks
+    def _checked(self, asked: dict[str, Any]) -> dict[str, TableValues | None]:
+        """Check the new plan of each table, and describe it in ``asked``.
 
-    def _tell(self) -> _Told:
-        """This rank's first message; raises its reason against the resharding."""
+        Returns:
+            Description of this rank's values of each table that may move; ``None`` of a table without a block here.
+        """
         if self.max_extra_bytes is not None and self.max_extra_bytes < 1:
             raise InvalidInputError(f"max_extra_bytes must be 1 at least, got {self.max_extra_bytes}")
-        digests: dict[str, bytes] = {}
         values: dict[str, TableValues | None] = {}
         for path, (module, params) in self.asked.items():
             check_plan_covers(module.inputs.specs, params, path)
             for spec in module.inputs.specs:
                 check_layout(spec, params[spec.name], self.env.world_size)
-                digests[spec.path] = params[spec.name].digest()
+                kind, digest = params[spec.name].sharding_type, hashlib.sha256(params[spec.name].digest())
+                asked[f"the plan of table {spec.path!r}"] = f"{kind} {digest.hexdigest()[:12]}"
             if not self._changes(module, params):
                 continue
-            module.check_moves(path)
+            for table in module.sharded_tables.values():
+                table.state.check_float("do not move between plans: shard the unsharded model by the new one")
             reason = module.engine.unfinished()
             if reason:
                 raise UnsupportedError(f"the module at {path!r} cannot be resharded now: {reason}")
@@ -385,7 +353,7 @@ class _Resharding:
                 values[spec.path] = describe_values(
                     table, self.users.states_of(table), self.users.holder_of(table)
                 )
-        return _Told(digests=digests, values=values, num_optimizers=len(self.users.leaves))
+        return values
 
     @staticmethod
     def _changes(module: ShardedCollection, params: Mapping[str, ParameterSharding]) -> bool:
@@ -413,22 +381,13 @@ class _Resharding:
 
     # 2. Memory
 
-    def agree_on_memory(self, piece_bytes: int) -> None:
-        """Reckon what moves when and what memory that takes; whatever one rank has against it, all raise.
+    def reckon(self, piece_bytes: int) -> None:
+        """Reckon what moves when and what memory that takes.
 
         Raises:
             UnsupportedError: a kernel cannot do what the plan asks, or a table cannot move.
             InvalidInputError: it takes more than ``max_extra_bytes`` on a rank.
         """
-        error: ShardwrightError | None = None
-        try:
-            self._reckon(piece_bytes)
-        except ShardwrightError as problem:
-            error = problem
-        mine = (type(error).__name__, str(error)) if error else ("", "")
-        _raise_told(*self._tell_everyone(mine), error)
-
-    def _reckon(self, piece_bytes: int) -> None:
         self._kept = [self._find_kept(number) for number in range(len(self._moves))]
         for move, is_kept in zip(self._moves, self._kept, strict=True):
             if not is_kept:
@@ -476,8 +435,8 @@ class _Resharding:
 
     # 3. Rows
 
-    def move(self) -> Resharded:
-        """Move rows, and have modules and optimizers go on with what came."""
+    def move(self) -> list[ShardedTable]:
+        """Move rows; returns the tables to take optimizer states from, none if old blocks were let go."""
         tables = [self._table(number) for number in range(len(self._moves))]
         self._find_sources(tables)
         if self.max_extra_bytes is not None:
@@ -494,11 +453,8 @@ class _Resharding:
                 exchange.make(stage.windows)
             for number in stage.ended:
                 self._end(number, left)
-        self._hand_over(tables)
-        moved = tuple(
-            move.spec.path for move, moving in zip(self._moves, self._is_moving, strict=True) if moving
-        )
-        return Resharded(moved, exchange.sent_bytes, self._peak_bytes)
+        self._sent_bytes = exchange.sent_bytes
+        return tables
 
     def _table(self, number: int) -> ShardedTable:
         return self._owners[number].module.sharded_tables[self._moves[number].spec.name]
@@ -594,21 +550,22 @@ class _Resharding:
 
     # 4. What goes on
 
-    def _hand_over(self, old_tables: Sequence[ShardedTable]) -> None:
-        """Have modules and the user's optimizers go on with the new blocks."""
+    def hand_over(self, old_tables: Sequence[ShardedTable]) -> Resharded:
+        """Have modules and the user's optimizers go on with the new blocks; no rank waits for another."""
         for number, table in enumerate(old_tables):
             holder = self._moves[number].values.optimizer
             if holder is not None and not self._kept[number]:
                 self.users.forget(table, holder)
         for owner in self.modules:
-            with lookups_from(self._handed(owner)):
-                engine = engine_of(owner.inputs, owner.module.engine)
+            engine = engine_of(owner.inputs, owner.module.engine, self._handed(owner))
             owner.module.take_over(owner.inputs, engine)
         for number, move in enumerate(self._moves):
             if move.values.optimizer is not None and not self._kept[number]:
                 self._give_states(number, move)
             if move.is_keyed and not self._kept[number]:
                 self._table(number).forget_loaded_rows()
+        moved = (move.spec.path for move, moving in zip(self._moves, self._is_moving, strict=True) if moving)
+        return Resharded(tuple(moved), self._sent_bytes, self._peak_bytes)
 
     def _give_states(self, number: int, move: TableMove) -> None:
         table = self._table(number)

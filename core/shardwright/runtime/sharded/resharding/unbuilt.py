@@ -22,7 +22,7 @@ class UnbuiltLookup(Lookup):
 
     def weight(self, block: int) -> Tensor:  # noqa: D102 - described in the base class
         spec = self.blocks[block]
-        shape = spec.block.num_rows, spec.block.num_columns
+        shape = spec.block.num_rows, spec.block.num_columns  # other rows than of floats do not move
         return torch.empty(shape, dtype=dtype_of(spec.table.data_type), device="meta")
 
     def forward(self, bags: Bags, *, training: bool) -> tuple[Tensor, Any]:  # noqa: D102

@@ -78,7 +78,7 @@ class UserOptimizers:
 
     def states_of(self, table: ShardedTable) -> list[Mapping[str, Any]]:
         """The state that they keep of each local block of a table."""
-        return [self._state(parameter) for parameter in table.parameters()]
+        return [self._state(parameter) for parameter in table.block_parameters]
 
     def _state(self, parameter: nn.Parameter) -> Mapping[str, Any]:
         return next((leaf.state[parameter] for leaf in self.leaves if parameter in leaf.state), {})
@@ -103,7 +103,7 @@ class UserOptimizers:
         """
         leaf, parameters = self.leaves[holder.optimizer], list(table.parameters())
         leaf.param_groups[holder.group]["params"] += parameters
-        for parameter, state in zip(parameters, states, strict=True):
+        for parameter, state in zip(table.block_parameters, states, strict=True):
             if state:
                 leaf.state[parameter] = dict(state)
         if isinstance(leaf, KeyedOptimizer):

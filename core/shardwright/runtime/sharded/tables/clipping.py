@@ -5,27 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any
-from weakref import ref
 
 import torch
 from attrs import frozen
 from torch import Tensor
 
-from shardwright.error_listeners import reporting_errors
+from shardwright.error_reports import reporting_errors
 from shardwright.errors import InvalidInputError, UnsupportedError
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.sharded.tables.sharded_parameter import ShardedParameter, clipping_refusal
 from shardwright.runtime.step.backward.kept_gradients import KeptBlock
 
 _BY_NORM, _BY_VALUE = "shardwright.clip_grad_norm_", "shardwright.clip_grad_value_"
-
-_latest: list[ref[Any]] = []
-"""The collection that was sharded last in this process: its ranks are those of a model that has no table here."""
-
-
-def remember_ranks(collection: Any) -> None:
-    """Have ranks that hold no table of a model take part in its norms."""
-    _latest[:] = [ref(collection)]
 
 
 @frozen
@@ -129,7 +120,7 @@ class _Gradients:
         dense: gradients of parameters that are alike on all ranks.
         tables: gradients of blocks of tables, with the number of copies of each.
         kept: blocks that keep theirs for the optimizer's step.
-        env: environment of the ranks; ``None`` where this process has sharded nothing.
+        env: environment of the ranks; ``None`` where no table is among the parameters.
         refusal: the reason why they cannot be clipped.
     """
 
@@ -156,7 +147,7 @@ class _Gradients:
             dense=[own.grad for own in others if own.grad is not None],
             tables=[(own.grad, own.num_copies) for own in shown if own.grad is not None],
             kept=list(kept.values()),
-            env=next((own.env for own in sharded if own.env is not None), None) or _latest_env(),
+            env=next((own.env for own in sharded if own.env is not None), None),
             refusal="" if refused is None else clipping_refusal(who, refused),
         )
 
@@ -218,8 +209,3 @@ def _total(values: Sequence[float], norm_type: float) -> float:
     if norm_type == math.inf:
         return math.nan if any(map(math.isnan, values)) else max(values, default=0.0)
     return sum(values)
-
-
-def _latest_env() -> ShardingEnv | None:
-    collection = _latest[0]() if _latest else None
-    return None if collection is None else collection.env

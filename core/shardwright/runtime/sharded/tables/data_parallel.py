@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from shardwright.error_listeners import reporting_errors
+from shardwright.error_reports import reporting_errors
 from shardwright.errors import InvalidInputError, UnsupportedError
 from shardwright.optim.optimizers import in_backward_optimizers
 from shardwright.runtime.sharded.tables.sharded_table import ShardedTable

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -230,14 +231,18 @@ class FusedOptimizer(KeyedOptimizer):
             UnknownNameError: it names a parameter that the optimizer does not have.
             InvalidInputError: state is missing, or entries, shapes or groups differ; nothing is changed then.
         """
-        self.check_state_dict(state_dict)
-        self._meeting.to_load("the optimizer's load_state_dict()")
+        with self.loading():
+            self.check_state_dict(state_dict)
         for name, table in self._tables.items():
             _scatter(table, state_dict["state"].get(name, {}))
         if self._saves_param_groups and "param_groups" in state_dict:
             write_groups(self.params, self.param_groups, state_dict["param_groups"])
         self.apply_learning_rates()
         self.post_load_state_dict()
+
+    def loading(self) -> AbstractContextManager[None]:  # noqa: D102 - described in the base class
+        meeting = self._meeting
+        return meeting.env.together(f"the optimizer's load_state_dict() of {meeting.collection}")
 
     def _gather(self, table: ShardedTable) -> dict[str, Tensor]:
         # Ranks without a block of the table learn from an owner which states there are.

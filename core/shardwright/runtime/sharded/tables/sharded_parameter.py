@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import _foreach_supported_types
 
-from shardwright.error_listeners import reporting_errors
+from shardwright.error_reports import reporting_errors
 from shardwright.errors import UnsupportedError
 from shardwright.host.plugin_host import host
 from shardwright.runtime.ranks.environment import ShardingEnv
@@ -111,7 +111,7 @@ class ShardedParameter(nn.Parameter):
             _GRAD.__set__(self, value)
         elif value is None:
             self.kept.drop()
-        else:
+        elif not self.kept.shows(value):  # `grad /= 2` sets what it has changed in place
             raise UnsupportedError(
                 f"the gradient of table {self.table}, which is kept for its optimizer's step, can be changed in place "
                 "or dropped (grad = None), but not replaced"

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from shardwright.contracts.lookup import Lookup
 from shardwright.errors import UnsupportedError
-from shardwright.modules.embedding_configs import dtype_of
 from shardwright.runtime.sharded.tables.blocked_tensor import BlockedTensor
 from shardwright.runtime.sharded.tables.sharded_parameter import ShardedParameter
 from shardwright.runtime.sharded.tables.table_state import LocalBlock, TableState, is_state_in_blocks
@@ -31,7 +30,8 @@ _FULLY_SHARD, _MANAGED = "torch.distributed.fsdp._fully_shard._fsdp_init", "_get
 class ShardedTable(nn.Module):
     """This rank's blocks of one table, under the unsharded table's place in the module.
 
-    ``weight`` is the local block ``[rows, columns]``; further ones, if a rank has several, are ``weight_1``, ...
+    ``weight`` is the local block ``[rows, columns]``; further ones, if a rank has several, are ``weight_1``, ... It is
+    empty on a rank without a block, which takes part in norms and refusals over all ranks by it.
     Parameters that a kernel updates by itself carry ``_in_backward_optimizers``.
 
     Attributes:
@@ -65,6 +65,11 @@ class ShardedTable(nn.Module):
             self.register_parameter(f"weight_{number}" if number else "weight", parameter)
             if number:  # so does it leave out what they do not have
                 self._non_persistent_buffers_set.add(f"weight_{number}")
+        if not state.local and not state.table.is_frozen and (self.is_fused or state.is_parted):
+            empty = nn.Parameter(torch.empty(0, state.table.embedding_dim, device=state.device))
+            if self.is_fused:
+                empty._in_backward_optimizers = []  # type: ignore[attr-defined]
+            self.weight = self._make_sharded(empty, 0)
 
     def _kept_block(self, local: LocalBlock) -> KeptBlock | None:
         """Keeper of the gradients of a local block; ``None`` where they are not kept."""
@@ -89,8 +94,7 @@ class ShardedTable(nn.Module):
 
     def representative(self) -> Tensor:
         """This rank's weights of the table, or an empty parameter where it has none; for optimizers."""
-        own = next(iter(self.parameters()), None)
-        return self._make_sharded(nn.Parameter(torch.empty(0)), 0) if own is None else own
+        return next(iter(self.parameters()))
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
         """Names and parameters of the local blocks.
@@ -113,6 +117,11 @@ class ShardedTable(nn.Module):
             "DistributedModelParallel(..., init_data_parallel=False) and give fully_shard its dense modules, "
             "fully_shard(model.module.over), or the parameters of tables as ignored_params"
         )
+
+    @property
+    def block_parameters(self) -> list[nn.Parameter]:
+        """The parameter of each local block."""
+        return list(self.parameters())[: len(self.state.local)]
 
     @property
     def in_step(self) -> bool:
@@ -198,11 +207,7 @@ class ShardedTable(nn.Module):
         if is_state_in_blocks():
             destination.update(self._blocks(prefix))
             return
-        table = self.state.table
-        dtype = dtype_of(table.data_type)
-        destination[prefix + "weight"] = self.state.gather(
-            self.weight_of, columns=table.embedding_dim, dtype=dtype
-        )
+        destination[prefix + "weight"] = self.state.gather_rows(self.weight_of)
         for name in self._row_state:
             destination[prefix + name] = self.state.gather(
                 self.row_state_of(name), columns=1, dtype=torch.int64
@@ -210,9 +215,14 @@ class ShardedTable(nn.Module):
 
     def _blocks(self, prefix: str) -> dict[str, BlockedTensor]:
         """The entries that the state dict has in blocks."""
+        self.state.check_float(
+            "are saved whole, by state_dict(), and not in blocks: save a checkpoint of the float model, and pack what "
+            "it loads"
+        )
         table, weight = self.state.table, prefix + "weight"
-        dtype = dtype_of(table.data_type)
-        blocks = self.state.blocked(weight, self.weight_of, columns=table.embedding_dim, dtype=dtype)
+        blocks = self.state.blocked(
+            weight, self.weight_of, columns=table.embedding_dim, dtype=self.state.dtype
+        )
         blocks |= self.state.stored_rows(weight)
         for name in self._row_state:
             values = self.row_state_of(name)
@@ -240,10 +250,11 @@ class ShardedTable(nn.Module):
         if missing:
             return
         whole = state_dict[key]
-        expected = (self.state.table.num_embeddings, self.state.table.embedding_dim)
-        if tuple(whole.shape) != expected:
+        expected = (self.state.table.num_embeddings, self.state.row_width)
+        if tuple(whole.shape) != expected or not (self.state.is_float or whole.dtype is self.state.dtype):
             error_msgs.append(
-                f"table {self.state.table.describe()}: {key!r} has shape {list(whole.shape)}, not {list(expected)}"
+                f"table {self.state.table.describe()}: {key!r} is {whole.dtype} {list(whole.shape)}, not "
+                f"{self.state.dtype} {list(expected)}"
             )
             return
         self._has_part_of_rows = False
@@ -251,7 +262,7 @@ class ShardedTable(nn.Module):
         if row_state:
             for local in self.state.local:
                 self.lookup_of(local).load_rows(local.index, row_state)
-        self.state.scatter(whole, self.weight_of, self.loaded_rows)
+        self.state.scatter_rows(whole, self.weight_of, self.loaded_rows)
 
     def _already_loaded(
         self, state_dict: Mapping[str, Any], prefix: str, missing_keys: list[str]

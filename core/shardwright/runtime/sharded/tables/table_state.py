@@ -11,16 +11,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cached_property
 
 import torch
 from attrs import frozen
 from torch import Tensor
 
 from shardwright.contracts.comm_backend import Communicator
-from shardwright.errors import InvalidInputError
+from shardwright.contracts.row_format import FloatRows, RowFormat
+from shardwright.errors import InvalidInputError, UnsupportedError
 from shardwright.planning.layouts.layout import Block
 from shardwright.planning.layouts.stored_rows import first_stored_row, is_stored_by_index, runs_of
-from shardwright.planning.plan.plan import ParameterSharding
+from shardwright.planning.plan.sharding import ParameterSharding
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.runtime.sharded.tables.blocked_tensor import (
     PIECE_BYTES,
@@ -29,6 +31,7 @@ from shardwright.runtime.sharded.tables.blocked_tensor import (
     RowNumbers,
     own_storage,
 )
+from shardwright.runtime.step.kernel_groups import kernel_of
 
 STORED, STORED_ROWS = "stored", "stored_rows"
 """Ends of the names under which rows stand that are stored by an index: their values, and which rows they are."""
@@ -60,7 +63,7 @@ class LocalBlock:
     lookup: int
 
 
-@frozen(eq=False)
+@frozen(eq=False, slots=False)
 class TableState:
     """One sharded table: its specification, its part of the plan, and the blocks on this rank."""
 
@@ -69,6 +72,45 @@ class TableState:
     local: Sequence[LocalBlock]
     communicator: Communicator
     device: torch.device
+
+    @cached_property
+    def row_format(self) -> RowFormat:
+        """The format of its rows."""
+        found = kernel_of(self.sharding.compute_kernel).row_format(self.table.data_type)
+        assert found is not None  # the engine has asked the kernel
+        return found
+
+    @property
+    def is_float(self) -> bool:
+        """True if its rows are floats of torch, of which any columns are a slice."""
+        return isinstance(self.row_format, FloatRows)
+
+    def check_float(self, what: str) -> None:
+        """Check that its rows are floats of torch.
+
+        Args:
+            what: end of the sentence about others.
+
+        Raises:
+            UnsupportedError: they are others.
+        """
+        if not self.is_float:
+            raise UnsupportedError(f"table {self.table.describe()}: rows of {self.row_format.name} {what}")
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of its stored rows."""
+        found = getattr(torch, self.row_format.torch_name)
+        assert isinstance(found, torch.dtype)
+        return found
+
+    @property
+    def row_width(self) -> int:
+        """Elements of a stored row of the whole table."""
+        return self._width(self.table.embedding_dim)
+
+    def _width(self, num_columns: int) -> int:
+        return self.row_format.row_bytes(num_columns) // self.dtype.itemsize
 
     @property
     def is_parted(self) -> bool:
@@ -93,6 +135,32 @@ class TableState:
             self.communicator.broadcast(piece, block.rank)
             whole[row_index(block), _columns(block, columns)] = piece.to(whole.device)
         return whole
+
+    def gather_rows(self, rows: Callable[[LocalBlock], Tensor]) -> Tensor:
+        """The whole table's stored rows on every rank, in host memory; every rank makes this call.
+
+        Args:
+            rows: function that returns a local block's stored rows.
+        """
+        if self.is_float:
+            return self.gather(rows, columns=self.table.embedding_dim, dtype=self.dtype)
+        mine = {_place(local.block): local for local in self.local}
+        wholes: dict[tuple[int, int], Tensor] = {}  # of each range of columns
+        for block in self.sharding.layout.distinct_blocks():
+            local, width = mine.get(_place(block)), self._width(block.num_columns)
+            piece = (
+                torch.empty(block.num_rows, width, dtype=self.dtype, device=self.device)
+                if local is None
+                else rows(local).detach().contiguous()
+            )
+            if block.num_rows:
+                assert block.rank is not None  # the plan's validator
+                self.communicator.broadcast(piece, block.rank)
+            span = block.columns.start, block.columns.stop
+            whole = wholes.setdefault(span, torch.empty(self.table.num_embeddings, width, dtype=self.dtype))
+            whole[row_index(block)] = piece.to(whole.device)
+        spans = sorted(wholes)
+        return self.row_format.join([wholes[span] for span in spans], [stop - start for start, stop in spans])
 
     @property
     def is_stored_by_index(self) -> bool:
@@ -194,6 +262,30 @@ class TableState:
             return values(local).detach().to(dtype).contiguous()
         width = 1 if columns == 1 else block.num_columns
         return torch.empty(block.num_rows, width, dtype=dtype, device=self.device)
+
+    def scatter_rows(
+        self,
+        whole: Tensor,
+        target: Callable[[LocalBlock], Tensor],
+        rows_of: Callable[[LocalBlock], Tensor | None] = lambda local: None,
+    ) -> None:
+        """Copy the local blocks' parts of the whole table's stored rows into their tensors; no collective.
+
+        Args:
+            whole: stored rows of the whole table.
+            target: function that returns a local block's stored rows.
+            rows_of: see :meth:`scatter`.
+        """
+        if self.is_float:
+            self.scatter(whole, target, rows_of)
+            return
+        for local in self.local:
+            span = local.block.columns
+            own = self.row_format.columns(
+                whole[row_index(local.block)], self.table.embedding_dim, span.start, span.stop
+            )
+            with torch.no_grad():
+                target(local).copy_(own)
 
     def scatter(
         self,

@@ -15,7 +15,7 @@ from weakref import WeakSet
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from shardwright.error_listeners import reporting_errors
+from shardwright.error_reports import reporting_errors
 from shardwright.errors import UnsupportedError
 
 _latest_step = [0]

@@ -20,9 +20,10 @@ from attrs import frozen
 from torch import Tensor
 
 from shardwright.contracts.lookup import Bags, Lookup
+from shardwright.error_reports import reporting_errors
 from shardwright.errors import UnsupportedError
 from shardwright.planning.layouts.blocks import Ints
-from shardwright.planning.plan.plan import ParameterSharding
+from shardwright.planning.plan.sharding import ParameterSharding
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.step.backward.block_bags import BlockBags
@@ -222,6 +223,10 @@ class KeptGradients(Lookup):
             self._versions[block] = self._shown[block]._version  # type: ignore[union-attr]
         return self._shown[block]
 
+    def shows(self, block: int, gradient: Tensor) -> bool:
+        """Tell if a tensor is what :meth:`shown` gave for a block."""
+        return self._shown[block] is gradient
+
     def _now(self, block: int) -> tuple[Tensor, Tensor] | None:
         """The rows and gradients of a block; ``mul_`` and others give the sparse tensor that was shown other memory."""
         kept, shown = self._kept[block], self._shown[block]
@@ -229,7 +234,12 @@ class KeptGradients(Lookup):
             return kept
         own = self._own_columns(block, kept[1])
         if own is not kept[1] and shown._version != self._versions[block]:
-            raise UnsupportedError(_WHOLE_ROWS.format(table=self.blocks[block].table.describe()))
+            if shown._nnz():
+                with reporting_errors():
+                    raise UnsupportedError(_WHOLE_ROWS.format(table=self.blocks[block].table.describe()))
+            kept = self._kept[block] = kept[0][:0], kept[1][:0]  # set to zero, as zero_grad does
+            self._shown[block] = None
+            return kept
         if shown._values().data_ptr() != own.data_ptr():
             if not torch.equal(shown._indices()[0], kept[0]):  # rows were added or dropped
                 shown, self._shown[block] = shown.coalesce(), None
@@ -282,6 +292,10 @@ class KeptBlock:
     def gradient(self) -> Tensor | None:
         """The block's gradient, sparse ``[rows, D]``; what is done to it in place is done to what is kept."""
         return self.lookup.shown(self.index)
+
+    def shows(self, gradient: Tensor) -> bool:
+        """Tell if a tensor is the one that :meth:`gradient` gave."""
+        return self.lookup.shows(self.index, gradient)
 
     @property
     def values(self) -> Tensor | None:

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from shardwright.error_listeners import reporting_errors
+from shardwright.error_reports import reporting_errors
 from shardwright.errors import UnsupportedError
 
 if TYPE_CHECKING:

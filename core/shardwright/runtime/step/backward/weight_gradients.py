@@ -14,7 +14,7 @@ from torch import Tensor
 
 from shardwright.contracts.compute_kernel import ComputeKernel
 from shardwright.contracts.lookup import Bags, Lookup
-from shardwright.planning.plan.plan import ParameterSharding
+from shardwright.planning.plan.sharding import ParameterSharding
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.runtime.ranks.devices import is_host
 from shardwright.runtime.step.backward.block_bags import BlockBags

@@ -1,0 +1,1 @@
+"""Rows of few bits: their formats, and the values that they hold."""

@@ -1,0 +1,507 @@
+"""The sparse types in TorchScript.
+
+For TorchScript they are the small classes below, which have the attributes of ours: by these torch converts one into
+the other. Where `torch.jit.script` meets one of our types it finds its class here.
+
+All keys of a batch have the same samples: batch sizes per key, and exchanges between ranks, are not in TorchScript.
+
+TorchScript reads annotations, so they are no text here.
+
+Legend: F keys, B samples.
+"""
+
+import inspect
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Optional, TypeVar
+
+import torch
+from torch import Tensor
+from torch.jit import _state
+from torch.nn import functional
+
+from shardwright import JaggedTensor, KeyedJaggedTensor, KeyedTensor, UnsupportedError
+
+__all__ = ["function_for", "register_script_types"]
+
+_C = TypeVar("_C", bound=type[Any])
+
+
+class _JaggedMethods:
+    """The methods that both jagged types have."""
+
+    _values: Tensor
+    _weights: Tensor | None
+    _lengths: Tensor | None
+    _offsets: Tensor | None
+
+    def values(self) -> Tensor:
+        """The values of all bags."""
+        return self._values
+
+    def weights_or_none(self) -> Tensor | None:
+        """The weight of each value, if there are any."""
+        return self._weights
+
+    def weights(self) -> Tensor:
+        """The weight of each value."""
+        weights = self._weights
+        assert weights is not None, "the ids have no weights"
+        return weights
+
+    def lengths(self) -> Tensor:
+        """Number of values in each bag."""
+        lengths = self._lengths
+        if lengths is None:
+            offsets = self._offsets
+            assert offsets is not None
+            return offsets.diff()
+        return lengths
+
+    def lengths_or_none(self) -> Tensor | None:
+        """The lengths, if they were given."""
+        return self._lengths
+
+    def offsets(self) -> Tensor:
+        """Start of each bag, and end of the last."""
+        offsets = self._offsets
+        if offsets is None:
+            lengths = self.lengths()
+            return functional.pad(torch.cumsum(lengths, 0, dtype=lengths.dtype), [1, 0])
+        return offsets
+
+    def offsets_or_none(self) -> Tensor | None:
+        """The offsets, if they were given."""
+        return self._offsets
+
+    def device(self) -> torch.device:
+        """Device of the values."""
+        return self._values.device
+
+
+def _with_jagged_methods(owner: _C) -> _C:
+    """Put the methods of `_JaggedMethods` into a class: classes of TorchScript inherit nothing."""
+    for name, method in vars(_JaggedMethods).items():
+        if inspect.isfunction(method):
+            setattr(owner, name, method)
+    return owner
+
+
+if TYPE_CHECKING:
+    _Shared = _JaggedMethods
+else:
+    _Shared = object
+
+
+@_with_jagged_methods
+class ScriptJaggedTensor(_Shared):
+    """`JaggedTensor` in TorchScript."""
+
+    def __init__(
+        self,
+        values: Tensor,
+        weights: Tensor | None = None,
+        lengths: Tensor | None = None,
+        offsets: Tensor | None = None,
+    ):
+        self._values: Tensor = values
+        self._weights: Tensor | None = weights
+        self._lengths: Tensor | None = lengths
+        self._offsets: Tensor | None = offsets
+
+    def to_dense(self) -> list[Tensor]:
+        """Each bag as a tensor of its own."""
+        sizes: list[int] = self.lengths().tolist()
+        return list(torch.split(self._values, sizes))
+
+    def to_padded_dense(self, desired_length: int | None = None, padding_value: float = 0.0) -> Tensor:
+        """One row per bag, padded or cut to the same width: ``[B, width]`` or ``[B, width, D]``."""
+        values, offsets, lengths = self._values, self.offsets(), self.lengths()
+        width = 0
+        if desired_length is not None:
+            width = desired_length
+        elif lengths.numel() > 0:
+            width = int(lengths.max())
+        column = torch.arange(width, device=values.device).unsqueeze(0)
+        is_there = column < lengths.unsqueeze(1)
+        # The place behind the last value stands for those that are not there.
+        places = torch.where(is_there, offsets[:-1].unsqueeze(1) + column, values.shape[0])
+        padding = values.new_full([1] + list(values.shape[1:]), padding_value)  # noqa: RUF005
+        return torch.cat([values, padding])[places]
+
+
+@_with_jagged_methods
+class ScriptKeyedJaggedTensor(_Shared):
+    """`KeyedJaggedTensor` in TorchScript; all features have the same samples."""
+
+    def __init__(
+        self,
+        keys: list[str],
+        values: Tensor,
+        weights: Tensor | None = None,
+        lengths: Tensor | None = None,
+        offsets: Tensor | None = None,
+        stride: int | None = None,
+    ):
+        self._keys: list[str] = keys
+        self._values: Tensor = values
+        self._weights: Tensor | None = weights
+        self._lengths: Tensor | None = lengths
+        self._offsets: Tensor | None = offsets
+        self._variable = torch.jit.annotate(Optional[int], None)  # noqa: UP045
+        self._index_per_key = torch.jit.annotate(Optional[dict[str, int]], None)  # noqa: UP045
+        self._length_per_key = torch.jit.annotate(Optional[list[int]], None)  # noqa: UP045
+        self._offset_per_key = torch.jit.annotate(Optional[list[int]], None)  # noqa: UP045
+        count = 0
+        if lengths is not None:
+            count = lengths.numel()
+        elif offsets is not None:
+            count = offsets.numel() - 1
+        if stride is None:
+            stride = count // max(len(keys), 1)
+        assert stride * len(keys) == count, "each key needs as many lengths as there are samples"
+        self._stride: int = stride
+
+    def keys(self) -> list[str]:
+        """The features, in order."""
+        return self._keys
+
+    def stride(self) -> int:
+        """Number of samples."""
+        return self._stride
+
+    def stride_per_key(self) -> list[int]:
+        """Number of samples of each feature."""
+        return [self._stride] * len(self._keys)
+
+    def variable_stride_per_key(self) -> bool:
+        """False: all features have the same samples."""
+        return False
+
+    def length_per_key(self) -> list[int]:
+        """Number of ids of each feature."""
+        counts: list[int] = self.lengths().view(len(self._keys), self._stride).sum(1).tolist()
+        return counts
+
+    def offset_per_key(self) -> list[int]:
+        """Start of each feature in the ids, and end of the last."""
+        starts = [0]
+        for count in self.length_per_key():
+            starts.append(starts[-1] + count)
+        return starts
+
+    def split(self, segments: list[int]) -> list["ScriptKeyedJaggedTensor"]:
+        """Runs of so many keys each; they add up to all of them."""
+        assert sum(segments) == len(self._keys), "the segments do not add up to the number of keys"
+        starts = [0]
+        for segment in segments:
+            assert segment >= 0, "a segment is negative"
+            starts.append(starts[-1] + segment)
+        return [self.permute(list(range(starts[i], starts[i + 1]))) for i in range(len(segments))]
+
+    def permute(self, indices: list[int]) -> "ScriptKeyedJaggedTensor":
+        """The keys in another order, or some of them."""
+        counts = self.length_per_key()
+        values = torch.split(self._values, counts)
+        lengths = self.lengths().view(len(self._keys), self._stride)
+        weights = self._weights
+        if weights is not None:
+            own = torch.split(weights, counts)
+            weights = torch.cat([weights[:0]] + [own[index] for index in indices])
+        return ScriptKeyedJaggedTensor(
+            [self._keys[index] for index in indices],
+            torch.cat([self._values[:0]] + [values[index] for index in indices]),
+            weights,
+            torch.cat([lengths.flatten()[:0]] + [lengths[index] for index in indices]),
+            None,
+            self._stride,
+        )
+
+    def sync(self) -> "ScriptKeyedJaggedTensor":
+        """The batch itself: sizes are read where they are asked for."""
+        return self
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> "ScriptKeyedJaggedTensor":
+        """The batch on a device."""
+        weights = self._weights
+        if weights is not None:
+            weights = weights.to(device, non_blocking=non_blocking)
+        return ScriptKeyedJaggedTensor(
+            self._keys,
+            self._values.to(device, non_blocking=non_blocking),
+            weights,
+            self.lengths().to(device, non_blocking=non_blocking),
+            None,
+            self._stride,
+        )
+
+    def to_dict(self) -> dict[str, JaggedTensor]:
+        """The bags of each feature."""
+        lengths = self.lengths().view(len(self._keys), self._stride)
+        counts = self.length_per_key()
+        values = torch.split(self._values, counts)
+        weights = self._weights
+        found: dict[str, JaggedTensor] = {}
+        for index, key in enumerate(self._keys):
+            own: Tensor | None = None
+            if weights is not None:
+                own = torch.split(weights, counts)[index]
+            found[key] = JaggedTensor(values[index], own, lengths[index])
+        return found
+
+    def __getitem__(self, key: str) -> JaggedTensor:
+        """The bags of a feature."""
+        return self.to_dict()[key]
+
+
+class ScriptKeyedTensor:
+    """`KeyedTensor` in TorchScript."""
+
+    def __init__(self, keys: list[str], length_per_key: list[int], values: Tensor, key_dim: int = 1):
+        self._keys: list[str] = keys
+        self._length_per_key: list[int] = length_per_key
+        self._values: Tensor = values
+        self._key_dim: int = key_dim
+        self._offset_per_key = torch.jit.annotate(Optional[list[int]], None)  # noqa: UP045
+        self._index_per_key = torch.jit.annotate(Optional[dict[str, int]], None)  # noqa: UP045
+
+    def keys(self) -> list[str]:
+        """The names, in order."""
+        return self._keys
+
+    def length_per_key(self) -> list[int]:
+        """Columns of each."""
+        return self._length_per_key
+
+    def values(self) -> Tensor:
+        """All columns."""
+        return self._values
+
+    def offset_per_key(self) -> list[int]:
+        """First column of each, and end of the last."""
+        starts = [0]
+        for length in self._length_per_key:
+            starts.append(starts[-1] + length)
+        return starts
+
+    def key_dim(self) -> int:
+        """Dimension along which the keys lie."""
+        return self._key_dim
+
+    def device(self) -> torch.device:
+        """Device of the values."""
+        return self._values.device
+
+    def to_dict(self) -> dict[str, Tensor]:
+        """The tensor of each name."""
+        parts = torch.split(self._values, self._length_per_key, self._key_dim)
+        found: dict[str, Tensor] = {}
+        for index, key in enumerate(self._keys):
+            found[key] = parts[index]
+        return found
+
+    def __getitem__(self, key: str) -> Tensor:
+        """The tensor of a name."""
+        return self.to_dict()[key]
+
+
+def empty_jagged(
+    is_weighted: bool = False,
+    device: torch.device | None = None,
+    values_dtype: torch.dtype | None = None,
+    weights_dtype: torch.dtype | None = None,
+    lengths_dtype: torch.dtype = torch.int32,
+) -> JaggedTensor:
+    """`JaggedTensor.empty` in TorchScript."""
+    weights: Tensor | None = None
+    if is_weighted:
+        weights = torch.empty(0, dtype=weights_dtype, device=device)
+    values = torch.empty(0, dtype=values_dtype, device=device)
+    return JaggedTensor(values, weights, torch.empty(0, dtype=lengths_dtype, device=device))
+
+
+def empty_keyed(
+    is_weighted: bool = False,
+    device: torch.device | None = None,
+    values_dtype: torch.dtype | None = None,
+    weights_dtype: torch.dtype | None = None,
+    lengths_dtype: torch.dtype = torch.int32,
+) -> KeyedJaggedTensor:
+    """`KeyedJaggedTensor.empty` in TorchScript."""
+    weights: Tensor | None = None
+    if is_weighted:
+        weights = torch.empty(0, dtype=weights_dtype, device=device)
+    values = torch.empty(0, dtype=torch.int64 if values_dtype is None else values_dtype, device=device)
+    lengths = torch.empty(0, dtype=lengths_dtype, device=device)
+    return KeyedJaggedTensor(torch.jit.annotate(list[str], []), values, weights, lengths)
+
+
+def empty_like_keyed(kjt: KeyedJaggedTensor, device: torch.device | None = None) -> KeyedJaggedTensor:
+    """`KeyedJaggedTensor.empty_like` in TorchScript."""
+    place = kjt.values().device if device is None else device
+    weights = kjt.weights_or_none()
+    if weights is not None:
+        weights = torch.empty(0, dtype=weights.dtype, device=place)
+    values = torch.empty(0, dtype=kjt.values().dtype, device=place)
+    lengths = torch.empty(0, dtype=kjt.lengths().dtype, device=place)
+    keys = torch.jit.annotate(list[str], [])
+    return KeyedJaggedTensor(keys, values, weights, lengths, None, kjt.stride())
+
+
+def from_lengths(
+    keys: list[str],
+    values: Tensor,
+    lengths: Tensor,
+    weights: Tensor | None = None,
+    stride: int | None = None,
+) -> KeyedJaggedTensor:
+    """`KeyedJaggedTensor.from_lengths_sync` in TorchScript."""
+    return KeyedJaggedTensor(keys, values, weights, lengths, None, stride)
+
+
+def from_offsets(
+    keys: list[str],
+    values: Tensor,
+    offsets: Tensor,
+    weights: Tensor | None = None,
+    stride: int | None = None,
+) -> KeyedJaggedTensor:
+    """`KeyedJaggedTensor.from_offsets_sync` in TorchScript."""
+    return KeyedJaggedTensor(keys, values, weights, None, offsets, stride)
+
+
+def concat(kjt_list: list[KeyedJaggedTensor]) -> KeyedJaggedTensor:
+    """`KeyedJaggedTensor.concat` in TorchScript."""
+    stride = kjt_list[0].stride()
+    keys = torch.jit.annotate(list[str], [])
+    weights = torch.jit.annotate(list[Tensor], [])
+    for part in kjt_list:
+        assert part.stride() == stride, "the batches have different numbers of samples"
+        keys += part.keys()
+        own = part.weights_or_none()
+        if own is not None:
+            weights.append(own)
+    assert len(weights) == 0 or len(weights) == len(kjt_list), "some batches have weights and some have none"
+    joined: Tensor | None = None
+    if len(weights) > 0:
+        joined = torch.cat(weights)
+    values = torch.cat([part.values() for part in kjt_list])
+    return KeyedJaggedTensor(
+        keys, values, joined, torch.cat([part.lengths() for part in kjt_list]), None, stride
+    )
+
+
+def jagged_from_dense(values: list[Tensor], weights: list[Tensor] | None = None) -> JaggedTensor:
+    """`JaggedTensor.from_dense`."""
+    sizes: list[int] = []
+    for bag in values:
+        sizes.append(bag.shape[0])
+    lengths = torch.tensor(sizes, dtype=torch.int32, device=values[0].device)
+    joined: Tensor | None = None
+    if weights is not None:
+        joined = torch.cat(weights)
+    return JaggedTensor(torch.cat(values), joined, lengths)
+
+
+def from_jt_dict(jt_dict: dict[str, JaggedTensor]) -> KeyedJaggedTensor:
+    """`KeyedJaggedTensor.from_jt_dict`."""
+    parts: list[KeyedJaggedTensor] = []
+    for key, bags in jt_dict.items():
+        parts.append(KeyedJaggedTensor([key], bags.values(), bags.weights_or_none(), bags.lengths()))
+    return concat(parts)
+
+
+def from_tensor_list(keys: list[str], tensors: list[Tensor], key_dim: int = 1) -> KeyedTensor:
+    """`KeyedTensor.from_tensor_list`."""
+    columns: list[int] = []
+    for tensor in tensors:
+        columns.append(tensor.shape[key_dim])
+    return KeyedTensor(keys, columns, torch.cat(tensors, key_dim), key_dim)
+
+
+def regroup(keyed_tensors: list[KeyedTensor], groups: list[list[str]]) -> list[Tensor]:
+    """`KeyedTensor.regroup`."""
+    by_name = [keyed.to_dict() for keyed in keyed_tensors]
+    found: list[Tensor] = []
+    for group in groups:
+        parts: list[Tensor] = []
+        for key in group:
+            count = len(parts)
+            for one in by_name:
+                if key in one:
+                    parts.append(one[key])
+            assert len(parts) == count + 1, "not one keyed tensor has it, but none or several: " + key
+        found.append(torch.cat(parts, keyed_tensors[0].key_dim()))
+    return found
+
+
+def regroup_as_dict(
+    keyed_tensors: list[KeyedTensor], groups: list[list[str]], keys: list[str]
+) -> dict[str, Tensor]:
+    """`KeyedTensor.regroup_as_dict`."""
+    found: dict[str, Tensor] = {}
+    for key, group in zip(keys, regroup(keyed_tensors, groups)):  # noqa: B905 - TorchScript has no strict=
+        found[key] = group
+    return found
+
+
+# Functions of our types -> what TorchScript compiles where code calls them.
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "JaggedTensor.empty": empty_jagged,
+    "JaggedTensor.from_dense": jagged_from_dense,
+    "KeyedJaggedTensor.concat": concat,
+    "KeyedJaggedTensor.empty": empty_keyed,
+    "KeyedJaggedTensor.empty_like": empty_like_keyed,
+    "KeyedJaggedTensor.from_jt_dict": from_jt_dict,
+    "KeyedJaggedTensor.from_lengths_sync": from_lengths,
+    "KeyedJaggedTensor.from_offsets_sync": from_offsets,
+    "KeyedTensor.from_tensor_list": from_tensor_list,
+    "KeyedTensor.regroup": regroup,
+    "KeyedTensor.regroup_as_dict": regroup_as_dict,
+}
+
+
+def function_for(name: str) -> Callable[..., Any]:
+    """The function that TorchScript compiles for one of ours.
+
+    Args:
+        name: the class and the function of ours.
+
+    Raises:
+        UnsupportedError: TorchScript has no such function.
+    """
+    register_script_types()
+    if name not in _FUNCTIONS:
+        raise UnsupportedError(
+            f"TorchScript has no {name}; of functions that make sparse types it has {', '.join(_FUNCTIONS)}"
+        )
+    return _FUNCTIONS[name]
+
+
+_registered: list[type] = []
+
+
+def register_script_types() -> None:
+    """Have TorchScript take our sparse types for the classes here, and give them back as ours.
+
+    Programs that have them in inputs or results are scripted, and loaded, in processes that did this.
+    """
+    pairs: dict[type[Any], Any] = {
+        JaggedTensor: ScriptJaggedTensor,
+        KeyedJaggedTensor: ScriptKeyedJaggedTensor,
+        KeyedTensor: ScriptKeyedTensor,
+    }
+    if _registered:
+        return
+    _registered.extend(pairs)  # first: torch asks again while it compiles
+    for ours, script in pairs.items():
+        # The class has the name of ours there, which code that constructs one of ours looks up.
+        name = torch._jit_internal._qualified_name(ours)
+        script._jit_override_qualname = name
+        with warnings.catch_warnings():
+            warnings.simplefilter(
+                "ignore"
+            )  # torch's, that TorchScript is deprecated: it is said of the user's code
+            torch.jit.script(script)
+        _state._add_script_class(ours, _state._script_classes[script])
+        _state._name_to_pyclass[name] = ours

@@ -1,0 +1,1 @@
+"""The HTTP server of a package; it imports torch and nothing of shardwright."""

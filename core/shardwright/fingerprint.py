@@ -1,8 +1,0 @@
-"""Deprecated: see :mod:`shardwright.host`."""
-
-from shardwright._moved import moved
-
-__getattr__ = moved(
-    "shardwright.fingerprint",
-    dict.fromkeys(("Fingerprint", "compare_fingerprints"), "shardwright.host"),
-)

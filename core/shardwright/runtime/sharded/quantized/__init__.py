@@ -1,1 +1,0 @@
-"""Quantised collections over many ranks, or over the devices of one process."""

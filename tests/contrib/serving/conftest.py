@@ -1,0 +1,10 @@
+"""All tests here have the plugin of quantised tables."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _plugged(serving: object) -> None:
+    pass

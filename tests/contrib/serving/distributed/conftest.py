@@ -1,0 +1,7 @@
+"""The pool of ranks of the distributed tests."""
+
+from __future__ import annotations
+
+from tests.distributed.conftest import pool
+
+__all__ = ["pool"]

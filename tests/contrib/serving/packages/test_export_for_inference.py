@@ -1,0 +1,632 @@
+"""Packages predict what quantised models predict, whatever the models were: whole, sharded, or in a checkpoint."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import shardwright_serving as serving
+import torch
+from shardwright_serving import quantize_rows
+from shardwright_serving.packages import checking, rows_file
+from shardwright_serving.packages.checking import check_package, drawn_inputs
+from shardwright_serving.packages.loading import map_rows
+from shardwright_serving.packages.manifest import Manifest
+from shardwright_serving.packages.rows_file import TableRows, laid_out, write_rows
+from shardwright_serving.packages.served import served_in, tables_of
+from shardwright_serving.packages.stored_tables import StoredTables
+from tests.contrib.serving.packages.models import BATCHES, EXAMPLE, PER_TABLE, Model, bag, batch
+from tests.errors import files_of_at_most, raises
+from torch import Tensor, nn
+
+import shardwright as sw
+from shardwright import DataType
+from shardwright.runtime.checkpoint import reading
+
+
+def assert_predicts(path: Path, form: str, model: nn.Module) -> None:
+    """For all batches a form of a package gives what the quantised model gives."""
+    package = serving.load_package(path, form)
+    quantized = serving.quantize_embeddings(model, per_table=PER_TABLE)
+    for seed, lengths in enumerate(BATCHES):
+        dense, features = batch(lengths, seed)
+        with torch.no_grad():
+            wanted = quantized(dense, features)
+        torch.testing.assert_close(package.predict(features, dense), wanted, rtol=1e-4, atol=1e-5)
+
+
+def export(path: Path, model: nn.Module, **others: Any) -> Path:
+    return serving.export_for_inference(
+        model, batch(EXAMPLE), path / "package", per_table=PER_TABLE, **{"check": False, **others}
+    )
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The package of the model, without a compiled form."""
+    return export(tmp_path_factory.mktemp("package"), Model(), forms=["exported", "torchscript"])
+
+
+@pytest.mark.parametrize("form", ["exported", "torchscript"])
+def test_package_predicts_what_the_quantized_model_predicts(package: Path, form: str) -> None:
+    assert_predicts(package, form, Model())
+
+
+def test_manifest_tells_inputs_outputs_and_precisions(package: Path) -> None:
+    manifest = json.loads((package / "package.json").read_text())
+    assert [(one["name"], one["num_embeddings"]) for one in manifest["features"]] == [
+        ("f", 30),
+        ("g", 40),
+        ("h", 20),
+    ]
+    assert manifest["dense"] == {"name": "dense", "columns": 3}
+    assert manifest["outputs"] == [{"name": "click", "shape": [None]}, {"name": "buy", "shape": [None, 1]}]
+    assert manifest["precision"] == {"whole": "INT8", "rows": "INT8", **PER_TABLE}
+    assert sorted(path.name for path in package.iterdir()) == [
+        "model.pt",
+        "package.json",
+        "program.pt2",
+        "rows.bin",
+    ]
+    assert sorted(path.name for path in package.parent.iterdir()) == ["package"]
+
+
+def test_package_takes_its_features_out_of_a_batch_in_any_order(package: Path) -> None:
+    loaded = serving.load_package(package)
+    dense, features = batch(EXAMPLE)
+    other = sw.KeyedJaggedTensor.concat([features.permute([2, 0]), features.permute([1])])
+    torch.testing.assert_close(loaded.predict(other, dense), loaded.predict(features, dense))
+    with raises(
+        sw.UnknownNameError, subject="f", possible=[feature.name for feature in loaded.manifest.features]
+    ):
+        loaded.predict(features.permute([1, 2]), dense)
+    with pytest.raises(sw.InvalidInputError, match="takes the dense input 'dense'"):
+        loaded.predict(features)
+    with pytest.raises(
+        sw.UnknownNameError, match=r"no form 'pt2' of its program; it has torchscript, exported"
+    ):
+        serving.load_package(package, "pt2")
+
+
+def test_package_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    with files_of_at_most(1000), raises(sw.CheckpointError, subject=str(tmp_path / "package")):
+        export(tmp_path, Model(), forms=["torchscript"])
+    assert not list(tmp_path.iterdir())
+
+
+def test_package_loads_without_what_exports(package: Path) -> None:
+    code = (
+        "import sys, shardwright_serving as serving; serving.load_package(sys.argv[1]); print(*sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(package)], capture_output=True, text=True, check=True
+    )
+    heavy = (
+        "shardwright.runtime.",
+        "shardwright.planning.planner",
+        "torch._inductor",
+        "torch.distributed.checkpoint",
+    )
+    assert [name for name in done.stdout.split() if name.startswith(heavy)] == []
+
+
+def test_ids_that_are_no_rows_raise(package: Path) -> None:
+    dense, features = batch(EXAMPLE)
+    wrong = sw.KeyedJaggedTensor(
+        features.keys(), features.values() + 1000, features.weights(), lengths=features.lengths()
+    )
+    for form in ("exported", "torchscript"):
+        loaded = serving.load_package(package, form)
+        with pytest.raises(sw.InvalidInputError, match=r"feature 'f': id 10.. is not an id of 0 to 29"):
+            loaded.predict(wrong, dense)
+        with pytest.raises((RuntimeError, IndexError)):
+            loaded.run(wrong.values(), wrong.lengths(), wrong.weights(), dense)
+
+
+@pytest.mark.parametrize("data_type", ["INT8", "INT4", "INT2", "FP8", "FP16"])
+def test_rows_are_written_block_by_block_as_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data_type: str
+) -> None:
+    weight = torch.randn(50, 7)
+    seen: list[int] = []
+    monkeypatch.setattr(
+        rows_file, "quantize_rows", lambda block, kind: seen.append(len(block)) or quantize_rows(block, kind)
+    )
+
+    def written(at_once: int) -> Tensor:
+        monkeypatch.setattr(rows_file, "BLOCK_BYTES", at_once * 7 * 4)
+        (table,) = laid_out([TableRows("t", DataType(data_type), 50, 7)])
+        write_rows(tmp_path / "rows", [table], lambda position: weight.split(table.rows_at_once))
+        return map_rows(tmp_path / "rows").clone()
+
+    assert torch.equal(written(50), written(8))
+    assert seen == [50, *[8] * 6, 2]
+
+
+def test_rows_that_cannot_be_quantized_name_the_table(tmp_path: Path) -> None:
+    model = sw.EmbeddingBagCollection([bag("t", 5, 2, ["f"])])
+    with torch.no_grad():
+        model.table_weight("t")[3, 1] = torch.inf
+    features = sw.KeyedJaggedTensor.from_lists({"f": [[1]]})
+    with pytest.raises(sw.InvalidInputError, match=r"table 't', counted from row 0 on: row 3 has"):
+        serving.export_for_inference(model, features, tmp_path / "p", forms=["exported"])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_quantized_model_keeps_its_precisions(tmp_path: Path) -> None:
+    quantized = serving.quantize_embeddings(Model(), "INT4")
+    path = serving.export_for_inference(
+        quantized, batch(EXAMPLE), tmp_path / "package", forms=["torchscript"], check=False
+    )
+    assert set(Manifest.read(path).precision.values()) == {"INT4"}
+    dense, features = batch(BATCHES[-1])
+    found = serving.load_package(path).predict(features, dense)
+    torch.testing.assert_close(found, quantized(dense, features), rtol=1e-4, atol=1e-5)
+
+
+class Sequences(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        table = sw.EmbeddingConfig(name="t", num_embeddings=9, embedding_dim=2, feature_names=["f"])
+        self.rows = sw.EmbeddingCollection([table])
+
+    def forward(self, features: sw.KeyedJaggedTensor) -> Tensor:
+        return self.rows(features)["f"].values()
+
+
+def items(rows: int = 9, columns: int = 4, feature: str = "f") -> sw.EmbeddingBagCollection:
+    return sw.EmbeddingBagCollection([bag("t", rows, columns, [feature])])
+
+
+class Scaled(nn.Module):
+    """Pooled rows times the mean of a dense input of three columns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.items = items()
+
+    def forward(self, features: sw.KeyedJaggedTensor, dense: Tensor | None) -> Tensor:
+        assert dense is not None
+        return self.items(features).values() * dense.mean(1, keepdim=True)
+
+
+class Mute(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.items = items()
+
+    def forward(self, features: sw.KeyedJaggedTensor) -> list[Tensor]:
+        return []
+
+
+FEATURES = sw.KeyedJaggedTensor.from_lists({"f": [[1, 2, 3], []]})
+
+
+def planned(**types: str) -> sw.ShardingPlan:
+    """A plan whose document says the precision of tables."""
+    entries = [
+        {"name": name, "num_embeddings": 9, "embedding_dim": 4, "feature_names": ["f"], "data_type": one}
+        for name, one in types.items()
+    ]
+    return sw.ShardingPlan(document={"inputs": {"tables": {"value": entries}}})
+
+
+@pytest.mark.parametrize(
+    ("model", "example", "others", "error", "text"),
+    [
+        (nn.Linear(1, 1), FEATURES, {}, sw.InvalidInputError, "Linear has no collection of tables"),
+        (Sequences(), torch.ones(2), {}, sw.InvalidInputError, "the example has no KeyedJaggedTensor"),
+        (Sequences(), (FEATURES, FEATURES), {}, sw.UnsupportedError, "the example has 2 KeyedJaggedTensors"),
+        (Sequences(), FEATURES, {}, sw.UnsupportedError, r"output 'output' is \[3, 2\] for 2 samples"),
+        (Sequences(), FEATURES, {"precision": "FP32"}, sw.UnsupportedError, "cannot be quantised to FP32"),
+        (Sequences(), FEATURES, {"precision": "INT9"}, sw.UnsupportedError, "INT9"),
+        (Sequences(), FEATURES, {"per_table": {"u": "INT4"}}, sw.UnknownNameError, "per_table names 'u'"),
+        (Sequences(), FEATURES, {"forms": ["onnx"]}, sw.InvalidInputError, "forms are some of exported"),
+        (Model("meta"), batch(EXAMPLE), {}, sw.InvalidInputError, "has no weights here: give checkpoint="),
+        (
+            Model(),
+            (torch.ones(2, 3), FEATURES),
+            {},
+            sw.UnknownNameError,
+            "feature 'g' of table 'whole' is not in the example",
+        ),
+        (
+            Sequences(),
+            sw.KeyedJaggedTensor.from_lists({"f": [[9]]}),
+            {},
+            sw.InvalidInputError,
+            "feature 'f': id 9 is not an id of 0 to 8",
+        ),
+        (
+            Sequences(),
+            (FEATURES, torch.ones(3, 1)),
+            {},
+            sw.InvalidInputError,
+            "dense tensor has 3 rows, and its KeyedJaggedTensor 2 samples",
+        ),
+        (Sequences().rows.forward, FEATURES, {}, sw.InvalidInputError, "model is a torch module, got method"),
+        (Mute(), FEATURES, {}, sw.UnsupportedError, "the model has no output"),
+        (
+            items(),
+            FEATURES,
+            {"plan": "plan.json"},
+            sw.InvalidInputError,
+            "plan is a ShardingPlan, got a str",
+        ),
+        (
+            items(),
+            FEATURES,
+            {"plan": sw.ShardingPlan()},
+            sw.InvalidInputError,
+            "no table of the plan has a prec",
+        ),
+        (
+            items(),
+            FEATURES,
+            {"plan": planned(u="INT4")},
+            sw.UnknownNameError,
+            "the plan names 'u', a table of",
+        ),
+        (
+            serving.quantize_embeddings(items()),
+            FEATURES,
+            {"per_table": {"t": "INT4"}},
+            sw.UnsupportedError,
+            "table 't' is INT8 already and cannot become INT4",
+        ),
+    ],
+)
+def test_what_cannot_be_exported_raises_and_leaves_nothing(
+    tmp_path: Path, model: nn.Module, example: Any, others: dict[str, Any], error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        serving.export_for_inference(model, example, tmp_path / "new" / "package", **others)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_folder_that_cannot_be_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(sw.InvalidInputError, match=r"there can be no package .*Not a directory"):
+        serving.export_for_inference(items(), FEATURES, tmp_path / "file" / "in" / "package")
+
+
+def test_folder_that_is_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(sw.InvalidInputError, match="is there already"):
+        serving.export_for_inference(Sequences(), FEATURES, tmp_path)
+
+
+def test_example_of_one_sample_without_ids_will_do(tmp_path: Path) -> None:
+    model = sw.EmbeddingBagCollection([bag("t", 9, 2, ["f"])])
+    one, two = (sw.KeyedJaggedTensor.from_lists({"f": bags}) for bags in ([[]], [[1, 2], []]))
+    path = serving.export_for_inference(model, one, tmp_path / "p", forms=["torchscript"], check=False)
+    wanted = serving.quantize_embeddings(model)(two).values()
+    torch.testing.assert_close(
+        serving.load_package(path).predict(two)["values"], wanted, rtol=1e-4, atol=1e-5
+    )
+
+
+@pytest.mark.slow
+def test_every_form_is_checked_in_a_fresh_process(tmp_path: Path) -> None:
+    model = Model()
+    path = export(tmp_path, copy.deepcopy(model), check=True)
+    assert_predicts(path, "pt2", model)
+    with pytest.raises(sw.UnsupportedError, match="failed its check in a fresh process: exported: Assertion"):
+        check_package(path, Manifest.read(path), lambda *inputs: [torch.ones(1), torch.ones(1)])
+
+
+MEMORY = """
+import resource, sys, torch, shardwright as sw
+folder = sys.argv[1]
+table = sw.EmbeddingBagConfig(name="t", num_embeddings=1 << 20, embedding_dim=64, feature_names=["f"])
+features = sw.KeyedJaggedTensor.from_lists({"f": [[1, 2], [], [3]]})
+def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+def exported(name, **others):
+    model = sw.EmbeddingBagCollection([table], device="meta")
+    serving.export_for_inference(model, features, f"{folder}/{name}", forms=["torchscript"], check=False, **others)
+if sys.argv[2] == "save":
+    sw.save_checkpoint(f"{folder}/saved", sw.EmbeddingBagCollection([table]))
+else:
+    before = peak()
+    exported("package", checkpoint=f"{folder}/saved")
+    print(peak() - before)
+"""
+
+
+@pytest.mark.slow
+def test_checkpoint_is_exported_in_less_memory_than_its_tables(tmp_path: Path) -> None:
+    """256 MiB of float rows, in blocks of 64 MiB whose parts and copies are beside them."""
+
+    def run(what: str) -> str:
+        command = [sys.executable, "-c", MEMORY, str(tmp_path), what]
+        done = subprocess.run(command, capture_output=True, text=True, env=dict(os.environ))
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    run("save")
+    assert float(run("export")) < 256
+
+
+def test_blocks_of_a_stored_table_read_each_row_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = sw.EmbeddingBagCollection([bag("t", 40_000, 16, ["f"])])
+    stored = StoredTables(sw.save_checkpoint(tmp_path, model).path)
+    monkeypatch.setattr(rows_file, "BLOCK_BYTES", 1 << 18)
+    filled, read = reading._filled, []
+    monkeypatch.setattr(reading, "_filled", lambda file, data: read.append(len(data)) or filled(file, data))
+    (table,) = laid_out([TableRows("t", DataType.INT8, 40_000, 16)])
+    blocks = [block.clone() for block in stored.blocks(table, "embedding_bags.t.weight")]
+    assert len(blocks) == 10
+    assert torch.equal(torch.cat(blocks), model.table_weight("t"))
+    assert sum(read) == 40_000 * 16 * 4
+
+
+def test_dense_weights_of_a_checkpoint_are_read(tmp_path: Path) -> None:
+    saved = sw.save_checkpoint(tmp_path, nn.Linear(3, 2))
+    made = StoredTables(saved.path).load_dense(nn.Linear(3, 2, device="meta"))
+    assert not any(value.is_meta for value in made.parameters())
+
+
+@pytest.mark.parametrize("form", ["exported", "torchscript"])
+def test_rows_of_an_odd_number_of_fp8_columns_are_found_one_at_a_time(tmp_path: Path, form: str) -> None:
+    model = items(columns=3)
+    folder = serving.export_for_inference(
+        model, FEATURES, tmp_path / "package", precision="FP8", forms=[form], check=False
+    )
+    wanted = serving.quantize_embeddings(model, "FP8")
+    for bags in ([[3]], [[]], [[3, 1], [2]]):
+        features = sw.KeyedJaggedTensor.from_lists({"f": bags})
+        found = serving.load_package(folder, form).predict(features)["values"]
+        torch.testing.assert_close(found, wanted(features).values())
+
+
+WRONG_BATCHES = [
+    sw.KeyedJaggedTensor(["f"], torch.tensor([1.5, 2.0]), lengths=torch.tensor([1, 1])),
+    sw.KeyedJaggedTensor(["f", "f"], torch.tensor([1, 2]), lengths=torch.tensor([1, 0, 0, 1])),
+    sw.KeyedJaggedTensor(
+        ["f", "g"], torch.tensor([1, 2]), lengths=torch.tensor([1, 1, 0]), stride_per_key_per_rank=[[2], [1]]
+    ),
+]
+"""Ids that are no integers, a feature twice, and features of other samples."""
+
+
+@pytest.mark.parametrize("example", WRONG_BATCHES[:2])
+def test_examples_that_tables_cannot_look_up_are_refused(
+    tmp_path: Path, example: sw.KeyedJaggedTensor
+) -> None:
+    with pytest.raises(
+        sw.InvalidInputError, match=r"the example: .*(are float32; ids are int|positions 0 and 1)"
+    ):
+        serving.export_for_inference(items(), example, tmp_path / "package")
+
+
+def test_predictions_of_inputs_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    folder = serving.export_for_inference(
+        Scaled(), (FEATURES, torch.ones(2, 3)), tmp_path / "package", forms=["torchscript"], check=False
+    )
+    package = serving.load_package(folder)
+    for shape in ([2, 4], [1, 3], [6], [2, 3, 1]):
+        with pytest.raises(sw.InvalidInputError, match=r"dense input 'dense' of 2 samples is \[2, 3\], got"):
+            package.predict(FEATURES, torch.ones(shape))
+    for other in (9, -1):
+        features = sw.KeyedJaggedTensor.from_lists({"f": [[1, other], []]})
+        with pytest.raises(sw.InvalidInputError, match=f"feature 'f': id {other} is not an id of 0 to 8"):
+            package.predict(features, torch.ones(2, 3))
+    for wrong in WRONG_BATCHES:
+        with pytest.raises(
+            sw.InvalidInputError, match=r"are float32; ids are int|positions 0 and 1|of their own"
+        ):
+            package.predict(wrong, torch.ones(2, 3))
+    with pytest.raises(sw.InvalidInputError, match=r"dense input 'dense' is a tensor, got a list"):
+        package.predict(FEATURES, [[1, 2, 3]] * 2)  # type: ignore[arg-type]
+    with pytest.raises(sw.InvalidInputError, match="features are a KeyedJaggedTensor, got dict"):
+        package.predict({"f": [[1]]})  # type: ignore[arg-type]
+
+
+def test_no_samples_have_no_predictions(tmp_path: Path) -> None:
+    model = sw.EmbeddingBagCollection([bag("t", 9, 4, ["f", "g"])])
+    example = sw.KeyedJaggedTensor.from_lists({"f": [[1]], "g": [[2]]})
+    folder = serving.export_for_inference(
+        model, example, tmp_path / "package", forms=["exported"], check=False
+    )
+    found = serving.load_package(folder).predict(sw.KeyedJaggedTensor.from_lists({"f": [], "g": []}))
+    assert found["values"].shape == (0, 8)
+
+
+def test_program_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
+    folder = serving.export_for_inference(
+        items(), FEATURES, tmp_path / "package", forms=["torchscript"], check=False
+    )
+    (folder / "model.pt").write_bytes(b"no program")
+    with pytest.raises(serving.PackageError, match=r"model\.pt cannot be loaded"):
+        serving.load_package(folder)
+
+
+def test_rows_of_another_size_are_refused(package: Path, tmp_path: Path) -> None:
+    copied = shutil.copytree(package, tmp_path / "copied")
+    size = (copied / "rows.bin").stat().st_size
+    for other in (size - 1, size + 1):
+        os.truncate(copied / "rows.bin", other)
+        with pytest.raises(
+            serving.PackageError, match=rf"rows\.bin has {other} bytes, .* written with {size}"
+        ):
+            serving.load_package(copied)
+    manifest = json.loads((copied / "package.json").read_text())
+    del manifest["rows_bytes"]  # as in older packages
+    (copied / "package.json").write_text(json.dumps(manifest))
+    serving.load_package(copied)
+
+
+class Padded(nn.Module):
+    """Sums over padded sequences: one as wide as its longest, one of three columns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        tables = [
+            sw.EmbeddingConfig(name=f"t{key}", num_embeddings=9, embedding_dim=2, feature_names=[key])
+            for key in "fg"
+        ]
+        self.rows = sw.EmbeddingCollection(tables)
+
+    def forward(self, features: sw.KeyedJaggedTensor) -> Tensor:
+        rows = self.rows(features)
+        return rows["f"].to_padded_dense().sum(1) + rows["g"].to_padded_dense(3, 0.5).sum(1)
+
+
+def test_padded_sequences_are_exported(tmp_path: Path) -> None:
+    model = Padded()
+    example = sw.KeyedJaggedTensor.from_lists({"f": [[1, 2], []], "g": [[3], [4]]})
+    forms = ["exported", "torchscript"]
+    folder = serving.export_for_inference(model, example, tmp_path / "package", forms=forms, check=False)
+    wanted = serving.quantize_embeddings(model)
+    for f, g in ([[[]], [[]]], [[[1], [], [3, 4, 5]], [[], [2], [8, 7, 6, 5]]]):
+        features = sw.KeyedJaggedTensor.from_lists({"f": f, "g": g})
+        for form in forms:
+            found = serving.load_package(folder, form).predict(features)["output"]
+            torch.testing.assert_close(found, wanted(features), rtol=1e-4, atol=1e-5)
+
+
+def test_tables_have_the_precision_that_they_were_planned_with() -> None:
+    tables = [bag(name, 9, 4, ["f"]) for name in ("a", "b", "c", "d")]
+    plan = planned(a="INT4", b="FP16", c="FP32")
+    served = served_in(sw.EmbeddingBagCollection(tables))
+    (made,) = tables_of(served, "FP8", {"b": "INT2"}, plan).values()
+    assert [table.data_type.value for table in made] == ["INT4", "INT2", "FP8", "FP8"]
+
+
+class Averaged(nn.Module):
+    """A mean that is 0/0 for a bag without ids."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.items = items()
+
+    def forward(self, features: sw.KeyedJaggedTensor) -> Tensor:
+        return self.items(features).values() / features["f"].lengths().unsqueeze(1)
+
+
+def test_check_takes_nan_where_the_model_gives_it_and_nowhere_else(tmp_path: Path) -> None:
+    path = serving.export_for_inference(
+        Averaged(), FEATURES, tmp_path / "package", forms=["torchscript"], check=False
+    )
+    inputs = [torch.tensor([1, 2]), torch.tensor([0, 2])]
+    (found,) = serving.load_package(path).run(*inputs)
+    assert found[0].isnan().all()
+    torch.save([(inputs, [found])], tmp_path / "same")
+    torch.save([(inputs, [found.nan_to_num()])], tmp_path / "other")
+    assert checking._problem(path, "torchscript", tmp_path / "same") == ""
+    assert "AssertionError" in checking._problem(path, "torchscript", tmp_path / "other")
+
+
+class Activated(nn.Module):
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.items, self.function = items(), function
+
+    def forward(self, features: sw.KeyedJaggedTensor) -> Tensor:
+        return self.function(self.items(features).values())
+
+
+def test_version_is_that_of_operators_inputs_and_weights(tmp_path: Path) -> None:
+    def version(function: Callable[[Tensor], Tensor], form: str = "torchscript", key: str = "f") -> str:
+        model = Activated(function)
+        model.items = sw.EmbeddingBagCollection([bag("t", 9, 4, [key], init_fn=nn.init.ones_)])
+        features = sw.KeyedJaggedTensor.from_lists({key: [[1, 2, 3], []]})
+        path = tmp_path / str(len(list(tmp_path.iterdir())))
+        serving.export_for_inference(model, features, path, forms=[form], check=False)
+        return Manifest.read(path).version
+
+    shift, other = torch.tensor([1.0]), torch.tensor([2.0])
+    same = [version(torch.relu), version(torch.relu, "exported")]
+    assert same[0] == same[1]
+    others = [
+        version(torch.sigmoid),
+        version(torch.relu, key="g"),
+        *(version(lambda x, by=by: x + by) for by in (shift, other)),
+    ]
+    assert len({same[0], *others}) == 5
+
+
+@pytest.mark.parametrize("kept", [[7, 2, 5], []])
+def test_pruned_tables_are_exported_and_other_ids_give_zeros(tmp_path: Path, kept: list[int]) -> None:
+    model = Averaged()
+    quantized = serving.quantize_embeddings(model, "INT8", ids={"t": kept})
+    features = sw.KeyedJaggedTensor.from_lists({"f": [[7, 2], [1], [5, 8, 5, -3, 1 << 40]]})
+    rows = quantized.items.collection.quantized_rows("t").dequantized()
+    forms = ["exported", "torchscript"]
+    path = serving.export_for_inference(quantized, FEATURES, tmp_path / "package", forms=forms, check=False)
+    known = {one: rows[at] for at, one in enumerate(kept)}
+    wanted = torch.stack(
+        [
+            sum((known.get(one, torch.zeros(4)) for one in bag), torch.zeros(4)) / len(bag)
+            for bag in ([7, 2], [1], [5, 8, 5, -3, 1 << 40])
+        ]
+    )
+    for form in forms:
+        found = serving.load_package(path, form).predict(features)["output"]
+        torch.testing.assert_close(found, wanted)
+    manifest = Manifest.read(path)
+    assert manifest.features[0].num_embeddings is None
+    if kept:  # the check draws ids with rows and without
+        drawn = {one for ids, *_ in drawn_inputs(manifest, {"f": torch.tensor(kept)}) for one in ids.tolist()}
+        assert drawn == {2, 3, 5, 6, 7, 8}
+
+
+def test_check_draws_ids_that_whole_tables_of_the_feature_have(package: Path) -> None:
+    manifest = Manifest.read(package)
+    feature = manifest.features[0]
+    assert feature.num_embeddings is not None
+    known = {feature.name: torch.arange(feature.num_embeddings + 5)}
+    for ids, lengths, *_ in drawn_inputs(manifest, known):
+        count = int(lengths.view(len(manifest.features), -1)[0].sum())
+        assert (ids[:count] < feature.num_embeddings).all()
+
+
+class Nested(nn.Module):
+    """Outputs in a structure."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__()
+        self.items, self.key = items(), key
+
+    def forward(self, features: sw.KeyedJaggedTensor) -> dict[str, Any]:
+        values = self.items(features).values()
+        return {"a": {"b": values}, self.key: [values * 2, values * 3]}
+
+
+def test_outputs_are_named_by_their_places_and_once(tmp_path: Path) -> None:
+    path = serving.export_for_inference(
+        Nested("c"), FEATURES, tmp_path / "package", forms=["torchscript"], check=False
+    )
+    found = serving.load_package(path).predict(FEATURES)
+    assert list(found) == ["a.b", "c.0", "c.1"]
+    torch.testing.assert_close(found["c.1"], found["a.b"] * 3)
+
+
+def test_two_outputs_of_one_name_are_refused(tmp_path: Path) -> None:
+    model = Nested("a.b")
+    model.forward = lambda features: {"a": {"b": (v := model.items(features).values())}, "a.b": v}
+    with pytest.raises(sw.UnsupportedError, match=r"two outputs 'a\.b'"):
+        serving.export_for_inference(model, FEATURES, tmp_path / "package")
+
+
+def test_package_replaced_while_it_is_loaded_is_refused(
+    package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = shutil.copytree(package, tmp_path / "package")
+    manifest = json.loads((folder / "package.json").read_text())
+
+    def replaced(path: Path) -> Any:
+        (folder / "package.json").write_text(json.dumps({**manifest, "version": "other"}))
+        return lambda *tensors: ()
+
+    monkeypatch.setattr("shardwright_serving.packages.package.readers", {"exported": replaced})
+    with pytest.raises(serving.PackageError, match="was replaced while it was loaded: load it again"):
+        serving.load_package(folder, "exported")

@@ -1,0 +1,114 @@
+"""TorchScript of models with quantised collections gives what the models give, saved and loaded."""
+
+from __future__ import annotations
+
+import copy
+import io
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import shardwright_serving as serving
+import torch
+from tests.contrib.serving.packages.models import BATCHES, PER_TABLE, Model, batch
+from torch import nn
+
+import shardwright as sw
+
+
+class Pooled(nn.Module):
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.bags = model.bags
+
+    def forward(self, features: sw.KeyedJaggedTensor) -> sw.KeyedTensor:
+        return self.bags(features)
+
+
+class Sequences(nn.Module):
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.rows = model.rows
+
+    def forward(self, features: sw.KeyedJaggedTensor) -> sw.JaggedTensor:
+        return self.rows(features)["h"]
+
+
+def scripted(model: nn.Module) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's, that TorchScript is deprecated
+        saved = io.BytesIO()
+        torch.jit.save(torch.jit.script(copy.deepcopy(model)), saved)
+        saved.seek(0)
+        return torch.jit.load(saved)
+
+
+@pytest.mark.parametrize("kind", [Pooled, Sequences])
+def test_scripted_model_gives_what_the_quantized_model_gives(kind: type[nn.Module]) -> None:
+    model = kind(serving.quantize_embeddings(Model(), per_table=PER_TABLE))
+    script = scripted(model)
+    for seed, lengths in enumerate(BATCHES):
+        _, features = batch(lengths, seed)
+        found, wanted = script(features), model(features)
+        assert type(found) is type(wanted)
+        torch.testing.assert_close(found.values(), wanted.values(), rtol=1e-4, atol=1e-5)
+        if kind is Pooled:
+            torch.testing.assert_close(found["g@four"], wanted["g@four"], rtol=1e-4, atol=1e-5)
+            assert (found.keys(), found.length_per_key()) == (wanted.keys(), wanted.length_per_key())
+        else:
+            torch.testing.assert_close(found.offsets(), wanted.offsets(), check_dtype=False)
+
+
+def test_model_that_was_scripted_still_runs_in_python() -> None:
+    model = Pooled(serving.quantize_embeddings(Model(), per_table=PER_TABLE))
+    _, features = batch(BATCHES[0])
+    wanted = model(features).values()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.jit.script(model)  # puts what it compiles into the model
+    torch.testing.assert_close(model(features).values(), wanted, rtol=1e-4, atol=1e-5)
+
+
+FRESH = """
+import sys, warnings, torch, shardwright as sw
+warnings.simplefilter("ignore")
+from shardwright_serving.scripting import install
+install()
+model, (features, wanted) = torch.jit.load(sys.argv[1]), torch.load(sys.argv[2])
+features = sw.KeyedJaggedTensor(**features)
+torch.testing.assert_close(model(features)["g@four"], wanted, rtol=1e-4, atol=1e-5)
+"""
+
+
+@pytest.mark.slow
+def test_scripted_model_is_loaded_in_a_fresh_process(tmp_path: Path) -> None:
+    model = Pooled(serving.quantize_embeddings(Model(), per_table=PER_TABLE))
+    _, features = batch(BATCHES[0])
+    parts = {
+        "keys": features.keys(),
+        "values": features.values(),
+        "weights": features.weights(),
+        "lengths": features.lengths(),
+    }
+    torch.save((parts, model(features)["g@four"]), tmp_path / "batch.pt")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.jit.save(torch.jit.script(model), tmp_path / "model.pt")
+    command = [sys.executable, "-c", FRESH, str(tmp_path / "model.pt"), str(tmp_path / "batch.pt")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("kind", [Pooled, Sequences])
+def test_scripted_model_takes_no_ids_that_are_floats(kind: type[nn.Module]) -> None:
+    script = scripted(kind(serving.quantize_embeddings(Model())))
+    _, features = batch(BATCHES[0], 0)
+    ids = features.values().double() + 0.5
+    floats = sw.KeyedJaggedTensor(
+        features.keys(), ids, features.weights_or_none(), lengths=features.lengths()
+    )
+    with pytest.raises(torch.jit.Error, match="ids are floats"):
+        script(floats)

@@ -1,0 +1,108 @@
+"""Collections of quantised tables give what float collections of the dequantised rows give."""
+
+from __future__ import annotations
+
+import copy
+import io
+from typing import Any
+
+import pytest
+import shardwright_serving as serving
+import torch
+from shardwright_serving.rows.formats import SERVED
+from tests.contrib.serving.tables.quantized_tables import batch, outputs, tables_of
+
+import shardwright as sw
+
+PRECISIONS = [str(precision) for precision in SERVED]
+
+
+def collection(pooling: str, *, is_weighted: bool = False) -> Any:
+    return tables_of(pooling, (8, 12, 4), is_weighted=is_weighted, need_indices=True)
+
+
+def dequantised(module: Any, quantised: Any) -> Any:
+    """The float collection with what the quantised tables hold."""
+    other = copy.deepcopy(module)
+    with torch.no_grad():
+        for table in quantised.tables:
+            other.table_weight(table.name).copy_(quantised.quantized_rows(table.name).dequantized())
+    return other
+
+
+@pytest.mark.parametrize("output", ["FP32", "FP16", "BF16"])
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize(
+    ("pooling", "is_weighted"),
+    [("SUM", False), ("SUM", True), ("MEAN", False), ("MEAN", True), ("NONE", False)],
+)
+def test_quantised_collection_gives_what_float_tables_of_its_rows_give(
+    pooling: str, is_weighted: bool, precision: str, output: str
+) -> None:
+    module, features = collection(pooling, is_weighted=is_weighted), batch(is_weighted=is_weighted)
+    quantised = serving.quantize_embeddings(module, precision, output_dtype=output)
+    wanted = dequantised(module, quantised)(features)
+    found = quantised(features)
+    dtype = getattr(torch, {"FP32": "float32", "FP16": "float16", "BF16": "bfloat16"}[output])
+    assert outputs(found).dtype == dtype
+    assert not outputs(found).requires_grad
+    assert list(found.keys()) == list(wanted.keys())
+    torch.testing.assert_close(outputs(found), outputs(wanted).detach().to(dtype))
+    if pooling == "NONE":
+        for name, jagged in found.items():
+            assert torch.equal(jagged.weights(), wanted[name].weights())
+
+
+def test_tables_may_have_precisions_of_their_own() -> None:
+    model = torch.nn.Sequential(collection("SUM"))
+    quantised = serving.quantize_embeddings(model, "INT8", per_table={"b": "INT4"})
+    assert [table.data_type.value for table in quantised[0].tables] == ["INT8", "INT4", "INT8"]
+    assert quantised[0].quantized_rows("b").packed().shape == (7, 10)
+    assert isinstance(model[0], sw.EmbeddingBagCollection)
+    assert list(quantised.parameters()) == []
+    in_place = serving.quantize_embeddings(model, inplace=True)
+    assert in_place is model
+    assert isinstance(model[0], serving.QuantEmbeddingBagCollection)
+
+
+def test_quantised_collection_copied_saved_and_loaded_gives_the_same() -> None:
+    quantised = serving.quantize_embeddings(collection("SUM"), "INT4")
+    before = outputs(quantised(batch()))
+    assert torch.equal(outputs(copy.deepcopy(quantised)(batch())), before)
+    other = serving.QuantEmbeddingBagCollection(quantised.tables)
+    assert not outputs(other(batch())).any()
+    file = io.BytesIO()
+    torch.save(quantised.state_dict(), file)
+    file.seek(0)
+    other.load_state_dict(torch.load(file))
+    assert torch.equal(outputs(other(batch())), before)
+    on_meta = serving.QuantEmbeddingBagCollection(quantised.tables, device="meta")
+    on_meta.load_state_dict(quantised.state_dict(), assign=True)
+    assert torch.equal(outputs(on_meta(batch())), before)
+
+
+def test_what_cannot_be_quantised_raises() -> None:
+    with pytest.raises(sw.UnsupportedError, match="cannot be quantised to FP32; possible: INT8"):
+        serving.quantize_embeddings(collection("SUM"), "FP32")
+    with pytest.raises(sw.UnknownNameError, match="per_table names 'x', a table of no collection"):
+        serving.quantize_embeddings(collection("SUM"), per_table={"x": "INT4"})
+    with pytest.raises(sw.InvalidInputError, match="no weights to quantise"):
+        serving.quantize_embeddings(collection("SUM").to("meta"))
+    with pytest.raises(
+        sw.InvalidInputError, match=r"has no collection of tables .* of a sharded model, its unshard\(\)"
+    ):
+        serving.quantize_embeddings(torch.nn.Linear(1, 1))
+    with pytest.raises(sw.InvalidInputError, match="cannot be 'INT8'; possible: FP32, FP16, BF16"):
+        serving.quantize_embeddings(collection("SUM"), output_dtype="INT8")
+    with pytest.raises(sw.InvalidInputError, match=r"cannot be torch.int8; possible: FP32, FP16, BF16"):
+        serving.quantize_embeddings(collection("SUM"), output_dtype=torch.int8)
+    large = collection("SUM")
+    with torch.no_grad():
+        large.table_weight("b")[3] = 1e8
+    with pytest.raises(sw.InvalidInputError, match=r"table 'b': row 3 has values from"):
+        serving.quantize_embeddings(large)
+    quantised = serving.quantize_embeddings(collection("SUM"))
+    with pytest.raises(sw.InvalidInputError, match="has 7 rows of 12 INT8 columns, got 11 rows of 8 INT8"):
+        quantised.set_rows("b", quantised.quantized_rows("a"))
+    with pytest.raises(sw.UnknownNameError, match="there is no table 'd'"):
+        quantised.quantized_rows("d")

@@ -1,0 +1,67 @@
+"""Calls that every rank must make: a rank that is lost in one is named, and one that refuses has all raise alike."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.distributed.failures import together_workers
+from tests.distributed.failures.together_workers import CALLS, REFUSALS
+
+from shardwright_testing.ranks import RankError, RankPool
+
+pytestmark = pytest.mark.distributed
+
+
+def slow_but(values: object, *quick: str) -> list[object]:
+    return [pytest.param(own, marks=() if own in quick else pytest.mark.slow) for own in values]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("what", slow_but(CALLS, "writing a checkpoint"))
+def test_rank_that_is_killed_in_a_call_is_named_by_all_others(
+    pool: RankPool, tmp_path: Path, what: str
+) -> None:
+    victim = CALLS[what][2]
+    with pytest.raises(RankError) as error:
+        pool.run(together_workers.lose_a_rank, 3, what, "kill", str(tmp_path))
+    assert error.value.errors == {victim: "the process died"}
+    assert_named(error.value.results, victim)
+
+
+@pytest.mark.parametrize("what", slow_but(CALLS))
+def test_rank_that_is_stopped_in_a_call_is_named_by_all_others(
+    pool: RankPool, tmp_path: Path, what: str
+) -> None:
+    victim = CALLS[what][2]
+    texts = dict(enumerate(pool.run(together_workers.lose_a_rank, 3, what, "stop", str(tmp_path))))
+    del texts[victim]
+    assert_named(texts, victim)
+
+
+def assert_named(texts: dict[int, str], victim: int) -> None:
+    """All survivors raise, naming the victim."""
+    for rank, text in texts.items():
+        assert text.startswith(f"DistributedError: rank {rank}: "), text
+        assert f"no word from rank {victim} in " in text, text
+
+
+@pytest.mark.parametrize("what", REFUSALS)
+def test_call_that_one_rank_refuses_is_an_error_of_one_class_on_all_and_the_next_step_trains(
+    pool: RankPool, tmp_path: Path, what: str
+) -> None:
+    told = pool.run(together_workers.refuse_on_one_rank, 3, what, str(tmp_path))
+    assert {text.partition(":")[0] for text, _ in told} == {REFUSALS[what]}, told
+    assert len({output for _, output in told}) == 1
+
+
+def test_state_of_a_model_that_torch_refuses_on_one_rank_is_an_error_on_all(
+    pool: RankPool, tmp_path: Path
+) -> None:
+    (first, _), (refused, _), (last, _) = pool.run(
+        together_workers.refuse_on_one_rank, 3, "model: state", str(tmp_path)
+    )
+    assert refused.startswith("RuntimeError: ")
+    for rank, text in ((0, first), (2, last)):
+        assert text.startswith(
+            f"DistributedError: rank {rank}: load_state_dict() failed: rank 1 raised RuntimeError: "
+        )

@@ -43,6 +43,7 @@ def assert_named(texts: dict[int, str], victim: int) -> None:
     for rank, text in texts.items():
         assert text.startswith(f"DistributedError: rank {rank}: "), text
         assert f"no word from rank {victim} in " in text, text
+        assert "GLHF" not in text, text
 
 
 @pytest.mark.parametrize("what", REFUSALS)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -31,6 +32,7 @@ BEAT_S = 2.0
 """Seconds between two signs of life of a busy rank, if the group's time-out is at least four times as long."""
 _LOOK_S = 0.25  # time between two looks for another rank's failure
 _NO_STORE = (StoreError, dist.DistError)  # torch's own calls of the store raise the latter
+_PLACE = re.compile(r"^\[\S+:\d+\] ")  # as gloo begins its errors
 _OUTCOMES = _SAME, _DIFFERENT = "same", "different"  # words of a meeting to which all came
 
 
@@ -279,7 +281,9 @@ class GroupRanks(Ranks):
         except ShardwrightError as heard:
             return heard
         became = "" if isinstance(error, StoreError) else self.reports.after(collective, since)
-        return DistributedError(f"rank {self.name}: {collective} failed: {became}{became and ': '}{error}")
+        # Of torch's text the first sentence, without its place in a source: all of it is in the cause.
+        said = _PLACE.sub("", str(error)).split("\n", 1)[0].split(". ", 1)[0]
+        return DistributedError(f"rank {self.name}: {collective} failed: {became}{became and ': '}{said}")
 
     # Errors of this rank alone
 

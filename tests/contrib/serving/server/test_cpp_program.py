@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 import shardwright_serving as serving
 import torch
+from tests.contrib import distributions
 from tests.contrib.serving.packages.models import BATCHES, KEYS, Model, batch
 from tests.contrib.serving.packages.test_export_for_inference import export
 
 import shardwright as sw
 
-ROOT = Path(__file__).parents[3]
-SOURCE = ROOT / "contrib" / "serving" / "cpp"
-PAGE = ROOT / "core" / "shardwright" / "docs" / "serving.md"
+SOURCE = distributions.ROOT / "serving" / "cpp"
+PAGE = distributions.ROOT / "serving" / "shardwright_serving" / "docs" / "packages.md"
 pytestmark = pytest.mark.slow
 
 

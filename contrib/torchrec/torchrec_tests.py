@@ -7,6 +7,7 @@ shardwright does not have stands in for itself, and fails the tests that use it,
 of its imports is missing. Modules `torchrec...test_utils`, which tests share, are TorchRec's own on both sides.
 Processes that tests start import the file's module and TorchRec's names as the file's own process does.
 A file that does not run to its end on one of the sides is told with the reason: it gives no outcomes there.
+All of a library's files take hours: `--keep` keeps the outcomes of each file, and a later run goes on from there.
 
 A test is one of *internals* if it reads an attribute or imports a name that begins with an underscore, or imports a
 module of `INTERNALS`. These are counted apart: nobody promises them.
@@ -27,6 +28,7 @@ import subprocess
 import sys
 import unittest
 from collections import Counter
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -262,25 +264,62 @@ def kind(error: list[str] | None) -> str:
     return SIGNATURE if is_call else BEHAVIOUR
 
 
-def measure(folder: Path, python: str, seconds: float) -> tuple[dict[str, tuple[str, Any]], dict[str, str]]:
-    """Each test that passes with TorchRec -> its class and the error here; files that did not run -> the reason."""
+@dataclass
+class Measured:
+    """What a folder's tests come to.
+
+    Attributes:
+        files: number of files.
+        tests: number of tests that ran with TorchRec.
+        found: each test that passes with TorchRec -> its class and the error here.
+        not_there: files that did not run with TorchRec -> the reason.
+        not_here: files that ran there and not here -> the reason.
+    """
+
+    files: int = 0
+    tests: int = 0
+    found: dict[str, tuple[str, Any]] = field(default_factory=dict)
+    not_there: dict[str, str] = field(default_factory=dict)
+    not_here: dict[str, str] = field(default_factory=dict)
+
+
+def measure(folder: Path, python: str, seconds: float, keep: Path | None = None) -> Measured:
+    """Run the tests of all files on both sides; outcomes that are kept are taken from there."""
     where = "import torchrec; print(torchrec.__path__[0])"
     support = Path(subprocess.check_output([python, "-c", where], text=True).strip().splitlines()[-1])
-    found: dict[str, tuple[str, Any]] = {}
-    without: dict[str, str] = {}
+    measured = Measured()
     for file in sorted(folder.rglob("test_*.py")):
+        measured.files += 1
         name = str(file.relative_to(folder))
-        try:
-            theirs = outcomes("torchrec", python, file, support, seconds)
-        except NoOutcomesError as error:
-            without[name] = f"with TorchRec, so that none of its tests counts: {error}"
+        theirs = kept(keep, name, "torchrec", python, file, support, seconds)
+        if isinstance(theirs, str):
+            measured.not_there[name] = theirs
             continue
-        try:
-            ours = outcomes("shardwright", sys.executable, file, support, seconds)
-        except NoOutcomesError as error:
-            ours, without[name] = {}, f"here, so that all of its tests fail: {error}"
-        found |= classes(name, theirs, ours, internal_tests(file.read_text()))
-    return found, without
+        measured.tests += len(theirs)
+        internal = internal_tests(file.read_text())
+        ours: dict[str, Any] | str = {}
+        if any(error is None and test not in internal for test, error in theirs.items()):
+            ours = kept(keep, name, "shardwright", sys.executable, file, support, seconds)
+        if isinstance(ours, str):
+            measured.not_here[name], ours = ours, {}
+        measured.found |= classes(name, theirs, ours, internal)
+    return measured
+
+
+def kept(folder: Path | None, name: str, side: str, *run: Any) -> dict[str, Any] | str:
+    """Outcomes of a file's tests, or the reason why there are none; from the folder where it has them."""
+    place = folder and folder / f"{side}.{name.replace('/', '.')}.json"
+    if place is not None and place.exists():
+        found: dict[str, Any] | str = json.loads(place.read_text())
+        return found
+    try:
+        found = outcomes(side, *run)
+    except NoOutcomesError as error:
+        found = str(error)
+    if place is not None:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(json.dumps(found))
+    return found
 
 
 def classes(
@@ -295,13 +334,14 @@ def classes(
 
 
 def main() -> None:
-    """Print the classes with their numbers, then the tests that do not pass."""
+    """Print the population, what is counted out, the classes with their numbers, then the tests that do not pass."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", type=Path, help="folder of the tests")
     parser.add_argument("--torchrec", default=sys.executable, help="interpreter that has TorchRec")
     parser.add_argument("--seconds", type=float, default=300, help="limit of a file's run on each side")
+    parser.add_argument("--keep", type=Path, help="folder for the outcomes of each file")
     parser.add_argument("--run", help=argparse.SUPPRESS)
     parser.add_argument("--support", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -309,18 +349,31 @@ def main() -> None:
         found = run(options.run, options.folder, options.support)
         print(f"\n{_MARK}{json.dumps(found)}", flush=True)
         return
-    measured, without = measure(options.folder, options.torchrec, options.seconds)
-    numbers = Counter(state for state, _ in measured.values())
+    report(measure(options.folder, options.torchrec, options.seconds, options.keep))
+
+
+def report(measured: Measured) -> None:
+    """Print what a folder's tests come to."""
+    numbers = Counter(state for state, _ in measured.found.values())
     public = numbers.total() - numbers[INTERNAL]
-    print(f"{numbers.total()} tests pass with TorchRec\n")
-    for state in (PASSES, ABSENT, SIGNATURE, BEHAVIOUR, INTERNAL):
-        print(f"{state:22} {numbers[state]:5}")
-    print(f"\nof {public} tests of what is public {numbers[PASSES] / max(public, 1):.1%} pass\n")
-    for test, (state, error) in measured.items():
+    lines = {
+        "files": measured.files,
+        "that did not run with TorchRec": -len(measured.not_there),
+        "tests that ran with TorchRec": measured.tests,
+        "that do not pass there": numbers.total() - measured.tests,
+        "that test internals": -numbers[INTERNAL],
+        "tests that count": public,
+        **{f"of them: {state}": numbers[state] for state in (PASSES, ABSENT, SIGNATURE, BEHAVIOUR)},
+    }
+    for line, number in lines.items():
+        print(f"{line:32} {number:6}")
+    print(f"\n{numbers[PASSES] / max(public, 1):.1%} of the tests that count pass\n")
+    for test, (state, error) in measured.found.items():
         if state not in (PASSES, INTERNAL):
             print(f"{state:22} {test}\n{'':22} {': '.join(error).splitlines()[0][:150]}")
-    for file, reason in without.items():
-        print(f"{'did not run':22} {file}\n{'':22} {reason}")
+    for side, files in (("TorchRec", measured.not_there), ("shardwright", measured.not_here)):
+        for file, reason in files.items():
+            print(f"did not run with {side}: {file}\n{'':22} {reason}")
 
 
 if __name__ == "__mp_main__" and _SIDE in os.environ:  # a process that a test started by `spawn`

@@ -20,6 +20,7 @@ _MODULE_OF_NAME: dict[str, str] = {
             "CheckpointError",
             "DistributedError",
             "DuplicateNameError",
+            "IdRangeError",
             "InvalidInputError",
             "NoPlanError",
             "PlanError",
@@ -71,7 +72,7 @@ _MODULE_OF_NAME: dict[str, str] = {
             "register_fused_optimizer",
             "spec_to_torch",
         ),
-        "shardwright.planning.tables.codecs": ("QCommsConfig", "get_qcomm_codecs_registry"),
+        "shardwright.planning.tables.codecs": ("QCommsConfig",),
         "shardwright.planning.tables.caching": ("CacheParams", "CacheStatistics", "EmbeddingOffloadStats"),
         "shardwright.planning.report.check": ("CheckedPlan", "check_plan"),
         "shardwright.planning.report.compare": ("PlanDifference", "compare_plans"),
@@ -109,13 +110,7 @@ _MODULE_OF_NAME: dict[str, str] = {
             "ShardMetadata",
         ),
         "shardwright.runtime.sharded.models.planner": ("EmbeddingShardingPlanner",),
-        "shardwright.planning.machines.reservations": (
-            "FixedAbsoluteStorageReservation",
-            "FixedPercentageStorageReservation",
-            "HeuristicalStorageReservation",
-            "InferenceStorageReservation",
-            "StorageReservation",
-        ),
+        "shardwright.planning.machines.reservations": ("StorageReservation",),
         "shardwright.planning.layouts.row_maps": (
             "RowMap",
             "RowPart",
@@ -141,6 +136,7 @@ _MODULE_OF_NAME: dict[str, str] = {
         "shardwright.runtime.step.awaitable": ("Awaitable", "LazyAwaitable"),
         "shardwright.runtime.ranks.comm": ("TorchCommunicator",),
         "shardwright.runtime.ranks.environment": ("ShardingEnv",),
+        "shardwright.runtime.launch.local": ("launch",),
         "shardwright.runtime.ranks.sharding_groups": ("ShardingEnv2D",),
         "shardwright.runtime.sharded.tables.clipping": ("clip_grad_norm_", "clip_grad_value_"),
         "shardwright.runtime.sharded.models.dmp_collection": ("DMPCollection",),
@@ -183,7 +179,6 @@ _MODULE_OF_NAME: dict[str, str] = {
             "lockstep_batches",
         ),
         "shardwright.sparse": ("JaggedTensor", "KeyedJaggedTensor", "KeyedTensor"),
-        "shardwright.ways": ("Ways", "take_ways"),
     }.items()
     for name in names
 }

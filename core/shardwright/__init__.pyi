@@ -25,6 +25,7 @@ from shardwright.contracts.lookup import Lookup as Lookup
 from shardwright.errors import CheckpointError as CheckpointError
 from shardwright.errors import DistributedError as DistributedError
 from shardwright.errors import DuplicateNameError as DuplicateNameError
+from shardwright.errors import IdRangeError as IdRangeError
 from shardwright.errors import InvalidInputError as InvalidInputError
 from shardwright.errors import NoPlanError as NoPlanError
 from shardwright.errors import PlanError as PlanError
@@ -66,10 +67,6 @@ from shardwright.planning.layouts.row_maps import RowsModulo as RowsModulo
 from shardwright.planning.layouts.row_maps import RowsRange as RowsRange
 from shardwright.planning.layouts.row_maps import RowsSplit as RowsSplit
 from shardwright.planning.machines.replicas import Replicas as Replicas
-from shardwright.planning.machines.reservations import FixedAbsoluteStorageReservation as FixedAbsoluteStorageReservation
-from shardwright.planning.machines.reservations import FixedPercentageStorageReservation as FixedPercentageStorageReservation
-from shardwright.planning.machines.reservations import HeuristicalStorageReservation as HeuristicalStorageReservation
-from shardwright.planning.machines.reservations import InferenceStorageReservation as InferenceStorageReservation
 from shardwright.planning.machines.reservations import StorageReservation as StorageReservation
 from shardwright.planning.machines.topology import Topology as Topology
 from shardwright.planning.options.options import Options as Options
@@ -96,7 +93,6 @@ from shardwright.planning.tables.caching import CacheParams as CacheParams
 from shardwright.planning.tables.caching import CacheStatistics as CacheStatistics
 from shardwright.planning.tables.caching import EmbeddingOffloadStats as EmbeddingOffloadStats
 from shardwright.planning.tables.codecs import QCommsConfig as QCommsConfig
-from shardwright.planning.tables.codecs import get_qcomm_codecs_registry as get_qcomm_codecs_registry
 from shardwright.planning.tables.constraints import ParameterConstraints as ParameterConstraints
 from shardwright.planning.tables.data_types import DataType as DataType
 from shardwright.planning.tables.optimizers import OptimizerSpec as OptimizerSpec
@@ -115,6 +111,7 @@ from shardwright.runtime.checkpoint.reading import StoredTensor as StoredTensor
 from shardwright.runtime.checkpoint.reading import open_checkpoint as open_checkpoint
 from shardwright.runtime.checkpoint.saving import SavedCheckpoint as SavedCheckpoint
 from shardwright.runtime.checkpoint.saving import save_checkpoint as save_checkpoint
+from shardwright.runtime.launch.local import launch as launch
 from shardwright.runtime.pipeline.stages import Backward as Backward
 from shardwright.runtime.pipeline.stages import CopyToDevice as CopyToDevice
 from shardwright.runtime.pipeline.stages import Evaluate as Evaluate
@@ -160,8 +157,6 @@ from shardwright.runtime.step.executor import PeerHeaders as PeerHeaders
 from shardwright.sparse import JaggedTensor as JaggedTensor
 from shardwright.sparse import KeyedJaggedTensor as KeyedJaggedTensor
 from shardwright.sparse import KeyedTensor as KeyedTensor
-from shardwright.ways import Ways as Ways
-from shardwright.ways import take_ways as take_ways
 
 __version__: str
 __all__: list[str]

@@ -73,7 +73,8 @@ def checked_only(*arguments: str) -> Callable[[F], F]:
 
 
 def _checked(function: F, arguments: Collection[str]) -> F:
-    names = list(inspect.signature(function).parameters)
+    parameters = inspect.signature(function).parameters.values()
+    names = [one.name for one in parameters if one.kind <= one.POSITIONAL_OR_KEYWORD]
     of, _, method = function.__qualname__.rpartition(".")
     owner = of if of and method.startswith("_") else function.__qualname__
     expected: dict[str, _Expected] = {}

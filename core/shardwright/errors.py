@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
-from typing import Any, Self, cast
-
-from shardwright.ways import ways
+from typing import Any
 
 __all__ = [
     "CheckpointError",
     "DistributedError",
     "DuplicateNameError",
+    "IdRangeError",
     "InvalidInputError",
     "NoPlanError",
     "PlanError",
@@ -60,13 +59,9 @@ class ShardwrightError(Exception):
 class InvalidInputError(ShardwrightError, ValueError):
     """A value given by the caller is wrong."""
 
-    def __new__(cls, *args: object, **named: object) -> Self:
-        """Make the error, of the subclass that the process's ways name, if any.
 
-        Subclasses may take arguments by name, as those of any exception.
-        """
-        own = ways.input_error if cls is InvalidInputError else None
-        return cast(Self, super().__new__(cls if own is None else own, *args, **named))
+class IdRangeError(InvalidInputError, IndexError):
+    """An id of a batch is no row of its table."""
 
 
 class UnknownNameError(ShardwrightError, KeyError):

@@ -62,12 +62,9 @@ PUBLIC_NAMES = """
     Explanation
     Feedback
     Finding
-    FixedAbsoluteStorageReservation
-    FixedPercentageStorageReservation
     Forward
-    HeuristicalStorageReservation
     Hierarchical
-    InferenceStorageReservation
+    IdRangeError
     InvalidInputError
     JaggedTensor
     KernelRequest
@@ -147,7 +144,6 @@ PUBLIC_NAMES = """
     UnknownPluginError
     UnsupportedError
     Watch
-    Ways
     Work
     Workload
     ZeroGrad
@@ -158,9 +154,9 @@ PUBLIC_NAMES = """
     clip_grad_value_
     compare_plans
     explain_table
-    get_qcomm_codecs_registry
     hookimpl
     in_backward_optimizer_filter
+    launch
     load_checkpoint
     lockstep_batches
     open_checkpoint
@@ -169,7 +165,6 @@ PUBLIC_NAMES = """
     register_sharder
     save_checkpoint
     spec_to_torch
-    take_ways
 """
 
 CONTRACTS = """

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import argparse
 import copy
-import dataclasses
 import json
 import pickle
 import re
 
 import pytest
 
-from shardwright import EmbeddingBagConfig, InvalidInputError, ParameterConstraints
 from shardwright.contracts import Proposer, ShardingType
 from shardwright.host import PluginHost, use_host
 
@@ -114,23 +112,3 @@ def test_member_that_there_is_not_is_an_error_with_the_nearest(ask):
 def test_contract_without_arguments_stays_abstract():
     with pytest.raises(TypeError, match="abstract"):
         ShardingType()
-
-
-def test_configurations_are_replaced_as_dataclasses():
-    table = EmbeddingBagConfig(
-        num_embeddings=10, embedding_dim=8, name="t", feature_names=["f"], pooling="MEAN"
-    )
-    wider = dataclasses.replace(table, embedding_dim=16)
-    assert (wider.embedding_dim, wider.pooling, wider.feature_names) == (16, table.pooling, ["f"])
-    assert type(wider) is EmbeddingBagConfig
-    assert [field.name for field in dataclasses.fields(table)][:3] == [
-        "num_embeddings",
-        "embedding_dim",
-        "name",
-    ]
-    rule = ParameterConstraints(sharding_types=["row_wise"])
-    assert dataclasses.replace(rule, min_partition=4) == ParameterConstraints(
-        sharding_types=["row_wise"], min_partition=4
-    )
-    with pytest.raises(InvalidInputError, match="positive integer"):
-        dataclasses.replace(table, num_embeddings=-1)

@@ -78,7 +78,7 @@ def test_wrong_batch_of_one_group_is_an_error_of_all_and_the_next_trains(pool: R
     for rank, (raised, state) in enumerate(results):
         (text,) = raised
         if loop == "sparse_dist" or rank % 2 == VICTIM % 2:
-            assert text.startswith(f"InvalidInputError: rank {VICTIM}: feature 'user'"), text
+            assert text.startswith(f"IdRangeError: rank {VICTIM}: feature 'user'"), text
         assert_same_state(state, of_loop(2, [5] * WORLD, 5))
 
 

@@ -14,12 +14,6 @@ import torch
 from attrs import field, frozen
 
 import shardwright as sw
-from shardwright.planning.machines.reservations import (
-    FixedAbsoluteStorageReservation,
-    FixedPercentageStorageReservation,
-    HeuristicalStorageReservation,
-    InferenceStorageReservation,
-)
 from shardwright.planning.tables.caching import EmbeddingOffloadStats
 from shardwright.planning.tables.option_space import OptionSpace
 
@@ -465,24 +459,13 @@ entry(
 )
 PART = A(0.1, "zero one whole")
 BYTES = "zero one five"
-entry("FixedPercentageStorageReservation", FixedPercentageStorageReservation, percentage=PART)
 entry(
-    "FixedAbsoluteStorageReservation",
-    FixedAbsoluteStorageReservation,
-    hbm_reserved_bytes=A(5, f"huge {BYTES}"),
-)
-entry(
-    "HeuristicalStorageReservation",
-    HeuristicalStorageReservation,
-    percentage=PART,
-    parameter_multiplier=A(2.0, _NUMBER),
-    dense_tensor_estimate=A(5, f"none huge {BYTES}"),
-)
-entry(
-    "InferenceStorageReservation",
-    InferenceStorageReservation,
-    percentage=PART,
-    dense_tensor_estimate=A(5, f"none huge {BYTES}"),
+    "StorageReservation",
+    sw.StorageReservation,
+    part=PART,
+    fixed_bytes=A(5, f"huge {BYTES}"),
+    dense_multiplier=A(2.0, _NUMBER),
+    id_copies=A(5, f"huge {BYTES}"),
 )
 entry("OptionSpace", OptionSpace, kernels=A({}, "nodict"), min_partition=A(4, "none one five huge"))
 

@@ -33,6 +33,9 @@ def serve(
         int, typer.Option(min=1, help="Most samples that wait in a worker; then 503.")
     ] = 4096,
     max_request_bytes: Annotated[int, typer.Option(min=1, help="Largest body of a request.")] = 4 << 20,
+    max_body_seconds: Annotated[
+        float, typer.Option(min=0.01, help="Longest time in which the body of a request comes; then 408.")
+    ] = 10.0,
     poll_seconds: Annotated[
         float, typer.Option(min=0.01, help="Time between two looks for a newer package.")
     ] = 1.0,
@@ -59,6 +62,7 @@ def serve(
         max_wait_ms=max_wait_ms,
         max_queue=max_queue,
         max_request_bytes=max_request_bytes,
+        max_body_seconds=max_body_seconds,
         poll_seconds=poll_seconds,
         threads=threads or max(1, (os.cpu_count() or 1) // workers),
         first=first,

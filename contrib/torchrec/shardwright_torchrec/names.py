@@ -1,9 +1,8 @@
 """`import torchrec` gives shardwright: TorchRec's module paths, served by an import hook.
 
 A finder answers for `torchrec` and what is below it, and its modules look each name up in `shardwright` when it is
-asked for, or in this package: quantised tables, and what is bent to TorchRec's ways. While the names are installed,
-texts of sparse types end as TorchRec's do, batches are checked as late, tables are drawn as often, and errors about
-arguments are `AssertionError`s too; once a script imports one of the types, TorchScript and `torch.fx` take them.
+asked for, or in this package: quantised tables, and what is bent to TorchRec's ways. Once a
+script imports one of the types, TorchScript and `torch.fx` take them.
 """
 
 from __future__ import annotations
@@ -40,23 +39,23 @@ _GROUPS = ("DMPCollection", "DefaultDataParallelWrapper")
 _LOOPS = ("EvalPipelineSparseDist", "PrefetchTrainPipelineSparseDist")
 _SCRIPTED = frozenset((*_COLLECTIONS, *_SPARSE))
 _SCRIPTING = "shardwright_serving.scripting"
-_PLANS = ("EmbeddingModuleShardingPlan", "ShardMetadata", "ShardingPlan")
+_PLANS = ("EmbeddingModuleShardingPlan", "ParameterSharding", "ShardMetadata", "ShardingPlan")
 _APPLY = ("apply_optimizer_in_backward",)
-_KEYED = ("CombinedOptimizer", "KeyedOptimizer", "OptimizerWrapper")
+_KEYED = ("CombinedOptimizer", "KeyedOptimizer", "KeyedOptimizerWrapper", "OptimizerWrapper")
 
 MODULES: Mapping[str, Sequence[str]] = {
     "torchrec": (*_CONFIGS, *_COLLECTIONS, *_SPARSE),
     "torchrec.distributed": (
-        *("Awaitable", "ModuleSharder", "ShardingEnv"),
+        *("Awaitable", "ModuleSharder", "ParameterSharding", "ShardingEnv"),
         *_LOOPS,
     ),
     "torchrec.distributed.embedding": ("ShardedEmbeddingCollection",),
-    "torchrec.distributed.embedding_types": ("EmbeddingComputeKernel", "ModuleSharder", "ShardingType"),
+    "torchrec.distributed.embedding_types": ("ModuleSharder", "ShardingType"),
     "torchrec.distributed.embeddingbag": ("ShardedEmbeddingBagCollection",),
     "torchrec.distributed.model_parallel": _GROUPS,
-    "torchrec.distributed.fbgemm_qcomm_codec": ("CommType", "QCommsConfig", "get_qcomm_codecs_registry"),
+    "torchrec.distributed.fbgemm_qcomm_codec": ("CommType", "QCommsConfig"),
     "torchrec.distributed.planner.shard_estimators": ("EmbeddingOffloadStats",),
-    "torchrec.distributed.planner.types": ("StorageReservation",),
+    "torchrec.distributed.planner.types": ("ShardingPlan", "StorageReservation"),
     "torchrec.distributed.train_pipeline": (*_LOOPS, "TrainPipeline"),
     "torchrec.distributed.train_pipeline.train_pipelines": (*_LOOPS, "TrainPipeline"),
     "torchrec.distributed.types": (
@@ -117,8 +116,7 @@ _OPTIMIZERS = "optim.optimizers"
 _OF_FBGEMM = ("LAMB", "SGD", "Adagrad", "Adam", "LarsSGD", "PartialRowWiseAdam", "PartialRowWiseLAMB")
 _MAPPED, _MAPS = "modules.managed_collisions.embedding", "modules.managed_collisions.maps"
 _POLICIES = "modules.managed_collisions.policies"
-_METRICS = "metrics.metric_module"
-_RANKED, _SUMS = "metrics.ranked", "metrics.sums"
+_METRICS = "metrics.computations"
 _PLANNER_TYPES, _UTILS, _RESERVED = "planner.types", "planner.utils", "planner.storage_reservations"
 
 
@@ -135,14 +133,17 @@ ADAPTED: Mapping[str, Mapping[str, str]] = {
     "torchrec.distributed.train_pipeline.train_pipelines": _BENT_LOOPS,
     "torchrec.distributed": {
         **_in(_MODEL, "DistributedModelParallel"),
-        **_in("distributed.parameter_sharding", "ParameterSharding"),
         **_BENT_LOOPS,
         **_in("distributed.comm", "get_local_rank", "get_local_size"),
         **_in("distributed.types", "NoWait"),
         **_in(_INTERFACES, "ShardedModule"),
     },
-    "torchrec.distributed.embedding_types": _in(
-        "distributed.embedding_types", "BaseEmbeddingSharder", "KJTList"
+    "torchrec.distributed.embedding_types": {
+        **_in("distributed.embedding_types", "BaseEmbeddingSharder", "KJTList"),
+        **_in("parallel.kernel_names", "EmbeddingComputeKernel"),
+    },
+    "torchrec.distributed.fbgemm_qcomm_codec": _in(
+        "distributed.fbgemm_qcomm_codec", "get_qcomm_codecs_registry"
     ),
     "torchrec.distributed.fused_params": _in(
         "distributed.fused_params",
@@ -152,21 +153,18 @@ ADAPTED: Mapping[str, Mapping[str, str]] = {
     "torchrec.distributed.global_settings": _in(
         "distributed.global_settings", "get_propogate_device", "set_propogate_device"
     ),
-    "torchrec.distributed.shard": _in("distributed.shard", "shard"),
     "torchrec.distributed.embedding": _in(_SHARDERS, "EmbeddingCollectionSharder"),
     "torchrec.distributed.embeddingbag": _in(_SHARDERS, "EmbeddingBagCollectionSharder"),
     "torchrec.inference.modules": {
         **_in("quant.inference", "DEFAULT_FUSED_PARAMS", "DEFAULT_QUANTIZATION_DTYPE"),
         **_in("quant.inference", "DEFAULT_QUANT_MAPPING", "DEFAULT_SHARDERS"),
         **_in("quant.inference", "trim_torch_package_prefix_from_typename"),
-        **_in("inference.predicting", "BatchingMetadata", "PredictFactory", "PredictModule"),
-        **_in("inference.predicting", "QualNameMetadata", "quantize_feature"),
     },
     "torchrec.distributed.model_parallel": {
         **_in(_MODEL, "DistributedModelParallel"),
         **_in(_MODEL, "get_unwrapped_module"),
         **_in(_SHARDERS, "get_default_sharders"),
-        **_in(_INTERFACES, "DataParallelWrapper"),
+        **_in(_INTERFACES, "DataParallelWrapper", "ShardedModule"),
     },
     "torchrec.distributed.planner": {
         **_in(_PLANNERS, "EmbeddingShardingPlanner"),
@@ -190,7 +188,6 @@ ADAPTED: Mapping[str, Mapping[str, str]] = {
     "torchrec.distributed.planner.perf_models": _in(_STATS, "NoopPerfModel", "NoopStorageModel"),
     "torchrec.distributed.planner.planners": {
         **_in(_PLANNERS, "EmbeddingShardingPlanner"),
-        **_in("planner.plans_of_options", "to_sharding_plan"),
     },
     "torchrec.distributed.planner.proposers": {
         **_in(_PROPOSERS, "DynamicProgrammingProposer", "GreedyProposer"),
@@ -225,16 +222,7 @@ ADAPTED: Mapping[str, Mapping[str, str]] = {
         **_in(_SHARDERS, "EmbeddingBagCollectionSharder", "EmbeddingCollectionSharder"),
         **_in(_SHARDERS, "get_default_sharders"),
         **_in(_UTILS, "placement"),
-        **_in("distributed.sharding_plan", "ParameterShardingGenerator", "apply_to_all", "column_wise"),
-        **_in("distributed.sharding_plan", "construct_module_sharding_plan", "data_parallel"),
-        **_in("distributed.sharding_plan", "get_module_to_default_sharders", "grid_shard", "row_wise"),
-        **_in("distributed.sharding_plan", "get_sharding_constructor_from_type", "table_row_wise"),
-        **_in("distributed.sharding_plan", "calculate_shard_sizes_and_offsets", "table_wise"),
     },
-    "torchrec.distributed.collective_utils": _in(
-        "distributed.collective_utils",
-        *("invoke_on_rank_and_broadcast_result", "is_leader", "run_on_leader"),
-    ),
     "torchrec.distributed.comm": _in(
         "distributed.comm",
         *("get_group_rank", "get_local_rank", "get_local_size", "get_num_groups"),
@@ -245,84 +233,37 @@ ADAPTED: Mapping[str, Mapping[str, str]] = {
     ),
     "torchrec.sparse.jagged_tensor_validator": _in(_JAGGED, "validate_keyed_jagged_tensor"),
     "torchrec.distributed.types": {
-        **_in("distributed.parameter_sharding", "ParameterSharding"),
         **_in("distributed.types", "BoundsCheckMode", "CacheAlgorithm", "ModuleShardingPlan", "NoWait"),
         **_in("distributed.types", "PipelineType", "Shard", "ShardedTensor", "ShardedTensorMetadata"),
         **_in("distributed.types", "TensorProperties", "get_tensor_size_bytes"),
         **_in(_CONSTRAINTS, "CacheParams"),
         **_in(_INTERFACES, "CommOp", "MultiPassPrefetchConfig", "ShardedModule", "ShardingPlanner"),
     },
-    "torchrec.distributed.train_pipeline.utils": _in("distributed.data_loading", "DataLoadingThread"),
     "torchrec.distributed.utils": _in(
         "distributed.utils",
         *("CopyableMixin", "add_prefix_to_state_dict", "append_prefix", "copy_to_device"),
         *("filter_state_dict", "get_unsharded_module_names", "init_parameters", "none_throws"),
     ),
     "torchrec.datasets": {},
-    "torchrec.datasets.criteo": {
-        **_in(
-            "datasets.criteo",
-            *("CAT_FEATURE_COUNT", "COLUMN_TYPE_CASTERS", "DAYS", "DEFAULT_CAT_NAMES"),
-            *("DEFAULT_COLUMN_NAMES", "DEFAULT_INT_NAMES", "DEFAULT_LABEL_NAME", "INT_FEATURE_COUNT"),
-            *("TOTAL_TRAINING_SAMPLES", "CriteoIterDataPipe", "InMemoryBinaryCriteoIterDataPipe"),
-            *("criteo_kaggle", "criteo_terabyte"),
-        ),
-        **_in("datasets.criteo_files", "BinaryCriteoUtils"),
-    },
+    "torchrec.datasets.criteo": _in(
+        "datasets.criteo",
+        *("CAT_FEATURE_COUNT", "DAYS", "DEFAULT_CAT_NAMES", "DEFAULT_COLUMN_NAMES", "DEFAULT_INT_NAMES"),
+        *("DEFAULT_LABEL_NAME", "INT_FEATURE_COUNT", "InMemoryBinaryCriteoIterDataPipe"),
+        "TOTAL_TRAINING_SAMPLES",
+    ),
     "torchrec.datasets.movielens": _in(
         "datasets.movielens",
         *("DEFAULT_COLUMN_NAMES", "DEFAULT_MOVIES_DATA_COLUMN_NAMES", "DEFAULT_RATINGS_COLUMN_NAMES"),
-        *("movielens_20m", "movielens_25m"),
     ),
     "torchrec.datasets.random": _in("datasets.random", "RandomRecDataset"),
-    "torchrec.datasets.utils": {
-        **_in("datasets.utils", "Batch", "safe_cast"),
-        **_in("datasets.pipes", "Limit", "LoadFiles", "ParallelReadConcat", "ReadLinesFromCSV"),
-        **_in("datasets.pipes", "get_worker_info", "idx_split_train_val", "rand_split_train_val"),
-        **_in("datasets.pipes", "train_filter", "val_filter"),
-    },
+    "torchrec.datasets.utils": _in("datasets.utils", "Batch", "PATH_MANAGER_KEY"),
     "torchrec.metrics": {},
-    "torchrec.metrics.accuracy": _in(_SUMS, "AccuracyMetric", "AccuracyMetricComputation"),
-    "torchrec.metrics.auc": _in(_RANKED, "AUCMetric", "AUCMetricComputation"),
-    "torchrec.metrics.auprc": _in(_RANKED, "AUPRCMetric", "AUPRCMetricComputation"),
-    "torchrec.metrics.average": _in(_SUMS, "AverageMetric", "AverageMetricComputation"),
-    "torchrec.metrics.calibration": _in(_SUMS, "CalibrationMetric", "CalibrationMetricComputation"),
-    "torchrec.metrics.calibration_with_recalibration": _in(
-        _SUMS, "RecalibratedCalibrationMetric", "RecalibratedCalibrationMetricComputation"
-    ),
-    "torchrec.metrics.ctr": _in(_SUMS, "CTRMetric", "CTRMetricComputation"),
-    "torchrec.metrics.deferrable_metrics": _in(_METRICS, "DeferrableMetrics"),
-    "torchrec.metrics.gauc": _in(_SUMS, "GAUCMetric", "GAUCMetricComputation"),
-    "torchrec.metrics.mae": _in(_SUMS, "MAEMetric", "MAEMetricComputation"),
-    "torchrec.metrics.metric_module": {
-        **_in(_METRICS, "MetricValue", "REC_METRICS_MAPPING", "RecMetricModule", "StateMetric"),
-        **_in(_METRICS, "ThroughputMetric", "generate_metric_module"),
-        **_in("metrics.config", "MetricsConfig", "StateMetricEnum"),
+    **{
+        f"torchrec.metrics.{name.lower()}": _in(_METRICS, f"{name}MetricComputation")
+        for name in ("AUC", "Accuracy", "GAUC", "MAE", "MSE", "NE")
     },
-    "torchrec.metrics.model_utils": _in("metrics.model_utils", "parse_task_model_outputs"),
-    "torchrec.metrics.metrics_config": _in(
-        "metrics.config",
-        *("BatchSizeStage", "DefaultMetricsConfig", "DefaultTaskInfo", "EmptyMetricsConfig"),
-        *("MetricsConfig", "RecComputeMode", "RecMetricDef", "RecMetricEnum", "RecMetricEnumBase"),
-        *("RecTaskInfo", "SessionMetricDef", "StateMetricEnum", "ThroughputDef"),
-    ),
-    "torchrec.metrics.mse": _in(_SUMS, "MSEMetric", "MSEMetricComputation"),
-    "torchrec.metrics.ne": _in(_SUMS, "NEMetric", "NEMetricComputation"),
-    "torchrec.metrics.ne_positive": _in(_SUMS, "NEPositiveMetric", "NEPositiveMetricComputation"),
-    "torchrec.metrics.ne_with_recalibration": _in(
-        _SUMS, "RecalibratedNEMetric", "RecalibratedNEMetricComputation"
-    ),
-    "torchrec.metrics.nmse": _in(_SUMS, "NMSEMetric", "NMSEMetricComputation"),
-    "torchrec.metrics.precision": _in(_SUMS, "PrecisionMetric", "PrecisionMetricComputation"),
-    "torchrec.metrics.rec_metric": {
-        **_in("metrics.rec_metric", "MetricComputationReport", "RecMetric", "RecMetricComputation"),
-        **_in("metrics.rec_metric", "RecMetricException", "RecMetricList"),
-        **_in("metrics.config", "RecComputeMode", "RecTaskInfo"),
-    },
-    "torchrec.metrics.recall": _in(_SUMS, "RecallMetric", "RecallMetricComputation"),
-    "torchrec.metrics.throughput": _in("metrics.throughput", "ThroughputMetric"),
-    "torchrec.metrics.unweighted_ne": _in(_SUMS, "UnweightedNEMetric", "UnweightedNEMetricComputation"),
-    "torchrec.metrics.weighted_avg": _in(_SUMS, "WeightedAvgMetric", "WeightedAvgMetricComputation"),
+    "torchrec.metrics.metrics_namespace": _in(_METRICS, "MetricPrefix"),
+    "torchrec.metrics.rec_metric": _in(_METRICS, "MetricComputationReport", "RecMetricComputation"),
     "torchrec.models": {},
     "torchrec.models.deepfm": _in(
         "models.deepfm", "DenseArch", "FMInteractionArch", "OverArch", "SimpleDeepFMNN", "SparseArch"
@@ -351,9 +292,6 @@ ADAPTED: Mapping[str, Mapping[str, str]] = {
         *("EmbeddingBagCollectionInterface", "EmbeddingCollectionInterface"),
         *("get_embedding_names_by_table", "reorder_inverse_indices"),
     ),
-    "torchrec.modules.embedding_tower": _in(
-        "modules.embedding_tower", "EmbeddingTower", "EmbeddingTowerCollection"
-    ),
     "torchrec.modules.feature_processor": {
         **_in(_PROCESSORS, "BaseFeatureProcessor"),
         "BaseGroupedFeatureProcessor": f"{_PROCESSORS}:FeatureProcessorsCollection",
@@ -369,9 +307,6 @@ ADAPTED: Mapping[str, Mapping[str, str]] = {
     "torchrec.modules.fused_embedding_modules": _in(
         "modules.fused_embedding_modules",
         *("FusedEmbeddingBagCollection", "FusedEmbeddingCollection", "fuse_embedding_optimizer"),
-    ),
-    "torchrec.modules.lazy_extension": _in(
-        "modules.lazy_extension", "LazyModuleExtensionMixin", "lazy_apply"
     ),
     "torchrec.distributed.mc_embedding": _in(_MAPPED, "ManagedCollisionEmbeddingCollectionSharder"),
     "torchrec.distributed.mc_embeddingbag": _in(_MAPPED, "ManagedCollisionEmbeddingBagCollectionSharder"),
@@ -392,25 +327,15 @@ ADAPTED: Mapping[str, Mapping[str, str]] = {
     },
     "torchrec.modules.mlp": _in("modules.mlp", "MLP", "Perceptron"),
     "torchrec.modules.regroup": _in("modules.regroup", "KTRegroupAsDict"),
-    "torchrec.modules.utils": _in(
-        "modules.utils",
-        *("check_module_output_dimension", "convert_list_of_modules_to_modulelist"),
-        "extract_module_or_tensor_callable",
-        *("get_module_output_dimension", "init_mlp_weights_xavier_uniform"),
-    ),
     "torchrec.optim": {
         **_in(_OPTIMIZERS, *_OF_FBGEMM, "RowWiseAdagrad"),
-        **_in("optim.keyed", "KeyedOptimizerWrapper"),
-        **_in("optim.warmup", "WarmupOptimizer", "WarmupPolicy", "WarmupStage"),
     },
-    "torchrec.optim.keyed": _in("optim.keyed", "KeyedOptimizerWrapper"),
     "torchrec.optim.clipping": _in("optim.clipping", "GradientClipping", "GradientClippingOptimizer"),
     "torchrec.optim.fused": _in(
         "optim.fused", "EmptyFusedOptimizer", "FusedOptimizer", "FusedOptimizerModule"
     ),
     "torchrec.optim.optimizers": _in(_OPTIMIZERS, *_OF_FBGEMM),
     "torchrec.optim.rowwise_adagrad": _in(_OPTIMIZERS, "RowWiseAdagrad"),
-    "torchrec.optim.warmup": _in("optim.warmup", "WarmupOptimizer", "WarmupPolicy", "WarmupStage"),
     "torchrec.types": _in("types", "CacheMixin", "CopyMixIn", "ModuleNoCopyMixin"),
     "torchrec.streamable": _in("streamable", "Multistreamable", "Pipelineable"),
 }
@@ -418,10 +343,6 @@ ADAPTED: Mapping[str, Mapping[str, str]] = {
 
 PATHS = sorted({*MODULES, *QUANTIZED, *ADAPTED})
 """All of TorchRec's module paths that are here."""
-
-
-class InvalidArgumentError(shardwright.InvalidInputError, AssertionError):
-    """An error about arguments, as TorchRec's scripts catch it: TorchRec asserts what it is given."""
 
 
 class _Names(ModuleType):
@@ -436,19 +357,6 @@ class _Names(ModuleType):
         if below in PATHS and name not in _names(self.__name__):
             return importlib.import_module(below)
         return find(self.__name__, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        """Set a name; one of this package there, where its functions look it up: `mock.patch` counts on that."""
-        if (owner := _owner(self.__name__, name)) is None:
-            super().__setattr__(name, value)
-        else:
-            setattr(*owner, value)
-
-    def __delattr__(self, name: str) -> None:
-        if (owner := _owner(self.__name__, name)) is None:
-            super().__delattr__(name)
-        else:
-            delattr(*owner)
 
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *_names(self.__name__)})
@@ -497,8 +405,7 @@ class _Finder(MetaPathFinder, Loader):
             return None
         if fullname not in PATHS:
             raise ModuleNotFoundError(
-                f"{ROOT!r} is shardwright here, which has nothing for {fullname!r}. "
-                f"Known: {', '.join(PATHS)}.{_nearest(fullname, PATHS)} "
+                f"{ROOT!r} is shardwright here, which has nothing for {fullname!r}.{_nearest(fullname, PATHS)} "
                 f"shardwright_torchrec.uninstall() gives the name back to TorchRec.",
                 name=fullname,
             )
@@ -535,16 +442,12 @@ def install() -> None:
         )
     sys.meta_path.insert(0, _finder)
     os.environ[VARIABLE] = "1"
-    shardwright.take_ways(
-        shardwright.Ways(text_end="\n", checks_late=True, draws_twice=True, input_error=InvalidArgumentError)
-    )
 
 
 def uninstall() -> None:
     """Give the name `torchrec` back; what was imported under it stays usable."""
     if is_installed():
         sys.meta_path.remove(_finder)
-        shardwright.take_ways(shardwright.Ways())
         if (scripting := sys.modules.get(_SCRIPTING)) is not None:
             scripting.uninstall()
     sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not Waiting]

@@ -58,12 +58,6 @@ def plan(
     ] = None,
     estimator: Annotated[str | None, typer.Option(metavar=_PART, help="The model of time.")] = None,
     storage_estimator: Annotated[str | None, typer.Option(metavar=_PART, help="The model of memory.")] = None,
-    option_space: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", help="The estimator with whose published options to plan; all by default."
-        ),
-    ] = None,
     proposer: Annotated[
         list[str] | None, typer.Option(metavar=_PART, help="A search; several run in this order.")
     ] = None,
@@ -114,7 +108,6 @@ def plan(
         constraints=loaded.constrained(asked).rules,
         estimator=estimator,
         storage_estimator=storage_estimator,
-        option_space=option_space,
         proposer=proposer or None,
         partitioner=partitioner,
         storage_reservation=reserve,

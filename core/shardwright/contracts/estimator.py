@@ -81,19 +81,12 @@ class Estimator(ABC, metaclass=OpenNames):
     def option_space(self, topology: Topology) -> OptionSpace:
         """The options whose cost the model can tell; all by default.
 
-        It holds whenever this is the performance estimator and the user asked for no other option space. What
+        It holds whenever this is the performance estimator and the user gave no option space. What
         constraints ask of a table goes before.
         """
         from shardwright.planning.tables.option_space import EVERYTHING
 
         return EVERYTHING
-
-    def published_option_space(self, topology: Topology) -> OptionSpace:
-        """The options that the model was published with, for those who ask for the option space of its name.
-
-        By default those whose cost it can tell.
-        """
-        return self.option_space(topology)
 
     def provenance(self) -> Mapping[str, Any]:
         """The constants the model assumes, by name, for the report; JSON data."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from shardwright.arguments import brief
-from shardwright.errors import InvalidInputError, UnknownNameError, nearest
+from shardwright.errors import IdRangeError, InvalidInputError, UnknownNameError, nearest
 from shardwright.planning.tables.spec import EmbeddingConfig
 from shardwright.sparse import JaggedTensor, KeyedJaggedTensor
 
@@ -45,7 +45,7 @@ def bags_of_feature(
 
     Raises:
         UnknownNameError: the input has no such feature.
-        InvalidInputError: an id is no row of the table.
+        IdRangeError: an id is no row of the table.
     """
     if feature not in bags_by_feature:
         raise UnknownNameError(
@@ -69,7 +69,7 @@ def _check_ids(bags: JaggedTensor, feature: str, table: EmbeddingConfig) -> None
     wrong = (ids < 0) | (ids >= table.num_embeddings)
     position = int(wrong.nonzero()[0])
     bag = int(torch.searchsorted(bags.offsets(), position, right=True)) - 1
-    raise InvalidInputError(
+    raise IdRangeError(
         f"feature {feature!r}: id {int(ids[position])} at position {position} (sample {bag}) is no row of "
         f"table {table.name!r}, which has rows 0 to {table.num_embeddings - 1}. "
         f"{int(wrong.sum())} of {ids.numel()} ids are out of range."

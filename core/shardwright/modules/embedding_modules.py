@@ -34,7 +34,6 @@ from shardwright.planning.tables.spec import (
     embedding_names,
 )
 from shardwright.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
-from shardwright.ways import ways
 
 __all__ = ["EmbeddingBagCollection", "EmbeddingCollection", "TableCollection"]
 
@@ -211,7 +210,8 @@ class EmbeddingBagCollection(TableCollection):
 
         Raises:
             UnknownNameError: a feature is missing.
-            InvalidInputError: an id is out of range, the collection is weighted and the input is not, or features have
+            IdRangeError: an id is out of range.
+            InvalidInputError: the collection is weighted and the input is not, or features have
                 different batch sizes and the input no inverse indices.
         """
         if isinstance(features, KeyedJaggedTensor) and features.values().is_meta:
@@ -321,7 +321,7 @@ class EmbeddingCollection(TableCollection):
 
         Raises:
             UnknownNameError: a feature is missing.
-            InvalidInputError: an id is out of range.
+            IdRangeError: an id is out of range.
         """
         return {
             name: JaggedTensor(
@@ -405,8 +405,7 @@ def _empty_weight(table: EmbeddingConfig, device: torch.device | str | None) -> 
         dtype = dtype_of(table.data_type)
     except InvalidInputError as error:
         raise InvalidInputError(f"table {table.name!r}: {error}") from None
-    weight = torch.empty(table.num_embeddings, table.embedding_dim, dtype=dtype, device=device)
-    return weight.normal_() if ways.draws_twice else weight
+    return torch.empty(table.num_embeddings, table.embedding_dim, dtype=dtype, device=device)
 
 
 def _add(modules: nn.ModuleDict, name: str, module: nn.Module) -> None:

@@ -93,7 +93,7 @@ class TablePlanner:
         unknown_constraints: str = REFUSE,
         estimator: str | Estimator | None = None,
         storage_estimator: str | Estimator | None = None,
-        option_space: str | OptionSpace | None = None,
+        option_space: OptionSpace | None = None,
         proposer: str | Proposer | Sequence[str | Proposer] | None = None,
         partitioner: str | Partitioner | None = None,
         storage_reservation: float | StorageReservation | None = None,

@@ -15,7 +15,6 @@ from torch import Tensor
 from shardwright.arguments import checked
 from shardwright.errors import InvalidInputError
 from shardwright.sparse import _ops
-from shardwright.ways import ways
 
 
 class Jagged(abc.ABC):
@@ -35,21 +34,13 @@ class Jagged(abc.ABC):
     def validate(self) -> None:
         """Check everything, the contents of lengths or offsets included, wherever they are.
 
-        Construction does this by itself for tensors on a CPU. On an accelerator reading the contents waits
-        for it, so there it is done only here.
+        On an accelerator reading the contents waits for it, so there it is done only here.
 
         Raises:
             InvalidInputError: Something is wrong; the text gives the numbers.
         """
         self._check_form()
         self._check_content()
-
-    def _check_late(self) -> None:
-        """Check what construction left out, if it did."""
-        if ways.checks_late:
-            self._check_form()
-            if self._values.is_cpu and not torch.compiler.is_exporting():
-                self._check_content()
 
     @abc.abstractmethod
     def _check_form(self) -> None:

@@ -8,8 +8,6 @@ from typing import Any
 
 from torch import Tensor
 
-from shardwright.ways import ways
-
 # More than these are not printed, only counted.
 MAX_ENTRIES = 30
 MAX_BAGS = 20
@@ -19,11 +17,11 @@ MAX_VALUES = 20
 def braces(name: str, entries: Iterable[str], num_entries: int) -> str:
     """`Name({` one entry a line `})`, entries beyond `MAX_ENTRIES` counted; they may be lazy."""
     if not num_entries:
-        return f"{name}(){ways.text_end}"
+        return f"{name}()"
     shown = list(islice(entries, MAX_ENTRIES))
     if num_entries > MAX_ENTRIES:
         shown.append(f"... ({num_entries - MAX_ENTRIES} more)")
-    return f"{name}({{\n    " + ",\n    ".join(shown) + "\n})" + ways.text_end
+    return f"{name}({{\n    " + ",\n    ".join(shown) + "\n})"
 
 
 def bags(values: Tensor, offsets: Tensor) -> str:

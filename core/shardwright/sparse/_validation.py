@@ -1,8 +1,8 @@
 """Checks of the sparse types' arguments.
 
-Checks are of two sorts. Those of *form* (dtypes, shapes, devices, keys) look at metadata only, and are always
-made. Those of *content* read lengths or offsets, which on an accelerator waits for it: they are made for
-tensors on a CPU, and elsewhere when `validate()` is called.
+Checks are of two sorts. Those of *form* (dtypes, shapes, devices, keys) look at metadata only, and are made at
+construction. Those of *content* read lengths or offsets, which on an accelerator waits for it. A `JaggedTensor` on a
+CPU is checked at construction, and a `KeyedJaggedTensor` on a CPU once, where it is first looked up or parted.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from torch import Tensor
 from shardwright.arguments import brief
 from shardwright.errors import DuplicateNameError, InvalidInputError, UnknownNameError, nearest
 from shardwright.sparse import _text
-from shardwright.ways import ways
 
 _INDEX_DTYPES = (torch.int32, torch.int64)
 
@@ -31,13 +30,6 @@ def as_indices(owner: str, what: str, tensor: Tensor) -> Tensor:
     raise InvalidInputError(
         f"{owner}: {what} must be int32 or int64, got {_text.dtype_name(tensor)}. Convert: .long()"
     )
-
-
-def as_offsets(owner: str, offsets: Tensor) -> Tensor:
-    """Demand int32 or int64; where checks are late, 0 elements are taken as the offsets of no bags."""
-    offsets = as_indices(owner, "offsets", offsets)
-    is_bare = ways.checks_late and offsets.shape == (0,)
-    return offsets.new_zeros(1) if is_bare else offsets
 
 
 def check_tensor(owner: str, what: str, value: object, others: str = " or a NumPy array") -> None:

@@ -12,7 +12,6 @@ from shardwright.arguments import checked
 from shardwright.errors import InvalidInputError
 from shardwright.sparse import _foreign, _ops, _text, _tree, _validation
 from shardwright.sparse._jagged import Jagged
-from shardwright.ways import ways
 
 _NAME = "JaggedTensor"
 _MOST_COLUMNS = (1 << 31) - 1
@@ -61,10 +60,7 @@ class JaggedTensor(Jagged):
         )
         self._values = values
         self._lengths = None if lengths is None else _validation.as_indices(_NAME, "lengths", lengths)
-        self._offsets = None if offsets is None else _validation.as_offsets(_NAME, offsets)
-        if ways.checks_late:
-            self._check_bags_form()
-            return
+        self._offsets = None if offsets is None else _validation.as_indices(_NAME, "offsets", offsets)
         self._check_form()
         if values.is_cpu and not torch.compiler.is_exporting():
             self._check_content()
@@ -245,18 +241,15 @@ class JaggedTensor(Jagged):
         _validation.check_tensor(_NAME, "values", self._values)
         if self._values.dim() == 0:
             raise InvalidInputError(f"{_NAME}: values must have 1 dimension or more, got 0 (a scalar).")
-        self._check_bags_form()
+        if self._lengths is not None:
+            _validation.check_vector(_NAME, "lengths", self._lengths)
+        if self._offsets is not None:
+            _validation.check_offsets_form(_NAME, self._offsets)
         if self._weights is not None:
             _validation.check_weights_form(_NAME, self._weights, self._values)
         _validation.check_devices(
             _NAME, self._values, weights=self._weights, lengths=self._lengths, offsets=self._offsets
         )
-
-    def _check_bags_form(self) -> None:
-        if self._lengths is not None:
-            _validation.check_vector(_NAME, "lengths", self._lengths)
-        if self._offsets is not None:
-            _validation.check_offsets_form(_NAME, self._offsets)
 
     def _check_content(self) -> None:
         num_values = self._values.shape[0]

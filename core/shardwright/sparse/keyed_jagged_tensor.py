@@ -25,7 +25,6 @@ from shardwright.sparse import (
 from shardwright.sparse._jagged import Jagged
 from shardwright.sparse._variable_stride import InverseIndices, VariableStride
 from shardwright.sparse.jagged_tensor import JaggedTensor
-from shardwright.ways import ways
 
 _NAME = "KeyedJaggedTensor"
 _NOT_KNOWN = (None,) * 4
@@ -72,8 +71,9 @@ class KeyedJaggedTensor(Jagged):
             it a pooled lookup gives B examples.
 
     Raises:
-        InvalidInputError: Neither lengths nor offsets are given, or they contradict each other; a dtype, shape or
-            device does not fit; on a CPU also if lengths are negative or add up to more than V.
+        InvalidInputError: Neither lengths nor offsets are given; a dtype, shape or device does not fit. That lengths
+            are negative, add up to more than V or contradict the offsets is an error where the batch is first looked
+            up or parted, which names rank and table, and of `validate()`.
 
     Example:
         >>> batch = KeyedJaggedTensor(
@@ -90,7 +90,15 @@ class KeyedJaggedTensor(Jagged):
         tensor([2, 2])
     """
 
-    __slots__ = ("_index_per_key", "_keys", "_length_per_key", "_offset_per_key", "_stride", "_variable")
+    __slots__ = (
+        "_index_per_key",
+        "_is_checked",
+        "_keys",
+        "_length_per_key",
+        "_offset_per_key",
+        "_stride",
+        "_variable",
+    )
 
     _keys: tuple[str, ...]
     _stride: int
@@ -98,6 +106,7 @@ class KeyedJaggedTensor(Jagged):
     _index_per_key: dict[str, int] | None
     _length_per_key: list[int] | None
     _offset_per_key: list[int] | None
+    _is_checked: bool
 
     def __init__(
         self,
@@ -117,8 +126,6 @@ class KeyedJaggedTensor(Jagged):
         inverse_indices: tuple[Sequence[str], Tensor] | None = None,
     ) -> None:
         with reporting_errors():  # the ranks that will wait for this batch
-            if lengths is None and offsets is None and not keys and ways.checks_late:
-                lengths = torch.zeros(0, dtype=torch.int32)
             _validation.check_one_of_lengths_offsets(_NAME, lengths, offsets)
             values, weights, lengths, offsets = _foreign.as_tensors(
                 _NAME, values=values, weights=weights, lengths=lengths, offsets=offsets
@@ -128,15 +135,14 @@ class KeyedJaggedTensor(Jagged):
             self._values = _keyed_validation.as_values(_NAME, values)
             self._weights = weights
             self._lengths = None if lengths is None else _keyed_validation.flat_lengths(lengths, len(keys))
-            self._offsets = None if offsets is None else _validation.as_offsets(_NAME, offsets)
+            self._offsets = None if offsets is None else _validation.as_indices(_NAME, "offsets", offsets)
+            self._is_checked = False
             self._length_per_key = self._offset_per_key = None
             self._variable = _variable_stride.read(
                 self._keys, self._num_bags(), stride_per_key_per_rank, stride_per_key, inverse_indices
             )
-            self._check_bags_form() if ways.checks_late else self._check_form()
+            self._check_form()
             self._stride = self._derived_stride(stride)
-            if values.is_cpu and not torch.compiler.is_exporting() and not ways.checks_late:
-                self._check_content()
             if (length_per_key, offset_per_key, lengths_offset_per_key, index_per_key) != _NOT_KNOWN:
                 self._take_known(
                     length_per_key=length_per_key,
@@ -179,6 +185,7 @@ class KeyedJaggedTensor(Jagged):
         length_per_key: list[int] | None = None,
         index_per_key: dict[str, int] | None = None,
         variable: VariableStride | None = None,
+        is_checked: bool = True,
     ) -> Self:
         """Construct from data known to fit, without a check: what the engine does in every step.
 
@@ -192,12 +199,13 @@ class KeyedJaggedTensor(Jagged):
             length_per_key: How many values each key has, if known: reading it from a device waits for it.
             index_per_key: The position of each key, if at hand.
             variable: Batch size of each key, where they differ.
+            is_checked: The contents of lengths or offsets are known to fit, too.
         """
         self = cls.__new__(cls)
         self._keys, self._stride, self._variable = keys, stride, variable
         self._values, self._weights, self._lengths, self._offsets = values, weights, lengths, offsets
         self._length_per_key, self._index_per_key = length_per_key, index_per_key
-        self._offset_per_key = None
+        self._offset_per_key, self._is_checked = None, is_checked
         return self
 
     @staticmethod
@@ -310,8 +318,6 @@ class KeyedJaggedTensor(Jagged):
             return KeyedJaggedTensor.empty()
         owner = f"{_NAME}.from_jt_dict"
         parts = list(jt_dict.values())
-        for part in parts:
-            part._check_late()
         names = [f"key {key!r}" for key in jt_dict]
         lengths = [part.lengths() for part in parts]
         strides = [part.numel() for part in lengths]
@@ -528,7 +534,6 @@ class KeyedJaggedTensor(Jagged):
         Raises:
             InvalidInputError: A position is out of range.
         """
-        self._check_late()
         _keyed_validation.check_permutation(indices, len(self._keys), indices_tensor)
         counts = self._counts()
         lengths, values, weights = self._permuted(indices, indices_tensor)
@@ -555,10 +560,33 @@ class KeyedJaggedTensor(Jagged):
         )
         return lengths.flatten(), values, weights
 
+    def validate(self) -> None:
+        """Check everything, the contents of lengths or offsets included, wherever they are.
+
+        Raises:
+            InvalidInputError: Something is wrong; the text gives the numbers.
+        """
+        super().validate()
+        self._is_checked = True
+
+    def _check_once(self) -> None:
+        """Check the contents on a CPU, which construction has left out, unless that was done.
+
+        Raises:
+            InvalidInputError: Lengths or offsets do not fit the values.
+        """
+        if not self._was_checked and self._values.is_cpu and not torch.compiler.is_exporting():
+            self._check_content()
+            self._is_checked = True
+
+    @property
+    def _was_checked(self) -> bool:
+        return getattr(self, "_is_checked", False)  # TorchScript's batches have no such attribute
+
     def late_problem(self) -> str:
-        """The reason why this is no batch, where construction left the checks out; empty if it is one."""
+        """The reason why lengths or offsets do not fit the values, on a CPU; empty if they do."""
         try:
-            self._check_late()
+            self._check_once()
         except InvalidInputError as error:
             return str(error)
         return ""
@@ -639,6 +667,7 @@ class KeyedJaggedTensor(Jagged):
             length_per_key=self._length_per_key,
             index_per_key=self._index_per_key,
             variable=self._variable,
+            is_checked=self._was_checked,
         )
 
     def _map(self, function: Callable[[Tensor], Any]) -> Self:
@@ -692,6 +721,7 @@ class KeyedJaggedTensor(Jagged):
 
     def _used(self) -> _Used:
         """Values and weights of the bags, without those beyond them."""
+        self._check_once()
         stop = self._starts()[-1]
         if (
             torch.compiler.is_exporting()
@@ -741,6 +771,7 @@ class KeyedJaggedTensor(Jagged):
 
     def _run(self, first: int, end: int) -> KeyedJaggedTensor:
         """The keys from `first` to before `end`."""
+        self._check_once()
         starts = self._starts()
         run = slice(starts[first], starts[end])
         return self._trusted(
@@ -769,7 +800,8 @@ class KeyedJaggedTensor(Jagged):
 
     def _check_form(self) -> None:
         _validation.check_vector(_NAME, "values", self._values)
-        self._check_bags_form()
+        if self._offsets is not None:
+            _validation.check_offsets_form(_NAME, self._offsets)
         if self._weights is not None:
             _validation.check_weights_form(_NAME, self._weights, self._values)
             _validation.check_vector(_NAME, "weights", self._weights)
@@ -781,10 +813,6 @@ class KeyedJaggedTensor(Jagged):
             offsets=self._offsets,
             inverse_indices=None if self._inverse is None else self._inverse.places,
         )
-
-    def _check_bags_form(self) -> None:
-        if self._offsets is not None:
-            _validation.check_offsets_form(_NAME, self._offsets)
 
     def _check_content(self) -> None:
         num_values = self._values.shape[0]
@@ -864,7 +892,7 @@ def _unflatten(leaves: Any, context: list[Any]) -> KeyedJaggedTensor:
         inverse = None if inverse_keys is None else InverseIndices(tuple(inverse_keys), others[0])
         variable = VariableStride(tuple(map(tuple, numbers)), inverse)
     return KeyedJaggedTensor._trusted(
-        tuple(keys), values, stride, weights=weights, lengths=lengths, variable=variable
+        tuple(keys), values, stride, weights=weights, lengths=lengths, variable=variable, is_checked=False
     )
 
 

@@ -50,20 +50,27 @@ BLOCK_PENALTIES = ((0, 1.75), (64, 1.15), (128, 1.0))
 
 
 class TorchRecPerformance(Estimator):
-    """TorchRec's published model of lookups and communication."""
+    """TorchRec's published model of lookups and communication.
+
+    Args:
+        published_options: offer what TorchRec does to tables that ask for nothing, instead of all that is loaded.
+    """
 
     name: ClassVar[str] = "torchrec"
     measures: ClassVar[str] = PERFORMANCE
     depends_on_shape_only: ClassVar[bool] = True
     preference: ClassVar[int] = 10
 
-    def published_option_space(self, topology: Topology) -> OptionSpace:
-        """Return what TorchRec offers on CUDA devices; elsewhere it offers less than it could.
+    def __init__(self, published_options: bool = False) -> None:
+        self._published_options = published_options
+
+    def option_space(self, topology: Topology) -> OptionSpace:
+        """Return all options, or what TorchRec offers on CUDA devices; elsewhere it offers less than it could.
 
         Copies on every rank have the kernel ``dense`` in it, whatever optimizer a table has: their gradients are
         visible, and the user's own optimizer updates them.
         """
-        if topology.device_types != ("cuda",):
+        if not self._published_options or topology.device_types != ("cuda",):
             return EVERYTHING
         return OptionSpace(kernels=KERNELS, min_partition=MIN_PARTITION)
 

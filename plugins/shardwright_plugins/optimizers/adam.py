@@ -63,7 +63,6 @@ class PartialRowWiseAdam(Optimizer):
     """Adam with one second moment a row, that of the row's mean square, as FBGEMM's ``PARTIAL_ROWWISE_ADAM``."""
 
     name: ClassVar[str] = "partial_row_wise_adam"
-    aliases: ClassVar[tuple[str, ...]] = ("partial_rowwise_adam",)
     parameters: ClassVar[Mapping[str, Any]] = {**PARAMETERS, "weight_decay_mode": DECOUPLED}
     states: ClassVar[Mapping[str, str]] = {"exp_avg": "element", "exp_avg_sq": "row"}
     reads_row: ClassVar[str] = "gradients"

@@ -16,7 +16,6 @@ class Lars(Optimizer):
     """Momentum with ``lr * eta * |w| / (|g| + weight_decay * |w|)`` for its rate (You et al. 2017), as ``LARS_SGD``."""
 
     name: ClassVar[str] = "lars"
-    aliases: ClassVar[tuple[str, ...]] = ("lars_sgd",)
     parameters: ClassVar[Mapping[str, Any]] = {"momentum": 0.9, "eta": 0.001, "weight_decay": 0.0}
     states: ClassVar[Mapping[str, str]] = {"momentum_buffer": "element"}
     reads_row: ClassVar[str] = "weights"
@@ -98,7 +97,6 @@ class PartialRowWiseLamb(Lamb):
     """
 
     name: ClassVar[str] = "partial_row_wise_lamb"
-    aliases: ClassVar[tuple[str, ...]] = ("partial_rowwise_lamb",)
     states: ClassVar[Mapping[str, str]] = {"exp_avg": "element", "exp_avg_sq": "row"}
 
     @staticmethod

@@ -29,7 +29,7 @@ import numpy as np
 from tests.benchmarks.planning.plan_instances import TIGHTNESS, Problem, drawn, of_files, with_memory
 
 from shardwright.host import host
-from shardwright.planning.machines.reservations import FixedPercentageStorageReservation
+from shardwright.planning.machines.reservations import StorageReservation
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.search_space import SearchSpace
 from shardwright.planning.search.search import search
@@ -120,7 +120,7 @@ def _with_gib(space: SearchSpace, problem: Problem, gib: float) -> SearchSpace:
         ddr_cap=problem.ddr_gib * _GIB,
     )
     ids_per_batch = float(space.options.ids_per_batch @ space.options.multiplicity)
-    capacity = FixedPercentageStorageReservation(0.15).capacity_bytes(topology, ids_per_batch)
+    capacity = StorageReservation(0.15).capacity_bytes(topology, ids_per_batch)
     return attrs.evolve(space, topology=topology, capacity_bytes=capacity)
 
 

@@ -37,9 +37,7 @@ TOPOLOGIES = ("1x4", "1x8", "2x8", "4x8", "16x8", "64x8")
 def main() -> None:
     """Measure the instances that are asked for."""
     arguments = _arguments()
-    plugins = PluginChoice(
-        arguments.estimator, arguments.storage_estimator, option_space=arguments.option_space
-    ).resolve(host())
+    plugins = PluginChoice(arguments.estimator, arguments.storage_estimator).resolve(host())
     found = _measured_before(arguments)
     known = {_key(result) for result in found}
     for instance, space in _instances(arguments, known):
@@ -61,9 +59,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--tightness", nargs="*", type=float, default=TIGHTNESS)
     parser.add_argument("--batch", type=int, default=8192)
     parser.add_argument("--ddr-gib", type=int, default=128)
-    parser.add_argument("--estimator", default="torchrec", help="the performance estimator")
+    parser.add_argument(
+        "--estimator", default="torchrec:published_options=true", help="the performance estimator"
+    )
     parser.add_argument("--storage-estimator", default="torchrec_storage")
-    parser.add_argument("--option-space", default="torchrec", help="the estimator whose options these are")
     parser.add_argument("--seconds", type=float, help="how long a search may take; no limit by default")
     parser.add_argument("--output", type=Path, help="where to write the results, as JSON")
     parser.add_argument("--resume", action="store_true", help="leave out what the output has already")

@@ -85,9 +85,7 @@ class Problem:
         """The models of costs, and who searches; the preferred proposer by default."""
         if self.estimator is None:
             return PluginChoice(proposer=proposer)
-        return PluginChoice(
-            self.estimator, f"{self.estimator}_storage", proposer, option_space=self.estimator
-        )
+        return PluginChoice(f"{self.estimator}:published_options=true", f"{self.estimator}_storage", proposer)
 
 
 def of_files(

@@ -2,7 +2,7 @@
 
 python tests/benchmarks/planning/plan_times.py WORKLOAD.json [--tables 100 300 1000 2000 5000] [--ranks 128] [--local 8]
     [--hbm-gib 80] [--batch 8192] [--estimator torchrec]
-    [--storage-estimator torchrec_storage] [--option-space torchrec] [--distinct] [--repeats 3] [--output times.json]
+    [--storage-estimator torchrec_storage] [--distinct] [--repeats 3] [--output times.json]
 
 So many tables are taken from the workload, over and over under new names. With ``--distinct`` no two have the same
 number of rows, so that none can be planned as another. What is timed is the call alone; the process's start, with the
@@ -56,7 +56,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=8192)
     parser.add_argument("--estimator")
     parser.add_argument("--storage-estimator")
-    parser.add_argument("--option-space")
     parser.add_argument("--distinct", action="store_true")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--output", type=Path)
@@ -103,7 +102,6 @@ def _planned(arguments: argparse.Namespace) -> dict[str, Any]:
         constraints=rules,
         estimator=arguments.estimator,
         storage_estimator=arguments.storage_estimator,
-        option_space=arguments.option_space,
     )
     middle = time.perf_counter()
     plan = planner.plan_tables(tables)

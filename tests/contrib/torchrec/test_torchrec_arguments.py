@@ -128,8 +128,6 @@ def test_constraints_that_ask_for_what_is_done_are_shardwrights() -> None:
     assert rule.feature_names == ["a"]
     assert attrs.evolve(rule, ranks=(1,)).ranks == (1,)
     assert CacheParams() == CacheParams(load_factor=None)
-    with pytest.raises(sw.UnsupportedError, match=r"CacheParams\(precision='fp16'\)"):
-        CacheParams(precision="fp16")
 
 
 def test_constraints_can_be_changed_after_they_were_made() -> None:
@@ -154,6 +152,23 @@ def test_configurations_can_be_changed_after_they_were_made() -> None:
         table.num_embeddings = -1
     with pytest.raises(sw.UnsupportedError, match="num_embeddings_post_pruning=5"):
         table.num_embeddings_post_pruning = 5  # type: ignore[assignment]
+
+
+def test_cache_keeps_rows_in_the_tables_data_type_and_no_other() -> None:
+    table = sw.EmbeddingBagConfig(
+        name="t", num_embeddings=6, embedding_dim=8, feature_names=["f"], data_type=sw.DataType.FP16
+    )
+
+    def plan(precision: Any) -> sw.ShardingPlan:
+        rule = ParameterConstraints(cache_params=CacheParams(precision=precision))
+        planner = EmbeddingShardingPlanner(Topology(2, "cpu", GIB), constraints={"t": rule}, debug=False)
+        return planner.plan(
+            sw.EmbeddingBagCollection([table], device="meta"), [EmbeddingBagCollectionSharder()]
+        )
+
+    assert plan(sw.DataType.FP16) == plan(None)
+    with pytest.raises(sw.UnsupportedError, match=r"'t'.* FP16"):
+        plan(sw.DataType.FP32)
 
 
 def test_planner_warns_of_constraints_for_tables_that_are_not_there() -> None:

@@ -70,6 +70,33 @@ def test_sharder_with_optimizer_updates_copies_in_the_backward_pass() -> None:
     assert "dense" not in kernels(planned(module, EmbeddingBagCollectionSharder())).values()
 
 
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize("given", ["fused_params", "apply_optimizer_in_backward"])
+def test_table_that_is_planned_dense_is_left_to_the_scripts_optimizer(given: str) -> None:
+    module = bags()
+    constraints = {
+        "row_wise": sw.ParameterConstraints(compute_kernels=["dense"]),
+        "*": sw.ParameterConstraints(sharding_types=["table_wise"]),
+    }
+    planner = EmbeddingShardingPlanner(sw.Topology(1, "cpu"), constraints=constraints, debug=False)
+    plan = planner.plan(module, [EmbeddingBagCollectionSharder()])
+    sharder = EmbeddingBagCollectionSharder({"learning_rate": 0.5} if given == "fused_params" else None)
+    if given != "fused_params":
+        sw.apply_optimizer_in_backward(torch.optim.SGD, list(module.parameters()), {"lr": 0.5})
+    before = {name: value.detach().clone() for name, value in module.state_dict().items()}
+    with pytest.warns(RuntimeWarning, match="'row_wise': the plan gives it the kernel 'dense'"):
+        model = DistributedModelParallel(module, plan=plan, sharders=[sharder])
+    left = {name: value for name, value in model.named_parameters() if type(value) is torch.nn.Parameter}
+    assert list(left) == ["embedding_bags.row_wise.weight"]
+    optimizer = torch.optim.SGD(left.values(), lr=0.25)
+    model(sw.KeyedJaggedTensor.from_lists({name: [[1]] for name in TYPES})).values().sum().backward()
+    optimizer.step()
+    for name, value in model.unshard().state_dict().items():
+        expected = before[name]
+        expected[1] -= 0.25 if "row_wise" in name else 0.5
+        torch.testing.assert_close(value, expected)
+
+
 def test_modules_of_other_seeds_are_sharded_with_the_first_ranks_weights() -> None:
     made, sharder = [bags(), bags()], EmbeddingBagCollectionSharder()
     expected = {name: weight.clone() for name, weight in made[0].state_dict().items()}

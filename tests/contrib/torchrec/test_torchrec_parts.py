@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from shardwright_torchrec.distributed import collective_utils, global_settings
-from shardwright_torchrec.distributed.data_loading import DataLoadingThread
+from shardwright_torchrec.distributed import global_settings
 from shardwright_torchrec.distributed.embedding_types import BaseEmbeddingSharder, KJTList
 from shardwright_torchrec.distributed.fused_params import (
     FUSED_PARAM_BOUNDS_CHECK_MODE,
@@ -24,17 +22,12 @@ from shardwright_torchrec.distributed.interfaces import (
     ShardedModule,
     ShardingPlanner,
 )
-from shardwright_torchrec.distributed.shard import shard
-from shardwright_torchrec.distributed.sharding_plan import calculate_shard_sizes_and_offsets, row_wise
 from shardwright_torchrec.distributed.utils import (
     CopyableMixin,
     copy_to_device,
-    get_unsharded_module_names,
     init_parameters,
 )
-from shardwright_torchrec.inference.predicting import PredictModule, quantize_feature
 from shardwright_torchrec.modules.configs import EmbeddingBagConfig, EmbeddingConfig
-from shardwright_torchrec.modules.embedding_tower import EmbeddingTower, EmbeddingTowerCollection
 from shardwright_torchrec.modules.fused_embedding_modules import (
     FusedEmbeddingBagCollection,
     FusedEmbeddingCollection,
@@ -46,8 +39,6 @@ from shardwright_torchrec.modules.interfaces import (
     get_embedding_names_by_table,
     reorder_inverse_indices,
 )
-from shardwright_torchrec.modules.lazy_extension import LazyModuleExtensionMixin, lazy_apply
-from shardwright_torchrec.modules.utils import convert_list_of_modules_to_modulelist
 from shardwright_torchrec.optim.fused import EmptyFusedOptimizer, FusedOptimizer, FusedOptimizerModule
 from shardwright_torchrec.optim.optimizers import (
     LAMB,
@@ -60,7 +51,6 @@ from shardwright_torchrec.optim.optimizers import (
 )
 from shardwright_torchrec.parallel.model_parallel import DistributedModelParallel
 from shardwright_torchrec.planner.planners import EmbeddingShardingPlanner
-from shardwright_torchrec.planner.plans_of_options import to_sharding_plan
 from shardwright_torchrec.planner.proposers import EmbeddingOffloadScaleupProposer, GreedyProposer
 from shardwright_torchrec.planner.types import Shard, ShardingOption
 from shardwright_torchrec.quant.inference import DEFAULT_FUSED_PARAMS
@@ -221,102 +211,10 @@ class Sum(torch.nn.Module):
         return pooled.values().sum(dim=1, keepdim=True)
 
 
-def test_towers_get_their_own_features() -> None:
-    plain = sw.EmbeddingBagCollection([table("a", "x"), table("b", "z")])
-    weighted = sw.EmbeddingBagCollection([table("c", "y")], is_weighted=True)
-    towers = EmbeddingTowerCollection([EmbeddingTower(plain, Sum()), EmbeddingTower(weighted, Sum())])
-    given = batch("z", "other", "x")
-    weights = torch.tensor([1.0, 2.0, 3.0])
-    with_weights = sw.KeyedJaggedTensor(
-        keys=["y"], values=torch.tensor([1, 2, 3]), lengths=torch.tensor([2, 1]), weights=weights
-    )
-    found = towers(given, with_weights)
-    expected = [plain(given).values().sum(1), weighted(with_weights).values().sum(1)]
-    torch.testing.assert_close(found, torch.stack(expected, dim=1))
-    with pytest.raises(sw.InvalidInputError, match=r"\['y'\] in weighted_features"):
-        towers(given)
-    with pytest.raises(sw.InvalidInputError, match="found 0"):
-        EmbeddingTowerCollection([EmbeddingTower(Sum(), Sum())])
-
-
-class Scale(LazyModuleExtensionMixin, torch.nn.Module):
-    """A module that learns its width, and a factor, from its first batch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = torch.nn.UninitializedParameter()
-
-    def initialize_parameters(self, values: torch.Tensor, *, factor: float) -> None:
-        self.weight.materialize((values.shape[1],))
-        torch.nn.init.constant_(self.weight, factor)
-
-    def forward(self, values: torch.Tensor, *, factor: float) -> torch.Tensor:
-        return values * self.weight
-
-
-def test_lazy_modules_take_keywords_and_apply_functions_afterwards() -> None:
-    module = Scale()
-    seen: list[int] = []
-    with pytest.raises(sw.UnsupportedError, match=r"Scale has not been initialized.*lazy_apply"):
-        torch.nn.Sequential(module).apply(lambda one: None)
-    lazy_apply(module, lambda one: seen.append(one.weight.numel()))  # type: ignore[arg-type, union-attr]
-    lazy_apply(module, lambda one: torch.nn.init.ones_(one.weight))  # type: ignore[arg-type]
-    assert module(torch.ones(2, 3), factor=4.0).tolist() == [[4.0] * 3] * 2
-    assert module(torch.ones(1, 3), factor=4.0).tolist() == [[1.0] * 3]
-    assert seen == [3]
-    module.apply(lambda one: seen.append(0))
-    assert seen == [3, 0]
-
-
-@pytest.mark.parametrize(
-    ("kind", "arguments", "sizes", "offsets"),
-    [  # TorchRec 1.8.0's for a table of 10 x 8 on 4 ranks of 2 hosts
-        ("table_wise", {}, [[10, 8]], [[0, 0]]),
-        ("data_parallel", {}, [[10, 8]] * 4, [[0, 0]] * 4),
-        ("row_wise", {}, [[3, 8], [3, 8], [3, 8], [1, 8]], [[0, 0], [3, 0], [6, 0], [9, 0]]),
-        ("column_wise", {"col_wise_shard_dim": 4}, [[10, 4], [10, 4]], [[0, 0], [0, 4]]),
-        ("table_row_wise", {}, [[5, 8], [5, 8]], [[0, 0], [5, 0]]),
-        ("table_column_wise", {"col_wise_shard_dim": 4}, [[10, 4], [10, 4]], [[0, 0], [0, 4]]),
-        (
-            "grid_shard",
-            {"col_wise_shard_dim": 4},
-            [[5, 4]] * 4,
-            [[0, 0], [5, 0], [0, 4], [5, 4]],
-        ),
-    ],
-)
-def test_shards_have_torchrecs_sizes(
-    kind: str, arguments: dict[str, int], sizes: list[list[int]], offsets: list[list[int]]
-) -> None:
-    weights = torch.empty(10, 8, device="meta")
-    assert calculate_shard_sizes_and_offsets(weights, 4, 2, kind, **arguments) == (sizes, offsets)
-
-
-def test_shards_of_unequal_devices_are_refused() -> None:
-    with pytest.raises(sw.UnsupportedError, match="num_buckets"):
-        calculate_shard_sizes_and_offsets(torch.empty(10, 8), 4, 2, "row_wise", num_buckets=2)
-    with pytest.raises(sw.PlanError, match="into shards of 5 columns"):
-        calculate_shard_sizes_and_offsets(torch.empty(10, 8), 4, 2, "column_wise", 5)
-
-
 def option(ranks: list[int | None]) -> ShardingOption:
     shards = [Shard([5, D], [5 * number, 0], rank=rank) for number, rank in enumerate(ranks)]
     weights = torch.empty(ROWS, D, device="meta")
     return ShardingOption("t", weights, ("m", None), [1.0], 4, "row_wise", "uniform", "fused_torch", shards)
-
-
-def test_chosen_options_become_a_plan() -> None:
-    topology = sw.Topology(2, "cpu")
-    (sharding,) = to_sharding_plan([option([0, 1])], topology).plan["m"].values()
-    assert (sharding.sharding_type, sharding.compute_kernel, list(sharding.ranks)) == (
-        "row_wise",
-        "fused_torch",
-        [0, 1],
-    )
-    with pytest.raises(sw.PlanError, match=r"m\.t: shard 1 has no rank"):
-        to_sharding_plan([option([0, None])], topology)
-    with pytest.raises(sw.PlanError, match="no layout of shards of the sizes"):
-        to_sharding_plan([option([0, 1, 0])], topology)
 
 
 @pytest.mark.parametrize(
@@ -346,27 +244,6 @@ def test_scaling_up_caches_is_the_planners(
     )
     plan = planner.plan(sw.EmbeddingBagCollection([table()]), [sw.EmbeddingBagCollectionSharder()])
     assert list(plan.plan[""]) == ["t"]
-
-
-@pytest.mark.usefixtures("group")
-def test_one_collection_is_sharded_by_hand() -> None:
-    bags = sw.EmbeddingBagCollection([table()])
-    expected = bags(batch("f")).values().detach()
-    sharded = shard(bags, row_wise(), device=CPU)
-    torch.testing.assert_close(sharded(batch("f")).values().detach(), expected)
-    model = torch.nn.ModuleDict({"sharded": sharded, "dense": torch.nn.Sequential(torch.nn.Linear(1, 1))})
-    assert get_unsharded_module_names(model) == ["dense"]
-    assert get_unsharded_module_names(torch.nn.ModuleDict({"inner": model})) == ["inner.dense"]
-    assert get_unsharded_module_names(model["dense"]) == [""]
-
-
-@pytest.mark.usefixtures("group")
-def test_leader_is_a_rank_of_the_group() -> None:
-    world = dist.group.WORLD
-    assert collective_utils.is_leader(None)
-    assert collective_utils.is_leader(world)
-    assert not collective_utils.is_leader(world, 1)
-    assert collective_utils.run_on_leader(world, 0)(lambda value: value + 1)(2) == 3
 
 
 def test_modules_are_copied_and_initialised_on_a_device() -> None:
@@ -425,55 +302,8 @@ def test_names_of_outputs_and_inverse_indices() -> None:
     assert reorder_inverse_indices(None, ["x"]).numel() == 0
 
 
-def test_lists_of_modules_nest() -> None:
-    made = convert_list_of_modules_to_modulelist([[torch.nn.ReLU()] * 2] * 3, (3, 2))
-    assert [len(inner) for inner in made] == [2, 2, 2]  # type: ignore[arg-type]
-    with pytest.raises(sw.InvalidInputError, match=r"1 modules was to have 2, of sizes \(2,\)"):
-        convert_list_of_modules_to_modulelist([torch.nn.ReLU()], (2,))
-
-
 def test_lists_of_features() -> None:
     features = KJTList([batch("x"), batch("y")])
     features[1] = batch("z")
     assert [one.keys() for one in features] == [["x"], ["z"]]
     assert (len(features), features[0].keys()) == (2, ["x"])
-
-
-def test_predicting_module_is_its_model() -> None:
-    class Predict(PredictModule):
-        def predict_forward(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-            return self.predict_module(batch["x"])  # type: ignore[no-any-return]
-
-    linear = torch.nn.Linear(2, 1)
-    module = Predict(linear)
-    found = module({"x": torch.ones(1, 2)})
-    torch.testing.assert_close(found.clone(), linear(torch.ones(1, 2)).detach())
-    assert found.is_inference()
-    assert list(module.state_dict()) == ["weight", "bias"]
-    ids, floats = quantize_feature(linear, (torch.tensor([1]), torch.tensor([1.0])))
-    assert (ids.dtype, floats.dtype) == (torch.int64, torch.float16)
-
-
-def test_batches_are_read_ahead_and_errors_are_raised_where_they_are_asked_for() -> None:
-    thread = DataLoadingThread(CPU, iter([torch.ones(1), 5]), to_device_non_blocking=False)
-    thread.start()
-    assert thread.get_next_batch().tolist() == [1.0]
-    assert thread.get_next_batch() == 5
-    assert thread.get_next_batch() is None
-    with pytest.raises(StopIteration):
-        thread.get_next_batch(none_throws=True)
-    thread.stop()
-
-    def broken() -> Iterator[int]:
-        yield 1
-        raise RuntimeError("no more disk")
-
-    thread = DataLoadingThread(CPU, broken(), to_device_non_blocking=False)
-    thread.start()
-    assert thread.get_next_batch() == 1
-    with pytest.raises(RuntimeError, match="no more disk"):
-        thread.get_next_batch()
-    thread.stop()
-    with pytest.raises(sw.InvalidInputError, match="not started, or was stopped"):
-        DataLoadingThread(CPU, iter([1]), to_device_non_blocking=False).get_next_batch()
-    assert "DataLoadingThread" not in {running.name for running in threading.enumerate()}

@@ -26,6 +26,7 @@ from shardwright_torchrec.planner.stats import NoopPerfModel, NoopStorageModel
 from shardwright_torchrec.planner.storage_reservations import (
     FixedPercentageStorageReservation,
     HeuristicalStorageReservation,
+    InferenceStorageReservation,
 )
 from shardwright_torchrec.planner.types import (
     Partitioner,
@@ -312,21 +313,16 @@ def test_stats_are_told_the_plan_with_its_options() -> None:
     assert stats.told["num_proposals"] >= stats.told["num_plans"] >= 1
 
 
-def test_reservation_gives_the_topology_that_is_left() -> None:
-    topology = sw.Topology(2, "cuda", hbm_cap=1000_000_000)
-    left = HeuristicalStorageReservation(0.25).reserve(topology, 64, bags(), SHARDERS)
-    assert left.world_size == 2
-    (hbm, _) = left.capacity_bytes[0].tolist()
-    assert 700_000_000 < hbm < 750_000_000  # less the ids in flight
-    assert left.devices[0].storage.hbm == hbm
+def test_reservations_are_sums_of_torchrecs_parts() -> None:
+    def fields(*values: float) -> dict[str, float]:
+        return dict(zip(("part", "fixed_bytes", "dense_multiplier", "id_copies"), values, strict=True))
 
-
-def test_reservation_asks_nothing_of_tables() -> None:
-    topology = sw.Topology(2, "cuda", hbm_cap=100, ddr_cap=100)  # no table fits
-    left = FixedPercentageStorageReservation(0.1).reserve(topology, 64, bags(), SHARDERS)
-    assert [device.storage.hbm for device in left.devices] == [90, 90]
-    with pytest.raises(PlannerError, match=r"keeps .* of hbm free on rank 0, which has 100 B"):
-        HeuristicalStorageReservation(0.1).reserve(topology, 64, bags(), SHARDERS)
+    assert FixedPercentageStorageReservation(0.1).to_data() == 0.1
+    assert HeuristicalStorageReservation(percentage=0.1).to_data() == fields(0.1, 0, 6.0, 20)
+    estimated = HeuristicalStorageReservation(0.1, dense_tensor_estimate=7)
+    assert estimated.to_data() == fields(0.1, 7, 0.0, 20)
+    assert InferenceStorageReservation(0.1).to_data() == fields(0.1, 0, 1.0, 1)
+    assert InferenceStorageReservation(0.1, 7).to_data() == fields(0.1, 7, 0.0, 1)
 
 
 @pytest.mark.parametrize(
@@ -351,3 +347,19 @@ def test_estimator_of_an_option_made_by_hand_is_an_error() -> None:
     )
     with pytest.raises(sw.UnsupportedError, match="made by hand"):
         EmbeddingPerfEstimator(TOPOLOGY).estimate([option])
+
+
+def _option(table: str, hbm: int, time: float) -> ShardingOption:
+    shard = Shard([1, 1], [0, 0], Storage(hbm, 0), perf=Perf(time, 0.0, 0.0, 0.0))
+    module = ("m", torch.nn.Linear(1, 1))
+    return ShardingOption(table, torch.zeros(1, 1), module, [], 8, "table_wise", "device", "fused", [shard])
+
+
+def test_dynamic_programming_tells_memory_apart_by_the_devices() -> None:
+    proposer = DynamicProgrammingProposer()
+    proposer.load([_option(table, *own) for table in ("a", "b") for own in ((1, 2.0), (50, 1.0), (99, 3.0))])
+    found = []
+    while (proposal := proposer.propose()) is not None:
+        found.append([option.total_storage.hbm for option in proposal])
+        proposer.feedback(True, storage_constraint=sw.Topology(2, "cuda", hbm_cap=10**6))
+    assert found == [[1, 1], [50, 50]]

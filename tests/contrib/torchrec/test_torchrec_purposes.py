@@ -6,9 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import shardwright_torchrec
 import torch
-from shardwright_torchrec.distributed.sharding_plan import row_wise
 
 import shardwright as sw
 
@@ -23,22 +21,15 @@ def refused(*calls: Callable[[], object]) -> None:
 
 
 def check_batches() -> None:
-    shardwright_torchrec.install()
-    try:
-        batches = [
-            sw.KeyedJaggedTensor(["a"], IDS, lengths=torch.tensor([2, 2])),
-            sw.KeyedJaggedTensor(["a"], IDS, torch.ones(4), LENGTHS),
-            sw.KeyedJaggedTensor(["a"], IDS.view(3, 1), lengths=LENGTHS),
-        ]
-        for batch in batches:
-            refused(
-                lambda batch=batch: collection()(batch),
-                lambda batch=batch: batch.permute([0]),
-                lambda batch=batch: sw.KeyedJaggedTensor.concat([batch]),
-            )
-        refused(lambda: sw.KeyedJaggedTensor(["a"], IDS, lengths=LENGTHS, stride_per_key_per_rank=[[1], [1]]))
-    finally:
-        shardwright_torchrec.uninstall()
+    batch = sw.KeyedJaggedTensor(["a"], IDS, lengths=torch.tensor([2, 2]))
+    refused(
+        lambda: collection()(batch),
+        lambda: batch.permute([0]),
+        lambda: sw.KeyedJaggedTensor.concat([batch]),
+        lambda: sw.KeyedJaggedTensor(["a"], IDS, torch.ones(4), LENGTHS),
+        lambda: sw.KeyedJaggedTensor(["a"], IDS.view(3, 1), lengths=LENGTHS),
+        lambda: sw.KeyedJaggedTensor(["a"], IDS, lengths=LENGTHS, stride_per_key_per_rank=[[1], [1]]),
+    )
 
 
 def check_bags_of_keys() -> None:
@@ -56,14 +47,9 @@ def collection() -> sw.EmbeddingBagCollection:
     )
 
 
-def check_cuts() -> None:
-    refused(lambda: row_wise(num_buckets=2))
-
-
 PURPOSES = {
     "A batch must be one": check_batches,
     "`force_variable_stride=True`": check_bags_of_keys,
-    "Rows are cut anywhere": check_cuts,
 }
 
 

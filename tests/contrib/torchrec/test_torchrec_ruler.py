@@ -67,18 +67,43 @@ def test_file_that_takes_too_long_is_told(
     with pytest.raises(ruler.NoOutcomesError, match=r"took more than 0\.5 s"):
         ruler.outcomes("torchrec", sys.executable, file, tmp_path, 0.5)
 
-    def outcomes(side: str, *_: Any) -> dict[str, None]:
-        if side == "shardwright":
+
+def test_population_is_told_with_what_is_counted_out(
+    ruler: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("missing", "late", "batches"):
+        (tmp_path / f"test_{name}.py").write_text(TESTS)
+    names = ("passes", "behaviour", "attribute", "name")
+    ran: list[tuple[str, str]] = []
+
+    def outcomes(side: str, _: str, file: Path, *__: Any) -> dict[str, Any]:
+        ran.append((side, file.stem))
+        if (side, file.stem) in (("torchrec", "test_missing"), ("shardwright", "test_late")):
             raise ruler.NoOutcomesError("took more than 1 s")
-        return {"OfSlow.test_it": None}
+        found: dict[str, Any] = {f"OfBatches.test_{name}": None for name in names}
+        failing = "name" if side == "torchrec" else "behaviour"
+        return found | {f"OfBatches.test_{failing}": ["ValueError", "no"]}
 
     monkeypatch.setattr(ruler, "outcomes", outcomes)
     monkeypatch.setattr(ruler.subprocess, "check_output", lambda *_, **__: str(tmp_path))
-    found, without = ruler.measure(tmp_path, sys.executable, 1)
-    assert found == {
-        "test_slow.py::OfSlow.test_it": (ruler.BEHAVIOUR, ["NoOutcomesError", "the test did not run"])
+    measured = ruler.measure(tmp_path, sys.executable, 1, tmp_path / "kept")
+    assert (measured.files, measured.tests) == (3, 8)
+    assert measured.not_there == {"test_missing.py": "took more than 1 s"}
+    assert measured.not_here == {"test_late.py": "took more than 1 s"}
+    of = {test: state for test, (state, _) in measured.found.items()}
+    assert of == {
+        "test_batches.py::OfBatches.test_passes": ruler.PASSES,
+        "test_batches.py::OfBatches.test_behaviour": ruler.BEHAVIOUR,
+        "test_batches.py::OfBatches.test_attribute": ruler.INTERNAL,
+        "test_late.py::OfBatches.test_passes": ruler.BEHAVIOUR,
+        "test_late.py::OfBatches.test_behaviour": ruler.BEHAVIOUR,
+        "test_late.py::OfBatches.test_attribute": ruler.INTERNAL,
     }
-    assert "here, so that all of its tests fail: took more than 1 s" in without["test_slow.py"]
+    ruler.report(measured)
+    assert "25.0% of the tests that count pass" in capsys.readouterr().out
+    assert len(ran) == 5
+    assert ruler.measure(tmp_path, sys.executable, 1, tmp_path / "kept") == measured
+    assert len(ran) == 5  # taken from what was kept
 
 
 STARTS = """

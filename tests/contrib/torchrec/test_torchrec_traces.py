@@ -2,19 +2,27 @@
 
 import io
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
 from shardwright_torchrec.models.deepfm import SimpleDeepFMNN
 from shardwright_torchrec.models.dlrm import DLRM, DLRM_DCN, DLRM_Projection
+from shardwright_torchrec.modules.activation import SwishLayerNorm
+from shardwright_torchrec.modules.crossnet import (
+    CrossNet,
+    LowRankCrossNet,
+    LowRankMixtureCrossNet,
+    VectorCrossNet,
+)
 from shardwright_torchrec.modules.deepfm import DeepFM, FactorizationMachine
 from shardwright_torchrec.modules.feature_processors import (
     FeatureProcessedEmbeddingBagCollection,
     PositionWeightedModule,
     PositionWeightedModuleCollection,
 )
-from shardwright_torchrec.modules.mlp import MLP
+from shardwright_torchrec.modules.mlp import MLP, Perceptron
 from shardwright_torchrec.modules.regroup import KTRegroupAsDict
 from shardwright_torchrec.quant import symbolic_trace
 from torch import Tensor, nn
@@ -38,9 +46,19 @@ def processed(processors: Any) -> nn.Module:
     return FeatureProcessedEmbeddingBagCollection(bags(), processors)
 
 
-MODULES: dict[str, tuple[Callable[[], nn.Module], Any]] = {
+DENSE_MODULES: dict[str, tuple[Callable[[], nn.Module], Any]] = {
+    "perceptron": (lambda: Perceptron(4, 3), DENSE[0]),
+    "perceptrons": (lambda: MLP(4, [3, 2], activation="swish_layernorm"), DENSE[0]),
+    "activation": (lambda: SwishLayerNorm(4), DENSE[0]),
+    "cross network": (lambda: CrossNet(4, 2), DENSE[0]),
+    "cross network of low rank": (lambda: LowRankCrossNet(4, 2), DENSE[0]),
+    "cross network of vectors": (lambda: VectorCrossNet(4, 2), DENSE[0]),
+    "cross network of experts": (lambda: LowRankMixtureCrossNet(4, 2, 3, 2), DENSE[0]),
     "factorisation machine": (FactorizationMachine, DENSE),
     "deep part": (lambda: DeepFM(nn.Linear(7, 2)), DENSE),
+}
+MODULES: dict[str, tuple[Callable[[], nn.Module], Any]] = {
+    **DENSE_MODULES,
     "position weights": (lambda: PositionWeightedModule(3), BATCH["b"]),
     "position weights of a batch": (lambda: PositionWeightedModuleCollection({"a": 3}), BATCH),
     "processed collection": (lambda: processed(PositionWeightedModuleCollection({"a": 3})), BATCH),
@@ -71,12 +89,13 @@ SCRIPTS = pytest.mark.filterwarnings(
 
 @SCRIPTS
 @pytest.mark.parametrize(
-    "name", [name for name in MODULES if name not in ("deep part", "factorisation machine")]
+    ("name", "trace"),
+    [*product(MODULES, [symbolic_trace]), *product(DENSE_MODULES, [torch.fx.symbolic_trace])],
 )
-def test_traced_module_can_be_scripted(name: str) -> None:
+def test_traced_module_can_be_scripted(name: str, trace: Callable[[nn.Module], nn.Module]) -> None:
     make, given = MODULES[name]
     module = make()
-    scripted = torch.jit.script(symbolic_trace(module))
+    scripted = torch.jit.script(trace(module))
     for one, other in zip(*map(flat, (scripted(given), module(given))), strict=True):
         torch.testing.assert_close(one, other)
 

@@ -14,7 +14,7 @@ from tests.drawn import drawn
 from torch import Tensor, nn
 from torch.nn import functional
 
-from shardwright.errors import InvalidInputError, UnknownNameError
+from shardwright.errors import IdRangeError, InvalidInputError, UnknownNameError
 from shardwright.modules.embedding_configs import (
     DataType,
     EmbeddingBagConfig,
@@ -201,7 +201,7 @@ def test_forward_missing_feature_names_table_and_nearest() -> None:
 def test_forward_id_out_of_range_names_feature_table_value_and_position(wrong: int) -> None:
     collection = EmbeddingBagCollection([config("t", "g", "f")])
     with pytest.raises(
-        InvalidInputError,
+        IdRangeError,
         match=rf"'f': id {wrong} at position 2 \(sample 2\) .* table 't', which has rows 0 to 9\. 1 of 4 ids",
     ):
         collection(bags({"g": [[], [], []], "f": [[0, 9], [], [wrong, 1]]}))

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardwright.errors import InvalidInputError, UnknownNameError
+from shardwright.errors import IdRangeError, InvalidInputError, UnknownNameError
 from shardwright.modules.embedding_configs import DataType, EmbeddingBagConfig, EmbeddingConfig, dtype_of
 from shardwright.modules.embedding_modules import EmbeddingCollection
 from shardwright.sparse import KeyedJaggedTensor
@@ -83,7 +83,7 @@ def test_missing_feature_names_table() -> None:
 
 
 def test_id_out_of_range_names_everything() -> None:
-    with pytest.raises(InvalidInputError, match=r"'g': id 9 at position 0 \(sample 0\) .*'t'.* rows 0 to 8"):
+    with pytest.raises(IdRangeError, match=r"'g': id 9 at position 0 \(sample 0\) .*'t'.* rows 0 to 8"):
         EmbeddingCollection([config("t", "f", "g", rows=9)])(INPUT)
 
 

@@ -140,7 +140,7 @@ def test_register_twice_the_same_is_nothing_and_otherwise_an_error() -> None:
     ("spec", "expected_class", "hyperparameters"),
     [
         (OptimizerSpec("sgd", 0.5), torch.optim.SGD, {"lr": 0.5}),
-        (OptimizerSpec("exact_adagrad", 0.5), torch.optim.Adagrad, {"lr": 0.5, "eps": 1e-8}),
+        (OptimizerSpec("adagrad", 0.5), torch.optim.Adagrad, {"lr": 0.5, "eps": 1e-8}),
         (
             OptimizerSpec("row_wise_adagrad", 0.5),
             RowWiseAdagrad,

@@ -11,7 +11,7 @@ from tests.core.runtime.plans import (
     Loop,
 )
 
-from shardwright.errors import InvalidInputError
+from shardwright.errors import IdRangeError, InvalidInputError
 from shardwright.runtime.step.batches.inputs import Status
 
 
@@ -25,12 +25,30 @@ def test_something_that_is_no_batch_is_the_same_error_on_all_ranks():
     assert simulate(case_of(), work) == [(text, (2, 19)), (text, (3, 19))]
 
 
+def test_bags_that_do_not_fit_the_ids_are_an_error_of_all_ranks_that_names_rank_table_and_bag():
+    def work(sharded, batch, env):
+        lengths = batch.lengths().clone()
+        lengths[0] = -1
+        with pytest.raises(InvalidInputError) as error:
+            sharded(with_parts(batch, lengths=lengths) if env.rank else batch)
+        sharded(batch)  # the next step works
+        return str(error.value)
+
+    first, second = simulate(Cuts(MIXED, 2), work)
+    assert first == second
+    assert first.startswith("rank 1: feature 'a' of table 't1' (9 x 6 FP32): ")
+    assert "lengths[0] (key 'b', example 0) is -1" in first
+
+
 def test_problems_of_several_ranks_are_all_told():
     def work(sharded, batch, env):
         values = batch.values().clone()
         values[:] = 2**62 if env.rank else -1
-        with pytest.raises(InvalidInputError) as error:
+        with pytest.raises(IdRangeError) as error:
             sharded(with_parts(batch, values=values))
+        with pytest.raises(InvalidInputError) as other:
+            sharded(None if env.rank else with_parts(batch, values=values))
+        assert not isinstance(other.value, IndexError)
         return str(error.value)
 
     texts = simulate(Cuts(MIXED, 2), work)

@@ -16,7 +16,6 @@ from tests.errors import raises
 
 from shardwright.errors import DuplicateNameError, InvalidInputError
 from shardwright.sparse import JaggedTensor, KeyedJaggedTensor
-from shardwright.ways import Ways, take_ways
 
 BAGS = {"user": [[7, 8], [], [9]], "item": [[1], [2, 2**62], []]}
 WEIGHTS = {"user": [[0.5, 1.0], [], [2.0]], "item": [[1.5], [0.25, 3.0], []]}
@@ -266,11 +265,7 @@ def test_from_lists_of_sparse_bags_raises() -> None:
 
 
 def test_concat_names_the_part_that_is_no_batch() -> None:
-    take_ways(Ways(checks_late=True))
-    try:
-        good = KeyedJaggedTensor(["user"], torch.tensor([1]), lengths=torch.tensor([1]))
-        wrong = KeyedJaggedTensor(["item"], torch.tensor([1]), offsets=torch.tensor([0, 5]))
-        with raises(InvalidInputError, subject="part 1"):
-            KeyedJaggedTensor.concat([good, wrong])
-    finally:
-        take_ways(Ways())
+    good = KeyedJaggedTensor(["user"], torch.tensor([1]), lengths=torch.tensor([1]))
+    wrong = KeyedJaggedTensor(["item"], torch.tensor([1]), offsets=torch.tensor([0, 5]))
+    with raises(InvalidInputError, subject="part 1"):
+        KeyedJaggedTensor.concat([good, wrong])

@@ -140,4 +140,4 @@ def test_error_of_a_bag_names_key_and_example() -> None:
             torch.arange(5),
             lengths=torch.tensor([2, 1, 3, -1]),
             stride_per_key_per_rank=[[1], [3]],
-        )
+        ).validate()

@@ -1,12 +1,14 @@
-"""Wrong input to the jagged types: an error at once, that gives both numbers."""
+"""Wrong input to the jagged types: an error that gives both numbers, of a batch's bags where it is first used."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from torch.utils._pytree import tree_map
 
 from shardwright.errors import DuplicateNameError, InvalidInputError, ShardwrightError
 from shardwright.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
@@ -63,7 +65,7 @@ def test_constructor_wrong_bags_is_an_error_with_both_numbers(
     make: Callable[..., Any], arguments: dict[str, Any], text: str
 ) -> None:
     with pytest.raises(InvalidInputError, match=text):
-        make(IDS, **arguments)
+        make(IDS, **arguments).validate()
 
 
 @pytest.mark.parametrize(
@@ -85,7 +87,7 @@ def test_constructor_lengths_whose_sum_wraps_are_an_error(make: Callable[..., An
     with pytest.raises(
         InvalidInputError, match=r"lengths\[0\].* is 9223372036854775807, but there are 3 values"
     ):
-        make(IDS, lengths=lengths)
+        make(IDS, lengths=lengths).validate()
 
 
 @pytest.mark.parametrize(
@@ -131,7 +133,40 @@ def test_keyed_jagged_tensor_wrong_input_is_an_error_with_both_numbers(
     arguments: dict[str, Any], text: str
 ) -> None:
     with pytest.raises(InvalidInputError, match=text):
-        KeyedJaggedTensor(**({"keys": ["a", "b"], "values": IDS, "lengths": LENGTHS} | arguments))
+        KeyedJaggedTensor(**({"keys": ["a", "b"], "values": IDS, "lengths": LENGTHS} | arguments)).validate()
+
+
+USES: dict[str, Callable[[KeyedJaggedTensor], Any]] = {
+    "permute": lambda kjt: kjt.permute([1, 0]),
+    "split": lambda kjt: kjt.split([1, 1]),
+    "to_dict": lambda kjt: kjt.to_dict(),
+    "key": lambda kjt: kjt["b"],
+    "concat": lambda kjt: KeyedJaggedTensor.concat([kjt, KeyedJaggedTensor(["c"], IDS, lengths=IDS[:1])]),
+    "on another device": lambda kjt: kjt.to("cpu").to_dict(),
+    "from leaves": lambda kjt: tree_map(lambda tensor: tensor, kjt).to_dict(),
+    "copy": lambda kjt: copy.deepcopy(kjt).to_dict(),
+}
+
+
+@pytest.mark.parametrize("make", [KeyedJaggedTensor, KeyedJaggedTensor.from_lengths_sync])
+@pytest.mark.parametrize("use", USES)
+def test_batch_of_wrong_bags_can_be_made_and_is_refused_where_it_is_used(
+    make: Callable[..., KeyedJaggedTensor], use: str
+) -> None:
+    batch = make(["a", "b"], IDS, lengths=torch.tensor([4, -1]))
+    with pytest.raises(InvalidInputError, match=r"lengths\[1\] \(key 'b', example 0\) is -1"):
+        USES[use](batch)
+
+
+def test_bags_of_a_batch_are_read_once_for_all_uses(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, checked = KeyedJaggedTensor._check_content, []
+    monkeypatch.setattr(KeyedJaggedTensor, "_check_content", lambda kjt: checked.append(own(kjt)))
+    batch = KeyedJaggedTensor.from_lengths_sync(["a", "b"], IDS, LENGTHS)
+    assert checked == []
+    for use in ("permute", "split", "to_dict", "on another device", "key"):
+        USES[use](batch)
+    assert batch.lookup_problem(["a"]) == batch.permute([0, 1]).lookup_problem(["b"]) == ""
+    assert len(checked) == 1
 
 
 # What a batch may hold, but no table looks up: arguments and the error's text.
@@ -222,7 +257,7 @@ def test_wrong_batch_sizes_of_keys_are_an_error_with_both_numbers(
     if make is not KeyedJaggedTensor and "stride_per_key" in arguments:
         pytest.skip("it has no such argument")
     with pytest.raises(InvalidInputError, match=text):
-        make(keys=["a", "b"], values=IDS, lengths=LENGTHS, **arguments)
+        make(keys=["a", "b"], values=IDS, lengths=LENGTHS, **arguments).validate()
 
 
 def test_every_error_is_a_shardwright_error() -> None:

@@ -1,10 +1,9 @@
-"""Ranks that torch's launcher starts again after one was killed; importable, and the program of ``torchrun``."""
+"""Ranks that torch's launcher starts again after one was killed: the program of ``torchrun``."""
 
 from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable
@@ -12,30 +11,10 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import torch.distributed as dist
-
 from shardwright_plugins.commands.demo import rank as demo_rank
 from shardwright_plugins.commands.demo.settings import DemoSettings
 
-_LATER_S, _PAUSE_S = 3.0, 0.5
-
-
-def connect_again() -> int:
-    """Connect; in the first attempt rank 1 is killed then. In the second rank 0 comes when rank 1 waits for it already.
-
-    Returns:
-        The number of the attempt that all ranks ended.
-    """
-    attempt, rank = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), int(os.environ["RANK"])
-    if attempt and rank == 0:
-        time.sleep(_LATER_S)
-    dist.init_process_group("gloo")
-    dist.barrier()
-    if not attempt and rank == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    dist.barrier()
-    dist.destroy_process_group()
-    return attempt
+_PAUSE_S = 0.5
 
 
 def settings(folder: Path | None) -> DemoSettings:

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.distributed
 
 @pytest.mark.parametrize(
     ("kernel", "optimizer", "limit"),
-    [("fused_torch", "adam", None), ("fused_torch", "rowwise_adagrad", 1 << 22), ("dense", "adam", None)],
+    [("fused_torch", "adam", None), ("fused_torch", "row_wise_adagrad", 1 << 22), ("dense", "adam", None)],
 )
 def test_chain_of_plans_keeps_every_bit_of_weights_and_states(
     kernel: str, optimizer: str, limit: int | None, pool: RankPool
@@ -26,7 +26,7 @@ def test_chain_of_plans_keeps_every_bit_of_weights_and_states(
 @pytest.mark.parametrize(
     ("kernel", "optimizer"),
     [
-        ("fused_torch", "rowwise_adagrad"),
+        ("fused_torch", "row_wise_adagrad"),
         pytest.param("fused_torch", "adam", marks=pytest.mark.slow),
         pytest.param("dense", "adam", marks=pytest.mark.slow),
     ],
@@ -75,8 +75,8 @@ def test_exchanges_are_bounded_and_share_their_memory(pool: RankPool):
 @pytest.mark.parametrize(
     ("before", "after", "optimizer"),
     [
-        ("row_wise", "column_wise", "rowwise_adagrad"),
-        ("column_wise", "modulo", "rowwise_adagrad"),
+        ("row_wise", "column_wise", "row_wise_adagrad"),
+        ("column_wise", "modulo", "row_wise_adagrad"),
         ("modulo", "data_parallel", "adam"),
         ("data_parallel", "table_wise", "sgd"),
         ("table_wise", "hashed", "adam"),

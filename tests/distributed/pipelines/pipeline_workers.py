@@ -152,7 +152,7 @@ def fail_on_one_rank(kind: str, where: str) -> list[str]:
                 raise OSError("the disk is gone")
             if rank == 1 and self.step == 1 and where == "constructor":
                 features = next(self.inner).features
-                KeyedJaggedTensor(features.keys(), features.values(), lengths=features.lengths() + 1)
+                KeyedJaggedTensor(features.keys(), features.values(), torch.ones(1), features.lengths())
             return next(self.inner)
 
     def forward(example: Example) -> Any:

@@ -78,10 +78,10 @@ def test_profile_shows_the_next_input_exchange_under_way_before_the_backward_pas
         (
             "base",
             "constructor",
-            "InvalidInputError: KeyedJaggedTensor: lengths add up to",
-            "DistributedError: rank 1: its batch could not be had: InvalidInputError: KeyedJaggedTensor: lengths add",
+            "InvalidInputError: KeyedJaggedTensor: got 1 weights for",
+            "DistributedError: rank 1: its batch could not be had: InvalidInputError: KeyedJaggedTensor: got 1",
         ),
-        ("sparse_dist", "batch", "InvalidInputError: rank 1: ", "InvalidInputError: rank 1: "),
+        ("sparse_dist", "batch", "IdRangeError: rank 1: ", "IdRangeError: rank 1: "),
         (
             "sparse_dist",
             "model",

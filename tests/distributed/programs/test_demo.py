@@ -18,10 +18,8 @@ from pathlib import Path
 import attrs
 import pytest
 import torch
-from tests.distributed.checkpoints import restart_workers
 
 from shardwright import ShardingPlan
-from shardwright_plugins.commands.demo.launch import launch
 from shardwright_plugins.commands.demo.rank import train_and_evaluate
 from shardwright_plugins.commands.demo.result import DemoResult, area_under_curve
 from shardwright_plugins.commands.demo.settings import DemoSettings
@@ -294,13 +292,6 @@ def test_demo_resumes_with_the_batches_that_it_was_saved_with(pool: RankPool, tm
         on_pool(pool, attrs.evolve(first, steps=15, batch_size=256, resume=True))
 
 
-def test_demo_that_begins_anew_refuses_a_folder_with_checkpoints(pool: RankPool, tmp_path: Path) -> None:
-    first = attrs.evolve(SMALL, steps=2, checkpoint=tmp_path, checkpoint_every=1)
-    (tmp_path / "step_0000000005").mkdir()
-    with pytest.raises(RankError, match="has checkpoints already: give --resume"):
-        on_pool(pool, first)
-
-
 @slow
 def test_demo_goes_on_from_the_last_checkpoint_after_a_rank_was_killed(
     pool: RankPool, tmp_path: Path
@@ -323,8 +314,3 @@ def test_demo_goes_on_from_the_last_checkpoint_after_a_rank_was_killed(
     result = json.loads((tmp_path / "result.json").read_text())
     undisturbed = on_pool(pool, attrs.evolve(settings, checkpoint=None, restarts=0))
     assert (result["examples"], result["auc"]) == (undisturbed.examples, undisturbed.auc)
-
-
-@slow
-def test_launch_starts_again_ranks_that_find_each_other_whoever_comes_last() -> None:
-    assert launch(restart_workers.connect_again, ranks=2, restarts=1) == 1

@@ -72,13 +72,6 @@ def test_introduction_sharded_collection_acts_as_the_unsharded_one(pool: RankPoo
         assert seen["model"].startswith("DistributedModelParallel(")
 
 
-def fused_params_optimizer(optimizer: str) -> Any:
-    if not optimizer.startswith("EmbOptimType."):
-        return optimizer
-    types = pytest.importorskip("fbgemm_gpu.split_embedding_configs")
-    return getattr(types.EmbOptimType, optimizer.partition(".")[2])
-
-
 def unsharded_pass(make_optimizer: Any) -> tuple[list[float], dict[str, torch.Tensor]]:
     """The first and second loss and the weights after a step, without sharding."""
     ebc = tutorials.introduction_collection()
@@ -94,17 +87,10 @@ def unsharded_pass(make_optimizer: Any) -> tuple[list[float], dict[str, torch.Te
 
 
 @pytest.mark.parametrize("torchs_function", [True, False], ids=["torch's", "ours"])
-@pytest.mark.parametrize(
-    "optimizer", ["EmbOptimType.EXACT_ROWWISE_ADAGRAD", "row_wise_adagrad", "exact_row_wise_adagrad"]
-)
-def test_introduction_optimizers_reach_the_kernels(
-    pool: RankPool, optimizer: str, torchs_function: bool
-) -> None:
-    (seen,) = pool.run(
-        tutorials.introduction_optimizers, 1, fused_params_optimizer(optimizer), torchs_function
-    )
+def test_introduction_optimizers_reach_the_kernels(pool: RankPool, torchs_function: bool) -> None:
+    (seen,) = pool.run(tutorials.introduction_optimizers, 1, "row_wise_adagrad", torchs_function)
     tables = "embedding_bags.product_table.weight, embedding_bags.user_table.weight"
-    assert seen["original"] == f"FusedOptimizer(\n  sgd(lr=0.01): {tables}\n)"
+    assert seen["original"] == f"FusedOptimizer(\n  sgd(lr=0.01), by default: {tables}\n)"
     assert seen["fused params"] == f"FusedOptimizer(\n  row_wise_adagrad(lr=0.02, eps=0.002): {tables}\n)"
     assert seen["applied"] == f"FusedOptimizer(\n  sgd(lr=0.5): {tables}\n)"
     assert seen["is keyed"]

@@ -41,7 +41,7 @@ SHARDING_TABLES = [
 def gen_constraints(sharding_type: str) -> dict[str, ParameterConstraints]:
     return {
         table.name: ParameterConstraints(
-            sharding_types=[sharding_type], compute_kernels=[EmbeddingComputeKernel.BATCHED_FUSED.value]
+            sharding_types=[sharding_type], compute_kernels=[EmbeddingComputeKernel.FUSED.value]
         )
         for table in SHARDING_TABLES
     }

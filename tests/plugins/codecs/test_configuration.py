@@ -54,12 +54,9 @@ def test_qcomms_config_precision_that_is_no_name_is_refused(wrong: Any) -> None:
         QCommsConfig(forward_precision=wrong)
 
 
-def test_get_qcomm_codecs_registry_gives_a_sharder_its_codecs() -> None:
-    registry = sw.get_qcomm_codecs_registry(QCommsConfig(forward_precision="half"), device="cpu")
-    sharder = sw.EmbeddingBagCollectionSharder(qcomm_codecs_registry=registry)
+def test_sharder_resolves_the_names_of_codecs() -> None:
+    sharder = sw.EmbeddingBagCollectionSharder(qcomm_codecs_registry=QCommsConfig("half"))
     assert sharder.qcomm_codecs_registry == QCommsConfig("fp16")
-    with pytest.raises(sw.UnsupportedError, match=r"for tables, not for collectives.*ParameterConstraints"):
-        sw.get_qcomm_codecs_registry(HALF, comm_ops=["POOLED_EMBEDDINGS_ALL_TO_ALL"])
 
 
 @pytest.mark.parametrize("sharder", [sw.EmbeddingBagCollectionSharder, sw.EmbeddingCollectionSharder])

@@ -190,7 +190,5 @@ def test_group_key_keeps_optimizers_and_data_types_apart_and_can_be_hashed(kerne
 def test_names_of_torchrecs_enumeration_stand_for_registered_kernels() -> None:
     assert ComputeKernel.DENSE.value == "dense"
     assert ComputeKernel.FUSED.value == "fused"
-    assert ComputeKernel.BATCHED_FUSED.value == "fused"
-    assert ComputeKernel.BATCHED_DENSE.value == "dense"
     with pytest.raises(AttributeError, match="Did you mean 'fused'"):
         _ = ComputeKernel.FUSD

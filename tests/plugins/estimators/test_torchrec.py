@@ -122,13 +122,12 @@ def plan_of(parts, **rule):
 
 
 AS_TORCHREC = {
-    "estimator": "torchrec",
+    "estimator": "torchrec:published_options=true",
     "storage_estimator": "torchrec_storage",
-    "option_space": "torchrec",
 }
 
 
-def test_torchrec_in_all_three_parts_plans_with_its_storage_model_and_its_options():
+def test_torchrec_with_its_options_plans_with_its_storage_model_and_its_options():
     plan, report = plan_of(AS_TORCHREC, sharding_types=["data_parallel"])
     assert plan.plan[""]["t"].compute_kernel == "dense"
     # TorchRec's model counts weights and buffers; the gradient and state of a dense kernel are not in it.
@@ -164,8 +163,8 @@ def test_estimator_named_that_is_the_default_changes_no_plan(device):
 def test_option_space_is_recorded_and_had_again_from_the_document():
     table = TableSpec("t", 1000, 64, ["f"])
     few = OptionSpace({"table_wise": (), "row_wise": ("fused",)}, min_partition=16)
-    for space in ("torchrec", few):
-        planner = EmbeddingShardingPlanner(Topology(4, "cuda"), 64, option_space=space)
+    for chosen in ({"estimator": AS_TORCHREC["estimator"]}, {"option_space": few}):
+        planner = EmbeddingShardingPlanner(Topology(4, "cuda"), 64, **chosen)
         plan = ShardingPlan.from_json(planner.plan_tables([table]).to_json())
         again = Rederived.of(plan, host())
         assert again.options.num_options == planner.report.space.options.num_options

@@ -27,6 +27,7 @@ from shardwright.planning.tables.codecs import QCommsConfig
 from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
 from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright.planning.tables.spec import TableSpec
+from shardwright_plugins.estimators.torchrec_performance import TorchRecPerformance
 
 HERE = Path(__file__).parent
 SCRIPT, GOLDEN = HERE / "torchrec_numbers.py", HERE / "torchrec_golden.json"
@@ -228,7 +229,7 @@ def our_options(case: dict[str, Any], topology: Topology) -> Options:
         )
         for item in case["tables"]
     }
-    space = host().estimators.create("torchrec").published_option_space(topology)
+    space = TorchRecPerformance(published_options=True).option_space(topology)
     return enumerate_options(
         tables, topology, Constraints(rules), host(), batch_size=case["batch_size"], space=space
     )

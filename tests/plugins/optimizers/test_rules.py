@@ -327,7 +327,7 @@ def test_states_of_rows_and_elements_load_under_another_plan(kernel: str) -> Non
 
 
 def test_fused_params_reach_the_unsharded_optimizer_with_all_parameters() -> None:
-    spec = OptimizerSpec.from_fused_params({"optimizer": "lars_sgd", "lr": 0.2, "eta": 0.5})
+    spec = OptimizerSpec.from_fused_params({"optimizer": "lars", "lr": 0.2, "eta": 0.5})
     made = spec_to_torch(spec, [torch.nn.Parameter(weights())])
     assert {name: made.param_groups[0][name] for name in ("lr", "eta", "momentum")} == {
         "lr": 0.2,

@@ -13,7 +13,7 @@ from tests.drawn import drawn
 from shardwright.contracts import Proposer
 from shardwright.errors import NoPlanError
 from shardwright.host import host
-from shardwright.planning.machines.reservations import FixedPercentageStorageReservation
+from shardwright.planning.machines.reservations import StorageReservation
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.inputs import Request
 from shardwright.planning.options.planning_plugins import PluginChoice
@@ -46,7 +46,7 @@ def planned(tables, topology, constraints):
 
 
 def space_of(tables, topology, constraints):
-    request = Request(topology, Constraints(constraints), 2, FixedPercentageStorageReservation(0.0))
+    request = Request(topology, Constraints(constraints), 2, StorageReservation(0.0))
     return prepare(tables, request, PluginChoice().resolve(host()))
 
 

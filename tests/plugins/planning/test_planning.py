@@ -82,12 +82,6 @@ def test_tutorial_pooling_factor_raises_the_estimated_time():
     assert many.result.feedback.value_ms > 5 * one.result.feedback.value_ms
 
 
-def test_tutorial_old_kernel_name_is_an_alias():
-    rule = ParameterConstraints(compute_kernels=["batched_fused"])
-    made, _ = plan(SMALL, constraints={"small_table": rule})
-    assert made.plan[""]["small_table"].compute_kernel == "fused"
-
-
 @pytest.mark.parametrize(
     ("kind", "ranks", "sizes"),
     [
@@ -98,7 +92,7 @@ def test_tutorial_old_kernel_name_is_an_alias():
 )
 def test_sharding_tutorial_shards_are_those_it_prints(kind, ranks, sizes):
     table = TableSpec("large_table_0", 4096, 64, ["large_table_feature_0"])
-    rule = ParameterConstraints(sharding_types=[kind], compute_kernels=["batched_fused"])
+    rule = ParameterConstraints(sharding_types=[kind], compute_kernels=["fused"])
     made, _ = plan(table, constraints={"large_table_0": rule})
     sharding = made.plan[""]["large_table_0"]
     assert [shard.shard_sizes for shard in sharding.sharding_spec.shards] == sizes

@@ -12,7 +12,7 @@ from tests.plugins.planning.test_cli_plan import run
 
 from shardwright.errors import InvalidInputError, NoPlanError, PlanningError
 from shardwright.host import PluginHost, use_host
-from shardwright.planning.machines.reservations import InferenceStorageReservation
+from shardwright.planning.machines.reservations import StorageReservation
 from shardwright.planning.machines.topology import GIB, Topology
 from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.planning.planner import TablePlanner
@@ -86,7 +86,7 @@ def test_serving_keeps_free_what_inference_does():
     made.plan_tables(HOT)
     inputs = made.report.inputs["storage_reservation"]
     assert inputs["provenance"] == "assumed"
-    assert inputs["value"] == {"name": "inference", "percentage": 0.15, "dense_tensor_estimate": 0}
+    assert inputs["value"] == {"part": 0.15, "fixed_bytes": 0, "dense_multiplier": 0.0, "id_copies": 1}
     batch = 64 * (3 * 50) * 8  # ids of 8 bytes
     free = made.report.space.topology.capacity_bytes - made.report.space.capacity_bytes
     np.testing.assert_array_equal(free, np.full((4, 1), int(np.ceil(0.15 * 2 * GIB)) + batch))
@@ -95,12 +95,12 @@ def test_serving_keeps_free_what_inference_does():
 def test_serving_with_a_reservation_of_ones_own_keeps_its_dense_tensors_free():
     weights = sum(4 * table.num_embeddings * table.embedding_dim for table in BIG)
     alone = Topology(1, "cpu", ddr_cap=weights + 64 * MIB)
-    planner(
-        alone, storage_reservation=InferenceStorageReservation(0.0, 32 * MIB), constraints=TWO
-    ).plan_tables(BIG)
+    planner(alone, storage_reservation=StorageReservation(fixed_bytes=32 * MIB), constraints=TWO).plan_tables(
+        BIG
+    )
     with pytest.raises(NoPlanError):
         planner(
-            alone, storage_reservation=InferenceStorageReservation(0.0, 65 * MIB), constraints=TWO
+            alone, storage_reservation=StorageReservation(fixed_bytes=65 * MIB), constraints=TWO
         ).plan_tables(BIG)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import sys
 import time
@@ -17,6 +18,7 @@ from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.openapi.utils import get_openapi
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic_core import to_json
+from starlette.requests import ClientDisconnect
 
 from shardwright_serving.packages.manifest import Manifest, PackageError
 from shardwright_serving.server.batcher import OverloadedError, PredictionError
@@ -27,6 +29,7 @@ from shardwright_serving.server.settings import END_CODE, Settings
 
 __all__ = ["app_from_environment", "make_app"]
 
+LOG = logging.getLogger("uvicorn.error")  # which uvicorn shows
 RESTART_CODE = 1
 """Exit code of a worker that is to be started again."""
 
@@ -99,10 +102,13 @@ class _Endpoints:
         """Predict. The body is JSON: `features`, and where the package has them `weights` and `dense`."""
         begun = time.monotonic()
         try:
-            body = await _body(request, self._settings.max_request_bytes)
+            body = await _body(request, self._settings)
             response = await self._answered(body)
         except HTTPException as error:
             self._metrics.requests.labels(error.status_code).inc()
+            if error.status_code in _OF_CLIENTS:
+                host, port = request.client or ("a client", 0)
+                LOG.warning("%s:%s %s", host, port, error.detail)
             raise
         self._metrics.requests.labels(response.status_code).inc()
         self._metrics.request_seconds.observe(time.monotonic() - begun)
@@ -167,25 +173,37 @@ class _Endpoints:
         return document
 
 
-async def _body(request: Request, most: int) -> bytes:
+async def _body(request: Request, settings: Settings) -> bytes:
     """Read the body of a request, and no more of it than may be.
 
     Raises:
-        HTTPException: it is larger (413).
+        HTTPException: it is larger (413), did not come in time (408), or the client left (499).
     """
+    most = settings.max_request_bytes
     told = request.headers.get("content-length", "")
     pieces, size = [], int(told) if told.isdecimal() else 0
     if size <= most:
         size = 0
-        async for piece in request.stream():
-            pieces.append(piece)
-            size += len(piece)
-            if size > most:
-                break
+        try:
+            async with asyncio.timeout(settings.max_body_seconds):
+                async for piece in request.stream():
+                    pieces.append(piece)
+                    size += len(piece)
+                    if size > most:
+                        break
+        except TimeoutError:
+            slow = f"sent {size} bytes of a body in {settings.max_body_seconds:g} s, and not its end"
+            raise HTTPException(408, slow, _CLOSE) from None
+        except ClientDisconnect:
+            raise HTTPException(_LEFT, f"left after {size} bytes of a body") from None
     if size > most:
-        raise HTTPException(413, f"the body has {size} bytes or more; at most {most} are read", CLOSE)
+        raise HTTPException(413, f"the body has {size} bytes or more; at most {most} are read", _CLOSE)
     return b"".join(pieces)
 
 
-CLOSE = {"Connection": "close"}
+_CLOSE = {"Connection": "close"}
 """Header of an answer to a body that was not read to its end."""
+_LEFT = 499
+"""Status that nginx gives to a request whose client has left; nobody reads it but the metrics."""
+_OF_CLIENTS = (408, 413, _LEFT)
+"""Statuses of requests that did not arrive whole, each a line in the log."""

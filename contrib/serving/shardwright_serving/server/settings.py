@@ -31,6 +31,7 @@ class Settings:
         max_wait_ms: longest time a request waits for others to join its batch, ms.
         max_queue: most samples that wait in one worker; a request beyond is answered with 503.
         max_request_bytes: largest body of a request.
+        max_body_seconds: longest time in which the body of a request comes, s.
         poll_seconds: time between two looks for a newer package, s.
         threads: threads of torch in one worker; 0 for the cores divided by the workers.
         first: version of the package that the server was started with.
@@ -43,6 +44,7 @@ class Settings:
     max_wait_ms: float = field(default=2.0, validator=validators.ge(0))
     max_queue: int = field(default=4096, validator=AT_LEAST_1)
     max_request_bytes: int = field(default=4 << 20, validator=AT_LEAST_1)
+    max_body_seconds: float = field(default=10.0, validator=validators.gt(0))
     poll_seconds: float = field(default=1.0, validator=validators.gt(0))
     threads: int = field(default=0, validator=validators.ge(0))
     first: str = ""

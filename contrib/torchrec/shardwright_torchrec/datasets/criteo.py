@@ -1,21 +1,19 @@
-"""Criteo's click logs, from files on disk: tab-separated lines, or numpy arrays in memory."""
+"""Criteo's click logs, as NumPy arrays in memory."""
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import IterableDataset, IterDataPipe
+from torch.utils.data import IterableDataset
 
 import shardwright as sw
-from shardwright_torchrec.datasets.utils import Batch, safe_cast
+from shardwright_torchrec.datasets.utils import Batch
 
 __all__ = [
     "CAT_FEATURE_COUNT",
-    "COLUMN_TYPE_CASTERS",
     "DAYS",
     "DEFAULT_CAT_NAMES",
     "DEFAULT_COLUMN_NAMES",
@@ -23,10 +21,7 @@ __all__ = [
     "DEFAULT_LABEL_NAME",
     "INT_FEATURE_COUNT",
     "TOTAL_TRAINING_SAMPLES",
-    "CriteoIterDataPipe",
     "InMemoryBinaryCriteoIterDataPipe",
-    "criteo_kaggle",
-    "criteo_terabyte",
 ]
 
 # The columns of the data set: a label, 13 counts and 26 hexadecimal categories, over 24 days.
@@ -39,67 +34,6 @@ DEFAULT_LABEL_NAME = "label"
 DEFAULT_INT_NAMES: list[str] = [f"int_{number}" for number in range(INT_FEATURE_COUNT)]
 DEFAULT_CAT_NAMES: list[str] = [f"cat_{number}" for number in range(CAT_FEATURE_COUNT)]
 DEFAULT_COLUMN_NAMES: list[str] = [DEFAULT_LABEL_NAME, *DEFAULT_INT_NAMES, *DEFAULT_CAT_NAMES]
-
-
-def _count(text: str) -> Any:
-    return safe_cast(text, int, 0)
-
-
-def _category(text: str) -> Any:
-    return safe_cast(text, str, "")
-
-
-COLUMN_TYPE_CASTERS: list[Callable[[str], Any]] = [
-    *[_count] * (1 + INT_FEATURE_COUNT),
-    *[_category] * CAT_FEATURE_COUNT,
-]
-
-
-def _by_name(line: list[str]) -> dict[str, Any]:
-    columns = reversed(list(zip(DEFAULT_COLUMN_NAMES, COLUMN_TYPE_CASTERS, strict=True)))
-    cells = list(reversed(line))
-    return {name: cast(cells[number]) for number, (name, cast) in enumerate(columns) if number < len(cells)}
-
-
-class CriteoIterDataPipe(IterDataPipe):  # type: ignore[type-arg]  # of what row_mapper gives
-    """The lines of Criteo's files.
-
-    Args:
-        paths: tab-separated files.
-        row_mapper: function of a line's cells; a dict by column by default; `None`: the cells.
-        open_kw: arguments of `open`.
-    """
-
-    def __init__(
-        self,
-        paths: Iterable[str],
-        *,
-        row_mapper: Callable[[list[str]], Any] | None = _by_name,
-        **open_kw: Any,
-    ) -> None:
-        self.paths, self.row_mapper, self.open_kw = list(paths), row_mapper, open_kw
-
-    def __iter__(self) -> Iterator[Any]:
-        worker = torch.utils.data.get_worker_info()
-        paths = self.paths if worker is None else self.paths[worker.id :: worker.num_workers]
-        for path in paths:
-            with open(path, **{"newline": "", **self.open_kw}) as file:
-                for line in csv.reader(file, delimiter="\t"):
-                    yield line if self.row_mapper is None else self.row_mapper(line)
-
-
-def criteo_terabyte(
-    paths: Iterable[str], *, row_mapper: Callable[[list[str]], Any] | None = _by_name, **open_kw: Any
-) -> CriteoIterDataPipe:
-    """The lines of the one-terabyte data set; see `CriteoIterDataPipe`."""
-    return CriteoIterDataPipe(paths, row_mapper=row_mapper, **open_kw)
-
-
-def criteo_kaggle(
-    path: str, *, row_mapper: Callable[[list[str]], Any] | None = _by_name, **open_kw: Any
-) -> CriteoIterDataPipe:
-    """The lines of Kaggle's data set, whose test file has no labels; see `CriteoIterDataPipe`."""
-    return CriteoIterDataPipe([path], row_mapper=row_mapper, **open_kw)
 
 
 class InMemoryBinaryCriteoIterDataPipe(IterableDataset):  # type: ignore[type-arg]  # of Batch

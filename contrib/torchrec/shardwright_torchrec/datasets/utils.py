@@ -11,7 +11,10 @@ from torch import Tensor
 import shardwright as sw
 from shardwright_torchrec.streamable import Pipelineable
 
-__all__ = ["Batch", "safe_cast"]
+__all__ = ["PATH_MANAGER_KEY", "Batch"]
+
+PATH_MANAGER_KEY: str = "torchrec"
+"""Key under which scripts ask iopath for files."""
 
 
 @dataclass
@@ -41,11 +44,3 @@ class Batch(Pipelineable):
         return Batch(
             self.dense_features.pin_memory(), self.sparse_features.pin_memory(), self.labels.pin_memory()
         )
-
-
-def safe_cast(val: Any, dest_type: Any, default: Any) -> Any:
-    """A value as another type, or a default where it cannot be."""
-    try:
-        return dest_type(val)
-    except ValueError:
-        return default

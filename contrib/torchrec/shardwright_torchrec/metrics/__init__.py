@@ -1,1 +1,1 @@
-"""TorchRec's metrics of training loops: weighted, by task, over a window and a lifetime."""
+"""Metrics of predictions."""

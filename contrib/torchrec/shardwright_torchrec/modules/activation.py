@@ -1,6 +1,7 @@
-"""Activations."""
+"""Activations.
 
-from __future__ import annotations
+TorchScript and `torch.fx` read annotations, so they are no text here.
+"""
 
 import torch
 from torch import Tensor, nn

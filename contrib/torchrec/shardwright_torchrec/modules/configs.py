@@ -8,6 +8,7 @@ from typing import Any
 import attrs
 
 import shardwright as sw
+from shardwright_torchrec.modules.replaceable import replaceable
 
 __all__ = ["BaseEmbeddingConfig", "EmbeddingBagConfig", "EmbeddingConfig"]
 
@@ -57,6 +58,7 @@ class _AsInTorchRec:
         object.__setattr__(self, field, getattr(changed, field))
 
 
+@replaceable
 class EmbeddingConfig(_AsInTorchRec, sw.EmbeddingConfig):
     """One table of an `EmbeddingCollection`; see `shardwright.EmbeddingConfig`.
 
@@ -96,6 +98,7 @@ class EmbeddingConfig(_AsInTorchRec, sw.EmbeddingConfig):
         )
 
 
+@replaceable
 class EmbeddingBagConfig(_AsInTorchRec, sw.EmbeddingBagConfig):
     """One table of an `EmbeddingBagCollection`; see `shardwright.EmbeddingBagConfig`.
 

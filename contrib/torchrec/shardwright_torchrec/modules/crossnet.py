@@ -3,9 +3,9 @@
 DCN: Wang and others 2017, arXiv:1708.05123. DCN-V2, with matrices, low ranks and experts: arXiv:2008.13535.
 
 Legend: N features, L layers, r rank, K experts, B batch.
-"""
 
-from __future__ import annotations
+TorchScript and `torch.fx` read annotations, so they are no text here.
+"""
 
 from collections.abc import Callable
 

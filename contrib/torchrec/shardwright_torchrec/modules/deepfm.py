@@ -1,6 +1,7 @@
-"""Factorisation machines: Guo and others 2017, arXiv:1703.04247."""
+"""Factorisation machines: Guo and others 2017, arXiv:1703.04247.
 
-from __future__ import annotations
+TorchScript and `torch.fx` read annotations, so they are no text here.
+"""
 
 import torch
 import torch.fx

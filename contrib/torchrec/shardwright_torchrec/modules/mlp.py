@@ -1,6 +1,7 @@
-"""Perceptrons: one linear layer with an activation, and stacks of such."""
+"""Perceptrons: one linear layer with an activation, and stacks of such.
 
-from __future__ import annotations
+TorchScript and `torch.fx` read annotations, so they are no text here.
+"""
 
 from collections.abc import Callable
 from itertools import pairwise

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import attrs
 
 import shardwright as sw
 from shardwright.host import host
+from shardwright_torchrec.modules.replaceable import replaceable
 from shardwright_torchrec.parallel.kernel_names import all_fused
 from shardwright_torchrec.parallel.sharders import REPLICATED, kernels_with_gradients
 
-__all__ = ["CacheParams", "ParameterConstraints", "bent"]
+__all__ = ["CacheParams", "ParameterConstraints", "bent", "check_precisions"]
 
 
 class CacheParams(sw.CacheParams):
@@ -22,7 +23,7 @@ class CacheParams(sw.CacheParams):
         algorithm: `"lru"`, `"lfu"`, or FBGEMM's `CacheAlgorithm`; LRU by default.
         load_factor: part of the table's rows that the cache holds.
         reserved_memory: must be None or 0; `load_factor` says how large the cache is.
-        precision: must be None; rows in the cache have the table's data type.
+        precision: data type of rows in the cache. It must be the table's; the planner checks it.
         prefetch_pipeline: not used; pipelines fetch rows ahead where a kernel has any to fetch.
         stats: behaviour of the table's ids.
         multipass_prefetch_config: must be None.
@@ -44,12 +45,13 @@ class CacheParams(sw.CacheParams):
         _refuse(
             "CacheParams",
             reserved_memory=reserved_memory or None,
-            precision=precision,
             multipass_prefetch_config=multipass_prefetch_config,
         )
         super().__init__(load_factor, "lru" if algorithm is None else algorithm, stats)
+        object.__setattr__(self, "precision", precision)
 
 
+@replaceable
 class ParameterConstraints(sw.ParameterConstraints):
     """Demands on a table, with TorchRec's arguments in TorchRec's order.
 
@@ -140,7 +142,6 @@ class ParameterConstraints(sw.ParameterConstraints):
 
 _INSTEAD = {
     "reserved_memory": "load_factor says how many rows the cache holds",
-    "precision": "rows in the cache have the table's data type",
     "multipass_prefetch_config": "rows are fetched ahead in one pass",
     "enforce_hbm": "optimizer states lie where the compute kernel keeps them; name another in compute_kernels",
     "stochastic_rounding": "it is the optimizer's: give the sharder fused_params={'stochastic_rounding': True}",
@@ -156,6 +157,24 @@ def _refuse(owner: str, **given: Any) -> None:
     for name, value in given.items():
         if value is not None and value is not False:
             raise sw.UnsupportedError(f"{owner}({name}={value!r}): {_INSTEAD[name]}")
+
+
+def check_precisions(
+    constraints: Mapping[str, sw.ParameterConstraints] | None, tables: Iterable[sw.TableSpec]
+) -> None:
+    """Check that rows of caches are asked for in their tables' data types.
+
+    Raises:
+        UnsupportedError: a cache is to have another.
+    """
+    for table in tables:
+        rule = (constraints or {}).get(table.name)
+        asked = getattr(rule and rule.cache_params, "precision", None)
+        if asked is not None and getattr(asked, "name", asked) != table.data_type.name:
+            raise sw.UnsupportedError(
+                f"CacheParams(precision={asked!r}) of table {table.name!r}: rows in a cache have the table's data "
+                f"type, {table.data_type.name}. Leave precision out, or give the table another data_type"
+            )
 
 
 def bent(

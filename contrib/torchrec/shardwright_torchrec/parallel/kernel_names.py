@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import lru_cache
+from typing import Any
 
 import attrs
 
@@ -16,6 +17,7 @@ from shardwright.host import PluginHost, host
 
 __all__ = [
     "FUSED",
+    "EmbeddingComputeKernel",
     "NamedPlan",
     "NamedSharding",
     "all_fused",
@@ -27,6 +29,28 @@ __all__ = [
 ]
 
 FUSED = "fused"
+_OLD = "batched_"
+"""What TorchRec's names of kernels once began with; its tutorials still write `BATCHED_FUSED`."""
+
+
+class _Names(type(sw.ComputeKernel)):  # type: ignore[misc]
+    """Names of compute kernels, with those that TorchRec has dropped."""
+
+    def __getattr__(cls, name: str) -> Any:
+        return getattr(sw.ComputeKernel, name.removeprefix(_OLD.upper()))
+
+    def __getitem__(cls, name: str) -> Any:
+        return sw.ComputeKernel[name.removeprefix(_OLD.upper())]
+
+    def __call__(cls, name: str) -> Any:
+        return sw.ComputeKernel(name.removeprefix(_OLD))
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, sw.ComputeKernel)
+
+
+class EmbeddingComputeKernel(sw.ComputeKernel, metaclass=_Names):
+    """The compute kernels by name, as TorchRec's enumeration has them."""
 
 
 @attrs.frozen(repr=False, hash=False)
@@ -98,7 +122,7 @@ def torchrec_name(kernel: str) -> str:
 
 def all_fused(kernels: Iterable[str]) -> list[str]:
     """The kernels that are meant by names of which one may be `fused`."""
-    given = [host().compute_kernels.canonical(name) for name in kernels]
+    given = [host().compute_kernels.canonical(name.removeprefix(_OLD)) for name in kernels]
     return list(dict.fromkeys([*given, *fused_kernels()])) if FUSED in given else given
 
 

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from typing import Any
+
+from attrs import evolve
+from torch import nn
 
 import shardwright as sw
 from shardwright.host import host
+from shardwright_torchrec.distributed.fused_params import checks_of, own_params
 from shardwright_torchrec.parallel.kernel_names import all_fused, own_shardings
 
 __all__ = [
@@ -17,12 +22,31 @@ __all__ = [
 ]
 
 REPLICATED = "data_parallel"
+_OF_SCRIPT = sw.OptimizerSpec(is_assumed=True)
+"""Optimizer of a table that the script's own updates."""
 
 
 class _AsInTorchRec(sw.ModuleSharder):
-    """Replicated tables without an optimizer of their own are left to the script's; weights are rank 0's."""
+    """A sharder that takes FBGEMM's settings, and leaves replicated tables without an optimizer to the script's.
+
+    Weights are rank 0's.
+
+    Args:
+        fused_params: settings, under FBGEMM's names too.
+        qcomm_codecs_registry: see `shardwright.ModuleSharder`.
+        further: further arguments of `shardwright.ModuleSharder`.
+    """
 
     sync_module_states = True  # TorchRec cuts each rank's shards out of that rank's module
+
+    def __init__(
+        self, fused_params: Mapping[str, Any] | None = None, qcomm_codecs_registry: Any = None, **further: Any
+    ) -> None:
+        self._left: frozenset[str] = frozenset()
+        checks = checks_of(fused_params)
+        super().__init__(
+            own_params(fused_params), qcomm_codecs_registry, **{"input_checks": checks, **further}
+        )
 
     def allowed(
         self, table: sw.TableSpec, compute_device_type: str
@@ -41,9 +65,33 @@ class _AsInTorchRec(sw.ModuleSharder):
             found[REPLICATED] = kernels_with_gradients()
         return found
 
+    def shardable_parameters(self, module: nn.Module) -> dict[str, nn.Parameter]:
+        """Weights of the module's tables by table; all of them are sharded."""
+        found = dict(module.named_parameters())
+        names = {table.name: f".{table.name}.weight" for table in self.tables(module)}
+        return {
+            name: parameter
+            for name, end in names.items()
+            for path, parameter in found.items()
+            if f".{path}".endswith(end)
+        }
+
+    def tables(self, module: nn.Module, path: str = "") -> list[sw.TableSpec]:
+        """See `shardwright.ModuleSharder.tables`."""
+        found = super().tables(module, path)
+        return [evolve(table, optimizer=_OF_SCRIPT) if table.name in self._left else table for table in found]
+
     def shard(self, module: Any, params: Any, *others: Any, **further: Any) -> Any:
-        """See `shardwright.ModuleSharder.shard`; a plan may say TorchRec's names of compute kernels."""
-        return super().shard(module, own_shardings(params, self.tables(module)), *others, **further)
+        """See `shardwright.ModuleSharder.shard`; a plan may say TorchRec's names of compute kernels.
+
+        Where it says a kernel that shows gradients, the script's optimizer updates the table, whichever was given for
+        the backward pass. A warning tells so.
+        """
+        tables = self.tables(module)
+        own = own_shardings(params, tables)
+        sharder = copy(self)
+        sharder._left = frozenset(_left_by(own, tables))
+        return super(_AsInTorchRec, sharder).shard(module, own, *others, **further)
 
 
 class EmbeddingBagCollectionSharder(_AsInTorchRec, sw.EmbeddingBagCollectionSharder):
@@ -80,6 +128,25 @@ class EmbeddingCollectionSharder(_AsInTorchRec, sw.EmbeddingCollectionSharder):
 def get_default_sharders() -> list[sw.ModuleSharder]:
     """One sharder for each class of collections."""
     return [EmbeddingBagCollectionSharder(), EmbeddingCollectionSharder()]
+
+
+def _left_by(params: Mapping[str, sw.ParameterSharding], tables: Iterable[sw.TableSpec]) -> list[str]:
+    """Tables with an optimizer for the backward pass whose planned kernels run none."""
+    showing = kernels_with_gradients()
+    given = {table.name: table.optimizer for table in tables if table.name in params}
+    left = [
+        name
+        for name, optimizer in given.items()
+        if optimizer is not None and not optimizer.is_assumed and params[name].compute_kernel in showing
+    ]
+    for name in left:
+        warnings.warn(
+            f"table {name!r}: the plan gives it the kernel {params[name].compute_kernel!r}, which shows gradients: "
+            f"{given[name]} does not run in the backward pass. Step an optimizer of the table's parameter",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+    return left
 
 
 def kernels_with_gradients() -> list[str]:

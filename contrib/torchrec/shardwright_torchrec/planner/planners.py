@@ -7,7 +7,7 @@ from typing import Any
 
 import shardwright as sw
 from shardwright_torchrec.modules.embedding_configs import DATA_TYPE_NUM_BITS
-from shardwright_torchrec.parallel.constraints import bent
+from shardwright_torchrec.parallel.constraints import bent, check_precisions
 from shardwright_torchrec.parallel.kernel_names import FUSED, named
 from shardwright_torchrec.parallel.sharders import get_default_sharders
 from shardwright_torchrec.planner import partitioners, proposers
@@ -104,7 +104,7 @@ class EmbeddingShardingPlanner(sw.EmbeddingShardingPlanner):
         Raises:
             PlannerError: there is no plan.
         """
-        if not tables_of(module, sharders):
+        if not self._tables(module, sharders):
             return sw.ShardingPlan({})
         with as_planner_error(lambda: self._why(module, sharders)):
             return self._reported(super().plan(module, sharders), module, sharders)
@@ -118,11 +118,17 @@ class EmbeddingShardingPlanner(sw.EmbeddingShardingPlanner):
             PlannerError: there is no plan.
         """
         sharders = get_default_sharders() if sharders is None else sharders
-        if not tables_of(module, sharders):
+        if not self._tables(module, sharders):
             return sw.ShardingPlan({})
         with as_planner_error(lambda: self._why(module, sharders)):
             plan = super().collective_plan(module, sharders, pg, **further)
             return self._reported(plan, module, sharders)
+
+    def _tables(self, module: Any, sharders: Sequence[Any]) -> list[sw.TableSpec]:
+        """The tables to plan, whose constraints are checked."""
+        tables = tables_of(module, sharders)
+        check_precisions(self._told["constraints"], tables)
+        return tables
 
     def _why(self, module: Any, sharders: Sequence[Any]) -> PlannerErrorType:
         """The reason why there is no plan: the tables' weights alone are too much for all ranks, or anything else."""

@@ -11,7 +11,7 @@ from attrs import frozen
 from shardwright.arguments import brief
 from shardwright.contracts.estimator import Estimator
 from shardwright.errors import PlanningError
-from shardwright.planning.machines.reservations import FixedPercentageStorageReservation, StorageReservation
+from shardwright.planning.machines.reservations import StorageReservation
 from shardwright.planning.machines.topology import InputValue, Topology
 from shardwright.planning.options.options import Options
 from shardwright.planning.options.planning_plugins import PlanningPlugins
@@ -30,7 +30,7 @@ _SERVING_SOURCE = (
 # What TorchRec assumes (torchrec/distributed/planner: BATCH_SIZE, and the heuristical reservation's
 # percentage).
 BATCH_SIZE = 512
-STORAGE_RESERVATION = FixedPercentageStorageReservation(0.15)
+STORAGE_RESERVATION = StorageReservation(0.15)
 
 
 @frozen(eq=False)

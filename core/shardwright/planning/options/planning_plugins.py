@@ -34,7 +34,7 @@ class PlanningPlugins:
         partitioner: places proposals.
         last_resorts: partitioners that are asked where none fitted.
         option_space: options offered to tables without constraints; ``None``: those whose time the performance
-            estimator can tell. Or the estimator that such a space was published with.
+            estimator can tell.
         plugin_host: registries that these plugins, sharding types and kernels come from.
         given: JSON data of what was chosen and not merely preferred, by the planner's argument.
     """
@@ -45,18 +45,17 @@ class PlanningPlugins:
     partitioner: Partitioner
     plugin_host: PluginHost = field(repr=False)
     last_resorts: tuple[Partitioner, ...] = ()
-    option_space: OptionSpace | Estimator | None = None
+    option_space: OptionSpace | None = None
     given: Mapping[str, Any] = field(factory=dict)
 
     def offered_space(self, topology: Topology) -> OptionSpace:
         """Return the options that are offered to tables without constraints."""
-        if isinstance(self.option_space, OptionSpace):
+        if self.option_space is not None:
             return self.option_space
-        estimator = self.performance if self.option_space is None else self.option_space
-        method = "option_space" if self.option_space is None else "published_option_space"
-        with calling(f"estimator {estimator.name!r}"):
-            answer: OptionSpace = getattr(estimator, method)(topology)
-        check_answer(f"estimator {estimator.name!r}", method, answer, OptionSpace)
+        who = f"estimator {self.performance.name!r}"
+        with calling(who):
+            answer = self.performance.option_space(topology)
+        check_answer(who, "option_space", answer, OptionSpace)
         return answer
 
 
@@ -68,7 +67,7 @@ class PluginChoice:
     storage_estimator: str | Estimator | None = None
     proposer: str | Proposer | Sequence[str | Proposer] | None = None
     partitioner: str | Partitioner | None = None
-    option_space: str | OptionSpace | None = None
+    option_space: OptionSpace | None = None
 
     def resolve(self, plugin_host: PluginHost) -> PlanningPlugins:
         """The plugins themselves: what was chosen, and the preferred ones for the rest.
@@ -80,11 +79,12 @@ class PluginChoice:
             UnknownPluginError: a name is not known, or nothing is loaded that may be taken unasked.
             InvalidInputError: an estimator measures something else.
         """
-        performance = _estimator(plugin_host.estimators, self.estimator, PERFORMANCE, "estimator")
+        if not isinstance(self.option_space, OptionSpace | None):
+            raise InvalidInputError(f"option_space must be an OptionSpace, got {self.option_space!r}")
         return PlanningPlugins(
-            performance=performance,
+            performance=_estimator(plugin_host.estimators, self.estimator, PERFORMANCE, "estimator"),
             storage=_estimator(plugin_host.estimators, self.storage_estimator, STORAGE, "storage_estimator"),
-            option_space=self._option_space(plugin_host.estimators, performance),
+            option_space=self.option_space,
             proposers=tuple(self._proposers(plugin_host.proposers)),
             partitioner=(
                 _preferred(plugin_host.partitioners)[0]
@@ -100,22 +100,6 @@ class PluginChoice:
         """Return the choice as JSON data: a name, several names, or an option space."""
         values = {name: getattr(self, name) for name in (attribute.name for attribute in fields(type(self)))}
         return {name: _as_data(value) for name, value in values.items() if value is not None}
-
-    def _option_space(
-        self, registry: Registry[Estimator], performance: Estimator
-    ) -> OptionSpace | Estimator | None:
-        asked = self.option_space
-        if asked is None or isinstance(asked, OptionSpace):
-            return asked
-        # The estimator that plans may be an object that no plugin offers, or another than the plugin's of that name.
-        if isinstance(asked, str) and asked in (performance.name, self.estimator):
-            return performance
-        if not isinstance(asked, str):
-            raise InvalidInputError(
-                f"option_space must be an OptionSpace, or the name of an estimator that was published with one; got "
-                f"{asked!r}"
-            )
-        return make_plugin(registry, asked, "option_space")
 
     def _proposers(self, registry: Registry[Proposer]) -> list[Proposer]:
         asked = self.proposer

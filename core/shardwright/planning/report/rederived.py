@@ -256,7 +256,7 @@ def _plugins_of(inputs: Mapping[str, Any], plugin_host: PluginHost) -> PlanningP
     return PluginChoice(
         estimator=_value(inputs, "estimator"),
         storage_estimator=_value(inputs, "storage_estimator"),
-        option_space=OptionSpace.from_data(space) if isinstance(space, Mapping) else space,
+        option_space=None if space is None else OptionSpace.from_data(space),
     ).resolve(plugin_host)
 
 

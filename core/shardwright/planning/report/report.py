@@ -99,11 +99,10 @@ class Report:
     def _models_text(self) -> str:
         """Name the cost models that were used, and the options offered to tables without constraints."""
         names = [self.inputs[name]["value"] for name in ("estimator", "storage_estimator")]
-        space = self.inputs.get("option_space", {}).get("value", "")
         offered = (
-            f"the option space {space!r}" if isinstance(space, str) else "an option space of the caller's"
+            "an option space of the caller's" if "option_space" in self.inputs else "all that is offered"
         )
-        return f"time by {names[0]!r}, memory by {names[1]!r}, options: {offered if space else 'all that is offered'}"
+        return f"time by {names[0]!r}, memory by {names[1]!r}, options: {offered}"
 
     def _averaging_text(self) -> Iterator[str]:
         """Yield the cost of averaging the replicas of other sharding groups, where there are any."""

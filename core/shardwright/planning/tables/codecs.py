@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from attrs import asdict, field, fields, frozen
 
 from shardwright.arguments import brief, typed
-from shardwright.errors import InvalidInputError, PlanningError, UnsupportedError, nearest
+from shardwright.errors import InvalidInputError, PlanningError, nearest
 from shardwright.host.process import process_host
 from shardwright.planning.plugin_calls import calling
 
@@ -122,30 +122,6 @@ def codecs_of(config: QCommsConfig | None) -> list[Codec]:
     """The codecs that a configuration names, those that change nothing among them."""
     names = (config.forward_precision, config.backward_precision) if config is not None else ()
     return [_codecs().create(name) for name in names if name]
-
-
-def get_qcomm_codecs_registry(
-    qcomms_config: QCommsConfig, comm_ops: Sequence[Any] | None = None, device: Any = None
-) -> QCommsConfig:
-    """TorchRec's call: what to give a sharder as ``qcomm_codecs_registry``.
-
-    One configuration serves every collective here, so that it is its own registry.
-
-    Args:
-        qcomms_config: the codecs.
-        comm_ops: not served: codecs are chosen for tables, not for collectives.
-        device: any; codecs work on all devices.
-
-    Raises:
-        UnsupportedError: ``comm_ops`` are given.
-        UnknownPluginError: a codec is not known.
-    """
-    if comm_ops is not None:
-        raise UnsupportedError(
-            f"comm_ops={list(comm_ops)!r}: codecs are chosen for tables, not for collectives. Leave comm_ops out, and "
-            "give tables that are to differ ParameterConstraints(qcomms_config=...)"
-        )
-    return (as_qcomms(qcomms_config) or QCommsConfig()).resolved()
 
 
 def _codecs() -> Registry[Codec]:

@@ -21,7 +21,6 @@ from shardwright.planning.documents.limits import MOST_RATE, MOST_SAMPLES
 from shardwright.planning.tables.caching import CacheParams
 from shardwright.planning.tables.codecs import QCommsConfig, as_qcomms
 from shardwright.planning.tables.spec import TableSpec, is_answer
-from shardwright.replaceable import replaceable
 
 
 def _plain_names(values: Iterable[Any] | None) -> tuple[str, ...] | None:
@@ -144,7 +143,6 @@ def _positive(instance: Any, attribute: Any, value: int | None) -> None:
         raise InvalidInputError(f"{attribute.name} must be a positive number of columns, got {value!r}")
 
 
-@replaceable
 @frozen(cache_hash=True, field_transformer=typed)
 class ParameterConstraints:
     """Demands on one table, or on all tables that a pattern matches.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from enum import Enum
 from typing import Any
 
 from attrs import field, frozen
@@ -12,24 +11,8 @@ from attrs import field, frozen
 from shardwright.arguments import brief, typed
 from shardwright.errors import InvalidInputError, UnknownNameError, nearest
 from shardwright.planning.tables.caching import FUSED_PARAMS as CACHE_PARAMS
-from shardwright.planning.tables.fused_params import FBGEMM_PARAMS
 
-# FBGEMM's EmbOptimType values and the common spellings, to the one name kernels declare.
-_ALIASES = {
-    "sgd": "sgd",
-    "exact_sgd": "sgd",
-    "adagrad": "adagrad",
-    "exact_adagrad": "adagrad",
-    "row_wise_adagrad": "row_wise_adagrad",
-    "rowwise_adagrad": "row_wise_adagrad",
-    "exact_row_wise_adagrad": "row_wise_adagrad",
-    "exact_rowwise_adagrad": "row_wise_adagrad",
-    "adam": "adam",
-    "partial_rowwise_adam": "partial_row_wise_adam",
-    "lars_sgd": "lars",
-}
-
-_PUBLISHED = frozenset(_ALIASES.values()) - {"partial_row_wise_adam", "lars"}
+_PUBLISHED = frozenset({"adagrad", "adam", "row_wise_adagrad", "sgd"})
 """Optimizers whose parameters are checked here; those of others are by their plugins, when a kernel is asked."""
 
 _DEFAULT = "sgd"
@@ -41,7 +24,7 @@ CLIPPING_PARAMS = frozenset({"gradient_clipping", "max_gradient"})
 """The keys of ``fused_params`` that are about the gradients of outputs, not the optimizer."""
 
 _MAX_GRADIENT = 1.0  # FBGEMM's default where gradient_clipping=True alone is given
-_ELSEWHERE = CACHE_PARAMS | CLIPPING_PARAMS | FBGEMM_PARAMS
+_ELSEWHERE = CACHE_PARAMS | CLIPPING_PARAMS
 
 
 def check_max_gradient(value: Any) -> None:
@@ -101,7 +84,7 @@ def _rate(instance: Any, attribute: Any, value: Any) -> None:
 
 
 def _canonical(name: Any) -> Any:
-    return _ALIASES.get(name.lower(), name.lower()) if isinstance(name, str) else name
+    return name.lower() if isinstance(name, str) else name
 
 
 def _named(instance: Any, attribute: Any, value: Any) -> None:
@@ -119,12 +102,7 @@ def _items(values: Mapping[str, Any] | tuple[tuple[str, Any], ...]) -> tuple[tup
 
 
 def _as_plain(value: Any) -> Any:
-    """A value that can be hashed and written: numbers of NumPy and torch become Python's, lists tuples.
-
-    Members of enumerations, as FBGEMM's ``WeightDecayMode``, become their names in lower case.
-    """
-    if isinstance(value, Enum):
-        return value.name.lower()
+    """A value that can be hashed and written: numbers of NumPy and torch become Python's, lists tuples."""
     if getattr(value, "ndim", None) == 0:
         return value.item()
     return tuple(value) if isinstance(value, list) else value
@@ -177,7 +155,7 @@ class OptimizerSpec:
     ``row_wise_adagrad`` and ``adam`` (rows that get no gradient in a step are left alone by all of them).
 
     Args:
-        name: the optimizer's name; FBGEMM's ``EmbOptimType`` values are understood as well.
+        name: the optimizer's name.
         learning_rate: the initial learning rate; 0.01 as in FBGEMM.
         parameters: the rest (``eps``, ``beta1``, ``beta2``, ``weight_decay``, ``stochastic_rounding``, ...), sorted by
             name. Kernels say which they can run.
@@ -204,13 +182,12 @@ class OptimizerSpec:
         """The optimizer that ``fused_params`` describe; SGD at 0.01 where they name none, as in FBGEMM.
 
         Args:
-            fused_params: ``{"optimizer": name or EmbOptimType, "learning_rate": ..., "eps": ..., ...}``; what is in it
+            fused_params: ``{"optimizer": name, "learning_rate": ..., "eps": ..., ...}``; what is in it
                 about a cache is left to :class:`~shardwright.planning.tables.caching.CacheParams`, and what is about
                 clipping to :func:`max_gradient_of`.
 
         Raises:
-            InvalidInputError: the optimizer is neither a name nor an enum member with a string value, or a value is out
-                of range.
+            InvalidInputError: the optimizer is no name, or a value is out of range.
             UnknownNameError: a built-in optimizer has no such parameter; the text has the nearest.
         """
         values = {
@@ -225,13 +202,12 @@ class OptimizerSpec:
         if not values:
             return ASSUMED
         optimizer = values.pop("optimizer", _DEFAULT)
-        name = optimizer.value if isinstance(optimizer, Enum) else optimizer
-        if not isinstance(name, str) or not name:
+        if not isinstance(optimizer, str) or not optimizer:
             raise InvalidInputError(
-                f"fused_params['optimizer'] must be a name such as 'sgd' or an EmbOptimType, got {brief(optimizer)}"
+                f"fused_params['optimizer'] must be a name such as 'sgd', got {brief(optimizer)}"
             )
         rate = values.pop("learning_rate", 0.01)
-        return cls(name=name, learning_rate=rate, parameters=values)
+        return cls(name=optimizer, learning_rate=rate, parameters=values)
 
     def get(self, parameter: str, default: Any) -> Any:
         """The value of ``parameter``, or ``default`` if it was not given."""

@@ -22,7 +22,6 @@ from shardwright.planning.tables.caching import CacheParams
 from shardwright.planning.tables.codecs import QCommsConfig, as_qcomms
 from shardwright.planning.tables.data_types import TORCH_NAMES, DataType
 from shardwright.planning.tables.optimizers import ASSUMED, STILL, OptimizerSpec, check_max_gradient
-from shardwright.replaceable import replaceable
 
 
 @unique
@@ -109,7 +108,6 @@ def _names(value: Any) -> list[str]:
     return names
 
 
-@replaceable
 @frozen(hash=False, field_transformer=typed)
 class EmbeddingConfig:
     """One table of an ``EmbeddingCollection``.
@@ -181,7 +179,6 @@ class EmbeddingConfig:
         return len(self.feature_names)
 
 
-@replaceable
 @frozen(hash=False, field_transformer=typed)
 class EmbeddingBagConfig(EmbeddingConfig):
     """One table of an ``EmbeddingBagCollection``: an ``EmbeddingConfig`` with a pooling type.

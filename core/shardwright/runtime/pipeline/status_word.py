@@ -7,11 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from shardwright.errors import DistributedError, InvalidInputError
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.ranks.sharding_groups import ShardingEnv2D
 from shardwright.runtime.step.batches.inputs import Status, goes_on
-from shardwright.runtime.step.batches.rank_problems import RankProblem, raise_problems
+from shardwright.runtime.step.batches.rank_problems import RankProblem, kind_of, kind_of_all, raise_problems
 
 
 class GroupsWord:
@@ -34,11 +33,10 @@ class GroupsWord:
         channel.all_to_all(received, sent, ones, ones, label="status of the sharding groups").wait()
         if not received.any():
             return None
-        mine = None if self._error is None else (isinstance(self._error, InvalidInputError), str(self._error))
+        mine = None if self._error is None else (kind_of(self._error), str(self._error))
         told = [other for other in channel.all_gather_objects(mine) if other is not None]
-        is_input = all(is_input for is_input, _ in told)
         text = "; ".join(dict.fromkeys(text for _, text in told))
-        return self._error or (InvalidInputError if is_input else DistributedError)(text)
+        return self._error or kind_of_all(kind for kind, _ in told)(text)
 
 
 class StatusWord:

@@ -267,8 +267,9 @@ def device_of_rank(env: ShardingEnv, asked: torch.device | str | None = None) ->
 
 
 _NO_GROUP = (
-    "no process group: start the processes with torchrun and call torch.distributed.init_process_group first; or, to "
-    "train in this process alone (as in a notebook), give DistributedModelParallel(model, env=ShardingEnv.local())"
+    "no process group: start the processes with torchrun (or sw.launch(function, ranks=2), as in a notebook) and call "
+    "torch.distributed.init_process_group first; or, to "
+    "train in this process alone, give DistributedModelParallel(model, env=ShardingEnv.local())"
 )
 
 

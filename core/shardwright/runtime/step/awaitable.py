@@ -37,16 +37,6 @@ class Awaitable(ABC, Generic[T]):
         return self._result
 
 
-class NoWait(Awaitable[T]):
-    """A result that is there already."""
-
-    def __init__(self, result: T) -> None:
-        self._result = result
-
-    def _wait_impl(self) -> T:
-        return self._result
-
-
 class LazyAwaitable(Awaitable[T]):
     """An awaitable that waits by itself on first use.
 

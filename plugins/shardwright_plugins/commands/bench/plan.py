@@ -60,9 +60,6 @@ def plan(
     storage_estimator: Annotated[
         str | None, typer.Option(metavar="NAME", help="The model of memory.")
     ] = None,
-    option_space: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The estimator with whose published options to plan.")
-    ] = None,
     proposer: Annotated[str | None, typer.Option(metavar="NAME", help="The search.")] = None,
     partitioner: Annotated[str | None, typer.Option(metavar="NAME", help="What places shards.")] = None,
     objective: Annotated[str | None, typer.Option(metavar="NAME", help="What is minimised.")] = None,
@@ -90,7 +87,7 @@ def plan(
         "batch": batch,
     }
     own: dict[str, Any] = {"estimator": estimator, "proposer": proposer, "partitioner": partitioner}
-    own |= {"storage-estimator": storage_estimator, "option-space": option_space}
+    own["storage-estimator"] = storage_estimator
     own.update(objective=objective, seconds=seconds)
     settings = PlanSettings(topology, own, beside, beside_seconds)
     results = []

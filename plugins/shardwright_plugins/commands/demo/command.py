@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from attrs import evolve
 
-from shardwright.errors import InvalidInputError, UnknownNameError, nearest
+from shardwright.errors import DistributedError, InvalidInputError, UnknownNameError, nearest
 from shardwright_plugins.commands.demo.settings import (
     DEFAULT_BATCH_SIZE,
     DEFAULT_CHECKPOINT_EVERY,
@@ -16,6 +17,9 @@ from shardwright_plugins.commands.demo.settings import (
     DemoSettings,
     fit_to_data,
 )
+
+if TYPE_CHECKING:
+    from shardwright_plugins.commands.demo.result import DemoResult
 
 __all__ = ["demo"]
 
@@ -98,18 +102,16 @@ def demo(
         check_writable(json)
     for note in fitted.notes:
         typer.echo(note)
+    _check_devices(fitted.settings)
+    _check_folder(fitted.settings)
     _run(fitted.settings, json)
 
 
 def _run(settings: DemoSettings, json: Path | None) -> None:
     from rich.console import Console
 
-    _check_devices(settings)
-    from shardwright_plugins.commands.demo.launch import launch
-    from shardwright_plugins.commands.demo.rank import run_rank
-
     try:
-        result = launch(run_rank, settings, ranks=settings.ranks, restarts=settings.restarts)
+        result = _launched(settings)
     except KeyboardInterrupt:
         typer.echo("interrupted: all ranks are ended", err=True)
         raise typer.Exit(130) from None
@@ -120,6 +122,36 @@ def _run(settings: DemoSettings, json: Path | None) -> None:
     if json is not None:
         result.write(json)
         typer.echo(f"written:      {json}")
+
+
+def _launched(settings: DemoSettings) -> DemoResult:
+    """Run all ranks, again from the newest checkpoint after one failed, as often as the settings allow."""
+    from shardwright.runtime.launch import local
+    from shardwright_plugins.commands.demo.rank import run_rank
+
+    for left in reversed(range(settings.restarts + 1)):
+        try:
+            return local.launch(run_rank, settings, ranks=settings.ranks)[0]
+        except DistributedError:
+            if not left:
+                raise
+            settings = evolve(settings, resume=True)
+    raise AssertionError  # the last attempt returns or raises
+
+
+def _check_folder(settings: DemoSettings) -> None:
+    """Check that a training that begins anew finds no checkpoints of another.
+
+    Raises:
+        InvalidInputError: If the folder has some.
+    """
+    from shardwright.runtime.checkpoint.folder import has_checkpoint
+
+    folder = settings.checkpoint
+    if folder is not None and not settings.resume and has_checkpoint(folder):
+        raise InvalidInputError(
+            f"{folder} has checkpoints already: give --resume to go on from the newest, or another folder"
+        )
 
 
 def _check_devices(settings: DemoSettings) -> None:

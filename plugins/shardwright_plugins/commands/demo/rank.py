@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,7 +15,6 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 from rich.console import Console
-from torch.distributed.elastic.multiprocessing.errors import record
 
 from shardwright import InvalidInputError, SavedCheckpoint, ShardingEnv, load_checkpoint, save_checkpoint
 from shardwright.cli.progress import track
@@ -30,25 +28,19 @@ from shardwright_plugins.commands.demo.settings import DemoSettings, make_source
 
 __all__ = ["run_rank", "train_and_evaluate"]
 
-# How long a rank whose work failed stays: see `_outliving_the_cause`.
-_LINGER_S = 3.0
-
 # Seconds between two lines that say how far the last checkpoint is (taste: slow enough to be read).
 _BETWEEN_NEWS_S = 5.0
 
 
-@record
 def run_rank(settings: DemoSettings) -> DemoResult | None:
-    """Be one rank of a job that torch's launcher started: join the process group, train, evaluate.
+    """Be one rank of a job that were launched: join the process group, train, evaluate.
 
     Returns:
         The result on rank 0, None elsewhere.
     """
     # There may be as many ranks as cores; and sums in one thread have one order: a run can be repeated.
     torch.set_num_threads(1)
-    # Ctrl-C ends a rank as the kernel does it: a KeyboardInterrupt may be raised where it is swallowed, in a `__del__`.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    with _outliving_the_cause(), _process_group(settings.device) as device:
+    with _process_group(settings.device) as device:
         return train_and_evaluate(settings, device)
 
 
@@ -132,19 +124,14 @@ class _Run:
         return num_steps * self._settings.batch_size, collectives, seconds
 
     def _resumed(self) -> int:
-        """Load the newest checkpoint, if that is asked for or ranks were started again; gives the steps it is after.
+        """Load the newest checkpoint, if that is asked for and there is one; gives the steps it is after.
 
         Raises:
-            InvalidInputError: the folder has checkpoints of another run.
+            InvalidInputError: it was trained on other batches.
         """
         folder = self._settings.checkpoint
-        again = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
-        if folder is None or not has_checkpoint(folder):
+        if folder is None or not self._settings.resume or not has_checkpoint(folder):
             return 0
-        if not (self._settings.resume or again):
-            raise InvalidInputError(
-                f"{folder} has checkpoints already: give --resume to go on from the newest, or another folder"
-            )
         loaded = load_checkpoint(folder, self._model.module, self._model.dense_optimizer)
         if loaded.extra != self._settings.data_position():
             raise InvalidInputError(
@@ -228,20 +215,6 @@ def wait_with_news(saving: SavedCheckpoint, tell: Callable[[], None]) -> None:
             return
         except TimeoutError:
             tell()
-
-
-@contextmanager
-def _outliving_the_cause() -> Iterator[None]:
-    """Let a rank whose work failed stay for a moment.
-
-    When a rank dies, the others fail at once, since their connections to it break. The launcher names the
-    process that it sees end first: that must be the one that died, not one that suffered from it.
-    """
-    try:
-        yield
-    except RuntimeError:
-        time.sleep(_LINGER_S)
-        raise
 
 
 @contextmanager

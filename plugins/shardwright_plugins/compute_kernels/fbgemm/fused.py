@@ -32,7 +32,6 @@ class Fused(ComputeKernel):
     """All blocks of a rank in one FBGEMM call, forward and backward."""
 
     name: ClassVar[str] = "fused"
-    aliases: ClassVar[tuple[str, ...]] = ("batched_fused",)
     batch_major: ClassVar[bool] = True
 
     @property

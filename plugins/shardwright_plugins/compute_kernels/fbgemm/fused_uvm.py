@@ -18,7 +18,6 @@ class FusedUvm(ComputeKernel):
     """FBGEMM's kernel in host memory, for tables larger than the device's; FBGEMM's placement ``MANAGED``."""
 
     name: ClassVar[str] = "fused_uvm"
-    aliases: ClassVar[tuple[str, ...]] = ("batched_fused_uvm",)
     preference: ClassVar[int] = -2
     batch_major: ClassVar[bool] = True
 

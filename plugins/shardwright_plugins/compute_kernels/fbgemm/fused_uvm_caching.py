@@ -27,7 +27,6 @@ class FusedUvmCaching(CachingKernel):
     """FBGEMM's kernel in host memory, with a software-managed cache; FBGEMM's placement ``MANAGED_CACHING``."""
 
     name: ClassVar[str] = "fused_uvm_caching"
-    aliases: ClassVar[tuple[str, ...]] = ("batched_fused_uvm_caching",)
     preference: ClassVar[int] = -1
     batch_major: ClassVar[bool] = True
     kept_in: ClassVar[str] = "host"

@@ -20,7 +20,6 @@ class Dense(ComputeKernel):
     """Blocks as ordinary parameters with dense gradients, for any optimizer; runs everywhere."""
 
     name: ClassVar[str] = "dense"
-    aliases: ClassVar[tuple[str, ...]] = ("batched_dense",)
     fuses_optimizer: ClassVar[bool] = False
     takes_ragged_bags: ClassVar[bool] = True
 

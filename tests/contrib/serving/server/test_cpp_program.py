@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -19,6 +20,7 @@ from tests.contrib.serving.packages.test_export_for_inference import export
 import shardwright as sw
 
 SOURCE = distributions.ROOT / "serving" / "cpp"
+PAGE = distributions.ROOT / "serving" / "shardwright_serving" / "docs" / "packages.md"
 pytestmark = pytest.mark.slow
 
 
@@ -62,6 +64,13 @@ def line(dense: torch.Tensor, features: sw.KeyedJaggedTensor) -> str:
             "dense": dense.tolist(),
         }
     )
+
+
+def test_page_names_all_libraries_that_the_program_is_built_with() -> None:
+    libraries = re.findall(r"find_package\((\w+)", (SOURCE / "CMakeLists.txt").read_text())
+    assert set(libraries) == {"Torch", "nlohmann_json"}
+    text = PAGE.read_text().partition("`contrib/serving/cpp`")[2].partition("```console")[0].lower()
+    assert [name for name in libraries if name.lower() not in text] == []
 
 
 @pytest.mark.parametrize("form", ["pt2", "torchscript"])

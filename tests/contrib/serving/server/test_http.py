@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
@@ -65,13 +65,10 @@ def test_large_body_is_413(client: TestClient) -> None:
     assert response.json()["detail"] == "the body has 2001 bytes or more; at most 2000 are read"
 
 
-def test_body_of_unknown_length_is_read_no_further_than_it_may(package: Path) -> None:
-    app = make_app(Settings(package, loader=packages.LOADER, max_request_bytes=2000))
+def asked(package: Path, receive: Callable[[], Awaitable[dict[str, Any]]], **settings: Any) -> list[Any]:
+    """Messages that the application sends to a client of which it receives something."""
+    app = make_app(Settings(package, loader=packages.LOADER, **settings))
     sent: list[Any] = []
-    pieces = iter([bytes(1500)] * 100)
-
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": next(pieces), "more_body": True}
 
     async def send(message: Any) -> None:
         sent.append(message)
@@ -79,11 +76,51 @@ def test_body_of_unknown_length_is_read_no_further_than_it_may(package: Path) ->
     async def ask() -> None:
         scope = {"type": "http", "method": "POST", "path": "/predict", "headers": [], "query_string": b""}
         async with app.router.lifespan_context(app):
-            await app(scope, receive, send)
+            await app({**scope, "client": ("10.0.0.7", 4711)}, receive, send)
 
     asyncio.run(asyncio.wait_for(ask(), 30))
+    return sent
+
+
+def of_client(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if "10.0.0.7:4711" in record.getMessage()]
+
+
+def test_body_of_unknown_length_is_read_no_further_than_it_may(
+    package: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pieces = iter([bytes(1500)] * 100)
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": next(pieces), "more_body": True}
+
+    sent = asked(package, receive, max_request_bytes=2000)
     assert sent[0]["status"] == 413
     assert b"the body has 3000 bytes or more; at most 2000 are read" in sent[1]["body"]
+    assert len(of_client(caplog)) == 1
+
+
+def test_client_that_leaves_in_mid_body_is_one_line_and_no_error(
+    package: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    messages = iter([{"type": "http.request", "body": b"{", "more_body": True}, {"type": "http.disconnect"}])
+
+    async def receive() -> dict[str, Any]:
+        return next(messages)
+
+    assert asked(package, receive)[0]["status"] == 499
+    assert of_client(caplog) == ["10.0.0.7:4711 left after 1 bytes of a body"]
+
+
+def test_client_that_sends_too_slowly_is_408(package: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def receive() -> dict[str, Any]:
+        await asyncio.sleep(0.05)
+        return {"type": "http.request", "body": b" ", "more_body": True}
+
+    sent = asked(package, receive, max_body_seconds=0.2)
+    assert sent[0]["status"] == 408
+    assert (b"connection", b"close") in sent[0]["headers"]
+    assert len(of_client(caplog)) == 1
 
 
 def test_many_samples_are_413(client: TestClient) -> None:

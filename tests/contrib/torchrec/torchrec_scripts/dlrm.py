@@ -26,7 +26,6 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
-from torchrec.optim.warmup import WarmupOptimizer, WarmupPolicy, WarmupStage
 
 CATEGORIES, ROWS, DIM, BATCH, STEPS = DEFAULT_CAT_NAMES[:6], 50, 16, 64, 30
 
@@ -116,7 +115,6 @@ def main(kind: str) -> None:
         dict(in_backward_optimizer_filter(model.named_parameters())),
         lambda params: torch.optim.Adagrad(params, lr=0.05),
     )
-    dense = WarmupOptimizer(dense, [WarmupStage(WarmupPolicy.LINEAR, 5, 0.1)], lr=0.05)
     optimizer = CombinedOptimizer([model.fused_optimizer, dense])
     pipeline = TrainPipelineSparseDist(model, optimizer, device, execute_all_batches=True)
     batches = iter(DataLoader(Clicks(seed=rank), batch_size=None))

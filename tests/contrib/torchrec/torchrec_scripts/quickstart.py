@@ -22,8 +22,7 @@ from torchrec.distributed.planner.shard_estimators import EmbeddingPerfEstimator
 from torchrec.distributed.planner.stats import EmbeddingStats
 from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
 from torchrec.distributed.types import ModuleSharder, ShardingType
-from torchrec.metrics.metric_module import RecMetricModule, generate_metric_module
-from torchrec.metrics.metrics_config import DefaultTaskInfo, MetricsConfig, RecMetricDef, RecMetricEnum
+from torchrec.metrics.ne import NEMetricComputation
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 
 FEATURES, ROWS, DIM, BATCH, STEPS = ("user", "item", "shop"), 40, 8, 32, 40
@@ -91,24 +90,6 @@ def plan(model: nn.Module, topology: Topology):
     return planner.collective_plan(model, sharders, dist.GroupMember.WORLD), sharders
 
 
-def metrics(rank: int) -> RecMetricModule:
-    config = MetricsConfig(
-        rec_tasks=[DefaultTaskInfo],
-        rec_metrics={RecMetricEnum.NE: RecMetricDef(rec_tasks=[DefaultTaskInfo], window_size=100_000)},
-        throughput_metric=None,
-        state_metrics=[],
-    )
-    return generate_metric_module(
-        RecMetricModule,
-        metrics_config=config,
-        batch_size=BATCH,
-        world_size=dist.get_world_size(),
-        my_rank=rank,
-        state_metrics_mapping={},
-        device=torch.device("cpu"),
-    )
-
-
 def main() -> None:
     rank, device = int(os.environ["RANK"]), torch.device("cpu")
     dist.init_process_group("gloo")
@@ -124,19 +105,14 @@ def main() -> None:
         lambda params: torch.optim.Adam(params, lr=0.1),
     )
     pipeline = TrainPipelineBase(model, CombinedOptimizer([model.fused_optimizer, dense]), device)
-    measured, stream = metrics(rank), batches(rank)
+    measured, stream = NEMetricComputation(rank, BATCH, n_tasks=1, window_size=100_000), batches(rank)
     for step in range(STEPS):
         predictions, labels = pipeline.progress(stream)
         if step >= STEPS // 2:
             measured.update(
-                {
-                    DefaultTaskInfo.prediction_name: predictions,
-                    DefaultTaskInfo.label_name: labels,
-                    DefaultTaskInfo.weight_name: torch.ones_like(labels),
-                }
+                predictions=predictions[None], labels=labels[None], weights=torch.ones_like(labels)[None]
             )
-    found = measured.compute()
-    entropy = [float(value) for name, value in found.items() if "window_ne" in name]
+    entropy = [float(found.value) for found in measured.compute() if found.metric_prefix == "window_"]
     kinds = {name: part.sharding_type for name, part in sharding.plan["ebc"].items()}
     sys.stdout.write(
         f"rank {rank}: shop is {kinds['shop']}, {len(entropy)} NE, below 0.8: {all(value < 0.8 for value in entropy)}\n"

@@ -15,8 +15,8 @@ from torchrec.distributed import DistributedModelParallel, TrainPipelineSparseDi
 from torchrec.distributed.mc_embeddingbag import ManagedCollisionEmbeddingBagCollectionSharder
 from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
 from torchrec.distributed.types import ShardingType
-from torchrec.metrics.metric_module import RecMetricModule, generate_metric_module
-from torchrec.metrics.metrics_config import MetricsConfig, RecMetricDef, RecMetricEnum, RecTaskInfo
+from torchrec.metrics.auc import AUCMetricComputation
+from torchrec.metrics.ne import NEMetricComputation
 from torchrec.modules.mc_embedding_modules import ManagedCollisionEmbeddingBagCollection
 from torchrec.modules.mc_modules import (
     DistanceLFU_EvictionPolicy,
@@ -97,23 +97,10 @@ def main() -> None:
         dict(in_backward_optimizer_filter(model.named_parameters())),
         lambda params: torch.optim.Adam(params, lr=0.02),
     )
-    info = RecTaskInfo(name="click", label_name="label", prediction_name="prediction", weight_name="")
-    metrics = generate_metric_module(
-        RecMetricModule,
-        MetricsConfig(
-            rec_tasks=[info],
-            rec_metrics={
-                name: RecMetricDef(rec_tasks=[info], window_size=10 * BATCH * dist.get_world_size())
-                for name in (RecMetricEnum.NE, RecMetricEnum.AUC)
-            },
-            compute_on_all_ranks=True,
-        ),
-        batch_size=BATCH,
-        world_size=dist.get_world_size(),
-        my_rank=rank,
-        state_metrics_mapping={},
-        device=device,
-    )
+    metrics = [
+        kind(rank, BATCH, n_tasks=1, window_size=10 * BATCH, compute_on_all_ranks=True)
+        for kind in (NEMetricComputation, AUCMetricComputation)
+    ]
     pipeline, data, steps = TrainPipelineSparseDist(model, optimizer, device), batches(rank), 0
     while True:
         try:
@@ -121,14 +108,16 @@ def main() -> None:
         except StopIteration:
             break
         steps += 1
-        metrics.update({"prediction": predictions, "label": labels})
+        for metric in metrics:
+            metric.update(predictions=predictions[None], labels=labels[None], weights=None)
         assert set(rows.tolist()) <= set(range(ROWS))
-    values = metrics.compute()
+    reports = [report for metric in metrics for report in metric.compute()]
+    values = {f"{report.metric_prefix}{report.name}": float(report.value) for report in reports}
     maps = {name: value for name, value in model.state_dict().items() if "_mch_sorted_raw_ids" in name}
     earned = {int(torch.isin(torch.arange(FREQUENT) * 7_000_000_007, ids).sum()) for ids in maps.values()}
     sys.stdout.write(
-        f"rank {rank}: {steps} steps, NE below 0.8: {float(values['ne-click|window_ne']) < 0.8}, AUC above 0.8: "
-        f"{float(values['auc-click|window_auc']) > 0.8}, rows of their own: {earned == {FREQUENT}}\n"
+        f"rank {rank}: {steps} steps, NE below 0.8: {values['window_ne'] < 0.8}, AUC above 0.8: "
+        f"{values['window_auc'] > 0.8}, rows of their own: {earned == {FREQUENT}}\n"
     )
     sys.stdout.flush()
     dist.barrier()

@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 from shardwright_torchrec.datasets.random import RandomRecDataset
-from shardwright_torchrec.distributed.parameter_sharding import ParameterSharding
-from shardwright_torchrec.metrics.ranked import area_under_precision_recall
 from shardwright_torchrec.parallel.model_parallel import DistributedModelParallel
 from shardwright_torchrec.parallel.pipelines import TrainPipelineSparseDist
 from shardwright_torchrec.parallel.sharders import EmbeddingBagCollectionSharder
@@ -20,16 +18,6 @@ BATCH = sw.KeyedJaggedTensor.from_lists({"user": [[1, 2], [], [5]]})
 
 def bags() -> sw.EmbeddingBagCollection:
     return sw.EmbeddingBagCollection([sw.EmbeddingBagConfig(6, 8, name="t", feature_names=["user"])])
-
-
-def sharding(
-    kind: str,
-    *places: tuple[list[int], list[int], int],
-    ranks: list[int] | None = None,
-    kernel: str = "fused_torch",
-) -> sw.ParameterSharding:
-    spec = sw.EnumerableShardingSpec([sw.ShardMetadata(o, s, f"rank:{rank}/cpu") for o, s, rank in places])
-    return ParameterSharding(kind, kernel, ranks, spec)
 
 
 def test_registries_have_the_members_of_an_enumeration() -> None:
@@ -52,9 +40,9 @@ def test_detached_model_runs_between_steps() -> None:
 
     def outputs(*, detaches: bool) -> list[torch.Tensor]:
         torch.manual_seed(0)
-        whole = sharding("table_wise", ([0, 0], [6, 8], 0))
-        plan = sw.ShardingPlan({"bags": sw.EmbeddingModuleShardingPlan(t=whole)})
-        model = DistributedModelParallel(Model(), ALONE, plan=plan)
+        model = DistributedModelParallel(
+            Model(), ALONE, sharders=[EmbeddingBagCollectionSharder({"lr": 0.1})]
+        )
         pipeline = TrainPipelineSparseDist(model, model.fused_optimizer, "cpu")
         batches, found = iter([BATCH] * 4), []
         for _ in range(4):
@@ -71,22 +59,6 @@ def test_detached_model_runs_between_steps() -> None:
     torch.testing.assert_close(outputs(detaches=True), outputs(detaches=False))
 
 
-def test_parameter_sharding_is_made_of_shards() -> None:
-    made = sharding("column_wise", ([0, 0], [6, 4], 1), ([0, 4], [6, 4], 0), ranks=[1, 0])
-    assert isinstance(made, ParameterSharding)
-    assert made.ranks == [1, 0]
-    plan = sw.ShardingPlan(
-        {"": sw.EmbeddingModuleShardingPlan(t=sharding("table_wise", ([0, 0], [6, 8], 0)))}
-    )
-    module = bags()
-    expected = module(BATCH).values().detach()
-    torch.testing.assert_close(DistributedModelParallel(module, ALONE, plan=plan)(BATCH).values(), expected)
-    with pytest.raises(sw.UnsupportedError, match="construct_module_sharding_plan"):
-        ParameterSharding("table_wise", "fused", [0])
-    with pytest.raises(sw.PlanError, match="contradict"):
-        sharding("table_wise", ([0, 0], [6, 8], 0), ranks=[1])
-
-
 def test_shardable_parameters_are_the_tables() -> None:
     module = bags()
     assert EmbeddingBagCollectionSharder().shardable_parameters(module) == {
@@ -99,12 +71,6 @@ def test_decay_of_no_mode_does_nothing() -> None:
     plain = {**rule.parameters, "weight_decay_mode": "none"}
     assert not rule.refusal(plain)
     assert rule.numbers({**plain, "weight_decay": 0.5}, 0.1, 1.0) == rule.numbers(plain, 0.1, 1.0)
-
-
-def test_precision_of_negative_weights_is_torchrecs() -> None:
-    predictions, labels = torch.tensor([0.9, 0.8, 0.7, 0.6]), torch.tensor([1.0, 0.0, 1.0, 0.0])
-    value = area_under_precision_recall(predictions, labels, torch.tensor([-1.0, -1.0, -1.0, -1.0]))
-    assert float(value) == pytest.approx(5 / 6)
 
 
 def test_random_batches_are_torchrecs() -> None:

@@ -7,14 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from shardwright_torchrec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
 from shardwright_torchrec.parallel.constraints import ParameterConstraints
-from shardwright_torchrec.parallel.kernel_names import NamedSharding, fused_kernels
+from shardwright_torchrec.parallel.kernel_names import EmbeddingComputeKernel, NamedSharding, fused_kernels
 from shardwright_torchrec.parallel.model_parallel import DistributedModelParallel
 from shardwright_torchrec.parallel.sharders import EmbeddingBagCollectionSharder
 from shardwright_torchrec.planner.enumerators import EmbeddingEnumerator
 from shardwright_torchrec.planner.planners import EmbeddingShardingPlanner
-from shardwright_torchrec.planner.plans_of_options import to_sharding_plan
 from shardwright_torchrec.planner.proposers import GreedyProposer
 
 import shardwright as sw
@@ -57,6 +55,15 @@ def test_plan_says_fused_and_stands_for_another_kernel(
     assert "fused_" not in str(plan)
 
 
+def test_kernels_have_the_names_that_tutorials_write() -> None:
+    assert EmbeddingComputeKernel.BATCHED_FUSED is EmbeddingComputeKernel.FUSED is sw.ComputeKernel.FUSED
+    assert EmbeddingComputeKernel["BATCHED_DENSE"].value == EmbeddingComputeKernel("batched_dense") == "dense"
+    assert isinstance(EmbeddingComputeKernel.FUSED, EmbeddingComputeKernel)
+    assert list(EmbeddingComputeKernel) == list(sw.ComputeKernel)
+    with pytest.raises(AttributeError, match="Did you mean 'fused'"):
+        _ = EmbeddingComputeKernel.BATCHED_FUSD
+
+
 def test_kernel_asked_for_by_its_own_name_keeps_it() -> None:
     assert planned("cpu", ["fused_torch"]).plan[""]["t"].compute_kernel == "fused_torch"
 
@@ -71,10 +78,6 @@ def test_options_of_a_table_have_one_fused_kernel(device: str) -> None:
     offered = [option.compute_kernel for option in options if option.sharding_type == "table_wise"]
     assert offered.count("fused") == 1
     assert not {"fused_numba", "fused_torch", "fused_triton"} & set(offered)
-    option = next(option for option in options if option.sharding_type == "table_wise")
-    option.shards[0].rank = 0
-    sharding = to_sharding_plan([option], sw.Topology(1, device)).plan[""]["t"]
-    assert sharding.compute_kernel == "fused"
 
 
 def test_plan_of_a_scripts_proposer_says_fused() -> None:
@@ -85,14 +88,10 @@ def test_plan_of_a_scripts_proposer_says_fused() -> None:
 
 
 @pytest.mark.usefixtures("without_fbgemm")
-@pytest.mark.parametrize("form", ["planned", "by hand", "of shards alone"])
+@pytest.mark.parametrize("form", ["planned", "of shards alone"])
 def test_what_a_plan_calls_fused_is_built_and_trained(form: str) -> None:
     module = bags()
     plan = planned("cpu")
-    if form == "by hand":
-        own_plan = construct_module_sharding_plan(module, {"t": table_wise(0)}, SHARDER, 1, 1, "cpu")
-        assert own_plan["t"].compute_kernel == "fused"
-        plan = sw.ShardingPlan({"": own_plan})
     if form == "of shards alone":
         sharding = plan.plan[""]["t"]
         assert isinstance(sharding, NamedSharding)

@@ -7,18 +7,17 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from shardwright_torchrec.distributed.collective_utils import (
-    invoke_on_rank_and_broadcast_result,
-    run_on_leader,
-)
 from shardwright_torchrec.distributed.comm import intra_and_cross_node_pg
 from shardwright_torchrec.inference.state_dict_transform import (
     state_dict_all_gather_keys,
     state_dict_gather,
     state_dict_to_device,
 )
-from shardwright_torchrec.metrics.config import MetricsConfig, RecMetricDef, RecMetricEnum, RecTaskInfo
-from shardwright_torchrec.metrics.metric_module import RecMetricModule, generate_metric_module
+from shardwright_torchrec.metrics.computations import (
+    AUCMetricComputation,
+    NEMetricComputation,
+    RecMetricComputation,
+)
 from shardwright_torchrec.modules.configs import EmbeddingBagConfig
 from shardwright_torchrec.modules.managed_collisions.embedding import ManagedCollisionEmbeddingBagCollection
 from shardwright_torchrec.modules.managed_collisions.joined import join_maps
@@ -37,7 +36,6 @@ from torch.distributed._shard.sharded_tensor import Shard, init_from_local_shard
 
 import shardwright as sw
 
-TASK = RecTaskInfo(name="T", label_name="l", prediction_name="p", weight_name="w")
 BATCH, WINDOW = 8, 24
 
 
@@ -52,49 +50,43 @@ def samples(seed: int, batches: int) -> list[dict[str, torch.Tensor]]:
     return made
 
 
-def metrics(
-    world_size: int = 1, rank: int = 0, window: int = WINDOW, *, everywhere: bool = False
-) -> RecMetricModule:
+def metrics(rank: int = 0, window: int = WINDOW, *, everywhere: bool = False) -> list[RecMetricComputation]:
     """Normalized entropy and area under the curve of one task."""
-    config = MetricsConfig(
-        rec_tasks=[TASK],
-        rec_metrics={
-            name: RecMetricDef([TASK], window_size=window) for name in (RecMetricEnum.NE, RecMetricEnum.AUC)
-        },
-        compute_on_all_ranks=everywhere,
-    )
-    return generate_metric_module(RecMetricModule, config, BATCH, world_size, rank, {}, torch.device("cpu"))
+    kinds = (NEMetricComputation, AUCMetricComputation)
+    return [kind(rank, BATCH, 1, window, compute_on_all_ranks=everywhere) for kind in kinds]
 
 
-def measure() -> tuple[dict[str, float], dict[str, float], dict[str, float], bool]:
-    """Values of all ranks, of which rank 1 has seen one batch more; this rank's own afterwards; and saved states."""
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    module = metrics(world_size, rank, 10 * BATCH * world_size)
-    for batch in samples(rank, 2 + rank):
-        module.update(batch)
-    together, own = module.compute(), module.local_compute()
-    alone = {name: value.clone() for name, value in module.state_dict().items()}
-    module.sync()
-    synced = {name: value.clone() for name, value in module.state_dict().items()}
-    module.unsync()
-    is_back = all(torch.equal(value, alone[name]) for name, value in module.state_dict().items())
-    floats = [{name: float(value) for name, value in values.items()} for values in (together, own)]
-    return floats[0], floats[1], {name: float(value) for name, value in synced.items()}, is_back
+def count(module: RecMetricComputation, batch: dict[str, torch.Tensor]) -> None:
+    """Add a batch of one task."""
+    p, y, w = (batch[name][None] for name in "plw")
+    module.update(predictions=p, labels=y, weights=w)
 
 
-def fail_on_leader() -> int:
-    raise ValueError("no such file")
+def values(modules: list[RecMetricComputation]) -> dict[str, float]:
+    """Values of metrics of one task."""
+    found = [report for module in modules for report in module.compute()]
+    return {report.metric_prefix + report.name: float(report.value) for report in found}
+
+
+def measure() -> dict[str, float]:
+    """Values of all ranks, of which rank 1 has seen one batch more."""
+    rank = dist.get_rank()
+    modules = metrics(rank, 1000)
+    for batch in samples(rank, rank):  # rank 0 has seen none when it computes for the first time
+        for module in modules:
+            count(module, batch)
+    values(modules)
+    for batch in samples(rank, 2 + rank)[rank:]:
+        for module in modules:
+            count(module, batch)
+    return values(modules)
 
 
 def lead() -> dict[str, Any]:
-    """Results of one rank for all, groups of hosts, and whole tensors of shards."""
+    """Groups of hosts, and whole tensors of shards."""
     rank, world = dist.get_rank(), dist.group.WORLD
     assert world is not None
-    seen: dict[str, Any] = {"result": invoke_on_rank_and_broadcast_result(world, 1, lambda: f"of {rank}")}
-    try:
-        run_on_leader(world, 0)(fail_on_leader)()
-    except (ValueError, sw.DistributedError) as error:
-        seen["error"] = f"{type(error).__name__}: {error}"
+    seen: dict[str, Any] = {}
     os.environ["LOCAL_WORLD_SIZE"] = "1"
     own, across = intra_and_cross_node_pg()
     seen["groups"] = [dist.get_process_group_ranks(one) for one in (own, across)]

@@ -7,13 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import shardwright as sw
-from shardwright.errors import InvalidInputError, NoPlanError, UnknownNameError
+from shardwright.errors import InvalidInputError, NoPlanError
 from shardwright.planning.machines.reservations import (
     DenseBytes,
-    FixedAbsoluteStorageReservation,
-    FixedPercentageStorageReservation,
-    HeuristicalStorageReservation,
-    InferenceStorageReservation,
+    StorageReservation,
     as_reservation,
     reservation_from_data,
 )
@@ -28,49 +25,38 @@ def usable(reservation, topology=TOPOLOGY, ids=0.0):
     return reservation.capacity_bytes(topology, ids)[:, 0].tolist()
 
 
-def test_percentage_keeps_a_part_of_the_devices_memory_and_none_of_the_hosts():
-    capacity = FixedPercentageStorageReservation(0.25).capacity_bytes(TOPOLOGY, 0)
+def test_part_is_of_the_devices_memory_and_none_of_the_hosts():
+    capacity = StorageReservation(0.25).capacity_bytes(TOPOLOGY, 0)
     np.testing.assert_array_equal(capacity, [[7.5 * GIB, 7], [2.25 * GIB, 7]])
 
 
-def test_percentage_rounds_as_torchrec_does():
+def test_part_rounds_as_torchrec_does():
     topology = Topology(1, "cuda", hbm_cap=32 * GIB)
-    assert usable(FixedPercentageStorageReservation(0.15), topology) == [int((1 - 0.15) * 32 * GIB)]
+    assert usable(StorageReservation(0.15), topology) == [int((1 - 0.15) * 32 * GIB)]
 
 
-def test_percentage_on_a_cpu_is_of_the_hosts_memory():
-    assert usable(FixedPercentageStorageReservation(0.5), Topology(1, "cpu", ddr_cap=100)) == [50]
+def test_part_on_a_cpu_is_of_the_hosts_memory():
+    assert usable(StorageReservation(0.5), Topology(1, "cpu", ddr_cap=100)) == [50]
 
 
-def test_absolute_keeps_as_many_bytes_of_each_and_all_of_a_smaller_device():
-    assert FixedAbsoluteStorageReservation.from_gb(4).hbm_reserved_bytes == 4 * GIB
-    assert usable(FixedAbsoluteStorageReservation.from_gb(4)) == [6 * GIB, 0]
-
-
-def test_heuristical_keeps_a_part_dense_tensors_with_their_training_state_and_ids_in_flight():
-    reservation = HeuristicalStorageReservation(0.5).with_dense(DENSE)
-    kept = 6 * 1000 + 10 + 20 * 8 * 300
+def test_reservation_is_the_sum_of_a_part_bytes_dense_tensors_and_ids():
+    reservation = StorageReservation(0.5, 7, dense_multiplier=6, id_copies=20).with_dense(DENSE)
+    kept = 7 + 6 * 1000 + 10 + 20 * 8 * 300
     assert usable(reservation, ids=300.0) == [5 * GIB - kept, 1.5 * GIB - kept]
 
 
-def test_heuristical_estimate_goes_before_the_models_tensors():
-    reservation = HeuristicalStorageReservation(0.0, dense_tensor_estimate=7).with_dense(DENSE)
-    assert usable(reservation) == [10 * GIB - 7, 3 * GIB - 7]
+def test_buffers_count_only_where_dense_tensors_do():
+    reservation = StorageReservation(fixed_bytes=7, id_copies=1).with_dense(DENSE)
+    assert usable(reservation, ids=2.5) == [10 * GIB - 27, 3 * GIB - 27]
 
 
-def test_inference_keeps_a_part_dense_tensors_and_one_batch_of_ids():
-    reservation = InferenceStorageReservation(0.0).with_dense(DENSE)
-    assert usable(reservation, ids=2.5) == [10 * GIB - 1010 - 20, 3 * GIB - 1010 - 20]
-
-
-@pytest.mark.parametrize("kind", [HeuristicalStorageReservation, InferenceStorageReservation])
-def test_dense_tensors_that_are_not_known_raise(kind):
-    with pytest.raises(InvalidInputError, match=r"plan\(module, sharders\), or give dense_tensor_estimate"):
-        kind(0.1).capacity_bytes(TOPOLOGY, 0)
+def test_dense_tensors_that_are_not_known_raise():
+    with pytest.raises(InvalidInputError, match=r"plan\(module, sharders\), or give fixed_bytes"):
+        StorageReservation(dense_multiplier=1).capacity_bytes(TOPOLOGY, 0)
 
 
 def test_reservation_larger_than_a_device_is_an_error_with_the_numbers():
-    reservation = HeuristicalStorageReservation(0.5, dense_tensor_estimate=2 * GIB)
+    reservation = StorageReservation(0.5, 2 * GIB)
     with pytest.raises(NoPlanError, match=r"keeps 3\.5 GiB of hbm free on rank 1, which has 3\.0 GiB"):
         reservation.capacity_bytes(TOPOLOGY, 0)
 
@@ -81,17 +67,21 @@ def test_as_reservation_of_no_part_raises(value):
         as_reservation(value)
 
 
-@pytest.mark.parametrize("percentage", [-0.1, 1.1, "x", None])
-def test_percentage_of_no_part_raises(percentage):
+@pytest.mark.parametrize("part", [-0.1, 1.1, "x", None, True])
+def test_reservation_of_no_part_raises(part):
     with pytest.raises(InvalidInputError, match="from 0 to 1"):
-        HeuristicalStorageReservation(percentage)
+        StorageReservation(part)
 
 
-ANY = st.one_of(
-    st.builds(FixedPercentageStorageReservation, st.floats(0, 0.99)),
-    st.builds(FixedAbsoluteStorageReservation, st.integers(0, 2**50)),
-    st.builds(HeuristicalStorageReservation, st.floats(0, 0.5), st.floats(0, 10), st.integers(0, 10**9)),
-    st.builds(InferenceStorageReservation, st.floats(0, 0.5), st.integers(0, 10**9)),
+@pytest.mark.parametrize("name", ["fixed_bytes", "dense_multiplier", "id_copies"])
+def test_reservation_of_no_number_raises(name):
+    for wrong in (-1, float("inf"), "x", True):
+        with pytest.raises(InvalidInputError, match=name):
+            StorageReservation(**{name: wrong})
+
+
+ANY = st.builds(
+    StorageReservation, st.floats(0, 0.5), st.integers(0, 10**9), st.just(0.0), st.integers(0, 20)
 )
 
 
@@ -103,11 +93,14 @@ def test_reservation_survives_json_and_leaves_no_more_than_there_is(reservation,
     assert (left <= TOPOLOGY.capacity_bytes).all()
 
 
+def test_part_alone_is_a_number_in_json():
+    assert StorageReservation(0.25).to_data() == 0.25
+    assert StorageReservation(0.25, id_copies=1).to_data()["id_copies"] == 1
+
+
 def test_reservation_from_unknown_data_raises():
-    with pytest.raises(UnknownNameError, match="Did you mean 'heuristical'"):
-        reservation_from_data({"name": "heuristcal"})
     with pytest.raises(InvalidInputError, match="cannot be read"):
-        reservation_from_data({"name": "inference", "part": 1})
+        reservation_from_data({"percentage": 0.1})
 
 
 class Model(torch.nn.Module):

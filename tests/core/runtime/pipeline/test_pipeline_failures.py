@@ -80,7 +80,7 @@ def test_wrong_batch_in_the_step_where_another_ranks_data_ends_raises_on_all(col
     assert results[0][0] == results[1][0] == results[2][0]
     *before, told, end = results[0][0]
     assert before == ["nothing was raised"] * 2
-    assert told.startswith("InvalidInputError: rank 1: feature ")
+    assert told.startswith("IdRangeError: rank 1: feature ")
     assert "has the id 99" in told
     assert end.startswith("StopIteration")
     for (_, actual), expected in zip(results, on_ranks(plainly, 3), strict=True):

@@ -8,8 +8,8 @@ import pickle
 import pytest
 import torch
 
-from shardwright import Awaitable, KeyedTensor, LazyAwaitable
-from shardwright.runtime.step.awaitable import LazyCall, NoWait
+from shardwright import KeyedTensor, LazyAwaitable
+from shardwright.runtime.step.awaitable import LazyCall
 
 
 class Counted(LazyAwaitable):
@@ -145,8 +145,3 @@ def test_lazy_call_lets_go_of_its_function_once_done():
     awaitable = LazyCall(lambda held=held: [held])
     assert awaitable.wait() is awaitable.wait()
     assert awaitable._function is None
-
-
-def test_no_wait_has_its_result():
-    assert NoWait(3).wait() == 3
-    assert isinstance(NoWait(3), Awaitable)

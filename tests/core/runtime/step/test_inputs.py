@@ -165,6 +165,7 @@ def test_wrong_batch_of_one_rank_raises_on_all_and_the_next_one_trains(name, che
         unchanged = sharded.state_dict()
         labels = len(env.communicator.labels)
         train_step(case, sharded, good, 0, env.rank)
+        assert isinstance(error.value, IndexError) is ("has the id" in str(error.value))
         return str(error.value), unchanged, sharded.state_dict(), env.communicator.labels[labels:]
 
     before = case.module().state_dict()

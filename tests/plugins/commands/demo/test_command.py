@@ -21,6 +21,7 @@ from shardwright import SavedCheckpoint
 from shardwright.cli import app
 from shardwright.contracts import CommBackend, ShardingType
 from shardwright.errors import (
+    DistributedError,
     InvalidInputError,
     ShardwrightError,
     UnknownNameError,
@@ -28,7 +29,8 @@ from shardwright.errors import (
     UnsupportedError,
 )
 from shardwright.host import PluginHost, use_host
-from shardwright_plugins.commands.demo import criteo, launch, rank
+from shardwright.runtime.launch import local
+from shardwright_plugins.commands.demo import criteo, rank
 from shardwright_plugins.commands.demo.result import DemoResult
 from shardwright_plugins.commands.demo.settings import DEFAULT_SYNTHETIC_STEPS, DemoSettings
 
@@ -39,12 +41,12 @@ LINE = "\t".join(["0", *["7"] * 13, *["0000000a"] * 26]) + "\n"
 def nothing_is_launched(monkeypatch: pytest.MonkeyPatch) -> list[DemoSettings]:
     launched: list[DemoSettings] = []
 
-    def remember(entrypoint: object, settings: DemoSettings, ranks: int, restarts: int) -> str:
-        assert (ranks, restarts) == (settings.ranks, settings.restarts)
+    def remember(entrypoint: object, settings: DemoSettings, *, ranks: int) -> list[str]:
+        assert ranks == settings.ranks
         launched.append(settings)
-        return "the result"
+        return ["the result"]
 
-    monkeypatch.setattr(launch, "launch", remember)
+    monkeypatch.setattr(local, "launch", remember)
     return launched
 
 
@@ -144,7 +146,7 @@ def test_demo_json_is_checked_without_leaving_a_file(
         assert list(tmp_path.iterdir()) == []
         raise InvalidInputError("stopped")
 
-    monkeypatch.setattr(launch, "launch", stop)
+    monkeypatch.setattr(local, "launch", stop)
     assert str(refusal("--json", str(tmp_path / "x.json"))) == "stopped"
     assert list(tmp_path.iterdir()) == []
 
@@ -323,11 +325,37 @@ def test_settings_default_steps_are_of_drawn_examples_only() -> None:
     assert DemoSettings(steps=3).steps == 3
 
 
+def test_demo_starts_failed_ranks_again_from_the_newest_checkpoint_as_often_as_asked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    resumed: list[bool] = []
+
+    def fail(_: object, settings: DemoSettings, *, ranks: int) -> None:
+        resumed.append(settings.resume)
+        raise DistributedError("a rank was killed")
+
+    monkeypatch.setattr(local, "launch", fail)
+    done = CliRunner().invoke(app, ["demo", "--restarts", "2", "--checkpoint", str(tmp_path)])
+    assert isinstance(done.exception, DistributedError)
+    assert resumed == [False, True, True]
+
+
+def test_demo_that_begins_anew_refuses_a_folder_with_checkpoints(
+    tmp_path: Path, nothing_is_launched: list[DemoSettings]
+) -> None:
+    (tmp_path / "step_0000000005").mkdir()
+    arguments = ["demo", "--checkpoint", str(tmp_path)]
+    assert isinstance(CliRunner().invoke(app, arguments).exception, InvalidInputError)
+    assert nothing_is_launched == []
+    assert CliRunner().invoke(app, [*arguments, "--resume"]).exit_code == 0
+    assert len(nothing_is_launched) == 1
+
+
 def test_demo_interrupted_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(launch, "launch", interrupt)
+    monkeypatch.setattr(local, "launch", interrupt)
     assert CliRunner().invoke(app, ["demo"]).exit_code == 130
 
 

@@ -19,7 +19,6 @@ from shardwright.host.registry import Registry
 from shardwright.planning.plan.sharding import ParameterSharding
 from shardwright.planning.tables.caching import CacheParams
 from shardwright.planning.tables.codecs import QCommsConfig, as_qcomms
-from shardwright.planning.tables.fused_params import check_fbgemm_params, input_checks_of
 from shardwright.planning.tables.optimizers import OptimizerSpec, max_gradient_of
 from shardwright.planning.tables.spec import UPDATES, TableSpec, check_update
 from shardwright.runtime.ranks.environment import ShardingEnv
@@ -36,9 +35,8 @@ class ModuleSharder(ABC):
             FBGEMM. Tables whose parameters went through ``apply_optimizer_in_backward`` keep that one. Also the
             cache of tables that are kept in host memory (``cache_load_factor``, ``cache_algorithm``), and
             ``max_gradient``: elements of the gradients of outputs, averaged over the ranks, are clipped to it.
-            ``bounds_check_mode`` stands for ``input_checks``.
         qcomm_codecs_registry: the codecs that results and gradients of the module's tables travel by, under TorchRec's
-            name: the result of ``get_qcomm_codecs_registry``, or a ``QCommsConfig``; float32 as they are by default.
+            name: a ``QCommsConfig``; float32 as they are by default.
             ``ParameterConstraints(qcomms_config=...)`` and a plan that has codecs of its own prevail.
         input_checks: level of checks of each batch: ``"off"``, ``"standard"``, ``"strict"``, ``"warning"`` or
             ``"ignore"`` (see :class:`InputChecks`); by default that of the variable ``SHARDWRIGHT_INPUT_CHECKS``, else
@@ -75,8 +73,7 @@ class ModuleSharder(ABC):
         self.optimizer = OptimizerSpec.from_fused_params(fused_params)
         codecs = as_qcomms(qcomm_codecs_registry)
         self.qcomm_codecs_registry = None if codecs is None else codecs.resolved()
-        check_fbgemm_params(fused_params)
-        self.input_checks = InputChecks.of(_level(input_checks, fused_params))
+        self.input_checks = InputChecks.of(input_checks)
         self.cache = CacheParams.from_fused_params(fused_params)
         self.max_gradient = max_gradient_of(fused_params)
         self.update = check_update(update)
@@ -132,17 +129,6 @@ class ModuleSharder(ABC):
         """
         return _allowed_by(self, compute_device_type)
 
-    def shardable_parameters(self, module: nn.Module) -> dict[str, nn.Parameter]:
-        """The weights of the module's tables by table, under TorchRec's name; all of them are sharded."""
-        found = dict(module.named_parameters())
-        names = {table.name: f".{table.name}.weight" for table in self.tables(module)}
-        return {
-            name: parameter
-            for name, end in names.items()
-            for path, parameter in found.items()
-            if f".{path}".endswith(end)
-        }
-
     @abstractmethod
     def tables(self, module: nn.Module, path: str = "") -> list[TableSpec]:
         """The specifications of the tables of ``module``, which stands at ``path`` in the model."""
@@ -165,22 +151,6 @@ class ModuleSharder(ABC):
             device: device of this rank's blocks; the environment's device by default.
             module_fqn: path of the module in the model.
         """
-
-
-def _level(input_checks: str | None, fused_params: Mapping[str, Any] | None) -> str | None:
-    """The level of checks that was asked for, by name or by FBGEMM's mode.
-
-    Raises:
-        InvalidInputError: both were given, and differ.
-    """
-    mode = (fused_params or {}).get("bounds_check_mode")
-    level = input_checks_of(mode)
-    if level is not None and input_checks not in (None, level):
-        raise InvalidInputError(
-            f"input_checks is {input_checks!r}, but fused_params['bounds_check_mode'] is {brief(mode)}, which asks for "
-            f"{level!r}: give one of them"
-        )
-    return level if input_checks is None else input_checks
 
 
 _SHARDERS: dict[type[nn.Module], type[ModuleSharder]] = {}

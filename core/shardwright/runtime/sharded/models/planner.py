@@ -32,8 +32,7 @@ class EmbeddingShardingPlanner(TablePlanner):
         unknown_constraints: ``"refuse"``: a rule for no table is an error. ``"warn"``: it is left out with a warning,
             so that several models may share their constraints.
         option_space: options of tables whose constraints name no sharding types or kernels: an
-            :class:`~shardwright.planning.tables.option_space.OptionSpace`, or the name of an estimator for the options
-            that its model was published with; by default all that is offered.
+            :class:`~shardwright.planning.tables.option_space.OptionSpace`; by default all that is offered.
         proposer: a proposer or several, by name or as objects, in the order they run; the preferred ones if
             not given. As of estimators and partitioners, a name may be followed by arguments,
             ``"name:key=value,key=value"``, which stand in the plan document and hold for what reads it.

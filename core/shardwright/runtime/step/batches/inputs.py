@@ -20,7 +20,7 @@ import torch
 from attrs import field, frozen
 from torch import Tensor
 
-from shardwright.errors import InvalidInputError, nearest
+from shardwright.errors import IdRangeError, InvalidInputError, nearest
 from shardwright.planning.layouts.blocks import Ints
 from shardwright.runtime.ranks.devices import Constant, is_host, read_on_host, sent_to
 from shardwright.runtime.step.collection import Collection, FeatureBatch
@@ -94,6 +94,10 @@ def goes_on(statuses: Sequence[Status]) -> bool:
 
 class BatchProblem(InvalidInputError):
     """A problem of a rank's batch; every rank raises it, with the rank before the text."""
+
+
+class IdProblem(BatchProblem, IdRangeError):
+    """Likewise, of an id that is no row of its table."""
 
 
 @frozen(eq=False)
@@ -251,7 +255,7 @@ class BatchReader:
                 )
         if self.checks is not InputChecks.OFF and not is_host(
             places.device
-        ):  # on the host construction checked it
+        ):  # on the host `late_problem` has checked it
             features.validate()
         rows = np.array([row[name] for name in self.collection.features], dtype=np.int64)
         return places.index_select(0, sent_to(places.device, rows)).long()
@@ -344,7 +348,7 @@ class BatchReader:
         """The ids, of which some are out of range, with those replaced where that is asked for.
 
         Raises:
-            BatchProblem: they are not to be replaced.
+            IdProblem: they are not to be replaced.
         """
         if self.checks not in (InputChecks.WARNING, InputChecks.IGNORE):
             self._complain(values, counts, keys)
@@ -376,7 +380,7 @@ class BatchReader:
             wrong = ((ids[place] < 0) | (ids[place] >= num_rows)).nonzero()
             if wrong.numel():
                 position = int(wrong[0, 0])
-                raise BatchProblem(
+                raise IdProblem(
                     f"{self._where(feature)} has the id {int(ids[place][position])} at position {position} of its "
                     f"values; ids must be 0 <= id < {num_rows}: hash or clamp them before the lookup"
                 )

@@ -5,12 +5,12 @@ A word of the header tells that there is a problem, and costs nothing. Only then
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from attrs import frozen
 
 from shardwright.contracts.comm_backend import Communicator
-from shardwright.errors import DistributedError, InvalidInputError
+from shardwright.errors import DistributedError, IdRangeError, InvalidInputError, ShardwrightError
 from shardwright.runtime.ranks.lockstep import name_ranks
 from shardwright.runtime.step.batches.inputs import BatchProblem, Status
 
@@ -21,22 +21,22 @@ class RankProblem:
 
     Args:
         text: description of the problem; empty if there is none.
-        is_input: the batch is wrong; false if something else failed.
+        kind: class of the error that it is: ``InvalidInputError`` or ``IdRangeError`` if the batch is wrong.
         extras: texts on unused input of the batch; ``None`` if they are not to be compared.
     """
 
     text: str
-    is_input: bool
+    kind: type[ShardwrightError]
     extras: tuple[str, ...] | None
 
     @classmethod
     def of(cls, cause: Exception | None, extras: tuple[str, ...] | None) -> RankProblem:
         """The report of a rank whose batch caused an error, or, if ``cause`` is ``None``, no error."""
         if cause is None:
-            return cls("", True, extras)
-        is_input = isinstance(cause, BatchProblem)
-        text = str(cause) if is_input else f"its batch could not be had: {type(cause).__name__}: {cause}"
-        return cls(text, is_input, extras)
+            return cls("", InvalidInputError, extras)
+        if isinstance(cause, BatchProblem):
+            return cls(str(cause), kind_of(cause), extras)
+        return cls(f"its batch could not be had: {type(cause).__name__}: {cause}", DistributedError, extras)
 
 
 def raise_problems(
@@ -52,6 +52,7 @@ def raise_problems(
 
     Raises:
         InvalidInputError: batches are wrong.
+        IdRangeError: batches are wrong by ids that are no rows, and by nothing else.
         DistributedError: a rank failed for another reason.
     """
     compared = {word for word in extra_words if word}
@@ -60,8 +61,22 @@ def raise_problems(
     told: list[RankProblem] = communicator.all_gather_objects(own)
     names = communicator.global_ranks
     texts = [f"rank {rank}: {other.text}" for rank, other in zip(names, told, strict=True) if other.text]
-    failed = any(not other.is_input for other in told)
-    raise (DistributedError if failed else InvalidInputError)("; ".join(texts or _not_on_all(told, names)))
+    kind = kind_of_all(other.kind for other in told if other.text)
+    raise kind("; ".join(texts or _not_on_all(told, names)))
+
+
+def kind_of(error: Exception) -> type[ShardwrightError]:
+    """The class by which other ranks raise an error of a batch."""
+    own = [kind for kind in (IdRangeError, InvalidInputError) if isinstance(error, kind)]
+    return own[0] if own else DistributedError
+
+
+def kind_of_all(kinds: Iterable[type[ShardwrightError]]) -> type[ShardwrightError]:
+    """The class of errors of several ranks: theirs if it is one; of wrong input without errors."""
+    found = set(kinds) or {InvalidInputError}
+    if len(found) == 1:
+        return found.pop()
+    return DistributedError if DistributedError in found else InvalidInputError
 
 
 def _not_on_all(told: Sequence[RankProblem], names: Sequence[int]) -> list[str]:

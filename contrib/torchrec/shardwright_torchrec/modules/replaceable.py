@@ -1,4 +1,4 @@
-"""Values that ``dataclasses.replace`` takes, beside ``attrs.evolve``."""
+"""Configurations that `dataclasses.replace` takes, as it takes TorchRec's."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from typing import Any, TypeVar
 
 import attrs
 
+__all__ = ["replaceable"]
+
 _T = TypeVar("_T", bound=type)
 
 
 def replaceable(cls: _T) -> _T:
-    """Let ``dataclasses.replace``, ``fields`` and ``asdict`` take an attrs class, as they take TorchRec's.
-
-    A decorator, above attrs' own. Values that ``replace`` makes are converted and checked as any.
-    """
+    """Let `dataclasses.replace`, `fields` and `asdict` take an attrs class; what they make is checked as any."""
     template: Any = dataclasses.make_dataclass(
         cls.__name__,
         [(own.name, Any, dataclasses.field(default=None, init=own.init)) for own in attrs.fields(cls)],

@@ -1,1 +1,0 @@
-"""The comparison of names and signatures with an installed TorchRec."""

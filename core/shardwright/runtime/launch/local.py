@@ -53,7 +53,8 @@ def launch(function: Callable[..., Any], *args: Any, ranks: int, timeout_s: floa
         The results in rank order; pickled.
 
     Raises:
-        InvalidInputError: ``ranks`` is below 1, or ``timeout_s`` not above 0, or the function or an argument cannot be pickled.
+        InvalidInputError: ``ranks`` is below 1, ``timeout_s`` is not above 0, or the function or an argument cannot be
+            pickled.
         DistributedError: the function failed on a rank, a rank's process died, or time is up. The text has the
             traceback of each rank that failed, the first one first. All processes are ended.
         KeyboardInterrupt: the user interrupted. All processes are ended.

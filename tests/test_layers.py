@@ -68,11 +68,6 @@ def test_core_imports_the_plugin_host_where_the_linter_sees_it() -> None:
 
 
 CORE = ROOT / "core"
-IN_CIRCLES = {
-    # TorchScript compiles the classes that it is to know; it leaves core with serving.
-    "sparse": {"_jagged", "_traces", "jagged_tensor", "keyed_jagged_tensor", "keyed_tensor", "scripting"},
-}
-"""Modules that import each other, by their folder, until what is said of each has happened."""
 
 
 def imports(path: Path, modules: set[str]) -> set[str]:
@@ -92,16 +87,7 @@ def test_no_files_of_core_import_each_other_in_a_circle() -> None:
         ".".join(path.relative_to(CORE).with_suffix("").parts).removesuffix(".__init__"): path
         for path in CORE.rglob("*.py")
     }
-    let = {
-        ".".join(filter(None, ["shardwright", folder, name]))
-        for folder, names in IN_CIRCLES.items()
-        for name in names
-    }
-    assert let <= set(files)
-    graph = {
-        name: imports(path, set(files)) - {name} - (let if name in let else set())
-        for name, path in files.items()
-    }
+    graph = {name: imports(path, set(files)) - {name} for name, path in files.items()}
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:

@@ -233,6 +233,7 @@ def test_arguments_name_their_subject(docstrings):
 # What of core holds from one call to the next for the whole process, and whose business that is.
 STATE = {
     "host/plugin_host.py": {"_process_host"},
+    "planning/tables/data_types.py": {"_NAMES"},  # a data type is one object of its name
     "host/process.py": {"_source"},  # what gives the plugin host
     "optim/fused.py": {"_REGISTERED"},  # torch's optimizers by class, as plugins register theirs
     "runtime/sharded/collections/sharded_module.py": {"_SHARDERS"},  # until sharders are a kind of plugin
@@ -248,7 +249,6 @@ STATE = {
     "runtime/sharded/tables/clipping.py": {"_latest"},
     "runtime/sharded/tables/data_parallel.py": {"_TAKEN_IN"},
     "runtime/step/backward/backward_passes.py": {"_latest_step"},
-    "planning/tables/data_types.py": {"_NAMES"},  # one object of each name, as of an enumeration
 }
 HOLDERS = re.compile(r"(\{\}|\[.?\]|(dict|list|set|defaultdict|OrderedDict|Weak\w+|ContextVar|local)\(.*\))$")
 

@@ -361,7 +361,7 @@ entry(
     "EmbeddingOffloadStats",
     EmbeddingOffloadStats,
     cacheability=A(0.2, _NUMBER),
-    expected_lookups=A(10.0, "zero one five float whole"),
+    expected_lookups=A(10.0, "zero one five float whole huge"),
     mrc_hist_counts=A([1.0, 2.0], "list ints array"),
     height=A(10, "zero one five huge"),
 )

@@ -467,8 +467,10 @@ def test_every_estimator_is_asked_for_a_group_and_the_averaging_is_added() -> No
 
 
 def test_plan_is_made_for_a_group_where_none_is_given() -> None:
+    module = bags()
+
     def work(env: Any) -> int:
-        model = DMPCollection(bags(), "cpu", env=env, sharders=[sharder("sgd")])
+        model = DMPCollection(copy.deepcopy(module), "cpu", env=env, sharders=[sharder("sgd")])
         loss_of(model, 0, env.everyone.rank).backward()
         model.sync()
         return model.plan.document["topology"]["world_size"]

@@ -24,6 +24,7 @@ from shardwright.host import host
 from shardwright.optim import in_backward_optimizer_filter
 from shardwright.optim.fused import spec_to_torch
 from shardwright.runtime.ranks.environment import ShardingEnv
+from shardwright.runtime.sharded.resharding.reshard import reshard_collection
 from shardwright_testing.equality.cases import shardings_of
 from shardwright_testing.simulated import run_simulated
 
@@ -589,10 +590,10 @@ def test_tables_are_resharded_between_steps_but_not_with_gradients() -> None:
     plan = shardings_of(halves, case.sharder().tables(case.module_to_shard()))
     backward(case, model, 0, 0)
     with pytest.raises(ShardwrightError, match=r"gradients of its tables are kept for optimizer\.step"):
-        model.reshard(plan)
+        reshard_collection(model, plan)
     model.fused_optimizer.step()
     model.fused_optimizer.zero_grad()
-    model.reshard(plan)
+    reshard_collection(model, plan)
     accumulate(case, model, ShardingEnv.local(device_type="cpu"), 1)
     for numbers in ((0,), range(MICRO_BATCHES, 2 * MICRO_BATCHES)):
         one.gradients(*numbers)

@@ -70,7 +70,9 @@ def a_request(*users: int) -> dict[str, Any]:
 def write_manifest(folder: Path, **changed: Any) -> Path:
     """Write a manifest without a program, for a loader."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "package.json").write_text(json.dumps({**MANIFEST, **changed}))
+    whole = folder / "package.json.new"  # a server that looks for changes never reads a part
+    whole.write_text(json.dumps({**MANIFEST, **changed}))
+    whole.replace(folder / "package.json")
     return folder
 
 

@@ -72,7 +72,7 @@ def _listen() -> None:
 def _note_step(optimizer: Optimizer, *_: Any) -> None:
     for model, watch in list(_watched.items()):
         if watch.note(model, optimizer):
-            del _watched[model]
+            _watched.pop(model, None)  # another thread may have done it
 
 
 def _is_dense_optimizer(optimizer: Optimizer, model: nn.Module) -> bool:

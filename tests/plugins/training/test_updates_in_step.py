@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from attrs import evolve
+from tests.core.runtime.sharded.resharding import reshard_collection
 from tests.equality import Case
 from tests.pairs import covering
 from tests.plugins.built_in import built_in
@@ -24,7 +25,6 @@ from shardwright.host import host
 from shardwright.optim import in_backward_optimizer_filter
 from shardwright.optim.fused import spec_to_torch
 from shardwright.runtime.ranks.environment import ShardingEnv
-from shardwright.runtime.sharded.resharding.reshard import reshard_collection
 from shardwright_testing.equality.cases import shardings_of
 from shardwright_testing.simulated import run_simulated
 

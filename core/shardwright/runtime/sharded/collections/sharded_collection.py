@@ -176,16 +176,6 @@ class ShardedCollection(nn.Module, ABC):
             for spec in self._inputs.specs
         ]
 
-    def check_moves(self, path: str) -> None:
-        """Check that its tables can go from one plan to another.
-
-        Args:
-            path: path of the collection in its model.
-
-        Raises:
-            UnsupportedError: they cannot.
-        """
-
     def input_dist(self, features: KeyedJaggedTensor) -> EngineStep:
         """Send the ids to the ranks that own their rows (headers and payload), if that was not done ahead.
 

@@ -145,27 +145,6 @@ def reshard(
     return resharding.hand_over(old_tables)
 
 
-def reshard_collection(
-    module: ShardedCollection,
-    params: Mapping[str, ParameterSharding],
-    *optimizers: Optimizer,
-    max_extra_bytes: int | None = None,
-    piece_bytes: int | None = None,
-) -> Resharded:
-    """Take one collection to another plan between two steps, as :meth:`DistributedModelParallel.reshard` does a model.
-
-    Args:
-        module: the collection.
-        params: table name -> how it is to be sharded.
-        optimizers: those of your own that have parameters of its tables.
-        max_extra_bytes: see there.
-        piece_bytes: see there.
-    """
-    path = module.inputs.specs[0].module
-    asked = {path: (module, params)}
-    return reshard(asked, module.env, optimizers, max_extra_bytes=max_extra_bytes, piece_bytes=piece_bytes)
-
-
 def _piece_bytes(max_extra_bytes: int | None) -> int:
     return PIECE_BYTES if max_extra_bytes is None else min(PIECE_BYTES, max(max_extra_bytes // 8, 1))
 

@@ -10,6 +10,7 @@ import functools
 import inspect
 import types
 import typing
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any, TypeVar, cast
@@ -19,7 +20,7 @@ import numpy as np
 
 from shardwright.errors import InvalidInputError, ShardwrightError
 
-__all__ = ["brief", "check_unmasked", "checked", "checked_only", "problem", "typed", "whole"]
+__all__ = ["UnderWay", "brief", "check_unmasked", "checked", "checked_only", "problem", "typed", "whole"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -35,6 +36,14 @@ _WORDS: Mapping[Any, str] = {
 }
 _LISTS = (Sequence, Collection, list)
 _RAW_ERRORS = (TypeError, ValueError, AttributeError, LookupError, OverflowError, RuntimeError)
+
+
+class UnderWay(ABC):
+    """A result that is waited for on first use: functions that are :func:`checked` take it for what it becomes."""
+
+    @abstractmethod
+    def wait(self) -> Any:
+        """Wait for the result and return it, the same one each time."""
 
 
 def check_unmasked(owner: str, what: str, array: Any) -> None:
@@ -60,6 +69,8 @@ def check_unmasked(owner: str, what: str, array: Any) -> None:
 
 def checked(function: F) -> F:
     """Check the arguments of a function or method against its annotations before it runs.
+
+    What is :class:`UnderWay` where another thing is wanted is waited for.
 
     Raises:
         InvalidInputError: names the argument, what it must be and what it is; raised by the function.
@@ -87,10 +98,25 @@ def _checked(function: F, arguments: Collection[str]) -> F:
         for name, value in (*zip(names, args, strict=False), *kwargs.items()):
             known = expected.get(name)
             if known is not None and (wrong := known.problem(name, value)):
+                if _is_under_way(value):
+                    return checking(
+                        *map(_waited_for, args), **{own: _waited_for(of) for own, of in kwargs.items()}
+                    )
                 raise InvalidInputError(f"{owner}: {wrong}")
         return function(*args, **kwargs)
 
     return cast(F, checking)
+
+
+def _is_under_way(value: Any) -> bool:
+    """True for what is waited for on first use, and for a list of such."""
+    return isinstance(value, UnderWay) or (type(value) in (list, tuple) and any(map(_is_under_way, value)))
+
+
+def _waited_for(value: Any) -> Any:
+    if isinstance(value, UnderWay):
+        return value.wait()
+    return type(value)(map(_waited_for, value)) if type(value) in (list, tuple) else value
 
 
 def typed(cls: type[Any], fields: list[attrs.Attribute[Any]]) -> list[attrs.Attribute[Any]]:

@@ -174,6 +174,8 @@ class _GivenWeights:
         if self._path is not None:
             yield from self._of_file(self._path, key, span)
         elif isinstance(self.source, Tensor | np.ndarray):
+            if isinstance(self.source, Tensor):
+                self._check_values(self.source)
             yield from self._pieces(self.source, tuple(self.source.shape), span)
         elif isinstance(self.source, Iterable):
             yield from self._numbered(self.source)
@@ -189,8 +191,6 @@ class _GivenWeights:
             raise self.error(
                 f"the weights have the shape {list(found)}; the table's is {list(self.shape)}", list(found)
             )
-        if isinstance(rows, Tensor):
-            self._check_values(rows)
         at_once = max(1, AT_ONCE_BYTES // (8 * self.shape[1]))
         for start in range(span[0], span[1], at_once):
             yield start, self._tensor(rows[start : min(start + at_once, span[1])])
@@ -224,6 +224,7 @@ class _GivenWeights:
         forms = {
             "meta": (rows.is_meta, "there are no numbers in them"),
             "quantized": (rows.is_quantized, "give .dequantize()"),
+            "nested": (rows.is_nested, "give .to_padded_tensor(0.0)"),
             "sparse": (is_sparse, "give .to_dense()"),
         }
         for form, (is_so, instead) in forms.items():

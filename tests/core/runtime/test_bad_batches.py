@@ -25,6 +25,17 @@ def test_something_that_is_no_batch_is_the_same_error_on_all_ranks():
     assert simulate(case_of(), work) == [(text, (2, 19)), (text, (3, 19))]
 
 
+def test_batch_without_ids_is_the_same_error_on_all_ranks():
+    def work(sharded, batch, env):
+        with pytest.raises(InvalidInputError) as error:
+            sharded(batch.to("meta") if env.rank else batch)
+        return str(error.value), sharded(batch).values().shape  # the next step works
+
+    (first, _), (second, _) = simulate(Cuts(MIXED, 2), work)
+    assert first == second
+    assert first.startswith("rank 1: feature 'a' of table 't1' (9 x 6 FP32): the KeyedJaggedTensor is on 'meta'")
+
+
 def test_bags_that_do_not_fit_the_ids_are_an_error_of_all_ranks_that_names_rank_table_and_bag():
     def work(sharded, batch, env):
         lengths = batch.lengths().clone()

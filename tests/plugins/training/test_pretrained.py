@@ -104,11 +104,12 @@ NO_NUMBERS = {
     "mask": lambda: np.ma.masked_equal(WEIGHTS, 3),
     "meta": lambda: torch.empty(ROWS, 4, device="meta"),
     "sparse": lambda: torch.from_numpy(WEIGHTS).to_sparse(),
+    "nested": lambda: torch.nested.nested_tensor([*torch.from_numpy(WEIGHTS)]),
     "quantized": lambda: torch.quantize_per_tensor(torch.from_numpy(WEIGHTS), 1.0, 0, torch.qint8),
 }
 
 
-@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor", "ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("in_blocks", [False, True])
 @pytest.mark.parametrize("asked", NO_NUMBERS)
 def test_weights_that_are_no_numbers_are_refused_by_name(asked, in_blocks):

@@ -35,7 +35,8 @@ class Process:
             self._descriptor = os.pidfd_open(self.number)
         except (AttributeError, OSError):  # an old kernel, or one that does not let us
             return
-        weakref.finalize(self, os.close, self._descriptor)
+        # Not at exit, when other threads may still look: what is closed would read as a process that has ended.
+        weakref.finalize(self, os.close, self._descriptor).atexit = False
 
     @property
     def has_ended(self) -> bool:

@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeVar
 
 import torch.utils._pytree as pytree
 
+from shardwright.arguments import UnderWay
 from shardwright.runtime.step.compiling import untraced
 
 T = TypeVar("T")
@@ -37,10 +38,10 @@ class Awaitable(ABC, Generic[T]):
         return self._result
 
 
-class LazyAwaitable(Awaitable[T]):
+class LazyAwaitable(Awaitable[T], UnderWay):
     """An awaitable that waits by itself on first use.
 
-    Reading an attribute or item of it, or passing it to a torch function, waits and goes on with the result, so that
+    Reading an attribute or item of it, or passing it to a torch function or to one of a batch's classes, waits and goes on with the result, so that
     code written for the unsharded module runs on a sharded one, and waits as late as it can.
 
     Subclasses implement ``_wait_impl`` and call ``super().__init__()``.

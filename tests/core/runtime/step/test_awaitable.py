@@ -8,7 +8,7 @@ import pickle
 import pytest
 import torch
 
-from shardwright import KeyedTensor, LazyAwaitable
+from shardwright import InvalidInputError, JaggedTensor, KeyedJaggedTensor, KeyedTensor, LazyAwaitable
 from shardwright.runtime.step.awaitable import LazyCall
 
 
@@ -39,6 +39,10 @@ class ExampleAwaitable(LazyAwaitable[torch.Tensor]):
 
 def keyed():
     return KeyedTensor(["a", "b"], [1, 2], torch.arange(6.0).view(2, 3))
+
+
+def other():
+    return KeyedTensor(["c"], [1], torch.ones(2, 1))
 
 
 @pytest.mark.parametrize(
@@ -103,6 +107,29 @@ def test_lazy_torch_function_waits_for_awaitables_wherever_they_stand(use):
     awaitable = Counted(tensor)
     assert torch.equal(use(awaitable), use(tensor))
     assert awaitable.num_waits == 1
+
+
+@pytest.mark.parametrize(
+    ("use", "result"),
+    [
+        (lambda it: KeyedTensor.regroup([it, other()], [["b", "c"]])[0], keyed()),
+        (lambda it: KeyedTensor.regroup(groups=[["b"], ["a", "c"]], keyed_tensors=(other(), it))[1], keyed()),
+        (lambda it: KeyedTensor.regroup_as_dict([it], [["b", "a"]], ["x"])["x"], keyed()),
+        (
+            lambda it: KeyedJaggedTensor.from_jt_dict(it).values(),
+            {"a": JaggedTensor(torch.tensor([7, 8]), lengths=torch.tensor([2]))},
+        ),
+    ],
+)
+def test_functions_of_batches_and_results_wait_for_their_arguments(use, result):
+    awaitable = Counted(result)
+    assert torch.equal(use(awaitable), use(result))
+    assert awaitable.num_waits == 1
+
+
+def test_lazy_result_of_the_wrong_kind_is_told_as_the_result_is():
+    with pytest.raises(InvalidInputError, match=r"keyed_tensors\[0\] must be a KeyedTensor, got a Tensor"):
+        KeyedTensor.regroup([Counted(torch.zeros(2))], [["a"]])
 
 
 def test_lazy_error_is_raised_by_each_use_and_waited_for_once():

@@ -256,6 +256,21 @@ def test_norm_is_over_the_ranks_of_its_own_model_on_a_rank_without_tables_of_it(
     assert sizes[1] == 0
 
 
+def test_one_rank_clips_a_model_without_tables_alone_while_others_have_some() -> None:
+    table = tables_of("row_wise", "dense")[0]
+    case = Case([table], (3, 4), "sgd")
+    module = case.module_to_shard()
+
+    def run(env: ShardingEnv) -> list[float]:
+        model, other = shard(case, env, module), torch.nn.Linear(2, 1, bias=False)
+        backward(case, model, 0, env.rank)
+        other(torch.tensor([[3.0, 4.0]])).sum().backward()
+        clips = (clip_grad_norm_, torch.nn.utils.clip_grad_norm_) if env.rank == 1 else ()
+        return [float(clip(other.parameters(), 10.0)) for clip in clips]
+
+    assert run_simulated(run, case.world_size) == [[], [pytest.approx(5.0)] * 2]
+
+
 def alone(update: str = "in_step", optimizer: str = "sgd") -> tuple[Case, Any]:
     case = Case(tables_of("row_wise", "fused_torch"), (4,), optimizer)
     return case, shard(case, ShardingEnv.local(device_type="cpu"), case.module_to_shard(), update)

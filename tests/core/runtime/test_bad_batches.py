@@ -33,7 +33,9 @@ def test_batch_without_ids_is_the_same_error_on_all_ranks():
 
     (first, _), (second, _) = simulate(Cuts(MIXED, 2), work)
     assert first == second
-    assert first.startswith("rank 1: feature 'a' of table 't1' (9 x 6 FP32): the KeyedJaggedTensor is on 'meta'")
+    assert first.startswith(
+        "rank 1: feature 'a' of table 't1' (9 x 6 FP32): the KeyedJaggedTensor is on 'meta'"
+    )
 
 
 def test_bags_that_do_not_fit_the_ids_are_an_error_of_all_ranks_that_names_rank_table_and_bag():

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -171,20 +172,20 @@ class Trained:
             yield prefix, named_optimizer(optimizer, dict(self.root.named_parameters()))
 
     @cached_property
-    def _block_of_parameter(self) -> dict[int, tuple[NamedTable, LocalBlock]]:
-        """The block that each parameter of a table is, by the parameter's identity."""
+    def _table_of_parameter(self) -> dict[int, tuple[NamedTable, LocalBlock | None]]:
+        """The table of each parameter and the block that it is, if one; by the parameter's identity."""
         return {
             id(parameter): (named, local)
             for named in self.tables
-            for local, parameter in zip(named.table.state.local, named.table.parameters(), strict=True)
+            for local, parameter in zip_longest(named.table.state.local, named.table.parameters())
         }
 
     def blocks_under(self, leaf: KeyedOptimizer) -> dict[NamedTable, dict[LocalBlock, Tensor]]:
         """The parameters of an optimizer that are blocks of tables: whose optimizer is the user's own."""
         found: dict[NamedTable, dict[LocalBlock, Tensor]] = {}
         for parameter in () if isinstance(leaf, FusedOptimizer) else leaf.params.values():
-            if id(parameter) in self._block_of_parameter:
-                named, local = self._block_of_parameter[id(parameter)]
+            named, local = self._table_of_parameter.get(id(parameter), (None, None))
+            if named is not None and local is not None:
                 found.setdefault(named, {})[local] = parameter
         return found
 
@@ -195,17 +196,17 @@ class Trained:
         return {
             prefix + name: parameter
             for name, parameter in leaf.params.items()
-            if id(parameter) not in self._block_of_parameter
+            if id(parameter) not in self._table_of_parameter
         }
 
     def names_of(self, prefix: str, leaf: KeyedOptimizer) -> dict[str, str]:
         """The name in the unsharded model of each parameter of an optimizer, by its own."""
-        blocks = {
-            id(parameter): named.name
-            for named, own in self.blocks_under(leaf).items()
-            for parameter in own.values()
+        names = {key: named.name for key, (named, _) in self._table_of_parameter.items()}
+        fused = isinstance(leaf, FusedOptimizer)
+        return {
+            name: prefix + name if fused else names.get(id(own), prefix + name)
+            for name, own in leaf.params.items()
         }
-        return {name: blocks.get(id(own), prefix + name) for name, own in leaf.params.items()}
 
     def parameter_names(self, prefix: str, leaf: KeyedOptimizer) -> dict[int, str]:
         """Names of the parameters in the checkpoint, by the parameters' identities."""

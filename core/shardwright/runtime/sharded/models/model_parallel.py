@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import copy
 import inspect
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -370,8 +368,9 @@ class DistributedModelParallel(nn.Module):
     ) -> Iterator[tuple[str, nn.Parameter]]:
         """Names and parameters; those of sharded tables are this rank's blocks.
 
-        A table's first block here bears the unsharded name, further ones ``..._1`` and so on; of a table without a
-        block here that is trained, it is an empty parameter. Optimizer state made for these is per block as well.
+        A table's first block here bears the unsharded name, further ones ``..._1`` and so on. A rank with fewer blocks
+        of a table that is trained has empty parameters in their place. Optimizer state made for these is per block as
+        well.
         """
         yield from self.module.named_parameters(prefix, recurse, remove_duplicate)
 
@@ -380,22 +379,6 @@ class DistributedModelParallel(nn.Module):
     ) -> Iterator[tuple[str, Tensor]]:
         """Names, as in the unsharded model, and buffers."""
         yield from self.module.named_buffers(prefix, recurse, remove_duplicate)
-
-    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
-        """The parameters of :meth:`named_parameters`.
-
-        Raises:
-            UnsupportedError: the caller is a function that clips gradients as if tables were whole; on all ranks.
-        """
-        # This line runs when the first parameter is asked for, by whoever goes through them.
-        self._refuse_reader(sys._getframe(1))
-        for _, parameter in self.named_parameters(recurse=recurse):
-            yield parameter
-
-    def _refuse_reader(self, reader: FrameType) -> None:
-        for sharded in self._sharded.values():
-            if isinstance(sharded, ShardedCollection):
-                sharded.refuse_reader(reader)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Keys, shapes and dtypes of the unsharded model; tables are gathered, so every rank makes this call."""

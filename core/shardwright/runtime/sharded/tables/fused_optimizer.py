@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -68,8 +68,7 @@ class FusedOptimizer(KeyedOptimizer):
             by_optimizer.setdefault(table.state.table.optimizer, []).append(name)
         params = {name: table.representative() for name, table in self._tables.items()}
         groups = [
-            {"params": [params[name] for name in names], **_group_of(spec)}
-            for spec, names in by_optimizer.items()
+            {"params": self._parameters_of(names), **_group_of(spec)} for spec, names in by_optimizer.items()
         ]
         super().__init__(params, {}, groups)
         self._specs = list(by_optimizer)
@@ -104,14 +103,18 @@ class FusedOptimizer(KeyedOptimizer):
         """
         self._tables = {name: tables[name] for name in self._tables}
         self._updates, self._passes = updates, passes
-        self._rates, before = rates, {id(own): name for name, own in self.params.items()}
+        self._rates = rates
         assert isinstance(self.params, dict)  # as it was made
         self.params.update({name: table.representative() for name, table in self._tables.items()})
-        for group in self.param_groups:
+        for group, names in zip(self.param_groups, self._names_of, strict=True):
             # In place: a scheduler, or an optimizer that this is a part of, has the same group.
-            group["params"][:] = [self.params[before[id(own)]] for own in group["params"]]
+            group["params"][:] = self._parameters_of(names)
         self._applied = [float(group["lr"]) for group in self.param_groups]
         rates.renew(dict(zip(self._specs, self._applied, strict=True)).get)
+
+    def _parameters_of(self, names: Iterable[str]) -> list[Tensor]:
+        """The parameters of all blocks of tables, as gradient scalers and clipping functions go through them."""
+        return [own for name in names for own in self._tables[name].parameters()]
 
     @property
     def tables(self) -> Mapping[str, ShardedTable]:
@@ -178,7 +181,8 @@ class FusedOptimizer(KeyedOptimizer):
         """Hand changed learning rates to the kernels, and drop the gradients that are kept for the step."""
         self.apply_learning_rates()
         self._passes.clear()
-        self._updates.drop()
+        for own in self._parameters_of(self._tables):
+            own.grad = None
 
     def apply_learning_rates(self) -> None:
         """Hand changed learning rates to the kernels."""

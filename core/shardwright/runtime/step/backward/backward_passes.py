@@ -38,10 +38,13 @@ class BackwardPasses:
     Args:
         table: description of a table that is updated in the backward pass; empty if there is none.
         adds_up: two updates of a table from one forward pass equal one by the sum of their gradients.
+
+    Attributes:
+        count: number that grows with each backward pass.
     """
 
     def __init__(self, table: str, *, adds_up: bool) -> None:
-        self._table, self._adds_up = table, adds_up
+        self._table, self._adds_up, self.count = table, adds_up, 0
         self._num_passes, self._pass, self._since = 0, -1, 0
         self._forwards: WeakSet[Any] = WeakSet()
 
@@ -51,6 +54,7 @@ class BackwardPasses:
         Args:
             forward: forward pass whose gradients have come.
         """
+        self.count += 1
         if self._since != _latest_step[0]:  # an optimizer made its step
             self.clear()
         number = torch._C._current_graph_task_id()

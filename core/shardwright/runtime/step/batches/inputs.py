@@ -318,7 +318,9 @@ class BatchReader:
     def _check_form(self, features: KeyedJaggedTensor, keys: _Keys) -> None:
         """Check that there are ids, and weights if the collection is weighted, and, if strict, no unused input."""
         if features.values().is_meta:
-            raise BatchProblem(f"{self._where(0)}: the KeyedJaggedTensor is on 'meta', where there are no ids")
+            raise BatchProblem(
+                f"{self._where(0)}: the KeyedJaggedTensor is on 'meta', where there are no ids"
+            )
         weights = features.weights_or_none()
         if self._is_weighted:
             if weights is None:

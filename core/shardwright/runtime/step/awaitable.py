@@ -42,7 +42,7 @@ class LazyAwaitable(Awaitable[T], UnderWay):
     """An awaitable that waits by itself on first use.
 
     Reading an attribute or item of it, or passing it to a torch function or to one of a batch's classes, waits and goes
-    on with the result, so that code written for the unsharded module runs on a sharded one, and waits as late as it can.
+    on with the result, so that code written for the unsharded module runs on a sharded one. It waits as late as it can.
 
     Subclasses implement ``_wait_impl`` and call ``super().__init__()``.
     """

@@ -24,6 +24,7 @@ from attrs import evolve
 from torch import Tensor
 
 from shardwright.contracts.lookup import Lookup
+from shardwright.contracts.step_events import TrainedCollection
 from shardwright.errors import UnsupportedError
 from shardwright.planning.layouts.layout import Dataflow
 from shardwright.planning.plan.sharding import ParameterSharding
@@ -32,7 +33,6 @@ from shardwright.runtime.ranks.devices import sent_to
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.step.arrangement import Arrangement, PooledArrangement, SequenceArrangement
 from shardwright.runtime.step.autograd import Anchors
-from shardwright.runtime.step.backward.backward_passes import BackwardPasses
 from shardwright.runtime.step.backward.gradient_limits import GradientLimits
 from shardwright.runtime.step.backward.kept_gradients import (
     KeptGradients,
@@ -55,6 +55,7 @@ from shardwright.runtime.step.kernel_groups import (
     is_updated_in_backward,
     rows_of_parts,
 )
+from shardwright.runtime.step.step_events import StepEvents
 from shardwright.sparse import KeyedJaggedTensor
 
 
@@ -77,7 +78,7 @@ class CollectionEngine:
         scaling_refusal: the reason why its tables cannot be trained with scaled gradients; empty if they can.
         kept: the gradients of tables that are updated in the optimizer's step.
         limits: the largest elements of the outputs' gradients.
-        passes: the backward passes that updated tables since an optimizer's last step.
+        events: events of the collection, for listeners.
         is_trained: for each executor, whether its tables are trained; those of the others are frozen.
 
     Raises:
@@ -132,9 +133,14 @@ class CollectionEngine:
         self.updated_in_backward = updated[0].describe() if updated else ""
         self.limits = GradientLimits(self.collection, env.world_size)
         at_once = [table for table in updated if table.update == "in_backward"]
-        self.passes = BackwardPasses(
-            at_once[0].describe() if at_once else "",
-            adds_up=all(table.optimizer is not None and table.optimizer.adds_up for table in at_once),
+        kept = self.kept
+        self.events = StepEvents(
+            TrainedCollection(
+                at_once[0].describe() if at_once else "",
+                all(table.optimizer is not None and table.optimizer.adds_up for table in at_once),
+                [table.describe() for table in updated if table.update == "in_step"],
+                lambda: kept.is_there,
+            )
         )
         self.scaling_refusal = _scaling_refusal(tables, shardings)
         self.header = HeaderFormat([executor.header_size for executor in self.executors])
@@ -463,7 +469,7 @@ class EngineStep:
         """Wait for gradients; update blocks of fused kernels, and return the gradients of other parameters."""
         self._engine.env.lockstep.gradients.need(self._number)
         self.needs_backward = False
-        self._engine.passes.note(self)
+        self._engine.events.updates(self)
         with self._engine.rates.held(self._rates):
             return [gradient for executor in self._trained for gradient in executor.update()]
 

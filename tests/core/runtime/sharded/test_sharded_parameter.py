@@ -10,17 +10,18 @@ import pytest
 import torch
 from torch import nn
 
+from shardwright.contracts import TrainedCollection
 from shardwright.errors import UnsupportedError
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.sharded.tables.shard_gradients import Part
 from shardwright.runtime.sharded.tables.sharded_parameter import ShardedParameter
-from shardwright.runtime.step.backward.backward_passes import BackwardPasses
+from shardwright.runtime.step.step_events import StepEvents
 
 
 def sharded() -> ShardedParameter:
     parameter = nn.Parameter(torch.arange(6.0).view(3, 2))
-    env, passes = ShardingEnv.local(device_type="cpu"), BackwardPasses("", adds_up=True)
-    return ShardedParameter.of(parameter, Part("'t'", env, passes))
+    events = StepEvents(TrainedCollection("", adds_up=True, updated_in_step=(), has_gradients=bool))
+    return ShardedParameter.of(parameter, Part("'t'", ShardingEnv.local(device_type="cpu"), events))
 
 
 def test_optimizer_takes_its_fast_form_by_default(monkeypatch: pytest.MonkeyPatch) -> None:

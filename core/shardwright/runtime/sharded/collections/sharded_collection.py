@@ -34,7 +34,6 @@ from shardwright.runtime.sharded.tables.table_state import (
     is_state_in_blocks,
     state_in_blocks,
 )
-from shardwright.runtime.step.backward.backward_passes import watch_optimizers
 from shardwright.runtime.step.batches.inputs import InputChecks, Status
 from shardwright.runtime.step.batches.inputs_ahead import InputsAhead, who_ended
 from shardwright.runtime.step.engine import CollectionEngine, EngineStep
@@ -101,13 +100,12 @@ class ShardedCollection(nn.Module, ABC):
             self._engine.rates,
             self._meeting,
             self._engine.kept,
-            self._engine.passes,
+            self._engine.events,
         )
         # Functions of the module that they are called with: one that held it would keep it from being freed at once.
         self.register_state_dict_pre_hook(_meet_to_save)
         self.register_load_state_dict_pre_hook(_meet_to_load)
         watch_data_parallel()
-        watch_optimizers()
         watch_steps()
         self.inputs_ahead: InputsAhead | None = None
 
@@ -119,7 +117,7 @@ class ShardedCollection(nn.Module, ABC):
         for spec in inputs.specs:
             own = local.get(spec.name, [])
             state = TableState(spec, inputs.params[spec.name], own, inputs.env.communicator, inputs.device)
-            self._tables[spec.name] = ShardedTable(state, engine.lookups, inputs.env, engine.passes)
+            self._tables[spec.name] = ShardedTable(state, engine.lookups, inputs.env, engine.events)
             self._tables[spec.name].train(self.training)
         self.add_module(self._tables_name, nn.ModuleDict(self._tables))
         # Those that the kernels update here; listed once, since each batch begins with a look at them.
@@ -150,7 +148,7 @@ class ShardedCollection(nn.Module, ABC):
             engine: made for that, as the one after this module's own.
         """
         self._take_engine(inputs, engine)
-        self._fused_optimizer.rebind(self._by_parameter(), engine.rates, engine.kept, engine.passes)
+        self._fused_optimizer.rebind(self._by_parameter(), engine.rates, engine.kept, engine.events)
 
     @property
     def inputs(self) -> ShardingInputs:

@@ -28,10 +28,10 @@ from shardwright.runtime.sharded.collections.sharders import (
     shardable_modules,
 )
 from shardwright.runtime.sharded.models.dense_sync import DenseDataParallel, compare_dense_values
-from shardwright.runtime.sharded.models.forgotten_steps import watch_for_forgotten_steps
 from shardwright.runtime.sharded.tables.data_parallel import leave_out_tables
 from shardwright.runtime.sharded.tables.initialization import seeded
 from shardwright.runtime.sharded.tables.table_state import state_in_blocks
+from shardwright.runtime.step.step_events import step_listeners
 
 if TYPE_CHECKING:
     from shardwright.runtime.sharded.resharding.reshard import Resharded
@@ -169,7 +169,8 @@ class DistributedModelParallel(nn.Module):
         )
         leave_out_tables(self)  # should somebody else wrap it
         collections = [own for own in self._sharded.values() if isinstance(own, ShardedCollection)]
-        watch_for_forgotten_steps(self, [own.fused_optimizer for own in collections])
+        for listener in step_listeners():
+            listener.has_model(self, [own.engine.events.collection for own in collections])
 
     @checked
     def _build(

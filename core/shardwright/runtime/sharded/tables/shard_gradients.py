@@ -23,8 +23,8 @@ from torch.utils._pytree import tree_flatten, tree_map_only
 from shardwright.error_reports import reporting_errors
 from shardwright.errors import UnsupportedError
 from shardwright.runtime.ranks.environment import ShardingEnv
-from shardwright.runtime.step.backward.backward_passes import BackwardPasses
 from shardwright.runtime.step.backward.kept_gradients import KeptGradients
+from shardwright.runtime.step.step_events import StepEvents
 
 _REMAIN_SPARSE = frozenset(
     (
@@ -49,12 +49,12 @@ _LOCAL = frozenset({"copy", "detach", "fill", "zero", "_to_copy"})
 
 @frozen(eq=False)
 class Part:
-    """What a parameter, and its gradient, is a part of.
+    """The table that a parameter, and its gradient, is a part of.
 
     Args:
         table: description of the table.
         env: the ranks that it is sharded over.
-        passes: the backward passes of its collection.
+        events: events of its collection.
         update: when the kernel's optimizer runs, "in_backward" or "in_step"; empty: the gradient is left to others.
         num_copies: ranks that have the same block with the same gradient.
         kept: the lookup that keeps the gradient for the optimizer's step, if one does.
@@ -64,7 +64,7 @@ class Part:
 
     table: str
     env: ShardingEnv
-    passes: BackwardPasses
+    events: StepEvents
     update: str = ""
     num_copies: int = 1
     kept: KeptGradients | None = None
@@ -76,9 +76,9 @@ class ShardGradient(torch.Tensor):
     """The gradient of this rank's block of a table.
 
     Args:
-        part: what it is a part of.
+        part: the table, and how it is a part of it.
         local: its elements here: ``[rows, D]``, or ``[U, D]`` with ``rows``; shared storage.
-        shape: of the block.
+        shape: shape of the block.
         rows: the rows that have a gradient, ``[U]``, rising; ``None``: all have.
         whole: ``local`` with columns of other ranks beside, ``[U, C]``, on which in-place operations are done.
     """
@@ -168,7 +168,7 @@ class ShardGradient(torch.Tensor):
 
 
 class AppliedGradient(torch.Tensor):
-    """What a parameter of a table has for a gradient after the backward pass that has applied it.
+    """The gradient that a parameter of a table shows after the backward pass that has applied it.
 
     It has no elements. It can be set to zero, which does nothing; whatever else reads it is refused.
 

@@ -31,7 +31,7 @@ class ShardedParameter(nn.Parameter):
     """This rank's block of a sharded table.
 
     Attributes:
-        part: what it is a part of; ``None`` for a copy, which is a tensor like any other.
+        part: the table that it is a part of; ``None`` for a copy, which is a tensor like any other.
         dropped: number of the backward pass whose gradient was dropped last.
         stepping: number of the backward pass whose gradient an optimizer takes now, if one does.
     """
@@ -83,14 +83,14 @@ class ShardedParameter(nn.Parameter):
         step, it is a plain tensor, or ``None`` where the kernel has an optimizer.
         """
         raw, part = _GRAD.__get__(self), self.part
-        if part is None or self.stepping == part.passes.count:
+        if part is None or self.stepping == part.events.num_updates:
             return None if self.is_fused else raw
         if part.kept is not None:
             kept = part.kept.gradient(part.block)
             return None if kept is None else ShardGradient(part, kept[2], self.shape, kept[0], kept[1])
         if raw is not None:
             return ShardGradient(part, raw)
-        if part.passes.count == self.dropped or not (part.is_idle or part.update):
+        if part.events.num_updates == self.dropped or not (part.is_idle or part.update):
             return None
         if part.update == "in_backward":
             return AppliedGradient(_refusal(part.table), self)
@@ -104,7 +104,7 @@ class ShardedParameter(nn.Parameter):
             isinstance(value, AppliedGradient) or getattr(value, "part", None) is self.part,
         )
         if part is not None and value is None:
-            self.dropped = part.passes.count
+            self.dropped = part.events.num_updates
             if part.kept is not None:
                 part.kept.drop(part.block)
         if part is None or value is None or not (part.update or (shown and part.is_idle)):
@@ -135,7 +135,7 @@ def _before_step(optimizer: Optimizer, *_: Any) -> None:
     for own in _sharded_of(optimizer):
         assert own.part is not None  # it is no copy
         own.stepping = (
-            own.part.passes.count
+            own.part.events.num_updates
         )  # should the step raise, that is over with the next backward pass
 
 

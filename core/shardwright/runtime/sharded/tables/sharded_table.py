@@ -16,9 +16,9 @@ from shardwright.runtime.sharded.tables.blocked_tensor import BlockedTensor
 from shardwright.runtime.sharded.tables.shard_gradients import Part
 from shardwright.runtime.sharded.tables.sharded_parameter import ShardedParameter
 from shardwright.runtime.sharded.tables.table_state import LocalBlock, TableState, is_state_in_blocks
-from shardwright.runtime.step.backward.backward_passes import BackwardPasses
 from shardwright.runtime.step.backward.kept_gradients import KeptGradients, is_updated_in_step
 from shardwright.runtime.step.kernel_groups import is_updated_in_backward, kernel_of
+from shardwright.runtime.step.step_events import StepEvents
 
 
 class ShardedTable(nn.Module):
@@ -30,18 +30,18 @@ class ShardedTable(nn.Module):
 
     Attributes:
         is_fused: its kernel runs the optimizer, in the backward pass or in ``optimizer.step()``.
-        in_step: in the latter.
+        in_step: its kernel runs it in ``optimizer.step()``.
     """
 
     def __init__(
-        self, state: TableState, lookups: Sequence[Lookup], env: ShardingEnv, passes: BackwardPasses
+        self, state: TableState, lookups: Sequence[Lookup], env: ShardingEnv, events: StepEvents
     ) -> None:
         super().__init__()
         self.state, self.is_fused = state, is_updated_in_backward(state.table, state.sharding)
         self.in_step = is_updated_in_step(state.table, state.sharding)
         self._lookups, self._has_part_of_rows = lookups, False
         update = state.table.update if self.is_fused else ""
-        self._part = Part(state.table.describe(), env, passes, update)
+        self._part = Part(state.table.describe(), env, events, update)
         self._row_state = kernel_of(state.sharding.compute_kernel).row_state
         # What state dicts have is an attribute on every rank: torch.distributed.checkpoint looks for each key.
         self.register_parameter("weight", None)

@@ -176,7 +176,7 @@ class KeptGradients(Lookup):
         return any(kept is not None for kept in self._kept)
 
     def gradient(self, block: int) -> tuple[Tensor, Tensor, Tensor] | None:
-        """What is kept of a block, shared storage; ``None`` if no backward pass was made since it was dropped.
+        """The gradient that is kept of a block, shared storage; ``None`` before a backward pass.
 
         Returns:
             The rows that have a gradient, ``[U]``, rising; their gradients, ``[U, C]``; of these the block's own

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import signal
@@ -133,6 +134,12 @@ sw.launch(wait, ranks=2)
     wait_for_their_end(ranks)
     assert list(temporary.iterdir()) == []
     assert re.search(r"^KeyboardInterrupt$", errors, re.MULTILINE) or number == signal.SIGKILL
+
+
+@pytest.mark.parametrize("timeout_s", [0, -1.0, math.nan])
+def test_launch_for_no_time_is_an_error(timeout_s: float) -> None:
+    with pytest.raises(sw.InvalidInputError, match="timeout_s"):
+        sw.launch(print, ranks=1, timeout_s=timeout_s)
 
 
 def test_launch_of_what_cannot_be_sent_or_of_no_ranks_is_an_error() -> None:

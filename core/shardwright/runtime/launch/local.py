@@ -53,7 +53,8 @@ def launch(function: Callable[..., Any], *args: Any, ranks: int, timeout_s: floa
         The results in rank order; pickled.
 
     Raises:
-        InvalidInputError: ``ranks`` is below 1, or the function or an argument cannot be pickled.
+        InvalidInputError: ``ranks`` is below 1, ``timeout_s`` is not above 0, or the function or an argument cannot be
+            pickled.
         DistributedError: the function failed on a rank, a rank's process died, or time is up. The text has the
             traceback of each rank that failed, the first one first. All processes are ended.
         KeyboardInterrupt: the user interrupted. All processes are ended.
@@ -68,6 +69,8 @@ def launch(function: Callable[..., Any], *args: Any, ranks: int, timeout_s: floa
     """
     if ranks < 1:
         raise InvalidInputError(f"ranks must be at least 1, got {ranks}")
+    if timeout_s is not None and not timeout_s > 0:
+        raise InvalidInputError(f"timeout_s must be above 0, got {timeout_s}")
     with _signals_handed_back(), tempfile.TemporaryDirectory(prefix="shardwright-launch-") as folder:
         Path(folder, "call").write_bytes(_pickled(function, args))
         if failures := _run(folder, ranks, timeout_s):

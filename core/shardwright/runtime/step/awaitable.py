@@ -41,8 +41,9 @@ class Awaitable(ABC, Generic[T]):
 class LazyAwaitable(Awaitable[T], UnderWay):
     """An awaitable that waits by itself on first use.
 
-    Reading an attribute or item of it, or passing it to a torch function or to one of a batch's classes, waits and goes
-    on with the result, so that code written for the unsharded module runs on a sharded one. It waits as late as it can.
+    Reading an attribute or item of it, or passing it to a function of torch or of the classes of batches and results,
+    waits and goes on with the result, so that code written for the unsharded module runs on a sharded one, and waits as
+    late as it can.
 
     Subclasses implement ``_wait_impl`` and call ``super().__init__()``.
     """

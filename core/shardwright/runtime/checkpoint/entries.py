@@ -8,12 +8,11 @@ Legend: R rows, D columns of a table.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import zip_longest
+from itertools import accumulate, zip_longest
 from typing import Any
 
-import torch
 from attrs import field, frozen
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -23,53 +22,13 @@ from shardwright.optim.combined import CombinedOptimizer
 from shardwright.optim.keyed import KeyedOptimizer, OptimizerWrapper, named_optimizer
 from shardwright.runtime.sharded.collections.sharded_collection import ShardedCollection
 from shardwright.runtime.sharded.models.model_parallel import DistributedModelParallel
-from shardwright.runtime.sharded.tables.fused_optimizer import FusedOptimizer, state_of
+from shardwright.runtime.sharded.tables.blocked_tensor import PIECE_BYTES, BlockedTensor, Piece, own_storage
+from shardwright.runtime.sharded.tables.fused_optimizer import FusedOptimizer
 from shardwright.runtime.sharded.tables.sharded_table import ShardedTable
 from shardwright.runtime.sharded.tables.table_state import LocalBlock, state_in_blocks
 
 MODEL, STATE, GROUPS, EXTRA = "model.", "optimizer.state.", "optimizer.param_groups", "extra."
 STEP = "step"
-
-
-@frozen(eq=False)
-class BlockTarget:
-    """A block of a table into which rows are read.
-
-    Args:
-        local: the block.
-        values: ``[rows, columns]``, shared storage.
-        first_column: first of its columns in the whole tensor.
-    """
-
-    local: LocalBlock
-    values: Tensor
-    first_column: int
-
-
-@frozen(eq=False)
-class Wanted:
-    """An entry that the model has a place for.
-
-    Args:
-        key: its name in the checkpoint.
-        shape: shape of the whole tensor.
-        dtype: dtype of its elements; ``None`` if it is no tensor.
-        table: the sharded table that it belongs to, if any.
-        blocks: this rank's blocks of it.
-        whole: tensor that all of it is read into, if it belongs to no sharded table.
-    """
-
-    key: str
-    shape: tuple[int, ...]
-    dtype: torch.dtype | None
-    table: NamedTable | None = None
-    blocks: Sequence[BlockTarget] = ()
-    whole: Tensor | None = None
-
-    @property
-    def where(self) -> str:
-        """Prefix of errors that names the table, if it has one."""
-        return f"table {self.table.table.state.table.describe()}: " if self.table else ""
 
 
 @frozen(eq=False)
@@ -88,24 +47,6 @@ class NamedTable:
     def is_keyed(self) -> bool:
         """True if its ids are keys, so that rows go to the places of their keys."""
         return self.table.state.sharding.layout.row_map.takes_any_id
-
-    def wanted(
-        self, key: str, values: Callable[[LocalBlock], Tensor], columns: int, dtype: torch.dtype
-    ) -> Wanted:
-        """An entry of this table.
-
-        Args:
-            key: its name in the checkpoint.
-            values: a local block's tensor.
-            columns: columns of the whole tensor: ``D``, or 1.
-            dtype: dtype of its elements.
-        """
-        state = self.table.state
-        blocks = [
-            BlockTarget(local, values(local).detach(), local.block.columns.start if columns > 1 else 0)
-            for local in state.local
-        ]
-        return Wanted(key, (state.table.num_embeddings, columns), dtype, self, blocks)
 
 
 def _many(values: Iterable[Optimizer]) -> tuple[Optimizer, ...]:
@@ -219,20 +160,24 @@ class Trained:
             if isinstance(module, ShardedCollection):
                 module.make_one_model()
 
+    def model_state(self) -> dict[str, Any]:
+        """The entries of the model by name, with this rank's blocks for whole tables."""
+        with state_in_blocks():
+            return {MODEL + name: value for name, value in self.root.state_dict().items()}
+
     def to_save(self) -> dict[str, Any]:
         """Every entry by name, with this rank's blocks for whole tables; no collective.
 
         Raises:
             DuplicateNameError: two optimizers have a parameter of one name.
         """
-        with state_in_blocks():
-            state = {MODEL + name: value for name, value in self.root.state_dict().items()}
+        state = {name: _in_pieces(value) for name, value in self.model_state().items()}
         groups: list[dict[str, Any]] = []
         for prefix, leaf in self.leaves:
-            for key, value in self._states(prefix, leaf):
+            for key, value in self.states(prefix, leaf):
                 if key in state:
                     raise DuplicateNameError(f"two optimizers have the state {key!r}")
-                state[key] = value
+                state[key] = _in_pieces(value)
             names = self.names_of(prefix, leaf)
             groups += [
                 {**group, "params": sorted({names[name] for name in group["params"]})}
@@ -240,7 +185,13 @@ class Trained:
             ]
         return {**state, GROUPS: groups}
 
-    def _states(self, prefix: str, leaf: KeyedOptimizer) -> Iterator[tuple[str, Any]]:
+    def states(self, prefix: str, leaf: KeyedOptimizer) -> Iterator[tuple[str, Any]]:
+        """The states that an optimizer has, by name.
+
+        Args:
+            prefix: what stands before its parameters' names.
+            leaf: the optimizer.
+        """
         if isinstance(leaf, FusedOptimizer):
             for name, entries in leaf.sharded_state_dict()["state"].items():
                 yield from ((f"{STATE}{prefix}{name}.{entry}", value) for entry, value in entries.items())
@@ -252,6 +203,19 @@ class Trained:
             yield from _states_of_blocks(
                 named, {local: leaf.state.get(own, {}) for local, own in blocks.items()}
             )
+
+
+def _in_pieces(value: Any) -> Any:
+    """A large tensor in pieces of bounded size, shared storage; what a reader holds beside it is one of them."""
+    if type(value) not in (Tensor, nn.Parameter) or value.nbytes <= PIECE_BYTES or not value.is_contiguous():
+        return value
+    rows = value.detach().split(max(1, PIECE_BYTES * len(value) // value.nbytes))
+    starts = accumulate((len(own) for own in rows), initial=0)
+    pieces = [
+        Piece((start, *[0] * (own.dim() - 1)), tuple(own.shape), own_storage(own))
+        for start, own in zip(starts, rows, strict=False)
+    ]
+    return BlockedTensor(value.shape, value.dtype, pieces)
 
 
 def _states_of_blocks(
@@ -279,27 +243,3 @@ def _states_of_blocks(
             columns=columns,
             dtype=example.dtype,
         ).items()
-
-
-def wanted_whole(key: str, value: Any) -> Wanted:
-    """An entry that belongs to no sharded table: a tensor, filled in place, or something else."""
-    if isinstance(value, Tensor):
-        return Wanted(key, tuple(value.shape), value.dtype, whole=value.detach())
-    return Wanted(key, (), None)
-
-
-def tables_wanted(tables: Iterable[NamedTable]) -> Iterator[Wanted]:
-    """The weights of tables; what a kernel knows of rows is read before them."""
-    for named in tables:
-        state = named.table.state
-        state.check_float("are loaded whole, by load_state_dict()")
-        yield named.wanted(MODEL + named.name, named.table.weight_of, state.table.embedding_dim, state.dtype)
-
-
-def fused_wanted(trained: Trained, prefix: str, leaf: FusedOptimizer) -> Iterator[Wanted]:
-    """The states of tables whose optimizer is fused, of those that have a block here."""
-    by_name = {named.name: named for named in trained.tables}
-    for name, table in leaf.tables.items():
-        for entry, columns in leaf.columns_of(name).items():
-            named = by_name[prefix + name]
-            yield named.wanted(f"{STATE}{named.name}.{entry}", state_of(table, entry), columns, torch.float32)

@@ -116,14 +116,6 @@ class FusedOptimizer(KeyedOptimizer):
         """The tables whose optimizer it is, by parameter name."""
         return self._tables
 
-    def columns_of(self, name: str) -> dict[str, int]:
-        """The states of a table and their columns; none where no block of it is here."""
-        return _outline(self._tables[name])[1]
-
-    def counts_steps(self, name: str) -> bool:
-        """True if a table's optimizer counts its updates; unknown (``None``) if no block of it is here."""
-        return _outline(self._tables[name])[0] is not None
-
     def take_steps(self, steps: Mapping[str, float]) -> None:
         """Set the number of updates done, by parameter name."""
         for name, step in steps.items():

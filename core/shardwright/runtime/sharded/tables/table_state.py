@@ -190,14 +190,12 @@ class TableState:
             One entry; of rows stored by an index its name ends in :data:`STORED`.
         """
         by_index = self.is_stored_by_index
-        pieces = [
-            piece
-            for local in self.local
-            for piece in self._pieces(local, values(local).detach(), columns, by_index)
-        ]
-        shape = (self.table.num_embeddings, columns)
+        blocks = [(local, values(local).detach()) for local in self.local]
+        pieces = [piece for local, own in blocks for piece in self._pieces(local, own, columns, by_index)]
         ending = f".{STORED}" if by_index else ""
-        return {name + ending: BlockedTensor(shape, dtype, pieces, self._refusal)}
+        blocked = BlockedTensor((self.table.num_embeddings, columns), dtype, pieces, self._refusal)
+        blocked.blocks, blocked.owner = blocks, f"table {self.table.describe()}: "
+        return {name + ending: blocked}
 
     def stored_rows(self, name: str) -> dict[str, BlockedTensor]:
         """The index of rows that are stored by one: int64 ``[R, 1]``; nothing for others."""

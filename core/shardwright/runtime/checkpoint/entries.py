@@ -189,7 +189,7 @@ class Trained:
         """The states that an optimizer has, by name.
 
         Args:
-            prefix: what stands before its parameters' names.
+            prefix: beginning of its parameters' names.
             leaf: the optimizer.
         """
         if isinstance(leaf, FusedOptimizer):

@@ -245,10 +245,7 @@ STATE = {
     "runtime/checkpoint/folder.py": {"_LOCKS"},  # a lock of a file is the process's
     "runtime/sharded/tables/table_state.py": {"_AS_BLOCKS"},
     # Checks of users' loops.
-    "runtime/sharded/models/forgotten_steps.py": {"_watched"},
-    "runtime/sharded/tables/clipping.py": {"_latest"},
     "runtime/sharded/tables/data_parallel.py": {"_TAKEN_IN"},
-    "runtime/step/backward/backward_passes.py": {"_latest_step"},
 }
 HOLDERS = re.compile(r"(\{\}|\[.?\]|(dict|list|set|defaultdict|OrderedDict|Weak\w+|ContextVar|local)\(.*\))$")
 

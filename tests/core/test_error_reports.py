@@ -26,7 +26,7 @@ def heard() -> Heard:
 
 
 def wrong_batch() -> KeyedJaggedTensor:
-    return KeyedJaggedTensor(["a"], torch.arange(3), lengths=torch.tensor([4]))
+    return KeyedJaggedTensor(["a"], torch.arange(3), weights=torch.ones(2), lengths=torch.tensor([3]))
 
 
 def test_wrong_batch_is_heard_and_raised(heard: Heard) -> None:

@@ -178,6 +178,8 @@ CONTRACTS = """
     Proposals
     RowFormat
     RowRule
+    StepListener
+    TrainedCollection
     Work
 """
 

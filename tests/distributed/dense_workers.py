@@ -61,6 +61,9 @@ def _impatient() -> ShardingEnv:
     return ShardingEnv.from_process_group(dist.new_group(timeout=timedelta(seconds=TIMEOUT_S)))
 
 
+WRAPPING = "wrapping the dense part of the model"
+
+
 def lose_a_rank(collective: str, fault: str) -> str:
     """A fault befalls rank 1 before one of the collectives of the dense part; returns what was raised."""
     env = _impatient()
@@ -72,7 +75,7 @@ def lose_a_rank(collective: str, fault: str) -> str:
     try:
         with told(), before_sums(lambda: before(dense_sync.GRADIENTS)):
             model = DistributedModelParallel(Towers(), env, init_data_parallel=False)
-            before(dense_sync.COPIES)
+            before(WRAPPING)
             model.init_data_parallel()
             model(*_batch(env.rank, 0, 2)).backward()
             before(dense_sync.BUCKETS)

@@ -34,6 +34,7 @@ from shardwright import (
     ShardingEnv,
     Topology,
     TrainPipelineSparseDist,
+    UnsupportedError,
     apply_optimizer_in_backward,
     in_backward_optimizer_filter,
 )
@@ -201,7 +202,7 @@ def optimizers_of_dense_parameters_in_backward() -> str:
 
 
 def train_scaled(given: str, kernel: str, types: list[str] = TYPES) -> tuple[str, bool]:
-    """A step with a gradient scaler; returns the error, and whether the tables are as they were.
+    """A step in float16 with a gradient scaler; returns the error, and whether the tables are as they were.
 
     Args:
         given: which optimizer the scaler is given.
@@ -215,7 +216,9 @@ def train_scaled(given: str, kernel: str, types: list[str] = TYPES) -> tuple[str
     optimizer = {"all": workers.optimizers_of(model), "dense": dense}[given]
 
     def step() -> None:
-        scaler.scale(loss_of(model, 0)).backward()
+        with torch.autocast("cpu", torch.float16):
+            loss = loss_of(model, 0)
+        scaler.scale(loss).backward()
         scaler.step(optimizer)
 
     text = error_of(step)
@@ -223,20 +226,19 @@ def train_scaled(given: str, kernel: str, types: list[str] = TYPES) -> tuple[str
     return text, all(torch.equal(before[name], after[name]) for name in before)
 
 
-def unscaled(kernel: str) -> str:
-    """Give a scaler the optimizer of tables, after the scaled loss of another model; returns the error."""
-    model = model_of(kernels=[kernel])
+def unscaled() -> str:
+    """Give a scaler the optimizer of tables, whose collection is outside of the autocast; returns the error."""
+    model = model_of(kernels=["fused_torch"])
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    scaler.scale([torch.ones((), requires_grad=True)])
-    optimizer = model.fused_optimizer if model.fused_optimizer.params else dense_optimizer(model)
-    return error_of(lambda: scaler.unscale_(optimizer))
+    scaler.scale(loss_of(model, 0)).backward()
+    return error_of(lambda: scaler.unscale_(model.fused_optimizer))
 
 
-def train_with_scaler(steps: int) -> list[State]:
-    """Train copies of tables with visible gradients, scaled, and not; and with a scaler that is off."""
+def train_with_scaler(steps: int, types: list[str]) -> list[State]:
+    """Train tables with visible gradients, scaled, and not; and with a scaler that is off."""
     states = []
     for scale, kernel in ((1.0, "dense"), (1024.0, "dense"), (None, "fused_torch")):
-        model = model_of(["data_parallel"], [kernel])
+        model = model_of(types, [kernel])
         optimizer = dense_optimizer(model)
         scaler = torch.amp.GradScaler("cpu", init_scale=scale or 1.0, enabled=scale is not None)
         for step in range(steps):
@@ -248,16 +250,13 @@ def train_with_scaler(steps: int) -> list[State]:
     return states
 
 
-def clipped(
-    kernel: str, types: list[str], function: str, *, is_listed: bool = False, dense_only: bool = False
-) -> str:
-    """Clip the gradients of a sharded model; returns the error.
+def clipped(kernel: str, types: list[str], function: str, *, dense_only: bool = False) -> Any:
+    """Clip the gradients of a sharded model by torch's functions; returns the norm, if there is one, or the error.
 
     Args:
         kernel: the tables' compute kernel.
         types: their sharding types.
         function: what clips.
-        is_listed: it is given a list of the parameters, not what the model gives.
         dense_only: it is given the parameters without optimizers in the backward pass.
     """
     model = model_of(types, [kernel])
@@ -266,8 +265,12 @@ def clipped(
     if dense_only:
         parameters: Any = [p for _, p in in_backward_optimizer_filter(model.named_parameters())]
     else:
-        parameters = list(model.parameters()) if is_listed else model.parameters()
-    return error_of(lambda: clip(parameters, 0.1))
+        parameters = model.parameters()
+    try:
+        norm = clip(parameters, 0.1)
+    except UnsupportedError as error:
+        return f"{type(error).__name__}: {error}"
+    return None if norm is None else float(norm)
 
 
 def one_rank_clips() -> str:

@@ -139,7 +139,7 @@ def spoil(model: DistributedModelParallel) -> None:
     if dist.get_rank() != 1:
         return
     for name, parameter in model.named_parameters():
-        if name.startswith("sparse.") and parameter.grad is not None and parameter.grad._nnz():
-            parameter.grad._values()[0, 0] = math.inf
+        if name.startswith("sparse.") and parameter.grad is not None and len(parameter.grad.to_local()):
+            parameter.grad.coalesce().values().to_local()[0, 0] = math.inf
             return
     raise AssertionError("rank 1 has no block with a gradient")

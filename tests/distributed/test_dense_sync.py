@@ -12,11 +12,11 @@ from shardwright_testing.ranks import RankError, RankPool
 pytestmark = pytest.mark.distributed
 
 slow = pytest.mark.slow
-BUCKETS, COPIES = (pytest.param(name, marks=slow) for name in (dense_sync.BUCKETS, dense_sync.COPIES))
+BUCKETS, WRAPPING = (pytest.param(name, marks=slow) for name in (dense_sync.BUCKETS, dense_workers.WRAPPING))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("collective", [dense_sync.GRADIENTS, BUCKETS, COPIES])
+@pytest.mark.parametrize("collective", [dense_sync.GRADIENTS, BUCKETS, WRAPPING])
 def test_rank_that_is_stuck_before_a_collective_of_the_dense_part_is_named(
     pool: RankPool, collective: str
 ) -> None:
@@ -25,7 +25,7 @@ def test_rank_that_is_stuck_before_a_collective_of_the_dense_part_is_named(
     assert f"rank 0 failed in {collective}" in own, own
 
 
-@pytest.mark.parametrize("collective", [dense_sync.GRADIENTS, BUCKETS, COPIES])
+@pytest.mark.parametrize("collective", [dense_sync.GRADIENTS, BUCKETS, WRAPPING])
 def test_rank_that_is_killed_before_a_collective_of_the_dense_part_is_named(
     pool: RankPool, collective: str
 ) -> None:

@@ -148,11 +148,13 @@ def test_other_hyperparameters_are_left_out_and_states_taken(saved: Any) -> None
 
 @pytest.mark.parametrize("saved", ["adam"], indirect=True)
 def test_rank_without_a_block_says_nothing_of_its_states(saved: Any) -> None:
+    module = bags(1)
+
     def work(env: sw.ShardingEnv) -> list[Any]:
         block = sw.Block(sw.RowsRange(10)[0], sw.ColumnRange(0, 4), rank=1)
         plan = {"t": sw.ParameterSharding("table_wise", "fused_torch", sw.Layout([block]))}
         sharder = sw.EmbeddingBagCollectionSharder(OPTIMIZERS["adam"])
-        made = sharder.shard(bags(1), plan, env)
+        made = sharder.shard(module, plan, env)
         names = [sw.load_checkpoint(saved[1], made, parts=parts).left_out for parts in ("all", "weights")]
         assert torch.equal(made.state_dict()[NAME], saved[0].state_dict()[NAME])
         return names

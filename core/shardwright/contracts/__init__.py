@@ -15,6 +15,7 @@ from shardwright.contracts.partitioner import Partitioner
 from shardwright.contracts.proposer import Proposals, Proposer
 from shardwright.contracts.row_format import RowFormat
 from shardwright.contracts.sharding_type import Offered, ShardingType
+from shardwright.contracts.step_events import StepListener, TrainedCollection
 
 __all__ = [
     "NAMED_ONLY",
@@ -36,5 +37,7 @@ __all__ = [
     "RowFormat",
     "RowRule",
     "ShardingType",
+    "StepListener",
+    "TrainedCollection",
     "Work",
 ]

@@ -20,6 +20,7 @@ __all__ = [
     "check_names",
     "check_state",
     "make_state",
+    "names_of",
     "pack_groups",
     "pack_state",
     "write_groups",
@@ -46,13 +47,20 @@ def _has_own_state(value: Any) -> bool:
     return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
 
 
+def names_of(params: Mapping[str, Tensor]) -> dict[Tensor, str]:
+    """The name of each parameter; the further blocks of a sharded table bear that of the first."""
+    return {
+        own: name for name, param in params.items() for own in (param, *getattr(param, "further_blocks", ()))
+    }
+
+
 def pack_groups(params: Mapping[str, Tensor], groups: Iterable[Group]) -> list[Group]:
     """The groups with names instead of parameters."""
-    names = {param: name for name, param in params.items()}
+    names = names_of(params)
     return [
         {
             **{key: deepcopy(value) for key, value in group.items() if key != "params"},
-            "params": sorted(names[param] for param in group["params"]),
+            "params": sorted({names[param] for param in group["params"]}),
         }
         for group in groups
     ]
@@ -226,10 +234,10 @@ def _matched(
     params: Mapping[str, Tensor], groups: Iterable[Group], loaded: Sequence[Group]
 ) -> Iterable[tuple[list[Group], Group]]:
     """Each group with the loaded groups in which its parameters are."""
-    names = {param: name for name, param in params.items()}
+    names = names_of(params)
     place = {name: index for index, group in enumerate(loaded) for name in group["params"]}
     for group in groups:
-        own = [names[param] for param in group["params"]]
+        own = list(dict.fromkeys(names[param] for param in group["params"]))
         lacking = [name for name in own if name not in place]
         if lacking:
             raise InvalidInputError(

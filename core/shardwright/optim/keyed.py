@@ -292,6 +292,7 @@ def _check_names(
         if param in names:
             raise DuplicateNameError(f"{names[param]!r} and {name!r} are one parameter; give it one name")
         names[param] = name
+    known = _keyed_state.names_of(params)
     for key in state:
         if not isinstance(key, Tensor):
             raise InvalidInputError(
@@ -302,7 +303,7 @@ def _check_names(
         ("the state", state),
     ):
         for param in held:
-            if param not in names:
+            if param not in known:
                 raise InvalidInputError(
                     f"{where} has a parameter of shape {list(param.shape)} that has no name among the "
                     f"{len(names)} given"

@@ -14,11 +14,11 @@ from attrs import field, frozen
 from shardwright_hash_embedding import HashSettings
 from shardwright_hash_embedding.hashing import HashedIds, first_values
 from tests.contrib import distributions
+from tests.core.runtime.sharded.resharding import reshard_collection
 from tests.pairs import in_turns
 
 import shardwright as sw
 from shardwright.host import PluginHost, use_host
-from shardwright.runtime.sharded.resharding.reshard import reshard_collection
 from shardwright_testing import run_simulated
 
 DIM, RATE = 4, 0.5

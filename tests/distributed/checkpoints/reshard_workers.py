@@ -45,7 +45,7 @@ def whole(model: Any, dense: Any) -> dict[str, Any]:
     state = dict(model.state_dict())
     for name, table in model.module.bags.sharded_tables.items():
         # A rank without a block has an empty parameter.
-        own = dict(zip(table.state.local, table.parameters(), strict=bool(table.state.local)))
+        own = dict(zip(table.state.local, table.block_parameters, strict=True))
         for entry in ("exp_avg", "exp_avg_sq"):
             state[f"{name}.{entry}"] = table.state.gather(
                 lambda local, own=own, entry=entry: dense.state[own[local]][entry],

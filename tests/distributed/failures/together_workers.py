@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 import shardwright as sw
 from shardwright.errors import ShardwrightError
 from shardwright.runtime.checkpoint.reading import StoredCheckpoint
-from shardwright.runtime.checkpoint.saving import _Writer
+from shardwright.runtime.checkpoint.saving import _FolderWriter
 from shardwright.runtime.sharded.resharding.exchange import RowExchange
 
 TIMEOUT_S = 6.0
@@ -78,8 +78,8 @@ def struck(owner: Any, name: str, fault: str, victim: int) -> Iterator[None]:
 CALLS: dict[str, tuple[Any, str, int]] = {
     "planning": (sw.EmbeddingShardingPlanner, "_plan_for", 0),
     "planning a checkpoint": (DefaultSavePlanner, "create_local_plan", VICTIM),
-    "writing a checkpoint": (_Writer, "write_data", VICTIM),
-    "naming a checkpoint": (_Writer, "finish", 0),
+    "writing a checkpoint": (_FolderWriter, "write_data", VICTIM),
+    "naming a checkpoint": (_FolderWriter, "finish", 0),
     "reading a checkpoint": (StoredCheckpoint, "verify", VICTIM),
     "moving rows": (RowExchange, "make", VICTIM),
 }

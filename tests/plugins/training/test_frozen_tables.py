@@ -174,6 +174,8 @@ def test_frozen_tables_move_to_another_plan_and_back_from_state_dicts() -> None:
     whole = Model()
     sharders = [sw.EmbeddingBagCollectionSharder(fused_params=FUSED)]
     other = planner(2, "table_wise").plan(whole, sharders)
+    other_weights = copy.deepcopy(whole)
+    nn.init.zeros_(other_weights.mixed.table_weight("moved"))
 
     def run(env: Any) -> Any:
         model = sharded(whole, env, "row_wise")
@@ -181,7 +183,7 @@ def test_frozen_tables_move_to_another_plan_and_back_from_state_dicts() -> None:
         trained = model.state_dict()
         model.reshard(other)
         moved = model.state_dict()
-        again = sharded(Model(), env, "row_wise")
+        again = sharded(other_weights, env, "row_wise")
         again.load_state_dict(trained)
         return trained, moved, again.state_dict()
 

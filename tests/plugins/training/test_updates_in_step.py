@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from attrs import evolve
+from tests.core.runtime.sharded.resharding import reshard_collection
 from tests.equality import Case
 from tests.pairs import covering
 from tests.plugins.built_in import built_in
@@ -24,7 +25,7 @@ from shardwright.host import host
 from shardwright.optim import in_backward_optimizer_filter
 from shardwright.optim.fused import spec_to_torch
 from shardwright.runtime.ranks.environment import ShardingEnv
-from shardwright.runtime.sharded.resharding.reshard import reshard_collection
+from shardwright.runtime.sharded.tables.shard_gradients import ShardGradient
 from shardwright_testing.equality.cases import shardings_of
 from shardwright_testing.simulated import run_simulated
 
@@ -164,7 +165,7 @@ def scaled_step(scaler: Any, case: Case, model: Any, env: ShardingEnv, number: i
     scaler.scale(loss).backward()
     if number == infinite and env.rank == env.world_size - 1:
         # Of rows of which this rank has the only copy: no other sees it.
-        model.embedding_bags.t0.weight.grad._values()[0, 0] = math.inf
+        model.embedding_bags.t0.weight.grad.to_local()[0, 0] = math.inf
     scaler.step(optimizer)
     scaler.update()
 
@@ -255,6 +256,21 @@ def test_norm_is_over_the_ranks_of_its_own_model_on_a_rank_without_tables_of_it(
     assert sizes[1] == 0
 
 
+def test_one_rank_clips_a_model_without_tables_alone_while_others_have_some() -> None:
+    table = tables_of("row_wise", "dense")[0]
+    case = Case([table], (3, 4), "sgd")
+    module = case.module_to_shard()
+
+    def run(env: ShardingEnv) -> list[float]:
+        model, other = shard(case, env, module), torch.nn.Linear(2, 1, bias=False)
+        backward(case, model, 0, env.rank)
+        other(torch.tensor([[3.0, 4.0]])).sum().backward()
+        clips = (clip_grad_norm_, torch.nn.utils.clip_grad_norm_) if env.rank == 1 else ()
+        return [float(clip(other.parameters(), 10.0)) for clip in clips]
+
+    assert run_simulated(run, case.world_size) == [[], [pytest.approx(5.0)] * 2]
+
+
 def alone(update: str = "in_step", optimizer: str = "sgd") -> tuple[Case, Any]:
     case = Case(tables_of("row_wise", "fused_torch"), (4,), optimizer)
     return case, shard(case, ShardingEnv.local(device_type="cpu"), case.module_to_shard(), update)
@@ -291,53 +307,158 @@ def test_kept_gradient_is_the_unsharded_one_and_changed_in_place() -> None:
         parameter.grad = torch.zeros_like(parameter)
 
 
-def _double_row_0(gradient: torch.Tensor) -> None:
-    whole = torch.zeros(gradient.shape)
-    whole[0] = gradient.to_dense()[0]
-    gradient.add_(whole.to_sparse(1))
-
-
 IN_PLACE: dict[str, Callable[[torch.Tensor], Any]] = {
     "mul_": lambda gradient: gradient.mul_(0.5),
     "div_": lambda gradient: gradient.div_(2.0),
     "mul_ twice": lambda gradient: gradient.mul_(2.0).mul_(0.25),
     "foreach": lambda gradient: torch._foreach_mul_([gradient], 0.5),
     "zero_": lambda gradient: gradient.zero_(),
-    "rows of its own": _double_row_0,
+    "values": lambda gradient: gradient.coalesce()._values().mul_(0.5),
 }
 
 
 @pytest.mark.parametrize("how", IN_PLACE)
-def test_what_is_done_to_gradients_in_place_is_done_to_the_step(how: str) -> None:
-    case, model = alone()
-    one = OneProcess(case)
-    one.gradients(0, 1)
-    backward(case, model, 0, 0)
-    backward(case, model, 1, 0)
-    for name, parameter in model.named_parameters():
-        IN_PLACE[how](parameter.grad)
-        own = one.parameters[name].grad.to_sparse(1)
-        IN_PLACE[how](own)
-        one.parameters[name].grad = own.to_dense()
-    clip_grad_value_(model.parameters(), 0.3)
-    torch.nn.utils.clip_grad_value_(one.module.parameters(), 0.3)
-    model.fused_optimizer.step()
-    one.optimizer.step()
-    one.assert_equals([(model.state_dict(), {})])
+# Of row-wise optimizers ranks keep the gradients of whole rows, also where columns are cut.
+@pytest.mark.parametrize(
+    ("sharding_type", "optimizer"), [("row_wise", "sgd"), ("column_wise", "row_wise_adagrad")]
+)
+def test_what_is_done_to_gradients_in_place_is_done_to_the_step(
+    sharding_type: str, optimizer: str, how: str
+) -> None:
+    case = Case(tables_of(sharding_type, "fused_torch"), SIZES, optimizer)
 
-
-@pytest.mark.parametrize("how", ["mul_", "div_", "foreach", "values"])
-def test_gradients_of_cut_columns_that_keep_whole_rows_are_not_changed_in_place(how: str) -> None:
-    case = Case(tables_of("column_wise", "fused_torch"), (4,), "row_wise_adagrad")
-    model = shard(case, ShardingEnv.local(device_type="cpu"), case.module_to_shard())
-    backward(case, model, 0, 0)
-    for parameter in model.parameters():
-        change = IN_PLACE.get(how, lambda gradient: gradient._values().mul_(0.5))
-        change(parameter.grad)
-    with pytest.raises(
-        UnsupportedError, match="was changed in place, but this rank keeps that of whole rows"
-    ):
+    def step(model: Any, env: ShardingEnv, number: int) -> None:
+        model.fused_optimizer.zero_grad()
+        backward(case, model, 2 * number, env.rank)
+        backward(case, model, 2 * number + 1, env.rank)
+        for parameter in model.parameters():
+            IN_PLACE[how](parameter.grad)
+        clip_grad_value_(model.parameters(), 0.3)
         model.fused_optimizer.step()
+
+    one = OneProcess(case)
+    for number in range(STEPS):
+        one.gradients(2 * number, 2 * number + 1)
+        for parameter in one.parameters.values():
+            parameter.grad = parameter.grad.to_sparse(1)
+            IN_PLACE[how](parameter.grad)
+            parameter.grad = parameter.grad.to_dense()
+        torch.nn.utils.clip_grad_value_(one.module.parameters(), 0.3)
+        one.optimizer.step()
+    one.assert_equals(train(case, step))
+
+
+CLIPPED: dict[str, Callable[[list[torch.Tensor]], Any]] = {
+    "torch": lambda parameters: torch.nn.utils.clip_grad_norm_(parameters, 0.1),
+    "torch, foreach": lambda parameters: torch.nn.utils.clip_grad_norm_(parameters, 0.1, foreach=True),
+    "torch, greatest": lambda parameters: torch.nn.utils.clip_grad_norm_(parameters, 0.1, math.inf),
+    "shardwright": lambda parameters: clip_grad_norm_(parameters, 0.1),
+    "norms": lambda parameters: by_hand(parameters, lambda gradient: gradient.norm() ** 2),
+    "norms of data": lambda parameters: by_hand(parameters, lambda own: own.data.norm(2).item() ** 2),
+    "sums": lambda parameters: by_hand(parameters, lambda own: own.detach().pow(2).sum()),
+    "values": lambda parameters: torch.nn.utils.clip_grad_value_(parameters, 0.05),
+    "values, foreach": lambda parameters: torch.nn.utils.clip_grad_value_(parameters, 0.05, foreach=True),
+}
+
+
+def by_hand(parameters: list[torch.Tensor], square: Callable[[Any], Any]) -> torch.Tensor:
+    """Clip as people write it themselves."""
+    total = math.sqrt(float(sum(square(own.grad) for own in parameters if own.grad is not None)))
+    for own in parameters:
+        if own.grad is not None and total > 0.1:
+            own.grad.mul_(0.1 / total)
+    return torch.tensor(total)
+
+
+@pytest.mark.parametrize("how", CLIPPED)
+@pytest.mark.parametrize(
+    ("optimizer", "kernel"), [("sgd", "fused_torch"), ("row_wise_adagrad", "fused_numba"), ("sgd", "dense")]
+)
+def test_clipping_by_whomever_equals_one_process(optimizer: str, kernel: str, how: str) -> None:
+    case, clip = mixed(optimizer, kernel), CLIPPED[how]
+    module = case.module_to_shard()
+
+    def run(env: ShardingEnv) -> Any:
+        model = shard(case, env, module)
+        shown = torch.optim.SGD(model.parameters(), lr=0.1) if kernel == "dense" else model.fused_optimizer
+        # As Lightning does, which asks the optimizer for its parameters.
+        parameters = [own for group in shown.param_groups for own in group["params"]]
+        norms = []
+        for number in range(STEPS):
+            shown.zero_grad()
+            backward(case, model, number, env.rank)
+            norms.append(float(clip(parameters) or 0))
+            shown.step()
+        return norms, model.state_dict()
+
+    one, expected = OneProcess(case), []
+    for number in range(STEPS):
+        one.gradients(number)
+        expected.append(float(clip(list(one.module.parameters())) or 0))
+        one.optimizer.step()
+    results = run_simulated(run, case.world_size)
+    for norms, weights in results:
+        assert norms == pytest.approx(expected, rel=1e-5)
+        assert norms == results[0][0]
+        torch.testing.assert_close(weights, dict(one.module.state_dict()), **TOLERANCE)
+
+
+READ: dict[str, Callable[[torch.Tensor], Any]] = {
+    "sum": lambda gradient: gradient.sum(),
+    "absolute sum": lambda gradient: gradient.abs().sum(),
+    "one norm": lambda gradient: torch.linalg.vector_norm(gradient, 1),
+    "foreach": lambda gradient: torch._foreach_norm([gradient, torch.ones(2)], 2)[0],
+    "greatest": lambda gradient: dense(gradient).max(),
+    "greatest of all": lambda gradient: torch.amax(dense(gradient).abs()),
+    "least": lambda gradient: dense(gradient).min(),
+    "is no number": lambda gradient: gradient.isnan().any(),
+    "is finite": lambda gradient: torch.isfinite(dense(gradient)).all(),
+    "numbers": lambda gradient: (dense(gradient) > 0).sum(),
+}
+REFUSED: dict[str, Callable[[torch.Tensor], Any]] = {
+    "sum of rows": lambda gradient: gradient.sum(dim=1),
+    "norms of rows": lambda gradient: torch.linalg.vector_norm(gradient, dim=0),
+    "mean": lambda gradient: gradient.mean(),
+    "view": lambda gradient: gradient.view(-1),
+    "element": lambda gradient: gradient[:1],
+    "product": lambda gradient: gradient @ torch.ones(gradient.shape[1], 1),
+    "median": lambda gradient: gradient.median(),
+    "norm of zeroes": lambda gradient: torch.linalg.vector_norm(gradient, 0),
+}
+
+
+def dense(gradient: torch.Tensor) -> torch.Tensor:
+    return gradient.to_dense()
+
+
+@pytest.mark.parametrize("kernel", ["fused_torch", "dense"])
+def test_what_is_read_of_gradients_is_the_unsharded_modules_on_all_ranks_or_refused(kernel: str) -> None:
+    case = mixed("sgd", kernel)
+    module = case.module_to_shard()
+
+    def run(env: ShardingEnv) -> Any:
+        model = shard(case, env, module)
+        backward(case, model, 0, env.rank)
+        parts = {
+            name: parameter.grad
+            for name, parameter in model.named_parameters()
+            if isinstance(parameter.grad, ShardGradient) and name.endswith(".weight")
+        }
+        for gradient in parts.values():
+            for refused in REFUSED.values():
+                with pytest.raises(UnsupportedError, match="of the gradient of table"):
+                    refused(gradient)
+        return {(name, how): float(READ[how](own)) for name, own in parts.items() for how in READ}
+
+    one = OneProcess(case)
+    one.gradients(0)
+    for found in run_simulated(run, case.world_size):
+        assert len(found) >= 3 * len(READ)
+        for (name, how), value in found.items():
+            assert value == pytest.approx(float(READ[how](one.parameters[name].grad)), rel=1e-4, abs=1e-6), (
+                name,
+                how,
+            )
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "row_wise_adagrad", "adam"])
@@ -418,23 +539,43 @@ def test_learning_rate_of_the_step_is_that_which_is_set_before_it() -> None:
     torch.testing.assert_close(dict(model.state_dict()), before, rtol=0, atol=0)
 
 
-def test_errors_of_updates_in_backward_name_the_argument() -> None:
+@pytest.mark.parametrize("how", CLIPPED)
+def test_gradients_that_were_applied_are_refused_by_what_can_be_done(how: str) -> None:
     case, model = alone("in_backward")
-    values = case.output(model(case.batch(0, 0)))
-    for call in (
-        lambda: torch.amp.GradScaler("cpu").scale(values.sum()),
-        lambda: clip_grad_norm_(model.parameters(), 1.0),
-        lambda: torch.nn.utils.clip_grad_norm_(list(model.parameters()), 1.0),
-    ):
-        with pytest.raises(UnsupportedError, match="update='in_step'"):
-            call()
-
-
-def test_torchs_own_clipping_by_norm_names_the_one_over_all_ranks() -> None:
-    case, model = alone()
+    parameters = list(model.parameters())
+    assert all(parameter.grad is None for parameter in parameters)
     backward(case, model, 0, 0)
-    with pytest.raises(UnsupportedError, match=r"shardwright\.clip_grad_norm_"):
-        torch.nn.utils.clip_grad_norm_(list(model.parameters()), 1.0)
+    with pytest.raises(UnsupportedError, match=r"has applied it already.*update='in_step'.*max_gradient"):
+        CLIPPED[how](parameters)
+    model.zero_grad(set_to_none=False)
+    model.zero_grad()
+    assert all(parameter.grad is None for parameter in parameters)
+
+
+def test_optimizers_pass_over_what_the_backward_pass_has_updated() -> None:
+    case, model = alone("in_backward")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    backward(case, model, 0, 0)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    optimizer.step()
+    torch.testing.assert_close(dict(model.state_dict()), before, rtol=0, atol=0)
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    optimizer.zero_grad()
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_scaler_that_is_given_tables_updated_in_the_backward_pass_is_refused() -> None:
+    case, model = alone("in_backward")
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(case.output(model(case.batch(0, 0))).sum()).backward()
+    with pytest.raises(UnsupportedError, match="has applied it already"):
+        scaler.unscale_(model.fused_optimizer)
+    with torch.autocast("cpu", torch.float16), pytest.raises(UnsupportedError, match="update='in_step'"):
+        model(case.batch(0, 0))
+    with torch.autocast("cpu", torch.float16), torch.no_grad():
+        model(case.batch(0, 0))
+    with torch.autocast("cpu", torch.bfloat16):
+        model(case.batch(0, 0))
 
 
 def micro_passes(case: Case, model: Any) -> None:
@@ -518,14 +659,8 @@ def test_clipping_by_value_equals_one_process(optimizer: str, kernel: str) -> No
         torch.testing.assert_close(weights, dict(one.module.state_dict()), **TOLERANCE)
 
 
-def test_clipping_by_value_names_what_it_wants() -> None:
-    case, model = alone("in_backward")
-    with pytest.raises(UnsupportedError, match=r"update='in_step'.*clip_grad_value_.*max_gradient"):
-        clip_grad_value_(model.parameters(), 1.0)
-    case, model = alone()
-    backward(case, model, 0, 0)
-    with pytest.raises(UnsupportedError, match=r"Clip by shardwright\.clip_grad_value_"):
-        torch.nn.utils.clip_grad_value_(list(model.parameters()), 1.0)
+def test_clipping_by_a_value_that_is_not_above_0_is_refused() -> None:
+    _, model = alone()
     with pytest.raises(InvalidInputError, match="clip_value must be above 0"):
         clip_grad_value_(model.parameters(), 0.0)
 
@@ -537,8 +672,8 @@ def test_scaled_gradients_and_limits_of_gradients_do_not_go_together() -> None:
     module, env = case.module_to_shard(), ShardingEnv.local(device_type="cpu")
     one = evolve(case, batch_sizes=(3,))
     model = sharder.shard(module, shardings_of(one, sharder.tables(module)), env, "cpu")
-    with pytest.raises(UnsupportedError):
-        torch.amp.GradScaler("cpu").scale(case.output(model(case.batch(0, 0))).sum())
+    with torch.autocast("cpu", torch.float16), pytest.raises(UnsupportedError, match="max_gradient"):
+        model(case.batch(0, 0))
 
 
 @pytest.mark.parametrize(

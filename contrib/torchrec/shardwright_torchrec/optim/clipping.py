@@ -52,7 +52,7 @@ class GradientClippingOptimizer(sw.OptimizerWrapper):
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Clip, then step."""
-        parameters = list(self.params.values())
+        parameters = [own for group in self.param_groups for own in group["params"]]
         if self._clipping is GradientClipping.NORM:
             norm = sw.clip_grad_norm_(parameters, self._max_gradient, self._norm_type)
             self.last_total_grad_norm = norm if self._tracks else None

@@ -8,11 +8,11 @@ Legend: R rows, D columns of a table.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import accumulate, zip_longest
 from typing import Any
 
-import torch
 from attrs import field, frozen
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -22,53 +22,13 @@ from shardwright.optim.combined import CombinedOptimizer
 from shardwright.optim.keyed import KeyedOptimizer, OptimizerWrapper, named_optimizer
 from shardwright.runtime.sharded.collections.sharded_collection import ShardedCollection
 from shardwright.runtime.sharded.models.model_parallel import DistributedModelParallel
-from shardwright.runtime.sharded.tables.fused_optimizer import FusedOptimizer, state_of
+from shardwright.runtime.sharded.tables.blocked_tensor import PIECE_BYTES, BlockedTensor, Piece, own_storage
+from shardwright.runtime.sharded.tables.fused_optimizer import FusedOptimizer
 from shardwright.runtime.sharded.tables.sharded_table import ShardedTable
 from shardwright.runtime.sharded.tables.table_state import LocalBlock, state_in_blocks
 
 MODEL, STATE, GROUPS, EXTRA = "model.", "optimizer.state.", "optimizer.param_groups", "extra."
 STEP = "step"
-
-
-@frozen(eq=False)
-class BlockTarget:
-    """A block of a table into which rows are read.
-
-    Args:
-        local: the block.
-        values: ``[rows, columns]``, shared storage.
-        first_column: first of its columns in the whole tensor.
-    """
-
-    local: LocalBlock
-    values: Tensor
-    first_column: int
-
-
-@frozen(eq=False)
-class Wanted:
-    """An entry that the model has a place for.
-
-    Args:
-        key: its name in the checkpoint.
-        shape: shape of the whole tensor.
-        dtype: dtype of its elements; ``None`` if it is no tensor.
-        table: the sharded table that it belongs to, if any.
-        blocks: this rank's blocks of it.
-        whole: tensor that all of it is read into, if it belongs to no sharded table.
-    """
-
-    key: str
-    shape: tuple[int, ...]
-    dtype: torch.dtype | None
-    table: NamedTable | None = None
-    blocks: Sequence[BlockTarget] = ()
-    whole: Tensor | None = None
-
-    @property
-    def where(self) -> str:
-        """Prefix of errors that names the table, if it has one."""
-        return f"table {self.table.table.state.table.describe()}: " if self.table else ""
 
 
 @frozen(eq=False)
@@ -87,24 +47,6 @@ class NamedTable:
     def is_keyed(self) -> bool:
         """True if its ids are keys, so that rows go to the places of their keys."""
         return self.table.state.sharding.layout.row_map.takes_any_id
-
-    def wanted(
-        self, key: str, values: Callable[[LocalBlock], Tensor], columns: int, dtype: torch.dtype
-    ) -> Wanted:
-        """An entry of this table.
-
-        Args:
-            key: its name in the checkpoint.
-            values: a local block's tensor.
-            columns: columns of the whole tensor: ``D``, or 1.
-            dtype: dtype of its elements.
-        """
-        state = self.table.state
-        blocks = [
-            BlockTarget(local, values(local).detach(), local.block.columns.start if columns > 1 else 0)
-            for local in state.local
-        ]
-        return Wanted(key, (state.table.num_embeddings, columns), dtype, self, blocks)
 
 
 def _many(values: Iterable[Optimizer]) -> tuple[Optimizer, ...]:
@@ -171,20 +113,20 @@ class Trained:
             yield prefix, named_optimizer(optimizer, dict(self.root.named_parameters()))
 
     @cached_property
-    def _block_of_parameter(self) -> dict[int, tuple[NamedTable, LocalBlock]]:
-        """The block that each parameter of a table is, by the parameter's identity."""
+    def _table_of_parameter(self) -> dict[int, tuple[NamedTable, LocalBlock | None]]:
+        """The table of each parameter and the block that it is, if one; by the parameter's identity."""
         return {
             id(parameter): (named, local)
             for named in self.tables
-            for local, parameter in zip(named.table.state.local, named.table.parameters(), strict=True)
+            for local, parameter in zip_longest(named.table.state.local, named.table.parameters())
         }
 
     def blocks_under(self, leaf: KeyedOptimizer) -> dict[NamedTable, dict[LocalBlock, Tensor]]:
         """The parameters of an optimizer that are blocks of tables: whose optimizer is the user's own."""
         found: dict[NamedTable, dict[LocalBlock, Tensor]] = {}
         for parameter in () if isinstance(leaf, FusedOptimizer) else leaf.params.values():
-            if id(parameter) in self._block_of_parameter:
-                named, local = self._block_of_parameter[id(parameter)]
+            named, local = self._table_of_parameter.get(id(parameter), (None, None))
+            if named is not None and local is not None:
                 found.setdefault(named, {})[local] = parameter
         return found
 
@@ -195,17 +137,17 @@ class Trained:
         return {
             prefix + name: parameter
             for name, parameter in leaf.params.items()
-            if id(parameter) not in self._block_of_parameter
+            if id(parameter) not in self._table_of_parameter
         }
 
     def names_of(self, prefix: str, leaf: KeyedOptimizer) -> dict[str, str]:
         """The name in the unsharded model of each parameter of an optimizer, by its own."""
-        blocks = {
-            id(parameter): named.name
-            for named, own in self.blocks_under(leaf).items()
-            for parameter in own.values()
+        names = {key: named.name for key, (named, _) in self._table_of_parameter.items()}
+        fused = isinstance(leaf, FusedOptimizer)
+        return {
+            name: prefix + name if fused else names.get(id(own), prefix + name)
+            for name, own in leaf.params.items()
         }
-        return {name: blocks.get(id(own), prefix + name) for name, own in leaf.params.items()}
 
     def parameter_names(self, prefix: str, leaf: KeyedOptimizer) -> dict[int, str]:
         """Names of the parameters in the checkpoint, by the parameters' identities."""
@@ -218,20 +160,24 @@ class Trained:
             if isinstance(module, ShardedCollection):
                 module.make_one_model()
 
+    def model_state(self) -> dict[str, Any]:
+        """The entries of the model by name, with this rank's blocks for whole tables."""
+        with state_in_blocks():
+            return {MODEL + name: value for name, value in self.root.state_dict().items()}
+
     def to_save(self) -> dict[str, Any]:
         """Every entry by name, with this rank's blocks for whole tables; no collective.
 
         Raises:
             DuplicateNameError: two optimizers have a parameter of one name.
         """
-        with state_in_blocks():
-            state = {MODEL + name: value for name, value in self.root.state_dict().items()}
+        state = {name: _in_pieces(value) for name, value in self.model_state().items()}
         groups: list[dict[str, Any]] = []
         for prefix, leaf in self.leaves:
-            for key, value in self._states(prefix, leaf):
+            for key, value in self.states(prefix, leaf):
                 if key in state:
                     raise DuplicateNameError(f"two optimizers have the state {key!r}")
-                state[key] = value
+                state[key] = _in_pieces(value)
             names = self.names_of(prefix, leaf)
             groups += [
                 {**group, "params": sorted({names[name] for name in group["params"]})}
@@ -239,7 +185,13 @@ class Trained:
             ]
         return {**state, GROUPS: groups}
 
-    def _states(self, prefix: str, leaf: KeyedOptimizer) -> Iterator[tuple[str, Any]]:
+    def states(self, prefix: str, leaf: KeyedOptimizer) -> Iterator[tuple[str, Any]]:
+        """The states that an optimizer has, by name.
+
+        Args:
+            prefix: beginning of its parameters' names.
+            leaf: the optimizer.
+        """
         if isinstance(leaf, FusedOptimizer):
             for name, entries in leaf.sharded_state_dict()["state"].items():
                 yield from ((f"{STATE}{prefix}{name}.{entry}", value) for entry, value in entries.items())
@@ -251,6 +203,19 @@ class Trained:
             yield from _states_of_blocks(
                 named, {local: leaf.state.get(own, {}) for local, own in blocks.items()}
             )
+
+
+def _in_pieces(value: Any) -> Any:
+    """A large tensor in pieces of bounded size, shared storage; what a reader holds beside it is one of them."""
+    if type(value) not in (Tensor, nn.Parameter) or value.nbytes <= PIECE_BYTES or not value.is_contiguous():
+        return value
+    rows = value.detach().split(max(1, PIECE_BYTES * len(value) // value.nbytes))
+    starts = accumulate((len(own) for own in rows), initial=0)
+    pieces = [
+        Piece((start, *[0] * (own.dim() - 1)), tuple(own.shape), own_storage(own))
+        for start, own in zip(starts, rows, strict=False)
+    ]
+    return BlockedTensor(value.shape, value.dtype, pieces)
 
 
 def _states_of_blocks(
@@ -278,27 +243,3 @@ def _states_of_blocks(
             columns=columns,
             dtype=example.dtype,
         ).items()
-
-
-def wanted_whole(key: str, value: Any) -> Wanted:
-    """An entry that belongs to no sharded table: a tensor, filled in place, or something else."""
-    if isinstance(value, Tensor):
-        return Wanted(key, tuple(value.shape), value.dtype, whole=value.detach())
-    return Wanted(key, (), None)
-
-
-def tables_wanted(tables: Iterable[NamedTable]) -> Iterator[Wanted]:
-    """The weights of tables; what a kernel knows of rows is read before them."""
-    for named in tables:
-        state = named.table.state
-        state.check_float("are loaded whole, by load_state_dict()")
-        yield named.wanted(MODEL + named.name, named.table.weight_of, state.table.embedding_dim, state.dtype)
-
-
-def fused_wanted(trained: Trained, prefix: str, leaf: FusedOptimizer) -> Iterator[Wanted]:
-    """The states of tables whose optimizer is fused, of those that have a block here."""
-    by_name = {named.name: named for named in trained.tables}
-    for name, table in leaf.tables.items():
-        for entry, columns in leaf.columns_of(name).items():
-            named = by_name[prefix + name]
-            yield named.wanted(f"{STATE}{named.name}.{entry}", state_of(table, entry), columns, torch.float32)

@@ -11,10 +11,9 @@ import os
 import re
 import shutil
 import socket
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from shardwright.errors import CheckpointError, InvalidInputError
 from shardwright.runtime.checkpoint.metadata import MANIFEST, METADATA
@@ -141,47 +140,6 @@ def complete(folder: Path, keep: int | None) -> None:
         removed = path.with_name(_REMOVING + path.name)
         path.rename(removed)
         shutil.rmtree(removed)
-
-
-class _Stream:
-    """A stream that keeps the error of a write: the archives of ``torch.save`` end in another one, of their own."""
-
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-        self.error: OSError | None = None
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    def write(self, data: Any) -> Any:
-        try:
-            return self._stream.write(data)
-        except OSError as error:
-            self.error = error
-            raise
-
-
-@contextmanager
-def writing(path: Path, opened: Callable[[], AbstractContextManager[Any]]) -> Iterator[Any]:
-    """A context with an open file, whose errors name it.
-
-    Args:
-        path: the file.
-        opened: function that opens it.
-
-    Raises:
-        CheckpointError: it cannot be written, as on a full disk.
-    """
-    stream = None
-    try:
-        with opened() as own:
-            stream = _Stream(own)
-            yield stream
-    except (OSError, RuntimeError) as error:
-        cause = (stream and stream.error) or error
-        if not isinstance(cause, OSError):
-            raise
-        raise CheckpointError(f"{path} cannot be written: {cause}", subject=str(path)) from cause
 
 
 def discard(folder: Path) -> None:

@@ -12,6 +12,7 @@ import torch
 from attrs import Factory, define, field, frozen
 from torch import Tensor, nn
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, TensorStorageMetadata
+from torch.distributed.checkpoint.storage import StorageReader
 from torch.optim import Optimizer
 
 from shardwright.arguments import brief
@@ -24,14 +25,10 @@ from shardwright.runtime.checkpoint.entries import (
     MODEL,
     STATE,
     STEP,
-    BlockTarget,
     NamedTable,
     Trained,
-    Wanted,
-    fused_wanted,
-    tables_wanted,
-    wanted_whole,
 )
+from shardwright.runtime.checkpoint.files import name_of
 from shardwright.runtime.checkpoint.folder import disk_errors, find_checkpoint
 from shardwright.runtime.checkpoint.reading import (
     NOWHERE,
@@ -40,11 +37,14 @@ from shardwright.runtime.checkpoint.reading import (
     PieceRequest,
     StoredCheckpoint,
     box_requests,
+    index_of,
     row_requests,
 )
 from shardwright.runtime.checkpoint.saving import NAME_ALIKE, env_of
+from shardwright.runtime.ranks.environment import ShardingEnv
+from shardwright.runtime.sharded.tables.blocked_tensor import BlockedTensor
 from shardwright.runtime.sharded.tables.fused_optimizer import FusedOptimizer
-from shardwright.runtime.sharded.tables.table_state import STORED, STORED_ROWS, LocalBlock, state_in_blocks
+from shardwright.runtime.sharded.tables.table_state import STORED, STORED_ROWS, LocalBlock
 
 _MOST_NAMED = 5  # names in an error; the others are counted
 ALL, _WEIGHTS = PARTS = ("all", "weights")
@@ -56,7 +56,7 @@ class LoadedCheckpoint:
     """The result of loading, beside the state that is in the model and its optimizers now.
 
     Args:
-        path: folder of the checkpoint.
+        path: folder of the checkpoint, or the checkpoint_id of a storage reader.
         step: number of the training step; ``None`` of one that DCP alone wrote.
         left_out: names that the checkpoint has and that were not loaded: with ``parts="weights"`` all that is an
             optimizer's; if not strict also what the model has not, and what is another optimizer's.
@@ -67,7 +67,7 @@ class LoadedCheckpoint:
         unexpected_keys: names that the checkpoint has and the model has not; only if not strict.
     """
 
-    path: Path
+    path: Any
     step: int | None = None
     extra: Mapping[str, Any] = field(factory=dict)
     extras: Sequence[Mapping[str, Any]] = ()
@@ -78,7 +78,7 @@ class LoadedCheckpoint:
 
 
 def load_checkpoint(
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | StorageReader,
     model: nn.Module,
     *optimizers: Optimizer,
     step: int | None = None,
@@ -94,10 +94,11 @@ def load_checkpoint(
     anything is changed.
 
     Args:
-        path: a checkpoint, or a folder of them, of which the newest is taken.
+        path: a checkpoint, or a folder of them, of which the newest is taken. Or a storage reader of
+            ``torch.distributed.checkpoint`` with one.
         model: sharded or not; its fused optimizer is loaded with it.
         optimizers: those of the dense rest, keyed or not.
-        step: step of the checkpoint to take from the folder; the newest by default.
+        step: step of the checkpoint to take from a folder of them; the newest by default.
         parts: ``"all"``, or ``"weights"`` without the state of optimizers, which stays as it is here.
         renames: names in the checkpoint and what they are called in the model: of a table, a module or a parameter,
             one or several words between dots.
@@ -126,10 +127,14 @@ def load_checkpoint(
     env = env_of(model)
     with env.together("load_checkpoint()"), disk_errors(), torch.no_grad():
         _check_parts(parts)
-        env.agree("the arguments of load_checkpoint()", {"path": repr(str(path)), "step": step}, NAME_ALIKE)
-        found = str(find_checkpoint(Path(path), step)) if env.rank == 0 else ""
-        env.agree("finding the checkpoint")
-        stored = StoredCheckpoint(Path(env.communicator.broadcast_object(found)), dcp_only=dcp_only)
+        if isinstance(path, StorageReader) and step is not None:
+            raise InvalidInputError(
+                f"step={step}: a storage reader has one checkpoint", subject="step", asked=step
+            )
+        place = name_of(path) if isinstance(path, StorageReader) else str(path)
+        env.agree("the arguments of load_checkpoint()", {"path": repr(place), "step": step}, NAME_ALIKE)
+        source = path if isinstance(path, StorageReader) else _found(place, step, env)
+        stored = StoredCheckpoint(source, dcp_only=dcp_only)
         loading = _Loading(Trained(model, optimizers), stored, dict(renames or {}), parts == ALL)
         missing, unexpected = loading.compare(strict=strict)
         if verify:
@@ -141,6 +146,13 @@ def load_checkpoint(
     own = extras[env.rank] if len(extras) == env.world_size else (extras or [{}])[0]
     step, plan = (None, None) if manifest is None else (manifest.step, manifest.plan)
     return LoadedCheckpoint(stored.path, step, own, extras, plan, missing, unexpected, loading.left_out())
+
+
+def _found(place: str, step: int | None, env: ShardingEnv) -> Path:
+    """The folder of the checkpoint that is meant, as rank 0 finds it."""
+    found = str(find_checkpoint(Path(place), step)) if env.rank == 0 else ""
+    env.agree("finding the checkpoint")
+    return Path(env.communicator.broadcast_object(found))
 
 
 def _check_parts(parts: str) -> None:
@@ -169,10 +181,9 @@ class _Loading:
     renames: Mapping[str, str]
     with_state: bool = True
     _keys: dict[str, str] = Factory(dict)
-    _wanted: list[Wanted] = Factory(list)
+    _wanted: dict[str, Any] = Factory(dict)
     _states: dict[int, dict[Tensor, dict[str, Any]]] = Factory(dict)
-    _steps: dict[tuple[int, str], Tensor] = Factory(dict)
-    _rows: dict[tuple[str, LocalBlock], Ints] = Factory(dict)
+    _rows: dict[LocalBlock, Ints] = Factory(dict)
     _plain_states: dict[str, Any] = Factory(dict)
     _groups: list[dict[str, Any]] | None = None
     _others: set[str] = Factory(set)
@@ -212,16 +223,17 @@ class _Loading:
         Raises:
             CheckpointError: they do not fit.
         """
-        wanted = [*self._model_wanted(), *self._optimizers_wanted()]
+        wanted = {**dict(self._model_wanted()), **dict(self._optimizers_wanted())}
         problems = list(self._group_problems(strict=strict))
         if not strict:
             self._others |= self._of_other_optimizers(wanted)
-            wanted = [each for each in wanted if _parameter_of(each.key) not in self._others]
+            wanted = {key: value for key, value in wanted.items() if _parameter_of(key) not in self._others}
             problems = []
-        problems = [p for each in wanted for p in self._differences(each, strict=strict)] + problems
-        has = {each.key for each in wanted if self._is_stored(each.key)}
-        self._wanted = [each for each in wanted if each.key in has]
-        expected = {each.key for each in wanted} | self._row_states()
+        problems = [
+            p for key in wanted for p in self._differences(key, wanted[key], strict=strict)
+        ] + problems
+        self._wanted = {key: value for key, value in wanted.items() if self._is_stored(key)}
+        expected = wanted.keys() | self._row_states()
         missing = sorted(key for key in expected if not self._is_stored(key))
         unexpected = sorted(
             key for key in map(_whole_name, self._keys) if not self._is_expected(key, expected)
@@ -264,31 +276,29 @@ class _Loading:
             f"{MODEL}{named.prefix}{name}" for named in self.trained.tables for name in named.table.row_state
         }
 
-    def _model_wanted(self) -> Iterator[Wanted]:
-        yield from tables_wanted(self.trained.tables)
-        prefixes = tuple(named.prefix for named in self.trained.tables)
-        with state_in_blocks():
-            state = self.trained.root.state_dict()
-        for name, value in state.items():
-            if not prefixes or not name.startswith(prefixes):
-                yield wanted_whole(MODEL + name, value)
+    def _model_wanted(self) -> Iterator[tuple[str, Any]]:
+        beside = self._row_states()  # which is read before
+        for key, value in self.trained.model_state().items():
+            if key not in beside and not key.endswith(f".{STORED_ROWS}"):
+                yield _whole_name(key), value
 
     @property
     def _leaves(self) -> list[tuple[str, KeyedOptimizer]]:
         """The optimizers whose state is loaded, each with what stands before its parameters' names."""
         return self.trained.leaves if self.with_state else []
 
-    def _of_other_optimizers(self, wanted: Iterable[Wanted]) -> set[str]:
+    def _of_other_optimizers(self, wanted: Mapping[str, Any]) -> set[str]:
         """Names of the parameters whose stored state is not that of their optimizer here."""
-        has: dict[str, list[Wanted]] = {}
-        for each in wanted:
-            if each.key.startswith(STATE):
-                has.setdefault(_parameter_of(each.key), []).append(each)
+        has: dict[str, list[str]] = {}
+        for key in wanted:
+            if key.startswith(STATE):
+                has.setdefault(_parameter_of(key), []).append(key)
         found = {
             name
             for name, own in has.items()
             if any(
-                not self._is_stored(each.key) or any(self._differences(each, strict=False)) for each in own
+                not self._is_stored(key) or any(self._differences(key, wanted[key], strict=False))
+                for key in own
             )
             or len(own) < len(self._entries_of(name, ()))
         }
@@ -300,7 +310,7 @@ class _Loading:
 
     def left_out(self) -> list[str]:
         """Names that are stored and were not loaded, as far as this rank knows."""
-        loaded = {each.key for each in self._wanted} | self._row_states()
+        loaded = self._wanted.keys() | self._row_states()
         groups = [
             self._groups_of(prefix, leaf) if id(leaf) not in self._unfit_groups else None
             for prefix, leaf in self._leaves
@@ -313,22 +323,15 @@ class _Loading:
             if not key.startswith(EXTRA) and not (self.with_state and self._is_elsewhere(key))
         )
 
-    def _optimizers_wanted(self) -> Iterator[Wanted]:
+    def _optimizers_wanted(self) -> Iterator[tuple[str, Any]]:
         for prefix, leaf in self._leaves:
             if isinstance(leaf, FusedOptimizer):
-                yield from fused_wanted(self.trained, prefix, leaf)
-                yield from self._steps_wanted(prefix, leaf)
+                yield from ((_whole_name(key), value) for key, value in self.trained.states(prefix, leaf))
                 continue
             for name, parameter in self.trained.dense_under(prefix, leaf).items():
                 yield from self._state_of(leaf, name, parameter)
             for named, blocks in self.trained.blocks_under(leaf).items():
                 yield from self._states_of_blocks(leaf, named, blocks)
-
-    def _steps_wanted(self, prefix: str, leaf: FusedOptimizer) -> Iterator[Wanted]:
-        for name in leaf.tables:
-            if leaf.counts_steps(name):
-                step = self._steps[id(leaf), name] = torch.zeros(())
-                yield wanted_whole(f"{STATE}{prefix}{name}.{STEP}", step)
 
     def _entries_of(self, name: str, own: Iterable[str]) -> list[str]:
         """The states of a parameter: those that it has, and those that are stored."""
@@ -336,14 +339,14 @@ class _Loading:
         stored = [_whole_name(key)[len(start) :] for key in self._keys if key.startswith(start)]
         return sorted({*own, *(entry for entry in stored if "." not in entry)})
 
-    def _state_of(self, leaf: KeyedOptimizer, name: str, parameter: Tensor) -> Iterator[Wanted]:
+    def _state_of(self, leaf: KeyedOptimizer, name: str, parameter: Tensor) -> Iterator[tuple[str, Any]]:
         """A dense parameter's state: what it has, and, where it has none yet, what it gets."""
         own = leaf.state.get(parameter, {})
         state = self._states.setdefault(id(leaf), {}).setdefault(parameter, dict(own))
         for entry in self._entries_of(name, own):
             key = f"{STATE}{name}.{entry}"
             state.setdefault(entry, self._made(key, parameter.device))
-            yield wanted_whole(key, state[entry])
+            yield key, state[entry]
 
     def _made(self, key: str, device: torch.device) -> Any:
         """A place for a state that is stored and that the optimizer has not made yet."""
@@ -356,7 +359,7 @@ class _Loading:
 
     def _states_of_blocks(
         self, leaf: KeyedOptimizer, named: NamedTable, blocks: Mapping[LocalBlock, Tensor]
-    ) -> Iterator[Wanted]:
+    ) -> Iterator[tuple[str, Any]]:
         """States of a table whose optimizer is the user's own."""
         states = self._states.setdefault(id(leaf), {})
         own = {
@@ -367,11 +370,11 @@ class _Loading:
             key = f"{STATE}{named.name}.{entry}"
             stored = self.entry(key) or self.entry(f"{key}.{STORED}")
             if isinstance(stored, TensorStorageMetadata) and len(stored.size) == 2:
-                yield self._state_of_blocks(named, key, stored, own)
+                yield key, self._state_of_blocks(named, key, stored, own)
                 continue
             for local, state in own.items():
                 state.setdefault(entry, self._made(key, blocks[local].device))
-                yield wanted_whole(key, state[entry])
+                yield key, state[entry]
 
     def _state_of_blocks(
         self,
@@ -379,36 +382,41 @@ class _Loading:
         key: str,
         stored: TensorStorageMetadata,
         own: Mapping[LocalBlock, dict[str, Any]],
-    ) -> Wanted:
+    ) -> BlockedTensor:
         entry, columns = key.rpartition(".")[2], stored.size[1]
         for local, state in own.items():
             block = named.table.weight_of(local)
             width = block.shape[1] if columns == named.table.state.table.embedding_dim else columns
             state.setdefault(entry, block.new_zeros(block.shape[0], width, dtype=stored.properties.dtype))
-        return named.wanted(key, lambda local: own[local][entry], columns, stored.properties.dtype)
+        blocked = named.table.state.blocked(
+            key, lambda local: own[local][entry], columns=columns, dtype=stored.properties.dtype
+        )
+        return next(iter(blocked.values()))
 
-    def _differences(self, wanted: Wanted, *, strict: bool) -> Iterator[str]:
-        stored = self.entry(wanted.key) or self.entry(f"{wanted.key}.{STORED}")
+    def _differences(self, key: str, value: Any, *, strict: bool) -> Iterator[str]:
+        stored = self.entry(key) or self.entry(f"{key}.{STORED}")
         if stored is None:
             return
-        if isinstance(stored, TensorStorageMetadata) != (wanted.dtype is not None):
-            what = "a tensor" if wanted.dtype is None else "no tensor"
-            yield f"{wanted.where}{wanted.key!r} is {what} in the checkpoint"
+        where = value.owner if isinstance(value, BlockedTensor) else ""
+        is_tensor = isinstance(stored, TensorStorageMetadata)
+        if is_tensor != isinstance(value, Tensor):
+            yield f"{where}{key!r} is {'a' if is_tensor else 'no'} tensor in the checkpoint"
         elif not isinstance(stored, TensorStorageMetadata):
             return
-        elif tuple(stored.size) != wanted.shape:
-            yield f"{wanted.where}{wanted.key!r} has the shape {list(stored.size)}, not {list(wanted.shape)}"
-        elif strict and stored.properties.dtype != wanted.dtype:
+        elif stored.size != value.shape:
+            yield f"{where}{key!r} has the shape {list(stored.size)}, not {list(value.shape)}"
+        elif strict and stored.properties.dtype != value.dtype:
             yield (
-                f"{wanted.where}{wanted.key!r} is {stored.properties.dtype}, not {wanted.dtype}; to convert it, give "
-                "strict=False"
+                f"{where}{key!r} is {stored.properties.dtype}, not {value.dtype}; to convert it, give strict=False"
             )
 
     def load(self) -> None:
         """Read everything into its place."""
         for named in self.trained.tables:
             self._place_rows(named)
-        self.stored.read(request for wanted in self._wanted for request in self._requests(wanted))
+        self.stored.read(
+            request for key, value in self._wanted.items() for request in self._requests(key, value)
+        )
         self._load_plain()
         for prefix, leaf in self._leaves:
             self._load_optimizer(prefix, leaf)
@@ -423,9 +431,7 @@ class _Loading:
             for local in named.table.state.local:
                 part = local.block.rows.index
                 found = self._look(index, lambda rows, part=part: row_map.part_of(rows) == part)
-                self._rows[named.name, local] = _by_local_row(
-                    found, row_map.local_row_of, local.block.num_rows
-                )
+                self._rows[local] = _by_local_row(found, row_map.local_row_of, local.block.num_rows)
 
     def _look(self, index: str, is_mine: Any) -> Found:
         key = self._keys[index]
@@ -451,42 +457,34 @@ class _Loading:
                 assert isinstance(entry, TensorStorageMetadata)
                 self.stored.read(row_requests(self._keys[key], entry, values[name], places, 0))
             source = named.table.take_rows(local, values).numpy()
-            self._rows[named.name, local] = np.where(source < 0, NOWHERE, np.append(places, NOWHERE)[source])
+            self._rows[local] = np.where(source < 0, NOWHERE, np.append(places, NOWHERE)[source])
 
-    def _requests(self, wanted: Wanted) -> Iterator[PieceRequest]:
-        by_index = f"{wanted.key}.{STORED}" in self._keys
-        key = self._keys[f"{wanted.key}.{STORED}" if by_index else wanted.key]
+    def _requests(self, wanted: str, value: Any) -> Iterator[PieceRequest]:
+        by_index = f"{wanted}.{STORED}" in self._keys
+        key = self._keys[f"{wanted}.{STORED}" if by_index else wanted]
         entry = self.stored.entries[key]
         if not isinstance(entry, TensorStorageMetadata):
             return
-        if wanted.whole is not None and by_index:
-            yield from row_requests(key, entry, wanted.whole, self._rows_of_whole(wanted.key), 0)
-        elif wanted.whole is not None:
-            yield from box_requests(key, entry, wanted.whole, (0,) * wanted.whole.dim())
-        for block in wanted.blocks:
-            assert wanted.table is not None
-            yield from self._block_requests(wanted.table, key, entry, block)
+        if isinstance(value, BlockedTensor):
+            for local, values in value.blocks:
+                first_column = local.block.columns.start if value.shape[1] > 1 else 0
+                yield from self._block_requests(key, entry, local, values, first_column)
+        elif by_index:
+            places = self.stored.places_of_rows(self._keys[index_of(wanted)])
+            yield from row_requests(key, entry, value.detach(), places, 0)
+        else:
+            yield from box_requests(key, entry, value.detach(), (0,) * value.dim())
 
     def _block_requests(
-        self, named: NamedTable, key: str, entry: TensorStorageMetadata, block: BlockTarget
+        self, key: str, entry: TensorStorageMetadata, local: LocalBlock, values: Tensor, first_column: int
     ) -> Iterator[PieceRequest]:
-        local, placed = block.local, self._rows.get((named.name, block.local))
-        if placed is None and local.block.rows.bounds is not None:
-            first = (local.block.rows.bounds[0], block.first_column)
-            yield from box_requests(key, entry, block.values, first)
+        rows, placed = local.block.rows, self._rows.get(local)
+        if placed is None and rows.bounds is not None:
+            yield from box_requests(key, entry, values, (rows.bounds[0], first_column))
             return
         if placed is None:
-            num_rows = named.table.state.table.num_embeddings
-            placed = rows_between(local.block.rows.rows, 0, local.block.num_rows, num_rows)
-        yield from row_requests(key, entry, block.values, placed, block.first_column)
-
-    def _rows_of_whole(self, key: str) -> Ints:
-        """Stored row of each row of a whole table: ``[R]``."""
-        name = (
-            key.removeprefix(MODEL) if key.startswith(MODEL) else key.removeprefix(STATE).rpartition(".")[0]
-        )
-        found = self._look(f"{MODEL}{name}.{STORED_ROWS}", lambda rows: np.ones(len(rows), bool))
-        return _by_local_row(found, lambda rows: rows, len(found.numbers))
+            placed = rows_between(rows.rows, 0, local.block.num_rows, entry.size[0])
+        yield from row_requests(key, entry, values, placed, first_column)
 
     def _load_plain(self) -> None:
         """Take over entries that are no tensors: of the model, and of optimizers."""
@@ -504,12 +502,9 @@ class _Loading:
     def _load_optimizer(self, prefix: str, leaf: KeyedOptimizer) -> None:
         """Have an optimizer go on with what was read."""
         if isinstance(leaf, FusedOptimizer):
+            keys = {name: f"{STATE}{prefix}{name}.{STEP}" for name in leaf.tables}
             leaf.take_steps(
-                {
-                    name: float(self._steps[id(leaf), name])
-                    for name in leaf.tables
-                    if self._has_step(prefix, leaf, name)
-                }
+                {name: float(self._wanted[key]) for name, key in keys.items() if key in self._wanted}
             )
         names = self.trained.parameter_names(prefix, leaf)
         for parameter, state in self._states.get(id(leaf), {}).items():
@@ -523,10 +518,6 @@ class _Loading:
         groups = self._groups_of(prefix, leaf)
         if groups is not None and id(leaf) not in self._unfit_groups:
             leaf.take_groups(groups)
-
-    def _has_step(self, prefix: str, leaf: FusedOptimizer, name: str) -> bool:
-        is_read = (id(leaf), name) in self._steps and prefix + name not in self._others
-        return is_read and f"{STATE}{prefix}{name}.{STEP}" in self._keys
 
     def _groups_of(self, prefix: str, leaf: KeyedOptimizer) -> list[dict[str, Any]] | None:
         """The stored groups of an optimizer's parameters, by its own names; ``None`` where some are in none."""

@@ -12,10 +12,9 @@ import io
 import json
 import math
 import pickle
-import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from pathlib import Path, PurePosixPath
+from collections.abc import Mapping
+from pathlib import PurePosixPath
 from typing import Any
 
 import torch
@@ -24,10 +23,10 @@ from torch.distributed.checkpoint import filesystem, metadata
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 
 from shardwright.errors import CheckpointError
+from shardwright.runtime.checkpoint.files import StoredFile
 
 METADATA, MANIFEST = ".metadata", "shardwright.json"
 FORMAT, VERSION = "shardwright checkpoint", 1
-_BUFFER_BYTES = 4 << 20  # bytes of a file that are read at once
 
 _CLASSES: Mapping[tuple[str, str], Any] = {
     **{
@@ -143,19 +142,6 @@ def _are_sizes(values: Any) -> bool:
 
 
 @frozen
-class StoredFile:
-    """A file of a checkpoint.
-
-    Args:
-        bytes: its length.
-        crc32: checksum of all its bytes.
-    """
-
-    bytes: int
-    crc32: int
-
-
-@frozen
 class Manifest:
     """The description of a checkpoint.
 
@@ -177,7 +163,7 @@ class Manifest:
         return json.dumps({"sha256": _digest(content), **content}, indent=1)
 
     @classmethod
-    def from_json(cls, text: str, where: str) -> Manifest:
+    def from_json(cls, text: str | bytes, where: str) -> Manifest:
         """The manifest that :meth:`to_json` wrote.
 
         Raises:
@@ -200,18 +186,6 @@ class Manifest:
 
 def _digest(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def measured(path: Path, progress: Callable[[int], None] = lambda count: None) -> StoredFile:
-    """Length and checksum of a file."""
-    crc, length = 0, 0
-    with path.open("rb", buffering=0) as file:
-        buffer = bytearray(_BUFFER_BYTES)
-        while count := file.readinto(buffer):
-            crc = zlib.crc32(memoryview(buffer)[:count], crc)
-            length += count
-            progress(count)
-    return StoredFile(length, crc)
 
 
 def reason_of(error: Exception) -> str:

@@ -1,4 +1,6 @@
-"""Reading of stored tensors into blocks, piece by piece, so that no more than one piece is beside the blocks.
+"""Reading of stored tensors into blocks by DCP's storage readers: a load planner asks for the parts that are wanted.
+
+Pieces are read one after the other, so that one is in memory beside the blocks, and a copy of the part that is wanted.
 
 Legend: R rows of a whole tensor; N rows of a block.
 """
@@ -6,17 +8,18 @@ Legend: R rows of a whole tensor; N rows of a block.
 from __future__ import annotations
 
 import io
-import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from attrs import field, frozen
 from torch import Tensor
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
     ChunkStorageMetadata,
@@ -24,43 +27,20 @@ from torch.distributed.checkpoint.metadata import (
     MetadataIndex,
     TensorStorageMetadata,
 )
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
-from torch.distributed.checkpoint.utils import _create_file_view
+from torch.distributed.checkpoint.storage import StorageReader
 
 from shardwright.errors import CheckpointError, nearest
 from shardwright.runtime.checkpoint.entries import MODEL, STATE
+from shardwright.runtime.checkpoint.files import StoredFile, StoredFiles, name_of
 from shardwright.runtime.checkpoint.folder import find_checkpoint
-from shardwright.runtime.checkpoint.metadata import (
-    MANIFEST,
-    METADATA,
-    Manifest,
-    StoredFile,
-    measured,
-    metadata_from,
-    reason_of,
-)
+from shardwright.runtime.checkpoint.metadata import MANIFEST, METADATA, Manifest, metadata_from, reason_of
 from shardwright.runtime.sharded.tables.table_state import STORED, STORED_ROWS
 
+_Answer = TypeVar("_Answer")
 Ints: TypeAlias = npt.NDArray[np.int64]
 NOWHERE = -1  # place of a row that no file has
-
-_LARGE_BYTES = 1 << 20
-"""Length from which a piece is read row by row, and not as one tensor."""
-
-_SLAB_BYTES = 1 << 20
-"""Bytes that are read at once of such a piece: they stay in a core's second cache until they are copied."""
-
-
-class Sink(Protocol):
-    """A receiver of a part of a stored piece."""
-
-    def __call__(self, part: Tensor, first: int) -> None:
-        """Take a part, whose memory is used again afterwards.
-
-        Args:
-            part: some of the rows that are wanted, or all.
-            first: number of its first row among them.
-        """
 
 
 @frozen(eq=False)
@@ -71,31 +51,100 @@ class PieceRequest:
         index: the piece.
         offsets: first element in it, by dimension.
         lengths: elements, by dimension.
-        sink: receiver of the part.
+        take: function that receives the part, whose memory is used again afterwards.
+        target: tensor that the part is copied into, in place of ``take``.
     """
 
     index: MetadataIndex
     offsets: Sequence[int]
     lengths: Sequence[int]
-    sink: Sink
+    take: Callable[[Tensor], None] = lambda part: None
+    target: Tensor | None = None
 
-    def take(self, slab: Tensor, start: int) -> None:
-        """Hand on what is wanted of some rows of the piece.
 
-        Args:
-            slab: the rows; the whole piece if it has no dimensions.
-            start: number of their first row in the piece.
-        """
-        if not slab.dim():
-            self.sink(slab, 0)
-            return
-        first = max(self.offsets[0], start)
-        last = min(self.offsets[0] + self.lengths[0], start + slab.shape[0])
-        if first < last:
-            part = slab[first - start : last - start]
-            for dim, (offset, length) in enumerate(zip(self.offsets, self.lengths, strict=True)):
-                part = part.narrow(dim, offset, length) if dim else part
-            self.sink(part, first - self.offsets[0])
+class _PartPlanner(LoadPlanner):
+    """A load planner that asks for the parts of pieces that are wanted, each piece once, in the order of the files.
+
+    Args:
+        requests: parts of tensors.
+        plain: names of entries that are no tensors.
+
+    Attributes:
+        values: entries that are no tensors, by name.
+        waiting: what was not read yet, in order.
+    """
+
+    def __init__(self, requests: Iterable[PieceRequest] = (), plain: Iterable[str] = ()) -> None:
+        self._requests: dict[MetadataIndex, list[PieceRequest]] = {}
+        for request in requests:
+            self._requests.setdefault(request.index, []).append(request)
+        self._plain = list(plain)
+        self.values: dict[str, Any] = {}
+        self.waiting: dict[MetadataIndex, ReadItem] = {}
+
+    def set_up_planner(
+        self, state_dict: Any, metadata: Metadata | None = None, is_coordinator: bool = False
+    ) -> None:
+        assert metadata is not None  # as DCP calls it
+        self._metadata = metadata
+
+    def create_local_plan(self) -> LoadPlan:
+        items = [_item(index, _box(own)) for index, own in self._requests.items()]
+        items += [_item(MetadataIndex(key)) for key in self._plain]
+        places = self._metadata.storage_data or {}
+
+        def order(item: ReadItem) -> tuple[str, int]:
+            place = places.get(item.storage_index)
+            return getattr(place, "relative_path", ""), getattr(place, "offset", 0)
+
+        self.waiting = {item.storage_index: item for item in sorted(items, key=order)}
+        return LoadPlan(list(self.waiting.values()))
+
+    def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
+        return global_plan
+
+    def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
+        return central_plan
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        self.values[read_item.storage_index.fqn] = torch.load(value, map_location="cpu", weights_only=True)
+        del self.waiting[read_item.storage_index]
+
+    def resolve_tensor(self, read_item: ReadItem) -> Tensor:
+        own = self._requests[read_item.storage_index]
+        if len(own) == 1 and own[0].target is not None:
+            return own[0].target
+        entry = self._metadata.state_dict_metadata[read_item.storage_index.fqn]
+        assert isinstance(entry, TensorStorageMetadata)
+        return torch.empty(read_item.lengths, dtype=entry.properties.dtype)
+
+    def commit_tensor(self, read_item: ReadItem, tensor: Tensor) -> None:
+        own = self._requests[read_item.storage_index]
+        for request in own:
+            if tensor is not request.target:
+                spans = zip(request.offsets, read_item.storage_offsets, request.lengths, strict=True)
+                part = tensor[tuple(slice(at - first, at - first + count) for at, first, count in spans)]
+                if request.target is None:
+                    request.take(part)
+                else:
+                    request.target.copy_(part)
+        del self.waiting[read_item.storage_index]
+
+
+def _item(index: MetadataIndex, box: tuple[torch.Size, torch.Size] | None = None) -> ReadItem:
+    offsets, lengths = box or (torch.Size([0]), torch.Size([0]))
+    kind = LoadItemType.BYTE_IO if box is None else LoadItemType.TENSOR
+    return ReadItem(kind, index, torch.Size([0] * len(offsets)), index, offsets, lengths)
+
+
+def _box(requests: Sequence[PieceRequest]) -> tuple[torch.Size, torch.Size]:
+    """The smallest box of a piece that has all that is wanted of it."""
+    first = [min(starts) for starts in zip(*(request.offsets for request in requests), strict=True)]
+    last = [
+        max(map(sum, spans))
+        for spans in zip(*(zip(r.offsets, r.lengths, strict=True) for r in requests), strict=True)
+    ]
+    return torch.Size(first), torch.Size(end - start for start, end in zip(first, last, strict=True))
 
 
 @frozen(eq=False)
@@ -114,32 +163,35 @@ class StoredTensor:
 
 
 def open_checkpoint(
-    path: str | os.PathLike[str], step: int | None = None, *, dcp_only: bool = False
+    path: str | os.PathLike[str] | StorageReader, step: int | None = None, *, dcp_only: bool = False
 ) -> StoredCheckpoint:
     """Open a checkpoint, to read tensors of it without a model.
 
     Args:
-        path: a checkpoint, or a folder of them.
-        step: its step; the newest by default.
+        path: a checkpoint, a folder of them, or a storage reader of ``torch.distributed.checkpoint`` with one.
+        step: its step in the folder; the newest by default.
         dcp_only: ``torch.distributed.checkpoint`` alone wrote it, so that there is no manifest.
 
     Raises:
         CheckpointError: it is damaged, or there is none.
     """
-    return StoredCheckpoint(find_checkpoint(Path(path), step), dcp_only=dcp_only)
+    reader = path if isinstance(path, StorageReader) else find_checkpoint(Path(path), step)
+    return StoredCheckpoint(reader, dcp_only=dcp_only)
 
 
 class StoredCheckpoint:
-    """A checkpoint in a folder: ours, or one that DCP alone wrote.
+    """A checkpoint in any storage of DCP: ours, or one that DCP alone wrote.
 
     Names are ``model.`` and the name in the unsharded model's state dict, and ``optimizer.state.``, a parameter's name
     and that of one of its states. Tables of keys have entries beside ``weight``, and rows in no order.
 
     Args:
-        path: its folder.
+        source: its folder, or a storage reader. Of one that reads files, as ``FsspecReader`` does, the metadata are
+            read without unpickling anything; another reads them itself, and its files have no checksums here.
         dcp_only: DCP alone wrote it, so that there is no manifest.
 
     Attributes:
+        path: its folder, or the checkpoint_id of the reader.
         manifest: its description; ``None`` for one that DCP alone wrote.
         metadata: DCP's.
 
@@ -147,27 +199,37 @@ class StoredCheckpoint:
         CheckpointError: it is damaged, or there is none.
     """
 
-    def __init__(self, path: Path, *, dcp_only: bool = False) -> None:
-        self.path = path
-        if not (dcp_only or (path / MANIFEST).exists()) and (path / METADATA).exists():
-            raise CheckpointError(
-                f"{path / MANIFEST} is missing, without which no file can be checked. Where "
-                "torch.distributed.checkpoint alone wrote the folder, say so: load_checkpoint(..., dcp_only=True), or "
-                "make a checkpoint of it by `shardwright checkpoint convert`",
-                subject=str(path / MANIFEST),
-            )
-        try:
-            text = (path / MANIFEST).read_text() if (path / MANIFEST).exists() else None
-            data = (path / METADATA).read_bytes()
-        except (OSError, UnicodeDecodeError) as error:
-            raise CheckpointError(f"the checkpoint {path} cannot be read: {error}") from error
-        self.manifest = None if text is None else Manifest.from_json(text, str(path / MANIFEST))
-        if self.manifest is not None:
-            self._check_file(METADATA)
-        self.metadata: Metadata = metadata_from(data, str(path / METADATA))
-        self._places: Mapping[MetadataIndex, Any] = self.metadata.storage_data
+    def __init__(self, source: Path | StorageReader, *, dcp_only: bool = False) -> None:
+        self._reader = source if isinstance(source, StorageReader) else FileSystemReader(source)
+        self.path = name_of(self._reader) if isinstance(source, StorageReader) else source
+        self._files = StoredFiles.of(self._reader)
+        self.manifest: Manifest | None = None
+        if self._files is None:
+            self.metadata: Metadata = self._reader.read_metadata()
+            return
+        self._read_manifest(self._files, dcp_only=dcp_only)
+        self.metadata = metadata_from(self._read_file(self._files, METADATA), self._files.path(METADATA))
         for name in self.files:
             self._check_length(name)
+
+    def _read_manifest(self, files: StoredFiles, *, dcp_only: bool) -> None:
+        where = files.path(MANIFEST)
+        if files.exists(MANIFEST):
+            self.manifest = Manifest.from_json(self._read_file(files, MANIFEST), where)
+            self._check_file(METADATA)
+        elif not dcp_only and files.exists(METADATA):
+            raise CheckpointError(
+                f"{where} is missing, without which no file can be checked. Where "
+                "torch.distributed.checkpoint alone wrote the folder, say so: load_checkpoint(..., dcp_only=True), or "
+                "make a checkpoint of it by `shardwright checkpoint convert`",
+                subject=where,
+            )
+
+    def _read_file(self, files: StoredFiles, name: str) -> bytes:
+        try:
+            return files.read(name)
+        except OSError as error:
+            raise CheckpointError(f"the checkpoint {self.path} cannot be read: {error}") from error
 
     @property
     def entries(self) -> Mapping[str, TensorStorageMetadata | BytesStorageMetadata]:
@@ -193,37 +255,38 @@ class StoredCheckpoint:
             self._check_file(name, progress)
 
     def _check_file(self, name: str, progress: Callable[[int], None] = lambda count: None) -> None:
-        wanted, path = self._check_length(name), self.path / name
-        try:
-            found = measured(path, progress)
-        except OSError as error:
-            raise CheckpointError(f"{path} cannot be read: {error}{self._holds(name)}") from error
-        if found != wanted:
+        wanted = self._check_length(name)
+        if self._of(name, lambda files: files.measured(name, progress)) != wanted:
             raise CheckpointError(
-                f"{path} was altered since it was written: its checksum is another{self._holds(name)}"
+                f"{self.path}/{name} was altered since it was written: its checksum is another{self._holds(name)}"
             )
 
     def _check_length(self, name: str) -> StoredFile:
         """Check the length of a file; return the manifest's record of it."""
         assert self.manifest is not None  # which lists the files
-        wanted, path = self.manifest.files.get(name), self.path / name
+        wanted = self.manifest.files.get(name)
         if wanted is None:
-            raise CheckpointError(f"{self.path / MANIFEST} does not list {name}")
-        try:
-            length = path.stat().st_size
-        except OSError as error:
-            raise CheckpointError(f"{path} cannot be read: {error}{self._holds(name)}") from error
+            raise CheckpointError(f"{self.path}/{MANIFEST} does not list {name}")
+        length = self._of(name, lambda files: files.length(name))
         if length != wanted.bytes:
             raise CheckpointError(
-                f"{path} has {length} bytes; {wanted.bytes} were written{self._holds(name)}"
+                f"{self.path}/{name} has {length} bytes; {wanted.bytes} were written{self._holds(name)}"
             )
         return wanted
 
+    def _of(self, name: str, ask: Callable[[StoredFiles], _Answer]) -> _Answer:
+        assert self._files is not None  # whose manifest it is
+        try:
+            return ask(self._files)
+        except OSError as error:
+            raise CheckpointError(f"{self.path}/{name} cannot be read: {error}{self._holds(name)}") from error
+
     def _holds(self, name: str) -> str:
         """Describe the entries in a file, for errors."""
-        if not hasattr(self, "_places"):
+        if not hasattr(self, "metadata"):
             return ""
-        keys = sorted({index.fqn for index, info in self._places.items() if info.relative_path == name})
+        places = self.metadata.storage_data.items()
+        keys = sorted({index.fqn for index, info in places if info.relative_path == name})
         return (
             f". It has parts of {len(keys)} entries, {', '.join(map(repr, keys[:3]))} among them"
             if keys
@@ -250,7 +313,7 @@ class StoredCheckpoint:
                     box_requests(key, entry, rows, (start, *[0] * (rows.dim() - 1))[: rows.dim()])
                 ),
             )
-        places = self._places_of_rows(key)
+        places = self.places_of_rows(index_of(key))
         return StoredTensor(
             shape,
             dtype,
@@ -259,16 +322,16 @@ class StoredCheckpoint:
             ),
         )
 
-    def _places_of_rows(self, key: str) -> Ints:
-        """The stored row of each row of a table that is stored by an index: ``[R]``."""
-        name = (
-            key.removeprefix(MODEL) if key.startswith(MODEL) else key.removeprefix(STATE).rpartition(".")[0]
-        )
-        index = f"{MODEL}{name}.{STORED_ROWS}"
+    def places_of_rows(self, index: str) -> Ints:
+        """The stored row of each row of a table that is stored by an index: ``[R]``.
+
+        Args:
+            index: name of the index.
+        """
         entry = self.entries.get(index)
         if not isinstance(entry, TensorStorageMetadata):
             raise CheckpointError(
-                f"{self.path} has {key!r} in the order of an index, {index!r}, but not the index"
+                f"{self.path} has rows in the order of an index, {index!r}, but not the index"
             )
         found = Found(lambda rows: np.ones(len(rows), bool))
         self.read(found.requests(index, entry))
@@ -276,29 +339,7 @@ class StoredCheckpoint:
 
     def plain(self, key: str) -> Any:
         """An entry that is no tensor."""
-        place = self._places.get(MetadataIndex(key))
-        if place is None:
-            raise CheckpointError(f"{self.path} has no place for its entry {key!r}")
-        with self._stream(place.relative_path, key) as file:
-            file.seek(place.offset)
-            return self._loaded(io.BytesIO(file.read(place.length)), key, place)
-
-    def _stream(self, name: str, key: str) -> Any:
-        try:
-            return (self.path / name).open("rb")
-        except OSError as error:
-            raise CheckpointError(
-                f"{key!r} is in {self.path / name}, which cannot be read: {error}"
-            ) from error
-
-    def _loaded(self, file: Any, key: str, place: Any, *, device: str = "cpu") -> Any:
-        try:
-            return torch.load(file, map_location=device, weights_only=True)
-        except Exception as error:  # whatever bytes can make of torch's reader
-            raise CheckpointError(
-                f"{key!r} cannot be read from {self.path / place.relative_path}, {place.length} bytes at "
-                f"{place.offset}: {type(error).__name__}: {reason_of(error)}"
-            ) from error
+        return self._run(_PartPlanner(plain=[key])).values[key]
 
     def read(self, requests: Iterable[PieceRequest]) -> None:
         """Read parts of pieces, each piece once, in the order of the files.
@@ -306,103 +347,30 @@ class StoredCheckpoint:
         Raises:
             CheckpointError: a file cannot be read, or has something else.
         """
-        by_piece: dict[MetadataIndex, list[PieceRequest]] = {}
-        for request in requests:
-            by_piece.setdefault(request.index, []).append(request)
-        for index in by_piece:
-            if index not in self._places:
-                raise CheckpointError(
-                    f"{self.path} has no place for the piece {index.offset} of {index.fqn!r}"
-                )
-        order = sorted(
-            by_piece, key=lambda index: (self._places[index].relative_path, self._places[index].offset)
-        )
-        for index in order:
-            for start, slab in self._slabs(index, *_rows_wanted(by_piece[index])):
-                for request in by_piece[index]:
-                    request.take(slab, start)
+        self._run(_PartPlanner(requests))
 
-    def _slabs(self, index: MetadataIndex, first: int, last: int) -> Iterator[tuple[int, Tensor]]:
-        """The rows of a piece in order, some at a time in the same memory, and the number of the first of them.
-
-        Args:
-            index: the piece.
-            first: first row that is wanted; a small piece is read as a whole.
-            last: row after the last that is wanted.
-        """
-        place, chunk = self._places[index], self._chunk(index)
-        with self._stream(place.relative_path, index.fqn) as file:
-            outline = self._outline(file, index) if place.length >= _LARGE_BYTES else None
-            if outline is None:
-                yield 0, self._piece(file, index)
-                return
-            at, dtype = outline
-            row_bytes = math.prod(chunk.sizes[1:]) * dtype.itemsize
-            slab = torch.empty((max(1, _SLAB_BYTES // row_bytes), *chunk.sizes[1:]), dtype=dtype)
-            for start in range(first, last, len(slab)):
-                rows = slab[: last - start]
-                data = memoryview(rows.reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
-                file.seek(at + start * row_bytes)
-                if _filled(file, data) != len(data):
-                    raise CheckpointError(
-                        f"{self.path / place.relative_path} ends in the midst of {index.fqn!r}"
-                    )
-                yield start, rows
-
-    def _outline(self, file: Any, index: MetadataIndex) -> tuple[int, torch.dtype] | None:
-        """Place in its file at which the elements of a piece begin, and their dtype; ``None`` if not row after row."""
-        place, chunk = self._places[index], self._chunk(index)
-        view = _create_file_view(file, place.offset, place.length)
-        # torch reads no elements of a tensor without memory, and says where they are.
-        piece = self._loaded(view, index.fqn, place, device="meta")
-        at = (
-            getattr(piece.untyped_storage(), "_checkpoint_offset", None)
-            if isinstance(piece, Tensor)
-            else None
-        )
-        if (
-            at is None
-            or piece.shape != chunk.sizes
-            or not piece.is_contiguous()
-            or not (piece.dim() and piece.numel())
-        ):
-            return None
-        at += piece.storage_offset() * piece.dtype.itemsize
-        return (place.offset + at, piece.dtype) if 0 <= at <= place.length - piece.nbytes else None
-
-    def _chunk(self, index: MetadataIndex) -> ChunkStorageMetadata:
-        entry = self.entries[index.fqn]
-        assert isinstance(entry, TensorStorageMetadata)
-        return next(chunk for chunk in entry.chunks if _is_at(chunk, index))
-
-    def _piece(self, file: Any, index: MetadataIndex) -> Tensor:
-        place, chunk = self._places[index], self._chunk(index)
-        piece = self._loaded(_create_file_view(file, place.offset, place.length), index.fqn, place)
-        if not isinstance(piece, Tensor) or piece.shape != chunk.sizes:
-            shape = list(piece.shape) if isinstance(piece, Tensor) else type(piece).__name__
+    def _run(self, planner: _PartPlanner) -> _PartPlanner:
+        """Read as ``dcp.load`` does on each rank; no rank has to know of the others' plans."""
+        planner.set_up_planner({}, self.metadata)
+        plan = planner.create_local_plan()
+        try:
+            self._reader.set_up_storage_reader(self.metadata, True)
+            self._reader.read_data(self._reader.prepare_local_plan(plan), planner).wait()
+        except Exception as error:  # whatever bytes can make of torch's reader
+            if not planner.waiting:
+                raise
+            index = next(iter(planner.waiting))
+            place = getattr((self.metadata.storage_data or {}).get(index), "relative_path", "")
             raise CheckpointError(
-                f"{self.path / place.relative_path} has {shape} for {index.fqn!r} at {index.offset}, not "
-                f"{list(chunk.sizes)}"
-            )
-        return piece
+                f"{index.fqn!r} cannot be read from {self.path}/{place}: {type(error).__name__}: {reason_of(error)}"
+            ) from error
+        return planner
 
 
-def _rows_wanted(requests: Sequence[PieceRequest]) -> tuple[int, int]:
-    """First row of a piece that one of the requests wants, and the row after the last; no rows without dimensions."""
-    rows = [(request.offsets[0], request.lengths[0]) for request in requests if len(request.offsets)]
-    return min((first for first, _ in rows), default=0), max((sum(pair) for pair in rows), default=0)
-
-
-def _filled(file: Any, data: memoryview) -> int:
-    """Read into memory from where a file stands; gives the bytes read, fewer where it ends."""
-    done = 0
-    while done < len(data) and (count := file.readinto(data[done:])):
-        done += count
-    return done
-
-
-def _is_at(chunk: ChunkStorageMetadata, index: MetadataIndex) -> bool:
-    return index.offset is None or tuple(chunk.offsets) == tuple(index.offset)
+def index_of(key: str) -> str:
+    """The name of the index by which a table's rows are stored, from that of its weight or a state of it."""
+    weight = key if key.startswith(MODEL) else MODEL + key.removeprefix(STATE).rpartition(".")[0]
+    return f"{weight}.{STORED_ROWS}"
 
 
 def box_requests(
@@ -421,17 +389,7 @@ def box_requests(
         target = values
         for dim, (start, length) in enumerate(zip(item.dest_offsets, item.lengths, strict=True)):
             target = target.narrow(dim, start, length)
-        yield PieceRequest(item.storage_index, item.storage_offsets, item.lengths, _Copied(target))
-
-
-@frozen(eq=False)
-class _Copied:
-    target: Tensor
-
-    def __call__(self, part: Tensor, first: int) -> None:
-        target = self.target.narrow(0, first, part.shape[0]) if part.dim() else self.target
-        with torch.no_grad():
-            target.copy_(part)
+        yield PieceRequest(item.storage_index, item.storage_offsets, item.lengths, target=target)
 
 
 def row_requests(
@@ -456,36 +414,19 @@ def row_requests(
         if low == high or start >= stop:
             continue
         first, last = int(ordered[low]), int(ordered[high - 1]) + 1
-        sink = _Dealt(
+        take = partial(
+            _deal,
             values[:, start - first_column : stop - first_column],
             torch.from_numpy(order[low:high]),
             torch.from_numpy(ordered[low:high] - first),
         )
         index = MetadataIndex(key, chunk.offsets)
-        yield PieceRequest(index, (first - row, start - column), (last - first, stop - start), sink)
+        yield PieceRequest(index, (first - row, start - column), (last - first, stop - start), take)
 
 
-@frozen(eq=False)
-class _Dealt:
-    """Rows of a part that go to rows of a block.
-
-    Args:
-        target: the block.
-        local: row of the block for each row of the part that is wanted.
-        source: rows of the part that are wanted, rising.
-    """
-
-    target: Tensor
-    local: Tensor
-    source: Tensor
-
-    def __call__(self, part: Tensor, first: int) -> None:
-        bounds = torch.tensor([first, first + part.shape[0]])
-        low, high = torch.searchsorted(self.source, bounds).tolist()
-        with torch.no_grad():
-            rows = part[self.source[low:high] - first]
-            local = self.local[low:high].to(self.target.device)
-            self.target[local] = rows.to(self.target.device, self.target.dtype)
+def _deal(target: Tensor, local: Tensor, source: Tensor, part: Tensor) -> None:
+    """Copy the rows ``source`` of a part to the rows ``local`` of a block."""
+    target[local.to(target.device)] = part[source].to(target.device, target.dtype)
 
 
 @frozen(eq=False)
@@ -503,11 +444,12 @@ class Found:
     def requests(self, key: str, entry: TensorStorageMetadata) -> Iterator[PieceRequest]:
         """All pieces of the index."""
         for chunk in entry.chunks:
-            sink = _Looked(self, chunk.offsets[0])
-            yield PieceRequest(MetadataIndex(key, chunk.offsets), (0, 0), chunk.sizes, sink)
+            take = partial(self._look, chunk.offsets[0])
+            yield PieceRequest(MetadataIndex(key, chunk.offsets), (0, 0), chunk.sizes, take)
 
-    def look(self, numbers: Ints, first: int) -> None:
-        """Take those of a piece."""
+    def _look(self, first: int, part: Tensor) -> None:
+        """Take those of a piece, whose first has a number in what is stored."""
+        numbers = part.reshape(-1).numpy().astype(np.int64, copy=False)
         mine = np.flatnonzero(self.is_mine(numbers))
         self._numbers.append(numbers[mine])
         self._places.append(mine + first)
@@ -521,12 +463,3 @@ class Found:
     def places(self) -> Ints:
         """The stored row of each."""
         return np.concatenate([*self._places, np.empty(0, np.int64)])
-
-
-@frozen(eq=False)
-class _Looked:
-    found: Found
-    first: int
-
-    def __call__(self, part: Tensor, first: int) -> None:
-        self.found.look(part.reshape(-1).numpy().astype(np.int64, copy=False), self.first + first)

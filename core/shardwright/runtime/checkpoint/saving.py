@@ -1,4 +1,4 @@
-"""Saving of checkpoints: DCP's planner and writer, into a folder that is complete when it has its name."""
+"""Saving of checkpoints by DCP: into a folder that is complete when it has its name, or by any storage writer."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ import json
 import math
 import os
 import pickle
-import threading
-import zlib
 from collections.abc import Callable, Generator, Iterator, Mapping
-from concurrent.futures import Future
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 from weakref import WeakKeyDictionary
@@ -23,11 +21,11 @@ from torch import nn
 from torch.distributed.checkpoint import staging
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter
-from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.filesystem import FileSystemBase, FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
 from torch.distributed.checkpoint.state_dict_saver import save
-from torch.distributed.checkpoint.storage import WriteResult
+from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.optim import Optimizer
 from torch.serialization import get_crc32_options, set_crc32_options
 
@@ -35,6 +33,7 @@ from shardwright.arguments import brief
 from shardwright.errors import CheckpointError, InvalidInputError, ShardwrightError
 from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.runtime.checkpoint.entries import EXTRA, GROUPS, Trained
+from shardwright.runtime.checkpoint.files import StoredFile, StoredFiles, name_of, writing
 from shardwright.runtime.checkpoint.folder import (
     complete,
     discard,
@@ -43,26 +42,15 @@ from shardwright.runtime.checkpoint.folder import (
     prepare,
     saving_folder,
     steps_in,
-    writing,
 )
-from shardwright.runtime.checkpoint.metadata import (
-    MANIFEST,
-    METADATA,
-    Manifest,
-    StoredFile,
-    measured,
-    reason_of,
-)
+from shardwright.runtime.checkpoint.metadata import MANIFEST, METADATA, Manifest, reason_of
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.ranks.group_ranks import GroupRanks
 from shardwright.runtime.ranks.sharding_groups import ShardingEnv2D
 from shardwright.runtime.sharded.tables.blocked_tensor import BlockedTensor
 
 Progress: TypeAlias = Callable[[int, int], None]
-"""Function called with the bytes of tensors that this rank has written so far, and with all that it will write."""
-
-_AT_ONCE_BYTES = 1 << 20
-"""Bytes that are summed, written and reported at once: they stay in a core's second cache meanwhile."""
+"""Function called with the bytes of tensors that this rank has written or begun, and with all that it will write."""
 
 
 @frozen(eq=False)
@@ -70,11 +58,11 @@ class SavedCheckpoint:
     """A checkpoint that is saved, or being saved.
 
     Args:
-        path: its folder.
+        path: its folder, or the checkpoint_id of a storage writer.
         step: number of the training step.
     """
 
-    path: Path
+    path: Any
     step: int
     _work: Future[None]
 
@@ -98,7 +86,7 @@ class SavedCheckpoint:
 
 
 def save_checkpoint(
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | StorageWriter,
     model: nn.Module,
     *optimizers: Optimizer,
     step: int | None = None,
@@ -113,15 +101,17 @@ def save_checkpoint(
     from the moment that all of it is on the disk, so that whoever reads sees the older one or the newer one.
 
     Args:
-        path: folder of the checkpoints of one job, which all ranks see.
+        path: folder of the checkpoints of one job, which all ranks see. Or a storage writer of
+            ``torch.distributed.checkpoint`` for this checkpoint alone, which is complete when the call has returned.
         model: sharded or not; its fused optimizer is saved with it.
         optimizers: those of the dense rest, keyed or not.
-        step: number of the training step; one after the newest in the folder by default.
+        step: number of the training step; by default one after the newest in the folder, and 0 for a storage writer.
         extra: plain data of this rank's own: position of its data loader, state of a scheduler, of random numbers.
-        keep: number of checkpoints that stay in the folder: this one, and the newest of the others; all by default.
+        keep: number of checkpoints that stay in the folder: this one, and the newest of the others; all by default. A
+            storage writer knows of no others.
         asynchronous: return as soon as the state is copied in host memory; another thread writes it.
         progress: function called with the bytes of tensors that this rank has written so far, and with all that it
-            will write; on the thread that writes. An error of it fails the save.
+            will write; piece by piece, on the thread that writes. An error of it fails the save.
 
     Returns:
         The checkpoint; its ``wait()`` returns when an asynchronous one is complete. The next save waits for it.
@@ -150,22 +140,28 @@ def save_checkpoint(
     with env.together("save_checkpoint()"):
         _check_numbers(step, keep)
         _check_progress(progress)
-        root, trained = Path(path), Trained(model, optimizers)
-        own = _plain(dict(extra or {}), "extra")
-        env.agree("the arguments of save_checkpoint()", {"path": repr(str(path)), "step": step}, NAME_ALIKE)
+        trained, own = Trained(model, optimizers), _plain(dict(extra or {}), "extra")
+        place = name_of(path) if isinstance(path, StorageWriter) else str(path)
+        env.agree("the arguments of save_checkpoint()", {"path": repr(place), "step": step}, NAME_ALIKE)
         writers = _Writers.of(model)
         writers.finish()
-        folder = _agreed_folder(root, step, env)
         trained.make_one_model()
         state = _state_of(trained, model) | {f"{EXTRA}{env.rank}": own}
-        number = int(folder.name.rpartition("_")[2])
-        manifest = Manifest(number, env.world_size, plan=_plan_of(model))
-        writer = _Writer(folder, manifest, keep, progress)
+        manifest = Manifest(step or 0, env.world_size, plan=_plan_of(model))
+        if isinstance(path, StorageWriter):
+            if keep is not None:
+                raise InvalidInputError(f"keep={keep}: a storage writer knows of one checkpoint alone")
+            writer = _Writer(path, manifest)
+        else:
+            folder = _agreed_folder(Path(path), step, env)
+            manifest = evolve(manifest, step=int(folder.name.rpartition("_")[2]))
+            writer = _FolderWriter(folder, manifest, keep)
         env.agree("writing a checkpoint")
+        planner = _Planner(progress)
         if not asynchronous:
-            writers.write(state, writer)
-            return SavedCheckpoint(folder, number, _done())
-        return SavedCheckpoint(folder, number, writers.write_later(state, writer))
+            writers.write(state, writer, planner)
+            return SavedCheckpoint(writer.checkpoint, manifest.step, _done())
+        return SavedCheckpoint(writer.checkpoint, manifest.step, writers.write_later(state, writer, planner))
 
 
 def save_entries(entries: dict[str, Any], folder: Path, progress: Progress | None = None) -> None:
@@ -178,7 +174,9 @@ def save_entries(entries: dict[str, Any], folder: Path, progress: Progress | Non
     """
     number = int(folder.name.rpartition("_")[2])
     env = ShardingEnv.local(device_type="cpu")
-    _Writers(env).write(entries, _Writer(folder, Manifest(number, env.world_size), None, progress))
+    _Writers(env).write(
+        entries, _FolderWriter(folder, Manifest(number, env.world_size), None), _Planner(progress)
+    )
 
 
 def env_of(model: nn.Module) -> ShardingEnv:
@@ -289,48 +287,36 @@ class _Writers:
         if under_way is not None:
             under_way.result()
 
-    def write_later(self, state: dict[str, Any], writer: _Writer) -> Future[None]:
-        """Copy the state now; write the copy on another thread."""
+    def write_later(self, state: dict[str, Any], writer: _Writer, planner: SavePlanner) -> Future[None]:
+        """Copy the state now; write the copy on another thread, for which the process waits at its end."""
         staged = cast("dict[str, Any]", self._stager.stage(state))
-        future: Future[None] = Future()
+        executor = ThreadPoolExecutor(1, "checkpoint writer")
+        self._under_way = executor.submit(self.write, staged, writer, planner)
+        executor.shutdown(wait=False)
+        return self._under_way
 
-        def work() -> None:
-            try:
-                self.write(staged, writer)
-            except BaseException as error:
-                future.set_exception(error)
-            else:
-                future.set_result(None)
-            finally:
-                staged.clear()
-
-        # No daemon: the process waits for it at its end.
-        threading.Thread(target=work, name="checkpoint writer").start()
-        self._under_way = future
-        return future
-
-    def write(self, state: dict[str, Any], writer: _Writer) -> None:
+    def write(self, state: dict[str, Any], writer: _Writer, planner: SavePlanner) -> None:
         """Write a state; what one rank cannot do, raises on all.
 
         Raises:
             CheckpointError: a rank failed; the error has its text.
             DistributedError: a rank was lost, which is named.
         """
-        planner = DefaultSavePlanner(flatten_state_dict=False)
         try:
             if self._group is None:
                 self._write_without_group(state, writer, planner)
                 return
-            ranks, what = GroupRanks.of(self._group), f"writing {writer.folder}"
+            ranks, what = GroupRanks.of(self._group), f"writing {writer.place}"
             with ranks.together(what), ranks.named(what):
-                save(state, storage_writer=writer, planner=planner, process_group=self._group)
+                storage = cast("StorageWriter", writer)
+                save(state, storage_writer=storage, planner=planner, process_group=self._group)
         except (Exception, CheckpointException) as error:  # DCP's is none of the former
             writer.abandon()
             if isinstance(error, CheckpointException):
-                raise _as_one(error, writer.folder) from error
+                raise _as_one(error, writer.place) from error
             if isinstance(error, OSError):
                 raise CheckpointError(
-                    f"{writer.folder} cannot be written: {error}", subject=str(writer.folder)
+                    f"{writer.place} cannot be written: {error}", subject=writer.place
                 ) from error
             raise
 
@@ -352,69 +338,130 @@ class _Writers:
         self._env.communicator.barrier()
 
 
-def _as_one(error: CheckpointException, folder: Path) -> ShardwrightError:
+def _as_one(error: CheckpointException, place: str) -> ShardwrightError:
     """One error for all ranks: what the first that failed had to say."""
     rank, (cause, _) = min(error.failures.items())
     if isinstance(cause, ShardwrightError):
         return cause
     return CheckpointError(
-        f"{folder} cannot be written: rank {rank}: {type(cause).__name__}: {cause}", subject=str(folder)
+        f"{place} cannot be written: rank {rank}: {type(cause).__name__}: {cause}", subject=place
     )
 
 
-class _Writer(FileSystemWriter):
-    """DCP's writer of files, with checksums, into a folder that gets its name at the end.
+class _Planner(DefaultSavePlanner):
+    """DCP's save planner, which reports how much of this rank's tensors is written.
+
+    Args:
+        progress: function called with the bytes written so far, and with all.
+    """
+
+    def __init__(self, progress: Progress | None = None) -> None:
+        super().__init__(flatten_state_dict=False)
+        self._progress, self._done, self._total = progress, 0, 0
+
+    def finish_plan(self, new_plan: SavePlan) -> SavePlan:
+        self._total = sum(map(_bytes_of, new_plan.items))
+        return super().finish_plan(new_plan)
+
+    def resolve_data(self, write_item: WriteItem) -> Any:
+        count = _bytes_of(write_item)
+        self._done += count
+        if self._progress is not None and count:
+            self._progress(self._done, self._total)
+        return super().resolve_data(write_item)
+
+
+class _Writer:
+    """A storage writer of DCP, with checksums of its files and a manifest beside them.
+
+    Args:
+        storage: the writer. If it has no files, there is no manifest either.
+        manifest: description of the checkpoint.
+    """
+
+    def __init__(self, storage: StorageWriter, manifest: Manifest) -> None:
+        self._storage, self._manifest = storage, manifest
+        self.place, self._files = name_of(storage), StoredFiles.of(storage)
+        self.checkpoint: Any = self.place
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._storage, name)
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Any:
+        """Write this rank's part, and tell rank 0 the checksums of its files as one result more."""
+        with self._checked() as files, _without_checksums_of_torch():
+            written = self._storage.write_data(plan, planner)
+            written.wait()
+        results: Any = torch.futures.Future()
+        results.set_result([*written.value(), WriteResult(_FILES, 0, files)])
+        return results
+
+    @contextmanager
+    def _checked(self) -> Iterator[dict[str, StoredFile]]:
+        """A context in which files have checksums and errors their names; gives the checksums by name."""
+        if self._files is None:
+            yield {}
+            return
+        storage: Any = self._storage
+        storage.fs = _CheckedFiles(self._files.fs)
+        try:
+            yield storage.fs.written
+        finally:
+            storage.fs = self._files.fs
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Write metadata and manifest; on rank 0, after all files were written."""
+        files: dict[str, StoredFile] = {}
+        for own in results:
+            files |= own.pop().storage_data
+        if self._files is None:
+            self._storage.finish(metadata, results)
+            return
+        _check_files(self._files, files)
+        with self._checked():
+            self._storage.finish(metadata, results)
+        files[METADATA] = self._files.measured(METADATA)
+        write_manifest(self._files, evolve(self._manifest, files=files))
+
+    def abandon(self) -> None:
+        """Remove what was written of a checkpoint that failed, where that is known."""
+
+
+_FILES = MetadataIndex("files of shardwright")
+
+
+class _FolderWriter(_Writer):
+    """A writer into a folder that gets its name at the end.
 
     Args:
         folder: folder of the step.
         manifest: description of the checkpoint.
         keep: number of checkpoints that stay.
-        progress: function called with the bytes written so far, and with all.
     """
 
-    def __init__(
-        self, folder: Path, manifest: Manifest, keep: int | None, progress: Progress | None = None
-    ) -> None:
-        super().__init__(saving_folder(folder))
-        self.folder, self._manifest, self._keep = folder, manifest, keep
-        self._is_coordinator = self._is_prepared = False
-        self.fs = self._files = _CheckedFiles(progress)
+    def __init__(self, folder: Path, manifest: Manifest, keep: int | None) -> None:
+        super().__init__(FileSystemWriter(saving_folder(folder)), manifest)
+        self.place, self.checkpoint = str(folder), folder
+        self._folder, self._keep, self._is_prepared = folder, keep, False
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        super().set_up_storage_writer(is_coordinator, *args, **kwargs)
-        self._is_coordinator = is_coordinator
+        self._storage.set_up_storage_writer(is_coordinator, *args, **kwargs)
         if is_coordinator:
-            prepare(self.folder)
+            prepare(self._folder)
             self._is_prepared = True
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Leave the plan as it is: rank 0 makes the folder."""
         return plan
 
-    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Any:
-        """Write this rank's file, and tell rank 0 its checksum with the places of what is in it."""
-        self._files.total = sum(map(_bytes_of, plan.items))
-        with _without_checksums_of_torch():
-            written = super().write_data(plan, planner)
-        for result in written.value():
-            result.storage_data.shardwright_files = dict(self._files.written)
-        return written
-
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Write metadata and manifest, and give the folder its name; on rank 0, after all files were written."""
-        files: dict[str, StoredFile] = {}
-        for result in (result for own in results for result in own):
-            files |= result.storage_data.__dict__.pop("shardwright_files")
-        _check_files(self.path, files)
         super().finish(metadata, results)
-        files[METADATA] = measured(Path(self.path) / METADATA)
-        write_manifest(Path(self.path), evolve(self._manifest, files=files))
-        complete(self.folder, self._keep)
+        complete(self._folder, self._keep)
 
     def abandon(self) -> None:
-        """Remove what was written of a checkpoint that failed."""
         if self._is_prepared:
-            discard(self.folder)
+            discard(self._folder)
 
 
 def _bytes_of(item: WriteItem) -> int:
@@ -435,85 +482,46 @@ def _without_checksums_of_torch() -> Iterator[None]:
         set_crc32_options(before)
 
 
-def _check_files(folder: Any, files: Mapping[str, StoredFile]) -> None:
+def _check_files(stored: StoredFiles, files: Mapping[str, StoredFile]) -> None:
     """Check that rank 0 sees what the others wrote.
 
     Raises:
         CheckpointError: a file is missing, or another.
     """
     for name, file in files.items():
-        path = Path(folder) / name
-        if not path.is_file() or path.stat().st_size != file.bytes:
+        if not stored.exists(name) or stored.length(name) != file.bytes:
             raise CheckpointError(
-                f"rank 0 does not see the file {path} that another rank wrote: the folder of checkpoints must be one "
-                "that all ranks share"
+                f"rank 0 does not see the file {stored.path(name)} that another rank wrote: all ranks must share the "
+                "folder of checkpoints"
             )
 
 
-def write_manifest(folder: Path, manifest: Manifest) -> None:
+def write_manifest(files: StoredFiles, manifest: Manifest) -> None:
     """Write a checkpoint's manifest, and have it on the disk."""
-    path = folder / MANIFEST
-    with writing(path, lambda: path.open("w")) as file:
-        file.write(manifest.to_json())
+    with writing(files.path(MANIFEST), lambda: files.open(MANIFEST, "wb")) as file:
+        file.write(manifest.to_json().encode())
         file.flush()
-        os.fsync(file.fileno())
+        with suppress(io.UnsupportedOperation):  # of what is no disk
+            os.fsync(file.fileno())
 
 
-class _CheckedFiles(FileSystem):
-    """DCP's files, of which each is written once, from its beginning, and has a checksum then.
-
-    Args:
-        progress: function called with the bytes written so far, and with all.
+class _CheckedFiles:
+    """A file system of DCP, in which each file is written once, from its beginning, and has a checksum then.
 
     Attributes:
         written: length and checksum of each file that was written.
-        total: bytes of all tensors that are to be written.
     """
 
-    def __init__(self, progress: Progress | None = None) -> None:
+    def __init__(self, fs: FileSystemBase) -> None:
+        self._fs = fs
         self.written: dict[str, StoredFile] = {}
-        self.total, self._done, self._progress = 0, 0, progress
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._fs, name)
 
     @contextmanager
     def create_stream(self, path: Any, mode: str) -> Generator[Any, None, None]:
-        opened = super().create_stream
-        with writing(path, lambda: opened(path, mode)) as stream:
-            if mode != "wb" or Path(path).suffix != ".distcp":
-                yield stream
-                return
-            checked = _Checked(stream, self._wrote)
-            yield checked
-            self.written[Path(path).name] = StoredFile(checked.length, checked.crc)
-
-    def _wrote(self, count: int) -> None:
-        """Report more bytes; what is written beside tensors counts up to their total."""
-        self._done += count
-        if self._progress is not None and self.total:
-            self._progress(min(self._done, self.total), self.total)
-
-
-class _Checked:
-    """A stream that keeps the checksum of what is written to it, and reports it piece by piece."""
-
-    def __init__(self, stream: Any, wrote: Callable[[int], None]) -> None:
-        self._stream, self._wrote, self.crc, self.length = stream, wrote, 0, 0
-        self.fileno, self.close = stream.fileno, stream.close
-
-    def flush(self) -> None:
-        if (
-            not self._stream.closed
-        ):  # torch's writer flushes once more when it is collected, after a failure too
-            self._stream.flush()
-
-    def write(self, data: Any) -> int:
-        view = memoryview(data).cast("B")
-        for start in range(0, len(view), _AT_ONCE_BYTES):
-            piece = view[start : start + _AT_ONCE_BYTES]
-            self.crc = zlib.crc32(piece, self.crc)
-            self._stream.write(piece)
-            self.length += len(piece)
-            self._wrote(len(piece))
-        return len(view)
-
-    def tell(self) -> int:
-        return self.length
+        """Open a file."""
+        with writing(path, lambda: self._fs.create_stream(path, mode)) as stream:
+            yield stream
+        self.written[Path(path).name] = stream.stored

@@ -22,8 +22,6 @@ from shardwright.runtime.step.compiling import untraced
 class DifferentiableStep(Protocol):
     """Calls that the nodes make to a step."""
 
-    scaling_refusal: str
-
     def expect_gradients(self) -> None:
         """Say that a backward pass may come."""
 
@@ -168,7 +166,7 @@ class _Outputs(torch.autograd.Function):
     def forward(
         ctx: Any, step: DifferentiableStep, end: Tensor, last: Any, *values: Tensor
     ) -> tuple[Tensor, ...]:
-        ctx.step, ctx.scaling_refusal, ctx.last = step, step.scaling_refusal, last
+        ctx.step, ctx.last = step, last
         ctx.save_for_backward(end)
         return tuple(_not_a_view(value) for value in values)
 

@@ -24,6 +24,7 @@ from attrs import evolve
 from torch import Tensor
 
 from shardwright.contracts.lookup import Lookup
+from shardwright.contracts.step_events import TrainedCollection
 from shardwright.errors import UnsupportedError
 from shardwright.planning.layouts.layout import Dataflow
 from shardwright.planning.plan.sharding import ParameterSharding
@@ -32,17 +33,14 @@ from shardwright.runtime.ranks.devices import sent_to
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.step.arrangement import Arrangement, PooledArrangement, SequenceArrangement
 from shardwright.runtime.step.autograd import Anchors
-from shardwright.runtime.step.backward.backward_passes import BackwardPasses
 from shardwright.runtime.step.backward.gradient_limits import GradientLimits
 from shardwright.runtime.step.backward.kept_gradients import (
     KeptGradients,
     KeptUpdates,
     is_kept,
-    is_updated_in_step,
     prefetches,
 )
 from shardwright.runtime.step.backward.learning_rates import LearningRates
-from shardwright.runtime.step.backward.scaled_losses import FUSED_REFUSAL, IN_STEP_ADVICE, PARTED_REFUSAL
 from shardwright.runtime.step.backward.weight_gradients import weights_refusal
 from shardwright.runtime.step.batches.headers import Header, HeaderFormat, Headers
 from shardwright.runtime.step.batches.inputs import BatchProblem, BatchReader, InputChecks, Status, goes_on
@@ -57,6 +55,7 @@ from shardwright.runtime.step.kernel_groups import (
     is_updated_in_backward,
     rows_of_parts,
 )
+from shardwright.runtime.step.step_events import StepEvents
 from shardwright.sparse import KeyedJaggedTensor
 
 
@@ -79,7 +78,7 @@ class CollectionEngine:
         scaling_refusal: the reason why its tables cannot be trained with scaled gradients; empty if they can.
         kept: the gradients of tables that are updated in the optimizer's step.
         limits: the largest elements of the outputs' gradients.
-        passes: the backward passes that updated tables since an optimizer's last step.
+        events: events of the collection, for listeners.
         is_trained: for each executor, whether its tables are trained; those of the others are frozen.
 
     Raises:
@@ -124,7 +123,7 @@ class CollectionEngine:
         self.lookups: list[Lookup] = [lookup for executor in self.executors for lookup in executor.lookups]
         self.rates = LearningRates(self.lookups)
         self.groups: list[KernelGroup] = [group for executor in self.executors for group in executor.groups]
-        self.kept = KeptUpdates(_keeping(self.lookups, self.groups), env)
+        self.kept = KeptUpdates(_keeping(self.lookups, self.groups))
         arrange = PooledArrangement if self.collection.is_pooled else SequenceArrangement
         self.arrangement: Arrangement = arrange(
             self.collection,
@@ -134,11 +133,16 @@ class CollectionEngine:
         self.updated_in_backward = updated[0].describe() if updated else ""
         self.limits = GradientLimits(self.collection, env.world_size)
         at_once = [table for table in updated if table.update == "in_backward"]
-        self.passes = BackwardPasses(
-            at_once[0].describe() if at_once else "",
-            adds_up=all(table.optimizer is not None and table.optimizer.adds_up for table in at_once),
+        kept = self.kept
+        self.events = StepEvents(
+            TrainedCollection(
+                at_once[0].describe() if at_once else "",
+                all(table.optimizer is not None and table.optimizer.adds_up for table in at_once),
+                [table.describe() for table in updated if table.update == "in_step"],
+                lambda: kept.is_there,
+            )
         )
-        self.scaling_refusal = _scaling_refusal(tables, shardings, env.world_size)
+        self.scaling_refusal = _scaling_refusal(tables, shardings)
         self.header = HeaderFormat([executor.header_size for executor in self.executors])
         if before is None:
             self.number = env.lockstep.join(self.collection.name, self.header.size)
@@ -187,23 +191,20 @@ class CollectionEngine:
         return ""
 
 
-def _scaling_refusal(
-    tables: Sequence[TableSpec], shardings: Mapping[str, ParameterSharding], world_size: int
-) -> str:
+def _scaling_refusal(tables: Sequence[TableSpec], shardings: Mapping[str, ParameterSharding]) -> str:
     """The reason why the tables cannot be trained with scaled gradients; empty if they can."""
     for table in tables:
-        sharding = shardings[table.name]
         if table.max_gradient is not None:
             return (
-                f"Table {table.describe()} has a max_gradient, to which scaled gradients would be clipped: leave it "
+                f"table {table.describe()} has a max_gradient, to which scaled gradients would be clipped: leave it "
                 "out of fused_params, and clip by shardwright.clip_grad_value_ after scaler.unscale_()"
             )
-        if table.is_frozen or is_updated_in_step(table, sharding):
-            continue
-        if is_updated_in_backward(table, sharding):
-            return f"Table {table.describe()}: {FUSED_REFUSAL}. {IN_STEP_ADVICE}"
-        if world_size > 1 and not sharding.layout.is_replicated:
-            return f"Table {table.describe()}: {PARTED_REFUSAL}"
+        if table.update == "in_backward" and is_updated_in_backward(table, shardings[table.name]):
+            return (
+                f"table {table.describe()} is updated in the backward pass, and would take the scaled gradient, also "
+                "in steps that the scaler skips. Shard it with update='in_step', an argument of its sharder and of "
+                "DistributedModelParallel: optimizer.step() then applies its gradients"
+            )
     return ""
 
 
@@ -270,7 +271,6 @@ class EngineStep:
         statuses: status word of each rank, ``[W]``; empty before :meth:`send`.
         is_begun: mark of exchanges under way that were not looked up.
         needs_backward: mark of a lookup with gradients that did not update yet.
-        scaling_refusal: the reason why a loss of its outputs cannot be scaled; empty if it can.
     """
 
     batch: FeatureBatch
@@ -283,7 +283,7 @@ class EngineStep:
         status: Status,
         prepare: Callable[[], None] | None,
     ) -> None:
-        self._engine, self.scaling_refusal = engine, engine.scaling_refusal
+        self._engine = engine
         batch, self._status, self._cause = _read(engine.reader, features, status, prepare)
         self._executors, self._status, self._cause = _route(
             engine.executors, batch, self._status, self._cause
@@ -469,7 +469,7 @@ class EngineStep:
         """Wait for gradients; update blocks of fused kernels, and return the gradients of other parameters."""
         self._engine.env.lockstep.gradients.need(self._number)
         self.needs_backward = False
-        self._engine.passes.note(self)
+        self._engine.events.updates(self)
         with self._engine.rates.held(self._rates):
             return [gradient for executor in self._trained for gradient in executor.update()]
 

@@ -11,12 +11,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.checkpoint.filesystem import FileSystem
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from shardwright.errors import CheckpointError
 from shardwright.runtime.checkpoint.entries import MODEL, STATE
-from shardwright.runtime.checkpoint.folder import complete, prepare, saving_folder, writing
-from shardwright.runtime.checkpoint.metadata import METADATA, Manifest, measured, reason_of
+from shardwright.runtime.checkpoint.files import StoredFiles, writing
+from shardwright.runtime.checkpoint.folder import complete, prepare, saving_folder
+from shardwright.runtime.checkpoint.metadata import METADATA, Manifest, reason_of
 from shardwright.runtime.checkpoint.reading import StoredCheckpoint
 from shardwright.runtime.checkpoint.saving import Progress, save_entries, write_manifest
 from shardwright.runtime.sharded.tables.table_state import STORED, STORED_ROWS
@@ -129,19 +131,20 @@ def adopt(stored: StoredCheckpoint, folder: Path, progress: Progress | None = No
 
 def _adopt(stored: StoredCheckpoint, folder: Path, progress: Progress | None) -> None:
     prepare(folder)
-    target = saving_folder(folder)
+    target, source = saving_folder(folder), Path(stored.path)
     names = sorted({place.relative_path for place in stored.metadata.storage_data.values()})
-    copied, total = 0, sum((stored.path / name).stat().st_size for name in names)
+    copied, total = 0, sum((source / name).stat().st_size for name in names)
     for name in names:
-        shutil.copyfile(stored.path / name, target / name)
+        shutil.copyfile(source / name, target / name)
         copied += (target / name).stat().st_size
         if progress is not None:
             progress(copied, total)
     number = int(folder.name.rpartition("_")[2])
     metadata = translate(_under_model(stored.metadata), stored, target, number)
     (target / METADATA).write_bytes(pickle.dumps(metadata))
-    files = {path.name: measured(path) for path in sorted(target.iterdir())}
-    write_manifest(target, Manifest(number, world_size=1, files=files))
+    stored_files = StoredFiles(FileSystem(), target)
+    files = {path.name: stored_files.measured(path.name) for path in sorted(target.iterdir())}
+    write_manifest(stored_files, Manifest(number, world_size=1, files=files))
     complete(folder, None)
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+from shardwright_torchrec.parallel import kernel_names
 from shardwright_torchrec.parallel.constraints import ParameterConstraints
 from shardwright_torchrec.parallel.kernel_names import EmbeddingComputeKernel, NamedSharding, fused_kernels
 from shardwright_torchrec.parallel.model_parallel import DistributedModelParallel
@@ -39,8 +41,11 @@ def own(plan: sw.ShardingPlan) -> str:
 
 
 @pytest.fixture
-def without_fbgemm(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_fbgemm(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(Fused, "supports", lambda self, request: "FBGEMM is not here")
+    kernel_names._fused_kernels.cache_clear()
+    yield
+    kernel_names._fused_kernels.cache_clear()  # so that no other test finds what held here
 
 
 @pytest.mark.usefixtures("without_fbgemm")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 import torch
@@ -14,8 +15,9 @@ from tests.core.runtime.plans import Cut, Cuts, RowsMirrored
 import shardwright as sw
 from shardwright.errors import CheckpointError, DistributedError, InvalidInputError
 from shardwright.planning.layouts.row_maps import RowsModulo
-from shardwright.runtime.checkpoint import reading, saving
+from shardwright.runtime.checkpoint import entries
 from shardwright.runtime.checkpoint.folder import steps_in
+from shardwright.runtime.sharded.tables import table_state
 from shardwright_testing.simulated import run_simulated
 
 ROWS = 1500  # more than are written as runs of single rows
@@ -60,15 +62,14 @@ def assert_loaded(results, expected):
         assert all(torch.equal(state[name], weight) for name, weight in expected.items())
 
 
-@pytest.fixture(params=["whole", "some rows at a time"])
-def pieces_read(request, monkeypatch):
-    """Pieces are read whole, or, as large ones are, some rows at a time."""
-    if request.param != "whole":
-        monkeypatch.setattr(reading, "_LARGE_BYTES", 0)
-        monkeypatch.setattr(reading, "_SLAB_BYTES", 100)
+@pytest.fixture(params=[table_state.PIECE_BYTES, 200], ids=["one piece a block", "small pieces"])
+def pieces(request, monkeypatch):
+    """Tables and tensors are written in pieces of at most so many bytes."""
+    monkeypatch.setattr(table_state, "PIECE_BYTES", request.param)
+    monkeypatch.setattr(entries, "PIECE_BYTES", request.param)
 
 
-@pytest.mark.usefixtures("pieces_read")
+@pytest.mark.usefixtures("pieces")
 @pytest.mark.parametrize("then", OTHERS, ids=["one rank", "modulo, columns, copies", "rows and columns"])
 def test_any_plan_loads_what_another_saved(then, tmp_path):
     save(case_of(), tmp_path, step=7)
@@ -77,7 +78,7 @@ def test_any_plan_loads_what_another_saved(then, tmp_path):
     assert {loaded.step for _, loaded in results} == {7}
 
 
-@pytest.mark.usefixtures("pieces_read")
+@pytest.mark.usefixtures("pieces")
 @pytest.mark.parametrize("then", [BY_INDEX, IN_RUNS, OTHER_INDEX], ids=["same", "runs", "another index"])
 @pytest.mark.parametrize("first", [BY_INDEX, IN_RUNS, OTHER_INDEX], ids=["index", "runs", "other index"])
 def test_rows_that_are_no_runs_are_stored_with_an_index(first, then, tmp_path):
@@ -99,13 +100,7 @@ def test_unsharded_module_loads_and_saves_too(tmp_path):
     assert list(steps_in(tmp_path)) == [1, 2]
 
 
-def test_pieces_of_any_size_load_the_same(monkeypatch, tmp_path):
-    monkeypatch.setattr("shardwright.runtime.sharded.tables.table_state.PIECE_BYTES", 200)
-    save(BY_INDEX, tmp_path)
-    assert_loaded(load(OTHER_INDEX, tmp_path), BY_INDEX.module().state_dict())
-
-
-@pytest.mark.usefixtures("pieces_read")
+@pytest.mark.usefixtures("pieces")
 def test_tensors_of_any_form_load(tmp_path):
     def module():
         made = torch.nn.Module()
@@ -124,19 +119,15 @@ def test_tensors_of_any_form_load(tmp_path):
         assert torch.equal(other.state_dict()[name], value), name
 
 
-def test_large_pieces_are_read_some_rows_at_a_time(monkeypatch, tmp_path):
-    monkeypatch.setattr(reading, "_SLAB_BYTES", 1 << 16)
-    sizes, take = [], reading.PieceRequest.take
-    monkeypatch.setattr(
-        reading.PieceRequest,
-        "take",
-        lambda self, slab, start: (sizes.append(slab.nbytes), take(self, slab, start)),
-    )
+def test_large_tensor_is_stored_and_read_in_pieces(monkeypatch, tmp_path):
+    monkeypatch.setattr(entries, "PIECE_BYTES", 1 << 16)
     first, other = torch.nn.Linear(1024, 1025), torch.nn.Linear(1024, 1025)
-    sw.save_checkpoint(tmp_path, first)
+    path = sw.save_checkpoint(tmp_path, first).path
+    chunks = sw.open_checkpoint(path).entries["model.weight"].chunks
+    assert len(chunks) == 65
+    assert max(math.prod(chunk.sizes) for chunk in chunks) * 4 == 1 << 16
     sw.load_checkpoint(tmp_path, other)
     assert torch.equal(first.weight, other.weight)
-    assert max(sizes) == 1 << 16
 
 
 def test_large_piece_that_is_cut_short_is_an_error_without_checksums_too(tmp_path):
@@ -201,7 +192,7 @@ def test_asynchronous_checkpoint_is_of_when_it_was_called(tmp_path):
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_progress_counts_the_bytes_of_tensors_up_to_all_of_them(asynchronous, tmp_path, monkeypatch):
-    monkeypatch.setattr(saving, "_AT_ONCE_BYTES", 1000)
+    monkeypatch.setattr(entries, "PIECE_BYTES", 800)
     made, told = torch.nn.Linear(100, 10, bias=False), []
     sw.save_checkpoint(
         tmp_path, made, asynchronous=asynchronous, progress=lambda *bytes_: told.append(bytes_)
@@ -210,7 +201,7 @@ def test_progress_counts_the_bytes_of_tensors_up_to_all_of_them(asynchronous, tm
     assert done == sorted(done)
     assert {total for _, total in told} == {4000}
     assert done[-1] == 4000
-    assert len(set(done)) > 4
+    assert len(set(done)) == 5
 
 
 def test_progress_of_each_rank_is_of_its_own_blocks(tmp_path):

@@ -6,7 +6,6 @@ import copy
 import hashlib
 from abc import ABC
 from collections.abc import Callable, Mapping, Sequence
-from types import FrameType
 from typing import Any, TypeVar
 
 import torch
@@ -27,7 +26,7 @@ from shardwright.runtime.sharded.tables.data_parallel import watch_data_parallel
 from shardwright.runtime.sharded.tables.fused_optimizer import FusedOptimizer
 from shardwright.runtime.sharded.tables.initialization import initialize
 from shardwright.runtime.sharded.tables.same_weights import agree_on_weights, weights_of
-from shardwright.runtime.sharded.tables.sharded_parameter import ShardedParameter, refuse_reader
+from shardwright.runtime.sharded.tables.sharded_parameter import ShardedParameter, watch_steps
 from shardwright.runtime.sharded.tables.sharded_table import ShardedTable
 from shardwright.runtime.sharded.tables.table_state import (
     LocalBlock,
@@ -35,8 +34,6 @@ from shardwright.runtime.sharded.tables.table_state import (
     is_state_in_blocks,
     state_in_blocks,
 )
-from shardwright.runtime.step.backward.backward_passes import watch_optimizers
-from shardwright.runtime.step.backward.scaled_losses import watch_scalers
 from shardwright.runtime.step.batches.inputs import InputChecks, Status
 from shardwright.runtime.step.batches.inputs_ahead import InputsAhead, who_ended
 from shardwright.runtime.step.engine import CollectionEngine, EngineStep
@@ -103,14 +100,13 @@ class ShardedCollection(nn.Module, ABC):
             self._engine.rates,
             self._meeting,
             self._engine.kept,
-            self._engine.passes,
+            self._engine.events,
         )
         # Functions of the module that they are called with: one that held it would keep it from being freed at once.
         self.register_state_dict_pre_hook(_meet_to_save)
         self.register_load_state_dict_pre_hook(_meet_to_load)
         watch_data_parallel()
-        watch_scalers()
-        watch_optimizers()
+        watch_steps()
         self.inputs_ahead: InputsAhead | None = None
 
     def _take_engine(self, inputs: ShardingInputs, engine: CollectionEngine) -> None:
@@ -121,7 +117,8 @@ class ShardedCollection(nn.Module, ABC):
         for spec in inputs.specs:
             own = local.get(spec.name, [])
             state = TableState(spec, inputs.params[spec.name], own, inputs.env.communicator, inputs.device)
-            self._tables[spec.name] = ShardedTable(state, engine.lookups, engine.kept).train(self.training)
+            self._tables[spec.name] = ShardedTable(state, engine.lookups, inputs.env, engine.events)
+            self._tables[spec.name].train(self.training)
         self.add_module(self._tables_name, nn.ModuleDict(self._tables))
         # Those that the kernels update here; listed once, since each batch begins with a look at them.
         self._updated = [
@@ -151,7 +148,7 @@ class ShardedCollection(nn.Module, ABC):
             engine: made for that, as the one after this module's own.
         """
         self._take_engine(inputs, engine)
-        self._fused_optimizer.rebind(self._by_parameter(), engine.rates, engine.kept, engine.passes)
+        self._fused_optimizer.rebind(self._by_parameter(), engine.rates, engine.kept, engine.events)
 
     @property
     def inputs(self) -> ShardingInputs:
@@ -175,16 +172,6 @@ class ShardedCollection(nn.Module, ABC):
             evolve(spec, module=path, allowed=sharder and sharder.allowed(spec, compute_device))
             for spec in self._inputs.specs
         ]
-
-    def check_moves(self, path: str) -> None:
-        """Check that its tables can go from one plan to another.
-
-        Args:
-            path: path of the collection in its model.
-
-        Raises:
-            UnsupportedError: they cannot.
-        """
 
     def input_dist(self, features: KeyedJaggedTensor) -> EngineStep:
         """Send the ids to the ranks that own their rows (headers and payload), if that was not done ahead.
@@ -231,7 +218,8 @@ class ShardedCollection(nn.Module, ABC):
         """See what has changed since the last batch: learning rates, and what is trained.
 
         Raises:
-            UnsupportedError: a table was frozen that is updated in the backward pass, or a frozen one is to be trained.
+            UnsupportedError: a table was frozen that is updated in the backward pass, or a frozen one is to be trained;
+                or the losses of a table are to be scaled that cannot be trained so.
         """
         for table, parameter in self._frozen:
             if parameter.requires_grad:
@@ -243,21 +231,16 @@ class ShardedCollection(nn.Module, ABC):
         if torch.is_grad_enabled():
             for parameter in self._updated:
                 parameter.check_trained()
+            self._check_scale()
 
-    def refuse_reader(self, reader: FrameType) -> None:
-        """Check that gradients are not read by a function that takes those of a rank's blocks for whole.
-
-        Args:
-            reader: the frame that reads.
-
-        Raises:
-            UnsupportedError: they are, and there is a table of which that is wrong; the same on every rank.
-        """
-        for table in self._tables.values():
-            if not table.state.table.is_frozen and (table.state.is_parted or table.is_fused):
-                refuse_reader(
-                    reader, table.state.table.describe(), is_fused=table.is_fused, in_step=table.in_step
-                )
+    def _check_scale(self) -> None:
+        """Check that losses may be scaled, where they will be: float16 has no range for gradients without that."""
+        kind, refusal = self._device.type, self._engine.scaling_refusal
+        if refusal and torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) is torch.float16:
+            raise UnsupportedError(
+                f"{refusal}. Losses in float16 are scaled (GradScaler): train in bfloat16, "
+                "torch.autocast(..., dtype=torch.bfloat16), which needs no scaler, or in float32"
+            )
 
     def refuse_accumulation(self) -> None:
         """Check that gradients of several backward passes add up.

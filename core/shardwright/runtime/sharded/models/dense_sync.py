@@ -25,7 +25,6 @@ from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.sharded.tables.same_weights import copy_from_first
 from shardwright.runtime.step.compiling import untraced
 
-COPIES = "the copying of dense parameters from rank 0"
 GRADIENTS = "the sum of the dense gradients"
 BUCKETS = "the agreement on buckets of dense gradients"
 _BUILD_ALIKE = "Build the same model, with the same dtypes and the same parameters frozen, on every rank"

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import copy
 import inspect
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,10 +28,10 @@ from shardwright.runtime.sharded.collections.sharders import (
     shardable_modules,
 )
 from shardwright.runtime.sharded.models.dense_sync import DenseDataParallel, compare_dense_values
-from shardwright.runtime.sharded.models.forgotten_steps import watch_for_forgotten_steps
 from shardwright.runtime.sharded.tables.data_parallel import leave_out_tables
 from shardwright.runtime.sharded.tables.initialization import seeded
 from shardwright.runtime.sharded.tables.table_state import state_in_blocks
+from shardwright.runtime.step.step_events import step_listeners
 
 if TYPE_CHECKING:
     from shardwright.runtime.sharded.resharding.reshard import Resharded
@@ -171,7 +169,8 @@ class DistributedModelParallel(nn.Module):
         )
         leave_out_tables(self)  # should somebody else wrap it
         collections = [own for own in self._sharded.values() if isinstance(own, ShardedCollection)]
-        watch_for_forgotten_steps(self, [own.fused_optimizer for own in collections])
+        for listener in step_listeners():
+            listener.has_model(self, [own.engine.events.collection for own in collections])
 
     @checked
     def _build(
@@ -370,8 +369,9 @@ class DistributedModelParallel(nn.Module):
     ) -> Iterator[tuple[str, nn.Parameter]]:
         """Names and parameters; those of sharded tables are this rank's blocks.
 
-        A table's first block here bears the unsharded name, further ones ``..._1`` and so on; of a table without a
-        block here that is trained, it is an empty parameter. Optimizer state made for these is per block as well.
+        A table's first block here bears the unsharded name, further ones ``..._1`` and so on. A rank with fewer blocks
+        of a table that is trained has empty parameters in their place. Optimizer state made for these is per block as
+        well.
         """
         yield from self.module.named_parameters(prefix, recurse, remove_duplicate)
 
@@ -380,22 +380,6 @@ class DistributedModelParallel(nn.Module):
     ) -> Iterator[tuple[str, Tensor]]:
         """Names, as in the unsharded model, and buffers."""
         yield from self.module.named_buffers(prefix, recurse, remove_duplicate)
-
-    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
-        """The parameters of :meth:`named_parameters`.
-
-        Raises:
-            UnsupportedError: the caller is a function that clips gradients as if tables were whole; on all ranks.
-        """
-        # This line runs when the first parameter is asked for, by whoever goes through them.
-        self._refuse_reader(sys._getframe(1))
-        for _, parameter in self.named_parameters(recurse=recurse):
-            yield parameter
-
-    def _refuse_reader(self, reader: FrameType) -> None:
-        for sharded in self._sharded.values():
-            if isinstance(sharded, ShardedCollection):
-                sharded.refuse_reader(reader)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Keys, shapes and dtypes of the unsharded model; tables are gathered, so every rank makes this call."""

@@ -23,8 +23,8 @@ if TYPE_CHECKING:  # importing DCP takes a second, and only who saves or loads h
     from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
     from torch.distributed.checkpoint.planner import WriteItem
 
-PIECE_BYTES = 64 << 20
-"""Bytes of the largest piece that is written: what a reader must hold beside its own blocks."""
+PIECE_BYTES = 8 << 20
+"""Bytes of the largest piece that is written: a reader holds some of them beside its own blocks."""
 
 _ATEN = torch.ops.aten
 
@@ -83,10 +83,16 @@ class BlockedTensor(torch.Tensor):
         dtype: dtype of its elements.
         pieces: pieces on this rank; none on a rank without a block.
         refusal: reason why boxes cannot be read straight into it; empty if they can.
+
+    Attributes:
+        blocks: blocks of a table that the pieces are cut from, each with its values, shared storage.
+        owner: prefix of errors that names the table.
     """
 
     _pieces: list[Piece]
     _refusal: str
+    blocks: Sequence[tuple[Any, Tensor]] = ()
+    owner: str = ""
 
     @staticmethod
     def __new__(  # noqa: D102 - described by its class

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +17,9 @@ from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright.runtime.ranks.meeting import Meeting
 from shardwright.runtime.sharded.tables.blocked_tensor import BlockedTensor
 from shardwright.runtime.sharded.tables.table_state import STORED
-from shardwright.runtime.step.backward.backward_passes import BackwardPasses
 from shardwright.runtime.step.backward.kept_gradients import KeptUpdates
 from shardwright.runtime.step.backward.learning_rates import LearningRates
+from shardwright.runtime.step.step_events import StepEvents
 
 if TYPE_CHECKING:
     from shardwright.runtime.sharded.tables.sharded_table import ShardedTable
@@ -44,13 +44,8 @@ class FusedOptimizer(KeyedOptimizer):
         rates: learning rates of the module's local kernel groups.
         meeting: meeting of the ranks before tables are gathered or loaded.
         updates: the gradients that are kept for the step.
-        passes: the backward passes that updated tables.
-
-    Attributes:
-        has_stepped: :meth:`step` was called at least once.
+        events: events of the collection.
     """
-
-    has_stepped: bool = False
 
     def __init__(
         self,
@@ -58,18 +53,17 @@ class FusedOptimizer(KeyedOptimizer):
         rates: LearningRates,
         meeting: Meeting,
         updates: KeptUpdates,
-        passes: BackwardPasses,
+        events: StepEvents,
     ) -> None:
         self._tables = {name: table for name, table in tables.items() if table.is_fused}
-        self._rates, self._meeting, self._updates, self._passes = rates, meeting, updates, passes
+        self._rates, self._meeting, self._updates, self._events = rates, meeting, updates, events
         by_optimizer: dict[OptimizerSpec, list[str]] = {}
         for name, table in self._tables.items():
             assert table.state.table.optimizer is not None  # ShardedTable.is_fused
             by_optimizer.setdefault(table.state.table.optimizer, []).append(name)
         params = {name: table.representative() for name, table in self._tables.items()}
         groups = [
-            {"params": [params[name] for name in names], **_group_of(spec)}
-            for spec, names in by_optimizer.items()
+            {"params": self._parameters_of(names), **_group_of(spec)} for spec, names in by_optimizer.items()
         ]
         super().__init__(params, {}, groups)
         self._specs = list(by_optimizer)
@@ -92,7 +86,7 @@ class FusedOptimizer(KeyedOptimizer):
         tables: Mapping[str, ShardedTable],
         rates: LearningRates,
         updates: KeptUpdates,
-        passes: BackwardPasses,
+        events: StepEvents,
     ) -> None:
         """Go on as the optimizer of the same tables sharded otherwise; groups and learning rates stay.
 
@@ -100,38 +94,27 @@ class FusedOptimizer(KeyedOptimizer):
             tables: those of the module by parameter name; the fused ones are those that it had.
             rates: learning rates of the module's local kernel groups.
             updates: gradients that are kept for the step.
-            passes: backward passes that updated tables.
+            events: events of the collection.
         """
         self._tables = {name: tables[name] for name in self._tables}
-        self._updates, self._passes = updates, passes
-        self._rates, before = rates, {id(own): name for name, own in self.params.items()}
+        self._updates, self._events = updates, events
+        self._rates = rates
         assert isinstance(self.params, dict)  # as it was made
         self.params.update({name: table.representative() for name, table in self._tables.items()})
-        for group in self.param_groups:
+        for group, names in zip(self.param_groups, self._names_of, strict=True):
             # In place: a scheduler, or an optimizer that this is a part of, has the same group.
-            group["params"][:] = [self.params[before[id(own)]] for own in group["params"]]
+            group["params"][:] = self._parameters_of(names)
         self._applied = [float(group["lr"]) for group in self.param_groups]
         rates.renew(dict(zip(self._specs, self._applied, strict=True)).get)
+
+    def _parameters_of(self, names: Iterable[str]) -> list[Tensor]:
+        """The parameters of all blocks of tables, as gradient scalers and clipping functions go through them."""
+        return [own for name in names for own in self._tables[name].parameters()]
 
     @property
     def tables(self) -> Mapping[str, ShardedTable]:
         """The tables whose optimizer it is, by parameter name."""
         return self._tables
-
-    @property
-    def kept_tables(self) -> list[str]:
-        """Descriptions of the tables whose gradients are kept for the step now."""
-        if not self._updates.is_there:
-            return []
-        return [table.state.table.describe() for table in self._tables.values() if table.in_step]
-
-    def columns_of(self, name: str) -> dict[str, int]:
-        """The states of a table and their columns; none where no block of it is here."""
-        return _outline(self._tables[name])[1]
-
-    def counts_steps(self, name: str) -> bool:
-        """True if a table's optimizer counts its updates; unknown (``None``) if no block of it is here."""
-        return _outline(self._tables[name])[0] is not None
 
     def take_steps(self, steps: Mapping[str, float]) -> None:
         """Set the number of updates done, by parameter name."""
@@ -162,13 +145,12 @@ class FusedOptimizer(KeyedOptimizer):
         Tables with ``update="in_backward"`` were updated in the backward pass.
 
         Raises:
-            UnsupportedError: they were in several passes since the last step or ``zero_grad()``.
+            UnsupportedError: a guard refuses it: they were in several passes since the last step.
         """
         loss = closure() if closure is not None else None
         self.apply_learning_rates()
-        self._passes.check_step()
+        self._events.steps()
         self._updates.apply()
-        self.has_stepped = True
         return loss
 
     def init_state(self, sparse_grad_parameter_names: Set[str] | None = None) -> None:
@@ -177,8 +159,9 @@ class FusedOptimizer(KeyedOptimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Hand changed learning rates to the kernels, and drop the gradients that are kept for the step."""
         self.apply_learning_rates()
-        self._passes.clear()
-        self._updates.drop()
+        self._events.drops()
+        for own in self._parameters_of(self._tables):
+            own.grad = None
 
     def apply_learning_rates(self) -> None:
         """Hand changed learning rates to the kernels."""

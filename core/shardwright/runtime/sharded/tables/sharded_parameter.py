@@ -1,68 +1,57 @@
-"""The parameters of sharded tables, which do not let themselves be clipped or unscaled as if they were whole.
+"""The parameters of sharded tables, whose gradients know of which part of a table they are.
 
-Functions such as ``torch.nn.utils.clip_grad_norm_`` read the ``grad`` of each parameter. Of a table whose optimizer
-runs in the backward pass that is ``None``, so that they would pass it over in silence; of another table it is that of
-the rows that this rank has, so that each rank would come to another norm.
+Whoever reads ``grad`` gets a :class:`ShardGradient`, on each rank in the same order: a rank with fewer blocks of a
+table than another has empty parameters in their place, which have a gradient when the others have.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
-from types import FrameType
+from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.optimizer import _foreach_supported_types
-
-from shardwright.error_reports import reporting_errors
-from shardwright.errors import UnsupportedError
-from shardwright.host.plugin_host import host
-from shardwright.runtime.ranks.environment import ShardingEnv
-from shardwright.runtime.step.backward.kept_gradients import KeptBlock, KeptUpdates
-from shardwright.runtime.step.backward.scaled_losses import (
-    ADVICE,
-    FUSED_REFUSAL,
-    IN_STEP_ADVICE,
-    PARTED_REFUSAL,
+from torch.optim import Optimizer
+from torch.optim.optimizer import (
+    _foreach_supported_types,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
 )
 
-_CLIPPING, _UNSCALING = "torch.nn.utils.clip_grad", "torch.amp.grad_scaler"
+from shardwright.errors import UnsupportedError
+from shardwright.host.plugin_host import host
+from shardwright.optim.keyed import KeyedOptimizer
+from shardwright.runtime.sharded.tables.shard_gradients import AppliedGradient, Part, ShardGradient
+
 _GRAD: Any = torch.Tensor.grad
-_BY_VALUE = "clip_grad_value_"
-_BY_ELEMENT = (_BY_VALUE, "clip_grads_with_norm_", "_clip_grads_with_norm_")
-"""Functions of the former that are right for any part of a gradient."""
 
 
 class ShardedParameter(nn.Parameter):
     """This rank's block of a sharded table.
 
     Attributes:
-        table: name of the table in errors; ``None`` for a copy, which is a tensor like any other.
-        is_fused: its optimizer runs in the kernel; else its gradient is that of this rank's block alone.
-        env: environment of the ranks; ``None`` for a copy.
-        num_copies: number of ranks that have a copy of this block, with the same gradient.
-        updates: kept gradients of its collection, where ``update="in_step"``.
-        kept: those of this block; ``None`` where this rank has none of the table.
-        kept_of_table: those of all blocks of the table on this rank.
+        part: the table that it is a part of; ``None`` for a copy, which is a tensor like any other.
+        dropped: number of the backward pass whose gradient was dropped last.
+        stepping: number of the backward pass whose gradient an optimizer takes now, if one does.
     """
 
-    table: str | None = None
-    is_fused: bool = False
-    env: ShardingEnv | None = None
-    num_copies: int = 1
-    updates: KeptUpdates | None = None
-    kept: KeptBlock | None = None
-    kept_of_table: Sequence[KeptBlock] = ()
+    part: Part | None = None
+    dropped: int = 0
+    stepping: int = -1
 
     @classmethod
-    def of(cls, parameter: nn.Parameter, table: str, *, is_fused: bool) -> ShardedParameter:
+    def of(cls, parameter: nn.Parameter, part: Part) -> ShardedParameter:
         """A parameter, made such a one in place: autograd goes on to know it."""
         parameter.__class__ = cls
         assert isinstance(parameter, cls)
-        parameter.table, parameter.is_fused = table, is_fused
+        parameter.part = part
         return parameter
+
+    @property
+    def is_fused(self) -> bool:
+        """True if its optimizer runs in the kernel."""
+        return self.part is not None and bool(self.part.update)
 
     def check_trained(self) -> None:
         """Check that a block whose optimizer runs in the kernel was not frozen and has no hooks.
@@ -70,86 +59,95 @@ class ShardedParameter(nn.Parameter):
         Raises:
             UnsupportedError: it was, or has some, which autograd would never call.
         """
+        assert self.part is not None  # it is no copy
         if self._backward_hooks or self._post_accumulate_grad_hooks:
             raise UnsupportedError(
-                f"table {self.table} has a hook on its gradient, which is never called: its kernel keeps the gradients "
-                "of rows, or applies them, itself. Hook the collection's output, or change parameter.grad before the "
-                "step with update='in_step'; a table with a kernel that shows gradients "
+                f"table {self.part.table} has a hook on its gradient, which is never called: its kernel keeps the "
+                "gradients of rows, or applies them, itself. Hook the collection's output, or change parameter.grad "
+                "before the step with update='in_step'; a table with a kernel that shows gradients "
                 f"({', '.join(_that_show_gradients())}) takes hooks"
             )
         if not self.requires_grad:
             raise UnsupportedError(
-                f"table {self.table} was frozen (requires_grad_(False)) after it was sharded, but its optimizer runs "
-                "in the backward pass and would go on to update it. Look it up in torch.no_grad(), or unfreeze it and "
-                "set the learning rate of its group in fused_optimizer.param_groups to 0"
+                f"table {self.part.table} was frozen (requires_grad_(False)) after it was sharded, but its optimizer "
+                "runs in the backward pass and would go on to update it. Look it up in torch.no_grad(), or unfreeze it "
+                "and set the learning rate of its group in fused_optimizer.param_groups to 0"
             )
 
     @property
     def grad(self) -> Tensor | None:
-        """The gradient of this rank's block; ``None`` where the optimizer runs in the backward pass.
+        """The gradient of this rank's block, which is part of that of the whole table.
 
-        With ``update="in_step"`` it is a sparse tensor of the rows that have a gradient, in shared storage; setting it
-        to ``None`` drops it.
-
-        Raises:
-            UnsupportedError: a function reads it that would do something wrong with it.
+        With ``update="in_step"`` it is sparse, of the rows that have a gradient, in shared storage; setting it to
+        ``None`` drops it. Of a table that was updated in the backward pass it has no elements. To an optimizer, in its
+        step, it is a plain tensor, or ``None`` where the kernel has an optimizer.
         """
-        if self.updates is not None and _is_reader(sys._getframe(1), _UNSCALING):
-            return None  # it is unscaled with those of all blocks
-        if self.table is not None:
-            refuse_reader(
-                sys._getframe(1), self.table, is_fused=self.is_fused, in_step=self.updates is not None
-            )
-        if self.kept is not None:
-            return self.kept.gradient()
-        gradient: Tensor | None = _GRAD.__get__(self)
-        return gradient
+        raw, part = _GRAD.__get__(self), self.part
+        if part is None or self.stepping == part.events.num_updates:
+            return None if self.is_fused else raw
+        if part.kept is not None:
+            kept = part.kept.gradient(part.block)
+            return None if kept is None else ShardGradient(part, kept[2], self.shape, kept[0], kept[1])
+        if raw is not None:
+            return ShardGradient(part, raw)
+        if part.events.num_updates == self.dropped or not (part.is_idle or part.update):
+            return None
+        if part.update == "in_backward":
+            return AppliedGradient(_refusal(part.table), self)
+        rows = torch.empty(0, dtype=torch.int64, device=self.device) if part.update else None
+        return ShardGradient(part, self.detach().float(), self.shape, rows)
 
     @grad.setter
     def grad(self, value: Tensor | None) -> None:
-        if self.kept is None:
-            _GRAD.__set__(self, value)
-        elif value is None:
-            self.kept.drop()
-        elif not self.kept.shows(value):  # `grad /= 2` sets what it has changed in place
+        part, shown = (
+            self.part,
+            isinstance(value, AppliedGradient) or getattr(value, "part", None) is self.part,
+        )
+        if part is not None and value is None:
+            self.dropped = part.events.num_updates
+            if part.kept is not None:
+                part.kept.drop(part.block)
+        if part is None or value is None or not (part.update or (shown and part.is_idle)):
+            _GRAD.__set__(self, value.local if isinstance(value, ShardGradient) else value)
+        elif not shown:  # `grad /= 2` sets what it has changed in place
             raise UnsupportedError(
-                f"the gradient of table {self.table}, which is kept for its optimizer's step, can be changed in place "
+                f"the gradient of table {part.table}, which its kernel keeps or has applied, can be changed in place "
                 "or dropped (grad = None), but not replaced"
             )
 
     @grad.deleter
     def grad(self) -> None:
-        _GRAD.__delete__(self)
+        self.grad = None
 
 
 # Optimizers take their fast forms on accelerators only if all their parameters are of types on this list.
 _foreach_supported_types.append(ShardedParameter)
 
 
-def _is_reader(frame: FrameType, module: str) -> bool:
-    return frame.f_globals.get("__name__") == module
+@cache
+def watch_steps() -> None:
+    """Give all of torch's optimizers plain gradients in their steps from now on: those of rows that they update."""
+    register_optimizer_step_pre_hook(_before_step)
+    register_optimizer_step_post_hook(_after_step)
 
 
-def refuse_reader(reader: FrameType, table: str, *, is_fused: bool, in_step: bool = False) -> None:
-    """Check that gradients of a sharded table are not read by a function that takes them for whole.
+def _before_step(optimizer: Optimizer, *_: Any) -> None:
+    for own in _sharded_of(optimizer):
+        assert own.part is not None  # it is no copy
+        own.stepping = (
+            own.part.events.num_updates
+        )  # should the step raise, that is over with the next backward pass
 
-    Args:
-        reader: frame of the function that reads.
-        table: name of the table in errors.
-        is_fused: the table's optimizer runs in the kernel.
-        in_step: its gradients are kept for the optimizer's step.
 
-    Raises:
-        UnsupportedError: they are; the other ranks hear of it.
-    """
-    module = reader.f_globals.get("__name__")
-    if module not in (_CLIPPING, _UNSCALING):
-        return
-    function = reader.f_code.co_qualname.partition(".")[0]
-    if module == _CLIPPING and not is_fused and function in _BY_ELEMENT:
-        return
-    with reporting_errors():
-        raise UnsupportedError(_refusal(f"{module}.{function}", table, is_fused=is_fused and not in_step))
+def _after_step(optimizer: Optimizer, *_: Any) -> None:
+    for own in _sharded_of(optimizer):
+        own.stepping = -1
+
+
+def _sharded_of(optimizer: Optimizer) -> Iterator[ShardedParameter]:
+    if not isinstance(optimizer, KeyedOptimizer):  # which makes others step, or a kernel
+        for group in optimizer.param_groups:
+            yield from (own for own in group["params"] if type(own) is ShardedParameter and own.part)
 
 
 def _that_show_gradients() -> list[str]:
@@ -157,34 +155,13 @@ def _that_show_gradients() -> list[str]:
     return [repr(name) for name in kernels if not kernels[name].fuses_optimizer]
 
 
-def clipping_refusal(who: str, parameter: ShardedParameter) -> str:
-    """The reason why a function cannot clip a block whose optimizer runs in the backward pass."""
-    return _refusal(who, parameter.table or "", is_fused=True)
-
-
-def _refusal(who: str, table: str, *, is_fused: bool) -> str:
-    if who.startswith(_UNSCALING):
-        reason = FUSED_REFUSAL if is_fused else PARTED_REFUSAL
-        advice = f"{IN_STEP_ADVICE}. {ADVICE}" if is_fused else ADVICE
-        return f"a GradScaler was given the optimizer of table {table}: {reason}. {advice}."
-    by_value = who.endswith(_BY_VALUE)
-    ours = _BY_VALUE if by_value else "clip_grad_norm_"
-    if is_fused:
-        limit = ", or give its fused_params a max_gradient" if by_value else ""
-        return (
-            f"{who} was given the parameters of table {table}, whose optimizer runs in the backward pass, so that "
-            "there is no gradient to clip. Clip the others, [p for _, p in "
-            "shardwright.in_backward_optimizer_filter(model.named_parameters())]; or shard the table with "
-            "update='in_step', or plan it with a compute kernel that shows gradients "
-            f"({', '.join(_that_show_gradients())}), and clip all by shardwright.{ours}{limit}"
-        )
-    if by_value:
-        return (
-            f"{who} was given the parameters of table {table}, whose gradients are kept for its optimizer's step as "
-            "those of rows. Clip by shardwright.clip_grad_value_(model.parameters(), clip_value)"
-        )
+def _refusal(table: str) -> str:
     return (
-        f"{who} was given the parameters of table {table}, of which each rank has a part, so that each would take "
-        "another norm. Clip by shardwright.clip_grad_norm_(model.parameters(), max_norm), which takes one norm over "
-        "all parameters of all ranks"
+        f"was given the gradient of table {table}, whose optimizer runs in the backward pass and has applied it "
+        "already. Leave its parameters out, [p for _, p in "
+        "shardwright.in_backward_optimizer_filter(model.named_parameters())]; or shard the table with "
+        "update='in_step', an argument of its sharder and of DistributedModelParallel, or plan it with a compute "
+        f"kernel that shows gradients ({', '.join(_that_show_gradients())}), so that they are scaled and clipped with "
+        "the others; or give its fused_params a max_gradient, to clip each element. In bfloat16, which needs no "
+        "GradScaler, nothing is unscaled"
     )

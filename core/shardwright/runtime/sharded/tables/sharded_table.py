@@ -2,131 +2,110 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import FrameType
 from typing import Any
 
 import torch
+from attrs import evolve
 from torch import Tensor, nn
 
 from shardwright.contracts.lookup import Lookup
 from shardwright.errors import UnsupportedError
+from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.sharded.tables.blocked_tensor import BlockedTensor
+from shardwright.runtime.sharded.tables.shard_gradients import Part
 from shardwright.runtime.sharded.tables.sharded_parameter import ShardedParameter
 from shardwright.runtime.sharded.tables.table_state import LocalBlock, TableState, is_state_in_blocks
-from shardwright.runtime.step.backward.kept_gradients import (
-    KeptBlock,
-    KeptGradients,
-    KeptUpdates,
-    is_updated_in_step,
-)
+from shardwright.runtime.step.backward.kept_gradients import KeptGradients, is_updated_in_step
 from shardwright.runtime.step.kernel_groups import is_updated_in_backward, kernel_of
-
-_FULLY_SHARD, _MANAGED = "torch.distributed.fsdp._fully_shard._fsdp_init", "_get_managed_states"
-"""Module and function of torch (2.13) that list the parameters ``fully_shard`` takes."""
+from shardwright.runtime.step.step_events import StepEvents
 
 
 class ShardedTable(nn.Module):
     """This rank's blocks of one table, under the unsharded table's place in the module.
 
-    ``weight`` is the local block ``[rows, columns]``; further ones, if a rank has several, are ``weight_1``, ... It is
-    empty on a rank without a block, which takes part in norms and refusals over all ranks by it.
+    ``weight`` is the local block ``[rows, columns]``; further ones, if a rank has several, are ``weight_1``, ... A rank
+    with fewer than another has empty ones, by which it takes part in norms and refusals over all ranks.
     Parameters that a kernel updates by itself carry ``_in_backward_optimizers``.
 
     Attributes:
         is_fused: its kernel runs the optimizer, in the backward pass or in ``optimizer.step()``.
+        in_step: its kernel runs it in ``optimizer.step()``.
     """
 
-    def __init__(self, state: TableState, lookups: Sequence[Lookup], updates: KeptUpdates) -> None:
+    def __init__(
+        self, state: TableState, lookups: Sequence[Lookup], env: ShardingEnv, events: StepEvents
+    ) -> None:
         super().__init__()
         self.state, self.is_fused = state, is_updated_in_backward(state.table, state.sharding)
-        self._lookups, self._has_part_of_rows, self._env = lookups, False, updates.env
-        self._updates = updates if is_updated_in_step(state.table, state.sharding) else None
-        self._kept = {number: self._kept_block(local) for number, local in enumerate(state.local)}
+        self.in_step = is_updated_in_step(state.table, state.sharding)
+        self._lookups, self._has_part_of_rows = lookups, False
+        update = state.table.update if self.is_fused else ""
+        self._part = Part(state.table.describe(), env, events, update)
         self._row_state = kernel_of(state.sharding.compute_kernel).row_state
         # What state dicts have is an attribute on every rank: torch.distributed.checkpoint looks for each key.
         self.register_parameter("weight", None)
         for name in self._row_state:
             if not hasattr(self, name):
                 self.register_buffer(name, None)
-        for number, local in enumerate(state.local):
-            lookup = self._lookups[local.lookup]
-            parameters = lookup.parameters()
-            if parameters:
-                parameter = parameters[local.index]
-            else:
-                parameter = nn.Parameter(lookup.weight(local.index), requires_grad=not state.table.is_frozen)
-                parameter._in_backward_optimizers = [lookup]  # type: ignore[attr-defined]  # as torch marks them
-            if state.table.is_frozen:
-                parameter.requires_grad_(False)
-            elif self.is_fused or state.is_parted:
-                self._make_sharded(parameter, number)
+        is_sharded = not state.table.is_frozen and (self.is_fused or state.is_parted)
+        parameters = [self._block_parameter(local, is_sharded=is_sharded) for local in state.local]
+        if is_sharded:
+            parameters += [self._idle_parameter() for _ in range(state.most_blocks - len(parameters))]
+        for number, parameter in enumerate(parameters):
             self.register_parameter(f"weight_{number}" if number else "weight", parameter)
             if number:  # so does it leave out what they do not have
                 self._non_persistent_buffers_set.add(f"weight_{number}")
-        if not state.local and not state.table.is_frozen and (self.is_fused or state.is_parted):
-            empty = nn.Parameter(torch.empty(0, state.table.embedding_dim, device=state.device))
-            if self.is_fused:
-                empty._in_backward_optimizers = []  # type: ignore[attr-defined]
-            self.weight = self._make_sharded(empty, 0)
+        if self.is_fused and parameters:
+            parameters[0].further_blocks = parameters[1:]  # type: ignore[attr-defined]  # keyed optimizers ask
 
-    def _kept_block(self, local: LocalBlock) -> KeptBlock | None:
-        """Keeper of the gradients of a local block; ``None`` where they are not kept."""
+    def _block_parameter(self, local: LocalBlock, *, is_sharded: bool) -> nn.Parameter:
+        """The parameter of a local block."""
         lookup = self.lookup_of(local)
-        if not isinstance(lookup, KeptGradients):
-            return None
-        return KeptBlock(lookup, local.index, self._num_copies(local))
-
-    def _num_copies(self, local: LocalBlock) -> int:
-        """The ranks that have a copy of a local block."""
+        own = lookup.parameters()
+        if own:
+            parameter = own[local.index]
+        else:
+            parameter = nn.Parameter(lookup.weight(local.index), requires_grad=not self.state.table.is_frozen)
+            parameter._in_backward_optimizers = [lookup]  # type: ignore[attr-defined]  # as torch marks them
+        if self.state.table.is_frozen:
+            parameter.requires_grad_(False)
+        if not is_sharded:
+            return parameter
         is_copied = self.state.sharding.layout.dataflow_of(local.block).is_replicated
-        return self.state.communicator.world_size if is_copied else 1
+        num_copies = self.state.communicator.world_size if is_copied else 1
+        kept = lookup if isinstance(lookup, KeptGradients) else None
+        return ShardedParameter.of(
+            parameter, evolve(self._part, num_copies=num_copies, kept=kept, block=local.index)
+        )
 
-    def _make_sharded(self, parameter: nn.Parameter, number: int) -> ShardedParameter:
-        """Make the parameter of a local block, or an empty one, a sharded one."""
-        own = ShardedParameter.of(parameter, self.state.table.describe(), is_fused=self.is_fused)
-        own.updates, own.env = self._updates, self._env
-        own.kept = self._kept.get(number)
-        own.kept_of_table = [kept for kept in self._kept.values() if kept is not None]
-        own.num_copies = self._num_copies(self.state.local[number]) if self.state.local else 1
-        return own
+    def _idle_parameter(self) -> nn.Parameter:
+        """An empty parameter in the place of a block that another rank has."""
+        state = self.state
+        empty = nn.Parameter(torch.empty(0, state.table.embedding_dim, device=state.device))
+        if self.is_fused:
+            empty._in_backward_optimizers = []  # type: ignore[attr-defined]
+        return ShardedParameter.of(empty, evolve(self._part, is_idle=True))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self.__dict__.get("_parameters", ()):
+            raise UnsupportedError(
+                f"table {self.state.table.describe()} is sharded already, and {name!r} is this rank's block of it, "
+                "which no other parameter can replace: neither by hand, nor by fully_shard, which would take blocks "
+                "for copies. Build the model with DistributedModelParallel(..., init_data_parallel=False) and give "
+                "fully_shard its dense modules, fully_shard(model.module.over), or the parameters of tables as "
+                "ignored_params"
+            )
+        super().__setattr__(name, value)
 
     def representative(self) -> Tensor:
         """This rank's weights of the table, or an empty parameter where it has none; for optimizers."""
         return next(iter(self.parameters()))
 
-    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
-        """Names and parameters of the local blocks.
-
-        Raises:
-            UnsupportedError: ``fully_shard`` asks for them, to cut them once more.
-        """
-        self._refuse_fully_shard(sys._getframe(1))
-        return super().named_parameters(*args, **kwargs)
-
-    def _refuse_fully_shard(self, reader: FrameType) -> None:
-        if reader.f_globals.get("__name__") != _FULLY_SHARD or reader.f_code.co_name != _MANAGED:
-            return
-        asked = reader.f_back.f_locals.get("ignored_params") if reader.f_back is not None else None
-        if asked is not None and all(own in asked for own in self.parameters()):
-            return
-        raise UnsupportedError(
-            f"fully_shard was given a module around table {self.state.table.describe()}, which is sharded already: "
-            "each rank has other rows or columns of it, which fully_shard would take for copies. Build the model with "
-            "DistributedModelParallel(..., init_data_parallel=False) and give fully_shard its dense modules, "
-            "fully_shard(model.module.over), or the parameters of tables as ignored_params"
-        )
-
     @property
     def block_parameters(self) -> list[nn.Parameter]:
         """The parameter of each local block."""
         return list(self.parameters())[: len(self.state.local)]
-
-    @property
-    def in_step(self) -> bool:
-        """True if its kernel's optimizer runs in ``optimizer.step()``."""
-        return self._updates is not None
 
     @property
     def keeps_rows(self) -> bool:

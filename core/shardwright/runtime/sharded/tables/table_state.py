@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cached_property
 
+import numpy as np
 import torch
 from attrs import frozen
 from torch import Tensor
@@ -31,7 +32,7 @@ from shardwright.runtime.sharded.tables.blocked_tensor import (
     RowNumbers,
     own_storage,
 )
-from shardwright.runtime.step.kernel_groups import kernel_of
+from shardwright.runtime.step.kernel_groups import kernel_of, rows_of_parts
 
 STORED, STORED_ROWS = "stored", "stored_rows"
 """Ends of the names under which rows stand that are stored by an index: their values, and which rows they are."""
@@ -117,6 +118,13 @@ class TableState:
         """True if ranks have different parts of it, so that a rank's gradient is not the whole table's."""
         return self.communicator.world_size > 1 and not self.sharding.layout.is_replicated
 
+    @property
+    def most_blocks(self) -> int:
+        """The blocks of the rank that has most, of those with rows."""
+        columns = self.sharding.layout.columns
+        has_rows = rows_of_parts(self.sharding.layout.row_map)[columns.part] > 0
+        return int(np.bincount(columns.rank[has_rows], minlength=1).max())
+
     def gather(self, values: Callable[[LocalBlock], Tensor], *, columns: int, dtype: torch.dtype) -> Tensor:
         """The whole ``[R, C]`` tensor on every rank, in host memory; every rank makes this call.
 
@@ -182,14 +190,12 @@ class TableState:
             One entry; of rows stored by an index its name ends in :data:`STORED`.
         """
         by_index = self.is_stored_by_index
-        pieces = [
-            piece
-            for local in self.local
-            for piece in self._pieces(local, values(local).detach(), columns, by_index)
-        ]
-        shape = (self.table.num_embeddings, columns)
+        blocks = [(local, values(local).detach()) for local in self.local]
+        pieces = [piece for local, own in blocks for piece in self._pieces(local, own, columns, by_index)]
         ending = f".{STORED}" if by_index else ""
-        return {name + ending: BlockedTensor(shape, dtype, pieces, self._refusal)}
+        blocked = BlockedTensor((self.table.num_embeddings, columns), dtype, pieces, self._refusal)
+        blocked.blocks, blocked.owner = blocks, f"table {self.table.describe()}: "
+        return {name + ending: blocked}
 
     def stored_rows(self, name: str) -> dict[str, BlockedTensor]:
         """The index of rows that are stored by one: int64 ``[R, 1]``; nothing for others."""

@@ -16,26 +16,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from attrs import frozen
 from torch import Tensor
 
 from shardwright.contracts.lookup import Bags, Lookup
-from shardwright.error_reports import reporting_errors
-from shardwright.errors import UnsupportedError
 from shardwright.planning.layouts.blocks import Ints
 from shardwright.planning.plan.sharding import ParameterSharding
 from shardwright.planning.tables.spec import TableSpec
-from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.step.backward.block_bags import BlockBags
 from shardwright.runtime.step.backward.row_gradients import row_gradients
 from shardwright.runtime.step.kernel_groups import KernelGroup, is_updated_in_backward
 from shardwright.runtime.step.segments import starts_of
-
-_WHOLE_ROWS = (
-    "the gradient of table {table} was changed in place, but this rank keeps that of whole rows, of which it shows its "
-    "own columns: scale the loss, or clip by shardwright.clip_grad_norm_(model.parameters(), max_norm)"
-)
-"""An error of blocks of cut columns whose optimizer has a state a row."""
 
 
 def is_updated_in_step(table: TableSpec, sharding: ParameterSharding) -> bool:
@@ -77,8 +67,6 @@ class KeptGradients(Lookup):
         self.blocks, self.states_per_row = lookup.blocks, lookup.states_per_row
         self._order = BlockBags(self.blocks, group.kernel)
         self._kept: list[tuple[Tensor, Tensor] | None] = [None] * len(self.blocks)
-        self._shown: list[Tensor | None] = [None] * len(self.blocks)
-        self._versions = [0] * len(self.blocks)  # torch's counts of changes in place, of what was shown
 
     @property
     def room(self) -> Callable[[int], Tensor]:
@@ -114,7 +102,7 @@ class KeptGradients(Lookup):
 
     def _add(self, block: int, rows: Tensor, values: Tensor) -> None:
         """Add the gradients of distinct rows, in rising order, to those that a block has."""
-        kept, self._shown[block] = self._now(block), None
+        kept = self._kept[block]
         if kept is not None:
             rows, places = torch.unique(torch.cat([kept[0], rows]), return_inverse=True)
             # Summed in the order of the passes, so that copies on several ranks stay equal bit for bit.
@@ -132,10 +120,9 @@ class KeptGradients(Lookup):
     def _as_bags(self) -> tuple[Bags, Tensor]:
         """Kept gradients as the batch of one source: a bag of one id for each row, in each block's first slot."""
         # That of what is kept: a kernel may have its weights in other memory than its device's.
-        blocks = range(len(self.blocks))
-        device = next(own[0].device for own in map(self._now, blocks) if own is not None)
+        device = next(own[0].device for own in self._kept if own is not None)
         request = self.blocks[0].request
-        kept = [self._kept_or_none(block, device) for block in blocks]
+        kept = [self._kept_or_none(block, device) for block in range(len(self.blocks))]
         used = np.zeros(len(self._order.slot_dims), dtype=np.int64)
         used[self._order.first_slots] = [len(rows) for rows, _ in kept]
         is_ragged = request.is_pooled and self._kernel.takes_ragged_bags
@@ -153,7 +140,7 @@ class KeptGradients(Lookup):
         return bags, self._flat_gradient([values for _, values in kept], counts, is_ragged=is_ragged)
 
     def _kept_or_none(self, block: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        kept = self._now(block)
+        kept = self._kept[block]
         if kept is not None:
             return kept
         no_rows = torch.empty(0, dtype=torch.int64, device=device)
@@ -174,77 +161,32 @@ class KeptGradients(Lookup):
                 flat[start : start + own.numel()] = own.reshape(-1)
         return flat
 
-    def scale(self, block: int, factor: float) -> None:
-        """Multiply the gradients that a block has."""
-        kept = self._now(block)
-        if kept is not None:
-            kept[1].mul_(factor)
+    def drop(self, block: int) -> None:
+        """Forget what is kept of a block."""
+        self._kept[block] = None
 
-    def clamp(self, block: int, most: float) -> None:
-        """Clip each element of the gradients that a block has."""
-        kept = self._now(block)
-        if kept is not None:
-            kept[1].clamp_(-most, most)
-
-    def drop(self, block: int | None = None) -> None:
-        """Forget what is kept, of one block or of all."""
-        for index in range(len(self.blocks)) if block is None else (block,):
-            self._kept[index] = self._shown[index] = None
+    def empty(self, block: int) -> None:
+        """Forget the rows that have a gradient: that of the block is 0."""
+        kept = self._kept[block]
+        self._kept[block] = None if kept is None else (kept[0][:0], kept[1][:0])
 
     @property
     def has_gradients(self) -> bool:
         """True if a backward pass was made since they were dropped."""
         return any(kept is not None for kept in self._kept)
 
-    @property
-    def sums(self) -> list[Tensor]:
-        """All that is kept, ``[U, C]`` each; storage is shared."""
-        return [kept[1] for kept in map(self._now, range(len(self.blocks))) if kept is not None]
+    def gradient(self, block: int) -> tuple[Tensor, Tensor, Tensor] | None:
+        """The gradient that is kept of a block, shared storage; ``None`` before a backward pass.
 
-    def rows(self, block: int) -> tuple[Tensor, Tensor] | None:
-        """A block's rows that have a gradient, ``[U]``, and the gradients of its own columns, ``[U, D]``, shared."""
-        kept = self._now(block)
-        return None if kept is None else (kept[0], self._own_columns(block, kept[1]))
-
-    def _own_columns(self, block: int, values: Tensor) -> Tensor:
-        columns = self.blocks[block].block.columns
-        is_whole = values.shape[1] > columns.stop - columns.start
-        return values[:, columns.start : columns.stop] if is_whole else values
-
-    def shown(self, block: int) -> Tensor | None:
-        """A block's gradient, sparse ``[rows, D]``, in shared storage; what is done to it in place is taken over."""
-        kept = self.rows(block)
-        if kept is not None and self._shown[block] is None:
-            rows, values = kept
-            shape = self.weight(block).shape
-            self._shown[block] = torch.sparse_coo_tensor(
-                rows[None], values, shape, is_coalesced=True, check_invariants=False
-            )
-            self._versions[block] = self._shown[block]._version  # type: ignore[union-attr]
-        return self._shown[block]
-
-    def shows(self, block: int, gradient: Tensor) -> bool:
-        """Tell if a tensor is what :meth:`shown` gave for a block."""
-        return self._shown[block] is gradient
-
-    def _now(self, block: int) -> tuple[Tensor, Tensor] | None:
-        """The rows and gradients of a block; ``mul_`` and others give the sparse tensor that was shown other memory."""
-        kept, shown = self._kept[block], self._shown[block]
-        if kept is None or shown is None:
-            return kept
-        own = self._own_columns(block, kept[1])
-        if own is not kept[1] and shown._version != self._versions[block]:
-            if shown._nnz():
-                with reporting_errors():
-                    raise UnsupportedError(_WHOLE_ROWS.format(table=self.blocks[block].table.describe()))
-            kept = self._kept[block] = kept[0][:0], kept[1][:0]  # set to zero, as zero_grad does
-            self._shown[block] = None
-            return kept
-        if shown._values().data_ptr() != own.data_ptr():
-            if not torch.equal(shown._indices()[0], kept[0]):  # rows were added or dropped
-                shown, self._shown[block] = shown.coalesce(), None
-            self._kept[block] = shown._indices()[0], shown._values()
-        return self._kept[block]
+        Returns:
+            The rows that have a gradient, ``[U]``, rising; their gradients, ``[U, C]``; of these the block's own
+            columns, ``[U, D]``.
+        """
+        kept, columns = self._kept[block], self.blocks[block].block.columns
+        if kept is None:
+            return None
+        is_whole = kept[1].shape[1] > columns.stop - columns.start
+        return *kept, kept[1][:, columns.start : columns.stop] if is_whole else kept[1]
 
     def weight(self, block: int) -> Tensor:
         """The weights of a block."""
@@ -275,57 +217,15 @@ class KeptGradients(Lookup):
         self._lookup.set_learning_rate(learning_rate)
 
 
-@frozen(eq=False)
-class KeptBlock:
-    """The kept gradients of one local block.
-
-    Args:
-        lookup: lookup that keeps them.
-        index: number of the block there.
-        num_copies: ranks that have the same gradients of the block.
-    """
-
-    lookup: KeptGradients
-    index: int
-    num_copies: int
-
-    def gradient(self) -> Tensor | None:
-        """The block's gradient, sparse ``[rows, D]``; what is done to it in place is done to what is kept."""
-        return self.lookup.shown(self.index)
-
-    def shows(self, gradient: Tensor) -> bool:
-        """Tell if a tensor is the one that :meth:`gradient` gave."""
-        return self.lookup.shows(self.index, gradient)
-
-    @property
-    def values(self) -> Tensor | None:
-        """The gradients of its own columns, ``[U, D]``; storage is shared."""
-        kept = self.lookup.rows(self.index)
-        return None if kept is None else kept[1]
-
-    def scale(self, factor: float) -> None:
-        """Multiply what is kept, in columns beside the block's own as well."""
-        self.lookup.scale(self.index, factor)
-
-    def clamp(self, most: float) -> None:
-        """Clip each element of what is kept, in columns beside the block's own as well."""
-        self.lookup.clamp(self.index, most)
-
-    def drop(self) -> None:
-        """Forget what is kept."""
-        self.lookup.drop(self.index)
-
-
 class KeptUpdates:
-    """All gradients that a collection keeps on this rank, for its optimizer and for gradient scalers.
+    """All gradients that a collection keeps on this rank, for its optimizer.
 
     Args:
         lookups: lookups that keep some; none on a rank that has no block of a table that is updated in the step.
-        env: the ranks.
     """
 
-    def __init__(self, lookups: Sequence[KeptGradients], env: ShardingEnv) -> None:
-        self._lookups, self.env = list(lookups), env
+    def __init__(self, lookups: Sequence[KeptGradients]) -> None:
+        self._lookups = list(lookups)
 
     def apply(self) -> None:
         """Update all rows that have a gradient."""
@@ -337,17 +237,3 @@ class KeptUpdates:
     def is_there(self) -> bool:
         """True if there are gradients, be they of no row."""
         return any(lookup.has_gradients for lookup in self._lookups)
-
-    def drop(self) -> None:
-        """Forget all gradients."""
-        for lookup in self._lookups:
-            lookup.drop()
-
-    def unscale(self, inverse_scale: Tensor) -> bool:
-        """Multiply all gradients; returns whether one of this rank is infinite or no number."""
-        values = [own for lookup in self._lookups for own in lookup.sums if own.numel()]
-        if not values:
-            return False
-        found = torch.zeros((), dtype=torch.float32, device=values[0].device)
-        torch._amp_foreach_non_finite_check_and_unscale_(values, found, inverse_scale.to(found.device))
-        return bool(found)

@@ -1,0 +1,46 @@
+"""The events of one collection, told to all listeners that plugins offer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shardwright.contracts.step_events import StepListener, TrainedCollection
+from shardwright.host.extensions import load_at, words_at
+from shardwright.host.plugin_host import host
+
+
+def step_listeners() -> list[StepListener]:
+    """The listeners of all extensions at the point ``step``."""
+    offered = host().extensions
+    return [load_at("step", word, offered)() for word in words_at("step", offered)]
+
+
+class StepEvents:
+    """The events of one collection.
+
+    Args:
+        collection: the collection.
+
+    Attributes:
+        num_updates: number that grows with each backward pass.
+    """
+
+    def __init__(self, collection: TrainedCollection) -> None:
+        self.collection, self.num_updates = collection, 0
+        self._listeners = step_listeners()
+
+    def updates(self, forward: Any) -> None:
+        """Tell that gradients of a forward pass have come."""
+        self.num_updates += 1
+        for listener in self._listeners:
+            listener.updates(self.collection, forward)
+
+    def steps(self) -> None:
+        """Tell that the optimizer begins its step."""
+        for listener in self._listeners:
+            listener.steps(self.collection)
+
+    def drops(self) -> None:
+        """Tell that gradients are dropped."""
+        for listener in self._listeners:
+            listener.drops(self.collection)

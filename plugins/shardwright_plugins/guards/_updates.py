@@ -1,0 +1,65 @@
+"""Guard over tables updated in the backward pass: gradients of several passes do not add up.
+
+An optimizer in the backward pass takes the gradients of one pass. A loop that makes several passes before the step of
+the fused optimizer accumulates gradients of dense parameters, but updates tables several times, so that it trains
+otherwise than one process. The fused optimizer's step is where that is certain. Loops that never call it mean updates
+in each pass, and so do those whose other optimizers step between the passes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from weakref import WeakSet
+
+import torch
+
+from shardwright.contracts import TrainedCollection
+from shardwright.error_reports import reporting_errors
+from shardwright.errors import UnsupportedError
+
+
+class BackwardPasses:
+    """The backward passes since an optimizer's last step that updated a collection's tables on this rank."""
+
+    def __init__(self) -> None:
+        self._num_passes, self._pass, self._since = 0, -1, 0
+        self._forwards: WeakSet[Any] = WeakSet()
+
+    def note(self, collection: TrainedCollection, forward: Any, num_steps: int) -> None:
+        """Note that tables are updated; called in a backward pass, maybe several times in one.
+
+        Args:
+            collection: collection of the tables.
+            forward: forward pass whose gradients have come.
+            num_steps: steps that all optimizers of this process have made.
+        """
+        if self._since != num_steps:  # an optimizer made its step
+            self.clear(num_steps)
+        number = torch._C._current_graph_task_id()
+        is_summed = collection.adds_up and forward in self._forwards
+        if number != self._pass and not is_summed:
+            self._num_passes, self._pass = self._num_passes + 1, number
+        self._forwards.add(forward)
+
+    def clear(self, num_steps: int) -> None:
+        """Forget the passes: gradients are accumulated anew from here."""
+        self._num_passes, self._pass, self._since = 0, -1, num_steps
+        self._forwards.clear()
+
+    def check_step(self, collection: TrainedCollection, num_steps: int) -> None:
+        """Check that the optimizer's step comes after one backward pass at most.
+
+        Raises:
+            UnsupportedError: several passes have updated tables, where the user means one update by all gradients.
+        """
+        num_passes = self._num_passes
+        self.clear(num_steps)
+        if num_passes > 1:
+            with reporting_errors():
+                raise UnsupportedError(
+                    f"table {collection.updated_in_backward} is updated in the backward pass, and {num_passes} passes "
+                    "were made before this step of its optimizer: each updated it, with no gradient accumulated. Shard "
+                    "it with update='in_step', an argument of its sharder and of DistributedModelParallel, so that "
+                    "this step applies the sum of all gradients; or call step() or zero_grad() after each backward "
+                    "pass, if an update in each is meant"
+                )

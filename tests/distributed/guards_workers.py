@@ -1,0 +1,79 @@
+"""Ranks that count the calls of guards; importable by their processes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from tests.distributed import loop_workers, workers
+from torch import nn
+
+import shardwright_plugins.guards
+from shardwright import KeyedJaggedTensor
+
+GUARDS = str(Path(shardwright_plugins.guards.__file__).parent)
+WRAPPERS = ("compiling.py", "eval_frame.py", "_compile.py")
+"""Files with the functions that keep guards from being traced."""
+
+
+class Deep(nn.Module):
+    """A model with more dense parameters than calls that guards may make."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clicks = workers.clicks()
+        self.layers = nn.Sequential(*(nn.Linear(1, 1) for _ in range(50)))
+
+    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        return self.layers(self.clicks(features).unsqueeze(1)).squeeze(1)
+
+
+class _Calls:
+    """Calls of Python functions in guards, and in what wraps them."""
+
+    def __init__(self) -> None:
+        self.count, self._depth = 0, 0
+
+    def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
+        is_inside = self._depth > 0 or frame.f_code.co_filename.startswith(GUARDS)
+        if event == "return" and self._depth:
+            self._depth -= 1
+        if event != "call" or not is_inside:
+            return
+        if not self._depth:
+            outer = frame.f_back
+            while outer is not None and outer.f_code.co_filename.endswith(WRAPPERS):
+                self.count, outer = self.count + 1, outer.f_back
+        self._depth, self.count = self._depth + 1, self.count + 1
+
+
+def calls_of(step: Callable[[], Any]) -> int:
+    calls = _Calls()
+    sys.setprofile(calls)
+    try:
+        step()
+    finally:
+        sys.setprofile(None)
+    return calls.count
+
+
+def calls_in_steps(update: str, num_steps: int) -> list[int]:
+    """The calls that guards make in each step of a loop."""
+    model = loop_workers.model_of(module=Deep(), update=update)
+    dense, counts = loop_workers.dense_optimizer(model), []
+
+    def step() -> None:
+        dense.zero_grad()
+        model.fused_optimizer.zero_grad()
+        model(workers.batch(0, dist.get_rank())).square().mean().backward()
+        dense.step()
+        model.fused_optimizer.step()
+
+    for _ in range(num_steps):
+        counts.append(calls_of(step))
+    return counts

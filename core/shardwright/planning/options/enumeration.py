@@ -8,7 +8,7 @@ import numpy as np
 from attrs import frozen
 
 from shardwright.contracts.demands import refusal_of_sums
-from shardwright.errors import NoPlanError, PlanningError, UnknownPluginError, nearest
+from shardwright.errors import NoPlanError, PlanningError, UnknownPluginError
 from shardwright.planning.layouts.layout import Layout
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.columns import OptionColumns
@@ -141,8 +141,8 @@ def _enumerate_table(collected: OptionColumns, offers: Offers, own: _Demands) ->
     unique = tuple(dict.fromkeys(refusals))
     if not found:
         optimizers, named = offers.plugins.optimizers, table.optimizer and table.optimizer.name
-        if named and named not in optimizers and nearest(named, optimizers):
-            optimizers.entry(named)  # which raises: it is misspelt, and no kernel has one of that name
+        if named and optimizers.names and named not in optimizers:
+            optimizers.entry(named)  # which raises: no plugin has it, and no kernel took one of that name
         asked = (*own.demands, *(demand.name for demand in offers.demands_on(table, own.rule)))
         raise PlanningError(
             _no_option(table, own, unique, offers), subject=table.path, asked=tuple(dict.fromkeys(asked))

@@ -31,6 +31,7 @@ from shardwright import (
     Topology,
     TrainPipelineBase,
     TrainPipelineSparseDist,
+    clip_grad_norm_,
     lockstep_batches,
 )
 from shardwright.errors import ShardwrightError
@@ -88,6 +89,14 @@ def train_with_sync(
         model.sync()
     replicas = model.env.replicas.communicator  # type: ignore[attr-defined]
     return model.state_dict(), list(replicas.global_ranks)
+
+
+def clipped() -> list[float]:
+    """Norms of all gradients, as this library's function and torch's take them."""
+    model = sharded(workers.clicks(), update="in_step")
+    model(workers.batch(0, dist.get_rank())).square().mean().backward()
+    clips = (clip_grad_norm_, torch.nn.utils.clip_grad_norm_)
+    return [float(clip(model.parameters(), 1e6)) for clip in clips]
 
 
 def on_single_ranks(plan: ShardingPlan) -> ShardingPlan:

@@ -38,6 +38,20 @@ def test_sgd_averaged_after_each_step_equals_one_process(pool: RankPool, is_inte
         assert replicas == [first, first + (GROUP if is_inter_host else 1)]
 
 
+def test_norm_of_gradients_is_the_mean_over_groups_on_all_ranks(pool: RankPool) -> None:
+    squares = {"tables": 0.0, "dense": 0.0}
+    for part, groups in (("tables", [[0, 2], [1, 3]]), ("dense", [range(WORLD)])):
+        for ranks in groups:
+            model = workers.clicks()
+            for rank in ranks:
+                (model(workers.batch(0, rank)).square().mean() / len(ranks)).backward()
+            module = model.sparse if part == "tables" else model.over
+            squares[part] += sum(float(own.grad.norm() ** 2) for own in module.parameters()) / len(groups)
+    expected = sum(squares.values()) ** 0.5
+    for norms in pool.run(group_workers.clipped, WORLD):
+        assert norms == pytest.approx([expected] * 2, rel=1e-5)
+
+
 def test_sgd_resharded_in_mid_training_equals_one_process(pool: RankPool) -> None:
     expected = unsharded(4)
     for state, _ in pool.run(group_workers.train_with_sync, WORLD, 4, is_inter_host=False, reshards_before=2):

@@ -403,6 +403,30 @@ def test_clipping_by_whomever_equals_one_process(optimizer: str, kernel: str, ho
         torch.testing.assert_close(weights, dict(one.module.state_dict()), **TOLERANCE)
 
 
+def test_ranks_without_a_block_clip_in_the_groups_of_types_that_the_others_have() -> None:
+    """Torch goes through gradients by data type: an empty one must have that of the others."""
+    tables = [
+        evolve(table, data_type=data_type)
+        for table, data_type in zip(tables_of("table_wise", "dense"), ("FP16", "FP32"), strict=False)
+    ]
+    case = Case(tables, (3, 4, 2), "sgd")
+    module = case.module_to_shard()
+
+    def run(env: ShardingEnv) -> tuple[float, list[torch.dtype]]:
+        model = shard(case, env, module)
+        backward(case, model, 0, env.rank)
+        parameters = list(model.parameters())
+        types = [own.grad.dtype for own in parameters if own.grad is not None]
+        return float(torch.nn.utils.clip_grad_norm_(parameters, 0.1)), types
+
+    one = OneProcess(case)
+    one.gradients(0)
+    expected = float(torch.nn.utils.clip_grad_norm_(one.module.parameters(), 0.1))
+    for norm, types in run_simulated(run, case.world_size):
+        assert norm == pytest.approx(expected, rel=1e-2)  # halves have 11 bits
+        assert types == [torch.float16, torch.float32]
+
+
 READ: dict[str, Callable[[torch.Tensor], Any]] = {
     "sum": lambda gradient: gradient.sum(),
     "absolute sum": lambda gradient: gradient.abs().sum(),

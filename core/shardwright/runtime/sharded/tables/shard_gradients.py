@@ -257,7 +257,7 @@ def norms_over_ranks(gradients: Sequence[ShardGradient], norm_type: float) -> li
 def _norms(func: Any, name: str, args: Any, kwargs: Any) -> list[Tensor]:
     gradients, norm_type = args[0], float(args[1]) if len(args) > 1 else 2.0
     norms = iter(norms_over_ranks([own for own in gradients if isinstance(own, ShardGradient)], norm_type))
-    dtype = kwargs.get("dtype")
+    dtype = args[2] if len(args) > 2 else kwargs.get("dtype")
     return [
         torch.tensor(next(norms), dtype=dtype or own.dtype, device=own.device)
         if isinstance(own, ShardGradient)

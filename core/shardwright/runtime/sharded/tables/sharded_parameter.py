@@ -90,12 +90,13 @@ class ShardedParameter(nn.Parameter):
             return None if kept is None else ShardGradient(part, kept[2], self.shape, kept[0], kept[1])
         if raw is not None:
             return ShardGradient(part, raw)
-        if part.events.num_updates == self.dropped or not (part.is_idle or part.update):
+        is_there = part.events.num_updates > self.dropped and (part.is_idle or part.update)
+        if not is_there or not self.requires_grad:
             return None
         if part.update == "in_backward":
             return AppliedGradient(_refusal(part.table), self)
         rows = torch.empty(0, dtype=torch.int64, device=self.device) if part.update else None
-        return ShardGradient(part, self.detach().float(), self.shape, rows)
+        return ShardGradient(part, self.detach(), self.shape, rows)
 
     @grad.setter
     def grad(self, value: Tensor | None) -> None:

@@ -82,7 +82,8 @@ class ShardedTable(nn.Module):
     def _idle_parameter(self) -> nn.Parameter:
         """An empty parameter in the place of a block that another rank has."""
         state = self.state
-        empty = nn.Parameter(torch.empty(0, state.table.embedding_dim, device=state.device))
+        dtype = torch.float32 if self.is_fused else state.dtype  # in which gradients come
+        empty = nn.Parameter(torch.empty(0, state.table.embedding_dim, dtype=dtype, device=state.device))
         if self.is_fused:
             empty._in_backward_optimizers = []  # type: ignore[attr-defined]
         return ShardedParameter.of(empty, evolve(self._part, is_idle=True))

@@ -80,6 +80,7 @@ def _check_collectives(backend: CommBackend) -> None:
     for dtype in _DTYPES:
         _check_exchange(communicator, device, dtype)
     _check_many_under_way(communicator, device)
+    _check_sums(communicator, device)
     _check_gathering(communicator, device)
     communicator.barrier()
 
@@ -124,6 +125,19 @@ def _check_many_under_way(communicator: Communicator, device: torch.device) -> N
     for salt, (work, output, wanted) in reversed(list(enumerate(under_way))):
         work.wait()
         _equal(f"all_to_all {salt} of 4 under way", output, wanted)
+
+
+def _check_sums(communicator: Communicator, device: torch.device) -> None:
+    # Whole numbers with whole means, which all dtypes hold.
+    scales = torch.tensor([[3.0**rank * communicator.world_size] for rank in range(communicator.world_size)])
+    terms = torch.arange(5.0) * scales
+    for dtype in (torch.float32, torch.bfloat16, torch.float64):
+        for mean, wanted in ((False, terms.sum(0)), (True, terms.mean(0))):
+            values = terms[communicator.rank].to(device, dtype, copy=True)
+            work = communicator.all_reduce(values, mean=mean, label="sums")
+            for _ in range(2):  # asked again, it has nothing left to do
+                work.wait()
+            _equal(f"all_reduce of {dtype}, {mean=}", values, wanted)
 
 
 def _check_gathering(communicator: Communicator, device: torch.device) -> None:

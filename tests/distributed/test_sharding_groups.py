@@ -103,7 +103,7 @@ def test_rank_that_is_killed_is_named_by_its_replica(pool: RankPool, fault: str)
         pool.run(group_workers.lose_a_rank, WORLD, fault)
     texts = raised.value.results
     assert set(texts) == {0, 1, 2}
-    what = "averaged replicas" if "means" in fault else "headers of an averaging"
+    what = "sums of replicas to average" if "means" in fault else "headers of an averaging"
     assert texts[2].startswith(f"rank 2: the exchange of {what} failed: "), texts[2]
     assert f"rank {VICTIM}" in texts[2], texts[2]
     assert texts[0] == texts[1] == "averaged"  # they hold other shards

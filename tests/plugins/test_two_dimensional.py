@@ -270,7 +270,7 @@ def test_bytes_that_travel_are_those_planned(kernel: str, optimizer: str | None,
         communicator = env.replicas.communicator
         communicator.sent_bytes.clear()
         model.sync()
-        labels = (averaging.PARTS, averaging.MEANS)
+        labels = (averaging.REPLICAS, f"sums of {averaging.REPLICAS}")
         sent = [sizes for label, sizes in communicator.sent_bytes if label in labels]
         others = [size for sizes in sent for rank, size in enumerate(sizes) if rank != communicator.rank]
         return env.rank, sum(others)
@@ -296,7 +296,13 @@ def test_tables_larger_than_a_bucket_are_averaged_in_several(monkeypatch: pytest
 
 def test_half_precision_is_averaged_in_float32() -> None:
     values = torch.tensor([[1.0, 2048.0], [0.0, 1.0], [0.0, 1.0], [0.0, 2.0]], dtype=torch.float16)
-    assert averaging._mean(values).tolist() == [0.25, 513.0]  # in float16 2048 + 1 is 2048
+
+    def work(env: Any) -> list[float]:
+        mine = values[env.rank].clone()
+        env.communicator.all_reduce(mine, mean=True).wait()
+        return list(mine.tolist())
+
+    assert run_simulated(work, 4) == [[0.25, 513.0]] * 4  # in float16 2048 + 1 is 2048
 
 
 def test_checkpoint_of_groups_is_one_model_for_any_number_of_ranks(tmp_path: Path) -> None:

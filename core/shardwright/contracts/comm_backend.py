@@ -86,6 +86,21 @@ class Communicator(ABC):
         work = self.all_to_all(output, input, output_splits, input_splits, label=label)
         return _Arrived(work, output, output_splits)
 
+    def all_reduce(self, values: Tensor, *, mean: bool = False, label: str = "") -> Work:
+        """Add up values over the ranks, in place: in rank order, in float32 at least, with the same bits everywhere.
+
+        Each rank sends and receives ``2 (W - 1) / W`` times the values. The second of two exchanges is in ``wait()``,
+        so all ranks wait for what they reduce in one order.
+
+        Args:
+            values: ``[N]``, contiguous, of one floating dtype everywhere; read when the work was waited for.
+            mean: divide the sums by the number of ranks, before they are rounded to the dtype.
+            label: name of what is added up, for errors and traces; the second exchange is called ``sums of`` it.
+        """
+        from shardwright.contracts.reduction import Reduction
+
+        return Reduction(self.exchange, self.rank, self.world_size, values, mean=mean, label=label)
+
     def room(self, num_elements: int, device: Any) -> Tensor:
         """Memory ``[num_elements]`` float32, not set, for what :meth:`all_to_all` is to send.
 

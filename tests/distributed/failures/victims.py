@@ -18,7 +18,7 @@ STAGES = [
     ("updates of copies", "data_parallel", "BatchForm"),
     ("updates of copies", "data_parallel", "RowsForm"),
     ("dense gradients", "data_parallel", "DenseForm"),
-    ("dense sums", "data_parallel", "DenseForm"),
+    ("sums of dense gradients", "data_parallel", "DenseForm"),
 ]
 
 

@@ -65,7 +65,10 @@ def test_reads_in_place_is_one_answer_on_all_ranks(pool: RankPool) -> None:
 
 @pytest.mark.parametrize(
     ("batch_sizes", "collectives"),
-    [((3, 5), 5), pytest.param((3, 5, 2), 6, marks=pytest.mark.slow)],  # a pair makes no dense sums
+    [
+        ((3, 5), 5),
+        pytest.param((3, 5, 2), 6, marks=pytest.mark.slow),
+    ],  # a pair makes no sums of dense gradients
 )
 def test_training_by_memory_equals_unsharded(
     pool: RankPool, batch_sizes: tuple[int, ...], collectives: int

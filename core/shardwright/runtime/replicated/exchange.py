@@ -9,13 +9,14 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from shardwright.contracts.comm_backend import Work
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.replicated.forms import UpdateForm
-from shardwright.runtime.step.buffers import ALIGNMENT, joined
+from shardwright.runtime.step.buffers import ALIGNMENT
 from shardwright.runtime.step.segments import deal
+
+LABEL = "dense gradients"
 
 
 class Gathering:
@@ -68,9 +69,8 @@ class Gathering:
 class Summing:
     """The sums of all forms' values over the ranks.
 
-    As in a ring all-reduce, each rank sums a slice, and then all exchange the slices' sums. Each rank so receives
-    ``2 (W - 1) / W`` times the values. If ranks can read each other's memory, reading all other ranks' values takes
-    ``W - 1`` times the values. If that is no more, they read them, and the terms are added up in the update itself.
+    Two ranks that can read each other's memory do so, and the terms are added up in the update itself. Otherwise it is
+    an all-reduce.
 
     Args:
         env: the ranks.
@@ -87,60 +87,28 @@ class Summing:
         self._whole = env.communicator.room(total, device)
         for form, own in zip(forms, self._whole.split(self._sizes), strict=True):
             form.write(own)
-        if env.world_size == 1:
-            return
-        is_no_more = env.world_size - 1 <= 2 * (env.world_size - 1) / env.world_size
-        self._reads = is_no_more and env.communicator.reads_in_place(total)
-        self._slices = self._cut()
-        others = self._but_own(self._slices)
-        mine = self._slices[env.rank].numel()
-        self._out = [0 if rank == env.rank else own.numel() for rank, own in enumerate(self._slices)]
-        self._back = [0 if rank == env.rank else mine for rank in range(env.world_size)]
-        self._arrivals = env.communicator.exchange(
-            joined(others), self._back, self._out, label="dense gradients"
-        )
-
-    def _cut(self) -> list[Tensor]:
-        """The part of the values that each rank sums: all of them if ranks read in place, else a slice."""
-        world_size = self._env.world_size
+        self._reads = env.world_size == 2 and env.communicator.reads_in_place(total)
         if self._reads:
-            return [self._whole] * world_size
-        first, rest = divmod(self._whole.numel(), world_size)
-        return list(self._whole.split([first + (rank < rest) for rank in range(world_size)]))
-
-    def _but_own(self, by_rank: Sequence[Tensor]) -> list[Tensor]:
-        return [piece for rank, piece in enumerate(by_rank) if rank != self._env.rank]
+            splits = [0 if rank == env.rank else total for rank in range(env.world_size)]
+            self._arrivals = env.communicator.exchange(self._whole, splits, splits, label=LABEL)
+        else:
+            self._work = env.communicator.all_reduce(self._whole, label=LABEL)
 
     def finish(self) -> None:
         """Wait, and give each form the terms of its sums."""
         if not sum(self._sizes):
             return
         terms = [self._whole]
-        if self._env.world_size > 1:
-            by_rank = list(self._arrivals.wait())
-            if self._reads:
-                by_rank[self._env.rank] = self._whole
-                terms = by_rank
-            else:
-                self._add(self._but_own(by_rank))
+        if self._reads:
+            terms = list(self._arrivals.wait())
+            terms[self._env.rank] = self._whole
+        else:
+            self._work.wait()
         pieces = zip(*(term.split(self._sizes) for term in terms), strict=True)
         for form, own in zip(self._forms, pieces, strict=True):
             form.take_sum(own)
 
     def release(self) -> None:
         """Allow other ranks to reuse the memory of the terms."""
-        if sum(self._sizes) and self._env.world_size > 1 and self._reads:
+        if sum(self._sizes) and self._reads:
             self._arrivals.release()
-
-    def _add(self, partial: Sequence[Tensor]) -> None:
-        """Sum this rank's slice, and exchange the slices, so that all ranks have the same bits."""
-        mine, others = self._slices[self._env.rank], self._but_own(self._slices)
-        for other in partial:
-            mine += other
-        self._arrivals.release()
-        sums = self._env.communicator.exchange(
-            joined([mine] * len(others)), self._out, self._back, label="dense sums"
-        )
-        for piece, values in zip(others, self._but_own(sums.wait()), strict=True):
-            piece.copy_(values)
-        sums.release()

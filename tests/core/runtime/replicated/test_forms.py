@@ -31,7 +31,7 @@ from shardwright.runtime.replicated.sizes import Sizes
 from shardwright.sparse import KeyedJaggedTensor
 from shardwright_testing.simulated import run_simulated
 
-SYNCHRONISING = ("updates of copies", "dense gradients", "dense sums")
+SYNCHRONISING = ("updates of copies", "dense gradients", "sums of dense gradients")
 STEPS = 3
 PLUGINS = {"loops": Kernels(), "codecs": ExactCodecs()}
 TABLES = (  # t0 and t1 are of one size and share a group; t2 is alone

@@ -1,11 +1,9 @@
 """Replicas of sharded tables, averaged over sharding groups: weights, and optimizer state that kernels keep.
 
 An averaging, by every rank, among the ranks that hold its shards (its replica group), in this order: 1. a header of
-four integers: which averaging it is, of what, and after which calls; then, bucket after bucket, 2. an all-to-all by
-which each rank gets its part of everybody's bucket, and adds them up in rank order, in float32 at least; 3. an
-all-to-all by which each gets the means of all parts. ``(R - 1) / R`` of the bytes leave a rank twice. The parts of the
-next bucket travel while this one's are added. The order of the sum makes copies that a group has on several ranks stay
-equal bit for bit.
+four integers: which averaging it is, of what, and after which calls; then, bucket after bucket, 2. an all-reduce, in
+rank order and in float32 at least. The parts of the next bucket travel while this one's are added. The order of the sum
+makes copies that a group has on several ranks stay equal bit for bit.
 
 Legend: R ranks of a replica group, N elements of a bucket.
 """
@@ -14,14 +12,13 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
-from attrs import frozen
 from torch import Tensor
 
-from shardwright.contracts.comm_backend import Communicator, Work
+from shardwright.contracts.comm_backend import Communicator
 from shardwright.errors import UnsupportedError
 from shardwright.runtime.ranks.sharding_groups import ShardingEnv2D
 from shardwright.runtime.ranks.together import check_alike
@@ -31,7 +28,7 @@ from shardwright.runtime.sharded.tables.sharded_table import ShardedTable
 
 BUCKET_BYTES = 16 << 20
 """Weights and state that are averaged at once: some four times as much is in flight."""
-HEADERS, PARTS, MEANS = "headers of an averaging", "replicas to average", "averaged replicas"
+HEADERS, REPLICAS = "headers of an averaging", "replicas to average"
 """Labels of the exchanges."""
 _STEP = "step"
 
@@ -52,21 +49,24 @@ class _AveragingHeader(NamedTuple):
     calls_before: int
 
 
-@frozen(eq=False)
 class _Bucket:
-    """Tensors of one dtype that travel together, each ``[rows, columns]`` a run of rows of a shard's."""
+    """The averaging of tensors of one dtype that travel together, each ``[rows, columns]`` a run of rows of a shard's.
 
-    pieces: Sequence[Tensor]
+    Args:
+        pieces: the tensors.
+        communicator: communicator of the replica group.
+    """
 
-    @property
-    def flat(self) -> Tensor:
-        """The values, ``[N]``."""
-        return torch.cat([piece.reshape(-1) for piece in self.pieces])
+    def __init__(self, pieces: Sequence[Tensor], communicator: Communicator) -> None:
+        self._pieces = pieces
+        self._values = torch.cat([piece.reshape(-1) for piece in pieces])
+        self._work = communicator.all_reduce(self._values, mean=True, label=REPLICAS)
 
-    def write(self, flat: Tensor) -> None:
-        """Take values over, ``[N]``."""
-        sizes = [piece.numel() for piece in self.pieces]
-        for piece, values in zip(self.pieces, flat.split(sizes), strict=True):
+    def finish(self) -> None:
+        """Wait, and write the means."""
+        self._work.wait()
+        sizes = [piece.numel() for piece in self._pieces]
+        for piece, values in zip(self._pieces, self._values.split(sizes), strict=True):
             piece.copy_(values.view(piece.shape))
 
 
@@ -111,14 +111,13 @@ class Averaging:
             return
         tensors = list(self._tensors(include_optimizer_state=include_optimizer_state))
         self._meet(tensors, include_optimizer_state)
-        under_way: _BucketAverage | None = None
-        for bucket in _buckets(tensors):
-            begun = _BucketAverage(bucket, self._env.replicas.communicator)
-            if under_way is not None:
-                under_way.finish()
-            under_way = begun
-        if under_way is not None:
-            under_way.finish()
+        communicator, under_way = self._env.replicas.communicator, list[_Bucket]()
+        for pieces in _buckets(tensors):
+            under_way.append(_Bucket(pieces, communicator))
+            if len(under_way) > 1:
+                under_way.pop(0).finish()
+        for last in under_way:
+            last.finish()
 
     def _tensors(self, *, include_optimizer_state: bool) -> Iterator[Tensor]:
         """Yield the tensors to average, each ``[rows, columns]``, in the same order on all replicas."""
@@ -151,51 +150,7 @@ class Averaging:
         return [_AveragingHeader(*row) for row in received.view(-1, len(mine)).tolist()]
 
 
-class _BucketAverage:
-    """The averaging of one bucket, its parts under way."""
-
-    def __init__(self, bucket: _Bucket, communicator: Communicator) -> None:
-        self._bucket, self._communicator = bucket, communicator
-        flat = bucket.flat
-        ranks = communicator.world_size
-        self._item_bytes, self._num_elements = flat.element_size(), flat.numel()
-        # Part r of a bucket is added up by rank r.
-        bounds = [flat.numel() * rank // ranks for rank in range(ranks + 1)]
-        self._sizes = [stop - start for start, stop in pairwise(bounds)]
-        self._mine = self._sizes[communicator.rank]
-        self._received = flat.new_empty(ranks * self._mine)
-        self._work = self._start(self._received, flat, [self._mine] * ranks, self._sizes, PARTS)
-
-    def _start(
-        self, output: Tensor, sent: Tensor, output_sizes: Sequence[int], sizes: Sequence[int], label: str
-    ) -> Work:
-        """An all-to-all of bytes: not all backends send all dtypes."""
-        taken, given = ([self._item_bytes * size for size in own] for own in (output_sizes, sizes))
-        return self._communicator.all_to_all(
-            output.view(torch.uint8), sent.view(torch.uint8), taken, given, label=label
-        )
-
-    def finish(self) -> None:
-        """Wait for the parts, add them up, send the mean to all, and take everybody's."""
-        self._work.wait()
-        ranks = self._communicator.world_size
-        mean = _mean(self._received.view(ranks, self._mine))
-        whole = mean.new_empty(self._num_elements)
-        sent, sizes = mean.repeat(ranks), [self._mine] * ranks
-        self._start(whole, sent, self._sizes, sizes, MEANS).wait()
-        self._bucket.write(whole)
-
-
-def _mean(values: Tensor) -> Tensor:
-    """The mean over ranks of ``[R, N]``, added up in rank order: ``[N]``."""
-    first, *others = values
-    total = first.to(torch.promote_types(values.dtype, torch.float32), copy=True)
-    for other in others:
-        total += other
-    return total.div_(len(values)).to(values.dtype)
-
-
-def _buckets(tensors: Sequence[Tensor]) -> Iterator[_Bucket]:
+def _buckets(tensors: Sequence[Tensor]) -> Iterator[Sequence[Tensor]]:
     """All rows of all tensors, those of one dtype together, in runs of some size."""
     by_dtype: dict[torch.dtype, list[Tensor]] = {}
     for tensor in tensors:
@@ -207,7 +162,7 @@ def _buckets(tensors: Sequence[Tensor]) -> Iterator[_Bucket]:
         taken: dict[int, list[Tensor]] = {}
         for piece, end in zip(pieces, ends, strict=True):
             taken.setdefault((end - 1) // BUCKET_BYTES, []).append(piece)
-        yield from (_Bucket(together) for together in taken.values())
+        yield from taken.values()
 
 
 def _runs(tensor: Tensor) -> Sequence[Tensor]:

@@ -9,13 +9,12 @@ from shardwright.contracts.compute_kernel import (
     KernelRequest,
 )
 from shardwright.contracts.estimator import Estimator
-from shardwright.contracts.extension import Extension, Finding
+from shardwright.contracts.extension import Extension, Finding, StepListener, TrainedCollection
 from shardwright.contracts.optimizer import Optimizer, RowRule
 from shardwright.contracts.partitioner import Partitioner
 from shardwright.contracts.proposer import Proposals, Proposer
 from shardwright.contracts.row_format import RowFormat
 from shardwright.contracts.sharding_type import Offered, ShardingType
-from shardwright.contracts.step_events import StepListener, TrainedCollection
 
 __all__ = [
     "NAMED_ONLY",

@@ -23,8 +23,8 @@ import torch
 from attrs import evolve
 from torch import Tensor
 
+from shardwright.contracts.extension import TrainedCollection
 from shardwright.contracts.lookup import Lookup
-from shardwright.contracts.step_events import TrainedCollection
 from shardwright.errors import UnsupportedError
 from shardwright.planning.layouts.layout import Dataflow
 from shardwright.planning.plan.sharding import ParameterSharding

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardwright.contracts.step_events import StepListener, TrainedCollection
+from shardwright.contracts.extension import StepListener, TrainedCollection
 from shardwright.host.extensions import load_at, words_at
 from shardwright.host.plugin_host import host
 

@@ -117,7 +117,7 @@ def test_state_that_one_rank_alone_asks_for_is_an_error_that_says_who_must(
 @pytest.mark.slow
 def test_batch_that_one_rank_cannot_make_is_told_to_those_that_wait_for_it(pool: RankPool) -> None:
     texts = pool.run(faults.call_alone, 4, "batch")
-    wrong = "lengths add up to 4, but there are 3 values"
+    wrong = "got 2 weights for 3 values"
     assert wrong in texts[1]
     for rank in (0, 2, 3):
         text = texts[rank]

@@ -9,6 +9,7 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from shardwright.contracts.names import OpenNames
+from shardwright.contracts.reduction import Reduction
 
 if TYPE_CHECKING:
     import torch
@@ -97,8 +98,6 @@ class Communicator(ABC):
             mean: divide the sums by the number of ranks, before they are rounded to the dtype.
             label: name of what is added up, for errors and traces; the second exchange is called ``sums of`` it.
         """
-        from shardwright.contracts.reduction import Reduction
-
         return Reduction(self.exchange, self.rank, self.world_size, values, mean=mean, label=label)
 
     def room(self, num_elements: int, device: Any) -> Tensor:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Reduction:
@@ -45,6 +45,8 @@ class Reduction:
 
     def wait(self) -> None:
         """Add up this rank's slice, and take the sums of the others."""
+        import torch
+
         own, others = self._slices[self._rank], len(self._slices) - 1
         if self._is_done or not others:
             return
@@ -65,5 +67,7 @@ class Reduction:
 
 def _sent(pieces: Sequence[Tensor]) -> Tensor:
     """Pieces as they travel: of bytes, since not all backends send all dtypes."""
+    import torch
+
     whole = pieces[0] if len(pieces) == 1 else torch.cat(list(pieces))
     return whole if whole.dtype == torch.float32 else whole.view(torch.uint8)

@@ -306,6 +306,7 @@ def test_demo_goes_on_from_the_last_checkpoint_after_a_rank_was_killed(
         victims = (re.search(r"1 is process (\d+)", line) for line in process.stdout)
         victim = next(found for found in victims if found)
         while not list(tmp_path.glob("step_*")):  # many steps before the training ends
+            assert process.poll() is None, process.communicate(timeout=TIMEOUT_S)
             time.sleep(0.001)
         os.kill(int(victim[1]), signal.SIGKILL)
         output, errors = process.communicate(timeout=TIMEOUT_S)

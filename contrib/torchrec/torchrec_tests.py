@@ -266,7 +266,7 @@ def kind(error: list[str] | None) -> str:
 
 @dataclass
 class Measured:
-    """What a folder's tests come to.
+    """Outcome of a folder's tests.
 
     Attributes:
         files: number of files.

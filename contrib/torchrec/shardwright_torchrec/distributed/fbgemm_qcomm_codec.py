@@ -13,7 +13,7 @@ __all__ = ["get_qcomm_codecs_registry"]
 def get_qcomm_codecs_registry(
     qcomms_config: sw.QCommsConfig, comm_ops: Sequence[Any] | None = None, device: Any = None
 ) -> sw.QCommsConfig:
-    """What to give a sharder as `qcomm_codecs_registry`: the configuration itself, which serves every collective.
+    """The value of a sharder's `qcomm_codecs_registry`: the configuration itself, which serves every collective.
 
     Args:
         qcomms_config: the codecs.

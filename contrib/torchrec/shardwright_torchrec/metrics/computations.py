@@ -34,7 +34,7 @@ EPSILON = 1e-12
 
 
 class MetricPrefix(StrEnum):
-    """What a value is over: all samples, or those of the window."""
+    """Samples that a value is over: all, or those of the window."""
 
     LIFETIME = "lifetime_"
     WINDOW = "window_"
@@ -154,7 +154,7 @@ class _Mean(RecMetricComputation):
 
     @abstractmethod
     def of_samples(self, p: Tensor, y: Tensor) -> Tensor:
-        """What is averaged, ``[T, N]``."""
+        """Values that are averaged: ``[T, N]``."""
 
 
 class AccuracyMetricComputation(_Mean):

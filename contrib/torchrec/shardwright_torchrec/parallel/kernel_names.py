@@ -30,7 +30,7 @@ __all__ = [
 
 FUSED = "fused"
 _OLD = "batched_"
-"""What TorchRec's names of kernels once began with; its tutorials still write `BATCHED_FUSED`."""
+"""Beginning that TorchRec's names of kernels once had; its tutorials still write `BATCHED_FUSED`."""
 
 
 class _Names(type(sw.ComputeKernel)):  # type: ignore[misc]

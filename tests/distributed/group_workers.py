@@ -7,6 +7,7 @@ import signal
 import time
 from datetime import timedelta
 from typing import Any
+from unittest import mock
 
 import attrs
 import torch
@@ -35,7 +36,6 @@ from shardwright import (
     lockstep_batches,
 )
 from shardwright.errors import ShardwrightError
-from shardwright.runtime.sharded.models import averaging
 
 GROUP = 2
 VICTIM = 3
@@ -187,7 +187,15 @@ def lose_a_rank(fault: str) -> str:
     if fault != "kill between parts and means":
         strike(fault, victim=VICTIM)
     elif dist.get_rank() == VICTIM:
-        averaging._mean = lambda values: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
+        communicator = model._averaging._env.replicas.communicator
+        sent = communicator.exchange
+
+        def kill_before_means(*args: Any, label: str, **keywords: Any) -> Any:
+            if label.startswith("sums of"):
+                os.kill(os.getpid(), signal.SIGKILL)
+            return sent(*args, label=label, **keywords)
+
+        mock.patch.object(communicator, "exchange", kill_before_means).start()
     if dist.get_rank() == VICTIM and fault == "stall":
         return "stuck"
     started = time.monotonic()

@@ -25,7 +25,7 @@ from datetime import timedelta
 
 from attrs import define
 
-from shardwright.runtime.ranks.processes import Process, this_host
+from shardwright.runtime.ranks.group_store import has_ended, this_host
 from shardwright_plugins.comm_backends._meeting import NOTHING, Meeting, Peer
 from shardwright_plugins.comm_backends._segments import LINE_BYTES, Segment, memory_of
 
@@ -118,13 +118,13 @@ class _Other:
     """Another rank.
 
     Args:
-        process: its process.
+        process: number of its process.
         sending: ring of messages to it.
         coming: ring of messages from it.
         state: one integer, of :data:`_GAVE_UP` and the like.
     """
 
-    process: Process
+    process: int
     sending: Ring
     coming: Ring
     state: memoryview
@@ -149,7 +149,7 @@ class Mailboxes:
         self.most_bytes = ring // MESSAGES
         self._others = {
             other: _Other(
-                process=Process(peer.process),
+                process=peer.process,
                 sending=Ring(_room(own, other, ring), _count(own, other)),
                 coming=Ring(_room(segment, rank, ring), _count(segment, rank)),
                 state=_count(segment, other),
@@ -264,7 +264,7 @@ class Mailboxes:
         """The reason to stop waiting: the rank gave up or ended, or time is up; empty if there is none."""
         if self._others[other].state[0]:
             return f"rank {other} gave up an exchange, or left"
-        if self._others[other].process.has_ended:
+        if has_ended(self._others[other].process):
             return f"the process of rank {other} has ended"
         now = time.monotonic()
         if now > deadline:

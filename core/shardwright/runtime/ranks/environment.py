@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -23,8 +23,10 @@ from shardwright.planning.named_plugins import make_plugin
 from shardwright.runtime.ranks.alone import LoneCommunicator
 from shardwright.runtime.ranks.devices import with_index
 from shardwright.runtime.ranks.group_ranks import GroupRanks
-from shardwright.runtime.ranks.lockstep import Lockstep, by_rank
-from shardwright.runtime.ranks.together import LoneRank, Ranks, check_alike
+from shardwright.runtime.ranks.lockstep import Lockstep
+from shardwright.runtime.ranks.together import LoneRank, Ranks, by_rank, check_alike
+
+T = TypeVar("T")
 
 _log = logging.getLogger("shardwright")
 
@@ -211,6 +213,28 @@ class ShardingEnv:
             if is_outermost:
                 self.agree(what)
             yield
+
+    def on_first_rank(self, what: str, work: Callable[[], T]) -> T:
+        """Do some work on rank 0 and give its result to every rank; every rank makes this call.
+
+        The others wait for rank 0 in the process group's store, where it leaves a sign of life every few seconds,
+        whatever the group's time-out.
+
+        Args:
+            what: name of the work, for errors.
+            work: function called on rank 0; its result is pickled.
+
+        Raises:
+            ShardwrightError: the work failed; of the same class on every rank.
+        """
+        with self.together(what):
+            result: Any = None
+            if self.rank == 0:
+                with self.ranks.busy():
+                    result = work()
+            self.agree(f"{what} on rank 0")
+            told: T = self.communicator.broadcast_object(result)
+            return told
 
 
 def environment_of(

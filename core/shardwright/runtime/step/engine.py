@@ -144,10 +144,8 @@ class CollectionEngine:
         )
         self.scaling_refusal = _scaling_refusal(tables, shardings)
         self.header = HeaderFormat([executor.header_size for executor in self.executors])
-        if before is None:
-            self.number = env.lockstep.join(self.collection.name, self.header.size)
-        else:
-            self.number = env.lockstep.rejoin(before.number, self.header.size)
+        before_number: int | None = None if before is None else before.number
+        self.number: int = env.lockstep.join(self.collection.name, self.header.size, before_number)
         self._steps: WeakSet[EngineStep] = WeakSet()
         trained = compress(self.executors, self.is_trained)
         self.anchors = Anchors(

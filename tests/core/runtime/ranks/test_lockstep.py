@@ -13,7 +13,8 @@ from tests.core.runtime.mixed_cuts import with_parts
 from tests.core.runtime.plans import Cut, Cuts, train_step, train_unsharded
 
 from shardwright.errors import DistributedError
-from shardwright.runtime.ranks.lockstep import Lockstep, by_rank, name_ranks
+from shardwright.runtime.ranks.lockstep import Lockstep
+from shardwright.runtime.ranks.together import by_rank, name_ranks
 from shardwright_testing.simulated import run_simulated
 
 FIRST = Cuts([Cut(7, 4, ("a",)), Cut(5, 4, ("b",), ranks=(1,))], 2)

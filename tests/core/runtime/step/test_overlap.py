@@ -15,7 +15,7 @@ from torch import nn
 
 from shardwright.planning.layouts.layout import Hierarchical, Replicate
 from shardwright.planning.layouts.row_maps import RowsModulo
-from shardwright.runtime.ranks.gradient_order import GradientOrder
+from shardwright.runtime.ranks.lockstep import GradientOrder
 from shardwright_testing.simulated import run_simulated
 
 WORLD_SIZE = 2

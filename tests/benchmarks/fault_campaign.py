@@ -1,6 +1,9 @@
 """How long the other ranks take to raise when one is stopped, killed or fails, at drawn moments of a job.
 
-python tests/benchmarks/fault_campaign.py [--trials 200] [--seed 0] [--timeout 5] [--output faults.json]
+python tests/benchmarks/fault_campaign.py [--trials 230] [--seed 0] [--timeout 5] [--output faults.json]
+python tests/benchmarks/fault_campaign.py --faults stop [--output stops.json]
+
+The whole campaign is both. With --output, a run that was ended goes on after the last trial in the file.
 
 A trial is a job of 2 to 4 real processes over gloo: the process group starts, a plan is made, the model is sharded and
 trained, its state is gathered, checkpoints are saved and loaded, the model is resharded, and it ends. In one of these
@@ -412,11 +415,24 @@ def _print_table(results: Sequence[dict[str, Any]]) -> None:
         )
 
 
+def _print_totals(results: Sequence[dict[str, Any]]) -> None:
+    found = [own for result in results for own in result["survivors"]]
+    counted = {
+        "raised": sum(own["outcome"] == "raised" for own in found),
+        "ended well": sum(own["outcome"] == "done" for own in found),
+        "hung": sum(own["outcome"] == "hangs" or own["ended_s"] is None for own in found),
+        "late": sum(own["is_late"] for own in found),
+        "unnamed": sum(own["is_unnamed"] for own in found),
+    }
+    told = ", ".join(f"{count} {what}" for what, count in counted.items())
+    print(f"{len(results)} trials, {len(found)} survivors: {told}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--trials", type=int, default=200)
+    parser.add_argument("--trials", type=int, default=230)
     parser.add_argument("--first", type=int, default=0, help="number of the first trial")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--timeout", type=float, default=5.0, help="the process group's, in seconds")
@@ -428,13 +444,15 @@ def main() -> None:
     for kind in (host().comm_backends, host().sharding_types, host().compute_kernels, host().proposers):
         list(kind)  # imports plugins, once
     torch.set_num_threads(1)
-    results = []
-    for number in range(options.first, options.first + options.trials):
+    has_begun = options.output and options.output.exists()
+    results = json.loads(options.output.read_text()) if has_begun else []
+    for number in range(options.first + len(results), options.first + options.trials):
         results.append(run(Trial.draw(number, options.seed, options)))
         _print_trial(results[-1])
         if options.output:
             options.output.write_text(json.dumps(results, indent=1))
     _print_table(results)
+    _print_totals(results)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from shardwright.host.plugin_host import host
 from shardwright.planning.layouts.layout import Layout, Routed
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.runtime.routed.hierarchical import HostReturn
-from shardwright.runtime.routed.return_paths import return_path_of
+from shardwright.runtime.routed.tables import return_path_of
 from shardwright.sparse import KeyedJaggedTensor
 from shardwright_testing.equality.cases import Case, shardings_of
 

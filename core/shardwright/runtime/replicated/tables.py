@@ -6,10 +6,8 @@ from collections.abc import Hashable, Mapping, Sequence
 
 import numpy as np
 import torch
-from attrs import frozen
 from torch import Tensor
 
-from shardwright.contracts.codec import Codec
 from shardwright.contracts.lookup import Bags
 from shardwright.planning.layouts.blocks import Ints
 from shardwright.planning.layouts.layout import Dataflow
@@ -19,8 +17,8 @@ from shardwright.runtime.replicated.exchange import Gathering, Summing
 from shardwright.runtime.replicated.forms import CopiedBatch, UpdateForm
 from shardwright.runtime.replicated.joint_update import update_jointly
 from shardwright.runtime.replicated.sizes import Copies, LookedUp, Sizes
-from shardwright.runtime.routed.codecs import TableCodecs
-from shardwright.runtime.routed.plan import Paths, plan_routing
+from shardwright.runtime.routed.codecs import codecs_of_tables
+from shardwright.runtime.routed.plan import plan_routing
 from shardwright.runtime.routed.return_path import Answers
 from shardwright.runtime.routed.routing import Bucketed, added_at_home, bags_of_groups, route_all, routers_of
 from shardwright.runtime.routed.section import SectionStep
@@ -33,20 +31,12 @@ from shardwright.runtime.step.executor import Executor, ExecutorConfig, Executor
 _MOST_KNOWN = 64  # steps of the same sizes, whose forms are kept
 
 
-@frozen(eq=False)
-class _OwnPaths(Paths):
-    """Paths of results that stay on their rank.
+def _own_path(sharding: ParameterSharding, dataflow: Dataflow) -> tuple[Hashable, bool]:
+    """The path of results that stay on their rank.
 
     Replicas with the same number of rows share a group: they mostly take the same form, and one update is quicker.
     """
-
-    codecs: TableCodecs
-
-    def of(self, table: int, sharding: ParameterSharding, dataflow: Dataflow) -> tuple[Hashable, bool]:
-        return sharding.layout.blocks[0].num_rows, False
-
-    def codecs_of(self, table: int) -> tuple[Codec | None, Codec | None]:
-        return None, self.codecs.pairs[table][1]
+    return sharding.layout.blocks[0].num_rows, False
 
 
 class ReplicatedTables(Executor):
@@ -61,7 +51,8 @@ class ReplicatedTables(Executor):
             rank=config.env.rank,
             world_size=config.env.world_size,
             device_type=config.device.type,
-            paths=_OwnPaths(TableCodecs.of(config)),
+            path_of=_own_path,
+            codecs={index: (None, own[1]) for index, own in codecs_of_tables(config).items()},
             alone=True,
         )
         self.groups = self.plan.groups

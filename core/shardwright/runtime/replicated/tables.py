@@ -21,7 +21,7 @@ from shardwright.runtime.routed.codecs import codecs_of_tables
 from shardwright.runtime.routed.plan import plan_routing
 from shardwright.runtime.routed.return_path import Answers
 from shardwright.runtime.routed.routing import Bucketed, added_at_home, bags_of_groups, route_all, routers_of
-from shardwright.runtime.routed.section import SectionStep
+from shardwright.runtime.routed.section_steps import SectionStep
 from shardwright.runtime.routed.sections import sections_of
 from shardwright.runtime.step.backward.kept_gradients import keeping_gradients
 from shardwright.runtime.step.backward.weight_gradients import weight_gradients

@@ -6,7 +6,6 @@ Legend: W ranks, B_w batch size of rank w, S slots of a group, K blocks, D gradi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 
 import numpy as np
 from attrs import frozen
@@ -72,12 +71,6 @@ class Copies:
         """``D`` of each block: ``[K]``."""
         return self.dims[self.first_slot]
 
-    @cached_property
-    def block_of_slot(self) -> Ints:
-        """The block of each slot: ``[S]``."""
-        counts = np.diff(self.first_slot, append=len(self.dims))
-        return np.repeat(np.arange(len(counts)), counts)
-
     @property
     def codec(self) -> Codec | None:
         """Codec of output gradients; ``None`` if they travel as float32."""
@@ -106,10 +99,6 @@ class LookedUp:
     def world_size(self) -> int:
         """``W``."""
         return len(self.num_ids)
-
-    def of_slots(self, slots: Ints) -> LookedUp:
-        """Select some of the slots."""
-        return LookedUp(self.num_ids[:, slots], self.num_bags[:, slots])
 
 
 @frozen(eq=False)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from functools import cached_property
 from typing import ClassVar, TypeAlias
 
 import numpy as np
@@ -49,7 +48,11 @@ class CopiedBatch:
     gradient: Tensor
     scale: float
 
-    @cached_property
+    def touched_rows(self) -> list[tuple[Tensor, Tensor]]:
+        """Find the rows of each block that this rank touched, ``[U]``, and sum their gradients, ``[U, D]``."""
+        return [row_gradients(*own) for own in self.copies.order.of(self.bags, self.gradient)]
+
+    @property
     def slot_gradients(self) -> list[Tensor]:
         """Gradient of each slot's bags, ``[bags, D]`` each."""
         return slot_views(self.copies, self.gradient, self.looked_up.num_bags[self.rank].tolist())
@@ -214,8 +217,8 @@ class RowsForm(UpdateForm):
 
     def pieces(self) -> list[Tensor]:  # noqa: D102
         pieces: list[Tensor] = []
-        for block, room in enumerate(self._rooms[self.batch.rank].tolist()):
-            rows, gradients = touched_rows(self.batch, block)
+        rooms = self._rooms[self.batch.rank].tolist()
+        for room, (rows, gradients) in zip(rooms, self.batch.touched_rows(), strict=True):
             missing = room - rows.numel()
             pieces.append(_filled(torch.cat([rows, rows.new_full((missing,), -1)])))
             pieces.append(_filled(torch.cat([gradients, gradients.new_zeros(missing, gradients.shape[1])])))
@@ -263,8 +266,8 @@ class DenseForm(UpdateForm):
         self._is_of_kernel = self.copies.lookup.row_sums(batch.bags, batch.slot_gradients, out)
         if self._is_of_kernel:
             return
-        for block, (dense, marks) in enumerate(self._views(out.zero_())):
-            rows, gradients = touched_rows(batch, block)
+        views = self._views(out.zero_())
+        for (dense, marks), (rows, gradients) in zip(views, batch.touched_rows(), strict=True):
             dense[rows] = gradients
             marks[rows] = 1
 
@@ -295,17 +298,3 @@ class DenseForm(UpdateForm):
 
 
 FORMS: Sequence[type[UpdateForm]] = (BatchForm, RowsForm, DenseForm)
-
-
-def touched_rows(batch: CopiedBatch, block: int) -> tuple[Tensor, Tensor]:
-    """Find the rows of one block that this rank touched, ``[U]``, and sum their gradients, ``[U, D]``."""
-    num_ids, num_bags = (own[batch.rank] for own in (batch.looked_up.num_ids, batch.looked_up.num_bags))
-    first, stop = [*batch.copies.first_slot.tolist(), len(num_ids)][block : block + 2]
-
-    def of_block(values: Tensor | None, sizes: Ints) -> Tensor | None:
-        return None if values is None else values[int(sizes[:first].sum()) : int(sizes[:stop].sum())]
-
-    ids = of_block(batch.bags.ids, num_ids)
-    assert ids is not None  # bags have ids
-    own = Bags(ids, of_block(batch.bags.lengths, num_bags), of_block(batch.bags.weights, num_ids), ())
-    return row_gradients(own, torch.cat(batch.slot_gradients[first:stop]))

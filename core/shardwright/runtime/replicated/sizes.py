@@ -14,9 +14,8 @@ from torch import Tensor
 from shardwright.contracts.codec import Codec
 from shardwright.contracts.lookup import Lookup
 from shardwright.planning.layouts.blocks import Ints
-from shardwright.runtime.routed.plan import RoutingPlan
-from shardwright.runtime.routed.sections import columns_of
 from shardwright.runtime.routed.wire import WireSegment
+from shardwright.runtime.step.backward.block_bags import BlockBags
 from shardwright.runtime.step.buffers import padded
 from shardwright.runtime.step.kernel_groups import KernelGroup
 
@@ -30,33 +29,28 @@ class Copies:
     Args:
         group: the kernel group.
         lookup: lookup of the group's blocks.
-        dims: gradient columns of each slot, ``[S]``.
+        order: order of the slots' lookups and gradients.
         num_rows: rows of each block, ``[K]``.
-        first_slot: first slot of each block, ``[K]``.
         is_pooled: there is one gradient per bag, else one per id.
         is_weighted: ids carry weights.
     """
 
     group: KernelGroup
     lookup: Lookup
-    dims: Ints
+    order: BlockBags
     num_rows: Ints
-    first_slot: Ints
     is_pooled: bool
     is_weighted: bool
 
     @classmethod
-    def of(cls, plan: RoutingPlan, group: KernelGroup, lookup: Lookup) -> Copies:
+    def of(cls, group: KernelGroup, lookup: Lookup) -> Copies:
         """Describe a group and its lookup."""
-        columns = columns_of(plan, plan.slots.piece[group.slots.start : group.slots.stop], gradient=True)
-        counts = np.array([spec.num_slots for spec in group.blocks], dtype=np.int64)
         request = group.blocks[0].request
         return cls(
             group=group,
             lookup=lookup,
-            dims=columns.stop - columns.start,
+            order=BlockBags(group.blocks, group.kernel),
             num_rows=np.array([spec.block.num_rows for spec in group.blocks], dtype=np.int64),
-            first_slot=np.cumsum(counts) - counts,
             is_pooled=request.is_pooled,
             is_weighted=request.is_weighted,
         )
@@ -65,6 +59,16 @@ class Copies:
     def is_matrix(self) -> bool:
         """True if results are ``[bags, columns of all slots]``; else they stand slot after slot."""
         return self.group.kind.is_matrix
+
+    @property
+    def dims(self) -> Ints:
+        """Gradient columns of each slot: ``[S]``."""
+        return self.order.slot_dims
+
+    @property
+    def first_slot(self) -> Ints:
+        """First slot of each block: ``[K]``."""
+        return self.order.first_slots
 
     @property
     def block_dims(self) -> Ints:

@@ -60,8 +60,7 @@ class ReplicatedTables(Executor):
         self.sections = sections_of(self.plan, range(len(self.plan.kinds)))
         self.brings = [columns for section in self.sections for columns in section.brings]
         self.copies = [
-            Copies.of(self.plan, group, lookup)
-            for group, lookup in zip(self.groups, self.lookups, strict=True)
+            Copies.of(group, lookup) for group, lookup in zip(self.groups, self.lookups, strict=True)
         ]
         self.header_size = int(self.plan.slots.per_rank[0])
         self._known: dict[tuple[int, bytes], type[UpdateForm]] = {}

@@ -18,7 +18,7 @@ from shardwright.errors import PlanError
 from shardwright.host.plugin_host import host
 from shardwright.planning.arrays import Ints
 from shardwright.planning.plan.plan import ShardingPlan
-from shardwright.planning.proof.checker import TOLERANCE, why_unproven
+from shardwright.planning.proofs import TOLERANCE, why_unproven
 from shardwright.planning.report.rederived import Rederived
 from shardwright.planning.search.objectives import OBJECTIVES
 from shardwright.planning.text import bytes_text
@@ -64,7 +64,7 @@ def check_plan(plan: ShardingPlan) -> CheckedPlan:
         misstatements += _value_misstatements(claims, added.value_ms)
     bound = float(claims.get("lower_bound_ms") or 0.0)
     if bound > 0:
-        reason = why_unproven(again.space, bound, claims.get("certificate") or {})
+        reason = why_unproven(again.space, bound, claims.get("certificate") or {}, host().extensions)
         if reason:
             misstatements.append(f"the bound of {bound} ms is not proven: {reason}")
             bound = 0.0

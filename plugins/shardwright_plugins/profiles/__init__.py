@@ -1,4 +1,4 @@
-"""What a sample of batches says of tables: ids per bag, samples, and how their ids behave towards caches."""
+"""Profiles of samples of the data: ids per bag, and how a table's ids behave towards caches."""
 
 from shardwright_plugins.profiles.cache_statistics import cache_statistics
 from shardwright_plugins.profiles.profile import Profile

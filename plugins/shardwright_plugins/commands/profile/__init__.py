@@ -1,4 +1,4 @@
-"""`shardwright profile`: what a sample of the data says of tables, as constraints for planning."""
+"""`shardwright profile`: constraints for planning from a sample of the data."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ NUM_BINS = 100
 
 @define(eq=False)
 class _Seen:
-    """What was seen of one table.
+    """A table, and what the batches had of it.
 
     Args:
         table: the table.

@@ -107,11 +107,11 @@ class RoutedTables(Executor):
         self._make_rooms()
 
     def _paths(self) -> tuple[list[PathSlots], list[ReturnPath]]:
-        path_types: list[Any] = list(dict.fromkeys(kind.path for kind in self.plan.kinds))
-        slots = [PathSlots.of(self.plan, path_type) for path_type in path_types]
-        return slots, [
-            path_type(self.plan, own, self.env) for path_type, own in zip(path_types, slots, strict=True)
-        ]
+        kinds: dict[Any, list[int]] = {}
+        for index, kind in enumerate(self.plan.kinds):
+            kinds.setdefault(kind.path, []).append(index)
+        slots = [PathSlots.of_kinds(self.plan, own) for own in kinds.values()]
+        return slots, [path(self.plan, own, self.env) for path, own in zip(kinds, slots, strict=True)]
 
     def _make_rooms(self) -> None:
         """Have results made where they are sent from, where they are sent as they are."""

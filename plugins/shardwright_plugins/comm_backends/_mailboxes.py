@@ -39,6 +39,7 @@ _HEADER = struct.Struct("2q")  # the number of the exchange, and the bytes that 
 _GAVE_UP, _LEFT = 1, 2  # a rank's state: an exchange failed there; it let go of its mailboxes
 _UNIT = 16  # messages begin at multiples, so that no header is cut in two
 _SPIN_S = 100e-6
+_ALIVE_S = 5e-3  # a longer wait looks whether the other process lives, which costs 20 microseconds
 _SHORTEST_NAP_S, _LONGEST_NAP_S, _LONGER = 20e-6, 1e-3, 1.2
 
 
@@ -264,9 +265,9 @@ class Mailboxes:
         """The reason to stop waiting: the rank gave up or ended, or time is up; empty if there is none."""
         if self._others[other].state[0]:
             return f"rank {other} gave up an exchange, or left"
-        if has_ended(self._others[other].process):
-            return f"the process of rank {other} has ended"
         now = time.monotonic()
+        if now > started + _ALIVE_S and has_ended(self._others[other].process):
+            return f"the process of rank {other} has ended"
         if now > deadline:
             return f"nothing came from rank {other} in {now - started:.1f} s"
         return ""

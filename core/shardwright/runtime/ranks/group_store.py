@@ -339,7 +339,8 @@ def this_host() -> str:
 def has_ended(process: int) -> bool:
     """Tell whether a process of this host has ended, by its number. One that nobody has waited for yet has, too."""
     try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+        with Path(f"/proc/{process}/stat").open("rb", buffering=0) as file:  # a text takes six times as long
+            return file.read().rpartition(b") ")[2][:1] in b"ZX"
     except (FileNotFoundError, ProcessLookupError):
         return True
 

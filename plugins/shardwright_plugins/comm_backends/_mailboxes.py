@@ -39,7 +39,7 @@ _HEADER = struct.Struct("2q")  # the number of the exchange, and the bytes that 
 _GAVE_UP, _LEFT = 1, 2  # a rank's state: an exchange failed there; it let go of its mailboxes
 _UNIT = 16  # messages begin at multiples, so that no header is cut in two
 _SPIN_S = 100e-6
-_ALIVE_S = 5e-3  # a longer wait looks whether the other process lives, which costs 20 microseconds
+_ALIVE_S = 5e-3  # a longer wait looks whether the other process lives, which takes tens of microseconds
 _SHORTEST_NAP_S, _LONGEST_NAP_S, _LONGER = 20e-6, 1e-3, 1.2
 
 

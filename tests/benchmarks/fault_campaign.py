@@ -71,7 +71,7 @@ _STEP_S = 0.02  # a step takes so long, so that faults strike within steps
 _PLAN_S = 0.4  # the planner's rank takes about so long, so that it may be struck there
 _LONGEST_STAGE_S = 30.0  # time for the victim to come to its stage (taste: a busy machine)
 _SLACK_S = (
-    30.0  # a survivor that has not raised this long after the time-out hangs: gloo connects for up to 25 s
+    30.0  # a survivor that has not raised this long after the time-out hangs; gloo may connect for 25 s
 )
 _TARDY_S = 0.5  # what a busy machine is allowed
 
@@ -418,21 +418,23 @@ def _print_table(results: Sequence[dict[str, Any]]) -> None:
 
 
 def _waits_for_torch(own: Mapping[str, Any]) -> bool:
-    """Whether a survivor waited inside torch's making of a process group, whose time-out of connections is its own."""
-    return own["stage"] == "start" or "connectFullMesh" in own["text"]
+    """Whether a survivor waited inside torch, which was making a process group: that has time-outs of its own."""
+    return own["stage"] == "start" or any(
+        what in own["text"] for what in ("connectFullMesh", "making a process group")
+    )
 
 
 def _print_totals(results: Sequence[dict[str, Any]]) -> None:
     found = [own for result in results for own in result["survivors"]]
+    late = [own for own in found if own["is_late"] or own["is_unnamed"] or own["outcome"] == "hangs"]
+    ours = [own for own in late if not _waits_for_torch(own)]
     counted = {
         "raised": sum(own["outcome"] == "raised" for own in found),
         "ended well": sum(own["outcome"] == "done" for own in found),
-        "hung": sum(own["outcome"] == "hangs" or own["ended_s"] is None for own in found),
-        "late": sum(own["is_late"] and not _waits_for_torch(own) for own in found),
-        "late as torch connected a process group": sum(
-            own["is_late"] and _waits_for_torch(own) for own in found
-        ),
-        "unnamed": sum(own["is_unnamed"] for own in found),
+        "hung": sum(own["outcome"] == "hangs" for own in ours),
+        "late": sum(own["is_late"] for own in ours),
+        "unnamed": sum(own["is_unnamed"] for own in ours),
+        "hung, late or unnamed while torch made a process group": len(late) - len(ours),
     }
     told = ", ".join(f"{count} {what}" for what, count in counted.items())
     print(f"{len(results)} trials, {len(found)} survivors: {told}")

@@ -75,7 +75,6 @@ class CollectionEngine:
 
     Attributes:
         updated_in_backward: description of the first table that a kernel updates in the backward pass; empty if none.
-        scaling_refusal: the reason why its tables cannot be trained with scaled gradients; empty if they can.
         kept: the gradients of tables that are updated in the optimizer's step.
         limits: the largest elements of the outputs' gradients.
         events: events of the collection, for listeners.
@@ -140,9 +139,10 @@ class CollectionEngine:
                 all(table.optimizer is not None and table.optimizer.adds_up for table in at_once),
                 [table.describe() for table in updated if table.update == "in_step"],
                 lambda: kept.is_there,
+                next((table.describe() for table in tables if table.max_gradient is not None), ""),
+                device.type,
             )
         )
-        self.scaling_refusal = _scaling_refusal(tables, shardings)
         self.header = HeaderFormat([executor.header_size for executor in self.executors])
         if before is None:
             self.number = env.lockstep.join(self.collection.name, self.header.size)
@@ -189,23 +189,6 @@ class CollectionEngine:
                     "it, or let go of the outputs and the loss; evaluate in torch.no_grad()"
                 )
         return ""
-
-
-def _scaling_refusal(tables: Sequence[TableSpec], shardings: Mapping[str, ParameterSharding]) -> str:
-    """The reason why the tables cannot be trained with scaled gradients; empty if they can."""
-    for table in tables:
-        if table.max_gradient is not None:
-            return (
-                f"table {table.describe()} has a max_gradient, to which scaled gradients would be clipped: leave it "
-                "out of fused_params, and clip by shardwright.clip_grad_value_ after scaler.unscale_()"
-            )
-        if table.update == "in_backward" and is_updated_in_backward(table, shardings[table.name]):
-            return (
-                f"table {table.describe()} is updated in the backward pass, and would take the scaled gradient, also "
-                "in steps that the scaler skips. Shard it with update='in_step', an argument of its sharder and of "
-                "DistributedModelParallel: optimizer.step() then applies its gradients"
-            )
-    return ""
 
 
 def _keeping(lookups: Sequence[Lookup], groups: Sequence[KernelGroup]) -> list[KeptGradients]:

@@ -55,6 +55,7 @@ class Part:
         table: description of the table.
         env: the ranks that it is sharded over.
         events: events of its collection.
+        cut_dims: dimensions along which the table is cut, 0 for rows and 1 for columns.
         update: when the kernel's optimizer runs, "in_backward" or "in_step"; empty: the gradient is left to others.
         num_copies: ranks that have the same block with the same gradient.
         kept: the lookup that keeps the gradient for the optimizer's step, if one does.
@@ -65,6 +66,7 @@ class Part:
     table: str
     env: ShardingEnv
     events: StepEvents
+    cut_dims: tuple[int, ...] = ()
     update: str = ""
     num_copies: int = 1
     kept: KeptGradients | None = None

@@ -1,7 +1,7 @@
 """``DistributedDataParallel`` around sharded tables, whoever makes it: this library, a user, Accelerate or Lightning.
 
 Left to itself it would copy rank 0's blocks of tables over those of the other ranks. So torch tells, by a hook on the
-registration of modules, when one takes a module in. The parameters and buffers of sharded tables in it are taken off its
+registration of modules, when one takes a module in. Parameters and buffers of sharded tables in it are taken off its
 lists then, and plugins hear of it.
 """
 

@@ -22,6 +22,7 @@ from torch import Tensor
 from shardwright.contracts.lookup import Bags
 from shardwright.planning.layouts.blocks import Ints
 from shardwright.runtime.replicated.sizes import FLOAT_BYTES, Copies, LookedUp, Sizes, slot_views
+from shardwright.runtime.step.backward.block_bags import rows_as_bags
 from shardwright.runtime.step.backward.row_gradients import row_gradients
 from shardwright.runtime.step.buffers import ALIGNMENT, padded
 from shardwright.runtime.step.segments import starts_of, take
@@ -335,34 +336,20 @@ def touched_rows(batch: CopiedBatch, block: int) -> tuple[Tensor, Tensor]:
 
 
 def rows_as_sources(form: UpdateForm, rows_of: Sequence[tuple[Tensor, Tensor]]) -> Sources:
-    """Express updates of rows by their gradients as lookups: bags of one id each, in the first slot of each block.
-
-    Pooled lookups want the same number of bags in every slot, so shorter slots are filled up with empty bags.
+    """Express updates of rows by their gradients as lookups.
 
     Args:
         form: update form of the blocks.
         rows_of: rows ``[U]`` of each block, which may repeat, and their gradients ``[U, D]``, not scaled yet.
     """
     copies, slots = form.copies, form.slots
-    is_first = np.isin(slots, copies.first_slot)
-    used = np.zeros(len(slots), dtype=np.int64)
-    used[is_first] = [len(rows) for rows, _ in rows_of]
-    counts = np.full_like(used, used.max()) if copies.is_pooled else used
-    ids = torch.cat([rows for rows, _ in rows_of])
-    dims = copies.dims[slots]
-    gradient = torch.zeros(int((counts * dims).sum()), dtype=torch.float32, device=ids.device)
-    lengths = torch.zeros(int(counts.sum()), dtype=torch.int32, device=ids.device)
-    most, width = int(counts.max()), int(dims.sum())
-    starts, columns, values = (starts_of(own).tolist() for own in (counts, dims, counts * dims))
-    for slot, (_, own) in zip(np.flatnonzero(is_first).tolist(), rows_of, strict=True):
-        count, dim = own.shape
-        lengths[starts[slot] : starts[slot] + count] = 1
-        if copies.is_matrix:
-            room = gradient.view(most, width)[:count, columns[slot] : columns[slot] + dim]
-        else:
-            room = gradient[values[slot] : values[slot] + count * dim].view(count, dim)
-        torch.mul(own, form.batch.scale, out=room)
-    # The weights of ids are in the rows' gradients already.
-    weights = torch.ones(len(ids), dtype=torch.float32, device=ids.device) if copies.is_weighted else None
-    bags = Bags(ids, lengths if copies.is_pooled else None, weights, counts[None])
+    bags, gradient = rows_as_bags(
+        rows_of,
+        np.flatnonzero(np.isin(slots, copies.first_slot)),
+        copies.dims[slots],
+        is_pooled=copies.is_pooled,
+        is_weighted=copies.is_weighted,
+        is_matrix=copies.is_matrix,
+        scale=form.batch.scale,
+    )
     return Sources(bags, gradient, slots)

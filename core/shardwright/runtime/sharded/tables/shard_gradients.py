@@ -149,21 +149,21 @@ class ShardGradient(torch.Tensor):
             raise UnsupportedError(
                 f"{operation} of the gradient of table {self.part.table}, of which each rank has a part"
                 f"{', of the rows that have a gradient' * (self.rows is not None)}: each rank would have another "
-                "result. Norms, sums, means and extremes of the whole gradient are over all ranks, and elements may be scaled "
-                "or clamped in place; coalesce().values() are those of a sparse one, and to_local() is this rank's "
-                "part as a plain tensor. shardwright.clip_grad_norm_ clips all parameters by one norm. Tables with "
-                "update='in_step' are updated by fused_optimizer.step(), by no other optimizer"
+                "result. Norms, sums, means and extremes of the whole gradient are over all ranks, and elements may be "
+                "scaled or clamped in place; coalesce().values() are those of a sparse one, and to_local() is this "
+                "rank's part as a plain tensor. shardwright.clip_grad_norm_ clips all parameters by one norm. Tables "
+                "with update='in_step' are updated by fused_optimizer.step(), by no other optimizer"
             )
 
     def full_tensor(self) -> NoReturn:
-        """Refuse what ``DTensor`` has under this name: the whole gradient of a table may be larger than a rank's memory.
+        """Refuse what ``DTensor`` has under this name: a whole table's gradient may be larger than a rank's memory.
 
         Raises:
             UnsupportedError: always.
         """
         self.refuse("full_tensor()")
 
-    def numpy(self, *, force: bool = False) -> NoReturn:  # type: ignore[override]
+    def numpy(self, *, force: bool = False) -> NoReturn:
         """Refuse to give a part for the whole, as to histograms.
 
         Raises:

@@ -1,7 +1,7 @@
 """The bags of each block of a kernel group, and their gradients, out of one lookup of all blocks.
 
-Legend: W sources, S slots, D columns of a block, C columns of its gradient (D, or those of the whole table where the
-kernel needs whole rows), N ids.
+Legend: W sources, S slots, K blocks, U rows, D columns of a block, C columns of its gradient (D, or those of the whole
+table where the kernel needs whole rows), N ids.
 """
 
 from __future__ import annotations
@@ -67,6 +67,56 @@ class BlockBags:
                 yield own, cells(gradient, value_starts, sizes, slots).view(-1, dim)
             else:
                 yield own, torch.cat([columns[:, at : at + dim] for at in first_columns[slots].tolist()])
+
+
+def rows_as_bags(
+    rows_of: Sequence[tuple[Tensor, Tensor]],
+    first_slots: Ints,
+    slot_dims: Ints,
+    *,
+    is_pooled: bool,
+    is_weighted: bool,
+    is_matrix: bool,
+    is_ragged: bool = False,
+    scale: float = 1.0,
+) -> tuple[Bags, Tensor]:
+    """Express updates of rows by their gradients as the batch of one source: bags of one id each.
+
+    They stand in the first slot of each block. Pooled lookups want the same number of bags in every slot, unless they
+    take ragged ones, so shorter slots are filled up with empty bags.
+
+    Args:
+        rows_of: rows ``[U]`` of each block, which may repeat, and their gradients ``[U, C]``.
+        first_slots: first slot of each block, ``[K]``.
+        slot_dims: ``C`` of each slot, ``[S]``.
+        is_pooled: bags have lengths.
+        is_weighted: ids have weights.
+        is_matrix: the gradient is ``[bags, columns of all slots]``; else slot after slot.
+        is_ragged: slots may have different numbers of bags.
+        scale: factor of the gradients.
+
+    Returns:
+        The bags, and their gradient, flat.
+    """
+    used = np.zeros(len(slot_dims), dtype=np.int64)
+    used[first_slots] = [len(rows) for rows, _ in rows_of]
+    counts = np.full_like(used, used.max()) if is_pooled and not is_ragged else used
+    ids = torch.cat([rows for rows, _ in rows_of])
+    gradient = torch.zeros(int((counts * slot_dims).sum()), dtype=torch.float32, device=ids.device)
+    lengths = torch.zeros(int(counts.sum()), dtype=torch.int32, device=ids.device)
+    most, width = int(counts.max()), int(slot_dims.sum())
+    starts, columns, values = (starts_of(own).tolist() for own in (counts, slot_dims, counts * slot_dims))
+    for slot, (_, own) in zip(first_slots.tolist(), rows_of, strict=True):
+        count, dim = own.shape
+        lengths[starts[slot] : starts[slot] + count] = 1
+        if is_matrix:
+            room = gradient.view(most, width)[:count, columns[slot] : columns[slot] + dim]
+        else:
+            room = gradient[values[slot] : values[slot] + count * dim].view(count, dim)
+        torch.mul(own, scale, out=room)
+    # The weights of ids are in the rows' gradients already.
+    weights = torch.ones(len(ids), dtype=torch.float32, device=ids.device) if is_weighted else None
+    return Bags(ids, lengths if is_pooled else None, weights, counts[None], is_ragged), gradient
 
 
 def _ids_of_cells(bags: Bags) -> Ints:

@@ -234,6 +234,28 @@ def unscaled() -> str:
     return error_of(lambda: scaler.unscale_(model.fused_optimizer))
 
 
+def scaled_without_autocast(*, is_clipped: bool) -> tuple[str, str]:
+    """Two steps with a scaler of the dense part's optimizer, then with none; returns both errors."""
+    texts = []
+    for is_on in (True, False):
+        model = model_of(kernels=["fused_torch"])
+        optimizer, scaler = dense_optimizer(model), torch.amp.GradScaler("cpu", 1024.0, enabled=is_on)
+
+        def step(number: int, model: Any = model, optimizer: Any = optimizer, scaler: Any = scaler) -> None:
+            scaler.scale(loss_of(model, number)).backward()
+            if is_clipped:
+                scaler.unscale_(optimizer)
+                clip_grad_norm_([own for group in optimizer.param_groups for own in group["params"]], 100.0)
+            scaler.step(optimizer)
+            scaler.update()
+            if is_clipped:  # as far as it goes: by no power of 2
+                clip_grad_norm_([own for group in optimizer.param_groups for own in group["params"]], 1e-3)
+            optimizer.zero_grad()
+
+        texts.append(error_of(lambda step=step: [step(number) for number in range(2)]))  # type: ignore[misc]
+    return texts[0], texts[1]
+
+
 def train_with_scaler(steps: int, types: list[str]) -> list[State]:
     """Train tables with visible gradients, scaled, and not; and with a scaler that is off."""
     states = []

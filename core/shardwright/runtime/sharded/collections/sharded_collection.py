@@ -26,7 +26,7 @@ from shardwright.runtime.sharded.tables.data_parallel import watch_data_parallel
 from shardwright.runtime.sharded.tables.fused_optimizer import FusedOptimizer
 from shardwright.runtime.sharded.tables.initialization import initialize
 from shardwright.runtime.sharded.tables.same_weights import agree_on_weights, weights_of
-from shardwright.runtime.sharded.tables.sharded_parameter import ShardedParameter, watch_steps
+from shardwright.runtime.sharded.tables.sharded_parameter import watch_steps
 from shardwright.runtime.sharded.tables.sharded_table import ShardedTable
 from shardwright.runtime.sharded.tables.table_state import (
     LocalBlock,
@@ -120,16 +120,10 @@ class ShardedCollection(nn.Module, ABC):
             self._tables[spec.name] = ShardedTable(state, engine.lookups, inputs.env, engine.events)
             self._tables[spec.name].train(self.training)
         self.add_module(self._tables_name, nn.ModuleDict(self._tables))
-        # Those that the kernels update here; listed once, since each batch begins with a look at them.
-        self._updated = [
-            parameter
-            for parameter in self.parameters()
-            if isinstance(parameter, ShardedParameter) and parameter.is_fused
-        ]
-        self._frozen = [
-            (table.state.table.describe(), parameter)
+        self._to_watch = [
+            (table.state.table.describe(), parameter, not table.state.table.is_frozen)
             for table in self._tables.values()
-            if table.state.table.is_frozen
+            if table.is_fused or table.state.table.is_frozen
             for parameter in table.parameters()
         ]
         self._input_dists = anatomy.input_dists(engine)
@@ -215,32 +209,10 @@ class ShardedCollection(nn.Module, ABC):
         return step
 
     def _prepare(self) -> None:
-        """See what has changed since the last batch: learning rates, and what is trained.
-
-        Raises:
-            UnsupportedError: a table was frozen that is updated in the backward pass, or a frozen one is to be trained;
-                or the losses of a table are to be scaled that cannot be trained so.
-        """
-        for table, parameter in self._frozen:
-            if parameter.requires_grad:
-                raise UnsupportedError(
-                    f"table {table} was frozen when it was sharded, and requires gradients now, which it does not get: "
-                    "unfreeze it before it is sharded (save a checkpoint, and load it into the model sharded anew)"
-                )
+        """Hand changed learning rates to the kernels, and tell listeners what is trained."""
         self._fused_optimizer.apply_learning_rates()
         if torch.is_grad_enabled():
-            for parameter in self._updated:
-                parameter.check_trained()
-            self._check_scale()
-
-    def _check_scale(self) -> None:
-        """Check that losses may be scaled, where they will be: float16 has no range for gradients without that."""
-        kind, refusal = self._device.type, self._engine.scaling_refusal
-        if refusal and torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) is torch.float16:
-            raise UnsupportedError(
-                f"{refusal}. Losses in float16 are scaled (GradScaler): train in bfloat16, "
-                "torch.autocast(..., dtype=torch.bfloat16), which needs no scaler, or in float32"
-            )
+            self._engine.events.begins(self._to_watch)
 
     def refuse_accumulation(self) -> None:
         """Check that gradients of several backward passes add up.

@@ -41,7 +41,7 @@ class ShardedTable(nn.Module):
         self.in_step = is_updated_in_step(state.table, state.sharding)
         self._lookups, self._has_part_of_rows = lookups, False
         update = state.table.update if self.is_fused else ""
-        self._part = Part(state.table.describe(), env, events, update)
+        self._part = Part(state.table.describe(), env, events, state.cut_dims, update)
         self._row_state = kernel_of(state.sharding.compute_kernel).row_state
         # What state dicts have is an attribute on every rank: torch.distributed.checkpoint looks for each key.
         self.register_parameter("weight", None)

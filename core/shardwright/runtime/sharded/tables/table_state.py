@@ -125,6 +125,14 @@ class TableState:
         has_rows = rows_of_parts(self.sharding.layout.row_map)[columns.part] > 0
         return int(np.bincount(columns.rank[has_rows], minlength=1).max())
 
+    @property
+    def cut_dims(self) -> tuple[int, ...]:
+        """The dimensions along which it is cut: 0 for rows, 1 for columns."""
+        columns = self.sharding.layout.columns
+        has_rows = rows_of_parts(self.sharding.layout.row_map) > 0
+        is_cut = has_rows.sum() > 1, (columns.stop - columns.start < self.table.embedding_dim).any()
+        return tuple(np.flatnonzero(is_cut).tolist())
+
     def gather(self, values: Callable[[LocalBlock], Tensor], *, columns: int, dtype: torch.dtype) -> Tensor:
         """The whole ``[R, C]`` tensor on every rank, in host memory; every rank makes this call.
 

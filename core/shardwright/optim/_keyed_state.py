@@ -23,6 +23,7 @@ __all__ = [
     "names_of",
     "pack_groups",
     "pack_state",
+    "whole",
     "write_groups",
     "write_state",
 ]
@@ -45,6 +46,13 @@ def _entries(held: Mapping[str, Any]) -> dict[str, Any]:
 
 def _has_own_state(value: Any) -> bool:
     return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
+
+
+def whole(values: Any) -> Any:
+    """Values, also nested ones, with the whole of what is sharded over ranks; every rank makes this call."""
+    if isinstance(values, dict):
+        return {name: whole(value) for name, value in values.items()}
+    return values.full_tensor() if hasattr(values, "full_tensor") else values
 
 
 def names_of(params: Mapping[str, Tensor]) -> dict[Tensor, str]:

@@ -19,11 +19,11 @@ __all__ = [
     "check_groups",
     "check_names",
     "check_state",
+    "full",
     "make_state",
     "names_of",
     "pack_groups",
     "pack_state",
-    "whole",
     "write_groups",
     "write_state",
 ]
@@ -48,11 +48,13 @@ def _has_own_state(value: Any) -> bool:
     return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
 
 
-def whole(values: Any) -> Any:
-    """Values, also nested ones, with the whole of what is sharded over ranks; every rank makes this call."""
-    if isinstance(values, dict):
-        return {name: whole(value) for name, value in values.items()}
-    return values.full_tensor() if hasattr(values, "full_tensor") else values
+def full(values: Any) -> Any:
+    """Copies in host memory of tensors, also of nested ones, whole where they are sharded; every rank makes this call."""
+    if isinstance(values, Mapping):
+        return {name: full(value) for name, value in values.items()}
+    if hasattr(values, "full_tensor"):
+        return values.full_tensor().cpu()
+    return values.detach().to("cpu", copy=True) if isinstance(values, Tensor) else values
 
 
 def names_of(params: Mapping[str, Tensor]) -> dict[Tensor, str]:

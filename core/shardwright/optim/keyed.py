@@ -78,9 +78,9 @@ class KeyedOptimizer(Optimizer):
         return packed
 
     def full_state_dict(self) -> dict[str, Any]:
-        """The state dict with the whole of sharded tensors, in host memory; every rank makes this call."""
+        """The state dict with whole tensors, copies in host memory; a collective where tables are sharded."""
         packed = self.state_dict()
-        return {**packed, "state": _keyed_state.whole(packed["state"])}
+        return {**packed, "state": _keyed_state.full(packed["state"])}
 
     def check_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Check that a state dict fits, changing nothing.

@@ -40,7 +40,7 @@ OTHERS = [
 
 
 def saved(case, folder):
-    states = simulate(case, lambda sharded, batch, env: {"model": sharded.sharded_state_dict()})
+    states = simulate(case, lambda sharded, batch, env: {"model": sharded.state_dict()})
     save_of_ranks(states, folder)
     return case.module().state_dict()
 
@@ -58,10 +58,10 @@ def test_any_plan_loads_what_another_saved(then, tmp_path):
 
     def work(env):
         sharded = then.shard(env, module)
-        state = {"model": sharded.sharded_state_dict()}
+        state = {"model": sharded.state_dict()}
         load_one(state, tmp_path)
         sharded.load_state_dict(state["model"])
-        return sharded.state_dict()
+        return sharded.full_state_dict()
 
     for state in run_simulated(work, then.world_size):
         assert all(torch.equal(state[name], weight) for name, weight in expected.items())
@@ -80,7 +80,7 @@ def test_no_collective_and_names_shapes_and_dtypes_of_the_unsharded_module():
 
     def work(sharded, batch, env):
         before = list(env.communicator.labels)
-        state, optimizer = sharded.sharded_state_dict(), sharded.fused_optimizer.sharded_state_dict()
+        state, optimizer = sharded.state_dict(), sharded.fused_optimizer.state_dict()
         return env.communicator.labels == before, state, optimizer
 
     expected = case.module().state_dict()
@@ -94,7 +94,7 @@ def test_no_collective_and_names_shapes_and_dtypes_of_the_unsharded_module():
 
 def test_copies_are_written_once_and_read_by_all(tmp_path):
     case = OTHERS[1]
-    states = simulate(case, lambda sharded, batch, env: sharded.sharded_state_dict())
+    states = simulate(case, lambda sharded, batch, env: sharded.state_dict())
     written = [
         sum(piece.is_written for piece in state["embedding_bags.t2.weight"].pieces) for state in states
     ]
@@ -104,7 +104,7 @@ def test_copies_are_written_once_and_read_by_all(tmp_path):
 
 def test_blocks_of_another_model_are_refused(tmp_path):
     case = case_of()
-    others = simulate(case, lambda sharded, batch, env: sharded.sharded_state_dict())
+    others = simulate(case, lambda sharded, batch, env: sharded.state_dict())
 
     def work(sharded, batch, env):
         with pytest.raises(RuntimeError, match="is not a block of this model"):
@@ -114,7 +114,7 @@ def test_blocks_of_another_model_are_refused(tmp_path):
 
 
 def test_arithmetic_on_blocks_is_refused():
-    states = simulate(case_of(), lambda sharded, batch, env: sharded.sharded_state_dict())
+    states = simulate(case_of(), lambda sharded, batch, env: sharded.state_dict())
     value = states[0]["embedding_bags.t0.weight"]
     assert isinstance(value, BlockedTensor)
     with pytest.raises(UnsupportedError, match="saves and loads it in shards"):
@@ -126,10 +126,10 @@ def test_pieces_are_bounded_and_share_memory(monkeypatch):
     case = Cuts((Cut(11, 4, ("a",), row_map=RowsRange(11, parts=2), ranks=(0, 1)),), 2)
 
     def work(sharded, batch, env):
-        pieces = sharded.sharded_state_dict()["embedding_bags.t0.weight"].pieces
+        pieces = sharded.state_dict()["embedding_bags.t0.weight"].pieces
         for piece in pieces:
             piece.values.fill_(env.rank)
-        return [piece.offsets for piece in pieces], sharded.state_dict()
+        return [piece.offsets for piece in pieces], sharded.full_state_dict()
 
     (first, state), (second, _) = simulate(case, work)
     assert first == [(0, 0), (2, 0), (4, 0)]
@@ -143,7 +143,7 @@ def test_async_save_keeps_what_was_when_it_was_called(stager, tmp_path):
     expected = case.module().state_dict()
 
     def work(sharded, batch, env):
-        state = {"model": sharded.sharded_state_dict()}
+        state = {"model": sharded.state_dict()}
         options = {"storage_writer": dcp.FileSystemWriter(tmp_path)} if stager != "default" else {}
         saving = dcp.async_save(state, checkpoint_id=tmp_path, no_dist=True, **options)
         for piece in state["model"]["embedding_bags.t0.weight"].pieces:

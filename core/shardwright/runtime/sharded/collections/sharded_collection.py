@@ -14,7 +14,7 @@ from torch import nn
 
 from shardwright.errors import DistributedError, UnsupportedError
 from shardwright.modules.embedding_modules import TableCollection
-from shardwright.optim._keyed_state import whole
+from shardwright.optim._keyed_state import full
 from shardwright.optim.fused import optimizer_spec_of
 from shardwright.planning.plan.sharding import ParameterSharding
 from shardwright.planning.tables.spec import TableSpec
@@ -272,11 +272,7 @@ class ShardedCollection(nn.Module, ABC):
                     f"table {table.state.table.describe()}: its ids are keys, and an unsharded module looks up rows"
                 )
         module = copy.deepcopy(self._inputs.unsharded)
-        own = {
-            name: value.full_tensor() if hasattr(value, "full_tensor") else value.to("cpu", copy=True)
-            for name, value in self.state_dict().items()
-        }
-        module.load_state_dict(own, assign=True)
+        module.load_state_dict(self.full_state_dict(), assign=True)
         return module
 
     def make_one_model(self) -> None:
@@ -290,13 +286,13 @@ class ShardedCollection(nn.Module, ABC):
         return self._fused_optimizer
 
     def full_state_dict(self) -> dict[str, Any]:
-        """The state dict with whole tables, in host memory; a collective, every rank makes this call.
+        """The state dict with whole tables, copies in host memory; a collective, every rank makes this call.
 
         Raises:
             DistributedError: a rank does not make it within the time-out.
         """
-        full: dict[str, Any] = whole(self.state_dict())
-        return full
+        whole: dict[str, Any] = full(self.state_dict())
+        return whole
 
     def embedding_names(self) -> list[str]:
         """The names of the outputs, in order."""

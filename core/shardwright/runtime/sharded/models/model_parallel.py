@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from shardwright.arguments import checked, checked_only
 from shardwright.contracts.comm_backend import CommBackend
 from shardwright.errors import InvalidInputError, PlanError, UnsupportedError, nearest
-from shardwright.optim._keyed_state import whole
+from shardwright.optim._keyed_state import full
 from shardwright.optim.combined import CombinedOptimizer
 from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.runtime.ranks.devices import has_accelerator, is_host, make_current, with_index
@@ -391,7 +391,7 @@ class DistributedModelParallel(nn.Module):
         return self.module.state_dict(*args, **kwargs)
 
     def full_state_dict(self) -> dict[str, Any]:
-        """The state dict with whole tables, in host memory; a collective, every rank makes this call.
+        """The state dict with whole tensors, copies in host memory; a collective, every rank makes this call.
 
         ``torch.distributed.checkpoint.state_dict.get_model_state_dict`` gives it too, to rank 0 alone where it is
         asked for ``full_state_dict`` and ``cpu_offload``.
@@ -410,8 +410,8 @@ class DistributedModelParallel(nn.Module):
             {'embedding_bags.user_id.weight': [1000, 8]}
         """
         with self._env.everyone.together("full_state_dict()"):
-            full: dict[str, Any] = whole(self.state_dict())
-            return full
+            whole: dict[str, Any] = full(self.state_dict())
+            return whole
 
     def unshard(self) -> nn.Module:
         """An unsharded copy of the model, its tables in host memory; a collective, every rank makes this call.

@@ -312,6 +312,11 @@ def _as_dtensor() -> type[BlockedTensor]:
     return type(BlockedTensor.__name__, (BlockedTensor, DTensor), {"__doc__": BlockedTensor.__doc__})
 
 
+def whole_tensor(value: Any) -> Any:
+    """The whole of a sharded tensor, by a collective; other values as they are."""
+    return value.full_tensor() if isinstance(value, BlockedTensor) else value
+
+
 def is_live(value: Any, own: Any) -> bool:
     """True if a sharded tensor is ``own`` itself, in the same memory; the same on every rank."""
     is_blocked = isinstance(value, BlockedTensor) and isinstance(own, BlockedTensor)

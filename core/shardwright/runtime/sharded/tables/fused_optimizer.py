@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from shardwright.errors import InvalidInputError, UnknownNameError, UnsupportedError
-from shardwright.optim._keyed_state import check_names, whole, write_groups
+from shardwright.optim._keyed_state import check_names, write_groups
 from shardwright.optim.fused import spec_to_torch
 from shardwright.optim.keyed import KeyedOptimizer
 from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright.runtime.ranks.meeting import Meeting
-from shardwright.runtime.sharded.tables.blocked_tensor import BlockedTensor, copied_blocks, is_live
+from shardwright.runtime.sharded.tables.blocked_tensor import BlockedTensor, copied_blocks, is_live, whole_tensor
 from shardwright.runtime.step.backward.kept_gradients import KeptUpdates
 from shardwright.runtime.step.backward.learning_rates import LearningRates
 from shardwright.runtime.step.step_events import StepEvents
@@ -255,9 +255,9 @@ class FusedOptimizer(KeyedOptimizer):
             if is_live(value, own) or (not table.keeps_rows and not is_number and copied_blocks(own, value)):
                 continue
             if not is_number:
-                table.state.scatter(whole(value), state_of(table, entry), table.loaded_rows)
+                table.state.scatter(whole_tensor(value), state_of(table, entry), table.loaded_rows)
                 continue
-            number = own.blocks if copied_blocks(own, value) else [(None, whole(value))]
+            number = own.blocks if copied_blocks(own, value) else [(None, whole_tensor(value))]
             for local in table.state.local:
                 table.lookup_of(local).load_step(float(number[0][1]))
 

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from shardwright.contracts.lookup import Lookup
 from shardwright.errors import UnsupportedError
-from shardwright.optim._keyed_state import whole
 from shardwright.runtime.ranks.environment import ShardingEnv
-from shardwright.runtime.sharded.tables.blocked_tensor import BlockedTensor, copied_blocks, is_live
+from shardwright.runtime.sharded.tables.blocked_tensor import BlockedTensor, copied_blocks, is_live, whole_tensor
 from shardwright.runtime.sharded.tables.shard_gradients import Part
 from shardwright.runtime.sharded.tables.sharded_parameter import ShardedParameter
 from shardwright.runtime.sharded.tables.table_state import LocalBlock, TableState
@@ -228,7 +227,7 @@ class ShardedTable(nn.Module):
         own = self.state.rows(self.weight_of)
         if is_live(given["weight"], own) or (not self._row_state and copied_blocks(own, given["weight"])):
             return
-        tables = whole(given)
+        tables = {name: whole_tensor(value) for name, value in given.items()}
         self._has_part_of_rows = False
         row_state = {name: tables[name] for name in self._row_state}
         if row_state:

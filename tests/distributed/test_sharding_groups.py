@@ -25,7 +25,7 @@ def unsharded(steps: int) -> dict[str, torch.Tensor]:
         for rank in range(WORLD):
             (model(workers.batch(step, rank)).square().mean() / WORLD).backward()
         optimizer.step()
-    return model.full_state_dict()
+    return model.state_dict()
 
 
 @pytest.mark.parametrize("is_inter_host", [True, pytest.param(False, marks=pytest.mark.slow)])
@@ -71,7 +71,7 @@ def of_loop(skipped: int | None, counts: list[int], steps: int) -> dict[str, tor
             if step < len(batches):
                 (model(batches[step])[0] / WORLD).backward()
         optimizer.step()
-    return model.full_state_dict()
+    return model.state_dict()
 
 
 @pytest.mark.parametrize("end_of_data", ["first_rank", "last_rank"])

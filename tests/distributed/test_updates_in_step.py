@@ -29,7 +29,7 @@ def one_process(steps: list[int]) -> tuple[dict[str, torch.Tensor], list[float]]
         norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), step_workers.MAX_NORM)))
         tables.step()
         dense.step()
-    return model.full_state_dict(), norms
+    return model.state_dict(), norms
 
 
 # Of whole tables one rank may have none: it takes part in the norm all the same.

@@ -188,8 +188,13 @@ def states_of_torch_checkpoint(types: list[str], **options: bool) -> dict[str, d
     asked = StateDictOptions(**options)
     got = get_model_state_dict(trained, options=asked)
     set_model_state_dict(fresh, dict(got), options=asked)
-    set_model_state_dict(other, trained.full_state_dict(), options=asked)
-    return {"own": trained.full_state_dict(), "got": got, "set": fresh.full_state_dict(), "set own": other.full_state_dict()}
+    set_model_state_dict(other, trained.state_dict(), options=asked)
+    whole = {name: getattr(value, "full_tensor", lambda value=value: value)() for name, value in got.items()}
+    states = {
+        name: model.full_state_dict()
+        for name, model in (("own", trained), ("set", fresh), ("set own", other))
+    }
+    return {**states, "got": whole}
 
 
 def keys_left_by_states(num_states: int) -> int:
@@ -222,7 +227,7 @@ def dense_optimizer_of_torch_checkpoint() -> list[dict[str, dict[str, torch.Tens
 
 def initial_weights(types: list[str]) -> dict[str, torch.Tensor]:
     torch.manual_seed(17 + 1000 * dist.get_rank())  # rank 0's seed counts
-    return wrap(Clicks("meta"), types).state_dict()
+    return wrap(Clicks("meta"), types).full_state_dict()
 
 
 def train_from_document(document: str, steps: int) -> dict[str, torch.Tensor]:

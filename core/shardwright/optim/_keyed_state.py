@@ -49,7 +49,7 @@ def _has_own_state(value: Any) -> bool:
 
 
 def full(values: Any) -> Any:
-    """Copies in host memory of tensors, also of nested ones, whole where they are sharded; every rank makes this call."""
+    """Copies in host memory of tensors, also of nested ones; of sharded ones the whole, by a collective."""
     if isinstance(values, Mapping):
         return {name: full(value) for name, value in values.items()}
     if hasattr(values, "full_tensor"):

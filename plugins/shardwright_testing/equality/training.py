@@ -100,7 +100,9 @@ def train_rank(
 
 def weights_of(case: Case, sharded: Any) -> dict[str, Tensor]:
     """The rows under the names of the unsharded module's state: of keys, what is looked up."""
-    found: dict[str, Tensor] = keys.looked_up_rows(case, sharded) if case.has_keys else sharded.full_state_dict()
+    found: dict[str, Tensor] = (
+        keys.looked_up_rows(case, sharded) if case.has_keys else sharded.full_state_dict()
+    )
     return _on_cpu(found)
 
 

@@ -91,10 +91,13 @@ def test_state_of_another_width_is_refused(rows):
     on_two_ranks(rows, work)
 
 
-def test_sharded_state_and_checkpoints_of_them_are_refused(rows):
+def test_checkpoints_of_them_in_blocks_are_refused(rows):
     def work(sharded, rank):
+        weight = sharded.state_dict()["embedding_bags.t2.weight"]
         with pytest.raises(sw.UnsupportedError, match=rows.name):
-            sharded.state_dict()
+            weight.__create_write_items__("weight", weight)
+        with pytest.raises(sw.UnsupportedError, match=rows.name):
+            weight.__create_chunk_list__()
         return True
 
     assert on_two_ranks(rows, work) == [True, True]

@@ -47,11 +47,11 @@ def whole(model: Any, dense: Any) -> dict[str, Any]:
         # A rank without a block has an empty parameter.
         own = dict(zip(table.state.local, table.block_parameters, strict=True))
         for entry in ("exp_avg", "exp_avg_sq"):
-            state[f"{name}.{entry}"] = table.state.gather(
+            state[f"{name}.{entry}"] = table.state.tensor(
                 lambda local, own=own, entry=entry: dense.state[own[local]][entry],
                 columns=DIM,
                 dtype=torch.float32,
-            )
+            ).full_tensor()
     for name in ("over.weight", "over.bias"):
         state |= {f"{name}.{entry}": value for entry, value in dense.state[dense.params[name]].items()}
     return {**state, "steps": sorted({float(own["step"]) for own in dense.state.values()})[-1]}

@@ -229,7 +229,7 @@ def test_model_without_a_collection_and_without_a_plan_is_data_parallel(group_of
 @pytest.mark.parametrize("take", [copy.deepcopy, pickle.dumps])
 def test_sharded_collection_that_is_copied_or_pickled_says_what_to_do(group_of_one, take):
     sharded = wrapped(ALONE, group_of_one).module.bags[0]
-    with pytest.raises(UnsupportedError, match=r"cannot be copied or pickled: save its state_dict\(\)"):
+    with pytest.raises(UnsupportedError, match=r"cannot be copied or pickled: save its full_state_dict\(\)"):
         take(sharded)
 
 
@@ -291,7 +291,7 @@ def test_simulated_ranks_train_like_one_process():
         (model(CASE.batch(3, seed=rank)).sum() / 2).backward()
     optimizer.step()
     for state in states:
-        for name, value in model.full_state_dict().items():
+        for name, value in model.state_dict().items():
             torch.testing.assert_close(state[name], value)
 
 

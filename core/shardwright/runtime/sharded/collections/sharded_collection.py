@@ -69,8 +69,8 @@ class ShardingInputs:
 class ShardedCollection(nn.Module, ABC):
     """A collection over many ranks.
 
-    Gradients are averaged over ranks. State dicts have the keys, shapes and dtypes of the unsharded module. Over several
-    ranks ``state_dict()`` has sharded tensors; :meth:`full_state_dict` gathers them.
+    Gradients are averaged over ranks. State dicts have the keys, shapes and dtypes of the unsharded module. Over
+    several ranks ``state_dict()`` has sharded tensors; :meth:`full_state_dict` gathers them.
 
     Args:
         inputs: configurations, plan and ranks of the collection.

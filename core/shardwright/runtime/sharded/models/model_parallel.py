@@ -385,8 +385,8 @@ class DistributedModelParallel(nn.Module):
         """Keys, shapes and dtypes of the unsharded model, in shared storage; no collective, and no copy.
 
         Over several ranks tables are sharded tensors (``DTensor`` to torch) of which a rank has its blocks.
-        ``torch.distributed.checkpoint`` saves and loads them, under any plan and number of ranks. In one process they are
-        plain.
+        ``torch.distributed.checkpoint`` saves and loads them, under any plan and number of ranks. In one process
+        they are plain.
         """
         return self.module.state_dict(*args, **kwargs)
 

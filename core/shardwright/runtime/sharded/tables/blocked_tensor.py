@@ -1,8 +1,8 @@
 """A table of which each rank has some blocks, as sharded state dicts have it.
 
 To torch it is a ``DTensor``, which has the global shape and a part of the elements here. Unlike torch's, its blocks may
-be any rows and columns. It implements the protocol that ``torch.distributed.checkpoint`` (DCP) calls ``_Checkpointable``:
-write items, a list of chunks, a shard by its offsets. It has no arithmetic.
+be any rows and columns. It implements the protocol that ``torch.distributed.checkpoint`` (DCP) calls
+``_Checkpointable``: write items, a list of chunks, a shard by its offsets. It has no arithmetic.
 
 Legend: R rows and C columns of the whole tensor.
 """
@@ -31,8 +31,8 @@ PIECE_BYTES = 8 << 20
 
 _ATEN = torch.ops.aten
 _WHOLE = (
-    "The whole comes from full_state_dict(), and from torch.distributed.checkpoint.state_dict.get_model_state_dict(model, "
-    "options=StateDictOptions(full_state_dict=True, cpu_offload=True)); every rank makes these calls"
+    "The whole comes from full_state_dict(), and from torch.distributed.checkpoint.state_dict.get_model_state_dict("
+    "model, options=StateDictOptions(full_state_dict=True, cpu_offload=True)); every rank makes these calls"
 )
 
 
@@ -142,7 +142,7 @@ class BlockedTensor(torch.Tensor):
         dtype: torch.dtype,
         device: torch.device | None = None,
         values: Sequence[Tensor] = (),
-        form: BlockForm = BlockForm(),  # noqa: B008 - a frozen value
+        form: BlockForm = BlockForm(),
     ) -> BlockedTensor:
         made: BlockedTensor = torch.Tensor._make_wrapper_subclass(
             _as_dtensor(), torch.Size(shape), dtype=dtype, device=device or torch.device("cpu")
@@ -189,10 +189,16 @@ class BlockedTensor(torch.Tensor):
             device: device of the other values.
         """
         values = [change(own) for own in self._values]
-        return BlockedTensor(self.shape, self.dtype, device or self.device, values, evolve(self._form, memory=None))
+        return BlockedTensor(
+            self.shape, self.dtype, device or self.device, values, evolve(self._form, memory=None)
+        )
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"BlockedTensor({list(self.shape)}, {self.dtype}, blocks here: {len(self._values)})"
+
+    def __deepcopy__(self, memo: Any) -> BlockedTensor:
+        copied: BlockedTensor = memo.setdefault(id(self), self.mapped(torch.clone))
+        return copied
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise UnsupportedError(
@@ -283,7 +289,9 @@ def _copy(own: BlockedTensor, other: Any, non_blocking: bool = False) -> Blocked
     return own
 
 
-def _to(value: BlockedTensor, *, device: Any = None, dtype: torch.dtype | None = None, **_: Any) -> BlockedTensor:
+def _to(
+    value: BlockedTensor, *, device: Any = None, dtype: torch.dtype | None = None, **_: Any
+) -> BlockedTensor:
     """The same blocks on another device."""
     if dtype not in (None, value.dtype):
         raise UnsupportedError(f"{value!r} cannot be converted to {dtype}. {_WHOLE}")

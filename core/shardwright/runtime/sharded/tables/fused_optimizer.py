@@ -15,7 +15,12 @@ from shardwright.optim.fused import spec_to_torch
 from shardwright.optim.keyed import KeyedOptimizer
 from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright.runtime.ranks.meeting import Meeting
-from shardwright.runtime.sharded.tables.blocked_tensor import BlockedTensor, copied_blocks, is_live, whole_tensor
+from shardwright.runtime.sharded.tables.blocked_tensor import (
+    BlockedTensor,
+    copied_blocks,
+    is_live,
+    whole_tensor,
+)
 from shardwright.runtime.step.backward.kept_gradients import KeptUpdates
 from shardwright.runtime.step.backward.learning_rates import LearningRates
 from shardwright.runtime.step.step_events import StepEvents
@@ -98,7 +103,7 @@ class FusedOptimizer(KeyedOptimizer):
         """
         self._tables = {name: tables[name] for name in self._tables}
         self._updates, self._events = updates, events
-        self._rates, self._columns = rates, self._columns_of_states()
+        self._rates = rates
         assert isinstance(self.params, dict)  # as it was made
         self.params.update({name: table.representative() for name, table in self._tables.items()})
         for group, names in zip(self.param_groups, self._names_of, strict=True):
@@ -180,7 +185,7 @@ class FusedOptimizer(KeyedOptimizer):
         own = {name: _columns(table) for name, table in self._tables.items() if table.state.local}
         env = self._meeting.env
         told = env.communicator.all_gather_objects(own) if env.world_size > 1 else [own]
-        return {name: next(each[name] for each in told if name in each) for name in self._tables}
+        return {name: next((each[name] for each in told if name in each), {}) for name in self._tables}
 
     def state_dict(self) -> dict[str, Any]:
         """The state under parameter names, in shared storage; no collective.
@@ -276,7 +281,9 @@ def _columns(table: ShardedTable) -> dict[str, int]:
     """The states of a table with a block here, and their columns; 0 of a number."""
     local, dim = table.state.local[0], table.state.table.embedding_dim
     lookup = table.lookup_of(local)
-    widths = {name: 1 if name in lookup.states_per_row else dim for name in lookup.optimizer_state(local.index)}
+    widths = {
+        name: 1 if name in lookup.states_per_row else dim for name in lookup.optimizer_state(local.index)
+    }
     return widths | {name: 0 for name in widths if name == _STEP}
 
 

@@ -12,7 +12,12 @@ from torch import Tensor, nn
 from shardwright.contracts.lookup import Lookup
 from shardwright.errors import UnsupportedError
 from shardwright.runtime.ranks.environment import ShardingEnv
-from shardwright.runtime.sharded.tables.blocked_tensor import BlockedTensor, copied_blocks, is_live, whole_tensor
+from shardwright.runtime.sharded.tables.blocked_tensor import (
+    BlockedTensor,
+    copied_blocks,
+    is_live,
+    whole_tensor,
+)
 from shardwright.runtime.sharded.tables.shard_gradients import Part
 from shardwright.runtime.sharded.tables.sharded_parameter import ShardedParameter
 from shardwright.runtime.sharded.tables.table_state import LocalBlock, TableState

@@ -165,7 +165,9 @@ class TableState:
             return value
         has_keys = self.sharding.layout.row_map.takes_any_id  # whose rows are made anew when they are loaded
         own = [values for _, values in value.blocks]
-        return own[0] if [each.shape for each in own] == [value.shape] and not has_keys else value.full_tensor()
+        return (
+            own[0] if [each.shape for each in own] == [value.shape] and not has_keys else value.full_tensor()
+        )
 
     def number(self, value: Tensor | None) -> BlockedTensor:
         """A number that is the same in all blocks, such as that of updates; no collective.
@@ -179,7 +181,9 @@ class TableState:
 
         def whole(values: Sequence[Tensor]) -> Tensor:
             self._meet()
-            return torch.tensor(self.communicator.broadcast_object(float(values[0]) if values else 0.0, owner))
+            return torch.tensor(
+                self.communicator.broadcast_object(float(values[0]) if values else 0.0, owner)
+            )
 
         form = BlockForm(
             lambda values: [Piece((), (), own, is_written) for own in values],
@@ -252,7 +256,9 @@ class TableState:
         """
         if not self.is_stored_by_index or not value.dim():
             return {name: value}
-        form = BlockForm(lambda values: self._all_pieces(values, value.shape[1], by_index=True), places=self.local)
+        form = BlockForm(
+            lambda values: self._all_pieces(values, value.shape[1], by_index=True), places=self.local
+        )
         stored = [own for _, own in value.blocks]
         return {f"{name}.{STORED}": BlockedTensor(value.shape, value.dtype, value.device, stored, form)}
 
@@ -260,7 +266,9 @@ class TableState:
         """The index of rows that are stored by one: int64 ``[R, 1]``; nothing for others."""
         if not self.is_stored_by_index:
             return {}
-        form = BlockForm(lambda values: [piece for local in self.local for piece in self._number_pieces(local)])
+        form = BlockForm(
+            lambda values: [piece for local in self.local for piece in self._number_pieces(local)]
+        )
         shape = (self.table.num_embeddings, 1)
         return {f"{name}.{STORED_ROWS}": BlockedTensor(shape, torch.int64, form=form)}
 

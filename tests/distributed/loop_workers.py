@@ -18,6 +18,7 @@ from attrs import evolve
 from tests.distributed import workers
 from tests.equality import Case, count_profiled, train_rank
 from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
@@ -155,7 +156,7 @@ def train_in_data_parallel(around: str, steps: int, *, finds_unused: bool) -> St
         Enclosing(model) if around == "enclosing module" else model, find_unused_parameters=finds_unused
     )
     train(wrapped, range(steps), dense_optimizer(model))
-    return model.full_state_dict()
+    return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
 
 
 def accumulate_without_sums(steps: int) -> State:

@@ -70,7 +70,8 @@ class KeyedOptimizer(Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """The state by parameter name: ``{"state": {name: {...}}, "param_groups": [...]}``.
 
-        State tensors are not copied; of tables over several ranks they are sharded tensors. Without ``param_groups`` after ``save_param_groups(False)``.
+        State tensors are not copied; of tables over several ranks they are sharded tensors.
+        Without ``param_groups`` after ``save_param_groups(False)``.
         """
         packed: dict[str, Any] = {"state": _keyed_state.pack_state(self.params, self.state)}
         if self._saves_param_groups:

@@ -410,7 +410,7 @@ class DistributedModelParallel(nn.Module):
             {'embedding_bags.user_id.weight': [1000, 8]}
         """
         with self._env.everyone.together("full_state_dict()"):
-            whole: dict[str, Any] = full(self.state_dict())
+            whole: dict[str, Any] = full(self.module.state_dict())
             return whole
 
     def unshard(self) -> nn.Module:

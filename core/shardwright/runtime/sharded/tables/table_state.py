@@ -163,11 +163,12 @@ class TableState:
         """
         if self.meeting.env.everyone.world_size > 1:
             return value
-        has_keys = self.sharding.layout.row_map.takes_any_id  # whose rows are made anew when they are loaded
-        own = [values for _, values in value.blocks]
-        return (
-            own[0] if [each.shape for each in own] == [value.shape] and not has_keys else value.full_tensor()
-        )
+        # Rows of keys are made anew when they are loaded, which would clear what shares their memory.
+        has_keys = self.sharding.layout.row_map.takes_any_id
+        for local, own in value.blocks:
+            if own.shape == value.shape and local.block.rows.bounds is not None and not has_keys:
+                return own
+        return value.full_tensor()
 
     def number(self, value: Tensor | None) -> BlockedTensor:
         """A number that is the same in all blocks, such as that of updates; no collective.

@@ -186,8 +186,8 @@ def _job(trial: Trial, rank: int, place: Place) -> Iterator[str]:
         time.sleep(_STEP_S)
         _step(model, rank)
     yield "state"
-    model.state_dict()
-    model.fused_optimizer.state_dict()
+    model.full_state_dict()
+    model.fused_optimizer.full_state_dict()
     yield "save"
     for step in range(NUM_SAVES):
         sw.save_checkpoint(place.saved, model, step=step, keep=1, asynchronous=step % 2 == 1).wait()

@@ -105,7 +105,7 @@ def test_state_dict_is_the_unsharded_ones_and_loads(kind: str, precision: str) -
 
     def on_rank(env: sw.ShardingEnv) -> None:
         model = sharded(env, torch.nn.Sequential(quantised), plan)
-        found = model.state_dict()
+        found = model.full_state_dict()
         assert list(found) == list(wanted)
         assert all(torch.equal(found[name], wanted[name]) for name in wanted)
         empty = sharded(env, torch.nn.Sequential(type(quantised)(quantised.tables, device="meta")), plan)
@@ -128,14 +128,14 @@ def test_what_sharded_quantised_collections_do_not_do_raises() -> None:
     plan = plan_of(torch.nn.Sequential(quantised), "table_wise", 1, "quant_torch")
     model = sharded(sw.ShardingEnv.local(device_type="cpu"), torch.nn.Sequential(quantised), plan)
     with pytest.raises(sw.UnsupportedError, match="rows of INT8 are saved whole"):
-        model.module[0].sharded_state_dict()
+        model.module[0].state_dict()
     moved = plan_of(torch.nn.Sequential(quantised), "table_wise", 1, "quant_numba")
     with pytest.raises(sw.UnsupportedError, match="rows of INT8 do not move between plans"):
         model.reshard(moved)
     assert not model.reshard(plan).tables
     with pytest.raises(RuntimeError, match=r"is torch.uint8 \[1, 1\], not torch.uint8 \[23, 36\]"):
         model.load_state_dict(
-            {**model.state_dict(), "0.embedding_bags.a.weight": torch.zeros(1, 1, dtype=torch.uint8)}
+            {**model.full_state_dict(), "0.embedding_bags.a.weight": torch.zeros(1, 1, dtype=torch.uint8)}
         )
     wrong = sw.KeyedJaggedTensor.from_lists({"f": [[16]], "g": [[1]], "h": [[1]]})
     with pytest.raises(sw.InvalidInputError, match="16"):

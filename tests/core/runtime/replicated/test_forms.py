@@ -86,7 +86,7 @@ def train(case, batches):
             for to, size in enumerate(by_rank)
             if to != env.rank
         )
-        return outputs, blocks, sharded.state_dict(), sent
+        return outputs, blocks, sharded.full_state_dict(), sent
 
     return run_simulated(work, case.world_size)
 

@@ -101,7 +101,9 @@ def test_modules_of_other_seeds_are_sharded_with_the_first_ranks_weights() -> No
     made, sharder = [bags(), bags()], EmbeddingBagCollectionSharder()
     expected = {name: weight.clone() for name, weight in made[0].state_dict().items()}
     params = planned(made[0], sharder).plan[""]
-    for state in run_simulated(lambda env: sharder.shard(made[env.rank], params, env, "cpu").full_state_dict(), 2):
+    for state in run_simulated(
+        lambda env: sharder.shard(made[env.rank], params, env, "cpu").full_state_dict(), 2
+    ):
         assert all(torch.equal(state[name], weight) for name, weight in expected.items())
 
 

@@ -131,7 +131,7 @@ class BlockedTensor(torch.Tensor):
         form: relation of the blocks to the whole tensor.
     """
 
-    _values: Sequence[Tensor]
+    _here: Sequence[Tensor]
     _form: BlockForm
     _pieces: _Pieces
 
@@ -147,13 +147,13 @@ class BlockedTensor(torch.Tensor):
         made: BlockedTensor = torch.Tensor._make_wrapper_subclass(
             _as_dtensor(), torch.Size(shape), dtype=dtype, device=device or torch.device("cpu")
         )
-        made._values, made._form, made._pieces = list(values), form, _Pieces()
+        made._here, made._form, made._pieces = list(values), form, _Pieces()
         return made
 
     @property
     def blocks(self) -> Sequence[tuple[Any, Tensor]]:
         """The blocks on this rank, each with its values."""
-        return list(zip(self._form.places, self._values, strict=True))
+        return list(zip(self._form.places, self._here, strict=True))
 
     @property
     def form(self) -> BlockForm:
@@ -164,7 +164,7 @@ class BlockedTensor(torch.Tensor):
     def pieces(self) -> Sequence[Piece]:
         """The blocks in pieces of bounded size."""
         if self._pieces.made is None:
-            self._pieces.made = list(self._form.pieces(self._values))
+            self._pieces.made = list(self._form.pieces(self._here))
         return self._pieces.made
 
     def full_tensor(self, *, grad_placements: Any = None) -> Tensor:
@@ -175,11 +175,11 @@ class BlockedTensor(torch.Tensor):
         """
         if self._form.whole is None:
             raise UnsupportedError(f"{self!r} is a part of a checkpoint, which is not gathered")
-        return self._form.whole(self._values)
+        return self._form.whole(self._here)
 
     def with_form(self, form: BlockForm) -> BlockedTensor:
         """The same values, under another relation to the whole."""
-        return BlockedTensor(self.shape, self.dtype, self.device, self._values, form)
+        return BlockedTensor(self.shape, self.dtype, self.device, self._here, form)
 
     def mapped(self, change: Callable[[Tensor], Tensor], device: torch.device | None = None) -> BlockedTensor:
         """The same blocks with other values.
@@ -188,13 +188,13 @@ class BlockedTensor(torch.Tensor):
             change: makes the other values of a block.
             device: device of the other values.
         """
-        values = [change(own) for own in self._values]
+        values = [change(own) for own in self._here]
         return BlockedTensor(
             self.shape, self.dtype, device or self.device, values, evolve(self._form, memory=None)
         )
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        return f"BlockedTensor({list(self.shape)}, {self.dtype}, blocks here: {len(self._values)})"
+        return f"BlockedTensor({list(self.shape)}, {self.dtype}, blocks here: {len(self._here)})"
 
     def __deepcopy__(self, memo: Any) -> BlockedTensor:
         copied: BlockedTensor = memo.setdefault(id(self), self.mapped(torch.clone))
@@ -238,7 +238,7 @@ class BlockedTensor(torch.Tensor):
 
     @_local_tensor.setter
     def _local_tensor(self, value: BlockedTensor) -> None:
-        self._values, self._pieces = value._values, _Pieces()
+        self._here, self._pieces = value._here, _Pieces()
 
     # What DCP's planners ask.
 

@@ -90,8 +90,8 @@ class BlockForm:
         pieces: cuts the values of the blocks here into pieces.
         whole: gathers the whole tensor in host memory; a collective.
         places: the blocks here.
-        layout: what tells layouts apart: under an equal one each rank has the same blocks.
-        memory: what the values are the memory of; none of copies.
+        layout: hash of the layout: under an equal one each rank has the same blocks.
+        memory: table whose memory the values are; none of copies.
         owner: prefix of errors that names the table.
         no_reading: reason why DCP alone cannot read into it; empty if it can.
         no_writing: reason why DCP alone cannot write it; empty if it can.
@@ -111,13 +111,13 @@ class BlockForm:
 
 
 @define(eq=False)
-class _Pieces:
+class _Cut:
     """The pieces of some values, once they were asked for; a copy of the values has others."""
 
     made: Sequence[Piece] | None = None
 
-    def __deepcopy__(self, memo: Any) -> _Pieces:
-        return _Pieces()
+    def __deepcopy__(self, memo: Any) -> _Cut:
+        return _Cut()
 
 
 class BlockedTensor(torch.Tensor):
@@ -133,7 +133,7 @@ class BlockedTensor(torch.Tensor):
 
     _here: Sequence[Tensor]
     _form: BlockForm
-    _pieces: _Pieces
+    _pieces: _Cut
 
     @staticmethod
     def __new__(  # noqa: D102 - described by its class
@@ -147,7 +147,7 @@ class BlockedTensor(torch.Tensor):
         made: BlockedTensor = torch.Tensor._make_wrapper_subclass(
             _as_dtensor(), torch.Size(shape), dtype=dtype, device=device or torch.device("cpu")
         )
-        made._here, made._form, made._pieces = list(values), form, _Pieces()
+        made._here, made._form, made._pieces = list(values), form, _Cut()
         return made
 
     @property
@@ -238,7 +238,7 @@ class BlockedTensor(torch.Tensor):
 
     @_local_tensor.setter
     def _local_tensor(self, value: BlockedTensor) -> None:
-        self._here, self._pieces = value._here, _Pieces()
+        self._here, self._pieces = value._here, _Cut()
 
     # What DCP's planners ask.
 

@@ -75,7 +75,7 @@ def train(model: Any, rank: int) -> None:
 @pytest.mark.parametrize("update", ["in_backward", "in_step"])
 def test_frozen_tables_stay_and_get_no_gradient_and_no_state(kind: str, update: str) -> None:
     whole = Model()
-    before = whole.full_state_dict()
+    before = whole.state_dict()
 
     def run(env: Any) -> tuple[Any, Any, list[str]]:
         model = sharded(whole, env, kind, update)

@@ -60,7 +60,7 @@ def trained_unsharded(model: Clicks) -> dict[str, torch.Tensor]:
         optimizer.zero_grad()
         model(batch)[0].backward()
         optimizer.step()
-    return model.full_state_dict()
+    return model.state_dict()
 
 
 def sharded(env: sw.ShardingEnv = LOCAL) -> tuple[sw.DistributedModelParallel, Clicks]:

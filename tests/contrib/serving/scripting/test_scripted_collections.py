@@ -102,7 +102,7 @@ def assert_same(found: Any, wanted: Any) -> None:
 def test_form_gives_what_the_model_gives(kind: str, form: str) -> None:
     model = MODELS[kind]()
     made = FORMS[form](model)
-    assert made.full_state_dict().keys() == model.full_state_dict().keys()
+    assert made.state_dict().keys() == model.state_dict().keys()
     for features in BATCHES:
         assert_same(made(features), model(features))
 
@@ -120,7 +120,7 @@ def test_model_that_was_scripted_is_as_before_and_shares_its_weights() -> None:
     model = Pooled(is_weighted=False)
     script = torch.jit.script(model)
     assert isinstance(model.bags, sw.EmbeddingBagCollection)
-    assert model.full_state_dict().keys() == script.state_dict().keys()
+    assert model.state_dict().keys() == script.state_dict().keys()
     with pytest.raises(sw.InvalidInputError, match="'user': id 50"):
         model(batch([[50]], [[0]]))
     script(BATCHES[0]).values().sum().backward()

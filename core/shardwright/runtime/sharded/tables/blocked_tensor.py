@@ -90,8 +90,8 @@ class BlockForm:
         pieces: cuts the values of the blocks here into pieces.
         whole: gathers the whole tensor in host memory; a collective.
         places: the blocks here.
-        layout: what tells layouts apart: under an equal one each rank has the same blocks.
-        memory: what the values are the memory of; none of copies.
+        layout: hash of the layout: under an equal one each rank has the same blocks.
+        memory: table whose memory the values are; none of copies.
         owner: prefix of errors that names the table.
         no_reading: reason why DCP alone cannot read into it; empty if it can.
         no_writing: reason why DCP alone cannot write it; empty if it can.
@@ -111,13 +111,13 @@ class BlockForm:
 
 
 @define(eq=False)
-class _Pieces:
+class _Cut:
     """The pieces of some values, once they were asked for; a copy of the values has others."""
 
     made: Sequence[Piece] | None = None
 
-    def __deepcopy__(self, memo: Any) -> _Pieces:
-        return _Pieces()
+    def __deepcopy__(self, memo: Any) -> _Cut:
+        return _Cut()
 
 
 class BlockedTensor(torch.Tensor):
@@ -131,9 +131,9 @@ class BlockedTensor(torch.Tensor):
         form: relation of the blocks to the whole tensor.
     """
 
-    _values: Sequence[Tensor]
+    _here: Sequence[Tensor]
     _form: BlockForm
-    _pieces: _Pieces
+    _pieces: _Cut
 
     @staticmethod
     def __new__(  # noqa: D102 - described by its class
@@ -147,13 +147,13 @@ class BlockedTensor(torch.Tensor):
         made: BlockedTensor = torch.Tensor._make_wrapper_subclass(
             _as_dtensor(), torch.Size(shape), dtype=dtype, device=device or torch.device("cpu")
         )
-        made._values, made._form, made._pieces = list(values), form, _Pieces()
+        made._here, made._form, made._pieces = list(values), form, _Cut()
         return made
 
     @property
     def blocks(self) -> Sequence[tuple[Any, Tensor]]:
         """The blocks on this rank, each with its values."""
-        return list(zip(self._form.places, self._values, strict=True))
+        return list(zip(self._form.places, self._here, strict=True))
 
     @property
     def form(self) -> BlockForm:
@@ -164,7 +164,7 @@ class BlockedTensor(torch.Tensor):
     def pieces(self) -> Sequence[Piece]:
         """The blocks in pieces of bounded size."""
         if self._pieces.made is None:
-            self._pieces.made = list(self._form.pieces(self._values))
+            self._pieces.made = list(self._form.pieces(self._here))
         return self._pieces.made
 
     def full_tensor(self, *, grad_placements: Any = None) -> Tensor:
@@ -175,11 +175,11 @@ class BlockedTensor(torch.Tensor):
         """
         if self._form.whole is None:
             raise UnsupportedError(f"{self!r} is a part of a checkpoint, which is not gathered")
-        return self._form.whole(self._values)
+        return self._form.whole(self._here)
 
     def with_form(self, form: BlockForm) -> BlockedTensor:
         """The same values, under another relation to the whole."""
-        return BlockedTensor(self.shape, self.dtype, self.device, self._values, form)
+        return BlockedTensor(self.shape, self.dtype, self.device, self._here, form)
 
     def mapped(self, change: Callable[[Tensor], Tensor], device: torch.device | None = None) -> BlockedTensor:
         """The same blocks with other values.
@@ -188,13 +188,13 @@ class BlockedTensor(torch.Tensor):
             change: makes the other values of a block.
             device: device of the other values.
         """
-        values = [change(own) for own in self._values]
+        values = [change(own) for own in self._here]
         return BlockedTensor(
             self.shape, self.dtype, device or self.device, values, evolve(self._form, memory=None)
         )
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        return f"BlockedTensor({list(self.shape)}, {self.dtype}, blocks here: {len(self._values)})"
+        return f"BlockedTensor({list(self.shape)}, {self.dtype}, blocks here: {len(self._here)})"
 
     def __deepcopy__(self, memo: Any) -> BlockedTensor:
         copied: BlockedTensor = memo.setdefault(id(self), self.mapped(torch.clone))
@@ -238,7 +238,7 @@ class BlockedTensor(torch.Tensor):
 
     @_local_tensor.setter
     def _local_tensor(self, value: BlockedTensor) -> None:
-        self._values, self._pieces = value._values, _Pieces()
+        self._here, self._pieces = value._here, _Cut()
 
     # What DCP's planners ask.
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.distributed import state_workers, workers
+from tests.distributed import workers
+from tests.distributed.checkpoints import state_workers
 from tests.distributed.test_training import assert_same_state, unsharded_after
 
 from shardwright_testing.ranks import RankPool

@@ -28,6 +28,9 @@ def test_state_dict_is_of_this_rank_alone_without_a_collective_or_a_copy(pool: R
         assert states == {"step": (), "exp_avg": expected[name], "exp_avg_sq": expected[name]}
 
 
+@pytest.mark.skipif(
+    torch.__version__ < "2.13", reason="torch takes no class of DTensors but its own before 2.13"
+)
 def test_full_state_dict_by_torch_is_rank_0s_and_that_of_the_unsharded_module(pool: RankPool) -> None:
     (first, whole), (second, other) = pool.run(state_workers.whole_by_torch, 2, TYPES)
     assert second == {}

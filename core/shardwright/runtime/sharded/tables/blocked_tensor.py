@@ -315,6 +315,8 @@ _HANDLERS: Mapping[Any, Callable[..., BlockedTensor]] = {
 @cache
 def _as_dtensor() -> type[BlockedTensor]:
     """The class as one of ``DTensor``s, made when it is first needed: the import takes 0.7 s."""
+    if torch.__version__ < "2.13":  # whose core handles all kinds of DTensors as its own
+        return BlockedTensor
     from torch.distributed.tensor import DTensor
 
     return type(BlockedTensor.__name__, (BlockedTensor, DTensor), {"__doc__": BlockedTensor.__doc__})

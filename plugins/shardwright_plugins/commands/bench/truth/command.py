@@ -22,8 +22,8 @@ def truth(
     ] = None,
     ranks: Annotated[int, typer.Option(min=1, help="Processes, one thread each.")] = 2,
     plans: Annotated[int, typer.Option(min=2, help="Plans of each workload.")] = 30,
-    steps: Annotated[int, typer.Option(min=1, help="Timed steps of each run of a plan.")] = 40,
-    rounds: Annotated[int, typer.Option(min=1, help="Runs of each estimator's own plan.")] = 3,
+    steps: Annotated[int, typer.Option(min=1, help="Timed steps of each run of a plan.")] = 20,
+    rounds: Annotated[int, typer.Option(min=1, help="Runs of each plan; the quickest counts.")] = 2,
     drawn: Annotated[int, typer.Option(min=1, help="How many workloads are drawn.")] = 4,
     seed: Annotated[int, typer.Option(min=0, help="Number of the first drawn workload.")] = 0,
     estimator: Annotated[

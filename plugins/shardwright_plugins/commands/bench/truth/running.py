@@ -6,7 +6,6 @@ A run's JSON holds the plans, so that other estimators can be judged by the same
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,7 @@ from shardwright.planning.machines.topology import Topology
 from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.planning.tables.workload import Workload
 from shardwright_plugins.commands.bench.truth.figures import Judgement, Prices
-from shardwright_plugins.commands.bench.truth.plans import Candidate, candidates, described
+from shardwright_plugins.commands.bench.truth.plans import candidates, described
 from shardwright_plugins.compute_kernels._cpu_speeds import processor
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ class TruthSettings:
         ranks: processes, one thread each.
         plans: plans of each workload.
         steps: timed steps of each run of a plan.
-        rounds: runs of each estimator's own plan, between those of the others.
+        rounds: runs of each plan, far apart; the least counts, and what they differ is the noise.
     """
 
     estimators: tuple[str, ...]
@@ -73,7 +72,7 @@ def measure(pool: RankPool, data: Mapping[str, Any], settings: TruthSettings) ->
         detected=("ddr_cap",),
     )
     found = candidates(workload, topology, settings.estimators, count=settings.plans)
-    order = order_of_runs(found, settings.rounds)
+    order = list(range(len(found))) * settings.rounds
     texts = [candidate.plan.to_json() for candidate in found]
     results = pool.run(
         measure_plans, settings.ranks, data, texts, order, steps=settings.steps, timeout_s=_TIMEOUT_S
@@ -94,19 +93,6 @@ def measure(pool: RankPool, data: Mapping[str, Any], settings: TruthSettings) ->
             for candidate, own in zip(found, runs, strict=True)
         ],
     }
-
-
-def order_of_runs(found: Sequence[Candidate], rounds: int) -> list[int]:
-    """The runs of a workload's plans, by number: those of estimators' own plans ``rounds`` times, far apart."""
-    own = [number for number, candidate in enumerate(found) if candidate.chosen_by]
-    rest = [number for number in range(len(found)) if number not in own]
-    cuts = np.linspace(0, len(rest), max(rounds, 2)).astype(int).tolist()
-    order = list(own)
-    for start, stop in pairwise(cuts):
-        order += rest[start:stop]
-        if rounds > 1:
-            order += own
-    return order
 
 
 def _check(workload: Workload) -> None:
@@ -157,18 +143,15 @@ def judge(measured: Mapping[str, Any], estimators: Sequence[str]) -> dict[str, A
 
 
 def step_ms_of(entry: Mapping[str, Any]) -> float:
-    """Measured time of a plan, ms: the median of its runs."""
-    return float(np.median([run["step_ms"] for run in entry["runs"]]))
+    """Measured time of a plan, ms: that of its quickest run, since other work only adds."""
+    return float(min(run["step_ms"] for run in entry["runs"]))
 
 
 def noise_of(entries: Sequence[Mapping[str, Any]]) -> float | None:
-    """How far runs of one plan are apart, as a part of their median: the largest of the plans that ran repeatedly."""
-    spreads = []
-    for entry in entries:
-        times = [run["step_ms"] for run in entry["runs"]]
-        if len(times) > 1:
-            spreads.append((max(times) - min(times)) / float(np.median(times)))
-    return round(max(spreads), 4) if spreads else None
+    """How far the two quickest runs of a plan are apart, as a part of the quickest: the median over plans."""
+    runs = [sorted(run["step_ms"] for run in entry["runs"]) for entry in entries]
+    apart = [times[1] / times[0] - 1 for times in runs if len(times) > 1]
+    return round(float(np.median(apart)), 4) if apart else None
 
 
 def run(

@@ -1,0 +1,95 @@
+"""engine: what a step of this engine takes, phase by phase, with constants that were measured on a machine.
+
+Amounts of work (``work.py``, ``step.py``) are multiplied by constants of a machine document (``machine.py``), which
+``shardwright calibrate`` fits. Phases: ids to the ranks that own rows, lookups, results home, gradients back, updates,
+and what keeps copies equal. Each phase ends in an exchange, so that a step takes as long as the slowest rank of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from shardwright.contracts.estimator import PERFORMANCE, Estimator
+from shardwright.planning.arrays import Floats
+from shardwright.planning.assumptions import CPU_DEVICE
+from shardwright.planning.machines.topology import Topology
+from shardwright.planning.options.options import Options
+from shardwright_plugins.estimators.engine.machine import Machine, shipped_machine
+from shardwright_plugins.estimators.engine.step import COPIES, ENGINE, GRADIENTS, INPUT, RESULTS, StepWork
+from shardwright_plugins.estimators.engine.work import LOOKUP, UPDATE
+
+__all__ = ["Engine"]
+
+_PHASES: Mapping[str, tuple[str, ...]] = {
+    "input_communication": INPUT,
+    "forward_compute": LOOKUP,
+    "forward_communication": RESULTS,
+    "backward_communication": (*GRADIENTS, *COPIES),
+    "backward_compute": UPDATE,
+}
+
+
+class Engine(Estimator):
+    """A step of this engine on a measured machine; elsewhere than on CPUs the model of ``roofline``.
+
+    Args:
+        machine: path of a machine document that ``shardwright calibrate`` wrote; a shipped one by default.
+    """
+
+    name: ClassVar[str] = "engine"
+    measures: ClassVar[str] = PERFORMANCE
+    depends_on_shape_only: ClassVar[bool] = True
+
+    def __init__(self, machine: str = "") -> None:
+        self._file = machine
+
+    @cached_property
+    def machine(self) -> Machine:
+        """The machine's constants."""
+        return Machine.read(Path(self._file)) if self._file else shipped_machine()
+
+    def estimate(self, options: Options, topology: Topology) -> Mapping[str, Floats]:
+        """Milliseconds of each phase, ``[S]``."""
+        if topology.device_types != (CPU_DEVICE,):
+            from shardwright_plugins.estimators.roofline import Roofline
+
+            return Roofline().estimate(options, topology)
+        work = StepWork(options, topology, self.machine.cache_bytes)
+        amounts = amounts_of(work)
+        constants = self._constants(options)
+        phases = {
+            phase: sum((amounts[name] * constants[name] for name in names), np.zeros(options.num_shards))
+            for phase, names in _PHASES.items()
+        }
+        phases["backward_compute"] = phases["backward_compute"] * work.is_trained
+        return phases
+
+    def _constants(self, options: Options) -> Mapping[str, Any]:
+        """Milliseconds a unit: a number for the engine's, ``[S]`` for those of kernels."""
+        code = options.compute_kernel[options.option]
+        own = [self._of_kernel(kernel.name) for kernel in options.compute_kernels]
+        of_kernels = {name: np.array([one[name] for one in own])[code] for name in (*LOOKUP, *UPDATE)}
+        return {**self.machine.engine, **of_kernels}
+
+    def _of_kernel(self, name: str) -> Mapping[str, float]:
+        known = self.machine.kernels
+        return known[name] if name in known else next(iter(known.values()))
+
+    def provenance(self) -> Mapping[str, Any]:
+        """Where the constants come from; nothing where a machine was given."""
+        return {} if self._file else {"machine": dict(self.machine.made)}
+
+
+def amounts_of(work: StepWork) -> dict[str, Floats]:
+    """All amounts of a step: the engine's, and those of kernels."""
+    lookups, updates = work.lookups().amounts(), work.updates().amounts()
+    return {
+        **work.amounts(),
+        **{name: lookups[name] for name in LOOKUP},
+        **{name: updates[name] * work.is_trained for name in UPDATE},
+    }

@@ -1,0 +1,170 @@
+"""A step of this engine as amounts: ids routed, vectors exchanged and put in order, copies kept equal.
+
+What a rank does with its own batch, whoever owns the rows (routing ids, putting results in order, collecting gradients)
+is counted on the owner for all ranks, at home for one rank each: the same on every rank, like :data:`AT_HOME`.
+
+Legend: S runs of shards, W ranks, N ids, V vectors, D columns, R rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+
+import numpy as np
+from attrs import frozen
+
+from shardwright.planning.arrays import Bools, Floats, Ints
+from shardwright.planning.machines.topology import Topology
+from shardwright.planning.options.averaging import state_bytes_a_row
+from shardwright.planning.options.options import Options
+from shardwright.planning.options.search_space import ID_BYTES, filled_bags, vector_bytes
+from shardwright_plugins.estimators.engine.work import LookupWork
+
+_LENGTH_BYTES, _WEIGHT_BYTES, _VALUE_BYTES = 4, 4, 4
+
+INPUT = ("whole_id", "whole_bag", "cut_id", "cut_bag", "routed_shard")
+RESULTS = ("whole_result", "cut_result", "cut_vector", "copy_result")
+GRADIENTS = ("whole_gradient", "cut_gradient")
+COPIES = ("gathered_byte", "touched_byte", "dense_value", "copy_shard")
+ENGINE = (*INPUT, *RESULTS, *GRADIENTS, *COPIES)
+"""Constants of the engine on a machine, whatever the kernel."""
+AT_HOME = frozenset((*INPUT, *RESULTS, *GRADIENTS)) - {"copy_result"}
+
+
+@frozen(eq=False, slots=False)
+class StepWork:
+    """A step of each shard, as columns over runs.
+
+    Args:
+        options: options.
+        topology: the ranks.
+        cache_bytes: bytes of a rank's near cache.
+    """
+
+    options: Options
+    topology: Topology
+    cache_bytes: float
+
+    @cached_property
+    def table(self) -> Ints:
+        """Table of each run."""
+        return self.options.shard_table
+
+    @cached_property
+    def is_copy(self) -> Bools:
+        """True for rows that every rank has."""
+        return self.options.is_copy
+
+    @cached_property
+    def is_filled(self) -> Bools:
+        """True for shards with rows."""
+        return self.options.num_rows > 0
+
+    @cached_property
+    def is_trained(self) -> Bools:
+        """True for shards that are updated."""
+        return self.is_filled & ~self.options.is_frozen[self.table]
+
+    @cached_property
+    def is_cut(self) -> Bools:
+        """True for shards whose rows are cut, so that partial sums come home."""
+        return self.options.cuts_rows[self.options.option]
+
+    @cached_property
+    def own_ids(self) -> Floats:
+        """Ids of one rank's batch in each shard."""
+        return self.options.ids_per_batch[self.table] * self.options.id_fraction * self.is_filled
+
+    @cached_property
+    def own_vectors(self) -> Floats:
+        """Vectors that one rank's batch gets from each shard."""
+        bags = self.options.bags_per_batch[self.table] * filled_bags(self.options, self.topology)
+        return np.where(self.options.is_pooled[self.table], bags, self.own_ids) * self.is_filled
+
+    @cached_property
+    def batches(self) -> Floats:
+        """Batches that are looked up: one in copies, else those of all ranks."""
+        return np.where(self.is_copy, 1.0, float(self.topology.world_size))
+
+    def lookups(self) -> LookupWork:
+        """The lookups, as kernels make them."""
+        return self._work(self.batches)
+
+    def updates(self) -> LookupWork:
+        """The updates: of copies, each rank makes those of all ranks' batches, or adds up its own before the sum."""
+        return self._work(np.where(self.takes_dense, 1.0, float(self.topology.world_size)))
+
+    def _work(self, batches: Floats) -> LookupWork:
+        options = self.options
+        dense = np.array([not kernel.fuses_optimizer for kernel in options.compute_kernels], dtype=bool)
+        return LookupWork(
+            ids=self.own_ids * batches,
+            rows=options.num_rows.astype(np.float64),
+            vectors=self.own_vectors * batches,
+            columns=options.num_columns.astype(np.float64),
+            row_bytes=options.row_bytes * self.is_filled,
+            state_bytes=state_bytes_a_row(options) * self.is_filled,
+            updates_all=dense[options.compute_kernel[options.option]],
+            cache_bytes=self.cache_bytes,
+        )
+
+    def amounts(self) -> Mapping[str, Floats]:
+        """The amounts that constants of :data:`ENGINE` are multiplied by: ``[S]`` each."""
+        routed = np.where(self.is_copy, 0.0, self.topology.world_size)
+        whole, cut = routed * ~self.is_cut, routed * self.is_cut
+        results, gradients = (self.own_vectors * own / _VALUE_BYTES for own in vector_bytes(self.options))
+        trained = self.is_trained
+        return {
+            "whole_id": self.own_ids * whole,
+            "whole_bag": self.own_vectors * whole,
+            "cut_id": self.own_ids * cut,
+            "cut_bag": self.own_vectors * cut,
+            "routed_shard": (routed > 0) * self.is_filled * 1.0,
+            "whole_result": results * whole,
+            "cut_result": results * cut,
+            "cut_vector": self.own_vectors * cut,
+            "copy_result": results * self.is_copy,
+            "whole_gradient": gradients * whole * trained,
+            "cut_gradient": gradients * cut * trained,
+            **self._copies(),
+        }
+
+    def _copies(self) -> dict[str, Floats]:
+        """What keeps copies equal: the form of the fewest bytes, as the engine sends it."""
+        batch, rows, dense = self.form_bytes
+        takes_batch = self.is_synchronised & (batch <= np.minimum(rows, dense))
+        takes_rows = self.is_synchronised & ~takes_batch & ~self.takes_dense
+        values = self.options.num_rows * (self.options.num_columns + 1.0)
+        others = float(self.topology.world_size - 1)
+        return {
+            "gathered_byte": np.where(takes_batch, batch * others, 0.0),
+            "touched_byte": np.where(takes_rows, rows * others, 0.0),
+            "dense_value": np.where(self.takes_dense, values, 0.0),
+            "copy_shard": 1.0 * (self.is_copy & self.is_filled),
+        }
+
+    @cached_property
+    def is_synchronised(self) -> Bools:
+        """True for copies that are kept equal to others."""
+        return self.is_copy & self.is_trained & (self.topology.world_size > 1)
+
+    @cached_property
+    def takes_dense(self) -> Bools:
+        """True for copies whose dense gradient is the fewest bytes."""
+        batch, rows, dense = self.form_bytes
+        return self.is_synchronised & (dense < np.minimum(batch, rows))
+
+    @cached_property
+    def form_bytes(self) -> tuple[Floats, Floats, Floats]:
+        """Bytes that one rank sends another in each form: its batch, rows that it touched, the dense gradient."""
+        options, table = self.options, self.table
+        row_bytes = vector_bytes(options)[1]
+        weights = _WEIGHT_BYTES * options.is_weighted[table]
+        lengths = _LENGTH_BYTES * options.is_pooled[table] * self.own_vectors
+        batch = self.own_ids * (ID_BYTES + weights) + lengths + self.own_vectors * row_bytes
+        room = np.minimum(self.own_ids, options.num_rows)
+        rows = room * (ID_BYTES + _VALUE_BYTES * options.num_columns)
+        # As the engine counts: each rank sends 2 (W - 1) / W of the values, which are 2 / W of them to each other rank.
+        dense = 2 / self.topology.world_size * options.num_rows * (options.num_columns + 1.0) * _VALUE_BYTES
+        return batch, rows, dense

@@ -129,11 +129,9 @@ def loads_of(plan: ShardingPlan, cache_bytes: float) -> Mapping[str, Floats]:
 
 
 def table_of(loads: Sequence[Mapping[str, Floats]]) -> dict[str, Floats]:
-    """The amounts of experiments, those of the rank that has most: ``[E]`` each, with the fixed ones."""
-    names = loads[0].keys()
-    found = {name: np.array([own[name].max() for own in loads]) for name in names}
-    has_copies = np.array([own["copy_shard"].max() > 0 for own in loads])
-    return {**found, "step": np.ones(len(loads)), "copies": has_copies.astype(float)}
-
-
-FITTED = (*ENGINE, "step", "copies")
+    """The amounts of experiments: of exchanges the mean over ranks, else the most: ``[E]`` each, with the fixed one."""
+    found = {
+        name: np.array([own[name].mean() if name in ENGINE else own[name].max() for own in loads])
+        for name in loads[0]
+    }
+    return {**found, "step": np.ones(len(loads))}

@@ -20,7 +20,7 @@ from shardwright.planning.assumptions import CPU_DEVICE
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.options import Options
 from shardwright_plugins.estimators.engine.machine import Machine, shipped_machine
-from shardwright_plugins.estimators.engine.step import COPIES, ENGINE, GRADIENTS, INPUT, RESULTS, StepWork
+from shardwright_plugins.estimators.engine.step import COPIES, GRADIENTS, INPUT, RESULTS, StepWork
 from shardwright_plugins.estimators.engine.work import LOOKUP, UPDATE
 
 __all__ = ["Engine"]
@@ -32,6 +32,7 @@ _PHASES: Mapping[str, tuple[str, ...]] = {
     "backward_communication": (*GRADIENTS, *COPIES),
     "backward_compute": UPDATE,
 }
+_EXCHANGES = frozenset(phase for phase in _PHASES if phase.endswith("communication"))
 
 
 class Engine(Estimator):
@@ -55,7 +56,7 @@ class Engine(Estimator):
 
     def estimate(self, options: Options, topology: Topology) -> Mapping[str, Floats]:
         """Milliseconds of each phase, ``[S]``."""
-        if topology.device_types != (CPU_DEVICE,):
+        if not self.serves(topology):
             from shardwright_plugins.estimators.roofline import Roofline
 
             return Roofline().estimate(options, topology)
@@ -68,6 +69,24 @@ class Engine(Estimator):
         }
         phases["backward_compute"] = phases["backward_compute"] * work.is_trained
         return phases
+
+    def serves(self, topology: Topology) -> bool:
+        """True where all ranks are on CPUs."""
+        return topology.device_types == (CPU_DEVICE,)
+
+    def step_ms(self, phases: Mapping[str, Floats], topology: Topology) -> float:
+        """Lookups and updates of the slowest rank, exchanges of all alike, and what any step takes.
+
+        What each rank does with its own batch stands on the owners of rows in the phases of exchange: at home it is the
+        mean over ranks.
+        """
+        if not self.serves(topology):
+            return super().step_ms(phases, topology)
+        fixed = self.machine.fixed
+        return float(
+            sum(own.mean() if phase in _EXCHANGES else own.max() for phase, own in phases.items())
+            + fixed["step"]
+        )
 
     def _constants(self, options: Options) -> Mapping[str, Any]:
         """Milliseconds a unit: a number for the engine's, ``[S]`` for those of kernels."""

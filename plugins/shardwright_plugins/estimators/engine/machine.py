@@ -15,15 +15,15 @@ from typing import Any
 from attrs import field, frozen
 
 from shardwright.errors import InvalidInputError, nearest
-from shardwright.planning.documents import DocumentKind
+from shardwright.planning.documents import MACHINE
 from shardwright_plugins.estimators.engine.step import ENGINE
 from shardwright_plugins.estimators.engine.work import LOOKUP, UPDATE
 
-FORMAT, VERSION = "shardwright-machine", 1
-DOCUMENT = DocumentKind("machine document")
+ESTIMATOR = "engine"
+_CONSTANTS = ("cache_bytes", "kernels", "engine", "fixed")
 KERNEL = (*LOOKUP, *UPDATE)
-FIXED = ("step", "copies")
-"""Milliseconds of a step whatever it does: of any, and of one with copies."""
+FIXED = ("step",)
+"""Milliseconds of a step whatever it does."""
 _SHIPPED = Path(__file__).parent / "machines"
 _DEFAULT = "amd_epyc_zen4_2_ranks"
 
@@ -67,13 +67,18 @@ class Machine:
     """
 
     made: Mapping[str, Any]
-    cache_bytes: float
+    cache_bytes: float = field()
     kernels: Mapping[str, Mapping[str, float]] = field()
     engine: Mapping[str, float] = field(validator=_amounts(ENGINE))
     fixed: Mapping[str, float] = field(validator=_amounts(FIXED))
     topology: Mapping[str, float] = field(factory=dict)
     fits: Mapping[str, Any] = field(factory=dict)
     unmeasured: Mapping[str, str] = field(factory=dict)
+
+    @cache_bytes.validator
+    def _positive(self, attribute: Any, value: Any) -> None:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+            raise InvalidInputError(f"the machine document's cache_bytes must be above 0, got {value!r}")
 
     @kernels.validator
     def _known(self, attribute: Any, value: Any) -> None:
@@ -87,23 +92,22 @@ class Machine:
         """The machine in a document.
 
         Raises:
-            InvalidInputError: it has another form; the text says where.
+            InvalidInputError: it has another form, or constants of another estimator; the text says where.
         """
-        data = DOCUMENT.parse(text)
-        if not isinstance(data, dict) or (data.get("format"), data.get("version")) != (FORMAT, VERSION):
+        data = MACHINE.parse(text)
+        MACHINE.check(data)
+        if data["estimator"] != ESTIMATOR:
             raise InvalidInputError(
-                f"this is no machine document: it has no format {FORMAT!r}, version {VERSION}"
+                f"the machine document has constants of the estimator {data['estimator']!r}, not of {ESTIMATOR!r}"
             )
-        fields = {key: value for key, value in data.items() if key not in ("format", "version")}
-        known = {attribute.name for attribute in cls.__attrs_attrs__}
-        unknown = sorted(set(fields) - known)
-        missing = sorted({"made", "cache_bytes", "kernels", "engine", "fixed"} - set(fields))
-        if unknown or missing:
-            wrong = [*(f"unknown {name!r}" for name in unknown), *(f"no {name!r}" for name in missing)]
+        constants = data["constants"]
+        if unlike := set(constants) ^ set(_CONSTANTS):
             raise InvalidInputError(
-                f"the machine document has {', '.join(wrong)}. Known: {', '.join(sorted(known))}"
+                f"the machine document's constants must be {', '.join(_CONSTANTS)}; {', '.join(sorted(unlike))} is "
+                "missing or unknown"
             )
-        return cls(**fields)
+        rest = {name: data.get(name, {}) for name in ("made", "topology", "fits", "unmeasured")}
+        return cls(**{name: constants[name] for name in _CONSTANTS}, **rest)
 
     @classmethod
     def read(cls, path: Path) -> Machine:
@@ -112,14 +116,19 @@ class Machine:
         Raises:
             InvalidInputError: it cannot be read, or has another form.
         """
-        return cls.from_json(DOCUMENT.text(path))
+        return cls.from_json(MACHINE.text(path))
 
     def to_json(self) -> str:
         """The document: keys in a fixed order and a value a line, so that two of them can be compared."""
         data = {
-            "format": FORMAT,
-            "version": VERSION,
-            **{attribute.name: getattr(self, attribute.name) for attribute in self.__attrs_attrs__},
+            "format": "shardwright-machine",
+            "version": 1,
+            "estimator": ESTIMATOR,
+            "made": self.made,
+            "topology": self.topology,
+            "constants": {name: getattr(self, name) for name in _CONSTANTS},
+            "fits": self.fits,
+            "unmeasured": self.unmeasured,
         }
         return json.dumps(data, indent=1) + "\n"
 

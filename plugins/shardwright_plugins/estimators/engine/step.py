@@ -1,7 +1,7 @@
 """A step of this engine as amounts: ids routed, vectors exchanged and put in order, copies kept equal.
 
 What a rank does with its own batch, whoever owns the rows (routing ids, putting results in order, collecting gradients)
-is counted on the owner for all ranks, at home for one rank each: the same on every rank, like :data:`AT_HOME`.
+is counted on the owner for all ranks: their mean is what each rank does.
 
 Legend: S runs of shards, W ranks, N ids, V vectors, D columns, R rows.
 """
@@ -29,7 +29,6 @@ GRADIENTS = ("whole_gradient", "cut_gradient")
 COPIES = ("gathered_byte", "touched_byte", "dense_value", "copy_shard")
 ENGINE = (*INPUT, *RESULTS, *GRADIENTS, *COPIES)
 """Constants of the engine on a machine, whatever the kernel."""
-AT_HOME = frozenset((*INPUT, *RESULTS, *GRADIENTS)) - {"copy_result"}
 
 
 @frozen(eq=False, slots=False)
@@ -163,8 +162,10 @@ class StepWork:
         weights = _WEIGHT_BYTES * options.is_weighted[table]
         lengths = _LENGTH_BYTES * options.is_pooled[table] * self.own_vectors
         batch = self.own_ids * (ID_BYTES + weights) + lengths + self.own_vectors * row_bytes
-        room = np.minimum(self.own_ids, options.num_rows)
-        rows = room * (ID_BYTES + _VALUE_BYTES * options.num_columns)
+        room: Floats = np.minimum(self.own_ids, options.num_rows)
+        rows: Floats = room * (ID_BYTES + _VALUE_BYTES * options.num_columns)
         # As the engine counts: each rank sends 2 (W - 1) / W of the values, which are 2 / W of them to each other rank.
-        dense = 2 / self.topology.world_size * options.num_rows * (options.num_columns + 1.0) * _VALUE_BYTES
+        dense: Floats = (
+            2 / self.topology.world_size * options.num_rows * (options.num_columns + 1.0) * _VALUE_BYTES
+        )
         return batch, rows, dense

@@ -22,7 +22,7 @@ class Predicted:
     """What an estimator says of a plan.
 
     Args:
-        step_ms: the objective.
+        step_ms: of a step, as the estimator reckons it from the phases.
         phases_ms: phase -> milliseconds on each rank.
     """
 
@@ -52,7 +52,8 @@ class Prices:
         space = self._space.space
         loads = phase_loads(space, placed.proposal, propose(space, placed.proposal), placed.ranks)
         phases = {name: own.round(5).tolist() for name, own in loads.items() if own.any()}
-        return Predicted(placed.value_ms, phases)
+        step_ms = self._space.plugins.performance.step_ms(loads, space.topology)
+        return Predicted(round(step_ms, 5), phases)
 
 
 @frozen
@@ -117,7 +118,7 @@ def rank_correlation(first: Floats, second: Floats) -> float:
     spreads = [own.std() for own in ranks]
     if not all(spreads):
         return float("nan")
-    return float(np.corrcoef(*ranks)[0, 1])
+    return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
 
 
 def _mean_ranks(values: Floats) -> Floats:

@@ -120,7 +120,7 @@ class _Drawn(Proposer):
         draw = self._draw
         types = draw.permutation(len(options.sharding_types))[: self._types]
         is_common = draw.random() < _PREFERRED_KERNEL
-        kernel = 0 if is_common else draw.integers(len(options.compute_kernels))
+        kernel = 0 if is_common else int(draw.integers(len(options.compute_kernels)))
         chosen = [
             self._option(options, np.array(options.of_table(table)), types, kernel)
             for table in options.distinct_table.tolist()

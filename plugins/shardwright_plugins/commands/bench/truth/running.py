@@ -134,7 +134,7 @@ def judge(measured: Mapping[str, Any], estimators: Sequence[str]) -> dict[str, A
             **entry,
             "step_ms": round(float(took[number]), 4),
             "predicted": {
-                name: None if own[number] is None else asdict(own[number]) for name, own in prices.items()
+                name: asdict(priced) if (priced := own[number]) else None for name, own in prices.items()
             },
         }
         for number, entry in enumerate(measured["plans"])

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from shardwright.planning.arrays import Ints
+
 _TABLES = (14, 22)
 _ROWS = (100, 1_000_000)
 _COLUMNS = (8, 16, 32, 64, 128)
@@ -24,7 +26,7 @@ def drawn_workload(seed: int) -> dict[str, Any]:
     """
     draw = np.random.default_rng(seed)
     count = int(draw.integers(_TABLES[0], _TABLES[1] + 1))
-    rows, ids = (np.exp(draw.uniform(*np.log(ends), count)).round().astype(int) for ends in (_ROWS, _IDS))
+    rows, ids = (_drawn(draw, *ends, count) for ends in (_ROWS, _IDS))
     columns = draw.choice(_COLUMNS, count)
     tables = [
         {
@@ -37,3 +39,9 @@ def drawn_workload(seed: int) -> dict[str, Any]:
         for index in range(count)
     ]
     return {"name": f"drawn_{seed}", "batch_size_per_rank": int(draw.choice(_BATCHES)), "tables": tables}
+
+
+def _drawn(draw: np.random.Generator, least: int, most: int, count: int) -> Ints:
+    """Whole numbers whose logarithms are even."""
+    numbers: Ints = np.exp(draw.uniform(np.log(least), np.log(most), count)).round().astype(np.int64)
+    return numbers

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from shardwright.contracts.compute_kernel import ComputeKernel, KernelRequest
 from shardwright.contracts.estimator import PERFORMANCE, Estimator
 from shardwright.planning.arrays import Floats
 from shardwright.planning.assumptions import CPU_DEVICE
@@ -22,6 +23,7 @@ from shardwright.planning.options.options import Options
 from shardwright_plugins.estimators.engine.machine import Machine, shipped_machine
 from shardwright_plugins.estimators.engine.step import COPIES, GRADIENTS, INPUT, RESULTS, StepWork
 from shardwright_plugins.estimators.engine.work import LOOKUP, UPDATE
+from shardwright_plugins.estimators.roofline import Roofline
 
 __all__ = ["Engine"]
 
@@ -37,6 +39,9 @@ _EXCHANGES = frozenset(phase for phase in _PHASES if phase.endswith("communicati
 
 class Engine(Estimator):
     """A step of this engine on a measured machine; elsewhere than on CPUs the model of ``roofline``.
+
+    Between hosts, what travels takes the time of ``roofline`` beside, by the topology's links. A kernel that the
+    machine's document does not have is taken for the first that it has, at the bandwidth that it declares.
 
     Args:
         machine: path of a machine document that ``shardwright calibrate`` wrote; a shipped one by default.
@@ -57,8 +62,6 @@ class Engine(Estimator):
     def estimate(self, options: Options, topology: Topology) -> Mapping[str, Floats]:
         """Milliseconds of each phase, ``[S]``."""
         if not self.serves(topology):
-            from shardwright_plugins.estimators.roofline import Roofline
-
             return Roofline().estimate(options, topology)
         work = StepWork(options, topology, self.machine.cache_bytes)
         amounts = amounts_of(work)
@@ -67,7 +70,9 @@ class Engine(Estimator):
             phase: sum((amounts[name] * constants[name] for name in names), np.zeros(options.num_shards))
             for phase, names in _PHASES.items()
         }
-        phases["backward_compute"] = phases["backward_compute"] * work.is_trained
+        if topology.num_hosts > 1:
+            travelling = Roofline().estimate(options, topology)
+            phases.update({phase: phases[phase] + travelling[phase] for phase in _EXCHANGES})
         return phases
 
     def serves(self, topology: Topology) -> bool:
@@ -90,14 +95,20 @@ class Engine(Estimator):
 
     def _constants(self, options: Options) -> Mapping[str, Any]:
         """Milliseconds a unit: a number for the engine's, ``[S]`` for those of kernels."""
-        code = options.compute_kernel[options.option]
-        own = [self._of_kernel(kernel.name) for kernel in options.compute_kernels]
-        of_kernels = {name: np.array([one[name] for one in own])[code] for name in (*LOOKUP, *UPDATE)}
+        kernels = options.compute_kernels
+        own = [self._of_kernel(kernels[code], request) for code, request in options.requests]
+        of_kernels = {
+            name: np.array([one[name] for one in own])[options.request] for name in (*LOOKUP, *UPDATE)
+        }
         return {**self.machine.engine, **of_kernels}
 
-    def _of_kernel(self, name: str) -> Mapping[str, float]:
+    def _of_kernel(self, kernel: ComputeKernel, request: KernelRequest) -> Mapping[str, float]:
+        """Constants that were measured, or those of the first kernel at the bandwidth that this one declares."""
         known = self.machine.kernels
-        return known[name] if name in known else next(iter(known.values()))
+        if kernel.name in known:
+            return known[kernel.name]
+        slower = 1 / kernel.bandwidth_fraction(request)
+        return {name: value * slower for name, value in next(iter(known.values())).items()}
 
     def provenance(self) -> Mapping[str, Any]:
         """Where the constants come from; nothing where a machine was given."""

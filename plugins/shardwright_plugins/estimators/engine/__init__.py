@@ -111,7 +111,7 @@ class Engine(Estimator):
         return {name: value * slower for name, value in next(iter(known.values())).items()}
 
     def provenance(self) -> Mapping[str, Any]:
-        """Where the constants come from; nothing where a machine was given."""
+        """Origin of the constants; nothing where a machine was given."""
         return {} if self._file else {"machine": dict(self.machine.made)}
 
 

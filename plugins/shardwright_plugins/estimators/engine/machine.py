@@ -56,14 +56,14 @@ class Machine:
     """Constants of a machine.
 
     Args:
-        made: where and when it was measured: processor, versions, ranks, date.
+        made: provenance: processor, versions, ranks, date.
         cache_bytes: bytes of a rank's near cache that fitted best.
         kernels: compute kernel -> its constants, :data:`KERNEL`, ms a unit.
         engine: constants of the engine, ms a unit.
         fixed: milliseconds of a step whatever it does, :data:`FIXED`.
         topology: arguments of ``Topology`` that were measured, by name.
-        fits: what was fitted: experiments, the median and the worst error, by name.
-        unmeasured: what was not measured, with the reason.
+        fits: number of experiments of each fit, the median and the worst error, by name.
+        unmeasured: reason why something was not measured, by its name.
     """
 
     made: Mapping[str, Any]

@@ -130,7 +130,7 @@ class StepWork:
         }
 
     def _copies(self) -> dict[str, Floats]:
-        """What keeps copies equal: the form of the fewest bytes, as the engine sends it."""
+        """Bytes and values that keep copies equal: the form of the fewest bytes, as the engine sends it."""
         batch, rows, dense = self.form_bytes
         takes_batch = self.is_synchronised & (batch <= np.minimum(rows, dense))
         takes_rows = self.is_synchronised & ~takes_batch & ~self.takes_dense

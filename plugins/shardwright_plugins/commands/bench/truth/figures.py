@@ -1,4 +1,4 @@
-"""What estimators say of plans beside what was measured: correlation, errors, and what their choice costs."""
+"""Predicted times of plans beside measured ones: correlation, errors, and the cost of an estimator's choice."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from shardwright.planning.search.placement import propose
 
 @frozen
 class Predicted:
-    """What an estimator says of a plan.
+    """An estimator's price of a plan.
 
     Args:
-        step_ms: of a step, as the estimator reckons it from the phases.
+        step_ms: time of a step, as the estimator reckons it from the phases.
         phases_ms: phase -> milliseconds on each rank.
     """
 
@@ -58,7 +58,7 @@ class Prices:
 
 @frozen
 class Judgement:
-    """How true an estimator is of one workload's plans.
+    """Truth of an estimator about one workload's plans.
 
     Args:
         spearman: rank correlation of predicted and measured times.
@@ -67,7 +67,7 @@ class Judgement:
         worst_error: the largest.
         error_after_ratio: median after all predictions were multiplied by ``ratio``.
         own_ms: measured time of the plan that the planner makes with it; ``None`` if that was not measured.
-        slower: how much slower that is than the best measured plan, as a part of the best.
+        slower: time of that beyond the best measured plan, as a part of the best.
         picked_slower: the same of the measured plan that it says is best.
     """
 

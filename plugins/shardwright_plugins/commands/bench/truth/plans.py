@@ -24,7 +24,7 @@ from shardwright.planning.search.placement import Placed, propose
 from shardwright.planning.tables.workload import Workload
 
 _TYPES_A_PLAN = (1, 1, 2, 3, 100)
-"""How many sharding types a drawn plan has at most, in turn."""
+"""Number of sharding types that a drawn plan has at most, in turn."""
 _PREFERRED_KERNEL = 0.75
 """Part of the drawn plans in which all tables have the kernel that planners prefer."""
 
@@ -34,7 +34,7 @@ class Candidate:
     """A plan to be measured.
 
     Args:
-        label: where it comes from.
+        label: name of its origin.
         plan: the plan.
         chosen_by: the estimators whose own plan it is: what the planner makes with them.
     """
@@ -154,7 +154,7 @@ class _Drawn(Proposer):
 
 
 def described(plan: ShardingPlan) -> Mapping[str, int]:
-    """How many tables of a plan have each sharding type and kernel: ``{"row_wise fused": 3}``."""
+    """Number of tables of a plan with each sharding type and kernel: ``{"row_wise fused": 3}``."""
     counts: dict[str, int] = {}
     for sharding in _shardings(plan):
         name = f"{sharding.sharding_type} {sharding.compute_kernel}"

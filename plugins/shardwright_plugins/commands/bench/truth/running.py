@@ -32,7 +32,7 @@ _DOCUMENT = DocumentKind("run of bench truth")
 
 @frozen
 class TruthSettings:
-    """What is measured.
+    """Size of a run.
 
     Args:
         estimators: performance estimators to judge, by name.
@@ -55,7 +55,7 @@ def measure(pool: RankPool, data: Mapping[str, Any], settings: TruthSettings) ->
     Args:
         pool: processes of the ranks.
         data: the workload as JSON data.
-        settings: what is measured.
+        settings: size of the run.
 
     Returns:
         ``{"workload", "plans"}`` as JSON data, without any estimator's prices.
@@ -112,7 +112,7 @@ def _check(workload: Workload) -> None:
 
 
 def judge(measured: Mapping[str, Any], estimators: Sequence[str]) -> dict[str, Any]:
-    """What estimators say of measured plans.
+    """Judge estimators by measured plans.
 
     Args:
         measured: plans of one workload, as :func:`measure` returns them.
@@ -148,7 +148,7 @@ def step_ms_of(entry: Mapping[str, Any]) -> float:
 
 
 def noise_of(entries: Sequence[Mapping[str, Any]]) -> float | None:
-    """How far the two quickest runs of a plan are apart, as a part of the quickest: the median over plans."""
+    """Distance of the two quickest runs of a plan, as a part of the quickest: the median over plans."""
     runs = [sorted(run["step_ms"] for run in entry["runs"]) for entry in entries]
     apart = [times[1] / times[0] - 1 for times in runs if len(times) > 1]
     return round(float(np.median(apart)), 4) if apart else None

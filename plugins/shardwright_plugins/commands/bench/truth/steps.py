@@ -30,6 +30,9 @@ _NUM_BATCHES = 4
 
 _QUIET = 0.04
 _MOST_TRIES = 3
+_LONGEST_S = 1.0
+"""Time of a run of a plan, s, after which fewer steps must do; slow kernels take seconds a step."""
+_WARM, _FEWEST = 2, 5
 
 
 @frozen
@@ -37,8 +40,8 @@ class Measured:
     """Times of one run of a plan, ms: the median over its steps of what the slowest rank took.
 
     Args:
-        step_ms: of a step, from a barrier to the end of the update.
-        phases_ms: of each of :data:`PHASES`.
+        step_ms: time of a step, from a barrier to the end of the update.
+        phases_ms: time of each of :data:`PHASES`.
         spread_ms: the quartiles of the steps' times apart.
         others: the part of the machine's processors that other programs took meanwhile; 0 where that is not known.
     """
@@ -85,6 +88,9 @@ def _measure(
     model = _model(workload, plan)
     gradient = torch.rand(batches[0].stride(), _width(workload.tables))
     _times(model, batches, gradient, len(batches))  # compiles, and touches all memory
+    warm = torch.tensor(_times(model, batches, gradient, _WARM).sum() / _WARM)
+    dist.all_reduce(warm, op=dist.ReduceOp.MAX)
+    steps = min(steps, max(_FEWEST, int(_LONGEST_S / float(warm))))
     tries: list[Measured] = []
     while len(tries) < _MOST_TRIES and not (tries and tries[-1].others < _QUIET):
         others = OtherPrograms()

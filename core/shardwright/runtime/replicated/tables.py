@@ -88,7 +88,7 @@ class ReplicatedTables(Executor):
         }
 
     def forms_of(self, index: int, looked_up: LookedUp) -> list[Ints]:
-        """Choose for each block of a group the form that moves its fewest bytes, alike on every rank.
+        """Choose for each block of a group the form that takes least by its bytes, alike on every rank.
 
         Returns:
             The blocks that take each form, by index in the group.
@@ -100,7 +100,7 @@ class ReplicatedTables(Executor):
                 self._known.clear()
             sizes = Sizes.of(self.copies[index], looked_up)
             own = self._possible_forms(index)
-            best = np.argmin([form.bytes_moved(sizes) for form in own], axis=0)
+            best = np.argmin([form.effort * form.bytes_moved(sizes) for form in own], axis=0)
             places = [own.index(form) if form in own else -1 for form in forms.FORMS]
             known = [np.flatnonzero(best == place) for place in places]
             self._known[key] = known

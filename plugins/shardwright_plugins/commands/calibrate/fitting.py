@@ -6,6 +6,7 @@ Legend: E experiments, C constants.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 from attrs import frozen
@@ -37,7 +38,11 @@ class Fit:
 
 
 def fit(
-    names: Sequence[str], amounts: Mapping[str, Floats], took: Floats, *, beside: Floats | None = None
+    names: Sequence[str],
+    amounts: Mapping[str, Floats],
+    took: Floats,
+    *,
+    least: Mapping[str, float] = MappingProxyType({}),
 ) -> Fit:
     """Fit constants so that the amounts times them are the times, by non-negative least squares.
 
@@ -48,7 +53,7 @@ def fit(
         names: names of the constants.
         amounts: amounts that they are multiplied by: ``[E]`` each.
         took: measured times, ms: ``[E]``.
-        beside: part of the times that is known, ms: ``[E]``.
+        least: lower bounds of constants other than 0, by name.
 
     Raises:
         InvalidInputError: a time is not above 0.
@@ -57,12 +62,13 @@ def fit(
 
     if not (took > 0).all():
         raise InvalidInputError("an experiment took no time: measure it with more steps")
-    known = np.zeros(len(took)) if beside is None else beside
     matrix = np.stack([amounts[name] / took for name in names], axis=1)
     # Amounts of unlike size: each column is brought to length 1.
     lengths = np.linalg.norm(matrix, axis=0)
     scale = np.where(lengths > 0, lengths, 1.0)
-    solution, _ = nnls(matrix / scale, 1 - known / took)
-    constants = solution / scale
-    errors = matrix @ constants + known / took - 1
+    # What is above the bounds is 0 or more.
+    bounds = np.array([least.get(name, 0.0) for name in names])
+    above, _ = nnls(matrix / scale, 1 - matrix @ bounds)
+    constants = bounds + above / scale
+    errors = matrix @ constants - 1
     return Fit(dict(zip(names, constants.tolist(), strict=True)), errors)

@@ -26,6 +26,7 @@ from shardwright_plugins.estimators.engine.work import LOOKUP, UPDATE
 
 CACHES = tuple(float(1 << power) for power in range(19, 26))
 """Sizes of a near cache that are tried, bytes: 512 KiB to 32 MiB."""
+IN_STEP: Mapping[str, tuple[str, ...]] = {"lookup": LOOKUP, "update": UPDATE}
 _PACKAGES = ("torch", "numba", "fbgemm-gpu-cpu")
 _SECONDS_A_KERNEL = 15.0
 _KERNEL_STEPS, _STEPS = 5, 12
@@ -66,22 +67,27 @@ def fit_kernels(times: Mapping[str, KernelTimes]) -> tuple[float, dict[str, Kern
     return min(tried, key=lambda pair: sum(own.squares for own in pair[1].values()))
 
 
-def fit_engine(
-    amounts: Mapping[str, Floats],
-    took: Floats,
-    kernel: Mapping[str, float],
-    kernel_amounts: Mapping[str, Floats],
-) -> Fit:
-    """Fit the engine's constants to whole steps, of which the kernel's part is known.
+def fit_engine(amounts: Mapping[str, Floats], took: Floats, kernel: Mapping[str, float]) -> Fit:
+    """Fit the engine's constants to whole steps.
+
+    Lookups and updates take more in a step than alone, since other work empties caches and tables lie far apart: two
+    factors of 1 or more, :data:`IN_STEP`, are fitted too.
 
     Args:
-        amounts: amounts of each experiment, :data:`ENGINE` and :data:`FIXED`: ``[E]`` each.
+        amounts: amounts of each experiment: ``[E]`` each.
         took: times of the steps, ms: ``[E]``.
         kernel: constants of the kernel that all had.
-        kernel_amounts: amounts of its lookups and updates: ``[E]`` each.
     """
-    known = sum((kernel_amounts[name] * kernel[name] for name in kernel), np.zeros(len(took)))
-    return fit((*ENGINE, *FIXED), amounts, took, beside=known)
+    alone = {
+        of: sum((amounts[name] * kernel[name] for name in names), np.zeros(len(took)))
+        for of, names in IN_STEP.items()
+    }
+    return fit((*ENGINE, *FIXED, *IN_STEP), {**amounts, **alone}, took, least=dict.fromkeys(IN_STEP, 1.0))
+
+
+def in_step(kernel: Mapping[str, float], factors: Mapping[str, float]) -> dict[str, float]:
+    """A kernel's constants in a step, from those alone and the factors of :data:`IN_STEP`."""
+    return {name: _rounded(kernel[name] * factors[of]) for of, names in IN_STEP.items() for name in names}
 
 
 def calibrate(ranks: int, asked: Sequence[str] | None, note: Callable[[str], None]) -> Machine:
@@ -107,7 +113,7 @@ def calibrate(ranks: int, asked: Sequence[str] | None, note: Callable[[str], Non
         loads, took, others = _measured_steps(pool, ranks, first, cache_bytes)
         note("links")
         links = _measured_links(pool, ranks)
-    engine = fit_engine(loads, took, fits[first].constants, loads)
+    engine = fit_engine(loads, took, fits[first].constants)
     if ranks == 1:
         unmeasured["exchanges"] = "one rank exchanges nothing: measure with --ranks 2 or more"
     unmeasured["inter_host_bw"] = "all ranks are on one host"
@@ -116,14 +122,14 @@ def calibrate(ranks: int, asked: Sequence[str] | None, note: Callable[[str], Non
     return Machine(
         made=_made(ranks, time.monotonic() - start, others),
         cache_bytes=cache_bytes,
-        kernels={name: {key: _rounded(v) for key, v in own.constants.items()} for name, own in fits.items()},
+        kernels={name: in_step(own.constants, constants) for name, own in fits.items()},
         engine={name: constants[name] for name in ENGINE},
         fixed={name: constants[name] for name in FIXED},
         topology={"ddr_mem_bw": _rounded(memory), **{name: _rounded(value) for name, value in links.items()}},
         fits={
             **{f"{name} lookup": own.lookup.to_data() for name, own in fits.items()},
             **{f"{name} update": own.update.to_data() for name, own in fits.items()},
-            "engine": engine.to_data(),
+            "engine": {**engine.to_data(), **{f"{name}_factor": constants[name] for name in IN_STEP}},
         },
         unmeasured=unmeasured,
     )

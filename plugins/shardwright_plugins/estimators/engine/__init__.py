@@ -50,6 +50,7 @@ class Engine(Estimator):
     name: ClassVar[str] = "engine"
     measures: ClassVar[str] = PERFORMANCE
     depends_on_shape_only: ClassVar[bool] = True
+    preference: ClassVar[int] = 20
 
     def __init__(self, machine: str = "") -> None:
         self._file = machine

@@ -22,11 +22,13 @@ from shardwright.planning.options.search_space import ID_BYTES, filled_bags, vec
 from shardwright_plugins.estimators.engine.work import LookupWork
 
 _LENGTH_BYTES, _WEIGHT_BYTES, _VALUE_BYTES = 4, 4, 4
+ROWS_EFFORT = 2.0
+"""Time of a byte of touched rows beside one of batches, as the engine counts when it chooses a form."""
 
 INPUT = ("whole_id", "whole_bag", "cut_id", "cut_bag", "routed_shard")
 RESULTS = ("whole_result", "cut_result", "cut_vector", "copy_result")
 GRADIENTS = ("whole_gradient", "cut_gradient")
-COPIES = ("gathered_byte", "touched_byte", "dense_value", "copy_shard")
+COPIES = ("synchronised_byte", "copy_shard")
 ENGINE = (*INPUT, *RESULTS, *GRADIENTS, *COPIES)
 """Constants of the engine on a machine, whatever the kernel."""
 
@@ -91,8 +93,8 @@ class StepWork:
         return self._work(self.batches)
 
     def updates(self) -> LookupWork:
-        """The updates: of copies, each rank makes those of all ranks' batches, or adds up its own before the sum."""
-        return self._work(np.where(self.takes_dense, 1.0, float(self.topology.world_size)))
+        """The updates: a copy makes those of all batches, as far as gradients are not added up by rows before."""
+        return self._work(self.topology.world_size * np.where(self.is_copy, self.sent_share, 1.0))
 
     def _work(self, batches: Floats) -> LookupWork:
         options = self.options
@@ -130,29 +132,26 @@ class StepWork:
         }
 
     def _copies(self) -> dict[str, Floats]:
-        """Bytes and values that keep copies equal: the form of the fewest bytes, as the engine sends it."""
-        batch, rows, dense = self.form_bytes
-        takes_batch = self.is_synchronised & (batch <= np.minimum(rows, dense))
-        takes_rows = self.is_synchronised & ~takes_batch & ~self.takes_dense
-        values = self.options.num_rows * (self.options.num_columns + 1.0)
+        """Bytes that keep copies equal, of the form that the engine sends, and the copies."""
         others = float(self.topology.world_size - 1)
+        is_synchronised = self.is_copy & self.is_trained
         return {
-            "gathered_byte": np.where(takes_batch, batch * others, 0.0),
-            "touched_byte": np.where(takes_rows, rows * others, 0.0),
-            "dense_value": np.where(self.takes_dense, values, 0.0),
+            "synchronised_byte": np.where(is_synchronised, self.least_bytes * others, 0.0),
             "copy_shard": 1.0 * (self.is_copy & self.is_filled),
         }
 
     @cached_property
-    def is_synchronised(self) -> Bools:
-        """True for copies that are kept equal to others."""
-        return self.is_copy & self.is_trained & (self.topology.world_size > 1)
+    def least_bytes(self) -> Floats:
+        """Bytes that one rank sends another to keep a copy equal."""
+        batch, rows, dense = self.form_bytes
+        return np.where(ROWS_EFFORT * rows < np.minimum(batch, dense), rows, np.minimum(batch, dense))
 
     @cached_property
-    def takes_dense(self) -> Bools:
-        """True for copies whose dense gradient is the fewest bytes."""
-        batch, rows, dense = self.form_bytes
-        return self.is_synchronised & (dense < np.minimum(batch, rows))
+    def sent_share(self) -> Floats:
+        """The part of a batch's bytes that is sent: below 1 where gradients of rows are added up before."""
+        batch = self.form_bytes[0]
+        share: Floats = np.divide(self.least_bytes, batch, where=batch > 0, out=np.zeros_like(batch))
+        return share if self.topology.world_size > 1 else np.ones_like(share)
 
     @cached_property
     def form_bytes(self) -> tuple[Floats, Floats, Floats]:

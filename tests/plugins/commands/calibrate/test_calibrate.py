@@ -21,20 +21,22 @@ from shardwright_plugins.estimators.engine.machine import KERNEL, Machine, shipp
 from shardwright_plugins.estimators.engine.work import LOOKUP, UPDATE
 
 
-def test_fit_recovers_constants_beside_a_part_that_is_known() -> None:
+@pytest.mark.parametrize("least", [{}, {"a": 1.5}, {"a": 2.0, "c": 0.001}])
+def test_fit_recovers_constants(least: dict[str, float]) -> None:
     draw = np.random.default_rng(3)
     amounts = {name: draw.uniform(0, 10.0**power, 40) for power, name in enumerate("abc")}
     constants = {"a": 2.0, "b": 0.0, "c": 0.003}
-    beside = draw.uniform(0, 1, 40)
-    took = sum(amounts[name] * value for name, value in constants.items()) + beside
-    found = fit("abc", amounts, took, beside=beside)
+    took = sum(amounts[name] * value for name, value in constants.items())
+    found = fit("abc", amounts, took, least=least)
     assert found.constants == pytest.approx(constants, abs=1e-9)
     np.testing.assert_allclose(found.errors, 0, atol=1e-9)
 
 
-def test_fit_never_gives_a_constant_below_zero() -> None:
+def test_fit_never_gives_a_constant_below_its_bound() -> None:
     amounts = {"a": np.array([1.0, 2, 3]), "b": np.array([0.0, 1, 2])}
-    assert min(fit("ab", amounts, np.array([3.0, 2, 1])).constants.values()) >= 0
+    found = fit("ab", amounts, np.array([3.0, 2, 1]), least={"b": 0.5}).constants
+    assert found["a"] >= 0
+    assert found["b"] >= 0.5
 
 
 def test_fit_of_a_time_that_is_none_is_refused() -> None:

@@ -25,6 +25,8 @@ from shardwright.planning.tables.workload import Workload
 
 _TYPES_A_PLAN = (1, 1, 2, 3, 100)
 """Number of sharding types that a drawn plan has at most, in turn."""
+_SECONDS = 1.0
+"""Limit of a proposer's search; the plan of an estimator has the planner's own."""
 _PREFERRED_KERNEL = 0.75
 """Part of the drawn plans in which all tables have the kernel that planners prefer."""
 
@@ -66,9 +68,10 @@ def candidates(
 
     for estimator in estimators:
         add(f"planned by {estimator}", _planner(workload, topology, estimator), (estimator,))
+    planned = (len(found) + count) // 2  # the other half is drawn
     for proposer in host().proposers.names:
         for estimator in estimators:
-            if len(found) >= count:
+            if len(found) >= planned:
                 break
             try:
                 add(f"{proposer} by {estimator}", _planner(workload, topology, estimator, proposer))
@@ -91,6 +94,7 @@ def _planner(
         constraints=workload.constraints,
         estimator=estimator,
         proposer=proposer,
+        seconds=None if proposer is None else _SECONDS,
         storage_reservation=0.0,
         progress=False,
     )

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from typer.testing import CliRunner
@@ -20,10 +21,12 @@ from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.planning.planner import TablePlanner
 from shardwright.planning.report.report import Report
 from shardwright.planning.tables.spec import TableSpec
+from shardwright.planning.watch import Watch
 from shardwright_testing.plugins_under_test import installed
 
 _LONGEST_HELP = 100  # characters: the help of a command fits on its line of the list
 _TITLE = "A plan of two tables"
+_AN_AGE_MS = 1e12
 _TIMEOUT_S = 200  # seconds that a module may take to be imported on a loaded machine
 
 # Imports what offers the extension, and prints the modules that are there afterwards and heavy.
@@ -122,9 +125,19 @@ def _check_check(check: Extension) -> None:
         assert isinstance(finding, Finding), f"{check.name}: yields {finding!r}, which is no Finding"
 
 
+def _check_proof(proof: Extension) -> None:
+    """Check that it does not believe without a proof that no plan of two tables takes less than an age."""
+    space = _planned()[1].space
+    with suppress(KeyError, TypeError, ValueError, AttributeError):  # are errors of certificates
+        told = proof.load()(space, _AN_AGE_MS, {}, Watch())
+        assert isinstance(told, str), f"{proof.name}: must return a text, got {told!r}"
+        assert told, f"{proof.name}: believes without data that no plan takes less than {_AN_AGE_MS:.0e} ms"
+
+
 _POINTS: Mapping[str, Callable[[Extension], None]] = {
     COMMAND: _check_command,
     "check": _check_check,
+    "proof": _check_proof,
     "refinement": _check_refinement,
     "report": _check_report,
 }

@@ -48,7 +48,7 @@ class ProposerTests:
         @given(_table_lists(), st.integers(1, 4), st.integers(18, 26))
         def check(tables: list[TableSpec], ranks: int, log_bytes: int) -> None:
             space = _space(tables, ranks=ranks, capacity_bytes=1 << log_bytes)
-            result = search(space, [proposer], _partitioner())
+            result = search(space, [proposer], _partitioner(), host().extensions)
             assert result.num_proposals > 0 or log_bytes < 26, (
                 f"{proposer.name}: proposes nothing for {len(tables)} tables that fit"
             )
@@ -113,7 +113,7 @@ class ProposerTests:
         done: list[Any] = []
 
         def run() -> None:
-            done.append(search(space, [proposer], _partitioner(), watch=Watch(seconds=0)))
+            done.append(search(space, [proposer], _partitioner(), host().extensions, watch=Watch(seconds=0)))
 
         thread = threading.Thread(target=run, daemon=True)
         thread.start()

@@ -38,7 +38,7 @@ class Memory(sw.Estimator):
     name, measures, depends_on_shape_only = "broken_memory", "storage", True
 
     def estimate(self, options: Any, topology: Any) -> Any:
-        return {topology.device_tier: np.ones(options.num_shards)}
+        return {topology.tier_of("device"): np.ones(options.num_shards)}
 
 
 class Search(sw.Proposer):

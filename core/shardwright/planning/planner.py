@@ -245,7 +245,12 @@ class TablePlanner:
             raise impossible
         with watch.interruptible():
             result = search(
-                space, plugins.proposers, plugins.partitioner, last_resorts=plugins.last_resorts, watch=watch
+                space,
+                plugins.proposers,
+                plugins.partitioner,
+                plugins.plugin_host.extensions,
+                last_resorts=plugins.last_resorts,
+                watch=watch,
             )
             return Outcome(request, space, result)
 

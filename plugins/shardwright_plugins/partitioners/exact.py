@@ -8,10 +8,10 @@ import numpy as np
 
 from shardwright.contracts.partitioner import Partitioner
 from shardwright.planning.arrays import FREE, NO_GANG, Floats, Ints
-from shardwright.planning.proof.solver import Entries, MixedProgram
 from shardwright.planning.search.placement import Misfit, ProposedShards
 from shardwright.planning.watch import Watch
 from shardwright_plugins.partitioners.longest_first import LongestFirst, as_bins
+from shardwright_plugins.proposers.proving.solver import Entries, MixedProgram
 
 # The nodes of the solver's tree, times columns; and the seconds that only far slower machines need.
 _NODE_COLUMNS, _LEAST_NODES, _MOST_NODES = 100_000, 20, 1000

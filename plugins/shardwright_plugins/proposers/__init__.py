@@ -2,8 +2,24 @@
 
 from __future__ import annotations
 
-from shardwright.contracts import Proposer
+from collections.abc import Callable
+from typing import Any
+
+from shardwright.contracts import Extension, Proposer
 from shardwright.hookspecs import hookimpl
+
+
+class ProgramProof(Extension):
+    """Checks bounds that a mixed-integer program proves."""
+
+    name = "proof:program"
+    help = "States the problem as a mixed-integer program once more, and solves it."
+
+    def load(self) -> Callable[..., Any]:
+        """The function that checks a certificate."""
+        from shardwright_plugins.proposers.proving.proof import why_unproven
+
+        return why_unproven
 
 
 @hookimpl
@@ -16,3 +32,9 @@ def shardwright_proposers() -> list[type[Proposer]]:
     from shardwright_plugins.proposers.uniform import Uniform
 
     return [DynamicProgramming, Greedy, GridSearch, Proving, Uniform]
+
+
+@hookimpl
+def shardwright_extensions() -> list[type[Extension]]:
+    """Offer the checker of what the proposer ``proving`` proves by a program."""
+    return [ProgramProof]

@@ -141,7 +141,12 @@ def _searched(space: SearchSpace, problem: Problem, without: frozenset[str], sec
     watch, start = _CpuWatch(seconds, clock=time.process_time), time.process_time()
     watch._wall_s = time.monotonic()
     found = search(
-        space, plugins.proposers, plugins.partitioner, last_resorts=plugins.last_resorts, watch=watch
+        space,
+        plugins.proposers,
+        plugins.partitioner,
+        plugins.plugin_host.extensions,
+        last_resorts=plugins.last_resorts,
+        watch=watch,
     )
     return {
         "value_ms": found.feedback.value_ms,

@@ -100,7 +100,12 @@ def _searched(
 ) -> dict[str, Any]:
     start = time.process_time()
     result = search(
-        space, plugins.proposers, plugins.partitioner, last_resorts=plugins.last_resorts, watch=watch
+        space,
+        plugins.proposers,
+        plugins.partitioner,
+        plugins.plugin_host.extensions,
+        last_resorts=plugins.last_resorts,
+        watch=watch,
     )
     seconds = time.process_time() - start
     value, bound = result.feedback.value_ms, result.lower_bound_ms

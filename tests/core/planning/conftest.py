@@ -116,7 +116,7 @@ class Weights(Estimator):
         for (code, rows), shards in fold_requests(options).items():
             kernel, request = options.requests[code]
             used[shards] = options.compute_kernels[kernel].memory_bytes(request, rows)["device"]
-        return {topology.device_tier: used}
+        return {topology.tier_of("device"): used}
 
 
 class EachAlone(Proposer):

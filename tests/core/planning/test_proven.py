@@ -65,9 +65,14 @@ def test_proven_certificate_of_a_lesser_time_does_not_prove_the_claim():
     assert "the certificate is for z_ms = 0.5" in report.result.refused[0]
 
 
+def test_proven_certificate_that_nothing_here_checks_is_refused():
+    _, report = planned(Claims(1.0, {"z_ms": 1.0, "spread_ms": 0.5}))
+    assert "no proof 'spread_ms'. Known: multipliers" in report.result.refused[0]
+
+
 def test_proven_certificate_in_no_language_of_proofs_raises_with_the_proposer():
     with pytest.raises(PlanningError, match=r"proposer 'claims' broke its contract: the certificate is malf"):
-        planned(Claims(1.0, {"z_ms": 1.0, "spread_ms": 0.5}))
+        planned(Claims(1.0, {"z_ms": 1.0, "multipliers": 0.5}))
 
 
 def test_proven_lesser_bound_is_passed_over_unchecked():

@@ -32,7 +32,7 @@ class Device(Marks):
 
     def put(self) -> Query:
         before = list(self.queue)
-        return lambda: all(work.is_completed() and work.exception() is None for work in before)
+        return lambda: all(work.is_completed() and work.is_success() for work in before)
 
     def put_again(self) -> Query:
         return self.put()

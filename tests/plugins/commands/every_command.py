@@ -31,6 +31,7 @@ COMMANDS = {
     "diff": "plan.json plan.json",
     "layouts": "--types row_wise --ranks 2 --rows 8 --dim 64",
     "docs": "engine",
+    "profile": "workloads/little.json ids.parquet --output rules.json",
     "doctor": "",
     "plugins": "",
     "plugin new": "acme --kind codec --output made",
@@ -69,11 +70,14 @@ def run(command: str, arguments: str) -> tuple[int, str]:
 
 
 def _main() -> None:
+    import pyarrow.parquet
     import torch
 
     Path("workloads").mkdir()
     Path("workloads/little.json").write_text(json.dumps(WORKLOAD))
     torch.save({"bags.embedding_bags.t0.weight": torch.zeros(10, 4)}, "weights.pt")
+    ids = pyarrow.table({f"t{i}_f0": [number % 7 for number in range(200)] for i in range(6)})
+    pyarrow.parquet.write_table(ids, "ids.parquet")
     host().fingerprint()
     printed = {name: run(name, arguments) for name, arguments in COMMANDS.items()}
     Path("printed.json").write_text(json.dumps({"names": sorted(names()), "printed": printed}))

@@ -13,6 +13,7 @@ from tests.plugins.compute_kernels.test_row_cache import ALGORITHMS, bags_of
 
 import shardwright as sw
 from shardwright.planning.tables.optimizers import OptimizerSpec
+from shardwright_plugins.profiles import cache_statistics
 
 ROWS, BATCH, SAMPLE, WARM, MEASURED = 8_000, 400, 150, 50, 50
 
@@ -51,7 +52,7 @@ def test_predicted_hit_rate_on_zipf_ids_is_the_measured_one_within_2_percent(
 ) -> None:
     """The sample comes first; what is measured are later batches."""
     batches = zipf_batches(exponent, SAMPLE + WARM + MEASURED)
-    stats = sw.EmbeddingOffloadStats.from_batches(batches[:SAMPLE], ROWS, algorithm=algorithm)
+    stats = cache_statistics(batches[:SAMPLE], ROWS, algorithm=algorithm)
     cache = sw.CacheParams(load_factor, algorithm, stats)
     assert 1 - cache.miss_rate == pytest.approx(measured_hit_rate(batches, cache, SAMPLE + WARM), abs=0.02)
     assert stats.expected_lookups == pytest.approx(np.mean([len(set(own)) for own in batches]), rel=0.02)

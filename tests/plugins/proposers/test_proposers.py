@@ -27,7 +27,7 @@ def space_of(tables, *, ranks=2, ddr_cap=1 << 30, batch_size=256, ids_per_bag=1.
 
 def run(space, *names):
     proposers = [host().proposers.create(name) for name in names]
-    return search(space, proposers, host().partitioners.create("greedy_perf"))
+    return search(space, proposers, host().partitioners.create("greedy_perf"), host().extensions)
 
 
 def types_of(space, proposal):

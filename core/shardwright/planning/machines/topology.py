@@ -369,15 +369,6 @@ class Topology:
         return group
 
     @property
-    def device_tier(self) -> str:
-        """The tier that is the compute device's own memory.
-
-        Raises:
-            UnsupportedError: ranks have different devices.
-        """
-        return self.tier_of("device")
-
-    @property
     def device_tiers(self) -> tuple[str, ...]:
         """The tier that is each rank's device's own memory: ``W``."""
         own = {device: self.tier_of("device", device) for device in self.device_types}

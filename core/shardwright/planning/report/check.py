@@ -16,11 +16,9 @@ from attrs import evolve, field, frozen
 
 from shardwright.errors import PlanError
 from shardwright.host.plugin_host import host
-from shardwright.planning.arrays import Ints
 from shardwright.planning.plan.plan import ShardingPlan
-from shardwright.planning.proof.checker import TOLERANCE, why_unproven
+from shardwright.planning.proofs import TOLERANCE, why_unproven
 from shardwright.planning.report.rederived import Rederived
-from shardwright.planning.search.objectives import OBJECTIVES
 from shardwright.planning.text import bytes_text
 from shardwright.planning.watch import gap_of
 
@@ -56,23 +54,25 @@ def check_plan(plan: ShardingPlan) -> CheckedPlan:
     """
     again = Rederived.of(plan, host())
     claims = plan.document.get("objective", {})
-    added = _AddedUp.of(again)
-    problems = [*added.unknown]
+    problems = again.unknown_tables()
     misstatements: list[str] = []
-    if added.value_ms is not None:
-        problems += [*_memory_problems(again, added.used_bytes), *_rule_problems(again, added.ranks)]
-        misstatements += _value_misstatements(claims, added.value_ms)
+    value_ms = None
+    if not problems:
+        placed = again.placed_plan()
+        value_ms = placed.value_ms
+        problems += [*_memory_problems(again, placed.used_bytes), *_rule_problems(again)]
+        misstatements += _value_misstatements(claims, value_ms)
     bound = float(claims.get("lower_bound_ms") or 0.0)
     if bound > 0:
-        reason = why_unproven(again.space, bound, claims.get("certificate") or {})
+        reason = why_unproven(again.space, bound, claims.get("certificate") or {}, host().extensions)
         if reason:
             misstatements.append(f"the bound of {bound} ms is not proven: {reason}")
             bound = 0.0
     misstatements += _gap_misstatements(claims)
-    if added.value_ms is not None and bound > added.value_ms * (1 + TOLERANCE):
-        misstatements.append(f"the bound of {bound} ms is above the plan's own value of {added.value_ms} ms")
+    if value_ms is not None and bound > value_ms * (1 + TOLERANCE):
+        misstatements.append(f"the bound of {bound} ms is above the plan's own value of {value_ms} ms")
         bound = 0.0
-    return CheckedPlan([*problems, *misstatements], misstatements, added.value_ms, bound)
+    return CheckedPlan([*problems, *misstatements], misstatements, value_ms, bound)
 
 
 def real_value_ms(plan: ShardingPlan) -> float | None:
@@ -81,11 +81,10 @@ def real_value_ms(plan: ShardingPlan) -> float | None:
     Raises:
         ShardwrightError: the planner cannot be asked the same here, for a plugin is missing, say.
     """
-    return (
-        _AddedUp.of(Rederived.of(plan, host())).value_ms
-        if "tables" in plan.document.get("inputs", {})
-        else None
-    )
+    if "tables" not in plan.document.get("inputs", {}):
+        return None
+    again = Rederived.of(plan, host())
+    return None if again.unknown_tables() else again.placed_plan().value_ms
 
 
 def is_stated(value_ms: float, plan: ShardingPlan) -> bool:
@@ -129,42 +128,6 @@ def _gap_misstatements(claims: Mapping[str, Any]) -> Iterator[str]:
         yield f"the document says gap = {gap}; its value_ms and lower_bound_ms make {real}"
 
 
-@frozen(eq=False)
-class _AddedUp:
-    """The costs and the memory of a plan's shards, added up again.
-
-    Args:
-        ranks: ranks of all shards of each table.
-        used_bytes: bytes on each rank: ``[W, M]``.
-        value_ms: the objective; ``None`` where shards are those of no option.
-        unknown: tables whose shards are those of no option, a sentence each.
-    """
-
-    ranks: list[list[int]]
-    used_bytes: Ints
-    value_ms: float | None = None
-    unknown: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, again: Rederived) -> _AddedUp:
-        chosen, ranks = again.match()
-        tables = again.options.all_tables
-        unknown = [again.unknown_text(t) for t, option in zip(tables, chosen, strict=True) if option is None]
-        used = np.zeros_like(again.space.capacity_bytes)
-        if unknown:
-            return cls(ranks, used, unknown=tuple(unknown))
-        options, world_size = again.options, len(used)
-        runs = [options.shards_of(option) for option in chosen if option is not None]
-        shard = np.concatenate([np.repeat(np.arange(r.start, r.stop), options.count[r]) for r in runs])
-        places = np.concatenate([np.asarray(own, dtype=np.int64) for own in ranks])
-        np.add.at(used, places, again.space.memory_bytes[shard])
-        phases = {
-            phase: np.bincount(places, weights=cost[shard], minlength=world_size).astype(np.float64)
-            for phase, cost in again.space.phases.items()
-        }
-        return cls(ranks, used, OBJECTIVES[again.space.objective](phases))
-
-
 def _memory_problems(again: Rederived, used: Any) -> Iterator[str]:
     for rank, tier in np.argwhere(used > again.space.capacity_bytes).tolist():
         yield (
@@ -173,6 +136,6 @@ def _memory_problems(again: Rederived, used: Any) -> Iterator[str]:
         )
 
 
-def _rule_problems(again: Rederived, ranks: list[list[int]]) -> list[str]:
-    broken = again.space.rules.broken(dict(enumerate(ranks))) if again.space.rules else ""
+def _rule_problems(again: Rederived) -> list[str]:
+    broken = again.space.rules.broken(dict(enumerate(again.match[1]))) if again.space.rules else ""
     return [f"the constraints are not kept: {broken}"] if broken else []

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -93,15 +94,20 @@ class Rederived:
         """Return the plan's sharding of a table."""
         return self.plan.plan[table.module][table.name]
 
+    @cached_property
     def match(self) -> tuple[list[int | None], list[list[int]]]:
-        """Match each table with its option in the plan, if it is one, and its ranks in that option's order."""
+        """The option of each table in the plan, if it is one, and its ranks in that option's order."""
+        distinct = self.options.distinct_table.tolist()
         found = [
-            matched_option(self.options, distinct, self.sharding(table))
-            for table, distinct in zip(
-                self.options.all_tables, self.options.distinct_table.tolist(), strict=True
-            )
+            matched_option(self.options, own, self.sharding(table))
+            for table, own in zip(self.options.all_tables, distinct, strict=True)
         ]
         return [option for option, _ in found], [ranks for _, ranks in found]
+
+    def unknown_tables(self) -> list[str]:
+        """List the tables whose shards are those of no option, a sentence each."""
+        pairs = zip(self.options.all_tables, self.match[0], strict=True)
+        return [self._unknown_text(table) for table, option in pairs if option is None]
 
     def placed_plan(self) -> PlacedPlan:
         """The plan with its loads.
@@ -109,13 +115,12 @@ class Rederived:
         Raises:
             PlanError: the shards of a table are those of no option, so that they have no cost.
         """
-        chosen, ranks = self.match()
-        for table, option in zip(self.options.all_tables, chosen, strict=True):
-            if option is None:
-                raise PlanError(self.unknown_text(table))
+        for unknown in self.unknown_tables():
+            raise PlanError(unknown)
+        chosen, ranks = self.match
         return placed_plan(self.space, np.array(chosen, dtype=np.int64), ranks)
 
-    def unknown_text(self, table: TableSpec) -> str:
+    def _unknown_text(self, table: TableSpec) -> str:
         """Say that the shards of a table are those of no option."""
         sharding = self.sharding(table)
         return (

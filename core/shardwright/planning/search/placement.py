@@ -154,7 +154,7 @@ class Proven:
     Args:
         bound_ms: the time.
         certificate: the proof, JSON data: ``{"z_ms": time, ...}`` in the language of
-            :mod:`shardwright.planning.proof.checker`, which goes through it before it is believed.
+            :mod:`shardwright.planning.proofs`, which goes through it before it is believed.
     """
 
     bound_ms: float = 0.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Generator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from attrs import define, evolve, field, frozen
@@ -16,7 +16,7 @@ from shardwright.errors import PlanError, PlanningError, UnknownPluginError
 from shardwright.planning.arrays import FREE, NO_GANG, Ints
 from shardwright.planning.options.search_space import SearchSpace
 from shardwright.planning.plugin_calls import calling, check_answer, whole_numbers
-from shardwright.planning.proof.checker import why_unproven
+from shardwright.planning.proofs import why_unproven
 from shardwright.planning.search.objectives import OBJECTIVES, phase_loads
 from shardwright.planning.search.placement import (
     Feedback,
@@ -30,6 +30,10 @@ from shardwright.planning.search.placement import (
 )
 from shardwright.planning.search.ruled_placement import broken_rule, place_within
 from shardwright.planning.watch import Watch
+
+if TYPE_CHECKING:
+    from shardwright.contracts.extension import Extension
+    from shardwright.host.registry import Registry
 
 MAX_PROPOSALS = 2000
 """Largest number of different proposals of each proposer that are tried."""
@@ -91,6 +95,7 @@ class _Search:
     space: SearchSpace
     partitioner: Partitioner
     watch: Watch
+    extensions: Registry[Extension]
     proven: Proven = field(factory=Proven)
     refused: list[str] = field(factory=list)
     tried: dict[bytes, Feedback] = field(factory=dict)
@@ -116,7 +121,7 @@ class _Search:
         if not claim.bound_ms > self.proven.bound_ms:
             return
         try:
-            reason = why_unproven(self.space, claim.bound_ms, claim.certificate, watch=self.watch)
+            reason = why_unproven(self.space, claim.bound_ms, claim.certificate, self.extensions, self.watch)
         except PlanError as error:
             raise PlanningError(f"proposer {proposer!r} broke its contract: {error}") from error
         if not reason:
@@ -161,6 +166,7 @@ def search(
     space: SearchSpace,
     proposers: Sequence[Proposer],
     partitioner: Partitioner,
+    extensions: Registry[Extension],
     *,
     max_proposals: int = MAX_PROPOSALS,
     last_resorts: Sequence[Partitioner] = (),
@@ -172,6 +178,7 @@ def search(
         space: options, costs, capacities.
         proposers: proposers in the order they run; of equal plans the first found is kept.
         partitioner: places each proposal.
+        extensions: the installed extensions, of which some check proofs.
         max_proposals: largest number of proposals of each proposer, proposals tried before not counted.
         last_resorts: partitioners that place the proposals that came nearest, where none fitted.
         watch: told of progress, and asked whether to end; no limit by default.
@@ -179,7 +186,7 @@ def search(
     Raises:
         PlanningError: a proposer or the partitioner broke its contract.
     """
-    state = _Search(space, partitioner, watch or Watch())
+    state = _Search(space, partitioner, watch or Watch(), extensions)
     for proposer in proposers:
         _run(state, proposer, max_proposals)
     if state.proposal is None and state.proven.bound_ms <= space.most_ms:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Mapping, Set
 from numbers import Real
 from typing import Any
 
@@ -73,39 +73,6 @@ class EmbeddingOffloadStats(CacheStatistics):
     expected_lookups: float = field(validator=_not_negative)
     mrc_hist_counts: tuple[float, ...] = field(converter=_counts)
     height: int = field(validator=not_negative)
-
-    @classmethod
-    def from_batches(
-        cls, batches: Iterable[Any], num_embeddings: int, *, algorithm: str = "lru", num_bins: int = 1000
-    ) -> EmbeddingOffloadStats:
-        """Statistics measured on a sample of batches, the first half of which fills the cache.
-
-        Caches larger than the number of rows that the sample has seen are taken to miss what was never seen before.
-
-        Args:
-            batches: a table's ids in each batch of all ranks together, as arrays or lists; in the order of training.
-            num_embeddings: rows of the table.
-            algorithm: rule of eviction, ``"lru"`` or ``"lfu"``.
-            num_bins: sizes of caches to tell apart, from none to all rows.
-
-        Raises:
-            InvalidInputError: there are fewer than two batches, or an id is no row of the table.
-
-        Example:
-            >>> from shardwright import EmbeddingOffloadStats
-            >>> batches = [[0, 1, 2], [0, 1, 3], [0, 1, 4], [0, 1, 5]]
-            >>> stats = EmbeddingOffloadStats.from_batches(batches, 10)
-            >>> stats.expected_lookups, round(stats.expected_miss_rate(0.4), 2)
-            (3.0, 0.33)
-        """
-        from shardwright.planning.tables import cache_sampling
-
-        ids = cache_sampling.distinct_ids(batches, num_embeddings)
-        sizes = cache_sampling.sizes_that_hit(ids, num_embeddings, _algorithm(algorithm))
-        counts = cache_sampling.histogram(sizes, num_embeddings, min(num_bins, num_embeddings))
-        hits = np.cumsum(counts) / max(1, len(sizes))
-        lookups = float(np.mean([len(own) for own in ids[len(ids) // 2 :]]))
-        return cls(float(1 - hits.mean()), lookups, tuple(counts.tolist()), num_embeddings)
 
     def expected_miss_rate(self, load_factor: float) -> float:
         """One minus the hits of all bins below the cache's size; all miss where the cache holds less than a row."""

@@ -191,7 +191,7 @@ def run_suite(suite: Suite, *, json: bool, keep_going: bool, path: Path | None =
     """
     from rich.console import Console
 
-    from shardwright.cli.progress import track
+    from shardwright_plugins.commands._progress import track
     from shardwright_plugins.commands.bench.suite import run_to_the_end, write_json
     from shardwright_plugins.commands.bench.table import bench_table
 

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from shardwright import InvalidInputError, SavedCheckpoint, ShardingEnv, load_checkpoint, save_checkpoint
-from shardwright.cli.progress import track
 from shardwright.host import host
 from shardwright.runtime.checkpoint.folder import has_checkpoint
+from shardwright_plugins.commands._progress import track
 from shardwright_plugins.commands.demo.examples import Examples, Source
 from shardwright_plugins.commands.demo.metrics import ClickMetrics
 from shardwright_plugins.commands.demo.model import Batch, ShardedDLRM, count_collectives

@@ -7,8 +7,8 @@ counted, not told apart. It minimises ``v``, the largest rank's time in parts of
 
     sum of the counts at rank r times what each takes of r's time  <=  v,    of r's memory  <=  1
 
-The solver's own bound is the proof; :mod:`shardwright.planning.proof.program` states the program anew and solves it
-again.
+The solver's own bound is the proof; :mod:`shardwright_plugins.proposers.proving.proof` states the program anew and
+solves it again.
 
 Legend: W ranks, H hosts of L ranks, D dimensions (time, then memory tiers), N columns.
 """
@@ -22,10 +22,10 @@ from attrs import define, field, frozen
 
 from shardwright.planning.arrays import FREE, NO_GANG, Floats, Ints
 from shardwright.planning.options.search_space import SearchSpace
-from shardwright.planning.proof.solver import Entries, MixedProgram
 from shardwright.planning.search.placement import Proven
 from shardwright.planning.watch import Watch
 from shardwright_plugins.proposers.proving.effort import Effort
+from shardwright_plugins.proposers.proving.solver import Entries, MixedProgram
 
 # The solver is exact to a millionth; a bound is lowered by this part, so that the check comes to no other end.
 _TOLERANCE = 1e-5

@@ -86,7 +86,7 @@ def test_explain_unknown_table_raises_with_the_nearest():
 
 def test_check_of_a_bound_above_the_value_says_so_whatever_its_proof(monkeypatch):
     monkeypatch.setattr(
-        "shardwright.planning.report.check.why_unproven", lambda space, bound, certificate: ""
+        "shardwright.planning.report.check.why_unproven", lambda space, bound, certificate, registry: ""
     )
     document = json.loads(planned().to_json())
     document["objective"].update(lower_bound_ms=2 * document["objective"]["value_ms"], gap=0.0)

@@ -27,7 +27,8 @@ def space_of(tables=TABLES, *, ddr_cap=10_000, ranks=2, local_world_size=None):
 
 
 def run(space, proposer, partitioner=None, **limits):
-    return search(space, [proposer], partitioner or host().partitioners.create("first_fit"), **limits)
+    partitioner = partitioner or host().partitioners.create("first_fit")
+    return search(space, [proposer], partitioner, host().extensions, **limits)
 
 
 class Fixed(Proposer):

@@ -204,6 +204,12 @@ MUTANTS = [
         r"yields 'fine', which is no Finding",
     ),
     (
+        wrong_extensions.BelievesAnything,
+        "ExtensionTests",
+        "test_extension_does_what_its_point_asks",
+        r"believes without data that no plan takes less than 1e\+12 ms",
+    ),
+    (
         wrong_extensions.OtherEachTime,
         "ExtensionTests",
         "test_extension_does_what_its_point_asks",

@@ -44,6 +44,13 @@ class NoFinding(RightExtension):
         return lambda: ["fine"]
 
 
+class BelievesAnything(RightExtension):
+    name = "proof:anything"
+
+    def load(self) -> Callable[..., Any]:
+        return lambda space, z_ms, data, watch: ""
+
+
 class OtherEachTime(RightExtension):
     name = "refinement:other_each_time"
     calls = 0

@@ -17,7 +17,7 @@ from shardwright.planning.layouts.row_maps import RowsRange
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.enumeration import enumerate_options
 from shardwright.planning.options.search_space import SearchSpace, estimate_costs
-from shardwright.planning.proof.checker import why_unproven
+from shardwright.planning.proofs import why_unproven
 from shardwright.planning.search.placement import propose
 from shardwright.planning.tables.constraints import Constraints
 from shardwright.planning.tables.spec import TableSpec
@@ -102,7 +102,7 @@ def test_bound_is_never_above_the_best_plan_and_is_proven_again(rows, capacity, 
         for part in trials:
             prover.choice(part * best)
         assert prover.bound_ms <= best * (1 + 1e-9)
-        assert why_unproven(space, prover.bound_ms, prover.proven.certificate) == ""
+        assert why_unproven(space, prover.bound_ms, prover.proven.certificate, host().extensions) == ""
 
 
 def test_bound_where_nothing_fits_is_none():

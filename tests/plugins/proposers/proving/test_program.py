@@ -10,7 +10,8 @@ from tests.drawn import drawn
 from tests.plugins.proposers.proving.test_bounds import best_by_trying_all, space_of
 
 from shardwright.errors import PlanError
-from shardwright.planning.proof.checker import why_unproven
+from shardwright.host import host
+from shardwright.planning.proofs import why_unproven
 from shardwright.planning.search.placement import propose
 from shardwright.planning.watch import Watch
 from shardwright_plugins.proposers.proving.effort import Effort
@@ -75,12 +76,12 @@ def test_certificate_of_a_program_is_proven_again_and_a_higher_claim_is_not():
     program = Program.of(space, 2 * best, most_columns=1000)
     data = solved(program)[0].certificate
     assert data["z_ms"] == pytest.approx(best, rel=PRECISION + 1e-4)
-    assert why_unproven(space, data["z_ms"], data) == ""
+    assert why_unproven(space, data["z_ms"], data, host().extensions) == ""
     for part in (1.1, 3):
-        told = why_unproven(space, part * best, {**data, "z_ms": part * best})
+        told = why_unproven(space, part * best, {**data, "z_ms": part * best}, host().extensions)
         assert "the solver proves" in told
     with pytest.raises(PlanError, match="malformed"):
-        why_unproven(space, best, {"z_ms": best, "program": {}})
+        why_unproven(space, best, {"z_ms": best, "program": {}}, host().extensions)
 
 
 @drawn(
@@ -94,7 +95,9 @@ def test_no_plan_below_a_time_is_proven_anew_up_to_the_best_plans_and_not_beyond
     space = space_of(rows, capacity=capacity)
     best = best_by_trying_all(space)
     claim = best * part if np.isfinite(best) else 1e6
-    told = why_unproven(space, claim, {"z_ms": claim, "program": {"nodes": 1, "precision": PRECISION}})
+    told = why_unproven(
+        space, claim, {"z_ms": claim, "program": {"nodes": 1, "precision": PRECISION}}, host().extensions
+    )
     assert (told == "") == (claim < best)
 
 
@@ -103,11 +106,19 @@ def test_certificate_of_a_program_is_proven_without_the_searchs_program(monkeypa
     program = Program.of(space, 2 * best_by_trying_all(space), most_columns=1000)
     data = solved(program)[0].certificate
     monkeypatch.setattr(Program, "__init__", None)
-    assert why_unproven(space, data["z_ms"], data) == ""
+    assert why_unproven(space, data["z_ms"], data, host().extensions) == ""
 
 
 def test_certificate_of_a_program_whose_tables_have_no_option_within_it_is_proven():
     space = space_of([50])
     least = float(space.largest_cost_ms.min())
     data = {"z_ms": least / 2, "program": {"nodes": 0, "precision": PRECISION}}
-    assert why_unproven(space, least / 2, data) == ""
+    assert why_unproven(space, least / 2, data, host().extensions) == ""
+
+
+@pytest.mark.parametrize("nodes", [-1, 10**30])
+def test_certificate_of_absurd_nodes_is_tried_with_what_there_may_be(nodes):
+    space = space_of([50])
+    claim = 1.01 * float(space.largest_cost_ms.min())
+    data = {"z_ms": claim, "program": {"nodes": nodes, "precision": PRECISION}}
+    assert "the solver proves" in why_unproven(space, claim, data, host().extensions)

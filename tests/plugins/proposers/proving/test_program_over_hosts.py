@@ -14,8 +14,9 @@ from tests.plugins.proposers.proving.test_bounds import prover_of
 from tests.plugins.proposers.proving.test_program import PRECISION, solved, value_of
 from tests.plugins.proposers.spaces import costed
 
+from shardwright.host import host
 from shardwright.planning.machines.topology import Topology
-from shardwright.planning.proof.checker import why_unproven
+from shardwright.planning.proofs import why_unproven
 from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
 from shardwright.planning.tables.spec import TableSpec
 from shardwright_plugins.proposers.proving.program import Program
@@ -94,7 +95,7 @@ def test_program_over_hosts_of_tables_that_are_alike_is_exact():
     assert is_any_plan_within(space, value * (1 + 1e-6))
     assert not is_any_plan_within(space, value * (1 - PRECISION - 1e-4))
     data = proven.certificate
-    assert why_unproven(space, data["z_ms"], data) == ""
+    assert why_unproven(space, data["z_ms"], data, host().extensions) == ""
 
 
 @pytest.mark.parametrize("times", [1.01, 2, 1000])
@@ -109,4 +110,4 @@ def test_program_of_more_gangs_on_a_host_than_there_are_tables_proves_nothing_fa
     value = value_of(space, plan)
     assert len(set(space.options.gang[space.options.shards_of(int(plan[0][0]))].tolist())) > 2
     claim = {"z_ms": value * times, "program": {"nodes": 10, "precision": 2.5e-3}}
-    assert "the solver proves" in why_unproven(space, value * times, claim)
+    assert "the solver proves" in why_unproven(space, value * times, claim, host().extensions)

@@ -56,7 +56,7 @@ def space_of(shapes, *, ranks, mib, local=None):
 
 def found_in(space):
     create = host().proposers.create
-    return search(space, [create("proving")], host().partitioners.create("longest_first"))
+    return search(space, [create("proving")], host().partitioners.create("longest_first"), host().extensions)
 
 
 @drawn(
@@ -218,5 +218,6 @@ def test_proving_without_time_finds_a_plan_where_large_shards_leave_no_room():
     rows = (10 ** random.triangular(2.0, 4.0, 7.5, size=200)).astype(int).tolist()
     space = space_of([(each, 16) for each in rows], ranks=16, mib=590)
     create = host().proposers.create
-    found = search(space, [create("proving")], host().partitioners.create("longest_first"), watch=Watch(0.0))
+    partitioner = host().partitioners.create("longest_first")
+    found = search(space, [create("proving")], partitioner, host().extensions, watch=Watch(0.0))
     assert np.isfinite(found.feedback.value_ms)

@@ -325,7 +325,7 @@ def _by_element(func: Any, name: str, args: Any, kwargs: Any) -> Any:
     plain, is_many = name.removeprefix("_foreach_").rstrip("_"), name.startswith("_foreach_")
     if plain == "detach":
         return ShardGradient(own.part, own.local, own.shape, own.rows, own.whole)
-    is_in_place = torch.Tag.inplace in func.tags
+    is_in_place = name.endswith("_")  # as torch names them; it has no tag of them before 2.13
     is_local = (is_many and plain != "max") or torch.Tag.pointwise in func.tags or plain in _LOCAL
     if not is_local or any(_misses_rows(each, given, plain, is_in_place, is_many) for each in given):
         own.refuse(f"{name}()")

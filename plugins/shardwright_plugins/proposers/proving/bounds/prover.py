@@ -2,7 +2,7 @@
 
 For a time, the options that are fast enough are priced with the multipliers that raise the Lagrangian most; where it
 reaches ``W z``, no plan is faster than ``z``. The certificate is ``{"z_ms": z, "multipliers": {tier: ms per byte}}``,
-which :mod:`shardwright.planning.proof.checker` checks.
+which :mod:`shardwright.planning.proofs` checks.
 """
 
 from __future__ import annotations

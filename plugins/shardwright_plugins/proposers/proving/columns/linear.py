@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from shardwright.planning.arrays import Floats
-from shardwright.planning.proof.solver import Entries, silent_solver
+from shardwright_plugins.proposers.proving.solver import Entries, silent_solver
 
 
 class LinearProgram:

@@ -9,22 +9,21 @@ import numpy as np
 import pytest
 
 import shardwright as sw
+from shardwright_plugins.profiles import cache_statistics
 
 CYCLE = [[number % 4] for number in range(40)]  # a row is used again after three others
 
 
 @pytest.mark.parametrize(("rows_held", "misses"), [(1, 1.0), (3, 1.0), (4, 0.0), (10, 0.0)])
 def test_cycle_hits_as_soon_as_the_cache_holds_all_of_it(rows_held: int, misses: float) -> None:
-    stats = sw.EmbeddingOffloadStats.from_batches(CYCLE, 10)
+    stats = cache_statistics(CYCLE, 10)
     assert stats.expected_miss_rate(rows_held / 10) == misses
     assert stats.expected_lookups == 1
 
 
 def test_lfu_keeps_what_is_used_most_and_lru_what_was_used_last() -> None:
     batches = [[0] if number % 3 else [1 + number] for number in range(90)]  # a hot row among rows used once
-    lfu, lru = (
-        sw.EmbeddingOffloadStats.from_batches(batches, 100, algorithm=name) for name in ("lfu", "lru")
-    )
+    lfu, lru = (cache_statistics(batches, 100, algorithm=name) for name in ("lfu", "lru"))
     assert lfu.expected_miss_rate(0.01) == pytest.approx(1 / 3)
     assert lru.expected_miss_rate(0.01) == pytest.approx(2 / 3)
     assert lru.expected_miss_rate(0.02) == pytest.approx(1 / 3)
@@ -32,8 +31,8 @@ def test_lfu_keeps_what_is_used_most_and_lru_what_was_used_last() -> None:
 
 
 def test_cacheability_is_less_where_few_rows_are_used_again_and_again() -> None:
-    hot = sw.EmbeddingOffloadStats.from_batches(CYCLE, 100)
-    cold = sw.EmbeddingOffloadStats.from_batches([[number] for number in range(40)], 100)
+    hot = cache_statistics(CYCLE, 100)
+    cold = cache_statistics([[number] for number in range(40)], 100)
     assert hot.cacheability < 0.1 < 0.9 < cold.cacheability
 
 
@@ -45,7 +44,7 @@ def test_sample_of_a_huge_table_takes_memory_for_the_sample_alone(algorithm: str
     batches = [generator.choice(seen, 50) for _ in range(20)]
     tracemalloc.start()
     try:
-        stats = sw.EmbeddingOffloadStats.from_batches(batches, 10**10, algorithm=algorithm)
+        stats = cache_statistics(batches, 10**10, algorithm=algorithm)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -66,4 +65,4 @@ def test_sample_of_a_huge_table_takes_memory_for_the_sample_alone(algorithm: str
 )
 def test_sample_that_is_too_small_or_of_another_table_is_refused(batches: Any, told: str) -> None:
     with pytest.raises(sw.InvalidInputError, match=told):
-        sw.EmbeddingOffloadStats.from_batches(batches, 10)
+        cache_statistics(batches, 10)

@@ -6,9 +6,9 @@ sum of each table's cheapest (Lagrangian relaxation; Everett 1963): if that is `
 Options with a shard on every rank leave less of each rank to shards that are free to go anywhere: an option whose
 largest free shard needs more than what is left is in no such plan.
 
-A certificate is ``{"z_ms": z, "multipliers": {tier: ms per byte}}``. Or it is ``{"z_ms": z, "program": {...}}`` and
-says that a solver found it, by a mixed-integer program that is the problem itself; that no plan is better is then
-stated anew and solved (:mod:`shardwright.planning.proof.program`). Nothing of the search is here but that solver.
+A certificate is ``{"z_ms": z, "multipliers": {tier: ms per byte}}``, which is checked here. Or it is ``{"z_ms": z,
+WORD: data}``, which an extension ``proof:WORD`` checks: it is called with the options, z, the data and the watch, and
+returns why it is no proof, or an empty text.
 
 Legend: O options, S runs of equal shards, M memory tiers, W ranks.
 """
@@ -16,23 +16,31 @@ Legend: O options, S runs of equal shards, M memory tiers, W ranks.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardwright.errors import PlanError
+from shardwright.errors import PlanError, UnknownPluginError
+from shardwright.host.extensions import load_at
 from shardwright.planning.arrays import FREE, Bools, Floats
 from shardwright.planning.options.search_space import SearchSpace
-from shardwright.planning.proof.program import why_not_empty
 from shardwright.planning.watch import Watch
+
+if TYPE_CHECKING:
+    from shardwright.contracts.extension import Extension
+    from shardwright.host.registry import Registry
 
 # Sums of the same numbers in another order differ by rounding.
 TOLERANCE = 1e-9
-_SOLVED = 2e-5  # the same, of what a solver's tolerances of 1e-6 leave open
+_POINT, _MULTIPLIERS = "proof", "multipliers"
 
 
 def why_unproven(
-    space: SearchSpace, bound_ms: float, certificate: Mapping[str, Any], *, watch: Watch | None = None
+    space: SearchSpace,
+    bound_ms: float,
+    certificate: Mapping[str, Any],
+    registry: Registry[Extension],
+    watch: Watch | None = None,
 ) -> str:
     """Explain why a certificate does not prove that no plan is better; empty if it does.
 
@@ -40,6 +48,7 @@ def why_unproven(
         space: options and costs.
         bound_ms: the claim.
         certificate: its proof.
+        registry: the installed extensions, of which one may check it.
         watch: ends the check, which then has not succeeded, and counts its work; no limit by default.
 
     Raises:
@@ -49,9 +58,13 @@ def why_unproven(
     if not isinstance(z, int | float) or bound_ms > z * (1 + TOLERANCE):
         return f"the certificate is for z_ms = {z}"
     try:
-        if "program" in certificate:
-            return why_not_empty(space, z * (1 - _SOLVED), certificate["program"], watch or Watch())
-        prices = _prices(space, certificate["multipliers"])
+        (word,) = certificate.keys() - {"z_ms"}
+        if word != _MULTIPLIERS:
+            check = load_at(_POINT, word, registry, besides=[_MULTIPLIERS])
+            return str(check(space, z, certificate[word], watch or Watch()))
+        prices = _prices(space, certificate[word])
+    except UnknownPluginError as error:
+        return str(error)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise PlanError(f"the certificate is malformed: {type(error).__name__}: {error}") from error
     with np.errstate(over="ignore", invalid="ignore"):  # absurd numbers prove nothing

@@ -1,4 +1,4 @@
-"""Miss rates of caches of any size, from a sample of batches.
+"""Statistics of how a table's ids behave towards a cache of any size, from a sample of batches.
 
 Legend: R rows of the table, T batches of the sample, U distinct ids of a batch.
 """
@@ -14,12 +14,50 @@ import numpy.typing as npt
 from shardwright.arguments import check_unmasked
 from shardwright.errors import InvalidInputError
 from shardwright.planning.arrays import Floats, Ints
+from shardwright.planning.tables.caching import CacheParams, EmbeddingOffloadStats
 
 _NEVER = -1
 _ALL = np.inf
 """Rows to hold for a hit on a row that was never seen before: those of the whole table."""
 _GOLDEN, _SPAN = 0x9E3779B1, 1 << 32
 """Multiplier of Knuth's multiplicative hash (The Art of Computer Programming, volume 3, 6.4), and its range."""
+
+
+def cache_statistics(
+    batches: Iterable[Any], num_embeddings: int, *, algorithm: str = "lru", num_bins: int = 1000
+) -> EmbeddingOffloadStats:
+    """Measure cache statistics on a sample of batches, the first half of which fills the cache.
+
+    Caches larger than the number of rows that the sample has seen are taken to miss what was never seen before.
+
+    Args:
+        batches: a table's ids in each batch of all ranks together, as arrays or lists; in the order of training.
+        num_embeddings: rows of the table.
+        algorithm: rule of eviction, ``"lru"`` or ``"lfu"``.
+        num_bins: sizes of caches to tell apart, from none to all rows.
+
+    Raises:
+        InvalidInputError: there are fewer than two batches, or an id is no row of the table.
+
+    Example:
+        >>> from shardwright_plugins.profiles import cache_statistics
+        >>> batches = [[0, 1, 2], [0, 1, 3], [0, 1, 4], [0, 1, 5]]
+        >>> stats = cache_statistics(batches, 10)
+        >>> stats.expected_lookups, round(stats.expected_miss_rate(0.4), 2)
+        (3.0, 0.33)
+    """
+    return statistics_of(distinct_ids(batches, num_embeddings), num_embeddings, algorithm, num_bins)
+
+
+def statistics_of(
+    ids: Sequence[Ints], num_embeddings: int, algorithm: str, num_bins: int
+) -> EmbeddingOffloadStats:
+    """As :func:`cache_statistics`, of distinct ids as :func:`distinct_ids` returns them."""
+    sizes = sizes_that_hit(ids, num_embeddings, CacheParams(algorithm=algorithm).algorithm)
+    counts = histogram(sizes, num_embeddings, min(num_bins, num_embeddings))
+    hits = np.cumsum(counts) / max(1, len(sizes))
+    lookups = float(np.mean([len(own) for own in ids[len(ids) // 2 :]]))
+    return EmbeddingOffloadStats(float(1 - hits.mean()), lookups, tuple(counts.tolist()), num_embeddings)
 
 
 def distinct_ids(batches: Iterable[Any], num_embeddings: int) -> list[Ints]:
@@ -34,11 +72,20 @@ def distinct_ids(batches: Iterable[Any], num_embeddings: int) -> list[Ints]:
             f"a sample of {len(found)} batches says nothing of reuse; give at least 2, better some hundred"
         )
     for number, ids in enumerate(found):
-        if len(ids) and not (ids[0] >= 0 and ids[-1] < num_embeddings):
-            raise InvalidInputError(
-                f"batch {number} of the sample has ids from {ids[0]} to {ids[-1]}; the table has {num_embeddings} rows"
-            )
+        check_rows(f"batch {number}", ids, num_embeddings)
     return found
+
+
+def check_rows(batch: str, ids: Ints, num_embeddings: int) -> None:
+    """Check that distinct ids, rising, are rows of a table.
+
+    Raises:
+        InvalidInputError: one is not.
+    """
+    if len(ids) and not (ids[0] >= 0 and ids[-1] < num_embeddings):
+        raise InvalidInputError(
+            f"{batch} of the sample has ids from {ids[0]} to {ids[-1]}; the table has {num_embeddings} rows"
+        )
 
 
 def _distinct(number: int, batch: Any) -> Ints:

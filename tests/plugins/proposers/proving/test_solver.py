@@ -9,8 +9,8 @@ import attrs
 import numpy as np
 import pytest
 
-from shardwright.planning.proof.solver import Entries, MixedProgram
 from shardwright.planning.watch import Watch
+from shardwright_plugins.proposers.proving.solver import Entries, MixedProgram
 
 
 def knapsack():
@@ -75,7 +75,7 @@ def hard_program():
 
 def test_solver_prints_nothing():
     code = (
-        "from tests.core.planning.proof.test_solver import hard_program, solved\n"
+        "from tests.plugins.proposers.proving.test_solver import hard_program, solved\n"
         "assert solved(hard_program()).bound > 0\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
@@ -85,7 +85,7 @@ def test_solver_prints_nothing():
 def test_solver_where_standard_output_is_closed_answers_all_the_same():
     code = (
         "import os; os.close(1)\n"
-        "from tests.core.planning.proof.test_solver import knapsack, solved\n"
+        "from tests.plugins.proposers.proving.test_solver import knapsack, solved\n"
         "assert solved(knapsack()).x.tolist() == [1.0, 1.0, 0.0]\n"
     )
     done = subprocess.run([sys.executable, "-c", code], stderr=subprocess.PIPE, check=False)

@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 from tests.core.planning.conftest import Plain, make_host
 from tests.drawn import drawn
 
+from shardwright.contracts import Extension
 from shardwright.errors import PlanError
 from shardwright.host import host, use_host
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.inputs import Request
 from shardwright.planning.options.planning_plugins import PluginChoice
 from shardwright.planning.options.preparation import prepare
-from shardwright.planning.proof.checker import why_unproven
+from shardwright.planning.proofs import why_unproven
 from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
 from shardwright.planning.tables.spec import TableSpec
 
@@ -80,7 +81,7 @@ def test_proof_accepts_no_certificate_of_a_bound_above_the_best_plan(data):
     assume(np.isfinite(best))
     z = best * data.draw(st.sampled_from([1.0001, 1.01, 1.1, 1.3, 2.0]))
     certificate = {"z_ms": z, "multipliers": {"ddr": data.draw(PRICE) * z / 500}}
-    assert why_unproven(space, z, certificate) != ""
+    assert why_unproven(space, z, certificate, host().extensions) != ""
 
 
 @pytest.mark.parametrize("only", [["whole"], ["slices"], ["whole", "slices"]])
@@ -90,7 +91,7 @@ def test_proof_by_high_prices_of_what_there_is_enough_of_proves_nothing(only, ti
     space = space_of([(4, 4), (6, 4), (9, 4)], only=only)
     z = 1.1 * best_value(space)
     node = {"multipliers": {"ddr": times * z}}
-    assert "tables need" in why_unproven(space, z, {"z_ms": z, **node})
+    assert "tables need" in why_unproven(space, z, {"z_ms": z, **node}, host().extensions)
 
 
 @drawn(SIZES, quick=20, thorough=100)
@@ -98,7 +99,7 @@ def test_proof_accepts_what_all_work_shared_evenly_would_take(sizes):
     space = space_of(sizes)
     least = np.minimum.reduceat(space.total_cost_ms, space.options.first_option[:-1])
     z = float(least[space.options.distinct_table].sum()) / 2
-    assert why_unproven(space, z * 0.999, {"z_ms": z * 0.999, "multipliers": {}}) == ""
+    assert why_unproven(space, z * 0.999, {"z_ms": z * 0.999, "multipliers": {}}, host().extensions) == ""
     assert z <= best_value(space) * (1 + 1e-9)
 
 
@@ -108,8 +109,8 @@ def test_proof_by_memory_that_is_short_needs_its_price():
     z = 1e6
     free = {"z_ms": z, "multipliers": {"ddr": 0.0}}
     priced = {"z_ms": z, "multipliers": {"ddr": 1e5}}
-    assert why_unproven(space, z, free).startswith("tables need ")
-    assert why_unproven(space, z, priced) == ""
+    assert why_unproven(space, z, free, host().extensions).startswith("tables need ")
+    assert why_unproven(space, z, priced, host().extensions) == ""
     assert best_value(space) == np.inf
 
 
@@ -122,15 +123,25 @@ def test_proof_by_memory_that_is_short_needs_its_price():
     ],
 )
 def test_proof_of_another_bound_is_none(certificate, text):
-    assert text in why_unproven(space_of([(4, 4)]), 2.0, certificate)
+    assert text in why_unproven(space_of([(4, 4)]), 2.0, certificate, host().extensions)
 
 
-@pytest.mark.parametrize("nodes", [-1, 10**30])
-def test_proof_by_a_program_of_absurd_nodes_is_tried_with_what_there_may_be(nodes):
-    space = space_of([(4, 4)])
-    claim = 1.01 * best_value(space)
-    data = {"z_ms": claim, "program": {"nodes": nodes, "precision": 2.5e-3}}
-    assert "the solver proves" in why_unproven(space, claim, data)
+class Believer(Extension):
+    """A stranger's checker, which believes whoever says please."""
+
+    name = "proof:politeness"
+
+    def load(self):
+        return lambda space, z_ms, data, watch: "" if data == {"please": z_ms} else f"rude: {data}"
+
+
+def test_proof_in_a_strangers_language_is_checked_by_its_extension():
+    space, polite = space_of([(4, 4)]), {"z_ms": 9.0, "politeness": {"please": 9.0}}
+    with use_host(make_host(extensions=[Believer])) as own:
+        assert why_unproven(space, 9.0, polite, own.extensions) == ""
+        assert why_unproven(space, 8.0, {**polite, "politeness": {}}, own.extensions) == "rude: {}"
+    unknown = why_unproven(space, 9.0, polite, host().extensions)
+    assert "no proof 'politeness'. Known: multipliers" in unknown
 
 
 @pytest.mark.parametrize(
@@ -142,14 +153,16 @@ def test_proof_by_a_program_of_absurd_nodes_is_tried_with_what_there_may_be(node
         {"multipliers": {"ddr": "much"}},
         {"multipliers": [1.0]},
         {"multipliers": None},
-        {"prices": {"t0": {"0": [1.0]}}},
+        {"multipliers": {}, "prices": {}},
     ],
 )
 def test_proof_by_a_malformed_certificate_raises(node):
     with pytest.raises(PlanError, match="certificate is malformed"):
-        why_unproven(space_of([(4, 4)]), 1e3, {"z_ms": 1e3, **node})
+        why_unproven(space_of([(4, 4)]), 1e3, {"z_ms": 1e3, **node}, host().extensions)
 
 
 def test_proof_by_numbers_that_overflow_proves_nothing():
     space = space_of([(400, 4), (300, 4)])
-    assert "tables need" in why_unproven(space, 1e3, {"z_ms": 1e3, "multipliers": {"ddr": 1e308}})
+    assert "tables need" in why_unproven(
+        space, 1e3, {"z_ms": 1e3, "multipliers": {"ddr": 1e308}}, host().extensions
+    )

@@ -158,7 +158,7 @@ def silent_solver(options: dict[str, Any]) -> Any:
     import highspy
 
     with _c_stdout_discarded():
-        solver: Any = highspy.Highs()  # type: ignore[no-untyped-call]
+        solver: Any = highspy.Highs()
     for name, value in {"output_flag": False, "threads": 1, **options}.items():
         solver.setOptionValue(name, value)
     return solver

@@ -1,1 +1,0 @@
-"""The language of certificates, and the checker of proofs."""

@@ -19,6 +19,9 @@ def calibrate(
     kernel: Annotated[
         str, typer.Option(metavar="K,...", help="Compute kernels; by default all that run here.")
     ] = "",
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Few small experiments: to try it, not to plan by.")
+    ] = False,
 ) -> None:
     """Measure lookups, updates, exchanges and steps on this machine, in some two minutes, and fit their constants.
 
@@ -43,7 +46,9 @@ def calibrate(
             "calibrate fits constants with SciPy, which is not installed: pip install scipy"
         )
     names = [host().compute_kernels.canonical(name.strip()) for name in kernel.split(",")] if kernel else None
-    machine = running.calibrate(ranks, names, lambda what: typer.echo(f"measuring {what}", err=True))
+    machine = running.calibrate(
+        ranks, names, lambda what: typer.echo(f"measuring {what}", err=True), quick=quick
+    )
     write_text(output, machine.to_json())
     typer.echo(f"{machine.made['processor']}, {ranks} ranks, {machine.made['seconds']} s")
     for what, told in machine.fits.items():

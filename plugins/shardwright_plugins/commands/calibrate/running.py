@@ -30,6 +30,7 @@ IN_STEP: Mapping[str, tuple[str, ...]] = {"lookup": LOOKUP, "update": UPDATE}
 _PACKAGES = ("torch", "numba", "fbgemm-gpu-cpu")
 _SECONDS_A_KERNEL = 15.0
 _KERNEL_STEPS, _STEPS = 5, 12
+_QUICK_CASES, _QUICK_ELEMENTS = 3, 1_000_000
 _TIMEOUT_S = 300.0
 
 
@@ -90,13 +91,16 @@ def in_step(kernel: Mapping[str, float], factors: Mapping[str, float]) -> dict[s
     return {name: _rounded(kernel[name] * factors[of]) for of, names in IN_STEP.items() for name in names}
 
 
-def calibrate(ranks: int, asked: Sequence[str] | None, note: Callable[[str], None]) -> Machine:
+def calibrate(
+    ranks: int, asked: Sequence[str] | None, note: Callable[[str], None], *, quick: bool = False
+) -> Machine:
     """Measure this machine and fit its constants.
 
     Args:
         ranks: processes, one thread each.
         asked: compute kernels to measure; all by default.
-        note: told what is measured next.
+        note: function that is called with what is measured next.
+        quick: make few small experiments.
 
     Raises:
         UnsupportedError: no kernel can be measured here.
@@ -106,17 +110,19 @@ def calibrate(ranks: int, asked: Sequence[str] | None, note: Callable[[str], Non
     start = time.monotonic()
     unmeasured: dict[str, str] = {}
     with RankPool(ranks, backend="gloo") as pool:
-        kernels = _measured_kernels(pool, ranks, asked, unmeasured, note)
+        kernels = _measured_kernels(pool, ranks, asked, unmeasured, note, quick=quick)
         cache_bytes, fits = fit_kernels(kernels)
         first = next(iter(fits))
         note("steps")
-        loads, took, others = _measured_steps(pool, ranks, first, cache_bytes)
+        loads, took, others = _measured_steps(pool, ranks, first, cache_bytes, quick=quick)
         note("links")
         links = _measured_links(pool, ranks)
     engine = fit_engine(loads, took, fits[first].constants)
     if ranks == 1:
         unmeasured["exchanges"] = "one rank exchanges nothing: measure with --ranks 2 or more"
     unmeasured["inter_host_bw"] = "all ranks are on one host"
+    if quick:
+        unmeasured["most"] = "only a few small experiments were made (--quick)"
     memory = _memory_bandwidth(kernels[first])
     constants = {name: _rounded(value) for name, value in engine.constants.items()}
     return Machine(
@@ -146,17 +152,20 @@ def _measured_kernels(
     asked: Sequence[str] | None,
     unmeasured: dict[str, str],
     note: Callable[[str], None],
+    *,
+    quick: bool,
 ) -> dict[str, KernelTimes]:
     from shardwright_plugins.commands.calibrate.kernels import CASES, kernel_names, measure_kernel
 
     found: dict[str, KernelTimes] = {}
+    cases = CASES[:_QUICK_CASES] if quick else CASES
     for name in asked or kernel_names():
         note(name)
         times = pool.run(
             measure_kernel,
             ranks,
             name,
-            CASES,
+            cases,
             steps=_KERNEL_STEPS,
             seconds=_SECONDS_A_KERNEL,
             timeout_s=_TIMEOUT_S,
@@ -171,14 +180,18 @@ def _measured_kernels(
 
 
 def _measured_steps(
-    pool: Any, ranks: int, kernel: str, cache_bytes: float
+    pool: Any, ranks: int, kernel: str, cache_bytes: float, *, quick: bool
 ) -> tuple[dict[str, Floats], Floats, float]:
     """Amounts and times of all experiments with steps, and what other programs took."""
     from shardwright_plugins.commands.bench.truth.steps import measure_each
     from shardwright_plugins.commands.calibrate.steps import cases, loads_of, plan_of, table_of
 
     topology = Topology(ranks, "cpu")
-    found = cases(("table_wise", "row_wise", "column_wise", "data_parallel"))
+    found = [
+        case
+        for case in cases(("table_wise", "row_wise", "column_wise", "data_parallel"))
+        if not quick or case.rows * case.columns * case.tables < _QUICK_ELEMENTS
+    ]
     plans = [plan_of(case, topology, kernel) for case in found]
     work = [(case.workload, plan.to_json()) for case, plan in zip(found, plans, strict=True)]
     runs = pool.run(measure_each, ranks, work, steps=_STEPS, timeout_s=_TIMEOUT_S)[0]

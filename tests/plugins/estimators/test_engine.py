@@ -158,3 +158,24 @@ def test_topology_from_machine_has_what_was_measured_and_what_is_given(tmp_path:
     origins = {name: value.origin for name, value in topology.provenance.items()}
     assert origins["ddr_mem_bw"] == "given"
     assert origins["intra_host_bw"] == origins["intra_host_latency_ms"] == "detected"
+
+
+@pytest.mark.parametrize(("device", "taken"), [("cpu", "engine"), ("cuda", "torchrec")])
+def test_preferred_estimator_is_taken_unasked_where_it_serves_the_ranks(
+    monkeypatch: pytest.MonkeyPatch, device: str, taken: str
+) -> None:
+    monkeypatch.setattr(Engine, "preference", 99)
+    planner = sw.EmbeddingShardingPlanner(sw.Topology(2, device), 8, progress=False)
+    plan = planner.plan_tables([sw.TableSpec("t", 100, 8)])
+    assert plan.document["inputs"]["estimator"]["value"] == taken
+
+
+def test_engine_elsewhere_than_on_cpus_says_what_the_roofline_does() -> None:
+    rule = ParameterConstraints(pooling_factors=[3.0])
+    topology = sw.Topology(2, "cuda")
+    options = enumerate_options(
+        [sw.TableSpec("t", 1000, 8)], topology, Constraints({"t": rule}), host(), batch_size=BATCH
+    )
+    expected = host().estimators.create("roofline").estimate(options, topology)
+    for phase, column in Engine().estimate(options, topology).items():
+        np.testing.assert_array_equal(column, expected[phase])

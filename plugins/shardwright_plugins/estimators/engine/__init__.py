@@ -21,7 +21,7 @@ from shardwright.planning.assumptions import CPU_DEVICE
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.options import Options
 from shardwright_plugins.estimators.engine.machine import Machine, shipped_machine
-from shardwright_plugins.estimators.engine.step import COPIES, GRADIENTS, INPUT, RESULTS, StepWork
+from shardwright_plugins.estimators.engine.step import COPIED, COPIES, GRADIENTS, INPUT, RESULTS, StepWork
 from shardwright_plugins.estimators.engine.work import LOOKUP, UPDATE
 from shardwright_plugins.estimators.roofline import Roofline
 
@@ -32,7 +32,7 @@ _PHASES: Mapping[str, tuple[str, ...]] = {
     "forward_compute": LOOKUP,
     "forward_communication": RESULTS,
     "backward_communication": (*GRADIENTS, *COPIES),
-    "backward_compute": UPDATE,
+    "backward_compute": (*UPDATE, *COPIED),
 }
 _EXCHANGES = frozenset(phase for phase in _PHASES if phase.endswith("communication"))
 
@@ -50,7 +50,6 @@ class Engine(Estimator):
     name: ClassVar[str] = "engine"
     measures: ClassVar[str] = PERFORMANCE
     depends_on_shape_only: ClassVar[bool] = True
-    preference: ClassVar[int] = 20
 
     def __init__(self, machine: str = "") -> None:
         self._file = machine
@@ -122,5 +121,6 @@ def amounts_of(work: StepWork) -> dict[str, Floats]:
     return {
         **work.amounts(),
         **{name: lookups[name] for name in LOOKUP},
-        **{name: updates[name] * work.is_trained for name in UPDATE},
+        # What an update of copies takes is the engine's: it joins all ranks' batches first.
+        **{name: updates[name] * (work.is_trained & ~work.is_copy) for name in UPDATE},
     }

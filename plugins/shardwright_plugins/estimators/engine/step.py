@@ -29,7 +29,8 @@ INPUT = ("whole_id", "whole_bag", "cut_id", "cut_bag", "routed_shard")
 RESULTS = ("whole_result", "cut_result", "cut_vector", "copy_result")
 GRADIENTS = ("whole_gradient", "cut_gradient")
 COPIES = ("synchronised_byte", "copy_shard")
-ENGINE = (*INPUT, *RESULTS, *GRADIENTS, *COPIES)
+COPIED = ("copied_id", "copied_row_line")
+ENGINE = (*INPUT, *RESULTS, *GRADIENTS, *COPIES, *COPIED)
 """Constants of the engine on a machine, whatever the kernel."""
 
 
@@ -132,11 +133,14 @@ class StepWork:
         }
 
     def _copies(self) -> dict[str, Floats]:
-        """Bytes that keep copies equal, of the form that the engine sends, and the copies."""
+        """Bytes that keep copies equal, of the form that the engine sends, and the work of their updates."""
         others = float(self.topology.world_size - 1)
-        is_synchronised = self.is_copy & self.is_trained
+        # All batches' ids are joined and sorted when nothing else goes on, or gradients of rows added up and written.
+        updated = self.is_copy & self.is_trained
         return {
-            "synchronised_byte": np.where(is_synchronised, self.least_bytes * others, 0.0),
+            "synchronised_byte": np.where(updated, self.least_bytes * others, 0.0),
+            "copied_id": np.where(updated, self.updates().ids, 0.0),
+            "copied_row_line": np.where(updated, self.updates().amounts()["update_row_line"], 0.0),
             "copy_shard": 1.0 * (self.is_copy & self.is_filled),
         }
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -56,6 +59,13 @@ def plan(
         float | None,
         typer.Option(min=0, max=1, help="The part of device memory kept free; 0.15 by default."),
     ] = None,
+    machine: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="machine.json",
+            help="The machine, as calibrate measured it: its bandwidths, and its estimator by default.",
+        ),
+    ] = None,
     estimator: Annotated[str | None, typer.Option(metavar=_PART, help="The model of time.")] = None,
     storage_estimator: Annotated[str | None, typer.Option(metavar=_PART, help="The model of memory.")] = None,
     proposer: Annotated[
@@ -97,7 +107,7 @@ def plan(
     write_report = writer_of(report.suffix[1:] or "txt") if report else None
     loaded = Workload.read(workload)
     asked = Constraints.from_data(CONSTRAINTS.read(constraints) if constraints else {})
-    topology = _topology(ranks, local, device, hbm_gib, ddr_gib)
+    topology = _topology(ranks, local, device, hbm_gib, ddr_gib, machine)
     if sharding_group is not None:
         topology = topology.sharding_group(
             sharding_group, sync_every=sync_every, use_inter_host_allreduce=inter_host_averaging
@@ -106,7 +116,7 @@ def plan(
         topology=topology,
         batch_size=batch or loaded.batch_size,
         constraints=loaded.constrained(asked).rules,
-        estimator=estimator,
+        estimator=estimator or (_estimator_of(machine) if machine else None),
         storage_estimator=storage_estimator,
         proposer=proposer or None,
         partitioner=partitioner,
@@ -129,14 +139,20 @@ def plan(
 
 
 def _topology(
-    ranks: int, local: int | None, device: str, hbm_gib: float | None, ddr_gib: float | None
+    ranks: int,
+    local: int | None,
+    device: str,
+    hbm_gib: float | None,
+    ddr_gib: float | None,
+    machine: Path | None,
 ) -> Topology:
     from shardwright.planning.machines.host_memory import host_memory_bytes
     from shardwright.planning.machines.topology import CPU_DEVICE, Topology
 
     ddr_cap = _bytes("--ddr-gib", ddr_gib)
     here = host_memory_bytes() if device == CPU_DEVICE and ddr_cap is None else None
-    return Topology(
+    make: Callable[..., Topology] = Topology if machine is None else partial(Topology.from_machine, machine)
+    return make(
         ranks,
         device.split(",") if "," in device else device,
         hbm_cap=_bytes("--hbm-gib", hbm_gib),
@@ -144,6 +160,13 @@ def _topology(
         local_world_size=local,
         detected=() if here is None else ("ddr_cap",),
     )
+
+
+def _estimator_of(machine: Path) -> str:
+    """The estimator that a machine's document names, with the document as its argument."""
+    from shardwright.planning.documents import MACHINE
+
+    return f"{MACHINE.read(machine)['estimator']}:machine={json.dumps(str(machine.resolve()))}"
 
 
 def _bytes(option: str, gib: float | None) -> int | None:

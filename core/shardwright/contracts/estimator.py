@@ -78,6 +78,24 @@ class Estimator(ABC, metaclass=OpenNames):
             are open names; their sum is what a shard adds to its rank's time.
         """
 
+    def serves(self, topology: Topology) -> bool:
+        """True if it may be taken unasked for such ranks; for all by default."""
+        return True
+
+    def step_ms(self, phases: Mapping[str, npt.NDArray[np.float64]], topology: Topology) -> float:
+        """Reckon the time of a step, ms, where phases overlap, wait for all ranks, or are not all that there is.
+
+        Plans minimise the largest rank's sum, which a search can prove; this is what to hold against a clock.
+
+        Args:
+            phases: phase -> milliseconds of each rank, ``[W]``.
+            topology: the ranks.
+
+        Returns:
+            By default the largest rank's sum.
+        """
+        return float(max(map(sum, zip(*phases.values(), strict=True))))
+
     def option_space(self, topology: Topology) -> OptionSpace:
         """The options whose cost the model can tell; all by default.
 

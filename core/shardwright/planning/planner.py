@@ -173,7 +173,7 @@ class TablePlanner:
         # A search breaks ties by the order of tables: theirs must not come from the caller, nor the plan from it.
         given, tables = tables, tuple(sorted(tables, key=_natural_order))
         watch = watch or self._new_watch()
-        plugins = self._choice.resolve(host())
+        plugins = self._choice.resolve(host(), topology)
         constraints = self._constraints.for_tables(tables) if self._unknown == WARN else self._constraints
         request = Request(topology, constraints, self._batch_size, *self._reservations(dense))
         with shown(watch, is_wanted=self._progress):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from shardwright.contracts import Extension
 from shardwright.hookspecs import hookimpl
 from shardwright_plugins.commands.bench import Bench
+from shardwright_plugins.commands.calibrate import Calibrate
 from shardwright_plugins.commands.checkpoint import Checkpoint
 from shardwright_plugins.commands.demo import Demo
 from shardwright_plugins.commands.doctor import Devices, Doctor, Environment, Plugins, Python
@@ -15,4 +16,18 @@ from shardwright_plugins.commands.profile import ProfileData
 @hookimpl
 def shardwright_extensions() -> list[type[Extension]]:
     """Offer the built-in commands."""
-    return [Bench, Checkpoint, Demo, Devices, Doctor, Environment, Layouts, Plugins, ProfileData, Python]
+    return [
+        *(
+            Bench,
+            Calibrate,
+            Checkpoint,
+            Demo,
+            Devices,
+            Doctor,
+            Environment,
+            Layouts,
+            Plugins,
+            ProfileData,
+            Python,
+        )
+    ]

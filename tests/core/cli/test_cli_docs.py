@@ -49,7 +49,7 @@ def test_pages_have_names_of_their_own() -> None:
 def test_docs_lists_every_page_and_prints_one(run_python: Any) -> None:
     listed = run_python("-m", "shardwright", "docs").stdout
     assert all(Path(kind.page).stem in listed for kind in KINDS)
-    assert "Documents: workloads, constraints, plans" in listed
+    assert "Documents: workloads, constraints, machines, plans" in listed
     page = DOCS / "documents.md"
     assert run_python("-m", "shardwright", "docs", "documents").stdout == f"{page}\n\n{page.read_text()}"
 

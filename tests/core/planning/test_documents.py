@@ -14,7 +14,7 @@ from tests.core.planning.conftest import make_host
 import shardwright
 from shardwright.errors import InvalidInputError, PlanError
 from shardwright.host import use_host
-from shardwright.planning.documents import CONSTRAINTS, PLAN, WORKLOAD, DocumentKind, limits
+from shardwright.planning.documents import CONSTRAINTS, MACHINE, PLAN, WORKLOAD, DocumentKind, limits
 from shardwright.planning.documents.schemas import FOLDER, load_schema, schema_names
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.plan.plan import ShardingPlan
@@ -24,7 +24,7 @@ from shardwright.planning.tables.workload import Workload
 from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner
 
 PAGE = Path(shardwright.__file__).parent / "docs" / "documents.md"
-KINDS = {"workload": WORKLOAD, "constraints": CONSTRAINTS, "plan": PLAN}
+KINDS = {"workload": WORKLOAD, "constraints": CONSTRAINTS, "machine": MACHINE, "plan": PLAN}
 
 
 def shown(name):
@@ -59,7 +59,7 @@ def test_wheel_has_the_schemas_and_the_page():
     shipped = {file.distribution_path for file in builder.recurse_included_files()}
     root = Path(shardwright.__file__).parents[1]
     needed = [PAGE, *(FOLDER / name for name in schema_names())]
-    assert len(needed) == 5
+    assert len(needed) == 6
     assert {str(path.relative_to(root)) for path in needed} <= shipped
 
 

@@ -38,6 +38,8 @@ COMMANDS = {
     "bench plan": "workloads --ranks 2",
     "bench step": "--types table_wise --ranks 1 --tables 1 --rows 10 --batch 2 --steps 1",
     "bench kernels": "--kernel dense --steps 1 --no-keep",
+    "bench truth": "workloads/little.json --ranks 1 --plans 2 --steps 1 --rounds 1 --estimator roofline",
+    "calibrate": "--ranks 1 --kernel fused_torch --quick --output machine.json",
     "checkpoint convert": "weights.pt saved --step 1",
     "checkpoint show": "saved",
     "checkpoint verify": "saved",

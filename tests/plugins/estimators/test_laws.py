@@ -114,7 +114,9 @@ def test_estimates_are_finite_not_negative_and_one_a_run(name, drawn, topology):
 def test_estimates_of_columns_are_those_of_tables_one_by_one(name, drawn, topology):
     together = totals(name, options_of(drawn, topology), topology)[1]
     alone = [totals(name, options_of([one], topology), topology)[1] for one in drawn]
-    latency = 1e3 * len(drawn) * max(topology.link_latencies_ms.values()) if name == "roofline" else 0.0
+    latency = (
+        1e3 * len(drawn) * max(topology.link_latencies_ms.values()) if name in ("engine", "roofline") else 0.0
+    )
     for what, column in together.items():
         joined = np.concatenate([columns[what] for columns in alone])
         # Tables share the latency of collectives, which is the only thing they have to do with each other.

@@ -142,21 +142,21 @@ def test_estimator_named_leaves_the_options_and_the_storage_model_as_they_are(na
     assert report.inputs["storage_estimator"]["value"] == "weights_and_buffers"
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_estimator_named_that_is_the_default_changes_no_plan(device):
+@pytest.mark.parametrize(("device", "default"), [("cpu", "torchrec"), ("cuda", "torchrec")])
+def test_estimator_named_that_is_the_default_changes_no_plan(device, default):
     """Neither the plan nor its value, nor the proof; only that it says that the estimator was given."""
     tables = [TableSpec(f"t{i}", 5000 * (1 + i), (16, 64, 256)[i % 3], ["f"]) for i in range(12)]
     plans = {}
-    for name in (None, "torchrec"):
+    for name in (None, default):
         planner = EmbeddingShardingPlanner(Topology(4, device, local_world_size=2), 64, estimator=name)
         plans[name] = planner.plan_tables(tables)
-    assert plans["torchrec"] == plans[None]
-    documents = [plans[name].document for name in (None, "torchrec")]
+    assert plans[default] == plans[None]
+    documents = [plans[name].document for name in (None, default)]
     assert documents[0]["objective"] == documents[1]["objective"]
     given = [document["inputs"]["estimator"] for document in documents]
-    assert [one["value"] for one in given] == ["torchrec", "torchrec"]
+    assert [one["value"] for one in given] == [default, default]
     assert [one["provenance"] for one in given] == ["assumed", "given"]
-    line = "time by 'torchrec', memory by 'weights_and_buffers', options: all that is offered"
+    line = f"time by {default!r}, memory by 'weights_and_buffers', options: all that is offered"
     assert line in str(planner.report)
 
 

@@ -87,7 +87,11 @@ class EmbeddingShardingPlanner(sw.EmbeddingShardingPlanner):
             proposer=_proposers(_without_scaling(proposer)),
             partitioner=_plugin(partitioner, Partitioner, partitioners.OwnPartitioner),
             seconds=timeout_seconds,
-            **{"refinements": ["scale_up_caches"] if _scales(proposer) else (), **further},
+            **{
+                "estimator": "torchrec",
+                "refinements": ["scale_up_caches"] if _scales(proposer) else (),
+                **further,
+            },
         )
         self._told: dict[str, Any] = {
             "topology": topology,

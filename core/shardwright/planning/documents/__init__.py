@@ -1,4 +1,4 @@
-"""Documents that people and programs write: workloads, constraints, plans.
+"""Documents that people and programs write: workloads, constraints, machines, plans.
 
 Their form is stated in the JSON schemas of ``schemas/``, their limits in one of these. Nothing here knows what a
 document means.
@@ -11,7 +11,7 @@ from typing import Any
 from shardwright.errors import PlanError
 from shardwright.planning.documents.forms import DocumentKind, Place
 
-__all__ = ["CONSTRAINTS", "PLAN", "WORKLOAD", "DocumentKind"]
+__all__ = ["CONSTRAINTS", "MACHINE", "PLAN", "WORKLOAD", "DocumentKind"]
 
 
 def _in_workload(document: Any, place: Place) -> tuple[str, Place]:
@@ -43,4 +43,5 @@ def _in_plan(document: Any, place: Place) -> tuple[str, Place]:
 
 WORKLOAD = DocumentKind("workload", schema="workload.schema.json", locate=_in_workload)
 CONSTRAINTS = DocumentKind("file of constraints", schema="constraints.schema.json", locate=_in_constraints)
+MACHINE = DocumentKind("machine document", schema="machine.schema.json")
 PLAN = DocumentKind("plan document", schema="plan.schema.json", error=PlanError, locate=_in_plan)

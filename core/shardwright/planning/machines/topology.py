@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from numbers import Real
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -20,6 +21,7 @@ from shardwright.arguments import brief, checked_only, whole
 from shardwright.errors import InvalidInputError, UnknownNameError, UnsupportedError, nearest
 from shardwright.host.process import process_host
 from shardwright.planning.assumptions import CPU_DEVICE, GIB, Assumption, assumptions_of
+from shardwright.planning.documents import MACHINE
 from shardwright.planning.documents.limits import MOST_MEMORY_BYTES, MOST_RANKS
 from shardwright.planning.machines.replicas import RankGrid, Replicas, checked_sync_every
 
@@ -27,6 +29,7 @@ __all__ = ["CPU_DEVICE", "GIB", "InputValue", "Topology", "known_devices"]
 
 _KNOWN_DEVICES = (CPU_DEVICE, "cuda")
 _LINKS = ("intra_host", "inter_host")
+_LATENCY = "_latency_ms"
 CPU_TIER = "cpu_ddr"
 """Memory of the ranks on a CPU, in a topology with others on devices."""
 
@@ -216,6 +219,32 @@ class Topology:
             link_latencies_ms=dict(data.get("link_latencies_ms", {})),
             replicas=Replicas.from_data(data["replicas"]) if data.get("replicas") else None,
         )
+
+    @classmethod
+    def from_machine(
+        cls, path: str | Path, world_size: int, compute_device: str = CPU_DEVICE, **given: Any
+    ) -> Topology:
+        """The topology of ranks on a machine that ``shardwright calibrate`` measured.
+
+        Args:
+            path: machine document.
+            world_size: number of ranks.
+            compute_device: type of their devices.
+            given: further arguments of :class:`Topology`, which count instead of what was measured.
+
+        Raises:
+            InvalidInputError: the document is malformed, or an argument is wrong.
+        """
+        data = MACHINE.read(Path(path))
+        MACHINE.check(data)
+        measured, own = data["topology"], {name: value for name, value in given.items() if value is not None}
+        latencies = {
+            name.removesuffix(_LATENCY): measured[name] for name in measured if name.endswith(_LATENCY)
+        }
+        arguments = {name: value for name, value in measured.items() if not name.endswith(_LATENCY)} | own
+        arguments["link_latencies_ms"] = {**latencies, **own.get("link_latencies_ms", {})}
+        arguments["detected"] = [*own.get("detected", ()), *(name for name in measured if name not in own)]
+        return cls(world_size, compute_device, **arguments)
 
     def sharding_group(
         self,

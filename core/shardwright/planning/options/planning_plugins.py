@@ -69,11 +69,12 @@ class PluginChoice:
     partitioner: str | Partitioner | None = None
     option_space: OptionSpace | None = None
 
-    def resolve(self, plugin_host: PluginHost) -> PlanningPlugins:
+    def resolve(self, plugin_host: PluginHost, topology: Topology | None = None) -> PlanningPlugins:
         """The plugins themselves: what was chosen, and the preferred ones for the rest.
 
         Args:
             plugin_host: registries of installed plugins.
+            topology: the ranks, which a preferred estimator must serve; ``None``: any.
 
         Raises:
             UnknownPluginError: a name is not known, or nothing is loaded that may be taken unasked.
@@ -82,8 +83,12 @@ class PluginChoice:
         if not isinstance(self.option_space, OptionSpace | None):
             raise InvalidInputError(f"option_space must be an OptionSpace, got {self.option_space!r}")
         return PlanningPlugins(
-            performance=_estimator(plugin_host.estimators, self.estimator, PERFORMANCE, "estimator"),
-            storage=_estimator(plugin_host.estimators, self.storage_estimator, STORAGE, "storage_estimator"),
+            performance=_estimator(
+                plugin_host.estimators, self.estimator, PERFORMANCE, "estimator", topology
+            ),
+            storage=_estimator(
+                plugin_host.estimators, self.storage_estimator, STORAGE, "storage_estimator", topology
+            ),
             option_space=self.option_space,
             proposers=tuple(self._proposers(plugin_host.proposers)),
             partitioner=(
@@ -151,10 +156,15 @@ def _preferred(registry: Registry[_Plugin], measures: str | None = None) -> list
 
 
 def _estimator(
-    registry: Registry[Estimator], asked: str | Estimator | None, measures: str, argument: str
+    registry: Registry[Estimator],
+    asked: str | Estimator | None,
+    measures: str,
+    argument: str,
+    topology: Topology | None,
 ) -> Estimator:
     if asked is None:
-        return _preferred(registry, measures)[0]
+        preferred = _preferred(registry, measures)
+        return next((own for own in preferred if topology is None or own.serves(topology)), preferred[-1])
     estimator = make_plugin(registry, asked, argument)
     if estimator.measures != measures:
         fitting = [name for name in registry if registry.create(name).measures == measures]

@@ -71,6 +71,8 @@ class UpdateForm(ABC):
 
     adds_up_on_each_rank: ClassVar[bool] = False
     """True if each rank adds up the gradients of the whole batch: copies then stay equal by kernels of equal bits."""
+    effort: ClassVar[float] = 1.0
+    """Time that a byte of it takes, beside one of the others."""
 
     def __init__(self, batch: CopiedBatch) -> None:
         self.batch, self.copies, self.looked_up = batch, batch.copies, batch.looked_up
@@ -202,6 +204,9 @@ class RowsForm(UpdateForm):
 
     A piece has room for as many rows as the rank's ids can touch, because other ranks know only the number of ids.
     """
+
+    # Two ranks on an AMD EPYC, 8 tables of 50k x 32, batch 2048, 1 id: 17.5 ms so, 8.4 ms by as many bytes of batches.
+    effort: ClassVar[float] = 2.0
 
     @classmethod
     def bytes_moved(cls, sizes: Sizes) -> Ints:  # noqa: D102 - described in the base class

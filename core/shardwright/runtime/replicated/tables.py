@@ -77,14 +77,16 @@ class ReplicatedTables(Executor):
         }
 
     def form_of(self, index: int, looked_up: LookedUp) -> type[UpdateForm]:
-        """Choose for a group the form that moves the fewest bytes, alike on every rank."""
+        """Choose for a group the form that takes least by its bytes, alike on every rank."""
         key = index, looked_up.num_ids.tobytes() + looked_up.num_bags.tobytes()
         known = self._known.get(key)
         if known is None:
             if len(self._known) >= _MOST_KNOWN:  # bags of any length are of new sizes in every batch
                 self._known.clear()
             sizes = Sizes.of(self.copies[index], looked_up)
-            known = min(self._possible_forms(index), key=lambda form: int(form.bytes_moved(sizes).sum()))
+            known = min(
+                self._possible_forms(index), key=lambda form: form.effort * int(form.bytes_moved(sizes).sum())
+            )
             self._known[key] = known
         return known
 

@@ -11,6 +11,7 @@ import typer
 
 from shardwright.errors import UnsupportedError
 from shardwright_plugins.commands.bench.plan import plan
+from shardwright_plugins.commands.bench.truth.command import truth
 
 if TYPE_CHECKING:
     from shardwright_plugins.commands.bench.suite import Suite
@@ -29,6 +30,7 @@ def _group(context: typer.Context) -> None:
 
 
 bench.command()(plan)
+bench.command()(truth)
 
 
 @bench.command()

@@ -182,16 +182,16 @@ def test_gradients_by_codecs_that_lose_nothing_make_the_same_update_with_their_b
     ("rows", "batch_sizes", "max_length", "cheapest"),
     [
         (500, (2, 1), 8, {"pooled": BatchForm, "weighted": BatchForm, "sequence": BatchForm}),
-        (500, (40, 30), 1, {"pooled": RowsForm, "weighted": RowsForm, "sequence": BatchForm}),
+        (500, (40, 30), 2, {"pooled": BatchForm, "weighted": BatchForm, "sequence": BatchForm}),
         (2, (40, 30), 3, {"pooled": DenseForm, "weighted": DenseForm, "sequence": DenseForm}),
-        (9, (40, 0), 3, {"pooled": RowsForm, "weighted": RowsForm, "sequence": RowsForm}),
+        (9, (40, 0), 3, {"pooled": DenseForm, "weighted": DenseForm, "sequence": DenseForm}),
     ],
     ids=["long bags", "short bags", "few rows", "ids on one rank"],
 )
-def test_form_that_moves_the_fewest_bytes_is_taken(
+def test_form_that_takes_least_by_its_bytes_is_taken(
     monkeypatch, rows, batch_sizes, max_length, cheapest, kind
 ):
-    case = case_of(kind, 2, [Cut(rows, 6, ("a",))])
+    case = case_of(kind, len(batch_sizes), [Cut(rows, 6, ("a",))])
     batches = batches_of(case, batch_sizes, max_length=max_length)
     counted = {}
     for form in FORMS:
@@ -200,8 +200,21 @@ def test_form_that_moves_the_fewest_bytes_is_taken(
     only(monkeypatch, *FORMS)
     results = train(case, batches)
     assert_trained(case, batches, results)
-    assert sum(sent for *_, sent in results) == counted[cheapest[kind]] == min(counted.values())
+    assert sum(sent for *_, sent in results) == counted[cheapest[kind]]
+    assert cheapest[kind] is min(FORMS, key=lambda form: form.effort * counted[form])
     assert counted[cheapest[kind]] < max(counted.values())
+
+
+def test_touched_rows_are_sent_where_most_bags_are_empty(monkeypatch):
+    case = case_of("pooled", 2, [Cut(500, 6, ("a",))])
+    lengths = torch.tensor([1, 0, 0, 0, 1, 0, 0, 0]).int()
+    batches = [
+        [KeyedJaggedTensor(["a"], torch.tensor([7 * step, rank]), lengths=lengths) for rank in range(2)]
+        for step in range(STEPS)
+    ]
+    declared = only(monkeypatch, *FORMS)
+    assert_trained(case, batches, train(case, batches))
+    assert {form for form, _ in declared} == {RowsForm}
 
 
 def test_kernel_whose_sums_differ_between_ranks_makes_no_batch_update_of_copies(monkeypatch):
@@ -266,9 +279,9 @@ def test_tables_of_one_group_take_the_form_of_their_fewest_bytes_together(monkey
         alone, counted = case_of(kind, 2, group), []
         for form in FORMS:
             only(monkeypatch, form)
-            counted.append(sum(sent for *_, sent in train(alone, mixed_steps(alone))))
-        fewest += min(counted)
-        assert min(counted) < max(counted)
+            counted.append((form.effort, sum(sent for *_, sent in train(alone, mixed_steps(alone)))))
+        fewest += min(counted, key=lambda own: own[0] * own[1])[1]
+        assert len({sent for _, sent in counted}) > 1
     only(monkeypatch, *FORMS)
     case = case_of(kind, 2, tables)
     results = train(case, mixed_steps(case))

@@ -1,0 +1,1 @@
+"""`shardwright bench truth`: predicted times of plans beside measured ones."""

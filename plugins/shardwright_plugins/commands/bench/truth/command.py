@@ -1,0 +1,124 @@
+"""The command `bench truth`: options, the table for people, and files."""
+
+from __future__ import annotations
+
+import json as json_format
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from shardwright.cli.tables import page
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+def truth(
+    workloads: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[WORKLOAD]...", help="Workload files; drawn workloads without any."),
+    ] = None,
+    ranks: Annotated[int, typer.Option(min=1, help="Processes, one thread each.")] = 2,
+    plans: Annotated[int, typer.Option(min=2, help="Plans of each workload.")] = 30,
+    steps: Annotated[int, typer.Option(min=1, help="Timed steps of each run of a plan.")] = 20,
+    rounds: Annotated[int, typer.Option(min=1, help="Runs of each plan; the quickest counts.")] = 2,
+    drawn: Annotated[int, typer.Option(min=1, help="How many workloads are drawn.")] = 4,
+    seed: Annotated[int, typer.Option(min=0, help="Number of the first drawn workload.")] = 0,
+    estimator: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME[:key=value,...]", help="A model of time to judge; several are judged."),
+    ] = None,
+    again: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Measure nothing: judge by what this file of an earlier run has."),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write plans and figures as JSON.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """Measure plans of many kinds, and tell how well estimators predict and order them.
+
+    Real steps on this machine's CPU, a process a rank: the ids of each bag are drawn evenly.
+    """
+    from shardwright.cli.plans import check_writable, write_text
+    from shardwright.planning.documents import WORKLOAD
+    from shardwright_plugins.commands.bench.truth import running
+    from shardwright_plugins.commands.bench.truth.workloads import drawn_workload
+
+    check_writable(output)
+    names = tuple(estimator or _known_estimators())
+    settings = running.TruthSettings(names, ranks, plans, steps, rounds)
+    results: list[dict[str, Any]] = []
+
+    def note(result: dict[str, Any]) -> None:
+        results.append(result)
+        if output is not None:
+            write_text(output, json_format.dumps(told(), indent=1) + "\n")
+        if not json:
+            page().print(judgements(result))
+
+    def told() -> dict[str, Any]:
+        return running.document(results, words)
+
+    words: Mapping[str, Any]
+    if again is not None:
+        earlier = running.read(again)
+        words = {**earlier["settings"], "estimators": list(names)}
+        for result in earlier["workloads"]:
+            note(running.judge(result, names))
+    else:
+        given = [WORKLOAD.read(path) for path in workloads or ()]
+        asked = given or [drawn_workload(seed + number) for number in range(drawn)]
+        words = {"estimators": list(names), "ranks": ranks, "plans": plans, "steps": steps, "rounds": rounds}
+        running.run(asked, settings, note=note)
+    if json:
+        typer.echo(json_format.dumps(told()))
+    else:
+        typer.echo(f"{told()['processor']}, {words['ranks']} ranks, {words['steps']} steps of each plan")
+
+
+def _known_estimators() -> list[str]:
+    """The performance estimators that can be made without arguments."""
+    from shardwright.contracts.estimator import PERFORMANCE
+    from shardwright.host import host
+
+    registry = host().estimators
+    return [name for name in registry if registry.create(name).measures == PERFORMANCE]
+
+
+def judgements(result: Mapping[str, Any]) -> Table:
+    """A row for each estimator of one workload."""
+    from rich import box
+    from rich.table import Table
+
+    times = [entry["step_ms"] for entry in result["plans"]]
+    noise = result["noise"]
+    table = Table(
+        title=f"{result['workload'].get('name', '')}: {len(times)} plans of {min(times):.1f} to {max(times):.1f} ms"
+        + ("" if noise is None else f", noise {noise:.0%}"),
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+    )
+    table.add_column("estimator")
+    for name in (
+        *("Spearman", "measured / predicted", "median error", "worst", "after the factor"),
+        *("own plan ms", "slower than best", "its pick slower"),
+    ):
+        table.add_column(name, justify="right")
+    for name, own in result["estimators"].items():
+        table.add_row(name, *_cells(own))
+    return table
+
+
+def _cells(own: Mapping[str, Any]) -> Iterator[str]:
+    yield f"{own['spearman']:.2f}"
+    yield f"{own['ratio']:.2f}"
+    for name in ("median_error", "worst_error", "error_after_ratio"):
+        yield f"{own[name]:.0%}"
+    yield "-" if own["own_ms"] is None else f"{own['own_ms']:.1f}"
+    yield "-" if own["slower"] is None else f"{own['slower']:.0%}"
+    yield f"{own['picked_slower']:.0%}"

@@ -1,0 +1,214 @@
+"""Real steps of plans on ranks: forward pass of the collection, its outputs, backward pass and fused update."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from attrs import frozen
+
+from shardwright.modules.embedding_modules import EmbeddingBagCollection
+from shardwright.planning.arrays import Floats
+from shardwright.planning.plan.plan import ShardingPlan
+from shardwright.planning.tables.spec import EmbeddingBagConfig, TableSpec
+from shardwright.planning.tables.workload import Workload
+from shardwright.runtime.ranks.environment import ShardingEnv
+from shardwright.runtime.sharded.collections.sharders import EmbeddingBagCollectionSharder
+from shardwright.runtime.sharded.models.model_parallel import DistributedModelParallel
+from shardwright.sparse import KeyedJaggedTensor
+
+PHASES = ("forward", "outputs", "backward")
+"""Call of the module (ids out, lookups), waiting for its outputs, and the backward pass with its update."""
+_NUM_BATCHES = 4
+
+
+_QUIET = 0.04
+_MOST_TRIES = 3
+_LONGEST_S = 1.0
+"""Time of a run of a plan, s, after which fewer steps must do; slow kernels take seconds a step."""
+_WARM, _FEWEST = 2, 5
+
+
+@frozen
+class Measured:
+    """Times of one run of a plan, ms: the median over its steps of what the slowest rank took.
+
+    Args:
+        step_ms: time of a step, from a barrier to the end of the update.
+        phases_ms: time of each of :data:`PHASES`.
+        spread_ms: the quartiles of the steps' times apart.
+        others: the part of the machine's processors that other programs took meanwhile; 0 where that is not known.
+    """
+
+    step_ms: float
+    phases_ms: Mapping[str, float]
+    spread_ms: float
+    others: float
+
+
+def measure_plans(
+    data: Mapping[str, Any], texts: Sequence[str], order: Sequence[int], *, steps: int
+) -> list[Measured]:
+    """Measure plans one after the other; every rank of the process group makes this call.
+
+    Args:
+        data: the workload as JSON data.
+        texts: plan documents.
+        order: the plans to measure, by number; one may come several times.
+        steps: steps that count, of each run.
+
+    Returns:
+        A figure for each of ``order``, the same on every rank.
+    """
+    workload = Workload.from_data(data)
+    batches = [_batch(workload, number) for number in range(_NUM_BATCHES)]
+    return [_measure(workload, ShardingPlan.from_json(texts[number]), batches, steps) for number in order]
+
+
+def measure_each(work: Sequence[tuple[Mapping[str, Any], str]], *, steps: int) -> list[Measured]:
+    """Measure plans of several workloads, each once: pairs of a workload as JSON data and a plan document."""
+    found = []
+    for data, text in work:
+        workload = Workload.from_data(data)
+        batches = [_batch(workload, number) for number in range(_NUM_BATCHES)]
+        found.append(_measure(workload, ShardingPlan.from_json(text), batches, steps))
+    return found
+
+
+def _measure(
+    workload: Workload, plan: ShardingPlan, batches: Sequence[KeyedJaggedTensor], steps: int
+) -> Measured:
+    """Run steps until other programs leave the machine alone, a few times at most; the quickest run counts."""
+    model = _model(workload, plan)
+    gradient = torch.rand(batches[0].stride(), _width(workload.tables))
+    _times(model, batches, gradient, len(batches))  # compiles, and touches all memory
+    warm = torch.tensor(_times(model, batches, gradient, _WARM).sum() / _WARM)
+    dist.all_reduce(warm, op=dist.ReduceOp.MAX)
+    steps = min(steps, max(_FEWEST, int(_LONGEST_S / float(warm))))
+    tries: list[Measured] = []
+    while len(tries) < _MOST_TRIES and not (tries and tries[-1].others < _QUIET):
+        others = OtherPrograms()
+        times = _times(model, batches, gradient, steps)
+        tries.append(_summary(times, others.share()))
+    return min(tries, key=lambda run: run.step_ms)
+
+
+def _times(
+    model: DistributedModelParallel, batches: Sequence[KeyedJaggedTensor], gradient: torch.Tensor, steps: int
+) -> Floats:
+    """Seconds of each phase of this rank's steps: ``[steps, phases]``."""
+    times = np.zeros((steps, len(PHASES)))
+    for number, row in enumerate(times):
+        batch = batches[number % len(batches)]
+        dist.barrier()
+        start = time.perf_counter()
+        output = model(batch)
+        looked_up = time.perf_counter()
+        values = output.values()
+        there = time.perf_counter()
+        values.backward(gradient)
+        row[:] = np.diff([start, looked_up, there, time.perf_counter()])
+        del output, values
+    return times
+
+
+def _summary(times: Floats, others: float) -> Measured:
+    """The slowest rank's times, the same on every rank."""
+    slowest = torch.from_numpy(np.column_stack([times, times.sum(1)]))
+    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+    low, middle, high = np.quantile(1e3 * slowest.numpy(), (0.25, 0.5, 0.75), axis=0)
+    phases = dict(zip(PHASES, middle.round(4).tolist(), strict=False))
+    spread = round(float(high[-1] - low[-1]), 4)
+    return Measured(round(float(middle[-1]), 4), phases, spread, round(others, 3))
+
+
+class OtherPrograms:
+    """Tells what other programs than the ranks did while this existed; every rank of the group makes one."""
+
+    def __init__(self) -> None:
+        self._start = _clocks()
+
+    def share(self) -> float:
+        """The part of all processors' time that others took, the same on every rank; 0 where Linux does not tell."""
+        busy, total, own = (now - then for now, then in zip(_clocks(), self._start, strict=True))
+        figures = torch.tensor(
+            [own, 0.0, 0.0] if dist.get_rank() else [own, busy, total], dtype=torch.float64
+        )
+        dist.all_reduce(figures)  # all ranks are on this machine
+        own, busy, total = figures.tolist()
+        return max(0.0, busy - own) / total if total else 0.0
+
+
+def _clocks() -> tuple[float, float, float]:
+    """Seconds that processors were busy, that passed on all of them, and that this process took."""
+    own = sum(os.times()[:2])
+    try:
+        words = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
+    except OSError:
+        return 0.0, 0.0, own
+    ticks = [int(word) / os.sysconf("SC_CLK_TCK") for word in words]
+    idle = ticks[3] + ticks[4]
+    return sum(ticks) - idle, sum(ticks), own
+
+
+def _model(workload: Workload, plan: ShardingPlan) -> DistributedModelParallel:
+    """The sharded collection; weights are equal, since drawing them takes longer than steps."""
+    configs = [
+        EmbeddingBagConfig(
+            num_embeddings=table.num_embeddings,
+            embedding_dim=table.embedding_dim,
+            name=table.name,
+            data_type=table.data_type,
+            feature_names=list(table.feature_names),
+            pooling=table.pooling,
+            init_fn=_fill,
+        )
+        for table in workload.tables
+    ]
+    module = EmbeddingBagCollection(configs, is_weighted=workload.tables[0].is_weighted, device="meta")
+    env = ShardingEnv.from_process_group()
+    return DistributedModelParallel(
+        module, env=env, device=torch.device("cpu"), plan=plan, sharders=_sharders(workload.tables)
+    )
+
+
+def _fill(weight: torch.Tensor) -> None:
+    weight.fill_(0.01)
+
+
+def _sharders(tables: Sequence[TableSpec]) -> list[Any]:
+    optimizer = tables[0].optimizer
+    if optimizer is None:
+        return [EmbeddingBagCollectionSharder()]
+    fused = {
+        "optimizer": optimizer.name,
+        "learning_rate": optimizer.learning_rate,
+        **dict(optimizer.parameters),
+    }
+    return [EmbeddingBagCollectionSharder(fused_params=fused)]
+
+
+def _width(tables: Sequence[TableSpec]) -> int:
+    return sum(table.embedding_dim * len(table.feature_names) for table in tables)
+
+
+def _batch(workload: Workload, number: int) -> KeyedJaggedTensor:
+    """This rank's batch of that number: ids drawn evenly, bags of one length but for a fraction of an id."""
+    generator = torch.Generator().manual_seed(1000 * number + dist.get_rank())
+    size, keys, values, lengths = workload.batch_size or 1, [], [], []
+    for table in workload.tables:
+        rule = workload.constraints.get(table.path)
+        factors = (rule and rule.pooling_factors) or [1.0] * len(table.feature_names)
+        for name, factor in zip(table.feature_names, list(factors) * len(table.feature_names), strict=False):
+            own = (torch.rand(size, generator=generator) + factor).floor().to(torch.int32)
+            keys.append(name)
+            lengths.append(own)
+            values.append(torch.randint(table.num_embeddings, (int(own.sum()),), generator=generator))
+    weights = torch.rand(sum(map(len, values))) if workload.tables[0].is_weighted else None
+    return KeyedJaggedTensor(keys, torch.cat(values), weights=weights, lengths=torch.cat(lengths))

@@ -1,0 +1,69 @@
+"""The command `calibrate`: options, and what is printed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shardwright.errors import InvalidInputError, UnsupportedError
+
+__all__ = ["calibrate"]
+
+
+def calibrate(
+    output: Annotated[Path, typer.Option(metavar="machine.json", help="Write the machine document.")],
+    ranks: Annotated[int, typer.Option(min=1, help="Processes, one thread each, as many as will train.")] = 2,
+    device: Annotated[str, typer.Option(help="Type of the ranks' devices; only cpu is measured.")] = "cpu",
+    kernel: Annotated[
+        str, typer.Option(metavar="K,...", help="Compute kernels; by default all that run here.")
+    ] = "",
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Few small experiments: to try it, not to plan by.")
+    ] = False,
+) -> None:
+    """Measure lookups, updates, exchanges and steps on this machine, in some two minutes, and fit their constants.
+
+    Let no other program run meanwhile. `shardwright plan --machine machine.json` plans by what was measured.
+    """
+    import importlib.util
+
+    from shardwright.cli.plans import check_writable, write_text
+    from shardwright.host import host
+    from shardwright.planning.documents.limits import MOST_PROCESSES
+    from shardwright_plugins.commands.calibrate import running
+
+    check_writable(output)
+    if device != "cpu":
+        raise UnsupportedError(
+            f"calibrate measures CPUs, not {device!r}: `shardwright bench kernels --device {device}` times its kernels"
+        )
+    if ranks > MOST_PROCESSES:
+        raise InvalidInputError(f"--ranks must be at most {MOST_PROCESSES}, got {ranks}")
+    if importlib.util.find_spec("scipy") is None:
+        raise UnsupportedError(
+            "calibrate fits constants with SciPy, which is not installed: pip install scipy"
+        )
+    names = [host().compute_kernels.canonical(name.strip()) for name in kernel.split(",")] if kernel else None
+    machine = running.calibrate(
+        ranks, names, lambda what: typer.echo(f"measuring {what}", err=True), quick=quick
+    )
+    write_text(output, machine.to_json())
+    typer.echo(f"{machine.made['processor']}, {ranks} ranks, {machine.made['seconds']} s")
+    for what, told in machine.fits.items():
+        typer.echo(
+            f"  {what:24s} {told['experiments']:3d} experiments, error {told['median_error']:.0%} in the median, "
+            f"{told['worst_error']:.0%} at most"
+        )
+    for what, reason in machine.unmeasured.items():
+        typer.echo(f"  not measured: {what}: {reason}")
+    if machine.made["other_programs"] > _QUIET:
+        typer.echo(
+            f"other programs took {machine.made['other_programs']:.0%} of the processors meanwhile: measure again when "
+            "none runs",
+            err=True,
+        )
+
+
+_QUIET = 0.05

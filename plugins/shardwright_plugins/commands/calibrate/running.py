@@ -1,0 +1,237 @@
+"""A calibration: experiments on ranks of this machine, constants fitted to them, and the machine document."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from importlib import metadata
+from typing import Any
+
+import numpy as np
+from attrs import frozen
+
+import shardwright
+from shardwright.errors import UnsupportedError
+from shardwright.planning.arrays import Floats
+from shardwright.planning.machines.topology import Topology
+from shardwright_plugins.commands.calibrate.fitting import Fit, fit
+from shardwright_plugins.commands.calibrate.kernels import KernelTimes
+from shardwright_plugins.compute_kernels._cpu_speeds import processor
+from shardwright_plugins.estimators.engine.machine import FIXED, Machine
+from shardwright_plugins.estimators.engine.step import ENGINE
+from shardwright_plugins.estimators.engine.work import LOOKUP, UPDATE
+
+CACHES = tuple(float(1 << power) for power in range(19, 26))
+"""Sizes of a near cache that are tried, bytes: 512 KiB to 32 MiB."""
+IN_STEP: Mapping[str, tuple[str, ...]] = {"lookup": LOOKUP, "update": UPDATE}
+_PACKAGES = ("torch", "numba", "fbgemm-gpu-cpu")
+_SECONDS_A_KERNEL = 15.0
+_KERNEL_STEPS, _STEPS = 5, 12
+_QUICK_CASES, _QUICK_ELEMENTS = 3, 1_000_000
+_TIMEOUT_S = 300.0
+
+
+@frozen
+class KernelFit:
+    """A kernel's constants with one size of the near cache."""
+
+    lookup: Fit
+    update: Fit
+
+    @property
+    def squares(self) -> float:
+        """Sum of squared relative errors."""
+        return float((self.lookup.errors**2).sum() + (self.update.errors**2).sum())
+
+    @property
+    def constants(self) -> dict[str, float]:
+        """Both passes' constants."""
+        return {**self.lookup.constants, **self.update.constants}
+
+
+def fit_kernel(times: KernelTimes, cache_bytes: float) -> KernelFit:
+    """Fit a kernel's constants, for one size of the near cache."""
+    amounts = {name: own * times.tables for name, own in times.work(cache_bytes).amounts().items()}
+    return KernelFit(fit(LOOKUP, amounts, times.lookup_ms), fit(UPDATE, amounts, times.update_ms))
+
+
+def fit_kernels(times: Mapping[str, KernelTimes]) -> tuple[float, dict[str, KernelFit]]:
+    """Fit all kernels, with the near cache that fits them best.
+
+    Returns:
+        Bytes of the cache, and each kernel's fit.
+    """
+    tried = [(cache, {name: fit_kernel(own, cache) for name, own in times.items()}) for cache in CACHES]
+    return min(tried, key=lambda pair: sum(own.squares for own in pair[1].values()))
+
+
+def fit_engine(amounts: Mapping[str, Floats], took: Floats, kernel: Mapping[str, float]) -> Fit:
+    """Fit the engine's constants to whole steps.
+
+    Lookups and updates take more in a step than alone, since other work empties caches and tables lie far apart: two
+    factors of 1 or more, :data:`IN_STEP`, are fitted too.
+
+    Args:
+        amounts: amounts of each experiment: ``[E]`` each.
+        took: times of the steps, ms: ``[E]``.
+        kernel: constants of the kernel that all had.
+    """
+    alone = {
+        of: sum((amounts[name] * kernel[name] for name in names), np.zeros(len(took)))
+        for of, names in IN_STEP.items()
+    }
+    return fit((*ENGINE, *FIXED, *IN_STEP), {**amounts, **alone}, took, least=dict.fromkeys(IN_STEP, 1.0))
+
+
+def in_step(kernel: Mapping[str, float], factors: Mapping[str, float]) -> dict[str, float]:
+    """A kernel's constants in a step, from those alone and the factors of :data:`IN_STEP`."""
+    return {name: _rounded(kernel[name] * factors[of]) for of, names in IN_STEP.items() for name in names}
+
+
+def calibrate(
+    ranks: int, asked: Sequence[str] | None, note: Callable[[str], None], *, quick: bool = False
+) -> Machine:
+    """Measure this machine and fit its constants.
+
+    Args:
+        ranks: processes, one thread each.
+        asked: compute kernels to measure; all by default.
+        note: function that is called with what is measured next.
+        quick: make few small experiments.
+
+    Raises:
+        UnsupportedError: no kernel can be measured here.
+    """
+    from shardwright_testing.ranks import RankPool
+
+    start = time.monotonic()
+    unmeasured: dict[str, str] = {}
+    with RankPool(ranks, backend="gloo") as pool:
+        kernels = _measured_kernels(pool, ranks, asked, unmeasured, note, quick=quick)
+        cache_bytes, fits = fit_kernels(kernels)
+        first = next(iter(fits))
+        note("steps")
+        loads, took, others = _measured_steps(pool, ranks, first, cache_bytes, quick=quick)
+        note("links")
+        links = _measured_links(pool, ranks)
+    engine = fit_engine(loads, took, fits[first].constants)
+    if ranks == 1:
+        unmeasured["exchanges"] = "one rank exchanges nothing: measure with --ranks 2 or more"
+    unmeasured["inter_host_bw"] = "all ranks are on one host"
+    if quick:
+        unmeasured["most"] = "only a few small experiments were made (--quick)"
+    memory = _memory_bandwidth(kernels[first])
+    constants = {name: _rounded(value) for name, value in engine.constants.items()}
+    return Machine(
+        made=_made(ranks, time.monotonic() - start, others),
+        cache_bytes=cache_bytes,
+        kernels={name: in_step(own.constants, constants) for name, own in fits.items()},
+        engine={name: constants[name] for name in ENGINE},
+        fixed={name: constants[name] for name in FIXED},
+        topology={"ddr_mem_bw": _rounded(memory), **{name: _rounded(value) for name, value in links.items()}},
+        fits={
+            **{f"{name} lookup": own.lookup.to_data() for name, own in fits.items()},
+            **{f"{name} update": own.update.to_data() for name, own in fits.items()},
+            "engine": {**engine.to_data(), **{f"{name}_factor": constants[name] for name in IN_STEP}},
+        },
+        unmeasured=unmeasured,
+    )
+
+
+def _rounded(value: float) -> float:
+    """Four digits: constants are not known better, and documents are read by people."""
+    return float(f"{value:.4g}")
+
+
+def _measured_kernels(
+    pool: Any,
+    ranks: int,
+    asked: Sequence[str] | None,
+    unmeasured: dict[str, str],
+    note: Callable[[str], None],
+    *,
+    quick: bool,
+) -> dict[str, KernelTimes]:
+    from shardwright_plugins.commands.calibrate.kernels import CASES, kernel_names, measure_kernel
+
+    found: dict[str, KernelTimes] = {}
+    cases = CASES[:_QUICK_CASES] if quick else CASES
+    for name in asked or kernel_names():
+        note(name)
+        times = pool.run(
+            measure_kernel,
+            ranks,
+            name,
+            cases,
+            steps=_KERNEL_STEPS,
+            seconds=_SECONDS_A_KERNEL,
+            timeout_s=_TIMEOUT_S,
+        )[0]
+        if isinstance(times, str):
+            unmeasured[f"kernel {name}"] = times
+        else:
+            found[name] = times
+    if not found:
+        raise UnsupportedError(f"no compute kernel can be measured here: {unmeasured}")
+    return found
+
+
+def _measured_steps(
+    pool: Any, ranks: int, kernel: str, cache_bytes: float, *, quick: bool
+) -> tuple[dict[str, Floats], Floats, float]:
+    """Amounts and times of all experiments with steps, and what other programs took."""
+    from shardwright_plugins.commands.bench.truth.steps import measure_each
+    from shardwright_plugins.commands.calibrate.steps import cases, loads_of, plan_of, table_of
+
+    topology = Topology(ranks, "cpu")
+    found = [
+        case
+        for case in cases(("table_wise", "row_wise", "column_wise", "data_parallel"))
+        if not quick or case.rows * case.columns * case.tables < _QUICK_ELEMENTS
+    ]
+    plans = [plan_of(case, topology, kernel) for case in found]
+    work = [(case.workload, plan.to_json()) for case, plan in zip(found, plans, strict=True)]
+    runs = pool.run(measure_each, ranks, work, steps=_STEPS, timeout_s=_TIMEOUT_S)[0]
+    amounts = table_of([loads_of(plan, cache_bytes) for plan in plans])
+    return amounts, np.array([run.step_ms for run in runs]), float(np.median([run.others for run in runs]))
+
+
+def _measured_links(pool: Any, ranks: int) -> dict[str, float]:
+    from shardwright_plugins.commands.calibrate.links import measure_links
+
+    if ranks == 1:
+        return {}
+    figures: dict[str, float] = pool.run(measure_links, ranks, timeout_s=_TIMEOUT_S)[0]
+    return figures
+
+
+def _memory_bandwidth(times: KernelTimes) -> float:
+    """Bytes a millisecond at which a rank's lookups read rows: the most of any case of wide rows."""
+    work = times.work(CACHES[0])
+    read = work.ids * work.row_bytes * times.tables
+    return float(np.median((read / times.lookup_ms)[work.columns >= np.median(work.columns)]))
+
+
+def _made(ranks: int, seconds: float, others: float) -> dict[str, Any]:
+    """Provenance of a calibration."""
+    return {
+        "processor": processor(),
+        "cores": os.cpu_count(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "ranks": ranks,
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "seconds": round(seconds, 1),
+        "other_programs": round(others, 3),
+        "shardwright": shardwright.__version__,
+        **{name: _version(name) for name in _PACKAGES},
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "missing"

@@ -1,0 +1,174 @@
+"""A step of this engine as amounts: ids routed, vectors exchanged and put in order, copies kept equal.
+
+What a rank does with its own batch, whoever owns the rows (routing ids, putting results in order, collecting gradients)
+is counted on the owner for all ranks: their mean is what each rank does.
+
+Legend: S runs of shards, W ranks, N ids, V vectors, D columns, R rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+
+import numpy as np
+from attrs import frozen
+
+from shardwright.planning.arrays import Bools, Floats, Ints
+from shardwright.planning.machines.topology import Topology
+from shardwright.planning.options.averaging import state_bytes_a_row
+from shardwright.planning.options.options import Options
+from shardwright.planning.options.search_space import ID_BYTES, filled_bags, vector_bytes
+from shardwright_plugins.estimators.engine.work import LookupWork
+
+_LENGTH_BYTES, _WEIGHT_BYTES, _VALUE_BYTES = 4, 4, 4
+ROWS_EFFORT = 2.0
+"""Time of a byte of touched rows beside one of batches, as the engine counts when it chooses a form."""
+
+INPUT = ("whole_id", "whole_bag", "cut_id", "cut_bag", "routed_shard")
+RESULTS = ("whole_result", "cut_result", "cut_vector", "copy_result")
+GRADIENTS = ("whole_gradient", "cut_gradient")
+COPIES = ("synchronised_byte", "copy_shard")
+COPIED = ("copied_id", "copied_row_line")
+ENGINE = (*INPUT, *RESULTS, *GRADIENTS, *COPIES, *COPIED)
+"""Constants of the engine on a machine, whatever the kernel."""
+
+
+@frozen(eq=False, slots=False)
+class StepWork:
+    """A step of each shard, as columns over runs.
+
+    Args:
+        options: options.
+        topology: the ranks.
+        cache_bytes: bytes of a rank's near cache.
+    """
+
+    options: Options
+    topology: Topology
+    cache_bytes: float
+
+    @cached_property
+    def table(self) -> Ints:
+        """Table of each run."""
+        return self.options.shard_table
+
+    @cached_property
+    def is_copy(self) -> Bools:
+        """True for rows that every rank has."""
+        return self.options.is_copy
+
+    @cached_property
+    def is_filled(self) -> Bools:
+        """True for shards with rows."""
+        return self.options.num_rows > 0
+
+    @cached_property
+    def is_trained(self) -> Bools:
+        """True for shards that are updated."""
+        return self.is_filled & ~self.options.is_frozen[self.table]
+
+    @cached_property
+    def is_cut(self) -> Bools:
+        """True for shards whose rows are cut, so that partial sums come home."""
+        return self.options.cuts_rows[self.options.option]
+
+    @cached_property
+    def own_ids(self) -> Floats:
+        """Ids of one rank's batch in each shard."""
+        return self.options.ids_per_batch[self.table] * self.options.id_fraction * self.is_filled
+
+    @cached_property
+    def own_vectors(self) -> Floats:
+        """Vectors that one rank's batch gets from each shard."""
+        bags = self.options.bags_per_batch[self.table] * filled_bags(self.options, self.topology)
+        return np.where(self.options.is_pooled[self.table], bags, self.own_ids) * self.is_filled
+
+    @cached_property
+    def batches(self) -> Floats:
+        """Batches that are looked up: one in copies, else those of all ranks."""
+        return np.where(self.is_copy, 1.0, float(self.topology.world_size))
+
+    def lookups(self) -> LookupWork:
+        """The lookups, as kernels make them."""
+        return self._work(self.batches)
+
+    def updates(self) -> LookupWork:
+        """The updates: a copy makes those of all batches, as far as gradients are not added up by rows before."""
+        return self._work(self.topology.world_size * np.where(self.is_copy, self.sent_share, 1.0))
+
+    def _work(self, batches: Floats) -> LookupWork:
+        options = self.options
+        dense = np.array([not kernel.fuses_optimizer for kernel in options.compute_kernels], dtype=bool)
+        return LookupWork(
+            ids=self.own_ids * batches,
+            rows=options.num_rows.astype(np.float64),
+            vectors=self.own_vectors * batches,
+            columns=options.num_columns.astype(np.float64),
+            row_bytes=options.row_bytes * self.is_filled,
+            state_bytes=state_bytes_a_row(options) * self.is_filled,
+            updates_all=dense[options.compute_kernel[options.option]],
+            cache_bytes=self.cache_bytes,
+        )
+
+    def amounts(self) -> Mapping[str, Floats]:
+        """The amounts that constants of :data:`ENGINE` are multiplied by: ``[S]`` each."""
+        routed = np.where(self.is_copy, 0.0, self.topology.world_size)
+        whole, cut = routed * ~self.is_cut, routed * self.is_cut
+        results, gradients = (self.own_vectors * own / _VALUE_BYTES for own in vector_bytes(self.options))
+        trained = self.is_trained
+        return {
+            "whole_id": self.own_ids * whole,
+            "whole_bag": self.own_vectors * whole,
+            "cut_id": self.own_ids * cut,
+            "cut_bag": self.own_vectors * cut,
+            "routed_shard": (routed > 0) * self.is_filled * 1.0,
+            "whole_result": results * whole,
+            "cut_result": results * cut,
+            "cut_vector": self.own_vectors * cut,
+            "copy_result": results * self.is_copy,
+            "whole_gradient": gradients * whole * trained,
+            "cut_gradient": gradients * cut * trained,
+            **self._copies(),
+        }
+
+    def _copies(self) -> dict[str, Floats]:
+        """Bytes that keep copies equal, of the form that the engine sends, and the work of their updates."""
+        others = float(self.topology.world_size - 1)
+        # All batches' ids are joined and sorted when nothing else goes on, or gradients of rows added up and written.
+        updated = self.is_copy & self.is_trained
+        return {
+            "synchronised_byte": np.where(updated, self.least_bytes * others, 0.0),
+            "copied_id": np.where(updated, self.updates().ids, 0.0),
+            "copied_row_line": np.where(updated, self.updates().amounts()["update_row_line"], 0.0),
+            "copy_shard": 1.0 * (self.is_copy & self.is_filled),
+        }
+
+    @cached_property
+    def least_bytes(self) -> Floats:
+        """Bytes that one rank sends another to keep a copy equal."""
+        batch, rows, dense = self.form_bytes
+        return np.where(ROWS_EFFORT * rows < np.minimum(batch, dense), rows, np.minimum(batch, dense))
+
+    @cached_property
+    def sent_share(self) -> Floats:
+        """The part of a batch's bytes that is sent: below 1 where gradients of rows are added up before."""
+        batch = self.form_bytes[0]
+        share: Floats = np.divide(self.least_bytes, batch, where=batch > 0, out=np.zeros_like(batch))
+        return share if self.topology.world_size > 1 else np.ones_like(share)
+
+    @cached_property
+    def form_bytes(self) -> tuple[Floats, Floats, Floats]:
+        """Bytes that one rank sends another in each form: its batch, rows that it touched, the dense gradient."""
+        options, table = self.options, self.table
+        row_bytes = vector_bytes(options)[1]
+        weights = _WEIGHT_BYTES * options.is_weighted[table]
+        lengths = _LENGTH_BYTES * options.is_pooled[table] * self.own_vectors
+        batch = self.own_ids * (ID_BYTES + weights) + lengths + self.own_vectors * row_bytes
+        room: Floats = np.minimum(self.own_ids, options.num_rows)
+        rows: Floats = room * (ID_BYTES + _VALUE_BYTES * options.num_columns)
+        # As the engine counts: each rank sends 2 (W - 1) / W of the values, which are 2 / W of them to each other rank.
+        dense: Floats = (
+            2 / self.topology.world_size * options.num_rows * (options.num_columns + 1.0) * _VALUE_BYTES
+        )
+        return batch, rows, dense

@@ -1,0 +1,89 @@
+"""The work of lookups and updates as amounts that take time: what constants of a machine are multiplied by.
+
+A row is read in cache lines. Of ``N`` ids that fall evenly on ``R`` rows ``U = R (1 - exp(-N / R))`` are distinct; the
+first read of each comes from memory, and so do further ones as far as the rows read exceed the near cache. An update
+sorts ids, adds the gradients of each row, and reads and writes each distinct row with its optimizer state once.
+
+Legend: N ids, U distinct rows, V vectors (bags; ids of sequences), D columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from attrs import frozen
+
+from shardwright.planning.arrays import Floats
+
+LINE_BYTES = 64
+"""A cache line."""
+SUM_BYTES = 4
+"""Kernels sum in float32."""
+LOOKUP = (
+    "lookup_id",
+    "lookup_line",
+    "lookup_missed_row",
+    "lookup_missed_line",
+    "lookup_vector",
+    "lookup_element",
+)
+UPDATE = ("update_id", "update_line", "update_missed_line", "update_row", "update_row_line")
+
+
+@frozen(eq=False)
+class LookupWork:
+    """Lookups in blocks, as columns.
+
+    Args:
+        ids: ids looked up, ``N``.
+        rows: rows of the block.
+        vectors: vectors returned, ``V``.
+        columns: columns of the block, ``D``.
+        row_bytes: bytes of a stored row.
+        state_bytes: bytes of a row's optimizer state.
+        updates_all: the kernel writes all rows in an update, not those that were looked up.
+        cache_bytes: bytes of the near cache.
+    """
+
+    ids: Floats
+    rows: Floats
+    vectors: Floats
+    columns: Floats
+    row_bytes: Floats
+    state_bytes: Floats
+    updates_all: Floats
+    cache_bytes: float
+
+    def amounts(self) -> Mapping[str, Floats]:
+        """The amounts that constants of :data:`LOOKUP` and :data:`UPDATE` are multiplied by."""
+        lines, state_lines = np.ceil(self.row_bytes / LINE_BYTES), np.ceil(self.state_bytes / LINE_BYTES)
+        distinct = self.distinct
+        missed = distinct + self._beyond_cache(distinct * lines) * (self.ids - distinct)
+        gradient_lines = np.ceil(self.columns * SUM_BYTES / LINE_BYTES)
+        far = self._beyond_cache(self.vectors * gradient_lines)
+        written = np.where(self.updates_all, self.rows, distinct)
+        return {
+            "lookup_id": self.ids,
+            "lookup_line": self.ids * lines,
+            "lookup_missed_row": missed,
+            "lookup_missed_line": missed * lines,
+            "lookup_vector": self.vectors,
+            "lookup_element": self.vectors * self.columns,
+            "update_id": self.ids,
+            "update_line": self.ids * gradient_lines,
+            "update_missed_line": self.ids * gradient_lines * far,
+            "update_row": written,
+            "update_row_line": written * (lines + state_lines),
+        }
+
+    @property
+    def distinct(self) -> Floats:
+        """Distinct rows among the ids, ``U``."""
+        rows = np.maximum(self.rows, 1)
+        found: Floats = np.minimum(-rows * np.expm1(-self.ids / rows), self.ids)
+        return found
+
+    def _beyond_cache(self, lines: Floats) -> Floats:
+        """The part of so many lines that the near cache does not hold."""
+        return 1 - np.minimum(1.0, self.cache_bytes / np.maximum(lines * LINE_BYTES, 1))

@@ -1,0 +1,116 @@
+"""`bench truth`: measured plans, and figures of estimators that an independent computation gives too."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.stats import spearmanr
+from typer.testing import CliRunner
+
+from shardwright.cli import app
+from shardwright.errors import UnsupportedError
+from shardwright.planning.plan.plan import ShardingPlan
+from shardwright.planning.tables.workload import Workload
+from shardwright_plugins.commands.bench.truth import running
+from shardwright_plugins.commands.bench.truth.figures import Judgement
+from shardwright_plugins.commands.bench.truth.workloads import drawn_workload
+
+OPTIMIZER = {"name": "row_wise_adagrad", "learning_rate": 0.02, "eps": 1e-8}
+WORKLOAD = {
+    "name": "tiny",
+    "batch_size_per_rank": 4,
+    "tables": [
+        {
+            "name": f"t{i}",
+            "num_embeddings": 30 + i,
+            "embedding_dim": 8,
+            "pooling_factor": 1.5,
+            "optimizer": OPTIMIZER,
+        }
+        for i in range(4)
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
+    folder = tmp_path_factory.mktemp("truth")
+    workload, output = folder / "tiny.json", folder / "truth.json"
+    workload.write_text(json.dumps(WORKLOAD))
+    words = ["bench", "truth", str(workload), "--plans", "6", "--steps", "2", "--output", str(output)]
+    words += ["--estimator", "torchrec", "--estimator", "roofline", "--json"]
+    found = CliRunner().invoke(app, words, catch_exceptions=False)
+    assert found.exit_code == 0
+    assert json.loads(found.stdout) == json.loads(output.read_text())
+    return output, json.loads(output.read_text())
+
+
+def test_truth_measures_different_plans_each_as_often_as_asked(run: tuple[Path, dict]) -> None:
+    plans = run[1]["workloads"][0]["plans"]
+    assert len(plans) == 6
+    assert len({ShardingPlan.from_json(entry["plan"]).to_json() for entry in plans}) == 6
+    for entry in plans:
+        times = [measured["step_ms"] for measured in entry["runs"]]
+        assert len(times) == 2
+        assert entry["step_ms"] == pytest.approx(min(times), abs=1e-3)
+        assert sum(entry["tables"].values()) == 4
+
+
+def test_truth_predicts_what_the_plan_says_of_itself(run: tuple[Path, dict]) -> None:
+    for name in ("torchrec", "roofline"):
+        own = next(entry for entry in run[1]["workloads"][0]["plans"] if name in entry["chosen_by"])
+        plan = ShardingPlan.from_json(own["plan"])
+        if plan.document["inputs"]["estimator"]["value"] == name:
+            assert own["predicted"][name]["step_ms"] == pytest.approx(
+                plan.document["objective"]["value_ms"], abs=1e-4
+            )
+
+
+def test_truth_judges_as_another_computation_does(run: tuple[Path, dict]) -> None:
+    result = run[1]["workloads"][0]
+    took = np.array([entry["step_ms"] for entry in result["plans"]])
+    for name, judgement in result["estimators"].items():
+        said = np.array([entry["predicted"][name]["step_ms"] for entry in result["plans"]])
+        if len(set(said)) > 1:
+            assert judgement["spearman"] == pytest.approx(spearmanr(said, took).statistic, abs=1e-3)
+        assert judgement["median_error"] == pytest.approx(np.median(abs(said - took) / took), abs=1e-3)
+        assert judgement["worst_error"] == pytest.approx(max(abs(said - took) / took), abs=1e-3)
+        own = next(entry["step_ms"] for entry in result["plans"] if name in entry["chosen_by"])
+        assert judgement["slower"] == pytest.approx(own / took.min() - 1, abs=1e-3)
+
+
+def test_truth_again_judges_others_by_the_same_measurements(run: tuple[Path, dict]) -> None:
+    words = ["bench", "truth", "--again", str(run[0]), "--estimator", "roofline", "--json"]
+    found = CliRunner().invoke(app, words, catch_exceptions=False)
+    (again,), (first,) = json.loads(found.stdout)["workloads"], run[1]["workloads"]
+    assert again["estimators"] == {"roofline": first["estimators"]["roofline"]}
+    assert [entry["runs"] for entry in again["plans"]] == [entry["runs"] for entry in first["plans"]]
+
+
+def test_judgement_leaves_out_plans_that_the_estimator_cannot_price() -> None:
+    found = Judgement.of(np.array([1.0, np.nan, 3.0]), np.array([2.0, 1.0, 6.0]), own=2)
+    assert found.spearman == pytest.approx(1)
+    assert found.ratio == 2
+    assert found.slower == 5  # beside the best of all that were measured
+    assert found.picked_slower == 1
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_drawn_workload_is_one_and_the_same_each_time(seed: int) -> None:
+    data = drawn_workload(seed)
+    assert data == drawn_workload(seed)
+    assert data != drawn_workload(seed + 1)
+    tables = Workload.from_data(data).tables
+    assert 14 <= len(tables) <= 22
+    assert all(
+        100 <= table.num_embeddings <= 1_000_000 and 8 <= table.embedding_dim <= 128 for table in tables
+    )
+
+
+def test_truth_of_tables_that_are_not_pooled_is_refused() -> None:
+    tables = [{**WORKLOAD["tables"][0], "pooling": "NONE"}]
+    with pytest.raises(UnsupportedError):
+        running.measure(None, {**WORKLOAD, "tables": tables}, running.TruthSettings(("torchrec",)))

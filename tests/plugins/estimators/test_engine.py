@@ -1,0 +1,181 @@
+"""The engine's model: amounts beside what the engine sends and kernels touch, and constants from a machine document."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import shardwright as sw
+from shardwright.errors import InvalidInputError
+from shardwright.host import host
+from shardwright.planning.options.enumeration import enumerate_options
+from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
+from shardwright.planning.tables.optimizers import OptimizerSpec
+from shardwright.runtime.replicated.forms import FORMS
+from shardwright.runtime.replicated.sizes import Sizes
+from shardwright_plugins.estimators.engine import Engine, amounts_of
+from shardwright_plugins.estimators.engine.machine import Machine, shipped_machine
+from shardwright_plugins.estimators.engine.step import StepWork
+from shardwright_plugins.estimators.engine.work import LookupWork
+
+BATCH = 64
+
+
+def options_of(
+    rows: int, columns: int, ids: float, kind: str, *, ranks: int = 2, kernel: str = "fused_torch"
+):
+    table = sw.TableSpec("t", rows, columns, optimizer=OptimizerSpec("row_wise_adagrad"))
+    rule = ParameterConstraints(sharding_types=[kind], compute_kernels=[kernel], pooling_factors=[ids])
+    topology = sw.Topology(ranks, "cpu")
+    return enumerate_options([table], topology, Constraints({"t": rule}), host(), batch_size=BATCH), topology
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "ids"), [(50, 8, 4), (100_000, 8, 4), (2_000, 128, 1), (300, 32, 30), (10, 4, 1)]
+)
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_copies_take_the_form_that_the_engine_chooses(rows: int, columns: int, ids: int, ranks: int) -> None:
+    options, topology = options_of(rows, columns, ids, "data_parallel", ranks=ranks)
+    one = np.ones((ranks, 1), dtype=np.int64)
+    sizes = Sizes(
+        np.array([rows]), np.array([columns]), one * BATCH * ids, one * BATCH, one * BATCH * columns * 4,
+        is_pooled=True, is_weighted=False,
+    )  # fmt: skip
+    sent = [int(form.bytes_moved(sizes)[0]) for form in FORMS]
+    found = [float(own[0]) * ranks * (ranks - 1) for own in StepWork(options, topology, 1e6).form_bytes]
+    np.testing.assert_allclose(found, sent, rtol=1e-12)
+    chosen = int(np.argmin([form.effort * own for form, own in zip(FORMS, sent, strict=True)]))
+    np.testing.assert_allclose(
+        amounts_of(StepWork(options, topology, 1e6))["synchronised_byte"] * ranks, sent[chosen], rtol=1e-12
+    )
+
+
+@pytest.mark.parametrize(("rows", "ids"), [(40, 500), (10_000, 500), (1_000_000, 500)])
+def test_distinct_rows_are_as_many_as_drawn_ids_have(rows: int, ids: int) -> None:
+    draw = np.random.default_rng(0)
+    counted = np.mean([len(np.unique(draw.integers(rows, size=ids))) for _ in range(50)])
+    one = np.ones(1)
+    work = LookupWork(one * ids, one * rows, one, one, one * 256, one, one > 2, cache_bytes=1e6)
+    np.testing.assert_allclose(work.distinct, counted, rtol=0.01)
+
+
+def test_amounts_of_a_whole_table_are_those_counted_by_hand() -> None:
+    options, topology = options_of(1_000_000, 20, 3, "table_wise")
+    amounts = amounts_of(StepWork(options, topology, cache_bytes=1e9))
+    ids = 2 * BATCH * 3
+    expected = {
+        "whole_id": ids,
+        "whole_bag": 2 * BATCH,
+        "whole_result": 2 * BATCH * 20,
+        "whole_gradient": 2 * BATCH * 20,
+        "lookup_id": ids,
+        "lookup_line": ids * 2,  # 80 bytes
+        "lookup_element": 2 * BATCH * 20,
+        "cut_id": 0,
+        "synchronised_byte": 0,
+        "copy_shard": 0,
+    }
+    for name, value in expected.items():
+        np.testing.assert_allclose(amounts[name], value, err_msg=name)
+    np.testing.assert_allclose(amounts["update_row_line"], amounts["update_row"] * 3)  # a line of state
+
+
+def machine_with(path: Path, **constants: float) -> Path:
+    """A machine on which nothing takes time but what is named."""
+    data = json.loads(shipped_machine().to_json())
+    kernels = data["constants"]["kernels"]
+    for part in (*kernels.values(), data["constants"]["engine"], data["constants"]["fixed"]):
+        for name in part:
+            part[name] = constants.get(name, 0.0)
+    data["constants"]["kernels"] = {"fused_numba": kernels["fused_numba"]}
+    path.write_text(json.dumps(data))
+    return path
+
+
+def test_estimates_are_amounts_times_the_constants_of_the_document(tmp_path: Path) -> None:
+    path = machine_with(tmp_path / "machine.json", lookup_id=0.5, whole_bag=2.0, step=7.0)
+    options, topology = options_of(1000, 8, 2, "table_wise", kernel="fused_numba")
+    phases = Engine(machine=str(path)).estimate(options, topology)
+    assert phases["forward_compute"].tolist() == [0.5 * 2 * BATCH * 2]
+    assert phases["input_communication"].tolist() == [2.0 * 2 * BATCH]
+    # Table and rank 0 have it all: lookups take the slowest rank's time, exchanges the mean; a step takes 7 ms more.
+    on_ranks = {name: np.array([column[0], 0.0]) for name, column in phases.items()}
+    step = Engine(machine=str(path)).step_ms(on_ranks, topology)
+    assert step == pytest.approx(0.5 * 2 * BATCH * 2 + 2.0 * BATCH + 7)
+
+
+def test_kernel_that_was_not_measured_takes_the_first_ones_time_at_its_bandwidth(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = machine_with(tmp_path / "machine.json", lookup_id=0.5)
+    kernel = type(host().compute_kernels.create("fused_torch"))
+    monkeypatch.setattr(kernel, "bandwidth_fraction", lambda self, request: 0.25)
+    options, topology = options_of(1000, 8, 2, "table_wise")
+    phases = Engine(machine=str(path)).estimate(options, topology)
+    assert phases["forward_compute"].tolist() == [4 * 0.5 * 2 * BATCH * 2]
+
+
+def test_machine_document_comes_back_as_it_was_written() -> None:
+    machine = shipped_machine()
+    assert Machine.from_json(machine.to_json()) == machine
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("version",), 2),
+        (("estimator",), "other"),
+        (("constants", "fixed", "step"), -1),
+        (("constants", "fixed", "stop"), 1),
+        (("constants", "engine"), {}),
+        (("constants", "kernels"), {}),
+        (("constants", "cache_bytes"), 0),
+        (("constants", "colour"), 1),
+        (("topology", "ddr_mem_bw"), 0),
+        (("topology", "speed"), 1),
+    ],
+)
+def test_machine_document_that_is_malformed_is_refused(place: tuple[str, ...], value: object) -> None:
+    data = inner = json.loads(shipped_machine().to_json())
+    for key in place[:-1]:
+        inner = inner[key]
+    inner[place[-1]] = value
+    with pytest.raises(InvalidInputError):
+        Machine.from_json(json.dumps(data))
+
+
+def test_topology_from_machine_has_what_was_measured_and_what_is_given(tmp_path: Path) -> None:
+    path = tmp_path / "machine.json"
+    path.write_text(shipped_machine().to_json())
+    measured = shipped_machine().topology
+    topology = sw.Topology.from_machine(path, 2, ddr_mem_bw=5.0, ddr_cap=1 << 30)
+    assert topology.memory_bandwidths["ddr"] == 5.0
+    assert topology.link_bandwidths["intra_host"] == measured["intra_host_bw"]
+    assert topology.link_latencies_ms["intra_host"] == measured["intra_host_latency_ms"]
+    origins = {name: value.origin for name, value in topology.provenance.items()}
+    assert origins["ddr_mem_bw"] == "given"
+    assert origins["intra_host_bw"] == origins["intra_host_latency_ms"] == "detected"
+
+
+@pytest.mark.parametrize(("device", "taken"), [("cpu", "engine"), ("cuda", "torchrec")])
+def test_preferred_estimator_is_taken_unasked_where_it_serves_the_ranks(
+    monkeypatch: pytest.MonkeyPatch, device: str, taken: str
+) -> None:
+    monkeypatch.setattr(Engine, "preference", 99)
+    planner = sw.EmbeddingShardingPlanner(sw.Topology(2, device), 8, progress=False)
+    plan = planner.plan_tables([sw.TableSpec("t", 100, 8)])
+    assert plan.document["inputs"]["estimator"]["value"] == taken
+
+
+def test_engine_elsewhere_than_on_cpus_says_what_the_roofline_does() -> None:
+    rule = ParameterConstraints(pooling_factors=[3.0])
+    topology = sw.Topology(2, "cuda")
+    options = enumerate_options(
+        [sw.TableSpec("t", 1000, 8)], topology, Constraints({"t": rule}), host(), batch_size=BATCH
+    )
+    expected = host().estimators.create("roofline").estimate(options, topology)
+    for phase, column in Engine().estimate(options, topology).items():
+        np.testing.assert_array_equal(column, expected[phase])

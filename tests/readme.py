@@ -1,6 +1,6 @@
 """The README, or another page, as tests read it: its fenced blocks, by the name after the language.
 
-`python -m tests.readme` writes what the README says of the kinds of plugins anew.
+`python -m tests.readme` writes what the page on plugins says of their kinds anew.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from shardwright import hookspecs
 from shardwright.cli.docs import page_of
 
 README = Path(__file__).parents[1] / "README.md"
+CORE_DOCS = README.parent / "core/shardwright/docs"
+BUILT_INS = README.parent / "plugins/shardwright_plugins/docs/built_ins.md"
+PLUGINS = CORE_DOCS / "authors/plugins.md"
 
 _FENCED = re.compile(r"^```(?P<language>\w+) ?(?P<name>[^\n]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 _SPACE = "\N{NO-BREAK SPACE}"  # a link stays on one line
@@ -54,11 +57,11 @@ def output_of(name: str, page: Path = README) -> str:
 
 def built_ins() -> list[tuple[str, str]]:
     """Kind and name of each row of the table of built-ins."""
-    return [(row["kind"], row["name"]) for row in _ROW.finditer(README.read_text())]
+    return [(row["kind"], row["name"]) for row in _ROW.finditer(BUILT_INS.read_text())]
 
 
 def with_kinds(text: str) -> str:
-    """The README with the hooks and the pages of the kinds as they are."""
+    """The page on plugins with the hooks and the pages of the kinds as they are."""
     text = _HOOKS.sub(lambda found: found[1] + _hooks() + found[2], text)
     return _PAGES.sub(lambda found: found[1] + _pages() + found[2], text)
 
@@ -73,7 +76,7 @@ def _hooks() -> str:
 
 def _pages() -> str:
     links = [
-        f"[{kind.title}s]({page_of(kind).relative_to(README.parent)})".replace(" ", _SPACE)
+        f"[{kind.title}s]({page_of(kind).name})".replace(" ", _SPACE)
         for kind in hookspecs.KINDS
     ]
     filled = textwrap.fill(", ".join(links), 120, break_long_words=False, break_on_hyphens=False)
@@ -81,4 +84,4 @@ def _pages() -> str:
 
 
 if __name__ == "__main__":
-    README.write_text(with_kinds(README.read_text()))
+    PLUGINS.write_text(with_kinds(PLUGINS.read_text()))

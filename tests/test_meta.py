@@ -78,9 +78,9 @@ def test_hooks_are_those_of_the_kinds():
     assert sorted(kind.hook for kind in KINDS) == HOOKS
 
 
-def test_readme_hooks_and_pages_are_those_of_the_kinds():
+def test_page_on_plugins_has_hooks_and_pages_of_the_kinds():
     """After a change of kinds: `python -m tests.readme`."""
-    text = readme.README.read_text()
+    text = readme.PLUGINS.read_text()
     assert text == readme.with_kinds(text)
 
 

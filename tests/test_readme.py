@@ -12,17 +12,18 @@ from tests import readme, stranger
 from shardwright.hookspecs import KINDS
 from shardwright.host import PluginHost
 
-GROUPS = readme.README.parent / "core/shardwright/docs/sharding_groups.md"
-
-# Every Python block of the README, and what holds it.
-RUN_HERE = {"test_even_first.py", "train.py", "plan.py", "notebook.py", "checkpoint.py"}
-RUN_ELSEWHERE = {"acme_even_first.py"}
-NOT_TO_RUN = {"hooks"}  # signatures, which tests/test_meta.py compares with the specification
+GROUPS = readme.CORE_DOCS / "sharding_groups.md"
+PLUGIN = readme.CORE_DOCS / "tutorials/first_plugin.md"
+MOST_LINES = 250
 
 
 def test_readme_python_blocks_are_all_run() -> None:
-    names = Counter(block.name for block in readme.blocks() if block.language == "python")
-    assert names == Counter(RUN_HERE | RUN_ELSEWHERE | NOT_TO_RUN)
+    names = [block.name for block in readme.blocks() if block.language == "python"]
+    assert names == ["train.py", "acme_even_first.py"]
+
+
+def test_readme_is_short() -> None:
+    assert len(readme.README.read_text().splitlines()) <= MOST_LINES
 
 
 @pytest.mark.distributed
@@ -49,41 +50,24 @@ def test_page_of_sharding_groups_on_four_ranks_prints_what_it_shows(tmp_path: Pa
     assert done.stdout == readme.output_of("groups.py", GROUPS)
 
 
-def test_readme_notebook_in_one_process_prints_what_it_shows(tmp_path: Path) -> None:
-    script = tmp_path / "notebook.py"
-    script.write_text(readme.source("notebook.py"))
-    done = stranger.run_python("-W", "error", str(script))
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == readme.output_of("notebook.py")
-
-
-@pytest.mark.slow
-def test_readme_checkpoint_in_one_process_prints_what_it_shows(tmp_path: Path) -> None:
-    script = tmp_path / "checkpoint.py"
-    script.write_text(readme.source("checkpoint.py").replace('"checkpoints"', repr(str(tmp_path))))
-    done = stranger.run_python("-W", "error", str(script))
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == readme.output_of("checkpoint.py")
-
-
-def test_readme_planning_with_the_plugin_prints_what_it_shows(tmp_path: Path) -> None:
+def test_plugin_tutorial_plans_what_it_shows(tmp_path: Path) -> None:
     script = tmp_path / "plan.py"
-    script.write_text(readme.source("plan.py"))
+    script.write_text(readme.source("plan.py", PLUGIN))
     done = stranger.run_python(str(script), site=stranger.install(tmp_path))
     assert done.returncode == 0, done.stderr
-    assert done.stdout == readme.output_of("plan.py")
+    assert done.stdout == readme.output_of("plan.py", PLUGIN)
 
 
 @pytest.mark.slow  # a whole conformance kit in a process of its own
-def test_readme_test_of_the_plugin_passes(tmp_path: Path) -> None:
+def test_plugin_tutorial_test_passes(tmp_path: Path) -> None:
     site, test = stranger.install(tmp_path), tmp_path / "test_even_first.py"
-    test.write_text(readme.source("test_even_first.py"))
+    test.write_text(readme.source("test_even_first.py", PLUGIN))
     options = ["-q", "-W", "error", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), str(test)]
     done = stranger.run_python("-m", "pytest", *options, site=site)
     assert done.returncode == 0, done.stdout[-4000:]
 
 
-def test_readme_table_of_built_ins_has_each_once_and_no_other() -> None:
+def test_table_of_built_ins_has_each_once_and_no_other() -> None:
     offered = [
         (kind.title, entry.name)
         for record in PluginHost(environment={}).plugins
@@ -91,7 +75,7 @@ def test_readme_table_of_built_ins_has_each_once_and_no_other() -> None:
         for kind in KINDS
         for entry in record.entries.get(kind.hook, ())
     ]
-    assert sorted(readme.built_ins()) == sorted(offered)
+    assert Counter(readme.built_ins()) == Counter(offered)
 
 
 def test_readme_commands_are_those_of_the_project() -> None:
@@ -99,5 +83,4 @@ def test_readme_commands_are_those_of_the_project() -> None:
     assert commands == [
         "pip install -e '.[cpu,demo]' && shardwright demo",
         "pip install -e '.[cpu,test]' && pytest",
-        "pip install './contrib/serving[http]'",
     ]

@@ -155,13 +155,19 @@ def whole(value: Any) -> Any:
 
 def _naming_field(cls: type[Any], field: attrs.Attribute[Any]) -> attrs.Attribute[Any]:
     """A field whose converter and validator raise errors of ours, which name it."""
-    convert, validate = field.converter, field.validator
+    convert, validate = cast(Callable[[Any], Any] | None, field.converter), field.validator
 
     def converted(value: Any) -> Any:
         try:
-            return cast(Callable[[Any], Any], convert)(value)
+            return value if convert is None else convert(value)
         except (ShardwrightError, *_RAW_ERRORS) as error:
             raise _naming(cls, field, value, error) from error
+
+    if convert is not None:  # attrs takes the types in the signature of the class from its converters
+        taken = next(iter(inspect.signature(convert).parameters.values())).annotation
+        converted.__annotations__["value"] = (
+            field.type if taken in ("Any", inspect.Parameter.empty) else taken
+        )
 
     def validated(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+import shardwright as sw
 from shardwright.arguments import brief, checked, checked_only, problem, typed
 from shardwright.errors import InvalidInputError, UnknownNameError
 
@@ -132,3 +134,17 @@ def test_brief_is_short_and_never_an_error() -> None:
     assert brief(Unprintable()) == "a Unprintable"
     assert len(brief("a" * 1000)) < 150
     assert brief({"a": 1}) == "{'a': 1}"
+
+
+def test_signatures_of_public_values_say_what_their_arguments_take():
+    """A converter takes more than the field holds; `help()` and the reference show what it takes."""
+    public = [getattr(sw, name) for name in sw.__all__]
+    values = [found for found in public if isinstance(found, type) and attrs.has(found)]
+    told = {
+        f"{cls.__name__}.{argument.name}": argument.annotation
+        for cls in values
+        for argument in inspect.signature(cls).parameters.values()
+    }
+    held = {f"{cls.__name__}.{field.alias}": field.type for cls in values for field in attrs.fields(cls)}
+    assert [name for name, annotation in told.items() if annotation == "Any" != held.get(name)] == []
+    assert told["ParameterConstraints.ranks"] == "int | Iterable[int] | None"

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import importlib.metadata
+import inspect
 import os
+import pydoc
+import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import attrs
 import typer
@@ -26,6 +29,9 @@ _LABELS = ("documentation", "docs", "homepage", "repository", "source")
 
 _FOLDER = "docs"
 """Folder of pages inside of a package: core's, and that of any plugin."""
+
+_REFERENCE = re.compile(r"^::: ([\w.]+)$", re.MULTILINE)
+"""Line of a page that stands for a docstring, as mkdocstrings has it."""
 
 
 @attrs.frozen
@@ -64,9 +70,7 @@ def docs(
     if not shown:
         known = sorted({page.name for page in found})
         raise UnknownNameError(f"no page {name!r}. Known: {', '.join(known)}.{nearest(name, known)}")
-    typer.echo(
-        "\n\n".join(f"{page.path}\n\n{page.path.read_text(encoding='utf-8').rstrip()}" for page in shown)
-    )
+    typer.echo("\n\n".join(f"{page.path}\n\n{_expanded(page)}" for page in shown))
 
 
 def pages(host: PluginHost) -> list[Page]:
@@ -89,6 +93,22 @@ def docs_of(provenance: Provenance) -> Iterator[str]:
 def page_of(kind: Kind[Any]) -> Path:
     """The page for authors of a kind: contract, example and tests."""
     return _core() / _FOLDER / "authors" / kind.page
+
+
+def _expanded(page: Page) -> str:
+    """Text of a page, with names that it takes from docstrings (``::: name``) as `help()` shows them."""
+    text = page.path.read_text(encoding="utf-8").rstrip()
+    return _REFERENCE.sub(lambda found: _described(found[1]), text)
+
+
+def _described(name: str) -> str:
+    value = pydoc.locate(name)
+    try:
+        signature = str(inspect.signature(cast(Any, value))).replace("'", "")
+    except (TypeError, ValueError):  # of a constant, and of some built-in classes
+        signature = ""
+    text = inspect.getdoc(value) if callable(value) else repr(value)
+    return f"## {name}{signature}\n\n{text or ''}".rstrip()
 
 
 def _core() -> Path:

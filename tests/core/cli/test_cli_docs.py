@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,7 @@ from typing import Any
 import pytest
 
 import shardwright
-from shardwright.cli.docs import pages
+from shardwright.cli.docs import docs, pages
 from shardwright.hookspecs import KINDS
 from shardwright.host import PluginHost
 
@@ -59,3 +61,17 @@ def test_docs_page_unknown_tells_the_nearest(run_python: Any) -> None:
     assert done.returncode == 1
     assert "error: no page 'engin'. Known: " in done.stderr
     assert "Did you mean 'engine'?" in done.stderr
+
+
+def test_docs_reference_has_every_public_name_on_one_page() -> None:
+    named = re.compile(r"^::: shardwright\.(\w+)$", re.MULTILINE)
+    found = [name for page in DOCS.rglob("*.md") for name in named.findall(page.read_text())]
+    assert sorted(found) == shardwright.__all__
+
+
+def test_docs_reference_page_prints_signatures_and_docstrings(capsys: pytest.CaptureFixture[str]) -> None:
+    docs("planning")
+    told = capsys.readouterr().out
+    assert ":::" not in told
+    assert "## shardwright.Topology(world_size: int, compute_device: str | Sequence[str], hbm_cap" in told
+    assert inspect.getdoc(shardwright.ParameterConstraints) in told

@@ -46,6 +46,7 @@ WORKLOAD = {
     ],
 }
 DOCUMENTS = Path(shardwright.__file__).parent / "docs" / "documents.md"
+PLAN_PAGE = readme.CORE_DOCS / "howto/plan_from_a_file.md"
 PLAN_ALL = ("--ranks", "2", "--hbm-gib", "40", "--quiet")
 PLAN = ("--ranks", "4", "--local", "2", "--hbm-gib", "1", "--ddr-gib", "4")
 
@@ -624,9 +625,9 @@ def test_bench_plan_of_a_folder_without_workloads_is_told(tmp_path):
     assert "there is no workload" in run("bench", "plan", tmp_path, code=1).stderr
 
 
-def test_readme_commands_of_planning_run_as_they_stand(tmp_path, monkeypatch):
+def test_page_commands_of_planning_run_as_they_stand(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    blocks = list(readme.blocks())
+    blocks = readme.blocks(PLAN_PAGE)
     (tables,) = [block for block in blocks if block.name == "tables.json"]
     (commands,) = [block for block in blocks if block.language == "console"]
     (tmp_path / "tables.json").write_text(tables.text)
@@ -639,18 +640,16 @@ def test_readme_commands_of_planning_run_as_they_stand(tmp_path, monkeypatch):
     assert (tmp_path / "plan.html").exists()
 
 
-def test_readme_example_of_constraints_leaves_a_plan(tmp_path):
-    (tables,) = [block for block in readme.blocks() if block.name == "tables.json"]
-    (tmp_path / "tables.json").write_text(tables.text)
-    example = re.search(r"--constraints FILE.*?: `(\{.*?\})`\.", readme.README.read_text(), re.DOTALL)
+def test_page_example_of_constraints_leaves_a_plan(tmp_path):
+    (tmp_path / "tables.json").write_text(readme.source("tables.json", PLAN_PAGE))
+    example = re.search(r"--constraints FILE.*?: `(\{.*?\})`\.", PLAN_PAGE.read_text(), re.DOTALL)
     (tmp_path / "constraints.json").write_text(example[1])
     plan = ["plan", tmp_path / "tables.json", "--ranks", 8, "--hbm-gib", 16]
     assert "fits" in run(*plan, "--constraints", tmp_path / "constraints.json").stdout
 
 
 def test_plan_of_constraints_that_leave_nothing_names_no_key_that_is_not_there(tmp_path):
-    (tables,) = [block for block in readme.blocks() if block.name == "tables.json"]
-    (tmp_path / "tables.json").write_text(tables.text)
+    (tmp_path / "tables.json").write_text(readme.source("tables.json", PLAN_PAGE))
     rules = {"user_*": {"sharding_types": ["row_wise"]}, "*": {"apart": "all"}}
     (tmp_path / "constraints.json").write_text(json.dumps(rules))
     plan = ["plan", tmp_path / "tables.json", "--ranks", 8, "--constraints", tmp_path / "constraints.json"]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
+from enum import Enum
 from numbers import Real
 from typing import Any
 
@@ -43,7 +44,7 @@ class CacheStatistics(ABC):
         """The area under the curve of miss rates over load factors: 0 for a table that a small cache serves."""
 
 
-def _counts(values: Any) -> tuple[float, ...]:
+def _counts(values: Iterable[float]) -> tuple[float, ...]:
     listed: tuple[Any, ...] = () if isinstance(values, bytes | Mapping | Set) else tuple(values)
     if not listed or not all(isinstance(one, Real) and 0 <= float(one) < math.inf for one in listed):
         raise InvalidInputError(
@@ -87,7 +88,7 @@ class EmbeddingOffloadStats(CacheStatistics):
         return 0.0 if below > len(hits) else float(1 - hits[below - 1] / hits[-1])
 
 
-def _statistics(value: Any) -> Any:
+def _statistics(value: CacheStatistics | Mapping[str, Any] | None) -> Any:
     """Statistics as they are; JSON data of an :class:`EmbeddingOffloadStats` as one."""
     return EmbeddingOffloadStats(**value) if isinstance(value, Mapping) else value
 
@@ -104,7 +105,7 @@ def _part(instance: Any, attribute: Any, value: Any) -> None:
         )
 
 
-def _algorithm(value: Any) -> str:
+def _algorithm(value: str | Enum) -> str:
     name = str(getattr(value, "name", value)).lower()
     if name not in ALGORITHMS:
         raise InvalidInputError(f"no cache algorithm {brief(value)}. Known: {', '.join(ALGORITHMS)}.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import Enum
 from typing import TYPE_CHECKING, Any, cast
 
 from attrs import asdict, field, fields, frozen
@@ -20,7 +21,7 @@ FLOAT_BYTES = 4
 """Results and gradients travel as float32 unless a codec says otherwise."""
 
 
-def _name(value: Any) -> str | None:
+def _name(value: str | Enum | None) -> str | None:
     """A name, or a member of an enumeration whose ``value`` is the name."""
     plain = getattr(value, "value", value)
     if plain is None:
@@ -103,7 +104,7 @@ class QCommsConfig:
         return cls(**data)
 
 
-def as_qcomms(value: Any) -> QCommsConfig | None:
+def as_qcomms(value: QCommsConfig | Mapping[str, Any] | None) -> QCommsConfig | None:
     """A ``QCommsConfig``, one as JSON data, or ``None``: for attributes that hold one.
 
     Raises:

@@ -7,6 +7,7 @@ import math
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from enum import Enum
 from fnmatch import fnmatchcase, translate
 from functools import cached_property
 from typing import Any
@@ -23,7 +24,7 @@ from shardwright.planning.tables.codecs import QCommsConfig, as_qcomms
 from shardwright.planning.tables.spec import TableSpec, is_answer
 
 
-def _plain_names(values: Iterable[Any] | None) -> tuple[str, ...] | None:
+def _plain_names(values: Iterable[str | Enum] | None) -> tuple[str, ...] | None:
     """Names, or members of an enumeration whose ``value`` is the name."""
     if values is None:
         return None
@@ -78,7 +79,7 @@ def _number(value: Any) -> float:
     return number
 
 
-def _ranks(values: Any) -> tuple[int, ...] | None:
+def _ranks(values: int | Iterable[int] | None) -> tuple[int, ...] | None:
     """Ranks in ascending order; one number stands for itself."""
     if values is None:
         return None
@@ -89,12 +90,12 @@ def _ranks(values: Any) -> tuple[int, ...] | None:
     return tuple(sorted(set(listed)))
 
 
-def _labels(values: Any) -> tuple[str, ...] | None:
+def _labels(values: str | Iterable[str] | None) -> tuple[str, ...] | None:
     """One label or several."""
     return None if values is None else _plain_names([values] if isinstance(values, str) else values)
 
 
-def _cache(value: Any) -> CacheParams | None:
+def _cache(value: CacheParams | Mapping[str, Any] | None) -> CacheParams | None:
     return CacheParams.of(value)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import Enum
 from types import MappingProxyType
 from typing import Any, Self, cast
 
@@ -36,7 +37,7 @@ class DataType(str, metaclass=_Words):
 
     __slots__ = ()
 
-    def __new__(cls, name: Any) -> Self:
+    def __new__(cls, name: str | Enum) -> Self:
         """The one object of a name."""
         if type(name) is cls:
             return name

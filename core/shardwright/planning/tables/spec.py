@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, KeysView, Mapping, Sequence, Set
 from enum import Enum, unique
 from typing import Any
 
-from attrs import converters, evolve, field, frozen, validators
+from attrs import evolve, field, frozen, validators
 
 from shardwright.arguments import brief, typed, whole
 from shardwright.errors import InvalidInputError
@@ -74,16 +74,16 @@ def _listed_names(value: Any) -> list[Any]:
     return list(value)
 
 
-def _number(value: Any) -> float:
+def _number(value: float | None) -> float | None:
     if isinstance(value, bool | str):
         raise InvalidInputError(f"an initial weight must be a number, got {value!r}")
-    return float(value)
+    return None if value is None else float(value)
 
 
 _Allowed = tuple[tuple[str, tuple[str, ...] | None], ...]
 
 
-def _allowed(value: Any) -> _Allowed | None:
+def _allowed(value: Mapping[str, Sequence[str] | None] | _Allowed | None) -> _Allowed | None:
     """A mapping from sharding types to compute kernels as pairs, which can be hashed."""
     if value is None or isinstance(value, tuple):
         return value
@@ -97,7 +97,7 @@ def _allowed(value: Any) -> _Allowed | None:
     return tuple((str(name), None if kernels is None else tuple(kernels)) for name, kernels in value.items())
 
 
-def _names(value: Any) -> list[str]:
+def _names(value: Iterable[str]) -> list[str]:
     names = _listed_names(value)
     for name in names:
         if not isinstance(name, str):
@@ -140,8 +140,8 @@ class EmbeddingConfig:
     name: str = field(default="", validator=validators.instance_of(str))
     data_type: DataType = field(default=DataType("FP32"), converter=DataType)
     feature_names: list[str] = field(factory=list, converter=_names)
-    weight_init_max: float | None = field(default=None, converter=converters.optional(_number))
-    weight_init_min: float | None = field(default=None, converter=converters.optional(_number))
+    weight_init_max: float | None = field(default=None, converter=_number)
+    weight_init_min: float | None = field(default=None, converter=_number)
     init_fn: Callable[[Any], Any] | None = field(default=None, eq=False)
 
     @init_fn.validator

@@ -159,7 +159,9 @@ class ShardedCollection(nn.Module, ABC):
         """
         sharder = self._inputs.sharder
         return [
-            evolve(spec, module=path, allowed=sharder and sharder.allowed(spec, compute_device))
+            evolve(
+                spec, module=path, allowed=None if sharder is None else sharder.allowed(spec, compute_device)
+            )
             for spec in self._inputs.specs
         ]
 

@@ -75,10 +75,7 @@ def _hooks() -> str:
 
 
 def _pages() -> str:
-    links = [
-        f"[{kind.title}s]({page_of(kind).name})".replace(" ", _SPACE)
-        for kind in hookspecs.KINDS
-    ]
+    links = [f"[{kind.title}s]({page_of(kind).name})".replace(" ", _SPACE) for kind in hookspecs.KINDS]
     filled = textwrap.fill(", ".join(links), 120, break_long_words=False, break_on_hyphens=False)
     return filled.replace(_SPACE, " ")
 

@@ -118,10 +118,7 @@ def test_new_row_is_on_the_page_on_plugins(run_python: Any, row: Path) -> None:
         "def shardwright_input_transforms() -> Sequence[type[InputTransform] | InputTransform]\n```"
         in done.stdout
     )
-    assert (
-        "how to test it:\n[input transforms](input_transform.md).\n[Versions]"
-        in done.stdout
-    )
+    assert "how to test it:\n[input transforms](input_transform.md).\n[Versions]" in done.stdout
 
 
 def test_rows_are_of_different_names() -> None:

@@ -1,0 +1,177 @@
+"""Programs of tutorials and how-to pages: they print what the pages show, and launchers get what torchrun takes."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests import readme, stranger
+from torch.distributed.run import get_args_parser
+
+TWO_RANKS = readme.CORE_DOCS / "tutorials/two_ranks.md"
+CLUSTER = readme.CORE_DOCS / "tutorials/plan_a_cluster.md"
+LAUNCH = readme.CORE_DOCS / "howto/launch.md"
+ONE_PROCESS = {
+    "notebook.py": readme.CORE_DOCS / "howto/several_ranks.md",
+    "checkpoint.py": readme.CORE_DOCS / "howto/save_and_load.md",
+    "parquet.py": readme.CORE_DOCS / "howto/parquet.md",
+}
+RESULT = re.compile(r"^steps .*$", re.MULTILINE)
+# Stands for a launcher: prints what it was given, as JSON.
+SHOWING = f"#!{sys.executable}\nimport json, sys\nprint(json.dumps(sys.argv[1:]))\n"
+
+
+def pages_with_programs() -> dict[str, list[str]]:
+    pages = [*(readme.CORE_DOCS / "tutorials").glob("*.md"), *(readme.CORE_DOCS / "howto").glob("*.md")]
+    named = {
+        page.name: [block.name for block in readme.blocks(page) if block.language == "python"]
+        for page in pages
+    }
+    return {name: programs for name, programs in named.items() if programs}
+
+
+def test_pages_have_no_program_that_is_not_run() -> None:
+    assert pages_with_programs() == {
+        "two_ranks.md": ["ratings.py", "plain.py", "movies.py"],
+        "plan_a_cluster.md": ["sizes.py"],
+        "first_plugin.md": ["plan.py", "test_even_first.py"],  # tests/test_readme.py
+        "several_ranks.md": ["notebook.py"],
+        "save_and_load.md": ["checkpoint.py"],
+        "parquet.md": ["parquet.py"],
+        "launch.md": ["ray_train.py"],
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ONE_PROCESS)
+def test_page_program_prints_what_it_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(name).write_text(readme.source(name, ONE_PROCESS[name]))
+    done = stranger.run_python("-W", "error", name)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == readme.output_of(name, ONE_PROCESS[name])
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_tutorial_trains_loses_a_rank_and_goes_on_with_the_same_figures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("ratings.py", "plain.py", "movies.py"):
+        Path(name).write_text(readme.source(name, TWO_RANKS))
+    shown = RESULT.findall(TWO_RANKS.read_text())
+    plain = stranger.run_python("plain.py")
+    assert plain.stdout == readme.output_of("plain.py", TWO_RANKS), plain.stderr
+
+    def train(ranks: int, *arguments: str) -> subprocess.CompletedProcess[str]:
+        torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+        return stranger.run_python(*torchrun, "movies.py", *arguments)
+
+    assert train(2, "--reshard-at", "120").stdout.splitlines() == shown[2:] == shown[:1]
+    for step in ("200", "300"):
+        for file in Path(f"checkpoints/step_0000000{step}").iterdir():
+            file.unlink()
+        Path(f"checkpoints/step_0000000{step}").rmdir()
+    assert train(2, "--kill-at", "150").returncode != 0
+    assert [path.name for path in Path("checkpoints").glob("step_*")] == ["step_0000000100"]
+    assert train(3).stdout.splitlines() == shown[1:2]
+
+
+def test_cluster_tutorial_runs_as_it_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from shardwright.cli import app
+
+    monkeypatch.chdir(tmp_path)
+    for name in ("feed.json", "sizes.py"):
+        Path(name).write_text(readme.source(name, CLUSTER))
+    commands = "".join(block.text for block in readme.blocks(CLUSTER) if block.language == "console")
+    lines = [line.removeprefix("$ shardwright ") for line in commands.splitlines()]
+    assert len(lines) == 5
+    for line in lines:
+        assert not app(line.split(), standalone_mode=False), line
+    capsys.readouterr()
+    exec(compile(Path("sizes.py").read_text(), "sizes.py", "exec"), {})
+    small, middle, large = capsys.readouterr().out.splitlines()
+    assert small.endswith("['user_id']")
+    assert middle.endswith("[]")
+    assert large.endswith("[]")
+
+
+def launched(tmp_path: Path, script: str, **environment: str) -> list[str]:
+    """Arguments of torchrun where a script starts it, directly or by srun."""
+    for name in ("torchrun", "srun"):
+        (tmp_path / name).write_text(SHOWING)
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "scontrol").write_text("#!/bin/bash\nprintf 'host-1\\nhost-2\\n'\n")
+    (tmp_path / "scontrol").chmod(0o755)
+    (tmp_path / "script").write_text(script)
+    done = subprocess.run(
+        ["/bin/bash", "-u", str(tmp_path / "script")],
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin", **environment},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    arguments: list[str] = json.loads(done.stdout)
+    return arguments[1:] if arguments[0] == "torchrun" else arguments
+
+
+def test_launch_on_one_host_gives_torchrun_what_it_takes(tmp_path: Path) -> None:
+    taken = get_args_parser().parse_args(launched(tmp_path, readme.source("torchrun.sh", LAUNCH), RANKS="4"))
+    assert (taken.standalone, taken.nproc_per_node, taken.training_script) == (True, "4", "train.py")
+
+
+def test_launch_by_slurm_gives_torchrun_what_it_takes(tmp_path: Path) -> None:
+    of_slurm = {"SLURM_JOB_NODELIST": "host-[1-2]", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_ID": "7"}
+    taken = get_args_parser().parse_args(
+        launched(tmp_path, readme.source("train.sbatch", LAUNCH), **of_slurm)
+    )
+    assert (taken.nnodes, taken.nproc_per_node, taken.rdzv_id) == ("2", "8", "7")
+    assert (taken.rdzv_backend, taken.rdzv_endpoint) == ("c10d", "host-1:29400")
+
+
+def test_launch_on_kubernetes_gives_torchrun_what_it_takes() -> None:
+    yaml = pytest.importorskip("yaml")
+    service, job = yaml.safe_load_all(readme.source("train.yaml", LAUNCH))
+    pod = job["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    taken = get_args_parser().parse_args(container["args"])
+    hosts = job["spec"]["completions"]
+    assert job["spec"]["parallelism"] == hosts == int(taken.nnodes)
+    assert int(taken.nproc_per_node) == container["resources"]["limits"]["nvidia.com/gpu"]
+    assert taken.rdzv_endpoint.split(":")[0] == f"{job['metadata']['name']}-0.{pod['subdomain']}"
+    assert service["metadata"]["name"] == pod["subdomain"]
+    assert {mount["name"] for mount in container["volumeMounts"]} == {
+        volume["name"] for volume in pod["volumes"]
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_launch_by_ray_trains_on_two_ranks(tmp_path: Path) -> None:
+    if importlib.util.find_spec("ray") is None:
+        pytest.skip("ray is not installed")
+    (tmp_path / "ray_train.py").write_text(readme.source("ray_train.py", LAUNCH))
+    done = stranger.run_python(str(tmp_path / "ray_train.py"), RAY_USAGE_STATS_ENABLED="0")
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "ranks: 2" in done.stdout + done.stderr
+
+
+def test_moving_from_torchrec_names_what_there_is() -> None:
+    import shardwright as sw
+
+    page = (readme.CORE_DOCS / "howto/from_torchrec.md").read_text()
+    ours = [row.split("|")[2] for row in page.splitlines() if row.startswith("| ") and "---" not in row]
+    theirs = [row.split("|")[1] for row in page.splitlines() if "| the same |" in row]
+    named = re.findall(r"`(?:planner\.)?([A-Z]\w+)", "".join(ours + theirs))
+    assert len(named) >= 20
+    assert [name for name in named if not hasattr(sw, name)] == []

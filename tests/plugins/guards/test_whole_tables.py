@@ -72,7 +72,7 @@ def train(sharding_type: str, make: Make) -> tuple[OneProcess, list[Any]]:
                 optimizer.step()
         except UnsupportedError as error:
             return str(error)
-        return model.state_dict()
+        return model.full_state_dict()
 
     one = OneProcess(case)
     one.optimizer = make(list(one.module.parameters()))

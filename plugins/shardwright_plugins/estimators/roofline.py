@@ -35,7 +35,7 @@ from attrs import frozen
 from shardwright.contracts.compute_kernel import ComputeKernel, KernelRequest
 from shardwright.contracts.estimator import PERFORMANCE, Estimator
 from shardwright.planning.arrays import Bools, Floats
-from shardwright.planning.machines.topology import Topology
+from shardwright.planning.machines.topology import CPU_DEVICE, Topology
 from shardwright.planning.options.averaging import state_bytes_a_row
 from shardwright.planning.options.options import Options
 from shardwright.planning.options.search_space import ID_BYTES, filled_bags, synchronised_bytes, vector_bytes
@@ -58,6 +58,11 @@ class Roofline(Estimator):
     name: ClassVar[str] = "roofline"
     measures: ClassVar[str] = PERFORMANCE
     depends_on_shape_only: ClassVar[bool] = True
+    preference: ClassVar[int] = 20
+
+    def serves(self, topology: Topology) -> bool:
+        """True for ranks on CPUs: plans by it were faster there than those by ``torchrec``; see the page on performance."""
+        return set(topology.device_types) == {CPU_DEVICE}
 
     def estimate(self, options: Options, topology: Topology) -> Mapping[str, Floats]:
         """Milliseconds of each phase, ``[S]``."""

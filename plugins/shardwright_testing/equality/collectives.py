@@ -28,8 +28,8 @@ def expected_collectives(case: Case, num_steps: int) -> list[int]:
     """The collectives of each training step: headers, ids, results home, gradients back, and updates of copies.
 
     Results of tables that sum inside the host take two each way if there are several hosts. Copies are synchronised, if
-    there is anybody to talk to, in whichever form takes least by its bytes: one collective for all that send the batch's
-    ids or the rows touched (none, if nobody has any), two for all that sum dense gradients.
+    there is anybody to talk to, in whichever form takes least by its bytes: one collective for all that send the
+    batch's ids or the rows touched (none, if nobody has any), two for all that sum dense gradients.
     """
     specs = case.specs()
     plan = shardings_of(case, specs)

@@ -58,4 +58,4 @@ def train(name: str) -> tuple[str, dict[str, torch.Tensor]]:
     sharded = sw.DistributedModelParallel(unsharded, plan=plan, sharders=sharders)
     for step in range(STEPS):
         sharded(batch(step, dist.get_rank())).values().sum().backward()
-    return plan.to_json(), sharded.state_dict()
+    return plan.to_json(), sharded.full_state_dict()

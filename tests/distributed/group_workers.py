@@ -88,7 +88,7 @@ def train_with_sync(
         workers.train(model, step, dist.get_rank(), optimizer)
         model.sync()
     replicas = model.env.replicas.communicator  # type: ignore[attr-defined]
-    return model.state_dict(), list(replicas.global_ranks)
+    return model.full_state_dict(), list(replicas.global_ranks)
 
 
 def clipped() -> list[float]:
@@ -142,7 +142,7 @@ def train_loop(loop: str, counts: list[int], end_of_data: str) -> tuple[int, dic
                 steps += 1
         except StopIteration:
             pass
-    return steps, model.state_dict()
+    return steps, model.full_state_dict()
 
 
 def train_past_a_wrong_batch(loop: str, steps: int) -> tuple[list[str], dict[str, torch.Tensor]]:
@@ -165,7 +165,7 @@ def train_past_a_wrong_batch(loop: str, steps: int) -> tuple[list[str], dict[str
         try:
             pipeline.progress(iterator)
         except StopIteration:
-            return raised, model.state_dict()
+            return raised, model.full_state_dict()
         except ShardwrightError as error:
             raised.append(f"{type(error).__name__}: {error}")
 

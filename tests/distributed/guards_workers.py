@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -15,6 +18,7 @@ from torch import nn
 
 import shardwright_plugins.guards
 from shardwright import KeyedJaggedTensor
+from shardwright_plugins.guards._replicas import EVERY_VARIABLE
 
 GUARDS = str(Path(shardwright_plugins.guards.__file__).parent)
 WRAPPERS = ("compiling.py", "eval_frame.py", "_compile.py")
@@ -62,18 +66,48 @@ def calls_of(step: Callable[[], Any]) -> int:
     return calls.count
 
 
-def calls_in_steps(update: str, num_steps: int) -> list[int]:
-    """The calls that guards make in each step of a loop."""
+def calls_in_steps(update: str, num_steps: int, *, steps_tables: bool = True) -> list[int]:
+    """The calls that guards make in each step of a loop, which may leave the step of the tables out."""
     model = loop_workers.model_of(module=Deep(), update=update)
     dense, counts = loop_workers.dense_optimizer(model), []
 
     def step() -> None:
         dense.zero_grad()
-        model.fused_optimizer.zero_grad()
+        if steps_tables:
+            model.fused_optimizer.zero_grad()
         model(workers.batch(0, dist.get_rank())).square().mean().backward()
         dense.step()
-        model.fused_optimizer.step()
+        if steps_tables:
+            model.fused_optimizer.step()
 
     for _ in range(num_steps):
         counts.append(calls_of(step))
     return counts
+
+
+def drifting(how: str, every: str, num_steps: int) -> tuple[str, list[str]]:
+    """Train a model whose dense replicas drift.
+
+    Args:
+        how: "one rank": rank 1 changes one weight by one bit; "not averaged": nobody averages; "": they do not drift.
+        every: forward passes from one comparison to the next.
+        num_steps: steps.
+
+    Returns:
+        The error, and the warnings.
+    """
+    with mock.patch.dict(os.environ, {EVERY_VARIABLE: every}):
+        model = loop_workers.model_of(is_averaged=how != "not averaged")
+    optimizer = loop_workers.dense_optimizer(model)
+
+    def run() -> None:
+        for number in range(num_steps):
+            loop_workers.train(model, range(number, number + 1), optimizer)
+            if how == "one rank" and number == 2 and dist.get_rank() == 1:
+                with torch.no_grad():
+                    model.module.over.weight.view(torch.int32)[0, 5] ^= 1
+
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        text = loop_workers.error_of(run)
+    return text, [str(own.message) for own in told if own.category is RuntimeWarning]

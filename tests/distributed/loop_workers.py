@@ -18,6 +18,7 @@ from attrs import evolve
 from tests.distributed import workers
 from tests.equality import Case, count_profiled, train_rank
 from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
@@ -155,7 +156,7 @@ def train_in_data_parallel(around: str, steps: int, *, finds_unused: bool) -> St
         Enclosing(model) if around == "enclosing module" else model, find_unused_parameters=finds_unused
     )
     train(wrapped, range(steps), dense_optimizer(model))
-    return model.state_dict()
+    return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
 
 
 def accumulate_without_sums(steps: int) -> State:
@@ -169,7 +170,7 @@ def accumulate_without_sums(steps: int) -> State:
                 half.backward()
         loss_of(wrapped, 2 * step + 1).backward()
         optimizer.step()
-    return {name: value for name, value in model.state_dict().items() if name.startswith("over.")}
+    return {name: value for name, value in model.full_state_dict().items() if name.startswith("over.")}
 
 
 def data_parallel_twice(around: str) -> str:
@@ -184,9 +185,9 @@ def data_parallel_twice(around: str) -> str:
         return error_of(lambda: model_of(module=module))
     model = model_of()
     inside = {"model": model, "enclosing module": Enclosing(model), "inner module": model.module}[around]
-    before = model.state_dict()
+    before = model.full_state_dict()
     text = error_of(lambda: DistributedDataParallel(inside, find_unused_parameters=True))
-    after = model.state_dict()
+    after = model.full_state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)
     train(model, range(1), dense_optimizer(model))
     return text
@@ -210,7 +211,7 @@ def train_scaled(given: str, kernel: str, types: list[str] = TYPES) -> tuple[str
         types: their sharding types.
     """
     model = model_of(types, [kernel])
-    before = model.state_dict()
+    before = model.full_state_dict()
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     dense = dense_optimizer(model)
     optimizer = {"all": workers.optimizers_of(model), "dense": dense}[given]
@@ -222,7 +223,7 @@ def train_scaled(given: str, kernel: str, types: list[str] = TYPES) -> tuple[str
         scaler.step(optimizer)
 
     text = error_of(step)
-    after = model.state_dict()
+    after = model.full_state_dict()
     return text, all(torch.equal(before[name], after[name]) for name in before)
 
 
@@ -232,6 +233,28 @@ def unscaled() -> str:
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     scaler.scale(loss_of(model, 0)).backward()
     return error_of(lambda: scaler.unscale_(model.fused_optimizer))
+
+
+def scaled_without_autocast(*, is_clipped: bool) -> tuple[str, str]:
+    """Two steps with a scaler of the dense part's optimizer, then with none; returns both errors."""
+    texts = []
+    for is_on in (True, False):
+        model = model_of(kernels=["fused_torch"])
+        optimizer, scaler = dense_optimizer(model), torch.amp.GradScaler("cpu", 1024.0, enabled=is_on)
+
+        def step(number: int, model: Any = model, optimizer: Any = optimizer, scaler: Any = scaler) -> None:
+            scaler.scale(loss_of(model, number)).backward()
+            if is_clipped:
+                scaler.unscale_(optimizer)
+                clip_grad_norm_([own for group in optimizer.param_groups for own in group["params"]], 100.0)
+            scaler.step(optimizer)
+            scaler.update()
+            if is_clipped:  # as far as it goes: by no power of 2
+                clip_grad_norm_([own for group in optimizer.param_groups for own in group["params"]], 1e-3)
+            optimizer.zero_grad()
+
+        texts.append(error_of(lambda step=step: [step(number) for number in range(2)]))  # type: ignore[misc]
+    return texts[0], texts[1]
 
 
 def train_with_scaler(steps: int, types: list[str]) -> list[State]:
@@ -246,7 +269,7 @@ def train_with_scaler(steps: int, types: list[str]) -> list[State]:
             scaler.scale(loss_of(model, step)).backward()
             scaler.step(optimizer)
             scaler.update()
-        states.append(model.state_dict())
+        states.append(model.full_state_dict())
     return states
 
 
@@ -326,7 +349,7 @@ def train_on_sums(steps: int) -> State:
         loss_of(model, 90)
         (loss_of(model, 2 * step) + loss_of(model, 2 * step + 1)).backward()
         optimizer.step()
-    return model.state_dict()
+    return model.full_state_dict()
 
 
 def partial_pass(how: str, kernels: dict[str, str]) -> tuple[str, bool]:
@@ -348,7 +371,7 @@ def partial_pass(how: str, kernels: dict[str, str]) -> tuple[str, bool]:
     sharders = [EmbeddingBagCollectionSharder()]
     plan = EmbeddingShardingPlanner(topology, 6, constraints=rules).collective_plan(module, sharders)
     model = DistributedModelParallel(module, plan=plan, sharders=sharders, device="cpu")
-    before = model.state_dict()
+    before = model.full_state_dict()
     loss = model.module.bags(workers.batch(0, dist.get_rank())).values().square().mean()
     visible = [p for _, p in in_backward_optimizer_filter(model.named_parameters())]
     text = error_of(
@@ -356,7 +379,7 @@ def partial_pass(how: str, kernels: dict[str, str]) -> tuple[str, bool]:
             torch.autograd.grad(loss, visible) if how == "autograd.grad" else loss.backward(inputs=visible)
         )
     )
-    after = model.state_dict()
+    after = model.full_state_dict()
     return text, all(torch.equal(before[name], after[name]) for name in before)
 
 
@@ -376,9 +399,9 @@ def changed_after_sharding(how: str) -> str:
     elif how == "replaced":
         module.over.weight = nn.Parameter(module.over.weight.detach().clone())
     elif how == "assigned":
-        return error_of(lambda: model.load_state_dict(model.state_dict(), assign=True))
+        return error_of(lambda: model.load_state_dict(model.full_state_dict(), assign=True))
     elif how == "assigned inside":
-        module.load_state_dict(model.state_dict(), assign=True)
+        module.load_state_dict(model.full_state_dict(), assign=True)
     return error_of(lambda: train(model, range(2), dense_optimizer(model)))
 
 
@@ -386,14 +409,14 @@ def frozen_and_looked_up() -> tuple[bool, bool]:
     """Freeze the tables, look them up without gradients, unfreeze and train; whether they changed in each."""
     model = model_of()
     bags = model.module.sparse
-    before = model.state_dict()
+    before = model.full_state_dict()
     bags.requires_grad_(False)
     with torch.no_grad():
         loss_of(model, 0)
-    frozen = model.state_dict()
+    frozen = model.full_state_dict()
     bags.requires_grad_(True)
     train(model, range(1), dense_optimizer(model))
-    after = model.state_dict()
+    after = model.full_state_dict()
     names = [name for name in before if name.startswith("sparse.")]
     return (
         any(not torch.equal(before[name], frozen[name]) for name in names),
@@ -407,14 +430,14 @@ def assigned_before_wrapping(steps: int) -> State:
     model.load_state_dict(workers.clicks().state_dict(), assign=True)
     model.init_data_parallel()
     train(model, range(steps), dense_optimizer(model))
-    return model.state_dict()
+    return model.full_state_dict()
 
 
 def one_rank_loads(what: str) -> str:
     """Rank 1 alone loads; returns each rank's error."""
     model = model_of(timeout_s=TIMEOUT_S)
     loaded = model.fused_optimizer if what == "optimizer" else model
-    state = loaded.state_dict()
+    state = loaded.full_state_dict()
     train(model, range(1), dense_optimizer(model))
     if dist.get_rank() == 1:
         return error_of(lambda: loaded.load_state_dict(state))
@@ -453,7 +476,7 @@ def _used_and_dropped(use: str) -> list[ref[Any]]:
             pipeline.progress(batches)
     else:
         train(model, range(1), optimizer)
-        model.load_state_dict(model.state_dict())
+        model.load_state_dict(model.full_state_dict())
     inside = [module for module in model.modules() if isinstance(module, ShardedCollection)]
     return [ref(model), *map(ref, inside), *(ref(module._engine) for module in inside)]
 
@@ -535,7 +558,7 @@ def compiled(how: str, steps: int) -> tuple[list[State], int]:
         is_whole = is_compiled and how == "whole step"
         run = torch.compile(train, backend="eager") if is_whole else train
         run(called, range(steps), dense_optimizer(model))
-        states.append(model.state_dict())
+        states.append(model.full_state_dict())
     return states, counters["stats"]["unique_graphs"]
 
 
@@ -581,7 +604,7 @@ def dense_options(
         output.square().mean().backward()
         optimizer.step()
     told: list[Any] = [None] * env.world_size
-    dense = {name: value for name, value in model.state_dict().items() if "bags" not in name}
+    dense = {name: value for name, value in model.full_state_dict().items() if "bags" not in name}
     dist.all_gather_object(told, dense)
     (own,) = model._wrapper
     equal = [torch.equal(dense[name], other[name]) for other in told for name in dense]
@@ -612,8 +635,7 @@ def fully_sharded(what: str) -> State | str:
         tables = in_backward_optimizer_filter(model.named_parameters(), include=True)
         fully_shard(model.module, mesh=mesh, ignored_params={own for _, own in tables})
     train(model, range(3), torch.optim.SGD(model.module.over.parameters(), lr=workers.LEARNING_RATE))
-    state = model.state_dict()
-    return {name: value.full_tensor() if "over" in name else value for name, value in state.items()}
+    return model.full_state_dict()
 
 
 def norms_of_fully_sharded() -> list[float]:
@@ -644,4 +666,4 @@ def checkpointed_and_autocast(how: str) -> tuple[State, float]:
         loss = output.float().square().mean()
         loss.backward()
         optimizer.step()
-    return model.state_dict(), float(loss)
+    return model.full_state_dict(), float(loss)

@@ -65,7 +65,7 @@ def train(types: list[str], steps: int, *, infinite: int | None = None) -> tuple
         norms.append(float(clip_grad_norm_(model.parameters(), MAX_NORM)))
         scaler.step(optimizer)
         scaler.update()
-    return model.state_dict(), norms, scaler.get_scale()
+    return model.full_state_dict(), norms, scaler.get_scale()
 
 
 # A pipeline whose stages accumulate
@@ -122,7 +122,7 @@ def train_by_stages(types: list[str], steps: int) -> tuple[State, list[float], l
         with mock.patch.object(_Sums, "start", autospec=True, side_effect=_Sums.start) as start:
             pipeline.progress(loader)
         averages.append(start.call_count)
-    return model.state_dict(), clip.norms, averages
+    return model.full_state_dict(), clip.norms, averages
 
 
 def no_sync_beside_updates_in_backward() -> str:

@@ -117,6 +117,20 @@ def test_scaler_that_is_given_the_optimizer_of_tables_updated_in_backward_is_ref
         assert "has applied it already" in text
 
 
+@pytest.mark.parametrize("is_clipped", [False, True])
+def test_scaled_loss_that_no_autocast_shows_is_refused_at_the_first_step(
+    pool: RankPool, is_clipped: bool
+) -> None:
+    """Clipping divides gradients, too."""
+    scaled, plain = zip(
+        *pool.run(loop_workers.scaled_without_autocast, 2, is_clipped=is_clipped), strict=True
+    )
+    text = same_text(list(scaled))
+    assert text.startswith("UnsupportedError: gradients of dense parameters were divided by 1024 ")
+    assert "is updated in the backward pass, and has taken the gradient of the scaled loss" in text
+    assert set(plain) == {"nothing was raised"}
+
+
 @pytest.mark.parametrize("types", [["data_parallel"], ["row_wise", "table_wise"]])
 def test_scaler_trains_tables_with_visible_gradients_and_any_table_when_it_is_off(
     pool: RankPool, types: list[str]
@@ -166,8 +180,7 @@ def test_clipping_on_one_rank_is_told_to_those_that_wait_for_it(pool: RankPool) 
     waited, refused = pool.run(loop_workers.one_rank_clips, 2)
     assert refused.startswith("UnsupportedError: ")
     assert waited.startswith(
-        "DistributedError: rank 0: the agreement on buckets of dense gradients failed: "
-        "rank 1 raised UnsupportedError: "
+        "DistributedError: rank 0: the dense parameters in forward pass 2 failed: rank 1 raised UnsupportedError: "
     )
 
 

@@ -153,7 +153,7 @@ def train_model(types: list[str], steps: int) -> dict[str, torch.Tensor]:
     optimizer = optimizers_of(model)
     for step in range(steps):
         train(model, step, dist.get_rank(), optimizer)
-    return model.state_dict()
+    return model.full_state_dict()
 
 
 def checkpoint(types: list[str], steps: int) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -161,7 +161,7 @@ def checkpoint(types: list[str], steps: int) -> tuple[dict[str, Any], dict[str, 
     optimizer = optimizers_of(model)
     for step in range(steps):
         train(model, step, 0, optimizer)  # every rank the same batch: any number of ranks is one process
-    return model.state_dict(), model.fused_optimizer.state_dict()
+    return model.full_state_dict(), model.fused_optimizer.full_state_dict()
 
 
 def resume(
@@ -173,7 +173,7 @@ def resume(
     optimizer = optimizers_of(model)
     for step in steps:
         train(model, step, 0, optimizer)
-    return model.state_dict(), model.fused_optimizer.state_dict()
+    return model.full_state_dict(), model.fused_optimizer.full_state_dict()
 
 
 def states_of_torch_checkpoint(types: list[str], **options: bool) -> dict[str, dict[str, torch.Tensor]]:
@@ -189,7 +189,12 @@ def states_of_torch_checkpoint(types: list[str], **options: bool) -> dict[str, d
     got = get_model_state_dict(trained, options=asked)
     set_model_state_dict(fresh, dict(got), options=asked)
     set_model_state_dict(other, trained.state_dict(), options=asked)
-    return {"own": trained.state_dict(), "got": got, "set": fresh.state_dict(), "set own": other.state_dict()}
+    whole = {name: getattr(value, "full_tensor", lambda value=value: value)() for name, value in got.items()}
+    states = {
+        name: model.full_state_dict()
+        for name, model in (("own", trained), ("set", fresh), ("set own", other))
+    }
+    return {**states, "got": whole}
 
 
 def keys_left_by_states(num_states: int) -> int:
@@ -200,8 +205,8 @@ def keys_left_by_states(num_states: int) -> int:
     before = store.num_keys()
     model.env.communicator.barrier()
     for _ in range(num_states):
-        model.state_dict()
-        model.fused_optimizer.state_dict()
+        model.full_state_dict()
+        model.fused_optimizer.full_state_dict()
     model.env.communicator.barrier()
     return int(store.num_keys() - before)
 
@@ -222,7 +227,7 @@ def dense_optimizer_of_torch_checkpoint() -> list[dict[str, dict[str, torch.Tens
 
 def initial_weights(types: list[str]) -> dict[str, torch.Tensor]:
     torch.manual_seed(17 + 1000 * dist.get_rank())  # rank 0's seed counts
-    return wrap(Clicks("meta"), types).state_dict()
+    return wrap(Clicks("meta"), types).full_state_dict()
 
 
 def train_from_document(document: str, steps: int) -> dict[str, torch.Tensor]:
@@ -233,7 +238,7 @@ def train_from_document(document: str, steps: int) -> dict[str, torch.Tensor]:
     optimizer = optimizers_of(model)
     for step in range(steps):
         train(model, step, env.rank, optimizer)
-    return model.state_dict()
+    return model.full_state_dict()
 
 
 def scheduled_rates(steps: int) -> list[float]:
@@ -243,9 +248,9 @@ def scheduled_rates(steps: int) -> list[float]:
     moved = []
     features = KeyedJaggedTensor(keys=FEATURES, values=torch.tensor([1]), lengths=torch.tensor([1, 0, 0, 0]))
     for _ in range(steps):
-        before = model.state_dict()["sparse.bags.embedding_bags.user.weight"][1]
+        before = model.full_state_dict()["sparse.bags.embedding_bags.user.weight"][1]
         model.module.sparse.bags(features).values().sum().backward()
-        after = model.state_dict()["sparse.bags.embedding_bags.user.weight"][1]
+        after = model.full_state_dict()["sparse.bags.embedding_bags.user.weight"][1]
         moved.append(float((before - after)[0]))
         model.fused_optimizer.step()
         scheduler.step()
@@ -256,7 +261,7 @@ def bad_then_good(kind: str) -> tuple[str, bool, float]:
     """Rank 1 has a bad batch; then all have good ones. Returns the text, whether weights changed, and a loss."""
     model = wrap(clicks(), ["table_wise", "row_wise", "column_wise"])
     optimizer = optimizers_of(model)
-    before = model.state_dict()
+    before = model.full_state_dict()
     features = batch(0, dist.get_rank())
     if dist.get_rank() == 1:
         features = spoil(features, kind)
@@ -266,7 +271,7 @@ def bad_then_good(kind: str) -> tuple[str, bool, float]:
         text = str(error)
     else:
         text = "nothing was raised"
-    after = model.state_dict()
+    after = model.full_state_dict()
     unchanged = all(torch.equal(before[name], after[name]) for name in before)
     return text, unchanged, train(model, 1, dist.get_rank(), optimizer)
 

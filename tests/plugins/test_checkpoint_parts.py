@@ -72,7 +72,7 @@ def stored(optimizer: str) -> set[str]:
 def test_weights_alone_leave_the_optimizer_as_it_is(saved: Any, here: str, request: Any) -> None:
     made, other, fresh = saved[0], model(here, seed=1), model(here, seed=1)
     loaded = sw.load_checkpoint(saved[1], other, parts="weights")
-    fresh.load_state_dict(made.state_dict())
+    fresh.load_state_dict(made.full_state_dict())
     before = request.node.callspec.params["saved"]
     assert set(loaded.left_out) == {GROUPS, *stored(before)}
     assert (loaded.step, loaded.missing_keys, loaded.unexpected_keys) == (5, [], [])
@@ -89,9 +89,9 @@ def test_another_optimizer_begins_anew_and_what_was_left_out_is_said(
         with raises(CheckpointError):
             sw.load_checkpoint(saved[1], model(here))
     loaded = sw.load_checkpoint(saved[1], other, strict=False)
-    fresh.load_state_dict(made.state_dict())
+    fresh.load_state_dict(made.full_state_dict())
     if before == here:
-        fresh.fused_optimizer.load_state_dict(made.fused_optimizer.state_dict())
+        fresh.fused_optimizer.load_state_dict(made.fused_optimizer.full_state_dict())
         assert loaded.left_out == []
     else:
         assert set(loaded.left_out) - {GROUPS} == stored(before)
@@ -108,7 +108,7 @@ def assert_go_on_alike(
         ):
             group["lr"] = own["lr"]
     for _ in range(2):
-        assert torch.equal(one.state_dict()[NAME], other.state_dict()[NAME])
+        assert torch.equal(one.state_dict()[NAME], other.full_state_dict()[NAME])
         states = [each.fused_optimizer.state_dict()["state"].get(NAME, {}) for each in (one, other)]
         assert states[0].keys() == states[1].keys()
         assert all(
@@ -156,7 +156,7 @@ def test_rank_without_a_block_says_nothing_of_its_states(saved: Any) -> None:
         sharder = sw.EmbeddingBagCollectionSharder(OPTIMIZERS["adam"])
         made = sharder.shard(module, plan, env)
         names = [sw.load_checkpoint(saved[1], made, parts=parts).left_out for parts in ("all", "weights")]
-        assert torch.equal(made.state_dict()[NAME], saved[0].state_dict()[NAME])
+        assert torch.equal(made.full_state_dict()[NAME], saved[0].state_dict()[NAME])
         return names
 
     everything = sorted({GROUPS, *stored("adam")})
@@ -177,6 +177,6 @@ def test_folder_without_its_manifest_is_an_error_unless_dcp_alone_wrote_it(saved
     for path in (folder, saved[1]):
         with raises(CheckpointError, subject=str(folder / "shardwright.json")):
             sw.load_checkpoint(path, other)
-    assert not torch.equal(other.state_dict()[NAME], saved[0].state_dict()[NAME])
+    assert not torch.equal(other.full_state_dict()[NAME], saved[0].state_dict()[NAME])
     assert sw.load_checkpoint(folder, other, dcp_only=True).step is None
-    assert torch.equal(other.state_dict()[NAME], saved[0].state_dict()[NAME])
+    assert torch.equal(other.full_state_dict()[NAME], saved[0].state_dict()[NAME])

@@ -118,7 +118,7 @@ def moved(model: sw.DistributedModelParallel, *optimizers: torch.optim.Optimizer
 
 
 def row_of(model: sw.DistributedModelParallel) -> float:
-    weight = model.state_dict()["embedding_bags.t.weight"]
+    weight = model.full_state_dict()["embedding_bags.t.weight"]
     assert (weight == weight[3, 0] * (torch.arange(10) == 3)[:, None]).all()  # the others stay
     return -float(weight[3, 0])
 
@@ -153,7 +153,7 @@ def clipped(kernel: str, fuses: bool) -> None:
 
 def of_halves(kernel: str, fuses: bool) -> None:
     model = model_of(bags_of_zeros("FP16"), kernel, {"learning_rate": 1.0} if fuses else None)
-    assert model.state_dict()["embedding_bags.t.weight"].dtype == torch.float16
+    assert model.full_state_dict()["embedding_bags.t.weight"].dtype == torch.float16
     assert moved(model, own(model))[1] == 1.0
 
 

@@ -89,11 +89,11 @@ def test_rates_by_table_with_warm_up_and_averaged_tables_equal_the_unsharded_one
             optimizer.step()
             schedule.step()
             average(ema, blocks)
-        trained = {name: value.clone() for name, value in model.state_dict().items()}
+        trained = {name: value.clone() for name, value in model.full_state_dict().items()}
         with torch.no_grad():  # evaluate and save the averages in the tables' place
             for name, block in blocks.items():
                 block.copy_(ema[name])
-        return trained, model.state_dict()
+        return trained, model.full_state_dict()
 
     expected = unsharded(2)
     for results in run_simulated(train, 2):

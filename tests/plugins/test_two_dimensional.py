@@ -120,7 +120,7 @@ def train(env: Any, plan: ShardingPlan, optimizer: str, steps: int, **options: A
     model = wrapped(env, plan, optimizer, **options)
     for step in range(steps):
         loss_of(model, step, env.everyone.rank).backward()
-    return model.state_dict(), model.fused_optimizer.state_dict()["state"]
+    return model.full_state_dict(), model.fused_optimizer.full_state_dict()["state"]
 
 
 def simulated(work: Callable[[Any], Any], world_size: int = WORLD, local: int = HOST) -> list[Any]:
@@ -223,7 +223,7 @@ def test_sync_of_weights_alone_leaves_optimizer_state_to_each_group() -> None:
         model = wrapped(env, plan, "adagrad")
         loss_of(model, 0, env.everyone.rank).backward()
         model.sync(include_optimizer_state=False)
-        return model.state_dict(), model.fused_optimizer.state_dict()["state"]
+        return model.full_state_dict(), model.fused_optimizer.full_state_dict()["state"]
 
     (first, state), (second, other), *_ = simulated(work)
     name = "embedding_bags.user.weight"
@@ -312,19 +312,19 @@ def test_checkpoint_of_groups_is_one_model_for_any_number_of_ranks(tmp_path: Pat
         model = wrapped(env, plan, "adagrad")
         loss_of(model, 0, env.everyone.rank).backward()
         save_checkpoint(tmp_path, model, step=1)
-        return model.state_dict()
+        return model.full_state_dict()
 
     def load(env: Any) -> Any:
         model = wrapped(env, plan, "adagrad")
         load_checkpoint(tmp_path, model)
-        return model.state_dict()
+        return model.full_state_dict()
 
     saved, *_ = simulated(save)
     alone = DistributedModelParallel(
         copy.deepcopy(OTHER), env=ShardingEnv.local(device_type="cpu"), sharders=[sharder("adagrad")]
     )
     load_checkpoint(tmp_path, alone)
-    for state in (*simulated(load), alone.state_dict()):
+    for state in (*simulated(load), alone.full_state_dict()):
         for name, value in saved.items():
             torch.testing.assert_close(state[name], value, rtol=0, atol=0)
 
@@ -339,7 +339,7 @@ def test_reshard_keeps_every_bit_of_each_replica_and_averagings_go_on(limit: int
         for step in range(6):
             loss_of(model, step, env.everyone.rank).backward()
             model.reshard((second, first)[step % 2], max_extra_bytes=limit)
-        return model.state_dict(), model.fused_optimizer.state_dict()["state"]
+        return model.full_state_dict(), model.fused_optimizer.full_state_dict()["state"]
 
     moved, stayed = simulated(work), simulated(lambda env: train(env, first, "adagrad", 6, sync_every=3))
     for (weights, states), (expected, expected_states) in zip(moved, stayed, strict=True):

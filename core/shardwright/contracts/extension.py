@@ -59,12 +59,16 @@ class TrainedCollection:
         adds_up: two updates from one forward pass equal one by the sum of their gradients.
         updated_in_step: descriptions of the tables that are updated in the optimizer's step.
         has_gradients: function that tells if gradients are kept for that now.
+        limited: description of a table whose gradients are clipped in the backward pass; empty if none is.
+        device_type: type of the device of its tables.
     """
 
     updated_in_backward: str
     adds_up: bool
     updated_in_step: Sequence[str]
     has_gradients: Callable[[], bool]
+    limited: str = ""
+    device_type: str = "cpu"
 
 
 class StepListener:
@@ -84,6 +88,15 @@ class StepListener:
             wrapper: the ``DistributedDataParallel``, whose parameters are not averaged yet.
             module: module that it takes in.
             parameters: parameters whose gradients it averages.
+        """
+
+    def begins(self, collection: TrainedCollection, parameters: Sequence[tuple[str, Any, bool]]) -> None:
+        """Hear that a lookup with gradients begins; what this raises comes out on all ranks.
+
+        Args:
+            collection: the collection.
+            parameters: those that kernels update and those of frozen tables: description of the table, parameter, and
+                whether it was trained when it was sharded.
         """
 
     def updates(self, collection: TrainedCollection, forward: Any) -> None:

@@ -208,29 +208,25 @@ class Lookup(ABC):
         """
         return None
 
-    def row_sums(self, bags: Bags, gradients: Sequence[Tensor], blocks: tuple[int, ...], out: Tensor) -> bool:
-        """Add up the gradient of every row of some blocks; ``False`` leaves that, and their update, to the engine.
+    def row_sums(self, bags: Bags, gradients: Sequence[Tensor], out: Tensor) -> bool:
+        """Add up the gradient of every row of all blocks; ``False`` leaves that, and their update, to the engine.
 
         Only for kernels whose optimizer is fused, and that have :meth:`update_rows` too.
 
         Args:
             bags: bags of one source, of all slots.
             gradients: the gradient of each slot's bags, ``[bags, C]``.
-            blocks: indices of the blocks, rising.
             out: flat float32; gets the rows of ``C`` columns of block after block, then, in this order, a mark of each
                 row: 1 if it was looked up, else 0.
         """
         return False
 
-    def update_rows(self, terms: Sequence[Tensor], blocks: tuple[int, ...], scale: float) -> None:
-        """Update each row of some blocks that was looked up.
-
-        Where ``blocks`` are not all of them, :meth:`backward` updated the others before, and counted the step.
+    def update_rows(self, terms: Sequence[Tensor], scale: float) -> None:
+        """Update each row that was looked up.
 
         Args:
             terms: row sums from :meth:`row_sums`, of one or several ranks, to be added up in this order: a row's mark
                 is 0 in all if none looked it up.
-            blocks: those of the terms.
             scale: factor of their sum.
         """
         raise AssertionError("only a kernel that makes row_sums is given them back")

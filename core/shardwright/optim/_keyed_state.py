@@ -19,6 +19,7 @@ __all__ = [
     "check_groups",
     "check_names",
     "check_state",
+    "full",
     "make_state",
     "names_of",
     "pack_groups",
@@ -45,6 +46,15 @@ def _entries(held: Mapping[str, Any]) -> dict[str, Any]:
 
 def _has_own_state(value: Any) -> bool:
     return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
+
+
+def full(values: Any) -> Any:
+    """Copies in host memory of tensors, also of nested ones; of sharded ones the whole, by a collective."""
+    if isinstance(values, Mapping):
+        return {name: full(value) for name, value in values.items()}
+    if hasattr(values, "full_tensor"):
+        return values.full_tensor().cpu()
+    return values.detach().to("cpu", copy=True) if isinstance(values, Tensor) else values
 
 
 def names_of(params: Mapping[str, Tensor]) -> dict[Tensor, str]:

@@ -93,16 +93,9 @@ class CombinedOptimizer(KeyedOptimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """The state dicts of the parts, joined."""
-        return self._joined(KeyedOptimizer.state_dict.__name__)
-
-    def sharded_state_dict(self) -> dict[str, Any]:
-        """The sharded state dicts of the parts, joined; no collective."""
-        return self._joined(KeyedOptimizer.sharded_state_dict.__name__)
-
-    def _joined(self, method: str) -> dict[str, Any]:
         joined: dict[str, Any] = {"state": {}}
         for key, part in self._optims:
-            state_dict = getattr(part, method)()
+            state_dict = part.state_dict()
             for name, state in state_dict["state"].items():
                 joined["state"][self.prepend_opt_key(name, key)] = state
             for group in state_dict.get("param_groups", ()):

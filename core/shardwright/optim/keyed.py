@@ -70,16 +70,18 @@ class KeyedOptimizer(Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """The state by parameter name: ``{"state": {name: {...}}, "param_groups": [...]}``.
 
-        State tensors are not copied. Without ``param_groups`` after ``save_param_groups(False)``.
+        State tensors are not copied; of tables over several ranks they are sharded tensors.
+        Without ``param_groups`` after ``save_param_groups(False)``.
         """
         packed: dict[str, Any] = {"state": _keyed_state.pack_state(self.params, self.state)}
         if self._saves_param_groups:
             packed["param_groups"] = _keyed_state.pack_groups(self.params, self.param_groups)
         return packed
 
-    def sharded_state_dict(self) -> dict[str, Any]:
-        """The state dict without a collective; of sharded tables it has this rank's blocks."""
-        return self.state_dict()
+    def full_state_dict(self) -> dict[str, Any]:
+        """The state dict with whole tensors, copies in host memory; a collective where tables are sharded."""
+        packed = self.state_dict()
+        return {**packed, "state": _keyed_state.full(packed["state"])}
 
     def check_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Check that a state dict fits, changing nothing.
@@ -245,10 +247,6 @@ class OptimizerWrapper(_Delegating):
     def state_dict(self) -> dict[str, Any]:
         """The state dict of the optimizer within."""
         return self._keyed.state_dict()
-
-    def sharded_state_dict(self) -> dict[str, Any]:
-        """The sharded state dict of the optimizer within."""
-        return self._keyed.sharded_state_dict()
 
     def check_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Check that a state dict fits the optimizer within."""

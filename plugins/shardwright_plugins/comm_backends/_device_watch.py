@@ -120,10 +120,10 @@ class DeviceWatch(CollectiveWatch):
 
         return cls(
             marks=StreamMarks(device),
-            lost=ranks.reports.lost,
+            lost=ranks.store.lost,
             failure=ranks.failure,
             abort=abort,
-            limit_s=ranks.timeout_s - _MARGIN * ranks.reports.grace_s,
+            limit_s=ranks.timeout_s - _MARGIN * ranks.store.grace_s,
         )
 
     def check(self) -> None:

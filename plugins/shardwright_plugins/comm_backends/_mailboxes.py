@@ -25,7 +25,7 @@ from datetime import timedelta
 
 from attrs import define
 
-from shardwright.runtime.ranks.processes import Process, this_host
+from shardwright.runtime.ranks.group_store import has_ended, this_host
 from shardwright_plugins.comm_backends._meeting import NOTHING, Meeting, Peer
 from shardwright_plugins.comm_backends._segments import LINE_BYTES, Segment, memory_of
 
@@ -39,6 +39,7 @@ _HEADER = struct.Struct("2q")  # the number of the exchange, and the bytes that 
 _GAVE_UP, _LEFT = 1, 2  # a rank's state: an exchange failed there; it let go of its mailboxes
 _UNIT = 16  # messages begin at multiples, so that no header is cut in two
 _SPIN_S = 100e-6
+_ALIVE_S = 5e-3  # a longer wait looks whether the other process lives, which takes tens of microseconds
 _SHORTEST_NAP_S, _LONGEST_NAP_S, _LONGER = 20e-6, 1e-3, 1.2
 
 
@@ -118,13 +119,13 @@ class _Other:
     """Another rank.
 
     Args:
-        process: its process.
+        process: number of its process.
         sending: ring of messages to it.
         coming: ring of messages from it.
         state: one integer, of :data:`_GAVE_UP` and the like.
     """
 
-    process: Process
+    process: int
     sending: Ring
     coming: Ring
     state: memoryview
@@ -149,7 +150,7 @@ class Mailboxes:
         self.most_bytes = ring // MESSAGES
         self._others = {
             other: _Other(
-                process=Process(peer.process),
+                process=peer.process,
                 sending=Ring(_room(own, other, ring), _count(own, other)),
                 coming=Ring(_room(segment, rank, ring), _count(segment, rank)),
                 state=_count(segment, other),
@@ -264,9 +265,9 @@ class Mailboxes:
         """The reason to stop waiting: the rank gave up or ended, or time is up; empty if there is none."""
         if self._others[other].state[0]:
             return f"rank {other} gave up an exchange, or left"
-        if self._others[other].process.has_ended:
-            return f"the process of rank {other} has ended"
         now = time.monotonic()
+        if now > started + _ALIVE_S and has_ended(self._others[other].process):
+            return f"the process of rank {other} has ended"
         if now > deadline:
             return f"nothing came from rank {other} in {now - started:.1f} s"
         return ""

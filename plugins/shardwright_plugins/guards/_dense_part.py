@@ -1,7 +1,7 @@
 """Guard over the dense part: what ``DistributedDataParallel`` does not average would differ from rank to rank.
 
 It averages only gradients of the parameters that it was made with, and only in the first backward pass after a forward
-pass.
+pass. What drifts all the same is found by value.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NoReturn, final
-from weakref import finalize, ref
+from weakref import WeakKeyDictionary, finalize, ref
 
 import torch
 from attrs import frozen
@@ -18,14 +18,76 @@ from torch.nn.parallel import DistributedDataParallel
 
 from shardwright.error_reports import reporting_errors
 from shardwright.errors import InvalidInputError, UnsupportedError
+from shardwright.optim.optimizers import in_backward_optimizers
+from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.step.compiling import untraced
+from shardwright_plugins.guards._replicas import Replicas
 
 _MOST_HOOKS = 6
 """Parameters whose gradients are watched, the first and last among them: a hook is some calls of Python a step."""
 
 
+class Wrappers:
+    """The modules with sharded tables whose dense gradients are averaged, and by whom."""
+
+    def __init__(self) -> None:
+        self._by_module: WeakKeyDictionary[nn.Module, ref[DistributedDataParallel]] = WeakKeyDictionary()
+
+    def take_in(
+        self, wrapper: DistributedDataParallel, module: nn.Module, dense: Sequence[nn.Parameter]
+    ) -> None:
+        """Note a wrapper that is being made around a module.
+
+        Raises:
+            UnsupportedError: another averages the same gradients; there are none; or parameters are updated before.
+        """
+        for child in module.modules():
+            averaged_by = self._by_module.get(child, lambda: None)()
+            if averaged_by is not None or isinstance(child, DistributedDataParallel):
+                raise UnsupportedError(
+                    "the gradients of this model's dense parameters are averaged over the ranks already (by "
+                    f"{type(averaged_by or child).__name__}); DistributedDataParallel around it would do so twice, in "
+                    "each other's buffers. Do not wrap it (leave it out of Accelerate's prepare()); or build it with "
+                    "DistributedModelParallel(..., init_data_parallel=False), which leaves the average to the wrapper."
+                )
+        _check_dense(dense)
+        self._by_module[module] = ref(wrapper)
+
+    def averages(self, model: nn.Module) -> bool:
+        """Tell if a model, or a module in it or around it, is averaged by some wrapper."""
+        inside = {id(child) for child in model.modules()}
+        return any(
+            wrapper() is not None
+            and (id(module) in inside or any(child is model for child in module.modules()))
+            for module, wrapper in list(self._by_module.items())
+        )
+
+
+def _check_dense(dense: Sequence[nn.Parameter]) -> None:
+    """Check that there are dense parameters to average, and that none is updated before that.
+
+    Raises:
+        UnsupportedError: there are none, or one is.
+    """
+    if not any(parameter.requires_grad for parameter in dense):
+        raise UnsupportedError(
+            "DistributedDataParallel has nothing to do around this model: all parameters that require gradients are "
+            "of sharded tables, which are in step on all ranks by themselves. Do not wrap it."
+        )
+    early = [parameter for parameter in dense if in_backward_optimizers(parameter)]
+    if early:
+        raise UnsupportedError(
+            f"{len(early)} dense parameters, the first of shape {list(early[0].shape)}, have optimizers in their "
+            "backward pass, which would step before gradients are averaged over the ranks: apply these to "
+            "parameters of tables only, and give the dense ones to an ordinary optimizer"
+        )
+
+
 def watch_dense_part(
-    wrapper: DistributedDataParallel, module: nn.Module, dense: Sequence[nn.Parameter]
+    wrapper: DistributedDataParallel,
+    module: nn.Module,
+    dense: Sequence[nn.Parameter],
+    env: ShardingEnv,
 ) -> None:
     """Watch the dense parameters of a module from now on.
 
@@ -33,6 +95,7 @@ def watch_dense_part(
         wrapper: wrapper that averages their gradients.
         module: module that it takes in.
         dense: parameters that it averages.
+        env: the ranks.
     """
     own = {id(parameter) for parameter in dense}
     members = [
@@ -44,13 +107,22 @@ def watch_dense_part(
     trained = [parameter for parameter in dense if parameter.requires_grad]
     places = torch.linspace(0, len(trained) - 1, min(len(trained), _MOST_HOOKS)).round().int().tolist()
     passes = _Passes([trained[place] for place in places])
-    wrapper.register_forward_pre_hook(partial(_before_forward, passes, members))
+    replicas = Replicas(
+        env,
+        lambda: ((own.path, own.parameter) for own in members if own.parameter.requires_grad),
+        is_averaged=True,
+    )
+    wrapper.register_forward_pre_hook(partial(_before_forward, passes, members, replicas))
     finalize(wrapper, passes.forget)
 
 
 @untraced
 def _before_forward(
-    passes: _Passes, members: Sequence[_Member], wrapper: DistributedDataParallel, inputs: Any
+    passes: _Passes,
+    members: Sequence[_Member],
+    replicas: Replicas,
+    wrapper: DistributedDataParallel,
+    inputs: Any,
 ) -> None:
     if not torch.is_grad_enabled():
         return
@@ -59,6 +131,7 @@ def _before_forward(
         if not is_there or (own.parameter.requires_grad and not own.required_gradients):
             with reporting_errors():  # if one rank alone did that, the others will wait for it
                 own.refuse()
+    replicas.begin_pass()
     passes.expect(is_averaged=wrapper.require_backward_grad_sync)
 
 

@@ -18,21 +18,34 @@ class StepWatch:
     """Steps of a model's dense optimizers while gradients of its tables are kept and were never applied.
 
     Args:
+        model: the model.
         collections: collections of the model with tables that are updated in the step.
     """
 
-    def __init__(self, collections: Sequence[TrainedCollection]) -> None:
+    # Each step asks it: sets of identities take no calls of Python.
+    def __init__(self, model: nn.Module, collections: Sequence[TrainedCollection]) -> None:
         self._waiting, self._num_steps = list(collections), 0
+        self._dense = {id(own) for own in model.parameters() if not hasattr(own, "_in_backward_optimizers")}
 
     def has_stepped(self, collection: TrainedCollection) -> None:
         """Note that the optimizer of a collection's tables makes its step."""
         self._waiting = [own for own in self._waiting if own is not collection]
 
-    def note(self, model: nn.Module, optimizer: Optimizer) -> bool:
+    def note(self, optimizer: Optimizer) -> bool:
         """Count a step of an optimizer; returns whether there is nothing more to watch for."""
+        if not self._waiting:
+            return True
+        trains_dense = False
+        for group in optimizer.param_groups:
+            trains_dense = trains_dense or not self._dense.isdisjoint(map(id, group["params"]))
+            for own in group["params"]:
+                if hasattr(own, "_in_backward_optimizers"):  # it may train the tables by itself
+                    return False
+        if not trains_dense:
+            return False
         tables = [table for own in self._waiting if own.has_gradients() for table in own.updated_in_step]
-        if not tables or not _is_dense_optimizer(optimizer, model):
-            return not self._waiting
+        if not tables:
+            return False
         self._num_steps += 1
         if self._num_steps < MANY_STEPS:
             return False
@@ -45,12 +58,3 @@ class StepWatch:
             stacklevel=5,  # the line that calls step(), through torch's wrapper and the hook
         )
         return True
-
-
-def _is_dense_optimizer(optimizer: Optimizer, model: nn.Module) -> bool:
-    """Tell if an optimizer has dense parameters of a model; one that has tables too may train them by itself."""
-    trained = [own for group in optimizer.param_groups for own in group["params"]]
-    if any(hasattr(own, "_in_backward_optimizers") for own in trained):
-        return False
-    of_model = {id(own) for _, own in model.named_parameters()}
-    return any(id(own) in of_model for own in trained)

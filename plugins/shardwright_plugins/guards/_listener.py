@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Iterator, Sequence
+from functools import cache, partial
 from typing import Any
 from weakref import finalize, ref
 
-from torch import distributed as dist
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from shardwright.contracts import StepListener, TrainedCollection
-from shardwright_plugins.guards._dense_part import watch_dense_part
+from shardwright.runtime.sharded.collections.sharded_collection import ShardedCollection
+from shardwright_plugins.guards._dense_part import Wrappers, watch_dense_part
 from shardwright_plugins.guards._forgotten_steps import StepWatch
+from shardwright_plugins.guards._frozen import check_scale, check_trained
+from shardwright_plugins.guards._replicas import Replicas
+from shardwright_plugins.guards._scaled_losses import ScaledLosses
 from shardwright_plugins.guards._updates import BackwardPasses
+from shardwright_plugins.guards._whole_tables import Twins
 
 
 class _Guards(StepListener):
@@ -24,26 +29,57 @@ class _Guards(StepListener):
 
     def __init__(self) -> None:
         self._num_steps = 0  # of all optimizers of this process
+        self._wrappers, self._twins = Wrappers(), Twins()
         # By identity: dictionaries with weak references are calls of Python.
         self._passes: dict[int, BackwardPasses] = {}
-        self._watches: dict[int, tuple[ref[nn.Module], StepWatch]] = {}
+        self._watches: dict[int, StepWatch] = {}
+        self._scaled: dict[int, ScaledLosses] = {}
+        register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._note_step)
 
-    def has_model(self, model: nn.Module, collections: Sequence[TrainedCollection]) -> None:
+    def has_model(self, model: Any, collections: Sequence[TrainedCollection]) -> None:
         waiting = [own for own in collections if own.updated_in_step]
         if waiting:
-            self._watches[id(model)] = ref(model), StepWatch(waiting)
+            self._watches[id(model)] = StepWatch(model, waiting)
             finalize(model, self._watches.pop, id(model), None)
+        dense = [own for _, own in _dense_of(model) if own.requires_grad]
+        for collection in collections:
+            if collection.updated_in_backward and dense:
+                self._scaled[id(collection)] = ScaledLosses(collection.updated_in_backward, dense)
+                finalize(collection, self._scaled.pop, id(collection), None)
+        if dense and model.env.everyone.world_size > 1 and not self._wrappers.averages(model):
+            own = ref(model)
+            replicas = Replicas(model.env.everyone, partial(self._not_averaged, own), is_averaged=False)
+            model.register_forward_pre_hook(partial(_begin_pass, replicas))
+
+    def _not_averaged(self, model: ref[nn.Module]) -> Iterator[tuple[str, Tensor]]:
+        """The trained dense parameters of a model that nobody averages, as far as torch shows."""
+        own = model()
+        if own is not None and not self._wrappers.averages(own):
+            # What fully_shard has cut is no replica.
+            yield from (
+                pair
+                for pair in _dense_of(own)
+                if pair[1].requires_grad and not hasattr(pair[1], "full_tensor")
+            )
 
     def has_dense_part(
         self, wrapper: DistributedDataParallel, module: nn.Module, parameters: Sequence[nn.Parameter]
     ) -> None:
-        if dist.get_world_size(wrapper.process_group) > 1:
-            watch_dense_part(wrapper, module, parameters)
+        self._wrappers.take_in(wrapper, module, parameters)
+        env = next(own.env for own in module.modules() if isinstance(own, ShardedCollection)).everyone
+        if env.world_size > 1:
+            watch_dense_part(wrapper, module, parameters, env)
+
+    def begins(self, collection: TrainedCollection, parameters: Sequence[tuple[str, Any, bool]]) -> None:
+        check_trained(parameters)
+        check_scale(collection)
 
     def updates(self, collection: TrainedCollection, forward: Any) -> None:
         if not collection.updated_in_backward:
             return
+        if (scaled := self._scaled.get(id(collection))) is not None:
+            scaled.note_update()
         passes = self._passes.get(id(collection))
         if passes is None:
             passes = self._passes[id(collection)] = BackwardPasses()
@@ -51,7 +87,7 @@ class _Guards(StepListener):
         passes.note(collection, forward, self._num_steps)
 
     def steps(self, collection: TrainedCollection) -> None:
-        for _, watch in list(self._watches.values()):
+        for watch in list(self._watches.values()):
             watch.has_stepped(collection)
         if (passes := self._passes.get(id(collection))) is not None:
             passes.check_step(collection, self._num_steps)
@@ -60,12 +96,30 @@ class _Guards(StepListener):
         if (passes := self._passes.get(id(collection))) is not None:
             passes.clear(self._num_steps)
 
+    def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
+        if self._twins.checked.get(id(optimizer)) != len(optimizer.param_groups):
+            self._twins.check(optimizer)
+        for scaled in self._scaled.values():
+            if scaled.kept:
+                scaled.check_step(optimizer)
+
     def _note_step(self, optimizer: Optimizer, *_: Any) -> None:
         self._num_steps += 1
-        for key, (reference, watch) in list(self._watches.items()):
-            model = reference()
-            if model is None or watch.note(model, optimizer):
+        for key, watch in list(self._watches.items()):
+            if watch.note(optimizer):
                 self._watches.pop(key, None)
+
+
+def _begin_pass(replicas: Replicas, model: nn.Module, inputs: Any) -> None:
+    if torch.is_grad_enabled():
+        replicas.begin_pass()
+
+
+def _dense_of(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Names and parameters of a model outside of sharded collections."""
+    sharded = [own for own in model.modules() if isinstance(own, ShardedCollection)]
+    tables = {id(parameter) for own in sharded for parameter in own.parameters()}
+    return ((name, own) for name, own in model.named_parameters() if id(own) not in tables)
 
 
 @cache

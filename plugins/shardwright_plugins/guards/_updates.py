@@ -9,7 +9,7 @@ in each pass, and so do those whose other optimizers step between the passes.
 from __future__ import annotations
 
 from typing import Any
-from weakref import WeakSet
+from weakref import ref
 
 import torch
 
@@ -23,7 +23,7 @@ class BackwardPasses:
 
     def __init__(self) -> None:
         self._num_passes, self._pass, self._since = 0, -1, 0
-        self._forwards: WeakSet[Any] = WeakSet()
+        self._forwards: list[ref[Any]] = []
 
     def note(self, collection: TrainedCollection, forward: Any, num_steps: int) -> None:
         """Note that tables are updated; called in a backward pass, maybe several times in one.
@@ -36,15 +36,18 @@ class BackwardPasses:
         if self._since != num_steps:  # an optimizer made its step
             self.clear(num_steps)
         number = torch._C._current_graph_task_id()
-        is_summed = collection.adds_up and forward in self._forwards
+        is_summed = False
+        if collection.adds_up:
+            for earlier in self._forwards:
+                is_summed = is_summed or earlier() is forward
+            self._forwards.append(ref(forward))
         if number != self._pass and not is_summed:
             self._num_passes, self._pass = self._num_passes + 1, number
-        self._forwards.add(forward)
 
     def clear(self, num_steps: int) -> None:
         """Forget the passes: gradients are accumulated anew from here."""
         self._num_passes, self._pass, self._since = 0, -1, num_steps
-        self._forwards.clear()
+        self._forwards = []
 
     def check_step(self, collection: TrainedCollection, num_steps: int) -> None:
         """Check that the optimizer's step comes after one backward pass at most.

@@ -42,12 +42,12 @@ def _check_rows(where: str, case: Case, moved: Case, folder: str) -> None:
         sharded.load_state_dict(expected)
         sharded.fused_optimizer.load_state_dict(trained.optimizer)
         save_checkpoint(folder, sharded)
-        return sharded.state_dict(), sharded.fused_optimizer.state_dict()["state"]
+        return sharded.full_state_dict(), sharded.fused_optimizer.full_state_dict()["state"]
 
     def load_shards(env: ShardingEnv) -> tuple[dict[str, Any], dict[str, Any]]:
         sharded = shard_case(case, env, module)
         load_checkpoint(folder, sharded)
-        return sharded.state_dict(), sharded.fused_optimizer.state_dict()["state"]
+        return sharded.full_state_dict(), sharded.fused_optimizer.full_state_dict()["state"]
 
     for form, read, under in (("", load, moved), (", in shards and back", load_shards, case)):
         results = run_simulated(read, under.world_size, local_world_size=under.local_world_size)
@@ -82,7 +82,7 @@ def _check_keys(where: str, case: Case, moved: Case, folder: str) -> None:
         for step in range(NUM_STEPS):
             values = case.output(sharded(case.batch_to_shard(step, env.rank)))
             values.backward(case.gradient(step, env.rank, values))
-        saved = sharded.state_dict(), sharded.fused_optimizer.state_dict()
+        saved = sharded.full_state_dict(), sharded.fused_optimizer.full_state_dict()
         save_checkpoint(folder, sharded)
         return saved, looked_up_rows(case, sharded), _after_a_step(case, sharded)
 

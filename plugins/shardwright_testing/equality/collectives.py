@@ -5,7 +5,8 @@ Legend: W ranks, B bags of a rank, N ids of a rank, R rows of a copy, D columns 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 
 from attrs import frozen
 
@@ -14,7 +15,7 @@ from shardwright.host.plugin_host import host
 from shardwright.planning.layouts.layout import Layout, Routed
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.runtime.routed.hierarchical import HostReturn
-from shardwright.runtime.routed.return_paths import return_path_of
+from shardwright.runtime.routed.tables import return_path_of
 from shardwright.sparse import KeyedJaggedTensor
 from shardwright_testing.equality.cases import Case, shardings_of
 
@@ -58,7 +59,11 @@ def _of_copies(
         for part in copied.get(spec.name, ())
         for copy in _copies_of(spec, part, kernels[spec.name], batches)
     ]
-    sizes = [_bytes_of_forms(copy, case, batches) for copy in copies]
+    # Copies that one kernel looks up in one call take one form.
+    groups: dict[Hashable, Counter[str]] = {}
+    for copy in copies:
+        groups.setdefault(copy.group, Counter()).update(_bytes_of_forms(copy, case, batches))
+    sizes = list(groups.values())
     chosen = [min(own, key=own.__getitem__) for own in sizes]
     sends = any(own[form] for own, form in zip(sizes, chosen, strict=True) if form != "dense")
     return sends + 2 * ("dense" in chosen)
@@ -72,11 +77,13 @@ class _Copy:
         num_rows: ``R``.
         dim: ``D``.
         num_ids: ids of each feature that are rows of it, for each rank.
+        group: key of the copies that are looked up and updated together.
     """
 
     num_rows: int
     dim: int
     num_ids: Sequence[tuple[int, ...]]
+    group: Hashable
 
     def rooms(self) -> list[int]:
         """Count the rows that each rank's ids can touch."""
@@ -104,7 +111,10 @@ def _copies_of(
             for own in ids
         ]
         if block.num_rows:
-            yield _Copy(block.num_rows, dim, found)
+            is_matrix = request.is_pooled and kernel.batch_major
+            widths = None if is_matrix else (block.num_columns, dim)
+            group = (part.blocks[0].num_rows, kernel_name, kernel.group_key(request), part.maps_rows, widths)
+            yield _Copy(block.num_rows, dim, found, group)
 
 
 def _bytes_of_forms(copy: _Copy, case: Case, batches: Sequence[KeyedJaggedTensor]) -> dict[str, int]:

@@ -90,7 +90,7 @@ def train_rank(
         outputs=outputs,
         first_weights=first_weights,
         weights=weights_of(case, sharded),
-        optimizer={"state": {}} if case.has_keys else _on_cpu(sharded.fused_optimizer.state_dict()),
+        optimizer={"state": {}} if case.has_keys else _on_cpu(sharded.fused_optimizer.full_state_dict()),
         first_rows=first_rows,
         copies=[] if case.has_keys else copies_of(sharded),
         collectives=collectives,
@@ -100,7 +100,9 @@ def train_rank(
 
 def weights_of(case: Case, sharded: Any) -> dict[str, Tensor]:
     """The rows under the names of the unsharded module's state: of keys, what is looked up."""
-    found: dict[str, Tensor] = keys.looked_up_rows(case, sharded) if case.has_keys else sharded.state_dict()
+    found: dict[str, Tensor] = (
+        keys.looked_up_rows(case, sharded) if case.has_keys else sharded.full_state_dict()
+    )
     return _on_cpu(found)
 
 

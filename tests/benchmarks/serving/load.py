@@ -96,7 +96,7 @@ def write_packages(folder: Path, work: Work, forms: list[str]) -> tuple[Path, Pa
     manifest = json.loads((ours / "package.json").read_text())
     theirs = folder / "theirs"
     theirs.mkdir()
-    torch.save(model.state_dict(), theirs / "model.pt")
+    torch.save(model.full_state_dict(), theirs / "model.pt")
     (theirs / "package.json").write_text(json.dumps({**manifest, "model": {}}))
     return ours, theirs
 

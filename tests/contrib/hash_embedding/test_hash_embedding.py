@@ -144,7 +144,7 @@ def test_hashed_table_trains_as_a_dictionary_of_rows_does(world_size: int, is_po
 
     def work(env: sw.ShardingEnv) -> Any:
         sharded = setup.shard(env, plan)
-        return train(setup, sharded, env, range(4)), sharded.state_dict()
+        return train(setup, sharded, env, range(4)), sharded.full_state_dict()
 
     results = run_simulated(work, world_size)
     outputs, rows = reference(setup, range(4))
@@ -170,8 +170,8 @@ def test_checkpoint_of_two_ranks_goes_on_with_another_number_of_ranks(other: int
     def begin(env: sw.ShardingEnv) -> Any:
         sharded = setup.shard(env, plan)
         train(setup, sharded, env, range(3))
-        saved = sharded.state_dict(), sharded.fused_optimizer.state_dict()
-        return saved, train(setup, sharded, env, range(3, 6)), sharded.state_dict()
+        saved = sharded.full_state_dict(), sharded.fused_optimizer.full_state_dict()
+        return saved, train(setup, sharded, env, range(3, 6)), sharded.full_state_dict()
 
     results = run_simulated(begin, 2)
     (state, optimizer_state), _, expected = results[0]
@@ -181,8 +181,8 @@ def test_checkpoint_of_two_ranks_goes_on_with_another_number_of_ranks(other: int
         sharded = setup.shard(env, moved_plan)
         sharded.load_state_dict(state)
         sharded.fused_optimizer.load_state_dict(optimizer_state)
-        loaded = sharded.state_dict(), sharded.fused_optimizer.state_dict()
-        return loaded, train(setup, sharded, env, range(3, 6)), sharded.state_dict()
+        loaded = sharded.full_state_dict(), sharded.fused_optimizer.full_state_dict()
+        return loaded, train(setup, sharded, env, range(3, 6)), sharded.full_state_dict()
 
     moved = run_simulated(go_on, other)
     (loaded, loaded_optimizer), _, final = moved[0]
@@ -235,9 +235,9 @@ def test_reshard_keeps_rows_uses_and_states_of_all_keys_and_training_goes_on(
         sharded = setup.shard(env, plan)
         outputs, kept = train(setup, sharded, env, [0, 1]), []
         for step, then in enumerate([*chain, plan], start=2):
-            before = sharded.state_dict(), sharded.fused_optimizer.state_dict()["state"][WEIGHT]
+            before = sharded.full_state_dict(), sharded.fused_optimizer.full_state_dict()["state"][WEIGHT]
             reshard_collection(sharded, then.plan[""], max_extra_bytes=limit, piece_bytes=300)
-            after = sharded.state_dict(), sharded.fused_optimizer.state_dict()["state"][WEIGHT]
+            after = sharded.full_state_dict(), sharded.fused_optimizer.full_state_dict()["state"][WEIGHT]
             kept.append((before, after))
             outputs += train(setup, sharded, env, [step])
         return kept, outputs
@@ -269,9 +269,9 @@ def test_reshard_to_fewer_rows_than_keys_keeps_those_used_last() -> None:
         reshard_collection(sharded, one.plan[""])
         for key in range(8):
             look_up(sharded, *([key] if env.rank else []))
-        before = sharded.state_dict()
+        before = sharded.full_state_dict()
         reshard_collection(sharded, two.plan[""])
-        return before, sharded.state_dict()
+        return before, sharded.full_state_dict()
 
     before, after = (rows_by_key(state) for state in run_simulated(work, 2)[0])
     parts = two.plan[""]["item"].layout.row_map.part_of(np.arange(8))
@@ -297,9 +297,9 @@ def test_reshard_of_one_table_keeps_the_keys_of_another_in_its_kernel_group() ->
         for step in range(3):
             result = sharded(batch(step, env.rank, 2))
             result.values().square().sum().backward()
-        before = sharded.state_dict(), sharded.fused_optimizer.state_dict()["state"]
+        before = sharded.full_state_dict(), sharded.fused_optimizer.full_state_dict()["state"]
         assert reshard_collection(sharded, {"item": swapped, "other": item}).tables == ("item",)
-        return before, (sharded.state_dict(), sharded.fused_optimizer.state_dict()["state"])
+        return before, (sharded.full_state_dict(), sharded.fused_optimizer.full_state_dict()["state"])
 
     (before, states), (after, moved) = run_simulated(work, 2)[0]
     for name in names:
@@ -355,7 +355,7 @@ def test_id_without_a_row_brings_zeros_and_bears_none_without_gradients() -> Non
     def work(sharded: Any) -> Any:
         with torch.no_grad():
             before = look_up(sharded, 5, -7)
-        state = sharded.state_dict()
+        state = sharded.full_state_dict()
         trained = look_up(sharded, 5)
         with torch.no_grad():
             return before, state, trained, look_up(sharded, 5, -7)
@@ -380,7 +380,7 @@ def test_full_table_evicts_and_what_comes_back_begins_anew(evict: str, left: set
         first = look_up(sharded, 2)
         for ids in ((1, 1, 1), (1, 3)):  # 3 needs the row of 2: 1 is used in this step, and more often
             look_up(sharded, *ids)
-        state = sharded.state_dict()
+        state = sharded.full_state_dict()
         return first, state, look_up(sharded, 2)
 
     first, state, again = lone(Setup(capacity=2, rules=HashSettings(evict)), work)
@@ -392,7 +392,7 @@ def test_lru_and_lfu_evict_different_rows() -> None:
     def work(sharded: Any) -> Any:
         for ids in ((1, 1, 1), (2,), (3,)):
             look_up(sharded, *ids)
-        return set(rows_by_key(sharded.state_dict()))
+        return set(rows_by_key(sharded.full_state_dict()))
 
     found = {evict: lone(Setup(capacity=2, rules=HashSettings(evict)), work) for evict in ("lru", "lfu")}
     assert found == {"lru": {2, 3}, "lfu": {1, 3}}
@@ -417,14 +417,14 @@ def test_checkpoint_that_does_not_fit_keeps_the_rows_used_last() -> None:
     def fill(sharded: Any) -> Any:
         for key in range(8):
             look_up(sharded, key)
-        return sharded.state_dict()
+        return sharded.full_state_dict()
 
     state, plan = lone(setup, fill), setup.plan(2)
 
     def load(env: sw.ShardingEnv) -> Any:
         sharded = setup.shard(env, plan)
         sharded.load_state_dict(state)
-        return sharded.state_dict()
+        return sharded.full_state_dict()
 
     loaded = rows_by_key(run_simulated(load, 2)[0])
     whole, parts = rows_by_key(state), plan.plan[""]["item"].layout.row_map.part_of(np.arange(8))

@@ -36,7 +36,7 @@ def test_trained_keys_find_their_quantised_rows() -> None:
         seen = batch(5, env.rank, 2)
         with torch.no_grad():
             found = sharded(seen)
-        return sharded.state_dict(), seen, torch.cat([found["a"], found["b"]], dim=1)
+        return sharded.full_state_dict(), seen, torch.cat([found["a"], found["b"]], dim=1)
 
     for state, seen, wanted in run_simulated(on_rank, 2):
         born = state[USES].flatten() > 0
@@ -84,7 +84,7 @@ def test_tables_of_keys_are_exported_with_their_keys_alone(tmp_path: Path) -> No
         serving.export_for_inference(
             Bags(setup.module()), example, tmp_path / "package", checkpoint=saved.path, **options
         )
-    state = sharded.state_dict()
+    state = sharded.full_state_dict()
     born = state[USES].flatten() > 0
     rows = serving.quantize_rows(state[WEIGHT][born], "FP16")
     table = sw.EmbeddingBagConfig(

@@ -138,7 +138,7 @@ def test_hot_rows_on_meta_begin_as_other_plans_do() -> None:
     module = case.module().to("meta")
     with installed(HotRows(falling)):
         states = [
-            run_simulated(lambda env, one=one: shard_case(one, env, module).state_dict(), 2)[0]
+            run_simulated(lambda env, one=one: shard_case(one, env, module).full_state_dict(), 2)[0]
             for one in (case, plain)
         ]
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[1])

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from attrs import evolve
 from shardwright_torchrec.parallel.model_parallel import DistributedModelParallel
-from shardwright_torchrec.parallel.sharded_state import sharded_tables
+from shardwright_torchrec.parallel.sharded_state import blocks_of, sharded_tables
 from shardwright_torchrec.parallel.sharders import EmbeddingBagCollectionSharder
 from shardwright_torchrec.planner.planners import EmbeddingShardingPlanner
 from torch.distributed._shard.sharded_tensor import ShardedTensor
@@ -101,7 +101,9 @@ def test_modules_of_other_seeds_are_sharded_with_the_first_ranks_weights() -> No
     made, sharder = [bags(), bags()], EmbeddingBagCollectionSharder()
     expected = {name: weight.clone() for name, weight in made[0].state_dict().items()}
     params = planned(made[0], sharder).plan[""]
-    for state in run_simulated(lambda env: sharder.shard(made[env.rank], params, env, "cpu").state_dict(), 2):
+    for state in run_simulated(
+        lambda env: sharder.shard(made[env.rank], params, env, "cpu").full_state_dict(), 2
+    ):
         assert all(torch.equal(state[name], weight) for name, weight in expected.items())
 
 
@@ -154,7 +156,7 @@ def test_shards_are_on_the_devices_that_their_hosts_number(monkeypatch: pytest.M
         module, [EmbeddingBagCollectionSharder()]
     )
     model = DistributedModelParallel(module, plan=plan)
-    table, *_ = sharded_tables(model.module, model.plan, model.sharded_state_dict())
+    table, *_ = sharded_tables(model.module, model.plan, blocks_of(model.module))
     planned = evolve(table, sharding=evolve(table.sharding, device="cuda"))
     (shard,) = planned.state(is_distributed=True).local_shards()
     assert str(shard.metadata.placement) == "rank:0/cpu"
@@ -191,7 +193,7 @@ def test_model_without_tables_is_wrapped_alone() -> None:
 
 def test_load_state_dict_of_other_shards_is_an_error() -> None:
     model = DistributedModelParallel(bags(), env=sw.ShardingEnv.local(device_type="cpu"))
-    state = dict(model.sharded_state_dict())
+    state = blocks_of(model.module)
     state["embedding_bags.row_wise.weight"] = torch.zeros(5, 8)
     with pytest.raises(sw.InvalidInputError, match=r"row_wise.*\[5, 8\].*\[6, 8\]"):
         model.load_state_dict(state)

@@ -51,7 +51,7 @@ def with_parts(batch, **changes):
 def sharded_weights(work, case=None):
     def run(sharded, batch, env):
         work(sharded, batch, env)
-        return sharded.state_dict()
+        return sharded.full_state_dict()
 
     return simulate(case or case_of(), run)[0]
 

@@ -23,8 +23,8 @@ from shardwright.planning.plan.sharding import ParameterSharding
 from shardwright.planning.tables.codecs import QCommsConfig
 from shardwright.planning.tables.spec import EmbeddingBagConfig, EmbeddingConfig
 from shardwright.runtime.ranks.environment import ShardingEnv
-from shardwright.runtime.routed.plan import Paths, RoutingPlan, plan_routing
-from shardwright.runtime.routed.return_paths import return_path_of
+from shardwright.runtime.routed.plan import RoutingPlan, plan_routing
+from shardwright.runtime.routed.tables import return_path_of
 from shardwright.runtime.sharded.collections.sharders import (
     EmbeddingBagCollectionSharder,
     EmbeddingCollectionSharder,
@@ -189,15 +189,14 @@ class Cut:
         return Layout(blocks, self.dataflow).placed(ranks)
 
 
-class PathsHere(Paths):
-    """The return paths that dataflows name, whatever the ranks are; nothing travels by codecs."""
+def paths_here(*, is_pooled):
+    """The return paths that dataflows name, whatever the ranks are."""
 
-    def __init__(self, is_pooled):
-        self._is_pooled = is_pooled
-
-    def of(self, table, sharding, dataflow):
-        path = return_path_of(dataflow, is_pooled=self._is_pooled)
+    def path_of(sharding, dataflow):
+        path = return_path_of(dataflow, is_pooled=is_pooled)
         return path, not path.keeps_empty_bags
+
+    return path_of
 
 
 def _seeded(module: Any) -> Any:
@@ -271,7 +270,7 @@ class Cuts:
             rank=rank,
             world_size=self.world_size,
             device_type="cpu",
-            paths=PathsHere(self.is_pooled),
+            path_of=paths_here(is_pooled=self.is_pooled),
         )
 
     def read(self, batch: KeyedJaggedTensor) -> FeatureBatch:

@@ -51,7 +51,7 @@ def train(case, batch_sizes, *, local_world_size=None, sharder=None):
             for step in range(2)
         ]
         sent = env.communicator.sent_bytes[before:]
-        return outputs, sent, sharded.state_dict()
+        return outputs, sent, sharded.full_state_dict()
 
     return run_simulated(work, case.world_size, local_world_size=local_world_size)
 

@@ -11,8 +11,7 @@ from shardwright import DirectReturn, Exchange, Hierarchical, Replicate, Routed
 from shardwright.errors import UnsupportedError
 from shardwright.runtime.replicated.tables import ReplicatedTables
 from shardwright.runtime.routed.hierarchical import HostReturn
-from shardwright.runtime.routed.return_paths import return_path_of
-from shardwright.runtime.routed.tables import RoutedTables
+from shardwright.runtime.routed.tables import RoutedTables, return_path_of
 from shardwright.runtime.sharded.collections.executors import executor_of
 
 

@@ -70,9 +70,9 @@ def test_state_is_the_stored_rows_bit_by_bit_and_loads_again(rows):
     changed = {name: stored.flip(0) for name, stored in expected.items()}
 
     def work(sharded, rank):
-        before = {name: stored.clone() for name, stored in sharded.state_dict().items()}
+        before = {name: stored.clone() for name, stored in sharded.full_state_dict().items()}
         sharded.load_state_dict(changed)
-        return before, sharded.state_dict(), dict(sharded.named_parameters())
+        return before, sharded.full_state_dict(), dict(sharded.named_parameters())
 
     for before, after, parameters in on_two_ranks(rows, work):
         assert {*before} == {*after} == {*expected}
@@ -91,10 +91,13 @@ def test_state_of_another_width_is_refused(rows):
     on_two_ranks(rows, work)
 
 
-def test_sharded_state_and_checkpoints_of_them_are_refused(rows):
+def test_checkpoints_of_them_in_blocks_are_refused(rows):
     def work(sharded, rank):
+        weight = sharded.state_dict()["embedding_bags.t2.weight"]
         with pytest.raises(sw.UnsupportedError, match=rows.name):
-            sharded.sharded_state_dict()
+            weight.__create_write_items__("weight", weight)
+        with pytest.raises(sw.UnsupportedError, match=rows.name):
+            weight.__create_chunk_list__()
         return True
 
     assert on_two_ranks(rows, work) == [True, True]

@@ -41,7 +41,7 @@ def test_any_cut_equals_unsharded_after_two_steps(case, batch_sizes):
             values = sharded(case.batch(batch_sizes[env.rank], seed=10 * step + env.rank)).values()
             outputs.append(values.detach())
             (values * torch.arange(values.shape[1])).sum().backward()
-        return outputs, sharded.state_dict()
+        return outputs, sharded.full_state_dict()
 
     module = case.module()
     with use_host(host_with_loops()):
@@ -85,7 +85,7 @@ def test_rows_copied_beside_rows_sent_by_any_dataflow_equal_unsharded(flow, edge
         sharded = case.shard(env, module)
         for step, by_rank in enumerate(batches):
             train_step(case, sharded, by_rank[env.rank], step, env.rank)
-        return sharded.state_dict()
+        return sharded.full_state_dict()
 
     expected = train_unsharded(case, batches)
     for state in run_simulated(train, 2):

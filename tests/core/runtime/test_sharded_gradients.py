@@ -126,7 +126,7 @@ def test_weights_of_one_ranks_ids_are_trained():
         before = len(env.communicator.labels)
         own = with_parts(batch, weights=trained[1]) if env.rank == 1 else batch
         sharded(own).values().square().sum().backward()
-        return env.communicator.labels[before:], sharded.state_dict()
+        return env.communicator.labels[before:], sharded.full_state_dict()
 
     seen = simulate(case, work)
     calls = ["headers", "ids", "results", "gradients", "gradients of weights"]

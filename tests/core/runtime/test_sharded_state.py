@@ -6,13 +6,15 @@ import pytest
 import torch
 from tests.core.runtime.mixed_cuts import case_of, simulate
 
+from shardwright.optim import _keyed_state
 
-def test_state_dict_whole_tables_whatever_is_asked_of_it():
+
+def test_state_dict_gives_whole_tables_whatever_is_asked_of_it():
     case = case_of()
     expected = case.module().state_dict()
 
     def work(sharded, batch, env):
-        return sharded.state_dict(keep_vars=True), sharded.state_dict(prefix="model.bags.")
+        return _keyed_state.full(sharded.state_dict(keep_vars=True)), sharded.state_dict(prefix="model.bags.")
 
     for state, prefixed in simulate(case, work):
         assert list(state) == list(expected)
@@ -62,7 +64,7 @@ def test_load_state_dict_not_strict_loads_what_is_there():
     state["other"] = torch.zeros(1)
 
     def work(sharded, batch, env):
-        return sharded.load_state_dict(state, strict=False), sharded.state_dict()
+        return sharded.load_state_dict(state, strict=False), sharded.full_state_dict()
 
     for keys, loaded in simulate(case, work):
         assert (keys.missing_keys, keys.unexpected_keys) == (["embedding_bags.t1.weight"], ["other"])

@@ -77,14 +77,14 @@ def model_of(cut: str, seed: int, optimizer: str = "adam", kernel: str = "fused_
 
 def whole(model: Any, dense: Any) -> dict[str, Any]:
     """All state as unsharded, with what goes by hyperparameters."""
-    fused, rest = model.fused_optimizer.state_dict(), dense.state_dict()
+    fused, rest = model.fused_optimizer.full_state_dict(), dense.state_dict()
     state = {
         f"{name}.{entry}": value
         for name, entries in [*fused["state"].items(), *rest["state"].items()]
         for entry, value in entries.items()
     }
     rates = [group["lr"] for group in [*fused["param_groups"], *rest["param_groups"]]]
-    return {**model.state_dict(), **state, "lr": torch.tensor(rates)}
+    return {**model.full_state_dict(), **state, "lr": torch.tensor(rates)}
 
 
 def save(cut: str, folder: str, steps: int, **options: Any) -> dict[str, Any]:
@@ -128,20 +128,20 @@ def through_dcp(cut: str, folder: str, then: str) -> bool:
     other, _ = model_of(then, seed=2)
     for number, save_ in enumerate((dcp.save, lambda *a, **k: dcp.async_save(*a, **k).result(60))):
         state = {
-            "model": first.sharded_state_dict(),
-            "optimizer": first.fused_optimizer.sharded_state_dict(),
+            "model": first.state_dict(),
+            "optimizer": first.fused_optimizer.state_dict(),
         }
         save_(state, checkpoint_id=f"{folder}/{number}")
         loaded = {
-            "model": other.sharded_state_dict(),
-            "optimizer": other.fused_optimizer.sharded_state_dict(),
+            "model": other.state_dict(),
+            "optimizer": other.fused_optimizer.state_dict(),
         }
         dcp.load(loaded, checkpoint_id=f"{folder}/{number}")
         other.load_state_dict(loaded["model"])
         other.fused_optimizer.load_state_dict(loaded["optimizer"])
-        mine, theirs = other.state_dict(), first.state_dict()
+        mine, theirs = other.full_state_dict(), first.full_state_dict()
         same = all(torch.equal(mine[name], theirs[name]) for name in theirs)
-        states = [model.fused_optimizer.state_dict()["state"] for model in (first, other)]
+        states = [model.fused_optimizer.full_state_dict()["state"] for model in (first, other)]
         same &= all(
             torch.equal(torch.as_tensor(states[1][name][entry]), torch.as_tensor(value))
             for name, entries in states[0].items()
@@ -168,10 +168,10 @@ def save_replicas(folder: str) -> dict[str, Any]:
     train(model, 0, dist.get_rank(), model.fused_optimizer)
     own = next(iter(model.module.bags.parameters())).detach().clone()
     sw.save_checkpoint(folder, model, extra={"rank": dist.get_rank()})
-    saved = model.state_dict()
+    saved = model.full_state_dict()
     train(model, 1, dist.get_rank(), model.fused_optimizer)
     loaded = sw.load_checkpoint(folder, model)
-    return {"own": own, "saved": saved, "loaded": model.state_dict(), "extra": loaded.extra["rank"]}
+    return {"own": own, "saved": saved, "loaded": model.full_state_dict(), "extra": loaded.extra["rank"]}
 
 
 def _unchanged(model: Any, dense: Any, before: dict[str, Any]) -> bool:

@@ -42,16 +42,16 @@ def whole(model: Any, dense: Any) -> dict[str, Any]:
     """All state as unsharded; of the user's optimizer, too, if that has the tables."""
     if model.fused_optimizer.params:
         return whole_if_fused(model, dense)
-    state = dict(model.state_dict())
+    state = dict(model.full_state_dict())
     for name, table in model.module.bags.sharded_tables.items():
         # A rank without a block has an empty parameter.
         own = dict(zip(table.state.local, table.block_parameters, strict=True))
         for entry in ("exp_avg", "exp_avg_sq"):
-            state[f"{name}.{entry}"] = table.state.gather(
+            state[f"{name}.{entry}"] = table.state.tensor(
                 lambda local, own=own, entry=entry: dense.state[own[local]][entry],
                 columns=DIM,
                 dtype=torch.float32,
-            )
+            ).full_tensor()
     for name in ("over.weight", "over.bias"):
         state |= {f"{name}.{entry}": value for entry, value in dense.state[dense.params[name]].items()}
     return {**state, "steps": sorted({float(own["step"]) for own in dense.state.values()})[-1]}
@@ -159,7 +159,7 @@ def lost_late(moment: str) -> tuple[str, bool]:
     env = sw.ShardingEnv.from_process_group(dist.new_group(timeout=timedelta(seconds=TIMEOUT_S)))
     torch.manual_seed(0)
     model = sw.DistributedModelParallel(Model(), env, "cpu", plan_of("row_wise"), init_data_parallel=False)
-    expected, then = dict(model.state_dict()), plan_of("column_wise")
+    expected, then = dict(model.full_state_dict()), plan_of("column_wise")
     owner, name = {
         "rows have come": (RowExchange, "make"),
         "handed over": (ShardedCollection, "take_over"),

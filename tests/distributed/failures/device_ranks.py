@@ -14,7 +14,7 @@ import torch.distributed as dist
 from tests.distributed.failures.strikes import strike, told
 
 from shardwright.errors import DistributedError
-from shardwright.runtime.ranks import failure_reports
+from shardwright.runtime.ranks import group_store
 from shardwright.runtime.ranks.comm import AllToAll, TorchCommunicator, TorchTransport
 from shardwright.runtime.ranks.group_ranks import GroupRanks
 from shardwright_plugins.comm_backends._device_watch import DeviceWatch, Marks, Query
@@ -68,10 +68,10 @@ class InStream(TorchTransport):
 def connected(timeout_s: float) -> Iterator[tuple[TorchCommunicator, Device]]:
     """A communicator as of a device backend, over gloo."""
     group = dist.new_group(timeout=timedelta(seconds=timeout_s))
-    with mock.patch.object(failure_reports, "_LONGEST_GRACE_S", 2.0):  # which is waited out
+    with mock.patch.object(group_store, "_LONGEST_GRACE_S", 2.0):  # which is waited out
         ranks, device = GroupRanks.of(group), Device()
-    limit_s = ranks.timeout_s - 1.5 * ranks.reports.grace_s
-    watch = DeviceWatch(device, ranks.reports.lost, ranks.failure, device.abort, limit_s)
+    limit_s = ranks.timeout_s - 1.5 * ranks.store.grace_s
+    watch = DeviceWatch(device, ranks.store.lost, ranks.failure, device.abort, limit_s)
     yield (
         TorchCommunicator(
             group, torch.device("cuda"), InStream(group, device), beside=beside(group), watch=watch

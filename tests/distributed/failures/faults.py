@@ -176,9 +176,9 @@ def call_alone(what: str) -> str:
         if env.rank == VICTIM and what == "batch":
             KeyedJaggedTensor(["a"], torch.arange(3), torch.ones(2), torch.tensor([3]))
         if env.rank == VICTIM and what == "state":
-            sharded.state_dict()
+            sharded.full_state_dict()
         if env.rank == VICTIM and what == "optimizer state":
-            sharded.fused_optimizer.state_dict()
+            sharded.fused_optimizer.full_state_dict()
         sharded(own.batch(0, env.rank)).values()
     except ShardwrightError as error:
         return str(error)

@@ -189,7 +189,7 @@ def _stages() -> Iterator[str]:
     features = KeyedJaggedTensor(["a"], torch.tensor([env.rank]), lengths=torch.tensor([1]))
     model(torch.ones(3, 2), features).backward()
     yield "the state"
-    model.state_dict()
+    model.full_state_dict()
     yield "a roll call"
     if env.rank != VICTIM:
         env.communicator.barrier()

@@ -99,7 +99,7 @@ def test_backward_pass_that_all_ranks_leave_out_is_no_error(pool: RankPool) -> N
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "called"),
-    [("state", "state_dict()"), ("optimizer state", "the optimizer's state_dict()")],
+    [("state", "gathering of table 't0'")],
 )
 def test_state_that_one_rank_alone_asks_for_is_an_error_that_says_who_must(
     pool: RankPool, what: str, called: str

@@ -127,7 +127,7 @@ def refuse_on_one_rank(what: str, folder: str) -> tuple[str, float]:
     model, other = model_of(env), planned(env, "column_wise")
     train(model)
     sw.save_checkpoint(folder, model, step=1)
-    whole, state = model.state_dict(), model.fused_optimizer.state_dict()
+    whole, state = model.full_state_dict(), model.fused_optimizer.full_state_dict()
     refuses = env.rank == (0 if what.startswith("plan") else VICTIM)
     wrong = sw.ShardingPlan({"elsewhere": other.plan[""]}) if refuses else other
     calls: dict[str, Callable[[], Any]] = {

@@ -56,7 +56,7 @@ def train_plainly(loader: Iterator[Example]) -> dict[str, torch.Tensor]:
         optimizer.zero_grad()
         model(example)[0].backward()
         optimizer.step()
-    return model.state_dict()
+    return model.full_state_dict()
 
 
 def train_pipelined(kind: str, counts: list[int], end_of_data: str) -> tuple[int, dict[str, torch.Tensor]]:
@@ -67,7 +67,7 @@ def train_pipelined(kind: str, counts: list[int], end_of_data: str) -> tuple[int
         try:
             pipeline.progress(loader)
         except StopIteration:
-            return step, model.state_dict()
+            return step, model.full_state_dict()
     raise AssertionError("it does not end")
 
 
@@ -82,7 +82,7 @@ def train_in_lockstep(counts: list[int], end_of_data: str) -> tuple[int, dict[st
         model(example)[0].backward()
         optimizer.step()
         step += 1
-    return step, model.state_dict()
+    return step, model.full_state_dict()
 
 
 def train_rectangular(counts: list[int], num_steps: int) -> dict[str, torch.Tensor]:

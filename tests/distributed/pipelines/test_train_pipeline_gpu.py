@@ -73,7 +73,7 @@ def on_cpu() -> dict[str, torch.Tensor]:
         model(example)[0].backward()
         for optimizer in optimizers:
             optimizer.step()
-    return model.state_dict()
+    return model.full_state_dict()
 
 
 def assert_close(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
@@ -89,7 +89,7 @@ def test_pipeline_on_gpu_equals_the_plain_loop_on_the_cpu(nccl_env: ShardingEnv,
         assert pipeline.progress(loader).device.type == "cuda"
     with pytest.raises(StopIteration):
         pipeline.progress(loader)
-    assert_close(model.state_dict(), on_cpu())
+    assert_close(model.full_state_dict(), on_cpu())
 
 
 def test_lockstep_batches_move_to_the_gpu_and_equal_the_plain_loop_on_the_cpu(nccl_env: ShardingEnv) -> None:
@@ -99,7 +99,7 @@ def test_lockstep_batches_move_to_the_gpu_and_equal_the_plain_loop_on_the_cpu(nc
         optimizer.zero_grad()
         model(example)[0].backward()
         optimizer.step()
-    assert_close(model.state_dict(), on_cpu())
+    assert_close(model.full_state_dict(), on_cpu())
 
 
 def test_batches_are_copied_from_pinned_memory_on_a_stream_beside(nccl_env: ShardingEnv) -> None:

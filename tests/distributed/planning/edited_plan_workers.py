@@ -44,7 +44,7 @@ def train_from(document: str, steps: int) -> dict[str, torch.Tensor]:
     optimizer = workers.optimizers_of(model)
     for step in range(steps):
         workers.train(model, step, dist.get_rank(), optimizer)
-    return model.state_dict()
+    return model.full_state_dict()
 
 
 def train_on_hosts(document: str, steps: int, local_world_size: int) -> dict[str, torch.Tensor]:

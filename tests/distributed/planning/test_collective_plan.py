@@ -51,9 +51,7 @@ def test_collective_plan_of_a_type_that_looks_at_extras_and_data_type_is_read_on
 
 def test_collective_plan_that_cannot_be_read_back_is_the_same_error_on_every_rank(pool) -> None:
     texts = pool.run(plan_workers.plan_json_of_type, 2, name="forgetful")
-    assert texts[0].startswith("PlanningError: what was made on rank 0 cannot be read again: module ''")
-    assert texts[1].startswith("PlanningError: ")
-    assert all("'unwritten': " in text for text in texts)
+    assert all(text.startswith("PlanError: ") and "'unwritten': " in text for text in texts)
 
 
 @pytest.mark.parametrize("by_name", [True, False])

@@ -29,4 +29,4 @@ def plan_and_train(types: list[str], steps: int) -> Trained:
     optimizer = workers.optimizers_of(model)
     for step in range(steps):
         workers.train(model, step, dist.get_rank(), optimizer)
-    return Trained(model.plan.to_json(), model.state_dict(), str(model))
+    return Trained(model.plan.to_json(), model.full_state_dict(), str(model))

@@ -98,7 +98,7 @@ def train_rank(
         for lookup in sharded._engine.lookups
         for index in range(len(lookup.blocks))
     ]
-    return Step(values.detach(), sharded.state_dict(), blocks, counted)
+    return Step(values.detach(), sharded.full_state_dict(), blocks, counted)
 
 
 def largest_error(codec: Codec, largest: float) -> float:

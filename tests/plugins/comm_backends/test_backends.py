@@ -129,4 +129,4 @@ def test_nccl_trains_equal_to_the_unsharded_module_on_the_cpu(
         for each in optimizers:
             each.step()
     for name, weight in unsharded.state_dict().items():
-        torch.testing.assert_close(sharded.state_dict()[name].cpu(), weight, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(sharded.full_state_dict()[name].cpu(), weight, rtol=1e-4, atol=1e-5)

@@ -73,12 +73,12 @@ def test_model_goes_to_the_plan_made_of_it_and_stays_if_asked() -> None:
     model = sw.DistributedModelParallel(
         clicks(), LOCAL, sharders=sharders(sw.EmbeddingBagCollectionSharder), update="in_backward"
     )
-    before = {name: value.clone() for name, value in model.state_dict().items()}
+    before = {name: value.clone() for name, value in model.full_state_dict().items()}
     rule = sw.ParameterConstraints(sharding_types=["column_wise"], min_partition=4)
     moved = model.reshard(planner(constraints={"user": rule}).plan(model))
     assert moved.tables == ("bags.user",)
     assert model.plan.plan["bags"]["user"].sharding_type == "column_wise"
-    assert all(torch.equal(model.state_dict()[name], value) for name, value in before.items())
+    assert all(torch.equal(model.full_state_dict()[name], value) for name, value in before.items())
     stay = planner(refinements=[StayNear(model.plan, move_cost=1e6)], constraints={"user": rule})
     assert model.reshard(stay.plan(model)).tables == ()
 

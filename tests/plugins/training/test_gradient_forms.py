@@ -72,7 +72,7 @@ def trained(case: Case, codec: str, update: str, form: str, *, is_plain: bool) -
         if dense:
             spec_to_torch(sharder.optimizer, dense).step()
         sharded.fused_optimizer.step()
-        return sharded.state_dict()
+        return sharded.full_state_dict()
 
     return run_simulated(run, case.world_size, local_world_size=case.local_world_size)
 

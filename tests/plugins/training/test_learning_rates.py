@@ -42,10 +42,10 @@ def test_step_keeps_the_learning_rate_of_its_forward_pass(kernel: str, pooling: 
         elif between != "param_groups":
             getattr(optimizer, between)()
         values.backward(case.gradient(0, env.rank, values))
-        first = sharded.state_dict()
+        first = sharded.full_state_dict()
         values = case.output(sharded(case.batch(1, env.rank)))
         values.backward(case.gradient(1, env.rank, values))
-        return first, sharded.state_dict()
+        return first, sharded.full_state_dict()
 
     for sharded in run_simulated(train, case.world_size):
         module = case.module()

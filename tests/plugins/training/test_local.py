@@ -69,7 +69,7 @@ def sharded(env: sw.ShardingEnv = LOCAL) -> tuple[sw.DistributedModelParallel, C
     sharders = [sw.EmbeddingBagCollectionSharder(fused_params=fused)]
     model = sw.DistributedModelParallel(Clicks("meta"), env=env, sharders=sharders)
     unsharded = Clicks()
-    unsharded.load_state_dict(model.state_dict())
+    unsharded.load_state_dict(model.full_state_dict())
     return model, unsharded
 
 
@@ -97,11 +97,11 @@ def test_local_plans_by_itself_trains_saves_and_loads() -> None:
         model(batch)[0].backward()
         optimizer.step()
     expected = trained_unsharded(unsharded)
-    assert list(model.state_dict()) == list(expected)
-    torch.testing.assert_close(dict(model.state_dict()), dict(expected))
+    assert list(model.full_state_dict()) == list(expected)
+    torch.testing.assert_close(dict(model.full_state_dict()), dict(expected))
     other, _ = sharded()
     other.load_state_dict(expected)
-    torch.testing.assert_close(dict(other.state_dict()), dict(expected))
+    torch.testing.assert_close(dict(other.full_state_dict()), dict(expected))
 
 
 def test_local_plans_within_the_planners_constraints() -> None:
@@ -130,7 +130,7 @@ def test_local_other_loops_train_as_the_plain_one(loop: str) -> None:
             optimizer.zero_grad()
             model(batch)[0].backward()
             optimizer.step()
-    torch.testing.assert_close(dict(model.state_dict()), dict(trained_unsharded(unsharded)))
+    torch.testing.assert_close(dict(model.full_state_dict()), dict(trained_unsharded(unsharded)))
 
 
 def test_local_bad_ids_raise_and_the_next_batch_trains() -> None:
@@ -167,4 +167,4 @@ def test_plain_sum_of_outputs_is_a_loss_of_every_sharding_type(sharding_type: st
     optimizer = torch.optim.SGD(unsharded.parameters(), lr=0.1)
     case.output(unsharded(case.batch(0, 0))).sum().backward()
     optimizer.step()
-    torch.testing.assert_close(dict(model.state_dict()), dict(unsharded.state_dict()))
+    torch.testing.assert_close(dict(model.full_state_dict()), dict(unsharded.state_dict()))

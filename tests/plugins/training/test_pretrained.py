@@ -59,7 +59,7 @@ def test_weights_stream_into_any_plan(source, case, tmp_path, monkeypatch):
     def work(env):
         sharded = case.shard(env, module)
         load_pretrained(sharded, "t0", given)
-        return sharded.state_dict()
+        return sharded.full_state_dict()
 
     for state in run_simulated(work, case.world_size):
         assert torch.equal(state["embedding_bags.t0.weight"], torch.from_numpy(WEIGHTS))
@@ -91,7 +91,7 @@ def loaded(source, **options):
     def work(env):
         sharded = ONE_RANK_TABLE.shard(env, module)
         load_pretrained(sharded, "t0", source, **options)
-        return sharded.state_dict()["embedding_bags.t0.weight"]
+        return sharded.full_state_dict()["embedding_bags.t0.weight"]
 
     return run_simulated(work, 1)[0]
 

@@ -102,7 +102,7 @@ def train_rank(
         optimizer.step()
         sharded.fused_optimizer.step()
         sharded.fused_optimizer.zero_grad()
-    return outputs, positions, sharded.state_dict()
+    return outputs, positions, sharded.full_state_dict()
 
 
 def check(

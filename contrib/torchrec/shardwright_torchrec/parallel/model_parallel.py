@@ -11,7 +11,7 @@ from torch import nn
 import shardwright as sw
 from shardwright_torchrec.modules.managed_collisions.joined import join_maps
 from shardwright_torchrec.parallel.kernel_names import own_plan
-from shardwright_torchrec.parallel.sharded_state import is_whole, sharded_tables
+from shardwright_torchrec.parallel.sharded_state import blocks_of, is_whole, sharded_tables
 from shardwright_torchrec.parallel.sharders import get_default_sharders
 from shardwright_torchrec.planner.planners import EmbeddingShardingPlanner
 
@@ -109,9 +109,9 @@ class DistributedModelParallel(sw.DistributedModelParallel):
         Tables are `torch.distributed._shard.sharded_tensor.ShardedTensor`s, replicated ones and those of a model on
         one process alone plain tensors; storage is shared. `unshard()` and `sw.save_checkpoint` give whole tables.
         """
-        state = self.sharded_state_dict(*args, **kwargs)
+        state = super().state_dict(*args, **kwargs)
         prefix, is_distributed = kwargs.get("prefix", ""), self.env.process_group is not None
-        for table in sharded_tables(self.module, self.plan, self.sharded_state_dict()):
+        for table in sharded_tables(self.module, self.plan, blocks_of(self.module)):
             if prefix + table.key in state:
                 state[prefix + table.key] = table.state(is_distributed=is_distributed)
         return state
@@ -134,7 +134,7 @@ class DistributedModelParallel(sw.DistributedModelParallel):
             state_dict = {
                 key.removeprefix(prefix): value for key, value in state_dict.items() if key.startswith(prefix)
             }
-        blocks = self.sharded_state_dict()
+        blocks = blocks_of(self.module)
         if is_whole(state_dict, blocks):
             return super().load_state_dict(state_dict, strict, assign)
         taken = dict(state_dict)

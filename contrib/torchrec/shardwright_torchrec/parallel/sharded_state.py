@@ -25,7 +25,7 @@ import shardwright as sw
 from shardwright_torchrec.distributed.comm import get_local_size
 from shardwright_torchrec.planner.utils import placement
 
-__all__ = ["ShardedTable", "is_whole", "sharded_tables"]
+__all__ = ["ShardedTable", "blocks_of", "is_whole", "sharded_tables"]
 
 
 @frozen(eq=False)
@@ -35,7 +35,7 @@ class ShardedTable:
     Args:
         key: its name in the state dict.
         sharding: its part of the plan.
-        blocks: this rank's blocks of it, as `sharded_state_dict()` has them.
+        blocks: this rank's blocks of it, as sharded tensors.
         parameters: this rank's parameters of it.
     """
 
@@ -57,7 +57,7 @@ class ShardedTable:
 
         Returns:
             The whole table where it is on each rank; else a `ShardedTensor` ``[R, C]``, or the value of
-            `sharded_state_dict()` for rows that are dealt out.
+            shardwright's `state_dict()` for rows that are dealt out.
         """
         is_whole = self.sharding.layout.is_replicated or not is_distributed
         if is_whole and len(self.parameters) == 1:
@@ -135,12 +135,28 @@ class ShardedTable:
         return placement(self.sharding.device_on(rank), rank, get_local_size())
 
 
+def blocks_of(module: nn.Module) -> dict[str, Any]:
+    """This rank's blocks of each table, by its name in the state dict, on one rank too.
+
+    Args:
+        module: the model, with its sharded modules.
+    """
+    found = {}
+    for path, child in module.named_modules():
+        for name, table in getattr(child, "sharded_tables", {}).items():
+            for tables in ("embedding_bags", "embeddings"):
+                if name in getattr(child, tables, {}):
+                    key = ".".join(part for part in (path, tables, name, "weight") if part)
+                    found[key] = table.entries()["weight"]
+    return found
+
+
 def is_whole(state_dict: Mapping[str, Any], blocks: Mapping[str, Any]) -> bool:
     """True if a state dict has no shards, but whole tensors, as an unsharded model's has.
 
     Args:
         state_dict: the state dict.
-        blocks: the model's `sharded_state_dict()`.
+        blocks: the model's blocks, as `blocks_of` gives them.
     """
     kinds = {type(value) for value in blocks.values() if hasattr(value, "pieces")} | {ShardedTensor}
     return not any(isinstance(value, tuple(kinds)) for value in state_dict.values())
@@ -152,7 +168,7 @@ def sharded_tables(module: nn.Module, plan: sw.ShardingPlan, state: Mapping[str,
     Args:
         module: the model, with its sharded modules.
         plan: its plan.
-        state: its `sharded_state_dict()`.
+        state: its blocks, as `blocks_of` gives them.
     """
     parameters: dict[str, list[Tensor]] = {}
     for name, parameter in module.named_parameters():

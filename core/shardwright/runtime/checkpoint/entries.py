@@ -22,10 +22,16 @@ from shardwright.optim.combined import CombinedOptimizer
 from shardwright.optim.keyed import KeyedOptimizer, OptimizerWrapper, named_optimizer
 from shardwright.runtime.sharded.collections.sharded_collection import ShardedCollection
 from shardwright.runtime.sharded.models.model_parallel import DistributedModelParallel
-from shardwright.runtime.sharded.tables.blocked_tensor import PIECE_BYTES, BlockedTensor, Piece, own_storage
+from shardwright.runtime.sharded.tables.blocked_tensor import (
+    PIECE_BYTES,
+    BlockedTensor,
+    BlockForm,
+    Piece,
+    own_storage,
+)
 from shardwright.runtime.sharded.tables.fused_optimizer import FusedOptimizer
 from shardwright.runtime.sharded.tables.sharded_table import ShardedTable
-from shardwright.runtime.sharded.tables.table_state import LocalBlock, state_in_blocks
+from shardwright.runtime.sharded.tables.table_state import LocalBlock
 
 MODEL, STATE, GROUPS, EXTRA = "model.", "optimizer.state.", "optimizer.param_groups", "extra."
 STEP = "step"
@@ -161,27 +167,31 @@ class Trained:
                 module.make_one_model()
 
     def model_state(self) -> dict[str, Any]:
-        """The entries of the model by name, with this rank's blocks for whole tables."""
-        with state_in_blocks():
-            return {MODEL + name: value for name, value in self.root.state_dict().items()}
+        """The entries of the model by name, of tables as this rank's blocks; in shared storage, no collective."""
+        state = {MODEL + name: value for name, value in self.root.state_dict().items()}
+        for named in self.tables:
+            state |= {f"{MODEL}{named.prefix}{name}": value for name, value in named.table.entries().items()}
+        return state
 
     def to_save(self) -> dict[str, Any]:
-        """Every entry by name, with this rank's blocks for whole tables; no collective.
+        """Every entry by name, as it is stored; no collective.
 
         Raises:
             DuplicateNameError: two optimizers have a parameter of one name.
         """
-        state = {name: _in_pieces(value) for name, value in self.model_state().items()}
+        state = _stored(self.model_state())
+        for named in self.tables:
+            state |= named.table.state.stored_rows(MODEL + named.name)
         groups: list[dict[str, Any]] = []
         for prefix, leaf in self.leaves:
-            for key, value in self.states(prefix, leaf):
+            for key, value in _stored(dict(self.states(prefix, leaf))).items():
                 if key in state:
                     raise DuplicateNameError(f"two optimizers have the state {key!r}")
-                state[key] = _in_pieces(value)
+                state[key] = value
             names = self.names_of(prefix, leaf)
             groups += [
                 {**group, "params": sorted({names[name] for name in group["params"]})}
-                for group in leaf.sharded_state_dict().get("param_groups", ())
+                for group in leaf.state_dict().get("param_groups", ())
             ]
         return {**state, GROUPS: groups}
 
@@ -193,7 +203,7 @@ class Trained:
             leaf: the optimizer.
         """
         if isinstance(leaf, FusedOptimizer):
-            for name, entries in leaf.sharded_state_dict()["state"].items():
+            for name, entries in leaf.states().items():
                 yield from ((f"{STATE}{prefix}{name}.{entry}", value) for entry, value in entries.items())
             return
         for name, parameter in self.dense_under(prefix, leaf).items():
@@ -205,17 +215,28 @@ class Trained:
             )
 
 
+def _stored(entries: Mapping[str, Any]) -> dict[str, Any]:
+    """Entries as they are stored: large tensors in pieces of bounded size, rows in their stored order."""
+    stored: dict[str, Any] = {}
+    for name, value in entries.items():
+        state = value.form.memory if isinstance(value, BlockedTensor) else None
+        stored |= {name: _in_pieces(value)} if state is None else state.in_stored_order(name, value)
+    return stored
+
+
 def _in_pieces(value: Any) -> Any:
-    """A large tensor in pieces of bounded size, shared storage; what a reader holds beside it is one of them."""
+    """A large tensor in pieces, shared storage; what a reader holds beside it is one of them."""
     if type(value) not in (Tensor, nn.Parameter) or value.nbytes <= PIECE_BYTES or not value.is_contiguous():
         return value
-    rows = value.detach().split(max(1, PIECE_BYTES * len(value) // value.nbytes))
+    form = BlockForm(lambda values: _cut(values[0]), places=(None,))
+    return BlockedTensor(value.shape, value.dtype, value.device, [value.detach()], form)
+
+
+def _cut(value: Tensor) -> Iterator[Piece]:
+    rows = value.split(max(1, PIECE_BYTES * len(value) // value.nbytes))
     starts = accumulate((len(own) for own in rows), initial=0)
-    pieces = [
-        Piece((start, *[0] * (own.dim() - 1)), tuple(own.shape), own_storage(own))
-        for start, own in zip(starts, rows, strict=False)
-    ]
-    return BlockedTensor(value.shape, value.dtype, pieces)
+    for start, own in zip(starts, rows, strict=False):
+        yield Piece((start, *[0] * (own.dim() - 1)), tuple(own.shape), own_storage(own))
 
 
 def _states_of_blocks(
@@ -237,9 +258,11 @@ def _states_of_blocks(
                     "not known which rows and columns it is of"
                 )
         columns = dim if example.shape[1] == next(iter(states)).block.num_columns else 1
-        yield from named.table.state.blocked(
+        yield (
             key,
-            lambda local, entry=entry: states[local][entry],  # type: ignore[misc]
-            columns=columns,
-            dtype=example.dtype,
-        ).items()
+            named.table.state.tensor(
+                lambda local, entry=entry: states[local][entry],  # type: ignore[misc]
+                columns=columns,
+                dtype=example.dtype,
+            ),
+        )

@@ -279,8 +279,8 @@ class _Loading:
     def _model_wanted(self) -> Iterator[tuple[str, Any]]:
         beside = self._row_states()  # which is read before
         for key, value in self.trained.model_state().items():
-            if key not in beside and not key.endswith(f".{STORED_ROWS}"):
-                yield _whole_name(key), value
+            if key not in beside:
+                yield key, value
 
     @property
     def _leaves(self) -> list[tuple[str, KeyedOptimizer]]:
@@ -326,7 +326,7 @@ class _Loading:
     def _optimizers_wanted(self) -> Iterator[tuple[str, Any]]:
         for prefix, leaf in self._leaves:
             if isinstance(leaf, FusedOptimizer):
-                yield from ((_whole_name(key), value) for key, value in self.trained.states(prefix, leaf))
+                yield from self.trained.states(prefix, leaf)
                 continue
             for name, parameter in self.trained.dense_under(prefix, leaf).items():
                 yield from self._state_of(leaf, name, parameter)
@@ -388,16 +388,15 @@ class _Loading:
             block = named.table.weight_of(local)
             width = block.shape[1] if columns == named.table.state.table.embedding_dim else columns
             state.setdefault(entry, block.new_zeros(block.shape[0], width, dtype=stored.properties.dtype))
-        blocked = named.table.state.blocked(
-            key, lambda local: own[local][entry], columns=columns, dtype=stored.properties.dtype
+        return named.table.state.tensor(
+            lambda local: own[local][entry], columns=columns, dtype=stored.properties.dtype
         )
-        return next(iter(blocked.values()))
 
     def _differences(self, key: str, value: Any, *, strict: bool) -> Iterator[str]:
         stored = self.entry(key) or self.entry(f"{key}.{STORED}")
         if stored is None:
             return
-        where = value.owner if isinstance(value, BlockedTensor) else ""
+        where = value.form.owner if isinstance(value, BlockedTensor) else ""
         is_tensor = isinstance(stored, TensorStorageMetadata)
         if is_tensor != isinstance(value, Tensor):
             yield f"{where}{key!r} is {'a' if is_tensor else 'no'} tensor in the checkpoint"
@@ -465,7 +464,10 @@ class _Loading:
         entry = self.stored.entries[key]
         if not isinstance(entry, TensorStorageMetadata):
             return
-        if isinstance(value, BlockedTensor):
+        if isinstance(value, BlockedTensor) and not value.dim():
+            for _, values in value.blocks:
+                yield from box_requests(key, entry, values, ())
+        elif isinstance(value, BlockedTensor):
             for local, values in value.blocks:
                 first_column = local.block.columns.start if value.shape[1] > 1 else 0
                 yield from self._block_requests(key, entry, local, values, first_column)
@@ -503,9 +505,8 @@ class _Loading:
         """Have an optimizer go on with what was read."""
         if isinstance(leaf, FusedOptimizer):
             keys = {name: f"{STATE}{prefix}{name}.{STEP}" for name in leaf.tables}
-            leaf.take_steps(
-                {name: float(self._wanted[key]) for name, key in keys.items() if key in self._wanted}
-            )
+            read = {name: self._wanted[key].blocks for name, key in keys.items() if key in self._wanted}
+            leaf.take_steps({name: float(step) for name, own in read.items() for _, step in own})
         names = self.trained.parameter_names(prefix, leaf)
         for parameter, state in self._states.get(id(leaf), {}).items():
             if names[id(parameter)] in self._others:

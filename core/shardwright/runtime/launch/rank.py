@@ -12,7 +12,7 @@ from pathlib import Path
 import cloudpickle
 from torch.distributed.elastic.multiprocessing.errors import record
 
-from shardwright.runtime.ranks.processes import Process
+from shardwright.runtime.ranks.group_store import has_ended
 
 _BETWEEN_LOOKS_S = 1.0
 """Time between two looks at the process that started this one, s."""
@@ -25,9 +25,9 @@ def main(folder: Path) -> None:
     (folder / f"result_{os.environ['RANK']}").write_bytes(cloudpickle.dumps(function(*args)))
 
 
-def end_with(parent: Process, folder: Path) -> None:
+def end_with(parent: int, folder: Path) -> None:
     """End this process soon after its parent has ended, however that ended, and remove the folder of both."""
-    while not parent.has_ended:
+    while not has_ended(parent):
         time.sleep(_BETWEEN_LOOKS_S)
     shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)
@@ -44,7 +44,7 @@ def leave() -> None:
 
 
 if __name__ == "__main__":
-    folder, parent = Path(sys.argv[1]), Process(int(sys.argv[2]))
+    folder, parent = Path(sys.argv[1]), int(sys.argv[2])
     threading.Thread(target=end_with, args=(parent, folder), daemon=True).start()
     try:
         main(folder)

@@ -154,7 +154,7 @@ class TorchCommunicator(Communicator):
         self._ranks = GroupRanks.of(process_group)
         self._ranks.communicators.add(self)
         # No limit on accelerators: waiting with one would block the device's stream.
-        self._patience = self._ranks.reports.patience if is_host(device) else None
+        self._patience = self._ranks.store.patience if is_host(device) else None
         self.rank = dist.get_rank(process_group)
         self.world_size = dist.get_world_size(process_group)
         self._global_ranks = dist.get_process_group_ranks(process_group)
@@ -194,12 +194,8 @@ class TorchCommunicator(Communicator):
         """Wait for a collective of torch, or until another rank fails in work that is done together."""
         if self._patience is None:
             self.wait_for(work, collective)
-            return
-        try:
+        else:
             self._ranks.wait(work, self._patience)
-        except ShardwrightError:
-            self._ranks.close()
-            raise
 
     def all_to_all(  # noqa: D102 - described in the base class
         self,

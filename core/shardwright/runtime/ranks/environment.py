@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -23,8 +23,10 @@ from shardwright.planning.named_plugins import make_plugin
 from shardwright.runtime.ranks.alone import LoneCommunicator
 from shardwright.runtime.ranks.devices import with_index
 from shardwright.runtime.ranks.group_ranks import GroupRanks
-from shardwright.runtime.ranks.lockstep import Lockstep, by_rank
-from shardwright.runtime.ranks.together import LoneRank, Ranks, check_alike
+from shardwright.runtime.ranks.lockstep import Lockstep
+from shardwright.runtime.ranks.together import LoneRank, Ranks, by_rank, check_alike
+
+T = TypeVar("T")
 
 _log = logging.getLogger("shardwright")
 
@@ -102,10 +104,7 @@ class ShardingEnv:
         group = dist.group.WORLD if process_group is None else process_group
         ranks, headers = GroupRanks.of(group), None
         with ranks.together("connecting the ranks"):
-            if comm_backend is None:
-                backend, device_type = _choose_backend(group, device_type)
-            else:
-                backend, device_type = _asked_backend(comm_backend, device_type)
+            backend, device_type = _backend_for(group, comm_backend, device_type)
             communicator = _connected(backend, group)
             local = _local_world_size(communicator.world_size)
             if communicator.world_size > 1 and communicator.on_cpu() is None:
@@ -212,6 +211,28 @@ class ShardingEnv:
                 self.agree(what)
             yield
 
+    def on_first_rank(self, what: str, work: Callable[[], T]) -> T:
+        """Do some work on rank 0 and give its result to every rank; every rank makes this call.
+
+        The others wait for rank 0 in the process group's store, where it leaves a sign of life every few seconds,
+        whatever the group's time-out.
+
+        Args:
+            what: name of the work, for errors.
+            work: function called on rank 0; its result is pickled.
+
+        Raises:
+            ShardwrightError: the work failed; of the same class on every rank.
+        """
+        with self.together(what):
+            result: Any = None
+            if self.rank == 0:
+                with self.ranks.busy():
+                    result = work()
+            self.agree(f"{what} on rank 0")
+            told: T = self.communicator.broadcast_object(result)
+            return told
+
 
 def environment_of(
     env: ShardingEnv | None,
@@ -304,41 +325,33 @@ def _local_world_size(world_size: int) -> int:
     return min(int(told), world_size)
 
 
-def _choose_backend(group: Any, device_type: str | None) -> tuple[CommBackend, str]:
-    """Choose the comm backend that serves ``group`` on ``device_type``; return it with the device type."""
-    name_of = dict(pair.split(":") for pair in str(dist.get_backend_config(group)).split(","))
-    candidates = [device_type] if device_type else [*_accelerators(), "cpu"]
+def _backend_for(
+    group: Any, asked: str | CommBackend | None, device_type: str | None
+) -> tuple[CommBackend, str]:
+    """Choose the comm backend of a group, and the type of the devices that it sends from.
+
+    It is the one that was asked for, or the one with the name of the group's own backend for the device.
+    """
+    devices = [device_type] if device_type else [*_accelerators(), "cpu"]
     backends = host().comm_backends
-    for device in candidates:
+    if asked is not None:
+        backend = make_plugin(backends, asked, "comm_backend")
+        if able := [device for device in devices if device in backend.devices]:
+            return backend, able[0]
+        raise DistributedError(
+            f"comm backend {backend.name!r} sends from {', '.join(backend.devices)}, not from {' or '.join(devices)}"
+        )
+    name_of = dict(pair.split(":") for pair in str(dist.get_backend_config(group)).split(","))
+    for device in devices:
         name = name_of.get(device, "")
         if name in backends and device in backends[name].devices:
             return backends.create(name), device
-    wanted = sorted(set(name_of.values()))
     known = [f"{name} ({', '.join(backends[name].devices)})" for name in sorted(backends)]
-    raise DistributedError(
-        f"no comm backend for the process group's {wanted} on {device_type or 'this machine'}. "
-        f"Known: {', '.join(known)}.{_how_to_have(device_type)}"
-    )
-
-
-def _how_to_have(device_type: str | None) -> str:
-    """The group that would serve a device, where a loaded backend could."""
-    backends = host().comm_backends
     able = [name for name in backends.names if device_type in backends[name].devices]
-    if not able:
-        return ""
-    return f" Make it with init_process_group({able[0]!r}), or give device='cpu'."
-
-
-def _asked_backend(asked: str | CommBackend, device_type: str | None) -> tuple[CommBackend, str]:
-    """Make the comm backend that was asked for; return it with the type of the devices that it sends from."""
-    backend = make_plugin(host().comm_backends, asked, "comm_backend")
-    possible = [device_type] if device_type else [*_accelerators(), "cpu"]
-    for device in possible:
-        if device in backend.devices:
-            return backend, device
+    advice = f" Make it with init_process_group({able[0]!r}), or give device='cpu'." if able else ""
     raise DistributedError(
-        f"comm backend {backend.name!r} sends from {', '.join(backend.devices)}, not from {' or '.join(possible)}"
+        f"no comm backend for the process group's {sorted(set(name_of.values()))} on {device_type or 'this machine'}. "
+        f"Known: {', '.join(known)}.{advice}"
     )
 
 

@@ -10,10 +10,9 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import timedelta
 from functools import partial
 from typing import Any, ClassVar, final
@@ -23,13 +22,17 @@ import torch.distributed as dist
 
 from shardwright.error_reports import listen
 from shardwright.errors import DistributedError, ShardwrightError
-from shardwright.runtime.ranks.failure_reports import LONGEST_TEXT, SAY_S, FailureReports
-from shardwright.runtime.ranks.group_store import GroupStore, StoreError, store_of, timeout_of
+from shardwright.runtime.ranks.group_store import (
+    LONGEST_TEXT,
+    SAY_S,
+    GroupStore,
+    StoreError,
+    store_of,
+    timeout_of,
+)
 from shardwright.runtime.ranks.lockstep import Lockstep
 from shardwright.runtime.ranks.together import Failure, Ranks, is_lost
 
-BEAT_S = 2.0
-"""Seconds between two signs of life of a busy rank, if the group's time-out is at least four times as long."""
 _LOOK_S = 0.25  # time between two looks for another rank's failure
 _NO_STORE = (StoreError, dist.DistError)  # torch's own calls of the store raise the latter
 _PLACE = re.compile(r"^\[\S+:\d+\] ")  # as gloo begins its errors
@@ -44,8 +47,7 @@ class GroupRanks(Ranks):
         process_group: the group.
 
     Attributes:
-        store: the group's store.
-        reports: exchange of reports after a collective failed.
+        store: the group's store, where ranks report a collective that failed, too.
         lockstep: record of the calls that this rank makes, in order.
         timeout_s: time-out of the group's collectives, s.
         name: number of this rank in the job, by which errors name it.
@@ -59,7 +61,6 @@ class GroupRanks(Ranks):
         self._world_size, self.name = len(self._names), self._names[self._rank]
         self.timeout_s = timeout_of(process_group).total_seconds()
         self.store = GroupStore(store_of(process_group), self.timeout_s, self._rank, self._names)
-        self.reports = FailureReports(self.store, self._rank, self._names)
         self.lockstep = Lockstep()
         self._group, self._process = ref(process_group), os.getpid()
         self._backend = str(dist.get_backend_config(process_group))
@@ -112,7 +113,7 @@ class GroupRanks(Ranks):
             return self._meet(what, _number_of(f"{what}: {word}"))
 
     def _meet(self, what: str, word: int) -> bool:
-        deadline = time.monotonic() + self.reports.patience.total_seconds()
+        deadline = time.monotonic() + self.store.patience.total_seconds()
         place = self._place(deadline)
         self.store.ask(partial(self._come, place, what, word), deadline)
         try:
@@ -125,7 +126,7 @@ class GroupRanks(Ranks):
             raise RuntimeError(f"every rank must make this call, and {error}") from None
         self._leave(place)
         if outcome not in _OUTCOMES:
-            raise self._heard(outcome, self._what or what)
+            raise self._error(outcome, self._what or what)
         self._is_known = outcome == _DIFFERENT
         return outcome == _SAME
 
@@ -139,7 +140,7 @@ class GroupRanks(Ranks):
         return f"shardwright/meeting/{self._session}/{self._num_meetings}"
 
     def _come(self, place: str, what: str, word: int, store: Any) -> None:
-        self.reports.waits(store, what)
+        self.store.waits(store, what)
         store.add(f"{place}/words", word)
         if store.add(place, 1) == self._world_size:
             are_same = store.add(f"{place}/words", 0) == word * self._world_size
@@ -158,14 +159,14 @@ class GroupRanks(Ranks):
         self._num_meetings += 1
 
         def leave(store: Any) -> None:
-            self.reports.waits(store, "")
+            self.store.waits(store, "")
             if store.add(f"{place}/left", 1) == self._world_size:
                 store.set(f"{place}/gone", "")
 
         with suppress(RuntimeError):  # what serves the store may go; one may be late, or have ended
             self.store.ask(leave, time.monotonic())
             if self._rank == 0:
-                self.store.read([f"{place}/gone"], time.monotonic() + self.reports.grace_s)
+                self.store.read([f"{place}/gone"], time.monotonic() + self.store.grace_s)
                 keys = [place, *(f"{place}/{end}" for end in ("words", "outcome", "left", "gone", "beats"))]
                 self.store.ask(lambda store: [store.delete_key(key) for key in keys], time.monotonic())
 
@@ -199,60 +200,44 @@ class GroupRanks(Ranks):
             self.store.ask(lambda store: store.compare_set(f"{place}/outcome", "", failure), deadline)
             self._leave(place)
 
-    def _heard(self, outcome: str, what: str) -> ShardwrightError:
+    def _error(self, outcome: str, what: str) -> ShardwrightError:
         self._is_known = True
         return Failure.read(outcome).error(self.name, what)
 
-    def look(self) -> None:
-        """Check that no other rank failed in the work that is done together, if there is such work.
-
-        Raises:
-            ShardwrightError: another rank failed.
-        """
+    def heard(self) -> ShardwrightError | None:
+        """The error of another rank that failed in the work that is done together, if there is such work."""
         if not self._what:
-            return
+            return None
         deadline = time.monotonic() + _LOOK_S
         try:
             place = self._place(deadline)
             outcome = self.store.find(f"{place}/outcome", deadline)
         except StoreError:  # what is waited for may come all the same
-            return
-        if outcome not in (None, *_OUTCOMES):
-            self._leave(place)
-            raise self._heard(outcome, self._what)
+            return None
+        if outcome in (None, *_OUTCOMES):
+            return None
+        self._leave(place)
+        return self._error(str(outcome), self._what)
 
-    @contextmanager
-    def busy(self) -> Iterator[None]:  # noqa: D102
-        done, beats = threading.Event(), f"{self._place(time.monotonic())}/beats"
-
-        def beat() -> None:
-            while not done.wait(min(BEAT_S, self.timeout_s / 4)):
-                with suppress(StoreError):
-                    self.store.add(beats, 1, time.monotonic())
-
-        threading.Thread(target=beat, name="signs of life", daemon=True).start()
-        try:
-            yield
-        finally:
-            done.set()
+    def busy(self) -> AbstractContextManager[None]:  # noqa: D102 - described in the base class
+        return self.store.beating(f"{self._place(time.monotonic())}/beats")
 
     # Collectives
 
     def wait(self, work: Any, patience: timedelta) -> Any:
         """Wait for a collective of torch; in work that is done together, at most until another rank fails."""
-        deadline = time.monotonic() + patience.total_seconds()
-        while self._what and time.monotonic() < deadline - _LOOK_S:
-            if _is_done(work, _LOOK_S):
-                break
-            self._look_again(work)
+        deadline, heard = time.monotonic() + patience.total_seconds(), None
+        while self._what and (heard is not None or time.monotonic() < deadline - _LOOK_S):
+            try:
+                return work.wait(timedelta(seconds=_LOOK_S))
+            except RuntimeError:
+                if work.is_completed():
+                    raise
+            if heard is not None:  # what that rank sent before it failed has not come since
+                self.close()
+                raise heard
+            heard = self.heard()
         return work.wait(timedelta(seconds=max(deadline - time.monotonic(), 0.001)))
-
-    def _look_again(self, work: Any) -> None:
-        try:
-            self.look()
-        except ShardwrightError:
-            if not _is_done(work, _LOOK_S):  # what it sent before it failed comes first
-                raise
 
     def close(self) -> None:
         """End all collectives under way, since this rank comes to no more."""
@@ -276,11 +261,9 @@ class GroupRanks(Ranks):
             error: error that it raised.
             since: time of its start on the monotonic clock, s.
         """
-        try:
-            self.look()
-        except ShardwrightError as heard:
+        if (heard := self.heard()) is not None:
             return heard
-        became = "" if isinstance(error, StoreError) else self.reports.after(collective, since)
+        became = "" if isinstance(error, StoreError) else self.store.after(collective, since)
         # Of torch's text the first sentence, without its place in a source: all of it is in the cause.
         said = _PLACE.sub("", str(error)).split("\n", 1)[0].split(". ", 1)[0]
         return DistributedError(f"rank {self.name}: {collective} failed: {became}{became and ': '}{said}")
@@ -296,11 +279,11 @@ class GroupRanks(Ranks):
         """
         is_destroyed = self._group() not in dist.distributed_c10d._world.pg_map  # and its store may be gone
         is_forked = os.getpid() != self._process  # from the rank, which has no store there
-        is_told = is_last and time.time() - self.reports.last_report < self.timeout_s
+        is_told = is_last and time.time() - self.store.last_report < self.timeout_s
         if is_destroyed or is_forked or is_told:
             return
         with suppress(StoreError):  # what is raised here is that error, not that the store is gone
-            self.reports.report(text, time.monotonic() + SAY_S)
+            self.store.report(text, time.monotonic() + SAY_S)
 
 
 class Named:
@@ -328,14 +311,3 @@ class Named:
 def _number_of(word: str) -> int:
     """Hash of a word, of so many bits that those of thousands of ranks add up in 64."""
     return int.from_bytes(hashlib.sha256(word.encode()).digest()[:6])
-
-
-def _is_done(work: Any, within_s: float) -> bool:
-    """Wait at most ``within_s`` seconds for a collective of torch; true if it ended. Raises its error if it failed."""
-    try:
-        work.wait(timedelta(seconds=within_s))
-    except RuntimeError:
-        if work.is_completed():
-            raise
-        return False
-    return True

@@ -1,8 +1,12 @@
-"""A process group's store, every call of which ends in time.
+"""A process group's store, every call of which ends in time, and the reports that ranks leave there after a failure.
 
 torch's stores may wait for their server without a limit. A ``TCPStore`` waits, whatever its time-out, for bytes of a
 connection that a stopped process keeps open. A ``FileStore`` waits for a lock that a stopped process holds. So one
 thread makes the calls, and whoever asked waits for the answer no longer than it wants to.
+
+A backend tells at most that a connection was closed, or that time ran out, but not which rank is to blame. So each rank
+whose collective fails writes a report into a log in the store, and reads the reports of others. A rank that was killed,
+or is stuck elsewhere, writes none. That takes each rank a few requests, whatever the number of ranks.
 """
 
 from __future__ import annotations
@@ -13,24 +17,35 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
-from queue import SimpleQueue
+from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any, TypeAlias, TypeVar
 
 import torch.distributed as dist
 
-from shardwright.runtime.ranks.lockstep import name_ranks
-from shardwright.runtime.ranks.processes import Process, this_host
+from shardwright.runtime.ranks.together import by_rank, name_ranks
 
 T = TypeVar("T")
 
 _Requests: TypeAlias = "SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]"
 
+SAY_S = 0.5
+"""Time to write a message that nobody must read, s."""
+LONGEST_TEXT = 1000
+"""Characters of another rank's error that an error repeats."""
+BEAT_S = 2.0
+"""Seconds between two signs of life of a busy rank, if the group's time-out is at least four times as long."""
 _LEAST_S = 0.25  # time that every call gets, so that a busy processor alone does not fail it
-_ALIVE_S = 0.5  # a longer wait checks that the other processes live
+_ALIVE_S = 0.5  # time between two looks whether the other processes live
 _SHORTEST_NAP_S, _LONGEST_NAP_S, _LONGER = 0.5e-3, 0.05, 1.3
+_LONGEST_GRACE_S = 5.0
+_LEAST_GRACE_S = 0.3  # for collectives that only torch waited for, until the group's time-out
+_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5  # between two looks at the log
+_MOST_ASKED = 16  # ranks without a report that are asked for one by one
+_PROCESSES, _LOG, _WAITING = "shardwright/processes", "shardwright/failures", "shardwright/waiting"
 
 
 class StoreError(RuntimeError):
@@ -48,18 +63,26 @@ class GroupStore:
 
     Attributes:
         timeout_s: time-out of the group's collectives, s.
+        grace_s: longest time that other ranks' reports are waited for, s.
+        patience: longest time that a collective may take, so that reports can be exchanged within the group's time-out.
+        last_report: time of this rank's last report, s since the epoch.
     """
 
     def __init__(self, store: Any, timeout_s: float, rank: int, names: Sequence[int]) -> None:
         self._store, self.timeout_s = store, timeout_s
         self._rank, self._names = rank, names
-        self._is_introduced, self._host = False, ""
-        self._neighbours: dict[int, Process] = {}
-        self._requests: _Requests = SimpleQueue()
+        self._others = [other for other in range(len(names)) if other != rank]
+        self.grace_s = min(_LONGEST_GRACE_S, timeout_s / 4)
+        self.patience = timedelta(seconds=timeout_s - self.grace_s)
+        self.last_report = 0.0
+        self._host: str | None = None
+        self._neighbours, self._log, self._num_begun = dict[int, int](), list[str](), 0
+        self._requests, self._beats = SimpleQueue[Any](), list[Callable[[], Any]]()
         self._worker: threading.Thread | None = None
-        weakref.finalize(
-            self, self._requests.put, None
-        ).atexit = False  # what is said at the end still needs it
+        # Not at exit: what is said at the end still needs it.
+        weakref.finalize(self, self._requests.put, None).atexit = False
+
+    # Requests
 
     def ask(self, question: Callable[[Any], T], deadline: float) -> T:
         """Call ``question`` with torch's store, after all questions before it, and return its result.
@@ -72,7 +95,8 @@ class GroupStore:
             StoreError: the store did not answer in time, or its server is gone.
         """
         if self._worker is None:
-            self._worker = threading.Thread(target=_serve, args=(self._requests,), name="store", daemon=True)
+            args = self._requests, self._beats, min(BEAT_S, self.timeout_s / 4)
+            self._worker = threading.Thread(target=_serve, args=args, name="store", daemon=True)
             self._worker.start()
         started = time.monotonic()
         answer: Future[T] = Future()
@@ -81,22 +105,17 @@ class GroupStore:
             return answer.result(min(max(deadline - started, _LEAST_S), self.timeout_s))
         except TimeoutError:
             answer.cancel()  # it is not made later
-            waited_s = time.monotonic() - started
-            raise StoreError(
-                f"the process group's store has given no answer for {waited_s:.1f} s; {_WHO}"
-            ) from None
+            reason = f"has given no answer for {time.monotonic() - started:.1f} s"
+            raise StoreError(f"the process group's store {reason}; {_WHO}") from None
         except RuntimeError as error:  # as torch's errors of stores are
             reason = str(error).split("\n", 1)[0]
             raise StoreError(f"the process group's store does not answer ({reason}); {_WHO}") from error
 
     def _answer(self, question: Callable[[Any], T]) -> T:
         """Call the question; before the first, write this process's number into the store, among those of its host."""
-        if not self._is_introduced:
-            self._is_introduced = True
-            with suppress(OSError):  # no Linux: the others wait until time is up
-                self._host = f"shardwright/processes/{this_host()}"
-                number = self._store.add(self._host, 1)
-                self._store.set(f"{self._host}/{number}", f"{self._rank} {os.getpid()}")
+        if self._host is None:
+            self._host = f"{_PROCESSES}/{this_host()}"
+            _append(self._store, self._host, f"{self._rank} {os.getpid()}")
         return question(self._store)
 
     def set(self, key: str, value: str, deadline: float) -> None:
@@ -123,59 +142,150 @@ class GroupStore:
             StoreError: the store did not answer in time, as in :meth:`ask`.
             RuntimeError: not all keys were set in time, or the process of a rank on this host has ended.
         """
-        since = listened = time.monotonic()
-        reason, last = "", None
-        wait_s = min(deadline - since, self.timeout_s)
-        for nap_s in _naps():
-            told = self.ask(
-                lambda store: get_all(store, keys) if store.check(list(keys)) else None, since + wait_s
-            )
-            if told is not None:
-                return told
-            if beats and time.monotonic() > listened + _ALIVE_S:
-                listened, beat = time.monotonic(), self.find(beats, since + wait_s)
-                if beat != last:
-                    since, reason, last = listened, "", beat
+        since = checked = time.monotonic()
+        wait_s, nap_s = min(deadline - since, self.timeout_s), _SHORTEST_NAP_S
+        reason, beat = "", None
+        while True:
+            if (values := self.ask(partial(_get_if_all, keys), since + wait_s)) is not None:
+                return values
             if reason:  # which was so before the keys were last looked for
                 raise RuntimeError(reason)
-            reason = self._reason_to_end(since, since + wait_s)
+            now = time.monotonic()
+            if now > min(checked + _ALIVE_S, since + wait_s):
+                checked, reason = now, self.ended(since + wait_s)
+                if beats and beat != (beat := self.find(beats, since + wait_s)):
+                    since = now
+            if not reason and now > since + wait_s:
+                reason = f"what was to come through the store had not come after {now - since:.1f} s"
             time.sleep(nap_s)
-        raise AssertionError("naps have no end")
+            nap_s = min(nap_s * _LONGER, _LONGEST_NAP_S)
+
+    @contextmanager
+    def beating(self, key: str) -> Iterator[None]:
+        """A context in which the key changes every few seconds, for ranks that wait for this one."""
+        self._beats.append(partial(self._store.add, key, 1))
+        with suppress(StoreError):  # the work goes on without signs of life
+            self.add(key, 1, time.monotonic())
+        try:
+            yield
+        finally:
+            self._beats.clear()
 
     def ended(self, deadline: float) -> str:
         """Name the ranks of this host whose processes have ended; empty for none. Raises as :meth:`ask`."""
-        ended = self.ask(self._find_ended, deadline)
-        return (
-            f"the process of {name_ranks([self._names[rank] for rank in ended])} has ended" if ended else ""
-        )
+        if self._host and len(self._neighbours) < len(self._others):
+            lines = self.ask(partial(_lines, self._host), deadline)
+            found = [(int(rank), int(number)) for rank, number in map(str.split, lines)]
+            self._neighbours = {rank: number for rank, number in found if rank != self._rank}
+        ended = [self._names[rank] for rank, number in sorted(self._neighbours.items()) if has_ended(number)]
+        return f"the process of {name_ranks(ended)} has ended" if ended else ""
 
-    def _find_ended(self, store: Any) -> list[int]:
-        """Find the ranks of this host whose processes have ended."""
-        if self._host and len(self._neighbours) < len(self._names) - 1:
-            keys = [f"{self._host}/{number + 1}" for number in range(int(store.add(self._host, 0)))]
-            told = (
-                map(int, text.split()) for text in get_all(store, [key for key in keys if store.check([key])])
-            )
-            new = {rank: number for rank, number in told if rank not in (self._rank, *self._neighbours)}
-            self._neighbours |= {rank: Process(number) for rank, number in new.items()}
-        return [rank for rank, process in sorted(self._neighbours.items()) if process.has_ended]
+    # Reports
 
-    def _reason_to_end(self, since: float, deadline: float) -> str:
-        """The reason to stop waiting: a process ended, or time is up; empty if there is none."""
-        waited_s = time.monotonic() - since
-        if waited_s > _ALIVE_S and (ended := self.ended(deadline)):
-            return ended
-        if time.monotonic() > deadline:
-            return f"what was to come through the store had not come after {waited_s:.1f} s"
-        return ""
+    def waits(self, store: Any, what: str) -> None:
+        """Say where this rank waits for the others, until it is elsewhere (empty); called with torch's store."""
+        key = f"{_WAITING}/{self._rank}"
+        store.set(key, f"waits in {what}") if what else store.delete_key(key)
+
+    def report(self, text: str, deadline: float) -> None:
+        """Write a line into a log in the store that all ranks read, who wait for this one in vain.
+
+        Args:
+            text: description of what happened to this rank.
+            deadline: latest end on the monotonic clock, s.
+        """
+        self.last_report = time.time()
+        line = f"{self._rank} {self.last_report} {text[:LONGEST_TEXT]}"
+        self.ask(lambda store: _append(store, _LOG, line), deadline)
+
+    def after(self, collective: str, since: float) -> str:
+        """Report that a collective failed here, wait for the others' reports, and summarise them.
+
+        Args:
+            collective: name of the collective.
+            since: time of its start on the monotonic clock, s. Reports are waited for within the group's time-out.
+
+        Returns:
+            ``"no word from rank 1; rank 2 failed in ids"``; the store's error if it does not answer.
+        """
+        started = time.monotonic()
+        grace_s = min(self.grace_s, max(since + self.timeout_s - started, _LEAST_GRACE_S))
+        try:
+            self.report(f"failed in {collective}", started + grace_s)
+            found = self._await_others(started + grace_s)
+        except StoreError as error:  # the rank that serves the store is gone, or stuck, too
+            return str(error)
+        missing = [self._names[rank] for rank in self._others if rank not in found]
+        silent = f"no word from {name_ranks(missing)} in {grace_s:.1f} s" if missing else ""
+        return "; ".join(filter(None, (silent, self._summary(found))))
+
+    def lost(self, since: float) -> str:
+        """The reason to believe that another rank will not come to a collective under way; empty for none.
+
+        Its process on this host has ended, or it has reported a failure.
+
+        Args:
+            since: time when this rank began the last collective that all ranks came to, s since the epoch. Ranks that
+                reported before, by more than the grace for clocks that differ, have gone on.
+        """
+        deadline = time.monotonic() + SAY_S
+        try:
+            ended = self.ended(deadline)
+            self.ask(self._read_on, deadline)
+        except StoreError:  # what is waited for may come all the same
+            return ""
+        return ended or self._summary(self._reported_since(since - self.grace_s))
+
+    def _summary(self, found: dict[int, str]) -> str:
+        """Texts with the ranks that said them, those that said the same together."""
+        ranks = sorted(found)
+        return by_rank([found[rank] for rank in ranks], [self._names[rank] for rank in ranks], between=" ")
+
+    def _await_others(self, deadline: float) -> dict[int, str]:
+        """Wait until all others have said something, or time is up; return what they said."""
+        oldest, pause_s = time.time() - 2 * self.timeout_s, _SHORTEST_PAUSE_S
+        while True:
+            is_late = time.monotonic() > deadline
+            has_news = self.ask(self._read_on, deadline)
+            found = self._reported_since(oldest)
+            if is_late or not has_news:  # those that are still missing may be elsewhere
+                missing = [rank for rank in self._others if rank not in found][:_MOST_ASKED]
+                found |= self.ask(partial(_waiting, missing), deadline)
+            if is_late or len(found) == len(self._others):
+                return found
+            time.sleep(min(pause_s, max(deadline - time.monotonic(), 0.0)))
+            pause_s = min(1.5 * pause_s, _LONGEST_PAUSE_S)
+
+    def _reported_since(self, oldest: float) -> dict[int, str]:
+        """The last reports of other ranks, those before a time left out."""
+        lines = (line.split(" ", 2) for line in self._log)
+        return {
+            int(rank): text for rank, when, text in lines if float(when) > oldest and int(rank) != self._rank
+        }
+
+    def _read_on(self, store: Any) -> bool:
+        """Read the log, once no line was begun since the last look; three requests. True if there is more to read."""
+        before, self._num_begun = self._num_begun, int(store.add(_LOG, 0))
+        if self._num_begun == before and len(self._log) < before:
+            self._log = _lines(_LOG, store)
+        return self._num_begun != before
 
 
 _WHO = "the process that serves it (rank 0's, or the launcher's) may be stopped, or have ended"
 
 
-def _serve(requests: _Requests) -> None:
-    """Make the calls that are asked for, one after the other, until the store is let go."""
-    while (request := requests.get()) is not None:
+def _serve(requests: _Requests, beats: Sequence[Callable[[], Any]], beat_s: float) -> None:
+    """Make the calls that are asked for, one after the other, until the store is let go; beat while there are none."""
+    while True:
+        try:
+            request = requests.get(timeout=beat_s if beats else None)
+        except Empty:
+            for beat in list(beats):
+                with suppress(RuntimeError):  # as torch's errors of stores are
+                    beat()
+            continue
+        if request is None:
+            return
         answer, call = request
         if answer.set_running_or_notify_cancel():
             try:
@@ -185,20 +295,54 @@ def _serve(requests: _Requests) -> None:
         del request, answer, call
 
 
-def get_all(store: Any, keys: Sequence[str]) -> list[str]:
+def _append(store: Any, log: str, line: str) -> None:
+    """Add a line to a log of all ranks."""
+    store.set(f"{log}/{store.add(log, 1)}", line)
+
+
+def _lines(log: str, store: Any) -> list[str]:
+    """Read the lines of a log; a rank may have ended while it wrote one."""
+    keys = [f"{log}/{number + 1}" for number in range(int(store.add(log, 0)))]
+    lines = _get_if_all(keys, store)
+    return _get_all([key for key in keys if store.check([key])], store) if lines is None else lines
+
+
+def _get_if_all(keys: Sequence[str], store: Any) -> list[str] | None:
+    """Read the values of keys; ``None`` if some are not set."""
+    return _get_all(keys, store) if not keys or store.check(list(keys)) else None
+
+
+def _get_all(keys: Sequence[str], store: Any) -> list[str]:
     """Read the values of keys that exist."""
-    if not keys:
-        return []
-    at_once = store.has_extended_api()
+    at_once = keys and store.has_extended_api()
     return [text.decode() for text in (store.multi_get(list(keys)) if at_once else map(store.get, keys))]
 
 
-def _naps() -> Iterator[float]:
-    """Yield the seconds between two looks, ever longer."""
-    nap_s = _SHORTEST_NAP_S
-    while True:
-        yield nap_s
-        nap_s = min(nap_s * _LONGER, _LONGEST_NAP_S)
+def _waiting(ranks: Sequence[int], store: Any) -> dict[int, str]:
+    """Find which of some ranks wait for others, and where."""
+    keys = {rank: f"{_WAITING}/{rank}" for rank in ranks}
+    return {rank: store.get(key).decode() for rank, key in keys.items() if store.check([key])}
+
+
+def this_host() -> str:
+    """Identify the host and PID namespace: the same text for processes that can see each other.
+
+    Where the system is not Linux, it is one for each process: the others wait until time is up.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return f"process {os.getpid()}"
+
+
+def has_ended(process: int) -> bool:
+    """Tell whether a process of this host has ended, by its number. One that nobody has waited for yet has, too."""
+    try:
+        with Path(f"/proc/{process}/stat").open("rb", buffering=0) as file:  # a text takes six times as long
+            return file.read().rpartition(b") ")[2][:1] in b"ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
 
 
 def store_of(process_group: Any) -> Any:

@@ -1,18 +1,24 @@
-"""A check that all ranks make the same calls in the same order.
+"""The protection of each step: all ranks make the same calls, and send gradients, in one order.
 
-Otherwise ranks would exchange one collection's ids or gradients for another's. So each header names its collection, and
-carries a checksum of the calls that its rank made before. That costs no collective.
+Otherwise ranks would exchange one collection's ids or gradients for another's. Each header names its collection, and
+carries a checksum of the calls that its rank made before. That costs no collective, and no request to the store.
+
+Ranks may use the outputs of their lookups in different orders, and so get their gradients in different orders. All send
+them in one order: the reverse order of the lookups.
 """
 
 from __future__ import annotations
 
+import weakref
 import zlib
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+
+import torch
 
 from shardwright.contracts.comm_backend import Communicator
 from shardwright.errors import DistributedError
-from shardwright.runtime.ranks.gradient_order import GradientOrder
+from shardwright.runtime.ranks.together import by_rank
 
 _TAG = 0x53_48_52_44 << 24
 """Tag before the collection's number in a header, by which other messages are told from headers."""
@@ -29,6 +35,7 @@ class Lockstep:
     Attributes:
         header_size: number of integers in every header: the most that any collection needs.
         gradients: the order in which gradients of all collections are sent.
+        checksum: checksum of the calls until now.
     """
 
     def __init__(self) -> None:
@@ -36,35 +43,33 @@ class Lockstep:
         self.gradients = GradientOrder()
         self._names: list[str] = []
         self._named: Counter[str] = Counter()
-        self._checksum = 0
+        self.checksum = 0
         self._recent: deque[str] = deque(maxlen=_NUM_RECENT)
 
-    def join(self, name: str, header_size: int) -> int:
-        """Add a collection; return its number, by which headers name it."""
+    def join(self, name: str, header_size: int, number: int | None = None) -> int:
+        """Add a collection, or go on with one after resharding; return its number, by which headers name it.
+
+        Args:
+            name: name of the collection.
+            header_size: number of integers of its headers.
+            number: number of the collection before resharding.
+        """
         self.header_size = max(self.header_size, header_size)
+        if number is not None:
+            return number
         self._named[name] += 1
         self._names.append(name if self._named[name] == 1 else f"{name} (no. {self._named[name]})")
         return len(self._names) - 1
 
-    def rejoin(self, number: int, header_size: int) -> int:
-        """Go on with a collection that is sharded otherwise from now on, under its number."""
-        self.header_size = max(self.header_size, header_size)
-        return number
-
     def note(self, what: str, number: int) -> None:
         """Record a call: ``what`` of the collection of that number."""
         call = f"{what} of {self._names[number]}"
-        self._checksum = zlib.crc32(call.encode(), self._checksum)
+        self.checksum = zlib.crc32(call.encode(), self.checksum)
         self._recent.append(call)
 
     def name(self, number: int) -> str:
         """Name of the collection of that number."""
         return self._names[number]
-
-    @property
-    def checksum(self) -> int:
-        """Checksum of the calls until now."""
-        return self._checksum
 
     def words(self, number: int, *, with_gradients: bool = True) -> tuple[int, int]:
         """The collection's number, tagged, and the checksum of the calls until now.
@@ -73,7 +78,7 @@ class Lockstep:
             number: number of the collection.
             with_gradients: results will be differentiable, so that a backward pass may follow.
         """
-        return _TAG | number | (0 if with_gradients else _WITHOUT_GRADIENTS), self._checksum
+        return _TAG | number | (0 if with_gradients else _WITHOUT_GRADIENTS), self.checksum
 
     def check_collections(self, tagged: Sequence[int], names: Sequence[int] | None = None) -> None:
         """Check that all ranks' headers are for one collection.
@@ -126,19 +131,48 @@ class Lockstep:
 _SAME_ORDER = "Every rank must call the same collections, and go back through them, in the same order"
 
 
-def by_rank(texts: Sequence[str], names: Sequence[int] | None = None) -> str:
-    """Join the ranks' texts as ``ranks 0, 1: text; rank 2: another``.
+_NO_PASS = -1
 
-    Args:
-        texts: text of each rank, in rank order.
-        names: numbers to name the ranks by; their places in ``texts`` by default.
+
+class GradientOrder:
+    """The lookups of one process whose gradients were not sent yet, by number.
+
+    Each has its owner, an object that lives as long as gradients may come, the backward pass in which they came, and
+    the function that sends them.
     """
-    ranks: dict[str, list[int]] = {}
-    for rank, text in zip(names or range(len(texts)), texts, strict=True):
-        ranks.setdefault(text, []).append(rank)
-    return "; ".join(f"{name_ranks(own)}: {text}" for text, own in ranks.items())
 
+    def __init__(self) -> None:
+        self._last = 0
+        self._open: dict[int, tuple[weakref.ref[object], int, Callable[[], None] | None]] = {}
 
-def name_ranks(ranks: Sequence[int]) -> str:
-    """Name ranks in a text: ``rank 1``, ``ranks 0, 2``."""
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+    def number(self) -> int:
+        """Give a lookup its number; numbers rise."""
+        if (
+            torch._C._current_graph_task_id() == _NO_PASS
+        ):  # a pass that failed left gradients unsent: drop them
+            self._open = {number: own for number, own in self._open.items() if own[2] is None}
+        self._last += 1
+        return self._last
+
+    def expect(self, number: int, owner: object) -> None:
+        """Note that a lookup's outputs are used: gradients will come, unless ``owner`` is freed before."""
+        self._open[number] = weakref.ref(owner), _NO_PASS, None
+
+    def are_there(self, number: int, owner: object, send: Callable[[], None]) -> None:
+        """Note that a lookup's gradients are there, and send them once those of all later lookups in use were sent."""
+        this_pass = torch._C._current_graph_task_id()
+        self._open[number] = weakref.ref(owner), this_pass, send
+        for other in sorted(self._open, reverse=True):
+            alive, backward_pass, _ = self._open[other]
+            if alive() is None:
+                del self._open[other]
+            elif backward_pass != this_pass:
+                return  # its gradients belong to another pass, which may be still to come
+            else:
+                self.need(other)
+
+    def need(self, number: int) -> None:
+        """Send a lookup's gradients now if they are there, because they are about to be waited for."""
+        _, _, send = self._open.pop(number, (None, _NO_PASS, None))
+        if send is not None:
+            send()

@@ -17,7 +17,6 @@ from attrs import frozen
 
 from shardwright import errors
 from shardwright.errors import DistributedError, ShardwrightError
-from shardwright.runtime.ranks.lockstep import by_rank
 
 
 class Ranks(ABC):
@@ -135,3 +134,22 @@ def check_alike(what: str, told: Sequence[Mapping[str, Any]], names: Sequence[in
 def is_lost(error: BaseException) -> bool:
     """True if a collective failed, so that further ones would fail too, or wait for their time-out."""
     return isinstance(error, DistributedError) and isinstance(error.__cause__, RuntimeError)
+
+
+def by_rank(texts: Sequence[str], names: Sequence[int] | None = None, *, between: str = ": ") -> str:
+    """Join the ranks' texts as ``ranks 0, 1: text; rank 2: another``.
+
+    Args:
+        texts: text of each rank, in rank order.
+        names: numbers to name the ranks by; their places in ``texts`` by default.
+        between: separator between ranks and text.
+    """
+    ranks: dict[str, list[int]] = {}
+    for rank, text in zip(names or range(len(texts)), texts, strict=True):
+        ranks.setdefault(text, []).append(rank)
+    return "; ".join(f"{name_ranks(own)}{between}{text}" for text, own in ranks.items())
+
+
+def name_ranks(ranks: Sequence[int]) -> str:
+    """Name ranks in a text: ``rank 1``, ``ranks 0, 2``."""
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

@@ -6,7 +6,6 @@ Legend: W ranks, B_w batch size of rank w, S slots of a group, K blocks, D gradi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 
 import numpy as np
 from attrs import frozen
@@ -15,9 +14,8 @@ from torch import Tensor
 from shardwright.contracts.codec import Codec
 from shardwright.contracts.lookup import Lookup
 from shardwright.planning.layouts.blocks import Ints
-from shardwright.runtime.routed.plan import RoutingPlan
-from shardwright.runtime.routed.sections import columns_of
 from shardwright.runtime.routed.wire import WireSegment
+from shardwright.runtime.step.backward.block_bags import BlockBags
 from shardwright.runtime.step.buffers import padded
 from shardwright.runtime.step.kernel_groups import KernelGroup
 
@@ -31,33 +29,28 @@ class Copies:
     Args:
         group: the kernel group.
         lookup: lookup of the group's blocks.
-        dims: gradient columns of each slot, ``[S]``.
+        order: order of the slots' lookups and gradients.
         num_rows: rows of each block, ``[K]``.
-        first_slot: first slot of each block, ``[K]``.
         is_pooled: there is one gradient per bag, else one per id.
         is_weighted: ids carry weights.
     """
 
     group: KernelGroup
     lookup: Lookup
-    dims: Ints
+    order: BlockBags
     num_rows: Ints
-    first_slot: Ints
     is_pooled: bool
     is_weighted: bool
 
     @classmethod
-    def of(cls, plan: RoutingPlan, group: KernelGroup, lookup: Lookup) -> Copies:
+    def of(cls, group: KernelGroup, lookup: Lookup) -> Copies:
         """Describe a group and its lookup."""
-        columns = columns_of(plan, plan.slots.piece[group.slots.start : group.slots.stop], gradient=True)
-        counts = np.array([spec.num_slots for spec in group.blocks], dtype=np.int64)
         request = group.blocks[0].request
         return cls(
             group=group,
             lookup=lookup,
-            dims=columns.stop - columns.start,
+            order=BlockBags(group.blocks, group.kernel),
             num_rows=np.array([spec.block.num_rows for spec in group.blocks], dtype=np.int64),
-            first_slot=np.cumsum(counts) - counts,
             is_pooled=request.is_pooled,
             is_weighted=request.is_weighted,
         )
@@ -68,15 +61,19 @@ class Copies:
         return self.group.kind.is_matrix
 
     @property
+    def dims(self) -> Ints:
+        """Gradient columns of each slot: ``[S]``."""
+        return self.order.slot_dims
+
+    @property
+    def first_slot(self) -> Ints:
+        """First slot of each block: ``[K]``."""
+        return self.order.first_slots
+
+    @property
     def block_dims(self) -> Ints:
         """``D`` of each block: ``[K]``."""
         return self.dims[self.first_slot]
-
-    @cached_property
-    def block_of_slot(self) -> Ints:
-        """The block of each slot: ``[S]``."""
-        counts = np.diff(self.first_slot, append=len(self.dims))
-        return np.repeat(np.arange(len(counts)), counts)
 
     @property
     def codec(self) -> Codec | None:
@@ -106,10 +103,6 @@ class LookedUp:
     def world_size(self) -> int:
         """``W``."""
         return len(self.num_ids)
-
-    def of_slots(self, slots: Ints) -> LookedUp:
-        """Select some of the slots."""
-        return LookedUp(self.num_ids[:, slots], self.num_bags[:, slots])
 
 
 @frozen(eq=False)

@@ -6,10 +6,8 @@ from collections.abc import Hashable, Mapping, Sequence
 
 import numpy as np
 import torch
-from attrs import frozen
 from torch import Tensor
 
-from shardwright.contracts.codec import Codec
 from shardwright.contracts.lookup import Bags
 from shardwright.planning.layouts.blocks import Ints
 from shardwright.planning.layouts.layout import Dataflow
@@ -17,13 +15,12 @@ from shardwright.planning.plan.sharding import ParameterSharding
 from shardwright.runtime.replicated import forms
 from shardwright.runtime.replicated.exchange import Gathering, Summing
 from shardwright.runtime.replicated.forms import CopiedBatch, UpdateForm
-from shardwright.runtime.replicated.joint_update import update_jointly
 from shardwright.runtime.replicated.sizes import Copies, LookedUp, Sizes
-from shardwright.runtime.routed.codecs import TableCodecs
-from shardwright.runtime.routed.plan import Paths, plan_routing
+from shardwright.runtime.routed.codecs import codecs_of_tables
+from shardwright.runtime.routed.plan import plan_routing
 from shardwright.runtime.routed.return_path import Answers
 from shardwright.runtime.routed.routing import Bucketed, added_at_home, bags_of_groups, route_all, routers_of
-from shardwright.runtime.routed.section import SectionStep
+from shardwright.runtime.routed.section_steps import SectionStep
 from shardwright.runtime.routed.sections import sections_of
 from shardwright.runtime.step.backward.kept_gradients import keeping_gradients
 from shardwright.runtime.step.backward.weight_gradients import weight_gradients
@@ -33,20 +30,12 @@ from shardwright.runtime.step.executor import Executor, ExecutorConfig, Executor
 _MOST_KNOWN = 64  # steps of the same sizes, whose forms are kept
 
 
-@frozen(eq=False)
-class _OwnPaths(Paths):
-    """Paths of results that stay on their rank.
+def _own_path(sharding: ParameterSharding, dataflow: Dataflow) -> tuple[Hashable, bool]:
+    """The path of results that stay on their rank.
 
     Replicas with the same number of rows share a group: they mostly take the same form, and one update is quicker.
     """
-
-    codecs: TableCodecs
-
-    def of(self, table: int, sharding: ParameterSharding, dataflow: Dataflow) -> tuple[Hashable, bool]:
-        return sharding.layout.blocks[0].num_rows, False
-
-    def codecs_of(self, table: int) -> tuple[Codec | None, Codec | None]:
-        return None, self.codecs.pairs[table][1]
+    return sharding.layout.blocks[0].num_rows, False
 
 
 class ReplicatedTables(Executor):
@@ -61,7 +50,8 @@ class ReplicatedTables(Executor):
             rank=config.env.rank,
             world_size=config.env.world_size,
             device_type=config.device.type,
-            paths=_OwnPaths(TableCodecs.of(config)),
+            path_of=_own_path,
+            codecs={index: (None, own[1]) for index, own in codecs_of_tables(config).items()},
             alone=True,
         )
         self.groups = self.plan.groups
@@ -70,11 +60,10 @@ class ReplicatedTables(Executor):
         self.sections = sections_of(self.plan, range(len(self.plan.kinds)))
         self.brings = [columns for section in self.sections for columns in section.brings]
         self.copies = [
-            Copies.of(self.plan, group, lookup)
-            for group, lookup in zip(self.groups, self.lookups, strict=True)
+            Copies.of(group, lookup) for group, lookup in zip(self.groups, self.lookups, strict=True)
         ]
         self.header_size = int(self.plan.slots.per_rank[0])
-        self._known: dict[tuple[int, bytes], list[Ints]] = {}
+        self._known: dict[tuple[int, bytes], type[UpdateForm]] = {}
 
     def route(self, batch: FeatureBatch | None) -> ExecutorStep:  # noqa: D102 - described in the base class
         return ReplicatedStep(self, batch)
@@ -87,22 +76,15 @@ class ReplicatedTables(Executor):
             "output": [f"{width} columns from every rank's own copy"],
         }
 
-    def forms_of(self, index: int, looked_up: LookedUp) -> list[Ints]:
-        """Choose for each block of a group the form that moves its fewest bytes, alike on every rank.
-
-        Returns:
-            The blocks that take each form, by index in the group.
-        """
+    def form_of(self, index: int, looked_up: LookedUp) -> type[UpdateForm]:
+        """Choose for a group the form that moves the fewest bytes, alike on every rank."""
         key = index, looked_up.num_ids.tobytes() + looked_up.num_bags.tobytes()
         known = self._known.get(key)
         if known is None:
             if len(self._known) >= _MOST_KNOWN:  # bags of any length are of new sizes in every batch
                 self._known.clear()
             sizes = Sizes.of(self.copies[index], looked_up)
-            own = self._possible_forms(index)
-            best = np.argmin([form.bytes_moved(sizes) for form in own], axis=0)
-            places = [own.index(form) if form in own else -1 for form in forms.FORMS]
-            known = [np.flatnonzero(best == place) for place in places]
+            known = min(self._possible_forms(index), key=lambda form: int(form.bytes_moved(sizes).sum()))
             self._known[key] = known
         return known
 
@@ -172,17 +154,17 @@ class ReplicatedStep(ExecutorStep):
     def send_gradients(self, gradients: Sequence[Tensor], scale: float) -> None:  # noqa: D102
         tables = self._tables
         self._weight_gradients: dict[int, Tensor] = {}
-        self._forms: list[list[UpdateForm]] = [[] for _ in tables.groups]
+        self._forms: dict[int, UpdateForm] = {}
         for section, step in zip(tables.sections, self._steps, strict=True):
             own = step.by_group(step.gradients(gradients))
             for group, gradient in zip(section.groups, own, strict=True):
                 if self._trains_weights:
                     self._weight_gradients[group] = self._of_weights(group, gradient)
                 if self._training:
-                    self._forms[group] = self._forms_of(group, gradient, scale)
+                    self._forms[group] = self._form_of(group, gradient, scale)
         if not self._training:
             return
-        every = [form for own in self._forms for form in own]
+        every = [form for _, form in sorted(self._forms.items())]
         self._gathering = Gathering(tables.env, every, tables.device)
         self._summing = Summing(tables.env, every, tables.device)
 
@@ -205,21 +187,18 @@ class ReplicatedStep(ExecutorStep):
             parts[router].append(gradient)
         return added_at_home([torch.cat(own) for own in parts], self._places, num_ids, tables.device)
 
-    def _forms_of(self, index: int, gradient: Tensor, scale: float) -> list[UpdateForm]:
-        """The forms of a group's blocks in this step."""
+    def _form_of(self, index: int, gradient: Tensor, scale: float) -> UpdateForm:
+        """The form of a group in this step."""
         group, copies = self._tables.groups[index], self._tables.copies[index]
         slots = slice(group.slots.start, group.slots.stop)
         looked_up = LookedUp(self._looked_up.num_ids[:, slots], self._looked_up.num_bags[:, slots])
         batch = CopiedBatch(copies, self._tables.env.rank, looked_up, self._bags[index], gradient, scale)
-        chosen = zip(forms.FORMS, self._tables.forms_of(index, looked_up), strict=True)
-        return [form(batch, blocks) for form, blocks in chosen if len(blocks)]
+        return self._tables.form_of(index, looked_up)(batch)
 
     def update(self) -> list[Tensor | None]:  # noqa: D102
         self._gathering.finish()
         self._summing.finish()
-        updated: list[Tensor | None] = []
-        for copies, own in zip(self._tables.copies, self._forms, strict=True):
-            updated += update_jointly(copies, own)
+        updated = [gradient for _, form in sorted(self._forms.items()) for gradient in form.update()]
         self._summing.release()
         del self._forms, self._gathering, self._summing
         return updated

@@ -2,48 +2,35 @@
 
 from __future__ import annotations
 
-from attrs import frozen
-
 from shardwright.contracts.codec import Codec
 from shardwright.contracts.demands import refusal_of_sums
 from shardwright.errors import UnknownPluginError, UnsupportedError
 from shardwright.planning.plan.sharding import ParameterSharding
 from shardwright.planning.tables.codecs import QCommsConfig
 from shardwright.planning.tables.spec import TableSpec
+from shardwright.runtime.routed.plan import Codecs
 from shardwright.runtime.step.executor import ExecutorConfig
 
 
-@frozen(eq=False)
-class TableCodecs:
-    """The codecs of each table of an executor, ``None`` where values travel as they are.
+def codecs_of_tables(config: ExecutorConfig) -> dict[int, Codecs]:
+    """Choose the codecs of each table of an executor, by index: the plan's, or, where it names none, its sharder's.
 
-    Args:
-        pairs: codec of results and codec of gradients, by index of the table.
+    Raises:
+        UnknownPluginError: a codec is not known; the text names the nearest.
+        UnsupportedError: a table has partial sums, and its codec does not carry partial sums.
     """
-
-    pairs: dict[int, tuple[Codec | None, Codec | None]]
-
-    @classmethod
-    def of(cls, config: ExecutorConfig) -> TableCodecs:
-        """Choose each table's codecs: those of the plan, or, where it names none, those of the table's sharder.
-
-        Raises:
-            UnknownPluginError: a codec is not known; the text names the nearest.
-            UnsupportedError: a table has partial sums, and its codec does not carry partial sums.
-        """
-        tables = {index: config.collection.tables[index] for index in config.members}
-        chosen = {index: _config_of(table, config.shardings[table.name]) for index, table in tables.items()}
-        for index, table in tables.items():
-            _check_sums(table, config.shardings[table.name], chosen[index].forward)
-        names = {name for own in chosen.values() for name in (own.forward_precision, own.backward_precision)}
-        # One object a name: tables with the same codec share a group, and are encoded in one call.
-        codecs = {name: QCommsConfig(forward_precision=name).forward for name in names}
-        return cls(
-            {
-                index: (codecs[own.forward_precision], codecs[own.backward_precision])
-                for index, own in chosen.items()
-            }
-        )
+    chosen = {}
+    for index in config.members:
+        table = config.collection.tables[index]
+        sharding = config.shardings[table.name]
+        chosen[index] = _config_of(table, sharding)
+        _check_sums(table, sharding, chosen[index].forward)
+    names = {name for own in chosen.values() for name in (own.forward_precision, own.backward_precision)}
+    # One object a name: tables with the same codec share a group, and are encoded in one call.
+    made = {name: QCommsConfig(forward_precision=name).forward for name in names}
+    return {
+        index: (made[own.forward_precision], made[own.backward_precision]) for index, own in chosen.items()
+    }
 
 
 def _config_of(table: TableSpec, sharding: ParameterSharding) -> QCommsConfig:

@@ -173,15 +173,14 @@ class PayloadFormat:
             if not own.start <= group.slots.start < own.stop:
                 continue
             slots = slice(group.slots.start - own.start, group.slots.stop - own.start)
-            ids, bags = _SlotRun(num_ids, slots), _SlotRun(num_bags, slots)
             part_of_lengths = num_routers + number
             part_of_weights = num_routers * (1 + self._is_pooled) + number
             own_bags = Bags(
-                ids=ids.of(received, starts[number]),
-                lengths=bags.of(received.view(torch.int32), starts[part_of_lengths])
+                ids=_run(received, starts[number], num_ids, slots),
+                lengths=_run(received.view(torch.int32), starts[part_of_lengths], num_bags, slots)
                 if self._is_pooled
                 else None,
-                weights=ids.of(received.view(torch.float32), starts[part_of_weights])
+                weights=_run(received.view(torch.float32), starts[part_of_weights], num_ids, slots)
                 if self._is_weighted
                 else None,
                 counts=num_bags[:, slots],
@@ -201,17 +200,14 @@ def _with_all_bags(bags: Bags, batch_sizes: Ints) -> Bags:
     return Bags(bags.ids, lengths, bags.weights, wanted)
 
 
-class _SlotRun:
-    """A run of slots in a part of each rank's message.
+def _run(message: Tensor, starts: Ints, sizes: Ints, slots: slice) -> Tensor:
+    """Take the elements of a run of slots from a part of each rank's message.
 
     Args:
+        message: messages of all ranks, in the part's dtype.
+        starts: first word of the part in each rank's message, ``[W]``.
         sizes: number of elements of each slot, ``[W, S_r]``.
         slots: the run of slots.
     """
-
-    def __init__(self, sizes: Ints, slots: slice) -> None:
-        self._before, self._sizes = sizes[:, : slots.start].sum(1), sizes[:, slots].sum(1)
-
-    def of(self, message: Tensor, starts: Ints) -> Tensor:
-        """Take the run's elements, of ``message``'s dtype; ``starts`` is each rank's first word of a part, ``[W]``."""
-        return take(message, starts // _WORDS[message.dtype] + self._before, self._sizes)
+    first = starts // _WORDS[message.dtype] + sizes[:, : slots.start].sum(1)
+    return take(message, first, sizes[:, slots].sum(1))

@@ -7,10 +7,10 @@ Legend: W ranks, S slots of all ranks, G kernel groups of all ranks, P pieces.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from types import MappingProxyType
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -29,8 +29,6 @@ from shardwright.planning.tables.spec import TableSpec
 from shardwright.runtime.step.collection import Collection
 from shardwright.runtime.step.kernel_groups import Bucketing, GroupKind, KernelGroup, kernel_of, rows_of_parts
 from shardwright.runtime.step.segments import order_of
-
-NO_CODECS: tuple[Codec | None, Codec | None] = (None, None)
 
 
 @frozen
@@ -131,16 +129,13 @@ class RoutingPlan:
         return np.array([kind.bucketing for kind in self.kinds], dtype=np.int64)[self.pieces.group]
 
 
-class Paths(ABC):
-    """The return paths and codecs of an executor's tables."""
+PathOf: TypeAlias = Callable[[ParameterSharding, Dataflow], tuple[Hashable, bool]]
+"""Gives the return path key of a table's blocks of one dataflow, and true if the path leaves out bags without ids."""
 
-    @abstractmethod
-    def of(self, table: int, sharding: ParameterSharding, dataflow: Dataflow) -> tuple[Hashable, bool]:
-        """Return path key of a table's blocks of one dataflow, and true if it leaves out bags without ids."""
+Codecs: TypeAlias = tuple[Codec | None, Codec | None]
+"""Codec of a table's results, and codec of its gradients; ``None`` where values travel as they are."""
 
-    def codecs_of(self, table: int) -> tuple[Codec | None, Codec | None]:
-        """Codec of a table's results, and codec of its gradients."""
-        return NO_CODECS
+NO_CODECS: Codecs = (None, None)
 
 
 def plan_routing(
@@ -151,7 +146,8 @@ def plan_routing(
     rank: int,
     world_size: int,
     device_type: str,
-    paths: Paths,
+    path_of: PathOf,
+    codecs: Mapping[int, Codecs] = MappingProxyType({}),
     alone: bool = False,
 ) -> RoutingPlan:
     """Lay out the routing of some tables of a collection.
@@ -163,13 +159,14 @@ def plan_routing(
         rank: this rank.
         world_size: the number of ranks.
         device_type: type of the device that holds the blocks.
-        paths: return paths and codecs of the tables. Only tables of one path share a kernel group.
+        path_of: gives the return paths of the tables. Only tables of one path share a kernel group.
+        codecs: codecs of the tables by index; none by default.
         alone: plan for a world whose only rank has this rank's blocks, as replicas need, which ask no other rank.
 
     Raises:
         UnsupportedError: a kernel cannot do what the plan asks, with its reason.
     """
-    builder = _Builder(collection, rank=rank, device_type=device_type, paths=paths)
+    builder = _Builder(collection, rank=rank, device_type=device_type, path_of=path_of, codecs=codecs)
     for index in members:
         sharding = shardings[collection.tables[index].name]
         blocks = sharding.layout.columns
@@ -179,26 +176,20 @@ def plan_routing(
     return builder.plan(world_size) if not alone else builder.plan(world_size).alone()
 
 
-@frozen(eq=False)
-class _KernelShape:
-    """A range of columns of a table, as its kernel sees it.
-
-    Args:
-        request: request to the kernel.
-        first_piece: index of its first piece; it has one for each output of the table.
-        group: index of its kernel group's kind.
-    """
-
-    request: KernelRequest
-    first_piece: int
-    group: int
-
-
 class _Builder:
     """A builder of a routing plan; tables are added in order."""
 
-    def __init__(self, collection: Collection, *, rank: int, device_type: str, paths: Paths) -> None:
-        self._collection, self._rank, self._device_type, self._paths = collection, rank, device_type, paths
+    def __init__(
+        self,
+        collection: Collection,
+        *,
+        rank: int,
+        device_type: str,
+        path_of: PathOf,
+        codecs: Mapping[int, Codecs],
+    ) -> None:
+        self._collection, self._rank, self._device_type = collection, rank, device_type
+        self._path_of, self._codecs = path_of, codecs
         self._outputs = collection.outputs_by_table
         self._readings: dict[Reading, int] = {}
         self._kinds: dict[GroupKind, int] = {}
@@ -225,30 +216,30 @@ class _Builder:
             dataflow = blocks.dataflows[blocks.dataflow[first]] or layout.dataflow
             span = int(blocks.start[first]), int(blocks.stop[first])
             shapes[kind] = self._shape(index, sharding, dataflow, span, readings)
-        self._add_slots(blocks, kept, kind_of_block, shapes, len(outputs))
+        first_pieces = {kind: first for kind, (_, first, _) in shapes.items()}
+        self._add_slots(blocks, kept, kind_of_block, first_pieces, len(outputs))
         for place in kept[blocks.rank[kept] == self._rank].tolist():
-            shape = shapes[int(kind_of_block[place])]
+            request, _, group = shapes[int(kind_of_block[place])]
             spec = BlockSpec(
                 self._collection.tables[index],
                 layout.blocks[place],
-                shape.request,
+                request,
                 len(outputs),
                 layout.extras,
             )
-            self._blocks.append((shape.group, spec))
+            self._blocks.append((group, spec))
 
     def _add_slots(
         self,
         blocks: BlockColumns,
         kept: Ints,
         kind_of_block: Ints,
-        shapes: Mapping[int, _KernelShape],
+        first_pieces: Mapping[int, int],
         num_outputs: int,
     ) -> None:
         """Add a slot for each block and output, in the order of the blocks."""
-        first_piece = np.zeros(max(shapes, default=0) + 1, dtype=np.int32)
-        for kind, shape in shapes.items():
-            first_piece[kind] = shape.first_piece
+        first_piece = np.zeros(max(first_pieces, default=0) + 1, dtype=np.int32)
+        first_piece[list(first_pieces)] = list(first_pieces.values())
         # [blocks, outputs]: a block's pieces are numbered from the first piece of its shape.
         pieces = first_piece[kind_of_block[kept]][:, None] + np.arange(num_outputs, dtype=np.int32)
         ranks, parts = (
@@ -263,7 +254,8 @@ class _Builder:
         dataflow: Dataflow,
         span: tuple[int, int],
         readings: Sequence[int],
-    ) -> _KernelShape:
+    ) -> tuple[KernelRequest, int, int]:
+        """Add a range of columns of a table; return the request to its kernel, its first piece and its group's kind."""
         table = self._collection.tables[index]
         kernel = self._kernel(sharding.compute_kernel)
         request = KernelRequest.of(
@@ -271,22 +263,22 @@ class _Builder:
         )
         request = kernel.with_extras(request, sharding.layout.extras)
         _check_supported(table, sharding, kernel, request)
-        path, leaves_out = self._paths.of(index, sharding, dataflow)
+        path, leaves_out = self._path_of(sharding, dataflow)
         gradient_span = (0, table.embedding_dim) if kernel.needs_whole_rows(request) else span
         bucketing = Bucketing.CUT if sharding.layout.maps_rows else Bucketing.WHOLE
         if request.is_pooled and leaves_out and bucketing is Bucketing.CUT:
             bucketing = Bucketing.RAGGED
-        codecs = self._paths.codecs_of(index)
+        codecs = self._codecs.get(index, NO_CODECS)
         is_matrix = request.is_pooled and kernel.batch_major and bucketing is not Bucketing.RAGGED
         are_alike = not is_matrix or any(codec is not None and not codec.is_elementwise for codec in codecs)
         widths = (span[1] - span[0], gradient_span[1] - gradient_span[0]) if are_alike else None
         key = (kernel.group_key(request), table.update)  # a group is updated at one time
         kind = GroupKind(bucketing, path, sharding.compute_kernel, key, is_matrix, widths, codecs)
         group = self._kinds.setdefault(kind, len(self._kinds))
-        shape = _KernelShape(request, len(self._pieces), group)
+        first_piece = len(self._pieces)
         for output, reading in zip(self._outputs[index], readings, strict=True):
             self._pieces.append((output, *span, *gradient_span, reading, group))
-        return shape
+        return request, first_piece, group
 
     def _kernel(self, name: str) -> ComputeKernel:
         if name not in self._kernels:

@@ -12,27 +12,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from attrs import frozen
 from torch import Tensor
 
 from shardwright.contracts.lookup import Bags, Lookup
 from shardwright.runtime.step.kernel_groups import KernelGroup
 from shardwright.runtime.step.segments import index_of, numbered, order_of, repeated
-
-
-@frozen(eq=False)
-class _Filled:
-    """Ragged bags after filling up.
-
-    Args:
-        bags: the filled bags, of one source.
-        row: row of each ragged bag in the kernel's result, seen as rows of one width: ``[K]``.
-        num_rows: rows of the result, ``S * n``.
-    """
-
-    bags: Bags
-    row: Tensor
-    num_rows: int
 
 
 class FillingLookup:
@@ -50,14 +34,14 @@ class FillingLookup:
 
     def forward(self, bags: Bags, *, training: bool) -> tuple[Tensor, Any]:
         """Look up as :meth:`Lookup.forward` does; results are rows in the order of the ragged bags."""
-        filled = self._filled(bags)
-        result, saved = self._lookup.forward(filled.bags, training=training)
-        rows = result.reshape(filled.num_rows, self._widths[0]).index_select(0, filled.row)
-        return rows.view(-1), (filled.row, filled.num_rows, saved)
+        filled, row, num_rows = self._filled(bags)
+        result, saved = self._lookup.forward(filled, training=training)
+        rows = result.reshape(num_rows, self._widths[0]).index_select(0, row)
+        return rows.view(-1), (row, num_rows, saved)
 
     def prefetch(self, bags: Bags) -> None:
         """Bring rows near as :meth:`Lookup.prefetch` does."""
-        self._lookup.prefetch(self._filled(bags).bags)
+        self._lookup.prefetch(self._filled(bags)[0])
 
     def anticipate(self, saved: Any) -> None:
         """Prepare the backward pass as :meth:`Lookup.anticipate` does."""
@@ -70,7 +54,13 @@ class FillingLookup:
         rows[row] = gradient.view(len(row), self._widths[1])
         return self._lookup.backward_scaled(inner, rows.view(-1), scale)
 
-    def _filled(self, bags: Bags) -> _Filled:
+    def _filled(self, bags: Bags) -> tuple[Bags, Tensor, int]:
+        """Fill up bags.
+
+        Returns:
+            The filled bags, of one source; the row of each ragged bag in the kernel's result, seen as rows of one
+            width, ``[K]``; and the number of the result's rows, ``S * n``.
+        """
         assert bags.lengths is not None  # only pooled lookups are ragged
         counts, device = bags.table, bags.ids.device
         # Ragged bags stand source by source, then slot by slot. Filled bags stand slot by slot, [S, n], and within a
@@ -92,7 +82,7 @@ class FillingLookup:
             counts=((most,) * bags.num_slots,),
         )
         row = place * bags.num_slots + slot if self._batch_major else target
-        return _Filled(filled, row, len(lengths))
+        return filled, row, len(lengths)
 
 
 def taking_ragged(lookup: Lookup, group: KernelGroup) -> Lookup | FillingLookup:

@@ -134,12 +134,6 @@ class PathSlots:
     groups: Sequence[int]
 
     @classmethod
-    def of(cls, plan: RoutingPlan, path: object) -> PathSlots:
-        """Select the slots of a return path."""
-        kinds = [index for index, kind in enumerate(plan.kinds) if kind.path == path]
-        return cls.of_kinds(plan, kinds)
-
-    @classmethod
     def of_kinds(cls, plan: RoutingPlan, kinds: Sequence[int]) -> PathSlots:
         """Select the slots of some kinds of kernel groups."""
         is_chosen = np.isin(plan.pieces.group, kinds)[plan.slots.piece]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from itertools import groupby
-from typing import ClassVar
+from typing import ClassVar, TypeAlias
 
 import numpy as np
 import torch
@@ -20,7 +20,6 @@ from torch import Tensor
 
 from shardwright.contracts.lookup import Bags
 from shardwright.planning.layouts.blocks import Ints
-from shardwright.planning.layouts.row_maps import RowMap
 from shardwright.runtime.ranks.devices import Constant, read_on_host, sent_to
 from shardwright.runtime.routed.plan import Reading, RoutingPlan, SlotColumns
 from shardwright.runtime.step.collection import FeatureBatch
@@ -228,14 +227,8 @@ class _Sorted:
         return numbered(self.counts, len(self.place))
 
 
-@frozen(eq=False)
-class _BucketBags:
-    """The bags of each bucket; fields are those of :class:`Bucketed`, by bucket instead of slot."""
-
-    num_ids: Ints
-    num_bags: Ints
-    lengths: Tensor | None
-    places: Tensor | None
+_BucketBags: TypeAlias = tuple[Ints, Ints, Tensor | None, Tensor | None]
+"""Ids and bags of each bucket, lengths and places of the bags, as :class:`Bucketed` has them by slot."""
 
 
 class _BucketRouter(Router):
@@ -251,7 +244,8 @@ class _BucketRouter(Router):
         used.sort(key=lambda place: _class_name(plan.readings[place]))
         readings = [plan.readings[place] for place in used]
         self._features = np.array([reading.feature for reading in readings], dtype=np.int64)
-        self._maps = [_map_of(reading) for reading in readings]
+        # Only features that are parted are cut.
+        self._maps = [reading.row_map for reading in readings if reading.row_map is not None]
         num_parts = np.array([row_map.num_parts for row_map in self._maps], dtype=np.int64)
         self._first_part = starts_of(num_parts)
         first = np.zeros(len(plan.readings), dtype=np.int64)
@@ -304,12 +298,10 @@ class _BucketRouter(Router):
         place = order_of(keys, self._num_classes)
         if self._has_unread:
             place = place[: int(read_on_host(counts.sum()))]
-        bags = self._bags(_Sorted(batch, sizes, place, counts))
+        num_ids, num_bags, lengths, places = self._bags(_Sorted(batch, sizes, place, counts))
         weights = None if batch.weights is None else take(batch.weights, starts, sizes).index_select(0, place)
         ids = rows.index_select(0, place)
-        routed = Bucketed(
-            batch.batch_size, bags.num_ids, bags.num_bags, ids, bags.lengths, weights, bags.places
-        )
+        routed = Bucketed(batch.batch_size, num_ids, num_bags, ids, lengths, weights, places)
         return routed if self._bucket_of_slot is None else _repeated(routed, self._bucket_of_slot)
 
     def _placed(self, ids: Tensor, sizes: Ints) -> tuple[Tensor, Tensor]:
@@ -348,9 +340,8 @@ class CutRouter(_BucketRouter):
         # Bag of each id: bucket * B + sample. Counting the ids of each bag gives its length, empty bags too.
         bag = ids.bucket.mul_(size).add_(self._samples(ids))
         lengths = counts_of(bag, num_buckets * size)
-        return _BucketBags(
-            read_on_host(ids.counts).numpy(), np.full(num_buckets, size), lengths.to(torch.int32), None
-        )
+        num_ids = read_on_host(ids.counts).numpy()
+        return num_ids, np.full(num_buckets, size), lengths.to(torch.int32), None
 
 
 class RaggedRouter(_BucketRouter):
@@ -372,7 +363,7 @@ class RaggedRouter(_BucketRouter):
         num_ids, num_bags = read_on_host(torch.stack([ids.counts, num_bags])).numpy()
         edges = places_where(begins, before, int(num_bags.sum()) + 1)
         lengths = (edges[1:] - edges[:-1]).to(torch.int32)
-        return _BucketBags(num_ids, num_bags, lengths, places=samples.index_select(0, edges[:-1]))
+        return num_ids, num_bags, lengths, samples.index_select(0, edges[:-1])
 
 
 class CutSequenceRouter(_BucketRouter):
@@ -384,7 +375,7 @@ class CutSequenceRouter(_BucketRouter):
         num_ids = read_on_host(ids.counts).numpy()
         # Place of each id among its feature's: its place among all readings' ids, less the start of its reading.
         first = repeated(starts_of(ids.sizes), ids.sizes, ids.place.device)
-        return _BucketBags(num_ids, num_ids, None, ids.place - first.index_select(0, ids.place))
+        return num_ids, num_ids, None, ids.place - first.index_select(0, ids.place)
 
 
 def _repeated(buckets: Bucketed, bucket_of_slot: Ints) -> Bucketed:
@@ -401,11 +392,6 @@ def _repeated(buckets: Bucketed, bucket_of_slot: Ints) -> Bucketed:
         weights=None if buckets.weights is None else take(buckets.weights, first_id, num_ids),
         places=None if buckets.places is None else take(buckets.places, first_bag, num_bags),
     )
-
-
-def _map_of(reading: Reading) -> RowMap:
-    assert reading.row_map is not None  # only features that are parted are cut
-    return reading.row_map
 
 
 def _class_name(reading: Reading) -> str:

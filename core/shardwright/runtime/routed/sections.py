@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -20,8 +21,7 @@ from torch import Tensor
 from shardwright.planning.layouts.blocks import Ints
 from shardwright.runtime.routed.plan import RoutingPlan
 from shardwright.runtime.routed.return_path import Answers, PathSlots
-from shardwright.runtime.routed.section import SectionStep
-from shardwright.runtime.routed.trimming import FilledUpResults, TrimmedStep
+from shardwright.runtime.routed.section_steps import SectionStep, Trim, TrimmedStep
 from shardwright.runtime.routed.wire import WireSegment
 from shardwright.runtime.step.columns import Columns, Move, Placement, Room, selected
 from shardwright.runtime.step.kernel_groups import Bucketing, GroupKind
@@ -65,43 +65,23 @@ class Section(ABC):
             return self._begin(answers)
         # The section sees slots that are filled up to the batch size; what travels is trimmed.
         step = self._begin(_filled_up(answers, self.kind.bucketing, self.rank))
-        return TrimmedStep(step, self._shapes_asked(answers), self._shapes_answered(answers), answers.device)
+        sizes, bounds = answers.batch_sizes, self.slots.first
+        edges, own = bounds[1:-1], slice(*bounds[self.rank : self.rank + 2])
+        bags_asked = np.split(self.bags_asked(answers), edges)
+        bags_answered = list(answers.answered[self.kind.bucketing][:, self.local])
+        asked, answered = [], []
+        trim = partial(Trim.of, is_matrix=self.kind.is_matrix, device=answers.device)
+        for widths, wire in zip(self._slot_widths, self.wire, strict=True):  # results, then gradients
+            here = np.full_like(sizes, sizes[self.rank])
+            asked.append(trim(bags_asked, here, np.split(widths, edges), unit=wire.width))
+            answered.append(trim(bags_answered, sizes, [widths[own]] * len(sizes), unit=wire.width))
+        return TrimmedStep(step, asked, answered)
 
     def _is_filled_up(self, answers: Answers) -> bool:
         """True if all slots have the batch size of their source, on both sides."""
         bucketing, sizes = self.kind.bucketing, answers.batch_sizes
         is_own = (answers.asked[bucketing].num_bags == sizes[self.rank]).all()
         return bool(is_own and (answers.answered[bucketing] == sizes[:, None]).all())
-
-    def _shapes_asked(self, answers: Answers) -> list[FilledUpResults]:
-        """Forms of this rank's results from each rank, and of their gradients."""
-        edges, size = self.slots.first[1:-1], answers.batch_sizes[self.rank]
-        bags = np.split(self.bags_asked(answers), edges)
-        return [
-            FilledUpResults(
-                bags,
-                np.full(len(bags), size),
-                np.split(widths, edges),
-                unit=wire.width,
-                is_matrix=self.kind.is_matrix,
-            )
-            for widths, wire in zip(self._slot_widths, self.wire, strict=True)
-        ]
-
-    def _shapes_answered(self, answers: Answers) -> list[FilledUpResults]:
-        """Forms of each rank's results from this rank, and of their gradients."""
-        own = slice(*self.slots.first[self.rank : self.rank + 2])
-        bags, sizes = answers.answered[self.kind.bucketing][:, self.local], answers.batch_sizes
-        return [
-            FilledUpResults(
-                list(bags),
-                sizes,
-                [widths[own]] * len(sizes),
-                unit=wire.width,
-                is_matrix=self.kind.is_matrix,
-            )
-            for widths, wire in zip(self._slot_widths, self.wire, strict=True)
-        ]
 
     @abstractmethod
     def _begin(self, answers: Answers) -> SectionStep:

@@ -2,58 +2,76 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, Final
 
 import numpy as np
-from attrs import frozen
+import torch
 from torch import Tensor
 
-from shardwright.contracts.codec import Codec
 from shardwright.contracts.lookup import Bags
+from shardwright.errors import UnsupportedError
 from shardwright.planning.layouts.blocks import Ints
-from shardwright.planning.layouts.layout import Dataflow, Routed
+from shardwright.planning.layouts.layout import Dataflow, Exchange, Hierarchical, Routed
 from shardwright.planning.plan.sharding import ParameterSharding
 from shardwright.runtime.ranks.devices import sent_to
 from shardwright.runtime.ranks.environment import ShardingEnv
-from shardwright.runtime.routed.codecs import TableCodecs
+from shardwright.runtime.routed.codecs import codecs_of_tables
+from shardwright.runtime.routed.direct import DirectReturn
+from shardwright.runtime.routed.hierarchical import HostReturn
 from shardwright.runtime.routed.payload import PayloadFormat
-from shardwright.runtime.routed.plan import Paths, plan_routing
+from shardwright.runtime.routed.plan import PathOf, plan_routing
 from shardwright.runtime.routed.ragged import taking_ragged
 from shardwright.runtime.routed.return_path import Answers, PathSlots, ReturnPath, ReturnStep
-from shardwright.runtime.routed.return_paths import return_path_of
 from shardwright.runtime.routed.routing import Bucketed, added_at_home, route_all, routers_of
-from shardwright.runtime.routed.weights_back import WeightsBack
 from shardwright.runtime.step.backward.kept_gradients import keeping_gradients, prefetches
 from shardwright.runtime.step.backward.weight_gradients import weight_gradients
 from shardwright.runtime.step.collection import FeatureBatch
 from shardwright.runtime.step.executor import Executor, ExecutorConfig, ExecutorStep, PeerHeaders
+from shardwright.runtime.step.segments import deal, interleave
+
+# Dataflow -> the path of pooled results, and that of sequences.
+_PATHS: Final[Mapping[type, tuple[type[ReturnPath], type[ReturnPath]]]] = {
+    Exchange: (DirectReturn, DirectReturn),
+    Hierarchical: (HostReturn, DirectReturn),
+}
 
 
-@frozen(eq=False)
-class RoutedPaths(Paths):
-    """The return paths of routed tables' dataflows.
+def return_path_of(dataflow: Routed, *, is_pooled: bool) -> Callable[..., ReturnPath]:
+    """The return path of a dataflow, as a class or another callable that makes one.
 
     Args:
-        env: the ranks.
-        codecs: codecs of the tables.
-        is_pooled: there is one result per bag.
+        dataflow: dataflow of some blocks of a layout.
+        is_pooled: there is one result per bag, else one per id.
+
+    Raises:
+        UnsupportedError: neither the dataflow nor a class that it derives from names a path.
     """
+    own: Callable[..., ReturnPath] | None = dataflow.return_path(is_pooled=is_pooled)
+    if own is not None:
+        return own
+    for owner in type(dataflow).__mro__:
+        if owner in _PATHS:
+            pooled, sequences = _PATHS[owner]
+            return pooled if is_pooled else sequences
+    raise UnsupportedError(
+        f"dataflow {dataflow.name!r}: {type(dataflow).__qualname__}.return_path() gave None, which only a class "
+        "derived from Exchange or Hierarchical may; return a ReturnPath"
+    )
 
-    env: ShardingEnv
-    codecs: TableCodecs
-    is_pooled: bool
 
-    def of(self, table: int, sharding: ParameterSharding, dataflow: Dataflow) -> tuple[Hashable, bool]:  # noqa: D102
+def _path_among(env: ShardingEnv, *, is_pooled: bool) -> PathOf:
+    """The return paths of dataflows among some ranks."""
+
+    def path_of(sharding: ParameterSharding, dataflow: Dataflow) -> tuple[Hashable, bool]:
         assert isinstance(dataflow, Routed)  # the engine deals tables to executors by dataflow
-        path: Any = return_path_of(dataflow, is_pooled=self.is_pooled)
+        path: Any = return_path_of(dataflow, is_pooled=is_pooled)
         # Whatever makes a path may be one, a class or an object that is called.
         if isinstance(path, type) and issubclass(path, ReturnPath):
-            path = path.among(self.env)
+            path = path.among(env)
         return path, not getattr(path, "keeps_empty_bags", False)
 
-    def codecs_of(self, table: int) -> tuple[Codec | None, Codec | None]:  # noqa: D102
-        return self.codecs.pairs[table]
+    return path_of
 
 
 class RoutedTables(Executor):
@@ -69,7 +87,8 @@ class RoutedTables(Executor):
             rank=config.env.rank,
             world_size=config.env.world_size,
             device_type=config.device.type,
-            paths=RoutedPaths(config.env, TableCodecs.of(config), is_pooled),
+            path_of=_path_among(config.env, is_pooled=is_pooled),
+            codecs=codecs_of_tables(config),
         )
         self.groups = self.plan.groups
         self.lookups = keeping_gradients(config.lookups(self.groups), self.groups)
@@ -88,11 +107,11 @@ class RoutedTables(Executor):
         self._make_rooms()
 
     def _paths(self) -> tuple[list[PathSlots], list[ReturnPath]]:
-        path_types: list[Any] = list(dict.fromkeys(kind.path for kind in self.plan.kinds))
-        slots = [PathSlots.of(self.plan, path_type) for path_type in path_types]
-        return slots, [
-            path_type(self.plan, own, self.env) for path_type, own in zip(path_types, slots, strict=True)
-        ]
+        kinds: dict[Any, list[int]] = {}
+        for index, kind in enumerate(self.plan.kinds):
+            kinds.setdefault(kind.path, []).append(index)
+        slots = [PathSlots.of_kinds(self.plan, own) for own in kinds.values()]
+        return slots, [path(self.plan, own, self.env) for path, own in zip(kinds, slots, strict=True)]
 
     def _make_rooms(self) -> None:
         """Have results made where they are sent from, where they are sent as they are."""
@@ -132,7 +151,9 @@ class RoutedStep(ExecutorStep):
         self._routed, self._places = (None, []) if batch is None else route_all(tables.routers, batch)
         self._num_ids = np.zeros(0, dtype=np.int64) if batch is None else batch.num_ids
         self._bags: list[Bags] | None = None
-        self._weights_back: WeightsBack | None = None
+        self._back: tuple[list[Bags], Ints, Ints] | None = (
+            None  # weighted bags, values that leave and that arrive
+        )
         self._saved: list[Any] = []
         self._steps: list[ReturnStep] = []
 
@@ -179,8 +200,7 @@ class RoutedStep(ExecutorStep):
     def lookup(self, *, training: bool, trains_weights: bool = False) -> None:  # noqa: D102
         results = []
         if trains_weights:
-            sizes = self._tables.format.sizes_back(self._asked, self._incoming)
-            self._weights_back = WeightsBack(self._arrived(), *sizes)
+            self._back = self._arrived(), *self._tables.format.sizes_back(self._asked, self._incoming)
         for taking, own in zip(self._tables.taking, self._arrived(), strict=True):
             result, saved = taking.forward(own, training=training)
             results.append(result.reshape(-1))
@@ -229,22 +249,31 @@ class RoutedStep(ExecutorStep):
         return self._received
 
     def send_weight_gradients(self) -> None:  # noqa: D102
-        assert self._weights_back is not None  # the lookup was told
-        tables, back = self._tables, self._weights_back
+        assert self._back is not None  # the lookup was told
+        tables, (bags, leaving, arriving) = self._tables, self._back
         received = self._gradients()  # a collective of all ranks, also of those without a block
         found = []
         for number, (group, lookup) in enumerate(zip(tables.groups, tables.lookups, strict=True)):
             gradient, scale_left = received[number]
             # A kernel that takes no ragged bags looked up others than those that arrived.
             saved = self._saved[number] if lookup is tables.taking[number] else None
-            own = weight_gradients(group.kernel, lookup, back.bags[number], gradient, saved)
+            own = weight_gradients(group.kernel, lookup, bags[number], gradient, saved)
             # Weights belong to one rank's batch: their gradients are averaged with other dense parameters' later.
             found.append(own.mul_(scale_left / self._scale))
-        back.send(found, tables.env.communicator, tables.device)
+        sent = (
+            interleave(found, leaving) if found else torch.empty(0, dtype=torch.float32, device=tables.device)
+        )
+        splits = arriving.sum(0).tolist()
+        self._weights = sent.new_empty(sum(splits))
+        self._work = tables.env.communicator.all_to_all(
+            self._weights, sent, splits, leaving.sum(0).tolist(), label="gradients of weights"
+        )
 
     def weight_gradients(self, num_ids: int) -> Tensor:  # noqa: D102
-        assert self._weights_back is not None  # the lookup was told
-        return added_at_home(self._weights_back.arrived(), self._places, num_ids, self._tables.device)
+        assert self._back is not None  # the lookup was told
+        self._work.wait()
+        arrived = deal(self._weights, self._back[2])  # in the order of each router's ids
+        return added_at_home(arrived, self._places, num_ids, self._tables.device)
 
     def update(self) -> list[Tensor | None]:  # noqa: D102
         received = self._gradients()

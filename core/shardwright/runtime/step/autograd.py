@@ -25,11 +25,8 @@ class DifferentiableStep(Protocol):
     def expect_gradients(self) -> None:
         """Say that a backward pass may come."""
 
-    def check_pass(self, end: Any) -> None:
-        """Check that the backward pass reaches the node ``end``."""
-
-    def gradients_are_there(self, gradients: Sequence[Tensor]) -> None:
-        """Send the outputs' gradients."""
+    def gradients_are_there(self, gradients: Sequence[Tensor], end: Any) -> None:
+        """Send the outputs' gradients, in a backward pass that is to reach the node ``end``."""
 
     def weight_gradients(self) -> Tensor | None:
         """Wait for the gradients of ids' weights."""
@@ -176,10 +173,9 @@ class _Outputs(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         (end,) = ctx.saved_tensors
         step: DifferentiableStep = ctx.step
-        step.check_pass(ctx.last)
         if not torch._C._autograd._get_current_graph_task_keep_graph():
             del ctx.step
-        step.gradients_are_there([_as_rows(gradient) for gradient in gradients])
+        step.gradients_are_there([_as_rows(gradient) for gradient in gradients], ctx.last)
         return None, torch.zeros_like(end), None, *(None for _ in gradients)
 
 

@@ -42,7 +42,7 @@ from shardwright.runtime.step.backward.kept_gradients import (
 )
 from shardwright.runtime.step.backward.learning_rates import LearningRates
 from shardwright.runtime.step.backward.weight_gradients import weights_refusal
-from shardwright.runtime.step.batches.headers import Header, HeaderFormat, Headers
+from shardwright.runtime.step.batches.headers import HeaderFormat, Headers
 from shardwright.runtime.step.batches.inputs import BatchProblem, BatchReader, InputChecks, Status, goes_on
 from shardwright.runtime.step.batches.rank_problems import RankProblem, raise_problems
 from shardwright.runtime.step.collection import Collection, FeatureBatch
@@ -75,7 +75,6 @@ class CollectionEngine:
 
     Attributes:
         updated_in_backward: description of the first table that a kernel updates in the backward pass; empty if none.
-        scaling_refusal: the reason why its tables cannot be trained with scaled gradients; empty if they can.
         kept: the gradients of tables that are updated in the optimizer's step.
         limits: the largest elements of the outputs' gradients.
         events: events of the collection, for listeners.
@@ -140,14 +139,13 @@ class CollectionEngine:
                 all(table.optimizer is not None and table.optimizer.adds_up for table in at_once),
                 [table.describe() for table in updated if table.update == "in_step"],
                 lambda: kept.is_there,
+                next((table.describe() for table in tables if table.max_gradient is not None), ""),
+                device.type,
             )
         )
-        self.scaling_refusal = _scaling_refusal(tables, shardings)
         self.header = HeaderFormat([executor.header_size for executor in self.executors])
-        if before is None:
-            self.number = env.lockstep.join(self.collection.name, self.header.size)
-        else:
-            self.number = env.lockstep.rejoin(before.number, self.header.size)
+        before_number: int | None = None if before is None else before.number
+        self.number: int = env.lockstep.join(self.collection.name, self.header.size, before_number)
         self._steps: WeakSet[EngineStep] = WeakSet()
         trained = compress(self.executors, self.is_trained)
         self.anchors = Anchors(
@@ -189,23 +187,6 @@ class CollectionEngine:
                     "it, or let go of the outputs and the loss; evaluate in torch.no_grad()"
                 )
         return ""
-
-
-def _scaling_refusal(tables: Sequence[TableSpec], shardings: Mapping[str, ParameterSharding]) -> str:
-    """The reason why the tables cannot be trained with scaled gradients; empty if they can."""
-    for table in tables:
-        if table.max_gradient is not None:
-            return (
-                f"table {table.describe()} has a max_gradient, to which scaled gradients would be clipped: leave it "
-                "out of fused_params, and clip by shardwright.clip_grad_value_ after scaler.unscale_()"
-            )
-        if table.update == "in_backward" and is_updated_in_backward(table, shardings[table.name]):
-            return (
-                f"table {table.describe()} is updated in the backward pass, and would take the scaled gradient, also "
-                "in steps that the scaler skips. Shard it with update='in_step', an argument of its sharder and of "
-                "DistributedModelParallel: optimizer.step() then applies its gradients"
-            )
-    return ""
 
 
 def _keeping(lookups: Sequence[Lookup], groups: Sequence[KernelGroup]) -> list[KeptGradients]:
@@ -306,10 +287,10 @@ class EngineStep:
         env, engine = self._engine.env, self._engine
         env.lockstep.note("headers", engine.number)
         words = env.lockstep.words(engine.number, with_gradients=torch.is_grad_enabled())
-        header = Header(*words, self._batch_size, self._status, self._extra_word, self._trains_weights)
+        fields = (*words, self._batch_size, self._status, self._extra_word, self._trains_weights)
         # All collections' headers have one length, so that a header taken for another collection's is read whole.
         size = env.lockstep.header_size
-        rows = engine.header.pack(header, [executor.headers() for executor in self._executors], size)
+        rows = engine.header.pack(fields, [executor.headers() for executor in self._executors], size)
         channel, device_type = env.header_channel
         device = engine.device if engine.device.type == device_type else torch.device(device_type)
         sent = sent_to(device, rows.reshape(-1))
@@ -422,14 +403,15 @@ class EngineStep:
         """Register the step for gradients: its outputs are used, so a backward pass may come."""
         self._engine.env.lockstep.gradients.expect(self._number, self)
 
-    def check_pass(self, end: Any) -> None:
-        """Check that the backward pass under way is a whole one, where tables are updated in it.
+    def gradients_are_there(self, gradients: Sequence[Tensor], end: Any) -> None:
+        """Send each rank its gradients, in the order that all ranks keep.
 
         Args:
+            gradients: gradients of the outputs.
             end: autograd node that every whole backward pass reaches.
 
         Raises:
-            UnsupportedError: the pass is ``torch.autograd.grad`` or ``backward(inputs=...)``.
+            UnsupportedError: the pass is ``torch.autograd.grad`` or ``backward(inputs=...)``, and would update tables.
         """
         table = self._engine.updated_in_backward
         if table and not torch._C._will_engine_execute_node(end):
@@ -438,9 +420,6 @@ class EngineStep:
                 "updated in the backward pass: that would be a side effect. Call backward() on the loss; tables whose "
                 "gradients are to be had need a compute kernel that shows them"
             )
-
-    def gradients_are_there(self, gradients: Sequence[Tensor]) -> None:
-        """Send each rank its gradients, in the order that all ranks keep."""
         clipped = self._engine.limits.clipped(gradients)
         own = self._engine.arrangement.gradients(clipped, self.batch)
         send = partial(self._send_gradients, own)

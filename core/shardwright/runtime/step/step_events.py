@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from shardwright.contracts.extension import StepListener, TrainedCollection
@@ -28,6 +29,11 @@ class StepEvents:
     def __init__(self, collection: TrainedCollection) -> None:
         self.collection, self.num_updates = collection, 0
         self._listeners = step_listeners()
+
+    def begins(self, parameters: Sequence[tuple[str, Any, bool]]) -> None:
+        """Tell that a lookup with gradients begins."""
+        for listener in self._listeners:
+            listener.begins(self.collection, parameters)
 
     def updates(self, forward: Any) -> None:
         """Tell that gradients of a forward pass have come."""

@@ -6,6 +6,7 @@ Legend: W sources, S slots, K blocks, D columns of a block, C columns of a slot'
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Any, TypeAlias
 
@@ -168,9 +169,9 @@ class FusedNumbaLookup(Lookup):
             )
         return cells.by_row
 
-    def row_sums(self, bags: Bags, gradients: Sequence[Tensor], blocks: tuple[int, ...], out: Tensor) -> bool:
+    def row_sums(self, bags: Bags, gradients: Sequence[Tensor], out: Tensor) -> bool:
         geometry, cells = self._geometry, Cells.of(bags)
-        wanted, starts = geometry.row_sums(blocks)
+        wanted, starts = geometry.row_sums
         pieces = [gradient if gradient.stride(1) == 1 else gradient.contiguous() for gradient in gradients]
         places = np.array([[piece.data_ptr(), piece.stride(0)] for piece in pieces], dtype=np.int64)
 
@@ -184,12 +185,11 @@ class FusedNumbaLookup(Lookup):
         in_threads(add_up, shares_of(lambda: geometry.block_work(cells)[wanted], len(wanted), may_part=False))
         return True
 
-    def update_rows(self, terms: Sequence[Tensor], blocks: tuple[int, ...], scale: float) -> None:
-        if len(blocks) == len(self.blocks):
-            self._num_steps += 1
+    def update_rows(self, terms: Sequence[Tensor], scale: float) -> None:
+        self._num_steps += 1
         geometry = self._geometry
         first, second = self._update.addresses(self._states)
-        wanted, starts = geometry.row_sums(blocks)
+        wanted, starts = geometry.row_sums
         optimizer, numbers = self._update.number, self._update.numbers(self._learning_rate, self._num_steps)
         sums = np.array([term.data_ptr() for term in terms], dtype=np.int64)
 
@@ -299,7 +299,6 @@ class Geometry:
         self._dims = {False: self.slots[:, 1], True: self.blocks[per_slot, 4]}
         self._spans = list(zip(first_rows, rows, bases, dims, strict=True))
         self._known: dict[Any, tuple[Ints, int]] = {}
-        self._row_sums: dict[tuple[int, ...], tuple[Ints, Ints]] = {}
 
     def places(self, counts: Ints, *, is_matrix: bool, gradient: bool = False) -> tuple[Ints, int]:
         """A cell's first bag, where its result (or gradient) begins, and from bag to bag; and the size of all.
@@ -325,18 +324,13 @@ class Geometry:
         places = np.stack([first_bags, starts, np.full(counts.shape, dims.sum())], axis=2)
         return places.reshape(-1, 3), int(totals.sum())
 
-    def row_sums(self, blocks: tuple[int, ...]) -> tuple[Ints, Ints]:
-        """Some blocks; where each one's rows and marks begin in :meth:`FusedNumbaLookup.row_sums`, and its rows."""
-        known = self._row_sums.get(blocks)
-        if known is None:
-            if len(self._row_sums) >= _MAX_KNOWN:
-                self._row_sums.clear()
-            wanted = np.array(blocks, dtype=np.int64)
-            rows, own = self._sum_shapes[wanted].T
-            sizes = np.concatenate([rows * own, rows])
-            starts = (np.cumsum(sizes) - sizes).reshape(2, -1)
-            known = self._row_sums[blocks] = (wanted, _table(*starts, rows))
-        return known
+    @cached_property
+    def row_sums(self) -> tuple[Ints, Ints]:
+        """All blocks; where each one's rows and marks begin in :meth:`FusedNumbaLookup.row_sums`, and its rows."""
+        rows, own = self._sum_shapes.T
+        sizes = np.concatenate([rows * own, rows])
+        starts = (np.cumsum(sizes) - sizes).reshape(2, -1)
+        return np.arange(len(rows)), _table(*starts, rows)
 
     def slot_work(self, cells: Cells) -> Ints:
         """Elements that each slot reads: ``[S]``."""

@@ -69,6 +69,6 @@ def _served(sharding_type: str) -> float:
             ids = served.module["ids"](features)["s"].values() - unsharded["ids"](features)["s"].values()
             largest = max([largest, *(float(own.abs().max()) for own in (bags, ids) if own.numel())])
     assert all(
-        torch.equal(value, unsharded.state_dict()[name]) for name, value in served.state_dict().items()
+        torch.equal(value, unsharded.state_dict()[name]) for name, value in served.full_state_dict().items()
     )
     return largest

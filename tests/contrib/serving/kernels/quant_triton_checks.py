@@ -122,7 +122,7 @@ def test_sharded_collections_equal_unsharded_and_keep_their_rows(precision: str)
         with torch.no_grad():
             assert torch.equal(outputs(model(batch(env.rank))), outputs(quantised(batch(env.rank))))
         wanted = torch.nn.Sequential(quantised).state_dict()
-        assert all(torch.equal(own, wanted[name]) for name, own in model.state_dict().items())
+        assert all(torch.equal(own, wanted[name]) for name, own in model.full_state_dict().items())
 
     by_default = outputs(quantised(batch(0)))
     quantised.use_kernel("quant_triton")

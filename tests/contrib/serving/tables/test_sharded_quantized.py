@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -105,7 +106,7 @@ def test_state_dict_is_the_unsharded_ones_and_loads(kind: str, precision: str) -
 
     def on_rank(env: sw.ShardingEnv) -> None:
         model = sharded(env, torch.nn.Sequential(quantised), plan)
-        found = model.state_dict()
+        found = model.full_state_dict()
         assert list(found) == list(wanted)
         assert all(torch.equal(found[name], wanted[name]) for name in wanted)
         empty = sharded(env, torch.nn.Sequential(type(quantised)(quantised.tables, device="meta")), plan)
@@ -123,19 +124,19 @@ def test_state_dict_is_the_unsharded_ones_and_loads(kind: str, precision: str) -
     run_simulated(on_rank, 2)
 
 
-def test_what_sharded_quantised_collections_do_not_do_raises() -> None:
+def test_what_sharded_quantised_collections_do_not_do_raises(tmp_path: Path) -> None:
     quantised = serving.quantize_embeddings(collection("SUM"))
     plan = plan_of(torch.nn.Sequential(quantised), "table_wise", 1, "quant_torch")
     model = sharded(sw.ShardingEnv.local(device_type="cpu"), torch.nn.Sequential(quantised), plan)
-    with pytest.raises(sw.UnsupportedError, match="rows of INT8 are saved whole"):
-        model.module[0].sharded_state_dict()
+    with pytest.raises(sw.UnsupportedError, match="rows of INT8 are not saved in blocks"):
+        sw.save_checkpoint(tmp_path, model)
     moved = plan_of(torch.nn.Sequential(quantised), "table_wise", 1, "quant_numba")
     with pytest.raises(sw.UnsupportedError, match="rows of INT8 do not move between plans"):
         model.reshard(moved)
     assert not model.reshard(plan).tables
     with pytest.raises(RuntimeError, match=r"is torch.uint8 \[1, 1\], not torch.uint8 \[23, 36\]"):
         model.load_state_dict(
-            {**model.state_dict(), "0.embedding_bags.a.weight": torch.zeros(1, 1, dtype=torch.uint8)}
+            {**model.full_state_dict(), "0.embedding_bags.a.weight": torch.zeros(1, 1, dtype=torch.uint8)}
         )
     wrong = sw.KeyedJaggedTensor.from_lists({"f": [[16]], "g": [[1]], "h": [[1]]})
     with pytest.raises(sw.InvalidInputError, match="16"):
@@ -230,7 +231,7 @@ def test_other_rows_on_one_rank_are_refused_or_the_first_ranks(kind: str) -> Non
     with pytest.raises(sw.errors.DistributedError, match=r"1 of 3 tables, 'b' first: .*; rank 1: others"):
         run_simulated(lambda env: built(env, sync=False), 2)
     expected = dict(torch.nn.Sequential(own).state_dict())
-    for state in run_simulated(lambda env: built(env, sync=True).state_dict(), 2):
+    for state in run_simulated(lambda env: built(env, sync=True).full_state_dict(), 2):
         assert all(torch.equal(state[name], rows) for name, rows in expected.items())
 
 

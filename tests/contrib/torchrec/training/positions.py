@@ -87,7 +87,7 @@ def train(env: Any, form: str, *, in_pipeline: bool) -> dict[str, Tensor]:
             optimizer.zero_grad()
             sharded(own)[0].backward()
             optimizer.step()
-    return sharded.state_dict()
+    return sharded.full_state_dict()
 
 
 def train_all() -> list[dict[str, Tensor]]:

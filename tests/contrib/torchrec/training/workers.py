@@ -169,4 +169,4 @@ def train_mapped() -> tuple[list[torch.Tensor], dict[str, torch.Tensor], dict[st
         values.values().sum().backward()
         pooled += [values.values().detach(), rows.values()]
     maps = {name: value for name, value in model.state_dict().items() if "_mch" in name}
-    return pooled, maps, sw.DistributedModelParallel.state_dict(model)
+    return pooled, maps, model.full_state_dict()

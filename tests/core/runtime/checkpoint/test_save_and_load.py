@@ -52,7 +52,7 @@ def load(case, folder, **options):
     def work(env):
         sharded = case.shard(env, module)
         loaded = sw.load_checkpoint(folder, sharded, **options)
-        return sharded.state_dict(), loaded
+        return sharded.full_state_dict(), loaded
 
     return run_simulated(work, case.world_size)
 

@@ -47,7 +47,7 @@ def load(case, reader_of, **options):
     def loaded(env):
         sharded = case.shard(env, module)
         found = sw.load_checkpoint(reader_of(), sharded, **options)
-        return sharded.state_dict(), found
+        return sharded.full_state_dict(), found
 
     return run_simulated(loaded, case.world_size)
 

@@ -95,7 +95,7 @@ def test_pipeline_makes_the_steps_that_are_good_on_all_ranks(schedules, end_of_d
             try:
                 pipeline.progress(loader)
             except StopIteration:
-                return seen, model.state_dict()
+                return seen, model.full_state_dict()
             except Exception:
                 seen.append(False)
             else:
@@ -110,7 +110,7 @@ def test_pipeline_makes_the_steps_that_are_good_on_all_ranks(schedules, end_of_d
             if trains
         ]
         train_plainly(model, iter(own))
-        return model.state_dict()
+        return model.full_state_dict()
 
     results = run_simulated(train, world_size)
     for (seen, actual), wanted in zip(results, run_simulated(plainly, world_size), strict=True):

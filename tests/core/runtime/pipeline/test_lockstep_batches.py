@@ -40,13 +40,13 @@ def test_loop_ends_for_all_ranks_at_one_step_with_the_plain_loops_weights(end_of
     def train(model, env):
         loader = batches(counts[env.rank], env.rank, world_size)
         outputs = train_plainly(model, lockstep_batches(model, loader, end_of_data=end_of_data))
-        return len(outputs), model.state_dict()
+        return len(outputs), model.full_state_dict()
 
     def plainly(model, env):
         own = list(batches(counts[env.rank], env.rank, world_size))[:num_steps]
         own += [examples(0, env.rank, world_size, size=0)] * (num_steps - len(own))
         train_plainly(model, iter(own))
-        return model.state_dict()
+        return model.full_state_dict()
 
     for (count, actual), expected in zip(
         on_ranks(train, world_size), on_ranks(plainly, world_size), strict=True
@@ -116,7 +116,7 @@ def test_batches_that_all_ranks_skip_and_evaluation_between_leave_the_others_alo
             with torch.no_grad():
                 model(examples(70 + step, env.rank, 2))
             train_plainly(model, iter([batch]))
-        return model.state_dict()
+        return model.full_state_dict()
 
     for actual, expected in zip(
         on_ranks(lambda model, env: train(model, env, wrapped=True), 2),

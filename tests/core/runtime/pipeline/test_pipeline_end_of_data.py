@@ -33,11 +33,11 @@ def test_first_rank_without_data_ends_the_loop_for_all(kind, counts):
         outputs = run_out(pipeline, loader)
         with pytest.raises(StopIteration):
             pipeline.progress(iter(()))
-        return len(outputs), model.state_dict()
+        return len(outputs), model.full_state_dict()
 
     def train_plain(model, env):
         train_plainly(model, batches(shortest, env.rank, world_size))
-        return model.state_dict()
+        return model.full_state_dict()
 
     results = on_ranks(train, world_size)
     assert [count for count, _ in results] == [shortest] * world_size
@@ -54,13 +54,13 @@ def test_last_rank_with_data_ends_the_loop_and_the_others_go_on_with_empty_batch
     def train(model, env):
         loader = batches(counts[env.rank], env.rank, world_size)
         outputs = run_out(piped(model, kind, end_of_data="last_rank"), loader)
-        return [len(output) for output in outputs], model.state_dict()
+        return [len(output) for output in outputs], model.full_state_dict()
 
     def train_plain(model, env):
         own = list(batches(counts[env.rank], env.rank, world_size))
         own += [examples(step, env.rank, world_size, size=0) for step in range(len(own), longest)]
         train_plainly(model, iter(own))
-        return model.state_dict()
+        return model.full_state_dict()
 
     results = on_ranks(train, world_size)
     for rank, (sizes, _) in enumerate(results):

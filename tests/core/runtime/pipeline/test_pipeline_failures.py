@@ -39,12 +39,12 @@ def test_wrong_batch_on_one_rank_raises_on_all_in_its_step_and_the_next_trains(k
     def train(model, env):
         pipeline, loader = piped(model, kind), loader_of(env)
         texts = [raised(pipeline.progress, loader) for _ in range(5)]
-        return texts, raised(pipeline.progress, loader), model.state_dict()
+        return texts, raised(pipeline.progress, loader), model.full_state_dict()
 
     def plainly(model, env):
         good = [examples(step, env.rank, 2) for step in range(5) if step != bad_step]
         train_plainly(model, iter(good))
-        return model.state_dict()
+        return model.full_state_dict()
 
     results = on_ranks(train, 2)
     assert results[0][0] == results[1][0]
@@ -70,11 +70,11 @@ def test_wrong_batch_in_the_step_where_another_ranks_data_ends_raises_on_all(col
 
     def train(model, env):
         pipeline, loader = piped(model, end_of_data=end_of_data), loader_of(env)
-        return [raised(pipeline.progress, loader) for _ in range(4)], model.state_dict()
+        return [raised(pipeline.progress, loader) for _ in range(4)], model.full_state_dict()
 
     def plainly(model, env):
         train_plainly(model, batches(2, env.rank, 3))
-        return model.state_dict()
+        return model.full_state_dict()
 
     results = on_ranks(train, 3)
     assert results[0][0] == results[1][0] == results[2][0]
@@ -137,12 +137,12 @@ def test_model_that_raises_on_one_rank_raises_on_all_in_that_step_and_no_batch_i
         model.module.when = f"{bad_step} of 1"
         pipeline, loader = piped(model, kind), batches(5, env.rank, 2)
         texts = [raised(pipeline.progress, loader) for _ in range(5)]
-        return texts, raised(pipeline.progress, loader), model.state_dict()
+        return texts, raised(pipeline.progress, loader), model.full_state_dict()
 
     def plainly(model, env):
         good = [examples(step, env.rank, 2) for step in range(5) if step != bad_step]
         train_plainly(model, iter(good))
-        return model.state_dict()
+        return model.full_state_dict()
 
     results = on_ranks(train, 2, Fails(towers(2), where))
     assert results[1][0].pop(bad_step) == f"ArithmeticError: in {bad_step} of 1"

@@ -74,7 +74,7 @@ def train_form(form: Any, kind: Any) -> list[tuple[list[str], Any]]:
             train_plainly(sharded, loader)
         else:
             assert len(run_out(piped(sharded, kind), loader)) == 4
-        return env.communicator.labels, sharded.state_dict()
+        return env.communicator.labels, sharded.full_state_dict()
 
     return run_simulated(train, 2)
 
@@ -184,7 +184,7 @@ def test_collection_called_twice_with_two_inputs_sends_both_ahead():
             train_plainly(model, loader)
         else:
             run_out(piped(model, kind), loader)
-        return model.state_dict()
+        return model.full_state_dict()
 
     results = run_simulated(lambda env: train(env, TrainPipelineSparseDist), 2)
     for actual, expected in zip(results, run_simulated(lambda env: train(env, None), 2), strict=True):

@@ -53,11 +53,11 @@ def assert_trains_as_the_plain_loop(train: Any) -> None:
 
     def staged(model, env):
         train(model, batches(STEPS, env.rank, 2))
-        return model.state_dict()
+        return model.full_state_dict()
 
     def plainly(model, env):
         train_plainly(model, batches(STEPS, env.rank, 2))
-        return model.state_dict()
+        return model.full_state_dict()
 
     for actual, expected in zip(on_ranks(staged, 2), on_ranks(plainly, 2), strict=True):
         assert_same(actual, expected)
@@ -92,14 +92,14 @@ def test_stage_that_transforms_batches_sees_each_once_and_what_it_keeps_reaches_
         seen: list[str] = []
         stages.append(Calls("log", "update", lambda step: seen.append(step.extras["seen"])))
         run_out(piped(model, stages), batches(STEPS, env.rank, 2))
-        return seen, model.state_dict()
+        return seen, model.full_state_dict()
 
     def plainly(model, env):
         doubled = list(batches(STEPS, env.rank, 2))
         for batch in doubled:
             batch.dense = batch.dense * 2
         train_plainly(model, iter(doubled))
-        return [batch.name for batch in doubled], model.state_dict()
+        return [batch.name for batch in doubled], model.full_state_dict()
 
     for actual, expected in zip(on_ranks(train, 2), on_ranks(plainly, 2), strict=True):
         assert actual[0] == expected[0]
@@ -133,7 +133,7 @@ def fails_once(place: int, phase: str, kind: Any = sw.PrefetchTrainPipelineSpars
         stages = kind.stages()
         stages.insert(place, Calls("failing", phase, fail))
         pipeline, loader = piped(model, stages), batches(5, env.rank, 2)
-        return [raised(pipeline.progress, loader) for _ in range(6)], model.state_dict()
+        return [raised(pipeline.progress, loader) for _ in range(6)], model.full_state_dict()
 
     return on_ranks(train, 2)
 
@@ -154,7 +154,7 @@ def fails_once(place: int, phase: str, kind: Any = sw.PrefetchTrainPipelineSpars
 def test_stage_that_fails_on_one_rank_fails_the_step_of_its_batch_on_all_and_the_next_trains(place, phase):
     def plainly(model, env):
         train_plainly(model, (batch for batch in batches(5, env.rank, 2) if not batch.name.startswith("2")))
-        return model.state_dict()
+        return model.full_state_dict()
 
     results = fails_once(place, phase)
     for rank, ((texts, actual), expected) in enumerate(zip(results, on_ranks(plainly, 2), strict=True)):
@@ -274,12 +274,12 @@ def test_forward_pass_that_fails_in_one_function_with_the_backward_pass_fails_on
 
 def test_eval_pipeline_gives_outputs_of_batches_and_updates_nothing():
     def evaluate(model, env):
-        before = model.state_dict()
+        before = model.full_state_dict()
         pipeline = sw.EvalPipelineSparseDist(model.eval(), dense_optimizer(model), "cpu")
         outputs = run_out(pipeline, batches(3, env.rank, 2))
         with torch.no_grad():
             expected = [model(batch)[1] for batch in batches(3, env.rank, 2)]
-        assert_same(model.state_dict(), before)
+        assert_same(model.full_state_dict(), before)
         return all(torch.equal(*pair) for pair in zip(outputs, expected, strict=True))
 
     assert on_ranks(evaluate, 2) == [True, True]

@@ -28,10 +28,10 @@ def test_pipeline_equals_the_plain_loop_bit_for_bit(kind, world_size):
     def train(model, env):
         loader = batches(5, env.rank, world_size)
         outputs = run_out(piped(model, kind), loader)
-        return outputs, model.state_dict()
+        return outputs, model.full_state_dict()
 
     def train_plain(model, env):
-        return train_plainly(model, batches(5, env.rank, world_size)), model.state_dict()
+        return train_plainly(model, batches(5, env.rank, world_size)), model.full_state_dict()
 
     for actual, expected in zip(on_ranks(train, world_size), on_ranks(train_plain, world_size), strict=True):
         assert len(actual[0]) == 5
@@ -108,7 +108,7 @@ def test_learning_rates_hold_for_the_step_they_are_set_before():
             for group in model.fused_optimizer.param_groups:
                 group["lr"] = rate
             step()
-        return model.state_dict()
+        return model.full_state_dict()
 
     def with_pipeline(model, env):
         pipeline, loader = piped(model), batches(4, env.rank, 2)
@@ -127,11 +127,11 @@ def test_same_batch_again_and_again_trains_as_in_the_plain_loop(kind):
     def train(model, env):
         batch = examples(0, env.rank, 2)
         run_out(piped(model, kind), iter([batch] * 3))
-        return model.state_dict()
+        return model.full_state_dict()
 
     def plainly(model, env):
         train_plainly(model, iter([examples(0, env.rank, 2)] * 3))
-        return model.state_dict()
+        return model.full_state_dict()
 
     for actual, expected in zip(on_ranks(train, 2), on_ranks(plainly, 2), strict=True):
         assert_same(actual, expected)
@@ -145,7 +145,7 @@ def test_evaluation_between_steps_leaves_them_alone():
             if evaluates:
                 with torch.no_grad():
                     model(examples(90 + step, env.rank, 2))
-        return model.state_dict()
+        return model.full_state_dict()
 
     for actual, expected in zip(
         on_ranks(lambda model, env: train(model, env, evaluates=True), 2),
@@ -164,7 +164,7 @@ def test_batch_under_way_that_one_rank_evaluates_is_exchanged_again_for_it():
             if evaluates:
                 with torch.no_grad():  # on rank 0 the next batch, whose ids are under way, on rank 1 another
                     model(own[min(step + 1, 3)] if env.rank == 0 else examples(90, 1, 2))
-        return model.state_dict()
+        return model.full_state_dict()
 
     for actual, expected in zip(
         on_ranks(lambda model, env: train(model, env, evaluates=True), 2),
@@ -177,7 +177,7 @@ def test_batch_under_way_that_one_rank_evaluates_is_exchanged_again_for_it():
 def test_two_pipelines_of_one_model_take_turns():
     def train(model, env, loop):
         training, others = batches(5, env.rank, 2), batches(5, env.rank, 2, start=50)
-        return loop(model, training, others), model.state_dict()
+        return loop(model, training, others), model.full_state_dict()
 
     def pipelines(model, training, others):
         first, second = piped(model), piped(model, end_of_data="last_rank")
@@ -207,12 +207,12 @@ def test_two_pipelines_of_one_model_take_turns():
 
 def test_evaluation_mode_gives_outputs_and_updates_nothing():
     def evaluate(model, env):
-        before = model.state_dict()
+        before = model.full_state_dict()
         model.eval()
         with torch.no_grad():
             outputs = run_out(piped(model), batches(3, env.rank, 2))
             expected = [model(batch)[1] for batch in batches(3, env.rank, 2)]
-        assert_same(model.state_dict(), before)
+        assert_same(model.full_state_dict(), before)
         return all(torch.equal(*pair) for pair in zip(outputs, expected, strict=True))
 
     assert on_ranks(evaluate, 2) == [True, True]

@@ -15,7 +15,6 @@ import torch.distributed as dist
 
 from shardwright.errors import DistributedError, InvalidInputError, NoPlanError
 from shardwright.runtime.ranks import group_ranks
-from shardwright.runtime.ranks.failure_reports import FailureReports
 from shardwright.runtime.ranks.group_ranks import GroupRanks
 
 WORLD_SIZE = 3
@@ -185,8 +184,7 @@ def test_error_that_ends_a_process_is_said_only_if_nothing_was_said_before() -> 
 
 def reported(own: GroupRanks) -> str:
     """What a rank hears of the others after a failure."""
-    reports: FailureReports = own.reports
-    return reports.after("it", time.monotonic())
+    return own.store.after("it", time.monotonic())
 
 
 def test_failure_is_heard_by_a_rank_that_waits_for_a_collective() -> None:

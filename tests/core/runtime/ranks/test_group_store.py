@@ -16,8 +16,7 @@ import pytest
 import torch.distributed as dist
 
 from shardwright.runtime.ranks import group_store
-from shardwright.runtime.ranks.group_store import GroupStore, StoreError
-from shardwright.runtime.ranks.processes import this_host
+from shardwright.runtime.ranks.group_store import GroupStore, StoreError, this_host
 
 SHORT_S, FAR_OFF_S = 0.05, 30.0
 

@@ -13,7 +13,8 @@ from tests.core.runtime.mixed_cuts import with_parts
 from tests.core.runtime.plans import Cut, Cuts, train_step, train_unsharded
 
 from shardwright.errors import DistributedError
-from shardwright.runtime.ranks.lockstep import Lockstep, by_rank, name_ranks
+from shardwright.runtime.ranks.lockstep import Lockstep
+from shardwright.runtime.ranks.together import by_rank, name_ranks
 from shardwright_testing.simulated import run_simulated
 
 FIRST = Cuts([Cut(7, 4, ("a",)), Cut(5, 4, ("b",), ranks=(1,))], 2)
@@ -38,7 +39,7 @@ def test_collections_waited_for_in_any_order_get_their_own_gradients(orders):
         gradient = torch.full((3, 8), 1.0 + env.rank)
         values = {index: outputs[index].values() for index in orders[env.rank]}
         sum(((index + 1) * values[index] * gradient).sum() for index in orders[env.rank]).backward()
-        return [collection.state_dict() for collection in sharded]
+        return [collection.full_state_dict() for collection in sharded]
 
     for states in simulate(work):
         for index, (case, state) in enumerate(zip((FIRST, SECOND), states, strict=True)):
@@ -193,7 +194,7 @@ def test_training_of_two_collections_equals_unsharded_step_by_step():
         for step in range(3):
             for collection, case in zip(sharded, (FIRST, SECOND), strict=True):
                 train_step(case, collection, case.batch(3, seed=10 * step + env.rank), step, env.rank)
-        return [collection.state_dict() for collection in sharded]
+        return [collection.full_state_dict() for collection in sharded]
 
     for states in simulate(work):
         for case, state in zip((FIRST, SECOND), states, strict=True):

@@ -58,7 +58,7 @@ def train(case, *, host_size=HOST_SIZE, full=False):
         sharded = case.shard(env, module)
         first = len(env.communicator.sent_bytes)
         outputs = [train_step(case, sharded, batch(step, env.rank), step, env.rank) for step in range(3)]
-        return outputs, env.communicator.sent_bytes[first:], sharded.state_dict()
+        return outputs, env.communicator.sent_bytes[first:], sharded.full_state_dict()
 
     return run_simulated(work, case.world_size, local_world_size=host_size)
 

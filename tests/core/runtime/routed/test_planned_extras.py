@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import attrs
-from tests.core.runtime.plans import Loop, PathsHere
+from tests.core.runtime.plans import Loop, paths_here
 
 from shardwright import hookimpl
 from shardwright.host import PluginHost, use_host
@@ -47,7 +47,7 @@ def test_groups_ask_kernels_for_what_the_plan_says():
             rank=0,
             world_size=1,
             device_type="cpu",
-            paths=PathsHere(is_pooled=True),
+            path_of=paths_here(is_pooled=True),
         ).groups
     found = [[spec.request.cache.held for spec in group.blocks] for group in groups]
     assert found == [[0.5, 0.5], [0.25]]

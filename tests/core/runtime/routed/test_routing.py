@@ -7,7 +7,7 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.core.runtime.buckets import EXAMPLES, assert_bags, bags_of, slot_bags
-from tests.core.runtime.plans import Cut, Cuts, PathsHere, cuts, host_with_loops
+from tests.core.runtime.plans import Cut, Cuts, cuts, host_with_loops, paths_here
 
 from shardwright.errors import PlanError, UnsupportedError
 from shardwright.host import use_host
@@ -147,7 +147,7 @@ def test_plan_routing_kernel_that_refuses_raises_with_its_reason_and_what_to_do(
             rank=0,
             world_size=1,
             device_type="cpu",
-            paths=PathsHere(is_pooled=True),
+            path_of=paths_here(is_pooled=True),
         )
 
 

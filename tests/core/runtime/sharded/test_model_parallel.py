@@ -78,7 +78,7 @@ def group_of_one() -> Iterator[ShardingEnv]:
 def test_model_has_the_unsharded_names_whatever_wraps_it(group_of_one):
     model = wrapped(ALONE, group_of_one)
     expected = Model(ALONE)
-    assert list(model.state_dict()) == list(expected.state_dict())
+    assert list(model.full_state_dict()) == list(expected.state_dict())
     names = [name for name, _ in model.named_parameters()]
     assert names == [
         "bags.0.embedding_bags.t0.weight",
@@ -103,7 +103,7 @@ def test_model_trains_as_the_unsharded_one(group_of_one):
             module(batch).square().mean().backward()
             optimizer.step()
     for name, value in expected.state_dict().items():
-        torch.testing.assert_close(model.state_dict()[name], value)
+        torch.testing.assert_close(model.full_state_dict()[name], value)
 
 
 def test_model_on_meta_is_materialised_the_same_for_a_seed(group_of_one):
@@ -171,7 +171,7 @@ def test_model_that_is_a_collection_itself_is_sharded_at_the_empty_path(group_of
     model = wrapped(ALONE, group_of_one, ALONE.module(), path="")
     batch = ALONE.batch(3)
     torch.testing.assert_close(model(batch).values(), ALONE.module()(batch).values())
-    assert list(model.state_dict()) == ["embedding_bags.t0.weight", "embedding_bags.t1.weight"]
+    assert list(model.full_state_dict()) == ["embedding_bags.t0.weight", "embedding_bags.t1.weight"]
     assert list(model.fused_optimizer.params) == ["embedding_bags.t0.weight", "embedding_bags.t1.weight"]
 
 
@@ -197,7 +197,7 @@ def test_collection_shared_by_two_parents_is_sharded_once_and_used_by_both(group
     )
     assert sharded.module.first is sharded.module.inner["again"]
     assert type(sharded.module.first).__name__ == "ShardedEmbeddingBagCollection"
-    assert list(sharded.state_dict()) == list(expected.state_dict())
+    assert list(sharded.full_state_dict()) == list(expected.state_dict())
     optimizer = torch.optim.SGD(
         [*expected.first.parameters(), *expected.inner["other"].parameters()], lr=RATE
     )
@@ -217,19 +217,19 @@ def test_collection_shared_by_two_parents_is_sharded_once_and_used_by_both(group
 def test_model_without_a_collection_and_an_empty_plan_is_data_parallel(group_of_one):
     model = DistributedModelParallel(nn.Linear(2, 1), env=group_of_one, plan=ShardingPlan({}), device="cpu")
     assert model(torch.ones(1, 2)).shape == (1, 1)
-    assert list(model.state_dict()) == ["weight", "bias"]
+    assert list(model.full_state_dict()) == ["weight", "bias"]
 
 
 def test_model_without_a_collection_and_without_a_plan_is_data_parallel(group_of_one):
     model = DistributedModelParallel(nn.Linear(2, 1), env=group_of_one, device="cpu")
     assert model.plan.plan == {}
-    assert list(model.state_dict()) == ["weight", "bias"]
+    assert list(model.full_state_dict()) == ["weight", "bias"]
 
 
 @pytest.mark.parametrize("take", [copy.deepcopy, pickle.dumps])
 def test_sharded_collection_that_is_copied_or_pickled_says_what_to_do(group_of_one, take):
     sharded = wrapped(ALONE, group_of_one).module.bags[0]
-    with pytest.raises(UnsupportedError, match=r"cannot be copied or pickled: save its state_dict\(\)"):
+    with pytest.raises(UnsupportedError, match=r"cannot be copied or pickled: save its full_state_dict\(\)"):
         take(sharded)
 
 
@@ -283,7 +283,7 @@ def test_simulated_ranks_train_like_one_process():
     def train(env):
         sharded = wrapped(CASE, env, copy.deepcopy(model))
         sharded(CASE.batch(3, seed=env.rank)).sum().backward()
-        return sharded.state_dict()
+        return sharded.full_state_dict()
 
     states = run_simulated(train, 2)
     optimizer = torch.optim.SGD(model.bags.parameters(), lr=RATE)
@@ -301,9 +301,9 @@ def test_learning_rate_of_a_group_holds_from_the_next_forward_pass(group_of_one)
     for rate in (1.0, 0.0, 2.0):
         for group in model.fused_optimizer.param_groups:
             group["lr"] = rate
-        before = model.state_dict()["embedding_bags.t0.weight"]
+        before = model.full_state_dict()["embedding_bags.t0.weight"]
         model(ALONE.batch(4)).values().sum().backward()
-        moved.append((before - model.state_dict()["embedding_bags.t0.weight"]).sum().item())
+        moved.append((before - model.full_state_dict()["embedding_bags.t0.weight"]).sum().item())
     assert moved == pytest.approx([moved[0], 0.0, 2 * moved[0]], rel=1e-4)
     assert moved[0] > 1
 

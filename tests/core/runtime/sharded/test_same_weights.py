@@ -75,7 +75,7 @@ def test_sync_module_states_takes_the_first_ranks_weights(change):
     made = modules(change, ["t0", "t2"])
     expected = {name: weight.clone() for name, weight in made[0].state_dict().items()}
     for state in run_simulated(
-        lambda env: model_of(env, made[env.rank], sync_module_states=True).state_dict(), CASE.world_size
+        lambda env: model_of(env, made[env.rank], sync_module_states=True).full_state_dict(), CASE.world_size
     ):
         assert {name: weight.numpy().tobytes() for name, weight in state.items()} == {
             name: weight.numpy().tobytes() for name, weight in expected.items()
@@ -98,5 +98,5 @@ def test_weights_that_are_a_part_of_a_larger_tensor_are_compared():
         whole[rank:-1][: weight.numel()] = weight.detach().flatten()
         weight.data = whole[rank : rank + weight.numel()].view(weight.shape)
     expected = made[0].state_dict()
-    for state in run_simulated(lambda env: CASE.shard(env, made[env.rank]).state_dict(), 3):
+    for state in run_simulated(lambda env: CASE.shard(env, made[env.rank]).full_state_dict(), 3):
         torch.testing.assert_close(dict(state), dict(expected), rtol=0, atol=0)

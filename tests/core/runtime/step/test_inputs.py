@@ -162,11 +162,11 @@ def test_wrong_batch_of_one_rank_raises_on_all_and_the_next_one_trains(name, che
         good = rank_batch(case, 0, env.rank)
         with pytest.raises(InvalidInputError) as error:
             sharded(spoil(good) if env.rank == 1 else good)
-        unchanged = sharded.state_dict()
+        unchanged = sharded.full_state_dict()
         labels = len(env.communicator.labels)
         train_step(case, sharded, good, 0, env.rank)
         assert isinstance(error.value, IndexError) is ("has the id" in str(error.value))
-        return str(error.value), unchanged, sharded.state_dict(), env.communicator.labels[labels:]
+        return str(error.value), unchanged, sharded.full_state_dict(), env.communicator.labels[labels:]
 
     before = case.module().state_dict()
     after = train_unsharded(case, [[rank_batch(case, 0, rank) for rank in range(2)]])
@@ -193,7 +193,7 @@ def test_what_is_not_looked_at_is_fine_in_the_batches_of_all_ranks(name, checks,
     def work(env, module):
         sharded = shard(case, env, module, checks)
         train_step(case, sharded, same(rank_batch(case, 0, env.rank)), 0, env.rank)
-        return sharded.state_dict()
+        return sharded.full_state_dict()
 
     after = train_unsharded(case, [[rank_batch(case, 0, rank) for rank in range(2)]])
     for trained in simulate(case, work):

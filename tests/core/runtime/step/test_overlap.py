@@ -15,7 +15,7 @@ from torch import nn
 
 from shardwright.planning.layouts.layout import Hierarchical, Replicate
 from shardwright.planning.layouts.row_maps import RowsModulo
-from shardwright.runtime.ranks.gradient_order import GradientOrder
+from shardwright.runtime.ranks.lockstep import GradientOrder
 from shardwright_testing.simulated import run_simulated
 
 WORLD_SIZE = 2
@@ -98,7 +98,7 @@ def test_model_with_dense_layers_beside_it_trains_as_unsharded(dense_first):
             for batch in own:
                 (model(batch, dense) * scale).backward()
             weight(model)
-        return model.sparse.state_dict()
+        return getattr(model.sparse, "full_state_dict", model.sparse.state_dict)()
 
     def work(env):
         sharded = case.shard(env, case.module())
@@ -132,7 +132,7 @@ def test_gradients_of_several_lookups_leave_in_one_order_whatever_order_they_are
             for place, name in enumerate(order):
                 total = (total + results[name].values().sum()) * (place + 1)
             total.backward()
-        return {name: own.state_dict() for name, own in collections.items()}
+        return {name: own.full_state_dict() for name, own in collections.items()}
 
     states = run_simulated(work, WORLD_SIZE, local_world_size=1)
     for name in "ab":
@@ -150,7 +150,7 @@ def test_a_lookup_whose_gradients_never_come_does_not_hold_up_the_others():
         later = sharded(case.batch(2, seed=env.rank + 7)).values()
         values = sharded(case.batch(2, seed=env.rank + 9)).values()
         values.sum().backward()
-        return kept.shape, later.shape, sharded.state_dict()
+        return kept.shape, later.shape, sharded.full_state_dict()
 
     results = run_simulated(work, WORLD_SIZE)
     assert all(torch.equal(results[0][2][name], value) for name, value in results[1][2].items())

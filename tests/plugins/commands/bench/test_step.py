@@ -54,7 +54,7 @@ def test_bench_model_takes_the_step_of_the_unsharded_module_with_row_wise_adagra
         EmbeddingBagConfig(20, 8, name=f"t{index}", feature_names=[f"f_t{index}"]) for index in range(3)
     ]
     unsharded = EmbeddingBagCollection(configs)
-    unsharded.load_state_dict(sharded.state_dict())
+    unsharded.load_state_dict(sharded.full_state_dict())
     optimizer = RowWiseAdagrad(unsharded.parameters(), lr=0.02, eps=1e-8)
     gradient = torch.rand(STEP.batch, 3 * STEP.dim)
     for number in range(2):
@@ -65,4 +65,4 @@ def test_bench_model_takes_the_step_of_the_unsharded_module_with_row_wise_adagra
         optimizer.step()
         optimizer.zero_grad()
     for name, weight in unsharded.state_dict().items():
-        torch.testing.assert_close(sharded.state_dict()[name], weight)
+        torch.testing.assert_close(sharded.full_state_dict()[name], weight)

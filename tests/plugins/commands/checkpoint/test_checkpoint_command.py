@@ -97,11 +97,11 @@ def test_convert_to_a_file_and_back_keeps_everything(saved, tmp_path):
     made, folder = saved
     run("convert", folder, tmp_path / "all.pt")
     plain = torch.load(tmp_path / "all.pt", weights_only=True)
-    assert same(made.state_dict(), plain["model"])
+    assert same(made.full_state_dict(), plain["model"])
     run("convert", tmp_path / "all.pt", tmp_path / "back", "--step", 9)
     other = model(seed=5)
     assert sw.load_checkpoint(tmp_path / "back", other).step == 9
-    assert same(made.state_dict(), other.state_dict())
+    assert same(made.full_state_dict(), other.full_state_dict())
     states = [each.fused_optimizer.state_dict()["state"] for each in (made, other)]
     assert all(same(state, states[1][name]) for name, state in states[0].items())
 
@@ -116,7 +116,7 @@ def test_convert_takes_what_dcp_alone_wrote(nest, saved, tmp_path):
     assert "as they were written" in run("verify", tmp_path / "own2")
     other = model(seed=5)
     sw.load_checkpoint(tmp_path / "own2", other, strict=False)
-    assert same(state, other.state_dict())
+    assert same(state, other.full_state_dict())
     for command in ("verify", "show"):
         with raises(CheckpointError, subject=str(tmp_path / "dcp" / "shardwright.json")):
             run(command, tmp_path / "dcp")
@@ -157,10 +157,10 @@ def test_convert_takes_the_optimizer_of_torchrec_and_training_goes_on_as_there(t
     # TorchRec divides the gradients of its ranks by their number.
     ((pooled * torch.linspace(-1.0, 2.0, pooled.shape[1])).sum() / 2).backward()
     after = torch.load(TORCHREC / "after.pt", weights_only=True)
-    for name, weights in made.state_dict().items():
+    for name, weights in made.full_state_dict().items():
         if ".item." not in name:  # of which each shard of columns has its own sums there
             torch.testing.assert_close(weights, after[name])
-    states = made.fused_optimizer.state_dict()["state"]
+    states = made.fused_optimizer.full_state_dict()["state"]
     assert {float(own["step"]) for own in states.values()} == {STEPS + 1}
 
 

@@ -14,6 +14,7 @@ from torch import nn
 
 from shardwright.errors import DistributedError, UnsupportedError
 from shardwright.modules.embedding_modules import TableCollection
+from shardwright.optim._keyed_state import full
 from shardwright.optim.fused import optimizer_spec_of
 from shardwright.planning.plan.sharding import ParameterSharding
 from shardwright.planning.tables.spec import TableSpec
@@ -26,14 +27,9 @@ from shardwright.runtime.sharded.tables.data_parallel import watch_data_parallel
 from shardwright.runtime.sharded.tables.fused_optimizer import FusedOptimizer
 from shardwright.runtime.sharded.tables.initialization import initialize
 from shardwright.runtime.sharded.tables.same_weights import agree_on_weights, weights_of
-from shardwright.runtime.sharded.tables.sharded_parameter import ShardedParameter, watch_steps
+from shardwright.runtime.sharded.tables.sharded_parameter import watch_steps
 from shardwright.runtime.sharded.tables.sharded_table import ShardedTable
-from shardwright.runtime.sharded.tables.table_state import (
-    LocalBlock,
-    TableState,
-    is_state_in_blocks,
-    state_in_blocks,
-)
+from shardwright.runtime.sharded.tables.table_state import LocalBlock, TableState
 from shardwright.runtime.step.batches.inputs import InputChecks, Status
 from shardwright.runtime.step.batches.inputs_ahead import InputsAhead, who_ended
 from shardwright.runtime.step.engine import CollectionEngine, EngineStep
@@ -73,8 +69,8 @@ class ShardingInputs:
 class ShardedCollection(nn.Module, ABC):
     """A collection over many ranks.
 
-    Gradients are averaged over ranks. State dicts have the keys, shapes and dtypes of the unsharded module;
-    ``state_dict()`` gathers and must be called on every rank.
+    Gradients are averaged over ranks. State dicts have the keys, shapes and dtypes of the unsharded module. Over
+    several ranks ``state_dict()`` has sharded tensors; :meth:`full_state_dict` gathers them.
 
     Args:
         inputs: configurations, plan and ranks of the collection.
@@ -93,8 +89,9 @@ class ShardedCollection(nn.Module, ABC):
         check_plan_covers(inputs.specs, inputs.params, inputs.specs[0].module)
         self._env, self._device, self._configs = inputs.env, inputs.device, list(inputs.unsharded.tables)
         self._tables_name, self.output_dtype = tables_name, inputs.unsharded.output_dtype
-        self._take_engine(inputs, engine_of(inputs))
-        self._meeting = Meeting(inputs.env, inputs.env.lockstep.name(self._engine.number))
+        engine = engine_of(inputs)
+        self._meeting = Meeting(inputs.env, inputs.env.lockstep.name(engine.number))
+        self._take_engine(inputs, engine)
         self._fused_optimizer = FusedOptimizer(
             self._by_parameter(),
             self._engine.rates,
@@ -102,8 +99,7 @@ class ShardedCollection(nn.Module, ABC):
             self._engine.kept,
             self._engine.events,
         )
-        # Functions of the module that they are called with: one that held it would keep it from being freed at once.
-        self.register_state_dict_pre_hook(_meet_to_save)
+        # A function of the module that it is called with: one that held it would keep it from being freed at once.
         self.register_load_state_dict_pre_hook(_meet_to_load)
         watch_data_parallel()
         watch_steps()
@@ -116,20 +112,14 @@ class ShardedCollection(nn.Module, ABC):
         self._tables: dict[str, ShardedTable] = {}
         for spec in inputs.specs:
             own = local.get(spec.name, [])
-            state = TableState(spec, inputs.params[spec.name], own, inputs.env.communicator, inputs.device)
+            state = TableState(spec, inputs.params[spec.name], own, self._meeting, inputs.device)
             self._tables[spec.name] = ShardedTable(state, engine.lookups, inputs.env, engine.events)
             self._tables[spec.name].train(self.training)
         self.add_module(self._tables_name, nn.ModuleDict(self._tables))
-        # Those that the kernels update here; listed once, since each batch begins with a look at them.
-        self._updated = [
-            parameter
-            for parameter in self.parameters()
-            if isinstance(parameter, ShardedParameter) and parameter.is_fused
-        ]
-        self._frozen = [
-            (table.state.table.describe(), parameter)
+        self._to_watch = [
+            (table.state.table.describe(), parameter, not table.state.table.is_frozen)
             for table in self._tables.values()
-            if table.state.table.is_frozen
+            if table.is_fused or table.state.table.is_frozen
             for parameter in table.parameters()
         ]
         self._input_dists = anatomy.input_dists(engine)
@@ -217,32 +207,10 @@ class ShardedCollection(nn.Module, ABC):
         return step
 
     def _prepare(self) -> None:
-        """See what has changed since the last batch: learning rates, and what is trained.
-
-        Raises:
-            UnsupportedError: a table was frozen that is updated in the backward pass, or a frozen one is to be trained;
-                or the losses of a table are to be scaled that cannot be trained so.
-        """
-        for table, parameter in self._frozen:
-            if parameter.requires_grad:
-                raise UnsupportedError(
-                    f"table {table} was frozen when it was sharded, and requires gradients now, which it does not get: "
-                    "unfreeze it before it is sharded (save a checkpoint, and load it into the model sharded anew)"
-                )
+        """Hand changed learning rates to the kernels, and tell listeners what is trained."""
         self._fused_optimizer.apply_learning_rates()
         if torch.is_grad_enabled():
-            for parameter in self._updated:
-                parameter.check_trained()
-            self._check_scale()
-
-    def _check_scale(self) -> None:
-        """Check that losses may be scaled, where they will be: float16 has no range for gradients without that."""
-        kind, refusal = self._device.type, self._engine.scaling_refusal
-        if refusal and torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) is torch.float16:
-            raise UnsupportedError(
-                f"{refusal}. Losses in float16 are scaled (GradScaler): train in bfloat16, "
-                "torch.autocast(..., dtype=torch.bfloat16), which needs no scaler, or in float32"
-            )
+            self._engine.events.begins(self._to_watch)
 
     def refuse_accumulation(self) -> None:
         """Check that gradients of several backward passes add up.
@@ -278,7 +246,7 @@ class ShardedCollection(nn.Module, ABC):
                     f"table {table.state.table.describe()}: its ids are keys, and an unsharded module looks up rows"
                 )
         module = copy.deepcopy(self._inputs.unsharded)
-        module.load_state_dict(self.state_dict(), assign=True)
+        module.load_state_dict(self.full_state_dict(), assign=True)
         return module
 
     def make_one_model(self) -> None:
@@ -291,10 +259,14 @@ class ShardedCollection(nn.Module, ABC):
         """The optimizer that runs in the backward pass, as a ``KeyedOptimizer``."""
         return self._fused_optimizer
 
-    def sharded_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """The state dict with this rank's blocks in place of whole tables, of shared storage; no collective."""
-        with state_in_blocks():
-            return self.state_dict(*args, **kwargs)
+    def full_state_dict(self) -> dict[str, Any]:
+        """The state dict with whole tables, copies in host memory; a collective, every rank makes this call.
+
+        Raises:
+            DistributedError: a rank does not make it within the time-out.
+        """
+        whole: dict[str, Any] = full(self.state_dict())
+        return whole
 
     def embedding_names(self) -> list[str]:
         """The names of the outputs, in order."""
@@ -314,7 +286,7 @@ class ShardedCollection(nn.Module, ABC):
         # Copies and pickles would have to bring the other ranks' blocks and the process group along.
         raise UnsupportedError(
             f"a {type(self).__name__} lives on {self._env.world_size} ranks and cannot be copied or pickled: save its "
-            "state_dict(), and load it into a model sharded anew"
+            "full_state_dict(), and load it into a model sharded anew"
         )
 
     def take_weights(self, module: TableCollection) -> None:
@@ -363,12 +335,6 @@ def engine_of(
         before=before,
         build_lookup=build_lookup,
     )
-
-
-def _meet_to_save(module: ShardedCollection, *_: Any) -> None:
-    if is_state_in_blocks():  # nothing is gathered
-        return
-    module._meeting.to_gather("state_dict()")
 
 
 def _meet_to_load(module: ShardedCollection, *_: Any) -> None:

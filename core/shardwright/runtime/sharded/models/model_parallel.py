@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from shardwright.arguments import checked, checked_only
 from shardwright.contracts.comm_backend import CommBackend
 from shardwright.errors import InvalidInputError, PlanError, UnsupportedError, nearest
+from shardwright.optim._keyed_state import full
 from shardwright.optim.combined import CombinedOptimizer
 from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.runtime.ranks.devices import has_accelerator, is_host, make_current, with_index
@@ -30,7 +31,6 @@ from shardwright.runtime.sharded.collections.sharders import (
 from shardwright.runtime.sharded.models.dense_sync import DenseDataParallel, compare_dense_values
 from shardwright.runtime.sharded.tables.data_parallel import leave_out_tables
 from shardwright.runtime.sharded.tables.initialization import seeded
-from shardwright.runtime.sharded.tables.table_state import state_in_blocks
 from shardwright.runtime.step.step_events import step_listeners
 
 if TYPE_CHECKING:
@@ -382,27 +382,36 @@ class DistributedModelParallel(nn.Module):
         yield from self.module.named_buffers(prefix, recurse, remove_duplicate)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Keys, shapes and dtypes of the unsharded model; tables are gathered, so every rank makes this call."""
+        """Keys, shapes and dtypes of the unsharded model, in shared storage; no collective, and no copy.
+
+        Over several ranks tables are sharded tensors (``DTensor`` to torch) of which a rank has its blocks.
+        ``torch.distributed.checkpoint`` saves and loads them, under any plan and number of ranks. In one process
+        they are plain.
+        """
         return self.module.state_dict(*args, **kwargs)
 
-    def sharded_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """The state dict with this rank's blocks in place of whole tables; no collective.
+    def full_state_dict(self) -> dict[str, Any]:
+        """The state dict with whole tensors, copies in host memory; a collective, every rank makes this call.
 
-        ``torch.distributed.checkpoint`` saves and loads it, each rank its own blocks, under any plan and number of
-        ranks. Storage is shared: loading is in place, and training changes what was not yet saved.
+        ``torch.distributed.checkpoint.state_dict.get_model_state_dict`` gives it too, to rank 0 alone where it is
+        asked for ``full_state_dict`` and ``cpu_offload``.
+
+        Raises:
+            DistributedError: a rank does not make it within the time-out.
 
         Example:
-            >>> import shardwright as sw, torch.distributed.checkpoint as dcp
+            >>> import shardwright as sw
             >>> table = sw.EmbeddingBagConfig(
             ...     name="user_id", num_embeddings=1000, embedding_dim=8, feature_names=["user"]
             ... )
             >>> bags = sw.EmbeddingBagCollection([table], device="meta")
             >>> model = sw.DistributedModelParallel(bags, env=sw.ShardingEnv.local(device_type="cpu"))
-            >>> model.sharded_state_dict()
-            OrderedDict({'embedding_bags.user_id.weight': BlockedTensor([1000, 8], torch.float32, pieces here: 1)})
+            >>> {name: list(value.shape) for name, value in model.full_state_dict().items()}
+            {'embedding_bags.user_id.weight': [1000, 8]}
         """
-        with state_in_blocks():
-            return self.module.state_dict(*args, **kwargs)
+        with self._env.everyone.together("full_state_dict()"):
+            whole: dict[str, Any] = full(self.module.state_dict())
+            return whole
 
     def unshard(self) -> nn.Module:
         """An unsharded copy of the model, its tables in host memory; a collective, every rank makes this call.
@@ -424,7 +433,7 @@ class DistributedModelParallel(nn.Module):
     ) -> Any:
         """Take over the state of an unsharded or differently sharded model; every rank makes this call.
 
-        Each rank takes its blocks of the tables.
+        Each rank takes its blocks of whole tables. Sharded tensors of another layout are gathered, one after another.
 
         Raises:
             InvalidInputError: dense parameters were to be replaced, while their gradients are averaged over the ranks.

@@ -139,19 +139,19 @@ class EmbeddingShardingPlanner(TablePlanner):
             >>> plan.plan[""]["user_id"].ranks
             [0]
         """
-        from shardwright.runtime.ranks.collective_planning import on_one_rank
         from shardwright.runtime.ranks.detection.detected import measure_together
         from shardwright.runtime.ranks.environment import environment_of
 
         ranks = environment_of(env, process_group, comm_backend)
         measured = measure_together(ranks.everyone, is_wanted=self._topology is None)
-        return on_one_rank(
-            ranks.everyone,
-            lambda watch: self._plan_for(ranks, measured, module, sharders, watch),
-            self._new_watch(),
-            to_text=ShardingPlan.to_json,
-            from_text=ShardingPlan.from_json,
-        )
+        watch = self._new_watch()
+
+        def plan_as_text() -> str:
+            return self._plan_for(ranks, measured, module, sharders, watch).to_json()
+
+        # Ctrl-C on any rank is left to rank 0, which ends the search early.
+        with ranks.everyone.together("planning"), watch.interruptible():
+            return ShardingPlan.from_json(ranks.everyone.on_first_rank("planning", plan_as_text))
 
     @checked
     def _plan_for(

@@ -15,15 +15,19 @@ from shardwright.optim.fused import spec_to_torch
 from shardwright.optim.keyed import KeyedOptimizer
 from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright.runtime.ranks.meeting import Meeting
-from shardwright.runtime.sharded.tables.blocked_tensor import BlockedTensor
-from shardwright.runtime.sharded.tables.table_state import STORED
+from shardwright.runtime.sharded.tables.blocked_tensor import (
+    BlockedTensor,
+    copied_blocks,
+    is_live,
+    whole_tensor,
+)
 from shardwright.runtime.step.backward.kept_gradients import KeptUpdates
 from shardwright.runtime.step.backward.learning_rates import LearningRates
 from shardwright.runtime.step.step_events import StepEvents
 
 if TYPE_CHECKING:
     from shardwright.runtime.sharded.tables.sharded_table import ShardedTable
-    from shardwright.runtime.sharded.tables.table_state import LocalBlock, TableState
+    from shardwright.runtime.sharded.tables.table_state import LocalBlock
 
 _STEP = "step"
 _FIXED = ("betas", "eps", "weight_decay")
@@ -37,7 +41,7 @@ class FusedOptimizer(KeyedOptimizer):
     the next forward pass on: a step keeps, in every kernel, the rate with which its forward pass began. There is
     nothing else for :meth:`step` to do; with ``update="in_step"`` it makes the updates, with the rate that is set when
     it is called. State dicts are those of the unsharded tables and the torch optimizers of the
-    same names; ``state_dict()`` gathers and must be called on every rank.
+    same names, over several ranks with sharded tensors; every rank has the entries of all tables.
 
     Args:
         tables: the module's tables by parameter name; those whose kernel fuses no optimizer are left out.
@@ -66,6 +70,7 @@ class FusedOptimizer(KeyedOptimizer):
             {"params": self._parameters_of(names), **_group_of(spec)} for spec, names in by_optimizer.items()
         ]
         super().__init__(params, {}, groups)
+        self._columns = self._columns_of_states()
         self._specs = list(by_optimizer)
         self._names_of = list(by_optimizer.values())
         self._applied = [spec.learning_rate for spec in self._specs]
@@ -172,25 +177,44 @@ class FusedOptimizer(KeyedOptimizer):
             self._rates.set(dict(zip(self._specs, rates, strict=True)).get)
             self._applied = rates
 
+    def _columns_of_states(self) -> Mapping[str, Mapping[str, int]]:
+        """The states of each table and their columns, as a rank with a block of it knows them; 0 of a number.
+
+        Every rank makes this call: those without a block of a table have entries for its states too.
+        """
+        own = {name: _columns(table) for name, table in self._tables.items() if table.state.local}
+        env = self._meeting.env
+        told = env.communicator.all_gather_objects(own) if env.world_size > 1 else [own]
+        return {name: next((each[name] for each in told if name in each), {}) for name in self._tables}
+
     def state_dict(self) -> dict[str, Any]:
-        """The state under parameter names, whole, in host memory; a collective, every rank makes this call.
+        """The state under parameter names, in shared storage; no collective.
+
+        ``torch.distributed.checkpoint.load`` reads into it; :meth:`load_state_dict` of the same dict then takes over
+        steps and hyperparameters.
 
         Returns:
             ``{"state": {parameter name: {state name: tensor}}, "param_groups": [...]}``; groups name parameters.
         """
-        self._meeting.to_gather("the optimizer's state_dict()")
-        state = {name: self._gather(table) for name, table in self._tables.items()}
+        shown = {
+            name: {entry: self._tables[name].state.shown(value) for entry, value in entries.items()}
+            for name, entries in self.states().items()
+        }
         # The base class packs the groups; the state it would pack is in the kernels.
-        return {**super().state_dict(), "state": {name: values for name, values in state.items() if values}}
+        return {**super().state_dict(), "state": shown}
 
-    def sharded_state_dict(self) -> dict[str, Any]:
-        """The state dict with this rank's blocks in place of whole tensors, of shared storage; no collective.
+    def states(self) -> dict[str, dict[str, BlockedTensor]]:
+        """The states of each parameter that has some, by name, as this rank's blocks of them; no collective."""
+        return {name: self._state(name) for name in self._tables if self._columns[name]}
 
-        A rank without a block of a table has none of its state. ``torch.distributed.checkpoint.load`` reads into the
-        blocks; :meth:`load_state_dict` of the same dict then takes over steps and hyperparameters.
-        """
-        state = {name: _blocks(name, table) for name, table in self._tables.items()}
-        return {**super().state_dict(), "state": {name: values for name, values in state.items() if values}}
+    def _state(self, name: str) -> dict[str, BlockedTensor]:
+        table = self._tables[name]
+        return {
+            entry: table.state.tensor(state_of(table, entry), columns=width, dtype=torch.float32)
+            if width
+            else table.state.number(_number(table, entry))
+            for entry, width in self._columns[name].items()
+        }
 
     def check_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Check that a state dict of whole tables fits, changing nothing.
@@ -205,7 +229,7 @@ class FusedOptimizer(KeyedOptimizer):
         given = state_dict["state"]
         check_names(self.params, given)
         for name, table in self._tables.items():
-            _check_entries(name, table, given.get(name, {}))
+            _check_entries(name, table, given.get(name, {}), self._columns[name])
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over the state of an unsharded or differently sharded optimizer; every rank makes this call.
@@ -216,8 +240,8 @@ class FusedOptimizer(KeyedOptimizer):
         """
         with self.loading():
             self.check_state_dict(state_dict)
-        for name, table in self._tables.items():
-            _scatter(table, state_dict["state"].get(name, {}))
+        for name in self._tables:
+            self._take(name, state_dict["state"].get(name, {}))
         if self._saves_param_groups and "param_groups" in state_dict:
             write_groups(self.params, self.param_groups, state_dict["param_groups"])
         self.apply_learning_rates()
@@ -227,14 +251,20 @@ class FusedOptimizer(KeyedOptimizer):
         meeting = self._meeting
         return meeting.env.together(f"the optimizer's load_state_dict() of {meeting.collection}")
 
-    def _gather(self, table: ShardedTable) -> dict[str, Tensor]:
-        # Ranks without a block of the table learn from an owner which states there are.
-        communicator, owner = table.state.communicator, _first_owner(table.state)
-        step, columns = communicator.broadcast_object(_outline(table), owner)
-        gathered = {} if step is None else {_STEP: torch.tensor(step)}
-        for name, width in columns.items():
-            gathered[name] = table.state.gather(state_of(table, name), columns=width, dtype=torch.float32)
-        return gathered
+    @torch.no_grad()
+    def _take(self, name: str, given: Mapping[str, Any]) -> None:
+        """Take over the states of a parameter, whole or in blocks of any layout."""
+        table = self._tables[name]
+        for entry, own in self._state(name).items():
+            value, is_number = given[entry], not own.dim()
+            if is_live(value, own) or (not table.keeps_rows and not is_number and copied_blocks(own, value)):
+                continue
+            if not is_number:
+                table.state.scatter(whole_tensor(value), state_of(table, entry), table.loaded_rows)
+                continue
+            number = own.blocks if copied_blocks(own, value) else [(None, whole_tensor(value))]
+            for local in table.state.local:
+                table.lookup_of(local).load_step(float(number[0][1]))
 
 
 def state_of(table: ShardedTable, name: str) -> Callable[[LocalBlock], Tensor]:
@@ -242,83 +272,37 @@ def state_of(table: ShardedTable, name: str) -> Callable[[LocalBlock], Tensor]:
     return lambda local: table.lookup_of(local).optimizer_state(local.index)[name]
 
 
-def _blocks(name: str, table: ShardedTable) -> dict[str, Any]:
-    """A table's state in blocks: what there is here."""
-    step, columns = _outline(table)
-    blocks: dict[str, Any] = {} if step is None else {_STEP: torch.tensor(step)}
-    for entry, width in columns.items():
-        blocks |= table.state.blocked(entry, state_of(table, entry), columns=width, dtype=torch.float32)
-    return blocks
+def _number(table: ShardedTable, name: str) -> Tensor | None:
+    """A state that is one number for all blocks, where a block is here."""
+    return torch.tensor(float(state_of(table, name)(table.state.local[0]))) if table.state.local else None
 
 
-def _scatter(table: ShardedTable, given: Mapping[str, Any]) -> None:
-    """Copy the local blocks' parts of the whole state into the kernels; blocks have been read into already."""
-    for local in table.state.local:
-        if _STEP in given:
-            table.lookup_of(local).load_step(float(given[_STEP]))
-    for name in _entries(table) - {_STEP}:
-        if not isinstance(given.get(name), BlockedTensor) and f"{name}.{STORED}" not in given:
-            table.state.scatter(given[name], state_of(table, name), table.loaded_rows)
-
-
-def _entries(table: ShardedTable) -> set[str]:
-    """The names of the states of a table with a block here."""
-    return {
-        name for local in table.state.local for name in table.lookup_of(local).optimizer_state(local.index)
+def _columns(table: ShardedTable) -> dict[str, int]:
+    """The states of a table with a block here, and their columns; 0 of a number."""
+    local, dim = table.state.local[0], table.state.table.embedding_dim
+    lookup = table.lookup_of(local)
+    widths = {
+        name: 1 if name in lookup.states_per_row else dim for name in lookup.optimizer_state(local.index)
     }
+    return widths | {name: 0 for name in widths if name == _STEP}
 
 
-def _check_entries(name: str, table: ShardedTable, given: Mapping[str, Any]) -> None:
-    own = _entries(table)
-    if not table.state.local:
-        return
-    if any(isinstance(value, BlockedTensor) for value in given.values()):
-        _check_blocks(name, table, given)
-        return
+def _check_entries(
+    name: str, table: ShardedTable, given: Mapping[str, Any], columns: Mapping[str, int]
+) -> None:
     loaded = {entry for entry, value in given.items() if value is not None}
-    if own != loaded:
+    if loaded != set(columns):
         raise InvalidInputError(
-            f"the state of {name!r} has the entries {sorted(own)}; the state dict has {sorted(loaded)}. "
+            f"the state of {name!r} has the entries {sorted(columns)}; the state dict has {sorted(loaded)}. "
             "Was it saved by another optimizer?"
         )
-    spec, lookup = table.state.table, table.lookup_of(table.state.local[0])
-    for entry in own - {_STEP}:
-        expected = (spec.num_embeddings, 1 if entry in lookup.states_per_row else spec.embedding_dim)
-        if tuple(given[entry].shape) != expected:
+    for entry, width in columns.items():
+        expected = (table.state.table.num_embeddings, width)
+        if width and tuple(given[entry].shape) != expected:
             raise InvalidInputError(
                 f"state {entry!r} of {name!r} has shape {list(expected)}; the state dict has "
                 f"{list(given[entry].shape)}"
             )
-
-
-def _check_blocks(name: str, table: ShardedTable, given: Mapping[str, Any]) -> None:
-    """Check that blocks that were read into are this table's own."""
-    for entry, own in _blocks(name, table).items():
-        value = given.get(entry)
-        is_own = isinstance(own, BlockedTensor) and isinstance(value, BlockedTensor)
-        if value is None or (entry != _STEP and not (is_own and value.shares_storage_with(own))):
-            raise InvalidInputError(
-                f"state {entry!r} of {name!r} is not a block of this optimizer. What sharded_state_dict() gives is "
-                "loaded by torch.distributed.checkpoint.load, in place"
-            )
-
-
-def _first_owner(state: TableState) -> int:
-    rank = next(block.rank for block in state.sharding.layout.blocks if block.num_rows)
-    assert rank is not None  # the plan's validator
-    return rank
-
-
-def _outline(table: ShardedTable) -> tuple[float | None, dict[str, int]]:
-    """The number of updates and, for each other state, the columns of the whole table's; of a local block."""
-    if not table.state.local:
-        return None, {}
-    local = table.state.local[0]
-    lookup = table.lookup_of(local)
-    states = lookup.optimizer_state(local.index)
-    dim = table.state.table.embedding_dim
-    columns = {name: 1 if name in lookup.states_per_row else dim for name in states if name != _STEP}
-    return (float(states[_STEP]) if _STEP in states else None), columns
 
 
 def _group_of(spec: OptimizerSpec) -> dict[str, Any]:

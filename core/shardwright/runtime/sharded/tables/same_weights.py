@@ -16,7 +16,7 @@ from shardwright.contracts.comm_backend import Communicator
 from shardwright.errors import DistributedError
 from shardwright.modules.embedding_modules import TableCollection
 from shardwright.runtime.ranks.environment import ShardingEnv
-from shardwright.runtime.ranks.lockstep import by_rank
+from shardwright.runtime.ranks.together import by_rank
 from shardwright.runtime.sharded.tables.blocked_tensor import PIECE_BYTES
 from shardwright.runtime.step.buffers import ALIGNMENT
 

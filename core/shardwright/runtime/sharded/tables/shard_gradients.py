@@ -55,6 +55,7 @@ class Part:
         table: description of the table.
         env: the ranks that it is sharded over.
         events: events of its collection.
+        cut_dims: dimensions along which the table is cut, 0 for rows and 1 for columns.
         update: when the kernel's optimizer runs, "in_backward" or "in_step"; empty: the gradient is left to others.
         num_copies: ranks that have the same block with the same gradient.
         kept: the lookup that keeps the gradient for the optimizer's step, if one does.
@@ -65,6 +66,7 @@ class Part:
     table: str
     env: ShardingEnv
     events: StepEvents
+    cut_dims: tuple[int, ...] = ()
     update: str = ""
     num_copies: int = 1
     kept: KeptGradients | None = None
@@ -147,11 +149,38 @@ class ShardGradient(torch.Tensor):
             raise UnsupportedError(
                 f"{operation} of the gradient of table {self.part.table}, of which each rank has a part"
                 f"{', of the rows that have a gradient' * (self.rows is not None)}: each rank would have another "
-                "result. Norms, sums and extremes of the whole gradient are over all ranks, and elements may be scaled "
-                "or clamped in place; coalesce().values() are those of a sparse one, and to_local() is this rank's "
-                "part as a plain tensor. shardwright.clip_grad_norm_ clips all parameters by one norm. Tables with "
-                "update='in_step' are updated by fused_optimizer.step(), by no other optimizer"
+                "result. Norms, sums, means and extremes of the whole gradient are over all ranks, and elements may be "
+                "scaled or clamped in place; coalesce().values() are those of a sparse one, and to_local() is this "
+                "rank's part as a plain tensor. shardwright.clip_grad_norm_ clips all parameters by one norm. Tables "
+                "with update='in_step' are updated by fused_optimizer.step(), by no other optimizer"
             )
+
+    def full_tensor(self) -> NoReturn:
+        """Refuse what ``DTensor`` has under this name: a whole table's gradient may be larger than a rank's memory.
+
+        Raises:
+            UnsupportedError: always.
+        """
+        self.refuse("full_tensor()")
+
+    def numpy(self, *, force: bool = False) -> NoReturn:
+        """Refuse to give a part for the whole, as to histograms.
+
+        Raises:
+            UnsupportedError: always.
+        """
+        self.refuse("numpy()")
+
+    def __array__(self, *_: Any, **__: Any) -> NoReturn:
+        self.refuse("numpy()")
+
+    def tolist(self) -> NoReturn:
+        """Refuse it likewise.
+
+        Raises:
+            UnsupportedError: always.
+        """
+        self.refuse("tolist()")
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"ShardGradient(table {self.part.table}, here: {self.local!r})"
@@ -282,8 +311,8 @@ def _check_whole(own: ShardGradient, name: str, rest: Sequence[Any]) -> None:
 def _reduced(func: Any, name: str, args: Any, kwargs: Any) -> Tensor:
     own, values, kind = args[0], args[0].local, name.replace("am", "m")
     _check_whole(own, name, args[1:])
-    if own.rows is not None and kind not in ("sum", "any"):
-        own.refuse(f"{name}()")  # rows without a gradient would count, too
+    if own.rows is not None and len(own.rows) < len(own) and kind != "sum":
+        values = torch.cat([values.flatten(), values.new_zeros(1)])  # that of the other rows
     if kind in ("max", "min") and not values.numel():
         values = values.new_tensor([-math.inf if kind == "max" else math.inf])
     mine, env = getattr(values, kind)(**kwargs), own.part.env
@@ -293,6 +322,23 @@ def _reduced(func: Any, name: str, args: Any, kwargs: Any) -> Tensor:
     return torch.tensor(
         total if mine.is_floating_point() else round(total), dtype=mine.dtype, device=own.device
     )
+
+
+def _moment(func: Any, name: str, args: Any, kwargs: Any) -> Tensor:
+    """Mean, variance or standard deviation over the elements of all ranks; rows without a gradient are zeros."""
+    own, values = args[0], args[0].local.double()
+    dims = args[1] if len(args) > 1 else kwargs.get("dim")
+    _check_whole(own, name, [dims, kwargs.get("keepdim", False)])
+    share = share_of(own.part.env) / own.part.num_copies
+    mine = [share * own.numel(), share * values.sum().item(), share * values.square().sum().item()]
+    told = own.part.env.everyone.communicator.all_gather_objects(mine)
+    count, total, squares = (sum(numbers) for numbers in zip(*told, strict=True))
+    result = total / count
+    if name != "mean":
+        correction = kwargs.get("correction")
+        result = max(squares - total * result, 0.0) / (count - (1 if correction is None else correction))
+    result = math.sqrt(result) if name == "std" else result
+    return torch.tensor(result, dtype=kwargs.get("dtype") or own.dtype, device=own.device)
 
 
 def _unscaled(func: Any, name: str, args: Any, kwargs: Any) -> None:
@@ -312,6 +358,7 @@ _COMBINED: Mapping[str, Callable[[Sequence[Any]], Any]] = {
 }
 _OVER_RANKS: Mapping[str, Callable[..., Any]] = {
     **dict.fromkeys(("all", "amax", "amin", "any", "max", "min", "sum"), _reduced),
+    **dict.fromkeys(("mean", "std", "var"), _moment),
     "linalg_vector_norm": _norm,
     "_foreach_norm": _norms,
     "_amp_foreach_non_finite_check_and_unscale_": _unscaled,

@@ -53,25 +53,27 @@ class ShardedParameter(nn.Parameter):
         """True if its optimizer runs in the kernel."""
         return self.part is not None and bool(self.part.update)
 
-    def check_trained(self) -> None:
-        """Check that a block whose optimizer runs in the kernel was not frozen and has no hooks.
+    def register_hook(self, hook: Any) -> Any:
+        """Hook the gradient, as torch does it.
 
         Raises:
-            UnsupportedError: it was, or has some, which autograd would never call.
+            UnsupportedError: the optimizer runs in the kernel, so that autograd would never call the hook.
         """
-        assert self.part is not None  # it is no copy
-        if self._backward_hooks or self._post_accumulate_grad_hooks:
+        self._refuse_hook()
+        return super().register_hook(hook)
+
+    def register_post_accumulate_grad_hook(self, hook: Any) -> Any:
+        """Hook what follows the gradient, likewise."""
+        self._refuse_hook()
+        return super().register_post_accumulate_grad_hook(hook)
+
+    def _refuse_hook(self) -> None:
+        if self.part is not None and self.is_fused:
             raise UnsupportedError(
-                f"table {self.part.table} has a hook on its gradient, which is never called: its kernel keeps the "
+                f"a hook on the gradient of table {self.part.table} would never be called: its kernel keeps the "
                 "gradients of rows, or applies them, itself. Hook the collection's output, or change parameter.grad "
                 "before the step with update='in_step'; a table with a kernel that shows gradients "
                 f"({', '.join(_that_show_gradients())}) takes hooks"
-            )
-        if not self.requires_grad:
-            raise UnsupportedError(
-                f"table {self.part.table} was frozen (requires_grad_(False)) after it was sharded, but its optimizer "
-                "runs in the backward pass and would go on to update it. Look it up in torch.no_grad(), or unfreeze it "
-                "and set the learning rate of its group in fused_optimizer.param_groups to 0"
             )
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,10 +12,15 @@ from torch import Tensor, nn
 from shardwright.contracts.lookup import Lookup
 from shardwright.errors import UnsupportedError
 from shardwright.runtime.ranks.environment import ShardingEnv
-from shardwright.runtime.sharded.tables.blocked_tensor import BlockedTensor
+from shardwright.runtime.sharded.tables.blocked_tensor import (
+    BlockedTensor,
+    copied_blocks,
+    is_live,
+    whole_tensor,
+)
 from shardwright.runtime.sharded.tables.shard_gradients import Part
 from shardwright.runtime.sharded.tables.sharded_parameter import ShardedParameter
-from shardwright.runtime.sharded.tables.table_state import LocalBlock, TableState, is_state_in_blocks
+from shardwright.runtime.sharded.tables.table_state import LocalBlock, TableState
 from shardwright.runtime.step.backward.kept_gradients import KeptGradients, is_updated_in_step
 from shardwright.runtime.step.kernel_groups import is_updated_in_backward, kernel_of
 from shardwright.runtime.step.step_events import StepEvents
@@ -41,7 +46,7 @@ class ShardedTable(nn.Module):
         self.in_step = is_updated_in_step(state.table, state.sharding)
         self._lookups, self._has_part_of_rows = lookups, False
         update = state.table.update if self.is_fused else ""
-        self._part = Part(state.table.describe(), env, events, update)
+        self._part = Part(state.table.describe(), env, events, state.cut_dims, update)
         self._row_state = kernel_of(state.sharding.compute_kernel).row_state
         # What state dicts have is an attribute on every rank: torch.distributed.checkpoint looks for each key.
         self.register_parameter("weight", None)
@@ -184,30 +189,15 @@ class ShardedTable(nn.Module):
         return self._row_state
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        if is_state_in_blocks():
-            destination.update(self._blocks(prefix))
-            return
-        destination[prefix + "weight"] = self.state.gather_rows(self.weight_of)
-        for name in self._row_state:
-            destination[prefix + name] = self.state.gather(
-                self.row_state_of(name), columns=1, dtype=torch.int64
-            )
+        destination.update({prefix + name: self.state.shown(value) for name, value in self.entries().items()})
 
-    def _blocks(self, prefix: str) -> dict[str, BlockedTensor]:
-        """The entries that the state dict has in blocks."""
-        self.state.check_float(
-            "are saved whole, by state_dict(), and not in blocks: save a checkpoint of the float model, and pack what "
-            "it loads"
-        )
-        table, weight = self.state.table, prefix + "weight"
-        blocks = self.state.blocked(
-            weight, self.weight_of, columns=table.embedding_dim, dtype=self.state.dtype
-        )
-        blocks |= self.state.stored_rows(weight)
-        for name in self._row_state:
-            values = self.row_state_of(name)
-            blocks |= self.state.blocked(prefix + name, values, columns=1, dtype=torch.int64)
-        return blocks
+    def entries(self) -> dict[str, BlockedTensor]:
+        """The entries of the state dict by name, as this rank's blocks of them."""
+        row_state = {
+            name: self.state.tensor(self.row_state_of(name), columns=1, dtype=torch.int64)
+            for name in self._row_state
+        }
+        return {"weight": self.state.rows(self.weight_of), **row_state}
 
     def _load_from_state_dict(
         self,
@@ -219,41 +209,33 @@ class ShardedTable(nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        if any(isinstance(value, BlockedTensor) for value in state_dict.values()):
-            error_msgs += self._already_loaded(state_dict, prefix, missing_keys)
-            return
-        key = prefix + "weight"
-        wanted = [key, *(prefix + name for name in self._row_state)]
-        unexpected_keys += [name for name in state_dict if name.startswith(prefix) and name not in wanted]
-        missing = [name for name in wanted if name not in state_dict]
+        wanted = ["weight", *self._row_state]
+        known = [prefix + name for name in wanted]
+        unexpected_keys += [name for name in state_dict if name.startswith(prefix) and name not in known]
+        missing = [name for name in known if name not in state_dict]
         missing_keys += missing
         if missing:
             return
-        whole = state_dict[key]
-        expected = (self.state.table.num_embeddings, self.state.row_width)
-        if tuple(whole.shape) != expected or not (self.state.is_float or whole.dtype is self.state.dtype):
+        given = {name: state_dict[prefix + name] for name in wanted}
+        expected, weight = (self.state.table.num_embeddings, self.state.row_width), given["weight"]
+        if tuple(weight.shape) != expected or not (self.state.is_float or weight.dtype is self.state.dtype):
             error_msgs.append(
-                f"table {self.state.table.describe()}: {key!r} is {whole.dtype} {list(whole.shape)}, not "
-                f"{self.state.dtype} {list(expected)}"
+                f"table {self.state.table.describe()}: {prefix + 'weight'!r} is {weight.dtype} {list(weight.shape)}, "
+                f"not {self.state.dtype} {list(expected)}"
             )
             return
+        self._take(given)
+
+    @torch.no_grad()
+    def _take(self, given: Mapping[str, Tensor]) -> None:
+        """Take over the entries of a state dict, whole or in blocks of any layout."""
+        own = self.state.rows(self.weight_of)
+        if is_live(given["weight"], own) or (not self._row_state and copied_blocks(own, given["weight"])):
+            return
+        tables = {name: whole_tensor(value) for name, value in given.items()}
         self._has_part_of_rows = False
-        row_state = {name: state_dict[prefix + name] for name in self._row_state}
+        row_state = {name: tables[name] for name in self._row_state}
         if row_state:
             for local in self.state.local:
                 self.lookup_of(local).load_rows(local.index, row_state)
-        self.state.scatter_rows(whole, self.weight_of, self.loaded_rows)
-
-    def _already_loaded(
-        self, state_dict: Mapping[str, Any], prefix: str, missing_keys: list[str]
-    ) -> Iterator[str]:
-        """Describe the fault of a state dict of blocks: DCP has read into them, so they must be this table's own."""
-        for name, own in self._blocks(prefix).items():
-            given = state_dict.get(name)
-            if given is None:
-                missing_keys.append(name)
-            elif not isinstance(given, BlockedTensor) or not given.shares_storage_with(own):
-                yield (
-                    f"table {self.state.table.describe()}: {name!r} is not a block of this model. What "
-                    "sharded_state_dict() gives is loaded by torch.distributed.checkpoint.load, in place"
-                )
+        self.state.scatter_rows(tables["weight"], self.weight_of, self.loaded_rows)

@@ -9,13 +9,11 @@ Legend: R rows of a table, D its columns; C columns of a value that a state keep
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
 from functools import cached_property
 
 import numpy as np
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 from torch import Tensor
 
 from shardwright.contracts.comm_backend import Communicator
@@ -25,9 +23,11 @@ from shardwright.planning.layouts.layout import Block
 from shardwright.planning.layouts.stored_rows import first_stored_row, is_stored_by_index, runs_of
 from shardwright.planning.plan.sharding import ParameterSharding
 from shardwright.planning.tables.spec import TableSpec
+from shardwright.runtime.ranks.meeting import Meeting
 from shardwright.runtime.sharded.tables.blocked_tensor import (
     PIECE_BYTES,
     BlockedTensor,
+    BlockForm,
     Piece,
     RowNumbers,
     own_storage,
@@ -36,23 +36,6 @@ from shardwright.runtime.step.kernel_groups import kernel_of, rows_of_parts
 
 STORED, STORED_ROWS = "stored", "stored_rows"
 """Ends of the names under which rows stand that are stored by an index: their values, and which rows they are."""
-
-_AS_BLOCKS: ContextVar[bool] = ContextVar("state dicts have blocks", default=False)
-
-
-@contextmanager
-def state_in_blocks() -> Iterator[None]:
-    """Make state dicts of sharded modules without collectives: this rank's blocks for whole tables."""
-    token = _AS_BLOCKS.set(True)
-    try:
-        yield
-    finally:
-        _AS_BLOCKS.reset(token)
-
-
-def is_state_in_blocks() -> bool:
-    """True while state dicts have blocks in place of whole tables."""
-    return _AS_BLOCKS.get()
 
 
 @frozen(eq=False)
@@ -71,8 +54,17 @@ class TableState:
     table: TableSpec
     sharding: ParameterSharding
     local: Sequence[LocalBlock]
-    communicator: Communicator
+    meeting: Meeting
     device: torch.device
+
+    @property
+    def communicator(self) -> Communicator:
+        """The ranks that it is sharded over."""
+        return self.meeting.env.communicator
+
+    @cached_property
+    def _layout(self) -> bytes:
+        return self.sharding.digest()
 
     @cached_property
     def row_format(self) -> RowFormat:
@@ -125,88 +117,172 @@ class TableState:
         has_rows = rows_of_parts(self.sharding.layout.row_map)[columns.part] > 0
         return int(np.bincount(columns.rank[has_rows], minlength=1).max())
 
-    def gather(self, values: Callable[[LocalBlock], Tensor], *, columns: int, dtype: torch.dtype) -> Tensor:
-        """The whole ``[R, C]`` tensor on every rank, in host memory; every rank makes this call.
+    @property
+    def cut_dims(self) -> tuple[int, ...]:
+        """The dimensions along which it is cut: 0 for rows, 1 for columns."""
+        columns = self.sharding.layout.columns
+        has_rows = rows_of_parts(self.sharding.layout.row_map) > 0
+        is_cut = has_rows.sum() > 1, (columns.stop - columns.start < self.table.embedding_dim).any()
+        return tuple(np.flatnonzero(is_cut).tolist())
+
+    def rows(self, values: Callable[[LocalBlock], Tensor]) -> BlockedTensor:
+        """The whole table's stored rows as this rank's blocks of them, shared storage; no collective.
+
+        Args:
+            values: function that returns a local block's stored rows.
+        """
+        rows = self.tensor(values, columns=self.row_width, dtype=self.dtype)
+        if self.is_float:
+            return rows
+        why = (
+            f"table {self.table.describe()}: rows of {self.row_format.name} are not saved in blocks: save a checkpoint "
+            "of the float model, and pack what it loads; or save full_state_dict()"
+        )
+        return rows.with_form(evolve(rows.form, whole=self._gather_packed, no_reading=why, no_writing=why))
+
+    def tensor(
+        self, values: Callable[[LocalBlock], Tensor], *, columns: int, dtype: torch.dtype
+    ) -> BlockedTensor:
+        """The whole ``[R, C]`` tensor as this rank's blocks of it, shared storage; no collective.
 
         Args:
             values: function that returns a local block's tensor ``[rows, C of the block]``.
             columns: ``C``: ``D``, or 1 for one value a row (the same in every column block).
-            dtype: dtype of the result.
+            dtype: dtype of the tensor.
         """
+        form = BlockForm(
+            lambda values: self._all_pieces(values, columns),
+            lambda values: self._gather(values, columns, dtype),
+            self.local,
+            self._layout,
+            self,
+            f"table {self.table.describe()}: ",
+            self._no_reading,
+            self._no_reading if self.is_stored_by_index else "",
+        )
+        own, shape = [values(local).detach() for local in self.local], (self.table.num_embeddings, columns)
+        return BlockedTensor(shape, dtype, self.device, own, form)
+
+    def shown(self, value: BlockedTensor) -> Tensor:
+        """A sharded tensor as state dicts have it: over several ranks itself, in one process plain.
+
+        Args:
+            value: the tensor, of this table.
+        """
+        if self.meeting.env.everyone.world_size > 1:
+            return value
+        # Rows of keys are made anew when they are loaded, which would clear what shares their memory.
+        has_keys = self.sharding.layout.row_map.takes_any_id
+        for local, own in value.blocks:
+            if own.shape == value.shape and local.block.rows.bounds is not None and not has_keys:
+                return own
+        return value.full_tensor()
+
+    def number(self, value: Tensor | None) -> BlockedTensor:
+        """A number that is the same in all blocks, such as that of updates; no collective.
+
+        Args:
+            value: the number; none on a rank without a block.
+        """
+        owner = next(block.rank for block in self.sharding.layout.blocks if block.num_rows)
+        assert owner is not None  # the plan's validator
+        is_written = owner == self.communicator.rank
+
+        def whole(values: Sequence[Tensor]) -> Tensor:
+            self._meet()
+            return torch.tensor(
+                self.communicator.broadcast_object(float(values[0]) if values else 0.0, owner)
+            )
+
+        form = BlockForm(
+            lambda values: [Piece((), (), own, is_written) for own in values],
+            whole,
+            self.local[:1],
+            self._layout,
+            owner=f"table {self.table.describe()}: ",
+        )
+        return BlockedTensor((), torch.float32, None, [] if value is None else [value], form)
+
+    def _meet(self) -> None:
+        """Wait for the other ranks, which gather too."""
+        self.meeting.to_gather(f"gathering of table {self.table.name!r}")
+
+    def _gather(self, values: Sequence[Tensor], columns: int, dtype: torch.dtype) -> Tensor:
+        """The whole ``[R, C]`` tensor, block by block, so that no more than it and one block are in flight."""
         whole = torch.empty(self.table.num_embeddings, columns, dtype=dtype)
-        mine = {_place(local.block): local for local in self.local}
-        for block in self.sharding.layout.distinct_blocks():
-            if block.num_rows == 0 or (columns == 1 and block.columns.start > 0):
-                continue
-            piece = self._piece(mine.get(_place(block)), block, values, columns, dtype)
-            assert block.rank is not None  # the plan's validator
-            self.communicator.broadcast(piece, block.rank)
+        for block, piece in self._every_block(values, dtype, columns):
             whole[row_index(block), _columns(block, columns)] = piece.to(whole.device)
         return whole
 
-    def gather_rows(self, rows: Callable[[LocalBlock], Tensor]) -> Tensor:
-        """The whole table's stored rows on every rank, in host memory; every rank makes this call.
-
-        Args:
-            rows: function that returns a local block's stored rows.
-        """
-        if self.is_float:
-            return self.gather(rows, columns=self.table.embedding_dim, dtype=self.dtype)
-        mine = {_place(local.block): local for local in self.local}
+    def _gather_packed(self, values: Sequence[Tensor]) -> Tensor:
+        """The whole table's stored rows, which columns are no slice of."""
         wholes: dict[tuple[int, int], Tensor] = {}  # of each range of columns
-        for block in self.sharding.layout.distinct_blocks():
-            local, width = mine.get(_place(block)), self._width(block.num_columns)
-            piece = (
-                torch.empty(block.num_rows, width, dtype=self.dtype, device=self.device)
-                if local is None
-                else rows(local).detach().contiguous()
-            )
-            if block.num_rows:
-                assert block.rank is not None  # the plan's validator
-                self.communicator.broadcast(piece, block.rank)
+        for block, piece in self._every_block(values, self.dtype):
             span = block.columns.start, block.columns.stop
-            whole = wholes.setdefault(span, torch.empty(self.table.num_embeddings, width, dtype=self.dtype))
+            whole = wholes.setdefault(
+                span, torch.empty(self.table.num_embeddings, piece.shape[1], dtype=self.dtype)
+            )
             whole[row_index(block)] = piece.to(whole.device)
         spans = sorted(wholes)
         return self.row_format.join([wholes[span] for span in spans], [stop - start for start, stop in spans])
+
+    def _every_block(
+        self, values: Sequence[Tensor], dtype: torch.dtype, columns: int = 0
+    ) -> Iterator[tuple[Block, Tensor]]:
+        """Every block of the table with its values, from the rank that has it; every rank makes this call.
+
+        Args:
+            values: values of the blocks here.
+            dtype: dtype of them.
+            columns: 1 where there is one value a row.
+        """
+        self._meet()
+        mine = {_place(local.block): own for local, own in zip(self.local, values, strict=True)}
+        for block in self.sharding.layout.distinct_blocks():
+            if block.num_rows == 0 or (columns == 1 and block.columns.start > 0):
+                continue
+            own = mine.get(_place(block))
+            if own is None:
+                width = 1 if columns == 1 else self._width(block.num_columns)
+                piece = torch.empty(block.num_rows, width, dtype=dtype, device=self.device)
+            else:  # of the dtype that the others receive: a backend may end the process where bytes are too many
+                piece = own.detach().to(self.device, dtype).contiguous()
+            assert block.rank is not None  # the plan's validator
+            self.communicator.broadcast(piece, block.rank)
+            yield block, piece
 
     @property
     def is_stored_by_index(self) -> bool:
         """True if rows are stored part after part, with an index of their rows."""
         return is_stored_by_index(self.sharding.layout.row_map)
 
-    def blocked(
-        self, name: str, values: Callable[[LocalBlock], Tensor], *, columns: int, dtype: torch.dtype
-    ) -> dict[str, BlockedTensor]:
-        """The whole ``[R, C]`` tensor as this rank's blocks of it, shared storage; no collective.
+    def in_stored_order(self, name: str, value: BlockedTensor) -> dict[str, BlockedTensor]:
+        """A sharded tensor as it is stored: itself, or the rows part after part; :meth:`stored_rows` says which.
 
         Args:
             name: name of the tensor in the state dict.
-            values: function that returns a local block's tensor ``[rows, C of the block]``.
-            columns: ``C``: ``D``, or 1 for one value a row (the same in every column block).
-            dtype: dtype of the tensor.
-
-        Returns:
-            One entry; of rows stored by an index its name ends in :data:`STORED`.
+            value: the tensor, of this table.
         """
-        by_index = self.is_stored_by_index
-        blocks = [(local, values(local).detach()) for local in self.local]
-        pieces = [piece for local, own in blocks for piece in self._pieces(local, own, columns, by_index)]
-        ending = f".{STORED}" if by_index else ""
-        blocked = BlockedTensor((self.table.num_embeddings, columns), dtype, pieces, self._refusal)
-        blocked.blocks, blocked.owner = blocks, f"table {self.table.describe()}: "
-        return {name + ending: blocked}
+        if not self.is_stored_by_index or not value.dim():
+            return {name: value}
+        form = BlockForm(
+            lambda values: self._all_pieces(values, value.shape[1], by_index=True), places=self.local
+        )
+        stored = [own for _, own in value.blocks]
+        return {f"{name}.{STORED}": BlockedTensor(value.shape, value.dtype, value.device, stored, form)}
 
     def stored_rows(self, name: str) -> dict[str, BlockedTensor]:
         """The index of rows that are stored by one: int64 ``[R, 1]``; nothing for others."""
         if not self.is_stored_by_index:
             return {}
+        form = BlockForm(
+            lambda values: [piece for local in self.local for piece in self._number_pieces(local)]
+        )
         shape = (self.table.num_embeddings, 1)
-        pieces = [piece for local in self.local for piece in self._number_pieces(local)]
-        return {f"{name}.{STORED_ROWS}": BlockedTensor(shape, torch.int64, pieces, self._refusal)}
+        return {f"{name}.{STORED_ROWS}": BlockedTensor(shape, torch.int64, form=form)}
 
     @property
-    def _refusal(self) -> str:
+    def _no_reading(self) -> str:
         if self.sharding.layout.row_map.takes_any_id:
             why = "its ids are keys, and rows go to the keys that a rank has"
         elif self.is_stored_by_index:
@@ -214,19 +290,22 @@ class TableState:
         else:
             return ""
         return (
-            f"table {self.table.describe()} cannot be loaded by torch.distributed.checkpoint alone: {why}. "
-            "Use shardwright.load_checkpoint, which reads the same files"
+            f"table {self.table.describe()} is not for torch.distributed.checkpoint alone: {why}. Use "
+            "shardwright.save_checkpoint and load_checkpoint"
         )
 
-    def _pieces(self, local: LocalBlock, values: Tensor, columns: int, by_index: bool) -> Iterator[Piece]:
-        """A block in pieces of bounded size, each a box of what is stored."""
-        span = _columns(local.block, columns)
-        is_written = self._is_first_owner(local.block) and (columns > 1 or local.block.columns.start == 0)
-        most = max(1, PIECE_BYTES // max(1, (span.stop - span.start) * values.element_size()))
-        for stored, first, count in self._runs(local.block, by_index):
-            for start in range(0, count, most):
-                own = own_storage(values[first + start : first + min(start + most, count)])
-                yield Piece((stored + start, span.start), tuple(own.shape), own, is_written)
+    def _all_pieces(
+        self, values: Sequence[Tensor], columns: int, *, by_index: bool = False
+    ) -> Iterator[Piece]:
+        """The blocks here in pieces of bounded size, each a box of what is stored."""
+        for local, own in zip(self.local, values, strict=True):
+            span = _columns(local.block, columns)
+            is_written = self._is_first_owner(local.block) and (columns > 1 or local.block.columns.start == 0)
+            most = max(1, PIECE_BYTES // max(1, (span.stop - span.start) * own.element_size()))
+            for stored, first, count in self._runs(local.block, by_index):
+                for start in range(0, count, most):
+                    part = own_storage(own[first + start : first + min(start + most, count)])
+                    yield Piece((stored + start, span.start), tuple(part.shape), part, is_written)
 
     def _number_pieces(self, local: LocalBlock) -> Iterator[Piece]:
         block, row_map = local.block, self.sharding.layout.row_map
@@ -254,20 +333,6 @@ class TableState:
         place = _place(block)[:2]
         first = next(other for other in layout.blocks if _place(other)[:2] == place)
         return first.rank == block.rank
-
-    def _piece(
-        self,
-        local: LocalBlock | None,
-        block: Block,
-        values: Callable[[LocalBlock], Tensor],
-        columns: int,
-        dtype: torch.dtype,
-    ) -> Tensor:
-        if local is not None:
-            # Of the dtype that the others receive: a backend may end the process where bytes are too many.
-            return values(local).detach().to(dtype).contiguous()
-        width = 1 if columns == 1 else block.num_columns
-        return torch.empty(block.num_rows, width, dtype=dtype, device=self.device)
 
     def scatter_rows(
         self,

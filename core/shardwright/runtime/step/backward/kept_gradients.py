@@ -14,18 +14,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from shardwright.contracts.lookup import Bags, Lookup
-from shardwright.planning.layouts.blocks import Ints
 from shardwright.planning.plan.sharding import ParameterSharding
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.runtime.step.backward.block_bags import BlockBags
-from shardwright.runtime.step.backward.row_gradients import row_gradients
+from shardwright.runtime.step.backward.row_gradients import row_gradients, rows_as_bags
 from shardwright.runtime.step.kernel_groups import KernelGroup, is_updated_in_backward
-from shardwright.runtime.step.segments import starts_of
 
 
 def is_updated_in_step(table: TableSpec, sharding: ParameterSharding) -> bool:
@@ -122,22 +119,16 @@ class KeptGradients(Lookup):
         # That of what is kept: a kernel may have its weights in other memory than its device's.
         device = next(own[0].device for own in self._kept if own is not None)
         request = self.blocks[0].request
-        kept = [self._kept_or_none(block, device) for block in range(len(self.blocks))]
-        used = np.zeros(len(self._order.slot_dims), dtype=np.int64)
-        used[self._order.first_slots] = [len(rows) for rows, _ in kept]
         is_ragged = request.is_pooled and self._kernel.takes_ragged_bags
-        # Pooled lookups want as many bags in every slot, unless they take ragged ones.
-        counts = np.full_like(used, used.max()) if request.is_pooled and not is_ragged else used
-        ids = torch.cat([rows for rows, _ in kept])
-        lengths = None
-        if request.is_pooled:
-            lengths = torch.zeros(int(counts.sum()), dtype=torch.int32, device=device)
-            for start, count in zip(starts_of(counts).tolist(), used.tolist(), strict=True):
-                lengths[start : start + count] = 1
-        # The weights of ids are in the rows' gradients already.
-        weights = torch.ones(len(ids), dtype=torch.float32, device=device) if request.is_weighted else None
-        bags = Bags(ids, lengths, weights, counts[None], is_ragged)
-        return bags, self._flat_gradient([values for _, values in kept], counts, is_ragged=is_ragged)
+        return rows_as_bags(
+            [self._kept_or_none(block, device) for block in range(len(self.blocks))],
+            self._order.slot_dims,
+            self._order.first_slots,
+            is_pooled=request.is_pooled,
+            is_weighted=request.is_weighted,
+            is_matrix=self._kernel.batch_major and request.is_pooled and not is_ragged,
+            is_ragged=is_ragged,
+        )
 
     def _kept_or_none(self, block: int, device: torch.device) -> tuple[Tensor, Tensor]:
         kept = self._kept[block]
@@ -145,21 +136,6 @@ class KeptGradients(Lookup):
             return kept
         no_rows = torch.empty(0, dtype=torch.int64, device=device)
         return no_rows, torch.empty(0, self._order.dims[block], dtype=torch.float32, device=device)
-
-    def _flat_gradient(self, values: Sequence[Tensor], counts: Ints, *, is_ragged: bool) -> Tensor:
-        """The gradients of each block's rows in the order in which the kernel takes them, zeros for other bags."""
-        sizes = counts * self._order.slot_dims
-        flat = values[0].new_zeros(int(sizes.sum()))
-        is_matrix = self._kernel.batch_major and self.blocks[0].request.is_pooled and not is_ragged
-        starts = starts_of(self._order.slot_dims if is_matrix else sizes)[self._order.first_slots].tolist()
-        for own, start in zip(values, starts, strict=True):
-            if is_matrix:
-                flat.view(-1, int(self._order.slot_dims.sum()))[: len(own), start : start + own.shape[1]] = (
-                    own
-                )
-            else:
-                flat[start : start + own.numel()] = own.reshape(-1)
-        return flat
 
     def drop(self, block: int) -> None:
         """Forget what is kept of a block."""

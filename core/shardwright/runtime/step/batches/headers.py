@@ -17,40 +17,20 @@ from shardwright.runtime.step.executor import PeerHeaders
 
 _STATUSES = {int(status): status for status in Status}
 _FIELDS = ("collection", "checksum", "batch_size", "status", "extra_word", "trains_weights")
-
-
-@frozen
-class Header:
-    """The fields of a header that a rank sends to all ranks alike.
-
-    Args:
-        collection: tagged number of the collection; see :class:`shardwright.runtime.ranks.lockstep.Lockstep`.
-        checksum: checksum of the calls that this rank made before.
-        batch_size: samples of the batch.
-        status: status word of the batch.
-        extra_word: checksum of the keys and weights that no table uses; 0: not to be compared.
-        trains_weights: the weights of the batch's ids require gradients.
-    """
-
-    collection: int
-    checksum: int
-    batch_size: int
-    status: Status
-    extra_word: int
-    trains_weights: bool
+"""Fields that a rank sends to all ranks alike."""
 
 
 @frozen(eq=False)
 class Headers:
-    """The headers of all ranks: for each field of :class:`Header` the values of all ranks, ``[W]``.
+    """The headers of all ranks: for each field the values of all ranks, ``[W]``.
 
     Args:
-        collection: tagged number of each rank's collection, ``[W]``.
-        checksum: checksum of each rank's calls, ``[W]``.
-        batch_size: samples of each rank's batch, ``[W]``.
-        status: status word of each rank, ``[W]``.
-        extra_word: checksum of what no table uses in each rank's batch, ``[W]``.
-        trains_weights: 1 for each rank whose ids' weights require gradients, ``[W]``.
+        collection: tagged number of each rank's collection; see :class:`shardwright.runtime.ranks.lockstep.Lockstep`.
+        checksum: checksum of the calls that each rank made before.
+        batch_size: samples of each rank's batch.
+        status: status word of each rank.
+        extra_word: checksum of the keys and weights that no table uses in each rank's batch; 0: not to be compared.
+        trains_weights: 1 for each rank whose ids' weights require gradients.
         executors: headers for each of this rank's executors.
     """
 
@@ -65,7 +45,7 @@ class Headers:
 
 @frozen(eq=False)
 class HeaderFormat:
-    """Headers as rows of integers: the fields of a :class:`Header`, then those of each executor.
+    """Headers as rows of integers: the fields that all ranks get, then those of each executor.
 
     Args:
         executor_sizes: number of fields of each executor.
@@ -78,16 +58,16 @@ class HeaderFormat:
         """Number of integers in a header."""
         return len(_FIELDS) + sum(self.executor_sizes)
 
-    def pack(self, header: Header, executors: Sequence[Ints], size: int) -> Ints:
+    def pack(self, fields: Sequence[int], executors: Sequence[Ints], size: int) -> Ints:
         """Write the headers for all ranks as rows, ``[W, size]``.
 
         Args:
-            header: fields that are the same for all ranks.
+            fields: fields that are the same for all ranks, in the order of :class:`Headers`.
             executors: each executor's fields for each rank, ``[W, fields]``.
             size: length of a row, at least :attr:`size`; unused places are zeros.
         """
         rows = np.zeros((len(executors[0]), size), dtype=np.int64)
-        rows[:, : len(_FIELDS)] = [getattr(header, name) for name in _FIELDS]
+        rows[:, : len(_FIELDS)] = fields
         for own, (start, stop) in zip(executors, self._spans(), strict=True):
             rows[:, start:stop] = own
         return rows

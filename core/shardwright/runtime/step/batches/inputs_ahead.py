@@ -12,7 +12,7 @@ from attrs import frozen
 
 from shardwright.errors import DistributedError
 from shardwright.runtime.ranks.devices import is_host
-from shardwright.runtime.ranks.lockstep import name_ranks
+from shardwright.runtime.ranks.together import name_ranks
 from shardwright.runtime.step.batches.batch_tree import is_same, record_stream
 from shardwright.runtime.step.batches.inputs import Status
 from shardwright.sparse import KeyedJaggedTensor

@@ -11,7 +11,7 @@ from attrs import frozen
 
 from shardwright.contracts.comm_backend import Communicator
 from shardwright.errors import DistributedError, IdRangeError, InvalidInputError, ShardwrightError
-from shardwright.runtime.ranks.lockstep import name_ranks
+from shardwright.runtime.ranks.together import name_ranks
 from shardwright.runtime.step.batches.inputs import BatchProblem, Status
 
 

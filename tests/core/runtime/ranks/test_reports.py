@@ -11,8 +11,7 @@ from unittest import mock
 import pytest
 import torch.distributed as dist
 
-from shardwright.runtime.ranks import failure_reports
-from shardwright.runtime.ranks.failure_reports import FailureReports
+from shardwright.runtime.ranks import group_store
 from shardwright.runtime.ranks.group_store import GroupStore
 
 TIMEOUT_S = 60.0
@@ -36,10 +35,9 @@ class Counting:
         return getattr(self._store, name)  # type: ignore[no-any-return]
 
 
-def reports_of(rank: int, world_size: int, store: Any) -> FailureReports:
+def reports_of(rank: int, world_size: int, store: Any) -> GroupStore:
     """The reports of one rank among many."""
-    names = range(world_size)
-    return FailureReports(Direct(store, TIMEOUT_S, rank, names), rank, names)
+    return Direct(store, TIMEOUT_S, rank, range(world_size))
 
 
 def called(world_size: int, dead: set[int]) -> tuple[dict[int, str], list[int]]:
@@ -47,7 +45,7 @@ def called(world_size: int, dead: set[int]) -> tuple[dict[int, str], list[int]]:
     shared = dist.HashStore()
     stores = {rank: Counting(shared) for rank in range(world_size) if rank not in dead}
     grace_s = 2.0 if world_size <= 128 else 5.0  # which is waited out
-    with mock.patch.object(failure_reports, "_LONGEST_GRACE_S", grace_s):
+    with mock.patch.object(group_store, "_LONGEST_GRACE_S", grace_s):
         rolls = {rank: reports_of(rank, world_size, store) for rank, store in stores.items()}
     texts: dict[int, str] = {}
 
@@ -116,7 +114,7 @@ def test_log_is_read_past_a_line_that_its_rank_did_not_live_to_write() -> None:
 
 def test_rank_that_waits_for_others_says_where_until_it_goes_on() -> None:
     store = dist.HashStore()
-    with mock.patch.object(failure_reports, "_LONGEST_GRACE_S", 0.5):
+    with mock.patch.object(group_store, "_LONGEST_GRACE_S", 0.5):
         reports, other = (reports_of(rank, 2, store) for rank in range(2))
     other.waits(store, "a place")
     assert reports.after("it", time.monotonic()) == "rank 1 waits in a place"

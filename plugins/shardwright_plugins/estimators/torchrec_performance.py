@@ -53,7 +53,7 @@ class TorchRecPerformance(Estimator):
     """TorchRec's published model of lookups and communication.
 
     Args:
-        published_options: offer TorchRec's options to tables whose constraints name none, instead of all that are loaded.
+        published_options: offer TorchRec's options, not all that are loaded, to tables whose constraints name none.
     """
 
     name: ClassVar[str] = "torchrec"

@@ -257,6 +257,23 @@ def scaled_without_autocast(*, is_clipped: bool) -> tuple[str, str]:
     return texts[0], texts[1]
 
 
+def halved_by_hand() -> str:
+    """Divide the dense gradients by 2, where there is no scaler; returns the error."""
+    gc.collect()  # scalers of other tests
+    model = model_of(kernels=["fused_torch"])
+    optimizer = dense_optimizer(model)
+
+    def step(number: int) -> None:
+        loss_of(model, number).backward()
+        for group in optimizer.param_groups:
+            for own in group["params"]:
+                own.grad /= 2
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return error_of(lambda: [step(number) for number in range(2)])
+
+
 def train_with_scaler(steps: int, types: list[str]) -> list[State]:
     """Train tables with visible gradients, scaled, and not; and with a scaler that is off."""
     states = []

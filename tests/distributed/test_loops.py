@@ -131,6 +131,10 @@ def test_scaled_loss_that_no_autocast_shows_is_refused_at_the_first_step(
     assert set(plain) == {"nothing was raised"}
 
 
+def test_dense_gradients_that_are_divided_by_hand_are_no_scaled_loss(pool: RankPool) -> None:
+    assert set(pool.run(loop_workers.halved_by_hand, 2)) == {"nothing was raised"}
+
+
 @pytest.mark.parametrize("types", [["data_parallel"], ["row_wise", "table_wise"]])
 def test_scaler_trains_tables_with_visible_gradients_and_any_table_when_it_is_off(
     pool: RankPool, types: list[str]

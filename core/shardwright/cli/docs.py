@@ -9,7 +9,7 @@ import pydoc
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import attrs
 import typer
@@ -32,6 +32,9 @@ _FOLDER = "docs"
 
 _REFERENCE = re.compile(r"^::: ([\w.]+)$", re.MULTILINE)
 """Line of a page that stands for a docstring, as mkdocstrings has it."""
+
+_QUOTED = re.compile(r"(: |-> )'([^']*)'")
+"""Annotation in a signature that is kept as text."""
 
 
 @attrs.frozen
@@ -97,18 +100,16 @@ def page_of(kind: Kind[Any]) -> Path:
 
 def _expanded(page: Page) -> str:
     """Text of a page, with names that it takes from docstrings (``::: name``) as `help()` shows them."""
-    text = page.path.read_text(encoding="utf-8").rstrip()
-    return _REFERENCE.sub(lambda found: _described(found[1]), text)
+    return _REFERENCE.sub(_described, page.path.read_text(encoding="utf-8").rstrip())
 
 
-def _described(name: str) -> str:
-    value = pydoc.locate(name)
+def _described(found: re.Match[str]) -> str:
+    value: Any = pydoc.locate(found[1])
     try:
-        signature = str(inspect.signature(cast(Any, value))).replace("'", "")
-    except (TypeError, ValueError):  # of a constant, and of some built-in classes
+        signature = _QUOTED.sub(r"\1\2", str(inspect.signature(value)))
+    except (TypeError, ValueError):  # of a constant, or a subclass of a built-in class
         signature = ""
-    text = inspect.getdoc(value) if callable(value) else repr(value)
-    return f"## {name}{signature}\n\n{text or ''}".rstrip()
+    return f"## {found[1]}{signature}\n\n{inspect.getdoc(value) if callable(value) else value}"
 
 
 def _core() -> Path:

@@ -61,7 +61,7 @@ class Roofline(Estimator):
     preference: ClassVar[int] = 20
 
     def serves(self, topology: Topology) -> bool:
-        """True for ranks on CPUs: plans by it were faster there than those by ``torchrec``; see the page on performance."""
+        """True for ranks on CPUs, where its plans were faster than those by ``torchrec``: see the page on machines."""
         return set(topology.device_types) == {CPU_DEVICE}
 
     def estimate(self, options: Options, topology: Topology) -> Mapping[str, Floats]:

@@ -53,7 +53,7 @@ class TorchRecPerformance(Estimator):
     """TorchRec's published model of lookups and communication.
 
     Args:
-        published_options: offer what TorchRec does to tables that ask for nothing, instead of all that is loaded.
+        published_options: offer TorchRec's options, not all that are loaded, to tables whose constraints name none.
     """
 
     name: ClassVar[str] = "torchrec"

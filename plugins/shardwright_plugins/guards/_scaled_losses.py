@@ -8,6 +8,7 @@ by other numbers.
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Sequence
 from functools import partial
@@ -71,7 +72,8 @@ class ScaledLosses:
             for own in group["params"]:
                 if id(own) not in self.kept:
                     continue
-                if (factor := _unscaled_by(self.kept.pop(id(own)), own.grad)) != 1:
+                factor = _unscaled_by(self.kept.pop(id(own)), own.grad)
+                if factor != 1 and _has_scaler():  # else somebody divided them who means it
                     with reporting_errors():
                         raise UnsupportedError(
                             f"gradients of dense parameters were divided by {factor:g} between the backward pass and "
@@ -81,6 +83,12 @@ class ScaledLosses:
                             "DistributedModelParallel, and give fused_optimizer to the scaler, too. The table's "
                             "weights are wrong now: load them again"
                         )
+
+
+def _has_scaler() -> bool:
+    """True if this process has a gradient scaler of torch's that is on; asked for where gradients look so."""
+    scalers = [own for own in gc.get_objects() if issubclass(type(own), torch.amp.GradScaler)]
+    return any(own.is_enabled() for own in scalers)
 
 
 @torch.no_grad()

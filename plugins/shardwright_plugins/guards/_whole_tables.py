@@ -23,6 +23,7 @@ from shardwright.runtime.sharded.tables.sharded_parameter import ShardedParamete
 
 _ROWS, _COLUMNS = 6, 4
 _STEPS = 2
+_RATE = 0.1  # learning rate of these steps
 _CUT = ("rows", "columns")
 
 
@@ -80,7 +81,9 @@ def _stepped(
     }
     twin.__dict__ |= {name: OrderedDict() for name in twin.__dict__ if name.endswith("_hooks")}
     twin.state, twin.is_twin = defaultdict(dict), True  # type: ignore[attr-defined]  # or it would be checked, too
-    twin.param_groups = [{**group, "params": parameters}]
+    # At a rate that a schedule begins with, or that is small, a difference would be one of rounding.
+    rate = {"lr": _RATE} if isinstance(group.get("lr"), float) else {}
+    twin.param_groups = [{**group, **rate, "params": parameters}]
     for own in gradients[:_STEPS]:
         for parameter, gradient in zip(parameters, own, strict=True):
             parameter.grad = gradient.clone()

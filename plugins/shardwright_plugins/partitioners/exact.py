@@ -1,4 +1,4 @@
-"""exact: the best placement there is, by the mixed-integer solver HiGHS."""
+"""exact: the fastest placement, found by the mixed-integer solver HiGHS."""
 
 from __future__ import annotations
 

@@ -20,6 +20,7 @@ ONE_PROCESS = {
     "notebook.py": readme.CORE_DOCS / "howto/several_ranks.md",
     "checkpoint.py": readme.CORE_DOCS / "howto/save_and_load.md",
     "parquet.py": readme.CORE_DOCS / "howto/parquet.md",
+    "proof.py": readme.CORE_DOCS / "proofs.md",
 }
 RESULT = re.compile(r"^steps .*$", re.MULTILINE)
 # Stands for a launcher: prints what it was given, as JSON.

@@ -20,7 +20,7 @@ _LOOPS = "shardwright_plugins.compute_kernels.fused_numba._loops"
 
 
 class FusedNumba(ComputeKernel):
-    """All blocks of a rank in one call of compiled loops, dealt to as many threads as torch may use.
+    """All blocks of a rank in one call of compiled loops, shared among as many threads as torch uses.
 
     Bags are read, and gradients taken, in the order in which they travel, so that nothing is rearranged; a row is read
     and written once in an update. Exact for row-wise optimizers on cut columns.

@@ -277,7 +277,7 @@ class BlockedTensor(torch.Tensor):
     ) -> Any:
         handler = _HANDLERS.get(func)
         if handler is None or not isinstance(args[0], BlockedTensor):
-            given = next((own for own in args if isinstance(own, BlockedTensor)), "a BlockedTensor")
+            given = next((own for own in args if isinstance(own, BlockedTensor)), "BlockedTensor")
             raise UnsupportedError(f"{func} of a {given}: a rank has blocks of it alone. {_WHOLE}")
         return handler(*args, **(kwargs or {}))
 
@@ -285,7 +285,10 @@ class BlockedTensor(torch.Tensor):
 def _copy(own: BlockedTensor, other: Any, non_blocking: bool = False) -> BlockedTensor:
     """Take over the values of another of the same blocks."""
     if not copied_blocks(own, other):
-        raise UnsupportedError(f"{other!r} cannot be copied into {own!r}: its blocks are others")
+        raise UnsupportedError(
+            f"a {type(other).__name__} {list(other.shape)} cannot be copied into a {own!r}: its blocks are others. "
+            "load_state_dict() takes whole tensors, and blocks of any layout"
+        )
     return own
 
 

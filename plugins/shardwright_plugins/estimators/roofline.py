@@ -61,8 +61,8 @@ class Roofline(Estimator):
     preference: ClassVar[int] = 20
 
     def serves(self, topology: Topology) -> bool:
-        """True for ranks on CPUs, where its plans were faster than those by ``torchrec``: see the page on machines."""
-        return set(topology.device_types) == {CPU_DEVICE}
+        """True for several ranks on CPUs, whose steps are faster by its plans than by ``torchrec``: see the page on machines."""
+        return topology.world_size > 1 and set(topology.device_types) == {CPU_DEVICE}
 
     def estimate(self, options: Options, topology: Topology) -> Mapping[str, Floats]:
         """Milliseconds of each phase, ``[S]``."""

@@ -61,7 +61,7 @@ class Roofline(Estimator):
     preference: ClassVar[int] = 20
 
     def serves(self, topology: Topology) -> bool:
-        """True for several ranks on CPUs, whose steps are faster by its plans than by ``torchrec``: see the page on machines."""
+        """True for several ranks on CPUs: its plans were faster there than those by ``torchrec`` (page on machines)."""
         return topology.world_size > 1 and set(topology.device_types) == {CPU_DEVICE}
 
     def estimate(self, options: Options, topology: Topology) -> Mapping[str, Floats]:

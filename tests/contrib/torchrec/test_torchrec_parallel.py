@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 
 import pytest
@@ -197,3 +198,25 @@ def test_load_state_dict_of_other_shards_is_an_error() -> None:
     state["embedding_bags.row_wise.weight"] = torch.zeros(5, 8)
     with pytest.raises(sw.InvalidInputError, match=r"row_wise.*\[5, 8\].*\[6, 8\]"):
         model.load_state_dict(state)
+
+
+def test_state_dict_of_the_fused_optimizer_has_whole_tensors_on_every_rank() -> None:
+    """As tools take them that know no sharded tensors of ours, such as torchsnapshot."""
+    tables = [sw.EmbeddingBagConfig(name="t", num_embeddings=10, embedding_dim=4, feature_names=["f"])]
+    module = sw.EmbeddingBagCollection(tables)
+    sharders = [EmbeddingBagCollectionSharder(fused_params={"optimizer": "adam", "learning_rate": 0.1})]
+    rules = {"t": sw.ParameterConstraints(sharding_types=["row_wise"])}
+    planner = EmbeddingShardingPlanner(sw.Topology(2, "cpu"), constraints=rules, debug=False)
+    plan = planner.plan(module, sharders)
+    features = sw.KeyedJaggedTensor.from_lists({"f": [[1, 9], [4]]})
+
+    def run(env: sw.ShardingEnv) -> dict[str, torch.Tensor]:
+        model = DistributedModelParallel(copy.deepcopy(module), env, "cpu", plan, sharders)
+        model(features).values().sum().backward()
+        own: dict[str, torch.Tensor] = model.fused_optimizer.state_dict()["state"]["embedding_bags.t.weight"]
+        model.fused_optimizer.load_state_dict(model.fused_optimizer.state_dict())
+        return own
+
+    for state in run_simulated(run, 2):
+        assert {type(value) for value in state.values()} == {torch.Tensor}
+        assert torch.equal(state["exp_avg"].any(1).nonzero().flatten(), torch.tensor([1, 4, 9]))

@@ -28,6 +28,14 @@ def get_unwrapped_module(module: nn.Module) -> nn.Module:
     return module
 
 
+class _WholeStates(sw.CombinedOptimizer):
+    """The optimizers of the tables; their state dict has whole tensors, as tools beside torch take them."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The whole states; every rank makes this call."""
+        return sw.CombinedOptimizer(self.optimizers).full_state_dict()
+
+
 class DistributedModelParallel(sw.DistributedModelParallel):
     """A model whose embedding collections are sharded; state dicts are local, as TorchRec's are.
 
@@ -81,7 +89,13 @@ class DistributedModelParallel(sw.DistributedModelParallel):
             init_data_parallel,
             data_parallel_wrapper=data_parallel_wrapper,
         )
+        self._whole_states = _WholeStates(super().fused_optimizer.optimizers)
         join_maps(self.module, self.env.process_group)
+
+    @property
+    def fused_optimizer(self) -> sw.CombinedOptimizer:
+        """The optimizers that run in the backward pass; their state dict has whole tensors."""
+        return self._whole_states if "_whole_states" in vars(self) else super().fused_optimizer
 
     def reshard(self, plan: sw.ShardingPlan, *optimizers: Any, **limits: Any) -> Any:
         """See `shardwright.DistributedModelParallel.reshard`; the plan may say TorchRec's names of compute kernels."""

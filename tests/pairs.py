@@ -34,6 +34,16 @@ def in_turns(few: Sequence[object], many: Sequence[object]) -> list[object]:
     ]
 
 
+def each_once(*axes: Sequence[object]) -> list[object]:
+    """Values for `parametrize`, a name an axis: all combinations; in each run each value once, shorter axes in turns."""
+    longest = max(map(len, axes))
+    quick = {tuple(axis[number % len(axis)] for axis in axes) for number in range(longest)}
+    return [
+        pytest.param(*combination, marks=() if combination in quick else pytest.mark.slow)
+        for combination in itertools.product(*axes)
+    ]
+
+
 def covering(combinations: Iterable[tuple[object, ...]]) -> set[tuple[object, ...]]:
     """Some of the combinations, with every pair of values that occurs in any of them."""
     pairs = {combination: pairs_of(combination) for combination in combinations}

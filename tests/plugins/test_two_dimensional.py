@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from tests.equality import Table
+from tests.pairs import each_once
 from tests.plugins.built_in import built_in
 from tests.plugins.training.test_equality import OPTIMIZERS, kernels, supports
 
@@ -182,8 +183,7 @@ def assert_equal_to(unsharded: Unsharded, of_ranks: list[tuple[Any, Any]]) -> No
                     torch.testing.assert_close(own, kept.reshape(own.shape), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("sharding_type", TYPES)
+@pytest.mark.parametrize(("sharding_type", "optimizer"), each_once(TYPES, OPTIMIZERS))
 def test_averaged_each_step_is_the_mean_of_unsharded_modules_of_each_group(
     sharding_type: str, optimizer: str
 ) -> None:

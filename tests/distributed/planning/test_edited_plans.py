@@ -85,6 +85,7 @@ def test_training_from_a_plan_whose_host_sums_are_spread_over_hosts(pool: RankPo
         assert_same_state(state, unsharded_after(range(3), 4)[0].state_dict())
 
 
+@pytest.mark.slow
 def test_collective_plan_that_takes_longer_than_the_time_out_is_waited_for(pool: RankPool) -> None:
     seconds = 1.2 * edited_plan_workers.SHORT_S
     documents = pool.run(edited_plan_workers.plan_slowly, 2, seconds=seconds)

@@ -8,11 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from tests.plugins.commands import every_command
 
 ROOT = Path(__file__).parents[3]
 
 
+@pytest.mark.slow
 def test_standard_output_of_every_command_has_nothing_from_below_python(tmp_path: Path) -> None:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("SHARDWRIGHT_")}
     path = os.pathsep.join(filter(None, [str(ROOT), kept.get("PYTHONPATH", "")]))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 
 import pytest
 import torch
 from tests.equality import Case, RankResult, train_simulated
-from tests.pairs import pairwise
+from tests.pairs import each_once
 from tests.plugins.training.test_equality import kernels, sharding_types, tables_of
 
 from shardwright.host import host
@@ -43,7 +42,7 @@ def assert_same(results: list[RankResult], expected: list[RankResult]) -> None:
 
 @pytest.mark.parametrize(
     ("sharding_type", "kernel", "dtype"),
-    pairwise(itertools.product(sharding_types(), kernels(), [torch.bfloat16, torch.float64])),
+    each_once(sharding_types(), kernels(), [torch.bfloat16, torch.float64]),
 )
 def test_training_under_another_default_dtype_gives_the_same_bits(
     default_dtype: None, sharding_type: str, kernel: str, dtype: torch.dtype

@@ -1,6 +1,6 @@
-"""Every registered sharding type with every registered kernel, on simulated ranks, against the unsharded module.
+"""Registered sharding types and kernels together, on simulated ranks, against the unsharded module.
 
-What the registries hold is what is tested: a type or kernel that is added later is in these tests by itself.
+The matrix has each of them alone. A type or kernel that is added later is in these tests by itself.
 """
 
 from __future__ import annotations
@@ -147,43 +147,12 @@ def check(case: Case) -> None:
     assert_equals_unsharded(case, train_simulated(case))
 
 
-def combinations(tables: Callable[[str, str], list[Table]]) -> list[tuple[str, str, str]]:
-    """Every type, kernel and optimizer that go together.
-
-    The matrix, too, has each pair of them in each run and every combination in the slow one, with other ranks, data
-    types and dims.
-    """
-    return [
-        (sharding_type, kernel, optimizer)
-        for sharding_type, kernel, optimizer in itertools.product(sharding_types(), kernels(), OPTIMIZERS)
-        if all(supports(kernel, table, optimizer, world_size=3) for table in tables(sharding_type, kernel))
-    ]
-
-
-@pytest.mark.parametrize(("sharding_type", "kernel", "optimizer"), pairwise(combinations(tables_of)))
-def test_type_kernel_and_optimizer_equal_unsharded(sharding_type: str, kernel: str, optimizer: str) -> None:
-    for is_weighted in (False, True):
-        check(Case(tables_of(sharding_type, kernel), BATCH_SIZES[3], optimizer, is_weighted))
-
-
 def sequences_of(sharding_type: str, kernel: str) -> list[Table]:
     """The same tables without pooling, of different dims."""
     return [
         evolve(table, pooling="NONE", dim=(8, 12, 16, 8)[index])
         for index, table in enumerate(tables_of(sharding_type, kernel))
     ]
-
-
-@pytest.mark.parametrize(("sharding_type", "kernel", "optimizer"), pairwise(combinations(sequences_of)))
-def test_sequences_of_type_kernel_and_optimizer_equal_unsharded(
-    sharding_type: str, kernel: str, optimizer: str
-) -> None:
-    check(Case(sequences_of(sharding_type, kernel), BATCH_SIZES[3], optimizer))
-
-
-def test_every_type_and_kernel_trains_with_some_optimizer() -> None:
-    trained = {(sharding_type, kernel) for sharding_type, kernel, _ in combinations(tables_of)}
-    assert trained == set(itertools.product(sharding_types(), kernels()))
 
 
 def test_all_types_and_kernels_mixed_make_four_collectives() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from tests.equality import Case, Table, shard_case
+from tests.pairs import each_once
 from tests.plugins.training.test_equality import kernels, sharding_types, supports
 
 from shardwright.host import host
@@ -22,9 +23,10 @@ def tables_of(kernel: str, pooling: str) -> list[Table]:
     ]
 
 
-@pytest.mark.parametrize("between", ["param_groups", "zero_grad", "step", "another forward pass"])
-@pytest.mark.parametrize("pooling", ["SUM", "NONE"])
-@pytest.mark.parametrize("kernel", FUSED)
+@pytest.mark.parametrize(
+    ("kernel", "pooling", "between"),
+    each_once(FUSED, ["SUM", "NONE"], ["param_groups", "zero_grad", "step", "another forward pass"]),
+)
 def test_step_keeps_the_learning_rate_of_its_forward_pass(kernel: str, pooling: str, between: str) -> None:
     tables = tables_of(kernel, pooling)
     assert all(supports(kernel, table, "sgd", world_size=2) for table in tables)

@@ -7,7 +7,7 @@ from tests.contrib.serving.distributed import workers_of_tables
 
 from shardwright_testing.ranks import RankPool
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.slow]  # in each run, simulated ranks do so
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,6 @@ import shardwright as sw
 
 CHECKS = "tests/contrib/serving/kernels/quant_triton_checks.py"
 COMPILE = "tests.contrib.serving.kernels.triton_compile"
-QUICK = "quantised_widths or quantised_sequences or (quantised_sums and True)"
-
-
-def test_interpreted_lookups_equal_plain_torch() -> None:
-    pytest.importorskip("triton")
-    check("-k", QUICK, interpret=True, checks=CHECKS)
 
 
 @pytest.mark.slow

@@ -35,7 +35,7 @@ def in_turns(few: Sequence[object], many: Sequence[object]) -> list[object]:
 
 
 def each_once(*axes: Sequence[object]) -> list[object]:
-    """Values for `parametrize`, a name an axis: all combinations; in each run each value once, shorter axes in turns."""
+    """Values for `parametrize`, a name an axis: all combinations; in each run each value once, short axes in turns."""
     longest = max(map(len, axes))
     quick = {tuple(axis[number % len(axis)] for axis in axes) for number in range(longest)}
     return [

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import pytest
 import torch
 from attrs import evolve
 from hypothesis import strategies as st
 from tests.drawn import drawn
 from tests.equality import BATCHES, Case, Table, assert_equals_unsharded, layouts_of, train_simulated
-from tests.pairs import pairwise
 from tests.plugins.built_in import built_in
 
 from shardwright.contracts.compute_kernel import KernelRequest

@@ -34,6 +34,8 @@ _WORDS: Mapping[Any, str] = {
     Any: "anything",
     object: "anything",
 }
+_Expected = tuple[Any, frozenset[type[Any]]]
+_ANYTHING: _Expected = (Any, frozenset())
 _LISTS = (Sequence, Collection, list)
 _RAW_ERRORS = (TypeError, ValueError, AttributeError, LookupError, OverflowError, RuntimeError)
 
@@ -96,8 +98,8 @@ def _checked(function: F, arguments: Collection[str]) -> F:
             annotations = {name: function.__annotations__.get(name, Any) for name in arguments}
             expected.update(_expected_of(annotations, function.__globals__))
         for name, value in (*zip(names, args, strict=False), *kwargs.items()):
-            known = expected.get(name)
-            if known is not None and (wrong := known.problem(name, value)):
+            hint, plain = expected.get(name, _ANYTHING)
+            if type(value) not in plain and (wrong := problem(name, value, hint)):
                 if _is_under_way(value):
                     return checking(
                         *map(_waited_for, args), **{own: _waited_for(of) for own, of in kwargs.items()}
@@ -134,9 +136,9 @@ def typed(cls: type[Any], fields: list[attrs.Attribute[Any]]) -> list[attrs.Attr
             expected.update(
                 _expected_of({field.name: field.type for field in own}, vars(module) if module else {})
             )
-        for name, known in expected.items():
+        for name, (hint, plain) in expected.items():
             value = getattr(instance, name)
-            if type(value) not in known.plain and (wrong := known.problem(name, value)):
+            if type(value) not in plain and (wrong := problem(name, value, hint)):
                 raise InvalidInputError(f"{cls.__name__}: {wrong}")
 
     named = {field.name: _naming_field(cls, field) for field in own}
@@ -188,71 +190,7 @@ def _naming(cls: type[Any], field: attrs.Attribute[Any], value: Any, error: Exce
     return InvalidInputError(f"{cls.__name__}: {field.name} cannot be {brief(value)}: {reason}")
 
 
-@attrs.frozen(eq=False)
-class _Expected:
-    """An annotation, and a quick answer to whether a value goes with it.
-
-    Args:
-        hint: the annotation.
-        plain: classes whose very instances go with it.
-        is_sure: true for a value that surely goes with it; for others :func:`problem` looks closer.
-    """
-
-    hint: Any
-    plain: frozenset[type[Any]]
-    is_sure: Callable[[Any], bool]
-
-    def problem(self, name: str, value: Any) -> str:
-        """Explain how a value contradicts the annotation; empty if it does not."""
-        return "" if self.is_sure(value) else problem(name, value, self.hint)
-
-
-def _sure(hint: Any) -> Callable[[Any], bool]:
-    """Make a quick check that a value surely goes with an annotation; a call takes about a microsecond."""
-    if hint in (Any, object):
-        return lambda value: True
-    plain = _plain_kinds(hint)
-    others = [quick for quick in map(_sure_inside, _alternatives(hint)) if quick is not None]
-    if not others:
-        return lambda value: type(value) in plain
-    return lambda value: type(value) in plain or any(quick(value) for quick in others)
-
-
-def _sure_inside(hint: Any) -> Callable[[Any], bool] | None:
-    """The same of an annotation that says what is inside, or that a text or number may go with; None of others."""
-    kind, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if _is_device(hint):
-        return functools.partial(_names_device, hint)
-    if _is_list(hint):
-        kinds, every = {one for one in (list, tuple) if issubclass(one, kind)}, _all_sure(arguments[0])
-        return lambda value: type(value) in kinds and every(value)
-    if isinstance(kind, type) and issubclass(dict, kind) and len(arguments) == 2:
-        keys, values = map(_all_sure, arguments)
-        return lambda value: type(value) is dict and keys(value) and values(value.values())
-    return None
-
-
-def _all_sure(hint: Any) -> Callable[[Iterable[Any]], bool]:
-    if hint in (Any, object) or any(map(_sure_inside, _alternatives(hint))):
-        one = _sure(hint)
-        return lambda values: all(map(one, values))
-    plain = _plain_kinds(hint)
-    return lambda values: plain.issuperset(map(type, values))
-
-
-def _names_device(device: Any, value: Any) -> bool:
-    try:
-        return type(value) in (str, int) and bool(device(value))
-    except (RuntimeError, ValueError):
-        return False
-
-
-def _is_list(hint: Any) -> bool:
-    """True for the annotation of a sequence of things of one kind."""
-    kind, arguments = typing.get_origin(hint), typing.get_args(hint)
-    return kind in _LISTS or (kind is tuple and arguments[-1] is Ellipsis)
-
-
+@functools.cache
 def _plain_kinds(hint: Any) -> frozenset[type[Any]]:
     """The classes whose very instances go with an annotation, whatever is in them."""
     kinds = {kind for kind in _alternatives(hint) if isinstance(kind, type)}
@@ -277,7 +215,7 @@ def problem(name: str, value: Any, hint: Any) -> str:
     Integers are no numbers with a fraction of 0, nor is ``True`` one; texts are no lists of texts.
     """
     kind = typing.get_origin(hint) or hint
-    if kind is Any or isinstance(kind, TypeVar):
+    if kind is Any or isinstance(kind, TypeVar) or type(value) in _plain_kinds(hint):
         return ""
     if kind in (typing.Union, types.UnionType):
         return _problem_of_union(name, value, hint)
@@ -338,6 +276,8 @@ def _problems_inside(name: str, value: Any, kind: Any, arguments: tuple[Any, ...
         if is_fixed and len(value) != len(arguments):
             yield f"{name} must have {len(arguments)} items, got {brief(value)}"
             return
+        if not is_fixed and _plain_kinds(arguments[0]).issuperset(map(type, value)):
+            return
         for index, item in enumerate(value):
             yield problem(f"{name}[{index}]", item, arguments[index if is_fixed else 0])
     elif isinstance(kind, type) and issubclass(kind, Mapping):
@@ -393,13 +333,9 @@ def brief(value: Any) -> str:
 
 
 def _expected_of(annotations: Mapping[str, Any], names: Mapping[str, Any]) -> dict[str, _Expected]:
-    """Evaluate annotations that can be had when a program runs."""
-    found = {name: _evaluated(hint, names) for name, hint in annotations.items()}
-    return {
-        name: _Expected(hint, _plain_kinds(hint), _sure(hint))
-        for name, hint in found.items()
-        if hint not in (Any, object)
-    }
+    """Evaluate annotations that can be had when a program runs, and find the classes that surely go with them."""
+    hints = {name: _evaluated(hint, names) for name, hint in annotations.items()}
+    return {name: (hint, _plain_kinds(hint)) for name, hint in hints.items() if hint not in (Any, object)}
 
 
 def _evaluated(hint: Any, names: Mapping[str, Any]) -> Any:

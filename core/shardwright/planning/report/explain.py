@@ -14,8 +14,7 @@ from shardwright.host.plugin_host import host
 from shardwright.planning.arrays import Ints
 from shardwright.planning.options.options import Refusal
 from shardwright.planning.plan.plan import ShardingPlan
-from shardwright.planning.report.rederived import Rederived
-from shardwright.planning.report.statistics import Statistics
+from shardwright.planning.report.rederived import Rederived, free_places
 from shardwright.planning.search.objectives import OBJECTIVES, Phases, phase_loads
 from shardwright.planning.search.placement import Misfit, PlacedPlan, fixed_misfit, propose
 from shardwright.planning.tables.spec import TableSpec
@@ -138,15 +137,10 @@ class _Explainer:
 
     def _without(self) -> tuple[Phases, Ints]:
         """Time of each rank in each phase, and its memory, without this table: ``[W]``, ``[W, M]``."""
-        statistics = Statistics(self._space, self._plan)
-        others = statistics.shard_table != self._table
-        run, rank = statistics.shard_run[others], statistics.shard_rank[others]
-        used = np.zeros_like(self._space.capacity_bytes)
-        np.add.at(used, rank, self._space.memory_bytes[run])
-        return {
-            phase: np.bincount(rank, weights=cost[run], minlength=len(used)).astype(np.float64)
-            for phase, cost in self._space.phases.items()
-        }, used
+        others = np.delete(self._plan.proposal, self._table)
+        ranks = [own for table, own in enumerate(self._again.match[1]) if table != self._table]
+        shards, places = propose(self._space, others), free_places(self._space, others, ranks)
+        return phase_loads(self._space, others, shards, places), shards.used_bytes(places)
 
     def _explained(self, option: int) -> ExplainedOption:
         space, options = self._space, self._options

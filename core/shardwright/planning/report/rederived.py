@@ -118,7 +118,10 @@ class Rederived:
         for unknown in self.unknown_tables():
             raise PlanError(unknown)
         chosen, ranks = self.match
-        return placed_plan(self.space, np.array(chosen, dtype=np.int64), ranks)
+        space, proposal = self.space, np.array(chosen, dtype=np.int64)
+        shards, places = propose(space, proposal), free_places(space, proposal, ranks)
+        value_ms = OBJECTIVES[space.objective](phase_loads(space, proposal, shards, places))
+        return PlacedPlan(proposal, places, shards.loads_ms(places), shards.used_bytes(places), value_ms)
 
     def _unknown_text(self, table: TableSpec) -> str:
         """Say that the shards of a table are those of no option."""
@@ -140,14 +143,13 @@ def matched_option(
         distinct: the distinct table.
         sharding: the table's part of the plan.
     """
-    placed = _ranks_by_cut(sharding.layout)
     for option in options.of_table(distinct):
         if (options.type_of(option).name, options.kernel_of(option).name) != (
             sharding.sharding_type,
             sharding.compute_kernel,
         ):
             continue
-        ranks = _ranks_in_order(options.layouts[option], placed)
+        ranks = _ranks_in_order(options.layouts[option], sharding.layout)
         if ranks is not None and _are_on(options.devices_of(option), ranks, sharding):
             return option, ranks
     return None, []
@@ -159,80 +161,54 @@ def _are_on(devices: Sequence[str], ranks: Sequence[int], sharding: ParameterSha
     return not is_mixed or [sharding.device_on(rank) for rank in ranks] == list(devices)
 
 
-def placed_plan(space: SearchSpace, proposal: Ints, ranks: Sequence[Sequence[int]]) -> PlacedPlan:
-    """A placement with its loads.
+def free_places(space: SearchSpace, proposal: Ints, ranks: Sequence[Sequence[int]]) -> Ints:
+    """The ranks of the shards that may move: ``[N]``.
 
     Args:
         space: options and costs.
         proposal: the option of each table: ``[A]``.
         ranks: ranks of all shards of each table.
     """
-    moved = [
-        rank
-        for option, own in zip(proposal.tolist(), ranks, strict=True)
-        for rank, fixed in zip(own, _fixed_ranks(space.options, option), strict=True)
-        if fixed == FREE
-    ]
-    places = np.array(moved, dtype=np.int64)
-    shards = propose(space, proposal)
-    value_ms = OBJECTIVES[space.objective](phase_loads(space, proposal, shards, places))
-    return PlacedPlan(proposal, places, shards.loads_ms(places), shards.used_bytes(places), value_ms)
+    everywhere = [rank for own in ranks for rank in own]
+    fixed = [rank for option in proposal.tolist() for rank in _fixed_ranks(space.options, option).tolist()]
+    places: Ints = np.array(everywhere, dtype=np.int64)[np.array(fixed, dtype=np.int64) == FREE]
+    return places
 
 
-def _fixed_ranks(options: Options, option: int) -> list[int]:
+def _fixed_ranks(options: Options, option: int) -> Ints:
     """The rank that each shard of an option must live on, or ``FREE``."""
     runs = options.shards_of(option)
-    ranks: list[int] = []
-    for first, count in zip(options.rank[runs].tolist(), options.count[runs].tolist(), strict=True):
-        ranks += [FREE] * count if first == FREE else range(first, first + count)
-    return ranks
+    first, count = options.rank[runs], options.count[runs]
+    within = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
+    fixed: Ints = np.where(np.repeat(first, count) == FREE, FREE, np.repeat(first, count) + within)
+    return fixed
 
 
-_Cut = tuple[Any, int, int]
-
-
-def _cut_of(block: Any) -> _Cut:
-    """Return a key of a block's rows and columns: parts of equal bounds are the same rows."""
-    return block.rows.bounds or (block.rows.row_map, block.rows.index), *_columns(block)
-
-
-def _columns(block: Any) -> tuple[int, int]:
-    return block.columns.start, block.columns.stop
-
-
-def _ranks_by_cut(layout: Layout) -> dict[_Cut, list[int]]:
-    found: dict[_Cut, list[int]] = {}
-    for block in layout.blocks:
-        assert block.rank is not None  # a plan's blocks have ranks
-        found.setdefault(_cut_of(block), []).append(block.rank)
+def _blocks_by_cut(layout: Layout) -> dict[Any, list[tuple[int, int | None]]]:
+    """Rows and columns of blocks -> the place and rank of each; parts of equal bounds are the same rows."""
+    found: dict[Any, list[tuple[int, int | None]]] = {}
+    for place, block in enumerate(layout.blocks):
+        rows = block.rows.bounds or (block.rows.row_map, block.rows.index)
+        found.setdefault((rows, block.columns.start, block.columns.stop), []).append((place, block.rank))
     return found
 
 
-def _ranks_in_order(layout: Layout, placed: Mapping[_Cut, Sequence[int]]) -> list[int] | None:
+def _ranks_in_order(layout: Layout, planned: Layout) -> list[int] | None:
     """The plan's ranks in the order of a layout's blocks; ``None`` if these are other blocks, or live elsewhere."""
-    if len(layout.blocks) != sum(len(ranks) for ranks in placed.values()):
+    offered, placed = _blocks_by_cut(layout), _blocks_by_cut(planned)
+    if offered.keys() != placed.keys():
         return None
-    left = {cut: Counter(reversed(ranks)) for cut, ranks in placed.items()}
-    ranks: list[int] = []
-    for block in layout.blocks:
-        rank = _taken(left.get(_cut_of(block), Counter()), block.rank)
-        if rank is None:
+    ranks = [0] * len(layout.blocks)
+    for cut, blocks in offered.items():
+        left = Counter(rank for _, rank in placed[cut] if rank is not None)
+        free = [place for place, rank in blocks if rank is None]
+        left.subtract(rank for _, rank in blocks if rank is not None)
+        if left.total() != len(free) or min(left.values()) < 0:
             return None
-        ranks.append(rank)
+        taken = dict(zip(free, left.elements(), strict=True))
+        for place, rank in blocks:
+            ranks[place] = taken[place] if rank is None else rank
     return ranks
-
-
-def _taken(left: Counter[int], rank: int | None) -> int | None:
-    """A rank taken out of those that are left, any of them for ``None``; ``None`` if it is not among them.
-
-    In constant time: a plan of many ranks may have as many empty parts, which are all cut alike.
-    """
-    if not left or (rank is not None and rank not in left):
-        return None
-    taken, count = left.popitem() if rank is None else (rank, left.pop(rank))
-    if count > 1:
-        left[taken] = count - 1
-    return taken
 
 
 def _value(inputs: Mapping[str, Any], name: str) -> Any:

@@ -174,7 +174,6 @@ class Statistics:
         space, tiers = self.space, self.space.tiers
         received, sent = map(self._by_rank, traffic_bytes(space.options, space.topology))
         usable, capacity = space.capacity_bytes.tolist(), space.topology.capacity_bytes.tolist()
-        counts, types = self._counts(), self._types()
         return tuple(
             RankStatistics(
                 rank=rank,
@@ -185,40 +184,29 @@ class Statistics:
                 phases_ms={phase: float(times[rank]) for phase, times in self.phases_ms.items()},
                 input_bytes=float(received[rank]),
                 output_bytes=float(sent[rank]),
-                num_shards=counts[rank],
-                types=types[rank],
+                num_shards=counts,
+                types=types,
                 averaged_bytes=float(self.averaged_bytes[rank]),
             )
-            for rank in range(space.topology.world_size)
+            for rank, (counts, types) in enumerate(self._by_type())
         )
 
-    def _counts(self) -> list[dict[str, int]]:
-        """Count the shards of each sharding type on every rank, by abbreviation."""
-        options = self.space.options
-        kinds = options.sharding_type[options.option[self.shard_run]]
-        counts = np.zeros((self.space.topology.world_size, len(options.sharding_types)), dtype=np.int64)
-        np.add.at(counts, (self.shard_rank, kinds), 1)
-        names = [kind.abbreviation for kind in options.sharding_types]
-        return [
-            {name: count for name, count in sorted(zip(names, row, strict=True)) if count}
-            for row in counts.tolist()
-        ]
-
-    def _types(self) -> list[dict[str, dict[str, Any]]]:
-        """Sharding type -> time and memory of its shards, of every rank."""
+    def _by_type(self) -> list[tuple[dict[str, int], dict[str, dict[str, Any]]]]:
+        """Every rank's shards by sharding type: abbreviation -> their number, name -> their time and memory."""
         space, world_size = self.space, self.space.topology.world_size
+        types = space.options.sharding_types
         kinds = space.options.sharding_type[space.options.option[self.shard_run]]
-        time = np.zeros((world_size, len(space.options.sharding_types)))
-        used = np.zeros((*time.shape, len(space.tiers)), dtype=np.int64)
-        np.add.at(time, (self.shard_rank, kinds), space.cost_ms[self.shard_run])
-        np.add.at(used, (self.shard_rank, kinds), space.memory_bytes[self.shard_run])
-        found: list[dict[str, dict[str, Any]]] = [{} for _ in range(world_size)]
-        for rank, kind in np.unique(np.stack([self.shard_rank, kinds]), axis=1).T.tolist():
-            found[rank][space.options.sharding_types[kind].name] = {
-                "time_ms": float(time[rank, kind]),
-                "used_bytes": dict(zip(space.tiers, used[rank, kind].tolist(), strict=True)),
-            }
-        return found
+        cells = self.shard_rank * len(types) + kinds
+        columns = [np.ones(space.options.num_shards), space.cost_ms, *space.memory_bytes.T]
+        sums = np.stack([np.bincount(cells, one[self.shard_run], world_size * len(types)) for one in columns])
+        found: list[tuple[dict[str, int], dict[str, dict[str, Any]]]] = [({}, {}) for _ in range(world_size)]
+        for cell in np.unique(cells).tolist():
+            (counts, totals), kind = found[cell // len(types)], types[cell % len(types)]
+            number, time_ms, *used = sums[:, cell].tolist()
+            counts[kind.abbreviation] = counts.get(kind.abbreviation, 0) + int(number)
+            used_bytes = dict(zip(space.tiers, map(int, used), strict=True))
+            totals[kind.name] = {"time_ms": time_ms, "used_bytes": used_bytes}
+        return [(dict(sorted(counts.items())), totals) for counts, totals in found]
 
     @cached_property
     def tables(self) -> tuple[TableStatistics, ...]:

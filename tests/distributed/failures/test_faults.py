@@ -69,7 +69,7 @@ def test_collections_called_in_different_orders_are_one_error_on_all_ranks(pool:
     texts = set(pool.run(faults.two_collections, 4, "calls"))
     assert len(texts) == 1
     assert texts.pop().startswith(
-        "step 0: the ranks called different collections: ranks 0, 2, 3: the tables 't0', "
+        "step 0: the ranks make different calls: ranks 0, 2, 3: headers of the tables 't0', "
     )
 
 

@@ -258,7 +258,7 @@ def scaled_without_autocast(*, is_clipped: bool) -> tuple[str, str]:
 
 
 def scaled_tables_in_step(given: str) -> tuple[str, bool]:
-    """Train tables that are updated in the step with scaled losses; returns the error, and whether tables are as before.
+    """Train tables that are updated in the step with scaled losses: the error, and if tables are as before.
 
     Args:
         given: optimizers that the scaler is given, ``"both"`` or ``"dense"``; ``"dense, after tables"``: the step of

@@ -51,7 +51,7 @@ class ScaledLosses:
         self._dense, self._shards = [ref(own) for own in chosen], [ref(own) for own in shards]
         self._is_in_step = bool(shards)
         self.kept: dict[int, Tensor] = {}
-        self._kept_shards: list[tuple[ref[nn.Parameter], Tensor]] = []
+        self._kept_shard: tuple[ref[nn.Parameter], Tensor] | None = None
         self._factors: dict[str, float] = {}  # of dense parameters and of tables, in the step under way
 
     def note_update(self) -> None:
@@ -60,18 +60,22 @@ class ScaledLosses:
         if number == self._pass:
             return
         self._pass, self._num_passes = number, self._num_passes + 1
-        self.kept, self._kept_shards, self._factors = {}, [], {}
+        self.kept, self._kept_shard, self._factors = {}, None, {}
         if self._num_passes <= _FIRST or self._num_passes % _EVERY == 0:
             # At the end of the pass, and there after the callback of the wrapper that averages.
             callbacks = Variable._execution_engine
             callbacks.queue_callback(partial(callbacks.queue_callback, self._keep))
 
-    @torch.no_grad()
     def _keep(self) -> None:
-        alive = [own for own in (reference() for reference in self._dense) if own is not None]
-        self.kept = {id(own): own.grad.clone() for own in alive if own.grad is not None}
-        there = ((reference, _part_of(reference())) for reference in self._shards)
-        self._kept_shards = [(own, part.clone()) for own, part in there if part is not None][:_MOST]
+        for reference in self._dense:
+            own = reference()
+            if own is not None and own.grad is not None:
+                self.kept[id(own)] = own.grad.detach().clone()
+        for reference in self._shards:
+            part = _part_of(reference())
+            if part is not None:
+                self._kept_shard = reference, part.clone()
+                return
 
     def check_step(self, optimizer: Optimizer) -> None:
         """Compare gradients of dense parameters, before the step of their optimizer, with those that are kept.
@@ -105,11 +109,12 @@ class ScaledLosses:
         Raises:
             UnsupportedError: those of dense parameters were divided by a power of 2, and these were not.
         """
-        for reference, before in self._kept_shards:
+        if self._kept_shard is not None:
+            reference, before = self._kept_shard
             now = _part_of(reference())
             if now is not None and before.any():
-                self._factors["tables"] = max(_unscaled_by(before, now), self._factors.get("tables", 1.0))
-        self._kept_shards = []
+                self._factors["tables"] = _unscaled_by(before, now)
+            self._kept_shard = None
         self._compare("No table was changed")
 
     def _compare(self, state: str) -> None:
@@ -128,9 +133,9 @@ class ScaledLosses:
 def _part_of(parameter: nn.Parameter | None) -> Tensor | None:
     """The first elements of the gradient of this rank's part of a table; ``None`` if it has none."""
     gradient = parameter.grad if parameter is not None else None
-    if not isinstance(gradient, ShardGradient) or not gradient.to_local().numel():
+    if not isinstance(gradient, ShardGradient) or not gradient.local.numel():
         return None
-    return gradient.to_local().flatten()[:_ELEMENTS]
+    return gradient.local.flatten()[:_ELEMENTS]
 
 
 def _has_scaler() -> bool:
@@ -139,12 +144,12 @@ def _has_scaler() -> bool:
     return any(own.is_enabled() for own in scalers)
 
 
-@torch.no_grad()
 def _unscaled_by(before: Tensor, now: Tensor | None) -> float:
     """The power of 2, above 1, by which a gradient was divided; 1 if it was not."""
     if now is None or now.shape != before.shape or now.layout is not torch.strided:
         return 1.0
     place = before.abs().argmax()
+    now = now.detach()
     greatest, later = before.view(-1)[place].item(), now.reshape(-1)[place].item()
     if not later or not math.isfinite(greatest) or not math.isfinite(later):
         return 1.0

@@ -16,7 +16,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
@@ -30,7 +29,8 @@ from shardwright.runtime.ranks.together import by_rank, name_ranks
 
 T = TypeVar("T")
 
-_Requests: TypeAlias = "SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]"
+_Answer: TypeAlias = "SimpleQueue[tuple[Any, BaseException | None]]"
+_Requests: TypeAlias = "SimpleQueue[tuple[_Answer, list[Callable[[], Any]]] | None]"
 
 SAY_S = 0.5
 """Time to write a message that nobody must read, s."""
@@ -101,17 +101,21 @@ class GroupStore:
             self._worker = threading.Thread(target=_serve, args=args, name="store", daemon=True)
             self._worker.start()
         started = time.monotonic()
-        answer: Future[T] = Future()
-        self._requests.put((answer, partial(self._answer, question)))
+        answer, request = SimpleQueue[tuple[Any, BaseException | None]](), [partial(self._answer, question)]
+        self._requests.put((answer, request))
         try:
-            return answer.result(min(max(deadline - started, _LEAST_S), self.timeout_s))
-        except TimeoutError:
-            answer.cancel()  # it is not made later
+            found, error = answer.get(timeout=min(max(deadline - started, _LEAST_S), self.timeout_s))
+        except Empty:
+            request.clear()  # it is not made later
             reason = f"has given no answer for {time.monotonic() - started:.1f} s"
             raise StoreError(f"the process group's store {reason}; {_WHO}") from None
-        except RuntimeError as error:  # as torch's errors of stores are
+        if isinstance(error, RuntimeError):  # as torch's errors of stores are
             reason = str(error).split("\n", 1)[0]
             raise StoreError(f"the process group's store does not answer ({reason}); {_WHO}") from error
+        if error is not None:
+            raise error
+        result: T = found
+        return result
 
     def _answer(self, question: Callable[[Any], T]) -> T:
         """Call the question; before the first, write this process's number into the store, among those of its host."""
@@ -289,13 +293,15 @@ def _serve(requests: _Requests, beats: Sequence[Callable[[], Any]], beat_s: floa
             continue
         if request is None:
             return
-        answer, call = request
-        if answer.set_running_or_notify_cancel():
+        answer, calls = request
+        with suppress(IndexError):  # it was given up
+            call = calls.pop()
             try:
-                answer.set_result(call())
+                answer.put((call(), None))
             except BaseException as error:
-                answer.set_exception(error)
-        del request, answer, call
+                answer.put((None, error))
+            del call
+        del request, answer, calls
 
 
 def _append(store: Any, log: str, line: str) -> None:

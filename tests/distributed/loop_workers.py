@@ -257,6 +257,35 @@ def scaled_without_autocast(*, is_clipped: bool) -> tuple[str, str]:
     return texts[0], texts[1]
 
 
+def scaled_tables_in_step(given: str) -> tuple[str, bool]:
+    """Train tables that are updated in the step with scaled losses: the error, and if tables are as before.
+
+    Args:
+        given: optimizers that the scaler is given, ``"both"`` or ``"dense"``; ``"dense, after tables"``: the step of
+            the tables' comes first.
+    """
+    model = model_of(kernels=["fused_torch"], update="in_step")
+    before = model.full_state_dict()
+    optimizer, scaler = dense_optimizer(model), torch.amp.GradScaler("cpu", 1024.0)
+
+    def step(number: int) -> None:
+        scaler.scale(loss_of(model, number)).backward()
+        if given == "dense, after tables":
+            model.fused_optimizer.step()
+        scaler.step(optimizer)
+        if given == "dense":
+            model.fused_optimizer.step()
+        if given == "both":
+            scaler.step(model.fused_optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        model.fused_optimizer.zero_grad()
+
+    text = error_of(lambda: [step(number) for number in range(2)])  # type: ignore[func-returns-value]
+    after, tables = model.full_state_dict(), [name for name in before if "embedding_bags" in name]
+    return text, all(torch.equal(before[name], after[name]) for name in tables)
+
+
 def halved_by_hand() -> str:
     """Divide the dense gradients by 2, where there is no scaler; returns the error."""
     gc.collect()  # scalers of other tests

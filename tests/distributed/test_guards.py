@@ -21,8 +21,9 @@ pytestmark = pytest.mark.distributed
 )
 def test_guards_make_few_calls_a_step(pool: RankPool, update: str, steps_tables: bool) -> None:
     for counts in pool.run(guards_workers.calls_in_steps, 2, update, 9, steps_tables=steps_tables):
-        # Until the third step optimizers, scaled losses and replicas are looked at for the first time.
+        # The first three look at scaled losses; the second compares replicas, in the store, as each hundredth does.
         assert 0 < max(counts[3:]) <= MOST_CALLS
+        assert max(counts[0], counts[2]) <= 2 * MOST_CALLS
 
 
 def test_dense_replicas_that_drift_are_an_error_with_ranks_on_all_ranks(pool: RankPool) -> None:

@@ -131,6 +131,20 @@ def test_scaled_loss_that_no_autocast_shows_is_refused_at_the_first_step(
     assert set(plain) == {"nothing was raised"}
 
 
+@pytest.mark.parametrize("given", ["dense", "dense, after tables", "both"])
+def test_scaler_that_is_not_given_the_optimizer_of_tables_updated_in_the_step_is_refused(
+    pool: RankPool, given: str
+) -> None:
+    texts, unchanged = zip(*pool.run(loop_workers.scaled_tables_in_step, 2, given), strict=True)
+    if given == "both":
+        assert set(texts) == {"nothing was raised"}
+        return
+    text = same_text(list(texts))
+    assert text.startswith("UnsupportedError: gradients of dense parameters were divided by 1024 ")
+    assert "Give scaler.step() its optimizer, too" in text
+    assert set(unchanged) == {given == "dense"}
+
+
 def test_dense_gradients_that_are_divided_by_hand_are_no_scaled_loss(pool: RankPool) -> None:
     assert set(pool.run(loop_workers.halved_by_hand, 2)) == {"nothing was raised"}
 

@@ -109,7 +109,7 @@ def watch_dense_part(
     passes = _Passes([trained[place] for place in places])
     replicas = Replicas(
         env,
-        lambda: ((own.path, own.parameter) for own in members if own.parameter.requires_grad),
+        lambda: [(own.path, own.parameter) for own in members if own.parameter.requires_grad],
         is_averaged=True,
     )
     wrapper.register_forward_pre_hook(partial(_before_forward, passes, members, replicas))

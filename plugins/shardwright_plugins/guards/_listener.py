@@ -15,6 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from shardwright.contracts import StepListener, TrainedCollection
 from shardwright.runtime.sharded.collections.sharded_collection import ShardedCollection
+from shardwright.runtime.sharded.tables.sharded_parameter import ShardedParameter
 from shardwright_plugins.guards._dense_part import Wrappers, watch_dense_part
 from shardwright_plugins.guards._forgotten_steps import StepWatch
 from shardwright_plugins.guards._frozen import check_scale, check_trained
@@ -43,9 +44,11 @@ class _Guards(StepListener):
             self._watches[id(model)] = StepWatch(model, waiting)
             finalize(model, self._watches.pop, id(model), None)
         dense = [own for _, own in _dense_of(model) if own.requires_grad]
-        for collection in collections:
-            if collection.updated_in_backward and dense:
-                self._scaled[id(collection)] = ScaledLosses(collection.updated_in_backward, dense)
+        shards = [own for own in model.parameters() if _is_in_step(own)]
+        for collection in collections if dense else ():
+            if table := collection.updated_in_backward or next(iter(collection.updated_in_step), ""):
+                own_shards = [] if collection.updated_in_backward else shards
+                self._scaled[id(collection)] = ScaledLosses(table, dense, own_shards)
                 finalize(collection, self._scaled.pop, id(collection), None)
         if dense and model.env.everyone.world_size > 1 and not self._wrappers.averages(model):
             own = ref(model)
@@ -76,10 +79,10 @@ class _Guards(StepListener):
         check_scale(collection)
 
     def updates(self, collection: TrainedCollection, forward: Any) -> None:
-        if not collection.updated_in_backward:
-            return
         if (scaled := self._scaled.get(id(collection))) is not None:
             scaled.note_update()
+        if not collection.updated_in_backward:
+            return
         passes = self._passes.get(id(collection))
         if passes is None:
             passes = self._passes[id(collection)] = BackwardPasses()
@@ -87,6 +90,8 @@ class _Guards(StepListener):
         passes.note(collection, forward, self._num_steps)
 
     def steps(self, collection: TrainedCollection) -> None:
+        if (scaled := self._scaled.get(id(collection))) is not None:
+            scaled.check_tables()
         for watch in list(self._watches.values()):
             watch.has_stepped(collection)
         if (passes := self._passes.get(id(collection))) is not None:
@@ -120,6 +125,12 @@ def _dense_of(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     sharded = [own for own in model.modules() if isinstance(own, ShardedCollection)]
     tables = {id(parameter) for own in sharded for parameter in own.parameters()}
     return ((name, own) for name, own in model.named_parameters() if id(own) not in tables)
+
+
+def _is_in_step(parameter: nn.Parameter) -> bool:
+    """True for a part of a table that is updated in the optimizer's step."""
+    part = parameter.part if isinstance(parameter, ShardedParameter) else None
+    return part is not None and part.update == "in_step"
 
 
 @cache

@@ -143,6 +143,20 @@ def fail_late() -> str:
     return "elsewhere"
 
 
+def get_over_an_error() -> str:
+    """A rank reports an error, and comes to an exchange all the same; returns whom others blame later."""
+    env = ShardingEnv.from_process_group(dist.new_group(timeout=timedelta(seconds=TIMEOUT_S)))
+    ranks = GroupRanks.of(env.process_group)
+    ranks.store.grace_s = 0.3  # the ranks have one clock
+    if env.rank == VICTIM:
+        ranks.hear("raised A")
+        time.sleep(2 * ranks.store.grace_s)
+    dist.barrier()
+    ones, sent = [1] * env.world_size, torch.zeros(env.world_size)
+    env.communicator.all_to_all(torch.empty_like(sent), sent, ones, ones, label="ids").wait()
+    return ranks.store.after("it", time.monotonic()) if env.rank == 0 else ""
+
+
 def two_collections(disorder: str) -> str:
     """Rank 1 calls, or goes back through, two collections in another order than the rest, or not at all."""
     # Time is waited out only for what never comes.

@@ -65,11 +65,15 @@ def test_roll_call_after_all_of_the_time_out_is_short(pool: RankPool) -> None:
     assert text == "rank 0: it failed: no word from ranks 1, 2 in 0.3 s: it took long"
 
 
+def test_rank_that_came_to_an_exchange_after_its_error_is_not_blamed_by_it(pool: RankPool) -> None:
+    assert pool.run(faults.get_over_an_error, 2)[0] == "no word from rank 1 in 0.3 s"
+
+
 def test_collections_called_in_different_orders_are_one_error_on_all_ranks(pool: RankPool) -> None:
     texts = set(pool.run(faults.two_collections, 4, "calls"))
     assert len(texts) == 1
     assert texts.pop().startswith(
-        "step 0: the ranks called different collections: ranks 0, 2, 3: the tables 't0', "
+        "step 0: the ranks make different calls: ranks 0, 2, 3: headers of the tables 't0', "
     )
 
 

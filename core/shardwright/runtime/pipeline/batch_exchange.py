@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from attrs import frozen
 
 from shardwright.runtime.pipeline.fetching import Fetched
-from shardwright.runtime.pipeline.status_word import GroupsWord, StatusWord
+from shardwright.runtime.pipeline.status_word import exchange_statuses
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.ranks.sharding_groups import ShardingEnv2D
 from shardwright.runtime.ranks.together import is_lost
@@ -40,15 +40,6 @@ class CollectionExchange:
     step: EngineStep
 
 
-class _StatusExchange(Protocol):
-    """An exchange of statuses: a step of the engine, or a status word alone."""
-
-    statuses: Sequence[Status]
-
-    def send(self) -> bool:
-        """Wait for the ranks' statuses; true if the batch goes on."""
-
-
 class BatchExchange:
     """The exchanges of a batch, all under way together; :meth:`begin` and :meth:`send` are done once each.
 
@@ -77,7 +68,7 @@ class BatchExchange:
         self._env, self._groups, self._fetched = env, groups, fetched
         self._calls, self._begin = calls, begin
         self._has_begun = self._is_sent = False
-        self._sent: list[_StatusExchange] = []
+        self._sent: list[EngineStep] = []
         self.begun: list[CollectionExchange] = []
         self.error: Exception | None = None
         self.statuses: Sequence[Status] = ()
@@ -98,14 +89,15 @@ class BatchExchange:
         if self._is_sent:
             return
         self._is_sent = True
-        exchanges: list[_StatusExchange] = [begun.step for begun in self.begun]
-        if not exchanges or self._groups is not None:
-            # First, so that it has the statuses of all ranks, where headers have those of a sharding group.
-            exchanges = [StatusWord(self._env, self._fetched.status, self._fetched.error), *exchanges]
-        self.error, self._sent = _send_all(exchanges)
-        if self.begun and self._groups is not None:
-            self.error = GroupsWord(self._groups, self.error).exchange()
-        self.statuses = exchanges[0].statuses
+        self.error, self._sent = _send_all([begun.step for begun in self.begun])
+        if self.begun and self._groups is None:
+            self.statuses = self.begun[0].step.statuses
+            return
+        # Headers have the statuses of a sharding group only.
+        fetched, is_shared = self._fetched, self.error is not None
+        self.statuses, self.error = exchange_statuses(
+            self._env, fetched.status, self.error or fetched.error, is_shared=is_shared
+        )
 
     @property
     def is_over(self) -> bool:
@@ -124,14 +116,14 @@ class BatchExchange:
                 begun.step.receive()
 
 
-def _send_all(exchanges: Sequence[_StatusExchange]) -> tuple[Exception | None, list[_StatusExchange]]:
+def _send_all(steps: Sequence[EngineStep]) -> tuple[Exception | None, list[EngineStep]]:
     """Go on with all exchanges; return the first error, and the exchanges whose ids are under way."""
     first: Exception | None = None
     sent = []
-    for exchange in exchanges:
+    for step in steps:
         try:
-            if exchange.send():
-                sent.append(exchange)
+            if step.send():
+                sent.append(step)
         except Exception as error:
             if is_lost(error):
                 raise

@@ -12,8 +12,7 @@ Every rank makes these collectives beside those of the step itself:
 
 1. before the first batch: statuses and settings of all ranks;
 2. after the first forward pass: the places of inputs;
-3. before each batch: a status word, if no input is exchanged ahead or there are several sharding groups; with several
-   groups, also a word of errors;
+3. with each batch: a status word, if no input is exchanged ahead or there are several sharding groups;
 4. after each forward pass in which the next batch was begun: a status word.
 """
 
@@ -37,7 +36,7 @@ from shardwright.runtime.pipeline.batch_exchange import BatchExchange, Collectio
 from shardwright.runtime.pipeline.batch_settings import BatchSettings
 from shardwright.runtime.pipeline.fetching import NO_FORM, Fetched, Fetcher
 from shardwright.runtime.pipeline.stages import EXCHANGE, PREFETCH, PipelineStep, run_stage
-from shardwright.runtime.pipeline.status_word import StatusWord
+from shardwright.runtime.pipeline.status_word import exchange_statuses
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.ranks.sharding_groups import ShardingEnv2D
 from shardwright.runtime.ranks.together import is_lost
@@ -328,7 +327,7 @@ class BatchesInStep:
             if not self.learns:
                 self._made.clear()
         if self._calls:
-            _raise_if_stopped(self._say(Status.FINE))
+            _raise_if_stopped(exchange_statuses(self._env, Status.FINE)[0])
         else:
             if self.learns:
                 self.learn()
@@ -351,12 +350,6 @@ class BatchesInStep:
         if self._to_look_up == 0 and self._iterator is not None:
             with record_function("## next batch ##"):
                 self.advance(self._iterator)
-
-    def _say(self, status: Status) -> Sequence[Status]:
-        """Exchange statuses of the forward pass with all ranks; return theirs."""
-        word = StatusWord(self._env, status)
-        word.send()
-        return word.statuses
 
     def _check_used(self) -> None:
         for name, ahead in self._ahead.items():
@@ -389,7 +382,7 @@ class BatchesInStep:
         if self.learns:
             self._env.communicator.all_gather_objects(None)  # as in learn
         elif self._calls:
-            self._say(Status.STOPPED)
+            exchange_statuses(self._env, Status.STOPPED)
         else:
             self._exchange(self._fetcher.without_batch(Status.STOPPED))
 

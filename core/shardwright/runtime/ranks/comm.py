@@ -105,15 +105,15 @@ class TorchTransport(Transport):
 class _LabelledWork:
     """A collective whose error names the exchange and the ranks that were not in it."""
 
-    def __init__(self, work: Any, label: str, communicator: TorchCommunicator, *kept: Tensor) -> None:
-        self._work, self._label, self._communicator = work, label, communicator
-        self._kept = kept  # the backend reads and writes these until it is done
+    def __init__(self, work: Any, start: Named, communicator: TorchCommunicator, call: AllToAll) -> None:
+        self._work, self._start, self._communicator = work, start, communicator
+        self._call: AllToAll | None = call  # the backend reads and writes its tensors until it is done
 
     def wait(self) -> Any:
-        collective = f"the exchange of {self._label}"
+        collective = self._start.collective
         with self._communicator.named(collective):
-            result = self._communicator.wait_for(self._work, collective)
-        self._kept = ()
+            result = self._communicator.wait_for(self._work, collective, self._start.since)
+        self._call = None
         return result
 
     def release(self) -> None:
@@ -179,11 +179,20 @@ class TorchCommunicator(Communicator):
         self._transport.close()
         self._close()
 
-    def wait_for(self, work: Any, collective: str = "a collective") -> Any:
-        """Wait for a collective, but leave enough of the time-out to ask which ranks are missing."""
+    def wait_for(self, work: Any, collective: str = "a collective", since: float | None = None) -> Any:
+        """Wait for a collective, but leave enough of the time-out to ask which ranks are missing.
+
+        Args:
+            work: the collective.
+            collective: its name.
+            since: time of its start on the monotonic clock, s, if it ends only when all ranks have come to it.
+        """
         if self._watch is not None:
             return self._watch.wait(collective, work)
-        return work.wait() if self._patience is None else work.wait(self._patience)
+        result = work.wait() if self._patience is None else work.wait(self._patience)
+        if since is not None:
+            self._ranks.store.all_came = since
+        return result
 
     def _run(self, collective: str, start: Callable[[], Any]) -> None:
         """Start a collective and wait for it."""
@@ -206,18 +215,19 @@ class TorchCommunicator(Communicator):
         *,
         label: str = "",
     ) -> Work:
-        with self.named(f"the exchange of {label}"):
-            work = self._transport.start(AllToAll(output, input, output_splits, input_splits, self._patience))
-        return _LabelledWork(work, label, self, output, input)
+        return self._start(AllToAll(output, input, output_splits, input_splits, self._patience), label)
+
+    def _start(self, call: AllToAll, label: str) -> _LabelledWork:
+        with (start := self.named(f"the exchange of {label}")):
+            work = self._transport.start(call)
+        return _LabelledWork(work, start, self, call)
 
     def exchange(  # noqa: D102
         self, input: Tensor, output_splits: Sequence[int], input_splits: Sequence[int], *, label: str = ""
     ) -> Arrivals:
         if isinstance(self._transport, TorchTransport):  # saves no copy: all pass by all_to_all
             return super().exchange(input, output_splits, input_splits, label=label)
-        with self.named(f"the exchange of {label}"):
-            work = self._transport.start(AllToAll(None, input, output_splits, input_splits, self._patience))
-        return _LabelledWork(work, label, self, input)
+        return self._start(AllToAll(None, input, output_splits, input_splits, self._patience), label)
 
     def room(self, num_elements: int, device: Any) -> Tensor:  # noqa: D102
         return self._transport.room(num_elements, device)

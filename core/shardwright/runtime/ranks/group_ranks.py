@@ -113,7 +113,8 @@ class GroupRanks(Ranks):
             return self._meet(what, _number_of(f"{what}: {word}"))
 
     def _meet(self, what: str, word: int) -> bool:
-        deadline = time.monotonic() + self.store.patience.total_seconds()
+        since = time.monotonic()
+        deadline = since + self.store.patience.total_seconds()
         place = self._place(deadline)
         self.store.ask(partial(self._come, place, what, word), deadline)
         try:
@@ -127,6 +128,7 @@ class GroupRanks(Ranks):
         self._leave(place)
         if outcome not in _OUTCOMES:
             raise self._error(outcome, self._what or what)
+        self.store.all_came = since
         self._is_known = outcome == _DIFFERENT
         return outcome == _SAME
 
@@ -287,7 +289,12 @@ class GroupRanks(Ranks):
 
 
 class Named:
-    """A context that gives errors inside it the name of a collective. Every step enters several: it must be quick."""
+    """A context that gives errors inside it the name of a collective. Every step enters several: it must be quick.
+
+    Attributes:
+        collective: the name.
+        since: time of its start on the monotonic clock, s.
+    """
 
     def __init__(
         self,
@@ -295,8 +302,8 @@ class Named:
         collective: str,
         since: float | None,
     ) -> None:
-        self._failure, self._collective = failure, collective
-        self._since = time.monotonic() if since is None else since
+        self._failure, self.collective = failure, collective
+        self.since = time.monotonic() if since is None else since
 
     def __enter__(self) -> None:
         pass
@@ -305,7 +312,7 @@ class Named:
         if isinstance(error, RuntimeError) and not isinstance(
             error, ShardwrightError
         ):  # which says what it is
-            raise self._failure(self._collective, error, self._since) from error
+            raise self._failure(self.collective, error, self.since) from error
 
 
 def _number_of(word: str) -> int:

@@ -16,7 +16,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
@@ -30,7 +29,8 @@ from shardwright.runtime.ranks.together import by_rank, name_ranks
 
 T = TypeVar("T")
 
-_Requests: TypeAlias = "SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]"
+_Answer: TypeAlias = "SimpleQueue[tuple[Any, BaseException | None]]"
+_Requests: TypeAlias = "SimpleQueue[tuple[_Answer, list[Callable[[], Any]]] | None]"
 
 SAY_S = 0.5
 """Time to write a message that nobody must read, s."""
@@ -66,6 +66,8 @@ class GroupStore:
         grace_s: longest time that other ranks' reports are waited for, s.
         patience: longest time that a collective may take, so that reports can be exchanged within the group's time-out.
         last_report: time of this rank's last report, s since the epoch.
+        all_came: start of the last collective here that all ranks came to, s on the monotonic clock. What a rank
+            reported before, it has got over.
     """
 
     def __init__(self, store: Any, timeout_s: float, rank: int, names: Sequence[int]) -> None:
@@ -74,7 +76,7 @@ class GroupStore:
         self._others = [other for other in range(len(names)) if other != rank]
         self.grace_s = min(_LONGEST_GRACE_S, timeout_s / 4)
         self.patience = timedelta(seconds=timeout_s - self.grace_s)
-        self.last_report = 0.0
+        self.last_report, self.all_came = 0.0, time.monotonic()
         self._host: str | None = None
         self._neighbours, self._log, self._num_begun = dict[int, int](), list[str](), 0
         self._requests, self._beats = SimpleQueue[Any](), list[Callable[[], Any]]()
@@ -99,17 +101,21 @@ class GroupStore:
             self._worker = threading.Thread(target=_serve, args=args, name="store", daemon=True)
             self._worker.start()
         started = time.monotonic()
-        answer: Future[T] = Future()
-        self._requests.put((answer, partial(self._answer, question)))
+        answer, request = SimpleQueue[tuple[Any, BaseException | None]](), [partial(self._answer, question)]
+        self._requests.put((answer, request))
         try:
-            return answer.result(min(max(deadline - started, _LEAST_S), self.timeout_s))
-        except TimeoutError:
-            answer.cancel()  # it is not made later
+            found, error = answer.get(timeout=min(max(deadline - started, _LEAST_S), self.timeout_s))
+        except Empty:
+            request.clear()  # it is not made later
             reason = f"has given no answer for {time.monotonic() - started:.1f} s"
             raise StoreError(f"the process group's store {reason}; {_WHO}") from None
-        except RuntimeError as error:  # as torch's errors of stores are
+        if isinstance(error, RuntimeError):  # as torch's errors of stores are
             reason = str(error).split("\n", 1)[0]
             raise StoreError(f"the process group's store does not answer ({reason}); {_WHO}") from error
+        if error is not None:
+            raise error
+        result: T = found
+        return result
 
     def _answer(self, question: Callable[[Any], T]) -> T:
         """Call the question; before the first, write this process's number into the store, among those of its host."""
@@ -225,8 +231,7 @@ class GroupStore:
         Its process on this host has ended, or it has reported a failure.
 
         Args:
-            since: time when this rank began the last collective that all ranks came to, s since the epoch. Ranks that
-                reported before, by more than the grace for clocks that differ, have gone on.
+            since: time when this rank began the last collective that all ranks came to, s since the epoch.
         """
         deadline = time.monotonic() + SAY_S
         try:
@@ -234,7 +239,7 @@ class GroupStore:
             self.ask(self._read_on, deadline)
         except StoreError:  # what is waited for may come all the same
             return ""
-        return ended or self._summary(self._reported_since(since - self.grace_s))
+        return ended or self._summary(self._reported_since(since))
 
     def _summary(self, found: dict[int, str]) -> str:
         """Texts with the ranks that said them, those that said the same together."""
@@ -243,11 +248,11 @@ class GroupStore:
 
     def _await_others(self, deadline: float) -> dict[int, str]:
         """Wait until all others have said something, or time is up; return what they said."""
-        oldest, pause_s = time.time() - 2 * self.timeout_s, _SHORTEST_PAUSE_S
+        since, pause_s = time.time() - (time.monotonic() - self.all_came), _SHORTEST_PAUSE_S
         while True:
             is_late = time.monotonic() > deadline
             has_news = self.ask(self._read_on, deadline)
-            found = self._reported_since(oldest)
+            found = self._reported_since(since)
             if is_late or not has_news:  # those that are still missing may be elsewhere
                 missing = [rank for rank in self._others if rank not in found][:_MOST_ASKED]
                 found |= self.ask(partial(_waiting, missing), deadline)
@@ -256,11 +261,13 @@ class GroupStore:
             time.sleep(min(pause_s, max(deadline - time.monotonic(), 0.0)))
             pause_s = min(1.5 * pause_s, _LONGEST_PAUSE_S)
 
-    def _reported_since(self, oldest: float) -> dict[int, str]:
-        """The last reports of other ranks, those before a time left out."""
+    def _reported_since(self, since: float) -> dict[int, str]:
+        """The last reports of other ranks after a time, s since the epoch, with a grace for clocks that differ."""
         lines = (line.split(" ", 2) for line in self._log)
         return {
-            int(rank): text for rank, when, text in lines if float(when) > oldest and int(rank) != self._rank
+            int(rank): text
+            for rank, when, text in lines
+            if float(when) > since - self.grace_s and int(rank) != self._rank
         }
 
     def _read_on(self, store: Any) -> bool:
@@ -286,13 +293,15 @@ def _serve(requests: _Requests, beats: Sequence[Callable[[], Any]], beat_s: floa
             continue
         if request is None:
             return
-        answer, call = request
-        if answer.set_running_or_notify_cancel():
+        answer, calls = request
+        with suppress(IndexError):  # it was given up
+            call = calls.pop()
             try:
-                answer.set_result(call())
+                answer.put((call(), None))
             except BaseException as error:
-                answer.set_exception(error)
-        del request, answer, call
+                answer.put((None, error))
+            del call
+        del request, answer, calls
 
 
 def _append(store: Any, log: str, line: str) -> None:

@@ -1,7 +1,7 @@
 """The protection of each step: all ranks make the same calls, and send gradients, in one order.
 
-Otherwise ranks would exchange one collection's ids or gradients for another's. Each header names its collection, and
-carries a checksum of the calls that its rank made before. That costs no collective, and no request to the store.
+Otherwise ranks would exchange one collection's ids or gradients for another's. Each header carries a checksum of the
+calls that its rank made, this one among them. That costs no collective, and no request to the store.
 
 Ranks may use the outputs of their lookups in different orders, and so get their gradients in different orders. All send
 them in one order: the reverse order of the lookups.
@@ -20,11 +20,8 @@ from shardwright.contracts.comm_backend import Communicator
 from shardwright.errors import DistributedError
 from shardwright.runtime.ranks.together import by_rank
 
-_TAG = 0x53_48_52_44 << 24
-"""Tag before the collection's number in a header, by which other messages are told from headers."""
-
-_WITHOUT_GRADIENTS = 1 << 23
-"""Flag beside the number in headers of a forward pass that no backward pass will follow."""
+_TAG, _BITS = 0x53_48_52_44, 32
+"""Tag before the checksum in a header, by which other messages are told from headers; bits of the checksum."""
 
 _NUM_RECENT = 8
 
@@ -35,100 +32,69 @@ class Lockstep:
     Attributes:
         header_size: number of integers in every header: the most that any collection needs.
         gradients: the order in which gradients of all collections are sent.
-        checksum: checksum of the calls until now.
+        word: checksum of the calls until now, tagged; the first word of every header.
     """
 
     def __init__(self) -> None:
         self.header_size = 0
         self.gradients = GradientOrder()
-        self._names: list[str] = []
         self._named: Counter[str] = Counter()
-        self.checksum = 0
+        self.word = _TAG << _BITS
         self._recent: deque[str] = deque(maxlen=_NUM_RECENT)
 
-    def join(self, name: str, header_size: int, number: int | None = None) -> int:
-        """Add a collection, or go on with one after resharding; return its number, by which headers name it.
+    def join(self, name: str, header_size: int, known: str | None = None) -> str:
+        """Add a collection, or go on with one after resharding; return the name by which calls name it.
 
         Args:
-            name: name of the collection.
+            name: name of the collection, which others may have, too.
             header_size: number of integers of its headers.
-            number: number of the collection before resharding.
+            known: name that was returned before resharding.
         """
         self.header_size = max(self.header_size, header_size)
-        if number is not None:
-            return number
+        if known is not None:
+            return known
         self._named[name] += 1
-        self._names.append(name if self._named[name] == 1 else f"{name} (no. {self._named[name]})")
-        return len(self._names) - 1
+        return name if self._named[name] == 1 else f"{name} (no. {self._named[name]})"
 
-    def note(self, what: str, number: int) -> None:
-        """Record a call: ``what`` of the collection of that number."""
-        call = f"{what} of {self._names[number]}"
-        self.checksum = zlib.crc32(call.encode(), self.checksum)
+    def note(self, call: str) -> tuple[int, str]:
+        """Record a call, such as ``"headers of ..."``; return the word before it, and the call."""
+        before = self.word
+        self.word = _TAG << _BITS | zlib.crc32(call.encode(), self.word & (1 << _BITS) - 1)
         self._recent.append(call)
+        return before, call
 
-    def name(self, number: int) -> str:
-        """Name of the collection of that number."""
-        return self._names[number]
-
-    def words(self, number: int, *, with_gradients: bool = True) -> tuple[int, int]:
-        """The collection's number, tagged, and the checksum of the calls until now.
+    def check(self, words: Sequence[int], noted: tuple[int, str], communicator: Communicator) -> None:
+        """Check that all ranks' headers are for one collection, and that they made the same calls before.
 
         Args:
-            number: number of the collection.
-            with_gradients: results will be differentiable, so that a backward pass may follow.
-        """
-        return _TAG | number | (0 if with_gradients else _WITHOUT_GRADIENTS), self.checksum
-
-    def check_collections(self, tagged: Sequence[int], names: Sequence[int] | None = None) -> None:
-        """Check that all ranks' headers are for one collection.
-
-        Args:
-            tagged: first word of each rank's header, in rank order.
-            names: numbers that errors name the ranks by; their places in ``tagged`` by default.
+            words: first word of each rank's header, in rank order.
+            noted: the result of :meth:`note` for this rank's header.
+            communicator: communicator of the ranks, which exchanges the last calls if words differ.
 
         Raises:
-            DistributedError: they are not; the text is the same on every rank whose header is here.
+            DistributedError: they are not, or did not; the text is the same on every rank whose header is here.
         """
-        if tagged.count(tagged[0]) == len(tagged) and tagged[0] & _TAG == _TAG:
+        if words.count(words[0]) == len(words) and words[0] >> _BITS == _TAG:
             return
-        numbers = [other - _TAG for other in tagged]
-        for rank, number in zip(names or range(len(numbers)), numbers, strict=True):
-            if number & ~_WITHOUT_GRADIENTS not in range(len(self._names)):
+        names = communicator.global_ranks
+        for rank, word in zip(names, words, strict=True):
+            if word >> _BITS != _TAG:
                 raise DistributedError(
                     f"what arrived from rank {rank} in the exchange of headers is no header: it makes another call. "
                     f"The last calls here: {', '.join(self._recent)}. {_SAME_ORDER}"
                 )
-        raise DistributedError(
-            f"the ranks called different collections: {by_rank([self._called(number) for number in numbers], names)}. "
-            f"{_SAME_ORDER}, and all with gradients or none"
-        )
-
-    def _called(self, number: int) -> str:
-        """Describe the call that a header's number stands for."""
-        name = self._names[number & ~_WITHOUT_GRADIENTS]
-        return f"{name} without gradients" if number & _WITHOUT_GRADIENTS else name
-
-    def check_calls(self, checksums: Sequence[int], communicator: Communicator) -> None:
-        """Check that all ranks made the same calls before their headers.
-
-        Args:
-            checksums: second word of each rank's header, in rank order.
-            communicator: communicator that exchanges the last calls, if checksums differ.
-
-        Raises:
-            DistributedError: they did not; the text is the same on every rank.
-        """
-        if checksums.count(checksums[0]) == len(checksums):
-            return
-        recent = communicator.all_gather_objects(", ".join(self._recent))
+        told = communicator.all_gather_objects((*noted, ", ".join(self._recent)))
+        if len({before for before, _, _ in told}) == 1:
+            calls = by_rank([call for _, call, _ in told], names)
+            raise DistributedError(f"the ranks make different calls: {calls}. {_SAME_ORDER}, {_ALL_OR_NONE}")
         raise DistributedError(
             "the ranks made different calls before this batch, so that they exchanged one's gradients for another's "
-            f"and the weights are wrong: {by_rank(recent, communicator.global_ranks)}. {_SAME_ORDER}"
+            f"and the weights are wrong: {by_rank([recent for _, _, recent in told], names)}. {_SAME_ORDER}"
         )
 
 
 _SAME_ORDER = "Every rank must call the same collections, and go back through them, in the same order"
+_ALL_OR_NONE = "and all with gradients or none"
 
 
 _NO_PASS = -1

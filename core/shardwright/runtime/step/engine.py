@@ -144,8 +144,8 @@ class CollectionEngine:
             )
         )
         self.header = HeaderFormat([executor.header_size for executor in self.executors])
-        before_number: int | None = None if before is None else before.number
-        self.number: int = env.lockstep.join(self.collection.name, self.header.size, before_number)
+        known: str | None = None if before is None else before.name
+        self.name: str = env.lockstep.join(self.collection.name, self.header.size, known)
         self._steps: WeakSet[EngineStep] = WeakSet()
         trained = compress(self.executors, self.is_trained)
         self.anchors = Anchors(
@@ -285,9 +285,10 @@ class EngineStep:
             DistributedError: another rank does not begin a batch.
         """
         env, engine = self._engine.env, self._engine
-        env.lockstep.note("headers", engine.number)
-        words = env.lockstep.words(engine.number, with_gradients=torch.is_grad_enabled())
-        fields = (*words, self._batch_size, self._status, self._extra_word, self._trains_weights)
+        without = "" if torch.is_grad_enabled() else " without gradients"
+        self._call = env.lockstep.note(f"headers of {engine.name}{without}")
+        word = env.lockstep.word
+        fields = (word, self._batch_size, self._status, self._extra_word, self._trains_weights)
         # All collections' headers have one length, so that a header taken for another collection's is read whole.
         size = env.lockstep.header_size
         rows = engine.header.pack(fields, [executor.headers() for executor in self._executors], size)
@@ -327,16 +328,12 @@ class EngineStep:
         self._work.wait()
         rows = self._headers.cpu().numpy().reshape(self._engine.env.world_size, -1)
         del self._work, self._headers
-        self._engine.env.lockstep.check_collections(
-            rows[:, 0].tolist(), self._engine.env.communicator.global_ranks
-        )
+        self._engine.env.lockstep.check(rows[:, 0].tolist(), self._call, self._engine.env.communicator)
         return self._engine.header.unpack(rows)
 
     def _complain(self, headers: Headers) -> None:
         """Raise the problems of any rank's batch, on all ranks."""
         env = self._engine.env
-        if goes_on(self.statuses):
-            env.lockstep.check_calls(headers.checksum, env.communicator)
         own = RankProblem.of(self._cause, self._extras)
         try:
             raise_problems(self.statuses, headers.extra_word, env.communicator, own)
@@ -426,7 +423,7 @@ class EngineStep:
         self._engine.env.lockstep.gradients.are_there(self._number, self, send)
 
     def _send_gradients(self, gradients: Sequence[Tensor]) -> None:
-        self._engine.env.lockstep.note("gradients", self._engine.number)
+        self._engine.env.lockstep.note(f"gradients of {self._engine.name}")
         executors = self._executors if self._trains_weights else self._trained
         for executor in executors:  # all are under way before any is waited for
             # Averaged over the ranks, as DistributedDataParallel does.
@@ -434,7 +431,7 @@ class EngineStep:
         if not self._trains_weights:
             return
         # Before the gradients of any other lookup: ranks may differ in whether those are there already.
-        self._engine.env.lockstep.note("gradients of weights", self._engine.number)
+        self._engine.env.lockstep.note(f"gradients of weights of {self._engine.name}")
         for executor in executors:
             executor.send_weight_gradients()
 

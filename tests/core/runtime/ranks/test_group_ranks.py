@@ -182,6 +182,22 @@ def test_error_that_ends_a_process_is_said_only_if_nothing_was_said_before() -> 
     assert reported(ranks[0]) == "rank 1 raised A; rank 2 ended with C"
 
 
+def test_error_that_a_rank_has_got_over_is_not_blamed_for_a_failure_later() -> None:
+    ranks = ranks_of(dist.HashStore(), SHORT_S)
+    for caught_s, told in (
+        (SHORT_S, "no word from rank 1 in 0.5 s; rank 2 raised B"),
+        (0.0, "rank 1 raised A"),
+    ):
+        with mock.patch.dict(dist.distributed_c10d._world.pg_map, {own._group(): None for own in ranks}):
+            with mock.patch.object(time, "time", return_value=time.time() - caught_s):
+                ranks[1].hear("raised A")
+            assert (
+                on_each(ranks, lambda own: own.meet("it")) == [True] * 3
+            )  # which rank 1 came to all the same
+            ranks[2].hear("raised B")
+        assert reported(ranks[0]).startswith(told)
+
+
 def reported(own: GroupRanks) -> str:
     """What a rank hears of the others after a failure."""
     return own.store.after("it", time.monotonic())

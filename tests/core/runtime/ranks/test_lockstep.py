@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -90,9 +91,8 @@ def test_collections_called_in_different_orders_are_an_error_on_all_ranks():
         texts = simulate(work, cases)
         assert texts[0] == texts[1]
         expected = ["the tables 't0'" if case is larger else "the tables 't0', 't1'" for case in cases]
-        assert texts[0].startswith(
-            f"the ranks called different collections: rank 0: {expected[0]}; rank 1: {expected[1]}. Every rank must"
-        )
+        calls = [f"rank {rank}: headers of {name}" for rank, name in enumerate(expected)]
+        assert f"different calls: {calls[0]}; {calls[1]}. Every rank must" in texts[0]
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
@@ -104,10 +104,8 @@ def test_rank_that_evaluates_alone_is_told_on_all_ranks(mode):
 
     texts = simulate(work)
     assert texts[0] == texts[1]
-    assert texts[0].startswith(
-        "the ranks called different collections: rank 0: the tables 't0', 't1' without gradients; rank 1: the tables "
-        "'t0', 't1'. Every rank must"
-    )
+    name = "headers of the tables 't0', 't1'"
+    assert f"different calls: rank 0: {name} without gradients; rank 1: {name}. Every rank must" in texts[0]
 
 
 def test_backward_passes_in_different_orders_are_an_error_on_all_ranks_with_the_next_batch():
@@ -131,38 +129,40 @@ def test_backward_passes_in_different_orders_are_an_error_on_all_ranks_with_the_
 
 def test_different_backward_orders_are_named_by_rank():
     lockstep = [Lockstep(), Lockstep()]
-    for own in lockstep:
-        own.join("'one'", 6)
-        own.join("'two'", 9)
-        assert own.header_size == 9
-    for own, order in zip(lockstep, ((0, 1), (1, 0)), strict=True):
-        for number in order:
-            own.note("gradients", number)
-    words = [own.words(0) for own in lockstep]
-    lockstep[0].check_collections([tagged for tagged, _ in words])
+    for own, order in zip(lockstep, (("'one'", "'two'"), ("'two'", "'one'")), strict=True):
+        for name in order:
+            own.note(f"gradients of {name}")
+    noted = [own.note("headers of 'one'") for own in lockstep]
+    words = [own.word for own in lockstep]
+    lockstep[0].note("headers of 'two'")  # begun before the headers of the first have come
 
     def work(env):
+        lockstep[env.rank].check(words[:1] * 2, noted[0], env.communicator)
         with pytest.raises(DistributedError) as error:
-            lockstep[env.rank].check_calls([checksum for _, checksum in words], env.communicator)
+            lockstep[env.rank].check(words, noted[env.rank], env.communicator)
         return str(error.value)
 
     texts = run_simulated(work, 2)
     assert texts[0] == texts[1]
-    assert (
-        "rank 0: gradients of 'one', gradients of 'two'; rank 1: gradients of 'two', gradients of 'one'"
-        in texts[0]
-    )
+    assert "the weights are wrong" in texts[0]
+    assert "rank 0: gradients of 'one', gradients of 'two', headers of 'one'" in texts[0]
+    assert "rank 1: gradients of 'two', gradients of 'one', headers" in texts[0]
 
 
-@pytest.mark.parametrize("garbage", [0, -1, 2**62, 0x53_48_52_44 << 24 | 7])
-def test_header_that_is_none_is_an_error_naming_its_rank(garbage):
+def test_collections_of_one_name_are_told_apart_and_headers_have_the_largest_size():
     lockstep = Lockstep()
-    number = lockstep.join("'one'", 6)
-    lockstep.note("headers", number)
-    tagged, _ = lockstep.words(number)
-    lockstep.check_collections([tagged, tagged])
+    assert [lockstep.join("'one'", 6), lockstep.join("'one'", 9)] == ["'one'", "'one' (no. 2)"]
+    assert lockstep.join("'one'", 7, "'one'") == "'one'"  # after resharding
+    assert lockstep.header_size == 9
+
+
+@pytest.mark.parametrize("garbage", [0, -1, 2**62, 0x53_48_52_43 << 32 | 7])
+def test_header_that_is_none_is_an_error_naming_its_rank_without_a_collective(garbage):
+    lockstep = Lockstep()
+    noted = lockstep.note("headers of 'one'")
+    communicator = SimpleNamespace(global_ranks=(0, 1))
     with pytest.raises(DistributedError, match=r"what arrived from rank 1 .* is no header.*headers of 'one'"):
-        lockstep.check_collections([tagged, garbage])
+        lockstep.check([lockstep.word, garbage], noted, communicator)
 
 
 def test_ranks_are_named_in_runs_of_one_text():

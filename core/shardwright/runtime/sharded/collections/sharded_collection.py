@@ -90,7 +90,7 @@ class ShardedCollection(nn.Module, ABC):
         self._env, self._device, self._configs = inputs.env, inputs.device, list(inputs.unsharded.tables)
         self._tables_name, self.output_dtype = tables_name, inputs.unsharded.output_dtype
         engine = engine_of(inputs)
-        self._meeting = Meeting(inputs.env, inputs.env.lockstep.name(engine.number))
+        self._meeting = Meeting(inputs.env, engine.name)
         self._take_engine(inputs, engine)
         self._fused_optimizer = FusedOptimizer(
             self._by_parameter(),

@@ -136,7 +136,7 @@ class Averaging:
         """
         self._number += 1
         form = zlib.crc32(repr([(tensor.dtype, tuple(tensor.shape)) for tensor in tensors]).encode())
-        checksum = self._env.lockstep.checksum
+        checksum = self._env.lockstep.word
         mine = _AveragingHeader(self._number, int(include_optimizer_state), form, checksum)
         told = [header._asdict() for header in self._exchange_headers(mine)]
         check_alike("an averaging", told, self._env.replicas.communicator.global_ranks, _ALIKE)

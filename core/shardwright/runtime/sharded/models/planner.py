@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from shardwright.arguments import checked
 from shardwright.errors import PlanningError, UnsupportedError
+from shardwright.host.extensions import load_at, words_at
+from shardwright.host.plugin_host import host
+from shardwright.planning.machines.host_memory import host_memory_bytes
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.planning.planner import TablePlanner
@@ -139,11 +142,10 @@ class EmbeddingShardingPlanner(TablePlanner):
             >>> plan.plan[""]["user_id"].ranks
             [0]
         """
-        from shardwright.runtime.ranks.detection.detected import measure_together
         from shardwright.runtime.ranks.environment import environment_of
 
         ranks = environment_of(env, process_group, comm_backend)
-        measured = measure_together(ranks.everyone, is_wanted=self._topology is None)
+        measured = _measured(ranks.everyone, is_wanted=self._topology is None)
         watch = self._new_watch()
 
         def plan_as_text() -> str:
@@ -211,12 +213,52 @@ def _tables_of(module: Any, sharders: Sequence[Any], topology: Topology) -> tupl
     return tuple(tables)
 
 
+def _measured(env: Any, *, is_wanted: bool) -> dict[str, Any]:
+    """Measure what ranks on accelerators have, by the names of ``Topology``'s arguments; every rank makes this call.
+
+    1. Rank 0 broadcasts whether it wants to know.
+    2. All ranks call the extensions at the point ``topology``.
+    3. What they found is gathered: the least of each counts.
+
+    Between ranks on CPUs nothing is measured: a busy machine's bandwidths would give another plan in each run.
+
+    Args:
+        env: all ranks.
+        is_wanted: rank 0 wants to know; the same on every rank, or not.
+
+    Returns:
+        The least of each; empty where nothing is measured.
+    """
+    from shardwright.runtime.ranks.devices import has_accelerator
+
+    if not has_accelerator(env.device_type):
+        return {}
+    with env.together("measuring the machine"):
+        if not env.communicator.broadcast_object(is_wanted):
+            return {}
+        offered, found = host().extensions, _memory_of(env)
+        for word in words_at("topology", offered):
+            found |= load_at("topology", word, offered)(env)
+        told = env.communicator.all_gather_objects(found)
+        return {name: min(one[name] for one in told if name in one) for name in found}
+
+
+def _memory_of(env: Any) -> dict[str, Any]:
+    """A rank's share of this machine's memory, by the names of ``Topology``'s arguments."""
+    from shardwright.runtime.ranks.devices import memory_bytes
+
+    shared = host_memory_bytes()
+    found = {
+        "hbm_cap": memory_bytes(env.device_type),
+        "ddr_cap": shared and shared // env.local_world_size,
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
 def _topology_of(env: Any, measured: Mapping[str, Any] = MappingProxyType({})) -> Topology:
     """The topology of a ``ShardingEnv``; of one sharding group, where there are several."""
-    from shardwright.runtime.ranks.detection.detected import memory_arguments
-
     everyone, grid = env.everyone, getattr(env, "grid", None)
-    found = {**memory_arguments(everyone), **measured}
+    found = {**_memory_of(everyone), **measured}
     topology = Topology(
         world_size=everyone.world_size,
         compute_device=everyone.device_type,

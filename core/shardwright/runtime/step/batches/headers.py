@@ -16,7 +16,7 @@ from shardwright.runtime.step.batches.inputs import Status
 from shardwright.runtime.step.executor import PeerHeaders
 
 _STATUSES = {int(status): status for status in Status}
-_FIELDS = ("collection", "checksum", "batch_size", "status", "extra_word", "trains_weights")
+_FIELDS = ("calls", "batch_size", "status", "extra_word", "trains_weights")
 """Fields that a rank sends to all ranks alike."""
 
 
@@ -25,8 +25,7 @@ class Headers:
     """The headers of all ranks: for each field the values of all ranks, ``[W]``.
 
     Args:
-        collection: tagged number of each rank's collection; see :class:`shardwright.runtime.ranks.lockstep.Lockstep`.
-        checksum: checksum of the calls that each rank made before.
+        calls: checksum of the calls that each rank made; see :class:`shardwright.runtime.ranks.lockstep.Lockstep`.
         batch_size: samples of each rank's batch.
         status: status word of each rank.
         extra_word: checksum of the keys and weights that no table uses in each rank's batch; 0: not to be compared.
@@ -34,8 +33,7 @@ class Headers:
         executors: headers for each of this rank's executors.
     """
 
-    collection: Sequence[int]
-    checksum: Sequence[int]
+    calls: Sequence[int]
     batch_size: Sequence[int]
     status: Sequence[Status]
     extra_word: Sequence[int]

@@ -11,10 +11,11 @@ import torch
 from shardwright import EmbeddingBagCollection, EmbeddingBagCollectionSharder, EmbeddingBagConfig, Topology
 from shardwright.errors import PlanningError
 from shardwright.planning.assumptions import assumptions_of
-from shardwright.runtime.ranks.detection import bandwidths, detected
+from shardwright.runtime.ranks import devices
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.sharded.models import planner as planners
-from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner, _topology_of
+from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner, _measured, _topology_of
+from shardwright_plugins.bandwidths import _measured as bandwidths
 from shardwright_testing.simulated import run_simulated
 
 CPU = torch.device("cpu")
@@ -47,16 +48,16 @@ def test_bandwidths_by_a_copy_are_rounded_and_by_attributes_exact(monkeypatch: p
 @pytest.fixture
 def pretended(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """The CPU counts as an accelerator with 1 GiB of memory."""
-    monkeypatch.setattr(detected, "has_accelerator", lambda _: True)
-    monkeypatch.setattr(detected, "memory_bytes", lambda _: 1 << 30)
-    monkeypatch.setattr(detected, "memory_bandwidth", lambda device: 5.0)
-    monkeypatch.setattr(detected, "host_link_bandwidth", lambda device: 7.0)
+    monkeypatch.setattr(devices, "has_accelerator", lambda _: True)
+    monkeypatch.setattr(devices, "memory_bytes", lambda _: 1 << 30)
+    monkeypatch.setattr(bandwidths, "memory_bandwidth", lambda device: 5.0)
+    monkeypatch.setattr(bandwidths, "host_link_bandwidth", lambda device: 7.0)
     return monkeypatch
 
 
 def test_least_of_all_ranks_counts_and_is_said_to_be_detected(pretended: pytest.MonkeyPatch) -> None:
     def measure(env: ShardingEnv) -> Topology:
-        measured = detected.measure_together(env, is_wanted=env.rank == 0)
+        measured = _measured(env, is_wanted=env.rank == 0)
         return _topology_of(ShardingEnv(env.communicator, "cuda"), measured)
 
     topology = run_simulated(measure, 2)[0]
@@ -69,7 +70,7 @@ def test_least_of_all_ranks_counts_and_is_said_to_be_detected(pretended: pytest.
 
 
 def test_nothing_is_measured_where_rank_0_has_a_topology(pretended: pytest.MonkeyPatch) -> None:
-    told = run_simulated(lambda env: detected.measure_together(env, is_wanted=env.rank == 1), 2)
+    told = run_simulated(lambda env: _measured(env, is_wanted=env.rank == 1), 2)
     assert told == [{}, {}]
 
 
@@ -82,7 +83,7 @@ def test_collective_plan_is_made_with_what_was_measured(pretended: pytest.Monkey
         raise PlanningError("that is enough")
 
     pretended.setattr(planners, "_topology_of", topology_of)
-    pretended.setattr(detected, "memory_arguments", lambda env: {"ddr_cap": 1 << 30})
+    pretended.setattr(planners, "_memory_of", lambda env: {"ddr_cap": 1 << 30})
 
     def plan(env: ShardingEnv) -> None:
         bags = EmbeddingBagCollection(tables, device="meta")

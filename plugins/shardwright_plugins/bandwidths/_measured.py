@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from shardwright.runtime.ranks.devices import is_host
+from shardwright.runtime.ranks.devices import is_host, with_index
 from shardwright.runtime.ranks.environment import ShardingEnv
 
 _COPIED_BYTES = 1 << 28
@@ -23,6 +23,29 @@ _SENT_BYTES = 1 << 24
 _ROUNDS = 5
 _DIGITS = 2
 """Digits that are kept of what was timed: the noise of a machine that does nothing else is a few percent."""
+
+
+def bandwidths(env: ShardingEnv) -> dict[str, float]:
+    """Measure what a rank's accelerator has, by the names of ``Topology``'s arguments; every rank makes this call.
+
+    1. Every rank measures its device's memory and its link to the host.
+    2. All ranks measure the links between them.
+
+    Args:
+        env: the ranks.
+    """
+    device = with_index(torch.device(env.device_type))
+    links = {f"{link}_bw": value for link, value in link_bandwidths(env, device).items()}
+    return {**device_bandwidths(device), **links}
+
+
+def device_bandwidths(device: torch.device) -> dict[str, float]:
+    """Measure an accelerator's memory and its link to the host, by the names of ``Topology``'s arguments.
+
+    Args:
+        device: the accelerator, with its number.
+    """
+    return {"hbm_mem_bw": memory_bandwidth(device), "hbm_to_ddr_mem_bw": host_link_bandwidth(device)}
 
 
 def rounded(value: float) -> float:

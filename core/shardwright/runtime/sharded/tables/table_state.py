@@ -90,6 +90,24 @@ class TableState:
         if not self.is_float:
             raise UnsupportedError(f"table {self.table.describe()}: rows of {self.row_format.name} {what}")
 
+    def check_optimizer_state(self, local: LocalBlock, name: str, value: Tensor) -> None:
+        """Check that a state that an optimizer keeps of a block has a value for each element, or for each row.
+
+        Args:
+            local: the block.
+            name: name of the state.
+            value: the state.
+
+        Raises:
+            UnsupportedError: it is not known which rows and columns it is of.
+        """
+        rows, columns = local.block.num_rows, local.block.num_columns
+        if tuple(value.shape) not in ((rows, columns), (rows, 1)):
+            raise UnsupportedError(
+                f"table {self.table.describe()}: its optimizer's state {name!r} has the shape {list(value.shape)} on a "
+                f"block of {rows} x {columns}, so that it is not known which rows and columns it is of"
+            )
+
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of its stored rows."""

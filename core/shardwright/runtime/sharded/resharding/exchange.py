@@ -117,6 +117,7 @@ def _shared_rows(
 ) -> Iterator[tuple[Flow, SharedRows]]:
     """The flows that have rows in a window of the old blocks, each with these."""
     windows: dict[int, RowWindow] = {}
+    new_map = None if move.layouts.is_same_map else move.new.layout.row_map
     for flow in flows:
         last = min(stop, flow.source.num_rows)
         if last <= start:
@@ -125,8 +126,8 @@ def _shared_rows(
             rows = move.keyed[flow_id(flow)].within(start, last)
         else:
             part = flow.source.rows
-            window = windows.setdefault(part.index, RowWindow(part, start, last))
-            rows = window.shared_with(flow.target.rows, is_same_map=move.layouts.is_same_map)
+            window = windows.setdefault(part.index, RowWindow(part, start, last, new_map))
+            rows = window.shared_with(flow.target.rows)
         if rows.count:
             yield flow, rows
 

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from shardwright.arguments import checked
 from shardwright.errors import DuplicateNameError, InvalidInputError
 from shardwright.optim._keyed_state import check_form, check_names
-from shardwright.optim.keyed import KeyedOptimizer
+from shardwright.optim.keyed import KeyedOptimizer, OptimizerWrapper
 
 __all__ = ["CombinedOptimizer"]
 
@@ -155,6 +155,22 @@ class CombinedOptimizer(KeyedOptimizer):
         """Each part with its key."""
         parts = ", ".join(f"{key}: {part!r}" if key else repr(part) for key, part in self._optims)
         return f"CombinedOptimizer({parts})"
+
+
+def leaves_of(optimizer: Optimizer, prefix: str = "") -> Iterator[tuple[str, Optimizer]]:
+    """The optimizers within one that have state themselves, each with what stands before its parameters' names.
+
+    Args:
+        optimizer: any.
+        prefix: beginning of all names.
+    """
+    if isinstance(optimizer, CombinedOptimizer):
+        for key, part in optimizer.optimizers:
+            yield from leaves_of(part, f"{prefix}{key}." if key else prefix)
+    elif isinstance(optimizer, OptimizerWrapper):
+        yield from leaves_of(optimizer.within, prefix)
+    else:
+        yield prefix, optimizer
 
 
 class _JoinedState(MutableMapping[Tensor, dict[str, Any]]):

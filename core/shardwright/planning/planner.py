@@ -57,13 +57,7 @@ from shardwright.planning.search.refinements import (
 )
 from shardwright.planning.search.search import SearchResult, search
 from shardwright.planning.tables.codecs import codecs_of
-from shardwright.planning.tables.constraints import (
-    REFUSE,
-    WARN,
-    Constraints,
-    ParameterConstraints,
-    checked_unknown,
-)
+from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
 from shardwright.planning.tables.option_space import OptionSpace
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.planning.watch import Listener, Watch
@@ -90,7 +84,6 @@ class TablePlanner:
         batch_size: int | None = None,
         *,
         constraints: Mapping[str, ParameterConstraints] | None = None,
-        unknown_constraints: str = REFUSE,
         estimator: str | Estimator | None = None,
         storage_estimator: str | Estimator | None = None,
         option_space: OptionSpace | None = None,
@@ -114,7 +107,6 @@ class TablePlanner:
         self._topology = topology
         self._batch_size = batch_size
         self._constraints = Constraints(constraints)
-        self._unknown = checked_unknown(unknown_constraints)
         self._choice = PluginChoice(estimator, storage_estimator, proposer, partitioner, option_space)
         self._reservation = None if storage_reservation is None else as_reservation(storage_reservation)
         is_number = isinstance(seconds, int | float | Real) and not isinstance(seconds, bool)
@@ -174,8 +166,7 @@ class TablePlanner:
         given, tables = tables, tuple(sorted(tables, key=_natural_order))
         watch = watch or self._new_watch()
         plugins = self._choice.resolve(host(), topology)
-        constraints = self._constraints.for_tables(tables) if self._unknown == WARN else self._constraints
-        request = Request(topology, constraints, self._batch_size, *self._reservations(dense))
+        request = Request(topology, self._constraints, self._batch_size, *self._reservations(dense))
         with shown(watch, is_wanted=self._progress):
             run: Search = partial(self._searched, tables, plugins, on_this_machine=on_this_machine)
             refinements = named_refinements(self._refinements, plugins.plugin_host.extensions)

@@ -27,6 +27,7 @@ from shardwright.planning.search.placement import ranks_of_tables
 from shardwright.planning.search.refinements import Outcome, Search
 from shardwright.planning.search.search import SearchResult
 from shardwright.planning.tables.caching import CacheParams
+from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.planning.watch import Watch
 
@@ -50,7 +51,12 @@ def scale_up_caches(search: Search, request: Request, watch: Watch) -> Outcome:
     first = search(request, watch.share(_OF_FIRST))
     if first.result.proposal is None or not (caches := _larger_caches(first.space, first.result)):
         return first
-    larger = attrs.evolve(request, constraints=request.constraints.with_caches(caches))
+    rules = request.constraints.rules
+    none = ParameterConstraints()
+    changed = {
+        path: attrs.evolve(rules.get(path, none), cache_params=cache) for path, cache in caches.items()
+    }
+    larger = attrs.evolve(request, constraints=Constraints({**rules, **changed}))
     try:
         again = search(larger, watch)
     except NoPlanError:

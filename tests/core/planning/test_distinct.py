@@ -6,10 +6,10 @@ import subprocess
 import sys
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwright.planning.distinct import distinct, distinct_rows, sorted_rows, without
+from shardwright.planning.distinct import distinct, without
 
 NUMBERS = st.lists(st.integers(0, 12), max_size=30)
 
@@ -31,22 +31,8 @@ def test_distinct_imports_no_masked_arrays():
 import sys
 import numpy as np
 before = "numpy.ma" in sys.modules  # NumPy 1 imports them itself
-from shardwright.planning.distinct import distinct, distinct_rows, sorted_rows, without
-distinct(np.arange(3)), sorted_rows(np.eye(3)), without(np.arange(3), np.arange(2))
+from shardwright.planning.distinct import distinct, without
+distinct(np.arange(3)), without(np.arange(3), np.arange(2))
 assert ("numpy.ma" in sys.modules) == before
 """
     subprocess.run([sys.executable, "-c", source], check=True)
-
-
-@settings(max_examples=50, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), max_size=12))
-def test_distinct_rows_are_each_once_in_the_order_in_which_they_come_first(rows):
-    given_rows = np.array(rows, dtype=np.float64).reshape(-1, 2)
-    assert distinct_rows(given_rows).tolist() == [list(row) for row in dict.fromkeys(rows)]
-
-
-@settings(max_examples=50, deadline=None)
-@given(st.lists(st.tuples(st.integers(-2, 2), st.integers(0, 2)), max_size=12))
-def test_sorted_rows_are_each_once_in_rising_order(rows):
-    given_rows = np.array(rows, dtype=np.float64).reshape(-1, 2)
-    assert sorted_rows(given_rows).tolist() == [list(row) for row in sorted(set(rows))]

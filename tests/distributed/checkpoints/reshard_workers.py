@@ -131,11 +131,11 @@ def killed_on_the_way(victim: int, piece: int) -> tuple[str, bool]:
     before = {name: value.clone() for name, value in model.named_parameters()}
     made, original = [0], RowExchange.make
 
-    def make(self: RowExchange, windows: Any) -> None:
+    def make(self: RowExchange, *rows: Any) -> None:
         made[0] += 1
         if made[0] == piece and dist.get_rank() == victim:
             os.kill(os.getpid(), signal.SIGKILL)
-        original(self, windows)
+        original(self, *rows)
 
     with mock.patch.object(RowExchange, "make", make):
         try:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import attrs
 
 import shardwright as sw
 from shardwright_torchrec.modules.embedding_configs import DATA_TYPE_NUM_BITS
@@ -77,20 +80,23 @@ class EmbeddingShardingPlanner(sw.EmbeddingShardingPlanner):
         rules = (constraints or {}).values()
         self._asked = {name for rule in rules for name in rule.compute_kernels or () if name != FUSED}
         self._stats = [stats] if isinstance(stats, Stats) else list(stats or ())
+        given = further.get("refinements", ["scale_up_caches"] if _scales(proposer) else [])
         super().__init__(
             topology,
             batch_size,
             constraints=bent(constraints),
             debug=debug and stats is None,
-            unknown_constraints="warn",
             storage_reservation=storage_reservation,
             proposer=_proposers(_without_scaling(proposer)),
             partitioner=_plugin(partitioner, Partitioner, partitioners.OwnPartitioner),
             seconds=timeout_seconds,
             **{
                 "estimator": "torchrec",
-                "refinements": ["scale_up_caches"] if _scales(proposer) else (),
                 **further,
+                "refinements": [
+                    *([given] if isinstance(given, str) or callable(given) else given),
+                    _without_rules_for_no_table,
+                ],
             },
         )
         self._told: dict[str, Any] = {
@@ -160,6 +166,19 @@ class EmbeddingShardingPlanner(sw.EmbeddingShardingPlanner):
                 **{**self._told, "topology": space.topology},
             )
         return told
+
+
+def _without_rules_for_no_table(search: Any, request: Any, watch: Any) -> Any:
+    """Search without the rules for tables that are not there, with a warning for each, as TorchRec goes on without."""
+    while True:
+        try:
+            return search(request, watch)
+        except sw.UnknownNameError as error:
+            rules = dict(request.constraints.rules)
+            if rules.pop(error.subject, None) is None:
+                raise
+            warnings.warn(f"{error} It is left out.", RuntimeWarning, stacklevel=2)
+            request = attrs.evolve(request, constraints=attrs.evolve(request.constraints, rules=rules))
 
 
 def _weight_bytes(table: sw.TableSpec) -> int:

@@ -18,7 +18,7 @@ from attrs import frozen
 
 from shardwright.planning.layouts.blocks import Block, ColumnRange, Ints
 from shardwright.planning.layouts.layout import Layout
-from shardwright.planning.layouts.row_maps import RowPart
+from shardwright.planning.layouts.row_maps import RowMap, RowPart
 from shardwright.planning.layouts.shared_rows import SharedRowCounts
 from shardwright.planning.layouts.stored_rows import rows_between
 
@@ -52,25 +52,26 @@ class RowWindow:
         part: the part they come from.
         start: first local row.
         stop: local row after the last.
+        new_map: row map that they go to; ``None`` if it is the one that they come from, so that parts are equal or have
+            nothing in common.
     """
 
     part: RowPart
     start: int
     stop: int
+    new_map: RowMap | None
 
-    def shared_with(self, part: RowPart, *, is_same_map: bool) -> SharedRows:
+    def shared_with(self, part: RowPart) -> SharedRows:
         """The rows that are in another part, too.
 
         Args:
             part: a part of the new layout's row map.
-            is_same_map: both layouts have one row map, so that parts are equal or have nothing in common.
         """
-        if is_same_map:
+        if self.new_map is None:
             if part.index != self.part.index:
                 return NO_ROWS
-            return SharedRows(
-                slice(self.start, self.stop), slice(self.start, self.stop), self.stop - self.start
-            )
+            rows = slice(self.start, self.stop)
+            return SharedRows(rows, rows, self.stop - self.start)
         old, new = self.part.bounds, part.bounds
         if old is not None and new is not None:
             first, last = max(old[0] + self.start, new[0]), min(old[0] + self.stop, new[1])
@@ -79,30 +80,23 @@ class RowWindow:
             return SharedRows(
                 slice(first - old[0], last - old[0]), slice(first - new[0], last - new[0]), last - first
             )
-        return self._listed(part)
-
-    def _listed(self, part: RowPart) -> SharedRows:
-        """Shared rows of parts that are no runs, found row by row."""
-        here = np.flatnonzero(self._parts_under(part) == part.index)
+        # Parts that are no runs: row by row.
+        here = np.flatnonzero(self._new_parts == part.index)
         if not len(here):
             return NO_ROWS
-        new = np.asarray(part.row_map.local_row_of(self._rows[here]), dtype=np.int64)
-        return SharedRows(here + self.start, new, len(here))
+        places = np.asarray(part.row_map.local_row_of(self._rows[here]), dtype=np.int64)
+        return SharedRows(here + self.start, places, len(here))
 
     @cached_property
     def _rows(self) -> Any:
         """Rows of the table, int64 ``[stop - start]``."""
         return rows_between(self.part.rows, self.start, self.stop, self.part.row_map.num_rows)
 
-    def _parts_under(self, part: RowPart) -> Any:
-        """The part of each row under the new row map; there is one for all parts asked for."""
-        return self._new_parts(part.row_map)
-
-    def _new_parts(self, row_map: Any) -> Any:
-        known = self.__dict__.get("_known_parts")
-        if known is None:
-            known = self.__dict__["_known_parts"] = np.asarray(row_map.part_of(self._rows))
-        return known
+    @cached_property
+    def _new_parts(self) -> Any:
+        """The part of each row under the new row map."""
+        assert self.new_map is not None  # else parts are compared
+        return np.asarray(self.new_map.part_of(self._rows))
 
 
 @frozen(eq=False)

@@ -10,30 +10,15 @@ Legend: R rows of a table.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from attrs import frozen
 
 from shardwright.planning.layouts.row_maps import RowMap
 
 MOST_SHORT_RUNS = 1024
 """Rows of a table whose runs are never too many, even if each is a single row."""
-
-
-@frozen
-class RowRun:
-    """Neighbouring rows that are neighbours in their part too.
-
-    Args:
-        row: first row of the table.
-        local: its local row in the part.
-        count: number of rows.
-    """
-
-    row: int
-    local: int
-    count: int
 
 
 def is_stored_by_index(row_map: RowMap) -> bool:
@@ -50,36 +35,21 @@ def is_stored_by_index(row_map: RowMap) -> bool:
     return any(part.bounds is None for part in row_map)
 
 
-def runs_of(row_map: RowMap, part: int) -> Iterator[RowRun]:
-    """The runs of a part, by its local rows."""
+def runs_of(row_map: RowMap, part: int) -> Iterator[tuple[int, int, int]]:
+    """The runs of neighbouring rows that are neighbours in a part too.
+
+    Returns:
+        First row of the table, its local row in the part, and number of rows, by local rows.
+    """
     rows = row_map.rows_of(part)
-    if not isinstance(rows, slice):
-        yield from _runs_of_array(np.asarray(rows))
+    count = row_map.num_rows_of(part)
+    if isinstance(rows, slice) and rows.step in (None, 1):
+        yield from [(rows.indices(row_map.num_rows)[0], 0, count)] * (count > 0)
         return
-    every = range(*rows.indices(row_map.num_rows))
-    if every.step == 1 and len(every):
-        yield RowRun(every.start, 0, len(every))
-    elif every.step != 1:
-        yield from (RowRun(row, local, 1) for local, row in enumerate(every))
-
-
-def _runs_of_array(rows: np.ndarray[Any, Any]) -> Iterator[RowRun]:
-    if not len(rows):
-        return
-    starts = [0, *(np.flatnonzero(np.diff(rows) != 1) + 1).tolist()]
-    for start, stop in zip(starts, [*starts[1:], len(rows)], strict=True):
-        yield RowRun(int(rows[start]), start, stop - start)
-
-
-def first_stored_row(row_map: RowMap, part: int) -> int:
-    """Find the first row of a part when the parts are stored one after the other."""
-    before, number = 0, 0
-    for rows, count in row_map.part_sizes():
-        here = min(count, part - number)
-        before, number = before + rows * here, number + here
-        if number == part:
-            break
-    return before
+    listed = rows_between(rows, 0, count, row_map.num_rows)
+    starts = [0, *(np.flatnonzero(np.diff(listed) != 1) + 1).tolist()] if count else []
+    for start, stop in pairwise([*starts, count]):
+        yield int(listed[start]), start, stop - start
 
 
 def rows_between(rows: slice | np.ndarray[Any, Any], start: int, stop: int, num_rows: int) -> Any:

@@ -30,11 +30,8 @@ def checked_sync_every(value: Any) -> int:
         InvalidInputError: it is no positive integer.
     """
     value = whole(value)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InvalidInputError(
-            f"sync_every is the number of steps from one averaging to the next, at least 1; got {brief(value)}"
-        )
-    return value
+    _check_positive("sync_every (steps from one averaging to the next)", value)
+    return int(value)
 
 
 @frozen

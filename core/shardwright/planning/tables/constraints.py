@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from enum import Enum
 from fnmatch import fnmatchcase, translate
 from functools import cached_property
@@ -97,22 +96,6 @@ def _labels(values: str | Iterable[str] | None) -> tuple[str, ...] | None:
 
 def _cache(value: CacheParams | Mapping[str, Any] | None) -> CacheParams | None:
     return CacheParams.of(value)
-
-
-REFUSE, WARN = UNKNOWN_CONSTRAINTS = ("refuse", "warn")
-"""Ways of a planner to treat a rule for no table."""
-
-
-def checked_unknown(value: Any) -> str:
-    """One of `UNKNOWN_CONSTRAINTS`.
-
-    Raises:
-        InvalidInputError: it is none of them.
-    """
-    if value not in UNKNOWN_CONSTRAINTS:
-        known = " or ".join(map(repr, UNKNOWN_CONSTRAINTS))
-        raise InvalidInputError(f"unknown_constraints must be {known}, got {brief(value)}")
-    return str(value)
 
 
 def _is_text(instance: Any, attribute: Any, value: Any) -> None:
@@ -334,36 +317,15 @@ class Constraints:
         Raises:
             UnknownNameError: a key names no table and matches none; the text has the nearest name.
         """
-        for _, problem in self._for_no_table(tables):
-            raise UnknownNameError(problem)
-
-    def for_tables(self, tables: Sequence[TableSpec]) -> Constraints:
-        """The rules that are for some table; of others there is a warning."""
-        unknown = dict(self._for_no_table(tables))
-        for problem in unknown.values():
-            warnings.warn(f"{problem} It is left out.", RuntimeWarning, stacklevel=2)
-        return Constraints({key: rule for key, rule in self.rules.items() if key not in unknown})
-
-    def _for_no_table(self, tables: Sequence[TableSpec]) -> Iterator[tuple[str, str]]:
-        """Yield the keys of rules for no table, with a text that says so."""
         names = {name for table in tables for name in (table.name, table.path)}
         for key in self.rules:
             if key not in names and not any(fnmatchcase(name, key) for name in names):
                 known = ", ".join(sorted({table.name for table in tables})[:10])
                 more = f" and {len(tables) - 10} more" if len(tables) > 10 else ""
-                yield (
-                    key,
+                raise UnknownNameError(
                     f"constraints[{key!r}] is for no table of the model. Tables: {known}{more}.{nearest(key, names)}",
+                    subject=key,
                 )
-
-    def with_caches(self, caches: Mapping[str, CacheParams]) -> Constraints:
-        """These constraints with other caches for some tables, by path."""
-        none = ParameterConstraints()
-        changed = {
-            path: attrs.evolve(self.rules.get(path, none), cache_params=cache)
-            for path, cache in caches.items()
-        }
-        return Constraints({**self.rules, **changed})
 
     def of(self, table: TableSpec) -> ParameterConstraints:
         """Combine the demands on ``table``."""

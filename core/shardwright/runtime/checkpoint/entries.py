@@ -17,9 +17,9 @@ from attrs import field, frozen
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from shardwright.errors import DuplicateNameError, InvalidInputError, UnsupportedError
-from shardwright.optim.combined import CombinedOptimizer
-from shardwright.optim.keyed import KeyedOptimizer, OptimizerWrapper, named_optimizer
+from shardwright.errors import DuplicateNameError, InvalidInputError
+from shardwright.optim.combined import leaves_of
+from shardwright.optim.keyed import KeyedOptimizer, named_optimizer
 from shardwright.runtime.sharded.collections.sharded_collection import ShardedCollection
 from shardwright.runtime.sharded.models.model_parallel import DistributedModelParallel
 from shardwright.runtime.sharded.tables.blocked_tensor import (
@@ -104,19 +104,12 @@ class Trained:
         """The optimizers that have state themselves, each with what stands before its parameters' names."""
         fused = getattr(self.model, "fused_optimizer", None)
         given = [*([fused] if isinstance(fused, KeyedOptimizer) else []), *self.optimizers]
-        leaves = {id(leaf): (prefix, leaf) for each in given for prefix, leaf in self._leaves_of(each, "")}
-        return list(leaves.values())
-
-    def _leaves_of(self, optimizer: Optimizer, prefix: str) -> Iterator[tuple[str, KeyedOptimizer]]:
-        if isinstance(optimizer, CombinedOptimizer):
-            for key, part in optimizer.optimizers:
-                yield from self._leaves_of(part, f"{prefix}{key}." if key else prefix)
-        elif isinstance(optimizer, OptimizerWrapper):
-            yield from self._leaves_of(optimizer.within, prefix)
-        elif isinstance(optimizer, KeyedOptimizer):
-            yield prefix, optimizer
-        else:
-            yield prefix, named_optimizer(optimizer, dict(self.root.named_parameters()))
+        found = {id(leaf): (prefix, leaf) for each in given for prefix, leaf in leaves_of(each)}
+        named = dict(self.root.named_parameters())
+        return [
+            (prefix, leaf if isinstance(leaf, KeyedOptimizer) else named_optimizer(leaf, named))
+            for prefix, leaf in found.values()
+        ]
 
     @cached_property
     def _table_of_parameter(self) -> dict[int, tuple[NamedTable, LocalBlock | None]]:
@@ -250,13 +243,7 @@ def _states_of_blocks(
             continue
         dim = named.table.state.table.embedding_dim
         for local, state in states.items():
-            shape = tuple(state[entry].shape)
-            if shape not in ((local.block.num_rows, local.block.num_columns), (local.block.num_rows, 1)):
-                raise UnsupportedError(
-                    f"table {named.table.state.table.describe()}: its optimizer's state {entry!r} has the shape "
-                    f"{list(shape)} on a block of {local.block.num_rows} x {local.block.num_columns}, so that it is "
-                    "not known which rows and columns it is of"
-                )
+            named.table.state.check_optimizer_state(local, entry, state[entry])
         columns = dim if example.shape[1] == next(iter(states)).block.num_columns else 1
         yield (
             key,

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from shardwright.errors import InvalidInputError, UnknownNameError
-from shardwright.planning.planner import TablePlanner
 from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
 from shardwright.planning.tables.spec import TableSpec
 
@@ -119,22 +118,3 @@ def test_per_feature_another_number_of_values_raises_with_both():
     table = TableSpec("t", 4, 4, ["a", "b", "c"])
     with pytest.raises(InvalidInputError, match="pooling_factors has 2 values, the table has 3 features"):
         ParameterConstraints(pooling_factors=[2, 3]).per_feature("pooling_factors", table, 1.0)
-
-
-def test_rules_for_no_table_are_left_out_with_a_warning_if_asked():
-    tables = [TableSpec("user_id", 4, 4, ["f"])]
-    constraints = Constraints({"user_*": rule(2), "usr_id": rule(3), "item_*": rule(4)})
-    with pytest.warns(RuntimeWarning) as caught:
-        known = constraints.for_tables(tables)
-    assert list(known.rules) == ["user_*"]
-    texts = [str(warning.message) for warning in caught]
-    assert len(texts) == 2
-    assert "constraints['usr_id'] is for no table" in texts[0]
-    assert "Did you mean 'user_id'? It is left out." in texts[0]
-
-
-def test_planner_takes_refuse_or_warn():
-    with pytest.raises(
-        InvalidInputError, match="unknown_constraints must be 'refuse' or 'warn', got 'ignore'"
-    ):
-        TablePlanner(unknown_constraints="ignore")

@@ -32,8 +32,6 @@ class EmbeddingShardingPlanner(TablePlanner):
         estimator: the performance estimator, by name or as an object; the preferred one if not given. Naming it changes
             nothing but what times are.
         storage_estimator: the storage estimator, likewise.
-        unknown_constraints: ``"refuse"``: a rule for no table is an error. ``"warn"``: it is left out with a warning,
-            so that several models may share their constraints.
         option_space: options of tables whose constraints name no sharding types or kernels: an
             :class:`~shardwright.planning.tables.option_space.OptionSpace`; by default all that is offered.
         proposer: a proposer or several, by name or as objects, in the order they run; the preferred ones if

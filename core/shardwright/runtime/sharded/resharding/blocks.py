@@ -1,6 +1,6 @@
-"""Values of a table's blocks that move: weights, and optimizer states of kernels and of the user's optimizers.
+"""Tables on their way from one plan to another, and the values of their blocks: weights and optimizer states.
 
-Legend: D columns of a table.
+Legend: D columns of a table, N rows of a flow.
 """
 
 from __future__ import annotations
@@ -9,29 +9,69 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from attrs import define, field, frozen
 from torch import Tensor
 
 from shardwright.contracts.lookup import Lookup
-from shardwright.errors import DistributedError, UnsupportedError
+from shardwright.errors import DistributedError
+from shardwright.planning.layouts.blocks import Ints
 from shardwright.planning.layouts.layout import Block
-from shardwright.planning.layouts.moves import LayoutMove
+from shardwright.planning.layouts.moves import Flow, LayoutMove, SharedRows
 from shardwright.planning.plan.sharding import ParameterSharding
 from shardwright.planning.tables.spec import TableSpec
+from shardwright.runtime.sharded.collections.sharded_collection import (
+    ShardedCollection,
+    ShardingInputs,
+    engine_of,
+    local_blocks,
+)
+from shardwright.runtime.sharded.resharding.unbuilt import UnbuiltLookup
 from shardwright.runtime.sharded.resharding.users import Holder
 from shardwright.runtime.sharded.tables.sharded_table import ShardedTable
 from shardwright.runtime.sharded.tables.table_state import LocalBlock
+from shardwright.runtime.step.engine import CollectionEngine
+from shardwright.runtime.step.kernel_groups import kernel_of
 
 WEIGHT, STEP = "weight", "step"
 
 Place: TypeAlias = tuple[int, int]
 """A block on one rank: its row part, and its first column."""
 
+FlowId: TypeAlias = tuple[int | None, Place, int | None, Place]
+"""A flow of a table: ranks and places of its blocks."""
+
+LookupId: TypeAlias = tuple[int, int]
+"""A lookup of one rank: its collection's number, and its own."""
+
 
 def place_of(block: Block) -> Place:
     """The place of a block among those of its table on one rank."""
     return block.rows.index, block.columns.start
+
+
+def flow_id(flow: Flow) -> FlowId:
+    """The key of a flow among those of its table."""
+    return flow.source.rank, place_of(flow.source), flow.target.rank, place_of(flow.target)
+
+
+@frozen(eq=False)
+class KeyedRows:
+    """Rows of one flow of a table whose rows are found by keys, by their local rows in its blocks.
+
+    Args:
+        old: local rows of the source, rising: ``[N]``.
+        new: local rows of the target, -1 of keys that get none; on other ranks than its own, zeros. ``[N]``.
+    """
+
+    old: Ints
+    new: Ints
+
+    def within(self, start: int, stop: int) -> SharedRows:
+        """Those that are in a window of the source."""
+        first, last = np.searchsorted(self.old, (start, stop))
+        return SharedRows(self.old[first:last], self.new[first:last], int(last - first))
 
 
 @frozen
@@ -69,10 +109,6 @@ class TableValues:
     optimizer: Holder | None = None
     plain: Mapping[str, Any] = field(factory=dict)
 
-    def row_bytes(self, dim: int) -> int:
-        """Bytes of a row of the whole table."""
-        return sum(entry.row_bytes(dim) for entry in self.entries)
-
     @property
     def own_states(self) -> list[MovedValue]:
         """States that the user's optimizer keeps."""
@@ -84,39 +120,140 @@ Values: TypeAlias = dict[str, Tensor]
 
 
 @define(eq=False, slots=False)
+class ModuleMove:
+    """A collection on its way from one plan to another.
+
+    Args:
+        number: its place among those that change.
+        module: the collection.
+        inputs: its part of the new plan.
+    """
+
+    number: int
+    module: ShardedCollection
+    inputs: ShardingInputs
+
+    @cached_property
+    def unbuilt(self) -> CollectionEngine:
+        """The engine of the new plan, over lookups that hold nothing."""
+        return engine_of(self.inputs, self.module.engine, UnbuiltLookup)
+
+    @cached_property
+    def kept(self) -> dict[int, int]:
+        """The lookups that stay as they are: numbers of the new engine's, and what they were in the old one."""
+        old = [(group.kernel_name, group.blocks) for group in self.module.engine.groups]
+        new = [(group.kernel_name, group.blocks) for group in self.unbuilt.groups]
+        return {number: old.index(group) for number, group in enumerate(new) if group in old}
+
+    @cached_property
+    def blocks(self) -> dict[str, list[LocalBlock]]:
+        """The new blocks here, by table."""
+        return local_blocks(self.unbuilt)
+
+
+@define(eq=False, slots=False)
 class TableMove:
     """A table on its way from one plan to another, as one rank has it.
 
     Args:
+        owner: its collection.
         spec: the table.
-        old: its part of the plan until now.
-        new: its part of the new plan.
         values: the values that move; none of a table without rows.
-        sources: the values of the blocks that are here, until they have left.
+        old: its part of the plan until now.
+        before: its old blocks here.
+
+    Attributes:
+        sources: the values of the old blocks here, until they have left.
         targets: those of the new blocks here, once there are such.
-        row_state: names of what the kernel knows of each row, where rows are found by keys; else empty.
-        row_states: these values of the blocks that are here.
+        row_states: what the kernel knows of the rows of the old blocks here, where rows are found by keys.
+        keyed: rows of each flow from or to this rank, likewise.
     """
 
+    owner: ModuleMove
     spec: TableSpec
-    old: ParameterSharding
-    new: ParameterSharding
     values: TableValues
-    sources: dict[Place, Values] = field(factory=dict)
-    targets: dict[Place, Values] = field(factory=dict)
-    row_state: Sequence[str] = ()
-    row_states: dict[Place, Mapping[str, Tensor]] = field(factory=dict)
+    old: ParameterSharding
+    before: Sequence[LocalBlock]
+    sources: dict[Place, Values] = field(factory=dict, init=False)
+    targets: dict[Place, Values] = field(factory=dict, init=False)
+    row_states: dict[Place, Mapping[str, Tensor]] = field(factory=dict, init=False)
+    keyed: dict[FlowId, KeyedRows] = field(factory=dict, init=False)
+
+    @property
+    def new(self) -> ParameterSharding:
+        """Its part of the new plan."""
+        return self.owner.inputs.params[self.spec.name]
+
+    @property
+    def after(self) -> Sequence[LocalBlock]:
+        """Its new blocks here."""
+        return self.owner.blocks.get(self.spec.name, ())
+
+    @property
+    def table(self) -> ShardedTable:
+        """The table as it is sharded now."""
+        return self.owner.module.sharded_tables[self.spec.name]
+
+    @cached_property
+    def row_state(self) -> Sequence[str]:
+        """The names of what the kernel knows of each row, where rows are found by keys; else empty."""
+        return kernel_of(self.old.compute_kernel).row_state if self.old.layout.row_map.takes_any_id else ()
 
     @property
     def is_keyed(self) -> bool:
-        """Mark of a table whose rows are found by keys."""
+        """True if its rows are found by keys."""
         return bool(self.row_state)
+
+    @cached_property
+    def is_moving(self) -> bool:
+        """True if rows go to other blocks; else only lookups may be new."""
+        return self.old.layout.digest() != self.new.layout.digest()
+
+    @cached_property
+    def is_kept(self) -> bool:
+        """True if all of its blocks here stay where they are, in memory too."""
+        return not self.leaving and not self.coming
+
+    @cached_property
+    def leaving(self) -> set[LookupId]:
+        """The lookups here with old blocks of it that do not stay."""
+        kept = set(self.owner.kept.values())
+        return {(self.owner.number, own.lookup) for own in self.before if own.lookup not in kept}
+
+    @cached_property
+    def coming(self) -> set[LookupId]:
+        """The lookups here with new blocks of it that are allocated."""
+        return {(self.owner.number, own.lookup) for own in self.after if own.lookup not in self.owner.kept}
 
     @cached_property
     def layouts(self) -> LayoutMove:
         """The move of its rows and columns."""
         has_row_values = any(entry.is_per_row for entry in self.values.entries)
         return LayoutMove(self.old.layout, self.new.layout, has_row_values)
+
+    def piece(self, most_bytes: int) -> tuple[int, int]:
+        """Rows of each old block that move at a time, and the most bytes that a rank then sends or receives at once.
+
+        Args:
+            most_bytes: bytes to stay within; a single row may have more.
+        """
+        dim = self.spec.embedding_dim
+        widest = max((entry.row_bytes(dim) for entry in self.values.entries), default=1)
+        row_bytes = self.layouts.rows_at_once * widest
+        rows = max(1, min(most_bytes // row_bytes, self.layouts.longest))
+        return rows, rows * row_bytes
+
+    def extra_bytes(self, local: Sequence[LocalBlock]) -> int:
+        """Bytes beside some blocks here: what the user's optimizer keeps of them, and keys on their way, about."""
+        if self.is_kept:
+            return 0
+        states = self.values.own_states
+        kept = sum(
+            own.block.num_rows * entry.row_bytes(own.block.num_columns) for own in local for entry in states
+        )
+        # Row numbers and keys are there twice, with those found for them; int64.
+        keys = 2 * 8 * (1 + len(self.row_state)) if self.is_keyed else 0
+        return kept + keys * sum(own.block.num_rows for own in (*self.before, *self.after))
 
 
 def lookup_values(lookup: Lookup, index: int) -> Values:
@@ -132,14 +269,8 @@ def values_of(table: ShardedTable, local: LocalBlock, state: Mapping[str, Any]) 
         UnsupportedError: of a state it is not known which rows and columns it is of.
     """
     own = {name: value for name, value in state.items() if isinstance(value, Tensor) and value.dim()}
-    rows, columns = local.block.num_rows, local.block.num_columns
     for name, value in own.items():
-        if tuple(value.shape) not in ((rows, columns), (rows, 1)):
-            raise UnsupportedError(
-                f"table {table.state.table.describe()}: its optimizer's state {name!r} has the shape "
-                f"{list(value.shape)} on a block of {rows} x {columns}, so that it is not known which rows and columns "
-                "it is of"
-            )
+        table.state.check_optimizer_state(local, name, value)
     return {**lookup_values(table.lookup_of(local), local.index), **own}
 
 
@@ -192,13 +323,9 @@ def _named(values: TableValues) -> str:
 
 def new_states(lookup: Lookup, index: int, values: TableValues) -> Values:
     """Zeros for the states that the user's optimizer keeps of a new block."""
-    weight = lookup.weight(index)
+    rows, columns = lookup.weight(index).shape
+    device = lookup.weight(index).device
     return {
-        entry.name: torch.zeros(
-            weight.shape[0],
-            1 if entry.is_per_row else weight.shape[1],
-            dtype=entry.dtype,
-            device=weight.device,
-        )
+        entry.name: torch.zeros(rows, 1 if entry.is_per_row else columns, dtype=entry.dtype, device=device)
         for entry in values.own_states
     }

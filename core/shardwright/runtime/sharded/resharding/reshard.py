@@ -20,7 +20,6 @@ import ctypes
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from functools import cached_property
 from typing import Any, TypeAlias
 
 from attrs import define, evolve, field, frozen
@@ -29,19 +28,17 @@ from torch.optim import Optimizer
 
 from shardwright.contracts.lookup import Lookup
 from shardwright.errors import InvalidInputError, PlanError, UnsupportedError, nearest
+from shardwright.planning.layouts.moves import Flow
 from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.planning.plan.sharding import ParameterSharding
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.planning.text import bytes_text
 from shardwright.runtime.ranks.environment import ShardingEnv
-from shardwright.runtime.sharded.collections.sharded_collection import (
-    ShardedCollection,
-    ShardingInputs,
-    engine_of,
-    local_blocks,
-)
+from shardwright.runtime.sharded.collections.sharded_collection import ShardedCollection, engine_of
 from shardwright.runtime.sharded.collections.sharded_module import check_plan_covers
 from shardwright.runtime.sharded.resharding.blocks import (
+    LookupId,
+    ModuleMove,
     TableMove,
     TableValues,
     agreed_values,
@@ -52,24 +49,8 @@ from shardwright.runtime.sharded.resharding.blocks import (
     values_of,
 )
 from shardwright.runtime.sharded.resharding.exchange import RowExchange
-from shardwright.runtime.sharded.resharding.keyed import (
-    FlowId,
-    KeyedRows,
-    copy_rows,
-    exchange_keys,
-    key_bytes,
-)
-from shardwright.runtime.sharded.resharding.schedule import (
-    Departures,
-    LookupId,
-    MemoryPlan,
-    Stage,
-    stages_of,
-)
-from shardwright.runtime.sharded.resharding.unbuilt import UnbuiltLookup
+from shardwright.runtime.sharded.resharding.keyed import copy_rows, exchange_keys
 from shardwright.runtime.sharded.resharding.users import UserOptimizers
-from shardwright.runtime.sharded.tables.sharded_table import ShardedTable
-from shardwright.runtime.sharded.tables.table_state import LocalBlock
 from shardwright.runtime.step.kernel_groups import (
     KernelGroup,
     build_lookup,
@@ -80,6 +61,7 @@ from shardwright.runtime.step.kernel_groups import (
 
 PIECE_BYTES = 64 << 20
 """Most that a rank sends or receives at once, unless asked otherwise."""
+_BUFFERS = 3  # pieces in memory at once: what is sent, what is received, and what is cut out of a table
 
 Asked: TypeAlias = Mapping[str, tuple[ShardedCollection, Mapping[str, ParameterSharding]]]
 """By path: a module, and how its tables are to be sharded."""
@@ -133,40 +115,30 @@ def reshard(
     piece_bytes: int | None,
 ) -> Resharded:
     """Go from one plan to another; see :meth:`DistributedModelParallel.reshard`."""
+    at_once = PIECE_BYTES if max_extra_bytes is None else min(PIECE_BYTES, max(max_extra_bytes // 8, 1))
     with env.everyone.together("reshard()"):
-        resharding = _Resharding(asked, env, UserOptimizers.of(optimizers), max_extra_bytes)
-        resharding.agree()
+        resharding = _Resharding(env, UserOptimizers.of(optimizers), max_extra_bytes, piece_bytes or at_once)
+        resharding.agree(asked)
         if not resharding.modules:
             return Resharded()
-        resharding.reckon(piece_bytes or _piece_bytes(max_extra_bytes))
+        peak_bytes = resharding.reckon()
         env.everyone.agree("reckoning the memory of a resharding")
-        old_tables = resharding.move()
+        sent_bytes = resharding.move()
         env.everyone.agree("the end of reshard(), when all rows have come")
-    return resharding.hand_over(old_tables)
+    resharding.hand_over()
+    moved = tuple(move.spec.path for move in resharding.moves if move.is_moving)
+    return Resharded(moved, sent_bytes, peak_bytes)
 
 
-def _piece_bytes(max_extra_bytes: int | None) -> int:
-    return PIECE_BYTES if max_extra_bytes is None else min(PIECE_BYTES, max(max_extra_bytes // 8, 1))
+def _order(move: TableMove) -> tuple[bool, str, bool, int, str]:
+    """Those that stay on their ranks first; tables of one kernel and width share lookups, which are freed together."""
+    old, spec = move.old, move.spec
+    return move.is_moving, old.compute_kernel, old.layout.is_replicated, spec.embedding_dim, spec.path
 
 
-def _order(sharding: ParameterSharding, spec: TableSpec) -> tuple[str, bool, int, str]:
-    return sharding.compute_kernel, sharding.layout.is_replicated, spec.embedding_dim, spec.path
-
-
-def _bytes_of(group: KernelGroup) -> int:
-    """Bytes of a group's blocks, in whatever memory."""
-    return sum(
-        sum(group.kernel.memory_bytes(spec.request, spec.block.num_rows).values()) for spec in group.blocks
-    )
-
-
-def _state_bytes(move: TableMove, local: Sequence[LocalBlock]) -> int:
-    """Bytes that the user's optimizer keeps of some blocks."""
-    return sum(
-        own.block.num_rows * entry.row_bytes(own.block.num_columns)
-        for own in local
-        for entry in move.values.own_states
-    )
+def _changes(module: ShardedCollection, params: Mapping[str, ParameterSharding]) -> bool:
+    own = module.inputs.params
+    return any(own[name].digest() != params[name].digest() for name in own)
 
 
 def _check_change(spec: TableSpec, old: ParameterSharding, new: ParameterSharding) -> None:
@@ -220,253 +192,162 @@ def _check_rows_can_move(move: TableMove) -> None:
         )
 
 
-@define(eq=False, slots=False)
-class _Module:
-    """A module that gets another plan.
-
-    Args:
-        number: its place among these.
-        module: itself.
-        inputs: its part of the new plan.
-    """
-
-    number: int
-    module: ShardedCollection
-    inputs: ShardingInputs
-
-    @cached_property
-    def unbuilt(self) -> Any:
-        """The engine of the new plan, over lookups that hold nothing."""
-        return engine_of(self.inputs, self.module.engine, UnbuiltLookup)
-
-    @cached_property
-    def kept(self) -> dict[int, int]:
-        """The lookups that stay as they are: numbers of the new engine's, and what they were in the old one."""
-        old, kept = self.module.engine.groups, {}
-        for number, group in enumerate(self.unbuilt.groups):
-            same = next((n for n, other in enumerate(old) if _is_same_group(group, other)), None)
-            if same is not None:
-                kept[number] = same
-        return kept
-
-    @cached_property
-    def blocks(self) -> dict[str, list[LocalBlock]]:
-        """The new blocks here, by table."""
-        return local_blocks(self.unbuilt)
-
-
-def _is_same_group(one: KernelGroup, other: KernelGroup) -> bool:
-    return one.kernel_name == other.kernel_name and one.blocks == other.blocks
-
-
 @define(eq=False)
 class _Resharding:
     """A resharding on one rank.
 
     Args:
-        asked: modules and plans.
         env: the ranks.
         users: the user's optimizers.
         max_extra_bytes: most memory to take beside; ``None``: no limit, and nothing is freed before the end.
+        piece_bytes: most that a rank sends or receives at once.
 
     Attributes:
         modules: those whose plan changes.
+        moves: their tables, in the order in which they move.
     """
 
-    asked: Asked
     env: ShardingEnv
     users: UserOptimizers
     max_extra_bytes: int | None
-    modules: list[_Module] = field(factory=list)
-    _moves: list[TableMove] = field(factory=list)
-    _owners: list[_Module] = field(factory=list)
-    _stages: list[Stage] = field(factory=list)
-    _memory: MemoryPlan = field(factory=MemoryPlan)
-    _is_moving: list[bool] = field(factory=list)
-    _kept: list[bool] = field(factory=list)
-    _peak_bytes: int = 0
-    _sent_bytes: int = 0
-    _built: dict[LookupId, Lookup] = field(factory=dict)
-    _old: dict[LookupId, Lookup] = field(factory=dict)
+    piece_bytes: int
+    modules: list[ModuleMove] = field(factory=list, init=False)
+    moves: list[TableMove] = field(factory=list, init=False)
+    _built: dict[LookupId, Lookup] = field(factory=dict, init=False)
+    _old: dict[LookupId, Lookup] = field(factory=dict, init=False)
+    _last: dict[LookupId, TableMove] = field(factory=dict, init=False)
 
     # 1. Plans
 
-    def agree(self) -> None:
+    def agree(self, asked: Asked) -> None:
         """Find what changes.
 
         Raises:
             ShardwrightError: this rank has a reason against it.
             DistributedError: the ranks were given different plans, or numbers of optimizers.
         """
-        asked: dict[str, Any] = {"the number of optimizers": len(self.users.leaves)}
-        values = self._checked(asked)
-        everyone = self.env.everyone
-        everyone.agree("the arguments of reshard()", asked, "Give every rank the same plan and optimizers")
-        told = everyone.communicator.all_gather_objects(values)
-        group = [told[rank] for rank in self.env.ranks_of_all]
-        self._find_moves({path: [other[path] for other in group] for path in values})
-
-    def _checked(self, asked: dict[str, Any]) -> dict[str, TableValues | None]:
-        """Check the new plan of each table, and describe it in ``asked``.
-
-        Returns:
-            Description of this rank's values of each table that may move; ``None`` of a table without a block here.
-        """
         if self.max_extra_bytes is not None and self.max_extra_bytes < 1:
             raise InvalidInputError(f"max_extra_bytes must be 1 at least, got {self.max_extra_bytes}")
+        stated: dict[str, Any] = {"the number of optimizers": len(self.users.leaves)}
         values: dict[str, TableValues | None] = {}
-        for path, (module, params) in self.asked.items():
+        for path, (module, params) in asked.items():
             check_plan_covers(module.inputs.specs, params, path)
             for spec in module.inputs.specs:
                 check_layout(spec, params[spec.name], self.env.world_size)
                 kind, digest = params[spec.name].sharding_type, hashlib.sha256(params[spec.name].digest())
-                asked[f"the plan of table {spec.path!r}"] = f"{kind} {digest.hexdigest()[:12]}"
-            if not self._changes(module, params):
-                continue
-            for table in module.sharded_tables.values():
-                table.state.check_float("do not move between plans: shard the unsharded model by the new one")
-            reason = module.engine.unfinished()
-            if reason:
-                raise UnsupportedError(f"the module at {path!r} cannot be resharded now: {reason}")
-            for spec in module.inputs.specs:
-                table = module.sharded_tables[spec.name]
-                _check_change(spec, module.inputs.params[spec.name], params[spec.name])
-                values[spec.path] = describe_values(
-                    table, self.users.states_of(table), self.users.holder_of(table)
-                )
+                stated[f"the plan of table {spec.path!r}"] = f"{kind} {digest.hexdigest()[:12]}"
+            if _changes(module, params):
+                inputs = evolve(module.inputs, params=dict(params))
+                self.modules.append(ModuleMove(len(self.modules), module, inputs))
+                values |= self._checked(path, self.modules[-1])
+        everyone = self.env.everyone
+        everyone.agree("the arguments of reshard()", stated, "Give every rank the same plan and optimizers")
+        told = everyone.communicator.all_gather_objects(values)
+        group = [told[rank] for rank in self.env.ranks_of_all]
+        for owner in self.modules:
+            for spec in owner.inputs.specs:
+                table = owner.module.sharded_tables[spec.name]
+                said = agreed_values(spec, [other[spec.path] for other in group])
+                move = TableMove(owner, spec, said, table.state.sharding, table.state.local)
+                if not spec.is_frozen and not is_updated_in_backward(spec, move.old):
+                    _check_optimizer(spec, said)
+                self.moves.append(move)
+        self.moves.sort(key=_order)
+
+    def _checked(self, path: str, owner: ModuleMove) -> dict[str, TableValues | None]:
+        """Check that a module can change; describe this rank's values of each table, ``None`` without a block here."""
+        values: dict[str, TableValues | None] = {}
+        reason = owner.module.engine.unfinished()
+        if reason:
+            raise UnsupportedError(f"the module at {path!r} cannot be resharded now: {reason}")
+        for spec in owner.inputs.specs:
+            table = owner.module.sharded_tables[spec.name]
+            table.state.check_float("do not move between plans: shard the unsharded model by the new one")
+            _check_change(spec, table.state.sharding, owner.inputs.params[spec.name])
+            holder = self.users.holder_of(table)
+            values[spec.path] = describe_values(table, self.users.states_of(table), holder)
         return values
-
-    @staticmethod
-    def _changes(module: ShardedCollection, params: Mapping[str, ParameterSharding]) -> bool:
-        own = module.inputs.params
-        return any(own[name].digest() != params[name].digest() for name in own)
-
-    def _find_moves(self, told: Mapping[str, Sequence[TableValues | None]]) -> None:
-        for module, params in self.asked.values():
-            if not self._changes(module, params):
-                continue
-            inputs = evolve(module.inputs, params=dict(params))
-            self.modules.append(_Module(len(self.modules), module, inputs))
-        every = [(owner, spec) for owner in self.modules for spec in owner.inputs.specs]
-        # Tables of one kernel and width after each other: they share lookups, which are freed together.
-        every.sort(key=lambda pair: _order(pair[0].module.inputs.params[pair[1].name], pair[1]))
-        for owner, spec in every:
-            old, new = owner.module.inputs.params[spec.name], owner.inputs.params[spec.name]
-            values = agreed_values(spec, told[spec.path])
-            if not spec.is_frozen and not is_updated_in_backward(spec, old):
-                _check_optimizer(spec, values)
-            row_state = kernel_of(old.compute_kernel).row_state if old.layout.row_map.takes_any_id else ()
-            self._moves.append(TableMove(spec, old, new, values, row_state=row_state))
-            self._owners.append(owner)
-            self._is_moving.append(old.layout.digest() != new.layout.digest())
 
     # 2. Memory
 
-    def reckon(self, piece_bytes: int) -> None:
-        """Reckon what moves when and what memory that takes.
+    def reckon(self) -> int:
+        """Reckon the most memory that is there at a time beside what there was before, in bytes.
 
         Raises:
             UnsupportedError: a kernel cannot do what the plan asks, or a table cannot move.
             InvalidInputError: it takes more than ``max_extra_bytes`` on a rank.
         """
-        self._kept = [self._find_kept(number) for number in range(len(self._moves))]
-        for move, is_kept in zip(self._moves, self._kept, strict=True):
-            if not is_kept:
+        self._last = {lookup: move for move in self.moves for lookup in move.leaving}
+        extra = peak = 0
+        built: set[LookupId] = set()
+        for move in self.moves:
+            if not move.is_kept:
                 _check_rows_can_move(move)
-        self._stages = list(stages_of(self._moves, self._is_moving, piece_bytes))
-        self._memory = self._memory_plan()
-        frees = self.max_extra_bytes is not None
-        self._peak_bytes = self._memory.peak_bytes(self._stages, frees=frees)
-        if self.max_extra_bytes is not None and self._peak_bytes > self.max_extra_bytes:
+            owner, coming = move.owner, move.coming - built
+            built |= coming
+            extra += sum(_bytes_of(owner.unbuilt.groups[number]) for _, number in coming)
+            extra += move.extra_bytes(move.after)
+            piece = move.piece(self.piece_bytes)[1] if move.is_moving else 0
+            peak = max(peak, extra + _BUFFERS * piece)
+            if self.max_extra_bytes is not None:
+                extra -= move.extra_bytes(move.before)
+                groups = owner.module.engine.groups
+                extra -= sum(_bytes_of(groups[number]) for _, number in self._left_by(move))
+        if self.max_extra_bytes is not None and peak > self.max_extra_bytes:
             everyone = self.env.everyone
             raise InvalidInputError(
-                f"rank {everyone.communicator.global_ranks[everyone.rank]} needs {bytes_text(self._peak_bytes)} beside "
+                f"rank {everyone.communicator.global_ranks[everyone.rank]} needs {bytes_text(peak)} beside "
                 f"what it has to reshard; max_extra_bytes allows {bytes_text(self.max_extra_bytes)}. Blocks of one "
                 "kernel group are allocated and freed together: allow more, change fewer tables at a time, or save a "
                 "checkpoint and load it under the new plan"
             )
+        return peak
 
-    def _find_kept(self, number: int) -> bool:
-        """Ask whether all blocks of a table here stay where they are, in memory too."""
-        owner, name = self._owners[number], self._moves[number].spec.name
-        old = {local.lookup for local in owner.module.sharded_tables[name].state.local}
-        new = {local.lookup for local in owner.blocks.get(name, ())}
-        return old <= set(owner.kept.values()) and new <= set(owner.kept)
-
-    def _memory_plan(self) -> MemoryPlan:
-        old, new = {}, {}
-        for owner in self.modules:
-            kept = set(owner.kept.values())
-            for number, group in enumerate(owner.module.engine.groups):
-                if number not in kept:
-                    old[owner.number, number] = _bytes_of(group)
-            for number, group in enumerate(owner.unbuilt.groups):
-                if number not in owner.kept:
-                    new[owner.number, number] = _bytes_of(group)
-        old_of, new_of, old_states, new_states_ = {}, {}, {}, {}
-        for number, move in enumerate(self._moves):
-            owner, name = self._owners[number], move.spec.name
-            before, after = owner.module.sharded_tables[name].state.local, owner.blocks.get(name, [])
-            old_of[number] = {(owner.number, own.lookup) for own in before} & old.keys()
-            new_of[number] = {(owner.number, own.lookup) for own in after} & new.keys()
-            if not self._kept[number]:
-                old_states[number] = _state_bytes(move, before) + key_bytes(move, [*before, *after])
-                new_states_[number] = _state_bytes(move, after) + key_bytes(move, [*before, *after])
-        return MemoryPlan(old, new, old_of, new_of, old_states, new_states_)
+    def _left_by(self, move: TableMove) -> list[LookupId]:
+        """The old lookups that have nothing left to send once a table has moved."""
+        return [lookup for lookup in move.leaving if self._last[lookup] is move]
 
     # 3. Rows
 
-    def move(self) -> list[ShardedTable]:
-        """Move rows; returns the tables to take optimizer states from, none if old blocks were let go."""
-        tables = [self._table(number) for number in range(len(self._moves))]
-        self._find_sources(tables)
-        if self.max_extra_bytes is not None:
-            self._let_go(tables)
-            tables = []
-        exchange = RowExchange(self.env, self._moves)
-        left = Departures(self._memory.old_of)
-        for stage in self._stages:
-            for number in stage.begun:
-                self._make_room(number)
-                if self._moves[number].is_keyed and self._is_moving[number]:
-                    exchange.keyed[number] = self._exchange_keys(number)
-            if stage.windows:
-                exchange.make(stage.windows)
-            for number in stage.ended:
-                self._end(number, left)
-        self._sent_bytes = exchange.sent_bytes
-        return tables
-
-    def _table(self, number: int) -> ShardedTable:
-        return self._owners[number].module.sharded_tables[self._moves[number].spec.name]
-
-    def _find_sources(self, tables: Sequence[ShardedTable]) -> None:
+    def move(self) -> int:
+        """Move rows; returns the bytes that this rank sent."""
         for owner in self.modules:
             for number, lookup in enumerate(owner.module.engine.lookups):
                 self._old[owner.number, number] = lookup
-        for move, table in zip(self._moves, tables, strict=True):
-            states = self.users.states_of(table)
-            for local, state in zip(table.state.local, states, strict=True):
-                place = place_of(local.block)
-                move.sources[place] = values_of(table, local, state)
-                if move.is_keyed:
-                    move.row_states[place] = table.lookup_of(local).row_state(local.index)
+        for move in self.moves:
+            self._find_sources(move)
+        if self.max_extra_bytes is not None:
+            self._forget_old_parameters()
+            for owner in self.modules:  # nobody but this holds the old blocks then
+                owner.module.take_over(owner.inputs, owner.unbuilt)
+        exchange = RowExchange(self.env)
+        for move in self.moves:
+            self._make_room(move)
+            if move.is_moving:
+                self._move_rows(move, exchange)
+            else:
+                self._copy_here(move)
+            self._end(move)
+        return exchange.sent_bytes
 
-    def _let_go(self, tables: Sequence[ShardedTable]) -> None:
-        """Have nobody but this hold the old blocks, so that they are freed when their rows have left."""
-        for number, table in enumerate(tables):
-            holder = self._moves[number].values.optimizer
-            if holder is not None and not self._kept[number]:
-                self.users.forget(table, holder)
-        for owner in self.modules:
-            owner.module.take_over(owner.inputs, owner.unbuilt)
+    def _find_sources(self, move: TableMove) -> None:
+        table = move.table
+        for local, state in zip(move.before, self.users.states_of(table), strict=True):
+            place = place_of(local.block)
+            move.sources[place] = values_of(table, local, state)
+            if move.is_keyed:
+                move.row_states[place] = table.lookup_of(local).row_state(local.index)
 
-    def _make_room(self, number: int) -> None:
+    def _forget_old_parameters(self) -> None:
+        for move in self.moves:
+            if move.values.optimizer is not None and not move.is_kept:
+                self.users.forget(move.table, move.values.optimizer)
+
+    def _make_room(self, move: TableMove) -> None:
         """Allocate a table's new blocks, unless other tables' have them."""
-        move, owner = self._moves[number], self._owners[number]
-        for local in owner.blocks.get(move.spec.name, ()):
-            lookup, place = self._lookup(owner, local.lookup), place_of(local.block)
-            if local.lookup in owner.kept:
+        for local in move.after:
+            lookup, place = self._lookup(move.owner, local.lookup), place_of(local.block)
+            if local.lookup in move.owner.kept:
                 move.targets[place] = move.sources[place]
                 continue
             values = {**lookup_values(lookup, local.index), **new_states(lookup, local.index, move.values)}
@@ -478,52 +359,51 @@ class _Resharding:
                 )
             move.targets[place] = values
 
-    def _exchange_keys(self, number: int) -> dict[FlowId, KeyedRows]:
-        """Have the new blocks here find rows for their keys; those that stay as they are have theirs."""
-        owner, move = self._owners[number], self._moves[number]
-        targets = {
-            place_of(local.block): (self._lookup(owner, local.lookup), local.index)
-            for local in owner.blocks.get(move.spec.name, ())
-            if local.lookup not in owner.kept
-        }
-        return exchange_keys(self.env, move, targets)
+    def _move_rows(self, move: TableMove, exchange: RowExchange) -> None:
+        flows: list[Flow] = list(move.layouts.flows(self.env.rank))
+        if move.is_keyed:
+            targets = {
+                place_of(local.block): (self._lookup(move.owner, local.lookup), local.index)
+                for local in move.after
+                if local.lookup not in move.owner.kept
+            }
+            move.keyed = exchange_keys(self.env, move, flows, targets)
+        rows, _ = move.piece(self.piece_bytes)
+        for start in range(0, move.layouts.longest, rows):
+            exchange.make(move, flows, start, start + rows)
 
-    def _lookup(self, owner: _Module, number: int) -> Lookup:
+    def _lookup(self, owner: ModuleMove, number: int) -> Lookup:
         """A lookup of the new plan: one that stays, or one allocated when it is first asked for."""
         key = owner.number, number
         if key not in self._built:
-            group = owner.unbuilt.groups[number]
             self._built[key] = (
                 self._old[owner.number, owner.kept[number]]
                 if number in owner.kept
-                else build_lookup(group, owner.inputs.device)
+                else build_lookup(owner.unbuilt.groups[number], owner.inputs.device)
             )
         return self._built[key]
 
-    def _end(self, number: int, left: Departures) -> None:
+    def _end(self, move: TableMove) -> None:
         """A table's rows have come."""
-        move, owner = self._moves[number], self._owners[number]
-        if not self._is_moving[number]:
-            self._copy_here(move, owner)
         if move.values.step is not None:
-            for local in owner.blocks.get(move.spec.name, ()):
-                self._lookup(owner, local.lookup).load_step(move.values.step)
+            for local in move.after:
+                self._lookup(move.owner, local.lookup).load_step(move.values.step)
         if self.max_extra_bytes is not None:
             move.sources.clear()
             move.row_states.clear()
-            freed = left.after(number)
+            freed = self._left_by(move)
             for lookup in freed:
                 del self._old[lookup]
             if freed:
                 _give_back()
 
-    def _copy_here(self, move: TableMove, owner: _Module) -> None:
+    def _copy_here(self, move: TableMove) -> None:
         """Copy a table's blocks that stay on this rank, where their lookups are new."""
-        for local in owner.blocks.get(move.spec.name, ()):
-            if local.lookup in owner.kept:
+        for local in move.after:
+            if local.lookup in move.owner.kept:
                 continue
             if move.is_keyed:
-                copy_rows(move, local.block, self._lookup(owner, local.lookup), local.index)
+                copy_rows(move, local.block, self._lookup(move.owner, local.lookup), local.index)
                 continue
             place = place_of(local.block)
             for name, value in move.sources[place].items():
@@ -531,43 +411,36 @@ class _Resharding:
 
     # 4. What goes on
 
-    def hand_over(self, old_tables: Sequence[ShardedTable]) -> Resharded:
+    def hand_over(self) -> None:
         """Have modules and the user's optimizers go on with the new blocks; no rank waits for another."""
-        for number, table in enumerate(old_tables):
-            holder = self._moves[number].values.optimizer
-            if holder is not None and not self._kept[number]:
-                self.users.forget(table, holder)
+        if self.max_extra_bytes is None:
+            self._forget_old_parameters()
         for owner in self.modules:
             engine = engine_of(owner.inputs, owner.module.engine, self._handed(owner))
             owner.module.take_over(owner.inputs, engine)
-        for number, move in enumerate(self._moves):
-            if move.values.optimizer is not None and not self._kept[number]:
-                self._give_states(number, move)
-            if move.is_keyed and not self._kept[number]:
-                self._table(number).forget_loaded_rows()
-        moved = (move.spec.path for move, moving in zip(self._moves, self._is_moving, strict=True) if moving)
-        return Resharded(tuple(moved), self._sent_bytes, self._peak_bytes)
+        for move in self.moves:
+            if move.values.optimizer is not None and not move.is_kept:
+                plain, own = move.values.plain, move.values.own_states
+                places = [place_of(local.block) for local in move.after]
+                states = [
+                    {
+                        **deepcopy(dict(plain)),
+                        **{entry.name: move.targets[place][entry.name] for entry in own},
+                    }
+                    for place in places
+                ]
+                self.users.take(move.table, move.values.optimizer, states)
+            if move.is_keyed and not move.is_kept:
+                move.table.forget_loaded_rows()
 
-    def _give_states(self, number: int, move: TableMove) -> None:
-        table = self._table(number)
-        names = [entry.name for entry in move.values.own_states]
-        assert move.values.optimizer is not None  # asked before
-        states = [
-            {
-                **deepcopy(dict(move.values.plain)),
-                **{name: move.targets[place_of(local.block)][name] for name in names},
-            }
-            for local in table.state.local
-        ]
-        self.users.take(table, move.values.optimizer, states)
-
-    def _handed(self, owner: _Module) -> Callable[[KernelGroup, Any], Lookup]:
+    def _handed(self, owner: ModuleMove) -> Callable[[KernelGroup, Any], Lookup]:
         """The builder that gives the groups of the final engine the lookups that rows have come to."""
         numbers = iter(range(len(owner.unbuilt.groups)))
+        return lambda group, device: self._lookup(owner, next(numbers))
 
-        def handed(group: KernelGroup, device: Any) -> Lookup:
-            number = next(numbers)
-            assert _is_same_group(group, owner.unbuilt.groups[number])  # both follow from one plan
-            return self._lookup(owner, number)
 
-        return handed
+def _bytes_of(group: KernelGroup) -> int:
+    """Bytes of a group's blocks, in whatever memory."""
+    return sum(
+        sum(group.kernel.memory_bytes(spec.request, spec.block.num_rows).values()) for spec in group.blocks
+    )

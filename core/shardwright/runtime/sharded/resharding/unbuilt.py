@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
-from shardwright.contracts.lookup import Bags, Lookup
+from shardwright.contracts.lookup import Lookup
 from shardwright.errors import UnsupportedError
 from shardwright.modules.embedding_configs import dtype_of
 from shardwright.runtime.step.kernel_groups import KernelGroup
@@ -25,15 +24,11 @@ class UnbuiltLookup(Lookup):
         shape = spec.block.num_rows, spec.block.num_columns  # other rows than of floats do not move
         return torch.empty(shape, dtype=dtype_of(spec.table.data_type), device="meta")
 
-    def forward(self, bags: Bags, *, training: bool) -> tuple[Tensor, Any]:  # noqa: D102
-        self._refuse()
-
-    def backward(self, saved: Any, gradient: Tensor) -> Sequence[Tensor | None]:  # noqa: D102
-        self._refuse()
-
-    def _refuse(self) -> NoReturn:
+    def forward(self, *_: Any, **__: Any) -> NoReturn:  # noqa: D102
         names = ", ".join(repr(spec.table.name) for spec in self.blocks)
         raise UnsupportedError(
             f"the rows of the tables {names} were lost: resharding within max_extra_bytes failed while they moved. "
             "Make the model anew and load a checkpoint"
         )
+
+    backward = forward

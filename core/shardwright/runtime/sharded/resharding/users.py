@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from attrs import frozen
@@ -10,21 +10,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from shardwright.errors import InvalidInputError
-from shardwright.optim.combined import CombinedOptimizer
-from shardwright.optim.keyed import KeyedOptimizer, OptimizerWrapper
+from shardwright.optim.combined import leaves_of
+from shardwright.optim.keyed import KeyedOptimizer
 from shardwright.runtime.sharded.tables.fused_optimizer import FusedOptimizer
 from shardwright.runtime.sharded.tables.sharded_table import ShardedTable
-
-
-def _leaves_of(optimizer: Optimizer) -> Iterator[Optimizer]:
-    """The optimizers within that have state themselves."""
-    if isinstance(optimizer, CombinedOptimizer):
-        for _, part in optimizer.optimizers:
-            yield from _leaves_of(part)
-    elif isinstance(optimizer, OptimizerWrapper):
-        yield from _leaves_of(optimizer.within)
-    elif not isinstance(optimizer, FusedOptimizer):
-        yield optimizer
 
 
 @frozen
@@ -62,7 +51,8 @@ class UserOptimizers:
         for optimizer in optimizers:
             if not isinstance(optimizer, Optimizer):
                 raise InvalidInputError(f"after the plan come optimizers, got a {type(optimizer).__name__}")
-        found = {id(leaf): leaf for optimizer in optimizers for leaf in _leaves_of(optimizer)}
+        every = [leaf for optimizer in optimizers for _, leaf in leaves_of(optimizer)]
+        found = {id(leaf): leaf for leaf in every if not isinstance(leaf, FusedOptimizer)}
         return cls(list(found.values()))
 
     def holder_of(self, table: ShardedTable) -> Holder | None:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from shardwright.modules.embedding_configs import dtype_of
 from shardwright.planning.layouts.layout import Block
+from shardwright.planning.layouts.stored_rows import rows_between
 from shardwright.planning.tables.spec import EmbeddingConfig
 from shardwright.runtime.ranks.devices import is_host
 
@@ -56,17 +57,9 @@ def _fill_evenly(weights: Tensor, config: EmbeddingConfig, block: Block, *, key:
     at_once = max(1, _HASHED_AT_ONCE // len(columns))
     for start in range(0, block.num_rows, at_once):
         stop = min(start + at_once, block.num_rows)
-        own = _members(rows, start, stop, config.num_embeddings)
+        own = rows_between(rows, start, stop, config.num_embeddings).astype(np.uint64)
         values = torch.from_numpy(hashed(key, own, columns)).mul_(high - low).add_(low)
         weights[start:stop] = values.clamp_(low, high).to(weights.device, weights.dtype)
-
-
-def _members(rows: slice | npt.NDArray[Any], start: int, stop: int, num_rows: int) -> npt.NDArray[np.uint64]:
-    """Some of the rows that a part holds, by their places among them."""
-    if isinstance(rows, slice):
-        every = range(*rows.indices(num_rows))[start:stop]
-        return np.arange(every.start, every.stop, every.step, dtype=np.uint64)
-    return rows[start:stop].astype(np.uint64)
 
 
 def hashed(

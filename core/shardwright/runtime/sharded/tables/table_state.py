@@ -20,7 +20,8 @@ from shardwright.contracts.comm_backend import Communicator
 from shardwright.contracts.row_format import FloatRows, RowFormat
 from shardwright.errors import InvalidInputError, UnsupportedError
 from shardwright.planning.layouts.layout import Block
-from shardwright.planning.layouts.stored_rows import first_stored_row, is_stored_by_index, runs_of
+from shardwright.planning.layouts.row_maps import RowMap
+from shardwright.planning.layouts.stored_rows import is_stored_by_index, runs_of
 from shardwright.planning.plan.sharding import ParameterSharding
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.runtime.ranks.meeting import Meeting
@@ -89,6 +90,24 @@ class TableState:
         """
         if not self.is_float:
             raise UnsupportedError(f"table {self.table.describe()}: rows of {self.row_format.name} {what}")
+
+    def check_optimizer_state(self, local: LocalBlock, name: str, value: Tensor) -> None:
+        """Check that a state that an optimizer keeps of a block has a value for each element, or for each row.
+
+        Args:
+            local: the block.
+            name: name of the state.
+            value: the state.
+
+        Raises:
+            UnsupportedError: it is not known which rows and columns it is of.
+        """
+        rows, columns = local.block.num_rows, local.block.num_columns
+        if tuple(value.shape) not in ((rows, columns), (rows, 1)):
+            raise UnsupportedError(
+                f"table {self.table.describe()}: its optimizer's state {name!r} has the shape {list(value.shape)} on a "
+                f"block of {rows} x {columns}, so that it is not known which rows and columns it is of"
+            )
 
     @property
     def dtype(self) -> torch.dtype:
@@ -309,7 +328,7 @@ class TableState:
 
     def _number_pieces(self, local: LocalBlock) -> Iterator[Piece]:
         block, row_map = local.block, self.sharding.layout.row_map
-        first = first_stored_row(row_map, block.rows.index)
+        first = _first_stored_row(row_map, block.rows.index)
         is_written = self._is_first_owner(block) and block.columns.start == 0
         rows, most = block.rows.rows, PIECE_BYTES // 8
         for start in range(0, block.num_rows, most):
@@ -321,9 +340,9 @@ class TableState:
         """The runs of a block: where each begins in what is stored and in the block, and its rows."""
         row_map, part = self.sharding.layout.row_map, block.rows.index
         if by_index:
-            yield first_stored_row(row_map, part), 0, block.num_rows
+            yield _first_stored_row(row_map, part), 0, block.num_rows
             return
-        yield from ((run.row, run.local, run.count) for run in runs_of(row_map, part))
+        yield from runs_of(row_map, part)
 
     def _is_first_owner(self, block: Block) -> bool:
         """True if this rank writes a block: of copies the first in the plan is written."""
@@ -394,6 +413,11 @@ class TableState:
 def _place(block: Block) -> tuple[int, int, int | None]:
     """Key of a block in its layout; layouts may make new block objects each time they are read."""
     return block.rows.index, block.columns.start, block.rank
+
+
+def _first_stored_row(row_map: RowMap, part: int) -> int:
+    """The stored row of a part's first row where the parts are stored one after the other."""
+    return int(rows_of_parts(row_map)[:part].sum())
 
 
 def row_index(block: Block) -> slice | Tensor:

@@ -19,8 +19,8 @@ import numpy as np
 from attrs import evolve, frozen
 
 from shardwright.planning.arrays import Floats, Ints
-from shardwright.planning.distinct import distinct_rows, sorted_rows
 from shardwright.planning.watch import Watch
+from shardwright_plugins.proposers.proving.columns.distinct_rows import distinct_rows, sorted_rows
 from shardwright_plugins.proposers.proving.columns.kinds import Kinds
 from shardwright_plugins.proposers.proving.columns.linear import LinearProgram
 from shardwright_plugins.proposers.proving.effort import Effort

@@ -24,7 +24,9 @@ from shardwright_testing.ranks import RankPool
 
 
 def main(
-    types: Annotated[list[str] | None, typer.Option(help="Sharding types, dealt to the tables in turn.")] = None,
+    types: Annotated[
+        list[str] | None, typer.Option(help="Sharding types, dealt to the tables in turn.")
+    ] = None,
     functions: Annotated[int, typer.Option(min=0, help="Functions to list.")] = 0,
 ) -> None:
     """Print the number of Python and C calls for each mix of sharding types."""

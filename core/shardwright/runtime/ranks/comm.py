@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pickle
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -19,6 +20,8 @@ from shardwright.runtime.ranks.group_ranks import GroupRanks, Named
 
 EXCHANGE_EVENT = "shardwright::all_to_all"
 """Name in profiles of an all-to-all that is no operator of ``torch.distributed``."""
+
+T = TypeVar("T")
 
 _GATHERING = "a gathering of objects"
 
@@ -111,8 +114,8 @@ class _LabelledWork:
 
     def wait(self) -> Any:
         collective = f"the exchange of {self._label}"
-        with self._communicator.named(collective):
-            result = self._communicator.wait_for(self._work, collective)
+        own = self._communicator
+        result = own.attempt(collective, own.wait_for, self._work, collective)
         self._kept = ()
         return result
 
@@ -169,6 +172,18 @@ class TorchCommunicator(Communicator):
             self._watch.check()
         return Named(self._failure, collective, since)
 
+    def attempt(self, collective: str, function: Callable[..., T], *arguments: Any) -> T:
+        """Call a function whose errors are raised as failures of a collective; a step does so for each exchange."""
+        if self._watch is not None:
+            self._watch.check()
+        since = time.monotonic()
+        try:
+            return function(*arguments)
+        except ShardwrightError:
+            raise  # it says what it is
+        except RuntimeError as error:
+            raise self._failure(collective, error, since) from error
+
     def _failure(self, collective: str, error: RuntimeError, since: float) -> ShardwrightError:
         """Make the error of a failed collective; ranks that wait for this one in another learn of it."""
         self._ranks.close()
@@ -206,8 +221,8 @@ class TorchCommunicator(Communicator):
         *,
         label: str = "",
     ) -> Work:
-        with self.named(f"the exchange of {label}"):
-            work = self._transport.start(AllToAll(output, input, output_splits, input_splits, self._patience))
+        call = AllToAll(output, input, output_splits, input_splits, self._patience)
+        work = self.attempt(f"the exchange of {label}", self._transport.start, call)
         return _LabelledWork(work, label, self, output, input)
 
     def exchange(  # noqa: D102
@@ -215,8 +230,8 @@ class TorchCommunicator(Communicator):
     ) -> Arrivals:
         if isinstance(self._transport, TorchTransport):  # saves no copy: all pass by all_to_all
             return super().exchange(input, output_splits, input_splits, label=label)
-        with self.named(f"the exchange of {label}"):
-            work = self._transport.start(AllToAll(None, input, output_splits, input_splits, self._patience))
+        call = AllToAll(None, input, output_splits, input_splits, self._patience)
+        work = self.attempt(f"the exchange of {label}", self._transport.start, call)
         return _LabelledWork(work, label, self, input)
 
     def room(self, num_elements: int, device: Any) -> Tensor:  # noqa: D102

@@ -387,21 +387,19 @@ class EngineStep:
             collection, ``[N, D]`` for each output of another; float32.
         """
         if not self._training:  # looked up without gradients: nothing was kept for a backward pass
-            return self._arrange
-        anchor = self._engine.anchors.take()
+            return torch.no_grad()(self.arrange)
+        anchors = self._engine.anchors
+        end = anchors.take(self)
         if self._trains_weights:
-            anchor = anchor.after_weights(self, self.batch.trained_weights)
-        return lambda: anchor.outputs(self, self._arrange())
+            end = anchors.after_weights(end, self, self.batch.trained_weights)
+        return partial(anchors.outputs, end, self)
 
-    @torch.no_grad()
-    def _arrange(self) -> list[Tensor]:
-        """Wait for the results and arrange them as outputs."""
+    def arrange(self) -> list[Tensor]:
+        """Wait for the results and arrange them as outputs; a backward pass may come if it was announced."""
+        if self._training:
+            self._engine.env.lockstep.gradients.expect(self._number, self)
         brought = [tensor for executor in self._executors for tensor in executor.outputs()]
         return self._engine.arrangement.outputs(brought, self.batch)
-
-    def expect_gradients(self) -> None:
-        """Register the step for gradients: its outputs are used, so a backward pass may come."""
-        self._engine.env.lockstep.gradients.expect(self._number, self)
 
     def gradients_are_there(self, gradients: Sequence[Tensor], end: Any) -> None:
         """Send each rank its gradients, in the order that all ranks keep.

@@ -25,6 +25,12 @@ _FEW = 32  # pieces: for fewer an index is not worth making
 _SHORTEST_KEYS, _SHORT_KEYS = 1 << 8, 1 << 16  # keys that NumPy sorts by radix, in one pass and in two
 
 
+total: Any = np.add.reduce
+"""The sum of an array, or of each of its columns or rows by ``axis``: in one call, where its method takes three."""
+all_true: Any = np.logical_and.reduce
+"""True where all elements of an array are, or all of each column or row; likewise."""
+
+
 def starts_of(sizes: Ints) -> Ints:
     """Start of each piece, for pieces that stand one after the other: ``[n]``."""
     stops: Ints = sizes.cumsum()

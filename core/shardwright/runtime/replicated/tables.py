@@ -137,7 +137,7 @@ class ReplicatedStep(ExecutorStep):
         pairs = zip(tables.lookups, self._bags, strict=True)
         results = [lookup.forward(bags, training=False)[0].reshape(-1) for lookup, bags in pairs]
         answers = Answers(
-            results=dict(enumerate(results)),
+            results=results,
             batch_sizes=np.array([self._own[0].batch_size]),
             asked={router.bucketing: own for router, own in zip(tables.routers, self._own, strict=True)},
             answered={

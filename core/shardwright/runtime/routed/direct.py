@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shardwright.planning.layouts.blocks import Ints
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.routed.plan import RoutingPlan
 from shardwright.runtime.routed.return_path import Answers, PathSlots, ReturnPath, ReturnStep
@@ -52,39 +53,35 @@ class _DirectStep(ReturnStep):
     def __init__(self, path: DirectReturn, answers: Answers) -> None:
         self._path = path
         self._steps = [section.begin(answers) for section in path.sections]
-        self._transfer = path.wires[RESULTS].exchange(
-            [step.results() for step in self._steps],
-            np.stack([step.answered[RESULTS] for step in self._steps]),
-            np.stack([step.asked[RESULTS] for step in self._steps]),
-            label="results",
-        )
+        leaving, arriving = self._sizes(RESULTS)
+        results = [step.results() for step in self._steps]
+        self._transfer = path.wires[RESULTS].exchange(results, leaving, arriving, label="results")
+
+    def _sizes(self, direction: int) -> tuple[Ints, Ints]:
+        """Values of each section that this rank answers and asks for, ``[P, W]`` each."""
+        answered = np.array([step.answered[direction] for step in self._steps])
+        return answered, np.array([step.asked[direction] for step in self._steps])
 
     def proceed(self) -> None:
         """Results take one collective, which is under way."""
 
     def outputs(self) -> list[Tensor]:
-        received = self._transfer.wait()
+        pairs = zip(self._steps, self._transfer.wait(), strict=True)
         del self._transfer
-        pairs = zip(self._steps, received, strict=True)
         return [output for step, own in pairs for output in step.outputs(own)]
 
     def send_gradients(self, gradients: Sequence[Tensor], scale: float) -> None:
         self.scale_left = scale  # kernels multiply where they read
         wire = self._path.wires[GRADIENTS]
         room = partial(wire.room, device=gradients[0].device)
-        self._transfer = wire.exchange(
-            [step.gradients(gradients, room) for step in self._steps],
-            np.stack([step.asked[GRADIENTS] for step in self._steps]),
-            np.stack([step.answered[GRADIENTS] for step in self._steps]),
-            label="gradients",
-        )
+        arriving, leaving = self._sizes(GRADIENTS)
+        sent = [step.gradients(gradients, room) for step in self._steps]
+        self._transfer = wire.exchange(sent, leaving, arriving, label="gradients")
 
     def gradients(self) -> Mapping[int, Tensor]:
-        received = self._transfer.wait()
+        found: dict[int, Tensor] = {}
+        steps = zip(self._path.sections, self._steps, self._transfer.wait(), strict=True)
         del self._transfer
-        sections = zip(self._path.sections, self._steps, received, strict=True)
-        return {
-            group: gradient
-            for section, step, own in sections
-            for group, gradient in zip(section.groups, step.by_group(own), strict=True)
-        }
+        for section, step, own in steps:
+            found.update(zip(section.groups, step.by_group(own), strict=True))
+        return found

@@ -33,10 +33,6 @@ class Arrangement(ABC):
         self._collection, self._brings = collection, brings
 
     @abstractmethod
-    def shapes(self, batch: FeatureBatch) -> list[tuple[int, int]]:
-        """Shapes of the outputs for a batch."""
-
-    @abstractmethod
     def outputs(self, brought: Sequence[Tensor], batch: FeatureBatch) -> list[Tensor]:
         """Values of the outputs. Columns that several tensors bring are added up."""
 
@@ -58,6 +54,7 @@ class PooledArrangement(Arrangement):
         tensor, column = self._first_brought(spans)
         self._used = np.unique(tensor).tolist()  # others only add to what these bring
         self._arrange = self._arranging(tensor, column)
+        self._width = collection.width
         self._means = _Means(collection)
         self._examples = _Examples(collection)
 
@@ -91,14 +88,10 @@ class PooledArrangement(Arrangement):
         source = Placement(before[tensor[begins]], sizes[tensor[begins]], column[begins])
         return Move(widths, source, Placement.in_one(begins, len(tensor)))
 
-    def shapes(self, batch: FeatureBatch) -> list[tuple[int, int]]:  # noqa: D102 - described in the base class
-        return [(batch.batch_size, self._collection.width)]
-
     def outputs(self, brought: Sequence[Tensor], batch: FeatureBatch) -> list[Tensor]:  # noqa: D102
         used = [brought[index].reshape(-1) for index in self._used]
-        flat = used[0] if len(used) == 1 else torch.cat(used)
-        (shape,) = self.shapes(batch)
-        output = self._arrange(flat, batch.batch_size).view(shape)
+        flat, size = used[0] if len(used) == 1 else torch.cat(used), batch.batch_size
+        output = self._arrange(flat, size).view(size, self._width)
         for index, columns, own in self._added:
             output[:, columns] += brought[index][:, own]
         output = self._means.divide(output, batch)
@@ -214,10 +207,6 @@ class SequenceArrangement(Arrangement):
         for index, own in enumerate(brings):
             columns = (int(own.start[0]), int(own.stop[0]))
             self._tensors[int(own.output[0])].setdefault(columns, []).append(index)
-
-    def shapes(self, batch: FeatureBatch) -> list[tuple[int, int]]:  # noqa: D102 - described in the base class
-        num_ids = batch.num_ids.tolist()
-        return [(num_ids[output.feature], output.dim) for output in self._collection.outputs]
 
     def outputs(self, brought: Sequence[Tensor], batch: FeatureBatch) -> list[Tensor]:  # noqa: D102
         return [_joined(own, brought) for own in self._tensors]

@@ -11,7 +11,7 @@ from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple
 
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 from torch import Tensor
 
 from shardwright.planning.layouts.blocks import Ints
@@ -137,6 +137,12 @@ class FeatureBatch:
     inverse: Tensor | None = None
     trained_weights: Tensor | None = None
     extras: Extras = NOT_COMPARED
+    batch_size: int = field(init=False)
+    """``B``."""
+
+    @batch_size.default
+    def _batch_size(self) -> int:
+        return self.lengths.shape[1]
 
     @cached_property
     def filled_up(self) -> FeatureBatch:
@@ -147,11 +153,6 @@ class FeatureBatch:
         """Number of ids of each of a feature's own bags."""
         lengths = self.lengths[feature]
         return lengths if self.sizes is None else lengths[: self.sizes[feature]]
-
-    @property
-    def batch_size(self) -> int:
-        """``B``."""
-        return self.lengths.shape[1]
 
     @cached_property
     def starts(self) -> Ints:

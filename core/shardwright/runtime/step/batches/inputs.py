@@ -222,9 +222,7 @@ class BatchReader:
         if is_host(values.device):
             counts = np.array(features.length_per_key(), dtype=np.int64)
             are_counted = total(counts) == values.numel()  # else the caller complains of that
-            return counts, not (are_counted and is_checked) or _are_in_range_on_cpu(
-                values, counts, keys.highest
-            )
+            return counts, not (are_counted and is_checked) or are_in_range(values, counts, keys.highest)
         most = keys.on(values.device)[0]
 
         def are_all_fine(own: Tensor) -> Tensor:

@@ -75,8 +75,8 @@ class SameHostTransport(Transport):
 
     def room(self, num_elements: int, device: torch.device) -> Tensor:
         size = num_elements * _FLOAT_BYTES
-        if self.meeting.is_alone or size < LEAST_BYTES:
-            return self._plain.room(num_elements, device)
+        if size < LEAST_BYTES or self.meeting.is_alone:
+            return torch.empty(num_elements, dtype=torch.float32, device=device)
         try:
             own = self.large.segments.free(size)
         except OSError:
@@ -233,7 +233,12 @@ class _ByMail:
         self._least = min(LEAST_BYTES, mail.most_bytes + 1)  # of what goes by reference
         self._size = size = call.input.element_size()
         self._sent = memory_of(call.input)
-        if not _fit(call, len(self._sent), size, rank):
+        room = None if call.output is None else call.output.nbytes
+        if (
+            sum(call.input_splits) * size != len(self._sent)
+            or room not in (None, sum(call.output_splits) * size)
+            or call.input_splits[rank] != call.output_splits[rank]
+        ):
             raise _misfit(call)
         mail.begin(number)
         start = 0
@@ -241,31 +246,34 @@ class _ByMail:
             stop = start + count * size
             if peer == rank:
                 self._own = start, stop
+            elif stop - start >= self._least:
+                self._send_reference(peer, start, stop)
             elif start < stop:
-                self._send(peer, start, stop)
+                mail.send(peer, number, self._sent[start:stop], call.patience)
             start = stop
 
     def __del__(self) -> None:
         self._mail.end(self._number)
 
-    def _send(self, peer: int, start: int, stop: int) -> None:
-        piece, patience = self._sent[start:stop], self._call.patience
-        if stop - start >= self._least:
-            values = bytes_of(self._call.input)[start:stop]
-            piece = memoryview(self._exchange.large.leave(peer, values, self._number))
-        self._mail.send(peer, self._number, piece, patience)
+    def _send_reference(self, peer: int, start: int, stop: int) -> None:
+        values = bytes_of(self._call.input)[start:stop]
+        reference = memoryview(self._exchange.large.leave(peer, values, self._number))
+        self._mail.send(peer, self._number, reference, self._call.patience)
 
     def wait(self, *timeout: timedelta) -> Sequence[Tensor] | None:
         """Wait for it; copy all pieces to where they belong, or return them where they are."""
         if self._is_done:
             return None
         deadline = deadline_of(timeout[0] if timeout else None)
-        sizes = [count * self._size for count in self._call.output_splits]
         if self._call.output is None:
-            pieces = [self._piece(peer, size, deadline, timeout) for peer, size in enumerate(sizes)]
+            pieces = [
+                self._piece(peer, count * self._size, deadline, timeout)
+                for peer, count in enumerate(self._call.output_splits)
+            ]
             return [piece.view(self._call.input.dtype) for piece in pieces]
         into, start = memory_of(self._call.output), 0
-        for peer, size in enumerate(sizes):
+        for peer, count in enumerate(self._call.output_splits):
+            size = count * self._size
             target = into[start : start + size]
             if peer == self._rank:
                 target[:] = self._sent[slice(*self._own)]
@@ -315,17 +323,6 @@ def _release(read: list[Segment], rank: int) -> None:
     for segment in read:
         segment.counts[rank, 0] += 1
     read.clear()
-
-
-def _fit(call: AllToAll, num_bytes: int, size: int, rank: int) -> bool:
-    """True if splits and tensors fit."""
-    leaving, arriving = call.input_splits, call.output_splits
-    room = sum(arriving) * size
-    return (
-        sum(leaving) * size == num_bytes
-        and leaving[rank] == arriving[rank]
-        and (call.output is None or call.output.nbytes == room)
-    )
 
 
 def _misfit(call: AllToAll) -> RuntimeError:

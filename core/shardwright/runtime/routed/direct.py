@@ -53,14 +53,15 @@ class _DirectStep(ReturnStep):
     def __init__(self, path: DirectReturn, answers: Answers) -> None:
         self._path = path
         self._steps = [section.begin(answers) for section in path.sections]
-        leaving, arriving = self._sizes(RESULTS)
-        results = [step.results() for step in self._steps]
-        self._transfer = path.wires[RESULTS].exchange(results, leaving, arriving, label="results")
-
-    def _sizes(self, direction: int) -> tuple[Ints, Ints]:
-        """Values of each section that this rank answers and asks for, ``[P, W]`` each."""
-        answered = np.array([step.answered[direction] for step in self._steps])
-        return answered, np.array([step.asked[direction] for step in self._steps])
+        # Values of each section that this rank answers and asks for, of results and of gradients, [P, 2, W].
+        self._answered: Ints = np.array([step.answered for step in self._steps])
+        self._asked: Ints = np.array([step.asked for step in self._steps])
+        self._transfer = path.wires[RESULTS].exchange(
+            [step.results() for step in self._steps],
+            self._answered[:, RESULTS],
+            self._asked[:, RESULTS],
+            label="results",
+        )
 
     def proceed(self) -> None:
         """Results take one collective, which is under way."""
@@ -74,9 +75,12 @@ class _DirectStep(ReturnStep):
         self.scale_left = scale  # kernels multiply where they read
         wire = self._path.wires[GRADIENTS]
         room = partial(wire.room, device=gradients[0].device)
-        arriving, leaving = self._sizes(GRADIENTS)
-        sent = [step.gradients(gradients, room) for step in self._steps]
-        self._transfer = wire.exchange(sent, leaving, arriving, label="gradients")
+        self._transfer = wire.exchange(
+            [step.gradients(gradients, room) for step in self._steps],
+            self._asked[:, GRADIENTS],
+            self._answered[:, GRADIENTS],
+            label="gradients",
+        )
 
     def gradients(self) -> Mapping[int, Tensor]:
         found: dict[int, Tensor] = {}

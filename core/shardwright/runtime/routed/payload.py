@@ -107,16 +107,15 @@ class PayloadFormat:
         """Pack the messages to all ranks: flat int64, and the number of elements for each rank."""
         pairs = zip(routed, self._routers, strict=True)
         sizes = [sums(own.num_ids | own.num_bags << _BAGS, router.slots.first) for own, router in pairs]
-        parts = [own.ids for own in routed]
+        pieces = [own.ids.view(torch.int32) for own in routed]
         if self._is_pooled:
-            parts += [own.lengths for own in routed]  # type: ignore[misc]
+            pieces += [own.lengths for own in routed if own.lengths is not None]
         if self._is_weighted:
-            parts += [own.weights for own in routed]  # type: ignore[misc]
+            pieces += [own.weights.view(torch.int32) for own in routed if own.weights is not None]
         words = self._words(np.array(sizes))
         missing = int(total(words[-1]))
-        pieces = [part.view(torch.int32) for part in parts]
         if missing:
-            pieces.append(torch.zeros(missing, dtype=torch.int32, device=parts[0].device))
+            pieces.append(pieces[0].new_zeros(missing))
         packed = interleave(pieces, words[: len(pieces)])
         return packed.view(torch.int64), (total(words) // 2).tolist()
 

@@ -173,6 +173,8 @@ class RoutedStep(ExecutorStep):
     def receive(self) -> Sequence[Tensor]:  # noqa: D102
         self._work.wait()
         del self._work
+        if is_host(self._tables.device):
+            return ()  # they belong to no stream
         return [self._payload, *(tensor for own in self._asked for tensor in own.tensors)]
 
     def _arrived(self) -> list[Bags]:

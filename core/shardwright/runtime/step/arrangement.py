@@ -94,7 +94,8 @@ class PooledArrangement(Arrangement):
         output = self._arrange(flat, size).view(size, self._width)
         for index, columns, own in self._added:
             output[:, columns] += brought[index][:, own]
-        output = self._means.divide(output, batch)
+        if self._means.has_means:
+            self._means.divide(output, batch)
         return [
             output
             if batch.inverse is None
@@ -107,7 +108,7 @@ class PooledArrangement(Arrangement):
             gradient = self._examples.added(
                 gradient, sent_to(gradient.device, batch.inverse), batch.batch_size
             )
-        return [self._means.divided(gradient, batch)]
+        return [self._means.divided(gradient, batch) if self._means.has_means else gradient]
 
 
 def _runs(targets: Ints, sources: Ints) -> list[tuple[slice, slice]]:
@@ -158,6 +159,9 @@ class _Means:
     """Division of a pooled output's mean columns by the lengths of their feature's bags.
 
     Columns are scaled in units: the greatest common divisor of all outputs' widths.
+
+    Attributes:
+        has_means: some columns are means.
     """
 
     def __init__(self, collection: Collection) -> None:
@@ -171,18 +175,14 @@ class _Means:
         features, are_sums = zip(*of_output, strict=True)
         self._features = Constant(np.repeat(np.array(features, dtype=np.int64), units))
         self._are_sums = Constant(np.repeat(are_sums, units))
-        self._has_means, self._has_sums = not all(are_sums), any(are_sums)
+        self.has_means, self._has_sums = not all(are_sums), any(are_sums)
 
-    def divide(self, columns: Tensor, batch: FeatureBatch) -> Tensor:
+    def divide(self, columns: Tensor, batch: FeatureBatch) -> None:
         """Divide the mean columns of ``[B, C]`` by the number of ids in each bag, in place."""
-        if self._has_means:
-            self._units(columns).mul_(self._factors(columns, batch))
-        return columns
+        self._units(columns).mul_(self._factors(columns, batch))
 
     def divided(self, columns: Tensor, batch: FeatureBatch) -> Tensor:
-        """Divide as :meth:`divide` does, but leave the argument as it is: a copy is returned where there are means."""
-        if not self._has_means:
-            return columns
+        """Divide as :meth:`divide` does, but leave the argument as it is and return a copy."""
         return (self._units(columns) * self._factors(columns, batch)).view(columns.shape)
 
     def _units(self, columns: Tensor) -> Tensor:

@@ -204,8 +204,9 @@ class ComputeKernelTests:
             rates.set({blocks[0].request.optimizer: 0.01}.get)
             for batch, saved, of_forward, rate in begun:
                 what = f"{compute_kernel.name}: {optimizer}, forward pass at the learning rate {rate}, then others"
-                with rates.held(of_forward):
-                    go_back(what, lookup, loops, batch, saved, device, rate=rate)
+                later = rates.exchanged(of_forward)
+                go_back(what, lookup, loops, batch, saved, device, rate=rate)
+                rates.exchanged(later)
 
     def test_optimizer_state_is_of_the_rows_and_continues_in_another_lookup(
         self, compute_kernel: ComputeKernel, optimizer: str | OptimizerSpec

@@ -27,7 +27,6 @@ from torch.utils.backend_registration import _DummyBackendModule, _setup_private
 
 import shardwright as sw
 from shardwright.runtime.ranks import devices
-from shardwright.runtime.step import autograd
 from shardwright_testing.simulated import run_simulated
 
 NAME = "pretend"
@@ -207,11 +206,6 @@ class MakingFromLists(TorchFunctionMode):
 @contextmanager
 def counting() -> Iterator[list[str]]:
     """What the host waits for in the block."""
-    # A wrapper has no storage that another tensor could be made over.
-    not_a_view = autograd._not_a_view
-    autograd._not_a_view = lambda value: (
-        Pretended(value.raw) if isinstance(value, Pretended) else not_a_view(value)
-    )
     with MakingFromLists(), PretendedDevice(), mock.patch.object(devices, "wait_for_event", note_event):
         yield waits.seen
 

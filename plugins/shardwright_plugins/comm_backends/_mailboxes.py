@@ -36,6 +36,7 @@ ALL_RINGS_BYTES = 1 << 24
 MESSAGES = 8
 """Number of largest messages that a ring holds: several are under way at once; senders wait for a full ring."""
 _HEADER = struct.Struct("2q")  # the number of the exchange, and the bytes that follow
+_HEADER_BYTES = _HEADER.size
 _GAVE_UP, _LEFT = 1, 2  # a rank's state: an exchange failed there; it let go of its mailboxes
 _UNIT = 16  # messages begin at multiples, so that no header is cut in two
 _SPIN_S = 100e-6
@@ -53,11 +54,6 @@ def ring_bytes(world_size: int) -> int:
     return max(1, min(RING_BYTES, ALL_RINGS_BYTES // world_size) // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
-def _whole(size: int) -> int:
-    """The bytes that a message takes."""
-    return -(-(_HEADER.size + size) // _UNIT) * _UNIT
-
-
 class Ring:
     """One side's view of the messages from one rank to another.
 
@@ -71,21 +67,24 @@ class Ring:
         self._room, self._size = room[LINE_BYTES:], len(room) - LINE_BYTES
         self._place = 0  # where this side goes on
 
-    def has_room(self, size: int) -> bool:
-        """True if there is room for the sender to write a message of so many bytes."""
-        return self._place + _whole(size) - self._read[0] <= self._size
-
-    def put(self, exchange: int, message: memoryview) -> None:
-        """Write a message, for which there is room."""
-        start, size = self._place % self._size, len(message)
+    def put(self, exchange: int, message: memoryview) -> bool:
+        """Write a message; false, and nothing is written, where there is no room."""
+        size = len(message)
+        whole = -(-(_HEADER_BYTES + size) // _UNIT) * _UNIT
+        if self._place + whole - self._read[0] > self._size:
+            return False
+        start = self._place % self._size
         _HEADER.pack_into(self._room, start, exchange, size)
-        start += _HEADER.size
-        whole = min(size, self._size - start)
-        self._room[start : start + whole] = message[:whole]
-        if whole < size:
-            self._room[: size - whole] = message[whole:]
-        self._place += _whole(size)
+        start += _HEADER_BYTES
+        stop = start + size
+        if stop <= self._size:
+            self._room[start:stop] = message
+        else:
+            at_end = self._size - start
+            self._room[start:], self._room[: size - at_end] = message[:at_end], message[at_end:]
+        self._place += whole
         self._written[0] = self._place  # last, as it says that all is there
+        return True
 
     @property
     def has_message(self) -> bool:
@@ -100,18 +99,24 @@ class Ring:
 
     def skip(self) -> None:
         """Leave the next message unread."""
-        self._place += _whole(self.header[1])
+        self._place += -(-(_HEADER_BYTES + self.header[1]) // _UNIT) * _UNIT
         self._read[0] = self._place
 
-    def take(self, target: memoryview) -> None:
-        """Copy the next message into ``target``, which is of its size."""
-        start, size = self._place % self._size + _HEADER.size, len(target)
-        whole = min(size, self._size - start)
-        target[:whole] = self._room[start : start + whole]
-        if whole < size:
-            target[whole:] = self._room[: size - whole]
-        self._place += _whole(size)
-        self._read[0] = self._place
+    def take(self, exchange: int, target: memoryview) -> bool:
+        """Copy the next message into ``target``; false if it is not there, of another exchange or of another size."""
+        place, size = self._place, len(target)
+        start = place % self._size
+        if self._written[0] == place or _HEADER.unpack_from(self._room, start) != (exchange, size):
+            return False
+        start += _HEADER_BYTES
+        stop = start + size
+        if stop <= self._size:
+            target[:] = self._room[start:stop]
+        else:
+            at_end = self._size - start
+            target[:at_end], target[at_end:] = self._room[start:], self._room[: size - at_end]
+        self._read[0] = self._place = place + -(-(_HEADER_BYTES + size) // _UNIT) * _UNIT
+        return True
 
 
 @define(eq=False)
@@ -203,16 +208,15 @@ class Mailboxes:
         if self._state[0] or other.state[0] == _GAVE_UP:
             where = f" on rank {to}" if other.state[0] else ""
             raise RuntimeError(f"an exchange before this one failed{where}")
-        if not ring.has_room(len(message)):
-            self._wait(to, lambda: self._makes_room(ring, len(message)), deadline_of(patience))
-        ring.put(exchange, message)
+        if not ring.put(exchange, message):
+            self._wait(to, lambda: self._puts(ring, exchange, message), deadline_of(patience))
 
-    def _makes_room(self, ring: Ring, size: int) -> bool:
-        """Tell whether there is room, after taking the others' messages: they might wait for this rank to do so."""
+    def _puts(self, ring: Ring, exchange: int, message: memoryview) -> bool:
+        """Write a message after taking the others': they might wait for this rank to do so."""
         for other, own in self._others.items():
             while own.coming.has_message:
                 self._set_aside(other, own.coming)
-        return ring.has_room(size)
+        return ring.put(exchange, message)
 
     def _set_aside(self, source: int, ring: Ring) -> None:
         exchange, size = ring.header
@@ -220,7 +224,7 @@ class Mailboxes:
             ring.skip()
             return
         early = bytearray(size)
-        ring.take(memoryview(early))
+        ring.take(exchange, memoryview(early))
         self._early[source, exchange] = bytes(early)
 
     def receive(self, source: int, exchange: int, target: memoryview, deadline: float) -> None:
@@ -235,15 +239,14 @@ class Mailboxes:
             target[:] = early
             return
         ring = self._others[source].coming
-        while True:
+        while not ring.take(exchange, target):
             if not ring.has_message:
                 self._wait(source, lambda: ring.has_message, deadline)
             sent, size = ring.header
-            if sent >= exchange:
-                break
-            self._set_aside(source, ring)
-        _check(source, size if sent == exchange else 0, len(target))
-        ring.take(target)
+            if sent < exchange:
+                self._set_aside(source, ring)
+            else:
+                _check(source, size if sent == exchange else 0, len(target))
 
     def _wait(self, other: int, is_ready: Callable[[], bool], deadline: float) -> None:
         """Return when it is ready, within time."""

@@ -75,8 +75,8 @@ class SameHostTransport(Transport):
 
     def room(self, num_elements: int, device: torch.device) -> Tensor:
         size = num_elements * _FLOAT_BYTES
-        if self.meeting.is_alone or size < LEAST_BYTES:
-            return self._plain.room(num_elements, device)
+        if size < LEAST_BYTES or self.meeting.is_alone:
+            return torch.empty(num_elements, dtype=torch.float32, device=device)
         try:
             own = self.large.segments.free(size)
         except OSError:
@@ -90,7 +90,8 @@ class SameHostTransport(Transport):
             self._has_asked, self._mail = True, Mailboxes.among(self.meeting, deadline_of(call.patience))
         if self._mail is None:
             return self._start_by_gloo(call)
-        if not _is_watched():
+        # Recording an event takes microseconds.
+        if not torch.autograd._profiler_enabled() and not torch._C._len_torch_dispatch_stack():  # type: ignore[attr-defined]
             return _ByMail(self, self._mail, call, self._started)
         with record_function(EXCHANGE_EVENT):
             return _ByMail(self, self._mail, call, self._started)
@@ -150,33 +151,6 @@ class _ReceivedPieces:
         self._pieces = ()
 
 
-class _Arriving:
-    """Pieces that arrive by reference, and are counted when they are read.
-
-    Args:
-        large: large pieces of this rank.
-        rank: this rank.
-        exchange: the number of the exchange.
-    """
-
-    def __init__(self, large: LargePieces, rank: int, exchange: int) -> None:
-        self._large, self._rank, self._exchange = large, rank, exchange
-        self._read: list[Segment] = []
-
-    def find(self, source: int, reference: bytes, size: int, timeout: Sequence[timedelta]) -> Tensor:
-        """The bytes from a rank."""
-        piece, segment = self._large.find(source, reference, size, self._exchange, timeout)
-        if segment is not None:
-            self._read.append(segment)
-        return piece
-
-    def release(self) -> None:
-        """Tell the peers that their pieces are not read any more."""
-        for segment in self._read:
-            segment.counts[self._rank, 0] += 1
-        self._read = []
-
-
 class _ByGloo:
     """One collective of gloo's under way, which carries references beside small pieces.
 
@@ -199,7 +173,9 @@ class _ByGloo:
         arriving: frozenset[int],
     ) -> None:
         self._call, self._coming = call, arriving
-        self._arriving, self._is_done = _Arriving(exchange.large, exchange.meeting.rank, number), False
+        self._large, self._rank, self._number = exchange.large, exchange.meeting.rank, number
+        self._read: list[Segment] = []
+        self._is_done = False
         element_size = call.input.element_size()
         pieces = list(bytes_of(call.input).split([count * element_size for count in call.input_splits]))
         for peer in leaving:
@@ -220,7 +196,9 @@ class _ByGloo:
             return None
         self._work.wait(*timeout)
         pieces = [
-            self._arriving.find(peer, told.numpy().tobytes(), size, timeout) if peer in self._coming else told
+            _found(self._large, (peer, told.numpy().tobytes(), size, self._number, timeout), self._read)
+            if peer in self._coming
+            else told
             for peer, (told, size) in enumerate(zip(self._told, self._sizes, strict=True))
         ]
         if self._call.output is None:
@@ -234,7 +212,7 @@ class _ByGloo:
 
     def release(self) -> None:
         """Tell the peers that their pieces are not read any more."""
-        self._arriving.release()
+        _release(self._read, self._rank)
 
 
 class _ByMail:
@@ -250,29 +228,37 @@ class _ByMail:
     def __init__(self, exchange: SameHostTransport, mail: Mailboxes, call: AllToAll, number: int) -> None:
         self._exchange, self._mail, self._call, self._number = exchange, mail, call, number
         self._rank = rank = exchange.meeting.rank
-        self._arriving, self._is_done = _Arriving(exchange.large, rank, number), False
+        self._read: list[Segment] = []
+        self._is_done = False
         self._least = min(LEAST_BYTES, mail.most_bytes + 1)  # of what goes by reference
-        size = call.input.element_size()
-        leaving, self._spans = _spans(call.input_splits, size), _spans(call.output_splits, size)
-        self._own = leaving[rank]
+        self._size = size = call.input.element_size()
         self._sent = memory_of(call.input)
-        _check_sizes(call, leaving, self._spans, rank)
+        room = None if call.output is None else call.output.nbytes
+        if (
+            sum(call.input_splits) * size != len(self._sent)
+            or room not in (None, sum(call.output_splits) * size)
+            or call.input_splits[rank] != call.output_splits[rank]
+        ):
+            raise _misfit(call)
         mail.begin(number)
-        for peer, (start, stop) in enumerate(leaving):
-            if start < stop and peer != rank:
-                self._send(peer, self._sent[start:stop], start)
+        start = 0
+        for peer, count in enumerate(call.input_splits):
+            stop = start + count * size
+            if peer == rank:
+                self._own = start, stop
+            elif stop - start >= self._least:
+                self._send_reference(peer, start, stop)
+            elif start < stop:
+                mail.send(peer, number, self._sent[start:stop], call.patience)
+            start = stop
 
     def __del__(self) -> None:
         self._mail.end(self._number)
 
-    def _send(self, peer: int, piece: memoryview, start: int) -> None:
-        size = len(piece)
-        if size < self._least:
-            self._mail.send(peer, self._number, piece, self._call.patience)
-            return
-        values = bytes_of(self._call.input)[start : start + size]
-        reference = self._exchange.large.leave(peer, values, self._number)
-        self._mail.send(peer, self._number, memoryview(reference), self._call.patience)
+    def _send_reference(self, peer: int, start: int, stop: int) -> None:
+        values = bytes_of(self._call.input)[start:stop]
+        reference = memoryview(self._exchange.large.leave(peer, values, self._number))
+        self._mail.send(peer, self._number, reference, self._call.patience)
 
     def wait(self, *timeout: timedelta) -> Sequence[Tensor] | None:
         """Wait for it; copy all pieces to where they belong, or return them where they are."""
@@ -281,28 +267,26 @@ class _ByMail:
         deadline = deadline_of(timeout[0] if timeout else None)
         if self._call.output is None:
             pieces = [
-                self._piece(peer, stop - start, deadline, timeout)
-                for peer, (start, stop) in enumerate(self._spans)
+                self._piece(peer, count * self._size, deadline, timeout)
+                for peer, count in enumerate(self._call.output_splits)
             ]
             return [piece.view(self._call.input.dtype) for piece in pieces]
-        into = memory_of(self._call.output)
-        for peer, (start, stop) in enumerate(self._spans):
-            if start < stop:
-                self._copy(peer, into[start:stop], deadline, timeout)
-        self.release()
+        into, start = memory_of(self._call.output), 0
+        for peer, count in enumerate(self._call.output_splits):
+            size = count * self._size
+            target = into[start : start + size]
+            if peer == self._rank:
+                target[:] = self._sent[slice(*self._own)]
+            elif size >= self._least:
+                target[:] = memory_of(self._referred(peer, size, deadline, timeout))
+            elif size:
+                self._mail.receive(peer, self._number, target, deadline)
+            start += size
+        if self._read:
+            _release(self._read, self._rank)
         self._is_done = True
         del self._call, self._sent  # a step may keep what it waited for
         return None
-
-    def _copy(self, peer: int, target: memoryview, deadline: float, timeout: Sequence[timedelta]) -> None:
-        """Have a rank's bytes where they belong."""
-        size = len(target)
-        if peer == self._rank:
-            target[:] = self._sent[slice(*self._own)]
-        elif size < self._least:
-            self._mail.receive(peer, self._number, target, deadline)
-        else:
-            target[:] = memory_of(self._referred(peer, size, deadline, timeout))
 
     def _piece(self, peer: int, size: int, deadline: float, timeout: Sequence[timedelta]) -> Tensor:
         """A rank's bytes, where they are."""
@@ -318,36 +302,33 @@ class _ByMail:
     def _referred(self, peer: int, size: int, deadline: float, timeout: Sequence[timedelta]) -> Tensor:
         reference = bytearray(REFERENCE_BYTES)
         self._mail.receive(peer, self._number, memoryview(reference), deadline)
-        return self._arriving.find(peer, bytes(reference), size, timeout)
+        return _found(self._exchange.large, (peer, bytes(reference), size, self._number, timeout), self._read)
 
     def release(self) -> None:
         """Tell the peers that their pieces are not read any more."""
-        self._arriving.release()
+        if self._read:
+            _release(self._read, self._rank)
 
 
-def _spans(splits: Sequence[int], element_size: int) -> list[tuple[int, int]]:
-    """First byte of each rank's piece, and the byte after its last."""
-    spans, start = [], 0
-    for count in splits:
-        stop = start + count * element_size
-        spans.append((start, stop))
-        start = stop
-    return spans
+def _found(large: LargePieces, place: tuple[Any, ...], read: list[Segment]) -> Tensor:
+    """The bytes of a rank that came by reference; their segment is noted, as it is read from now on."""
+    piece, segment = large.find(*place)
+    if segment is not None:
+        read.append(segment)
+    return piece
 
 
-def _check_sizes(
-    call: AllToAll, leaving: Sequence[tuple[int, int]], arriving: Sequence[tuple[int, int]], rank: int
-) -> None:
-    """Raise where splits and tensors do not fit, as gloo does."""
-    room = arriving[-1][1] if call.output is None else call.output.nbytes
-    own = [spans[rank][1] - spans[rank][0] for spans in (leaving, arriving)]
-    if (leaving[-1][1], arriving[-1][1]) != (call.input.nbytes, room) or own[0] != own[1]:
-        raise RuntimeError(
-            f"the splits {list(call.input_splits)} and {list(call.output_splits)} do not fit what is sent, received, "
-            f"or both: {call.input.nbytes} and {room} bytes"
-        )
+def _release(read: list[Segment], rank: int) -> None:
+    """Tell the peers that pieces in their segments are not read any more."""
+    for segment in read:
+        segment.counts[rank, 0] += 1
+    read.clear()
 
 
-def _is_watched() -> bool:
-    """True if events are watched; recording one takes microseconds."""
-    return torch.autograd._profiler_enabled() or torch._C._len_torch_dispatch_stack() > 0  # type: ignore[attr-defined]
+def _misfit(call: AllToAll) -> RuntimeError:
+    """The error where splits and tensors do not fit, as gloo raises one."""
+    received = "" if call.output is None else f" and {call.output.nbytes}"
+    return RuntimeError(
+        f"the splits {list(call.input_splits)} and {list(call.output_splits)} do not fit what is sent, received, "
+        f"or both: {call.input.nbytes}{received} bytes"
+    )

@@ -27,9 +27,8 @@ def test_ring_gives_messages_in_their_order_and_never_overwrites_one(asked: list
     sender, receiver = Ring(room, read), Ring(room, read)
     under_way = deque[tuple[int, bytes]]()
     for number, size in enumerate(asked):
-        if size is not None and sender.has_room(size):
-            message = bytes((number + place) % 256 for place in range(size))
-            sender.put(number, memoryview(message))
+        message = bytes((number + place) % 256 for place in range(size or 0))
+        if size is not None and sender.put(number, memoryview(message)):
             under_way.append((number, message))
         elif under_way:  # a message is asked for, or there is no room
             exchange, message = under_way.popleft()
@@ -37,7 +36,9 @@ def test_ring_gives_messages_in_their_order_and_never_overwrites_one(asked: list
             assert receiver.header == (exchange, len(message))
             target = bytearray(len(message))
             if exchange % 3:
-                receiver.take(memoryview(target))
+                assert not receiver.take(exchange + 1, memoryview(target))
+                assert not receiver.take(exchange, memoryview(bytearray(len(message) + 1)))
+                assert receiver.take(exchange, memoryview(target))
                 assert target == message
             else:
                 receiver.skip()

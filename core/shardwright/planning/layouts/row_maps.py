@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from itertools import pairwise
 from numbers import Integral
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from attrs import field, frozen
@@ -170,7 +171,7 @@ class RowsRange(RowMap):
     def num_parts(self) -> int:  # noqa: D102 - described in the base class
         return self.parts
 
-    @property
+    @cached_property
     def block_rows(self) -> int:
         """Rows of every run but the last ones."""
         return max(1, -(-self.num_rows // self.parts))
@@ -183,7 +184,7 @@ class RowsRange(RowMap):
 
     @classmethod
     def place(cls, maps: Sequence[RowMap], ids: Any, sizes: Sequence[int]) -> tuple[Any, Any]:  # noqa: D102
-        rows = _one_number([row_map.block_rows for row_map in cast("list[RowsRange]", maps)], ids, sizes)
+        rows = _one_number([row_map.block_rows for row_map in maps], ids, sizes)  # type: ignore[attr-defined]
         parts = ids // rows
         return parts, ids - parts * rows
 
@@ -218,7 +219,7 @@ class RowsModulo(RowMap):
 
     @classmethod
     def place(cls, maps: Sequence[RowMap], ids: Any, sizes: Sequence[int]) -> tuple[Any, Any]:  # noqa: D102
-        parts = _one_number([row_map.parts for row_map in cast("list[RowsModulo]", maps)], ids, sizes)
+        parts = _one_number([row_map.parts for row_map in maps], ids, sizes)  # type: ignore[attr-defined]
         rows = ids // parts
         return ids - rows * parts, rows
 

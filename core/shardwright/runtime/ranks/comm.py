@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pickle
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -19,6 +20,8 @@ from shardwright.runtime.ranks.group_ranks import GroupRanks, Named
 
 EXCHANGE_EVENT = "shardwright::all_to_all"
 """Name in profiles of an all-to-all that is no operator of ``torch.distributed``."""
+
+T = TypeVar("T")
 
 _GATHERING = "a gathering of objects"
 
@@ -105,14 +108,15 @@ class TorchTransport(Transport):
 class _LabelledWork:
     """A collective whose error names the exchange and the ranks that were not in it."""
 
-    def __init__(self, work: Any, start: Named, communicator: TorchCommunicator, call: AllToAll) -> None:
-        self._work, self._start, self._communicator = work, start, communicator
+    def __init__(
+        self, work: Any, label: str, since: float, communicator: TorchCommunicator, call: AllToAll
+    ) -> None:
+        self._work, self._label, self._since, self._communicator = work, label, since, communicator
         self._call: AllToAll | None = call  # the backend reads and writes its tensors until it is done
 
     def wait(self) -> Any:
-        collective = self._start.collective
-        with self._communicator.named(collective):
-            result = self._communicator.wait_for(self._work, collective, self._start.since)
+        own, collective = self._communicator, f"the exchange of {self._label}"
+        result = own.attempt(collective, own.wait_for, self._work, collective, self._since)
         self._call = None
         return result
 
@@ -169,6 +173,18 @@ class TorchCommunicator(Communicator):
             self._watch.check()
         return Named(self._failure, collective, since)
 
+    def attempt(self, collective: str, function: Callable[..., T], *arguments: Any) -> T:
+        """Call a function whose errors are raised as failures of a collective; a step does so for each exchange."""
+        if self._watch is not None:
+            self._watch.check()
+        since = time.monotonic()
+        try:
+            return function(*arguments)
+        except ShardwrightError:
+            raise  # it says what it is
+        except RuntimeError as error:
+            raise self._failure(collective, error, since) from error
+
     def _failure(self, collective: str, error: RuntimeError, since: float) -> ShardwrightError:
         """Make the error of a failed collective; ranks that wait for this one in another learn of it."""
         self._ranks.close()
@@ -218,9 +234,9 @@ class TorchCommunicator(Communicator):
         return self._start(AllToAll(output, input, output_splits, input_splits, self._patience), label)
 
     def _start(self, call: AllToAll, label: str) -> _LabelledWork:
-        with (start := self.named(f"the exchange of {label}")):
-            work = self._transport.start(call)
-        return _LabelledWork(work, start, self, call)
+        since = time.monotonic()
+        work = self.attempt(f"the exchange of {label}", self._transport.start, call)
+        return _LabelledWork(work, label, since, self, call)
 
     def exchange(  # noqa: D102
         self, input: Tensor, output_splits: Sequence[int], input_splits: Sequence[int], *, label: str = ""

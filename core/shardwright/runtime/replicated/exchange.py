@@ -14,7 +14,7 @@ from shardwright.contracts.comm_backend import Work
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.replicated.forms import UpdateForm
 from shardwright.runtime.step.buffers import ALIGNMENT
-from shardwright.runtime.step.segments import deal
+from shardwright.runtime.step.segments import deal, total
 
 LABEL = "dense gradients"
 
@@ -29,23 +29,27 @@ class Gathering:
     """
 
     def __init__(self, env: ShardingEnv, forms: Sequence[UpdateForm], device: torch.device) -> None:
-        self._env, self._forms = env, forms
+        self._forms, self._rank = forms, env.rank
         self._work: Work | None = None
         self._pieces = [piece.view(torch.int64) for form in forms for piece in form.pieces()]
-        sizes = [size // ALIGNMENT for form in forms for size in form.piece_bytes()]
-        self._sizes = np.stack([np.zeros(env.world_size, dtype=np.int64), *sizes])[1:]
+        sizes = [form.piece_bytes() for form in forms]
+        self._counts = [len(own) for own in sizes]
+        if not self._pieces or env.world_size == 1:
+            return
+        # Elements of each piece of each rank, ``[pieces, W]``; nothing is sent to oneself.
+        self._sizes = np.array([size for own in sizes for size in own]) // ALIGNMENT
         self._others = self._sizes.copy()
-        self._others[:, env.rank] = 0  # nothing is sent to oneself
-        others = env.world_size - 1
-        if not others or not self._sizes.any():
+        self._others[:, self._rank] = 0
+        if not self._sizes.any():
             return
         own = torch.cat([torch.empty(0, dtype=torch.int64, device=device), *self._pieces])
-        to_each = [0 if rank == env.rank else len(own) for rank in range(env.world_size)]
-        arriving = self._others.sum(0).tolist()
+        to_each = [own.numel()] * env.world_size
+        to_each[self._rank] = 0
+        arriving = total(self._others).tolist()
         self._received = own.new_empty(sum(arriving))
         self._work = env.communicator.all_to_all(
             self._received,
-            own if others == 1 else own.repeat(others),
+            own if env.world_size == 2 else own.repeat(env.world_size - 1),
             arriving,
             to_each,
             label="updates of copies",
@@ -57,11 +61,10 @@ class Gathering:
         if self._work is not None:
             self._work.wait()
             # Own pieces did not travel: put them between those of lower and of higher ranks.
-            before = self._sizes[:, : self._env.rank].sum(1).tolist()
+            before = total(self._sizes[:, : self._rank], axis=1).tolist()
             arrived = zip(deal(self._received, self._others), self._pieces, before, strict=True)
             pieces = [torch.cat([others[:place], own, others[place:]]) for others, own, place in arrived]
-        for form in self._forms:
-            count = len(form.piece_bytes())
+        for form, count in zip(self._forms, self._counts, strict=True):
             form.gather(pieces[:count])
             pieces = pieces[count:]
 

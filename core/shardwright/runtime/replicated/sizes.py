@@ -11,7 +11,6 @@ import numpy as np
 from attrs import frozen
 from torch import Tensor
 
-from shardwright.contracts.codec import Codec
 from shardwright.contracts.lookup import Lookup
 from shardwright.planning.layouts.blocks import Ints
 from shardwright.runtime.routed.wire import WireSegment
@@ -22,69 +21,35 @@ from shardwright.runtime.step.kernel_groups import KernelGroup
 FLOAT_BYTES = 4
 
 
-@frozen(eq=False)
 class Copies:
     """A kernel group of replicas.
 
     Args:
         group: the kernel group.
         lookup: lookup of the group's blocks.
+
+    Attributes:
         order: order of the slots' lookups and gradients.
         num_rows: rows of each block, ``[K]``.
         is_pooled: there is one gradient per bag, else one per id.
         is_weighted: ids carry weights.
+        is_matrix: results are ``[bags, columns of all slots]``; else they stand slot after slot.
+        dims: gradient columns of each slot, ``[S]``.
+        first_slot: first slot of each block, ``[K]``.
+        block_dims: ``D`` of each block, ``[K]``.
+        wire: message segment of output gradients.
     """
 
-    group: KernelGroup
-    lookup: Lookup
-    order: BlockBags
-    num_rows: Ints
-    is_pooled: bool
-    is_weighted: bool
-
-    @classmethod
-    def of(cls, group: KernelGroup, lookup: Lookup) -> Copies:
-        """Describe a group and its lookup."""
+    def __init__(self, group: KernelGroup, lookup: Lookup) -> None:
+        self.group, self.lookup, self.is_matrix = group, lookup, group.kind.is_matrix
         request = group.blocks[0].request
-        return cls(
-            group=group,
-            lookup=lookup,
-            order=BlockBags(group.blocks, group.kernel),
-            num_rows=np.array([spec.block.num_rows for spec in group.blocks], dtype=np.int64),
-            is_pooled=request.is_pooled,
-            is_weighted=request.is_weighted,
-        )
-
-    @property
-    def is_matrix(self) -> bool:
-        """True if results are ``[bags, columns of all slots]``; else they stand slot after slot."""
-        return self.group.kind.is_matrix
-
-    @property
-    def dims(self) -> Ints:
-        """Gradient columns of each slot: ``[S]``."""
-        return self.order.slot_dims
-
-    @property
-    def first_slot(self) -> Ints:
-        """First slot of each block: ``[K]``."""
-        return self.order.first_slots
-
-    @property
-    def block_dims(self) -> Ints:
-        """``D`` of each block: ``[K]``."""
-        return self.dims[self.first_slot]
-
-    @property
-    def codec(self) -> Codec | None:
-        """Codec of output gradients; ``None`` if they travel as float32."""
-        return self.group.kind.codecs[1]
-
-    @property
-    def wire(self) -> WireSegment:
-        """Message segment of output gradients."""
-        widths = self.group.kind.widths
-        return WireSegment(self.codec, widths[1] if widths else int(np.gcd.reduce(self.dims)))
+        self.is_pooled, self.is_weighted = request.is_pooled, request.is_weighted
+        self.order = BlockBags(group.blocks, group.kernel)
+        self.num_rows = np.array([spec.block.num_rows for spec in group.blocks], dtype=np.int64)
+        self.dims, self.first_slot = self.order.slot_dims, self.order.first_slots
+        self.block_dims = self.dims[self.first_slot]
+        widths = group.kind.widths
+        self.wire = WireSegment(group.kind.codecs[1], widths[1] if widths else int(np.gcd.reduce(self.dims)))
 
 
 @frozen(eq=False)

@@ -57,11 +57,10 @@ class ReplicatedTables(Executor):
         self.groups = self.plan.groups
         self.lookups = keeping_gradients(config.lookups(self.groups), self.groups)
         self.routers = routers_of(self.plan)
+        self.bucketings = [router.bucketing for router in self.routers]
         self.sections = sections_of(self.plan, range(len(self.plan.kinds)))
         self.brings = [columns for section in self.sections for columns in section.brings]
-        self.copies = [
-            Copies.of(group, lookup) for group, lookup in zip(self.groups, self.lookups, strict=True)
-        ]
+        self.copies = [Copies(*pair) for pair in zip(self.groups, self.lookups, strict=True)]
         self.header_size = int(self.plan.slots.per_rank[0])
         self._known: dict[tuple[int, bytes], type[UpdateForm]] = {}
 
@@ -103,30 +102,25 @@ class ReplicatedStep(ExecutorStep):
 
     def __init__(self, tables: ReplicatedTables, batch: FeatureBatch | None) -> None:
         self._tables = tables
-        # Nothing travels, so the bags of features with batch sizes of their own are filled up here.
-        self._routed: list[Bucketed] | None
-        self._places: list[Tensor]
-        self._routed, self._places = (
-            (None, []) if batch is None else route_all(tables.routers, batch.filled_up)
-        )
-        self._feature_ids = np.zeros(0, dtype=np.int64) if batch is None else batch.num_ids
-
-    @property
-    def _own(self) -> list[Bucketed]:
-        assert self._routed is not None  # the engine raised what is wrong with the batch
-        return self._routed
+        self._own: list[Bucketed] = []
+        self._places: list[Tensor] = []
+        if batch is not None:
+            # Nothing travels, so the bags of features with batch sizes of their own are filled up here.
+            self._own, self._places = route_all(tables.routers, batch.filled_up)
+            self._feature_ids = batch.num_ids
 
     def headers(self) -> Ints:  # noqa: D102 - described in the base class
         headers = np.zeros((self._tables.env.world_size, self._tables.header_size), dtype=np.int64)
-        if self._routed is not None:
-            headers[:] = np.concatenate([own.num_ids for own in self._routed])
+        if self._own:
+            headers[:] = np.concatenate([own.num_ids for own in self._own])
         return headers
 
     def send(self, peers: PeerHeaders) -> None:  # noqa: D102
-        num_ids = peers.fields
-        bags = np.broadcast_to(peers.batch_sizes[:, None], num_ids.shape)
-        self._routed = [own.on(self._tables.device) for own in self._own]
-        self._looked_up = LookedUp(num_ids, bags if self._tables.is_pooled else num_ids)
+        num_ids = num_bags = peers.fields
+        if self._tables.is_pooled:
+            num_bags = np.zeros_like(num_ids) + peers.batch_sizes[:, None]
+        self._own = [own.on(self._tables.device) for own in self._own]
+        self._looked_up = LookedUp(num_ids, num_bags)
 
     def receive(self) -> Sequence[Tensor]:  # noqa: D102
         return [tensor for own in self._own for tensor in own.tensors]
@@ -135,20 +129,16 @@ class ReplicatedStep(ExecutorStep):
         tables, self._training, self._trains_weights = self._tables, training, trains_weights
         self._bags: list[Bags] = bags_of_groups(tables.groups, self._own)
         pairs = zip(tables.lookups, self._bags, strict=True)
-        results = [lookup.forward(bags, training=False)[0].reshape(-1) for lookup, bags in pairs]
         answers = Answers(
-            results=dict(enumerate(results)),
+            results=[lookup.forward(bags, training=False)[0].reshape(-1) for lookup, bags in pairs],
             batch_sizes=np.array([self._own[0].batch_size]),
-            asked={router.bucketing: own for router, own in zip(tables.routers, self._own, strict=True)},
-            answered={
-                router.bucketing: own.num_bags[None]
-                for router, own in zip(tables.routers, self._own, strict=True)
-            },
+            asked=dict(zip(tables.bucketings, self._own, strict=True)),
+            answered=dict(zip(tables.bucketings, [own.num_bags[None] for own in self._own], strict=True)),
             num_ids=self._feature_ids,
             device=tables.device,
         )
         self._steps: list[SectionStep] = [section.begin(answers) for section in tables.sections]
-        self._routed = None
+        del self._own
 
     def outputs(self) -> list[Tensor]:  # noqa: D102
         return [output for step in self._steps for output in step.outputs(step.results())]

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shardwright.planning.layouts.blocks import Ints
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.routed.plan import RoutingPlan
 from shardwright.runtime.routed.return_path import Answers, PathSlots, ReturnPath, ReturnStep
@@ -52,10 +53,13 @@ class _DirectStep(ReturnStep):
     def __init__(self, path: DirectReturn, answers: Answers) -> None:
         self._path = path
         self._steps = [section.begin(answers) for section in path.sections]
+        # Values of each section that this rank answers and asks for, of results and of gradients, [P, 2, W].
+        self._answered: Ints = np.array([step.answered for step in self._steps])
+        self._asked: Ints = np.array([step.asked for step in self._steps])
         self._transfer = path.wires[RESULTS].exchange(
             [step.results() for step in self._steps],
-            np.stack([step.answered[RESULTS] for step in self._steps]),
-            np.stack([step.asked[RESULTS] for step in self._steps]),
+            self._answered[:, RESULTS],
+            self._asked[:, RESULTS],
             label="results",
         )
 
@@ -63,9 +67,8 @@ class _DirectStep(ReturnStep):
         """Results take one collective, which is under way."""
 
     def outputs(self) -> list[Tensor]:
-        received = self._transfer.wait()
+        pairs = zip(self._steps, self._transfer.wait(), strict=True)
         del self._transfer
-        pairs = zip(self._steps, received, strict=True)
         return [output for step, own in pairs for output in step.outputs(own)]
 
     def send_gradients(self, gradients: Sequence[Tensor], scale: float) -> None:
@@ -74,17 +77,15 @@ class _DirectStep(ReturnStep):
         room = partial(wire.room, device=gradients[0].device)
         self._transfer = wire.exchange(
             [step.gradients(gradients, room) for step in self._steps],
-            np.stack([step.asked[GRADIENTS] for step in self._steps]),
-            np.stack([step.answered[GRADIENTS] for step in self._steps]),
+            self._asked[:, GRADIENTS],
+            self._answered[:, GRADIENTS],
             label="gradients",
         )
 
     def gradients(self) -> Mapping[int, Tensor]:
-        received = self._transfer.wait()
+        found: dict[int, Tensor] = {}
+        steps = zip(self._path.sections, self._steps, self._transfer.wait(), strict=True)
         del self._transfer
-        sections = zip(self._path.sections, self._steps, received, strict=True)
-        return {
-            group: gradient
-            for section, step, own in sections
-            for group, gradient in zip(section.groups, step.by_group(own), strict=True)
-        }
+        for section, step, own in steps:
+            found.update(zip(section.groups, step.by_group(own), strict=True))
+        return found

@@ -11,7 +11,7 @@ Legend: W ranks, S slots of all ranks, S_r a rank's slots of one router, P parts
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from shardwright.planning.layouts.blocks import Ints
 from shardwright.runtime.routed.routing import Bucketed, Router
 from shardwright.runtime.step.executor import PeerHeaders
 from shardwright.runtime.step.kernel_groups import KernelGroup
-from shardwright.runtime.step.segments import filled_up, interleave, places_of, sums, take
+from shardwright.runtime.step.segments import all_true, filled_up, interleave, places_of, sums, take, total
 
 _BAGS = 32
 _IDS = (1 << _BAGS) - 1
@@ -39,14 +39,14 @@ class Incoming:
         batch_sizes: ``B_w`` of each rank, ``[W]``.
         num_ids: number of ids from each rank for each slot, ``[W, S_r]`` for each router.
         num_bags: number of bags from each rank for each slot, ``[W, S_r]`` for each router.
-        words: 4-byte words of each part of each rank's message, ``[P, W]``.
+        starts: first 4-byte word of each part in the message from each rank, ``[P, W]``.
         splits: 8-byte words of each rank's message, ``[W]``.
     """
 
     batch_sizes: Ints
     num_ids: Sequence[Ints]
     num_bags: Sequence[Ints]
-    words: Ints
+    starts: Ints
     splits: list[int]
 
 
@@ -87,46 +87,57 @@ class PayloadFormat:
         ]
         stops = before[:, rank] + per_rank[:, rank]
         self._own = [slice(*span) for span in zip(before[:, rank].tolist(), stops.tolist(), strict=True)]
+        self._world_size = per_rank.shape[1]
+        # Router of each group, and its slots among those of the router.
+        self._of_group = [
+            (number, slice(group.slots.start - own.start, group.slots.stop - own.start))
+            for number, own in enumerate(self._own)
+            for group in groups
+            if own.start <= group.slots.start < own.stop
+        ]
 
     def headers(self, routed: Sequence[Bucketed]) -> Ints:
-        """Write the header fields for each rank, filled up with zeros: ``[W, header_size]``."""
-        world_size = self._routers[0].slots.world_size
-        fields = np.zeros(world_size * self.header_size, dtype=np.int64)
-        for places, own in zip(self._fields, routed, strict=True):
+        """Write the header fields for each rank, filled up with zeros: ``[W, header_size]``; only zeros of no ids."""
+        fields = np.zeros(self._world_size * self.header_size, dtype=np.int64)
+        for places, own in zip(self._fields, routed, strict=False):
             fields[places] = own.num_ids | own.num_bags << _BAGS
-        return fields.reshape(world_size, -1)
+        return fields.reshape(self._world_size, -1)
 
     def pack(self, routed: Sequence[Bucketed]) -> tuple[Tensor, list[int]]:
         """Pack the messages to all ranks: flat int64, and the number of elements for each rank."""
-        firsts = [router.slots.first for router in self._routers]
-        num_ids = [sums(own.num_ids, first) for own, first in zip(routed, firsts, strict=True)]
-        num_bags = [sums(own.num_bags, first) for own, first in zip(routed, firsts, strict=True)]
-        parts = [own.ids for own in routed]
-        parts += [own.lengths for own in routed if own.lengths is not None]
-        parts += [own.weights for own in routed if own.weights is not None]
-        words = self._words(num_ids, num_bags)
-        missing = int(words[-1].sum())
-        pieces = [part.view(torch.int32) for part in parts]
+        pairs = zip(routed, self._routers, strict=True)
+        sizes = [sums(own.num_ids | own.num_bags << _BAGS, router.slots.first) for own, router in pairs]
+        pieces = [own.ids.view(torch.int32) for own in routed]
+        if self._is_pooled:
+            pieces += [own.lengths for own in routed if own.lengths is not None]
+        if self._is_weighted:
+            pieces += [own.weights.view(torch.int32) for own in routed if own.weights is not None]
+        words = self._words(np.array(sizes))
+        missing = int(total(words[-1]))
         if missing:
-            pieces.append(torch.zeros(missing, dtype=torch.int32, device=parts[0].device))
+            pieces.append(pieces[0].new_zeros(missing))
         packed = interleave(pieces, words[: len(pieces)])
-        return packed.view(torch.int64), (words.sum(0) // 2).tolist()
+        return packed.view(torch.int64), (total(words) // 2).tolist()
 
-    def _words(self, num_ids: Sequence[Ints], num_bags: Sequence[Ints]) -> Ints:
-        """Count the words of each part of the message to (or from) each rank, ``[P, W]``; the last part is padding."""
-        words = [own * _WORDS[torch.int64] for own in num_ids]
-        words += num_bags if self._is_pooled else []
-        words += num_ids if self._is_weighted else []
-        odd = sum(words[1:], words[0]) & 1  # one word of padding makes a multiple of 8 bytes
-        return np.array([*words, odd])
+    def _words(self, sizes: Ints) -> Ints:
+        """Count the words of each part of the message to (or from) each rank, ``[P, W]``; the last part is padding.
+
+        Args:
+            sizes: ids and bags of each router's slots together, as a header field has them, ``[routers, W]``.
+        """
+        ids, bags = sizes & _IDS, sizes >> _BAGS
+        parts = [ids * _WORDS[torch.int64], bags if self._is_pooled else ids[:0]]
+        parts += [ids] if self._is_weighted else []
+        words = np.concatenate(parts)
+        odd = total(words) & 1  # one word of padding makes a multiple of 8 bytes
+        return np.concatenate([words, odd[None]])
 
     def incoming(self, peers: PeerHeaders) -> Incoming:
         """Read the sizes of the arriving messages from the headers."""
         fields = [peers.fields[:, own] for own in self._own]
-        num_ids = [own & _IDS for own in fields]
-        num_bags = [own >> _BAGS for own in fields]
-        words = self._words([own.sum(1) for own in num_ids], [own.sum(1) for own in num_bags])
-        return Incoming(peers.batch_sizes, num_ids, num_bags, words, (words.sum(0) // 2).tolist())
+        words = self._words(np.array([total(own, axis=1) for own in fields]))
+        num_ids, num_bags = [own & _IDS for own in fields], [own >> _BAGS for own in fields]
+        return Incoming(peers.batch_sizes, num_ids, num_bags, places_of(words), (total(words) // 2).tolist())
 
     def sizes_back(self, routed: Sequence[Bucketed], incoming: Incoming) -> tuple[Ints, Ints]:
         """Count the values of ids on the way back from where they were looked up.
@@ -139,65 +150,41 @@ class PayloadFormat:
             Values that leave to each rank, of each local group, ``[G, W]``; values that arrive from each rank, of each
             router, ``[R, W]``.
         """
-        leaving = [
-            incoming.num_ids[number][
-                :, slice(group.slots.start - own.start, group.slots.stop - own.start)
-            ].sum(1)
-            for number, own in enumerate(self._own)
-            for group in self._groups
-            if own.start <= group.slots.start < own.stop
-        ]
+        leaving = [total(incoming.num_ids[number][:, slots], axis=1) for number, slots in self._of_group]
         pairs = zip(routed, self._routers, strict=True)
         arriving = [sums(own.num_ids, router.slots.first) for own, router in pairs]
         no_group = np.zeros((0, len(incoming.batch_sizes)), dtype=np.int64)
         return np.concatenate([no_group, *(own[None] for own in leaving)]), np.stack(arriving)
 
     def unpack(self, received: Tensor, incoming: Incoming) -> list[Bags]:
-        """Read the bags of each of this rank's groups from the messages."""
-        return [
-            bags
-            for number in range(len(self._routers))
-            for bags in self._unpacked(number, received, incoming)
-        ]
+        """Read the bags of each of this rank's groups from the messages.
 
-    def _unpacked(self, number: int, received: Tensor, incoming: Incoming) -> Iterator[Bags]:
-        """Yield the bags of the groups of one router.
-
-        A group's slots are a run of the router's slots, so its elements are a run of each part of each message.
+        A group's slots are a run of its router's slots, so its elements are a run of each part of each message.
         """
-        num_routers = len(self._routers)
-        starts = places_of(incoming.words)
-        num_ids, num_bags = incoming.num_ids[number], incoming.num_bags[number]
-        own = self._own[number]
-        for group in self._groups:
-            if not own.start <= group.slots.start < own.stop:
-                continue
-            slots = slice(group.slots.start - own.start, group.slots.stop - own.start)
-            part_of_lengths = num_routers + number
-            part_of_weights = num_routers * (1 + self._is_pooled) + number
-            own_bags = Bags(
-                ids=_run(received, starts[number], num_ids, slots),
-                lengths=_run(received.view(torch.int32), starts[part_of_lengths], num_bags, slots)
-                if self._is_pooled
-                else None,
-                weights=_run(received.view(torch.float32), starts[part_of_weights], num_ids, slots)
-                if self._is_weighted
-                else None,
-                counts=num_bags[:, slots],
-                is_ragged=group.kind.is_ragged,
-            )
-            has_all = group.kind.is_ragged or not self._is_pooled
-            yield own_bags if has_all else _with_all_bags(own_bags, incoming.batch_sizes)
+        num_routers, starts = len(self._routers), incoming.starts
+        found, lengths, weights = [], None, None
+        for group, (number, slots) in zip(self._groups, self._of_group, strict=True):
+            num_ids, num_bags = incoming.num_ids[number], incoming.num_bags[number]
+            ids = _run(received, starts[number], num_ids, slots)
+            if self._is_pooled:
+                message = received.view(torch.int32)
+                lengths = _run(message, starts[num_routers + number], num_bags, slots)
+            if self._is_weighted:
+                place = num_routers * (1 + self._is_pooled) + number
+                weights = _run(received.view(torch.float32), starts[place], num_ids, slots)
+            counts, is_ragged = num_bags[:, slots], group.kind.is_ragged
+            if lengths is not None and not is_ragged:
+                lengths, counts = _with_all_bags(lengths, counts, incoming.batch_sizes)
+            found.append(Bags(ids, lengths, weights, counts, is_ragged))
+        return found
 
 
-def _with_all_bags(bags: Bags, batch_sizes: Ints) -> Bags:
+def _with_all_bags(lengths: Tensor, counts: Ints, batch_sizes: Ints) -> tuple[Tensor, Ints]:
     """Fill up the slots with empty bags to the batch size of their source, as kernels want them."""
-    wanted = np.broadcast_to(batch_sizes[:, None], bags.table.shape)
-    if np.array_equal(bags.table, wanted):
-        return bags
-    assert bags.lengths is not None  # sequences have a bag for each id
-    lengths = filled_up(bags.lengths, bags.table.reshape(-1), wanted.reshape(-1))
-    return Bags(bags.ids, lengths, bags.weights, wanted)
+    if all_true(counts == batch_sizes[:, None], axis=None):
+        return lengths, counts
+    wanted = np.broadcast_to(batch_sizes[:, None], counts.shape)
+    return filled_up(lengths, counts.reshape(-1), wanted.reshape(-1)), wanted
 
 
 def _run(message: Tensor, starts: Ints, sizes: Ints, slots: slice) -> Tensor:
@@ -209,5 +196,7 @@ def _run(message: Tensor, starts: Ints, sizes: Ints, slots: slice) -> Tensor:
         sizes: number of elements of each slot, ``[W, S_r]``.
         slots: the run of slots.
     """
-    first = starts // _WORDS[message.dtype] + sizes[:, : slots.start].sum(1)
-    return take(message, first, sizes[:, slots].sum(1))
+    first = starts // _WORDS[message.dtype]
+    if slots.start:
+        first += total(sizes[:, : slots.start], axis=1)
+    return take(message, first, total(sizes[:, slots], axis=1))

@@ -28,7 +28,7 @@ class Answers:
     """Results of this rank's lookups for the batches of all ranks, to be sent home.
 
     Args:
-        results: flat result of each local group of the path, by index of the group (see :class:`shardwright.Lookup`).
+        results: flat result of each local group, those of other paths too (see :class:`shardwright.Lookup`).
         batch_sizes: ``B_w`` of each rank, ``[W]``.
         asked: ids that this rank sent, by bucketing.
         answered: number of bags from each rank for this rank's slots, ``[W, S_r]``, by bucketing. Where a feature has a
@@ -37,7 +37,7 @@ class Answers:
         device: device of all tensors.
     """
 
-    results: Mapping[int, Tensor]
+    results: Sequence[Tensor]
     batch_sizes: Ints
     asked: Mapping[Bucketing, Bucketed]
     answered: Mapping[Bucketing, Ints]

@@ -191,18 +191,13 @@ class WholeRouter(Router):
             weights = None if weights is None else take(weights, starts, num_ids)
             sizes = None if sizes is None else sizes[self._features]
         lengths = lengths.reshape(-1)
-        num_bags = np.full_like(num_ids, size) if sizes is None else sizes
-        if sizes is not None:
+        if not self._is_pooled:
+            return Bucketed(size, num_ids, num_ids, ids, None, weights, None)
+        if sizes is None:
+            sizes = np.zeros_like(num_ids) + size
+        else:
             lengths = take(lengths, np.arange(len(sizes)) * size, sizes)
-        return Bucketed(
-            batch_size=size,
-            num_ids=num_ids,
-            num_bags=num_bags if self._is_pooled else num_ids,
-            ids=ids,
-            lengths=lengths if self._is_pooled else None,
-            weights=weights,
-            places=None,
-        )
+        return Bucketed(size, num_ids, sizes, ids, lengths, weights, None)
 
 
 @frozen(eq=False)
@@ -323,10 +318,9 @@ class _BucketRouter(Router):
     def _samples(self, ids: _Sorted) -> Tensor:
         """The sample of each sorted id: ``[N]`` int32."""
         size = ids.batch.batch_size
-        lengths = take(
-            ids.batch.lengths.reshape(-1), self._features * size, np.full_like(self._features, size)
-        )
-        samples = torch.arange(size, dtype=torch.int32, device=lengths.device).repeat(len(self._features))
+        starts = self._features * size
+        lengths = take(ids.batch.lengths.reshape(-1), starts, starts - starts + size)
+        samples = torch.arange(size, dtype=torch.int32, device=lengths.device).repeat(len(starts))
         return spread(samples, lengths, int(ids.sizes.sum())).index_select(0, ids.place)
 
 
@@ -352,7 +346,7 @@ class RaggedRouter(_BucketRouter):
     def _bags(self, ids: _Sorted) -> _BucketBags:
         samples = self._samples(ids)
         # A bag begins at the first id of a bucket, and where the sample changes. The last mark ends the last bag.
-        begins = torch.ones(len(samples) + 1, dtype=torch.bool, device=samples.device)
+        begins = torch.ones(samples.shape[0] + 1, dtype=torch.bool, device=samples.device)
         torch.ne(samples[1:], samples[:-1], out=begins[1:-1])
         stops = ids.counts.cumsum(0)
         begins.index_fill_(0, stops - ids.counts, True)

@@ -25,7 +25,17 @@ from shardwright.runtime.routed.section_steps import SectionStep, Trim, TrimmedS
 from shardwright.runtime.routed.wire import WireSegment
 from shardwright.runtime.step.columns import Columns, Move, Placement, Room, selected
 from shardwright.runtime.step.kernel_groups import Bucketing, GroupKind
-from shardwright.runtime.step.segments import counts_of, index_of, order_of, repeated, starts_of, sums, take
+from shardwright.runtime.step.segments import (
+    all_true,
+    counts_of,
+    index_of,
+    order_of,
+    repeated,
+    starts_of,
+    sums,
+    take,
+    total,
+)
 
 
 class Section(ABC):
@@ -49,7 +59,8 @@ class Section(ABC):
         own = PathSlots.of_kinds(plan, kinds)
         self.slots, self.groups = own.columns, own.groups
         self.kind: GroupKind = plan.kinds[kinds[0]]
-        self.rank, self.is_pooled = plan.rank, plan.collection.is_pooled
+        self.rank = plan.rank
+        self._may_be_trimmed = self.kind.bucketing is Bucketing.WHOLE and plan.collection.is_pooled
         # Places of the section's slots among those of their router.
         routed = plan.slots.chosen(plan.bucketing_of_piece[plan.slots.piece] == self.kind.bucketing)
         is_own = np.isin(plan.pieces.group[routed.piece], kinds)
@@ -61,7 +72,7 @@ class Section(ABC):
 
     def begin(self, answers: Answers) -> SectionStep:
         """Start with the results of a batch."""
-        if self.kind.bucketing is not Bucketing.WHOLE or not self.is_pooled or self._is_filled_up(answers):
+        if not self._may_be_trimmed or self._is_filled_up(answers):
             return self._begin(answers)
         # The section sees slots that are filled up to the batch size; what travels is trimmed.
         step = self._begin(_filled_up(answers, self.kind.bucketing, self.rank))
@@ -80,8 +91,8 @@ class Section(ABC):
     def _is_filled_up(self, answers: Answers) -> bool:
         """True if all slots have the batch size of their source, on both sides."""
         bucketing, sizes = self.kind.bucketing, answers.batch_sizes
-        is_own = (answers.asked[bucketing].num_bags == sizes[self.rank]).all()
-        return bool(is_own and (answers.answered[bucketing] == sizes[:, None]).all())
+        is_own = all_true(answers.asked[bucketing].num_bags == sizes[self.rank])
+        return bool(is_own and all_true(answers.answered[bucketing] == sizes[:, None], axis=None))
 
     @abstractmethod
     def _begin(self, answers: Answers) -> SectionStep:
@@ -94,7 +105,7 @@ class Section(ABC):
 
     def bags_answered(self, answers: Answers) -> Ints:
         """Number of bags that each rank sent to the local slots together: ``[W]``."""
-        answered: Ints = answers.answered[self.kind.bucketing][:, self.local].sum(1)
+        answered: Ints = total(answers.answered[self.kind.bucketing][:, self.local], axis=1)
         return answered
 
 
@@ -137,7 +148,8 @@ class Homecoming:
     """
 
     def __init__(self, plan: RoutingPlan, columns: Columns, placed: Placement) -> None:
-        first, self._moves, self.brings = first_columns(plan, columns), list[Move](), list[Columns]()
+        first, self.brings = first_columns(plan, columns), list[Columns]()
+        self._moves: list[tuple[Move, int]] = []  # and the columns of its result
         # The tensor of each piece: 0 for the first arrival of its columns, 1 for the second, and so on.
         layer = _occurrence(first)
         for number in range(int(layer.max(initial=-1)) + 1):
@@ -145,13 +157,13 @@ class Homecoming:
             own = own[np.argsort(first[own], kind="stable")]
             widths = (columns.stop - columns.start)[own]
             source = Placement(placed.matrix[own], placed.width[own], placed.offset[own])
-            self._moves.append(Move(widths, source, Placement.in_one(starts_of(widths), int(widths.sum()))))
+            width = int(widths.sum())
+            self._moves.append((Move(widths, source, Placement.in_one(starts_of(widths), width)), width))
             self.brings.append(Columns(columns.output[own], columns.start[own], columns.stop[own]))
 
     def outputs(self, received: Tensor, size: int) -> list[Tensor]:
         """Make a tensor for each of ``brings`` from all matrices, flat, of ``size`` samples."""
-        pairs = zip(self._moves, self.brings, strict=True)
-        return [move(received, size).view(size, columns.width) for move, columns in pairs]
+        return [move(received, size).view(size, width) for move, width in self._moves]
 
 
 def _occurrence(values: Ints) -> Ints:
@@ -180,10 +192,9 @@ class MatrixSection(Section):
         width = plan.collection.width
         whole = Placement.in_one(first_columns(plan, gradients), width)
         self.spread = Move(widths[1], whole, sent[1])
-        self.group_widths = [
-            [int((own.stop - own.start).sum()) for own in self._columns_of_group(plan, group)]
-            for group in self.groups
-        ]
+        of_groups = [self._columns_of_group(plan, group) for group in self.groups]
+        # Columns of each local group's results, and of its gradients.
+        self.group_widths = [[own[gradient].width for own in of_groups] for gradient in (False, True)]
         alike = self.kind.widths
         units = alike or tuple(int(np.gcd.reduce(own)) or 1 for own in widths)
         self.wire = _wire(self.kind, units)
@@ -220,8 +231,7 @@ class _MatrixStep(SectionStep):
             return results[0]
         if not results:
             return torch.empty(0, dtype=torch.float32, device=self._device)
-        widths = [own for own, _ in self._section.group_widths]
-        pairs = zip(results, widths, strict=True)
+        pairs = zip(results, self._section.group_widths[False], strict=True)
         return torch.cat([result.view(result.numel() // width, width) for result, width in pairs], 1).view(-1)
 
     def outputs(self, received: Tensor) -> list[Tensor]:
@@ -231,7 +241,7 @@ class _MatrixStep(SectionStep):
         return self._section.spread(gradients[0].reshape(-1), self._size, room)
 
     def by_group(self, received: Tensor) -> list[Tensor]:
-        widths = [own for _, own in self._section.group_widths]
+        widths = self._section.group_widths[True]
         if len(widths) <= 1:
             return [received] * len(widths)
         rows = received.view(received.numel() // sum(widths), sum(widths))
@@ -248,6 +258,7 @@ class _Targets:
 
     Attributes:
         columns: columns of each target, ``[T]``.
+        number: ``T``.
         of_slot: target of each slot, ``[S]``.
     """
 
@@ -263,9 +274,7 @@ class _Targets:
         of_piece[used] = target.reshape(-1)
         self.of_slot: Ints = of_piece[pieces]
         self.columns = Columns(columns.output[first], columns.start[first], columns.stop[first])
-
-    def __len__(self) -> int:
-        return len(self.columns.output)
+        self.number = len(first)
 
 
 class RowsSection(Section):
@@ -336,16 +345,17 @@ class _BagsStep(_RowsStep):
     def _rows_of(self, targets: _Targets) -> Tensor:
         """Row of each bag in ``[B, T]``, seen flat: ``sample * T + target``."""
         target = repeated(targets.of_slot, self.bags, self._device)
-        return target.add_(self._samples, alpha=len(targets))
+        return target.add_(self._samples, alpha=targets.number)
 
     def outputs(self, received: Tensor) -> list[Tensor]:
-        num_targets, width = len(self.section.targets), self.section.widths[0]
+        num_targets, width = self.section.targets.number, self.section.widths[0]
         num_rows = self._size * num_targets
         rows = self._rows_of(self.section.targets)
         # Sorted by output row; an embedding bag over the sorted order adds up the values of each row.
         order = order_of(rows, num_rows)
-        values = received.view(len(order), width)
-        if len(order) == num_rows and len(self.bags) == num_targets:  # nothing is to be added up
+        num_bags = order.shape[0]
+        values = received.view(num_bags, width)
+        if num_bags == num_rows and len(self.bags) == num_targets:  # nothing is to be added up
             summed = values.index_select(0, order)
         else:
             offsets = torch.zeros(num_rows + 1, dtype=torch.int64, device=self._device)
@@ -356,7 +366,7 @@ class _BagsStep(_RowsStep):
     def gradients(self, gradients: Sequence[Tensor], room: Room | None = None) -> Tensor:
         targets, width = self.section.gradient_targets, self.section.widths[1]
         picked = self.section.pick(gradients[0].reshape(-1), self._size)
-        rows = picked.view(self._size * len(targets), width)
+        rows = picked.view(self._size * targets.number, width)
         return selected(rows, self._rows_of(targets), room)
 
 

@@ -14,7 +14,7 @@ from shardwright.errors import UnsupportedError
 from shardwright.planning.layouts.blocks import Ints
 from shardwright.planning.layouts.layout import Dataflow, Exchange, Hierarchical, Routed
 from shardwright.planning.plan.sharding import ParameterSharding
-from shardwright.runtime.ranks.devices import sent_to
+from shardwright.runtime.ranks.devices import is_host, sent_to
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.routed.codecs import codecs_of_tables
 from shardwright.runtime.routed.direct import DirectReturn
@@ -101,6 +101,7 @@ class RoutedTables(Executor):
             is_weighted=config.is_weighted,
             is_pooled=is_pooled,
         )
+        self.bucketings = [router.bucketing for router in self.routers]
         self.header_size = self.format.header_size
         self.slots, self.paths = self._paths()
         self.brings = [columns for path in self.paths for columns in path.brings]
@@ -146,42 +147,34 @@ class RoutedStep(ExecutorStep):
 
     def __init__(self, tables: RoutedTables, batch: FeatureBatch | None) -> None:
         self._tables = tables
-        self._routed: list[Bucketed] | None
-        self._places: list[Tensor]
-        self._routed, self._places = (None, []) if batch is None else route_all(tables.routers, batch)
-        self._num_ids = np.zeros(0, dtype=np.int64) if batch is None else batch.num_ids
+        self._asked: list[Bucketed] = []
+        self._places: list[Tensor] = []
+        if batch is not None:
+            self._asked, self._places = route_all(tables.routers, batch)
+            self._num_ids = batch.num_ids
         self._bags: list[Bags] | None = None
-        self._back: tuple[list[Bags], Ints, Ints] | None = (
-            None  # weighted bags, values that leave and that arrive
-        )
-        self._saved: list[Any] = []
-        self._steps: list[ReturnStep] = []
+        self._received: dict[int, tuple[Tensor, float]] | None = None
 
     def headers(self) -> Ints:  # noqa: D102 - described in the base class
-        if self._routed is None:
-            return np.zeros((self._tables.env.world_size, self._tables.header_size), dtype=np.int64)
         return self._tables.format.headers(self._asked)
-
-    @property
-    def _asked(self) -> list[Bucketed]:
-        assert self._routed is not None  # the engine raised what is wrong with the batch
-        return self._routed
 
     def send(self, peers: PeerHeaders) -> None:  # noqa: D102
         tables = self._tables
-        self._batch_sizes, self._incoming = peers.batch_sizes, tables.format.incoming(peers)
+        self._incoming = tables.format.incoming(peers)
         sent, send_splits = tables.format.pack(self._asked)
-        # A batch in the host's memory was routed there: this copy is the only one of its ids.
-        sent = sent_to(tables.device, sent)
-        self._routed = [own.with_places_on(tables.device) for own in self._asked]
-        self._payload = sent.new_empty(sum(self._incoming.splits))
-        self._work = tables.env.communicator.all_to_all(
-            self._payload, sent, self._incoming.splits, send_splits, label="ids"
-        )
+        if not is_host(tables.device):
+            # A batch in the host's memory was routed there: this copy is the only one of its ids.
+            sent = sent_to(tables.device, sent)
+            self._asked = [own.with_places_on(tables.device) for own in self._asked]
+        splits = self._incoming.splits
+        self._payload = sent.new_empty(sum(splits))
+        self._work = tables.env.communicator.all_to_all(self._payload, sent, splits, send_splits, label="ids")
 
     def receive(self) -> Sequence[Tensor]:  # noqa: D102
         self._work.wait()
         del self._work
+        if is_host(self._tables.device):
+            return ()  # they belong to no stream
         return [self._payload, *(tensor for own in self._asked for tensor in own.tensors)]
 
     def _arrived(self) -> list[Bags]:
@@ -198,43 +191,34 @@ class RoutedStep(ExecutorStep):
         return [tensor for own in bags for tensor in own.tensors]
 
     def lookup(self, *, training: bool, trains_weights: bool = False) -> None:  # noqa: D102
-        results = []
-        if trains_weights:
-            self._back = self._arrived(), *self._tables.format.sizes_back(self._asked, self._incoming)
-        for taking, own in zip(self._tables.taking, self._arrived(), strict=True):
-            result, saved = taking.forward(own, training=training)
-            results.append(result.reshape(-1))
-            self._saved.append(saved)
-        self._bags = None
-        del self._payload
-        self._start(results)
-        if training:  # while results travel
-            for taking, saved in zip(self._tables.taking, self._saved, strict=True):
-                taking.anticipate(saved)
-
-    def _start(self, results: Sequence[Tensor]) -> None:
-        """Start to send the results home by all paths."""
-        kinds = [router.bucketing for router in self._tables.routers]
-        for slots, path in zip(self._tables.slots, self._tables.paths, strict=True):
-            answers = Answers(
-                results={group: results[group] for group in slots.groups},
-                batch_sizes=self._batch_sizes,
-                asked=dict(zip(kinds, self._asked, strict=True)),
-                answered=dict(zip(kinds, self._incoming.num_bags, strict=True)),
-                num_ids=self._num_ids,
-                device=self._tables.device,
-            )
-            self._steps.append(path.start(answers))
+        tables, bags, incoming = self._tables, self._arrived(), self._incoming
+        if trains_weights:  # weighted bags, values that leave and that arrive
+            self._back = bags, *tables.format.sizes_back(self._asked, incoming)
+        looked_up = [
+            taking.forward(own, training=training) for taking, own in zip(tables.taking, bags, strict=True)
+        ]
+        self._saved: list[Any] = [saved for _, saved in looked_up]
+        answers = Answers(
+            results=[result.reshape(-1) for result, _ in looked_up],
+            batch_sizes=incoming.batch_sizes,
+            asked=dict(zip(tables.bucketings, self._asked, strict=True)),
+            answered=dict(zip(tables.bucketings, incoming.num_bags, strict=True)),
+            num_ids=self._num_ids,
+            device=tables.device,
+        )
+        del self._payload, self._bags, self._asked, self._incoming
+        self._steps: list[ReturnStep] = [path.start(answers) for path in tables.paths]
         for step in self._steps:
             step.proceed()
-        del self._routed, self._incoming
+        if training:  # while results travel
+            for taking, saved in zip(tables.taking, self._saved, strict=True):
+                taking.anticipate(saved)
 
     def outputs(self) -> list[Tensor]:  # noqa: D102
         return [output for step in self._steps for output in step.outputs()]
 
     def send_gradients(self, gradients: Sequence[Tensor], scale: float) -> None:  # noqa: D102
         self._scale = scale
-        self._received: dict[int, tuple[Tensor, float]] | None = None
         for step in self._steps:
             step.send_gradients(gradients, scale)
 
@@ -249,7 +233,6 @@ class RoutedStep(ExecutorStep):
         return self._received
 
     def send_weight_gradients(self) -> None:  # noqa: D102
-        assert self._back is not None  # the lookup was told
         tables, (bags, leaving, arriving) = self._tables, self._back
         received = self._gradients()  # a collective of all ranks, also of those without a block
         found = []
@@ -270,7 +253,6 @@ class RoutedStep(ExecutorStep):
         )
 
     def weight_gradients(self, num_ids: int) -> Tensor:  # noqa: D102
-        assert self._back is not None  # the lookup was told
         self._work.wait()
         arrived = deal(self._weights, self._back[2])  # in the order of each router's ids
         return added_at_home(arrived, self._places, num_ids, self._tables.device)

@@ -16,7 +16,7 @@ from torch import Tensor
 from shardwright.contracts.codec import Codec
 from shardwright.contracts.comm_backend import Communicator, Work
 from shardwright.planning.layouts.blocks import Ints
-from shardwright.runtime.step.segments import deal, interleave
+from shardwright.runtime.step.segments import deal, interleave, total
 
 _FLOAT_BYTES = 4
 _ALIGNMENT = 8
@@ -131,7 +131,7 @@ class Wire:
         return Transfer(*self._start(packed, leaving, arriving, label), arriving, self._segments)
 
     def _start(self, packed: Tensor, leaving: Ints, arriving: Ints, label: str) -> tuple[Work, Tensor]:
-        splits, sent_splits = arriving.sum(0).tolist(), leaving.sum(0).tolist()
+        splits, sent_splits = total(arriving).tolist(), total(leaving).tolist()
         received = packed.new_empty(sum(splits))
         return self._communicator.all_to_all(received, packed, splits, sent_splits, label=label), received
 

@@ -33,10 +33,6 @@ class Arrangement(ABC):
         self._collection, self._brings = collection, brings
 
     @abstractmethod
-    def shapes(self, batch: FeatureBatch) -> list[tuple[int, int]]:
-        """Shapes of the outputs for a batch."""
-
-    @abstractmethod
     def outputs(self, brought: Sequence[Tensor], batch: FeatureBatch) -> list[Tensor]:
         """Values of the outputs. Columns that several tensors bring are added up."""
 
@@ -58,6 +54,7 @@ class PooledArrangement(Arrangement):
         tensor, column = self._first_brought(spans)
         self._used = np.unique(tensor).tolist()  # others only add to what these bring
         self._arrange = self._arranging(tensor, column)
+        self._width = collection.width
         self._means = _Means(collection)
         self._examples = _Examples(collection)
 
@@ -91,17 +88,14 @@ class PooledArrangement(Arrangement):
         source = Placement(before[tensor[begins]], sizes[tensor[begins]], column[begins])
         return Move(widths, source, Placement.in_one(begins, len(tensor)))
 
-    def shapes(self, batch: FeatureBatch) -> list[tuple[int, int]]:  # noqa: D102 - described in the base class
-        return [(batch.batch_size, self._collection.width)]
-
     def outputs(self, brought: Sequence[Tensor], batch: FeatureBatch) -> list[Tensor]:  # noqa: D102
         used = [brought[index].reshape(-1) for index in self._used]
-        flat = used[0] if len(used) == 1 else torch.cat(used)
-        (shape,) = self.shapes(batch)
-        output = self._arrange(flat, batch.batch_size).view(shape)
+        flat, size = used[0] if len(used) == 1 else torch.cat(used), batch.batch_size
+        output = self._arrange(flat, size).view(size, self._width)
         for index, columns, own in self._added:
             output[:, columns] += brought[index][:, own]
-        output = self._means.divide(output, batch)
+        if self._means.has_means:
+            self._means.divide(output, batch)
         return [
             output
             if batch.inverse is None
@@ -114,7 +108,7 @@ class PooledArrangement(Arrangement):
             gradient = self._examples.added(
                 gradient, sent_to(gradient.device, batch.inverse), batch.batch_size
             )
-        return [self._means.divided(gradient, batch)]
+        return [self._means.divided(gradient, batch) if self._means.has_means else gradient]
 
 
 def _runs(targets: Ints, sources: Ints) -> list[tuple[slice, slice]]:
@@ -165,6 +159,9 @@ class _Means:
     """Division of a pooled output's mean columns by the lengths of their feature's bags.
 
     Columns are scaled in units: the greatest common divisor of all outputs' widths.
+
+    Attributes:
+        has_means: some columns are means.
     """
 
     def __init__(self, collection: Collection) -> None:
@@ -178,18 +175,14 @@ class _Means:
         features, are_sums = zip(*of_output, strict=True)
         self._features = Constant(np.repeat(np.array(features, dtype=np.int64), units))
         self._are_sums = Constant(np.repeat(are_sums, units))
-        self._has_means, self._has_sums = not all(are_sums), any(are_sums)
+        self.has_means, self._has_sums = not all(are_sums), any(are_sums)
 
-    def divide(self, columns: Tensor, batch: FeatureBatch) -> Tensor:
+    def divide(self, columns: Tensor, batch: FeatureBatch) -> None:
         """Divide the mean columns of ``[B, C]`` by the number of ids in each bag, in place."""
-        if self._has_means:
-            self._units(columns).mul_(self._factors(columns, batch))
-        return columns
+        self._units(columns).mul_(self._factors(columns, batch))
 
     def divided(self, columns: Tensor, batch: FeatureBatch) -> Tensor:
-        """Divide as :meth:`divide` does, but leave the argument as it is: a copy is returned where there are means."""
-        if not self._has_means:
-            return columns
+        """Divide as :meth:`divide` does, but leave the argument as it is and return a copy."""
         return (self._units(columns) * self._factors(columns, batch)).view(columns.shape)
 
     def _units(self, columns: Tensor) -> Tensor:
@@ -214,10 +207,6 @@ class SequenceArrangement(Arrangement):
         for index, own in enumerate(brings):
             columns = (int(own.start[0]), int(own.stop[0]))
             self._tensors[int(own.output[0])].setdefault(columns, []).append(index)
-
-    def shapes(self, batch: FeatureBatch) -> list[tuple[int, int]]:  # noqa: D102 - described in the base class
-        num_ids = batch.num_ids.tolist()
-        return [(num_ids[output.feature], output.dim) for output in self._collection.outputs]
 
     def outputs(self, brought: Sequence[Tensor], batch: FeatureBatch) -> list[Tensor]:  # noqa: D102
         return [_joined(own, brought) for own in self._tensors]

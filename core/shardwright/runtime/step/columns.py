@@ -85,8 +85,9 @@ def selected(rows: Tensor, index: Tensor, room: Room | None = None) -> Tensor:
     """Copy some rows of a matrix, flat, into memory of ``room`` if given."""
     if room is None:
         return rows.index_select(0, index).view(-1)
-    made = room(len(index) * rows.shape[1])
-    torch.index_select(rows, 0, index, out=made.view(len(index), rows.shape[1]))
+    count, width = index.shape[0], rows.shape[1]
+    made = room(count * width)
+    torch.index_select(rows, 0, index, out=made.view(count, width))
     return made
 
 
@@ -125,7 +126,9 @@ class Move:
             size: number of samples.
             room: maker of the memory that they are copied to.
         """
-        index = self._index(size, flat.device)
+        index = self._known.get(size)
+        if index is None:
+            index = self._known[size] = self._index(size, flat.device)
         if isinstance(index, slice):
             return flat[index]
         units = flat.view(flat.numel() // self.unit, self.unit)
@@ -133,18 +136,16 @@ class Move:
 
     def _index(self, size: int, device: torch.device) -> Tensor | slice:
         """Source unit of each target unit, ``[B * Q]``; a slice of values if they are one run of the source."""
-        if size not in self._known:
-            if len(self._known) >= _MOST_KNOWN:
-                self._known.clear()
-            source, target = (_units_of(place, size) for place in (self._source, self._target))
-            # Both list the units in one order; inverting the target side gives the source unit of each place.
-            index = np.empty(source.size, dtype=np.int64)
-            index[target.reshape(-1)] = source.reshape(-1)
-            first = int(index[0]) if len(index) else 0
-            is_run = np.array_equal(index, np.arange(first, first + len(index)))
-            run = slice(first * self.unit, (first + len(index)) * self.unit)
-            self._known[size] = run if is_run else sent_to(device, index)
-        return self._known[size]
+        if len(self._known) >= _MOST_KNOWN:
+            self._known.clear()
+        source, target = (_units_of(place, size) for place in (self._source, self._target))
+        # Both list the units in one order; inverting the target side gives the source unit of each place.
+        index = np.empty(source.size, dtype=np.int64)
+        index[target.reshape(-1)] = source.reshape(-1)
+        first = int(index[0]) if len(index) else 0
+        is_run = np.array_equal(index, np.arange(first, first + len(index)))
+        run = slice(first * self.unit, (first + len(index)) * self.unit)
+        return run if is_run else sent_to(device, index)
 
 
 def _merged(widths: Ints, source: Placement, target: Placement) -> tuple[Ints, Placement, Placement]:

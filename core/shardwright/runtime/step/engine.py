@@ -15,10 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import compress
+from itertools import accumulate, compress, pairwise
 from typing import Any
 from weakref import WeakSet
 
+import numpy as np
 import torch
 from attrs import evolve
 from torch import Tensor
@@ -42,11 +43,10 @@ from shardwright.runtime.step.backward.kept_gradients import (
 )
 from shardwright.runtime.step.backward.learning_rates import LearningRates
 from shardwright.runtime.step.backward.weight_gradients import weights_refusal
-from shardwright.runtime.step.batches.headers import HeaderFormat, Headers
 from shardwright.runtime.step.batches.inputs import BatchProblem, BatchReader, InputChecks, Status, goes_on
 from shardwright.runtime.step.batches.rank_problems import RankProblem, raise_problems
-from shardwright.runtime.step.collection import Collection, FeatureBatch
-from shardwright.runtime.step.executor import Executor, ExecutorConfig, ExecutorStep, parameters_of
+from shardwright.runtime.step.collection import NOT_COMPARED, Collection, Extras, FeatureBatch
+from shardwright.runtime.step.executor import Executor, ExecutorConfig, PeerHeaders, parameters_of
 from shardwright.runtime.step.kernel_groups import (
     KernelGroup,
     LookupBuilder,
@@ -57,6 +57,12 @@ from shardwright.runtime.step.kernel_groups import (
 )
 from shardwright.runtime.step.step_events import StepEvents
 from shardwright.sparse import KeyedJaggedTensor
+
+_STATUSES = {int(status): status for status in Status}
+_NUM_FIELDS, _BATCH_SIZE = 5, 1
+"""Fields of a header that a rank sends to all ranks alike: a checksum of the calls that it made (see
+:class:`shardwright.runtime.ranks.lockstep.Lockstep`); samples of its batch; its status word; a checksum of the keys and
+weights that no table uses; and 1 if it trains the weights of its ids."""
 
 
 class CollectionEngine:
@@ -143,9 +149,15 @@ class CollectionEngine:
                 device.type,
             )
         )
-        self.header = HeaderFormat([executor.header_size for executor in self.executors])
+        # Places of each executor's fields in a header, after those that all ranks get alike.
+        edges = accumulate((executor.header_size for executor in self.executors), initial=_NUM_FIELDS)
+        self.spans = list(pairwise(places := list(edges)))
         known: str | None = None if before is None else before.name
-        self.name: str = env.lockstep.join(self.collection.name, self.header.size, known)
+        self.name: str = env.lockstep.join(self.collection.name, places[-1], known)
+        self.channel, header_device = env.header_channel
+        self.header_device = device if device.type == header_device else torch.device(header_device)
+        self.ranks = env.communicator.global_ranks
+        self.all_fine = [Status.FINE] * env.world_size
         self._steps: WeakSet[EngineStep] = WeakSet()
         trained = compress(self.executors, self.is_trained)
         self.anchors = Anchors(
@@ -167,7 +179,6 @@ class CollectionEngine:
             prepare: function called first; the header tells the other ranks of an error that it raises here.
         """
         step = EngineStep(self, features, status, prepare)
-        step.begin()
         self._steps.add(step)
         return step
 
@@ -236,22 +247,24 @@ def _deal(
 
 
 class EngineStep:
-    """One batch on its way through the engine.
+    """One batch on its way through the engine; made when its headers are sent.
 
-    Call order after :meth:`begin`: :meth:`send`, :meth:`receive`, :meth:`lookup`, :meth:`promise`, each once. Every
-    rank begins, sends, looks up and goes back in the same order, but may do other things between.
+    Call order: :meth:`send`, :meth:`receive`, :meth:`lookup`, :meth:`promise`, each once.
 
     Args:
-        engine: engine of the collection.
+        engine: the collection's engine.
         features: this rank's batch, or ``None``.
         status: this rank's status word if its batch is fine.
-        prepare: function called before the batch is read.
+        prepare: function called first.
 
     Attributes:
         batch: this rank's checked batch.
         statuses: status word of each rank, ``[W]``; empty before :meth:`send`.
         is_begun: mark of exchanges under way that were not looked up.
         needs_backward: mark of a lookup with gradients that did not update yet.
+
+    Raises:
+        DistributedError: another rank does not begin a batch.
     """
 
     batch: FeatureBatch
@@ -264,41 +277,51 @@ class EngineStep:
         status: Status,
         prepare: Callable[[], None] | None,
     ) -> None:
-        self._engine = engine
-        batch, self._status, self._cause = _read(engine.reader, features, status, prepare)
-        self._executors, self._status, self._cause = _route(
-            engine.executors, batch, self._status, self._cause
-        )
-        self._extras, self._extra_word, self._batch_size = None, 0, 0
-        if batch is not None and features is not None:
-            self.batch, self._batch_size = batch, batch.batch_size
-            self._extras, self._extra_word = engine.reader.extras(features)
+        self._engine, self._status = engine, status
+        self._cause: Exception | None = None
+        self._extras: Extras = NOT_COMPARED
+        self._training = self._trains_weights = self.needs_backward = False
         self._received: list[Tensor] | None = None
-        self._training = False
-        self._trains_weights = batch is not None and batch.trained_weights is not None
-        self.is_begun = self.needs_backward = False
-
-    def begin(self) -> None:
-        """Start collective 1: the headers.
-
-        Raises:
-            DistributedError: another rank does not begin a batch.
-        """
-        env, engine = self._engine.env, self._engine
-        without = "" if torch.is_grad_enabled() else " without gradients"
-        self._call = env.lockstep.note(f"headers of {engine.name}{without}")
-        word = env.lockstep.word
-        fields = (word, self._batch_size, self._status, self._extra_word, self._trains_weights)
-        # All collections' headers have one length, so that a header taken for another collection's is read whole.
-        size = env.lockstep.header_size
-        rows = engine.header.pack(fields, [executor.headers() for executor in self._executors], size)
-        channel, device_type = env.header_channel
-        device = engine.device if engine.device.type == device_type else torch.device(device_type)
-        sent = sent_to(device, rows.reshape(-1))
-        self._headers = torch.empty_like(sent)
-        splits = [size] * env.world_size
-        self._work = channel.all_to_all(self._headers, sent, splits, splits, label="headers")
+        size = 0
+        try:
+            if prepare is not None:
+                prepare()
+            batch = None
+            if features is not None or status is Status.FINE:  # else there is none, and the status says why
+                batch = self.batch = engine.reader.read(features)
+                size, self._extras = batch.batch_size, batch.extras
+                self._trains_weights = batch.trained_weights is not None
+            self._executors = [executor.route(batch) for executor in engine.executors]
+        except Exception as error:  # becomes a status word: the other ranks wait for this one's header
+            self._status = Status.BAD_INPUT if isinstance(error, BatchProblem) else Status.FAILED
+            self._cause = error
+            self._executors = [executor.route(None) for executor in engine.executors]
+        self._trained = self._executors
+        if not all(engine.is_trained):
+            self._trained = list(compress(self._executors, engine.is_trained))
+        self._send_headers(size)
         self.is_begun = True
+
+    def _send_headers(self, batch_size: int) -> None:
+        """Start collective 1."""
+        engine, lockstep = self._engine, self._engine.env.lockstep
+        without = "" if torch.is_grad_enabled() else " without gradients"
+        self._call = lockstep.note(f"headers of {engine.name}{without}")
+        # All collections' headers have one length, so that a header taken for another collection's is read whole.
+        size, world_size = lockstep.header_size, len(engine.ranks)
+        rows = np.zeros((world_size, size), dtype=np.int64)
+        rows[:, :_NUM_FIELDS] = (
+            lockstep.word,
+            batch_size,
+            self._status,
+            self._extras.word,
+            self._trains_weights,
+        )
+        for executor, (start, stop) in zip(self._executors, engine.spans, strict=True):
+            rows[:, start:stop] = executor.headers()
+        sent = sent_to(engine.header_device, rows.reshape(-1))
+        self._headers, splits = torch.empty_like(sent), [size] * world_size
+        self._work = engine.channel.all_to_all(self._headers, sent, splits, splits, label="headers")
 
     def send(self) -> bool:
         """Wait for the headers and start the payloads.
@@ -311,32 +334,31 @@ class EngineStep:
             InvalidInputError: a rank's batch is wrong; the same text on every rank, and nothing is left under way.
         """
         self.is_begun = False  # should it not go on
-        headers = self._read_headers()
-        self.statuses, self._trains_weights = headers.status, any(headers.trains_weights)
+        engine, env = self._engine, self._engine.env
+        self._work.wait()
+        rows = self._headers.cpu().numpy().reshape(len(engine.ranks), -1)
+        del self._work, self._headers
+        calls, _, statuses, words, trained = rows[:, :_NUM_FIELDS].T.tolist()
+        env.lockstep.check(calls, self._call, env.communicator)
+        self._trains_weights = any(trained)
+        self.statuses = [_STATUSES[status] for status in statuses] if any(statuses) else engine.all_fine
         if Status.STOPPED in self.statuses:
             return False
-        self._complain(headers)  # also in the step in which some rank's data ends
-        if not goes_on(self.statuses):
+        if words.count(words[0]) < len(words) or self.statuses is not engine.all_fine:
+            self._complain(words)  # also in the step in which some rank's data ends
+        if self.statuses is not engine.all_fine and not goes_on(self.statuses):
             return False
-        for executor, peers in zip(self._executors, headers.executors, strict=True):
-            executor.send(peers)
+        sizes = rows[:, _BATCH_SIZE].copy()
+        for executor, (start, stop) in zip(self._executors, engine.spans, strict=True):
+            executor.send(PeerHeaders(sizes, rows[:, start:stop]))
         self.is_begun = True
         return True
 
-    def _read_headers(self) -> Headers:
-        """Wait for collective 1 and read the headers."""
-        self._work.wait()
-        rows = self._headers.cpu().numpy().reshape(self._engine.env.world_size, -1)
-        del self._work, self._headers
-        self._engine.env.lockstep.check(rows[:, 0].tolist(), self._call, self._engine.env.communicator)
-        return self._engine.header.unpack(rows)
-
-    def _complain(self, headers: Headers) -> None:
+    def _complain(self, extra_words: Sequence[int]) -> None:
         """Raise the problems of any rank's batch, on all ranks."""
-        env = self._engine.env
-        own = RankProblem.of(self._cause, self._extras)
+        own = RankProblem.of(self._cause, self._extras.texts)
         try:
-            raise_problems(self.statuses, headers.extra_word, env.communicator, own)
+            raise_problems(self.statuses, extra_words, self._engine.env.communicator, own)
         except Exception:
             if self._cause is not None and self._status is Status.FAILED:
                 raise self._cause from None  # here it says more than its text
@@ -364,17 +386,18 @@ class EngineStep:
 
     def lookup(self) -> None:
         """Wait for the ids, look up all local groups, and start to send the results home."""
-        is_trained = any(self._engine.is_trained) or self._trains_weights
-        self._training = self.needs_backward = torch.is_grad_enabled() and is_trained
+        engine, trains_weights = self._engine, self._trains_weights
+        trains = torch.is_grad_enabled()
+        self._training = self.needs_backward = trains and bool(self._trained or trains_weights)
         self.is_begun = False
-        self._rates = self._engine.rates.now
+        self._rates = engine.rates.now
         if self._training:
-            self._number = self._engine.env.lockstep.gradients.number()
+            self._number = engine.env.lockstep.gradients.number()
         self.receive()
         self._received = []  # lets go of them
         with torch.no_grad():
-            for executor, is_trained in zip(self._executors, self._engine.is_trained, strict=True):
-                executor.lookup(training=self._training and is_trained, trains_weights=self._trains_weights)
+            for executor, is_trained in zip(self._executors, engine.is_trained, strict=True):
+                executor.lookup(training=trains and is_trained, trains_weights=trains_weights)
 
     def promise(self) -> Callable[[], list[Tensor]]:
         """Promise the differentiable outputs.
@@ -384,21 +407,19 @@ class EngineStep:
             collection, ``[N, D]`` for each output of another; float32.
         """
         if not self._training:  # looked up without gradients: nothing was kept for a backward pass
-            return self._arrange
-        anchor = self._engine.anchors.take()
+            return torch.no_grad()(self.arrange)
+        anchors = self._engine.anchors
+        end = anchors.take(self)
         if self._trains_weights:
-            anchor = anchor.after_weights(self, self.batch.trained_weights)
-        return lambda: anchor.outputs(self, self._arrange())
+            end = anchors.after_weights(end, self, self.batch.trained_weights)
+        return partial(anchors.outputs, end, self)
 
-    @torch.no_grad()
-    def _arrange(self) -> list[Tensor]:
-        """Wait for the results and arrange them as outputs."""
+    def arrange(self) -> list[Tensor]:
+        """Wait for the results and arrange them as outputs; a backward pass may come if it was announced."""
+        if self._training:
+            self._engine.env.lockstep.gradients.expect(self._number, self)
         brought = [tensor for executor in self._executors for tensor in executor.outputs()]
         return self._engine.arrangement.outputs(brought, self.batch)
-
-    def expect_gradients(self) -> None:
-        """Register the step for gradients: its outputs are used, so a backward pass may come."""
-        self._engine.env.lockstep.gradients.expect(self._number, self)
 
     def gradients_are_there(self, gradients: Sequence[Tensor], end: Any) -> None:
         """Send each rank its gradients, in the order that all ranks keep.
@@ -410,28 +431,28 @@ class EngineStep:
         Raises:
             UnsupportedError: the pass is ``torch.autograd.grad`` or ``backward(inputs=...)``, and would update tables.
         """
-        table = self._engine.updated_in_backward
-        if table and not torch._C._will_engine_execute_node(end):
+        engine = self._engine
+        if engine.updated_in_backward and not torch._C._will_engine_execute_node(end):
             raise UnsupportedError(
-                f"torch.autograd.grad, or backward(inputs=...), went through the collection of table {table}, which is "
-                "updated in the backward pass: that would be a side effect. Call backward() on the loss; tables whose "
-                "gradients are to be had need a compute kernel that shows them"
+                "torch.autograd.grad, or backward(inputs=...), went through the collection of table "
+                f"{engine.updated_in_backward}, which is updated in the backward pass: that would be a side effect. "
+                "Call backward() on the loss; tables whose gradients are to be had need a compute kernel that shows "
+                "them"
             )
-        clipped = self._engine.limits.clipped(gradients)
-        own = self._engine.arrangement.gradients(clipped, self.batch)
-        send = partial(self._send_gradients, own)
-        self._engine.env.lockstep.gradients.are_there(self._number, self, send)
+        own = engine.arrangement.gradients(engine.limits.clipped(gradients), self.batch)
+        engine.env.lockstep.gradients.are_there(self._number, self, partial(self._send_gradients, own))
 
     def _send_gradients(self, gradients: Sequence[Tensor]) -> None:
-        self._engine.env.lockstep.note(f"gradients of {self._engine.name}")
+        engine, lockstep = self._engine, self._engine.env.lockstep
+        lockstep.note(f"gradients of {engine.name}")
         executors = self._executors if self._trains_weights else self._trained
         for executor in executors:  # all are under way before any is waited for
             # Averaged over the ranks, as DistributedDataParallel does.
-            executor.send_gradients(gradients, 1.0 / self._engine.env.world_size)
+            executor.send_gradients(gradients, 1.0 / len(engine.ranks))
         if not self._trains_weights:
             return
         # Before the gradients of any other lookup: ranks may differ in whether those are there already.
-        self._engine.env.lockstep.note(f"gradients of weights of {self._engine.name}")
+        lockstep.note(f"gradients of weights of {engine.name}")
         for executor in executors:
             executor.send_weight_gradients()
 
@@ -443,42 +464,12 @@ class EngineStep:
 
     def update(self) -> list[Tensor | None]:
         """Wait for gradients; update blocks of fused kernels, and return the gradients of other parameters."""
-        self._engine.env.lockstep.gradients.need(self._number)
+        engine = self._engine
+        engine.env.lockstep.gradients.need(self._number)
         self.needs_backward = False
-        self._engine.events.updates(self)
-        with self._engine.rates.held(self._rates):
+        engine.events.updates(self)
+        later = engine.rates.exchanged(self._rates)
+        try:
             return [gradient for executor in self._trained for gradient in executor.update()]
-
-    @property
-    def _trained(self) -> list[ExecutorStep]:
-        """The steps of executors whose tables are trained."""
-        return list(compress(self._executors, self._engine.is_trained))
-
-
-def _read(
-    reader: BatchReader,
-    features: KeyedJaggedTensor | None,
-    status: Status,
-    prepare: Callable[[], None] | None,
-) -> tuple[FeatureBatch | None, Status, Exception | None]:
-    """Read a batch. An error becomes a status word, because the other ranks wait for this one's header."""
-    try:
-        if prepare is not None:
-            prepare()
-        if features is None and status is not Status.FINE:  # it has none, and the status says why
-            return None, status, None
-        return reader.read(features), status, None
-    except BatchProblem as error:
-        return None, Status.BAD_INPUT, error
-    except Exception as error:
-        return None, Status.FAILED, error
-
-
-def _route(
-    executors: Sequence[Executor], batch: FeatureBatch | None, status: Status, cause: Exception | None
-) -> tuple[list[ExecutorStep], Status, Exception | None]:
-    """Route a batch through all executors; a failure becomes a status, as in :func:`_read`."""
-    try:
-        return [executor.route(batch) for executor in executors], status, cause
-    except Exception as error:
-        return [executor.route(None) for executor in executors], Status.FAILED, error
+        finally:
+            engine.rates.exchanged(later)

@@ -1,7 +1,8 @@
 """Copies of many pieces of flat tensors in a few calls.
 
 A piece of a flat tensor has a start and a size. Long pieces are copied one by one, at the speed of memory. Short ones,
-as among thousands of ranks, are copied by an index of every element.
+as among thousands of ranks, are copied by an index of every element. Where a tensor ``is_cpu`` its memory is the host's
+(as :func:`shardwright.runtime.ranks.devices.is_host` says), and NumPy copies and sorts faster than torch.
 
 Legend: n pieces, P parts, W peers, N keys.
 """
@@ -9,11 +10,9 @@ Legend: n pieces, P parts, W peers, N keys.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -25,6 +24,12 @@ _FEW = 32  # pieces: for fewer an index is not worth making
 _SHORTEST_KEYS, _SHORT_KEYS = 1 << 8, 1 << 16  # keys that NumPy sorts by radix, in one pass and in two
 
 
+total: Any = np.add.reduce
+"""The sum of an array, or of each of its columns or rows by ``axis``: in one call, where its method takes three."""
+all_true: Any = np.logical_and.reduce
+"""True where all elements of an array are, or all of each column or row; likewise."""
+
+
 def starts_of(sizes: Ints) -> Ints:
     """Start of each piece, for pieces that stand one after the other: ``[n]``."""
     stops: Ints = sizes.cumsum()
@@ -34,7 +39,7 @@ def starts_of(sizes: Ints) -> Ints:
 def repeated(values: Ints, counts: Ints, device: torch.device) -> Tensor:
     """Repeat each host value as often as its count says, on a device: ``[sum of counts]`` int64."""
     if is_host(device):
-        return torch.from_numpy(np.repeat(values, counts))
+        return torch.from_numpy(values.repeat(counts))
     own, times = (sent_to(device, numbers) for numbers in (values, counts))
     return own.repeat_interleave(times, output_size=int(counts.sum()))
 
@@ -46,7 +51,7 @@ def numbered(counts: Tensor, total: int) -> Tensor:
         counts: elements of each piece, ``[n]``, on the device of the result.
         total: sum of the counts.
     """
-    return spread(torch.arange(len(counts), device=counts.device), counts, total)
+    return spread(torch.arange(counts.shape[0], device=counts.device), counts, total)
 
 
 def spread(values: Tensor, counts: Tensor, total: int) -> Tensor:
@@ -57,8 +62,8 @@ def spread(values: Tensor, counts: Tensor, total: int) -> Tensor:
         counts: elements of each piece, ``[n]``, on the device of the values.
         total: sum of the counts, known to the host, so that it need not wait for the device.
     """
-    if is_host(counts.device):
-        return torch.from_numpy(np.repeat(values.numpy(), counts.numpy()))
+    if counts.is_cpu:
+        return torch.from_numpy(values.numpy().repeat(counts.numpy()))
     return values.repeat_interleave(counts, output_size=total)
 
 
@@ -70,8 +75,8 @@ def places_where(mask: Tensor, reached: Tensor, total: int) -> Tensor:
         reached: number of true places up to each, its own included, ``[N]``.
         total: all true places, known to the host, so that it need not wait for the device.
     """
-    if is_host(mask.device):
-        return torch.from_numpy(np.flatnonzero(mask.numpy()))
+    if mask.is_cpu:
+        return torch.from_numpy(mask.numpy().nonzero()[0])
     wanted = torch.arange(1, total + 1, dtype=reached.dtype, device=reached.device)
     return torch.searchsorted(reached, wanted)
 
@@ -80,17 +85,27 @@ def index_of(starts: Ints, sizes: Ints, device: torch.device) -> Tensor:
     """Places of all elements of pieces, piece after piece: ``[sum of sizes]`` int64."""
     # Element k of the result stands k - (start of its piece in the result) behind the piece's start in the source.
     places = repeated(starts - starts_of(sizes), sizes, device)
-    return places.add_(torch.arange(len(places), device=device))
+    return places.add_(torch.arange(places.shape[0], device=device))
 
 
 def take(values: Tensor, starts: Ints, sizes: Ints) -> Tensor:
     """Concatenate pieces of a flat tensor; a view is returned if they are neighbours in order."""
     stops = starts + sizes
-    if (starts[1:] == stops[:-1]).all():
+    if all_true(starts[1:] == stops[:-1]):
         return values[int(starts[0]) : int(stops[-1])] if len(starts) else values[:0]
-    if int(sizes.sum()) < _LONG * len(sizes) and len(sizes) > _FEW:
+    count = int(total(sizes))
+    if count < _LONG * len(sizes) and len(sizes) > _FEW:
         return values.index_select(0, index_of(starts, sizes, values.device))
-    return _joined(values, [slice(*span) for span in zip(starts.tolist(), stops.tolist(), strict=True)])
+    spans = zip(starts.tolist(), stops.tolist(), strict=True)
+    if not values.is_cpu:
+        return torch.cat([values[start:stop] for start, stop in spans])
+    found, place = values.new_empty(count, *values.shape[1:]), 0
+    own, into = values.numpy(), found.numpy()
+    for start, stop in spans:
+        reached = place + stop - start
+        into[place:reached] = own[start:stop]
+        place = reached
+    return found
 
 
 def filled_up(values: Tensor, sizes: Ints, wanted: Ints) -> Tensor:
@@ -106,16 +121,6 @@ def filled_up(values: Tensor, sizes: Ints, wanted: Ints) -> Tensor:
     return filled
 
 
-def _joined(values: Tensor, pieces: Sequence[slice]) -> Tensor:
-    """Concatenate pieces, each copied by itself."""
-    if len(pieces) == 1:
-        return values[pieces[0]]
-    if is_host(values.device):
-        own = values.numpy()
-        return _as_tensor(np.concatenate([own[piece] for piece in pieces]), values)
-    return torch.cat([values[piece] for piece in pieces])
-
-
 def interleave(parts: Sequence[Tensor], sizes: Ints) -> Tensor:
     """Merge flat tensors that each have a piece for every peer: first all parts' pieces for peer 0, then for peer 1.
 
@@ -125,32 +130,20 @@ def interleave(parts: Sequence[Tensor], sizes: Ints) -> Tensor:
     """
     if len(parts) == 1:
         return parts[0]
-    if is_host(parts[0].device) and _are_few(sizes):
-        pieces = _in_turn([part.numpy() for part in parts], sizes.tolist())
-        return _as_tensor(np.concatenate(pieces), parts[0])
-    out = parts[0].new_empty(int(sizes.sum()))
-    for part, places, own in zip(parts, places_of(sizes), sizes, strict=True):
-        out[index_of(places, own, out.device)] = part
+    out = parts[0].new_empty(int(total(sizes, axis=None)))
+    if out.is_cpu and (sizes.size <= _FEW or out.numel() >= _LONG * sizes.size):
+        into, place = out.numpy(), 0
+        own, read = [part.numpy() for part in parts], [0] * len(parts)
+        for of_peer in sizes.T.tolist():
+            for part, size in enumerate(of_peer):
+                start = read[part]
+                read[part] = start + size
+                into[place : place + size] = own[part][start : start + size]
+                place += size
+        return out
+    for values, places, of_part in zip(parts, places_of(sizes), sizes, strict=True):
+        out[index_of(places, of_part, out.device)] = values
     return out
-
-
-def _as_tensor(array: npt.NDArray[Any], like: Tensor) -> Tensor:
-    """View an array as a tensor. An empty one is taken from ``like``: torch may refuse the array's strides."""
-    return torch.from_numpy(array) if array.size else like[:0]
-
-
-def _are_few(sizes: Ints) -> bool:
-    """True if copying the pieces one by one is quicker than an index."""
-    return sizes.size <= _FEW or bool(sizes.sum() >= _LONG * sizes.size)
-
-
-def _in_turn(arrays: Sequence[npt.NDArray[Any]], sizes: Sequence[Sequence[int]]) -> list[npt.NDArray[Any]]:
-    """Cut arrays into pieces, ordered by peer, then by array; ``sizes`` is indexed by array, then by peer."""
-    by_array = [
-        [array[stop - size : stop] for size, stop in zip(own, accumulate(own), strict=True)]
-        for array, own in zip(arrays, sizes, strict=True)
-    ]
-    return [piece for of_peer in zip(*by_array, strict=True) for piece in of_peer]
 
 
 def deal(flat: Tensor, sizes: Ints) -> list[Tensor]:
@@ -170,9 +163,9 @@ def places_of(sizes: Ints) -> Ints:
 def sums(values: Ints, bounds: Ints) -> Ints:
     """Sum each run ``bounds[i] <= place < bounds[i + 1]``; runs may be empty."""
     # Differences of prefix sums: unlike np.add.reduceat, right for empty runs too.
-    total = np.zeros(len(values) + 1, dtype=np.int64)
-    values.cumsum(out=total[1:])
-    reached = total[bounds]
+    before = np.zeros(len(values) + 1, dtype=np.int64)
+    values.cumsum(out=before[1:])
+    reached = before[bounds]
     found: Ints = reached[1:] - reached[:-1]
     return found
 
@@ -182,22 +175,22 @@ def order_of(keys: Tensor, num_keys: int) -> Tensor:
 
     On the CPU this is a radix sort by 8 or 16 bits at a time, the lowest first.
     """
-    if not is_host(keys.device):
+    if not keys.is_cpu:
         return torch.argsort(keys, stable=True)
     own = keys.numpy()
     kind: Any = np.uint8 if num_keys <= _SHORTEST_KEYS else np.uint16
     # By the lowest bits first: NumPy sorts 8 and 16 bits by radix.
-    order = np.argsort(own.astype(kind), kind="stable")
+    order = own.astype(kind).argsort(kind="stable")
     # Then by the next 16 bits. The sort is stable, so equal keys stay in the order of their lower bits.
     while num_keys > _SHORT_KEYS:
         own, num_keys = own >> 16, -(-num_keys >> 16)
-        order = order[np.argsort(own.astype(np.uint16)[order], kind="stable")]
+        order = order[own.astype(np.uint16)[order].argsort(kind="stable")]
     return torch.from_numpy(order)
 
 
 def counts_of(keys: Tensor, num_keys: int) -> Tensor:
     """Count the occurrences of each key: ``[num_keys]`` int64."""
-    if is_host(keys.device):
+    if keys.is_cpu:
         return torch.bincount(keys, minlength=num_keys)
     # Counting on a device by bincount would make the host wait for the greatest key.
     counts = torch.zeros(num_keys, dtype=torch.int64, device=keys.device)

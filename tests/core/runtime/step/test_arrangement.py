@@ -87,7 +87,6 @@ def test_sequence_arrangement_adds_what_is_brought_and_puts_columns_side_by_side
     for (output, start, stop), values in zip(spans, brought, strict=True):
         expected[output][:, start:stop] += values
     outputs = arrangement.outputs(brought, batch)
-    assert arrangement.shapes(batch) == [tuple(own.shape) for own in expected]
     for own, wanted in zip(outputs, expected, strict=True):
         torch.testing.assert_close(own, wanted)
 

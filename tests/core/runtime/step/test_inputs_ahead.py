@@ -127,7 +127,6 @@ def test_bags_that_were_read_to_prefetch_are_kept_for_the_stream_that_looks_them
         lookup = engine.executors[0].lookups[0]
         monkeypatch.setattr(type(lookup), "prefetch", lambda self, bags: taken.extend(bags.tensors))
         step = collection.begin_input_dist(examples(0, 0, 1, size=3).sparse["bags"])
-        step.begin()
         step.send()
         step.prefetch()
         assert taken

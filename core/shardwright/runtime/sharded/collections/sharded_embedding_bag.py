@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from shardwright.modules.embedding_modules import EmbeddingBagCollection, TableCollection
 from shardwright.planning.plan.sharding import ParameterSharding
@@ -30,7 +31,10 @@ class ShardedEmbeddingBagCollection(ShardedCollection):
 
     def __init__(self, inputs: ShardingInputs) -> None:
         super().__init__(inputs, tables_name="embedding_bags")
-        self._dims = [output.dim for output in self._engine.collection.outputs]
+        outputs = self._engine.collection.outputs
+        self._names = tuple([output.name for output in outputs])
+        self._dims = tuple([output.dim for output in outputs])
+        self._index = {name: place for place, name in enumerate(self._names)}
 
     def forward(self, features: KeyedJaggedTensor) -> LazyAwaitable[KeyedTensor]:
         """Pool the bags of this rank's batch; every rank makes this call in the same step.
@@ -54,9 +58,12 @@ class ShardedEmbeddingBagCollection(ShardedCollection):
 
     def output_dist(self, step: EngineStep) -> LazyAwaitable[KeyedTensor]:
         """The results in order, waited for on first use."""
-        outputs = step.promise()
-        return LazyCall(
-            lambda: KeyedTensor(self.embedding_names(), self._dims, outputs()[0].to(self.output_dtype))
+        return LazyCall(partial(self._keyed, step.promise()))
+
+    def _keyed(self, outputs: Callable[[], list[Tensor]]) -> KeyedTensor:
+        (values,) = outputs()
+        return KeyedTensor._trusted(
+            self._names, self._dims, values.to(self.output_dtype), index_per_key=self._index
         )
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:

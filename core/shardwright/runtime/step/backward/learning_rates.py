@@ -7,8 +7,7 @@ either pass: both see the rate of the forward pass.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from shardwright.contracts.lookup import Lookup
@@ -34,7 +33,7 @@ class LearningRates:
 
     def set(self, rate_of: Callable[[OptimizerSpec], float | None]) -> None:
         """Give each lookup the rate of its optimizer, from the next forward pass on; ``None`` leaves it."""
-        self._hand_over(tuple(None if spec is None else rate_of(spec) for spec in self._specs))
+        self.exchanged(tuple(None if spec is None else rate_of(spec) for spec in self._specs))
 
     def renew(self, rate_of: Callable[[OptimizerSpec], float | None]) -> None:
         """Give each lookup the rate of its optimizer, whatever it had: some may have been used before."""
@@ -44,23 +43,15 @@ class LearningRates:
                 lookup.set_learning_rate(rate)
         self.now = tuple(old if new is None else new for old, new in zip(self.now, rates, strict=True))
 
-    @contextmanager
-    def held(self, rates: Rates) -> Iterator[None]:
-        """A context in which the lookups have ``rates``: an earlier :attr:`now`, for the backward pass of its step."""
-        later = self.now
-        self._hand_over(rates)
-        try:
-            yield
-        finally:
-            self._hand_over(later)
-
-    def _hand_over(self, rates: Rates) -> None:
-        if rates == self.now:
-            return
-        for lookup, old, new in zip(self._lookups, self.now, rates, strict=True):
-            if new is not None and new != old:
-                lookup.set_learning_rate(new)
-        self.now = tuple(old if new is None else new for old, new in zip(self.now, rates, strict=True))
+    def exchanged(self, rates: Rates) -> Rates:
+        """Give the lookups ``rates``, an earlier :attr:`now`, for the backward pass of its step; return the others."""
+        before = self.now
+        if rates != before:
+            for lookup, old, new in zip(self._lookups, before, rates, strict=True):
+                if new is not None and new != old:
+                    lookup.set_learning_rate(new)
+            self.now = tuple(old if new is None else new for old, new in zip(before, rates, strict=True))
+        return before
 
 
 def _fused_spec(lookup: Lookup) -> OptimizerSpec | None:

@@ -14,6 +14,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from enum import IntEnum
+from typing import NoReturn
 
 import numpy as np
 import torch
@@ -23,8 +24,8 @@ from torch import Tensor
 from shardwright.errors import IdRangeError, InvalidInputError, nearest
 from shardwright.planning.layouts.blocks import Ints
 from shardwright.runtime.ranks.devices import Constant, is_host, read_on_host, sent_to
-from shardwright.runtime.step.collection import Collection, FeatureBatch
-from shardwright.runtime.step.segments import filled_up, index_of, starts_of, take
+from shardwright.runtime.step.collection import NOT_COMPARED, Collection, Extras, FeatureBatch
+from shardwright.runtime.step.segments import all_true, filled_up, index_of, starts_of, take, total
 from shardwright.settings import CHECKS_VARIABLE
 from shardwright.sparse import KeyedJaggedTensor
 
@@ -109,16 +110,14 @@ class _Keys:
         places: place of each feature of the collection among the keys, ``[F]``.
         in_order: the keys are the collection's features, in its order.
         highest: last row of the smallest table that each key is looked up in; -1 if there is none.
-        extra: error text for each key that no table looks up, sorted.
-        extra_word: positive checksum of those keys.
+        extras: error text for each key that no table looks up, sorted, and a positive checksum of those keys.
     """
 
     keys: Sequence[str]
     places: Sequence[int]
     in_order: bool
     highest: Tensor
-    extra: tuple[str, ...]
-    extra_word: int
+    extras: Extras
     _constants: tuple[Constant, Constant] = field(init=False)
 
     @_constants.default
@@ -156,18 +155,17 @@ class BatchReader:
         self._warned: set[int] = set()
         self._known_keys: _Keys | None = None
 
-    def extras(self, features: KeyedJaggedTensor) -> tuple[tuple[str, ...] | None, int]:
-        """Unused input of a batch, as texts for errors, and a checksum of it.
+    def _extras(self, features: KeyedJaggedTensor, keys: _Keys) -> Extras:
+        """Unused input of a batch.
 
-        ``(None, 0)`` if it is not to be compared with other ranks': if checks are off, or the batch has no examples. A
-        rank that has run out of data may make an empty batch of any keys.
+        Not compared if checks are off, or the batch has no examples: a rank that has run out of data may make an empty
+        batch of any keys.
         """
         if self.checks is InputChecks.OFF or features.stride() == 0:
-            return None, 0
-        keys = self._keys(features)
+            return NOT_COMPARED
         if self._is_weighted or features.weights_or_none() is None:
-            return keys.extra, keys.extra_word
-        return (*keys.extra, self._unused_weights()), ~keys.extra_word
+            return keys.extras
+        return Extras((*keys.extras.texts, self._unused_weights()), ~keys.extras.word)  # type: ignore[misc]
 
     def _unused_weights(self) -> str:
         return f"{self._where(0)}: the collection is not weighted but the KeyedJaggedTensor has weights"
@@ -188,59 +186,57 @@ class BatchReader:
             raise BatchProblem(
                 f"a sharded collection takes a KeyedJaggedTensor, got {type(features).__name__}"
             )
-        self._refuse(features.late_problem())
+        if problem := features.late_problem():
+            self._refuse(problem)
         keys = self._keys(features)
-        self._check_form(features, keys)
+        extras = self._extras(features, keys)
+        self._check_form(features, extras)
         values = _in_a_row(features.values().to(torch.int64))
         counts, are_fine = self._counted(features, values, keys)
-        self._refuse(features.lookup_problem((), num_used=int(counts.sum())))
+        if problem := features.lookup_problem((), num_used=int(total(counts))):
+            self._refuse(problem)
         if not are_fine:
             values = self._in_range(values, counts, keys)
-        weights = self._weights(features, counts) if self._is_weighted else None
+        weights = trained = None
+        if self._is_weighted:
+            weights = self._weights(features, counts)
+            trained = features.weights().to(torch.float32) if _is_trained(features.weights()) else None
         lengths, sizes = _lengths_of(features, keys)
-        inverse = self._inverse(features) if self.collection.is_pooled else None
-        if keys.in_order:
-            trained = None if weights is None else _trained(features.weights())
-            return FeatureBatch(lengths, values, weights, counts, sizes, inverse, trained)
-        starts, own = starts_of(counts)[keys.places], counts[keys.places]
-        return FeatureBatch(
-            lengths,
-            take(values, starts, own),
-            None if weights is None else take(weights, starts, own),
-            own,
-            sizes,
-            inverse,
-            None if weights is None else _trained(features.weights(), starts, own),
-        )
+        inverse = None
+        if features.variable_stride_per_key() and self.collection.is_pooled:
+            inverse = self._inverse(features)
+        if not keys.in_order:
+            starts, counts = starts_of(counts)[keys.places], counts[keys.places]
+            values = take(values, starts, counts)
+            weights = None if weights is None else take(weights, starts, counts)
+            if trained is not None:
+                trained = trained.index_select(0, index_of(starts, counts, trained.device))
+        return FeatureBatch(lengths, values, weights, counts, sizes, inverse, trained, extras)
 
     def _counted(self, features: KeyedJaggedTensor, values: Tensor, keys: _Keys) -> tuple[Ints, bool]:
         """Number of ids of each key, and True if the ids are in range or not to be checked.
 
         The host waits for a device once, for both.
         """
+        is_checked = self.checks is not InputChecks.OFF
         if is_host(values.device):
             counts = np.array(features.length_per_key(), dtype=np.int64)
-            are_counted = int(counts.sum()) == values.numel()  # else the caller complains of that
-            is_checked = are_counted and self.checks is not InputChecks.OFF
-            return counts, not is_checked or are_in_range(values, counts, keys.highest)
+            are_counted = total(counts) == values.numel()  # else the caller complains of that
+            return counts, not (are_counted and is_checked) or are_in_range(values, counts, keys.highest)
         most = keys.on(values.device)[0]
 
         def are_all_fine(own: Tensor) -> Tensor:
-            if self.checks is InputChecks.OFF:
-                return torch.ones_like(most[:1])
-            return ~_out_of_range(values, own, most).any()
+            return ~_out_of_range(values, own, most).any() if is_checked else torch.ones_like(most[:1])
 
         are_fine = features.read_counts(are_all_fine, read_on_host)
         return np.array(features.length_per_key(), dtype=np.int64), are_fine
 
     def _inverse(self, features: KeyedJaggedTensor) -> Tensor | None:
-        """Place of each example among those of each feature, ``[F, examples]``, if features have their own batch sizes.
+        """Place of each example among those of each feature, ``[F, examples]``; ``None`` if all have as many.
 
         Raises:
             BatchProblem: the batch does not say it of a feature.
         """
-        if not features.variable_stride_per_key():
-            return None
         given = features.inverse_indices_or_none()
         if given is None:
             self._check_same_sizes(features)
@@ -275,14 +271,14 @@ class BatchReader:
         keys = features.keys()
         known = self._known_keys
         if known is None or known.keys != keys:
-            self._refuse(features.lookup_problem(self.collection.features))
+            if problem := features.lookup_problem(self.collection.features):
+                self._refuse(problem)
             self._known_keys = known = self._read_keys(keys)
         return known
 
-    def _refuse(self, problem: str) -> None:
-        """Raise the reason why a batch cannot be looked up, if there is one."""
-        if problem:
-            raise BatchProblem(f"{self._where(0)}: {problem}")
+    def _refuse(self, problem: str) -> NoReturn:
+        """Raise the reason why a batch cannot be looked up."""
+        raise BatchProblem(f"{self._where(0)}: {problem}")
 
     def _read_keys(self, keys: Sequence[str]) -> _Keys:
         place = {key: index for index, key in enumerate(keys)}
@@ -305,8 +301,7 @@ class BatchReader:
             places,
             places == list(range(len(keys))),
             highest,
-            tuple(map(self._unexpected, extra)),
-            word,
+            Extras(tuple(map(self._unexpected, extra)), word),
         )
 
     def _where(self, feature: int) -> str:
@@ -315,22 +310,18 @@ class BatchReader:
         assert table is not None  # features are those of tables
         return f"feature {self.collection.features[feature]!r} of table {table.describe()}"
 
-    def _check_form(self, features: KeyedJaggedTensor, keys: _Keys) -> None:
+    def _check_form(self, features: KeyedJaggedTensor, extras: Extras) -> None:
         """Check that there are ids, and weights if the collection is weighted, and, if strict, no unused input."""
         if features.values().is_meta:
-            raise BatchProblem(
-                f"{self._where(0)}: the KeyedJaggedTensor is on 'meta', where there are no ids"
-            )
-        weights = features.weights_or_none()
+            self._refuse("the KeyedJaggedTensor is on 'meta', where there are no ids")
         if self._is_weighted:
+            weights = features.weights_or_none()
             if weights is None:
-                raise BatchProblem(
-                    f"{self._where(0)}: the collection is weighted but the KeyedJaggedTensor has no weights"
-                )
+                self._refuse("the collection is weighted but the KeyedJaggedTensor has no weights")
             if self._weights_refusal and _is_trained(weights):
                 raise BatchProblem(self._weights_refusal)
-        if self.checks is InputChecks.STRICT and (extras := self.extras(features)[0]):
-            raise BatchProblem(f"{extras[0]}. Strict checks refuse what is not looked at: leave it out")
+        if self.checks is InputChecks.STRICT and extras.texts:
+            raise BatchProblem(f"{extras.texts[0]}. Strict checks refuse what is not looked at: leave it out")
 
     def _weights(self, features: KeyedJaggedTensor, counts: Ints) -> Tensor:
         weights = _in_a_row(features.weights().detach().to(torch.float32))
@@ -423,7 +414,7 @@ def _are_in_range_on_cpu(values: Tensor, counts: Ints, highest: Tensor) -> bool:
         return True
     starts = starts_of(counts)[used]
     greatest = np.maximum.reduceat(values.numpy().view(np.uint64), starts)
-    return bool((greatest <= highest.numpy().view(np.uint64)[used]).all())
+    return bool(all_true(greatest <= highest.numpy().view(np.uint64)[used]))
 
 
 def _lengths_of(features: KeyedJaggedTensor, keys: _Keys) -> tuple[Tensor, Ints | None]:
@@ -433,7 +424,7 @@ def _lengths_of(features: KeyedJaggedTensor, keys: _Keys) -> tuple[Tensor, Ints 
     """
     lengths = features.lengths().to(torch.int32)
     if not features.variable_stride_per_key():
-        by_key = lengths.view(len(features.keys()), features.stride())
+        by_key = lengths.view(len(keys.keys), features.stride())
         return (by_key if keys.in_order else by_key.index_select(0, keys.on(by_key.device)[1])), None
     every = np.array(features.stride_per_key(), dtype=np.int64)
     sizes = every[keys.places]
@@ -444,16 +435,6 @@ def _lengths_of(features: KeyedJaggedTensor, keys: _Keys) -> tuple[Tensor, Ints 
 
 def _is_trained(weights: Tensor) -> bool:
     return weights.requires_grad and torch.is_grad_enabled()
-
-
-def _trained(weights: Tensor, starts: Ints | None = None, sizes: Ints | None = None) -> Tensor | None:
-    """The weights, or pieces of them, as autograd knows them; ``None`` where they are not trained."""
-    if not _is_trained(weights):
-        return None
-    weights = weights.to(torch.float32)
-    if starts is None or sizes is None:
-        return weights
-    return weights.index_select(0, index_of(starts, sizes, weights.device))
 
 
 def _some(names: Sequence[str]) -> str:

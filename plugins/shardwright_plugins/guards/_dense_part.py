@@ -21,7 +21,7 @@ from shardwright.errors import InvalidInputError, UnsupportedError
 from shardwright.optim.optimizers import in_backward_optimizers
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.step.compiling import untraced
-from shardwright_plugins.guards._replicas import Replicas
+from shardwright_plugins.guards._replicas import LoadedReplicas, Replicas
 
 _MOST_HOOKS = 6
 """Parameters whose gradients are watched, the first and last among them: a hook is some calls of Python a step."""
@@ -113,6 +113,7 @@ def watch_dense_part(
         is_averaged=True,
     )
     wrapper.register_forward_pre_hook(partial(_before_forward, passes, members, replicas))
+    module.register_load_state_dict_pre_hook(LoadedReplicas(env, lambda _: [own.path for own in members]))
     finalize(wrapper, passes.forget)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, final
+from typing import Any, TypeGuard, final
 
 import torch
 from torch import Tensor, nn
@@ -121,12 +121,13 @@ class LoadedReplicas:
                 before anything is changed.
         """
         found = ((name, state_dict.get(prefix + name)) for name in self._names_of(module))
-        named = [
-            (name, value)
-            for name, value in found
-            if type(value) in (Tensor, nn.Parameter) and value.numel() and not value.is_meta
-        ]
+        named = [(name, value) for name, value in found if _is_plain(value)]
         self._env.agree(f"load_state_dict() of {type(module).__name__}", _values_of(named), _LOAD_ALIKE)
+
+
+def _is_plain(value: Any) -> TypeGuard[Tensor]:
+    """True for a tensor of torch's with elements, and none that is sharded or on ``meta``."""
+    return type(value) in (Tensor, nn.Parameter) and value.numel() > 0 and not value.is_meta
 
 
 def _no_hook(*_: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import sys
 import warnings
 from collections.abc import Callable
@@ -111,3 +112,23 @@ def drifting(how: str, every: str, num_steps: int) -> tuple[str, list[str]]:
         warnings.simplefilter("always")
         text = loop_workers.error_of(run)
     return text, [str(own.message) for own in told if own.category is RuntimeWarning]
+
+
+def load_other(names: str, other: str) -> tuple[str, bool]:
+    """Load a state whose values of some names are other ones on rank 1; returns the error, and if nothing was changed.
+
+    Args:
+        names: beginning of the names.
+        other: "bits" of one element, or "none": ranks load the same.
+    """
+    model = loop_workers.model_of(["data_parallel"])
+    before = model.full_state_dict()
+    state = {name: value.clone() + 1 for name, value in before.items()}
+    for name, value in state.items():
+        if name.startswith(names) and other == "bits" and dist.get_rank() == 1:
+            value.view(-1).view(torch.int32)[-1] ^= 1
+    text = loop_workers.error_of(lambda: model.load_state_dict(state))
+    after, copy = model.full_state_dict(), model.unshard()
+    if dist.get_rank() == 1:  # alone
+        pickle.loads(pickle.dumps(copy)).load_state_dict(state)
+    return text, all(torch.equal(before[name], after[name]) for name in before)

@@ -439,7 +439,10 @@ def changed_after_sharding(how: str) -> str:
         module.over.weight.requires_grad_(False)
     model = model_of(module=module)
     if how == "frozen":
-        model.requires_grad_(False)
+        model.module.sparse.requires_grad_(False)
+    elif how == "dense frozen":
+        train(model, range(1), dense_optimizer(model))
+        module.over.bias.requires_grad_(False)
     elif how == "unfrozen":
         module.over.weight.requires_grad_(True)
     elif how == "replaced":

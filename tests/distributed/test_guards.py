@@ -47,6 +47,18 @@ def test_replicas_that_are_alike_or_not_compared_train(pool: RankPool, how: str,
     assert pool.run(guards_workers.drifting, 2, how, every, 6) == [("nothing was raised", [])] * 2
 
 
+@pytest.mark.parametrize("names", ["over", "sparse"])
+def test_state_of_replicas_that_differs_by_rank_is_refused_on_all_ranks_before_it_is_loaded(
+    pool: RankPool, names: str
+) -> None:
+    (first, *unchanged), second = pool.run(guards_workers.load_other, 2, names, "bits")
+    assert (first, *unchanged) == second
+    assert first.startswith("DistributedError: the ranks differ in load_state_dict() of ")
+    assert f"'{names}" in first
+    assert unchanged == [True]
+    assert pool.run(guards_workers.load_other, 2, names, "none") == [("nothing was raised", False)] * 2
+
+
 def test_number_of_passes_between_comparisons_is_checked() -> None:
     assert passes_between({}) == 100
     with pytest.raises(InvalidInputError, match="SHARDWRIGHT_COMPARE_REPLICAS_EVERY is 'often'"):

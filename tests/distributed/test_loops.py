@@ -243,6 +243,10 @@ def test_gradients_asked_for_of_tables_that_show_theirs_are_given(pool: RankPool
     ("how", "expected"),
     [
         ("frozen", r"UnsupportedError: table 'sparse.bags.\w+' .* was frozen .* after it was sharded"),
+        (
+            "dense frozen",
+            r"InvalidInputError: parameter 'over.bias' was frozen .* after the model was wrapped",
+        ),
         ("unfrozen", r"InvalidInputError: parameter 'over.weight' was frozen when the model was wrapped"),
         ("replaced", r"InvalidInputError: parameter 'over.weight' was replaced"),
         ("assigned", r"InvalidInputError: load_state_dict\(assign=True\) would replace dense parameters"),

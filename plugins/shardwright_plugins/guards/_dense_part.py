@@ -21,7 +21,7 @@ from shardwright.errors import InvalidInputError, UnsupportedError
 from shardwright.optim.optimizers import in_backward_optimizers
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.step.compiling import untraced
-from shardwright_plugins.guards._replicas import Replicas
+from shardwright_plugins.guards._replicas import LoadedReplicas, Replicas
 
 _MOST_HOOKS = 6
 """Parameters whose gradients are watched, the first and last among them: a hook is some calls of Python a step."""
@@ -113,6 +113,7 @@ def watch_dense_part(
         is_averaged=True,
     )
     wrapper.register_forward_pre_hook(partial(_before_forward, passes, members, replicas))
+    module.register_load_state_dict_pre_hook(LoadedReplicas(env, lambda _: [own.path for own in members]))
     finalize(wrapper, passes.forget)
 
 
@@ -126,9 +127,14 @@ def _before_forward(
 ) -> None:
     if not torch.is_grad_enabled():
         return
+    # It waits for the gradients of all others, unless it looks for those that get none.
+    may_freeze = wrapper.find_unused_parameters or not wrapper.require_backward_grad_sync
     for own in members:
         is_there = own.owner.get(own.name) is own.parameter
-        if not is_there or (own.parameter.requires_grad and not own.required_gradients):
+        if not is_there or (
+            own.parameter.requires_grad is not own.required_gradients
+            and not (own.required_gradients and may_freeze)
+        ):
             with reporting_errors():  # if one rank alone did that, the others will wait for it
                 own.refuse()
     replicas.begin_pass()
@@ -149,7 +155,7 @@ class _Member:
         """Refuse what was changed.
 
         Raises:
-            InvalidInputError: always: another parameter has its place, or it begins to be trained.
+            InvalidInputError: always: another parameter has its place, or it begins or ends to be trained.
         """
         if self.owner.get(self.name) is not self.parameter:
             raise InvalidInputError(
@@ -157,6 +163,13 @@ class _Member:
                 "or by hand): gradients of the new one would not be averaged over the ranks. Copy values into the old "
                 "one (assign=False), or build the model with DistributedModelParallel(init_data_parallel=False) and "
                 "call init_data_parallel() after the change"
+            )
+        if self.required_gradients:
+            raise InvalidInputError(
+                f"parameter {self.path!r} was frozen (requires_grad_(False)) after the model was wrapped, and "
+                "DistributedDataParallel would wait for its gradient: set the learning rate of its group to 0 instead; "
+                "or wrap the model with find_unused_parameters=True "
+                "(data_parallel_wrapper=DefaultDataParallelWrapper(find_unused_parameters=True))"
             )
         raise InvalidInputError(
             f"parameter {self.path!r} was frozen when the model was wrapped, and requires gradients now, which "

@@ -16,10 +16,11 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from shardwright.contracts import StepListener, TrainedCollection
 from shardwright.runtime.sharded.collections.sharded_collection import ShardedCollection
 from shardwright.runtime.sharded.tables.sharded_parameter import ShardedParameter
+from shardwright.runtime.sharded.tables.sharded_table import ShardedTable
 from shardwright_plugins.guards._dense_part import Wrappers, watch_dense_part
 from shardwright_plugins.guards._forgotten_steps import StepWatch
 from shardwright_plugins.guards._frozen import check_scale, check_trained
-from shardwright_plugins.guards._replicas import Replicas
+from shardwright_plugins.guards._replicas import LoadedReplicas, Replicas
 from shardwright_plugins.guards._scaled_losses import ScaledLosses
 from shardwright_plugins.guards._updates import BackwardPasses
 from shardwright_plugins.guards._whole_tables import Twins
@@ -50,7 +51,11 @@ class _Guards(StepListener):
                 own_shards = [] if collection.updated_in_backward else shards
                 self._scaled[id(collection)] = ScaledLosses(table, dense, own_shards)
                 finalize(collection, self._scaled.pop, id(collection), None)
-        if dense and model.env.everyone.world_size > 1 and not self._wrappers.averages(model):
+        if model.env.everyone.world_size == 1:
+            return
+        # At the root, before anything is loaded.
+        model.module.register_load_state_dict_pre_hook(LoadedReplicas(model.env.everyone, _copied_weights))
+        if dense and not self._wrappers.averages(model):
             own = ref(model)
             replicas = Replicas(model.env.everyone, partial(self._not_averaged, own), is_averaged=False)
             model.register_forward_pre_hook(partial(_begin_pass, replicas))
@@ -120,10 +125,19 @@ def _begin_pass(replicas: Replicas, model: nn.Module, inputs: Any) -> None:
         replicas.begin_pass()
 
 
+def _copied_weights(module: nn.Module) -> list[str]:
+    """Names of the weights of tables that each rank has whole, under the present plan."""
+    tables = ((path, own) for path, own in module.named_modules() if isinstance(own, ShardedTable))
+    return [f"{path}.weight" for path, own in tables if not own.state.is_parted]
+
+
+def _collections_of(model: nn.Module) -> list[ShardedCollection]:
+    return [own for own in model.modules() if isinstance(own, ShardedCollection)]
+
+
 def _dense_of(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     """Names and parameters of a model outside of sharded collections."""
-    sharded = [own for own in model.modules() if isinstance(own, ShardedCollection)]
-    tables = {id(parameter) for own in sharded for parameter in own.parameters()}
+    tables = {id(parameter) for own in _collections_of(model) for parameter in own.parameters()}
     return ((name, own) for name, own in model.named_parameters() if id(own) not in tables)
 
 

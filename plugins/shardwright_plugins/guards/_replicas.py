@@ -1,7 +1,8 @@
-"""Guard over dense replicas: parameters that are to be the same on all ranks are compared by value from time to time.
+"""Guard over replicas: parameters that are to be the same on all ranks are compared by value.
 
-What lets them drift shows in no operation: a model that nobody averages, another seed, a step that one rank alone
-leaves out, a parameter that it changes by hand.
+What lets dense ones drift shows in no operation: a model that nobody averages, another seed, a step that one rank alone
+leaves out, a parameter that it changes by hand. They are compared from time to time. What a state dict brings, for
+them or for tables that each rank has whole, is compared before it is loaded.
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeGuard, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from shardwright.errors import DistributedError, InvalidInputError
 from shardwright.runtime.ranks.environment import ShardingEnv
@@ -72,7 +74,7 @@ class Replicas:
         named = list(self._dense())
         if not named:
             return
-        values = {repr(name): sum_ for (name, _), sum_ in zip(named, _checksums(named), strict=True)}
+        values = _values_of(named)
         try:
             self._env.agree(f"the dense parameters in forward pass {self._num_passes}", values, _ADVICE)
         except DistributedError as error:
@@ -92,7 +94,57 @@ _NOT_AVERAGED = (
 )
 
 
-def _checksums(named: Sequence[tuple[str, Tensor]]) -> list[int]:
+@final
+class LoadedReplicas:
+    """A hook of a module's ``load_state_dict``, which compares what is loaded into replicas, where it is plain tensors.
+
+    A copy of the module, such as an unsharded one, is loaded by its rank alone: the hook does nothing there.
+
+    Args:
+        env: all ranks, which load together.
+        names_of: function that gives the names of the replicas in the module.
+    """
+
+    def __init__(self, env: ShardingEnv, names_of: Callable[[nn.Module], Iterable[str]]) -> None:
+        self._env, self._names_of = env, names_of
+
+    def __reduce__(self) -> tuple[Callable[[], Any], tuple[()]]:
+        return _make_no_hook, ()
+
+    @untraced
+    @torch.no_grad()
+    def __call__(self, module: nn.Module, state_dict: Mapping[str, Any], prefix: str, *_: Any) -> None:
+        """Compare the values.
+
+        Raises:
+            DistributedError: ranks have different values, naming the first parameter and the ranks; on all ranks,
+                before anything is changed.
+        """
+        found = ((name, state_dict.get(prefix + name)) for name in self._names_of(module))
+        named = [(name, value) for name, value in found if _is_plain(value)]
+        self._env.agree(f"load_state_dict() of {type(module).__name__}", _values_of(named), _LOAD_ALIKE)
+
+
+def _is_plain(value: Any) -> TypeGuard[Tensor]:
+    """True for a tensor of torch's with elements, and none that is sharded or on ``meta``."""
+    return type(value) in (Tensor, nn.Parameter) and value.numel() > 0 and not value.is_meta
+
+
+def _no_hook(*_: Any) -> None:
+    """Do nothing."""
+
+
+def _make_no_hook() -> Callable[..., None]:
+    return _no_hook
+
+
+_LOAD_ALIKE = (
+    "These are checksums of values that each rank has a copy of, and are to be equal bit for bit: load the same file "
+    "on every rank. Nothing was changed"
+)
+
+
+def _values_of(named: Sequence[tuple[str, Tensor]]) -> dict[str, int]:
     """The sum of each tensor's bits as integers of 8 bytes: exact, whatever the order in which they are added."""
     sums: list[Tensor] = []
     for _, value in named:
@@ -102,5 +154,5 @@ def _checksums(named: Sequence[tuple[str, Tensor]]) -> list[int]:
         whole = words.numel() // 8 * 8
         total = words[:whole].view(torch.int64).sum() + words[whole:].sum()
         sums.append(total.to(sums[0].device) if sums else total)
-    collected: list[int] = torch.stack(sums).tolist()
-    return collected
+    collected: list[int] = torch.stack(sums).tolist() if sums else []
+    return {repr(name): sum_ for (name, _), sum_ in zip(named, collected, strict=True)}

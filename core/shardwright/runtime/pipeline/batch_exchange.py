@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from attrs import frozen
 
@@ -14,6 +13,7 @@ from shardwright.runtime.ranks.sharding_groups import ShardingEnv2D
 from shardwright.runtime.ranks.together import is_lost
 from shardwright.runtime.step.batches.batch_tree import Path
 from shardwright.runtime.step.batches.inputs import Status, goes_on
+from shardwright.runtime.step.batches.inputs_ahead import Begun
 from shardwright.runtime.step.engine import EngineStep
 
 
@@ -23,21 +23,6 @@ class CollectionCall:
 
     name: str
     path: Path
-
-
-@frozen(eq=False)
-class CollectionExchange:
-    """The exchange of the ids of one forward pass of a collection.
-
-    Args:
-        call: the forward pass that needs them.
-        features: its input; ``None`` if this rank has no batch.
-        step: the engine's step of it.
-    """
-
-    call: CollectionCall
-    features: Any
-    step: EngineStep
 
 
 class BatchExchange:
@@ -51,7 +36,7 @@ class BatchExchange:
         begin: function that starts the headers of a call.
 
     Attributes:
-        begun: the exchanges of all calls; of those whose headers were started.
+        begun: the exchange of each call, once their headers were started.
         error: the error of any rank's batch, or ``None``.
         statuses: status of each rank, ``[W]``.
         is_over: the data has ended.
@@ -63,13 +48,13 @@ class BatchExchange:
         groups: ShardingEnv2D | None,
         fetched: Fetched,
         calls: Sequence[CollectionCall],
-        begin: Callable[[CollectionCall, Fetched], CollectionExchange],
+        begin: Callable[[CollectionCall, Fetched], Begun],
     ) -> None:
         self._env, self._groups, self._fetched = env, groups, fetched
         self._calls, self._begin = calls, begin
         self._has_begun = self._is_sent = False
         self._sent: list[EngineStep] = []
-        self.begun: list[CollectionExchange] = []
+        self.begun: list[Begun] = []
         self.error: Exception | None = None
         self.statuses: Sequence[Status] = ()
 

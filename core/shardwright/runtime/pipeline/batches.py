@@ -32,7 +32,7 @@ from torch import nn
 from torch.profiler import record_function
 
 from shardwright.errors import DistributedError, InvalidInputError
-from shardwright.runtime.pipeline.batch_exchange import BatchExchange, CollectionCall, CollectionExchange
+from shardwright.runtime.pipeline.batch_exchange import BatchExchange, CollectionCall
 from shardwright.runtime.pipeline.batch_settings import BatchSettings
 from shardwright.runtime.pipeline.fetching import NO_FORM, Fetched, Fetcher
 from shardwright.runtime.pipeline.stages import EXCHANGE, PREFETCH, PipelineStep, run_stage
@@ -211,7 +211,7 @@ class BatchesInStep:
         _raise_if_stopped([Status.FINE if calls is not None else Status.STOPPED for calls in told])
         if any(told):
             self._expected = [name for name, _ in mine]
-            self._calls = [CollectionCall(name, path) for name, path in _agreed(told)]
+            self._calls = _agreed(told)
             self._tell_who_stays({call.name for call in self._calls})
         self._batch = None
         self._made.clear()
@@ -237,19 +237,22 @@ class BatchesInStep:
         """Begin all exchanges of a batch, then go on with each, so that they are under way together."""
         exchange = BatchExchange(self._env, self._groups, fetched, self._calls or (), self._begin)
         with self._side.active():
-            late = self._late_error(EXCHANGE, fetched.step, exchange=exchange)
+            late = self._late_error(
+                EXCHANGE, fetched.step, exchange_headers=exchange.begin, exchange_ids=exchange.send
+            )
             exchange.send()
             if not exchange.goes_on:
                 exchange.discard()
         if exchange.goes_on:
             self._begun = [
-                (begun.call.name, Begun(begun.features, begun.step, self._side)) for begun in exchange.begun
+                (call.name, begun) for call, begun in zip(self._calls or (), exchange.begun, strict=True)
             ]
         error = exchange.error and (fetched.error or exchange.error)
         return _Coming(fetched.step, error, exchange.is_over, late), exchange.statuses
 
-    def _begin(self, call: CollectionCall, fetched: Fetched) -> CollectionExchange:
-        features, error, batch = None, fetched.error, fetched.step.batch
+    def _begin(self, call: CollectionCall, fetched: Fetched) -> Begun:
+        features: Any = None
+        error, batch = fetched.error, fetched.step.batch
         if batch is not None:
             try:
                 features = follow(batch, call.path)
@@ -265,7 +268,7 @@ class BatchesInStep:
         if self._groups is not None and status is Status.EMPTY_BATCH:
             status = Status.FINE  # a group all of whose data has ended goes on as long as another
         step = self._collections[call.name].begin_input_dist(features, status=status, prepare=prepare)
-        return CollectionExchange(call, features, step)
+        return Begun(features, step, self._side)
 
     def _late_error(self, phase: str, step: PipelineStep, **calls: Any) -> Exception | None:
         """Run the stages of a phase ahead of the forward pass; return the error of one that failed.
@@ -398,7 +401,7 @@ def _note(made: list[tuple[str, KeyedJaggedTensor]], name: str, features: KeyedJ
     made.append((name, features))
 
 
-def _agreed(told: Sequence[Sequence[tuple[str, Path | None]]]) -> list[tuple[str, Path]]:
+def _agreed(told: Sequence[Sequence[tuple[str, Path | None]]]) -> list[CollectionCall]:
     """Select the calls of collections that all ranks called in the same order, with inputs at the same places."""
 
     def calls_of(calls: Sequence[tuple[str, Path | None]], name: str) -> list[Path | None]:
@@ -413,7 +416,7 @@ def _agreed(told: Sequence[Sequence[tuple[str, Path | None]]]) -> list[tuple[str
     kept = [[call for call in calls if call[0] in names] for calls in told]
     if any(calls != kept[0] for calls in kept):
         return []
-    return [(name, path) for name, path in kept[0] if path is not None]
+    return [CollectionCall(name, path) for name, path in kept[0] if path is not None]
 
 
 def _raise_if_stopped(statuses: Sequence[Status]) -> None:

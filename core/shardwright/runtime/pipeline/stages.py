@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from attrs import Factory, define, field
@@ -16,16 +16,6 @@ from shardwright.errors import InvalidInputError, nearest
 from shardwright.runtime.step.batches.batch_tree import moved
 
 INPUT, EXCHANGE, PREFETCH, FORWARD, UPDATE = PHASES = ("input", "exchange", "prefetch", "forward", "update")
-
-
-class ExchangeUnderWay(Protocol):
-    """The exchange of a batch's ids."""
-
-    def begin(self) -> None:
-        """Start the headers, once."""
-
-    def send(self) -> None:
-        """Wait for the headers of all ranks and start the ids, once."""
 
 
 @define(eq=False)
@@ -53,24 +43,22 @@ class PipelineStep:
     losses: Any = None
     output: Any = None
     extras: dict[str, Any] = Factory(dict)
-    _exchange: ExchangeUnderWay | None = field(default=None, init=False)
-    _prefetch: Callable[[], None] | None = field(default=None, init=False)
-    _agree: Callable[[], None] | None = field(default=None, init=False)
+    _calls: Mapping[str, Callable[[], None]] = field(factory=dict, init=False)
 
     def exchange_headers(self) -> None:
         """Start the headers of the batch's ids, in the phase ``"exchange"``; every rank makes this call."""
-        self._now(self._exchange, EXCHANGE, "exchange_headers").begin()
+        self._call("exchange_headers", EXCHANGE)
 
     def exchange_ids(self) -> None:
         """Wait for all ranks' headers and start the ids, in the phase ``"exchange"``; every rank makes this call.
 
         A wrong batch of any rank is not raised here. All ranks raise it when the step begins.
         """
-        self._now(self._exchange, EXCHANGE, "exchange_ids").send()
+        self._call("exchange_ids", EXCHANGE)
 
     def prefetch(self) -> None:
         """Wait for the ids and have kernels bring their rows near, in the phase ``"prefetch"``, if some can."""
-        self._now(self._prefetch, PREFETCH, "prefetch")()
+        self._call("prefetch", PREFETCH)
 
     def agree(self) -> None:
         """Find out if the forward pass was made on all ranks; every rank makes this call, once in a step.
@@ -81,26 +69,24 @@ class PipelineStep:
         Raises:
             DistributedError: it failed on a rank; raised on all ranks, and nothing was updated.
         """
-        self._now(self._agree, FORWARD, "agree")()
+        self._call("agree", FORWARD)
 
-    def _now(self, call: Any, phase: str, name: str) -> Any:
-        if call is None:
+    def _call(self, name: str, phase: str) -> None:
+        if name not in self._calls:
             raise InvalidInputError(
                 f"PipelineStep.{name}() was called outside the phase {phase!r}: call it in run() of a stage whose "
                 f"phase is {phase!r}"
             )
-        return call
+        self._calls[name]()
 
     @contextmanager
-    def during(self, **calls: Any) -> Iterator[None]:
-        """A context in which stages may make some of the calls above; for the pipeline."""
-        for name, call in calls.items():
-            setattr(self, f"_{name}", call)
+    def during(self, **calls: Callable[[], None]) -> Iterator[None]:
+        """A context in which stages may make some of the calls above, by name; for the pipeline."""
+        self._calls = calls
         try:
             yield
         finally:
-            for name in calls:
-                setattr(self, f"_{name}", None)
+            self._calls = {}
 
 
 class PipelineStage(ABC):

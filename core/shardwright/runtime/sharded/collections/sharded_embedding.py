@@ -66,7 +66,7 @@ class ShardedEmbeddingCollection(ShardedCollection):
                 lengths=sent_to(rows.device, step.batch.lengths_of(output.feature)),
                 weights=sent_to(rows.device, step.batch.ids[output.feature]) if self.need_indices else None,
             )
-            for output, rows in zip(self._engine.collection.outputs, values, strict=True)
+            for output, rows in zip(self.engine.collection.outputs, values, strict=True)
         }
 
     def embedding_configs(self) -> list[EmbeddingConfig]:

@@ -30,7 +30,7 @@ class ShardedEmbeddingBagCollection(ShardedCollection):
 
     def __init__(self, inputs: ShardingInputs) -> None:
         super().__init__(inputs, tables_name="embedding_bags")
-        self._dims = [output.dim for output in self._engine.collection.outputs]
+        self._dims = [output.dim for output in self.engine.collection.outputs]
 
     def forward(self, features: KeyedJaggedTensor) -> LazyAwaitable[KeyedTensor]:
         """Pool the bags of this rank's batch; every rank makes this call in the same step.

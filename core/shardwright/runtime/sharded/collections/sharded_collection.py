@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from abc import ABC
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, ClassVar
 
 import torch
 from attrs import evolve, frozen
@@ -30,8 +30,10 @@ from shardwright.runtime.sharded.tables.same_weights import agree_on_weights, we
 from shardwright.runtime.sharded.tables.sharded_parameter import watch_steps
 from shardwright.runtime.sharded.tables.sharded_table import ShardedTable
 from shardwright.runtime.sharded.tables.table_state import LocalBlock, TableState
+from shardwright.runtime.step.awaitable import LazyAwaitable
 from shardwright.runtime.step.batches.inputs import InputChecks, Status
 from shardwright.runtime.step.batches.inputs_ahead import InputsAhead, who_ended
+from shardwright.runtime.step.compiling import untraced, waited_for
 from shardwright.runtime.step.engine import CollectionEngine, EngineStep
 from shardwright.runtime.step.kernel_groups import LookupBuilder, build_lookup
 from shardwright.sparse import KeyedJaggedTensor
@@ -160,6 +162,30 @@ class ShardedCollection(nn.Module, ABC):
             )
             for spec in self.inputs.specs
         ]
+
+    def forward(self, features: KeyedJaggedTensor) -> LazyAwaitable[Any]:
+        """Look up the ids of this rank's batch; every rank makes this call in the same step.
+
+        Args:
+            features: this rank's batch, on this rank's device; ranks may have different batch sizes.
+
+        Returns:
+            What the unsharded collection returns, waited for on first use.
+
+        Raises:
+            InvalidInputError: a rank's batch is wrong; the same text on every rank, the model unchanged.
+        """
+        if torch.compiler.is_compiling():
+            return waited_for(self, features)
+        return self._look_up(features)
+
+    @untraced
+    def _look_up(self, features: KeyedJaggedTensor) -> LazyAwaitable[Any]:
+        return self.output_dist(self.compute(self.input_dist(features)))
+
+    @abstractmethod
+    def output_dist(self, step: EngineStep) -> LazyAwaitable[Any]:
+        """The results of a step, waited for on first use."""
 
     def input_dist(self, features: KeyedJaggedTensor) -> EngineStep:
         """Send the ids to the ranks that own their rows (headers and payload), if that was not done ahead.
@@ -348,15 +374,6 @@ def _by_place(local: LocalBlock) -> tuple[int, int]:
     return local.block.rows.index, local.block.columns.start
 
 
-def specs_of(sharder: ModuleSharder, module: TableCollection, path: str) -> list[TableSpec]:
-    """The specifications of a collection's tables, with their optimizers.
-
-    An optimizer applied to a table's parameter in the backward pass goes before the sharder's. A table whose parameter
-    requires no gradient is frozen.
-    """
-    return [_spec_of(sharder, module, config, path) for config in module.tables]
-
-
 def _spec_of(sharder: ModuleSharder, module: TableCollection, config: Any, path: str) -> TableSpec:
     weight = module.table_weight(config.name)
     spec = TableSpec.from_config(
@@ -374,31 +391,39 @@ def _spec_of(sharder: ModuleSharder, module: TableCollection, config: Any, path:
     return spec if weight.requires_grad else spec.served()
 
 
-_Sharded = TypeVar("_Sharded", bound=ShardedCollection)
+class CollectionSharder(ModuleSharder):
+    """The sharder of collections of tables, by the class of their sharded form."""
 
+    sharded_type: ClassVar[type[ShardedCollection]]
 
-def shard_collection(
-    kind: type[_Sharded],
-    sharder: ModuleSharder,
-    module: TableCollection,
-    params: Mapping[str, ParameterSharding],
-    env: ShardingEnv,
-    device: torch.device | str | None,
-    *,
-    path: str,
-) -> _Sharded:
-    """The sharded form of ``module``, with its weights; see :meth:`ModuleSharder.shard`."""
-    with env.together(f"sharding {type(module).__name__}"):
-        specs = sharder.tables(module, path)
-        place = device_of_rank(env, device)
-        unsharded = module.of_tables(module.tables, "meta")
-        inputs = ShardingInputs(unsharded, specs, params, env, place, sharder.input_checks, sharder)
-        sharded = kind(inputs)  # type: ignore[call-arg]
-        weights = {
-            name: own
-            for name, own in weights_of(module).items()
-            if not params[name].layout.row_map.takes_any_id  # rows that no key has yet are nobody's
-        }
-        agree_on_weights(weights, env, place, sync=sharder.sync_module_states)
-        sharded.take_weights(module)
-        return sharded
+    def tables(self, module: nn.Module, path: str = "") -> list[TableSpec]:
+        """The specifications of the collection's tables, with their optimizers.
+
+        An optimizer applied to a table's parameter in the backward pass goes before the sharder's. A table whose
+        parameter requires no gradient is frozen.
+        """
+        assert isinstance(module, TableCollection)  # find_sharder
+        return [_spec_of(self, module, config, path) for config in module.tables]
+
+    def shard(  # noqa: D102 - described in the base class
+        self,
+        module: nn.Module,
+        params: Mapping[str, ParameterSharding],
+        env: ShardingEnv,
+        device: torch.device | str | None = None,
+        module_fqn: str | None = None,
+    ) -> ShardedCollection:
+        assert isinstance(module, TableCollection)  # find_sharder
+        with env.together(f"sharding {type(module).__name__}"):
+            specs, place = self.tables(module, module_fqn or ""), device_of_rank(env, device)
+            unsharded = module.of_tables(module.tables, "meta")
+            inputs = ShardingInputs(unsharded, specs, params, env, place, self.input_checks, self)
+            sharded = self.sharded_type(inputs)  # type: ignore[call-arg]
+            weights = {
+                name: own
+                for name, own in weights_of(module).items()
+                if not params[name].layout.row_map.takes_any_id  # rows that no key has yet are nobody's
+            }
+            agree_on_weights(weights, env, place, sync=self.sync_module_states)
+            sharded.take_weights(module)
+            return sharded

@@ -138,7 +138,7 @@ def train(model: Any, settings: StepSettings) -> None:
 
 def block_bytes(model: Any) -> int:
     """Bytes of the weights and optimizer state of this rank's blocks."""
-    lookups = model.module._engine.lookups
+    lookups = model.module.engine.lookups
     return sum(
         tensor.numel() * tensor.element_size()
         for lookup in lookups

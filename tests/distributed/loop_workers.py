@@ -527,7 +527,7 @@ def _used_and_dropped(use: str) -> list[ref[Any]]:
         train(model, range(1), optimizer)
         model.load_state_dict(model.full_state_dict())
     inside = [module for module in model.modules() if isinstance(module, ShardedCollection)]
-    return [ref(model), *map(ref, inside), *(ref(module._engine) for module in inside)]
+    return [ref(model), *map(ref, inside), *(ref(module.engine) for module in inside)]
 
 
 def dropped_models(num_models: int, use: str) -> tuple[list[int], int]:

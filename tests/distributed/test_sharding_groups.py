@@ -103,8 +103,8 @@ def test_rank_that_is_killed_is_named_by_its_replica(pool: RankPool, fault: str)
         pool.run(group_workers.lose_a_rank, WORLD, fault)
     texts = raised.value.results
     assert set(texts) == {0, 1, 2}
-    what = "sums of replicas to average" if "means" in fault else "headers of an averaging"
-    assert texts[2].startswith(f"rank 2: the exchange of {what} failed: "), texts[2]
+    what = "the exchange of sums of replicas to average" if "means" in fault else "a gathering of objects"
+    assert texts[2].startswith(f"rank 2: {what} failed: "), texts[2]
     assert f"rank {VICTIM}" in texts[2], texts[2]
     assert texts[0] == texts[1] == "averaged"  # they hold other shards
 
@@ -113,7 +113,7 @@ def test_rank_that_is_killed_is_named_by_its_replica(pool: RankPool, fault: str)
 def test_rank_that_does_not_come_is_named_within_the_time_out(pool: RankPool) -> None:
     texts = pool.run(group_workers.lose_a_rank, WORLD, "stall")
     assert texts[VICTIM] == "stuck"
-    expected = f"rank 2: the exchange of headers of an averaging failed: no word from rank {VICTIM} in "
+    expected = f"rank 2: a gathering of objects failed: no word from rank {VICTIM} in "
     assert texts[2].startswith(expected), texts[2]
 
 

@@ -118,7 +118,7 @@ def _on_cpu(values: Any) -> Any:
 
 def copies_of(sharded: Any) -> list[Tensor]:
     """Weights and optimizer state of this rank's own copies; a state dict has those of one rank only."""
-    executors = [executor for executor in sharded._engine.executors if isinstance(executor, ReplicatedTables)]
+    executors = [executor for executor in sharded.engine.executors if isinstance(executor, ReplicatedTables)]
     pairs = [pair for executor in executors for pair in zip(executor.lookups, executor.groups, strict=True)]
     return [
         value.detach().cpu().clone()

@@ -122,7 +122,7 @@ def test_hot_rows_copies_stay_equal_bit_for_bit(pooling: tuple[str, str], optimi
 def copies(sharded: Any) -> list[tuple[int, list[torch.Tensor]]]:
     """Rows, weights and optimizer state of each copied block on this rank."""
     found = []
-    for table in sharded._tables.values():
+    for table in sharded.sharded_tables.values():
         for local in table.state.local:
             if table.state.sharding.layout.dataflow_of(local.block).is_replicated:
                 state = table.lookup_of(local).optimizer_state(local.index)

@@ -95,7 +95,7 @@ def train_rank(
     counted = sent[before:]
     blocks = [
         lookup.weight(index).clone()
-        for lookup in sharded._engine.lookups
+        for lookup in sharded.engine.lookups
         for index in range(len(lookup.blocks))
     ]
     return Step(values.detach(), sharded.full_state_dict(), blocks, counted)

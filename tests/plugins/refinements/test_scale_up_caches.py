@@ -104,7 +104,7 @@ def test_sharded_kernel_has_the_cache_of_the_constraints(sharding_type: str) -> 
     )
     plan = sw.ShardingPlan.from_json(plan.to_json())
     model = sw.DistributedModelParallel(bags, env=sw.ShardingEnv.local(device_type="cpu"), plan=plan)
-    (spec,) = [spec for lookup in model.module._engine.lookups for spec in lookup.blocks]
+    (spec,) = [spec for lookup in model.module.engine.lookups for spec in lookup.blocks]
     assert spec.request.cache == CACHED["cache_params"]
 
 

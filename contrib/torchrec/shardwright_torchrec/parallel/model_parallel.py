@@ -89,13 +89,8 @@ class DistributedModelParallel(sw.DistributedModelParallel):
             init_data_parallel,
             data_parallel_wrapper=data_parallel_wrapper,
         )
-        self._whole_states = _WholeStates(super().fused_optimizer.optimizers)
+        self.fused_optimizer = _WholeStates(self.fused_optimizer.optimizers)
         join_maps(self.module, self.env.process_group)
-
-    @property
-    def fused_optimizer(self) -> sw.CombinedOptimizer:
-        """The optimizers that run in the backward pass; their state dict has whole tensors."""
-        return self._whole_states if "_whole_states" in vars(self) else super().fused_optimizer
 
     def reshard(self, plan: sw.ShardingPlan, *optimizers: Any, **limits: Any) -> Any:
         """See `shardwright.DistributedModelParallel.reshard`; the plan may say TorchRec's names of compute kernels."""

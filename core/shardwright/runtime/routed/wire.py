@@ -43,7 +43,8 @@ class WireSegment:
         return self.width * _FLOAT_BYTES if self.codec is None else self.codec.row_bytes(self.width)
 
     def encoded(self, values: Tensor) -> Tensor:
-        """Encode rows as flat bytes."""
+        """Encode rows, contiguous or not, as bytes."""
+        values = values.contiguous()
         if self.codec is None:
             return values.view(torch.uint8)
         rows = values.view(values.numel() // self.width, self.width)

@@ -76,7 +76,7 @@ def train(case, batches):
         outputs = [train_step(case, sharded, batch, step, env.rank) for step, batch in steps]
         blocks = [
             lookup.weight(index).clone()
-            for lookup in sharded._engine.lookups
+            for lookup in sharded.engine.lookups
             for index in range(len(lookup.blocks))
         ]
         sent = sum(

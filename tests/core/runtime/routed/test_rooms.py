@@ -32,7 +32,7 @@ def test_gradients_are_packed_and_results_made_where_they_are_sent_from(monkeypa
         [tables[1], tables[0]], monkeypatch
     )  # so that gradients do not stand as they are sent
     assert asked == [6 * 8]
-    (lookup,) = sharded._engine.lookups
+    (lookup,) = sharded.engine.lookups
     lookup.room(5)
     assert asked == [6 * 8, 5]
 
@@ -41,6 +41,6 @@ def test_groups_whose_results_are_put_together_are_not_made_there(monkeypatch):
     tables = [Cut(8, 4, ("a",), ranks=(0,)), Cut(8, 4, ("b",), ranks=(1,), kernel="loop_by_sample")]
     asked, sharded = rooms_of(tables, monkeypatch)
     assert asked == []
-    for lookup in sharded._engine.lookups:
+    for lookup in sharded.engine.lookups:
         lookup.room(5)
     assert asked == []

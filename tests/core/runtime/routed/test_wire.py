@@ -98,3 +98,9 @@ def test_wire_without_codecs_sends_the_buffer_itself():
     (received,) = transfer.wait()
     assert received.data_ptr() == output.data_ptr()
     assert rest == [[2, 1], [3, 2], "results"]
+
+
+def test_a_column_of_a_wider_gradient_travels_as_itself():
+    column = torch.arange(6.0).view(3, 2)[:, 1:]
+    segment = WireSegment(None, 1)
+    assert segment.decoded(segment.encoded(column).view(-1)).tolist() == [1.0, 3.0, 5.0]

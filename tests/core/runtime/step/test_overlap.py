@@ -194,7 +194,7 @@ def test_a_kept_loss_keeps_nothing_of_its_step():
         steps = [
             weakref.ref(own)
             for own in gc.get_objects()
-            if type(own).__name__ == "EngineStep" and own._engine is sharded._engine
+            if type(own).__name__ == "EngineStep" and own._engine is sharded.engine
         ]
         del awaitable
         loss.backward()

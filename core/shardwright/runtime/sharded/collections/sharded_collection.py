@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from abc import ABC
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, ClassVar
 
 import torch
 from attrs import evolve, frozen
@@ -30,8 +30,10 @@ from shardwright.runtime.sharded.tables.same_weights import agree_on_weights, we
 from shardwright.runtime.sharded.tables.sharded_parameter import watch_steps
 from shardwright.runtime.sharded.tables.sharded_table import ShardedTable
 from shardwright.runtime.sharded.tables.table_state import LocalBlock, TableState
+from shardwright.runtime.step.awaitable import LazyAwaitable
 from shardwright.runtime.step.batches.inputs import InputChecks, Status
 from shardwright.runtime.step.batches.inputs_ahead import InputsAhead, who_ended
+from shardwright.runtime.step.compiling import untraced, waited_for
 from shardwright.runtime.step.engine import CollectionEngine, EngineStep
 from shardwright.runtime.step.kernel_groups import LookupBuilder, build_lookup
 from shardwright.sparse import KeyedJaggedTensor
@@ -77,6 +79,12 @@ class ShardedCollection(nn.Module, ABC):
         tables_name: the attribute that holds the tables, part of the state-dict keys.
 
     Attributes:
+        inputs: tables, plan and ranks.
+        engine: the engine that runs its tables.
+        sharded_tables: this rank's blocks of each table, by the table's name.
+        fused_optimizer: the optimizer that runs in the backward pass, as a ``KeyedOptimizer``.
+        env: the ranks it is sharded over.
+        device: device of this rank's blocks.
         inputs_ahead: the exchanges of ids that were begun before the forward passes to come; a pipeline's, while it
             makes them.
         output_dtype: dtype of the outputs.
@@ -87,17 +95,17 @@ class ShardedCollection(nn.Module, ABC):
         # First: what one rank alone would raise leaves the others waiting.
         inputs.env.agree("the plan", _digests(inputs), _PLAN_ONCE)
         check_plan_covers(inputs.specs, inputs.params, inputs.specs[0].module)
-        self._env, self._device, self._configs = inputs.env, inputs.device, list(inputs.unsharded.tables)
+        self.env, self.device, self._configs = inputs.env, inputs.device, list(inputs.unsharded.tables)
         self._tables_name, self.output_dtype = tables_name, inputs.unsharded.output_dtype
         engine = engine_of(inputs)
         self._meeting = Meeting(inputs.env, engine.name)
         self._take_engine(inputs, engine)
-        self._fused_optimizer = FusedOptimizer(
+        self.fused_optimizer = FusedOptimizer(
             self._by_parameter(),
-            self._engine.rates,
+            self.engine.rates,
             self._meeting,
-            self._engine.kept,
-            self._engine.events,
+            self.engine.kept,
+            self.engine.events,
         )
         # A function of the module that it is called with: one that held it would keep it from being freed at once.
         self.register_load_state_dict_pre_hook(_meet_to_load)
@@ -106,19 +114,19 @@ class ShardedCollection(nn.Module, ABC):
         self.inputs_ahead: InputsAhead | None = None
 
     def _take_engine(self, inputs: ShardingInputs, engine: CollectionEngine) -> None:
-        """Stand over the blocks that an engine has, all that follows from a plan made anew."""
-        self._inputs, self._engine = inputs, engine
+        """Rebuild tables and parameter lists for a new engine."""
+        self.inputs, self.engine = inputs, engine
         local = local_blocks(engine)
-        self._tables: dict[str, ShardedTable] = {}
+        self.sharded_tables: dict[str, ShardedTable] = {}
         for spec in inputs.specs:
             own = local.get(spec.name, [])
             state = TableState(spec, inputs.params[spec.name], own, self._meeting, inputs.device)
-            self._tables[spec.name] = ShardedTable(state, engine.lookups, inputs.env, engine.events)
-            self._tables[spec.name].train(self.training)
-        self.add_module(self._tables_name, nn.ModuleDict(self._tables))
+            self.sharded_tables[spec.name] = ShardedTable(state, engine.lookups, inputs.env, engine.events)
+            self.sharded_tables[spec.name].train(self.training)
+        self.add_module(self._tables_name, nn.ModuleDict(self.sharded_tables))
         self._to_watch = [
             (table.state.table.describe(), parameter, not table.state.table.is_frozen)
-            for table in self._tables.values()
+            for table in self.sharded_tables.values()
             if table.is_fused or table.state.table.is_frozen
             for parameter in table.parameters()
         ]
@@ -128,7 +136,7 @@ class ShardedCollection(nn.Module, ABC):
 
     def _by_parameter(self) -> dict[str, ShardedTable]:
         """The tables by the names of their parameters."""
-        return {f"{self._tables_name}.{name}.weight": table for name, table in self._tables.items()}
+        return {f"{self._tables_name}.{name}.weight": table for name, table in self.sharded_tables.items()}
 
     def take_over(self, inputs: ShardingInputs, engine: CollectionEngine) -> None:
         """Go on with the blocks of another engine; the optimizer object and its learning rates stay.
@@ -138,17 +146,7 @@ class ShardedCollection(nn.Module, ABC):
             engine: made for that, as the one after this module's own.
         """
         self._take_engine(inputs, engine)
-        self._fused_optimizer.rebind(self._by_parameter(), engine.rates, engine.kept, engine.events)
-
-    @property
-    def inputs(self) -> ShardingInputs:
-        """Tables, plan and ranks."""
-        return self._inputs
-
-    @property
-    def engine(self) -> CollectionEngine:
-        """The engine that runs its tables."""
-        return self._engine
+        self.fused_optimizer.rebind(self._by_parameter(), engine.rates, engine.kept, engine.events)
 
     def tables_to_plan(self, path: str, compute_device: str) -> list[TableSpec]:
         """The specifications of its tables, to plan them anew: as they were sharded, optimizers among them.
@@ -157,13 +155,37 @@ class ShardedCollection(nn.Module, ABC):
             path: path of the collection in the model.
             compute_device: type of the devices to plan for.
         """
-        sharder = self._inputs.sharder
+        sharder = self.inputs.sharder
         return [
             evolve(
                 spec, module=path, allowed=None if sharder is None else sharder.allowed(spec, compute_device)
             )
-            for spec in self._inputs.specs
+            for spec in self.inputs.specs
         ]
+
+    def forward(self, features: KeyedJaggedTensor) -> LazyAwaitable[Any]:
+        """Look up the ids of this rank's batch; every rank makes this call in the same step.
+
+        Args:
+            features: this rank's batch, on this rank's device; ranks may have different batch sizes.
+
+        Returns:
+            What the unsharded collection returns, waited for on first use.
+
+        Raises:
+            InvalidInputError: a rank's batch is wrong; the same text on every rank, the model unchanged.
+        """
+        if torch.compiler.is_compiling():
+            return waited_for(self, features)
+        return self._look_up(features)
+
+    @untraced
+    def _look_up(self, features: KeyedJaggedTensor) -> LazyAwaitable[Any]:
+        return self.output_dist(self.compute(self.input_dist(features)))
+
+    @abstractmethod
+    def output_dist(self, step: EngineStep) -> LazyAwaitable[Any]:
+        """The results of a step, waited for on first use."""
 
     def input_dist(self, features: KeyedJaggedTensor) -> EngineStep:
         """Send the ids to the ranks that own their rows (headers and payload), if that was not done ahead.
@@ -179,7 +201,7 @@ class ShardedCollection(nn.Module, ABC):
                 return ahead
         step = self.begin_input_dist(features, prepare=self._prepare)
         if not step.send():
-            ended = who_ended(step.statuses, self._env.communicator.global_ranks)
+            ended = who_ended(step.statuses, self.env.communicator.global_ranks)
             raise DistributedError(f"{ended}: this step is not made")
         return step
 
@@ -197,7 +219,7 @@ class ShardedCollection(nn.Module, ABC):
             status: status word that the other ranks get if the batch is fine.
             prepare: function called first; the header tells the other ranks of an error that it raises.
         """
-        return self._engine.begin(features, status=status, prepare=prepare)
+        return self.engine.begin(features, status=status, prepare=prepare)
 
     def compute(self, step: EngineStep) -> EngineStep:
         """Look up all local blocks and start to send the results home."""
@@ -208,9 +230,9 @@ class ShardedCollection(nn.Module, ABC):
 
     def _prepare(self) -> None:
         """Hand changed learning rates to the kernels, and tell listeners what is trained."""
-        self._fused_optimizer.apply_learning_rates()
+        self.fused_optimizer.apply_learning_rates()
         if torch.is_grad_enabled():
-            self._engine.events.begins(self._to_watch)
+            self.engine.events.begins(self._to_watch)
 
     def refuse_accumulation(self) -> None:
         """Check that gradients of several backward passes add up.
@@ -218,17 +240,12 @@ class ShardedCollection(nn.Module, ABC):
         Raises:
             UnsupportedError: a table is updated in each backward pass; the same on every rank.
         """
-        for table in self._tables.values():
+        for table in self.sharded_tables.values():
             if table.is_fused and not table.in_step:
                 raise UnsupportedError(
                     f"no_sync() accumulates gradients, but table {table.state.table.describe()} is updated in each "
                     "backward pass: build the model with DistributedModelParallel(..., update='in_step')"
                 )
-
-    @property
-    def sharded_tables(self) -> Mapping[str, ShardedTable]:
-        """This rank's blocks of each table, by the table's name."""
-        return self._tables
 
     def before_gathering(self, call: Callable[[], None]) -> None:
         """Have something called when the ranks have met to gather tables, for a state dict."""
@@ -240,12 +257,12 @@ class ShardedCollection(nn.Module, ABC):
         Raises:
             UnsupportedError: a table's ids are keys, which no unsharded module finds rows for.
         """
-        for table in self._tables.values():
+        for table in self.sharded_tables.values():
             if table.state.sharding.layout.row_map.takes_any_id:
                 raise UnsupportedError(
                     f"table {table.state.table.describe()}: its ids are keys, and an unsharded module looks up rows"
                 )
-        module = copy.deepcopy(self._inputs.unsharded)
+        module = copy.deepcopy(self.inputs.unsharded)
         module.load_state_dict(self.full_state_dict(), assign=True)
         return module
 
@@ -253,11 +270,6 @@ class ShardedCollection(nn.Module, ABC):
         """Do, on every rank, what is called before tables are gathered: average replicas that have grown apart."""
         for call in self._meeting.before_gathering:
             call()
-
-    @property
-    def fused_optimizer(self) -> FusedOptimizer:
-        """The optimizer that runs in the backward pass, as a ``KeyedOptimizer``."""
-        return self._fused_optimizer
 
     def full_state_dict(self) -> dict[str, Any]:
         """The state dict with whole tables, copies in host memory; a collective, every rank makes this call.
@@ -270,31 +282,21 @@ class ShardedCollection(nn.Module, ABC):
 
     def embedding_names(self) -> list[str]:
         """The names of the outputs, in order."""
-        return [output.name for output in self._engine.collection.outputs]
-
-    @property
-    def env(self) -> ShardingEnv:
-        """The ranks it is sharded over."""
-        return self._env
-
-    @property
-    def device(self) -> torch.device:
-        """Device of this rank's blocks."""
-        return self._device
+        return [output.name for output in self.engine.collection.outputs]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # Copies and pickles would have to bring the other ranks' blocks and the process group along.
         raise UnsupportedError(
-            f"a {type(self).__name__} lives on {self._env.world_size} ranks and cannot be copied or pickled: save its "
+            f"a {type(self).__name__} lives on {self.env.world_size} ranks and cannot be copied or pickled: save its "
             "full_state_dict(), and load it into a model sharded anew"
         )
 
     def take_weights(self, module: TableCollection) -> None:
         """Take the unsharded module's rows over, or make them anew, the same for any plan, if it is on ``meta``."""
         if module.device.type == "meta":
-            self.initialize(self._env.communicator.broadcast_object(torch.initial_seed()))
+            self.initialize(self.env.communicator.broadcast_object(torch.initial_seed()))
             return
-        for name, table in self._tables.items():
+        for name, table in self.sharded_tables.items():
             table.state.scatter_rows(module.table_weight(name).detach(), table.weight_of)
 
     def initialize(self, seed: int) -> None:
@@ -304,7 +306,7 @@ class ShardedCollection(nn.Module, ABC):
             seed: the same on every rank.
         """
         for config in self._configs:
-            table = self._tables[config.name]
+            table = self.sharded_tables[config.name]
             if not table.state.is_float:
                 continue
             for local in table.state.local:
@@ -372,15 +374,6 @@ def _by_place(local: LocalBlock) -> tuple[int, int]:
     return local.block.rows.index, local.block.columns.start
 
 
-def specs_of(sharder: ModuleSharder, module: TableCollection, path: str) -> list[TableSpec]:
-    """The specifications of a collection's tables, with their optimizers.
-
-    An optimizer applied to a table's parameter in the backward pass goes before the sharder's. A table whose parameter
-    requires no gradient is frozen.
-    """
-    return [_spec_of(sharder, module, config, path) for config in module.tables]
-
-
 def _spec_of(sharder: ModuleSharder, module: TableCollection, config: Any, path: str) -> TableSpec:
     weight = module.table_weight(config.name)
     spec = TableSpec.from_config(
@@ -398,31 +391,39 @@ def _spec_of(sharder: ModuleSharder, module: TableCollection, config: Any, path:
     return spec if weight.requires_grad else spec.served()
 
 
-_Sharded = TypeVar("_Sharded", bound=ShardedCollection)
+class CollectionSharder(ModuleSharder):
+    """The sharder of collections of tables, by the class of their sharded form."""
 
+    sharded_type: ClassVar[type[ShardedCollection]]
 
-def shard_collection(
-    kind: type[_Sharded],
-    sharder: ModuleSharder,
-    module: TableCollection,
-    params: Mapping[str, ParameterSharding],
-    env: ShardingEnv,
-    device: torch.device | str | None,
-    *,
-    path: str,
-) -> _Sharded:
-    """The sharded form of ``module``, with its weights; see :meth:`ModuleSharder.shard`."""
-    with env.together(f"sharding {type(module).__name__}"):
-        specs = sharder.tables(module, path)
-        place = device_of_rank(env, device)
-        unsharded = module.of_tables(module.tables, "meta")
-        inputs = ShardingInputs(unsharded, specs, params, env, place, sharder.input_checks, sharder)
-        sharded = kind(inputs)  # type: ignore[call-arg]
-        weights = {
-            name: own
-            for name, own in weights_of(module).items()
-            if not params[name].layout.row_map.takes_any_id  # rows that no key has yet are nobody's
-        }
-        agree_on_weights(weights, env, place, sync=sharder.sync_module_states)
-        sharded.take_weights(module)
-        return sharded
+    def tables(self, module: nn.Module, path: str = "") -> list[TableSpec]:
+        """The specifications of the collection's tables, with their optimizers.
+
+        An optimizer applied to a table's parameter in the backward pass goes before the sharder's. A table whose
+        parameter requires no gradient is frozen.
+        """
+        assert isinstance(module, TableCollection)  # find_sharder
+        return [_spec_of(self, module, config, path) for config in module.tables]
+
+    def shard(  # noqa: D102 - described in the base class
+        self,
+        module: nn.Module,
+        params: Mapping[str, ParameterSharding],
+        env: ShardingEnv,
+        device: torch.device | str | None = None,
+        module_fqn: str | None = None,
+    ) -> ShardedCollection:
+        assert isinstance(module, TableCollection)  # find_sharder
+        with env.together(f"sharding {type(module).__name__}"):
+            specs, place = self.tables(module, module_fqn or ""), device_of_rank(env, device)
+            unsharded = module.of_tables(module.tables, "meta")
+            inputs = ShardingInputs(unsharded, specs, params, env, place, self.input_checks, self)
+            sharded = self.sharded_type(inputs)  # type: ignore[call-arg]
+            weights = {
+                name: own
+                for name, own in weights_of(module).items()
+                if not params[name].layout.row_map.takes_any_id  # rows that no key has yet are nobody's
+            }
+            agree_on_weights(weights, env, place, sync=self.sync_module_states)
+            sharded.take_weights(module)
+            return sharded

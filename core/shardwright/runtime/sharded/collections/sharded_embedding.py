@@ -2,57 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor, nn
 
-from shardwright.modules.embedding_modules import EmbeddingCollection, TableCollection
-from shardwright.planning.plan.sharding import ParameterSharding
-from shardwright.planning.tables.spec import EmbeddingConfig, TableSpec
+from shardwright.modules.embedding_modules import EmbeddingCollection
+from shardwright.planning.tables.spec import EmbeddingConfig
 from shardwright.runtime.ranks.devices import sent_to
-from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.sharded.collections.sharded_collection import (
+    CollectionSharder,
     ShardedCollection,
     ShardingInputs,
-    shard_collection,
-    specs_of,
 )
-from shardwright.runtime.sharded.collections.sharded_module import ModuleSharder, register_sharder
+from shardwright.runtime.sharded.collections.sharded_module import register_sharder
 from shardwright.runtime.step.awaitable import LazyAwaitable, LazyCall
-from shardwright.runtime.step.compiling import untraced, waited_for
 from shardwright.runtime.step.engine import EngineStep
-from shardwright.sparse import JaggedTensor, KeyedJaggedTensor
+from shardwright.sparse import JaggedTensor
 
 
 class ShardedEmbeddingCollection(ShardedCollection):
-    """The sharded form of an :class:`EmbeddingCollection`: one vector for each id, in the order of the ids."""
+    """The sharded form of an :class:`EmbeddingCollection`: one vector for each id, in the order of the ids.
+
+    It returns for each output name the rows ``[ids, D]`` float32 with the input's lengths.
+    """
 
     def __init__(self, inputs: ShardingInputs) -> None:
         super().__init__(inputs, tables_name="embeddings")
         unsharded: Any = inputs.unsharded
         self.need_indices = bool(unsharded.need_indices())
-
-    def forward(self, features: KeyedJaggedTensor) -> LazyAwaitable[dict[str, JaggedTensor]]:
-        """Look up each id of this rank's batch; every rank makes this call in the same step.
-
-        Args:
-            features: this rank's batch, on this rank's device; ranks may have different batch sizes.
-
-        Returns:
-            For each output name the rows ``[ids, D]`` float32 with the input's lengths, waited for on first use.
-
-        Raises:
-            InvalidInputError: a rank's batch is wrong; the same text on every rank, the model unchanged.
-        """
-        if torch.compiler.is_compiling():
-            return waited_for(self, features)
-        return self._look_up(features)
-
-    @untraced
-    def _look_up(self, features: KeyedJaggedTensor) -> LazyAwaitable[dict[str, JaggedTensor]]:
-        return self.output_dist(self.compute(self.input_dist(features)))
 
     def output_dist(self, step: EngineStep) -> LazyAwaitable[dict[str, JaggedTensor]]:
         """The results, waited for on first use."""
@@ -66,7 +44,7 @@ class ShardedEmbeddingCollection(ShardedCollection):
                 lengths=sent_to(rows.device, step.batch.lengths_of(output.feature)),
                 weights=sent_to(rows.device, step.batch.ids[output.feature]) if self.need_indices else None,
             )
-            for output, rows in zip(self._engine.collection.outputs, values, strict=True)
+            for output, rows in zip(self.engine.collection.outputs, values, strict=True)
         }
 
     def embedding_configs(self) -> list[EmbeddingConfig]:
@@ -75,26 +53,8 @@ class ShardedEmbeddingCollection(ShardedCollection):
 
 
 @register_sharder
-class EmbeddingCollectionSharder(ModuleSharder):
+class EmbeddingCollectionSharder(CollectionSharder):
     """Shards :class:`EmbeddingCollection`; with another ``module_type``, any that has its ``need_indices()``."""
 
     module_type: ClassVar[type[nn.Module]] = EmbeddingCollection
-
-    def tables(self, module: nn.Module, path: str = "") -> list[TableSpec]:
-        """The specifications of the collection's tables, with their optimizers."""
-        assert isinstance(module, TableCollection)  # find_sharder
-        return specs_of(self, module, path)
-
-    def shard(
-        self,
-        module: nn.Module,
-        params: Mapping[str, ParameterSharding],
-        env: ShardingEnv,
-        device: torch.device | str | None = None,
-        module_fqn: str | None = None,
-    ) -> ShardedEmbeddingCollection:
-        """See :meth:`ModuleSharder.shard`."""
-        assert isinstance(module, TableCollection)  # find_sharder
-        return shard_collection(
-            ShardedEmbeddingCollection, self, module, params, env, device, path=module_fqn or ""
-        )
+    sharded_type: ClassVar[type[ShardedCollection]] = ShardedEmbeddingCollection

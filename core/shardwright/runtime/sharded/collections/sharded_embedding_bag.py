@@ -2,59 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import ClassVar
 
-import torch
 from torch import Tensor, nn
 
-from shardwright.modules.embedding_modules import EmbeddingBagCollection, TableCollection
-from shardwright.planning.plan.sharding import ParameterSharding
-from shardwright.planning.tables.spec import EmbeddingBagConfig, TableSpec
-from shardwright.runtime.ranks.environment import ShardingEnv
+from shardwright.modules.embedding_modules import EmbeddingBagCollection
+from shardwright.planning.tables.spec import EmbeddingBagConfig
 from shardwright.runtime.sharded.collections.sharded_collection import (
+    CollectionSharder,
     ShardedCollection,
     ShardingInputs,
-    shard_collection,
-    specs_of,
 )
-from shardwright.runtime.sharded.collections.sharded_module import ModuleSharder, register_sharder
+from shardwright.runtime.sharded.collections.sharded_module import register_sharder
 from shardwright.runtime.step.awaitable import LazyAwaitable, LazyCall
-from shardwright.runtime.step.compiling import untraced, waited_for
 from shardwright.runtime.step.engine import EngineStep
-from shardwright.sparse import KeyedJaggedTensor, KeyedTensor
+from shardwright.sparse import KeyedTensor
 
 
 class ShardedEmbeddingBagCollection(ShardedCollection):
-    """The sharded form of an :class:`EmbeddingBagCollection`: the same input and output, tables on many ranks."""
+    """The sharded form of an :class:`EmbeddingBagCollection`: the same input and output, tables on many ranks.
+
+    It returns the pooled output ``[B, C]`` float32.
+    """
 
     def __init__(self, inputs: ShardingInputs) -> None:
         super().__init__(inputs, tables_name="embedding_bags")
-        outputs = self._engine.collection.outputs
+        outputs = self.engine.collection.outputs
         self._names = tuple([output.name for output in outputs])
         self._dims = tuple([output.dim for output in outputs])
         self._index = {name: place for place, name in enumerate(self._names)}
-
-    def forward(self, features: KeyedJaggedTensor) -> LazyAwaitable[KeyedTensor]:
-        """Pool the bags of this rank's batch; every rank makes this call in the same step.
-
-        Args:
-            features: this rank's batch, on this rank's device; ranks may have different batch sizes.
-
-        Returns:
-            The pooled output ``[B, C]`` float32, waited for on first use.
-
-        Raises:
-            InvalidInputError: a rank's batch is wrong; the same text on every rank, the model unchanged.
-        """
-        if torch.compiler.is_compiling():
-            return waited_for(self, features)
-        return self._look_up(features)
-
-    @untraced
-    def _look_up(self, features: KeyedJaggedTensor) -> LazyAwaitable[KeyedTensor]:
-        return self.output_dist(self.compute(self.input_dist(features)))
 
     def output_dist(self, step: EngineStep) -> LazyAwaitable[KeyedTensor]:
         """The results in order, waited for on first use."""
@@ -76,26 +54,8 @@ class ShardedEmbeddingBagCollection(ShardedCollection):
 
 
 @register_sharder
-class EmbeddingBagCollectionSharder(ModuleSharder):
+class EmbeddingBagCollectionSharder(CollectionSharder):
     """Shards :class:`EmbeddingBagCollection`; with another ``module_type``, any collection of pooled tables."""
 
     module_type: ClassVar[type[nn.Module]] = EmbeddingBagCollection
-
-    def tables(self, module: nn.Module, path: str = "") -> list[TableSpec]:
-        """The specifications of the collection's tables, with their optimizers."""
-        assert isinstance(module, TableCollection)  # find_sharder
-        return specs_of(self, module, path)
-
-    def shard(
-        self,
-        module: nn.Module,
-        params: Mapping[str, ParameterSharding],
-        env: ShardingEnv,
-        device: torch.device | str | None = None,
-        module_fqn: str | None = None,
-    ) -> ShardedEmbeddingBagCollection:
-        """See :meth:`ModuleSharder.shard`."""
-        assert isinstance(module, TableCollection)  # find_sharder
-        return shard_collection(
-            ShardedEmbeddingBagCollection, self, module, params, env, device, path=module_fqn or ""
-        )
+    sharded_type: ClassVar[type[ShardedCollection]] = ShardedEmbeddingBagCollection

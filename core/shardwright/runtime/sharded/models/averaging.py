@@ -1,8 +1,8 @@
 """Replicas of sharded tables, averaged over sharding groups: weights, and optimizer state that kernels keep.
 
-An averaging, by every rank, among the ranks that hold its shards (its replica group), in this order: 1. a header of
-four integers: which averaging it is, of what, and after which calls; then, bucket after bucket, 2. an all-reduce, in
-rank order and in float32 at least. The parts of the next bucket travel while this one's are added. The order of the sum
+An averaging, by every rank, among the ranks that hold its shards (its replica group), in this order: 1. a gathering of
+which averaging it is, of what, and after which calls; then, bucket after bucket, 2. an all-reduce, in rank order and in
+float32 at least. The parts of the next bucket travel while this one's are added. The order of the sum
 makes copies that a group has on several ranks stay equal bit for bit.
 
 Legend: R ranks of a replica group, N elements of a bucket.
@@ -13,7 +13,6 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,8 +27,8 @@ from shardwright.runtime.sharded.tables.sharded_table import ShardedTable
 
 BUCKET_BYTES = 16 << 20
 """Weights and state that are averaged at once: some four times as much is in flight."""
-HEADERS, REPLICAS = "headers of an averaging", "replicas to average"
-"""Labels of the exchanges."""
+REPLICAS = "replicas to average"
+"""Label of the exchanges."""
 _STEP = "step"
 
 
@@ -38,15 +37,6 @@ _ALIKE = (
     "same plan, and all sharding groups the same calls of their collections: leave a batch that is wrong in one of "
     "them out in all, or train with a pipeline or lockstep_batches, which do"
 )
-
-
-class _AveragingHeader(NamedTuple):
-    """The header of an averaging; it must be the same on all ranks of a replica group."""
-
-    number: int
-    optimizer_state: int
-    shards: int
-    calls_before: int
 
 
 class _Bucket:
@@ -129,25 +119,22 @@ class Averaging:
                     yield from (state[name] for name in sorted(state) if name != _STEP)
 
     def _meet(self, tensors: Sequence[Tensor], include_optimizer_state: bool) -> None:
-        """Exchange headers, and check that they are equal.
+        """Check that all ranks of the replica group begin the same averaging.
 
         Raises:
-            DistributedError: they are not; the same text on every rank of the replica group.
+            DistributedError: they do not; the same text on every one.
         """
         self._number += 1
         form = zlib.crc32(repr([(tensor.dtype, tuple(tensor.shape)) for tensor in tensors]).encode())
-        checksum = self._env.lockstep.word
-        mine = _AveragingHeader(self._number, int(include_optimizer_state), form, checksum)
-        told = [header._asdict() for header in self._exchange_headers(mine)]
-        check_alike("an averaging", told, self._env.replicas.communicator.global_ranks, _ALIKE)
-
-    def _exchange_headers(self, mine: _AveragingHeader) -> list[_AveragingHeader]:
-        channel, device = self._env.replicas.header_channel
-        splits = [len(mine)] * channel.world_size
-        sent = torch.tensor(mine * channel.world_size, device=device)
-        received = torch.empty_like(sent)
-        channel.all_to_all(received, sent, splits, splits, label=HEADERS).wait()
-        return [_AveragingHeader(*row) for row in received.view(-1, len(mine)).tolist()]
+        mine = {
+            "number": self._number,
+            "optimizer_state": include_optimizer_state,
+            "shards": form,
+            "calls_before": self._env.lockstep.word,
+        }
+        communicator = self._env.replicas.communicator
+        told = communicator.all_gather_objects(mine)
+        check_alike("an averaging", told, communicator.global_ranks, _ALIKE)
 
 
 def _buckets(tensors: Sequence[Tensor]) -> Iterator[Sequence[Tensor]]:

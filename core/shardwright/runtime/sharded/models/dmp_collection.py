@@ -57,6 +57,9 @@ class DMPCollection(DistributedModelParallel):
         update: see :class:`DistributedModelParallel`.
         sync_module_states: see :class:`DistributedModelParallel`; between groups weights are copied in any case.
 
+    Attributes:
+        sync_every: see above.
+
     Raises:
         InvalidInputError: ranks do not divide into such groups; ``sync_every`` is less than 1.
         PlanError: the plan is for another number of ranks than a sharding group has, or for other groups.
@@ -128,7 +131,7 @@ class DMPCollection(DistributedModelParallel):
                 sync_module_states=sync_module_states,
             )
             _check_plan(self.plan, env)
-            self._sync_every, self._num_since = sync_every, 0
+            self.sync_every, self._num_since = sync_every, 0
             collections = [child for child in self._sharded.values() if isinstance(child, ShardedCollection)]
             self._averaging = Averaging(env, collections)
             self._averaging.copy_from_first()
@@ -138,13 +141,8 @@ class DMPCollection(DistributedModelParallel):
         if init_data_parallel:
             self.init_data_parallel()
 
-    @property
-    def sync_every(self) -> int | None:
-        """Forward passes with gradients from one averaging to the next; ``None``: only :meth:`sync` averages."""
-        return self._sync_every
-
     def _check_new_plan(self, plan: ShardingPlan) -> None:
-        _check_plan(plan, cast(ShardingEnv2D, self._env))
+        _check_plan(plan, cast(ShardingEnv2D, self.env))
 
     @untraced
     def sync(self, include_optimizer_state: bool = True) -> None:
@@ -166,7 +164,7 @@ class DMPCollection(DistributedModelParallel):
     @untraced
     def _count_forward(self) -> None:
         """Average if that is due, and count the forward pass that begins."""
-        if self._sync_every is not None and self._num_since >= self._sync_every:
+        if self.sync_every is not None and self._num_since >= self.sync_every:
             self.sync()
         self._num_since += torch.is_grad_enabled()
 

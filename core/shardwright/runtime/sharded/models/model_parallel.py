@@ -114,6 +114,12 @@ class DistributedModelParallel(nn.Module):
         sync_module_states: copy rank 0's weights of tables to the ranks whose modules have others, in place, under the
             name that FSDP has for it; without it they are an error. The rest is copied from rank 0 in any case.
 
+    Attributes:
+        env: the ranks.
+        plan: the sharding plan of the model.
+        fused_optimizer: the optimizers that run in the backward pass, those of each sharded module under its path.
+        device: this rank's device.
+
     Raises:
         UnsupportedError: a collection has no sharder, or a module on ``meta`` cannot be initialised.
         PlanError, InvalidInputError: the plan does not fit the model; naming module and table. Or ``env`` does not send
@@ -154,17 +160,17 @@ class DistributedModelParallel(nn.Module):
         wanted = None if asked is None or asked.type == "meta" else asked.type
         if asked is not None and has_accelerator(asked.type):
             make_current(with_index(asked))  # which the environment connects
-        self._env = environment_of(env, comm_backend=comm_backend, device_type=wanted)
+        self.env = environment_of(env, comm_backend=comm_backend, device_type=wanted)
         self._sharded: dict[str, nn.Module] = {}
         # Beside the submodules, so that parameters keep the model's names (see _fqn_modifiers).
         self._wrapper: tuple[DistributedDataParallel, ...] = ()
         self._data_parallel = data_parallel_wrapper or DefaultDataParallelWrapper()
-        with self._env.everyone.together("sharding the model"):
-            self.device = device_of_rank(self._env, asked)
+        with self.env.everyone.together("sharding the model"):
+            self.device = device_of_rank(self.env, asked)
             make_current(self.device)
             self._build(module, plan, sharders, init_data_parallel, update, sync_module_states)
         # One object, since learning-rate schedulers mark the optimizer that they are given.
-        self._fused_optimizer = CombinedOptimizer(
+        self.fused_optimizer = CombinedOptimizer(
             [(path, sharded.fused_optimizer) for path, sharded in self._sharded.items()]  # type: ignore[misc]
         )
         leave_out_tables(self)  # should somebody else wrap it
@@ -187,8 +193,8 @@ class DistributedModelParallel(nn.Module):
             sharders = [sharder.updating(update) for sharder in sharders]
         if sync_module_states:
             sharders = [sharder.syncing_module_states() for sharder in sharders]
-        self._plan = self._make_plan(module, sharders) if plan is None else plan
-        _refuse_plan_of_group(self._plan, self._env)
+        self.plan = self._make_plan(module, sharders) if plan is None else plan
+        _refuse_plan_of_group(self.plan, self.env)
         self._model = self._shard(module, sharders)
         self._materialise()
         if init_data_parallel:
@@ -199,13 +205,13 @@ class DistributedModelParallel(nn.Module):
 
         if next(shardable_modules(module, sharders), None) is None:
             return ShardingPlan({})
-        plan: ShardingPlan = EmbeddingShardingPlanner().collective_plan(module, sharders, env=self._env)
+        plan: ShardingPlan = EmbeddingShardingPlanner().collective_plan(module, sharders, env=self.env)
         return plan
 
     def _shard(self, module: nn.Module, sharders: Sequence[ModuleSharder]) -> nn.Module:
         found = list(shardable_modules(module, sharders))
         paths = [path for path, _, _ in found]
-        for path in self._plan.plan:
+        for path in self.plan.plan:
             if path not in paths:
                 raise InvalidInputError(
                     f"the plan is for a module at {path!r}, where the model has no collection of embedding tables."
@@ -213,11 +219,11 @@ class DistributedModelParallel(nn.Module):
                 )
         _refuse_wrapped(module, paths)
         for path, child, sharder in found:
-            if path not in self._plan.plan:
+            if path not in self.plan.plan:
                 raise InvalidInputError(
-                    f"the plan has nothing for {type(child).__name__} at {path!r}; it is for {sorted(self._plan.plan)}"
+                    f"the plan has nothing for {type(child).__name__} at {path!r}; it is for {sorted(self.plan.plan)}"
                 )
-            sharded = sharder.shard(child, self._plan.plan[path], self._env, self.device, path)
+            sharded = sharder.shard(child, self.plan.plan[path], self.env, self.device, path)
             self._sharded[path] = sharded
             if not path:
                 return sharded
@@ -226,7 +232,7 @@ class DistributedModelParallel(nn.Module):
 
     def _materialise(self) -> None:
         """Allocate and initialise what is on ``meta``, from rank 0's seed; move the rest to the device."""
-        seed = self._env.everyone.communicator.broadcast_object(torch.initial_seed())
+        seed = self.env.everyone.communicator.broadcast_object(torch.initial_seed())
         own = [path + "." if path else "" for path in self._sharded]
         tied = _shared_parameters(self.module)
         with seeded(seed, self.device):
@@ -241,14 +247,14 @@ class DistributedModelParallel(nn.Module):
 
     def init_data_parallel(self) -> None:
         """Wrap what is not sharded in ``DistributedDataParallel``, if it has parameters; done once."""
-        if self._wrapper or self._env.everyone.process_group is None:
+        if self._wrapper or self.env.everyone.process_group is None:
             return
-        with self._env.everyone.together("wrapping the dense part of the model"):
+        with self.env.everyone.together("wrapping the dense part of the model"):
             self._wrap_dense()
 
     def _wrap_dense(self) -> None:
         ignored = leave_out_tables(self.module)
-        everyone = self._env.everyone
+        everyone = self.env.everyone
         compare_dense_values(self.module, everyone, ignored)
         if all(name in ignored or not p.requires_grad for name, p in self.module.named_parameters()):
             return
@@ -288,21 +294,6 @@ class DistributedModelParallel(nn.Module):
     def module(self) -> nn.Module:
         """The model with its sharded modules, without the data-parallel wrapper."""
         return self._model
-
-    @property
-    def env(self) -> ShardingEnv:
-        """The ranks."""
-        return self._env
-
-    @property
-    def plan(self) -> ShardingPlan:
-        """The sharding plan of the model."""
-        return self._plan
-
-    @property
-    def fused_optimizer(self) -> CombinedOptimizer:
-        """The optimizers that run in the backward pass, those of each sharded module under its path."""
-        return self._fused_optimizer
 
     def reshard(
         self,
@@ -348,16 +339,16 @@ class DistributedModelParallel(nn.Module):
         """
         from shardwright.runtime.sharded.resharding.reshard import modules_under, reshard
 
-        with self._env.everyone.together("resharding the model"):
+        with self.env.everyone.together("resharding the model"):
             self._check_new_plan(plan)
             resharded = reshard(
                 modules_under(plan, self._sharded),
-                self._env,
+                self.env,
                 optimizers,
                 max_extra_bytes=max_extra_bytes,
                 piece_bytes=piece_bytes,
             )
-            self._plan = plan  # here: a rank that is lost from now on leaves plan and blocks the new ones
+            self.plan = plan  # here: a rank that is lost from now on leaves plan and blocks the new ones
             leave_out_tables(self)  # the new blocks, should somebody else wrap it
         return resharded
 
@@ -409,7 +400,7 @@ class DistributedModelParallel(nn.Module):
             >>> {name: list(value.shape) for name, value in model.full_state_dict().items()}
             {'embedding_bags.user_id.weight': [1000, 8]}
         """
-        with self._env.everyone.together("full_state_dict()"):
+        with self.env.everyone.together("full_state_dict()"):
             whole: dict[str, Any] = full(self.module.state_dict())
             return whole
 
@@ -440,7 +431,7 @@ class DistributedModelParallel(nn.Module):
             RuntimeError: the state does not fit, as torch says it.
             DistributedError: another rank failed, or does not make this call within the time-out.
         """
-        with self._env.everyone.together("load_state_dict()"):
+        with self.env.everyone.together("load_state_dict()"):
             if assign and self._wrapper:
                 raise InvalidInputError(
                     "load_state_dict(assign=True) would replace dense parameters, and gradients of new ones would not "

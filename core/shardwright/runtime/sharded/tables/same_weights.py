@@ -13,16 +13,13 @@ import torch
 from torch import Tensor
 
 from shardwright.contracts.comm_backend import Communicator
-from shardwright.errors import DistributedError
 from shardwright.modules.embedding_modules import TableCollection
 from shardwright.runtime.ranks.environment import ShardingEnv
-from shardwright.runtime.ranks.together import by_rank
 from shardwright.runtime.sharded.tables.blocked_tensor import PIECE_BYTES
 from shardwright.runtime.step.buffers import ALIGNMENT
 
 _WORDS = 64
 """Words of 8 bytes that are added up to one before a checksum is taken: sums run at the speed of memory."""
-_ON_META = "on 'meta'"
 
 
 def weights_of(module: TableCollection) -> dict[str, Tensor]:
@@ -42,7 +39,7 @@ def agree_on_weights(
         weights: weights by table, of the same tables on all ranks.
         env: the ranks.
         device: device that weights are sent from.
-        sync: copy rank 0's weights of tables that differ, in place.
+        sync: copy rank 0's weights to all, in place, and compare none.
 
     Raises:
         DistributedError: they differ and are not to be copied, or are on ``meta`` on some ranks; the same on every
@@ -50,23 +47,22 @@ def agree_on_weights(
     """
     if env.world_size == 1:
         return
-    mine = {name: _checksum(own) for name, own in weights.items()}
-    if env.ranks.meet("sharding of the weights", repr(mine)):
-        return
-    communicator = env.communicator
-    every = communicator.all_gather_objects(mine)
-    different = [name for name in weights if len({own[name] for own in every}) > 1]
-    told = [_compared(own[different[0]], every[0][different[0]]) for own in every]
-    if not sync or _ON_META in told:
-        raise DistributedError(
-            f"the ranks have different weights of {len(different)} of {len(weights)} tables, {different[0]!r} first: "
-            f"{by_rank(told, communicator.global_ranks)}. Each rank cuts its shards out of its own module. Build it on "
-            "device='meta' on every rank, whose weights are drawn when it is sharded; or call torch.manual_seed() with "
-            "one seed before; or pass sync_module_states=True to DistributedModelParallel, which copies the first "
-            "rank's. Weights in files are loaded into the sharded model, by load_pretrained or load_checkpoint"
-        )
-    for name in different:
-        copy_from_first(weights[name], communicator, device)
+    forms = {
+        f"table {name!r}": "on 'meta'" if own.is_meta else "not on 'meta'" if sync else _checksum(own)
+        for name, own in weights.items()
+    }
+    env.agree("the weights of tables", forms, _BUILD_ALIKE)
+    for own in weights.values():
+        if sync and not own.is_meta:
+            copy_from_first(own, env.communicator, device)
+
+
+_BUILD_ALIKE = (
+    "Each rank cuts its shards out of its own module. Build it on device='meta' on every rank, whose weights are drawn "
+    "when it is sharded; or call torch.manual_seed() with one seed before; or pass sync_module_states=True to "
+    "DistributedModelParallel, which copies the first rank's. Weights in files are loaded into the sharded model, by "
+    "load_pretrained or load_checkpoint"
+)
 
 
 def copy_from_first(value: Tensor, communicator: Communicator, device: torch.device | None = None) -> None:
@@ -86,17 +82,11 @@ def copy_from_first(value: Tensor, communicator: Communicator, device: torch.dev
         piece.copy_(sent)
 
 
-def _compared(own: str, first: str) -> str:
-    return own if own == _ON_META else "as on the first rank" if own == first else "others"
-
-
 def _checksum(weight: Tensor) -> str:
     """A checksum of all bytes of a tensor."""
-    if weight.is_meta:
-        return _ON_META
     flat = weight.contiguous().view(-1).view(torch.uint8)
     if flat.storage_offset() % ALIGNMENT:
         flat = flat.clone()
     whole = flat.numel() // (_WORDS * ALIGNMENT) * _WORDS * ALIGNMENT
     sums = flat[:whole].view(torch.int64).view(-1, _WORDS).sum(1)
-    return str(zlib.crc32(flat[whole:].cpu().numpy().data, zlib.crc32(sums.cpu().numpy().data)))
+    return f"checksum {zlib.crc32(flat[whole:].cpu().numpy().data, zlib.crc32(sums.cpu().numpy().data)):08x}"

@@ -238,7 +238,7 @@ def test_scaling_up_caches_is_the_planners(
 
     monkeypatch.setattr(sw.EmbeddingShardingPlanner, "__init__", watched)
     planner = EmbeddingShardingPlanner(sw.Topology(2, "cpu"), proposer=proposer, debug=False)
-    assert list(seen["refinements"]) == ["scale_up_caches"] * scales
+    assert ("scale_up_caches" in seen["refinements"]) == scales
     assert seen["proposer"] == (
         None if proposer is not None and not isinstance(proposer, list) else ["greedy"]
     )

@@ -76,7 +76,7 @@ def test_header_of_a_bad_batch_says_so_and_only_then_the_ranks_exchange_texts():
         exchange = env.communicator.all_to_all
 
         def recorded(output, input, *splits, label):
-            headers.append((label, input.view(env.world_size, -1)[:, 2:].tolist()))
+            headers.append((label, input.view(env.world_size, -1)[:, 1:].tolist()))
             return exchange(output, input, *splits, label=label)
 
         env.communicator.all_to_all = recorded

@@ -40,6 +40,7 @@ def test_pages_have_no_program_that_is_not_run() -> None:
     assert pages_with_programs() == {
         "two_ranks.md": ["ratings.py", "plain.py", "movies.py"],
         "plan_a_cluster.md": ["sizes.py"],
+        "to_a_server.md": ["ctr.py", "train.py", "export.py"],  # tests/contrib/serving/server
         "first_plugin.md": ["plan.py", "test_even_first.py"],  # tests/test_readme.py
         "several_ranks.md": ["notebook.py"],
         "save_and_load.md": ["checkpoint.py"],

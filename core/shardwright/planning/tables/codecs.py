@@ -42,6 +42,11 @@ class QCommsConfig:
 
     Raises:
         InvalidInputError: a precision is no name.
+
+    Example:
+        >>> import shardwright as sw
+        >>> config = sw.QCommsConfig(forward_precision="fp16", backward_precision="bf16")
+        >>> constraint = sw.ParameterConstraints(qcomms_config=config)
     """
 
     forward_precision: str | None = field(default=None, converter=_name)

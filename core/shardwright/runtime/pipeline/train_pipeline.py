@@ -323,7 +323,24 @@ class PrefetchTrainPipelineSparseDist(_ListedPipeline[In, Out]):
 
 
 class EvalPipelineSparseDist(_ListedPipeline[In, Out]):
-    """A :class:`TrainPipelineSparseDist` that makes forward passes without gradients, and nothing else."""
+    """A :class:`TrainPipelineSparseDist` that makes forward passes without gradients, and nothing else.
+
+    Example:
+        >>> import shardwright as sw
+        >>> class Model(torch.nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         table = sw.EmbeddingBagConfig(100, 8, "item", feature_names=["item"])
+        ...         self.bags = sw.EmbeddingBagCollection([table])
+        ...     def forward(self, batch):
+        ...         output = self.bags(batch).values()
+        ...         return output.sum(), output
+        >>> model = sw.DistributedModelParallel(Model(), env=sw.ShardingEnv.local(device_type="cpu"))
+        >>> pipeline = sw.EvalPipelineSparseDist(model, None, "cpu")
+        >>> batches = iter([sw.KeyedJaggedTensor.from_lists({"item": [[1, 2], []]})])
+        >>> pipeline.progress(batches).shape
+        torch.Size([2, 8])
+    """
 
     @staticmethod
     def stages(forward: Callable[[Any], Any] | None = None) -> list[PipelineStage]:

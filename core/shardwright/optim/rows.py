@@ -83,7 +83,7 @@ class RowOptimizer(Optimizer, ABC):
         """Update the touched rows of every table that has a gradient.
 
         Args:
-            closure: computes the loss and the gradients anew.
+            closure: computes the loss and the gradients again.
 
         Returns:
             The closure's loss, if there is one.

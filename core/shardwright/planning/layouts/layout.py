@@ -112,7 +112,7 @@ class Layout:
 
     @property
     def columns(self) -> BlockColumns:
-        """Blocks as columns of numbers, made anew each time."""
+        """Blocks as columns of numbers, made again in each call."""
         return BlockColumns.of(self.blocks)
 
     @property

@@ -387,7 +387,7 @@ def lockstep_batches(
 
     Ranks may have different numbers of batches, and some none at all. As in :class:`TrainPipelineSparseDist`, a batch
     is read, and its ids are exchanged, while the batch before it computes: in the model's call, once the results of its
-    lookups are on their way. That exchange tells whether every rank has a batch. It takes no further collective,
+    lookups are being sent. That exchange tells whether every rank has a batch. It takes no further collective,
     except for the first batch, and for models that make their collections' inputs themselves.
 
     Args:
@@ -396,7 +396,7 @@ def lockstep_batches(
         device: device that they are copied to; by default they stay.
         end_of_data: ``"first_rank"`` or ``"last_rank"``, as in :class:`TrainPipeline`.
         empty_batch: function that makes a batch without examples, as in :class:`TrainPipeline`.
-        overlap: ``False`` reads and exchanges a batch only when it is asked for, so that nothing is under way between
+        overlap: ``False`` reads and exchanges a batch only when it is asked for, so that nothing is in progress between
             two batches, as :meth:`DistributedModelParallel.reshard` wants it. The same on all ranks.
 
     Returns:

@@ -286,7 +286,7 @@ class ShardedCollection(nn.Module, ABC):
         # Copies and pickles would have to bring the other ranks' blocks and the process group along.
         raise UnsupportedError(
             f"a {type(self).__name__} lives on {self._env.world_size} ranks and cannot be copied or pickled: save its "
-            "full_state_dict(), and load it into a model sharded anew"
+            "full_state_dict(), and load it into a model that is sharded again"
         )
 
     def take_weights(self, module: TableCollection) -> None:

@@ -58,9 +58,10 @@ def docstrings() -> Iterator[tuple[str, str]]:
         for name in package.__all__:
             found = getattr(package, name)
             yield name, inspect.getdoc(found) or ""
-            for member in vars(found) if inspect.isclass(found) else ():
-                if not member.startswith("_"):
-                    yield f"{name}.{member}", inspect.getdoc(getattr(found, member)) or ""
+            for kind in found.__mro__ if inspect.isclass(found) else ():
+                for member in vars(kind) if kind.__module__.startswith("shardwright") else ():
+                    if not member.startswith("_"):
+                        yield f"{name}.{member}", inspect.getdoc(getattr(found, member)) or ""
 
 
 def help_texts() -> Iterator[tuple[str, str]]:

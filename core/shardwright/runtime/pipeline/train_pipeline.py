@@ -134,7 +134,7 @@ class StagedPipeline(ABC, Generic[In, Out]):
 
         Raises:
             StopIteration: the data has ended, on all ranks in the same step. A further call, with another iterator,
-                begins anew.
+                starts again.
             InvalidInputError: a rank's batch is wrong; the text is the same on every rank.
             DistributedError: another rank failed, or this pipeline is closed.
         """
@@ -162,7 +162,7 @@ class StagedPipeline(ABC, Generic[In, Out]):
             run_stage(stage, step)
 
     def reset(self) -> None:
-        """Drop the batches under way and begin anew; every rank makes this call."""
+        """Drop the batches in progress and start again; every rank makes this call."""
         self._batches.reset()
         self._closed_by = None
 

@@ -151,7 +151,7 @@ class ShardedCollection(nn.Module, ABC):
         return self._engine
 
     def tables_to_plan(self, path: str, compute_device: str) -> list[TableSpec]:
-        """The specifications of its tables, to plan them anew: as they were sharded, optimizers among them.
+        """The specifications of its tables, to plan them again, with the optimizers that they were sharded with.
 
         Args:
             path: path of the collection in the model.
@@ -290,7 +290,7 @@ class ShardedCollection(nn.Module, ABC):
         )
 
     def take_weights(self, module: TableCollection) -> None:
-        """Take the unsharded module's rows over, or make them anew, the same for any plan, if it is on ``meta``."""
+        """Take the unsharded module's rows over, or draw them, the same for any plan, if it is on ``meta``."""
         if module.device.type == "meta":
             self.initialize(self._env.communicator.broadcast_object(torch.initial_seed()))
             return

@@ -39,8 +39,8 @@ def pages() -> dict[str, str]:
         for path in sorted((ROOT / folder).rglob("*.md")):
             inner = path.relative_to(ROOT / folder).with_suffix(".html").as_posix()
             found[path.relative_to(ROOT).as_posix()] = inner if folder in FOLDERS else f"contrib/{inner}"
-    for path in sorted(ROOT.glob("contrib/*/README.md")):
-        found[path.relative_to(ROOT).as_posix()] = f"contrib/{path.parent.name}.html"
+    for path in sorted((ROOT / "contrib").rglob("README.md")):
+        found[path.relative_to(ROOT).as_posix()] = f"{path.parent.relative_to(ROOT).as_posix()}.html"
     return found
 
 

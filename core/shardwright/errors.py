@@ -61,7 +61,18 @@ class InvalidInputError(ShardwrightError, ValueError):
 
 
 class IdRangeError(InvalidInputError, IndexError):
-    """An id of a batch is no row of its table."""
+    """An id of a batch is no row of its table.
+
+    Example:
+        >>> import shardwright as sw
+        >>> bags = sw.EmbeddingBagCollection([sw.EmbeddingBagConfig(100, 8, "item", feature_names=["item"])])
+        >>> model = sw.DistributedModelParallel(bags, env=sw.ShardingEnv.local(device_type="cpu"))
+        >>> try:
+        ...     model(sw.KeyedJaggedTensor.from_lists({"item": [[100]]}))
+        ... except sw.IdRangeError as error:
+        ...     print("the id 100" in str(error))
+        True
+    """
 
 
 class UnknownNameError(ShardwrightError, KeyError):
@@ -95,7 +106,18 @@ class PlanningError(ShardwrightError, RuntimeError):
 
 
 class NoPlanError(PlanningError):
-    """No plan was found within the memory and the constraints given."""
+    """No plan was found within the memory and the constraints given.
+
+    Example:
+        >>> import shardwright as sw
+        >>> topology = sw.Topology(2, "cuda", hbm_cap=1 << 20, ddr_cap=1 << 20)
+        >>> planner = sw.EmbeddingShardingPlanner(topology, batch_size=64)
+        >>> try:
+        ...     planner.plan_tables([sw.TableSpec("user", 1_000_000, 64, ["user"])])
+        ... except sw.NoPlanError as error:
+        ...     print(type(error).__name__)
+        NoPlanError
+    """
 
 
 class UnsupportedError(ShardwrightError, NotImplementedError):

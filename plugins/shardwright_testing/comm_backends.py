@@ -36,7 +36,7 @@ class CommBackendTests:
         assert comm_backend.devices, f"{comm_backend.name}: names no device whose tensors it sends"
 
     def test_collectives_equal_a_reference(self, comm_backend: CommBackend) -> None:
-        """All of them, of several types, with unequal and empty splits, several under way, waited for in any order."""
+        """All of them, of several types, with unequal and empty splits, several at once, waited for in any order."""
         _run(_check_collectives, comm_backend)
 
     def test_rank_that_does_not_come_is_an_error_on_the_others(self, comm_backend: CommBackend) -> None:

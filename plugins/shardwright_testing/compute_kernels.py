@@ -142,7 +142,7 @@ class ComputeKernelTests:
     def test_backward_updates_rows_or_shows_their_gradients(
         self, compute_kernel: ComputeKernel, optimizer: str | OptimizerSpec, pooling: str
     ) -> None:
-        """Each optimizer that the kernel declares updates rows; those that nobody looks up are left alone."""
+        """Each optimizer that the kernel declares updates rows; those that are not looked up are left alone."""
         for blocks, device in self._groups(compute_kernel, spec_of(optimizer), pooling=pooling):
             for sources, is_weighted in product(SOURCES[1:4], {False, pooling == "SUM"}):
                 lookup, loops = built(compute_kernel.name, compute_kernel, blocks, device)

@@ -137,7 +137,7 @@ class EstimatorTests:
         check()
 
     def test_estimates_are_the_same_each_time(self, estimator: Estimator) -> None:
-        """And the options are left as they were."""
+        """And the options are left unchanged."""
 
         @_COSTS
         @given(st.lists(_drawn(columns=4), min_size=1, max_size=3), st.sampled_from(_topologies()))

@@ -65,7 +65,7 @@ class PartitionerTests:
             _check_misfit(partitioner, shards, placed)
 
     def test_placements_are_the_same_each_time(self, partitioner: Partitioner) -> None:
-        """And the shards are left as they were."""
+        """And the shards are left unchanged."""
 
         @_PLACEMENTS
         @given(proposed_shards())

@@ -13,7 +13,7 @@ from shardwright.host import PluginHost, host, use_host
 def installed(plugin: Any) -> Iterator[PluginHost]:
     """Let ``host()`` know an object under its name, as if its distribution were installed.
 
-    What is there under that name, or under one of the aliases, gives way: also the object's own class, which may have
+    An entry under that name, or under one of the aliases, gives way: also the object's own class, which may have
     other arguments.
 
     Args:

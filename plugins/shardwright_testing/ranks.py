@@ -72,7 +72,7 @@ class RankPool:
         timeout_s: float = 180.0,
         **kwargs: Any,
     ) -> list[Any]:
-        """Call ``function(*args, **kwargs)`` on each of ``world_size`` ranks, inside a process group of theirs.
+        """Call ``function(*args, **kwargs)`` on each of ``world_size`` ranks, inside their process group.
 
         Args:
             function: a function at the top level of a module that the processes can import.

@@ -181,7 +181,7 @@ class ShardingTypeTests:
             check()
 
     def test_declared_traffic_equals_counted_bytes(self, sharding_type: ShardingType) -> None:
-        """Ranks send the bytes that the planner reckons with: ids on their way in, results on their way home."""
+        """Ranks send the bytes that the planner counts, of ids and of results."""
         with installed(sharding_type):
             tested = TypeUnderTest(sharding_type, self.constraints)
 

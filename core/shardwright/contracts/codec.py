@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 class Codec(ABC, metaclass=OpenNames):
     """Writes blocks of float32 vectors ``[n, D]`` as bytes ``[n, row_bytes(D)]``, and reads them again.
 
-    Results of lookups travel encoded on their way home, and gradients on their way back; each direction has a codec of
+    Results of lookups are sent encoded, and so are gradients; each direction has a codec of
     its own, for each table. A codec object has no state, and what one rank encodes every other must decode: the bytes
     must not depend on the device or on what else is installed.
 

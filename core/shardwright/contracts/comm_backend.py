@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Work(Protocol):
-    """A collective under way."""
+    """A collective in progress."""
 
     def wait(self) -> Any:
         """Return when the output may be read, at once if asked again; raise if the collective failed or timed out."""

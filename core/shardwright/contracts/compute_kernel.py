@@ -25,7 +25,7 @@ class ComputeKernel(ABC, metaclass=OpenNames):
     """Holds local blocks, looks ids up in them, and updates them or shows their gradients.
 
     Kernels always sum; means are divided by the engine, once, for every sharding type. Capabilities are declared
-    here, so that nobody asks for a kernel by name. A kernel object has no state; what it builds has.
+    here, so that no caller asks for a kernel by name. A kernel object has no state; what it builds has.
     """
 
     name: ClassVar[str]
@@ -123,7 +123,7 @@ class ComputeKernel(ABC, metaclass=OpenNames):
         return {}
 
     def with_extras(self, request: KernelRequest, extras: Mapping[str, Any]) -> KernelRequest:
-        """The request as it was when planned: with what the plan's ``extras`` say of it."""
+        """The request of the plan: with what the plan's ``extras`` say of it."""
         return request
 
     def group_key(self, request: KernelRequest) -> Hashable:

@@ -83,7 +83,7 @@ class Estimator(ABC, metaclass=OpenNames):
         return True
 
     def step_ms(self, phases: Mapping[str, npt.NDArray[np.float64]], topology: Topology) -> float:
-        """Reckon the time of a step, ms, where phases overlap, wait for all ranks, or are not all that there is.
+        """Compute the time of a step, ms, where phases overlap, wait for all ranks, or are not all that there is.
 
         Plans minimise the largest rank's sum, which a search can prove; this is what to hold against a clock.
 

@@ -154,7 +154,7 @@ class Lookup(ABC):
         """
 
     def prepare(self, bags: Bags) -> Any:
-        """Return what ``backward`` needs for these bags, where nobody asks for their sums."""
+        """Return what ``backward`` needs for these bags, where their sums are not needed."""
         return self.forward(bags, training=True)[1]
 
     def prefetch(self, bags: Bags) -> None:  # noqa: B027 - most kernels have their rows at hand
@@ -241,7 +241,7 @@ class Lookup(ABC):
     def adopt(self, block: int, weight: Tensor) -> None:
         """Take over the weights of a block: a kernel that reads rows anywhere keeps ``weight`` itself, without a copy.
 
-        What :meth:`weight` gave before is no more the block's then.
+        The block then no longer uses what :meth:`weight` gave before.
 
         Args:
             block: the block.

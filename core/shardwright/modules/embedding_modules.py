@@ -247,7 +247,7 @@ class EmbeddingBagCollection(TableCollection):
         return self._is_weighted
 
     def reset_parameters(self) -> None:
-        """Draw the initial weights anew: by a table's ``init_fn``, or uniformly. Does nothing on ``meta``."""
+        """Draw the initial weights again: by a table's ``init_fn``, or uniformly. Does nothing on ``meta``."""
         _draw(self)
 
     @property
@@ -356,7 +356,7 @@ class EmbeddingCollection(TableCollection):
         return False
 
     def reset_parameters(self) -> None:
-        """Draw the initial weights anew: by a table's ``init_fn``, or uniformly. Does nothing on ``meta``."""
+        """Draw the initial weights again: by a table's ``init_fn``, or uniformly. Does nothing on ``meta``."""
         _draw(self)
 
     @property

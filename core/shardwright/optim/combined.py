@@ -68,7 +68,7 @@ class CombinedOptimizer(KeyedOptimizer):
         """Step every part.
 
         Args:
-            closure: computes the loss and the gradients anew; called once.
+            closure: computes the loss and the gradients again; called once.
 
         Returns:
             The closure's loss, if there is one.

@@ -123,6 +123,13 @@ def optimizer_spec_of(parameter: Tensor, name: str = "") -> OptimizerSpec | None
     Raises:
         UnsupportedError: more than one was applied, no fused optimizer stands for its class, or it has
             hyperparameters which that one does not know.
+
+    Example:
+        >>> import shardwright as sw
+        >>> bags = sw.EmbeddingBagCollection([sw.EmbeddingBagConfig(100, 8, "item", feature_names=["item"])])
+        >>> sw.apply_optimizer_in_backward(torch.optim.SGD, bags.parameters(), {"lr": 0.1})
+        >>> sw.optimizer_spec_of(next(bags.parameters())).name
+        'sgd'
     """
     what = f"parameter {name!r}" if name else f"a parameter of shape {list(parameter.shape)}"
     optimizers = in_backward_optimizers(parameter)
@@ -193,6 +200,12 @@ def spec_to_torch(spec: OptimizerSpec, params: Iterable[Tensor]) -> Optimizer:
     Raises:
         UnknownNameError: none is known under the specification's name.
         InvalidInputError: it does not know one of the specification's parameters.
+
+    Example:
+        >>> import shardwright as sw
+        >>> spec = sw.OptimizerSpec("sgd", learning_rate=0.1)
+        >>> sw.spec_to_torch(spec, [torch.nn.Parameter(torch.zeros(3))]).param_groups[0]["lr"]
+        0.1
     """
     builders = {entry.name: entry.unsharded for entry in _REGISTERED.values() if entry.unsharded is not None}
     if spec.name not in builders and spec.name not in host().optimizers:

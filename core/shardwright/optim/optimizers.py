@@ -124,6 +124,20 @@ def in_backward_optimizer_filter(
 
     Yields:
         Names and parameters.
+
+    Example:
+        >>> import shardwright as sw
+        >>> class Model(torch.nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         table = sw.EmbeddingBagConfig(100, 8, "item", feature_names=["item"])
+        ...         self.bags = sw.EmbeddingBagCollection([table])
+        ...         self.over = torch.nn.Linear(8, 1)
+        >>> sharders = [sw.EmbeddingBagCollectionSharder({"optimizer": "sgd"})]
+        >>> env = sw.ShardingEnv.local(device_type="cpu")
+        >>> model = sw.DistributedModelParallel(Model(), env=env, sharders=sharders)
+        >>> [name for name, _ in sw.in_backward_optimizer_filter(model.named_parameters())]
+        ['over.weight', 'over.bias']
     """
     for named in named_parameters:
         if not (isinstance(named, tuple) and len(named) == 2):

@@ -83,7 +83,7 @@ class RowOptimizer(Optimizer, ABC):
         """Update the touched rows of every table that has a gradient.
 
         Args:
-            closure: computes the loss and the gradients anew.
+            closure: computes the loss and the gradients again.
 
         Returns:
             The closure's loss, if there is one.
@@ -138,6 +138,17 @@ class RowWiseAdagrad(RowOptimizer):
 
     Raises:
         InvalidInputError: a number is negative, or a parameter is no table.
+
+    Example:
+        >>> import shardwright as sw
+        >>> weight = torch.nn.Parameter(torch.zeros(3, 2))
+        >>> optimizer = sw.RowWiseAdagrad([weight], lr=0.1)
+        >>> weight[0].sum().backward()
+        >>> optimizer.step()
+        >>> weight.detach()
+        tensor([[-0.1000, -0.1000],
+                [ 0.0000,  0.0000],
+                [ 0.0000,  0.0000]])
     """
 
     @checked
@@ -190,6 +201,17 @@ class LazyAdam(RowOptimizer):
 
     Raises:
         InvalidInputError: a number is negative, a beta is not in [0, 1), or a parameter is no table.
+
+    Example:
+        >>> import shardwright as sw
+        >>> weight = torch.nn.Parameter(torch.zeros(3, 2))
+        >>> optimizer = sw.LazyAdam([weight], lr=0.1)
+        >>> weight[0].sum().backward()
+        >>> optimizer.step()
+        >>> weight.detach()
+        tensor([[-0.1000, -0.1000],
+                [ 0.0000,  0.0000],
+                [ 0.0000,  0.0000]])
     """
 
     @checked

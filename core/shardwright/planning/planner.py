@@ -204,7 +204,7 @@ class TablePlanner:
         """Check that a plan for serving is not one of replicas that are averaged in training."""
         if self._is_serving and topology.replicas is not None:
             raise InvalidInputError(
-                f"objective={SERVING!r} plans tables that nobody updates, and this is the topology of a sharding "
+                f"objective={SERVING!r} plans tables that are not updated, and this is the topology of a sharding "
                 "group, whose replicas are averaged in training: plan for the ranks of one server, Topology(world_size="
                 f"{topology.world_size}, ...)"
             )

@@ -64,7 +64,7 @@ class Watch:
 
     Args:
         seconds: limit of time, s; no limit by default.
-        listener: who is told about progress.
+        listener: called with the progress.
         work_us: limit of work, in microseconds of an ordinary core; no limit by default.
         clock: function that tells the time, s.
         outer: the watch of a search that this one is part of: work counts there too, and when that is over, so is this.
@@ -102,7 +102,7 @@ class Watch:
         return is_done or (self.outer is not None and self.outer.is_over)
 
     def spend(self, work_us: float) -> None:
-        """Count some work: microseconds that it takes an ordinary core, reckoned from what there is to do."""
+        """Count some work: microseconds that it takes an ordinary core, computed from the sizes of the problem."""
         self.spent_us += work_us
         if self.outer is not None:
             self.outer.spend(work_us)
@@ -110,7 +110,8 @@ class Watch:
     def share(self, of_all: float) -> Watch:
         """A watch of a part of the search, which may use a part of the time and the work that is left.
 
-        Plans that are found are told to this watch too, bounds are not: what is proven of a part may not hold for all.
+        This watch is notified of plans that are found, too. It is not notified of bounds: what is proven of a part
+        may not hold for all.
         """
         seconds = None if self.seconds is None else self.seconds_left * of_all
         work_us = (self.work_us - self.spent_us) * of_all
@@ -131,7 +132,7 @@ class Watch:
 
     @property
     def progress(self) -> Progress:
-        """The best of all that was told."""
+        """The best progress so far."""
         return Progress(self.elapsed_s, self._value_ms, self._lower_bound_ms)
 
     def tell(self, *, value_ms: float = math.inf, lower_bound_ms: float = 0.0) -> None:

@@ -305,7 +305,7 @@ class KeyedJaggedTensor(Jagged):
         An example that lacks a feature needs an empty bag there: bags are matched by position.
 
         Args:
-            jt_dict: The ids of each feature, in the order the keys shall have.
+            jt_dict: The ids of each feature, in the order of the keys.
             force_variable_stride: Each key gets a batch size of its own, its number of bags; they may differ.
 
         Returns:

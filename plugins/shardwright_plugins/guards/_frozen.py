@@ -31,7 +31,7 @@ def check_trained(parameters: Sequence[tuple[str, Any, bool]]) -> None:
             )
         raise UnsupportedError(
             f"table {table} was frozen when it was sharded, and requires gradients now, which it does not get: "
-            "unfreeze it before it is sharded (save a checkpoint, and load it into the model sharded anew)"
+            "unfreeze it before it is sharded (save a checkpoint, and load it into a model that is sharded again)"
         )
 
 

@@ -185,7 +185,7 @@ def _copied(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def load_damaged(folder: str, fault: str) -> tuple[str, bool]:
-    """Damage the file that the last rank wrote, and load: the error with its class, and if the model is as it was."""
+    """Damage the file that the last rank wrote, and load: the error with its class, and if the model is unchanged."""
     first, dense = model_of("row_wise", seed=1)
     path = sw.save_checkpoint(folder, first, dense).path
     if dist.get_rank() == 0:

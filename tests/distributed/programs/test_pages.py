@@ -16,12 +16,22 @@ from torch.distributed.run import get_args_parser
 TWO_RANKS = readme.CORE_DOCS / "tutorials/two_ranks.md"
 CLUSTER = readme.CORE_DOCS / "tutorials/plan_a_cluster.md"
 LAUNCH = readme.CORE_DOCS / "howto/launch.md"
+RECIPES = readme.CORE_DOCS / "howto/recipes.md"
+TRACKING = readme.CORE_DOCS / "howto/track_training.md"
+REPORT = readme.CORE_DOCS / "howto/read_a_plan.md"
+MANY = readme.CORE_DOCS / "howto/many_ranks.md"
+FROM_A_FILE = readme.CORE_DOCS / "howto/plan_from_a_file.md"
 ONE_PROCESS = {
     "notebook.py": readme.CORE_DOCS / "howto/several_ranks.md",
     "checkpoint.py": readme.CORE_DOCS / "howto/save_and_load.md",
     "parquet.py": readme.CORE_DOCS / "howto/parquet.md",
+    "mixed_precision.py": RECIPES,
+    "frozen.py": RECIPES,
+    "weights_only.py": RECIPES,
     "proof.py": readme.CORE_DOCS / "proofs.md",
 }
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+SECONDS = re.compile(r"\d[\d.]* s\b")
 RESULT = re.compile(r"^steps .*$", re.MULTILINE)
 # Stands for a launcher: prints what it was given, as JSON.
 SHOWING = f"#!{sys.executable}\nimport json, sys\nprint(json.dumps(sys.argv[1:]))\n"
@@ -40,11 +50,15 @@ def test_pages_have_no_program_that_is_not_run() -> None:
     assert pages_with_programs() == {
         "two_ranks.md": ["ratings.py", "plain.py", "movies.py"],
         "plan_a_cluster.md": ["sizes.py"],
+        "to_a_server.md": ["ctr.py", "train.py", "export.py"],  # tests/contrib/serving/server
         "first_plugin.md": ["plan.py", "test_even_first.py"],  # tests/test_readme.py
         "several_ranks.md": ["notebook.py"],
         "save_and_load.md": ["checkpoint.py"],
         "parquet.md": ["parquet.py"],
         "launch.md": ["ray_train.py"],
+        "recipes.md": ["mixed_precision.py", "frozen.py", "weights_only.py", "fsdp.py"],
+        "track_training.md": ["track.py"],
+        "read_a_plan.md": ["report.py"],
     }
 
 
@@ -58,6 +72,90 @@ def test_page_program_prints_what_it_shows(
     done = stranger.run_python("-W", "error", name)
     assert done.returncode == 0, done.stderr
     assert done.stdout == readme.output_of(name, ONE_PROCESS[name])
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_fully_sharded_dense_part_prints_what_the_page_shows(tmp_path: Path) -> None:
+    (tmp_path / "fsdp.py").write_text(readme.source("fsdp.py", RECIPES))
+    done = stranger.run_python(*TORCHRUN, str(tmp_path / "fsdp.py"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == readme.output_of("fsdp.py", RECIPES)
+
+
+# Stands for Weights & Biases: writes what it is given.
+RECORDING = """
+import json
+
+class Run:
+    def __init__(self):
+        self.config, self.figures = {}, {}
+
+    def log(self, figures, step):
+        self.figures[step] = figures
+        with open("recorded.json", "w") as file:
+            json.dump([self.config, self.figures], file)
+
+def init(project, mode):
+    return Run()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_tracking_by_wandb_gets_the_plan_and_falling_losses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("site").mkdir()
+    Path("site/wandb.py").write_text(RECORDING)
+    Path("track.py").write_text(readme.source("track.py", TRACKING))
+    done = stranger.run_python(*TORCHRUN, "track.py", "wandb", site=tmp_path / "site")
+    assert done.returncode == 0, done.stderr
+    config, figures = json.loads(Path("recorded.json").read_text())
+    assert "item" in config["plan"]
+    assert list(figures) == ["20", "40", "60", "80", "100"]
+    losses = [of_step["loss"] for of_step in figures.values()]
+    assert losses == sorted(losses, reverse=True)
+    assert losses[0] > losses[-1]
+
+
+@pytest.mark.slow
+def test_tracking_by_tensorboard_gets_the_plan_and_every_loss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    monkeypatch.chdir(tmp_path)
+    Path("track.py").write_text(readme.source("track.py", TRACKING))
+    done = stranger.run_python("track.py", "tensorboard")
+    assert done.returncode == 0, done.stderr
+    read = events.EventAccumulator("runs").Reload()
+    assert [event.step for event in read.Scalars("loss")] == [20, 40, 60, 80, 100]
+    assert read.Tags()["tensors"] == ["plan/text_summary"]
+
+
+def test_report_begins_as_the_page_shows(capsys: pytest.CaptureFixture[str]) -> None:
+    exec(compile(readme.source("report.py", REPORT), "report.py", "exec"), {})
+    printed, page = (
+        SECONDS.sub("# s", text) for text in (capsys.readouterr().out, readme.output_of("report.py", REPORT))
+    )
+    assert printed.startswith(page)
+
+
+def test_plans_for_many_ranks_run_as_the_page_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from shardwright.cli import app
+
+    monkeypatch.chdir(tmp_path)
+    Path("tables.json").write_text(readme.source("tables.json", FROM_A_FILE))
+    commands = "".join(block.text for block in readme.blocks(MANY) if block.language == "console")
+    lines = [line.removeprefix("$ shardwright ") for line in commands.splitlines()]
+    assert len(lines) == 2
+    for line in lines:
+        assert not app(line.split(), standalone_mode=False), line
+    assert len(json.loads(Path("plan.json").read_text())["modules"]) == 1
+    assert "averag" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -58,6 +58,13 @@ class Block:
     Raises:
         InvalidInputError: a number is negative, a block has both a rank and a ``host_group``, or a ``local_rank``
             without one.
+
+    Example:
+        >>> import shardwright as sw
+        >>> first, second = sw.RowsRange(10, parts=2)
+        >>> block = sw.Block(second, sw.ColumnRange(0, 8), rank=1)
+        >>> block.rows.num_rows, block.rank
+        (5, 1)
     """
 
     rows: RowPart

@@ -1,4 +1,4 @@
-"""Dataflows: how ids reach the blocks of a layout, and how partial results come home. Nothing here imports torch."""
+"""Dataflows: how ids reach the blocks of a layout, and how partial results return. Nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class Dataflow(ABC):
 
 
 class Routed(Dataflow):
-    """Ids are sent to the ranks that own their rows; what differs is the way results take home."""
+    """Ids are sent to the ranks that own their rows; what differs is the path of results."""
 
     def executor(self) -> type[Any] | None:  # noqa: D102
         return None
 
     @abstractmethod
     def return_path(self, *, is_pooled: bool) -> type[Any] | None:
-        """The way results take home, and gradients back; tables with one way share its collectives.
+        """The path of results, and of gradients in the other direction; tables of one path share collectives.
 
         Args:
             is_pooled: one result per bag, a partial sum where rows are cut; else one per id.

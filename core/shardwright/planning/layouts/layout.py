@@ -81,6 +81,13 @@ class Layout:
         variant: tells layouts of one sharding type for one table apart (``"4 columns blocks"``); part of an
             option's identity.
         extras: JSON data of the plugin, kept in the plan and handed back at run time.
+
+    Example:
+        >>> import shardwright as sw
+        >>> rows = sw.RowsRange(10, parts=2)
+        >>> layout = sw.Layout(sw.Block(part, sw.ColumnRange(0, 8), rank) for rank, part in enumerate(rows))
+        >>> layout.dataflow.name
+        'exchange'
     """
 
     blocks: Sequence[Block] = field(converter=as_blocks)
@@ -105,7 +112,7 @@ class Layout:
 
     @property
     def columns(self) -> BlockColumns:
-        """Blocks as columns of numbers, made anew each time."""
+        """Blocks as columns of numbers, made again in each call."""
         return BlockColumns.of(self.blocks)
 
     @property

@@ -161,7 +161,14 @@ class RowPart:
 
 @frozen
 class RowsRange(RowMap):
-    """Neighbouring rows in ``parts`` runs of ``ceil(num_rows / parts)``; the last runs may be shorter or empty."""
+    """Neighbouring rows in ``parts`` runs of ``ceil(num_rows / parts)``; the last runs may be shorter or empty.
+
+    Example:
+        >>> import shardwright as sw
+        >>> rows = sw.RowsRange(10, parts=4)
+        >>> [rows.num_rows_of(part) for part in range(rows.num_parts)], rows.part_of(7), rows.local_row_of(7)
+        ([3, 3, 3, 1], 2, 1)
+    """
 
     name: ClassVar[str] = "range"
     num_rows: int = field(validator=not_negative)
@@ -201,7 +208,14 @@ class RowsRange(RowMap):
 
 @frozen
 class RowsModulo(RowMap):
-    """Row ``r`` in part ``r % parts``, so that neighbours are spread."""
+    """Row ``r`` in part ``r % parts``, so that neighbours are spread.
+
+    Example:
+        >>> import shardwright as sw
+        >>> rows = sw.RowsModulo(10, parts=4)
+        >>> [rows.num_rows_of(part) for part in range(rows.num_parts)], rows.part_of(7), rows.local_row_of(7)
+        ([3, 3, 2, 2], 3, 1)
+    """
 
     name: ClassVar[str] = "modulo"
     num_rows: int = field(validator=not_negative)
@@ -254,7 +268,14 @@ def _whole_numbers(values: Iterable[int]) -> tuple[int, ...]:
 
 @frozen(field_transformer=typed)
 class RowsSplit(RowMap):
-    """Neighbouring rows cut at given bounds: part ``i`` holds ``bounds[i] <= r < bounds[i + 1]``."""
+    """Neighbouring rows cut at given bounds: part ``i`` holds ``bounds[i] <= r < bounds[i + 1]``.
+
+    Example:
+        >>> import shardwright as sw
+        >>> rows = sw.RowsSplit([0, 2, 10])
+        >>> [rows.num_rows_of(part) for part in range(rows.num_parts)]
+        [2, 8]
+    """
 
     name: ClassVar[str] = "split"
     bounds: tuple[int, ...] = field(converter=_whole_numbers, validator=_increasing)

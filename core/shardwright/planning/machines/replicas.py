@@ -42,6 +42,11 @@ class Replicas:
         num_groups: sharding groups, ``R``; each has a replica of every shard.
         sync_every: steps from one averaging of the replicas to the next, ``K``.
         local_replicas: replicas of one shard that are on ranks of one host.
+
+    Example:
+        >>> import shardwright as sw
+        >>> sw.Topology(64, "cuda", local_world_size=8).sharding_group(8, sync_every=100).replicas
+        Replicas(num_groups=8, sync_every=100, local_replicas=8)
     """
 
     num_groups: int

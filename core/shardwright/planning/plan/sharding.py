@@ -64,6 +64,17 @@ class ParameterSharding:
         qcomms_config: the codecs that its results and gradients travel by; where it says nothing, those of the
             module's sharder.
         local_world_size: ranks of a host, whose devices are numbered from 0 on in ``sharding_spec``; all by default.
+
+    Example:
+        >>> import shardwright as sw
+        >>> tables = [sw.TableSpec("user", 1_000_000, 64, ["user"]), sw.TableSpec("shop", 1000, 64, ["shop"])]
+        >>> planner = sw.EmbeddingShardingPlanner(sw.Topology(2, "cuda"), batch_size=512)
+        >>> plan = planner.plan_tables(tables)
+        >>> sharding = plan.plan[""]["user"]
+        >>> sharding.sharding_type in ("table_wise", "row_wise", "column_wise", "data_parallel")
+        True
+        >>> sum(shard.shard_sizes[0] * shard.shard_sizes[1] for shard in sharding.sharding_spec.shards)
+        64000000
     """
 
     sharding_type: str

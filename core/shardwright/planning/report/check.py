@@ -51,6 +51,14 @@ def check_plan(plan: ShardingPlan) -> CheckedPlan:
     Raises:
         PlanError: the document does not say what the planner was asked.
         ShardwrightError: the planner cannot be asked the same here, for a plugin is missing, say.
+
+    Example:
+        >>> import shardwright as sw
+        >>> tables = [sw.TableSpec("user", 1_000_000, 64, ["user"]), sw.TableSpec("shop", 1000, 64, ["shop"])]
+        >>> planner = sw.EmbeddingShardingPlanner(sw.Topology(2, "cuda"), batch_size=512)
+        >>> plan = planner.plan_tables(tables)
+        >>> sw.check_plan(sw.ShardingPlan.from_json(plan.to_json())).problems
+        []
     """
     again = Rederived.of(plan, host())
     claims = plan.document.get("objective", {})

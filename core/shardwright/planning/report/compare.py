@@ -107,6 +107,14 @@ def compare_plans(first: ShardingPlan, second: ShardingPlan) -> PlanDifference:
 
     Raises:
         PlanError: a table has another size in the second plan.
+
+    Example:
+        >>> import shardwright as sw
+        >>> tables = [sw.TableSpec("user", 1_000_000, 64, ["user"]), sw.TableSpec("shop", 1000, 64, ["shop"])]
+        >>> planner = sw.EmbeddingShardingPlanner(sw.Topology(2, "cuda"), batch_size=512)
+        >>> plan = planner.plan_tables(tables)
+        >>> sw.compare_plans(plan, plan).num_equal
+        2
     """
     before, after = _tables(first), _tables(second)
     stated = _Comparison.of(first, second)

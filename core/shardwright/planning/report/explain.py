@@ -89,6 +89,15 @@ def explain_table(plan: ShardingPlan, table: str) -> Explanation:
     Raises:
         UnknownNameError: the plan has no such table; the text has the nearest.
         PlanError: the document does not say what the planner was asked, or a table's shards are those of no option.
+
+    Example:
+        >>> import shardwright as sw
+        >>> tables = [sw.TableSpec("user", 1_000_000, 64, ["user"]), sw.TableSpec("shop", 1000, 64, ["shop"])]
+        >>> planner = sw.EmbeddingShardingPlanner(sw.Topology(2, "cuda"), batch_size=512)
+        >>> plan = planner.plan_tables(tables)
+        >>> explanation = sw.explain_table(sw.ShardingPlan.from_json(plan.to_json()), "user")
+        >>> explanation.table.name
+        'user'
     """
     again = Rederived.of(plan, host())
     return _Explainer(again, again.placed_plan(), _position(again, table)).explanation()

@@ -123,6 +123,14 @@ class CacheParams:
 
     Raises:
         InvalidInputError: the load factor is not within 0 and 1, or there is no such algorithm.
+
+    Example:
+        >>> import shardwright as sw
+        >>> constraint = sw.ParameterConstraints(
+        ...     compute_kernels=["fused_uvm_caching"], cache_params=sw.CacheParams(load_factor=0.2)
+        ... )
+        >>> constraint.cache_params.load_factor
+        0.2
     """
 
     load_factor: float | None = field(default=None, validator=_part)

@@ -37,11 +37,16 @@ class QCommsConfig:
 
     Args:
         forward_precision: name of the codec that results of lookups travel by, such as ``CommType.FP16``; ``None``
-            leaves it to what the whole module uses, and that is float32 as it is if nobody says otherwise.
+            leaves it to what the whole module uses, which is float32 by default.
         backward_precision: likewise for the gradients of those results.
 
     Raises:
         InvalidInputError: a precision is no name.
+
+    Example:
+        >>> import shardwright as sw
+        >>> config = sw.QCommsConfig(forward_precision="fp16", backward_precision="bf16")
+        >>> constraint = sw.ParameterConstraints(qcomms_config=config)
     """
 
     forward_precision: str | None = field(default=None, converter=_name)

@@ -33,6 +33,11 @@ class DataType(str, metaclass=_Words):
 
     Raises:
         InvalidInputError: it is no name.
+
+    Example:
+        >>> import shardwright as sw
+        >>> sw.EmbeddingBagConfig(100, 8, "item", data_type="fp16").data_type == sw.DataType("FP16")
+        True
     """
 
     __slots__ = ()

@@ -159,7 +159,7 @@ class OptimizerSpec:
         learning_rate: the initial learning rate; 0.01 as in FBGEMM.
         parameters: the rest (``eps``, ``beta1``, ``beta2``, ``weight_decay``, ``stochastic_rounding``, ...), sorted by
             name. Kernels say which they can run.
-        is_assumed: nobody asked for it: it is the default, or a script's own, whose state plans are to count. A kernel
+        is_assumed: it was not asked for: it is the default, or a script's own, whose state plans are to count. A kernel
             that leaves the update to the script then need not run it.
 
     Raises:

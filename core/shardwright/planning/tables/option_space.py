@@ -26,6 +26,14 @@ class OptionSpace:
             gradients among them; none: the type is offered only to those who name it. Sharding types that are not in
             it are offered as ever.
         min_partition: the fewest columns of a block, where columns are cut.
+
+    Example:
+        >>> import shardwright as sw
+        >>> space = sw.OptionSpace({"row_wise": ("fused_numba",), "data_parallel": ("fused_numba",)})
+        >>> planner = sw.EmbeddingShardingPlanner(sw.Topology(2, "cpu"), batch_size=64, option_space=space)
+        >>> plan = planner.plan_tables([sw.TableSpec("item", 1_000_000, 64, ["item"])])
+        >>> plan.plan[""]["item"].sharding_type in space.kernels
+        True
     """
 
     kernels: Mapping[str, tuple[str, ...]] = field(factory=dict)

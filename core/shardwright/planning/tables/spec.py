@@ -26,7 +26,14 @@ from shardwright.planning.tables.optimizers import ASSUMED, STILL, OptimizerSpec
 
 @unique
 class PoolingType(Enum):
-    """Rule that makes one vector of the embeddings of a bag; ``NONE`` keeps one vector per id (sequence output)."""
+    """Rule that makes one vector of the embeddings of a bag; ``NONE`` keeps one vector per id (sequence output).
+
+    Example:
+        >>> import shardwright as sw
+        >>> table = sw.EmbeddingBagConfig(100, 8, "item", feature_names=["item"], pooling="mean")
+        >>> table.pooling is sw.PoolingType.MEAN
+        True
+    """
 
     SUM = "SUM"
     MEAN = "MEAN"
@@ -254,6 +261,12 @@ class TableSpec:
         max_gradient: largest element, in absolute value, of the gradients of its outputs, averaged over the ranks;
             greater ones are clipped to it. ``None``: none is.
         is_frozen: it is looked up and never updated, so that no gradient travels for it. Its optimizer has no state.
+
+    Example:
+        >>> import shardwright as sw
+        >>> table = sw.TableSpec("item", 1000, 16, ["item", "seen"], data_type="FP16")
+        >>> table.num_embeddings, table.feature_names, str(table.data_type)
+        (1000, ('item', 'seen'), 'FP16')
     """
 
     name: str

@@ -35,6 +35,13 @@ class Workload:
         tables: tables in the file's order.
         constraints: path of a table -> what the file says of its use.
         batch_size: samples per rank and step, if the file says.
+
+    Example:
+        >>> import shardwright as sw
+        >>> data = {"name": "shop", "tables": [{"name": "item", "num_embeddings": 1000, "embedding_dim": 16}]}
+        >>> workload = sw.Workload.from_data(data)
+        >>> workload.tables[0].name, workload.batch_size
+        ('item', None)
     """
 
     name: str

@@ -174,6 +174,14 @@ def open_checkpoint(
 
     Raises:
         CheckpointError: it is damaged, or there is none.
+
+    Example:
+        >>> import tempfile, shardwright as sw
+        >>> bags = sw.EmbeddingBagCollection([sw.EmbeddingBagConfig(100, 8, "item", feature_names=["item"])])
+        >>> model = sw.DistributedModelParallel(bags, env=sw.ShardingEnv.local(device_type="cpu"))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     saved = sw.save_checkpoint(folder, model, step=1)
+        ...     stored = sw.open_checkpoint(folder)
     """
     reader = path if isinstance(path, StorageReader) else find_checkpoint(Path(path), step)
     return StoredCheckpoint(reader, dcp_only=dcp_only)

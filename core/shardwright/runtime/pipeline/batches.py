@@ -5,7 +5,7 @@ batch is there, or wrong, or its data has ended. So all ranks make the same step
 needs to know the places of the collections' inputs in a batch. They are learnt in the first step, by comparing the
 inputs with the batch.
 
-A pipeline begins the exchange of the next batch as soon as this one's results are on their way, before anybody waits
+A pipeline begins the exchange of the next batch as soon as this one's results are being sent, before anybody waits
 for them. So another status word after the forward pass tells whether it failed.
 
 Every rank makes these collectives beside those of the step itself:
@@ -306,7 +306,7 @@ class BatchesInStep:
     def forward(self, iterator: Iterator[Any]) -> Iterator[None]:
         """A context for the forward pass of a batch taken; if it fails on a rank, all ranks raise in this step.
 
-        The next batch is begun inside, once the last results are on their way. If that time is unknown, it is begun
+        The next batch is begun inside, once the last results are being sent. If that time is unknown, it is begun
         after the pass.
 
         Args:
@@ -339,7 +339,7 @@ class BatchesInStep:
         self._bring_near()
 
     def begin_next_after_lookups(self, iterator: Iterator[Any]) -> None:
-        """Have the next batch begun once the results of the batch last taken are on their way.
+        """Have the next batch begun once the results of the batch last taken are being sent.
 
         Args:
             iterator: iterator over this rank's batches.
@@ -348,7 +348,7 @@ class BatchesInStep:
         self._iterator = iterator if self._calls else None
 
     def _has_looked_up(self) -> None:
-        """Note that a collection's results are on their way; after those of the last one, begin the next batch."""
+        """Note that a collection's results are being sent; after those of the last one, begin the next batch."""
         self._to_look_up -= 1
         if self._to_look_up == 0 and self._iterator is not None:
             with record_function("## next batch ##"):

@@ -20,7 +20,7 @@ INPUT, EXCHANGE, PREFETCH, FORWARD, UPDATE = PHASES = ("input", "exchange", "pre
 
 @define(eq=False)
 class PipelineStep:
-    """One batch on its way through a pipeline.
+    """One batch inside a pipeline.
 
     Args:
         number: number of batches that this rank took before it, since the pipeline was made or reset.
@@ -94,7 +94,7 @@ class PipelineStage(ABC):
 
     A batch goes through the stages in the order of the list. The phase says when that is:
 
-    - ``"input"``: while the batch before it computes, once that one's results are on their way;
+    - ``"input"``: while the batch before it computes, once that one's results are being sent;
     - ``"exchange"``: thereafter, to begin the exchange of its ids;
     - ``"prefetch"``: after the forward pass of the batch before it, before that one's backward pass;
     - ``"forward"``: in its own step;

@@ -134,7 +134,7 @@ class StagedPipeline(ABC, Generic[In, Out]):
 
         Raises:
             StopIteration: the data has ended, on all ranks in the same step. A further call, with another iterator,
-                begins anew.
+                starts again.
             InvalidInputError: a rank's batch is wrong; the text is the same on every rank.
             DistributedError: another rank failed, or this pipeline is closed.
         """
@@ -162,7 +162,7 @@ class StagedPipeline(ABC, Generic[In, Out]):
             run_stage(stage, step)
 
     def reset(self) -> None:
-        """Drop the batches under way and begin anew; every rank makes this call."""
+        """Drop the batches in progress and start again; every rank makes this call."""
         self._batches.reset()
         self._closed_by = None
 
@@ -323,7 +323,24 @@ class PrefetchTrainPipelineSparseDist(_ListedPipeline[In, Out]):
 
 
 class EvalPipelineSparseDist(_ListedPipeline[In, Out]):
-    """A :class:`TrainPipelineSparseDist` that makes forward passes without gradients, and nothing else."""
+    """A :class:`TrainPipelineSparseDist` that makes forward passes without gradients, and nothing else.
+
+    Example:
+        >>> import shardwright as sw
+        >>> class Model(torch.nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         table = sw.EmbeddingBagConfig(100, 8, "item", feature_names=["item"])
+        ...         self.bags = sw.EmbeddingBagCollection([table])
+        ...     def forward(self, batch):
+        ...         output = self.bags(batch).values()
+        ...         return output.sum(), output
+        >>> model = sw.DistributedModelParallel(Model(), env=sw.ShardingEnv.local(device_type="cpu"))
+        >>> pipeline = sw.EvalPipelineSparseDist(model, None, "cpu")
+        >>> batches = iter([sw.KeyedJaggedTensor.from_lists({"item": [[1, 2], []]})])
+        >>> pipeline.progress(batches).shape
+        torch.Size([2, 8])
+    """
 
     @staticmethod
     def stages(forward: Callable[[Any], Any] | None = None) -> list[PipelineStage]:
@@ -370,7 +387,7 @@ def lockstep_batches(
 
     Ranks may have different numbers of batches, and some none at all. As in :class:`TrainPipelineSparseDist`, a batch
     is read, and its ids are exchanged, while the batch before it computes: in the model's call, once the results of its
-    lookups are on their way. That exchange tells whether every rank has a batch. It takes no further collective,
+    lookups are being sent. That exchange tells whether every rank has a batch. It takes no further collective,
     except for the first batch, and for models that make their collections' inputs themselves.
 
     Args:
@@ -379,7 +396,7 @@ def lockstep_batches(
         device: device that they are copied to; by default they stay.
         end_of_data: ``"first_rank"`` or ``"last_rank"``, as in :class:`TrainPipeline`.
         empty_batch: function that makes a batch without examples, as in :class:`TrainPipeline`.
-        overlap: ``False`` reads and exchanges a batch only when it is asked for, so that nothing is under way between
+        overlap: ``False`` reads and exchanges a batch only when it is asked for, so that nothing is in progress between
             two batches, as :meth:`DistributedModelParallel.reshard` wants it. The same on all ranks.
 
     Returns:

@@ -134,7 +134,7 @@ class TorchCommunicator(Communicator):
         process_group: the group; every rank of it makes the same calls in the same order.
         device: device of small control messages: the CPU, or the rank's accelerator.
         transport: transport of :meth:`all_to_all`; the group's own by default.
-        close: function that ends collectives under way that another rank will not come to. The group cannot be used
+        close: function that ends collectives in progress that another rank will not come to. The group cannot be used
             after that. Without it, the process may be unable to end before the group's time-out, and others may wait
             for this rank until then.
         beside: communicator of the same ranks for host memory (headers and objects), if this one does not send it.
@@ -191,7 +191,7 @@ class TorchCommunicator(Communicator):
         return self._ranks.failure(collective, error, since)
 
     def close(self) -> None:
-        """End all collectives under way, here and on the ranks that wait for this one; there can be no more."""
+        """End all collectives in progress, here and on the ranks that wait for this one; none can begin then."""
         self._transport.close()
         self._close()
 

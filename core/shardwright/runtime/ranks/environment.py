@@ -44,6 +44,12 @@ class ShardingEnv:
         all_ranks: environment of the ranks of all sharding groups, if these ranks are one group of several.
         headers: communicator that carries headers, if the other one does not.
         ranks: meetings of the ranks, beside their collectives.
+
+    Example:
+        >>> import shardwright as sw
+        >>> env = sw.ShardingEnv.local(device_type="cpu")  # or from_process_group(), under torchrun
+        >>> env.rank, env.world_size
+        (0, 1)
     """
 
     communicator: Communicator = field(repr=False)

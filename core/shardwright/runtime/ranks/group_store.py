@@ -142,7 +142,7 @@ class GroupStore:
         Args:
             keys: names of the keys.
             deadline: latest end on the monotonic clock, s.
-            beats: key that a busy rank changes from time to time; with each change the wait begins anew.
+            beats: key that a busy rank changes from time to time; with each change the wait starts again.
 
         Raises:
             StoreError: the store did not answer in time, as in :meth:`ask`.

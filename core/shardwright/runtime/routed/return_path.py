@@ -46,10 +46,10 @@ class Answers:
 
 
 class ReturnStep(ABC):
-    """One batch's results on their way, then their gradients.
+    """Exchange of one batch's results, then of their gradients.
 
     Each method is called once, in this order. It is called for all paths before the next method of any path, so that
-    the paths' collectives are under way together.
+    the paths' collectives run together.
 
     Attributes:
         scale_left: factor that is still missing from :meth:`gradients`, known once they are sent; 1 if they were

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Awaitable(ABC, Generic[T]):
-    """Something under way; :meth:`wait` returns its result, the same one each time."""
+    """Work that was begun; :meth:`wait` returns its result, the same one each time."""
 
     _result: T
     _error: Exception

@@ -331,7 +331,7 @@ class EngineStep:
             under way, and :attr:`statuses` says why.
 
         Raises:
-            InvalidInputError: a rank's batch is wrong; the same text on every rank, and nothing is left under way.
+            InvalidInputError: a rank's batch is wrong; the same text on every rank, and no collective is left waiting.
         """
         self.is_begun = False  # should it not go on
         engine, env = self._engine, self._engine.env

@@ -68,7 +68,7 @@ class PeerHeaders:
 
 
 class ExecutorStep(ABC):
-    """One batch on its way through an executor."""
+    """One batch inside an executor."""
 
     @abstractmethod
     def headers(self) -> Ints:
@@ -136,7 +136,7 @@ class Executor(ABC):
     Attributes:
         groups: the local kernel groups.
         lookups: one lookup for each group.
-        brings: the columns of each tensor that comes home.
+        brings: the columns of each tensor that returns.
         header_size: number of integers in its headers, the same on every rank.
     """
 

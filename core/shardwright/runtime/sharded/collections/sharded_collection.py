@@ -149,7 +149,7 @@ class ShardedCollection(nn.Module, ABC):
         self.fused_optimizer.rebind(self._by_parameter(), engine.rates, engine.kept, engine.events)
 
     def tables_to_plan(self, path: str, compute_device: str) -> list[TableSpec]:
-        """The specifications of its tables, to plan them anew: as they were sharded, optimizers among them.
+        """The specifications of its tables, to plan them again, with the optimizers that they were sharded with.
 
         Args:
             path: path of the collection in the model.
@@ -288,11 +288,11 @@ class ShardedCollection(nn.Module, ABC):
         # Copies and pickles would have to bring the other ranks' blocks and the process group along.
         raise UnsupportedError(
             f"a {type(self).__name__} lives on {self.env.world_size} ranks and cannot be copied or pickled: save its "
-            "full_state_dict(), and load it into a model sharded anew"
+            "full_state_dict(), and load it into a model that is sharded again"
         )
 
     def take_weights(self, module: TableCollection) -> None:
-        """Take the unsharded module's rows over, or make them anew, the same for any plan, if it is on ``meta``."""
+        """Take the unsharded module's rows over, or draw them, the same for any plan, if it is on ``meta``."""
         if module.device.type == "meta":
             self.initialize(self.env.communicator.broadcast_object(torch.initial_seed()))
             return

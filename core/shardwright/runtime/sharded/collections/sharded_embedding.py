@@ -54,7 +54,18 @@ class ShardedEmbeddingCollection(ShardedCollection):
 
 @register_sharder
 class EmbeddingCollectionSharder(CollectionSharder):
-    """Shards :class:`EmbeddingCollection`; with another ``module_type``, any that has its ``need_indices()``."""
+    """Shards :class:`EmbeddingCollection`; with another ``module_type``, any that has its ``need_indices()``.
+
+    Example:
+        >>> import shardwright as sw
+        >>> table = sw.EmbeddingConfig(100, 8, "item", feature_names=["item"])
+        >>> sharder = sw.EmbeddingCollectionSharder({"optimizer": "adam", "learning_rate": 0.01})
+        >>> model = sw.DistributedModelParallel(
+        ...     sw.EmbeddingCollection([table]), env=sw.ShardingEnv.local(device_type="cpu"), sharders=[sharder]
+        ... )
+        >>> model(sw.KeyedJaggedTensor.from_lists({"item": [[1, 2], [3]]}))["item"].values().shape
+        torch.Size([3, 8])
+    """
 
     module_type: ClassVar[type[nn.Module]] = EmbeddingCollection
     sharded_type: ClassVar[type[ShardedCollection]] = ShardedEmbeddingCollection

@@ -55,7 +55,18 @@ class ShardedEmbeddingBagCollection(ShardedCollection):
 
 @register_sharder
 class EmbeddingBagCollectionSharder(CollectionSharder):
-    """Shards :class:`EmbeddingBagCollection`; with another ``module_type``, any collection of pooled tables."""
+    """Shards :class:`EmbeddingBagCollection`; with another ``module_type``, any collection of pooled tables.
+
+    Example:
+        >>> import shardwright as sw
+        >>> table = sw.EmbeddingBagConfig(100, 8, "item", feature_names=["item"])
+        >>> sharder = sw.EmbeddingBagCollectionSharder({"optimizer": "row_wise_adagrad", "learning_rate": 0.05})
+        >>> model = sw.DistributedModelParallel(
+        ...     sw.EmbeddingBagCollection([table]), env=sw.ShardingEnv.local(device_type="cpu"), sharders=[sharder]
+        ... )
+        >>> model(sw.KeyedJaggedTensor.from_lists({"item": [[1, 2], []]})).values().shape
+        torch.Size([2, 8])
+    """
 
     module_type: ClassVar[type[nn.Module]] = EmbeddingBagCollection
     sharded_type: ClassVar[type[ShardedCollection]] = ShardedEmbeddingBagCollection

@@ -145,7 +145,7 @@ class ModuleSharder(ABC):
         """The sharded module; every rank of ``env`` makes this call.
 
         Args:
-            module: the unsharded one; its weights are taken over, or made anew if they are on ``meta``.
+            module: the unsharded one; its weights are taken over, or initialised if they are on ``meta``.
             params: table name -> its part of the plan.
             env: the ranks.
             device: device of this rank's blocks; the environment's device by default.

@@ -324,7 +324,7 @@ class DistributedModelParallel(nn.Module):
 
         Raises:
             PlanError, InvalidInputError: the plan does not fit the model, or needs more than ``max_extra_bytes``.
-            UnsupportedError: a batch is under way, or a table cannot move.
+            UnsupportedError: a batch is in progress, or a table cannot move.
             DistributedError: ranks gave different plans, or one did not make this call, or was lost in it.
 
         Example:
@@ -360,7 +360,7 @@ class DistributedModelParallel(nn.Module):
     ) -> Iterator[tuple[str, nn.Parameter]]:
         """Names and parameters; those of sharded tables are this rank's blocks.
 
-        A table's first block here bears the unsharded name, further ones ``..._1`` and so on. A rank with fewer blocks
+        A table's first block here has the unsharded name, further ones ``..._1`` and so on. A rank with fewer blocks
         of a table that is trained has empty parameters in their place. Optimizer state made for these is per block as
         well.
         """

@@ -147,7 +147,7 @@ def _check_change(spec: TableSpec, old: ParameterSharding, new: ParameterShardin
         raise UnsupportedError(
             f"table {spec.describe()}: the kernel {old.compute_kernel!r} {_runs(was)}, {new.compute_kernel!r} "
             f"{_runs(will_be)}: it cannot go from one to the other while it is trained. Save a checkpoint and build "
-            "the model anew"
+            "the model again"
         )
 
 

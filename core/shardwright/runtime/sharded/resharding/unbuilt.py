@@ -28,7 +28,7 @@ class UnbuiltLookup(Lookup):
         names = ", ".join(repr(spec.table.name) for spec in self.blocks)
         raise UnsupportedError(
             f"the rows of the tables {names} were lost: resharding within max_extra_bytes failed while they moved. "
-            "Make the model anew and load a checkpoint"
+            "Build the model again and load a checkpoint"
         )
 
     backward = forward

@@ -96,7 +96,7 @@ def bytes_of(tensor: Tensor) -> Tensor:
 
 def memory_of(tensor: Tensor) -> memoryview:
     """View a tensor's bytes as a ``memoryview``, which is sliced and copied faster than tensors are."""
-    array: Any = tensor.view(torch.uint8).numpy() if tensor.nbytes else b""
+    array: Any = tensor.view(torch.uint8).numpy() if tensor.nbytes else bytearray()
     return memoryview(array)
 
 

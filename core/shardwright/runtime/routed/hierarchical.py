@@ -27,8 +27,8 @@ from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.routed.direct import GRADIENTS, RESULTS, DirectReturn
 from shardwright.runtime.routed.plan import RoutingPlan
 from shardwright.runtime.routed.return_path import Answers, PathSlots, ReturnPath, ReturnStep
-from shardwright.runtime.routed.sections import Homecoming, columns_of, first_columns
-from shardwright.runtime.routed.wire import Transfer, Wire, WireSegment
+from shardwright.runtime.routed.sections import Matrices, columns_of, wire_of
+from shardwright.runtime.routed.wire import Transfer, Wire
 from shardwright.runtime.step.columns import Move, Placement
 from shardwright.runtime.step.kernel_groups import GroupKind
 from shardwright.runtime.step.segments import starts_of, take
@@ -107,18 +107,10 @@ class HostSums:
         keys = ranks // path.host_size * len(plan.pieces.output) + slots.columns.piece
         first = np.sort(np.unique(keys, return_index=True)[1])
         hosts, pieces = ranks[first] // path.host_size, slots.columns.piece[first].astype(np.int64)
-        columns = [columns_of(plan, pieces, gradient=own) for own in (False, True)]
-        sizes = [own.stop - own.start for own in columns]
-        self.widths = [np.bincount(hosts, own, path.num_hosts).astype(np.int64) for own in sizes]
-        placed = [Placement.in_a_row(own, hosts, path.num_hosts) for own in sizes]
-        self.home = Homecoming(plan, columns[RESULTS], placed[RESULTS])
-        whole = Placement.in_one(first_columns(plan, columns[GRADIENTS]), plan.collection.width)
-        self.spread = Move(sizes[GRADIENTS], whole, placed[GRADIENTS])
+        made = Matrices(plan, pieces, hosts, path.num_hosts)
+        self.widths, self.home, self.spread = made.widths, made.home, made.spread
         self.local = LocalSums(plan, slots.groups, pieces[hosts == path.host])
-        self.wire = tuple(
-            WireSegment(codec, int(np.gcd.reduce(own)) or 1)
-            for codec, own in zip(plan.kinds[kinds[0]].codecs, sizes, strict=True)
-        )
+        self.wire = wire_of(plan.kinds[kinds[0]], made.units)
 
 
 class LocalSums:

@@ -176,28 +176,46 @@ def _occurrence(values: Ints) -> Ints:
     return number
 
 
+class Matrices:
+    """Pooled columns that travel as matrices ``[B, columns]``, one from each owner, and their gradients to it.
+
+    Args:
+        plan: routing plan of all slots.
+        pieces: the pieces in the order in which they travel, ``[n]``.
+        owners: owner of each, a rank or a host, rising, ``[n]``.
+        num_owners: number of owners.
+
+    Attributes:
+        widths: columns of each owner's matrix, and of its gradient, ``[owners]`` each.
+        units: greatest common divisor of the widths of all pieces, and of their gradients.
+        home: arrangement of arriving columns in the order of the output.
+        spread: copy of the outputs' gradient to the matrices' gradients.
+    """
+
+    def __init__(self, plan: RoutingPlan, pieces: Ints, owners: Ints, num_owners: int) -> None:
+        columns = [columns_of(plan, pieces, gradient=own) for own in (False, True)]
+        sizes = [own.stop - own.start for own in columns]
+        self.widths = [np.bincount(owners, own, num_owners).astype(np.int64) for own in sizes]
+        self.units = [int(np.gcd.reduce(own)) or 1 for own in sizes]
+        results, gradients = (Placement.in_a_row(own, owners, num_owners) for own in sizes)
+        self.home = Homecoming(plan, columns[0], results)
+        whole = Placement.in_one(first_columns(plan, columns[1]), plan.collection.width)
+        self.spread = Move(sizes[1], whole, gradients)
+
+
 class MatrixSection(Section):
     """A section of pooled results with a bag for each sample: each rank sends ``[B_w, columns of all its slots]``."""
 
     def __init__(self, plan: RoutingPlan, kinds: Sequence[int]) -> None:
         super().__init__(plan, kinds)
-        pieces = self.slots.piece
         ranks = np.repeat(np.arange(self.slots.world_size), self.slots.per_rank)
-        results, gradients = (columns_of(plan, pieces, gradient=own) for own in (False, True))
-        widths = (results.stop - results.start, gradients.stop - gradients.start)
-        self.widths = tuple(np.bincount(ranks, own, self.slots.world_size).astype(np.int64) for own in widths)
-        sent = [Placement.in_a_row(own, ranks, self.slots.world_size) for own in widths]
-        self.home = Homecoming(plan, results, sent[0])
+        made = Matrices(plan, self.slots.piece, ranks, self.slots.world_size)
+        self.widths, self.home, self.spread = made.widths, made.home, made.spread
         self.brings = self.home.brings
-        width = plan.collection.width
-        whole = Placement.in_one(first_columns(plan, gradients), width)
-        self.spread = Move(widths[1], whole, sent[1])
         of_groups = [self._columns_of_group(plan, group) for group in self.groups]
         # Columns of each local group's results, and of its gradients.
         self.group_widths = [[own[gradient].width for own in of_groups] for gradient in (False, True)]
-        alike = self.kind.widths
-        units = alike or tuple(int(np.gcd.reduce(own)) or 1 for own in widths)
-        self.wire = _wire(self.kind, units)
+        self.wire = wire_of(self.kind, self.kind.widths or made.units)
 
     def _columns_of_group(self, plan: RoutingPlan, group: int) -> list[Columns]:
         slots = plan.groups[group].slots
@@ -209,7 +227,7 @@ class MatrixSection(Section):
         return _MatrixStep(self, answers)
 
 
-def _wire(kind: GroupKind, widths: Sequence[int]) -> tuple[WireSegment, WireSegment]:
+def wire_of(kind: GroupKind, widths: Sequence[int]) -> tuple[WireSegment, WireSegment]:
     """Message segments of results and gradients of these widths."""
     results, gradients = map(WireSegment, kind.codecs, widths)
     return results, gradients
@@ -287,7 +305,7 @@ class RowsSection(Section):
         self.targets, self.gradient_targets = (
             _Targets(plan, self.slots.piece, gradient=own) for own in (False, True)
         )
-        self.wire = _wire(self.kind, self.widths)
+        self.wire = wire_of(self.kind, self.widths)
 
 
 class _RowsStep(SectionStep):

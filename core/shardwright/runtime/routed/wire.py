@@ -122,19 +122,18 @@ class Wire:
             label: name of the exchange in errors and traces.
         """
         if self._is_plain:
-            return Transfer(*self._start(interleave(sent, leaving), leaving, arriving, label), arriving)
-        # From here on sizes are bytes: rows of each segment times its bytes per row.
-        leaving, arriving = (sizes // self._widths * self._row_bytes for sizes in (leaving, arriving))
-        coded = [segment.encoded(own) for segment, own in zip(self._segments, sent, strict=True)]
-        # A segment may be a part of a larger tensor, which begins anywhere.
-        unit = gcd(_unit_of(leaving), *(own.storage_offset() for own in coded))
-        packed = interleave([own.view(_UNITS[unit]) for own in coded], leaving // unit).view(torch.uint8)
-        return Transfer(*self._start(packed, leaving, arriving, label), arriving, self._segments)
-
-    def _start(self, packed: Tensor, leaving: Ints, arriving: Ints, label: str) -> tuple[Work, Tensor]:
-        splits, sent_splits = total(arriving).tolist(), total(leaving).tolist()
+            packed, segments = interleave(sent, leaving), None
+        else:  # sizes are bytes from here on: rows of each segment times its bytes per row
+            leaving, arriving = (sizes // self._widths * self._row_bytes for sizes in (leaving, arriving))
+            coded = [segment.encoded(own) for segment, own in zip(self._segments, sent, strict=True)]
+            # A segment may be a part of a larger tensor, which begins anywhere.
+            unit = gcd(_unit_of(leaving), *(own.storage_offset() for own in coded))
+            packed = interleave([own.view(_UNITS[unit]) for own in coded], leaving // unit).view(torch.uint8)
+            segments = self._segments
+        splits = total(arriving).tolist()
         received = packed.new_empty(sum(splits))
-        return self._communicator.all_to_all(received, packed, splits, sent_splits, label=label), received
+        work = self._communicator.all_to_all(received, packed, splits, total(leaving).tolist(), label=label)
+        return Transfer(work, received, arriving, segments)
 
 
 def _unit_of(sizes: Ints) -> int:

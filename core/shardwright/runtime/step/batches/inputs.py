@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import warnings
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from enum import IntEnum
 from typing import NoReturn
@@ -196,7 +196,7 @@ class BatchReader:
         if problem := features.lookup_problem((), num_used=int(total(counts))):
             self._refuse(problem)
         if not are_fine:
-            values = self._in_range(values, counts, keys)
+            values = self._in_range(values, counts, features)
         weights = trained = None
         if self._is_weighted:
             weights = self._weights(features, counts)
@@ -325,60 +325,51 @@ class BatchReader:
 
     def _weights(self, features: KeyedJaggedTensor, counts: Ints) -> Tensor:
         weights = _in_a_row(features.weights().detach().to(torch.float32))
-        if self.checks is InputChecks.STRICT and not bool(weights.isfinite().all()):
-            self._check_weights(weights.split(counts.tolist()), self._keys(features))
-        return weights
-
-    def _check_weights(self, weights: Sequence[Tensor], keys: _Keys) -> None:
-        for feature, place in enumerate(keys.places):
-            wrong = weights[place].isfinite().logical_not().nonzero()
-            if wrong.numel():
-                position = int(wrong[0, 0])
+        if self.checks is InputChecks.STRICT:
+            for feature, _, wrong, own in self._features_with(~weights.isfinite(), weights, counts, features):
+                position = int(wrong.nonzero()[0])
                 raise BatchProblem(
-                    f"{self._where(feature)} has the weight {weights[place][position].item()} at position {position} "
+                    f"{self._where(feature)} has the weight {own[position].item()} at position {position} "
                     "of its values; weights must be finite"
                 )
+        return weights
 
-    def _in_range(self, values: Tensor, counts: Ints, keys: _Keys) -> Tensor:
+    def _features_with(
+        self, wrong: Tensor, values: Tensor, counts: Ints, features: KeyedJaggedTensor
+    ) -> Iterator[tuple[int, int, Tensor, Tensor]]:
+        """Yield each feature with wrong values: its index, its last row, a mask of its values, and these."""
+        keys, sizes = self._keys(features), counts.tolist()
+        pieces = list(zip(wrong.split(sizes), values.split(sizes), strict=True)) if wrong.any() else []
+        for feature, place in enumerate(keys.places if pieces else ()):
+            if pieces[place][0].any():
+                yield feature, int(keys.highest[place]), *pieces[place]
+
+    def _in_range(self, values: Tensor, counts: Ints, features: KeyedJaggedTensor) -> Tensor:
         """The ids, of which some are out of range, with those replaced where that is asked for.
 
         Raises:
             IdProblem: they are not to be replaced.
         """
-        if self.checks not in (InputChecks.WARNING, InputChecks.IGNORE):
-            self._complain(values, counts, keys)
-        wrong = _out_of_range(values, sent_to(values.device, counts), keys.on(values.device)[0])
-        if self.checks is InputChecks.WARNING:
-            self._warn(wrong.split(counts.tolist()), keys)
-        return values.masked_fill(wrong, 0)
-
-    def _warn(self, wrong: Sequence[Tensor], keys: _Keys) -> None:
-        """Warn of each feature that has ids out of range, once."""
-        for feature, place in enumerate(keys.places):
-            count = int(wrong[place].sum())
-            if count and feature not in self._warned:
+        most = self._keys(features).on(values.device)[0]
+        wrong = _out_of_range(values, sent_to(values.device, counts), most)
+        if self.checks is InputChecks.IGNORE:
+            return values.masked_fill(wrong, 0)
+        for feature, highest, mask, ids in self._features_with(wrong, values, counts, features):
+            if self.checks is not InputChecks.WARNING:
+                position = int(mask.nonzero()[0])
+                raise IdProblem(
+                    f"{self._where(feature)} has the id {int(ids[position])} at position {position} of its "
+                    f"values; ids must be 0 <= id < {highest + 1}: hash or clamp them before the lookup"
+                )
+            if feature not in self._warned:
                 self._warned.add(feature)
                 warnings.warn(
-                    f"{self._where(feature)}: {count} of {wrong[place].numel()} ids are not 0 <= id < "
-                    f"{int(keys.highest[place]) + 1} and are looked up as id 0; further batches are not mentioned",
+                    f"{self._where(feature)}: {int(mask.sum())} of {mask.numel()} ids are not 0 <= id < {highest + 1} "
+                    "and are looked up as id 0; further batches are not mentioned",
                     RuntimeWarning,
                     stacklevel=2,
                 )
-
-    def _complain(self, values: Tensor, counts: Ints, keys: _Keys) -> None:
-        """Raise the first id that is out of range."""
-        ids = values.split(counts.tolist())
-        for feature, place in enumerate(keys.places):
-            num_rows = int(keys.highest[place]) + 1
-            if num_rows == _ANY + 1:
-                continue
-            wrong = ((ids[place] < 0) | (ids[place] >= num_rows)).nonzero()
-            if wrong.numel():
-                position = int(wrong[0, 0])
-                raise IdProblem(
-                    f"{self._where(feature)} has the id {int(ids[place][position])} at position {position} of its "
-                    f"values; ids must be 0 <= id < {num_rows}: hash or clamp them before the lookup"
-                )
+        return values.masked_fill(wrong, 0)
 
 
 def are_in_range(values: Tensor, counts: Ints, highest: Tensor) -> bool:

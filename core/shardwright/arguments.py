@@ -18,7 +18,7 @@ from typing import Any, TypeVar, cast
 import attrs
 import numpy as np
 
-from shardwright.errors import InvalidInputError, ShardwrightError
+from shardwright.errors import InvalidInputError, ShardwrightError, nearest
 
 __all__ = ["UnderWay", "brief", "check_unmasked", "checked", "checked_only", "problem", "typed", "whole"]
 
@@ -220,7 +220,9 @@ def problem(name: str, value: Any, hint: Any) -> str:
     if kind in (typing.Union, types.UnionType):
         return _problem_of_union(name, value, hint)
     if not _is_of(kind, value, hint):
-        return f"{name} must be {_described(hint)}, got {brief(value)}"
+        is_name = kind is typing.Literal and isinstance(value, str)
+        guess = nearest(value, [str(one) for one in typing.get_args(hint)]) if is_name else ""
+        return f"{name} must be {_described(hint)}, got {brief(value)}{'.' * bool(guess)}{guess}"
     return next(filter(None, _problems_inside(name, value, kind, typing.get_args(hint))), "")
 
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from enum import StrEnum
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import torch
 from attrs import field, frozen
 
-from shardwright.errors import InvalidInputError, nearest
 from shardwright.runtime.pipeline.stages import (
     EXCHANGE,
     CopyToDevice,
@@ -24,32 +22,12 @@ STAGES_AHEAD = (CopyToDevice(), ExchangeHeaders(), ExchangeIds(), Prefetch(), Fo
 """Stages of loops of one's own, of which those ahead of the forward pass are run."""
 
 
-class EndOfData(StrEnum):
-    """End of a loop whose ranks have different numbers of batches."""
+EndOfData: TypeAlias = Literal["first_rank", "last_rank"]
+"""End of a loop whose ranks have different numbers of batches.
 
-    FIRST_RANK = "first_rank"
-    """All ranks end with the first rank whose data ends; batches that others have read ahead are dropped."""
-
-    LAST_RANK = "last_rank"
-    """All ranks end with the last; a rank whose data has ended goes on with empty batches."""
-
-    @classmethod
-    def of(cls, value: str) -> EndOfData:
-        """The choice called ``value``.
-
-        Raises:
-            InvalidInputError: there is no such choice.
-        """
-        known = [choice.value for choice in cls]
-        if value not in known:
-            raise InvalidInputError(
-                f"end_of_data is {value!r}; it must be one of {', '.join(known)}.{nearest(str(value), known)}"
-            )
-        return cls(value)
-
-
-def _end_of_data(value: str) -> EndOfData:
-    return EndOfData.of(value)
+``"first_rank"``: all ranks end with the first whose data ends; batches that others have read ahead are dropped.
+``"last_rank"``: all end with the last; a rank whose data has ended goes on with empty batches.
+"""
 
 
 @frozen(eq=False)
@@ -68,7 +46,7 @@ class BatchSettings:
     """
 
     device: torch.device | None = None
-    end_of_data: EndOfData = field(default=EndOfData.FIRST_RANK, converter=_end_of_data)
+    end_of_data: EndOfData = "first_rank"
     empty_batch: Callable[[], Any] | None = None
     stages: Stages = field(factory=lambda: Stages(STAGES_AHEAD))
     is_strict: bool = False

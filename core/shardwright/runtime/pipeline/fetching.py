@@ -13,7 +13,7 @@ from attrs import frozen
 from torch import nn
 
 from shardwright.errors import InvalidInputError
-from shardwright.runtime.pipeline.batch_settings import BatchSettings, EndOfData
+from shardwright.runtime.pipeline.batch_settings import BatchSettings
 from shardwright.runtime.pipeline.stages import INPUT, PipelineStep, run_stage
 from shardwright.runtime.ranks.devices import is_host
 from shardwright.runtime.ranks.environment import ShardingEnv
@@ -90,7 +90,7 @@ class Fetcher:
         return Fetched(step, status, read=batch)
 
     def _ended(self) -> Fetched:
-        if self._settings.end_of_data is EndOfData.FIRST_RANK:
+        if self._settings.end_of_data == "first_rank":
             return self.without_batch(Status.NO_BATCH)
         if self._template is None:
             lacking = self._lacks_form and InvalidInputError(NO_FORM)
@@ -114,7 +114,7 @@ class Fetcher:
         settings = {"end_of_data": choice, "the exchange of ids": self._settings.way}
         self._env.agree("batches", settings, "Give all ranks the same settings")
         told = self._env.communicator.all_gather_objects((self._form_of(fetched), fetched.status))
-        if choice is EndOfData.FIRST_RANK or self._template is not None:
+        if choice == "first_rank" or self._template is not None:
             return fetched
         forms = [form for form, _ in told if form is not None]
         if forms:
@@ -124,7 +124,7 @@ class Fetcher:
 
     def _form_of(self, fetched: Fetched) -> bytes | None:
         """Pickle an empty batch of the form of this rank's batch; ``None`` if none is wanted or none can be made."""
-        wanted = self._settings.end_of_data is EndOfData.LAST_RANK and self._template is None
+        wanted = self._settings.end_of_data == "last_rank" and self._template is None
         if not wanted or fetched.read is None:
             return None
         try:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from shardwright.arguments import checked
 from shardwright.errors import DistributedError
-from shardwright.runtime.pipeline.batch_settings import BatchSettings
+from shardwright.runtime.pipeline.batch_settings import BatchSettings, EndOfData
 from shardwright.runtime.pipeline.batches import BatchesInStep
 from shardwright.runtime.pipeline.stages import (
     FORWARD,
@@ -106,7 +106,7 @@ class StagedPipeline(ABC, Generic[In, Out]):
         device: torch.device | str,
         stages: Sequence[PipelineStage],
         *,
-        end_of_data: str,
+        end_of_data: EndOfData,
         empty_batch: Callable[[], In] | None,
     ) -> None:
         self._model, self._optimizer, self._stages = model, optimizer, Stages(stages)
@@ -212,7 +212,7 @@ class TrainPipeline(StagedPipeline[In, Out]):
         device: torch.device | str,
         *,
         stages: Sequence[PipelineStage] | None = None,
-        end_of_data: str = "first_rank",
+        end_of_data: EndOfData = "first_rank",
         empty_batch: Callable[[], In] | None = None,
     ) -> None:
         stages = TrainPipelineSparseDist.stages() if stages is None else stages
@@ -242,7 +242,7 @@ class _ListedPipeline(StagedPipeline[In, Out]):
         optimizer: torch.optim.Optimizer | Any,
         device: torch.device | str,
         *,
-        end_of_data: str = "first_rank",
+        end_of_data: EndOfData = "first_rank",
         empty_batch: Callable[[], In] | None = None,
         custom_model_fwd: Callable[[In], tuple[Tensor, Out]] | None = None,
     ) -> None:
@@ -374,12 +374,13 @@ class _LockstepIterator(Iterator[In]):
         return batch
 
 
+@checked
 def lockstep_batches(
     model: nn.Module,
     batches: Iterable[In],
     *,
     device: torch.device | str | None = None,
-    end_of_data: str = "first_rank",
+    end_of_data: EndOfData = "first_rank",
     empty_batch: Callable[[], In] | None = None,
     overlap: bool = True,
 ) -> Iterator[In]:

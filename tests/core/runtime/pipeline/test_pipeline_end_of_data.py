@@ -136,6 +136,6 @@ def test_ranks_that_choose_differently_raise_on_all():
 
 def test_unknown_end_of_data_raises_with_the_nearest():
     with pytest.raises(
-        InvalidInputError, match=r"is 'last_rnk'; .* first_rank, last_rank\. Did you mean 'last_rank'"
+        InvalidInputError, match=r"end_of_data must be .* got 'last_rnk'\. Did you mean 'last_rank'"
     ):
         on_ranks(lambda model, env: piped(model, end_of_data="last_rnk"), 1)

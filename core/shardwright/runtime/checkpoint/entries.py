@@ -55,6 +55,37 @@ class NamedTable:
         return self.table.state.sharding.layout.row_map.takes_any_id
 
 
+@frozen(eq=False)
+class Held:
+    """A parameter of the unsharded model, as an optimizer of the user's has it.
+
+    Args:
+        name: its name in the unsharded model.
+        blocks: this rank's blocks of it; the whole under ``None``.
+        table: the table that it is the weight of, if it is sharded.
+    """
+
+    name: str
+    blocks: dict[LocalBlock | None, Tensor]
+    table: ShardedTable | None = None
+
+    def state(self, states: Mapping[LocalBlock | None, Mapping[str, Any]], entry: str) -> Any:
+        """One of its states; of a table as this rank's blocks of it.
+
+        Args:
+            states: the states of each block.
+            entry: name of the state.
+        """
+        local, example = next((local, state[entry]) for local, state in states.items())
+        if self.table is None or local is None or not isinstance(example, Tensor) or not example.dim():
+            return example
+        table = self.table.state
+        for block in table.local:
+            table.check_optimizer_state(block, entry, states[block][entry])
+        columns = table.table.embedding_dim if example.shape[1] == local.block.num_columns else 1
+        return table.tensor(lambda block: states[block][entry], columns=columns, dtype=example.dtype)
+
+
 def _many(values: Iterable[Optimizer]) -> tuple[Optimizer, ...]:
     return tuple(values)
 
@@ -120,24 +151,16 @@ class Trained:
             for local, parameter in zip_longest(named.table.state.local, named.table.parameters())
         }
 
-    def blocks_under(self, leaf: KeyedOptimizer) -> dict[NamedTable, dict[LocalBlock, Tensor]]:
-        """The parameters of an optimizer that are blocks of tables: whose optimizer is the user's own."""
-        found: dict[NamedTable, dict[LocalBlock, Tensor]] = {}
-        for parameter in () if isinstance(leaf, FusedOptimizer) else leaf.params.values():
+    def held(self, prefix: str, leaf: KeyedOptimizer) -> list[Held]:
+        """The parameters of an optimizer, but for a fused one, by which no parameter is stored."""
+        found: dict[str, Held] = {}
+        for name, parameter in () if isinstance(leaf, FusedOptimizer) else leaf.params.items():
             named, local = self._table_of_parameter.get(id(parameter), (None, None))
-            if named is not None and local is not None:
-                found.setdefault(named, {})[local] = parameter
-        return found
-
-    def dense_under(self, prefix: str, leaf: KeyedOptimizer) -> dict[str, Tensor]:
-        """The other parameters of an optimizer, by their names in the model."""
-        if isinstance(leaf, FusedOptimizer):
-            return {}
-        return {
-            prefix + name: parameter
-            for name, parameter in leaf.params.items()
-            if id(parameter) not in self._table_of_parameter
-        }
+            if named is None:
+                found[name] = Held(prefix + name, {None: parameter})
+            elif local is not None:
+                found.setdefault(named.name, Held(named.name, {}, named.table)).blocks[local] = parameter
+        return list(found.values())
 
     def names_of(self, prefix: str, leaf: KeyedOptimizer) -> dict[str, str]:
         """The name in the unsharded model of each parameter of an optimizer, by its own."""
@@ -147,11 +170,6 @@ class Trained:
             name: prefix + name if fused else names.get(id(own), prefix + name)
             for name, own in leaf.params.items()
         }
-
-    def parameter_names(self, prefix: str, leaf: KeyedOptimizer) -> dict[int, str]:
-        """Names of the parameters in the checkpoint, by the parameters' identities."""
-        names = self.names_of(prefix, leaf)
-        return {id(parameter): names[name] for name, parameter in leaf.params.items()}
 
     def make_one_model(self) -> None:
         """Average replicas of tables that have grown apart; every rank makes this call."""
@@ -199,13 +217,10 @@ class Trained:
             for name, entries in leaf.states().items():
                 yield from ((f"{STATE}{prefix}{name}.{entry}", value) for entry, value in entries.items())
             return
-        for name, parameter in self.dense_under(prefix, leaf).items():
-            for entry, value in leaf.state.get(parameter, {}).items():
-                yield f"{STATE}{name}.{entry}", value
-        for named, blocks in self.blocks_under(leaf).items():
-            yield from _states_of_blocks(
-                named, {local: leaf.state.get(own, {}) for local, own in blocks.items()}
-            )
+        for held in self.held(prefix, leaf):
+            states = {local: leaf.state.get(own, {}) for local, own in held.blocks.items()}
+            for entry in next(iter(states.values())):
+                yield f"{STATE}{held.name}.{entry}", held.state(states, entry)
 
 
 def _stored(entries: Mapping[str, Any]) -> dict[str, Any]:
@@ -230,26 +245,3 @@ def _cut(value: Tensor) -> Iterator[Piece]:
     starts = accumulate((len(own) for own in rows), initial=0)
     for start, own in zip(starts, rows, strict=False):
         yield Piece((start, *[0] * (own.dim() - 1)), tuple(own.shape), own_storage(own))
-
-
-def _states_of_blocks(
-    named: NamedTable, states: Mapping[LocalBlock, Mapping[str, Any]]
-) -> Iterator[tuple[str, Any]]:
-    """States that an optimizer of the user's has of the blocks of one table, as those of the table."""
-    for entry, example in next(iter(states.values())).items():
-        key = f"{STATE}{named.name}.{entry}"
-        if not isinstance(example, Tensor) or not example.dim():
-            yield key, example
-            continue
-        dim = named.table.state.table.embedding_dim
-        for local, state in states.items():
-            named.table.state.check_optimizer_state(local, entry, state[entry])
-        columns = dim if example.shape[1] == next(iter(states)).block.num_columns else 1
-        yield (
-            key,
-            named.table.state.tensor(
-                lambda local, entry=entry: states[local][entry],  # type: ignore[misc]
-                columns=columns,
-                dtype=example.dtype,
-            ),
-        )

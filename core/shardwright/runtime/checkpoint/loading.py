@@ -25,6 +25,7 @@ from shardwright.runtime.checkpoint.entries import (
     MODEL,
     STATE,
     STEP,
+    Held,
     NamedTable,
     Trained,
 )
@@ -182,9 +183,9 @@ class _Loading:
     with_state: bool = True
     _keys: dict[str, str] = Factory(dict)
     _wanted: dict[str, Any] = Factory(dict)
-    _states: dict[int, dict[Tensor, dict[str, Any]]] = Factory(dict)
+    _states: dict[Tensor, dict[str, Any]] = Factory(dict)
     _rows: dict[LocalBlock, Ints] = Factory(dict)
-    _plain_states: dict[str, Any] = Factory(dict)
+    _plain: dict[str, Any] = Factory(dict)
     _groups: list[dict[str, Any]] | None = None
     _others: set[str] = Factory(set)
     _unfit_groups: set[int] = Factory(set)
@@ -328,10 +329,16 @@ class _Loading:
             if isinstance(leaf, FusedOptimizer):
                 yield from self.trained.states(prefix, leaf)
                 continue
-            for name, parameter in self.trained.dense_under(prefix, leaf).items():
-                yield from self._state_of(leaf, name, parameter)
-            for named, blocks in self.trained.blocks_under(leaf).items():
-                yield from self._states_of_blocks(leaf, named, blocks)
+            for held in self.trained.held(prefix, leaf):
+                states = {
+                    local: self._states.setdefault(own, dict(leaf.state.get(own, {})))
+                    for local, own in held.blocks.items()
+                }
+                for entry in self._entries_of(held.name, next(iter(states.values()))):
+                    key = f"{STATE}{held.name}.{entry}"
+                    for local, state in states.items():
+                        state.setdefault(entry, self._made(key, held, held.blocks[local]))
+                    yield key, held.state(states, entry)
 
     def _entries_of(self, name: str, own: Iterable[str]) -> list[str]:
         """The states of a parameter: those that it has, and those that are stored."""
@@ -339,58 +346,18 @@ class _Loading:
         stored = [_whole_name(key)[len(start) :] for key in self._keys if key.startswith(start)]
         return sorted({*own, *(entry for entry in stored if "." not in entry)})
 
-    def _state_of(self, leaf: KeyedOptimizer, name: str, parameter: Tensor) -> Iterator[tuple[str, Any]]:
-        """A dense parameter's state: what it has, and, where it has none yet, what it gets."""
-        own = leaf.state.get(parameter, {})
-        state = self._states.setdefault(id(leaf), {}).setdefault(parameter, dict(own))
-        for entry in self._entries_of(name, own):
-            key = f"{STATE}{name}.{entry}"
-            state.setdefault(entry, self._made(key, parameter.device))
-            yield key, state[entry]
-
-    def _made(self, key: str, device: torch.device) -> Any:
-        """A place for a state that is stored and that the optimizer has not made yet."""
-        stored = self.entry(key)
+    def _made(self, key: str, held: Held, own: Tensor) -> Any:
+        """A place for a state that is stored and that the optimizer has not made yet, of a parameter or a block."""
+        stored = self.entry(key) or self.entry(f"{key}.{STORED}")
         if not isinstance(stored, TensorStorageMetadata):
             return None
+        size = tuple(stored.size)
+        if held.table is not None and len(size) == 2:
+            is_per_row = size[1] != held.table.state.table.embedding_dim
+            size = len(own), size[1] if is_per_row else own.shape[1]
         # Counters stay on the host, as most optimizers have them.
-        where = device if len(stored.size) else torch.device("cpu")
-        return torch.zeros(stored.size, dtype=stored.properties.dtype, device=where)
-
-    def _states_of_blocks(
-        self, leaf: KeyedOptimizer, named: NamedTable, blocks: Mapping[LocalBlock, Tensor]
-    ) -> Iterator[tuple[str, Any]]:
-        """States of a table whose optimizer is the user's own."""
-        states = self._states.setdefault(id(leaf), {})
-        own = {
-            local: states.setdefault(block, dict(leaf.state.get(block, {})))
-            for local, block in blocks.items()
-        }
-        for entry in self._entries_of(named.name, next(iter(own.values()))):
-            key = f"{STATE}{named.name}.{entry}"
-            stored = self.entry(key) or self.entry(f"{key}.{STORED}")
-            if isinstance(stored, TensorStorageMetadata) and len(stored.size) == 2:
-                yield key, self._state_of_blocks(named, key, stored, own)
-                continue
-            for local, state in own.items():
-                state.setdefault(entry, self._made(key, blocks[local].device))
-                yield key, state[entry]
-
-    def _state_of_blocks(
-        self,
-        named: NamedTable,
-        key: str,
-        stored: TensorStorageMetadata,
-        own: Mapping[LocalBlock, dict[str, Any]],
-    ) -> BlockedTensor:
-        entry, columns = key.rpartition(".")[2], stored.size[1]
-        for local, state in own.items():
-            block = named.table.weight_of(local)
-            width = block.shape[1] if columns == named.table.state.table.embedding_dim else columns
-            state.setdefault(entry, block.new_zeros(block.shape[0], width, dtype=stored.properties.dtype))
-        return named.table.state.tensor(
-            lambda local: own[local][entry], columns=columns, dtype=stored.properties.dtype
-        )
+        where = own.device if size else torch.device("cpu")
+        return torch.zeros(size, dtype=stored.properties.dtype, device=where)
 
     def _differences(self, key: str, value: Any, *, strict: bool) -> Iterator[str]:
         stored = self.entry(key) or self.entry(f"{key}.{STORED}")
@@ -489,15 +456,13 @@ class _Loading:
         yield from row_requests(key, entry, values, placed, first_column)
 
     def _load_plain(self) -> None:
-        """Take over entries that are no tensors: of the model, and of optimizers."""
-        for key, own in self._keys.items():
-            if key.startswith(STATE) and isinstance(self.stored.entries[own], BytesStorageMetadata):
-                self._plain_states[key] = self.stored.plain(own)
-        plain = {
-            key.removeprefix(MODEL): self.stored.plain(own)
+        """Read entries that are no tensors; take over those of the model."""
+        self._plain = {
+            key: self.stored.plain(own)
             for key, own in self._keys.items()
-            if key.startswith(MODEL) and isinstance(self.stored.entries[own], BytesStorageMetadata)
+            if key.startswith((MODEL, STATE)) and isinstance(self.stored.entries[own], BytesStorageMetadata)
         }
+        plain = {key.removeprefix(MODEL): own for key, own in self._plain.items() if key.startswith(MODEL)}
         if plain:
             self.trained.root.load_state_dict(plain, strict=False)
 
@@ -507,15 +472,15 @@ class _Loading:
             keys = {name: f"{STATE}{prefix}{name}.{STEP}" for name in leaf.tables}
             read = {name: self._wanted[key].blocks for name, key in keys.items() if key in self._wanted}
             leaf.take_steps({name: float(step) for name, own in read.items() for _, step in own})
-        names = self.trained.parameter_names(prefix, leaf)
-        for parameter, state in self._states.get(id(leaf), {}).items():
-            if names[id(parameter)] in self._others:
-                continue
-            start = f"{STATE}{names[id(parameter)]}."
-            plain = {entry: self._plain_states.get(start + entry, value) for entry, value in state.items()}
-            own = {entry: value for entry, value in plain.items() if value is not None}
-            if own:
-                leaf.state[parameter] = own
+        for held in self.trained.held(prefix, leaf):
+            start = f"{STATE}{held.name}."
+            for own in () if held.name in self._others else held.blocks.values():
+                read = {
+                    entry: self._plain.get(start + entry, value) for entry, value in self._states[own].items()
+                }
+                state = {entry: value for entry, value in read.items() if value is not None}
+                if state:
+                    leaf.state[own] = state
         groups = self._groups_of(prefix, leaf)
         if groups is not None and id(leaf) not in self._unfit_groups:
             leaf.take_groups(groups)

@@ -14,13 +14,14 @@ import math
 import pickle
 from collections import OrderedDict
 from collections.abc import Mapping
+from itertools import chain
 from pathlib import PurePosixPath
 from typing import Any
 
 import torch
 from attrs import asdict, field, frozen
 from torch.distributed.checkpoint import filesystem, metadata
-from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from shardwright.errors import CheckpointError
 from shardwright.runtime.checkpoint.files import StoredFile
@@ -86,7 +87,7 @@ def metadata_from(data: bytes, where: str) -> Metadata:
     _check(isinstance(read, Metadata), where, f"it holds a {type(read).__name__}")
     try:
         _check_metadata(read, where)
-    except (AttributeError, TypeError) as error:  # an object that was not given all of its values
+    except (AttributeError, TypeError, ValueError) as error:  # values that are missing, or of other forms
         raise CheckpointError(f"{where} is damaged: {error}") from error
     return read
 
@@ -97,44 +98,25 @@ def _check(is_right: bool, where: str, what: str) -> None:
 
 
 def _check_metadata(read: Metadata, where: str) -> None:
-    entries, stored = read.state_dict_metadata, read.storage_data
-    _check(isinstance(entries, dict) and isinstance(stored, dict), where, "entries or places are missing")
-    for key, entry in entries.items():
-        _check(isinstance(key, str), where, f"an entry is called {key!r}")
-        if isinstance(entry, TensorStorageMetadata):
-            _check_tensor(key, entry, where)
-        else:
-            _check(
-                isinstance(entry, metadata.BytesStorageMetadata),
-                where,
-                f"{key!r} is a {type(entry).__name__}",
-            )
-    for index, info in stored.items():
-        _check(isinstance(index, MetadataIndex), where, f"a place is called {index!r}")
-        _check_place(index.fqn, info, where)
+    for key, entry in read.state_dict_metadata.items():
+        is_right = isinstance(entry, metadata.BytesStorageMetadata) or _is_whole(entry)
+        _check(isinstance(key, str) and is_right, where, f"{key!r} is {entry!r}")
+    for index, info in read.storage_data.items():
+        name, place = info.relative_path, (info.offset, info.length)
+        is_name = isinstance(name, str) and name not in ("", ".", "..") and not {"/", "\\", "\0"} & set(name)
+        _check(is_name, where, f"{index.fqn!r} is in a file called {name!r}")
+        _check(_are_sizes(place), where, f"{index.fqn!r} is at {place!r}")
 
 
-def _check_tensor(key: str, entry: TensorStorageMetadata, where: str) -> None:
-    _check(_are_sizes(entry.size), where, f"{key!r} has the shape {entry.size!r}")
-    _check(isinstance(entry.properties.dtype, torch.dtype), where, f"{key!r} has no dtype")
-    _check(isinstance(entry.chunks, list), where, f"{key!r} has no chunks")
-    for chunk in entry.chunks:
-        is_inside = (
-            _are_sizes(chunk.offsets)
-            and _are_sizes(chunk.sizes)
-            and len(chunk.offsets) == len(chunk.sizes) == len(entry.size)
-            and all(o + n <= size for o, n, size in zip(chunk.offsets, chunk.sizes, entry.size, strict=True))
-        )
-        _check(is_inside, where, f"{key!r} {list(entry.size)} has the chunk {chunk!r}")
-    stored, wanted = sum(math.prod(chunk.sizes) for chunk in entry.chunks), math.prod(entry.size)
-    _check(stored == wanted, where, f"of {key!r} there are {stored} elements of {wanted}")
-
-
-def _check_place(key: str, info: Any, where: str) -> None:
-    name = getattr(info, "relative_path", None)
-    is_name = isinstance(name, str) and name not in ("", ".", "..") and not {"/", "\\", "\0"} & set(name)
-    _check(is_name, where, f"{key!r} is in a file called {name!r}")
-    _check(_are_sizes((info.offset, info.length)), where, f"{key!r} is at {info.offset!r}")
+def _is_whole(entry: TensorStorageMetadata) -> bool:
+    """True if the chunks of a tensor are within it, and have as many elements as it has."""
+    boxes = [(chunk.offsets, chunk.sizes) for chunk in entry.chunks]
+    return (
+        isinstance(entry.properties.dtype, torch.dtype)
+        and all(map(_are_sizes, (entry.size, *chain.from_iterable(boxes))))
+        and all(o + n <= size for box in boxes for o, n, size in zip(*box, entry.size, strict=True))
+        and sum(math.prod(sizes) for _, sizes in boxes) == math.prod(entry.size)
+    )
 
 
 def _are_sizes(values: Any) -> bool:

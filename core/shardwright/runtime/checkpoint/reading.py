@@ -216,14 +216,16 @@ class StoredCheckpoint:
             self.metadata: Metadata = self._reader.read_metadata()
             return
         self._read_manifest(self._files, dcp_only=dcp_only)
-        self.metadata = metadata_from(self._read_file(self._files, METADATA), self._files.path(METADATA))
+        self.metadata = metadata_from(
+            self._of(METADATA, lambda files: files.read(METADATA)), self._files.path(METADATA)
+        )
         for name in self.files:
             self._check_length(name)
 
     def _read_manifest(self, files: StoredFiles, *, dcp_only: bool) -> None:
         where = files.path(MANIFEST)
         if files.exists(MANIFEST):
-            self.manifest = Manifest.from_json(self._read_file(files, MANIFEST), where)
+            self.manifest = Manifest.from_json(self._of(MANIFEST, lambda files: files.read(MANIFEST)), where)
             self._check_file(METADATA)
         elif not dcp_only and files.exists(METADATA):
             raise CheckpointError(
@@ -232,12 +234,6 @@ class StoredCheckpoint:
                 "make a checkpoint of it by `shardwright checkpoint convert`",
                 subject=where,
             )
-
-    def _read_file(self, files: StoredFiles, name: str) -> bytes:
-        try:
-            return files.read(name)
-        except OSError as error:
-            raise CheckpointError(f"the checkpoint {self.path} cannot be read: {error}") from error
 
     @property
     def entries(self) -> Mapping[str, TensorStorageMetadata | BytesStorageMetadata]:

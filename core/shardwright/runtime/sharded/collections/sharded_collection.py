@@ -100,13 +100,7 @@ class ShardedCollection(nn.Module, ABC):
         engine = engine_of(inputs)
         self._meeting = Meeting(inputs.env, engine.name)
         self._take_engine(inputs, engine)
-        self.fused_optimizer = FusedOptimizer(
-            self._by_parameter(),
-            self.engine.rates,
-            self._meeting,
-            self.engine.kept,
-            self.engine.events,
-        )
+        self.fused_optimizer = FusedOptimizer(self._by_parameter(), engine, self._meeting)
         # A function of the module that it is called with: one that held it would keep it from being freed at once.
         self.register_load_state_dict_pre_hook(_meet_to_load)
         watch_data_parallel()
@@ -146,7 +140,7 @@ class ShardedCollection(nn.Module, ABC):
             engine: made for that, as the one after this module's own.
         """
         self._take_engine(inputs, engine)
-        self.fused_optimizer.rebind(self._by_parameter(), engine.rates, engine.kept, engine.events)
+        self.fused_optimizer.rebind(self._by_parameter(), engine)
 
     def tables_to_plan(self, path: str, compute_device: str) -> list[TableSpec]:
         """The specifications of its tables, to plan them again, with the optimizers that they were sharded with.

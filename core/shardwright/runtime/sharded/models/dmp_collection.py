@@ -135,9 +135,10 @@ class DMPCollection(DistributedModelParallel):
             collections = [child for child in self._sharded.values() if isinstance(child, ShardedCollection)]
             self._averaging = Averaging(env, collections)
             self._averaging.copy_from_first()
+        own = WeakMethod(self._sync_if_changed)  # collections must not hold their model
         for collection in collections:
-            collection.before_gathering(_called_weakly(WeakMethod(self._sync_if_changed)))
-        self.register_forward_pre_hook(_before_forward)
+            collection.before_gathering(lambda: call() if (call := own()) else None)
+        self.register_forward_pre_hook(lambda model, inputs: model._count_forward())
         if init_data_parallel:
             self.init_data_parallel()
 
@@ -172,21 +173,6 @@ class DMPCollection(DistributedModelParallel):
         """Average if a step was made since the last averaging, so that a state dict is one model; on every rank."""
         if self._num_since:
             self.sync()
-
-
-def _before_forward(model: nn.Module, inputs: Any) -> None:
-    cast(DMPCollection, model)._count_forward()
-
-
-def _called_weakly(method: WeakMethod[Any]) -> Any:
-    """Make a function that calls a method as long as its object lives: collections must not hold their model."""
-
-    def call() -> None:
-        own = method()
-        if own is not None:
-            own()
-
-    return call
 
 
 def _check_world(world_size: int | None, env: ShardingEnv2D) -> None:

@@ -19,7 +19,6 @@ from attrs import define, evolve, frozen
 from torch import Tensor
 
 from shardwright.errors import InvalidInputError, UnsupportedError
-from shardwright.planning.layouts.stored_rows import rows_between
 from shardwright.runtime.ranks.devices import is_host
 
 if TYPE_CHECKING:  # importing DCP takes a second, and only who saves or loads has it imported
@@ -37,41 +36,19 @@ _WHOLE = (
 
 
 @frozen(eq=False)
-class RowNumbers:
-    """Numbers of a run of a part's rows, made when they are written: int64 ``[count, 1]``.
-
-    Args:
-        rows: all rows of the part.
-        start: local row of the first.
-        count: number of rows.
-        num_rows: ``R``.
-    """
-
-    rows: Any
-    start: int
-    count: int
-    num_rows: int
-
-    def tensor(self) -> Tensor:
-        """The numbers."""
-        some = rows_between(self.rows, self.start, self.start + self.count, self.num_rows)
-        return torch.from_numpy(some).unsqueeze(1)
-
-
-@frozen(eq=False)
 class Piece:
     """A box of the whole tensor that is here.
 
     Args:
         offsets: first row and first column.
         sizes: rows and columns.
-        values: the elements, shared storage; or numbers to be made.
+        values: the elements, shared storage; or a function that makes them when they are written.
         is_written: this rank writes it; of copies one rank does.
     """
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
-    values: Tensor | RowNumbers
+    values: Tensor | Callable[[], Tensor]
     is_written: bool = True
 
     @property
@@ -132,7 +109,7 @@ class BlockedTensor(torch.Tensor):
     """
 
     _here: Sequence[Tensor]
-    _form: BlockForm
+    form: BlockForm
     _pieces: _Cut
 
     @staticmethod
@@ -147,24 +124,19 @@ class BlockedTensor(torch.Tensor):
         made: BlockedTensor = torch.Tensor._make_wrapper_subclass(
             _as_dtensor(), torch.Size(shape), dtype=dtype, device=device or torch.device("cpu")
         )
-        made._here, made._form, made._pieces = list(values), form, _Cut()
+        made._here, made.form, made._pieces = list(values), form, _Cut()
         return made
 
     @property
     def blocks(self) -> Sequence[tuple[Any, Tensor]]:
         """The blocks on this rank, each with its values."""
-        return list(zip(self._form.places, self._here, strict=True))
-
-    @property
-    def form(self) -> BlockForm:
-        """The relation of the blocks to the whole tensor."""
-        return self._form
+        return list(zip(self.form.places, self._here, strict=True))
 
     @property
     def pieces(self) -> Sequence[Piece]:
         """The blocks in pieces of bounded size."""
         if self._pieces.made is None:
-            self._pieces.made = list(self._form.pieces(self._here))
+            self._pieces.made = list(self.form.pieces(self._here))
         return self._pieces.made
 
     def full_tensor(self, *, grad_placements: Any = None) -> Tensor:
@@ -173,9 +145,9 @@ class BlockedTensor(torch.Tensor):
         Raises:
             DistributedError: a rank does not make it within the time-out.
         """
-        if self._form.whole is None:
+        if self.form.whole is None:
             raise UnsupportedError(f"{self!r} is a part of a checkpoint, which is not gathered")
-        return self._form.whole(self._here)
+        return self.form.whole(self._here)
 
     def with_form(self, form: BlockForm) -> BlockedTensor:
         """The same values, under another relation to the whole."""
@@ -190,7 +162,7 @@ class BlockedTensor(torch.Tensor):
         """
         values = [change(own) for own in self._here]
         return BlockedTensor(
-            self.shape, self.dtype, device or self.device, values, evolve(self._form, memory=None)
+            self.shape, self.dtype, device or self.device, values, evolve(self.form, memory=None)
         )
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
@@ -246,8 +218,8 @@ class BlockedTensor(torch.Tensor):
         from torch.distributed.checkpoint.metadata import MetadataIndex, TensorProperties
         from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
-        if self._form.no_writing:
-            raise UnsupportedError(self._form.no_writing)
+        if self.form.no_writing:
+            raise UnsupportedError(self.form.no_writing)
         properties = TensorProperties(dtype=self.dtype)
         return [
             WriteItem(
@@ -260,8 +232,8 @@ class BlockedTensor(torch.Tensor):
         ]
 
     def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
-        if self._form.no_reading:
-            raise UnsupportedError(self._form.no_reading)
+        if self.form.no_reading:
+            raise UnsupportedError(self.form.no_reading)
         return [piece.chunk for piece in self.pieces]
 
     def __get_tensor_shard__(self, index: MetadataIndex) -> Tensor:
@@ -269,7 +241,7 @@ class BlockedTensor(torch.Tensor):
         values = next((piece.values for piece in self.pieces if piece.offsets == offsets), None)
         if values is None:
             raise InvalidInputError(f"{index.fqn!r} has no piece at {list(offsets)} on this rank")
-        return values.tensor() if isinstance(values, RowNumbers) else values
+        return values if isinstance(values, Tensor) else values()
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]  # as torch documents it

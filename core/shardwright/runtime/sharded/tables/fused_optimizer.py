@@ -21,9 +21,7 @@ from shardwright.runtime.sharded.tables.blocked_tensor import (
     is_live,
     whole_tensor,
 )
-from shardwright.runtime.step.backward.kept_gradients import KeptUpdates
-from shardwright.runtime.step.backward.learning_rates import LearningRates
-from shardwright.runtime.step.step_events import StepEvents
+from shardwright.runtime.step.engine import CollectionEngine
 
 if TYPE_CHECKING:
     from shardwright.runtime.sharded.tables.sharded_table import ShardedTable
@@ -45,22 +43,18 @@ class FusedOptimizer(KeyedOptimizer):
 
     Args:
         tables: the module's tables by parameter name; those whose kernel fuses no optimizer are left out.
-        rates: learning rates of the module's local kernel groups.
+        engine: the engine that runs them: learning rates, kept gradients and events are its.
         meeting: meeting of the ranks before tables are gathered or loaded.
-        updates: the gradients that are kept for the step.
-        events: events of the collection.
     """
 
     def __init__(
         self,
         tables: Mapping[str, ShardedTable],
-        rates: LearningRates,
+        engine: CollectionEngine,
         meeting: Meeting,
-        updates: KeptUpdates,
-        events: StepEvents,
     ) -> None:
         self._tables = {name: table for name, table in tables.items() if table.is_fused}
-        self._rates, self._meeting, self._updates, self._events = rates, meeting, updates, events
+        self._engine, self._meeting = engine, meeting
         by_optimizer: dict[OptimizerSpec, list[str]] = {}
         for name, table in self._tables.items():
             assert table.state.table.optimizer is not None  # ShardedTable.is_fused
@@ -86,31 +80,22 @@ class FusedOptimizer(KeyedOptimizer):
         ]
         return "\n".join([f"{type(self).__name__}(", *lines, ")"])
 
-    def rebind(
-        self,
-        tables: Mapping[str, ShardedTable],
-        rates: LearningRates,
-        updates: KeptUpdates,
-        events: StepEvents,
-    ) -> None:
+    def rebind(self, tables: Mapping[str, ShardedTable], engine: CollectionEngine) -> None:
         """Go on as the optimizer of the same tables sharded otherwise; groups and learning rates stay.
 
         Args:
             tables: those of the module by parameter name; the fused ones are those that it had.
-            rates: learning rates of the module's local kernel groups.
-            updates: gradients that are kept for the step.
-            events: events of the collection.
+            engine: the engine that runs them now.
         """
         self._tables = {name: tables[name] for name in self._tables}
-        self._updates, self._events = updates, events
-        self._rates = rates
+        self._engine = engine
         assert isinstance(self.params, dict)  # as it was made
         self.params.update({name: table.representative() for name, table in self._tables.items()})
         for group, names in zip(self.param_groups, self._names_of, strict=True):
             # In place: a scheduler, or an optimizer that this is a part of, has the same group.
             group["params"][:] = self._parameters_of(names)
         self._applied = [float(group["lr"]) for group in self.param_groups]
-        rates.renew(dict(zip(self._specs, self._applied, strict=True)).get)
+        engine.rates.renew(dict(zip(self._specs, self._applied, strict=True)).get)
 
     def _parameters_of(self, names: Iterable[str]) -> list[Tensor]:
         """The parameters of all blocks of tables, as gradient scalers and clipping functions go through them."""
@@ -154,8 +139,8 @@ class FusedOptimizer(KeyedOptimizer):
         """
         loss = closure() if closure is not None else None
         self.apply_learning_rates()
-        self._events.steps()
-        self._updates.apply()
+        self._engine.events.steps()
+        self._engine.kept.apply()
         return loss
 
     def init_state(self, sparse_grad_parameter_names: Set[str] | None = None) -> None:
@@ -164,7 +149,7 @@ class FusedOptimizer(KeyedOptimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Hand changed learning rates to the kernels, and drop the gradients that are kept for the step."""
         self.apply_learning_rates()
-        self._events.drops()
+        self._engine.events.drops()
         for own in self._parameters_of(self._tables):
             own.grad = None
 
@@ -174,7 +159,7 @@ class FusedOptimizer(KeyedOptimizer):
             _check_fixed(group, fixed)
         rates = [float(group["lr"]) for group in self.param_groups]
         if rates != self._applied:
-            self._rates.set(dict(zip(self._specs, rates, strict=True)).get)
+            self._engine.rates.set(dict(zip(self._specs, rates, strict=True)).get)
             self._applied = rates
 
     def _columns_of_states(self) -> Mapping[str, Mapping[str, int]]:

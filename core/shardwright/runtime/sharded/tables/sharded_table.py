@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -36,6 +36,7 @@ class ShardedTable(nn.Module):
     Attributes:
         is_fused: its kernel runs the optimizer, in the backward pass or in ``optimizer.step()``.
         in_step: its kernel runs it in ``optimizer.step()``.
+        row_state: names of what the kernel knows of each row.
     """
 
     def __init__(
@@ -47,10 +48,10 @@ class ShardedTable(nn.Module):
         self._lookups, self._has_part_of_rows = lookups, False
         update = state.table.update if self.is_fused else ""
         self._part = Part(state.table.describe(), env, events, state.cut_dims, update)
-        self._row_state = kernel_of(state.sharding.compute_kernel).row_state
+        self.row_state = kernel_of(state.sharding.compute_kernel).row_state
         # What state dicts have is an attribute on every rank: torch.distributed.checkpoint looks for each key.
         self.register_parameter("weight", None)
-        for name in self._row_state:
+        for name in self.row_state:
             if not hasattr(self, name):
                 self.register_buffer(name, None)
         is_sharded = not state.table.is_frozen and (self.is_fused or state.is_parted)
@@ -116,7 +117,7 @@ class ShardedTable(nn.Module):
     @property
     def keeps_rows(self) -> bool:
         """True if the kernel's state includes the ids of its rows, beside their weights."""
-        return bool(self._row_state)
+        return bool(self.row_state)
 
     def weight_of(self, local: LocalBlock) -> Tensor:
         """The weights of a local block, shared storage."""
@@ -179,23 +180,18 @@ class ShardedTable(nn.Module):
         # Blocks stay where the plan put them; to(), cuda() and half() of a model must not tear them from the kernels.
         return self
 
-    def row_state_of(self, name: str) -> Callable[[LocalBlock], Tensor]:
-        """The function that gives a local block's values of one of the kernel's ``row_state``."""
-        return lambda local: self.lookup_of(local).row_state(local.index)[name]
-
-    @property
-    def row_state(self) -> Sequence[str]:
-        """The names of what the kernel knows of each row."""
-        return self._row_state
-
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         destination.update({prefix + name: self.state.shown(value) for name, value in self.entries().items()})
 
     def entries(self) -> dict[str, BlockedTensor]:
         """The entries of the state dict by name, as this rank's blocks of them."""
         row_state = {
-            name: self.state.tensor(self.row_state_of(name), columns=1, dtype=torch.int64)
-            for name in self._row_state
+            name: self.state.tensor(
+                lambda local, name=name: self.lookup_of(local).row_state(local.index)[name],  # type: ignore[misc]
+                columns=1,
+                dtype=torch.int64,
+            )
+            for name in self.row_state
         }
         return {"weight": self.state.rows(self.weight_of), **row_state}
 
@@ -209,7 +205,7 @@ class ShardedTable(nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        wanted = ["weight", *self._row_state]
+        wanted = ["weight", *self.row_state]
         known = [prefix + name for name in wanted]
         unexpected_keys += [name for name in state_dict if name.startswith(prefix) and name not in known]
         missing = [name for name in known if name not in state_dict]
@@ -230,11 +226,11 @@ class ShardedTable(nn.Module):
     def _take(self, given: Mapping[str, Tensor]) -> None:
         """Take over the entries of a state dict, whole or in blocks of any layout."""
         own = self.state.rows(self.weight_of)
-        if is_live(given["weight"], own) or (not self._row_state and copied_blocks(own, given["weight"])):
+        if is_live(given["weight"], own) or (not self.row_state and copied_blocks(own, given["weight"])):
             return
         tables = {name: whole_tensor(value) for name, value in given.items()}
         self._has_part_of_rows = False
-        row_state = {name: tables[name] for name in self._row_state}
+        row_state = {name: tables[name] for name in self.row_state}
         if row_state:
             for local in self.state.local:
                 self.lookup_of(local).load_rows(local.index, row_state)

@@ -9,7 +9,8 @@ Legend: R rows of a table, D its columns; C columns of a value that a state keep
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +22,7 @@ from shardwright.contracts.row_format import FloatRows, RowFormat
 from shardwright.errors import InvalidInputError, UnsupportedError
 from shardwright.planning.layouts.layout import Block
 from shardwright.planning.layouts.row_maps import RowMap
-from shardwright.planning.layouts.stored_rows import is_stored_by_index, runs_of
+from shardwright.planning.layouts.stored_rows import is_stored_by_index, rows_between, runs_of
 from shardwright.planning.plan.sharding import ParameterSharding
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.runtime.ranks.meeting import Meeting
@@ -30,7 +31,6 @@ from shardwright.runtime.sharded.tables.blocked_tensor import (
     BlockedTensor,
     BlockForm,
     Piece,
-    RowNumbers,
     own_storage,
 )
 from shardwright.runtime.step.kernel_groups import kernel_of, rows_of_parts
@@ -333,7 +333,7 @@ class TableState:
         rows, most = block.rows.rows, PIECE_BYTES // 8
         for start in range(0, block.num_rows, most):
             count = min(most, block.num_rows - start)
-            numbers = RowNumbers(rows, start, count, row_map.num_rows)
+            numbers = partial(_row_numbers, rows, start, start + count, row_map.num_rows)
             yield Piece((first + start, 0), (count, 1), numbers, is_written)
 
     def _runs(self, block: Block, by_index: bool) -> Iterator[tuple[int, int, int]]:
@@ -413,6 +413,11 @@ class TableState:
 def _place(block: Block) -> tuple[int, int, int | None]:
     """Key of a block in its layout; layouts may make new block objects each time they are read."""
     return block.rows.index, block.columns.start, block.rank
+
+
+def _row_numbers(rows: Any, start: int, stop: int, num_rows: int) -> Tensor:
+    """Numbers of some of a part's rows, int64 ``[stop - start, 1]``."""
+    return torch.from_numpy(rows_between(rows, start, stop, num_rows)).unsqueeze(1)
 
 
 def _first_stored_row(row_map: RowMap, part: int) -> int:

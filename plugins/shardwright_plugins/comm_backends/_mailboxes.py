@@ -39,6 +39,7 @@ _HEADER = struct.Struct("2q")  # the number of the exchange, and the bytes that 
 _HEADER_BYTES = _HEADER.size
 _GAVE_UP, _LEFT = 1, 2  # a rank's state: an exchange failed there; it let go of its mailboxes
 _UNIT = 16  # messages begin at multiples, so that no header is cut in two
+_MOST_PADDED = _HEADER_BYTES + _UNIT - 1  # with it, bytes are rounded up to whole units
 _SPIN_S = 100e-6
 _ALIVE_S = 5e-3  # a longer wait looks whether the other process lives, which takes tens of microseconds
 _SHORTEST_NAP_S, _LONGEST_NAP_S, _LONGER = 20e-6, 1e-3, 1.2
@@ -70,7 +71,7 @@ class Ring:
     def put(self, exchange: int, message: memoryview) -> bool:
         """Write a message; false, and nothing is written, where there is no room."""
         size = len(message)
-        whole = -(-(_HEADER_BYTES + size) // _UNIT) * _UNIT
+        whole = (_MOST_PADDED + size) // _UNIT * _UNIT
         if self._place + whole - self._read[0] > self._size:
             return False
         start = self._place % self._size
@@ -99,7 +100,7 @@ class Ring:
 
     def skip(self) -> None:
         """Leave the next message unread."""
-        self._place += -(-(_HEADER_BYTES + self.header[1]) // _UNIT) * _UNIT
+        self._place += (_MOST_PADDED + self.header[1]) // _UNIT * _UNIT
         self._read[0] = self._place
 
     def take(self, exchange: int, target: memoryview) -> bool:
@@ -115,7 +116,7 @@ class Ring:
         else:
             at_end = self._size - start
             target[:at_end], target[at_end:] = self._room[start:], self._room[: size - at_end]
-        self._read[0] = self._place = place + -(-(_HEADER_BYTES + size) // _UNIT) * _UNIT
+        self._read[0] = self._place = place + (_MOST_PADDED + size) // _UNIT * _UNIT
         return True
 
 
@@ -249,7 +250,7 @@ class Mailboxes:
                 _check(source, size if sent == exchange else 0, len(target))
 
     def _wait(self, other: int, is_ready: Callable[[], bool], deadline: float) -> None:
-        """Return when it is ready, within time."""
+        """Return when it is ready, within time; ``is_ready`` is not asked again once it said so."""
         started = time.monotonic()
         while time.monotonic() - started < _SPIN_S:
             if is_ready():
@@ -258,7 +259,9 @@ class Mailboxes:
         nap = _SHORTEST_NAP_S
         while not is_ready():
             reason = self._reason_to_end(other, started, deadline)
-            if reason and not is_ready():  # it may have been sent meanwhile
+            if reason:
+                if is_ready():  # it may have been sent meanwhile
+                    return
                 self.give_up()
                 raise RuntimeError(reason)
             time.sleep(nap)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shardwright_plugins.comm_backends import _mailboxes
 from shardwright_plugins.comm_backends._mailboxes import (
     ALL_RINGS_BYTES,
     MESSAGES,
     RING_BYTES,
+    Mailboxes,
     Ring,
     ring_bytes,
 )
@@ -53,3 +56,13 @@ def test_ring_bytes_of_many_ranks_are_no_more_than_those_of_sixteen(world_size: 
 
 def test_ring_bytes_of_very_many_ranks_are_a_page() -> None:
     assert ring_bytes(100_000) // MESSAGES >= 512
+
+
+def test_message_that_finds_room_while_the_other_rank_ends_is_written_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_mailboxes, "_SPIN_S", 0.0)
+    monkeypatch.setattr(Mailboxes, "_reason_to_end", lambda *_: "its process has ended")
+    answers = iter([False, True])  # a third question, which would write it again, is an error
+    object.__new__(Mailboxes)._wait(1, lambda: next(answers), math.inf)
+    assert list(answers) == []

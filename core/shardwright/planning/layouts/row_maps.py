@@ -192,7 +192,7 @@ class RowsRange(RowMap):
     @classmethod
     def place(cls, maps: Sequence[RowMap], ids: Any, sizes: Sequence[int]) -> tuple[Any, Any]:  # noqa: D102
         rows = _one_number([row_map.block_rows for row_map in maps], ids, sizes)  # type: ignore[attr-defined]
-        parts = ids // rows
+        parts = ids.floor_divide(rows)
         return parts, ids - parts * rows
 
     def rows_of(self, part: int) -> slice:  # noqa: D102
@@ -234,7 +234,7 @@ class RowsModulo(RowMap):
     @classmethod
     def place(cls, maps: Sequence[RowMap], ids: Any, sizes: Sequence[int]) -> tuple[Any, Any]:  # noqa: D102
         parts = _one_number([row_map.parts for row_map in maps], ids, sizes)  # type: ignore[attr-defined]
-        rows = ids // parts
+        rows = ids.floor_divide(parts)
         return ids - rows * parts, rows
 
     def rows_of(self, part: int) -> slice:  # noqa: D102

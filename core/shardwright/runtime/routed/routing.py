@@ -240,8 +240,9 @@ class _BucketRouter(Router):
         readings = [plan.readings[place] for place in used]
         self._features = np.array([reading.feature for reading in readings], dtype=np.int64)
         # Only features that are parted are cut.
-        self._maps = [reading.row_map for reading in readings if reading.row_map is not None]
-        num_parts = np.array([row_map.num_parts for row_map in self._maps], dtype=np.int64)
+        maps = [reading.row_map for reading in readings if reading.row_map is not None]
+        self._by_class = [list(own) for _, own in groupby(maps, type)]
+        num_parts = np.array([row_map.num_parts for row_map in maps], dtype=np.int64)
         self._first_part = starts_of(num_parts)
         first = np.zeros(len(plan.readings), dtype=np.int64)
         first[used] = self._first_part
@@ -301,14 +302,18 @@ class _BucketRouter(Router):
 
     def _placed(self, ids: Tensor, sizes: Ints) -> tuple[Tensor, Tensor]:
         """Find the row of each id in its part, and its part, counted through all readings: ``[N]`` each."""
-        found, first, start = [], 0, 0
-        for _, own in groupby(self._maps, type):
-            maps = list(own)
-            counts = sizes[first : first + len(maps)]
-            stop = start + int(counts.sum())
-            found.append(maps[0].place(maps, ids[start:stop], counts.tolist()))
-            first, start = first + len(maps), stop
-        parts, rows = (own[0] if len(own) == 1 else torch.cat(own) for own in zip(*found, strict=True))
+        counts = sizes.tolist()
+        if len(self._by_class) == 1:
+            (maps,) = self._by_class
+            parts, rows = maps[0].place(maps, ids, counts)
+        else:
+            found, first, start = [], 0, 0
+            for maps in self._by_class:
+                own = counts[first : first + len(maps)]
+                first, stop = first + len(maps), start + sum(own)
+                found.append(maps[0].place(maps, ids[start:stop], own))
+                start = stop
+            parts, rows = map(torch.cat, zip(*found, strict=True))
         return rows, parts + repeated(self._first_part, sizes, ids.device)
 
     @abstractmethod

@@ -14,7 +14,6 @@ from functools import partial
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from attrs import evolve
 from torch import Tensor
 
@@ -36,6 +35,8 @@ from shardwright.runtime.step.segments import (
     take,
     total,
 )
+
+_SUM = 0  # of the modes of torch.embedding_bag
 
 
 class Section(ABC):
@@ -302,9 +303,11 @@ class RowsSection(Section):
         super().__init__(plan, kinds)
         assert self.kind.widths is not None  # the planner of groups puts slots of one width together
         self.widths = self.kind.widths
-        self.targets, self.gradient_targets = (
+        self.targets, gradient_targets = (
             _Targets(plan, self.slots.piece, gradient=own) for own in (False, True)
         )
+        is_same = np.array_equal(self.targets.of_slot, gradient_targets.of_slot)
+        self.gradient_targets = self.targets if is_same and len(set(self.widths)) == 1 else gradient_targets
         self.wire = wire_of(self.kind, self.widths)
 
 
@@ -368,7 +371,7 @@ class _BagsStep(_RowsStep):
     def outputs(self, received: Tensor) -> list[Tensor]:
         num_targets, width = self.section.targets.number, self.section.widths[0]
         num_rows = self._size * num_targets
-        rows = self._rows_of(self.section.targets)
+        self._rows = rows = self._rows_of(self.section.targets)
         # Sorted by output row; an embedding bag over the sorted order adds up the values of each row.
         order = order_of(rows, num_rows)
         num_bags = order.shape[0]
@@ -378,14 +381,16 @@ class _BagsStep(_RowsStep):
         else:
             offsets = torch.zeros(num_rows + 1, dtype=torch.int64, device=self._device)
             torch.cumsum(counts_of(rows, num_rows), 0, out=offsets[1:])
-            summed = F.embedding_bag(order, values, offsets, mode="sum", include_last_offset=True)
+            # As F.embedding_bag(mode="sum", include_last_offset=True) does after its checks.
+            summed, *_ = torch.embedding_bag(values, order, offsets, False, _SUM, False, None, True)
         return [summed.view(self._size, num_targets * width)]
 
     def gradients(self, gradients: Sequence[Tensor], room: Room | None = None) -> Tensor:
         targets, width = self.section.gradient_targets, self.section.widths[1]
         picked = self.section.pick(gradients[0].reshape(-1), self._size)
         rows = picked.view(self._size * targets.number, width)
-        return selected(rows, self._rows_of(targets), room)
+        is_same = targets is self.section.targets
+        return selected(rows, self._rows if is_same else self._rows_of(targets), room)
 
 
 class SequenceSection(RowsSection):

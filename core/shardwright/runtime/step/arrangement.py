@@ -124,6 +124,13 @@ def _runs(targets: Ints, sources: Ints) -> list[tuple[slice, slice]]:
     ]
 
 
+def _units_of(collection: Collection) -> tuple[int, Ints]:
+    """The greatest common divisor of all outputs' widths, and each output's width in such units."""
+    dims = np.array([output.dim for output in collection.outputs], dtype=np.int64)
+    unit = int(np.gcd.reduce(dims))
+    return unit, dims // unit
+
+
 class _Examples:
     """Rows of whole examples from those of features that have batch sizes of their own, and their gradients.
 
@@ -131,11 +138,9 @@ class _Examples:
     """
 
     def __init__(self, collection: Collection) -> None:
-        dims = np.array([output.dim for output in collection.outputs], dtype=np.int64)
-        self._unit = int(np.gcd.reduce(dims))
-        features = torch.tensor([output.feature for output in collection.outputs], device="cpu")
-        self._features = Constant(features.repeat_interleave(torch.from_numpy(dims // self._unit)))
-        self._num_units = int((dims // self._unit).sum())
+        self._unit, units = _units_of(collection)
+        features = np.array([output.feature for output in collection.outputs], dtype=np.int64)
+        self._features, self._num_units = Constant(features.repeat(units)), int(units.sum())
 
     def of(self, columns: Tensor, inverse: Tensor) -> Tensor:
         """Repeat the rows ``[B, C]`` of each feature for its examples: ``[E, C]``."""
@@ -165,9 +170,7 @@ class _Means:
     """
 
     def __init__(self, collection: Collection) -> None:
-        dims = np.array([output.dim for output in collection.outputs], dtype=np.int64)
-        self._unit = int(np.gcd.reduce(dims))
-        units = dims // self._unit
+        self._unit, units = _units_of(collection)
         of_output = [
             (output.feature, collection.tables[output.table].pooling is not PoolingType.MEAN)
             for output in collection.outputs

@@ -37,11 +37,9 @@ class LearningRates:
 
     def renew(self, rate_of: Callable[[OptimizerSpec], float | None]) -> None:
         """Give each lookup the rate of its optimizer, whatever it had: some may have been used before."""
-        rates = [None if spec is None else rate_of(spec) for spec in self._specs]
-        for lookup, rate in zip(self._lookups, rates, strict=True):
-            if rate is not None:
-                lookup.set_learning_rate(rate)
-        self.now = tuple(old if new is None else new for old, new in zip(self.now, rates, strict=True))
+        known, self.now = self.now, (None,) * len(self._lookups)
+        self.set(rate_of)
+        self.now = tuple(old if new is None else new for old, new in zip(known, self.now, strict=True))
 
     def exchanged(self, rates: Rates) -> Rates:
         """Give the lookups ``rates``, an earlier :attr:`now`, for the backward pass of its step; return the others."""

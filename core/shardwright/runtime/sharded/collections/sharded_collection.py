@@ -26,7 +26,7 @@ from shardwright.runtime.sharded.collections.sharded_module import ModuleSharder
 from shardwright.runtime.sharded.tables.data_parallel import watch_data_parallel
 from shardwright.runtime.sharded.tables.fused_optimizer import FusedOptimizer
 from shardwright.runtime.sharded.tables.initialization import initialize
-from shardwright.runtime.sharded.tables.same_weights import agree_on_weights, weights_of
+from shardwright.runtime.sharded.tables.same_weights import agree_on_weights
 from shardwright.runtime.sharded.tables.sharded_parameter import watch_steps
 from shardwright.runtime.sharded.tables.sharded_table import ShardedTable
 from shardwright.runtime.sharded.tables.table_state import LocalBlock, TableState
@@ -414,9 +414,9 @@ class CollectionSharder(ModuleSharder):
             inputs = ShardingInputs(unsharded, specs, params, env, place, self.input_checks, self)
             sharded = self.sharded_type(inputs)  # type: ignore[call-arg]
             weights = {
-                name: own
-                for name, own in weights_of(module).items()
-                if not params[name].layout.row_map.takes_any_id  # rows that no key has yet are nobody's
+                table.name: module.table_weight(table.name).detach()
+                for table in module.tables
+                if not params[table.name].layout.row_map.takes_any_id  # rows that no key has yet are nobody's
             }
             agree_on_weights(weights, env, place, sync=self.sync_module_states)
             sharded.take_weights(module)

@@ -116,7 +116,6 @@ class DMPCollection(DistributedModelParallel):
         with env.everyone.together("sharding the model"):
             sync_every = None if sync_every is None else checked_sync_every(sync_every)
             _check_world(world_size, env)
-            _check_plan(plan, env)
             # Otherwise some ranks would wait for others that go on.
             env.everyone.agree("averaging", {"sync_every": sync_every}, "Give every rank the same sync_every")
             super().__init__(
@@ -130,7 +129,6 @@ class DMPCollection(DistributedModelParallel):
                 update=update,
                 sync_module_states=sync_module_states,
             )
-            _check_plan(self.plan, env)
             self.sync_every, self._num_since = sync_every, 0
             collections = [child for child in self._sharded.values() if isinstance(child, ShardedCollection)]
             self._averaging = Averaging(env, collections)
@@ -142,8 +140,23 @@ class DMPCollection(DistributedModelParallel):
         if init_data_parallel:
             self.init_data_parallel()
 
-    def _check_new_plan(self, plan: ShardingPlan) -> None:
-        _check_plan(plan, cast(ShardingEnv2D, self.env))
+    def _check_plan(self, plan: ShardingPlan) -> None:
+        """Check that a plan is for one of the sharding groups, as far as its document says.
+
+        Raises:
+            PlanError: it is for another number of ranks, or of groups.
+        """
+        env, topology = cast(ShardingEnv2D, self.env), plan.document.get("topology", {})
+        size, planned = env.world_size, topology.get("world_size", env.world_size)
+        groups = topology.get("replicas", {}).get("num_groups")
+        has_others = groups is not None and (planned, groups) != (size, env.num_sharding_groups)
+        if planned > size or has_others:
+            others = f" in each of {groups} sharding groups" if groups else ""
+            raise PlanError(
+                f"the plan is for {planned} ranks{others}, the model for "
+                f"{env.num_sharding_groups} sharding groups of {size} ranks: plan with Topology(world_size="
+                f"{env.everyone.world_size}, ...).sharding_group({size})"
+            )
 
     @untraced
     def sync(self, include_optimizer_state: bool = True) -> None:
@@ -180,23 +193,4 @@ def _check_world(world_size: int | None, env: ShardingEnv2D) -> None:
         raise InvalidInputError(
             f"world_size is {world_size}; the process group has {env.everyone.world_size} ranks: leave it out, or give "
             "the process group of all ranks as global_pg"
-        )
-
-
-def _check_plan(plan: ShardingPlan | None, env: ShardingEnv2D) -> None:
-    """Check that a plan is for one of the sharding groups, as far as its document says.
-
-    Raises:
-        PlanError: it is for another number of ranks, or of groups.
-    """
-    topology = {} if plan is None else plan.document.get("topology", {})
-    size, planned = env.world_size, topology.get("world_size", env.world_size)
-    groups = topology.get("replicas", {}).get("num_groups")
-    has_others = groups is not None and (planned, groups) != (size, env.num_sharding_groups)
-    if planned > size or has_others:
-        others = f" in each of {groups} sharding groups" if groups else ""
-        raise PlanError(
-            f"the plan is for {planned} ranks{others}, the model for "
-            f"{env.num_sharding_groups} sharding groups of {size} ranks: plan with Topology(world_size="
-            f"{env.everyone.world_size}, ...).sharding_group({size})"
         )

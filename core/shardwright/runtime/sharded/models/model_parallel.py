@@ -194,7 +194,7 @@ class DistributedModelParallel(nn.Module):
         if sync_module_states:
             sharders = [sharder.syncing_module_states() for sharder in sharders]
         self.plan = self._make_plan(module, sharders) if plan is None else plan
-        _refuse_plan_of_group(self.plan, self.env)
+        self._check_plan(self.plan)
         self._model = self._shard(module, sharders)
         self._materialise()
         if init_data_parallel:
@@ -340,7 +340,7 @@ class DistributedModelParallel(nn.Module):
         from shardwright.runtime.sharded.resharding.reshard import modules_under, reshard
 
         with self.env.everyone.together("resharding the model"):
-            self._check_new_plan(plan)
+            self._check_plan(plan)
             resharded = reshard(
                 modules_under(plan, self._sharded),
                 self.env,
@@ -352,8 +352,20 @@ class DistributedModelParallel(nn.Module):
             leave_out_tables(self)  # the new blocks, should somebody else wrap it
         return resharded
 
-    def _check_new_plan(self, plan: ShardingPlan) -> None:
-        """Check that a plan is for the model's ranks, as far as its document says."""
+    def _check_plan(self, plan: ShardingPlan) -> None:
+        """Check that a plan for one of several sharding groups is not taken for all ranks.
+
+        Raises:
+            PlanError: it is for one of several groups, and these ranks are not a group of that size.
+        """
+        topology = plan.document.get("topology", {})
+        size, groups = topology.get("world_size"), topology.get("replicas", {}).get("num_groups", 1)
+        if groups > 1 and size != self.env.world_size:
+            raise PlanError(
+                f"the plan is for {size} ranks in each of {groups} sharding groups, and its tables would be on {size} "
+                f"of these {self.env.world_size} ranks: give it to DMPCollection(..., sharding_group_size={size}), or "
+                "plan with a Topology of all ranks without sharding_group()"
+            )
 
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
@@ -444,22 +456,6 @@ class DistributedModelParallel(nn.Module):
         """Map the model's own names to the attribute that they leave out, for ``torch.distributed.checkpoint``."""
         own = (self._model._modules, self._model._parameters, self._model._buffers)
         return {name: "_model" for names in own for name in names}
-
-
-def _refuse_plan_of_group(plan: ShardingPlan, env: ShardingEnv) -> None:
-    """Check that a plan for one of several sharding groups is not taken for all ranks.
-
-    Raises:
-        PlanError: it is for one of several groups, and these ranks are not a group of that size.
-    """
-    topology = plan.document.get("topology", {})
-    size, groups = topology.get("world_size"), topology.get("replicas", {}).get("num_groups", 1)
-    if groups > 1 and size != env.world_size:
-        raise PlanError(
-            f"the plan is for {size} ranks in each of {groups} sharding groups, and its tables would be on {size} of "
-            f"these {env.world_size} ranks: give it to DMPCollection(..., sharding_group_size={size}), or plan with a "
-            "Topology of all ranks without sharding_group()"
-        )
 
 
 def _refuse_wrapped(model: nn.Module, paths: Sequence[str]) -> None:

@@ -88,15 +88,10 @@ class EmbeddingShardingPlanner(TablePlanner):
             PlanningError: no plan fits; the text has the numbers and what would help.
         """
         from shardwright.runtime.ranks.devices import has_accelerator
-        from shardwright.runtime.sharded.models.dense_bytes import dense_bytes
 
-        topology, module, sharders = self._known_topology(), _root_of(module), _sharders_of(sharders)
-        return self._plan(
-            _tables_of(module, sharders, topology),
-            topology,
-            on_this_machine=any(map(has_accelerator, topology.device_types)),
-            dense=dense_bytes(module, sharders),
-        )
+        topology = self._known_topology()
+        here = any(map(has_accelerator, topology.device_types))
+        return self._plan_model(topology, module, sharders, self._new_watch(), on_this_machine=here)
 
     def collective_plan(
         self,
@@ -157,26 +152,27 @@ class EmbeddingShardingPlanner(TablePlanner):
     def _plan_for(
         self, env: Any, measured: Mapping[str, Any], module: Any, sharders: Sequence[Any] | None, watch: Watch
     ) -> ShardingPlan:
-        from shardwright.runtime.sharded.models.dense_bytes import dense_bytes
-
         topology = self._topology or _topology_of(env, measured)
         _check_ranks(topology, env)
-        module, sharders = _root_of(module), _sharders_of(sharders)
-        tables = _tables_of(module, sharders, topology)
-        return self._plan(
-            tables, topology, on_this_machine=True, dense=dense_bytes(module, sharders), watch=watch
-        )
+        return self._plan_model(topology, module, sharders, watch, on_this_machine=True)
 
+    def _plan_model(
+        self,
+        topology: Topology,
+        module: Any,
+        sharders: Sequence[Any] | None,
+        watch: Watch,
+        *,
+        on_this_machine: bool,
+    ) -> ShardingPlan:
+        from shardwright.runtime.sharded.collections.sharders import default_sharders
+        from shardwright.runtime.sharded.models.dense_bytes import dense_bytes
 
-def _root_of(module: Any) -> Any:
-    """The model inside one that has its sharding plan, as ``DistributedModelParallel``; any other as it is."""
-    return module.module if isinstance(getattr(module, "plan", None), ShardingPlan) else module
-
-
-def _sharders_of(sharders: Sequence[Any] | None) -> Sequence[Any]:
-    from shardwright.runtime.sharded.collections.sharders import default_sharders
-
-    return default_sharders() if sharders is None else sharders
+        if isinstance(getattr(module, "plan", None), ShardingPlan):  # as DistributedModelParallel
+            module = module.module
+        sharders = default_sharders() if sharders is None else sharders
+        tables, dense = _tables_of(module, sharders, topology), dense_bytes(module, sharders)
+        return self._plan(tables, topology, on_this_machine=on_this_machine, dense=dense, watch=watch)
 
 
 def _tables_of(module: Any, sharders: Sequence[Any], topology: Topology) -> tuple[TableSpec, ...]:

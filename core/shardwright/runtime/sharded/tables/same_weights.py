@@ -13,18 +13,12 @@ import torch
 from torch import Tensor
 
 from shardwright.contracts.comm_backend import Communicator
-from shardwright.modules.embedding_modules import TableCollection
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.sharded.tables.blocked_tensor import PIECE_BYTES
 from shardwright.runtime.step.buffers import ALIGNMENT
 
 _WORDS = 64
 """Words of 8 bytes that are added up to one before a checksum is taken: sums run at the speed of memory."""
-
-
-def weights_of(module: TableCollection) -> dict[str, Tensor]:
-    """The weights of a collection by table, in shared storage; of other forms than floats, the stored rows."""
-    return {table.name: module.table_weight(table.name).detach() for table in module.tables}
 
 
 def agree_on_weights(

@@ -366,22 +366,19 @@ class TableState:
             target: function that returns a local block's stored rows.
             rows_of: see :meth:`scatter`.
         """
-        if self.is_float:
-            self.scatter(whole, target, rows_of)
-            return
-        for local in self.local:
-            span = local.block.columns
-            own = self.row_format.columns(
-                whole[row_index(local.block)], self.table.embedding_dim, span.start, span.stop
-            )
-            with torch.no_grad():
-                target(local).copy_(own)
+
+        def packed(rows: Tensor, block: Block) -> Tensor:
+            span = block.columns
+            return self.row_format.columns(rows, self.table.embedding_dim, span.start, span.stop)
+
+        self.scatter(whole, target, rows_of, None if self.is_float else packed)
 
     def scatter(
         self,
         whole: Tensor,
         target: Callable[[LocalBlock], Tensor],
         rows_of: Callable[[LocalBlock], Tensor | None] = lambda local: None,
+        columns_of: Callable[[Tensor, Block], Tensor] | None = None,
     ) -> None:
         """Copy the local blocks' parts of ``whole [R, C]`` into their tensors; no collective.
 
@@ -390,24 +387,30 @@ class TableState:
             target: function that returns a local block's tensor ``[rows, C of the block]``.
             rows_of: function that returns the row of ``whole`` for each row of a block, -1 for none; if it returns
                 ``None``, the block's row map determines them.
+            columns_of: function that returns a block's columns of some rows; by default they are a slice.
 
         Raises:
             InvalidInputError: the shape is not the table's.
         """
         num_rows, dim = self.table.num_embeddings, self.table.embedding_dim
-        if tuple(whole.shape) not in ((num_rows, dim), (num_rows, 1)):
-            raise InvalidInputError(
-                f"table {self.table.describe()}: the tensor to load has shape {list(whole.shape)}"
-            )
-        columns = whole.shape[1]
+        if columns_of is None:
+            if tuple(whole.shape) not in ((num_rows, dim), (num_rows, 1)):
+                raise InvalidInputError(
+                    f"table {self.table.describe()}: the tensor to load has shape {list(whole.shape)}"
+                )
+            columns_of = _sliced
         for local in self.local:
-            rows, span = rows_of(local), _columns(local.block, columns)
+            rows = rows_of(local)
             with torch.no_grad():
                 if rows is None:
-                    target(local).copy_(whole[row_index(local.block), span])
+                    target(local).copy_(columns_of(whole[row_index(local.block)], local.block))
                 else:
                     own, here = target(local), rows >= 0
-                    own[here] = whole[rows[here], span].to(own.device, own.dtype)
+                    own[here] = columns_of(whole[rows[here]], local.block).to(own.device, own.dtype)
+
+
+def _sliced(rows: Tensor, block: Block) -> Tensor:
+    return rows[:, _columns(block, rows.shape[1])]
 
 
 def _place(block: Block) -> tuple[int, int, int | None]:

@@ -64,6 +64,23 @@ NAMES = (
     "DataType",
     "PoolingType",
     "Replicas",
+    "CheckedPlan",
+    "PlanDifference",
+    "Explanation",
+    "ShardMetadata",
+    "Replicate",
+    "BlockRun",
+    "ShardwrightError",
+    "InvalidInputError",
+    "UnknownPluginError",
+    "CheckpointError",
+    "PlanError",
+    "StoredCheckpoint",
+    "StoredTensor",
+    "SavedCheckpoint",
+    "LoadedCheckpoint",
+    "PrefetchTrainPipelineSparseDist",
+    "Progress",
 )
 
 

@@ -42,6 +42,17 @@ class ShardwrightError(Exception):
         subject: see above.
         asked: see above.
         possible: see above.
+
+    Example:
+        >>> import shardwright as sw
+        >>> planner = sw.EmbeddingShardingPlanner(
+        ...     sw.Topology(2, "cuda"), constraints={"itme": sw.ParameterConstraints(ranks=0)}
+        ... )
+        >>> try:
+        ...     planner.plan_tables([sw.TableSpec("item", 100, 8, ["item"])])
+        ... except sw.ShardwrightError as error:
+        ...     print(type(error).__name__)
+        UnknownNameError
     """
 
     def __init__(
@@ -57,7 +68,16 @@ class ShardwrightError(Exception):
 
 
 class InvalidInputError(ShardwrightError, ValueError):
-    """A value given by the caller is wrong."""
+    """A value given by the caller is wrong.
+
+    Example:
+        >>> import shardwright as sw
+        >>> try:
+        ...     sw.EmbeddingBagConfig(100, -8, "item")
+        ... except sw.InvalidInputError as error:
+        ...     print(isinstance(error, ValueError))
+        True
+    """
 
 
 class IdRangeError(InvalidInputError, IndexError):
@@ -82,7 +102,17 @@ class UnknownNameError(ShardwrightError, KeyError):
 
 
 class UnknownPluginError(UnknownNameError):
-    """No loaded plugin offers something under this name."""
+    """No loaded plugin offers something under this name.
+
+    Example:
+        >>> import shardwright as sw
+        >>> planner = sw.EmbeddingShardingPlanner(sw.Topology(2, "cuda"), estimator="rofline")
+        >>> try:
+        ...     planner.plan_tables([sw.TableSpec("item", 100, 8, ["item"])])
+        ... except sw.UnknownPluginError as error:
+        ...     print("roofline" in str(error))
+        True
+    """
 
 
 class DuplicateNameError(ShardwrightError, ValueError):
@@ -98,7 +128,16 @@ class PluginMismatchError(ShardwrightError, RuntimeError):
 
 
 class PlanError(ShardwrightError, ValueError):
-    """A plan document is malformed, or does not fit the module or the topology it is used with."""
+    """A plan document is malformed, or does not fit the module or the topology it is used with.
+
+    Example:
+        >>> import shardwright as sw
+        >>> try:
+        ...     sw.ShardingPlan.from_json("{}")
+        ... except sw.PlanError as error:
+        ...     print(isinstance(error, ValueError))
+        True
+    """
 
 
 class PlanningError(ShardwrightError, RuntimeError):
@@ -125,7 +164,18 @@ class UnsupportedError(ShardwrightError, NotImplementedError):
 
 
 class CheckpointError(ShardwrightError, RuntimeError):
-    """A checkpoint cannot be written or read, is damaged, or does not fit the model."""
+    """A checkpoint cannot be written or read, is damaged, or does not fit the model.
+
+    Example:
+        >>> import shardwright as sw
+        >>> bags = sw.EmbeddingBagCollection([sw.EmbeddingBagConfig(100, 8, "item", feature_names=["item"])])
+        >>> model = sw.DistributedModelParallel(bags, env=sw.ShardingEnv.local(device_type="cpu"))
+        >>> try:
+        ...     sw.load_checkpoint("no_such_folder", model)
+        ... except sw.CheckpointError as error:
+        ...     print("no_such_folder" in str(error))
+        True
+    """
 
 
 class DistributedError(ShardwrightError, RuntimeError):

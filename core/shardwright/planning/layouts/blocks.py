@@ -126,6 +126,11 @@ class BlockRun:
 
     Raises:
         InvalidInputError: the row map has fewer parts; what a :class:`Block` raises.
+
+    Example:
+        >>> import shardwright as sw
+        >>> rows = sw.RowsRange(10, parts=4)
+        >>> layout = sw.Layout([sw.BlockRun(rows, sw.ColumnRange(0, 8), count=4, rank=0)])
     """
 
     row_map: RowMap

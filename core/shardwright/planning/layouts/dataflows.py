@@ -79,6 +79,15 @@ class Replicate(Dataflow):
     """Every rank has a copy and looks up its own batch; updates are synchronised in the backward pass.
 
     A layout lists the copies: one block of all rows and columns for each rank.
+
+    Example:
+        >>> import shardwright as sw
+        >>> rows, columns = sw.RowsRange(10), sw.ColumnRange(0, 8)
+        >>> layout = sw.Layout(
+        ...     [sw.BlockRun(rows, columns, count=4, is_copied=True, rank=0)], dataflow=sw.Replicate()
+        ... )
+        >>> layout.dataflow.name
+        'replicate'
     """
 
     name: ClassVar[str] = "replicate"

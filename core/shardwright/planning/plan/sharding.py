@@ -38,6 +38,14 @@ class ShardMetadata:
     """One shard: its offsets and sizes in the table ``[rows, columns]``, and its place (``"rank:0/cpu"``).
 
     For row maps that are no ranges, ``shard_offsets[0]`` is 0 and ``shard_sizes[0]`` counts the part's rows.
+
+    Example:
+        >>> import shardwright as sw
+        >>> planner = sw.EmbeddingShardingPlanner(sw.Topology(2, "cuda"), batch_size=512)
+        >>> plan = planner.plan_tables([sw.TableSpec("user", 1_000_000, 64, ["user"])])
+        >>> shard = plan.plan[""]["user"].sharding_spec.shards[0]
+        >>> shard.shard_offsets
+        [0, 0]
     """
 
     shard_offsets: list[int]

@@ -34,6 +34,14 @@ class CheckedPlan:
         misstatements: those of them that are of the document's numbers alone; :func:`restate` puts them right.
         value_ms: the objective as added up again; ``None`` if it could not be.
         lower_bound_ms: bound that is proven again: no plan takes less; 0 if nothing is proven.
+
+    Example:
+        >>> import shardwright as sw
+        >>> planner = sw.EmbeddingShardingPlanner(sw.Topology(2, "cuda"), batch_size=512)
+        >>> plan = planner.plan_tables([sw.TableSpec("user", 1_000_000, 64, ["user"])])
+        >>> checked = sw.check_plan(sw.ShardingPlan.from_json(plan.to_json()))
+        >>> checked.problems, checked.lower_bound_ms <= checked.value_ms
+        ([], True)
     """
 
     problems: list[str] = field(factory=list)

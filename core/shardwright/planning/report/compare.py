@@ -69,6 +69,14 @@ class PlanDifference:
             here, what its document says.
         stated_ms: objective that each plan's document states instead, where it is another.
         moves: bytes that a resharding sends, weights and optimizer states, and its time by the model.
+
+    Example:
+        >>> import shardwright as sw
+        >>> planner = sw.EmbeddingShardingPlanner(sw.Topology(2, "cuda"), batch_size=512)
+        >>> plan = planner.plan_tables([sw.TableSpec("user", 1_000_000, 64, ["user"])])
+        >>> difference = sw.compare_plans(plan, plan)
+        >>> len(difference.changes), difference.num_equal
+        (0, 1)
     """
 
     changes: tuple[TableChange, ...]

@@ -65,6 +65,14 @@ class Explanation:
         chosen: its option in the plan.
         others: the other options, those first that would make the best plans.
         refusals: refused sharding types and kernels, with reasons.
+
+    Example:
+        >>> import shardwright as sw
+        >>> planner = sw.EmbeddingShardingPlanner(sw.Topology(2, "cuda"), batch_size=512)
+        >>> plan = planner.plan_tables([sw.TableSpec("user", 1_000_000, 64, ["user"])])
+        >>> explanation = sw.explain_table(sw.ShardingPlan.from_json(plan.to_json()), "user")
+        >>> explanation.table.name, len(explanation.others) > 0
+        ('user', True)
     """
 
     table: TableSpec

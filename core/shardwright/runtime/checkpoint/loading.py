@@ -66,6 +66,16 @@ class LoadedCheckpoint:
         plan: plan document of the model that was saved.
         missing_keys: names that the model has and the checkpoint has not; only if not strict.
         unexpected_keys: names that the checkpoint has and the model has not; only if not strict.
+
+    Example:
+        >>> import tempfile, shardwright as sw
+        >>> bags = sw.EmbeddingBagCollection([sw.EmbeddingBagConfig(100, 8, "item", feature_names=["item"])])
+        >>> model = sw.DistributedModelParallel(bags, env=sw.ShardingEnv.local(device_type="cpu"))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     saved = sw.save_checkpoint(folder, model, step=1, extra={"epoch": 3})
+        ...     loaded = sw.load_checkpoint(folder, model)
+        >>> loaded.step, loaded.extra
+        (1, {'epoch': 3})
     """
 
     path: Any

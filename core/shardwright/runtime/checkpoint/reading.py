@@ -155,6 +155,17 @@ class StoredTensor:
         shape: its shape.
         dtype: dtype of its elements.
         read: function that fills a tensor with its rows from a number on: ``read(rows, start)``.
+
+    Example:
+        >>> import tempfile, shardwright as sw
+        >>> bags = sw.EmbeddingBagCollection([sw.EmbeddingBagConfig(100, 8, "item", feature_names=["item"])])
+        >>> model = sw.DistributedModelParallel(bags, env=sw.ShardingEnv.local(device_type="cpu"))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     saved = sw.save_checkpoint(folder, model, step=1)
+        ...     rows = torch.empty(10, 8)  # rows 20 to 29
+        ...     sw.open_checkpoint(folder).tensor("model.embedding_bags.item.weight").read(rows, 20)
+        >>> torch.equal(rows, model.state_dict()["embedding_bags.item.weight"][20:30])
+        True
     """
 
     shape: tuple[int, ...]
@@ -205,6 +216,16 @@ class StoredCheckpoint:
 
     Raises:
         CheckpointError: it is damaged, or there is none.
+
+    Example:
+        >>> import tempfile, shardwright as sw
+        >>> bags = sw.EmbeddingBagCollection([sw.EmbeddingBagConfig(100, 8, "item", feature_names=["item"])])
+        >>> model = sw.DistributedModelParallel(bags, env=sw.ShardingEnv.local(device_type="cpu"))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     saved = sw.save_checkpoint(folder, model, step=1)
+        ...     rows = sw.open_checkpoint(folder).tensor("model.embedding_bags.item.weight")
+        >>> rows.shape
+        (100, 8)
     """
 
     def __init__(self, source: Path | StorageReader, *, dcp_only: bool = False) -> None:

@@ -60,6 +60,15 @@ class SavedCheckpoint:
     Args:
         path: its folder, or the checkpoint_id of a storage writer.
         step: number of the training step.
+
+    Example:
+        >>> import tempfile, shardwright as sw
+        >>> bags = sw.EmbeddingBagCollection([sw.EmbeddingBagConfig(100, 8, "item", feature_names=["item"])])
+        >>> model = sw.DistributedModelParallel(bags, env=sw.ShardingEnv.local(device_type="cpu"))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     saved = sw.save_checkpoint(folder, model, step=1, asynchronous=True).wait()
+        >>> saved.step
+        1
     """
 
     path: Any

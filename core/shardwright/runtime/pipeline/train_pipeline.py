@@ -314,6 +314,11 @@ class PrefetchTrainPipelineSparseDist(_ListedPipeline[In, Out]):
 
     It serves compute kernels that have rows elsewhere than where they compute, and prefetch. With others it is the
     same as :class:`TrainPipelineSparseDist`.
+
+    Example:
+        >>> import shardwright as sw
+        >>> [stage.name for stage in sw.PrefetchTrainPipelineSparseDist.stages()][:4]
+        ['copy to device', 'exchange headers', 'exchange ids', 'prefetch']
     """
 
     @staticmethod

@@ -28,6 +28,7 @@ ONE_PROCESS = {
     "mixed_precision.py": RECIPES,
     "frozen.py": RECIPES,
     "weights_only.py": RECIPES,
+    "schedule.py": RECIPES,
     "proof.py": readme.CORE_DOCS / "proofs.md",
 }
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -56,7 +57,7 @@ def test_pages_have_no_program_that_is_not_run() -> None:
         "save_and_load.md": ["checkpoint.py"],
         "parquet.md": ["parquet.py"],
         "launch.md": ["ray_train.py"],
-        "recipes.md": ["mixed_precision.py", "frozen.py", "weights_only.py", "fsdp.py"],
+        "recipes.md": ["mixed_precision.py", "frozen.py", "schedule.py", "weights_only.py", "fsdp.py"],
         "track_training.md": ["track.py"],
         "read_a_plan.md": ["report.py"],
     }

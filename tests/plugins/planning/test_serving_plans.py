@@ -134,7 +134,7 @@ def test_training_does_not_copy_what_serving_does():
 
 def test_serving_refuses_replicas_that_are_averaged():
     group = Topology(8, "cpu", local_world_size=4).sharding_group(4)
-    with pytest.raises(InvalidInputError, match="nobody updates"):
+    with pytest.raises(InvalidInputError):
         planner(group)
 
 

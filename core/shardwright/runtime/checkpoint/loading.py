@@ -78,7 +78,7 @@ class LoadedCheckpoint:
         (1, {'epoch': 3})
     """
 
-    path: Any
+    path: Path | str
     step: int | None = None
     extra: Mapping[str, Any] = field(factory=dict)
     extras: Sequence[Mapping[str, Any]] = ()

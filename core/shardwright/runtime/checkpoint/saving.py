@@ -71,7 +71,7 @@ class SavedCheckpoint:
         1
     """
 
-    path: Any
+    path: Path | str
     step: int
     _work: Future[None]
 

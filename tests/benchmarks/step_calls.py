@@ -18,7 +18,7 @@ import typer
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.distributed import call_workers
+from tests.distributed.steps import call_workers
 
 from shardwright_testing.ranks import RankPool
 

@@ -85,6 +85,8 @@ class Constant:
 
     def on(self, device: torch.device) -> Tensor:
         """The values on a device, for its current stream."""
+        if is_host(device):
+            return self.values
         key = stream_key(device)
         if key not in self._sent:
             self._sent[key] = sent_to(device, self.values)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.distributed import call_workers
+from tests.distributed.steps import call_workers
 
 from shardwright_testing.ranks import RankPool
 

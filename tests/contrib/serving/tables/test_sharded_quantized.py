@@ -228,7 +228,10 @@ def test_other_rows_on_one_rank_are_refused_or_the_first_ranks(kind: str) -> Non
         model = torch.nn.Sequential((own, other)[env.rank])
         return sw.DistributedModelParallel(model, env=env, plan=plan, device="cpu", sync_module_states=sync)
 
-    with pytest.raises(sw.errors.DistributedError, match=r"table 'b' is rank 0: checksum .*; rank 1: checksum .* .1 of 3 differ"):
+    with pytest.raises(
+        sw.errors.DistributedError,
+        match=r"table 'b' is rank 0: checksum .*; rank 1: checksum .* .1 of 3 differ",
+    ):
         run_simulated(lambda env: built(env, sync=False), 2)
     expected = dict(torch.nn.Sequential(own).state_dict())
     for state in run_simulated(lambda env: built(env, sync=True).full_state_dict(), 2):

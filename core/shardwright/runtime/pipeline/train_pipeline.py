@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -46,33 +46,6 @@ from shardwright.runtime.pipeline.stages import (
 
 In = TypeVar("In")
 Out = TypeVar("Out")
-
-
-class _ForwardPass:
-    """The part of a step that fails on all ranks or on none.
-
-    Args:
-        forward: context of the forward pass.
-
-    Attributes:
-        is_made: all ranks made the forward pass.
-    """
-
-    def __init__(self, forward: AbstractContextManager[None]) -> None:
-        self._stack, self._forward = ExitStack(), forward
-        self.is_made = False
-
-    def __enter__(self) -> None:
-        self._stack.enter_context(self._forward)
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        self._stack.__exit__(kind, error, trace)
-        self.is_made = self.is_made or kind is None
-
-    def reach(self) -> None:
-        """End the forward pass, on all ranks; once."""
-        self._stack.close()
-        self.is_made = True
 
 
 class StagedPipeline(ABC, Generic[In, Out]):
@@ -144,14 +117,19 @@ class StagedPipeline(ABC, Generic[In, Out]):
                 "checkpoint and call reset() on all ranks"
             ) from self._closed_by
         step = self._batches.take(dataloader_iter)
-        forward_pass, is_training = _ForwardPass(self._batches.forward(dataloader_iter)), self._model.training
+        is_training = self._model.training
+        errors: list[
+            type[BaseException] | None
+        ] = []  # of the forward pass, which all ranks made if it is ``None``
         try:
-            with forward_pass, step.during(agree=forward_pass.reach):
+            with ExitStack() as forward_pass, step.during(agree=forward_pass.close):
+                forward_pass.push(lambda kind, *_: errors.append(kind))
+                forward_pass.enter_context(self._batches.forward(dataloader_iter))
                 self._run(FORWARD, step)
             if is_training:
                 self._run(UPDATE, step)
         except BaseException as error:
-            if forward_pass.is_made and is_training:
+            if errors == [None] and is_training:
                 self._closed_by = error
             raise
         output: Out = step.output

@@ -1,6 +1,6 @@
 """Plans for serving by estimated and by measured latency: real ranks over gloo, one thread each, lookups only.
 
-    python -m tests.benchmarks.serving_plans [--data-type INT8] [--rounds 5] [--batches 20]
+    python -m tests.benchmarks.serving.plans [--data-type INT8] [--rounds 5] [--batches 20]
 
 Each plan is that of the planner under other constraints. All plans of a round are timed in turn; of each the least time
 of all rounds is kept. A batch's time is that of the slower rank, from a barrier to the last result.

@@ -59,6 +59,18 @@ def test_truth_measures_different_plans_each_as_often_as_asked(run: tuple[Path, 
         assert sum(entry["tables"].values()) == 4
 
 
+def test_truth_measures_the_phases_that_estimators_price_and_they_are_the_step(
+    run: tuple[Path, dict],
+) -> None:
+    for entry in run[1]["workloads"][0]["plans"]:
+        for measured in entry["runs"]:
+            phases = measured["phases_ms"]
+            assert set(phases) >= set(entry["predicted"]["roofline"]["phases_ms"])
+            assert min(phases.values()) > 0
+            # Medians of parts are not parts of the median; what kernels do at once on two ranks counts twice.
+            assert 0.5 < sum(phases.values()) / measured["step_ms"] < 2
+
+
 def test_truth_predicts_what_the_plan_says_of_itself(run: tuple[Path, dict]) -> None:
     for name in ("torchrec", "roofline"):
         own = next(entry for entry in run[1]["workloads"][0]["plans"] if name in entry["chosen_by"])

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import platform
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -126,3 +129,28 @@ def test_truth_of_tables_that_are_not_pooled_is_refused() -> None:
     tables = [{**WORKLOAD["tables"][0], "pooling": "NONE"}]
     with pytest.raises(UnsupportedError):
         running.measure(None, {**WORKLOAD, "tables": tables}, running.TruthSettings(("torchrec",)))
+
+
+_FAULTS = """
+import resource
+import numpy as np
+from shardwright_plugins.commands.bench.truth.phases import keep_memory
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(10):
+        np.empty(40 << 20, dtype=np.uint8).fill(1)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+given_back = faults()
+keep_memory()
+faults()  # takes it once more
+print(given_back, faults())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="mallopt is glibc's")
+def test_memory_of_steps_is_kept_by_the_allocator() -> None:
+    done = subprocess.run([sys.executable, "-c", _FAULTS], capture_output=True, text=True, check=True)
+    given_back, kept = map(int, done.stdout.split())
+    assert kept < given_back / 100

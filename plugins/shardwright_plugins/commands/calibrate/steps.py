@@ -155,7 +155,7 @@ def amounts_of_ranks(loads: Sequence[Mapping[str, Floats]]) -> dict[str, Floats]
 
 
 def alone(loads: Sequence[Mapping[str, Floats]], kernel: Mapping[str, float], names: Sequence[str]) -> Floats:
-    """What a kernel takes for the work of the slowest rank where it is measured alone, ms: ``[E]``.
+    """Time that a kernel takes alone for the work of the slowest rank, ms: ``[E]``.
 
     Args:
         loads: the amounts of experiments.

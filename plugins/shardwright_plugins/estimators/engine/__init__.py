@@ -92,7 +92,7 @@ class Engine(Estimator):
         }
 
     def _regrouped(self, options: Options, topology: Topology) -> Floats:
-        """What it costs that a table's kernel is not the first that the machine's document has, ms: ``[S]``."""
+        """Cost of a kernel other than the first that the machine's document has, ms: ``[S]``."""
         first = next(iter(self.machine.kernels))
         is_other = np.array([kernel.name != first for kernel in options.compute_kernels], dtype=bool)
         work = StepWork(options, topology, self.machine.cache_bytes)

@@ -23,7 +23,7 @@ WHOLE, CUT, COPY = range(3)
 
 @frozen(eq=False, slots=False)
 class Mixing:
-    """What it costs that tables are of several kinds.
+    """Cost of tables of several kinds.
 
     Args:
         options: the options of all tables.

@@ -92,7 +92,7 @@ def fit_phases(
 
     Args:
         loads: amounts of each experiment on each rank.
-        runs: what was measured of them.
+        runs: times of each experiment.
         kernel: constants of the kernel that all had.
 
     Returns:

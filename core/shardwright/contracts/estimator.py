@@ -82,13 +82,21 @@ class Estimator(ABC, metaclass=OpenNames):
         """True if it may be taken unasked for such ranks; for all by default."""
         return True
 
-    def step_ms(self, phases: Mapping[str, npt.NDArray[np.float64]], topology: Topology) -> float:
+    def step_ms(
+        self,
+        phases: Mapping[str, npt.NDArray[np.float64]],
+        options: Options,
+        chosen: npt.NDArray[np.int64],
+        topology: Topology,
+    ) -> float:
         """Compute the time of a step, ms, where phases overlap, wait for all ranks, or are not all that there is.
 
         Plans minimise the largest rank's sum, which a search can prove; this is what to hold against a clock.
 
         Args:
             phases: phase -> milliseconds of each rank, ``[W]``.
+            options: the options of all tables.
+            chosen: the option of each of ``options.all_tables``, ``[A]``.
             topology: the ranks.
 
         Returns:

@@ -18,6 +18,7 @@ from shardwright.runtime.replicated.forms import FORMS
 from shardwright.runtime.replicated.sizes import Sizes
 from shardwright_plugins.estimators.engine import Engine, amounts_of
 from shardwright_plugins.estimators.engine.machine import Machine, shipped_machine
+from shardwright_plugins.estimators.engine.mixing import Mixing
 from shardwright_plugins.estimators.engine.step import StepWork
 from shardwright_plugins.estimators.engine.work import LookupWork
 
@@ -48,9 +49,13 @@ def test_copies_take_the_form_that_the_engine_chooses(rows: int, columns: int, i
     found = [float(own[0]) * ranks * (ranks - 1) for own in StepWork(options, topology, 1e6).form_bytes]
     np.testing.assert_allclose(found, sent, rtol=1e-12)
     chosen = int(np.argmin([form.effort * own for form, own in zip(FORMS, sent, strict=True)]))
-    np.testing.assert_allclose(
-        amounts_of(StepWork(options, topology, 1e6))["synchronised_byte"] * ranks, sent[chosen], rtol=1e-12
-    )
+    amounts = amounts_of(StepWork(options, topology, 1e6))
+    by_form = [
+        amounts["gathered_byte"],
+        amounts["summed_byte"],
+    ]  # batches and rows are gathered, dense gradients summed
+    np.testing.assert_allclose(by_form[chosen == 2] * ranks, sent[chosen], rtol=1e-12)
+    assert not by_form[chosen != 2].any()
 
 
 @pytest.mark.parametrize(("rows", "ids"), [(40, 500), (10_000, 500), (1_000_000, 500)])
@@ -75,7 +80,8 @@ def test_amounts_of_a_whole_table_are_those_counted_by_hand() -> None:
         "lookup_line": ids * 2,  # 80 bytes
         "lookup_element": 2 * BATCH * 20,
         "cut_id": 0,
-        "synchronised_byte": 0,
+        "gathered_byte": 0,
+        "summed_byte": 0,
         "copy_shard": 0,
     }
     for name, value in expected.items():
@@ -100,11 +106,77 @@ def test_estimates_are_amounts_times_the_constants_of_the_document(tmp_path: Pat
     options, topology = options_of(1000, 8, 2, "table_wise", kernel="fused_numba")
     phases = Engine(machine=str(path)).estimate(options, topology)
     assert phases["forward_compute"].tolist() == [0.5 * 2 * BATCH * 2]
-    assert phases["input_communication"].tolist() == [2.0 * 2 * BATCH]
+    assert phases["exchanges"].tolist() == [pytest.approx(0.6 * 0.5 * 2 * BATCH * 2)]
     # Table and rank 0 have it all: lookups take the slowest rank's time, exchanges the mean; a step takes 7 ms more.
     on_ranks = {name: np.array([column[0], 0.0]) for name, column in phases.items()}
-    step = Engine(machine=str(path)).step_ms(on_ranks, topology)
+    step = Engine(machine=str(path)).step_ms(on_ranks, options, np.zeros(1, dtype=np.int64), topology)
     assert step == pytest.approx(0.5 * 2 * BATCH * 2 + 2.0 * BATCH + 7)
+
+
+def options_of_tables(count: int, topology: sw.Topology):
+    tables = [
+        sw.TableSpec(f"t{i}", 500 + 100 * i, 8 * (i + 1), optimizer=OptimizerSpec("row_wise_adagrad"))
+        for i in range(count)
+    ]
+    rule = ParameterConstraints(
+        sharding_types=["table_wise", "row_wise", "data_parallel"],
+        compute_kernels=["fused_torch", "fused_numba"],
+        pooling_factors=[4.0],
+    )
+    constraints = Constraints({table.name: rule for table in tables})
+    return enumerate_options(tables, topology, constraints, host(), batch_size=BATCH)
+
+
+def option_of(options, table: int, kind: str, kernel: str) -> int:
+    return next(
+        option
+        for option in options.of_table(int(options.distinct_table[table]))
+        if options.type_of(option).name == kind and options.kernel_of(option).name == kernel
+    )
+
+
+@pytest.mark.parametrize(
+    ("kinds", "moved"),
+    [
+        ([("table_wise", "fused_torch")] * 3, ""),
+        ([("data_parallel", "fused_torch")] * 3, ""),
+        ([("table_wise", "fused_torch")] * 2 + [("data_parallel", "fused_torch")], "arranged"),
+        ([("table_wise", "fused_torch")] * 2 + [("table_wise", "fused_numba")], "regrouped"),
+        ([("table_wise", "fused_torch")] * 2 + [("row_wise", "fused_torch")], "both"),
+    ],
+)
+def test_mixed_plan_moves_all_outputs_once_more(kinds: list[tuple[str, str]], moved: str) -> None:
+    topology = sw.Topology(2, "cpu")
+    options = options_of_tables(3, topology)
+    mixing = Mixing(options, {"mixed_sent": 1.0, "mixed_result": 10.0, "mixed_gradient": 100.0})
+    chosen = np.array([option_of(options, table, *kind) for table, kind in enumerate(kinds)])
+    elements = BATCH * (8 + 16 + 24)
+    expected = {"": 0, "arranged": 110, "regrouped": 101, "both": 111}[moved]
+    assert mixing.of_plan(chosen) == expected * elements
+
+
+def test_search_is_told_of_exchanges_as_far_as_the_kind_of_a_table_changes_them(tmp_path: Path) -> None:
+    """Those of whole tables balance as lookups and updates do; step_ms has all as they are."""
+    ms = {"lookup_id": 1.0, "whole_id": 2.0, "cut_id": 5.0, "mixed_result": 0.25, "copy_shard": 3.0}
+    engine = Engine(machine=str(machine_with(tmp_path / "machine.json", **ms)))
+    ids, elements = BATCH * 2, BATCH * 8
+
+    def told(kind: str) -> tuple[float, float]:
+        options, topology = options_of(1000, 8, 2, kind, kernel="fused_numba")
+        phases = engine.estimate(options, topology)
+        total = sum(float((column * options.count).sum()) for column in phases.values())
+        on_ranks = {
+            name: np.full(2, float((column * options.count).sum()) / 2) for name, column in phases.items()
+        }
+        return total, engine.step_ms(on_ranks, options, np.zeros(1, dtype=np.int64), topology)
+
+    assert told("table_wise") == (1.6 * 2 * ids, ids + 2 * ids)
+    mixed = 16 * 0.25 * 2 * elements
+    of_halves = (
+        2 * 0.75 * mixed
+    )  # two ids of a bag are both in the other half of the rows a quarter of the time
+    assert told("row_wise") == (pytest.approx(1.6 * 2 * ids + (5 - 2) * 2 * ids + of_halves), ids + 5 * ids)
+    assert told("data_parallel") == (pytest.approx(1.6 * 2 * ids + 2 * 3 + mixed), ids + 3)
 
 
 def test_kernel_that_was_not_measured_takes_the_first_ones_time_at_its_bandwidth(

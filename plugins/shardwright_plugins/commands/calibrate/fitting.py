@@ -6,7 +6,6 @@ Legend: E experiments, C constants.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 
 import numpy as np
 from attrs import frozen
@@ -21,7 +20,7 @@ class Fit:
 
     Args:
         constants: name -> milliseconds a unit, 0 or more.
-        errors: predicted over measured less 1, of each experiment: ``[E]``.
+        errors: predicted less measured, as a part of what errors are relative to, of each experiment: ``[E]``.
     """
 
     constants: Mapping[str, float]
@@ -42,33 +41,31 @@ def fit(
     amounts: Mapping[str, Floats],
     took: Floats,
     *,
-    least: Mapping[str, float] = MappingProxyType({}),
+    beside: Floats | None = None,
 ) -> Fit:
     """Fit constants so that the amounts times them are the times, by non-negative least squares.
 
     Source: Lawson and Hanson 1974, as in ``scipy.optimize.nnls``. Each experiment counts by its relative error, so that
-    short ones count as much as long ones.
+    short ones count as much as long ones: relative to its time or, of a phase, to the time of the whole step.
 
     Args:
         names: names of the constants.
         amounts: amounts that they are multiplied by: ``[E]`` each.
         took: measured times, ms: ``[E]``.
-        least: lower bounds of constants other than 0, by name.
+        beside: times that errors are relative to, ms: ``[E]``; those that were measured by default.
 
     Raises:
         InvalidInputError: a time is not above 0.
     """
     from scipy.optimize import nnls
 
-    if not (took > 0).all():
+    whole = took if beside is None else beside
+    if not (whole > 0).all():
         raise InvalidInputError("an experiment took no time: measure it with more steps")
-    matrix = np.stack([amounts[name] / took for name in names], axis=1)
+    matrix = np.stack([amounts[name] / whole for name in names], axis=1)
     # Amounts of unlike size: each column is brought to length 1.
     lengths = np.linalg.norm(matrix, axis=0)
     scale = np.where(lengths > 0, lengths, 1.0)
-    # What is above the bounds is 0 or more.
-    bounds = np.array([least.get(name, 0.0) for name in names])
-    above, _ = nnls(matrix / scale, 1 - matrix @ bounds)
-    constants = bounds + above / scale
-    errors = matrix @ constants - 1
-    return Fit(dict(zip(names, constants.tolist(), strict=True)), errors)
+    scaled, _ = nnls(matrix / scale, took / whole)
+    constants = scaled / scale
+    return Fit(dict(zip(names, constants.tolist(), strict=True)), matrix @ constants - took / whole)

@@ -17,19 +17,31 @@ import shardwright
 from shardwright.errors import UnsupportedError
 from shardwright.planning.arrays import Floats
 from shardwright.planning.machines.topology import Topology
+from shardwright_plugins.commands.bench.truth.steps import Measured
 from shardwright_plugins.commands.calibrate.fitting import Fit, fit
 from shardwright_plugins.commands.calibrate.kernels import KernelTimes
+from shardwright_plugins.commands.calibrate.steps import alone, amounts_of_ranks
 from shardwright_plugins.compute_kernels._cpu_speeds import processor
 from shardwright_plugins.estimators.engine.machine import FIXED, Machine
-from shardwright_plugins.estimators.engine.step import ENGINE
-from shardwright_plugins.estimators.engine.work import LOOKUP, UPDATE
+from shardwright_plugins.estimators.engine.step import ENGINE, OF_ENGINE
+from shardwright_plugins.estimators.engine.work import LOOKUP, OF_KERNELS, UPDATE
 
 CACHES = tuple(float(1 << power) for power in range(19, 26))
 """Sizes of a near cache that are tried, bytes: 512 KiB to 32 MiB."""
-IN_STEP: Mapping[str, tuple[str, ...]] = {"lookup": LOOKUP, "update": UPDATE}
+MEASURED: Mapping[str, tuple[str, ...]] = {
+    "input_communication": (
+        *(*OF_ENGINE["input_communication"], *OF_ENGINE["id_partition"]),
+        *("copy_route", "mixed_sent"),
+    ),
+    "forward_compute": OF_ENGINE["forward_compute"],
+    "forward_communication": ("whole_result", "cut_result", "cut_vector", "copy_result", "mixed_result"),
+    "backward_communication": (*OF_ENGINE["backward_communication"], "mixed_gradient"),
+    "backward_compute": OF_ENGINE["backward_compute"],
+}
+"""Phase of steps that is measured -> constants of the engine in it."""
 _PACKAGES = ("torch", "numba", "fbgemm-gpu-cpu")
 _SECONDS_A_KERNEL = 15.0
-_KERNEL_STEPS, _STEPS = 5, 12
+_KERNEL_STEPS, _STEPS, _ROUNDS = 5, 10, 2
 _QUICK_CASES, _QUICK_ELEMENTS = 3, 1_000_000
 _TIMEOUT_S = 300.0
 
@@ -68,27 +80,54 @@ def fit_kernels(times: Mapping[str, KernelTimes]) -> tuple[float, dict[str, Kern
     return min(tried, key=lambda pair: sum(own.squares for own in pair[1].values()))
 
 
-def fit_engine(amounts: Mapping[str, Floats], took: Floats, kernel: Mapping[str, float]) -> Fit:
-    """Fit the engine's constants to whole steps.
+def fit_phases(
+    loads: Sequence[Mapping[str, Floats]],
+    runs: Sequence[Measured],
+    kernel: Mapping[str, float],
+) -> dict[str, Fit]:
+    """Fit the engine's constants to the phases of whole steps, each phase alone.
 
-    Lookups and updates take more in a step than alone, since other work empties caches and tables lie far apart: two
-    factors of 1 or more, :data:`IN_STEP`, are fitted too.
+    Lookups and updates take another time in a step than alone: a factor of each is fitted too. Each phase has a part
+    that any step takes, :data:`FIXED`.
 
     Args:
-        amounts: amounts of each experiment: ``[E]`` each.
-        took: times of the steps, ms: ``[E]``.
+        loads: amounts of each experiment on each rank.
+        runs: times of each experiment.
         kernel: constants of the kernel that all had.
+
+    Returns:
+        The fit of each phase. Errors are parts of the step's time.
     """
-    alone = {
-        of: sum((amounts[name] * kernel[name] for name in names), np.zeros(len(took)))
-        for of, names in IN_STEP.items()
+    step = np.array([run.step_ms for run in runs])
+    amounts = amounts_of_ranks(loads) | dict.fromkeys(FIXED, np.ones(len(runs)))
+    amounts |= {phase: alone(loads, kernel, names) for phase, names in OF_KERNELS.items()}
+    found = {}
+    for phase in runs[0].phases_ms:
+        took = np.array([run.phases_ms[phase] for run in runs])
+        kernels = (phase,) if phase in OF_KERNELS else ()
+        found[phase] = fit((*MEASURED[phase], *kernels, *FIXED), amounts, took, beside=step)
+    return found
+
+
+def in_step(kernel: Mapping[str, float], fits: Mapping[str, Fit]) -> dict[str, float]:
+    """A kernel's constants in a step, from those alone and the factors of the phases' fits."""
+    return {
+        name: _rounded(kernel[name] * fits[phase].constants[phase])
+        for phase, names in OF_KERNELS.items()
+        for name in names
     }
-    return fit((*ENGINE, *FIXED, *IN_STEP), {**amounts, **alone}, took, least=dict.fromkeys(IN_STEP, 1.0))
 
 
-def in_step(kernel: Mapping[str, float], factors: Mapping[str, float]) -> dict[str, float]:
-    """A kernel's constants in a step, from those alone and the factors of :data:`IN_STEP`."""
-    return {name: _rounded(kernel[name] * factors[of]) for of, names in IN_STEP.items() for name in names}
+def _told(loads: Sequence[Any], runs: Sequence[Measured], fits: Mapping[str, Fit]) -> dict[str, Any]:
+    """Number of experiments with steps, errors of the whole and of phases as parts of the step, and factors."""
+    whole = Fit({}, sum((own.errors for own in fits.values()), np.zeros(len(runs))))
+    return {
+        "steps": {
+            **whole.to_data(),
+            **{f"{phase}_factor": _rounded(fits[phase].constants[phase]) for phase in OF_KERNELS},
+        },
+        **{f"steps {phase}": own.to_data() for phase, own in fits.items()},
+    }
 
 
 def calibrate(
@@ -114,28 +153,35 @@ def calibrate(
         cache_bytes, fits = fit_kernels(kernels)
         first = next(iter(fits))
         note("steps")
-        loads, took, others = _measured_steps(pool, ranks, first, cache_bytes, quick=quick)
+        loads, runs = _measured_steps(pool, ranks, first, cache_bytes, quick=quick)
         note("links")
         links = _measured_links(pool, ranks)
-    engine = fit_engine(loads, took, fits[first].constants)
+    phases = fit_phases(loads, runs, fits[first].constants)
     if ranks == 1:
         unmeasured["exchanges"] = "one rank exchanges nothing: measure with --ranks 2 or more"
     unmeasured["inter_host_bw"] = "all ranks are on one host"
     if quick:
         unmeasured["most"] = "only a few small experiments were made (--quick)"
     memory = _memory_bandwidth(kernels[first])
-    constants = {name: _rounded(value) for name, value in engine.constants.items()}
+    others = float(np.median([run.others for run in runs]))
     return Machine(
         made=_made(ranks, time.monotonic() - start, others),
         cache_bytes=cache_bytes,
-        kernels={name: in_step(own.constants, constants) for name, own in fits.items()},
-        engine={name: constants[name] for name in ENGINE},
-        fixed={name: constants[name] for name in FIXED},
+        kernels={name: in_step(own.constants, phases) for name, own in fits.items()},
+        engine={
+            name: _rounded(value)
+            for own in phases.values()
+            for name, value in own.constants.items()
+            if name in ENGINE
+        },
+        fixed={
+            name: _rounded(sum(own.constants.get(name, 0.0) for own in phases.values())) for name in FIXED
+        },
         topology={"ddr_mem_bw": _rounded(memory), **{name: _rounded(value) for name, value in links.items()}},
         fits={
             **{f"{name} lookup": own.lookup.to_data() for name, own in fits.items()},
             **{f"{name} update": own.update.to_data() for name, own in fits.items()},
-            "engine": {**engine.to_data(), **{f"{name}_factor": constants[name] for name in IN_STEP}},
+            **_told(loads, runs, phases),
         },
         unmeasured=unmeasured,
     )
@@ -181,22 +227,23 @@ def _measured_kernels(
 
 def _measured_steps(
     pool: Any, ranks: int, kernel: str, cache_bytes: float, *, quick: bool
-) -> tuple[dict[str, Floats], Floats, float]:
-    """Amounts and times of all experiments with steps, and what other programs took."""
+) -> tuple[list[Mapping[str, Floats]], list[Measured]]:
+    """Amounts on each rank, and times, of all experiments with steps."""
     from shardwright_plugins.commands.bench.truth.steps import measure_each
-    from shardwright_plugins.commands.calibrate.steps import cases, loads_of, plan_of, table_of
+    from shardwright_plugins.commands.calibrate import steps
 
     topology = Topology(ranks, "cpu")
     found = [
         case
-        for case in cases(("table_wise", "row_wise", "column_wise", "data_parallel"))
+        for case in steps.cases()
         if not quick or case.rows * case.columns * case.tables < _QUICK_ELEMENTS
     ]
-    plans = [plan_of(case, topology, kernel) for case in found]
+    plans = [steps.plan_of(case, topology, kernel) for case in found]
     work = [(case.workload, plan.to_json()) for case, plan in zip(found, plans, strict=True)]
-    runs = pool.run(measure_each, ranks, work, steps=_STEPS, timeout_s=_TIMEOUT_S)[0]
-    amounts = table_of([loads_of(plan, cache_bytes) for plan in plans])
-    return amounts, np.array([run.step_ms for run in runs]), float(np.median([run.others for run in runs]))
+    # Far apart: other programs that run for some seconds disturb one of the rounds.
+    runs = pool.run(measure_each, ranks, _ROUNDS * work, steps=_STEPS, timeout_s=_TIMEOUT_S)[0]
+    best = [min(runs[number :: len(work)], key=lambda run: run.step_ms) for number in range(len(work))]
+    return [steps.loads_of(plan, cache_bytes) for plan in plans], best
 
 
 def _measured_links(pool: Any, ranks: int) -> dict[str, float]:

@@ -1,6 +1,6 @@
-"""Experiments with steps of equal tables by one sharding type, beside what the compute kernel takes of them.
+"""Experiments with steps of unlike tables by one or several sharding types, phase by phase.
 
-A step less its lookups and updates is what the engine does: routing, exchanges, order of columns, copies kept equal.
+What is not lookups and updates is what the engine does: routing, exchanges, order of columns, copies kept equal.
 """
 
 from __future__ import annotations
@@ -23,18 +23,22 @@ from shardwright.planning.tables.constraints import ParameterConstraints
 from shardwright.planning.tables.workload import Workload
 from shardwright_plugins.commands.calibrate.kernels import OPTIMIZER
 from shardwright_plugins.estimators.engine import amounts_of
-from shardwright_plugins.estimators.engine.step import ENGINE, StepWork
+from shardwright_plugins.estimators.engine.step import OF_ENGINE, StepWork
+from shardwright_plugins.estimators.engine.work import OF_KERNELS
 
 
 @frozen
 class StepCase:
-    """Equal tables by one sharding type: their number, rows, columns, samples of a rank, ids of a bag."""
+    """Tables by some sharding types in turn: samples of a rank; number, mean rows and columns of tables, ids of a bag.
 
-    kind: str
+    Rows and columns differ from table to table: tables of the same rows share kernel calls, which real ones do not.
+    """
+
+    kinds: Sequence[str]
+    batch: int
     tables: int
     rows: int
     columns: int
-    batch: int
     ids: int
 
     @property
@@ -44,68 +48,73 @@ class StepCase:
         tables = [
             {
                 "name": f"t{index}",
-                "num_embeddings": self.rows,
-                "embedding_dim": self.columns,
+                "num_embeddings": int(self.rows * _ROWS[index % len(_ROWS)]) + index,
+                "embedding_dim": int(self.columns * _COLUMNS[index % len(_COLUMNS)]),
                 "pooling_factor": self.ids,
                 "optimizer": optimizer,
             }
             for index in range(self.tables)
         ]
-        return {"name": f"{self.kind} {self.tables}", "batch_size_per_rank": self.batch, "tables": tables}
+        return {
+            "name": f"{'+'.join(self.kinds)} {self.tables}",
+            "batch_size_per_rank": self.batch,
+            "tables": tables,
+        }
+
+    def kind_of(self, index: int) -> str:
+        """The sharding type of a table."""
+        return self.kinds[index % len(self.kinds)]
 
 
-_EACH = (
-    (2, 20_000, 16, 64, 1),
-    (16, 20_000, 8, 512, 1),
-    (16, 50_000, 64, 2048, 2),
-    (8, 100_000, 128, 1024, 4),
-    (8, 100_000, 16, 1024, 20),
-    (12, 150_000, 32, 2048, 8),
-    (4, 20_000, 64, 512, 30),
-    (32, 2_000, 16, 256, 4),
-    (16, 100_000, 64, 2048, 10),
+_ROWS = (0.5, 1.0, 2.0)
+_COLUMNS = (1, 1, 2, 0.5)
+_WHOLE, _CUT, _COLUMN, _COPY = "table_wise", "row_wise", "column_wise", "data_parallel"
+# Samples, tables, rows, columns, ids.
+_SIZES = (
+    (64, 2, 20_000, 16, 1),
+    (512, 16, 20_000, 16, 1),
+    (2048, 16, 50_000, 64, 2),
+    (1024, 8, 100_000, 128, 4),
+    (1024, 8, 100_000, 16, 20),
+    (2048, 12, 150_000, 32, 8),
+    (512, 4, 20_000, 64, 30),
+    (256, 30, 2_000, 16, 4),
+    (2048, 15, 2_000, 32, 6),
+    (2048, 16, 100_000, 64, 10),
 )
-_COPIES = (
-    (2, 1_000, 16, 64, 1),
-    (32, 1_000, 16, 256, 4),
-    (8, 500, 64, 1024, 20),
-    (8, 5_000, 32, 2048, 10),
-    (4, 1_000, 128, 2048, 4),
-    (8, 50_000, 32, 1024, 3),
-    (4, 100_000, 128, 512, 10),
-    (16, 50_000, 8, 512, 1),
+_KINDS = (
+    (_WHOLE,),
+    (_CUT,),
+    (_COLUMN,),
+    (_COPY,),
+    (_COPY, _WHOLE),
+    (_WHOLE, _WHOLE, _WHOLE, _COPY),
+    (_WHOLE, _COLUMN, _CUT),
 )
 
 
-def cases(types: Sequence[str]) -> list[StepCase]:
-    """The experiments of some sharding types: those that copy tables have small ones too."""
+def cases() -> list[StepCase]:
+    """The experiments, as far as their sharding types are installed: each size by each choice of types."""
     offered = host().sharding_types
-    found = []
-    for kind in types:
-        found += [StepCase(kind, *case) for case in (_COPIES if _copies(kind) else _EACH) if kind in offered]
-    return found
-
-
-def _copies(kind: str) -> bool:
-    """True if a type's tables are on every rank."""
-    workload = Workload.from_data(StepCase(kind, 1, 100, 8, 1, 1).workload)
-    plan = _planned(workload, Topology(2, "cpu"), kind, "")
-    sharding = next(iter(plan.plan[""].values()))
-    return all(dataflow.is_replicated for dataflow in sharding.layout.dataflows)
+    return [
+        StepCase(kinds, *size)
+        for kinds in _KINDS
+        if all(kind in offered for kind in kinds)
+        for size in _SIZES
+    ]
 
 
 def plan_of(case: StepCase, topology: Topology, kernel: str) -> ShardingPlan:
     """The plan of a case: its tables even on the ranks."""
-    return _planned(Workload.from_data(case.workload), topology, case.kind, kernel)
-
-
-def _planned(workload: Workload, topology: Topology, kind: str, kernel: str) -> ShardingPlan:
-    rule = ParameterConstraints(
-        sharding_types=[kind], compute_kernels=[kernel] if kernel else None, min_partition=4
-    )
+    workload = Workload.from_data(case.workload)
     constraints = {
-        table.path: evolve(rule, pooling_factors=workload.constraints[table.path].pooling_factors)
-        for table in workload.tables
+        table.path: ParameterConstraints(
+            sharding_types=[case.kind_of(index)],
+            compute_kernels=[kernel],
+            min_partition=4,
+            pooling_factors=workload.constraints[table.path].pooling_factors,
+        )
+        for index, table in enumerate(workload.tables)
     }
     planner = TablePlanner(
         topology,
@@ -130,10 +139,27 @@ def loads_of(plan: ShardingPlan, cache_bytes: float) -> Mapping[str, Floats]:
     return loads
 
 
-def table_of(loads: Sequence[Mapping[str, Floats]]) -> dict[str, Floats]:
-    """The amounts of experiments: of exchanges the mean over ranks, else the most: ``[E]`` each, with the fixed one."""
+def amounts_of_ranks(loads: Sequence[Mapping[str, Floats]]) -> dict[str, Floats]:
+    """The engine's amounts of experiments, of exchanges the mean over ranks, else the most: ``[E]`` each."""
+    most = {name for phase in OF_KERNELS for name in OF_ENGINE[phase]}
     found = {
-        name: np.array([own[name].mean() if name in ENGINE else own[name].max() for own in loads])
+        name: np.array([own[name].max() if name in most else own[name].mean() for own in loads])
         for name in loads[0]
     }
-    return {**found, "step": np.ones(len(loads))}
+    results = np.array([found[f"{kind}_result"] for kind in ("whole", "cut", "copy")])
+    elements, is_there = results.sum(0), results > 0
+    # All are moved once more where tables are of several kinds (``mixing.py``).
+    arranged = elements * (is_there.sum(0) > 1)
+    regrouped = elements * (is_there[0] & is_there[1])
+    return {**found, "mixed_sent": regrouped, "mixed_result": arranged, "mixed_gradient": arranged}
+
+
+def alone(loads: Sequence[Mapping[str, Floats]], kernel: Mapping[str, float], names: Sequence[str]) -> Floats:
+    """Time that a kernel takes alone for the work of the slowest rank, ms: ``[E]``.
+
+    Args:
+        loads: the amounts of experiments.
+        kernel: constants of the kernel.
+        names: names of the amounts of lookups, or of updates.
+    """
+    return np.array([np.max(sum(own[name] * kernel[name] for name in names)) for own in loads])

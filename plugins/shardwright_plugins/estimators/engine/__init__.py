@@ -16,25 +16,26 @@ import numpy as np
 
 from shardwright.contracts.compute_kernel import ComputeKernel, KernelRequest
 from shardwright.contracts.estimator import PERFORMANCE, Estimator
-from shardwright.planning.arrays import Floats
+from shardwright.planning.arrays import Floats, Ints
 from shardwright.planning.assumptions import CPU_DEVICE
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.options import Options
 from shardwright_plugins.estimators.engine.machine import Machine, shipped_machine
-from shardwright_plugins.estimators.engine.step import COPIED, COPIES, GRADIENTS, INPUT, RESULTS, StepWork
-from shardwright_plugins.estimators.engine.work import LOOKUP, UPDATE
+from shardwright_plugins.estimators.engine.mixing import Mixing
+from shardwright_plugins.estimators.engine.step import OF_ENGINE, StepWork
+from shardwright_plugins.estimators.engine.work import LOOKUP, OF_KERNELS, UPDATE
 from shardwright_plugins.estimators.roofline import Roofline
 
 __all__ = ["Engine"]
 
 _PHASES: Mapping[str, tuple[str, ...]] = {
-    "input_communication": INPUT,
-    "forward_compute": LOOKUP,
-    "forward_communication": RESULTS,
-    "backward_communication": (*GRADIENTS, *COPIES),
-    "backward_compute": (*UPDATE, *COPIED),
+    phase: (*OF_KERNELS.get(phase, ()), *names) for phase, names in OF_ENGINE.items() if phase != "mixing"
 }
-_EXCHANGES = frozenset(phase for phase in _PHASES if phase.endswith("communication"))
+_COMPUTE = frozenset(OF_KERNELS)
+MIXED = 16.0
+"""A table of another kind is told to cost what is right where it alone is one, of 16 tables as wide."""
+EXCHANGED = 0.6
+"""Exchanges of whole tables beside their lookups and updates: 0.5 to 1 in measured plans of drawn workloads."""
 
 
 class Engine(Estimator):
@@ -60,47 +61,98 @@ class Engine(Estimator):
         return Machine.read(Path(self._file)) if self._file else shipped_machine()
 
     def estimate(self, options: Options, topology: Topology) -> Mapping[str, Floats]:
-        """Milliseconds of each phase, ``[S]``."""
+        """Milliseconds of each phase, ``[S]``, as a search is to weigh them.
+
+        Each rank routes its own batch and puts its own outputs in order, whoever owns the rows. A search that had all
+        of that on the owner would give a rank with many exchanges fewer lookups, and the step would wait for the other.
+        So what the exchanges of whole tables take is told as :data:`EXCHANGED` of lookups and updates. On tables of
+        other kinds stands what they take beyond that, and that the plan becomes mixed.
+        """
         if not self.serves(topology):
             return Roofline().estimate(options, topology)
-        work = StepWork(options, topology, self.machine.cache_bytes)
-        amounts = amounts_of(work)
-        constants = self._constants(options)
-        phases = {
-            phase: sum((amounts[name] * constants[name] for name in names), np.zeros(options.num_shards))
-            for phase, names in _PHASES.items()
-        }
+        phases = self._phases(options, topology, self._beyond_whole())
+        computed: Floats = sum((phases[phase] for phase in _COMPUTE), np.zeros(options.num_shards))
+        phases["exchanges"] = EXCHANGED * computed + self._regrouped(options, topology)
         if topology.num_hosts > 1:
             travelling = Roofline().estimate(options, topology)
-            phases.update({phase: phases[phase] + travelling[phase] for phase in _EXCHANGES})
+            phases |= {
+                phase: phases[phase] + own for phase, own in travelling.items() if phase not in _COMPUTE
+            }
         return phases
+
+    def _phases(
+        self, options: Options, topology: Topology, constants: Mapping[str, float]
+    ) -> dict[str, Floats]:
+        """Amounts times the engine's constants and those of kernels, ms of each phase: ``[S]``."""
+        amounts = amounts_of(StepWork(options, topology, self.machine.cache_bytes))
+        of_names = {**constants, **self._of_kernels(options)}
+        return {
+            phase: sum((amounts[name] * of_names[name] for name in names), np.zeros(options.num_shards))
+            for phase, names in _PHASES.items()
+        }
+
+    def _regrouped(self, options: Options, topology: Topology) -> Floats:
+        """Cost of a kernel other than the first that the machine's document has, ms: ``[S]``."""
+        first = next(iter(self.machine.kernels))
+        is_other = np.array([kernel.name != first for kernel in options.compute_kernels], dtype=bool)
+        work = StepWork(options, topology, self.machine.cache_bytes)
+        elements = topology.world_size * work.own_vectors * options.num_columns * ~work.is_copy
+        an_element = MIXED * (self.machine.engine["mixed_sent"] + self.machine.engine["mixed_gradient"])
+        regrouped: Floats = an_element * elements * is_other[options.compute_kernel][options.option]
+        return regrouped
+
+    def _beyond_whole(self) -> Mapping[str, float]:
+        """The engine's constants, those of exchanges less what the same amounts of whole tables take."""
+        ms = self.machine.engine
+        whole = {name: 0.0 for name in ms if name.startswith("whole_")}
+        cut = {
+            name: max(ms[name] - ms.get(name.replace("cut_", "whole_"), 0.0), 0.0)
+            for name in ms
+            if name.startswith("cut_")
+        }
+        mixed = MIXED * (ms["mixed_result"] + ms["mixed_gradient"])
+        return {
+            **ms,
+            **whole,
+            **cut,
+            "cut_sent": cut["cut_sent"] + MIXED * ms["mixed_sent"],
+            "cut_result": cut["cut_result"] + mixed,
+            "copy_result": max(ms["copy_result"] - ms["whole_result"], 0.0) + mixed,
+        }
 
     def serves(self, topology: Topology) -> bool:
         """True where all ranks are on CPUs."""
         return topology.device_types == (CPU_DEVICE,)
 
-    def step_ms(self, phases: Mapping[str, Floats], topology: Topology) -> float:
-        """Lookups and updates of the slowest rank, exchanges of all alike, and what any step takes.
+    def step_ms(
+        self, phases: Mapping[str, Floats], options: Options, chosen: Ints, topology: Topology
+    ) -> float:
+        """Lookups and updates of the slowest rank, the mean of exchanges over ranks, and what any step takes.
 
-        What each rank does with its own batch stands on the owners of rows in the phases of exchange: at home it is the
-        mean over ranks.
+        Exchanges are those of the plan's options; that they are mixed is counted once.
         """
         if not self.serves(topology):
-            return super().step_ms(phases, topology)
-        fixed = self.machine.fixed
-        return float(
-            sum(own.mean() if phase in _EXCHANGES else own.max() for phase, own in phases.items())
-            + fixed["step"]
+            return super().step_ms(phases, options, chosen, topology)
+        computed = sum(float(phases[phase].max()) for phase in _COMPUTE)
+        exchanges = self._phases(options, topology, self.machine.engine)
+        if topology.num_hosts > 1:
+            exchanges |= {
+                f"travel: {name}": own for name, own in Roofline().estimate(options, topology).items()
+            }
+        total: Floats = sum(
+            (own for phase, own in exchanges.items() if phase.removeprefix("travel: ") not in _COMPUTE),
+            np.zeros(options.num_shards),
         )
+        of_options = np.add.reduceat(total * options.count, options.first_shard[:-1])
+        exchanged = float(of_options[chosen].sum()) / topology.world_size
+        mixed = Mixing(options, self.machine.engine).of_plan(chosen)
+        return computed + exchanged + mixed + self.machine.fixed["step"]
 
-    def _constants(self, options: Options) -> Mapping[str, Any]:
-        """Milliseconds a unit: a number for the engine's, ``[S]`` for those of kernels."""
+    def _of_kernels(self, options: Options) -> Mapping[str, Any]:
+        """Milliseconds a unit of each constant of kernels: ``[S]``."""
         kernels = options.compute_kernels
         own = [self._of_kernel(kernels[code], request) for code, request in options.requests]
-        of_kernels = {
-            name: np.array([one[name] for one in own])[options.request] for name in (*LOOKUP, *UPDATE)
-        }
-        return {**self.machine.engine, **of_kernels}
+        return {name: np.array([one[name] for one in own])[options.request] for name in (*LOOKUP, *UPDATE)}
 
     def _of_kernel(self, kernel: ComputeKernel, request: KernelRequest) -> Mapping[str, float]:
         """Constants that were measured, or those of the first kernel at the bandwidth that this one declares."""

@@ -25,13 +25,20 @@ _LENGTH_BYTES, _WEIGHT_BYTES, _VALUE_BYTES = 4, 4, 4
 ROWS_EFFORT = 2.0
 """Time of a byte of touched rows beside one of batches, as the engine counts when it chooses a form."""
 
-INPUT = ("whole_id", "whole_bag", "cut_id", "cut_bag", "routed_shard")
-RESULTS = ("whole_result", "cut_result", "cut_vector", "copy_result")
-GRADIENTS = ("whole_gradient", "cut_gradient")
-COPIES = ("synchronised_byte", "copy_shard")
-COPIED = ("copied_id", "copied_row_line")
-ENGINE = (*INPUT, *RESULTS, *GRADIENTS, *COPIES, *COPIED)
-"""Constants of the engine on a machine, whatever the kernel."""
+OF_ENGINE: Mapping[str, tuple[str, ...]] = {
+    "input_communication": ("whole_id", "whole_bag", "whole_shard", "whole_sent"),
+    "id_partition": ("cut_id", "cut_bag", "cut_shard", "cut_sent"),
+    "forward_compute": ("routed_lookup", "copy_lookup"),
+    "forward_communication": ("whole_result", "cut_result", "cut_vector", "copy_result", "copy_route"),
+    "backward_communication": (
+        *("whole_gradient", "cut_gradient"),
+        *("copy_gradient", "gathered_byte", "summed_byte", "copy_shard"),
+    ),
+    "backward_compute": ("routed_update", "copied_id", "copied_row_line", "copied_shard"),
+    "mixing": ("mixed_sent", "mixed_result", "mixed_gradient"),
+}
+"""Phase -> constants of the engine on a machine, whatever the kernel."""
+ENGINE = tuple(name for names in OF_ENGINE.values() for name in names)
 
 
 @frozen(eq=False, slots=False)
@@ -117,31 +124,45 @@ class StepWork:
         whole, cut = routed * ~self.is_cut, routed * self.is_cut
         results, gradients = (self.own_vectors * own / _VALUE_BYTES for own in vector_bytes(self.options))
         trained = self.is_trained
+        is_routed = ~self.is_copy & self.is_filled
+        elements = self.own_vectors * self.options.num_columns
         return {
             "whole_id": self.own_ids * whole,
             "whole_bag": self.own_vectors * whole,
+            "whole_shard": 1.0 * (is_routed & ~self.is_cut),
+            "whole_sent": elements * whole,
             "cut_id": self.own_ids * cut,
             "cut_bag": self.own_vectors * cut,
-            "routed_shard": (routed > 0) * self.is_filled * 1.0,
+            "cut_shard": 1.0 * (is_routed & self.is_cut),
+            "cut_sent": elements * cut,
+            "routed_lookup": 1.0 * is_routed,
+            "copy_route": 1.0 * (self.is_copy & self.is_filled),
+            "copy_lookup": 1.0 * (self.is_copy & self.is_filled),
             "whole_result": results * whole,
             "cut_result": results * cut,
             "cut_vector": self.own_vectors * cut,
             "copy_result": results * self.is_copy,
             "whole_gradient": gradients * whole * trained,
             "cut_gradient": gradients * cut * trained,
-            **self._copies(),
+            "routed_update": 1.0 * (is_routed & trained),
+            **self._copies(gradients),
         }
 
-    def _copies(self) -> dict[str, Floats]:
+    def _copies(self, gradients: Floats) -> dict[str, Floats]:
         """Bytes that keep copies equal, of the form that the engine sends, and the work of their updates."""
         others = float(self.topology.world_size - 1)
-        # All batches' ids are joined and sorted when nothing else goes on, or gradients of rows added up and written.
         updated = self.is_copy & self.is_trained
+        sent = np.where(updated, self.least_bytes * others, 0.0)
+        is_dense = self.least_bytes == self.form_bytes[2]
+        # All batches' ids are joined and sorted when nothing else goes on, or gradients of rows added up and written.
         return {
-            "synchronised_byte": np.where(updated, self.least_bytes * others, 0.0),
+            "copy_gradient": np.where(updated, gradients, 0.0),
+            "gathered_byte": np.where(is_dense, 0.0, sent),
+            "summed_byte": np.where(is_dense, sent, 0.0),
             "copied_id": np.where(updated, self.updates().ids, 0.0),
             "copied_row_line": np.where(updated, self.updates().amounts()["update_row_line"], 0.0),
-            "copy_shard": 1.0 * (self.is_copy & self.is_filled),
+            "copied_shard": 1.0 * updated,
+            "copy_shard": 1.0 * updated,
         }
 
     @cached_property

@@ -29,6 +29,8 @@ LOOKUP = (
     "lookup_element",
 )
 UPDATE = ("update_id", "update_line", "update_missed_line", "update_row", "update_row_line")
+OF_KERNELS: Mapping[str, tuple[str, ...]] = {"forward_compute": LOOKUP, "backward_compute": UPDATE}
+"""Phase -> constants of kernels."""
 
 
 @frozen(eq=False)

@@ -13,30 +13,32 @@ from typer.testing import CliRunner
 
 from shardwright.cli import app
 from shardwright.errors import InvalidInputError
+from shardwright_plugins.commands.bench.truth.steps import Measured
 from shardwright_plugins.commands.calibrate import running
 from shardwright_plugins.commands.calibrate.fitting import fit
 from shardwright_plugins.commands.calibrate.kernels import CASES, KernelCase, KernelTimes
 from shardwright_plugins.commands.calibrate.steps import StepCase
 from shardwright_plugins.estimators.engine.machine import KERNEL, Machine, shipped_machine
-from shardwright_plugins.estimators.engine.work import LOOKUP, UPDATE
+from shardwright_plugins.estimators.engine.step import ENGINE
+from shardwright_plugins.estimators.engine.work import LOOKUP, OF_KERNELS, UPDATE
 
 
-@pytest.mark.parametrize("least", [{}, {"a": 1.5}, {"a": 2.0, "c": 0.001}])
-def test_fit_recovers_constants(least: dict[str, float]) -> None:
+@pytest.mark.parametrize("beside", [None, 3.0])
+def test_fit_recovers_constants(beside: float | None) -> None:
     draw = np.random.default_rng(3)
     amounts = {name: draw.uniform(0, 10.0**power, 40) for power, name in enumerate("abc")}
     constants = {"a": 2.0, "b": 0.0, "c": 0.003}
     took = sum(amounts[name] * value for name, value in constants.items())
-    found = fit("abc", amounts, took, least=least)
+    found = fit("abc", amounts, took, beside=None if beside is None else beside * took)
     assert found.constants == pytest.approx(constants, abs=1e-9)
     np.testing.assert_allclose(found.errors, 0, atol=1e-9)
 
 
-def test_fit_never_gives_a_constant_below_its_bound() -> None:
-    amounts = {"a": np.array([1.0, 2, 3]), "b": np.array([0.0, 1, 2])}
-    found = fit("ab", amounts, np.array([3.0, 2, 1]), least={"b": 0.5}).constants
-    assert found["a"] >= 0
-    assert found["b"] >= 0.5
+def test_fit_counts_errors_beside_the_time_of_the_whole() -> None:
+    # No constant gives both times. The first is a large part of a step and the second a small one.
+    found = fit("a", {"a": np.ones(2)}, np.array([1.0, 2.0]), beside=np.array([1.0, 1000.0]))
+    assert found.constants["a"] == pytest.approx(1, abs=1e-3)
+    np.testing.assert_allclose(found.errors, [0, -0.001], atol=1e-3)
 
 
 def test_fit_of_a_time_that_is_none_is_refused() -> None:
@@ -62,6 +64,43 @@ def test_kernel_fit_finds_the_cache_and_the_times_of_a_made_up_kernel() -> None:
     np.testing.assert_allclose(fits["made_up"].update.errors, 0, atol=1e-6)
 
 
+def test_phases_of_steps_give_back_the_constants_they_were_made_of() -> None:
+    draw = np.random.default_rng(5)
+    kinds = ("whole", "cut", "copy")
+    constants = {name: draw.uniform(0.1, 1) for name in (*ENGINE, *KERNEL)}
+    loads = [{name: draw.uniform(0, 10, 2) for name in constants} for _ in range(60)]
+    for number, own in enumerate(loads):  # some have tables of one kind, or of two
+        absent = [(), ("cut",), ("copy",), ("cut", "copy")][number % 4]
+        own.update({f"{kind}_result": np.zeros(2) for kind in absent})
+    factors, fixed = {"forward_compute": 1.5, "backward_compute": 0.5}, 4.0
+
+    def phase_ms(own: dict, phase: str) -> float:
+        """Of exchanges the mean over ranks, else the most of kernel and engine; a fixed time in both."""
+        there = [kind for kind in kinds if own[f"{kind}_result"].any()]
+        elements = sum(own[f"{kind}_result"].mean() for kind in kinds)
+        moved = {"mixed_sent": {"whole", "cut"} <= set(there)}
+        took = fixed
+        for name in running.MEASURED[phase]:
+            if name.startswith("mixed"):
+                took += constants[name] * elements * moved.get(name, len(there) > 1)
+            else:
+                took += constants[name] * (own[name].max() if phase in factors else own[name].mean())
+        kernel = sum(own[name] * constants[name] for name in OF_KERNELS.get(phase, ()))
+        return float(took + factors.get(phase, 0) * np.max(kernel))
+
+    runs = []
+    for own in loads:
+        phases = {phase: phase_ms(own, phase) for phase in running.MEASURED}
+        runs.append(Measured(sum(phases.values()), phases, 0.0, 0.0))
+    fits = running.fit_phases(loads, runs, {name: constants[name] for name in KERNEL})
+    found = {name: value for own in fits.values() for name, value in own.constants.items()}
+    for name in ENGINE:
+        assert found[name] == pytest.approx(constants[name], rel=1e-6), name
+    for phase, own in fits.items():
+        assert own.constants["step"] == pytest.approx(fixed)
+        assert own.constants.get(phase) == (pytest.approx(factors[phase]) if phase in factors else None)
+
+
 def test_calibrate_writes_a_machine_that_plans_are_made_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -71,7 +110,9 @@ def test_calibrate_writes_a_machine_that_plans_are_made_for(
     monkeypatch.setattr(
         steps,
         "cases",
-        lambda types: [StepCase(kind, 2, 60, 8, 4, 2) for kind in ("table_wise", "data_parallel")],
+        lambda: [
+            StepCase(kinds, 4, 2, 60, 8, 2) for kinds in (["table_wise"], ["table_wise", "data_parallel"])
+        ],
     )
     path, plan = tmp_path / "machine.json", tmp_path / "plan.json"
     workload = tmp_path / "workload.json"

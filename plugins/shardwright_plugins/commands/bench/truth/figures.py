@@ -52,7 +52,8 @@ class Prices:
         space = self._space.space
         loads = phase_loads(space, placed.proposal, propose(space, placed.proposal), placed.ranks)
         phases = {name: own.round(5).tolist() for name, own in loads.items() if own.any()}
-        step_ms = self._space.plugins.performance.step_ms(loads, space.topology)
+        performance = self._space.plugins.performance
+        step_ms = performance.step_ms(loads, space.options, placed.proposal, space.topology)
         return Predicted(round(step_ms, 5), phases)
 
 

@@ -22,11 +22,9 @@ from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.sharded.collections.sharders import EmbeddingBagCollectionSharder
 from shardwright.runtime.sharded.models.model_parallel import DistributedModelParallel
 from shardwright.sparse import KeyedJaggedTensor
+from shardwright_plugins.commands.bench.truth.phases import MARKS, KernelClock, keep_memory, phases_of
 
-PHASES = ("forward", "outputs", "backward")
-"""Call of the module (ids out, lookups), waiting for its outputs, and the backward pass with its update."""
 _NUM_BATCHES = 4
-
 
 _QUIET = 0.04
 _MOST_TRIES = 3
@@ -37,11 +35,11 @@ _WARM, _FEWEST = 2, 5
 
 @frozen
 class Measured:
-    """Times of one run of a plan, ms: the median over its steps of what the slowest rank took.
+    """Times of one run of a plan, ms: medians over its steps.
 
     Args:
-        step_ms: time of a step, from a barrier to the end of the update.
-        phases_ms: time of each of :data:`PHASES`.
+        step_ms: time of a step, from a barrier to the end of the slowest rank's update.
+        phases_ms: time of each phase, by the names that estimators give them (``phases.py``).
         spread_ms: the quartiles of the steps' times apart.
         others: the part of the machine's processors that other programs took meanwhile; 0 where that is not known.
     """
@@ -85,47 +83,53 @@ def _measure(
     workload: Workload, plan: ShardingPlan, batches: Sequence[KeyedJaggedTensor], steps: int
 ) -> Measured:
     """Run steps until other programs leave the machine alone, a few times at most; the quickest run counts."""
+    keep_memory()
     model = _model(workload, plan)
+    clock = KernelClock(model)
     gradient = torch.rand(batches[0].stride(), _width(workload.tables))
-    _times(model, batches, gradient, len(batches))  # compiles, and touches all memory
-    warm = torch.tensor(_times(model, batches, gradient, _WARM).sum() / _WARM)
+    _times(model, clock, batches, gradient, len(batches))  # compiles, and touches all memory
+    warm = torch.tensor(_times(model, clock, batches, gradient, _WARM)[:, :3].sum() / _WARM)
     dist.all_reduce(warm, op=dist.ReduceOp.MAX)
     steps = min(steps, max(_FEWEST, int(_LONGEST_S / float(warm))))
     tries: list[Measured] = []
     while len(tries) < _MOST_TRIES and not (tries and tries[-1].others < _QUIET):
         others = OtherPrograms()
-        times = _times(model, batches, gradient, steps)
+        times = _times(model, clock, batches, gradient, steps)
         tries.append(_summary(times, others.share()))
     return min(tries, key=lambda run: run.step_ms)
 
 
 def _times(
-    model: DistributedModelParallel, batches: Sequence[KeyedJaggedTensor], gradient: torch.Tensor, steps: int
+    model: DistributedModelParallel,
+    clock: KernelClock,
+    batches: Sequence[KeyedJaggedTensor],
+    gradient: torch.Tensor,
+    steps: int,
 ) -> Floats:
-    """Seconds of each phase of this rank's steps: ``[steps, phases]``."""
-    times = np.zeros((steps, len(PHASES)))
+    """Seconds of this rank's steps, as :data:`MARKS` has them: ``[steps, marks]``."""
+    times = np.zeros((steps, len(MARKS)))
     for number, row in enumerate(times):
         batch = batches[number % len(batches)]
         dist.barrier()
+        clock.start()
         start = time.perf_counter()
         output = model(batch)
         looked_up = time.perf_counter()
         values = output.values()
-        there = time.perf_counter()
+        there, ahead = time.perf_counter(), clock.update
         values.backward(gradient)
-        row[:] = np.diff([start, looked_up, there, time.perf_counter()])
+        spans = np.diff([start, looked_up, there, time.perf_counter()])
+        row[:] = *spans, clock.lookup, ahead, clock.update - ahead
         del output, values
     return times
 
 
 def _summary(times: Floats, others: float) -> Measured:
-    """The slowest rank's times, the same on every rank."""
-    slowest = torch.from_numpy(np.column_stack([times, times.sum(1)]))
-    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
-    low, middle, high = np.quantile(1e3 * slowest.numpy(), (0.25, 0.5, 0.75), axis=0)
-    phases = dict(zip(PHASES, middle.round(4).tolist(), strict=False))
-    spread = round(float(high[-1] - low[-1]), 4)
-    return Measured(round(float(middle[-1]), 4), phases, spread, round(others, 3))
+    """Medians, the same on every rank."""
+    whole, phases = phases_of(times)
+    low, middle, high = 1e3 * np.quantile(whole, (0.25, 0.5, 0.75))
+    medians = {name: round(1e3 * float(np.median(own)), 4) for name, own in phases.items()}
+    return Measured(round(float(middle), 4), medians, round(float(high - low), 4), round(others, 3))
 
 
 class OtherPrograms:

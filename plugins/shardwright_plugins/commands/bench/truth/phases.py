@@ -1,0 +1,100 @@
+"""Times of the phases of real steps, by the names that estimators give them.
+
+What kernels take is measured in their calls. A rank that has looked up waits in the exchange for the slowest. That wait
+is no transport, so phases end when the last rank has ended them.
+
+Legend: W ranks, N steps.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from shardwright.planning.arrays import Floats
+from shardwright.runtime.sharded.models.model_parallel import DistributedModelParallel
+
+_LOOKUPS = ("forward",)
+_UPDATES = ("prepare", "anticipate", "backward", "backward_scaled", "row_sums", "update_rows")
+KERNEL_MARKS = ("lookup", "update_ahead", "update")
+"""Kernel calls: lookups, and updates before and after the outputs were there."""
+MARKS = ("forward", "outputs", "backward", *KERNEL_MARKS)
+"""Columns of a rank's times: call of the module, wait for its outputs, backward pass, and kernels' parts of these."""
+_TRIM, _TOP, _LARGEST = -1, -2, -3
+"""Parameters of ``mallopt``: M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD (malloc.h of glibc)."""
+
+
+class KernelClock:
+    """Seconds that the kernels of a model take on this rank.
+
+    Args:
+        model: the sharded model; its lookups report to this clock from now on.
+    """
+
+    def __init__(self, model: DistributedModelParallel) -> None:
+        self.lookup = self.update = 0.0
+        self._depth = 0
+        for module in model.modules():
+            for lookup in getattr(getattr(module, "engine", None), "lookups", ()):
+                for names, kind in ((_LOOKUPS, "lookup"), (_UPDATES, "update")):
+                    for name in names:
+                        setattr(lookup, name, self._timed(getattr(lookup, name), kind))
+
+    def start(self) -> None:
+        """Begin at 0."""
+        self.lookup = self.update = 0.0
+
+    def _timed(self, inner: Callable[..., Any], kind: str) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if self._depth:  # a call inside a call is counted already
+                return inner(*args, **kwargs)
+            self._depth, start = 1, time.perf_counter()
+            try:
+                return inner(*args, **kwargs)
+            finally:
+                self._depth = 0
+                setattr(self, kind, getattr(self, kind) + time.perf_counter() - start)
+
+        return call
+
+
+def keep_memory() -> None:
+    """Have the allocator keep what is freed, as far as it is glibc's.
+
+    Else it gives large results back after some steps, and takes them again: 3 300 page faults and 7 ms of a step of 22,
+    in one run of a plan and not in the next (AMD EPYC in a virtual machine).
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        return
+    for parameter, value in ((_LARGEST, 1 << 30), (_TRIM, (1 << 31) - 1), (_TOP, 64 << 20)):
+        mallopt(parameter, value)
+
+
+def phases_of(times: Floats) -> tuple[Floats, Mapping[str, Floats]]:
+    """Time of each step and of its phases, s: ``[N]`` each; every rank makes this call, and gets the same.
+
+    Args:
+        times: this rank's :data:`MARKS` of each step, ``[N, marks]``, from a barrier on.
+    """
+    gathered = torch.empty(dist.get_world_size(), *times.shape, dtype=torch.float64)
+    dist.all_gather(list(gathered.unbind()), torch.from_numpy(times))
+    every = gathered.numpy()
+    spans, kernels = every[..., :3], dict(zip(KERNEL_MARKS, np.moveaxis(every[..., 3:], -1, 0), strict=True))
+    forward, outputs, backward = np.moveaxis(np.cumsum(spans, axis=-1).max(0), -1, 0)
+    lookup = kernels["lookup"].max(0)
+    ahead, update = kernels["update_ahead"].max(0), kernels["update"].max(0)
+    return backward, {
+        "input_communication": forward - (kernels["lookup"] + kernels["update_ahead"]).max(0),
+        "forward_compute": lookup,
+        "forward_communication": outputs - forward,
+        "backward_communication": backward - outputs - update,
+        "backward_compute": ahead + update,
+    }

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.distributed
 MOST = dict(
     zip(
         call_workers.MIXES,
-        [(415, 390), (455, 450), (415, 390), (400, 370), (735, 830)],
+        [(410, 385), (440, 430), (410, 385), (400, 370), (715, 815)],
         strict=True,
     )
 )

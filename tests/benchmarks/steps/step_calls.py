@@ -1,7 +1,7 @@
 """The calls that a training step makes on one of two ranks: 24 tables of 10k x 16, batch 64, 2 ids a bag.
 
-    python tests/benchmarks/step_calls.py
-    python tests/benchmarks/step_calls.py --types row_wise --functions 60
+    python tests/benchmarks/steps/step_calls.py
+    python tests/benchmarks/steps/step_calls.py --types row_wise --functions 60
 
 Counted with sys.setprofile, in the step of twenty that makes the fewest. With --functions it lists who makes most.
 """
@@ -16,7 +16,7 @@ from typing import Annotated
 
 import typer
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
+sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from tests.distributed.steps import call_workers
 

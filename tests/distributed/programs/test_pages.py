@@ -208,7 +208,7 @@ def test_cluster_tutorial_runs_as_it_stands(
 
 def launched(tmp_path: Path, script: str, **environment: str) -> list[str]:
     """Arguments of torchrun where a script starts it, directly or by srun."""
-    for name in ("torchrun", "srun"):
+    for name in ("torchrun", "srun", "torchx"):
         (tmp_path / name).write_text(SHOWING)
         (tmp_path / name).chmod(0o755)
     (tmp_path / "scontrol").write_text("#!/bin/bash\nprintf 'host-1\\nhost-2\\n'\n")
@@ -253,6 +253,19 @@ def test_launch_on_kubernetes_gives_torchrun_what_it_takes() -> None:
     assert {mount["name"] for mount in container["volumeMounts"]} == {
         volume["name"] for volume in pod["volumes"]
     }
+
+
+def test_launch_by_torchx_asks_for_the_hosts_and_ranks_of_the_page(tmp_path: Path) -> None:
+    taken = launched(tmp_path, readme.source("torchx.sh", LAUNCH), SCHEDULER="local_cwd")
+    assert taken[:4] == ["run", "--scheduler", "local_cwd", "dist.ddp"]
+    if importlib.util.find_spec("torchx") is None:
+        return  # its own parser has the last word
+    from torchx.components.dist import ddp
+    from torchx.specs.builders import materialize_appdef
+
+    (role,) = materialize_appdef(ddp, taken[4:]).roles
+    assert (role.num_replicas, role.max_retries) == (2, 3)
+    assert "--nnodes 2 --nproc_per_node 8" in role.args[-1]
 
 
 @pytest.mark.slow

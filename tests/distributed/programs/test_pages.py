@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -135,12 +136,17 @@ def test_tracking_by_tensorboard_gets_the_plan_and_every_loss(
     assert read.Tags()["tensors"] == ["plan/text_summary"]
 
 
-def test_report_begins_as_the_page_shows(capsys: pytest.CaptureFixture[str]) -> None:
+def lines_of_any_rank(report: str) -> Counter[str]:
+    """Lines of a report without seconds and numbers of ranks: of equally good plans, solvers' versions take others."""
+    told = (SECONDS.sub("# s", line).rstrip() for line in report.splitlines())
+    return Counter(re.sub(r"^ +\d+ +(?=\|)|\| [\d,-]+$", "", line) for line in told)
+
+
+def test_report_has_the_lines_of_the_page(capsys: pytest.CaptureFixture[str]) -> None:
     exec(compile(readme.source("report.py", REPORT), "report.py", "exec"), {})
-    printed, page = (
-        SECONDS.sub("# s", text) for text in (capsys.readouterr().out, readme.output_of("report.py", REPORT))
-    )
-    assert printed.startswith(page)
+    page = lines_of_any_rank(readme.output_of("report.py", REPORT))
+    assert page.total() > 15
+    assert page - lines_of_any_rank(capsys.readouterr().out) == Counter()
 
 
 def test_plans_for_many_ranks_run_as_the_page_shows(

@@ -18,7 +18,6 @@ from attrs import evolve
 from tests.distributed import workers
 from tests.equality import Case, count_profiled, train_rank
 from torch import nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
@@ -156,7 +155,10 @@ def train_in_data_parallel(around: str, steps: int, *, finds_unused: bool) -> St
         Enclosing(model) if around == "enclosing module" else model, find_unused_parameters=finds_unused
     )
     train(wrapped, range(steps), dense_optimizer(model))
-    return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+    if around != "bare collection":
+        return model.full_state_dict()
+    of_bags = model.sparse.bags.full_state_dict()
+    return model.state_dict() | {f"sparse.bags.{name}": value for name, value in of_bags.items()}
 
 
 def accumulate_without_sums(steps: int) -> State:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import json
 import posixpath
 import re
 from collections.abc import Iterator
@@ -65,11 +66,22 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **others: Any) -> str:
-    """Names of code blocks as their titles; links to folders, which are not in the site, as their texts."""
+    """Names of code blocks as titles, links to folders as their texts, cells of notebooks below the page."""
     for match, target in links(page.file.src_uri, markdown):
         if (ROOT / target).is_dir():
             markdown = markdown.replace(match[0], match["text"])
+        elif target.endswith(".ipynb"):
+            markdown += _cells(ROOT / target)
     return _NAMED_FENCE.sub(r'```\1 title="\2"', markdown)
+
+
+def _cells(notebook: Path) -> str:
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    texts = [(cell["cell_type"], "".join(cell["source"])) for cell in cells]
+    return "".join(
+        f"\n\n```python\n{text}\n```\n" if kind == "code" else f"\n\n{re.sub('^# ', '## ', text)}\n"
+        for kind, text in texts
+    )
 
 
 class Docstrings(griffe.Extension):

@@ -8,7 +8,7 @@ An author subclasses the class of their kind in a test module, and gives one pyt
             return RoundRobin()
 
 Nothing of it needs a GPU or a cluster. Ranks are simulated in one process; only comm backends start real ones. It needs
-pytest and Hypothesis (``pip install shardwright[testing]``); what is drawn is the same in every run.
+pytest and Hypothesis (``pip install 'shardwright[testing]'``); what is drawn is the same in every run.
 """
 
 from __future__ import annotations

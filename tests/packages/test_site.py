@@ -37,6 +37,8 @@ def test_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_path
     assert done.returncode == 0, done.stderr[-4000:]
     made = {path: path.read_text() for path in tmp_path.rglob("*.html")}
     assert [path.name for path, text in made.items() if LOADED.search(text)] == []
+    notebook = re.sub(r"<[^>]+>", "", made[tmp_path / "contrib/examples/notebook.html"])
+    assert "cluster_plan = planner.plan_tables(tables)" in notebook
     constraints = made[tmp_path / "reference/planning.html"]
     assert 'id="shardwright.ParameterConstraints"' in constraints
     shown = re.sub(r"<[^>]+>", "", constraints)

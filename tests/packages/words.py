@@ -38,6 +38,7 @@ INSTEAD = {
     r"\bshall\b": "must, will",
     r"\breckon": "compute, count",
     r"\blast resort\b": "fallback",
+    r"@@|\bTODO\b|\bTBD\b": "what the placeholder stands for",
     r"\band its like\b|\bthe like\b": "and similar ones",
 }
 _CODE = re.compile(r"```.*?^```|`[^`\n]*`", re.MULTILINE | re.DOTALL)

@@ -213,7 +213,7 @@ def test_cluster_tutorial_runs_as_it_stands(
 
 
 def launched(tmp_path: Path, script: str, **environment: str) -> list[str]:
-    """Arguments of torchrun where a script starts it, directly or by srun."""
+    """Arguments of the launcher that a script starts."""
     for name in ("torchrun", "srun", "torchx"):
         (tmp_path / name).write_text(SHOWING)
         (tmp_path / name).chmod(0o755)
@@ -228,7 +228,7 @@ def launched(tmp_path: Path, script: str, **environment: str) -> list[str]:
     )
     assert done.returncode == 0, done.stderr
     arguments: list[str] = json.loads(done.stdout)
-    return arguments[1:] if arguments[0] == "torchrun" else arguments
+    return arguments
 
 
 def test_launch_on_one_host_gives_torchrun_what_it_takes(tmp_path: Path) -> None:
@@ -237,10 +237,17 @@ def test_launch_on_one_host_gives_torchrun_what_it_takes(tmp_path: Path) -> None
 
 
 def test_launch_by_slurm_gives_torchrun_what_it_takes(tmp_path: Path) -> None:
-    of_slurm = {"SLURM_JOB_NODELIST": "host-[1-2]", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_ID": "7"}
-    taken = get_args_parser().parse_args(
-        launched(tmp_path, readme.source("train.sbatch", LAUNCH), **of_slurm)
-    )
+    script = readme.source("train.sbatch", LAUNCH)
+    of_slurm = {
+        "SLURM_JOB_NODELIST": "host-[1-2]",
+        "SLURM_JOB_NUM_NODES": "2",
+        "SLURM_JOB_ID": "7",
+        "SLURM_CPUS_PER_TASK": "64",
+    }
+    *of_srun, command = " ".join(launched(tmp_path, script, **of_slurm)).split(" torchrun ")
+    assert of_srun == ["--cpus-per-task 64"]
+    assert "#SBATCH --cpus-per-task=64" in script
+    taken = get_args_parser().parse_args(command.split())
     assert (taken.nnodes, taken.nproc_per_node, taken.rdzv_id) == ("2", "8", "7")
     assert (taken.rdzv_backend, taken.rdzv_endpoint) == ("c10d", "host-1:29400")
 

@@ -16,12 +16,19 @@ from pathlib import Path
 from typing import Any
 
 import griffe
+import typer
 from attrs import NOTHING
 from mkdocs.structure.files import File, Files, InclusionLevel
+from typer.cli import get_docs_for_click
+
+from shardwright.cli import app
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("core/shardwright/docs", "plugins/shardwright_plugins/docs")
 """Folders whose pages are those of the site, by the same paths."""
+
+COMMANDS = "core/shardwright/docs/reference/environment.md"
+"""Page below which the options of all commands stand."""
 
 _LINK = re.compile(r"\[(?P<text>[^\]]*)\]\((?P<target>[^)#:\s]+)(?P<anchor>#[^)]*)?\)")
 _NAMED_FENCE = re.compile(r"^```(\w+) (.+)$", re.MULTILINE)
@@ -66,13 +73,27 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **others: Any) -> str:
-    """Names of code blocks as titles, links to folders as their texts, cells of notebooks below the page."""
+    """Names of code blocks as titles, links to folders as their texts; notebooks' cells and commands' options below."""
     for match, target in links(page.file.src_uri, markdown):
         if (ROOT / target).is_dir():
             markdown = markdown.replace(match[0], match["text"])
         elif target.endswith(".ipynb"):
             markdown += _cells(ROOT / target)
+    if page.file.src_uri == COMMANDS:
+        markdown += _options()
     return _NAMED_FENCE.sub(r'```\1 title="\2"', markdown)
+
+
+def _options() -> str:
+    """The help of every command, as Typer writes it for pages."""
+    group = typer.main.get_command(app)
+    context = group.make_context("shardwright", ["doctor"])
+    found = [group.resolve_command(context, [name]) for name in group.list_commands(context)]
+    texts = (
+        get_docs_for_click(obj=command, ctx=context, indent=2, name=name or "", call_prefix="shardwright")
+        for name, command, _ in found
+    )
+    return "\n\n## Options of each command\n\n" + "\n".join(texts)
 
 
 def _cells(notebook: Path) -> str:

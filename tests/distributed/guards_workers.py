@@ -57,6 +57,17 @@ class _Calls:
         self._depth, self.count = self._depth + 1, self.count + 1
 
 
+class TwoHeads(nn.Module):
+    """A model with a layer that its loss does not use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clicks, self.unused = workers.clicks(), nn.Linear(1, 1)
+
+    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        return self.clicks(features)
+
+
 def calls_of(step: Callable[[], Any]) -> int:
     calls = _Calls()
     sys.setprofile(calls)
@@ -90,7 +101,8 @@ def drifting(how: str, every: str, num_steps: int) -> tuple[str, list[str]]:
     """Train a model whose dense replicas drift.
 
     Args:
-        how: "one rank": rank 1 changes one weight by one bit; "not averaged": nobody averages; "": they do not drift.
+        how: "one rank": rank 1 changes one weight by one bit; "not averaged": nobody averages; "unused": some get no
+            gradient; "": they do not drift.
         every: forward passes from one comparison to the next.
         num_steps: steps.
 
@@ -98,7 +110,8 @@ def drifting(how: str, every: str, num_steps: int) -> tuple[str, list[str]]:
         The error, and the warnings.
     """
     with mock.patch.dict(os.environ, {EVERY_VARIABLE: every}):
-        model = loop_workers.model_of(is_averaged=how != "not averaged")
+        module = TwoHeads() if how == "unused" else None
+        model = loop_workers.model_of(module=module, is_averaged=how != "not averaged")
     optimizer = loop_workers.dense_optimizer(model)
 
     def run() -> None:

@@ -155,6 +155,7 @@ def train_in_data_parallel(around: str, steps: int, *, finds_unused: bool) -> St
         Enclosing(model) if around == "enclosing module" else model, find_unused_parameters=finds_unused
     )
     train(wrapped, range(steps), dense_optimizer(model))
+    wrapped.load_state_dict(wrapped.state_dict())
     if around != "bare collection":
         return model.full_state_dict()
     of_bags = model.sparse.bags.full_state_dict()

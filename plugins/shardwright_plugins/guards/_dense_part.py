@@ -110,11 +110,21 @@ def watch_dense_part(
     replicas = Replicas(
         env,
         lambda: [(own.path, own.parameter) for own in members if own.parameter.requires_grad],
-        is_averaged=True,
+        partial(_check_average, ref(wrapper)),
     )
     wrapper.register_forward_pre_hook(partial(_before_forward, passes, members, replicas))
     module.register_load_state_dict_pre_hook(LoadedReplicas(env, lambda _: [own.path for own in members]))
     finalize(wrapper, passes.forget)
+
+
+def _check_average(reference: ref[DistributedDataParallel]) -> None:
+    """Check that torch has averaged the gradients of the last backward pass.
+
+    Raises:
+        RuntimeError: a parameter got none, so that the average of its bucket is waited for; in torch's words.
+    """
+    if (wrapper := reference()) is not None:
+        wrapper.reducer._rebuild_buckets()  # the first thing that torch does in a forward pass
 
 
 @untraced

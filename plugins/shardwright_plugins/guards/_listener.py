@@ -57,7 +57,7 @@ class _Guards(StepListener):
         model.module.register_load_state_dict_pre_hook(LoadedReplicas(model.env.everyone, _copied_weights))
         if dense and not self._wrappers.averages(model):
             own = ref(model)
-            replicas = Replicas(model.env.everyone, partial(self._not_averaged, own), is_averaged=False)
+            replicas = Replicas(model.env.everyone, partial(self._not_averaged, own), None)
             model.register_forward_pre_hook(partial(_begin_pass, replicas))
 
     def _not_averaged(self, model: ref[nn.Module]) -> Iterator[tuple[str, Tensor]]:

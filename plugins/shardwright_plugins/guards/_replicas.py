@@ -48,14 +48,18 @@ class Replicas:
     Args:
         env: the ranks.
         dense: function that gives their names and values.
-        is_averaged: somebody averages their gradients; else a difference is a warning, since they may be meant to
-            differ, as the parts of a model that another library cuts over the ranks.
+        check_average: function that raises where it knows why the average of their gradients failed; ``None`` if nobody
+            averages them. A difference then is a warning, since they may be meant to differ, as the parts of a model
+            that another library cuts over the ranks.
     """
 
     def __init__(
-        self, env: ShardingEnv, dense: Callable[[], Iterable[tuple[str, Tensor]]], *, is_averaged: bool
+        self,
+        env: ShardingEnv,
+        dense: Callable[[], Iterable[tuple[str, Tensor]]],
+        check_average: Callable[[], object] | None,
     ) -> None:
-        self._env, self._dense, self._is_averaged = env, dense, is_averaged
+        self._env, self._dense, self._check_average = env, dense, check_average
         self._every, self._num_passes = passes_between(), 0
 
     def begin_pass(self) -> None:
@@ -63,6 +67,7 @@ class Replicas:
 
         Raises:
             DistributedError: ranks have different values, naming the first parameter and the ranks; on all ranks.
+            RuntimeError: they differ because a parameter got no gradient in the last backward pass, as torch says it.
         """
         self._num_passes += 1
         if self._every and (self._num_passes == _FIRST or self._num_passes % self._every == 0):
@@ -78,7 +83,8 @@ class Replicas:
         try:
             self._env.agree(f"the dense parameters in forward pass {self._num_passes}", values, _ADVICE)
         except DistributedError as error:
-            if self._is_averaged:
+            if self._check_average is not None:
+                self._check_average()
                 raise
             self._every = 0
             warnings.warn(f"{error}. {_NOT_AVERAGED}", RuntimeWarning, stacklevel=2)

@@ -1,8 +1,8 @@
 """Guard over tables updated in the backward pass: gradients of several passes do not add up.
 
-An optimizer in the backward pass takes the gradients of one pass. A loop that makes several passes before the step of
-the fused optimizer accumulates gradients of dense parameters, but updates tables several times, so that it trains
-otherwise than one process. The fused optimizer's step is where that is certain. Loops that never call it mean updates
+An optimizer in the backward pass takes the gradients of one lookup in one pass. A loop that makes several passes before
+the step of the fused optimizer, or one pass through several lookups of a collection, accumulates gradients of dense
+parameters, but updates tables several times, so that it trains otherwise than one process. The fused optimizer's step is where that is certain. Loops that never call it mean updates
 in each pass, and so do those whose other optimizers step between the passes.
 """
 
@@ -36,12 +36,17 @@ class BackwardPasses:
         if self._since != num_steps:  # an optimizer made its step
             self.clear(num_steps)
         number = torch._C._current_graph_task_id()
-        is_summed = False
-        if collection.adds_up:
-            for earlier in self._forwards:
-                is_summed = is_summed or earlier() is forward
-            self._forwards.append(ref(forward))
-        if number != self._pass and not is_summed:
+        is_known, alive = False, []
+        for earlier in self._forwards:
+            if (other := earlier()) is not None:
+                is_known = is_known or other is forward
+                alive.append(earlier)
+        self._forwards = [*alive, ref(forward)]
+        if number == self._pass:  # a second lookup in one pass is an update by itself
+            is_another = not is_known and not collection.adds_up
+        else:
+            is_another = not is_known or not collection.adds_up
+        if is_another:
             self._num_passes, self._pass = self._num_passes + 1, number
 
     def clear(self, num_steps: int) -> None:
@@ -53,7 +58,8 @@ class BackwardPasses:
         """Check that the optimizer's step comes after one backward pass at most.
 
         Raises:
-            UnsupportedError: several passes have updated tables, where the user means one update by all gradients.
+            UnsupportedError: several passes, or lookups of one pass, have updated tables, where the user means one
+                update by all gradients.
         """
         num_passes = self._num_passes
         self.clear(num_steps)
@@ -61,8 +67,8 @@ class BackwardPasses:
             with reporting_errors():
                 raise UnsupportedError(
                     f"table {collection.updated_in_backward} is updated in the backward pass, and {num_passes} passes "
-                    "were made before this step of its optimizer: each updated it, with no gradient accumulated. Shard "
-                    "it with update='in_step', an argument of its sharder and of DistributedModelParallel, so that "
-                    "this step applies the sum of all gradients; or call step() or zero_grad() after each backward "
-                    "pass, if an update in each is meant"
+                    "were made before this step of its optimizer, or one through as many calls of its collection: each "
+                    "updated it, with no gradient accumulated. Shard it with update='in_step', an argument of its "
+                    "sharder and of DistributedModelParallel, so that this step applies the sum of all gradients; or "
+                    "call step() or zero_grad() after each backward pass, if an update in each is meant"
                 )

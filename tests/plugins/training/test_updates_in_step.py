@@ -653,7 +653,8 @@ def dropped_between(case: Case, model: Any) -> None:
         (micro_passes, "adagrad", False),
         (two_losses, "adagrad", False),
         (two_losses, "sgd", True),  # two plain updates are one by the sum
-        (used_twice, "adagrad", True),
+        (used_twice, "adagrad", False),
+        (used_twice, "sgd", True),
         (other_optimizer_between, "adagrad", True),
         (dropped_between, "adagrad", True),
     ],

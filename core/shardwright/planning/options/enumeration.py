@@ -80,12 +80,18 @@ def _ended_early(offers: Offers, table: TableSpec, index: int, count: int) -> Ba
     """Make the error for an enumeration that ended before all options were known."""
     if offers.watch.was_interrupted:
         return KeyboardInterrupt()
-    slowest = max(offers.seconds, key=offers.seconds.__getitem__, default="")
+    elapsed_s = offers.watch.elapsed_s
+    part = advice = ""
+    for name, seconds in offers.seconds.items():
+        if seconds > elapsed_s / 2:
+            part = f", of which sharding type {name!r} took {seconds:.1f} s"
+            advice = (
+                f", or leave {name!r} out of sharding_types. (A row map whose rows_of() lists rows is slow unless it "
+                "has a formula for num_rows_of().)"
+            )
     return NoPlanError(
         f"no plan found: of {count} tables, the options of {index} were known when the time was over, after "
-        f"{offers.watch.elapsed_s:.1f} s, of which sharding type {slowest!r} took {offers.seconds[slowest]:.1f} s; the "
-        f"next is {table.describe()}. Allow more time, or leave {slowest!r} out of sharding_types. (A row map whose "
-        "rows_of() lists rows is slow unless it has a formula for num_rows_of().)"
+        f"{elapsed_s:.1f} s{part}; the next is {table.describe()}. Allow more time{advice}"
     )
 
 

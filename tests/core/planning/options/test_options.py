@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+from itertools import chain, repeat
+
 import attrs
 import numpy as np
 import pytest
 from tests.core.planning.conftest import Whole
 
 from shardwright.contracts import ShardingType
-from shardwright.errors import PlanningError, UnknownPluginError
+from shardwright.errors import NoPlanError, PlanningError, UnknownPluginError
 from shardwright.host import host
 from shardwright.planning.arrays import FREE, NO_GANG
 from shardwright.planning.layouts.layout import Block, Layout
@@ -16,6 +18,7 @@ from shardwright.planning.options.options import fold_requests
 from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
 from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright.planning.tables.spec import PoolingType, TableSpec
+from shardwright.planning.watch import Watch
 
 TABLE = TableSpec("t", 10, 8, ["f"])
 
@@ -351,4 +354,12 @@ def test_enumerate_type_that_names_a_rank_its_hosts_do_not_have_is_named(host_wi
     ):
         enumerate_options(
             [TABLE], Topology(2, "cpu", local_world_size=1), Constraints(), host(), batch_size=1
+        )
+
+
+def test_options_that_end_early_blame_no_sharding_type_that_took_little_of_the_time():
+    watch = Watch(seconds=1.0, clock=chain([0.0], repeat(5.0)).__next__)  # late at once
+    with pytest.raises(NoPlanError, match=r"after 5\.0 s; the next is 'a'.*\. Allow more time$"):
+        enumerate_options(
+            [TableSpec("a", 10, 8)], Topology(2, "cpu"), Constraints(), host(), batch_size=4, watch=watch
         )

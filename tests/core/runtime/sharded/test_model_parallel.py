@@ -175,6 +175,16 @@ def test_model_that_is_a_collection_itself_is_sharded_at_the_empty_path(group_of
     assert list(model.fused_optimizer.params) == ["embedding_bags.t0.weight", "embedding_bags.t1.weight"]
 
 
+def test_state_dict_of_a_module_around_the_model_loads_into_it():
+    around = nn.ModuleDict({"net": wrapped(ALONE, ShardingEnv.local(device_type="cpu"))})
+    other = {name: value + 1 for name, value in around.state_dict().items()}
+    assert all(name.startswith(("net.bags.", "net.over.")) for name in other)
+    around.load_state_dict(other)
+    torch.testing.assert_close(around.state_dict(), other)
+    with pytest.raises(RuntimeError, match="Missing key"):
+        around.load_state_dict({})
+
+
 class Twice(nn.Module):
     """One collection under two parents, and a second one."""
 

@@ -174,6 +174,7 @@ class DistributedModelParallel(nn.Module):
             [(path, sharded.fused_optimizer) for path, sharded in self._sharded.items()]  # type: ignore[misc]
         )
         leave_out_tables(self)  # should somebody else wrap it
+        self.register_load_state_dict_pre_hook(_find_inner_names)  # should it be inside another
         collections = [own for own in self._sharded.values() if isinstance(own, ShardedCollection)]
         for listener in step_listeners():
             listener.has_model(self, [own.engine.events.collection for own in collections])
@@ -456,6 +457,12 @@ class DistributedModelParallel(nn.Module):
         """Map the model's own names to the attribute that they leave out, for ``torch.distributed.checkpoint``."""
         own = (self._model._modules, self._model._parameters, self._model._buffers)
         return {name: "_model" for names in own for name in names}
+
+
+def _find_inner_names(model: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Put the model's own attribute into the names of a state that is loaded into a module around it."""
+    for name in [own for own in state_dict if own.startswith(prefix)]:
+        state_dict[f"{prefix}_model.{name.removeprefix(prefix)}"] = state_dict.pop(name)
 
 
 def _refuse_wrapped(model: nn.Module, paths: Sequence[str]) -> None:

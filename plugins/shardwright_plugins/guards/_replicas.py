@@ -84,7 +84,8 @@ class Replicas:
             self._env.agree(f"the dense parameters in forward pass {self._num_passes}", values, _ADVICE)
         except DistributedError as error:
             if self._check_average is not None:
-                self._check_average()
+                if error.subject:  # they were compared, and all ranks are here
+                    self._check_average()
                 raise
             self._every = 0
             warnings.warn(f"{error}. {_NOT_AVERAGED}", RuntimeWarning, stacklevel=2)

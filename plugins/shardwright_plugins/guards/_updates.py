@@ -2,8 +2,9 @@
 
 An optimizer in the backward pass takes the gradients of one lookup in one pass. A loop that makes several passes before
 the step of the fused optimizer, or one pass through several lookups of a collection, accumulates gradients of dense
-parameters, but updates tables several times, so that it trains otherwise than one process. The fused optimizer's step is where that is certain. Loops that never call it mean updates
-in each pass, and so do those whose other optimizers step between the passes.
+parameters, but updates tables several times. So it trains otherwise than one process. The fused optimizer's step is
+where that is certain. Loops that never call it mean updates in each pass, and so do those whose other optimizers step
+between the passes.
 """
 
 from __future__ import annotations

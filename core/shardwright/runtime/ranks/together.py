@@ -118,7 +118,7 @@ def check_alike(what: str, told: Sequence[Mapping[str, Any]], names: Sequence[in
         advice: advice for an error, if they differ.
 
     Raises:
-        DistributedError: naming the first value that differs, and what it is on which ranks.
+        DistributedError: naming the first value that differs, and what it is on which ranks; ``subject`` has the name.
     """
     texts = {
         name: [str(values.get(name, "missing")) for values in told]
@@ -128,7 +128,9 @@ def check_alike(what: str, told: Sequence[Mapping[str, Any]], names: Sequence[in
     if different:
         more = f" ({len(different)} of {len(texts)} differ)" if len(texts) > 1 else ""
         first = f"{different[0]} is {by_rank(texts[different[0]], names)}"
-        raise DistributedError(f"the ranks differ in {what}: {first}{more}. {advice}")
+        raise DistributedError(
+            f"the ranks differ in {what}: {first}{more}. {advice}", subject=different[0], asked=what
+        )
 
 
 def is_lost(error: BaseException) -> bool:

@@ -41,8 +41,11 @@ def plan(
         ),
     ] = False,
     device: Annotated[
-        str, typer.Option(help="Type of the ranks' devices, or one a rank: cuda,cuda,cpu.")
-    ] = "cuda",
+        str | None,
+        typer.Option(
+            help="Type of the ranks' devices, or one a rank: cuda,cuda,cpu. By default cuda; with --machine cpu."
+        ),
+    ] = None,
     hbm_gib: Annotated[float | None, typer.Option(min=0, help="Device memory of a rank, GiB.")] = None,
     ddr_gib: Annotated[
         float | None,
@@ -141,7 +144,7 @@ def plan(
 def _topology(
     ranks: int,
     local: int | None,
-    device: str,
+    asked: str | None,
     hbm_gib: float | None,
     ddr_gib: float | None,
     machine: Path | None,
@@ -149,6 +152,7 @@ def _topology(
     from shardwright.planning.machines.host_memory import host_memory_bytes
     from shardwright.planning.machines.topology import CPU_DEVICE, Topology
 
+    device = asked or (CPU_DEVICE if machine else "cuda")  # machines are measured for CPUs
     ddr_cap = _bytes("--ddr-gib", ddr_gib)
     here = host_memory_bytes() if device == CPU_DEVICE and ddr_cap is None else None
     make: Callable[..., Topology] = Topology if machine is None else partial(Topology.from_machine, machine)

@@ -126,20 +126,11 @@ def test_calibrate_writes_a_machine_that_plans_are_made_for(
     assert set(machine.kernels) == {"fused_torch", "dense"}
     assert machine.made["ranks"] == 2
     assert machine.unmeasured.keys() == {"inter_host_bw"}
-    words = [
-        "plan",
-        str(workload),
-        "--ranks",
-        "2",
-        "--device",
-        "cpu",
-        "--machine",
-        str(path),
-        "--output",
-        str(plan),
-    ]
+    words = ["plan", str(workload), "--ranks", "2", "--machine", str(path), "--output", str(plan)]
     assert run(app, words, catch_exceptions=False).exit_code == 0
-    inputs = json.loads(plan.read_text())["inputs"]
+    document = json.loads(plan.read_text())
+    assert document["topology"]["compute_device"] == "cpu"  # of which the machine's document is
+    inputs = document["inputs"]
     assumed = {name for name, value in inputs.items() if value["provenance"] == "assumed"}
     assert not assumed & {*machine.topology, "estimator"}
     assert not [name for name in assumed if name.startswith("engine.")]

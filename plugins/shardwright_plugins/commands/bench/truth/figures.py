@@ -13,7 +13,7 @@ from shardwright.host import host
 from shardwright.planning.arrays import Floats
 from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.planning.report.rederived import Rederived
-from shardwright.planning.search.objectives import phase_loads
+from shardwright.planning.search.objectives import largest_rank_time, phase_loads
 from shardwright.planning.search.placement import propose
 
 
@@ -22,8 +22,8 @@ class Predicted:
     """An estimator's price of a plan.
 
     Args:
-        step_ms: time of a step, as the estimator reckons it from the phases.
-        phases_ms: phase -> milliseconds on each rank.
+        step_ms: time of a step, that of the rank whose phases take longest.
+        phases_ms: phase of a step -> milliseconds on each rank.
     """
 
     step_ms: float
@@ -51,10 +51,10 @@ class Prices:
             return None
         space = self._space.space
         loads = phase_loads(space, placed.proposal, propose(space, placed.proposal), placed.ranks)
-        phases = {name: own.round(5).tolist() for name, own in loads.items() if own.any()}
         performance = self._space.plugins.performance
-        step_ms = performance.step_ms(loads, space.options, placed.proposal, space.topology)
-        return Predicted(round(step_ms, 5), phases)
+        phases = performance.step_phases(loads, space.options, placed.proposal, space.topology)
+        told = {name: own.round(5).tolist() for name, own in phases.items() if own.any()}
+        return Predicted(round(largest_rank_time(phases), 5), told)
 
 
 @frozen

@@ -2,59 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from attrs import asdict, evolve, frozen
+from attrs import asdict, frozen
 
-from shardwright.errors import PlanError
-from shardwright.host import host
 from shardwright.planning.arrays import Floats
-from shardwright.planning.plan.plan import ShardingPlan
-from shardwright.planning.report.rederived import Rederived
-from shardwright.planning.search.objectives import largest_rank_time, phase_loads
-from shardwright.planning.search.placement import propose
-
-
-@frozen
-class Predicted:
-    """An estimator's price of a plan.
-
-    Args:
-        step_ms: time of a step, that of the rank whose phases take longest.
-        phases_ms: phase of a step -> milliseconds on each rank.
-    """
-
-    step_ms: float
-    phases_ms: Mapping[str, Sequence[float]]
-
-
-class Prices:
-    """An estimator's prices of plans of one workload, which was asked of all alike.
-
-    Args:
-        estimator: name, as ``--estimator`` has it.
-        plan: any of the plans, with its document.
-    """
-
-    def __init__(self, estimator: str, plan: ShardingPlan) -> None:
-        inputs = {**plan.document["inputs"], "estimator": {"value": estimator, "provenance": "given"}}
-        asked = evolve(plan, document={**plan.document, "inputs": inputs})
-        self._space = Rederived.of(asked, host())
-
-    def of(self, plan: ShardingPlan) -> Predicted | None:
-        """Price a plan; ``None`` if it has options that the estimator knows nothing of."""
-        try:
-            placed = evolve(self._space, plan=plan).placed_plan()
-        except PlanError:
-            return None
-        space = self._space.space
-        loads = phase_loads(space, placed.proposal, propose(space, placed.proposal), placed.ranks)
-        performance = self._space.plugins.performance
-        phases = performance.step_phases(loads, space.options, placed.proposal, space.topology)
-        told = {name: own.round(5).tolist() for name, own in phases.items() if own.any()}
-        return Predicted(round(largest_rank_time(phases), 5), told)
 
 
 @frozen

@@ -61,23 +61,27 @@ def _step(model: sw.DistributedModelParallel, features: sw.KeyedJaggedTensor, gr
 
 
 def overhead(tables: int, rows: int, dim: int, batch: int, ids: int, rounds: int) -> dict[str, Any]:
-    """Median times of a step, ms, with the clocks and without, in turn."""
+    """Median times of a step, and of this rank's thread in it, ms, with the clocks and without, in turn."""
     model = _model(tables, rows, dim, batch, ids)
     batches, gradient = _batches(rows, batch, [ids] * tables), torch.rand(batch, tables * dim)
-    times, took = StepTimes(model), {True: list[float](), False: list[float]()}
+    times, took = StepTimes(model), {True: list[tuple[float, float]](), False: list[tuple[float, float]]()}
     for number in range(rounds):
         is_measured = number % 2 == 0
         if is_measured:
             times.start()
         for index in range(40):
             dist.barrier()
-            start = time.perf_counter()
+            start, busy = time.perf_counter(), time.thread_time()
             _step(model, batches[index % 4], gradient)
             if index >= 5:
-                took[is_measured].append(1e3 * (time.perf_counter() - start))
+                took[is_measured].append((time.perf_counter() - start, time.thread_time() - busy))
         times.stop()
-    with_clocks, without = (float(np.median(took[key])) for key in (True, False))
-    return {"with_ms": with_clocks, "without_ms": without, "more": with_clocks / without - 1}
+    with_clocks, without = (1e3 * np.median(took[key], axis=0) for key in (True, False))
+    return {
+        "with_ms": with_clocks.round(4).tolist(),
+        "without_ms": without.round(4).tolist(),
+        "more": (with_clocks / without - 1).round(4).tolist(),
+    }
 
 
 def drift(steps: int, every: int, *, follows: bool) -> dict[str, Any]:

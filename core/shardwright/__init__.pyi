@@ -57,9 +57,7 @@ from shardwright.planning.layouts.layout import BlockRun as BlockRun
 from shardwright.planning.layouts.layout import ColumnRange as ColumnRange
 from shardwright.planning.layouts.layout import Dataflow as Dataflow
 from shardwright.planning.layouts.layout import Exchange as Exchange
-from shardwright.planning.layouts.layout import Hierarchical as Hierarchical
 from shardwright.planning.layouts.layout import Layout as Layout
-from shardwright.planning.layouts.layout import Replicate as Replicate
 from shardwright.planning.layouts.layout import Routed as Routed
 from shardwright.planning.layouts.row_maps import RowMap as RowMap
 from shardwright.planning.layouts.row_maps import RowPart as RowPart

@@ -63,7 +63,6 @@ PUBLIC_NAMES = """
     Feedback
     Finding
     Forward
-    Hierarchical
     IdRangeError
     InvalidInputError
     JaggedTensor
@@ -108,7 +107,6 @@ PUBLIC_NAMES = """
     Proven
     QCommsConfig
     Replicas
-    Replicate
     ReturnPath
     ReturnStep
     Routed

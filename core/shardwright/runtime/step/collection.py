@@ -11,7 +11,7 @@ from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple
 
-from attrs import evolve, field, frozen
+from attrs import field, frozen
 from torch import Tensor
 
 from shardwright.planning.layouts.blocks import Ints
@@ -143,11 +143,6 @@ class FeatureBatch:
     @batch_size.default
     def _batch_size(self) -> int:
         return self.lengths.shape[1]
-
-    @cached_property
-    def filled_up(self) -> FeatureBatch:
-        """The batch as one whose features all have ``B`` examples, of which the last may be empty."""
-        return self if self.sizes is None else evolve(self, sizes=None)
 
     def lengths_of(self, feature: int) -> Tensor:
         """Number of ids of each of a feature's own bags."""

@@ -14,9 +14,9 @@ from tests.core.runtime.plans import Cut, Cuts, cut_tables, cuts, train_step, tr
 from tests.core.runtime.sharded.resharding import reshard_collection
 
 from shardwright.errors import DistributedError, InvalidInputError, PlanError, UnsupportedError
-from shardwright.planning.layouts.dataflows import Replicate
 from shardwright.planning.layouts.row_maps import RowsModulo, RowsRange
 from shardwright.runtime.sharded.resharding.exchange import RowExchange
+from shardwright_plugins.dataflows import Replicate
 from shardwright_testing.simulated import run_simulated
 
 OTHER = Cuts(

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from functools import cached_property
 from itertools import accumulate
-from typing import NamedTuple
 
 from attrs import field, frozen
 from torch import Tensor
@@ -98,21 +97,6 @@ class Collection:
         return min(tables, key=lambda table: table.num_embeddings, default=None)
 
 
-class Extras(NamedTuple):
-    """Unused input of a batch.
-
-    Args:
-        texts: texts for errors; ``None`` if it is not to be compared with other ranks'.
-        word: checksum; 0 if it is not to be compared.
-    """
-
-    texts: tuple[str, ...] | None
-    word: int
-
-
-NOT_COMPARED = Extras(None, 0)
-
-
 @frozen(eq=False)
 class FeatureBatch:
     """A checked batch, its features in the collection's order.
@@ -126,7 +110,6 @@ class FeatureBatch:
         inverse: place of each example of the whole batch among those of each feature, ``[F, examples]`` int64; ``None``
             if outputs are of ``B`` examples.
         trained_weights: the weights as autograd knows them, where they are trained; else ``None``.
-        extras: input that no table uses.
     """
 
     lengths: Tensor
@@ -136,7 +119,6 @@ class FeatureBatch:
     sizes: Ints | None = None
     inverse: Tensor | None = None
     trained_weights: Tensor | None = None
-    extras: Extras = NOT_COMPARED
     batch_size: int = field(init=False)
     """``B``."""
 

@@ -145,7 +145,6 @@ from shardwright.runtime.sharded.models.model_parallel import DefaultDataParalle
 from shardwright.runtime.sharded.models.model_parallel import DistributedModelParallel as DistributedModelParallel
 from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner as EmbeddingShardingPlanner
 from shardwright.runtime.sharded.tables.clipping import clip_grad_norm_ as clip_grad_norm_
-from shardwright.runtime.sharded.tables.clipping import clip_grad_value_ as clip_grad_value_
 from shardwright.runtime.step.awaitable import Awaitable as Awaitable
 from shardwright.runtime.step.awaitable import LazyAwaitable as LazyAwaitable
 from shardwright.runtime.step.executor import Executor as Executor

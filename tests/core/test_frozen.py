@@ -149,7 +149,6 @@ PUBLIC_NAMES = """
     apply_optimizer_in_backward
     check_plan
     clip_grad_norm_
-    clip_grad_value_
     compare_plans
     explain_table
     hookimpl

@@ -46,6 +46,9 @@ CODE = ["acme_clipped.py", "acme_clipped_path.py", "train_clipped.py"]
 
 _COLLECTIVES = re.compile(r"^\| (?P<dataflow>\w+) \| (?P<labels>headers, .*) \|$", re.MULTILINE)
 _COMMAND = re.compile(r"`python (?P<script>tests/benchmarks/\w+\.py)(?P<words>[^`]*)`")
+_BENCHMARK = re.compile(
+    r"`python (?P<words>(-m tests\.benchmarks[\w.]*|tests/benchmarks/[\w/]+\.py)( [a-z]+(?=[ `]))?)"
+)
 _LINK = re.compile(r"\]\((?P<target>[^)#:]+)(#[^)]*)?\)")
 SHARDER = EmbeddingBagCollectionSharder({"optimizer": "sgd", "learning_rate": 0.1})
 
@@ -193,6 +196,18 @@ def test_docs_performance_commands_are_scripts_with_these_options() -> None:
 def test_docs_links_lead_somewhere(page: Path) -> None:
     targets = [match["target"] for match in _LINK.finditer(page.read_text())]
     assert [target for target in targets if not (page.parent / target).exists()] == []
+
+
+BENCHMARKS = sorted({match["words"] for page in PAGES for match in _BENCHMARK.finditer(page.read_text())})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", BENCHMARKS)
+def test_docs_benchmarks_start(words: str) -> None:
+    if "serving" in words:
+        pytest.importorskip("shardwright_serving")
+    done = stranger.run_python(*words.split(), "--help")
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.slow

@@ -136,7 +136,6 @@ _MODULE_OF_NAME: dict[str, str] = {
         "shardwright.runtime.step.awaitable": ("Awaitable", "LazyAwaitable"),
         "shardwright.runtime.ranks.comm": ("TorchCommunicator",),
         "shardwright.runtime.ranks.environment": ("ShardingEnv",),
-        "shardwright.runtime.launch.local": ("launch",),
         "shardwright.runtime.ranks.sharding_groups": ("ShardingEnv2D",),
         "shardwright.runtime.sharded.tables.clipping": ("clip_grad_norm_", "clip_grad_value_"),
         "shardwright.runtime.sharded.models.dmp_collection": ("DMPCollection",),

@@ -111,7 +111,6 @@ from shardwright.runtime.checkpoint.reading import StoredTensor as StoredTensor
 from shardwright.runtime.checkpoint.reading import open_checkpoint as open_checkpoint
 from shardwright.runtime.checkpoint.saving import SavedCheckpoint as SavedCheckpoint
 from shardwright.runtime.checkpoint.saving import save_checkpoint as save_checkpoint
-from shardwright.runtime.launch.local import launch as launch
 from shardwright.runtime.pipeline.stages import Backward as Backward
 from shardwright.runtime.pipeline.stages import CopyToDevice as CopyToDevice
 from shardwright.runtime.pipeline.stages import Evaluate as Evaluate

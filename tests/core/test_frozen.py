@@ -156,7 +156,6 @@ PUBLIC_NAMES = """
     explain_table
     hookimpl
     in_backward_optimizer_filter
-    launch
     load_checkpoint
     lockstep_batches
     open_checkpoint

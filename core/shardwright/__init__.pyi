@@ -131,7 +131,6 @@ from shardwright.runtime.pipeline.train_pipeline import TrainPipelineSparseDist 
 from shardwright.runtime.pipeline.train_pipeline import lockstep_batches as lockstep_batches
 from shardwright.runtime.ranks.comm import TorchCommunicator as TorchCommunicator
 from shardwright.runtime.ranks.environment import ShardingEnv as ShardingEnv
-from shardwright.runtime.ranks.sharding_groups import ShardingEnv2D as ShardingEnv2D
 from shardwright.runtime.routed.direct import DirectReturn as DirectReturn
 from shardwright.runtime.routed.return_path import ReturnPath as ReturnPath
 from shardwright.runtime.routed.return_path import ReturnStep as ReturnStep
@@ -141,7 +140,6 @@ from shardwright.runtime.sharded.collections.sharders import ModuleSharder as Mo
 from shardwright.runtime.sharded.collections.sharders import ShardedEmbeddingBagCollection as ShardedEmbeddingBagCollection
 from shardwright.runtime.sharded.collections.sharders import ShardedEmbeddingCollection as ShardedEmbeddingCollection
 from shardwright.runtime.sharded.collections.sharders import register_sharder as register_sharder
-from shardwright.runtime.sharded.models.dmp_collection import DMPCollection as DMPCollection
 from shardwright.runtime.sharded.models.model_parallel import DefaultDataParallelWrapper as DefaultDataParallelWrapper
 from shardwright.runtime.sharded.models.model_parallel import DistributedModelParallel as DistributedModelParallel
 from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner as EmbeddingShardingPlanner

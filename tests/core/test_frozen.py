@@ -31,7 +31,6 @@ PUBLIC_NAMES = """
     CommType
     Communicator
     CopyToDevice
-    DMPCollection
     DataType
     Dataflow
     DefaultDataParallelWrapper
@@ -126,7 +125,6 @@ PUBLIC_NAMES = """
     ShardedEmbeddingBagCollection
     ShardedEmbeddingCollection
     ShardingEnv
-    ShardingEnv2D
     ShardingPlan
     ShardwrightError
     StageAround

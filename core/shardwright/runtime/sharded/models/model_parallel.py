@@ -195,7 +195,7 @@ class DistributedModelParallel(nn.Module):
         if sync_module_states:
             sharders = [sharder.syncing_module_states() for sharder in sharders]
         self.plan = self._make_plan(module, sharders) if plan is None else plan
-        self._check_plan(self.plan)
+        self.check_plan(self.plan)
         self._model = self._shard(module, sharders)
         self._materialise()
         if init_data_parallel:
@@ -310,8 +310,8 @@ class DistributedModelParallel(nn.Module):
         as if nothing had happened. Whatever does not fit is refused on all ranks before anything moves.
 
         Args:
-            plan: the new plan, for the same model and ranks; of a :class:`DMPCollection`, the same for all sharding
-                groups, each of which moves its own replica.
+            plan: the new plan, for the same model and ranks; the same for all sharding groups, where there are several,
+                each of which moves its own replica.
             optimizers: those of your own that have parameters of tables, whose kernel shows gradients: they get the
                 new parameters. Optimizers around them (combined, scheduled) follow.
             max_extra_bytes: most that a rank may take while rows move, beside what it has; then old blocks are freed as
@@ -341,7 +341,7 @@ class DistributedModelParallel(nn.Module):
         from shardwright.runtime.sharded.resharding.reshard import modules_under, reshard
 
         with self.env.everyone.together("resharding the model"):
-            self._check_plan(plan)
+            self.check_plan(plan)
             resharded = reshard(
                 modules_under(plan, self._sharded),
                 self.env,
@@ -353,7 +353,7 @@ class DistributedModelParallel(nn.Module):
             leave_out_tables(self)  # the new blocks, should somebody else wrap it
         return resharded
 
-    def _check_plan(self, plan: ShardingPlan) -> None:
+    def check_plan(self, plan: ShardingPlan) -> None:
         """Check that a plan for one of several sharding groups is not taken for all ranks.
 
         Raises:
@@ -364,7 +364,7 @@ class DistributedModelParallel(nn.Module):
         if groups > 1 and size != self.env.world_size:
             raise PlanError(
                 f"the plan is for {size} ranks in each of {groups} sharding groups, and its tables would be on {size} "
-                f"of these {self.env.world_size} ranks: give it to DMPCollection(..., sharding_group_size={size}), or "
+                f"of these {self.env.world_size} ranks: shard the model over groups of {size} ranks, or "
                 "plan with a Topology of all ranks without sharding_group()"
             )
 

@@ -130,7 +130,7 @@ class DMPCollection(DistributedModelParallel):
                 sync_module_states=sync_module_states,
             )
             self.sync_every, self._num_since = sync_every, 0
-            collections = [child for child in self.module.modules() if isinstance(child, ShardedCollection)]
+            collections = [own for own in self.sharded_modules.values() if isinstance(own, ShardedCollection)]
             self._averaging = Averaging(env, collections)
             self._averaging.copy_from_first()
         own = WeakMethod(self._sync_if_changed)  # collections must not hold their model

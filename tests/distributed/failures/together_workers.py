@@ -17,7 +17,7 @@ import shardwright as sw
 from shardwright.errors import ShardwrightError
 from shardwright.runtime.checkpoint.reading import StoredCheckpoint
 from shardwright.runtime.checkpoint.saving import _FolderWriter
-from shardwright.runtime.sharded.resharding.exchange import RowExchange
+from shardwright_plugins.resharding.exchange import RowExchange
 from shardwright_plugins.sharding_groups import DMPCollection
 
 TIMEOUT_S = 6.0

@@ -17,6 +17,7 @@ import shardwright as sw
 from shardwright.errors import ShardwrightError
 from shardwright.runtime.checkpoint.reading import StoredCheckpoint
 from shardwright.runtime.checkpoint.saving import _FolderWriter
+from shardwright.runtime.ranks.group_ranks import GroupRanks
 from shardwright_plugins.resharding.exchange import RowExchange
 from shardwright_plugins.sharding_groups import DMPCollection
 
@@ -112,6 +113,17 @@ def lose_a_rank(what: str, fault: str, folder: str) -> str:
                     sw.save_checkpoint(folder, model, step=2)
         except ShardwrightError as error:
             return f"{type(error).__name__}: {error}"
+    return "nothing was raised"
+
+
+def lose_a_rank_of_a_new_group() -> str:
+    """A rank ends before it has done anything in a group that was made; returns what each raised."""
+    group = GroupRanks.of(env_of(60.0).process_group).new_group("the work")
+    strike("kill")
+    try:
+        GroupRanks.of(group).meet("the work")
+    except ShardwrightError as error:
+        return str(error)
     return "nothing was raised"
 
 

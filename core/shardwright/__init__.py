@@ -134,10 +134,7 @@ _MODULE_OF_NAME: dict[str, str] = {
         "shardwright.runtime.step.awaitable": ("Awaitable", "LazyAwaitable"),
         "shardwright.runtime.ranks.comm": ("TorchCommunicator",),
         "shardwright.runtime.ranks.environment": ("ShardingEnv",),
-        "shardwright.runtime.launch.local": ("launch",),
-        "shardwright.runtime.ranks.sharding_groups": ("ShardingEnv2D",),
         "shardwright.runtime.sharded.tables.clipping": ("clip_grad_norm_",),
-        "shardwright.runtime.sharded.models.dmp_collection": ("DMPCollection",),
         "shardwright.contracts.lookup": ("Bags", "BlockSpec", "Lookup"),
         "shardwright.runtime.sharded.models.model_parallel": (
             "DefaultDataParallelWrapper",

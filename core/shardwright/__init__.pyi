@@ -109,7 +109,6 @@ from shardwright.runtime.checkpoint.reading import StoredTensor as StoredTensor
 from shardwright.runtime.checkpoint.reading import open_checkpoint as open_checkpoint
 from shardwright.runtime.checkpoint.saving import SavedCheckpoint as SavedCheckpoint
 from shardwright.runtime.checkpoint.saving import save_checkpoint as save_checkpoint
-from shardwright.runtime.launch.local import launch as launch
 from shardwright.runtime.pipeline.stages import Backward as Backward
 from shardwright.runtime.pipeline.stages import CopyToDevice as CopyToDevice
 from shardwright.runtime.pipeline.stages import Evaluate as Evaluate
@@ -130,7 +129,6 @@ from shardwright.runtime.pipeline.train_pipeline import TrainPipelineSparseDist 
 from shardwright.runtime.pipeline.train_pipeline import lockstep_batches as lockstep_batches
 from shardwright.runtime.ranks.comm import TorchCommunicator as TorchCommunicator
 from shardwright.runtime.ranks.environment import ShardingEnv as ShardingEnv
-from shardwright.runtime.ranks.sharding_groups import ShardingEnv2D as ShardingEnv2D
 from shardwright.runtime.routed.direct import DirectReturn as DirectReturn
 from shardwright.runtime.routed.return_path import ReturnPath as ReturnPath
 from shardwright.runtime.routed.return_path import ReturnStep as ReturnStep
@@ -140,7 +138,6 @@ from shardwright.runtime.sharded.collections.sharders import ModuleSharder as Mo
 from shardwright.runtime.sharded.collections.sharders import ShardedEmbeddingBagCollection as ShardedEmbeddingBagCollection
 from shardwright.runtime.sharded.collections.sharders import ShardedEmbeddingCollection as ShardedEmbeddingCollection
 from shardwright.runtime.sharded.collections.sharders import register_sharder as register_sharder
-from shardwright.runtime.sharded.models.dmp_collection import DMPCollection as DMPCollection
 from shardwright.runtime.sharded.models.model_parallel import DefaultDataParallelWrapper as DefaultDataParallelWrapper
 from shardwright.runtime.sharded.models.model_parallel import DistributedModelParallel as DistributedModelParallel
 from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner as EmbeddingShardingPlanner

@@ -31,7 +31,6 @@ PUBLIC_NAMES = """
     CommType
     Communicator
     CopyToDevice
-    DMPCollection
     DataType
     Dataflow
     DefaultDataParallelWrapper
@@ -124,7 +123,6 @@ PUBLIC_NAMES = """
     ShardedEmbeddingBagCollection
     ShardedEmbeddingCollection
     ShardingEnv
-    ShardingEnv2D
     ShardingPlan
     ShardwrightError
     StageAround
@@ -153,7 +151,6 @@ PUBLIC_NAMES = """
     explain_table
     hookimpl
     in_backward_optimizer_filter
-    launch
     load_checkpoint
     lockstep_batches
     open_checkpoint

@@ -14,8 +14,8 @@ from attrs import field, frozen
 from shardwright_hash_embedding import HashSettings
 from shardwright_hash_embedding.hashing import HashedIds, first_values
 from tests.contrib import distributions
-from tests.core.runtime.sharded.resharding import reshard_collection
 from tests.pairs import in_turns
+from tests.plugins.resharding.one_collection import reshard_collection
 
 import shardwright as sw
 from shardwright.host import PluginHost, use_host

@@ -18,7 +18,8 @@ from shardwright.errors import ShardwrightError
 from shardwright.runtime.checkpoint.reading import StoredCheckpoint
 from shardwright.runtime.checkpoint.saving import _FolderWriter
 from shardwright.runtime.ranks.group_ranks import GroupRanks
-from shardwright.runtime.sharded.resharding.exchange import RowExchange
+from shardwright_plugins.resharding.exchange import RowExchange
+from shardwright_plugins.sharding_groups import DMPCollection
 
 TIMEOUT_S = 6.0
 SHARDERS = [sw.EmbeddingBagCollectionSharder(fused_params={"optimizer": "sgd", "learning_rate": 0.1})]
@@ -128,7 +129,7 @@ def lose_a_rank_of_a_new_group() -> str:
 
 def two_groups(env: sw.ShardingEnv, *, size: int = 3, sync_every: int = 1) -> Any:
     """A model over sharding groups of all ranks."""
-    return sw.DMPCollection(
+    return DMPCollection(
         unsharded(), sharding_group_size=size, global_pg=env.process_group, sync_every=sync_every
     )
 

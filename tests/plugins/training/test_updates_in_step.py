@@ -14,10 +14,10 @@ import numpy
 import pytest
 import torch
 from attrs import evolve
-from tests.core.runtime.sharded.resharding import reshard_collection
 from tests.equality import Case
 from tests.pairs import covering
 from tests.plugins.built_in import built_in
+from tests.plugins.resharding.one_collection import reshard_collection
 from tests.plugins.training.test_equality import kernels, sequences_of, sharding_types, supports, tables_of
 
 from shardwright import DistributedModelParallel, UnsupportedError, clip_grad_norm_

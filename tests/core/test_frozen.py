@@ -16,6 +16,8 @@ from shardwright import contracts, hookspecs, host
 from shardwright.host.offers import Kind
 
 PUBLIC_NAMES = """
+    Answers
+    Arrivals
     Awaitable
     Backward
     Bags
@@ -26,7 +28,9 @@ PUBLIC_NAMES = """
     CacheStatistics
     CheckedPlan
     CheckpointError
+    Collection
     ColumnRange
+    Columns
     CombinedOptimizer
     CommType
     Communicator
@@ -60,6 +64,7 @@ PUBLIC_NAMES = """
     ExecutorConfig
     ExecutorStep
     Explanation
+    FeatureBatch
     Feedback
     Finding
     Forward
@@ -67,6 +72,7 @@ PUBLIC_NAMES = """
     IdRangeError
     InvalidInputError
     JaggedTensor
+    KernelGroup
     KernelRequest
     KeyedJaggedTensor
     KeyedOptimizer
@@ -77,8 +83,10 @@ PUBLIC_NAMES = """
     LazyAwaitable
     LoadedCheckpoint
     Lookup
+    LookupBuilder
     Misfit
     ModuleSharder
+    NAMED_ONLY
     NoPlanError
     Offered
     OptimizerSpec
@@ -89,6 +97,7 @@ PUBLIC_NAMES = """
     Outcome
     ParameterConstraints
     ParameterSharding
+    PathSlots
     PeerHeaders
     PipelineStage
     PipelineStep
@@ -112,6 +121,7 @@ PUBLIC_NAMES = """
     ReturnPath
     ReturnStep
     Routed
+    RoutingPlan
     RowFormat
     RowMap
     RowPart
@@ -168,6 +178,7 @@ PUBLIC_NAMES = """
 """
 
 CONTRACTS = """
+    Arrivals
     CommType
     Communicator
     EmbeddingComputeKernel

@@ -7,6 +7,7 @@ import sys
 
 import numpy as np
 import pytest
+from tests.core.planning.conftest import Plain
 
 import shardwright
 from shardwright.contracts import Estimator, Proposer, ShardingType
@@ -46,6 +47,37 @@ def test_plan_tables_option_data_of_the_plugin_is_handed_on():
     sharding = planner(constraints={"a": rule}).plan_tables(TABLES).plan[""]["a"]
     assert sharding.layout.extras["made_by"] == "slices"
     assert sharding.layout.variant in {"range", "modulo"}
+
+
+class Sized(Plain):
+    """A kernel that keeps as many bytes more for each row as the table's extras ask for."""
+
+    name, aliases = "sized", ()
+
+    def supports(self, request):
+        return "no such size" if request.extras.get("bytes_a_row") == 0 else True
+
+    def memory_bytes(self, request, num_rows):
+        return {"device": num_rows * (self.row_bytes(request) + request.extras.get("bytes_a_row", 0))}
+
+    def extras(self, request):
+        return {"kept": [request.extras.get("bytes_a_row"), request.extras.get("made_by")]}
+
+
+@pytest.mark.parametrize(("name", "made_by"), [("whole", "user"), ("slices", "slices")])
+def test_plan_tables_kernel_sees_extras_of_constraints_under_those_of_the_layout(host_with, name, made_by):
+    rule = ParameterConstraints(sharding_types=[name], extras={"bytes_a_row": 900, "made_by": "user"})
+    with host_with(compute_kernels=[Sized]):
+        layout = planner(constraints={"a": rule}, cap=20_000).plan_tables(TABLES[:1]).plan[""]["a"].layout
+        assert layout.extras["kept"] == [900, made_by]
+        assert "bytes_a_row" not in layout.extras
+        planner(cap=3_000).plan_tables(TABLES[:1])
+        with pytest.raises(NoPlanError):  # for its memory
+            planner(constraints={"a": rule}, cap=3_000).plan_tables(TABLES[:1])
+        with pytest.raises(PlanningError, match="no such size"):
+            planner(constraints={"a": ParameterConstraints(extras={"bytes_a_row": 0})}).plan_tables(
+                TABLES[:1]
+            )
 
 
 def test_plan_tables_document_says_what_went_in_and_from_where():

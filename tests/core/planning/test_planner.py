@@ -193,22 +193,34 @@ def test_plan_tables_same_path_twice_raises():
         planner().plan_tables([TABLES[0], TABLES[0]])
 
 
+def asked_of(key, **rule):
+    return {"constraints": {key: ParameterConstraints(**rule)}}
+
+
 @pytest.mark.parametrize(
     ("argument", "text"),
     [
         ({"estimator": "sells"}, r"no estimator 'sells'.*Did you mean 'cells'\?"),
         ({"proposer": ["each_alone", "each_alon"]}, r"no proposer 'each_alon'.*Did you mean 'each_alone'\?"),
         ({"partitioner": "frist_fit"}, r"no partitioner 'frist_fit'.*Did you mean 'first_fit'\?"),
+        ({"storage_estimator": "wights"}, r"no estimator 'wights'.*Did you mean 'weights'\?"),
+        ({"refinements": ["nearr"]}, "no refinement 'nearr'"),
+        (
+            asked_of("a*", sharding_types=["wohle"]),
+            r"'a\*'.*no sharding type 'wohle'.*Did you mean 'whole'\?",
+        ),
+        (asked_of("b", compute_kernels=["plane"]), r"'b'.*no compute kernel 'plane'.*Did you mean 'plain'\?"),
+        (asked_of("b", qcomms_config={"forward_precision": "f16"}), "'b'.*no codec 'f16'"),
     ],
 )
-def test_plan_tables_unknown_part_raises_with_the_nearest(argument, text):
+def test_planner_of_an_unknown_name_is_not_made_and_says_the_nearest(argument, text):
     with pytest.raises(UnknownPluginError, match=text):
-        planner(**argument).plan_tables(TABLES)
+        planner(**argument)
 
 
 def test_plan_tables_estimator_of_the_other_kind_raises():
     with pytest.raises(InvalidInputError, match="measures storage, a performance estimator is needed: cells"):
-        planner(estimator="weights").plan_tables(TABLES)
+        planner(estimator="weights")
 
 
 @pytest.mark.parametrize(
@@ -221,7 +233,7 @@ def test_planner_wrong_value_raises(argument):
 
 def test_plan_tables_no_plugin_that_may_be_taken_unasked_raises(host_with):
     with host_with(proposers=[]), pytest.raises(UnknownPluginError, match="no proposer is loaded"):
-        planner().plan_tables(TABLES)
+        planner()
 
 
 @pytest.mark.parametrize(

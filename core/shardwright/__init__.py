@@ -33,6 +33,8 @@ _MODULE_OF_NAME: dict[str, str] = {
             "UnsupportedError",
         ),
         "shardwright.contracts": (
+            "NAMED_ONLY",
+            "Arrivals",
             "Codec",
             "CommBackend",
             "CommType",
@@ -141,7 +143,8 @@ _MODULE_OF_NAME: dict[str, str] = {
             "DistributedModelParallel",
         ),
         "shardwright.runtime.routed.direct": ("DirectReturn",),
-        "shardwright.runtime.routed.return_path": ("ReturnPath", "ReturnStep"),
+        "shardwright.runtime.routed.plan": ("RoutingPlan",),
+        "shardwright.runtime.routed.return_path": ("Answers", "PathSlots", "ReturnPath", "ReturnStep"),
         "shardwright.runtime.sharded.collections.sharders": (
             "EmbeddingBagCollectionSharder",
             "EmbeddingCollectionSharder",
@@ -150,6 +153,9 @@ _MODULE_OF_NAME: dict[str, str] = {
             "ShardedEmbeddingCollection",
             "register_sharder",
         ),
+        "shardwright.runtime.step.collection": ("Collection", "FeatureBatch"),
+        "shardwright.runtime.step.columns": ("Columns",),
+        "shardwright.runtime.step.kernel_groups": ("KernelGroup", "LookupBuilder"),
         "shardwright.runtime.step.executor": ("Executor", "ExecutorConfig", "ExecutorStep", "PeerHeaders"),
         "shardwright.runtime.pipeline.stages": (
             "Backward",

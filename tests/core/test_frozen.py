@@ -16,6 +16,8 @@ from shardwright import contracts, hookspecs, host
 from shardwright.host.offers import Kind
 
 PUBLIC_NAMES = """
+    Answers
+    Arrivals
     Awaitable
     Backward
     Bags
@@ -26,7 +28,9 @@ PUBLIC_NAMES = """
     CacheStatistics
     CheckedPlan
     CheckpointError
+    Collection
     ColumnRange
+    Columns
     CombinedOptimizer
     CommType
     Communicator
@@ -59,12 +63,14 @@ PUBLIC_NAMES = """
     ExecutorConfig
     ExecutorStep
     Explanation
+    FeatureBatch
     Feedback
     Finding
     Forward
     IdRangeError
     InvalidInputError
     JaggedTensor
+    KernelGroup
     KernelRequest
     KeyedJaggedTensor
     KeyedOptimizer
@@ -75,8 +81,10 @@ PUBLIC_NAMES = """
     LazyAwaitable
     LoadedCheckpoint
     Lookup
+    LookupBuilder
     Misfit
     ModuleSharder
+    NAMED_ONLY
     NoPlanError
     Offered
     OptimizerSpec
@@ -87,6 +95,7 @@ PUBLIC_NAMES = """
     Outcome
     ParameterConstraints
     ParameterSharding
+    PathSlots
     PeerHeaders
     PipelineStage
     PipelineStep
@@ -109,6 +118,7 @@ PUBLIC_NAMES = """
     ReturnPath
     ReturnStep
     Routed
+    RoutingPlan
     RowFormat
     RowMap
     RowPart
@@ -162,6 +172,7 @@ PUBLIC_NAMES = """
 """
 
 CONTRACTS = """
+    Arrivals
     CommType
     Communicator
     EmbeddingComputeKernel

@@ -208,14 +208,8 @@ class _Builder:
         self._add_slots(blocks, kept, kind_of_block, first_pieces, len(outputs))
         for place in kept[blocks.rank[kept] == self._rank].tolist():
             request, _, group = shapes[int(kind_of_block[place])]
-            spec = BlockSpec(
-                self._collection.tables[index],
-                layout.blocks[place],
-                request,
-                len(outputs),
-                layout.extras,
-            )
-            self._blocks.append((group, spec))
+            table = self._collection.tables[index]
+            self._blocks.append((group, BlockSpec(table, layout.blocks[place], request, len(outputs))))
 
     def _add_slots(
         self,
@@ -247,9 +241,13 @@ class _Builder:
         table = self._collection.tables[index]
         kernel = self._kernel(sharding.compute_kernel)
         request = KernelRequest.of(
-            table, span[1] - span[0], device=self._device_type, on_this_machine=True, first_column=span[0]
+            table,
+            span[1] - span[0],
+            device=self._device_type,
+            on_this_machine=True,
+            first_column=span[0],
+            extras=sharding.layout.extras,
         )
-        request = kernel.with_extras(request, sharding.layout.extras)
         _check_supported(table, sharding, kernel, request)
         path, leaves_out = self._path_of(sharding, dataflow)
         gradient_span = (0, table.embedding_dim) if kernel.needs_whole_rows(request) else span

@@ -15,8 +15,8 @@ from shardwright.planning.options.enumeration import enumerate_options
 from shardwright.planning.search.objectives import largest_rank_time
 from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
 from shardwright.planning.tables.optimizers import OptimizerSpec
-from shardwright.runtime.replicated.forms import FORMS
-from shardwright.runtime.replicated.sizes import Sizes
+from shardwright_plugins.dataflows.replicated.forms import FORMS
+from shardwright_plugins.dataflows.replicated.sizes import Sizes
 from shardwright_plugins.estimators.engine import Engine, amounts_of
 from shardwright_plugins.estimators.engine.machine import Machine, shipped_machine
 from shardwright_plugins.estimators.engine.mixing import Mixing

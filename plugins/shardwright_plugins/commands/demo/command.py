@@ -126,8 +126,8 @@ def _run(settings: DemoSettings, json: Path | None) -> None:
 
 def _launched(settings: DemoSettings) -> DemoResult:
     """Run all ranks, again from the newest checkpoint after one failed, as often as the settings allow."""
-    from shardwright.runtime.launch import local
     from shardwright_plugins.commands.demo.rank import run_rank
+    from shardwright_plugins.launch import local
 
     for left in reversed(range(settings.restarts + 1)):
         try:

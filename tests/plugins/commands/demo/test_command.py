@@ -29,10 +29,10 @@ from shardwright.errors import (
     UnsupportedError,
 )
 from shardwright.host import PluginHost, use_host
-from shardwright.runtime.launch import local
 from shardwright_plugins.commands.demo import criteo, rank
 from shardwright_plugins.commands.demo.result import DemoResult
 from shardwright_plugins.commands.demo.settings import DEFAULT_SYNTHETIC_STEPS, DemoSettings
+from shardwright_plugins.launch import local
 
 LINE = "\t".join(["0", *["7"] * 13, *["0000000a"] * 26]) + "\n"
 

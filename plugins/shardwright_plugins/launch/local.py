@@ -60,11 +60,11 @@ def launch(function: Callable[..., Any], *args: Any, ranks: int, timeout_s: floa
         KeyboardInterrupt: the user interrupted. All processes are ended.
 
     Example:
-        >>> import shardwright as sw
+        >>> from shardwright_plugins.launch import launch
         >>> def rank():
         ...     torch.distributed.init_process_group("gloo")
         ...     return torch.distributed.get_rank()
-        >>> sw.launch(rank, ranks=2)  # doctest: +SKIP
+        >>> launch(rank, ranks=2)  # doctest: +SKIP
         [0, 1]
     """
     if ranks < 1:
@@ -100,7 +100,7 @@ def _run(folder: str, ranks: int, timeout_s: float | None) -> Mapping[int, Proce
         DistributedError: time is up.
     """
     store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)  # for as long as the ranks run
-    words = ("-P", "-m", "shardwright.runtime.launch.rank", folder, str(os.getpid()))
+    words = ("-P", "-m", "shardwright_plugins.launch.rank", folder, str(os.getpid()))
     processes = start_processes(
         "rank",
         sys.executable,

@@ -18,7 +18,7 @@ from torch import Tensor
 from shardwright.planning.layouts.layout import Block
 from shardwright.planning.layouts.moves import Flow, LocalRows, RowWindow, SharedRows
 from shardwright.runtime.ranks.environment import ShardingEnv
-from shardwright.runtime.sharded.resharding.blocks import (
+from shardwright_plugins.resharding.blocks import (
     MovedValue,
     Place,
     TableMove,

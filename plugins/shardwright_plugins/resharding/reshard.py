@@ -22,10 +22,11 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any, TypeAlias
 
-from attrs import define, evolve, field, frozen
+from attrs import define, evolve, field
 from torch import nn
 from torch.optim import Optimizer
 
+from shardwright.contracts.extension import Resharded
 from shardwright.contracts.lookup import Lookup
 from shardwright.errors import InvalidInputError, PlanError, UnsupportedError, nearest
 from shardwright.planning.layouts.moves import Flow
@@ -36,7 +37,15 @@ from shardwright.planning.text import bytes_text
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.sharded.collections.sharded_collection import ShardedCollection, engine_of
 from shardwright.runtime.sharded.collections.sharded_module import check_plan_covers
-from shardwright.runtime.sharded.resharding.blocks import (
+from shardwright.runtime.sharded.models.model_parallel import DistributedModelParallel
+from shardwright.runtime.step.kernel_groups import (
+    KernelGroup,
+    build_lookup,
+    check_layout,
+    is_updated_in_backward,
+    kernel_of,
+)
+from shardwright_plugins.resharding.blocks import (
     LookupId,
     ModuleMove,
     TableMove,
@@ -48,16 +57,9 @@ from shardwright.runtime.sharded.resharding.blocks import (
     place_of,
     values_of,
 )
-from shardwright.runtime.sharded.resharding.exchange import RowExchange
-from shardwright.runtime.sharded.resharding.keyed import copy_rows, exchange_keys
-from shardwright.runtime.sharded.resharding.users import UserOptimizers
-from shardwright.runtime.step.kernel_groups import (
-    KernelGroup,
-    build_lookup,
-    check_layout,
-    is_updated_in_backward,
-    kernel_of,
-)
+from shardwright_plugins.resharding.exchange import RowExchange
+from shardwright_plugins.resharding.keyed import copy_rows, exchange_keys
+from shardwright_plugins.resharding.users import UserOptimizers
 
 PIECE_BYTES = 64 << 20
 """Most that a rank sends or receives at once, unless asked otherwise."""
@@ -65,21 +67,6 @@ _BUFFERS = 3  # pieces in memory at once: what is sent, what is received, and wh
 
 Asked: TypeAlias = Mapping[str, tuple[ShardedCollection, Mapping[str, ParameterSharding]]]
 """By path: a module, and how its tables are to be sharded."""
-
-
-@frozen
-class Resharded:
-    """Outcome of a resharding.
-
-    Args:
-        tables: paths of the tables that are sharded otherwise now.
-        sent_bytes: rows that this rank sent to others.
-        peak_bytes: memory that this rank needed beside what it had, as reckoned beforehand.
-    """
-
-    tables: tuple[str, ...] = ()
-    sent_bytes: int = 0
-    peak_bytes: int = 0
 
 
 def modules_under(plan: ShardingPlan, sharded: Mapping[str, nn.Module]) -> Asked:
@@ -106,6 +93,19 @@ def modules_under(plan: ShardingPlan, sharded: Mapping[str, nn.Module]) -> Asked
     return asked
 
 
+def reshard_model(
+    model: DistributedModelParallel,
+    plan: ShardingPlan,
+    optimizers: Sequence[Optimizer],
+    *,
+    max_extra_bytes: int | None,
+    piece_bytes: int | None,
+) -> Resharded:
+    """Take a model to another plan; see :meth:`DistributedModelParallel.reshard`."""
+    asked = modules_under(plan, model.sharded_modules)
+    return reshard(asked, model.env, optimizers, max_extra_bytes=max_extra_bytes, piece_bytes=piece_bytes)
+
+
 def reshard(
     asked: Asked,
     env: ShardingEnv,
@@ -114,7 +114,7 @@ def reshard(
     max_extra_bytes: int | None,
     piece_bytes: int | None,
 ) -> Resharded:
-    """Go from one plan to another; see :meth:`DistributedModelParallel.reshard`."""
+    """Go from one plan to another, collection by collection."""
     at_once = PIECE_BYTES if max_extra_bytes is None else min(PIECE_BYTES, max(max_extra_bytes // 8, 1))
     with env.everyone.together("reshard()"):
         resharding = _Resharding(env, UserOptimizers.of(optimizers), max_extra_bytes, piece_bytes or at_once)

@@ -9,14 +9,15 @@ import torch
 from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.core.runtime.conftest import only_loops  # noqa: F401 - the kernels of these cases
 from tests.core.runtime.mixed_cuts import case_of
 from tests.core.runtime.plans import Cut, Cuts, cut_tables, cuts, train_step, train_unsharded
-from tests.core.runtime.sharded.resharding import reshard_collection
+from tests.plugins.resharding.one_collection import reshard_collection
 
 from shardwright.errors import DistributedError, InvalidInputError, PlanError, UnsupportedError
-from shardwright.planning.layouts.dataflows import Replicate
 from shardwright.planning.layouts.row_maps import RowsModulo, RowsRange
-from shardwright.runtime.sharded.resharding.exchange import RowExchange
+from shardwright_plugins.dataflows import Replicate
+from shardwright_plugins.resharding.exchange import RowExchange
 from shardwright_testing.simulated import run_simulated
 
 OTHER = Cuts(

@@ -1,4 +1,4 @@
-"""Program of a rank that :func:`shardwright.launch` starts: ``python -m ... FOLDER PARENT``."""
+"""Program of a rank that :func:`shardwright_plugins.launch.launch` starts: ``python -m ... FOLDER PARENT``."""
 
 from __future__ import annotations
 

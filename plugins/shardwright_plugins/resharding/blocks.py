@@ -27,12 +27,12 @@ from shardwright.runtime.sharded.collections.sharded_collection import (
     engine_of,
     local_blocks,
 )
-from shardwright.runtime.sharded.resharding.unbuilt import UnbuiltLookup
-from shardwright.runtime.sharded.resharding.users import Holder
 from shardwright.runtime.sharded.tables.sharded_table import ShardedTable
 from shardwright.runtime.sharded.tables.table_state import LocalBlock
 from shardwright.runtime.step.engine import CollectionEngine
 from shardwright.runtime.step.kernel_groups import kernel_of
+from shardwright_plugins.resharding.unbuilt import UnbuiltLookup
+from shardwright_plugins.resharding.users import Holder
 
 WEIGHT, STEP = "weight", "step"
 

@@ -21,7 +21,7 @@ from shardwright.errors import UnsupportedError
 from shardwright.planning.layouts.blocks import Block
 from shardwright.planning.layouts.moves import Flow
 from shardwright.runtime.ranks.environment import ShardingEnv
-from shardwright.runtime.sharded.resharding.blocks import (
+from shardwright_plugins.resharding.blocks import (
     FlowId,
     KeyedRows,
     Place,

@@ -19,11 +19,11 @@ from torch import Tensor
 
 from shardwright.contracts.comm_backend import Communicator
 from shardwright.errors import UnsupportedError
-from shardwright.runtime.ranks.sharding_groups import ShardingEnv2D
 from shardwright.runtime.ranks.together import check_alike
 from shardwright.runtime.sharded.collections.sharded_collection import ShardedCollection
 from shardwright.runtime.sharded.tables.same_weights import copy_from_first
 from shardwright.runtime.sharded.tables.sharded_table import ShardedTable
+from shardwright_plugins.sharding_groups.environment import ShardingEnv2D
 
 BUCKET_BYTES = 16 << 20
 """Weights and state that are averaged at once: some four times as much is in flight."""

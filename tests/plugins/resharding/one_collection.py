@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from shardwright.contracts.extension import Resharded
 from shardwright.planning.plan.sharding import ParameterSharding
 from shardwright.runtime.sharded.collections.sharded_collection import ShardedCollection
-from shardwright.runtime.sharded.resharding.reshard import Resharded, reshard
+from shardwright_plugins.resharding.reshard import reshard
 
 
 def reshard_collection(

@@ -14,15 +14,15 @@ from shardwright.contracts.comm_backend import CommBackend
 from shardwright.errors import InvalidInputError, PlanError
 from shardwright.planning.machines.replicas import checked_sync_every
 from shardwright.planning.plan.plan import ShardingPlan
-from shardwright.runtime.ranks.sharding_groups import ShardingEnv2D
 from shardwright.runtime.sharded.collections.sharded_collection import ShardedCollection
 from shardwright.runtime.sharded.collections.sharders import ModuleSharder
-from shardwright.runtime.sharded.models.averaging import Averaging
 from shardwright.runtime.sharded.models.model_parallel import (
     DefaultDataParallelWrapper,
     DistributedModelParallel,
 )
 from shardwright.runtime.step.compiling import untraced
+from shardwright_plugins.sharding_groups.averaging import Averaging
+from shardwright_plugins.sharding_groups.environment import ShardingEnv2D
 
 
 class DMPCollection(DistributedModelParallel):
@@ -130,7 +130,7 @@ class DMPCollection(DistributedModelParallel):
                 sync_module_states=sync_module_states,
             )
             self.sync_every, self._num_since = sync_every, 0
-            collections = [child for child in self._sharded.values() if isinstance(child, ShardedCollection)]
+            collections = [own for own in self.sharded_modules.values() if isinstance(own, ShardedCollection)]
             self._averaging = Averaging(env, collections)
             self._averaging.copy_from_first()
         own = WeakMethod(self._sync_if_changed)  # collections must not hold their model
@@ -140,7 +140,7 @@ class DMPCollection(DistributedModelParallel):
         if init_data_parallel:
             self.init_data_parallel()
 
-    def _check_plan(self, plan: ShardingPlan) -> None:
+    def check_plan(self, plan: ShardingPlan) -> None:
         """Check that a plan is for one of the sharding groups, as far as its document says.
 
         Raises:

@@ -139,7 +139,7 @@ class Replanner:
             What came of a look, in the step in which it is known; else ``None``.
 
         Raises:
-            UnsupportedError: a batch is under way, as a pipeline has it; the same on every rank.
+            UnsupportedError: a batch is in progress, as a pipeline has it; the same on every rank.
         """
         self._step += 1
         self._counts.is_counting = self._step % max(1, self._every // _SAMPLES) == 0

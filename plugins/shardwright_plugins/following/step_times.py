@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _KEPT = 1000
 _IN, _OUT, _BACK, _END, _LATE = range(5)
-"""Parts of a collection's step: ids and lookups, results, gradients, waits for these and updates; kernels in the last."""
+"""Parts of a step: ids and lookups, results, gradients, updates with waits for gradients, kernels in that."""
 _PARTS = 5
 _OF_STEP = {"arrange": _OUT, "gradients_are_there": _BACK}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from shardwright.contracts.names import OpenNames
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from shardwright.planning.machines.topology import Topology
     from shardwright.planning.options.options import Options
+    from shardwright.planning.search.refinements import Refinement
     from shardwright.planning.tables.option_space import OptionSpace
 
 PERFORMANCE = "performance"
@@ -104,6 +105,13 @@ class Estimator(ABC, metaclass=OpenNames):
             Phase -> milliseconds of each rank, ``[W]``; by default ``phases``.
         """
         return phases
+
+    def refinements(self, topology: Topology) -> Sequence[Refinement]:
+        """What is done around each search by this model, the innermost first; nothing by default.
+
+        A search minimises sums over tables. This is for a model of which :meth:`step_phases` says more.
+        """
+        return ()
 
     def option_space(self, topology: Topology) -> OptionSpace:
         """The options whose cost the model can tell; all by default.

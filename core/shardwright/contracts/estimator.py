@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from shardwright.contracts.names import OpenNames
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
     from shardwright.planning.machines.topology import Topology
     from shardwright.planning.options.options import Options
-    from shardwright.planning.search.refinements import Refinement
     from shardwright.planning.tables.option_space import OptionSpace
 
 PERFORMANCE = "performance"
@@ -106,10 +105,13 @@ class Estimator(ABC, metaclass=OpenNames):
         """
         return phases
 
-    def refinements(self, topology: Topology) -> Sequence[Refinement]:
-        """What is done around each search by this model, the innermost first; nothing by default.
+    def refinements(self, topology: Topology) -> Sequence[Callable[..., Any]]:
+        """Refinements around each search by this model, the innermost first; none by default.
 
         A search minimises sums over tables. This is for a model of which :meth:`step_phases` says more.
+
+        Returns:
+            Functions ``(search, request, watch)``, as extensions at the point ``refinement`` give them.
         """
         return ()
 

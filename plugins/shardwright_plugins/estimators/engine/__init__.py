@@ -167,7 +167,7 @@ class Engine(Estimator):
         return (self._compared,) if self.serves(topology) else ()
 
     def _compared(self, search: Search, request: Request, watch: Watch) -> Outcome:
-        """What a search finds; if that is mixed, a plan of whole tables of one kernel by which a step is shorter."""
+        """Search; where a mixed plan is found, take one of whole tables of one kernel if its step is shorter."""
         found = search(request, watch)
         if found.result.proposal is None or not self._is_mixed(found):
             return found

@@ -1,5 +1,6 @@
 # Made by `python -m tests.core.stubs`.
 from shardwright import host as host
+from shardwright.contracts import Arrivals as Arrivals
 from shardwright.contracts import Codec as Codec
 from shardwright.contracts import CommBackend as CommBackend
 from shardwright.contracts import CommType as CommType
@@ -10,6 +11,7 @@ from shardwright.contracts import Estimator as Estimator
 from shardwright.contracts import Extension as Extension
 from shardwright.contracts import Finding as Finding
 from shardwright.contracts import KernelRequest as KernelRequest
+from shardwright.contracts import NAMED_ONLY as NAMED_ONLY
 from shardwright.contracts import Offered as Offered
 from shardwright.contracts import Optimizer as Optimizer
 from shardwright.contracts import Partitioner as Partitioner
@@ -57,9 +59,7 @@ from shardwright.planning.layouts.layout import BlockRun as BlockRun
 from shardwright.planning.layouts.layout import ColumnRange as ColumnRange
 from shardwright.planning.layouts.layout import Dataflow as Dataflow
 from shardwright.planning.layouts.layout import Exchange as Exchange
-from shardwright.planning.layouts.layout import Hierarchical as Hierarchical
 from shardwright.planning.layouts.layout import Layout as Layout
-from shardwright.planning.layouts.layout import Replicate as Replicate
 from shardwright.planning.layouts.layout import Routed as Routed
 from shardwright.planning.layouts.row_maps import RowMap as RowMap
 from shardwright.planning.layouts.row_maps import RowPart as RowPart
@@ -132,6 +132,9 @@ from shardwright.runtime.pipeline.train_pipeline import lockstep_batches as lock
 from shardwright.runtime.ranks.comm import TorchCommunicator as TorchCommunicator
 from shardwright.runtime.ranks.environment import ShardingEnv as ShardingEnv
 from shardwright.runtime.routed.direct import DirectReturn as DirectReturn
+from shardwright.runtime.routed.plan import RoutingPlan as RoutingPlan
+from shardwright.runtime.routed.return_path import Answers as Answers
+from shardwright.runtime.routed.return_path import PathSlots as PathSlots
 from shardwright.runtime.routed.return_path import ReturnPath as ReturnPath
 from shardwright.runtime.routed.return_path import ReturnStep as ReturnStep
 from shardwright.runtime.sharded.collections.sharders import EmbeddingBagCollectionSharder as EmbeddingBagCollectionSharder
@@ -144,13 +147,17 @@ from shardwright.runtime.sharded.models.model_parallel import DefaultDataParalle
 from shardwright.runtime.sharded.models.model_parallel import DistributedModelParallel as DistributedModelParallel
 from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner as EmbeddingShardingPlanner
 from shardwright.runtime.sharded.tables.clipping import clip_grad_norm_ as clip_grad_norm_
-from shardwright.runtime.sharded.tables.clipping import clip_grad_value_ as clip_grad_value_
 from shardwright.runtime.step.awaitable import Awaitable as Awaitable
 from shardwright.runtime.step.awaitable import LazyAwaitable as LazyAwaitable
+from shardwright.runtime.step.collection import Collection as Collection
+from shardwright.runtime.step.collection import FeatureBatch as FeatureBatch
+from shardwright.runtime.step.columns import Columns as Columns
 from shardwright.runtime.step.executor import Executor as Executor
 from shardwright.runtime.step.executor import ExecutorConfig as ExecutorConfig
 from shardwright.runtime.step.executor import ExecutorStep as ExecutorStep
 from shardwright.runtime.step.executor import PeerHeaders as PeerHeaders
+from shardwright.runtime.step.kernel_groups import KernelGroup as KernelGroup
+from shardwright.runtime.step.kernel_groups import LookupBuilder as LookupBuilder
 from shardwright.sparse import JaggedTensor as JaggedTensor
 from shardwright.sparse import KeyedJaggedTensor as KeyedJaggedTensor
 from shardwright.sparse import KeyedTensor as KeyedTensor

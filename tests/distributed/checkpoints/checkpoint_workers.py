@@ -15,7 +15,7 @@ from tests.distributed.workers import train
 from tests.errors import files_of_at_most
 
 import shardwright as sw
-from shardwright.planning.layouts.dataflows import Replicate
+from shardwright_plugins.dataflows import Replicate
 from shardwright_plugins.sharding_groups import DMPCollection
 
 ROWS = {"user": 2500, "item": 1300}  # more than are stored as runs of single rows

@@ -15,8 +15,8 @@ from tests.core.runtime.plans import Cut, Cuts, cut_tables, cuts, train_step, tr
 from tests.plugins.resharding.one_collection import reshard_collection
 
 from shardwright.errors import DistributedError, InvalidInputError, PlanError, UnsupportedError
-from shardwright.planning.layouts.dataflows import Replicate
 from shardwright.planning.layouts.row_maps import RowsModulo, RowsRange
+from shardwright_plugins.dataflows import Replicate
 from shardwright_plugins.resharding.exchange import RowExchange
 from shardwright_testing.simulated import run_simulated
 

@@ -6,9 +6,10 @@ import re
 
 import pytest
 
-from shardwright.planning.layouts.layout import Block, BlockRun, ColumnRange, Layout, Replicate
+from shardwright.planning.layouts.layout import Block, BlockRun, ColumnRange, Layout
 from shardwright.planning.layouts.row_maps import RowsModulo, RowsRange, RowsSplit
 from shardwright_plugins.commands.layouts.drawing import draw
+from shardwright_plugins.dataflows import Replicate
 
 ALL = ColumnRange(0, 64)
 

@@ -15,8 +15,8 @@ from shardwright.contracts.lookup import Lookup
 from shardwright.planning.layouts.blocks import Ints
 from shardwright.runtime.routed.wire import WireSegment
 from shardwright.runtime.step.backward.block_bags import BlockBags
-from shardwright.runtime.step.buffers import padded
 from shardwright.runtime.step.kernel_groups import KernelGroup
+from shardwright_plugins.dataflows.replicated.buffers import padded
 
 FLOAT_BYTES = 4
 

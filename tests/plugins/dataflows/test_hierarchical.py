@@ -10,9 +10,10 @@ from attrs import evolve
 from tests.core.runtime.plans import Cut, Cuts, output_of, train_step, train_unsharded
 
 from shardwright.errors import UnsupportedError
-from shardwright.planning.layouts.layout import Exchange, Hierarchical
+from shardwright.planning.layouts.layout import Exchange
 from shardwright.planning.layouts.row_maps import RowsModulo, RowsRange
 from shardwright.sparse import KeyedJaggedTensor
+from shardwright_plugins.dataflows import Hierarchical
 from shardwright_testing.simulated import run_simulated
 
 HOST_SIZE, WORLD_SIZE = 2, 4

@@ -20,10 +20,10 @@ from torch import Tensor
 
 from shardwright.contracts.lookup import Bags
 from shardwright.planning.layouts.blocks import Ints
-from shardwright.runtime.replicated.sizes import FLOAT_BYTES, Copies, LookedUp, Sizes, slot_views
 from shardwright.runtime.step.backward.row_gradients import row_gradients, rows_as_bags
-from shardwright.runtime.step.buffers import ALIGNMENT, padded
 from shardwright.runtime.step.segments import starts_of, take
+from shardwright_plugins.dataflows.replicated.buffers import ALIGNMENT, padded
+from shardwright_plugins.dataflows.replicated.sizes import FLOAT_BYTES, Copies, LookedUp, Sizes, slot_views
 
 _ID_BYTES, _LENGTH_BYTES = 8, 4
 

@@ -48,7 +48,7 @@ class HostReturn(ReturnPath):
         for kind in slots.kinds:
             alike.setdefault(_what_is_alike(plan.kinds[kind]), []).append(kind)
         self.sums = [HostSums(plan, kinds, self) for kinds in alike.values()]
-        self.brings = [columns for own in self.sums for columns in own.home.brings]
+        self.brings = [own.home.brings for own in self.sums]
         self.wires = [
             Wire(env.communicator, [own.wire[direction] for own in self.sums])
             for direction in (RESULTS, GRADIENTS)
@@ -300,7 +300,7 @@ class _HostStep(ReturnStep):
     def outputs(self) -> list[Tensor]:
         received = self._arrived()
         pairs = zip(self._path.sums, received, strict=True)
-        return [output for own, values in pairs for output in own.home.outputs(values, self._size)]
+        return [own.home.output(values, self._size) for own, values in pairs]
 
     def _arrived(self) -> list[Tensor]:
         received = self._transfer.wait()

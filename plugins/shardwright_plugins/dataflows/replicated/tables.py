@@ -6,26 +6,29 @@ from collections.abc import Hashable, Mapping, Sequence
 
 import numpy as np
 import torch
+from attrs import evolve
 from torch import Tensor
 
 from shardwright.contracts.lookup import Bags
 from shardwright.planning.layouts.blocks import Ints
 from shardwright.planning.layouts.layout import Dataflow
 from shardwright.planning.plan.sharding import ParameterSharding
-from shardwright.runtime.replicated import forms
-from shardwright.runtime.replicated.exchange import Gathering, Summing
-from shardwright.runtime.replicated.forms import CopiedBatch, UpdateForm
-from shardwright.runtime.replicated.sizes import Copies, LookedUp, Sizes
+from shardwright.runtime.ranks.devices import sent_to
 from shardwright.runtime.routed.codecs import codecs_of_tables
-from shardwright.runtime.routed.plan import plan_routing
+from shardwright.runtime.routed.plan import RoutingPlan, SlotColumns, plan_routing
 from shardwright.runtime.routed.return_path import Answers
-from shardwright.runtime.routed.routing import Bucketed, added_at_home, bags_of_groups, route_all, routers_of
+from shardwright.runtime.routed.routing import Bucketed, added_at_home, route_all, routers_of
 from shardwright.runtime.routed.section_steps import SectionStep
 from shardwright.runtime.routed.sections import sections_of
 from shardwright.runtime.step.backward.kept_gradients import keeping_gradients
 from shardwright.runtime.step.backward.weight_gradients import weight_gradients
 from shardwright.runtime.step.collection import FeatureBatch
 from shardwright.runtime.step.executor import Executor, ExecutorConfig, ExecutorStep, PeerHeaders
+from shardwright.runtime.step.kernel_groups import KernelGroup
+from shardwright_plugins.dataflows.replicated import forms
+from shardwright_plugins.dataflows.replicated.exchange import Gathering, Summing
+from shardwright_plugins.dataflows.replicated.forms import CopiedBatch, UpdateForm
+from shardwright_plugins.dataflows.replicated.sizes import Copies, LookedUp, Sizes
 
 _MOST_KNOWN = 64  # steps of the same sizes, whose forms are kept
 
@@ -43,7 +46,7 @@ class ReplicatedTables(Executor):
 
     def __init__(self, config: ExecutorConfig) -> None:
         self.env, self.device, self.is_pooled = config.env, config.device, config.collection.is_pooled
-        self.plan = plan_routing(
+        plan = plan_routing(
             config.collection,
             config.members,
             config.shardings,
@@ -52,8 +55,8 @@ class ReplicatedTables(Executor):
             device_type=config.device.type,
             path_of=_own_path,
             codecs={index: (None, own[1]) for index, own in codecs_of_tables(config).items()},
-            alone=True,
         )
+        self.plan = alone(plan)
         self.groups = self.plan.groups
         self.lookups = keeping_gradients(config.lookups(self.groups), self.groups)
         self.routers = routers_of(self.plan)
@@ -97,6 +100,51 @@ class ReplicatedTables(Executor):
         return possible or list(forms.FORMS)
 
 
+def alone(plan: RoutingPlan) -> RoutingPlan:
+    """The plan of a world whose only rank has this rank's slots: replicas ask no other rank."""
+    own = slice(*plan.slots.first[plan.rank : plan.rank + 2])
+    count = plan.slots.per_rank[plan.rank]
+    slots = SlotColumns(np.array([0, count]), plan.slots.part[own], plan.slots.piece[own])
+    return evolve(plan, rank=0, slots=slots)
+
+
+def on_device(routed: Bucketed, device: torch.device) -> Bucketed:
+    """The sorted ids on a device; themselves where they are there."""
+    if routed.ids.device == device:
+        return routed
+    lengths, weights, places = (
+        None if tensor is None else sent_to(device, tensor)
+        for tensor in (routed.lengths, routed.weights, routed.places)
+    )
+    return evolve(routed, ids=sent_to(device, routed.ids), lengths=lengths, weights=weights, places=places)
+
+
+def bags_of_groups(groups: Sequence[KernelGroup], routed: Sequence[Bucketed]) -> list[Bags]:
+    """The bags of each group, of this rank's own batch only."""
+    bags, start = [], 0
+    for own in routed:
+        stop = start + len(own.num_ids)
+        slots = [group.slots for group in groups if start <= group.slots.start < stop]
+        bags += [
+            _of_slots(own, slice(own_slots.start - start, own_slots.stop - start)) for own_slots in slots
+        ]
+        start = stop
+    return bags
+
+
+def _of_slots(routed: Bucketed, slots: slice) -> Bags:
+    """The bags of a run of slots."""
+
+    def run(values: Tensor | None, sizes: Ints) -> Tensor | None:
+        start = int(sizes[: slots.start].sum())
+        return None if values is None else values[start : start + int(sizes[slots].sum())]
+
+    ids = run(routed.ids, routed.num_ids)
+    assert ids is not None  # bags have ids
+    lengths, weights = run(routed.lengths, routed.num_bags), run(routed.weights, routed.num_ids)
+    return Bags(ids, lengths, weights, routed.num_bags[None, slots])
+
+
 class ReplicatedStep(ExecutorStep):
     """One batch on its way through replicated tables."""
 
@@ -105,8 +153,9 @@ class ReplicatedStep(ExecutorStep):
         self._own: list[Bucketed] = []
         self._places: list[Tensor] = []
         if batch is not None:
+            filled_up = batch if batch.sizes is None else evolve(batch, sizes=None)
             # Nothing travels, so the bags of features with batch sizes of their own are filled up here.
-            self._own, self._places = route_all(tables.routers, batch.filled_up)
+            self._own, self._places = route_all(tables.routers, filled_up)
             self._feature_ids = batch.num_ids
 
     def headers(self) -> Ints:  # noqa: D102 - described in the base class
@@ -119,7 +168,7 @@ class ReplicatedStep(ExecutorStep):
         num_ids = num_bags = peers.fields
         if self._tables.is_pooled:
             num_bags = np.zeros_like(num_ids) + peers.batch_sizes[:, None]
-        self._own = [own.on(self._tables.device) for own in self._own]
+        self._own = [on_device(own, self._tables.device) for own in self._own]
         self._looked_up = LookedUp(num_ids, num_bags)
 
     def receive(self) -> Sequence[Tensor]:  # noqa: D102

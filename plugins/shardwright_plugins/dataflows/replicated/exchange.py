@@ -12,9 +12,9 @@ import torch
 
 from shardwright.contracts.comm_backend import Work
 from shardwright.runtime.ranks.environment import ShardingEnv
-from shardwright.runtime.replicated.forms import UpdateForm
-from shardwright.runtime.step.buffers import ALIGNMENT
 from shardwright.runtime.step.segments import deal, total
+from shardwright_plugins.dataflows.replicated.buffers import ALIGNMENT
+from shardwright_plugins.dataflows.replicated.forms import UpdateForm
 
 LABEL = "dense gradients"
 

@@ -23,12 +23,13 @@ from tests.pairs import pairwise
 
 from shardwright.contracts import ComputeKernel
 from shardwright.host import PluginHost, use_host
-from shardwright.planning.layouts.layout import Exchange, Replicate
+from shardwright.planning.layouts.layout import Exchange
 from shardwright.planning.tables.codecs import QCommsConfig
-from shardwright.runtime.replicated import forms as replicated
-from shardwright.runtime.replicated.forms import FORMS, BatchForm, DenseForm, RowsForm
-from shardwright.runtime.replicated.sizes import Sizes
 from shardwright.sparse import KeyedJaggedTensor
+from shardwright_plugins.dataflows import Replicate
+from shardwright_plugins.dataflows.replicated import forms as replicated
+from shardwright_plugins.dataflows.replicated.forms import FORMS, BatchForm, DenseForm, RowsForm
+from shardwright_plugins.dataflows.replicated.sizes import Sizes
 from shardwright_testing.simulated import run_simulated
 
 SYNCHRONISING = ("updates of copies", "dense gradients", "sums of dense gradients")

@@ -118,7 +118,6 @@ COMMANDS: dict[str, dict[str, Any]] = {
     "layouts": {"--types": "row_wise,table_wise", "--ranks": 4, "--hosts": 2, "--rows": 8, "--dim": 64},
     "plugins": {},
     "demo": {"--ranks": 100_000_000, "--steps": 1, "--batch-size": 1 << 40},
-    "bench": {"--ranks": 100_000_000},
 }
 
 
@@ -148,7 +147,6 @@ def run(*words: object) -> Outcome:
             contextlib.redirect_stdout(out),
             contextlib.redirect_stderr(err),
             mock.patch("shardwright_plugins.commands.demo.command._run"),
-            mock.patch("shardwright_plugins.commands.bench.command.run_suite"),
         ):
             main()
     except SystemExit as ended:

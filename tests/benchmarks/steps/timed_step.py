@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from attrs import asdict, evolve, frozen
+from tests.benchmarks.steps.counting import CollectiveCounter
 
 from shardwright.errors import DistributedError, UnsupportedError
 from shardwright.host import host
@@ -24,7 +25,6 @@ from shardwright.runtime.sharded.collections.sharders import EmbeddingBagCollect
 from shardwright.runtime.sharded.models.model_parallel import DistributedModelParallel
 from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner
 from shardwright.sparse import KeyedJaggedTensor
-from shardwright_plugins.commands._counting import CollectiveCounter
 from shardwright_testing.ranks import RankPool
 
 _NUM_BATCHES = 4

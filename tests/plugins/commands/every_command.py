@@ -29,7 +29,6 @@ COMMANDS = {
     "check": "plan.json",
     "explain": "plan.json --table t0",
     "diff": "plan.json plan.json",
-    "layouts": "--types row_wise --ranks 2 --rows 8 --dim 64",
     "docs": "engine",
     "profile": "workloads/little.json ids.parquet --output rules.json",
     "doctor": "",

@@ -14,7 +14,6 @@ from shardwright.contracts.compute_kernel import KernelRequest
 from shardwright.host.plugin_host import host
 from shardwright.planning.layouts.layout import Layout, Routed
 from shardwright.planning.tables.spec import TableSpec
-from shardwright.runtime.routed.hierarchical import HostReturn
 from shardwright.runtime.routed.tables import return_path_of
 from shardwright.sparse import KeyedJaggedTensor
 from shardwright_testing.equality.cases import Case, shardings_of
@@ -37,7 +36,8 @@ def expected_collectives(case: Case, num_steps: int) -> list[int]:
         dataflow for own in plan.values() for dataflow in own.layout.dataflows if isinstance(dataflow, Routed)
     }
     paths = {return_path_of(dataflow, is_pooled=case.is_pooled) for dataflow in routed}
-    crosses = HostReturn in paths and case.local_world_size not in (None, case.world_size)
+    is_summed = case.is_pooled and any(dataflow.sums_inside_host for dataflow in routed)
+    crosses = is_summed and case.local_world_size not in (None, case.world_size)
     count = 1 + 3 * bool(paths) + 4 * crosses - 2 * (crosses and len(paths) == 1)
     copied = {name: parts for name, own in plan.items() if (parts := _replicated(own.layout))}
     if case.world_size == 1 or not copied:

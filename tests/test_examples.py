@@ -68,7 +68,6 @@ NAMES = (
     "PlanDifference",
     "Explanation",
     "ShardMetadata",
-    "Replicate",
     "BlockRun",
     "ShardwrightError",
     "InvalidInputError",
@@ -86,15 +85,15 @@ NAMES = (
 
 def examples(name):
     """Examples of a public name, or of a module."""
-    found = importlib.import_module(name) if name.startswith("shardwright.") else sw
-    for word in [] if name.startswith("shardwright.") else name.split("."):
+    found = importlib.import_module(name) if name.startswith("shardwright") else sw
+    for word in [] if name.startswith("shardwright") else name.split("."):
         found = getattr(found, word)
     finder = doctest.DocTestFinder(recurse=False)
     return [test for test in finder.find(found, name, extraglobs={"torch": torch}) if test.examples]
 
 
 # `hookimpl` is pluggy's object: its example stands in the docstring of the module that lists the hooks.
-@pytest.mark.parametrize("name", [*NAMES, "shardwright.hookspecs"])
+@pytest.mark.parametrize("name", [*NAMES, "shardwright.hookspecs", "shardwright_plugins.dataflows"])
 def test_docstring_has_an_example_that_gives_what_it_shows(name):
     (test,) = examples(name)
     assert not any(example.options.get(doctest.SKIP) for example in test.examples)

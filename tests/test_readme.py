@@ -12,7 +12,7 @@ from tests import readme, stranger
 from shardwright.hookspecs import KINDS
 from shardwright.host import PluginHost
 
-GROUPS = readme.CORE_DOCS / "sharding_groups.md"
+GROUPS = readme.CORE_DOCS.parents[2] / "plugins/shardwright_plugins/docs/sharding_groups.md"
 PLUGIN = readme.CORE_DOCS / "tutorials/first_plugin.md"
 MOST_LINES = 250
 

@@ -56,7 +56,7 @@ class ComputeKernelTests:
         optimizers: the optimizers that it is tested with, by name or with parameters; those of the built-in kernels by
             default. A kernel with optimizers of its own names them, and what they are to do is what ``unsharded`` of
             their :func:`~shardwright.optim.fused.register_fused_optimizer` builds.
-        extras: data that the plan states for each block; the subclass sets it where the kernel's lookups need it.
+        extras: data of the requests; the subclass sets it where the kernel needs it.
     """
 
     optimizers: ClassVar[Sequence[str | OptimizerSpec]] = OPTIMIZERS
@@ -70,6 +70,7 @@ class ComputeKernelTests:
     def test_declarations_can_be_planned_with(self, compute_kernel: ComputeKernel) -> None:
         """Every request gets an answer, and of what is supported the numbers make sense."""
         for request in possible_requests(self.optimizers):
+            request = attrs.evolve(request, extras=self.extras)
             answer = compute_kernel.supports(request)
             assert answer is True or (isinstance(answer, str) and answer), (
                 f"{compute_kernel.name}: supports() must be True or the reason why not, it is {answer!r}"

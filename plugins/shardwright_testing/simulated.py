@@ -15,7 +15,6 @@ from shardwright.errors import DistributedError
 from shardwright.planning.machines.replicas import RankGrid
 from shardwright.runtime.ranks.alone import CompletedWork
 from shardwright.runtime.ranks.environment import ShardingEnv
-from shardwright.runtime.ranks.sharding_groups import ShardingEnv2D
 from shardwright.runtime.ranks.together import Failure, Ranks
 
 T = TypeVar("T")
@@ -191,6 +190,8 @@ class _Boards:
             return everyone
         sharding = self._env("sharding", self._grid.sharding_group(rank), rank)
         replicas = self._env("replicas", self._grid.replica_group(rank), rank)
+        from shardwright_plugins.sharding_groups import ShardingEnv2D
+
         return ShardingEnv2D.of(sharding, replicas, everyone, self._grid)
 
     def _env(self, kind: str, ranks: range, rank: int) -> ShardingEnv:

@@ -43,8 +43,8 @@ import torch.distributed as dist
 
 import shardwright as sw
 import shardwright.planning.planner
-import shardwright.runtime.replicated.tables
 import shardwright.runtime.routed.tables
+import shardwright_plugins.dataflows.replicated.tables  # noqa: F401 - before ranks are forked, as the others
 from shardwright.host import host
 
 # How long each takes about, in seconds, so that all of it is struck.

@@ -1,8 +1,8 @@
 """What grows with the number of ranks: one rank's work in pretended worlds of 8 to 4 096 ranks.
 
-    python tests/benchmarks/scale.py steps [--only row_wise] [--worlds 8,64,512]
-    python tests/benchmarks/scale.py sharding
-    python tests/benchmarks/scale.py plans
+    python -m tests.benchmarks.scale steps [--only row_wise] [--worlds 8,64,512]
+    python -m tests.benchmarks.scale sharding
+    python -m tests.benchmarks.scale plans
 
 The other ranks are not there: they are taken to have batches of this one's form. Times are processor time of the one
 thread, minima of some repetitions, without what pretending takes; each case runs in a process of its own. In a step

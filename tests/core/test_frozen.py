@@ -16,6 +16,8 @@ from shardwright import contracts, hookspecs, host
 from shardwright.host.offers import Kind
 
 PUBLIC_NAMES = """
+    Answers
+    Arrivals
     Awaitable
     Backward
     Bags
@@ -26,12 +28,13 @@ PUBLIC_NAMES = """
     CacheStatistics
     CheckedPlan
     CheckpointError
+    Collection
     ColumnRange
+    Columns
     CombinedOptimizer
     CommType
     Communicator
     CopyToDevice
-    DMPCollection
     DataType
     Dataflow
     DefaultDataParallelWrapper
@@ -60,13 +63,14 @@ PUBLIC_NAMES = """
     ExecutorConfig
     ExecutorStep
     Explanation
+    FeatureBatch
     Feedback
     Finding
     Forward
-    Hierarchical
     IdRangeError
     InvalidInputError
     JaggedTensor
+    KernelGroup
     KernelRequest
     KeyedJaggedTensor
     KeyedOptimizer
@@ -77,8 +81,10 @@ PUBLIC_NAMES = """
     LazyAwaitable
     LoadedCheckpoint
     Lookup
+    LookupBuilder
     Misfit
     ModuleSharder
+    NAMED_ONLY
     NoPlanError
     Offered
     OptimizerSpec
@@ -89,6 +95,7 @@ PUBLIC_NAMES = """
     Outcome
     ParameterConstraints
     ParameterSharding
+    PathSlots
     PeerHeaders
     PipelineStage
     PipelineStep
@@ -108,10 +115,10 @@ PUBLIC_NAMES = """
     Proven
     QCommsConfig
     Replicas
-    Replicate
     ReturnPath
     ReturnStep
     Routed
+    RoutingPlan
     RowFormat
     RowMap
     RowPart
@@ -126,7 +133,6 @@ PUBLIC_NAMES = """
     ShardedEmbeddingBagCollection
     ShardedEmbeddingCollection
     ShardingEnv
-    ShardingEnv2D
     ShardingPlan
     ShardwrightError
     StageAround
@@ -151,12 +157,10 @@ PUBLIC_NAMES = """
     apply_optimizer_in_backward
     check_plan
     clip_grad_norm_
-    clip_grad_value_
     compare_plans
     explain_table
     hookimpl
     in_backward_optimizer_filter
-    launch
     load_checkpoint
     lockstep_batches
     open_checkpoint
@@ -168,6 +172,7 @@ PUBLIC_NAMES = """
 """
 
 CONTRACTS = """
+    Arrivals
     CommType
     Communicator
     EmbeddingComputeKernel

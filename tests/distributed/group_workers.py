@@ -20,7 +20,6 @@ from shardwright import (
     Block,
     ColumnRange,
     DefaultDataParallelWrapper,
-    DMPCollection,
     EmbeddingBagCollectionSharder,
     EmbeddingModuleShardingPlan,
     EmbeddingShardingPlanner,
@@ -36,6 +35,7 @@ from shardwright import (
     lockstep_batches,
 )
 from shardwright.errors import ShardwrightError
+from shardwright_plugins.sharding_groups import DMPCollection
 
 GROUP = 2
 VICTIM = 3

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 import shardwright as sw
+from shardwright_plugins.launch import launch
 
 FILE = Path(__file__).with_name("timeline.json")
 STEPS, WARM_UP, BATCH, ROWS = 3, 10, 2048, 100_000
@@ -73,5 +74,5 @@ def spans() -> list[dict[str, Any]]:
 
 if __name__ == "__main__":
     started = time.perf_counter()
-    FILE.write_text(json.dumps({"ranks": sw.launch(spans, ranks=2, timeout_s=200)}, indent=1) + "\n")
+    FILE.write_text(json.dumps({"ranks": launch(spans, ranks=2, timeout_s=200)}, indent=1) + "\n")
     print(FILE, f"{time.perf_counter() - started:.1f} s")

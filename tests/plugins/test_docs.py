@@ -30,15 +30,25 @@ from shardwright_testing.simulated import run_simulated
 DOCS = Path(shardwright_plugins.__file__).parent / "docs"
 CORE_DOCS = Path(shardwright.__file__).parent / "docs"
 ENGINE, PIPELINES = CORE_DOCS / "engine.md", CORE_DOCS / "pipelines.md"
+DATAFLOW = CORE_DOCS / "authors" / "dataflow.md"
 SERVING = CORE_DOCS / "serving.md"
 TYPES, PERFORMANCE = DOCS / "sharding_types.md", DOCS / "performance.md"
 PAGES = sorted([*DOCS.rglob("*.md"), *CORE_DOCS.rglob("*.md")])
 PICTURE = "layout "
-IN_STEP, RESHARD = "train_in_step.py", "reshard_rows.py"
+SCRIPTS = {
+    "howto/update_in_step.md": "train_in_step.py",
+    "howto/reshard.md": "reshard_rows.py",
+    "howto/batch_sizes.md": "ranked_items.py",
+    "pipelines.md": "stages.py",
+}
+"""Pages of one script each, with what it prints."""
 CODE = ["acme_clipped.py", "acme_clipped_path.py", "train_clipped.py"]
 
 _COLLECTIVES = re.compile(r"^\| (?P<dataflow>\w+) \| (?P<labels>headers, .*) \|$", re.MULTILINE)
 _COMMAND = re.compile(r"`python (?P<script>tests/benchmarks/\w+\.py)(?P<words>[^`]*)`")
+_BENCHMARK = re.compile(
+    r"`python (?P<words>(-m tests\.benchmarks[\w.]*|tests/benchmarks/[\w/]+\.py)( [a-z]+(?=[ `]))?)"
+)
 _LINK = re.compile(r"\]\((?P<target>[^)#:]+)(#[^)]*)?\)")
 SHARDER = EmbeddingBagCollectionSharder({"optimizer": "sgd", "learning_rate": 0.1})
 
@@ -95,36 +105,24 @@ def test_docs_engine_collectives_are_those_that_a_step_makes(name: str) -> None:
     assert told[dataflow] == labels
 
 
-def test_docs_engine_python_blocks_are_all_run() -> None:
-    assert [block.name for block in readme.blocks(ENGINE) if block.language == "python"] == [
-        IN_STEP,
-        RESHARD,
-        *CODE,
-    ]
-
-
 @pytest.mark.slow
-def test_docs_engine_resharding_runs(tmp_path: Path) -> None:
-    (tmp_path / RESHARD).write_text(readme.source(RESHARD, ENGINE))
-    done = stranger.run_python(str(tmp_path / RESHARD))
+@pytest.mark.parametrize("page", SCRIPTS)
+def test_docs_script_runs_as_the_page_shows(page: str, tmp_path: Path) -> None:
+    path, script = CORE_DOCS / page, SCRIPTS[page]
+    assert [block.name for block in readme.blocks(path) if block.language == "python"] == [script]
+    (tmp_path / script).write_text(readme.source(script, path))
+    done = stranger.run_python(str(tmp_path / script))
     assert done.returncode == 0, done.stderr
+    assert done.stdout == readme.output_of(script, path)
 
 
 @pytest.mark.slow
-def test_docs_engine_loop_in_step_runs_as_the_page_shows(tmp_path: Path) -> None:
-    (tmp_path / IN_STEP).write_text(readme.source(IN_STEP, ENGINE))
-    done = stranger.run_python(str(tmp_path / IN_STEP))
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == readme.output_of(IN_STEP, ENGINE)
-
-
-@pytest.mark.slow
-def test_docs_engine_dataflow_trains_as_the_page_shows(tmp_path: Path) -> None:
+def test_docs_dataflow_trains_as_the_page_shows(tmp_path: Path) -> None:
     for name in CODE:
-        (tmp_path / name).write_text(readme.source(name, ENGINE))
+        (tmp_path / name).write_text(readme.source(name, DATAFLOW))
     done = stranger.run_python(str(tmp_path / CODE[-1]))
     assert done.returncode == 0, done.stderr
-    assert done.stdout == readme.output_of(CODE[-1], ENGINE)
+    assert done.stdout == readme.output_of(CODE[-1], DATAFLOW)
 
 
 def test_docs_pipelines_list_the_stages_of_each() -> None:
@@ -141,16 +139,8 @@ def test_docs_serving_plan_is_what_the_page_shows(tmp_path: Path, capsys: pytest
     assert capsys.readouterr().out == readme.output_of(script.name, SERVING)
 
 
-@pytest.mark.slow
-def test_docs_pipelines_example_runs_as_the_page_shows(tmp_path: Path) -> None:
-    (tmp_path / "stages.py").write_text(readme.source("stages.py", PIPELINES))
-    done = stranger.run_python(str(tmp_path / "stages.py"))
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == readme.output_of("stages.py", PIPELINES)
-
-
-def test_docs_engine_dataflow_in_a_plan_survives_a_round_trip(tmp_path: Path) -> None:
-    (tmp_path / CODE[0]).write_text(readme.source(CODE[0], ENGINE))
+def test_docs_dataflow_in_a_plan_survives_a_round_trip(tmp_path: Path) -> None:
+    (tmp_path / CODE[0]).write_text(readme.source(CODE[0], DATAFLOW))
     script = """
 import sys, acme_clipped, shardwright as sw
 from shardwright.host import PluginHost, use_host
@@ -206,6 +196,18 @@ def test_docs_performance_commands_are_scripts_with_these_options() -> None:
 def test_docs_links_lead_somewhere(page: Path) -> None:
     targets = [match["target"] for match in _LINK.finditer(page.read_text())]
     assert [target for target in targets if not (page.parent / target).exists()] == []
+
+
+BENCHMARKS = sorted({match["words"] for page in PAGES for match in _BENCHMARK.finditer(page.read_text())})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", BENCHMARKS)
+def test_docs_benchmarks_start(words: str) -> None:
+    if "serving" in words:
+        pytest.importorskip("shardwright_serving")
+    done = stranger.run_python(*words.split(), "--help")
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.slow

@@ -18,7 +18,6 @@ from tests.plugins.training.test_equality import OPTIMIZERS, kernels, supports
 
 from shardwright import (
     DistributedModelParallel,
-    DMPCollection,
     EmbeddingBagCollection,
     EmbeddingBagCollectionSharder,
     EmbeddingBagConfig,
@@ -35,8 +34,7 @@ from shardwright import (
 from shardwright.errors import DistributedError, InvalidInputError, PlanError
 from shardwright.host import host
 from shardwright.optim.fused import spec_to_torch
-from shardwright.runtime.ranks.sharding_groups import ShardingEnv2D
-from shardwright.runtime.sharded.models import averaging
+from shardwright_plugins.sharding_groups import DMPCollection, ShardingEnv2D, averaging
 from shardwright_testing.simulated import run_simulated
 
 WORLD, GROUP, HOST = 4, 2, 2
@@ -432,7 +430,7 @@ def test_wrong_group_sizes_and_steps_are_refused() -> None:
             PlanError, match=r"for 2 ranks in each of 3 sharding groups, the model for 2 shard"
         ):
             wrapped(env, other)
-        with pytest.raises(PlanError, match=r"would be on 2 of these 4 ranks: give it to DMPCollection"):
+        with pytest.raises(PlanError, match=r"would be on 2 of these 4 ranks"):
             DistributedModelParallel(bags(), env.everyone, "cpu", plan, [sharder("sgd")])
 
     simulated(work)

@@ -6,9 +6,13 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import shardwright as sw
+from shardwright_hash_embedding.settings import HashSettings
 
-INDEX_BYTES_A_ROW = 56
-"""Key, uses, last use and two of the sorted index, 8 bytes each; and an id on trial with its count."""
+INDEX_BYTES_A_ROW = 40
+"""Key, uses, last use, and two of the sorted index, 8 bytes each."""
+
+TRIAL_BYTES_A_ROW = 16
+"""An id on trial and its count, 8 bytes each, where ids must be seen several times."""
 
 
 def rows_kernel(request: sw.KernelRequest) -> sw.ComputeKernel | None:
@@ -22,6 +26,12 @@ def rows_kernel(request: sw.KernelRequest) -> sw.ComputeKernel | None:
 def _fits(kernel: sw.ComputeKernel, request: sw.KernelRequest) -> bool:
     is_plain = kernel.fuses_optimizer and not kernel.takes_any_id and not kernel.batch_major
     return is_plain and kernel.supports(request) is True
+
+
+def _index_bytes(request: sw.KernelRequest) -> int:
+    """Bytes of the index for each row."""
+    has_trials = HashSettings.of(request).min_sightings > 1
+    return INDEX_BYTES_A_ROW + TRIAL_BYTES_A_ROW * has_trials
 
 
 class HashTable(sw.ComputeKernel):
@@ -47,7 +57,7 @@ class HashTable(sw.ComputeKernel):
         rows = rows_kernel(request)
         assert rows is not None  # supports()
         declared = dict(rows.memory_bytes(request, num_rows + 1))
-        declared["device"] = declared.get("device", 0) + num_rows * INDEX_BYTES_A_ROW
+        declared["device"] = declared.get("device", 0) + num_rows * _index_bytes(request)
         return declared
 
     def bandwidth_fraction(self, request: sw.KernelRequest) -> float:

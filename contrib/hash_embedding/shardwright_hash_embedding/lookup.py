@@ -37,10 +37,7 @@ class HashTableLookup(sw.Lookup):
         self.blocks = blocks
         self._rows = kernel.build([_with_one_more(spec) for spec in blocks], device=device)
         self.states_per_row = self._rows.states_per_row
-        self._indices = [
-            RowIndex(spec.block.num_rows, HashSettings.from_extras(spec.extras) or HashSettings())
-            for spec in blocks
-        ]
+        self._indices = [RowIndex(spec.block.num_rows, HashSettings.of(spec.request)) for spec in blocks]
         self._loaded: list[tuple[Tensor, Tensor] | None] = [None] * len(blocks)
         for block in range(len(blocks)):
             self._rows.weight(block).zero_()

@@ -66,3 +66,12 @@ class HashSettings:
             return cls(**extras[KEY])
         except TypeError as error:
             raise sw.InvalidInputError(f"extras[{KEY!r}]: {error}") from error
+
+    @classmethod
+    def of(cls, request: sw.KernelRequest) -> HashSettings:
+        """The settings of a request to a kernel; the default ones if it has none.
+
+        Raises:
+            InvalidInputError: the data is of another form.
+        """
+        return cls.from_extras(request.extras) or cls()

@@ -8,6 +8,7 @@ from typing import ClassVar, TypeAlias
 import shardwright as sw
 from shardwright_hot_rows.counts import AccessCounts
 from shardwright_hot_rows.row_map import HOT, HotAndCold
+from shardwright_plugins.dataflows import Replicate
 
 SHARES = (0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
 """The shares of the lookups that the hot rows of the layouts get, or more."""
@@ -32,6 +33,7 @@ class HotRows(sw.ShardingType):
     abbreviation: ClassVar[str] = "HR"
     offered: ClassVar[sw.Offered] = "always"  # asked for by extras, for the tables that have them
     row_maps: ClassVar[tuple[type[sw.RowMap], ...]] = (HotAndCold,)
+    dataflows: ClassVar[tuple[type[sw.Dataflow], ...]] = (Replicate, sw.Exchange)
 
     def __init__(self, counts_of: CountsOf = counts_in_extras) -> None:
         self._counts_of = counts_of
@@ -65,7 +67,7 @@ def _layout(rows: HotAndCold, table: sw.TableSpec, world_size: int) -> sw.Layout
         first_part=HOT,
         is_copied=True,
         rank=0,
-        dataflow=sw.Replicate(),
+        dataflow=Replicate(),
     )
     cold = sw.BlockRun(rows, table.all_columns, world_size, first_part=HOT + 1, rank=0)
     variant = f"{len(rows.hot)} hot rows, {rows.hot_share:.0%} of lookups"

@@ -35,7 +35,7 @@ __all__ = [
 _CONFIGS = ("DataType", "PoolingType")
 _COLLECTIONS = ("EmbeddingBagCollection", "EmbeddingCollection")
 _SPARSE = ("JaggedTensor", "KeyedJaggedTensor", "KeyedTensor")
-_GROUPS = ("DMPCollection", "DefaultDataParallelWrapper")
+_GROUPS = ("DefaultDataParallelWrapper",)
 _LOOPS = ("EvalPipelineSparseDist", "PrefetchTrainPipelineSparseDist")
 _SCRIPTED = frozenset((*_COLLECTIONS, *_SPARSE))
 _SCRIPTING = "shardwright_serving.scripting"
@@ -161,7 +161,7 @@ ADAPTED: Mapping[str, Mapping[str, str]] = {
         **_in("quant.inference", "trim_torch_package_prefix_from_typename"),
     },
     "torchrec.distributed.model_parallel": {
-        **_in(_MODEL, "DistributedModelParallel"),
+        **_in(_MODEL, "DMPCollection", "DistributedModelParallel"),
         **_in(_MODEL, "get_unwrapped_module"),
         **_in(_SHARDERS, "get_default_sharders"),
         **_in(_INTERFACES, "DataParallelWrapper", "ShardedModule"),

@@ -74,14 +74,41 @@ def _gap(found: CheckedPlan) -> str:
 
 def explain(
     document: _Document,
-    table: Annotated[str, typer.Option(metavar="T", help="The table's name or path.")],
+    table: Annotated[str | None, typer.Option(metavar="T", help="The table's name or path.")] = None,
+    measured: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Measured times of steps, to be compared with the plan's."),
+    ] = None,
 ) -> None:
-    """Explain a table's option: the runner-up, and what ruled the others out."""
+    """Explain a table's option: the runner-up, and what ruled the others out. Or compare the plan with real steps."""
+    from shardwright.errors import InvalidInputError
+
+    plan = read_plan(document)
+    if measured is not None:
+        _explain_measured(plan, measured)
+    elif table is None:
+        raise InvalidInputError("explain needs --table T, a table of the plan, or --measured FILE")
+    if table is not None:
+        _explain_table(plan, table)
+
+
+def _explain_measured(plan: ShardingPlan, measured: Path) -> None:
+    """Print what extensions at the point ``explain`` tell of measured times."""
+    from shardwright.host.extensions import load_at, words_at
+    from shardwright.host.plugin_host import host
+
+    offered = host().extensions
+    for word in words_at("explain", offered):
+        for line in load_at("explain", word, offered)(plan, measured):
+            typer.echo(line)
+
+
+def _explain_table(plan: ShardingPlan, table: str) -> None:
     from rich.table import Table
 
     from shardwright.planning.report.explain import explain_table, explanation_lines
 
-    explanation = explain_table(read_plan(document), table)
+    explanation = explain_table(plan, table)
     head, *refusals = explanation_lines(explanation)
     rows = Table(box=None, pad_edge=False)
     for header in ("option", "shards", "all ms", "dearest ms", "largest shard", "why"):

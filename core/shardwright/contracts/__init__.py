@@ -1,7 +1,7 @@
 """The kinds of plugins, one abstract class a file."""
 
 from shardwright.contracts.codec import Codec, CommType
-from shardwright.contracts.comm_backend import CommBackend, Communicator, Work
+from shardwright.contracts.comm_backend import Arrivals, CommBackend, Communicator, Work
 from shardwright.contracts.compute_kernel import (
     NAMED_ONLY,
     ComputeKernel,
@@ -18,6 +18,7 @@ from shardwright.contracts.sharding_type import Offered, ShardingType
 
 __all__ = [
     "NAMED_ONLY",
+    "Arrivals",
     "Codec",
     "CommBackend",
     "CommType",

@@ -24,7 +24,7 @@ class Work(Protocol):
 
 
 class Arrivals(Protocol):
-    """Pieces under way, to be read where they arrive."""
+    """Pieces that are being sent, to be read where they arrive."""
 
     def wait(self) -> Sequence[Tensor]:
         """The piece from each rank, to be read until :meth:`release`; raise if the collective failed or timed out."""

@@ -118,13 +118,10 @@ class ComputeKernel(ABC, metaclass=OpenNames):
     def extras(self, request: KernelRequest) -> Mapping[str, Any]:
         """Return what the plan must say of a table and the table's own module does not, as JSON data with string keys.
 
-        It stands among the ``extras`` of the plan's entry, and comes back through :meth:`with_extras`.
+        It stands among the ``extras`` of the plan's entry, and so of the requests of a run. What a kernel reads in the
+        ``extras`` of constraints reaches a run this way.
         """
         return {}
-
-    def with_extras(self, request: KernelRequest, extras: Mapping[str, Any]) -> KernelRequest:
-        """The request of the plan: with what the plan's ``extras`` say of it."""
-        return request
 
     def group_key(self, request: KernelRequest) -> Hashable:
         """Blocks with equal keys are built and looked up together, in one call; must follow from the plan alone."""

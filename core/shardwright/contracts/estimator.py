@@ -82,16 +82,17 @@ class Estimator(ABC, metaclass=OpenNames):
         """True if it may be taken unasked for such ranks; for all by default."""
         return True
 
-    def step_ms(
+    def step_phases(
         self,
         phases: Mapping[str, npt.NDArray[np.float64]],
         options: Options,
         chosen: npt.NDArray[np.int64],
         topology: Topology,
-    ) -> float:
-        """Compute the time of a step, ms, where phases overlap, wait for all ranks, or are not all that there is.
+    ) -> Mapping[str, npt.NDArray[np.float64]]:
+        """Compute the phases of a step, where they overlap, wait for all ranks, or are not all that there is.
 
-        Plans minimise the largest rank's sum, which a search can prove; this is what to hold against a clock.
+        Plans minimise the largest rank's sum of what :meth:`estimate` says, which a search can prove; this is what to
+        hold against a clock. A step takes the largest rank's sum of these.
 
         Args:
             phases: phase -> milliseconds of each rank, ``[W]``.
@@ -100,9 +101,9 @@ class Estimator(ABC, metaclass=OpenNames):
             topology: the ranks.
 
         Returns:
-            By default the largest rank's sum.
+            Phase -> milliseconds of each rank, ``[W]``; by default ``phases``.
         """
-        return float(max(map(sum, zip(*phases.values(), strict=True))))
+        return phases
 
     def option_space(self, topology: Topology) -> OptionSpace:
         """The options whose cost the model can tell; all by default.

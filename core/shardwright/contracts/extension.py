@@ -112,3 +112,18 @@ class StepListener:
 
     def drops(self, collection: TrainedCollection) -> None:
         """Hear that gradients are set to zero by the optimizer of the tables."""
+
+
+@frozen
+class Resharded:
+    """Outcome of a resharding: what an extension at the point ``method`` called ``reshard`` returns.
+
+    Args:
+        tables: paths of the tables that are sharded otherwise now.
+        sent_bytes: rows that this rank sent to others.
+        peak_bytes: memory that this rank needed beside what it had, as reckoned beforehand.
+    """
+
+    tables: tuple[str, ...] = ()
+    sent_bytes: int = 0
+    peak_bytes: int = 0

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from attrs import field, frozen
 
 from shardwright.planning.tables.caching import CacheParams
@@ -29,6 +32,8 @@ class KernelRequest:
         on_this_machine: the kernel is to run on this machine, so what is installed here counts.
         is_frozen: the table is looked up and never updated. With ``optimizer=None`` nothing that goes through it is
             trained either, such as the weights of ids: a kernel may have no backward pass.
+        extras: JSON data of plugins. While planning, what the table's constraints have, under what the sharding type's
+            layout has; in a run, what the plan has.
     """
 
     device: str
@@ -42,6 +47,7 @@ class KernelRequest:
     first_column: int = 0
     cache: CacheParams = field(factory=CacheParams)
     is_frozen: bool = False
+    extras: Mapping[str, Any] = field(factory=dict, hash=False)
 
     @classmethod
     def of(
@@ -52,6 +58,7 @@ class KernelRequest:
         device: str,
         on_this_machine: bool = False,
         first_column: int = 0,
+        extras: Mapping[str, Any] | None = None,
     ) -> KernelRequest:
         """The request for a block of ``num_columns`` columns of ``table``."""
         return cls(
@@ -66,6 +73,7 @@ class KernelRequest:
             first_column=first_column,
             cache=table.cache,
             is_frozen=table.is_frozen,
+            extras=extras or {},
         )
 
     @property

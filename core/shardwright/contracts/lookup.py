@@ -35,14 +35,12 @@ class BlockSpec:
         block: its rows and columns.
         request: request that the kernel is built for.
         num_slots: number of features that are looked up in it; their slots follow one another.
-        extras: the plugin's data from the plan.
     """
 
     table: TableSpec
     block: Block
     request: KernelRequest
     num_slots: int
-    extras: Mapping[str, Any] = field(factory=dict)
 
 
 def _as_given(counts: Any) -> Any:

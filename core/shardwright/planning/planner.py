@@ -116,20 +116,18 @@ class TablePlanner:
         if topology is not None:
             self._check_served(topology)
         self._seconds = seconds
-        self._refinements: list[Any] = (
+        asked: list[Any] = (
             [refinements] if isinstance(refinements, str) or callable(refinements) else [*refinements]
         )
+        # Plugins are found and imported now, where the process starts to plan, and their names are known to be right.
+        self._refinements = named_refinements(asked, host().extensions)
+        self._choice.resolve(host())
+        self._constraints.check_names(host().sharding_types, host().compute_kernels)
         self._listener = listener
         self._progress = progress
         self._debug = debug
-        self._load_plugins()
         self.report: Report | None = None
         """The report of the last plan made in this process."""
-
-    @staticmethod
-    def _load_plugins() -> None:
-        """Find and import the plugins now, where the process starts to plan, and not in the first plan."""
-        host().plugins  # noqa: B018 - asking is what loads them
 
     def plan_tables(self, tables: Iterable[TableSpec]) -> ShardingPlan:
         """Plan tables given by their specifications; needs no torch.
@@ -169,9 +167,8 @@ class TablePlanner:
         request = Request(topology, self._constraints, self._batch_size, *self._reservations(dense))
         with shown(watch, is_wanted=self._progress):
             run: Search = partial(self._searched, tables, plugins, on_this_machine=on_this_machine)
-            refinements = named_refinements(self._refinements, plugins.plugin_host.extensions)
-            for name, refinement in refinements.items():
-                run = refined(name, refinement, run)
+            for name, make in self._refinements.items():
+                run = refined(name, make(), run)
             found = run(request, watch)
         request, space, result = found.request, found.space, found.result
         if result.proposal is None:
@@ -186,7 +183,7 @@ class TablePlanner:
             "objective": objective_data(result.plan, space.objective),
             "topology": topology.to_data(),
             "inputs": inputs,
-            "plugins": _origins(space, result, plugins, refinements),
+            "plugins": _origins(space, result, plugins, self._refinements),
         }
         plan = ShardingPlan(plan=modules, document=document)
         self.report = Report(space, result, inputs, seconds, found.notes)

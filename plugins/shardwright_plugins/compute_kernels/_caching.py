@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-import attrs
-
 from shardwright.contracts import ComputeKernel
 from shardwright.contracts.compute_kernel import KernelRequest
 from shardwright.planning.tables.caching import CacheParams
@@ -27,15 +25,15 @@ class CachingKernel(ComputeKernel):
 
     def reads(self, request: KernelRequest) -> Mapping[str, float]:
         """Fraction of rows read from each memory: rows that the cache misses come from where tables are kept."""
-        missed = request.cache.miss_rate
+        missed = cache_of(request).miss_rate
         return {"device": 1 - missed, self.kept_in: missed}
 
     def extras(self, request: KernelRequest) -> Mapping[str, Any]:
         """The cache's load factor and algorithm."""
-        cache = request.cache
+        cache = cache_of(request)
         return {_EXTRAS: {"load_factor": cache.held, "algorithm": cache.algorithm}}
 
-    def with_extras(self, request: KernelRequest, extras: Mapping[str, Any]) -> KernelRequest:
-        """Replace the request's cache by that of the plan, if it has one."""
-        planned = CacheParams.of(extras.get(_EXTRAS))
-        return request if planned is None else attrs.evolve(request, cache=planned)
+
+def cache_of(request: KernelRequest) -> CacheParams:
+    """The cache of a block: that of the plan, in a run; while planning, that of the table."""
+    return CacheParams.of(request.extras.get(_EXTRAS)) or request.cache

@@ -47,7 +47,7 @@ def check_scale(collection: TrainedCollection) -> None:
     if collection.limited:
         refusal = (
             f"table {collection.limited} has a max_gradient, to which scaled gradients would be clipped: leave it out "
-            "of fused_params, and clip by shardwright.clip_grad_value_ after scaler.unscale_()"
+            "of fused_params, and clip by torch.nn.utils.clip_grad_value_ after scaler.unscale_()"
         )
     elif collection.updated_in_backward:
         refusal = (

@@ -21,6 +21,7 @@ from shardwright_plugins.guards._dense_part import Wrappers, watch_dense_part
 from shardwright_plugins.guards._forgotten_steps import StepWatch
 from shardwright_plugins.guards._frozen import check_scale, check_trained
 from shardwright_plugins.guards._replicas import LoadedReplicas, Replicas
+from shardwright_plugins.guards._restarts import warn_of_restarts
 from shardwright_plugins.guards._scaled_losses import ScaledLosses
 from shardwright_plugins.guards._updates import BackwardPasses
 from shardwright_plugins.guards._whole_tables import Twins
@@ -53,6 +54,8 @@ class _Guards(StepListener):
                 finalize(collection, self._scaled.pop, id(collection), None)
         if model.env.everyone.world_size == 1:
             return
+        if model.env.everyone.rank == 0:
+            warn_of_restarts()
         # At the root, before anything is loaded.
         model.module.register_load_state_dict_pre_hook(LoadedReplicas(model.env.everyone, _copied_weights))
         if dense and not self._wrappers.averages(model):

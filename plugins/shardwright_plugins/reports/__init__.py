@@ -1,4 +1,4 @@
-"""The built-in formats of reports, beside text and JSON, which are core's."""
+"""The built-in formats of reports, beside text and JSON, which are core's; and measured times beside a plan."""
 
 from __future__ import annotations
 
@@ -22,7 +22,20 @@ class Html(Extension):
         return page
 
 
+class Times(Extension):
+    """Compares measured times of steps with a plan."""
+
+    name = "explain:times"
+    help = "Measured times beside those that a plan predicts."
+
+    def load(self) -> Callable[..., Any]:
+        """The function that tells of a plan and a document of measured times."""
+        from shardwright_plugins.following.comparison import comparison_lines
+
+        return comparison_lines
+
+
 @hookimpl
 def shardwright_extensions() -> list[type[Extension]]:
-    """Offer the built-in formats of reports."""
-    return [Html]
+    """Offer the built-in formats of reports, and the comparison."""
+    return [Html, Times]

@@ -6,10 +6,11 @@ from collections.abc import Iterable
 from typing import ClassVar
 
 from shardwright.contracts import Offered, ShardingType
-from shardwright.planning.layouts.layout import BlockRun, Layout, Replicate
+from shardwright.planning.layouts.layout import BlockRun, Dataflow, Layout
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.tables.constraints import ParameterConstraints
 from shardwright.planning.tables.spec import TableSpec
+from shardwright_plugins.dataflows import Replicate
 
 
 class DataParallel(ShardingType):
@@ -17,6 +18,7 @@ class DataParallel(ShardingType):
 
     name: ClassVar[str] = "data_parallel"
     abbreviation: ClassVar[str] = "DP"
+    dataflows: ClassVar[tuple[type[Dataflow], ...]] = (Replicate,)
     offered: ClassVar[Offered] = "always"
     depends_on_shape_only: ClassVar[bool] = True
 

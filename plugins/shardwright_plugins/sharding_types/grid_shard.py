@@ -6,11 +6,12 @@ from collections.abc import Iterable
 from typing import ClassVar
 
 from shardwright.contracts import Offered, ShardingType
-from shardwright.planning.layouts.layout import BlockRun, Hierarchical, Layout
+from shardwright.planning.layouts.layout import BlockRun, Dataflow, Layout
 from shardwright.planning.layouts.row_maps import RowsRange
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.tables.constraints import ParameterConstraints
 from shardwright.planning.tables.spec import TableSpec
+from shardwright_plugins.dataflows import Hierarchical
 from shardwright_plugins.sharding_types._column_cuts import column_blocks
 
 
@@ -22,6 +23,7 @@ class GridShard(ShardingType):
 
     name: ClassVar[str] = "grid_shard"
     abbreviation: ClassVar[str] = "GS"
+    dataflows: ClassVar[tuple[type[Dataflow], ...]] = (Hierarchical,)
     offered: ClassVar[Offered] = "always"
     depends_on_shape_only: ClassVar[bool] = True
 

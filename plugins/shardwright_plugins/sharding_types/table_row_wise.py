@@ -6,11 +6,12 @@ from collections.abc import Iterable
 from typing import ClassVar
 
 from shardwright.contracts import Offered, ShardingType
-from shardwright.planning.layouts.layout import BlockRun, Hierarchical, Layout
+from shardwright.planning.layouts.layout import BlockRun, Dataflow, Layout
 from shardwright.planning.layouts.row_maps import RowsRange
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.tables.constraints import ParameterConstraints
 from shardwright.planning.tables.spec import TableSpec
+from shardwright_plugins.dataflows import Hierarchical
 
 
 class TableRowWise(ShardingType):
@@ -21,6 +22,7 @@ class TableRowWise(ShardingType):
 
     name: ClassVar[str] = "table_row_wise"
     abbreviation: ClassVar[str] = "TWRW"
+    dataflows: ClassVar[tuple[type[Dataflow], ...]] = (Hierarchical,)
     offered: ClassVar[Offered] = "always"
     depends_on_shape_only: ClassVar[bool] = True
 

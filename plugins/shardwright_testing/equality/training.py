@@ -14,7 +14,6 @@ from torch.utils._pytree import tree_map
 from shardwright.optim.fused import spec_to_torch
 from shardwright.runtime.ranks.comm import EXCHANGE_EVENT
 from shardwright.runtime.ranks.environment import ShardingEnv
-from shardwright.runtime.replicated.tables import ReplicatedTables
 from shardwright.sparse import KeyedJaggedTensor
 from shardwright_testing.equality import keyed_rows as keys
 from shardwright_testing.equality.cases import Case, shard_case
@@ -114,12 +113,15 @@ def _on_cpu(values: Any) -> Any:
 
 def copies_of(sharded: Any) -> list[Tensor]:
     """Weights and optimizer state of this rank's own copies; a state dict has those of one rank only."""
-    executors = [executor for executor in sharded.engine.executors if isinstance(executor, ReplicatedTables)]
-    pairs = [pair for executor in executors for pair in zip(executor.lookups, executor.groups, strict=True)]
+    copies = [
+        (table.lookup_of(local), local.index)
+        for table in sharded.sharded_tables.values()
+        for local in table.state.local
+        if table.state.sharding.layout.dataflow_of(local.block).is_replicated
+    ]
     return [
         value.detach().cpu().clone()
-        for lookup, group in pairs
-        for block in range(len(group.blocks))
+        for lookup, block in copies
         for value in (lookup.weight(block), *lookup.optimizer_state(block).values())
     ]
 

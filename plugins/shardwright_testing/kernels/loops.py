@@ -47,9 +47,11 @@ def block_spec(
     names = tuple(f"f{slot}" for slot in range(slots))
     table = TableSpec("t", rows, dim, names, data_type, pooling, optimizer=optimizer, is_frozen=is_frozen)
     span = table.columns(*(columns or (0, dim)))
-    request = KernelRequest.of(table, len(span), device=device, on_this_machine=True, first_column=span.start)
+    request = KernelRequest.of(
+        table, len(span), device=device, on_this_machine=True, first_column=span.start, extras=extras
+    )
     part = AllKeys(rows)[0] if takes_any_id else table.all_rows
-    return BlockSpec(table, Block(part, span, rank=0), request, slots, extras)
+    return BlockSpec(table, Block(part, span, rank=0), request, slots)
 
 
 @frozen(eq=False)

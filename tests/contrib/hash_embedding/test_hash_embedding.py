@@ -14,8 +14,8 @@ from attrs import field, frozen
 from shardwright_hash_embedding import HashSettings
 from shardwright_hash_embedding.hashing import HashedIds, first_values
 from tests.contrib import distributions
-from tests.core.runtime.sharded.resharding import reshard_collection
 from tests.pairs import in_turns
+from tests.plugins.resharding.one_collection import reshard_collection
 
 import shardwright as sw
 from shardwright.host import PluginHost, use_host
@@ -441,7 +441,7 @@ def test_plan_reckons_with_capacity_and_index_and_comes_back_from_its_document()
     assert (item.sharding_type, item.compute_kernel) == ("hash_rows", "hash_table")
     assert sw.ShardingPlan.from_json(plan.to_json()) == plan
     sw.check_plan(plan)
-    # 500 rows of 16 bytes and 56 of index each do not fit into 30 kB of which 15 % are kept free; of 16 alone they do.
+    # 500 rows of 16 bytes and 40 of index each do not fit into 30 kB of which 15 % are kept free; of 16 alone they do.
     with pytest.raises(sw.PlanningError):
         setup.plan(2, ddr_cap=30_000)
     setup.plan(2, ddr_cap=60_000)

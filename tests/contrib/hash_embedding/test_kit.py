@@ -15,6 +15,9 @@ from tests.plugins.conformance.mistakes.test_mutants import failure_of
 import shardwright as sw
 from shardwright.host import PluginHost, use_host
 from shardwright_testing import ComputeKernelTests, ShardingTypeTests
+from shardwright_testing.kernels.kernel_checks import check_memory
+from shardwright_testing.kernels.kernel_groups import spec_of
+from shardwright_testing.kernels.loops import block_spec
 
 
 @pytest.fixture(autouse=True)
@@ -24,13 +27,18 @@ def plugins() -> Iterator[PluginHost]:
 
 
 class TestHashTable(ComputeKernelTests):
-    extras = HashSettings(
-        min_sightings=2
-    ).to_extras()  # the memory that is planned with is that of ids on trial
+    extras = HashSettings(min_sightings=2).to_extras()
 
     @pytest.fixture
     def compute_kernel(self) -> sw.ComputeKernel:
         return HashTable()
+
+
+@pytest.mark.parametrize("sightings", [1, 2])
+def test_declared_memory_is_that_of_the_settings(sightings: int) -> None:
+    rules = HashSettings(min_sightings=sightings)
+    blocks = [block_spec(3000, optimizer=spec_of("sgd"), takes_any_id=True, extras=rules.to_extras())]
+    check_memory(f"min_sightings={sightings}", HashTable(), blocks)
 
 
 @pytest.mark.slow

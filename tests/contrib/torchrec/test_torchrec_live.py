@@ -38,10 +38,9 @@ def test_live_without_torchrec_says_what_to_install() -> None:
     if why_not() is None:
         pytest.skip("TorchRec is installed here")
     installed = [*metadata.entry_points(group="shardwright"), *distributions.entry_points("torchrec")]
-    planner = sw.EmbeddingShardingPlanner(TOPOLOGY, 64, estimator="torchrec_live")
     needed = pytest.raises(sw.UnsupportedError, match=r"TorchRec itself is needed: .*pip install torchrec")
     with sw.host.use_host(sw.host.PluginHost(entry_points=installed)), needed:
-        planner.plan_tables(tables())
+        sw.EmbeddingShardingPlanner(TOPOLOGY, 64, estimator="torchrec_live").plan_tables(tables())
     shardwright_torchrec.install()
     try:
         with pytest.raises(sw.UnsupportedError, match=r"shardwright's in this process.*uninstall\(\)"):

@@ -13,7 +13,7 @@ from tests.core.planning.conftest import Plain, Slices, Whole, make_host
 from shardwright.contracts import ShardingType
 from shardwright.errors import NoPlanError, PlanError, PlanningError
 from shardwright.host import host, use_host
-from shardwright.planning.layouts.layout import BlockRun, Layout, Replicate
+from shardwright.planning.layouts.layout import BlockRun, Exchange, Layout
 from shardwright.planning.layouts.row_maps import RowMap, RowsRange, RowsSplit
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.enumeration import enumerate_options
@@ -23,6 +23,7 @@ from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner
+from shardwright_plugins.dataflows import Replicate
 
 TABLE = TableSpec("t", 11, 8, ["f"], pooling="NONE")
 RANKS = Topology(2, "cpu")
@@ -42,6 +43,7 @@ class FirstRowsCopied(ShardingType):
     """Three rows on every rank, the others cut in two."""
 
     name, abbreviation, row_maps = "first_rows_copied", "FR", (FirstRowsAskedFor,)
+    dataflows = (Replicate, Exchange)
     offered = "always"
 
     def layouts(

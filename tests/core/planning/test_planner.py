@@ -7,6 +7,7 @@ import sys
 
 import numpy as np
 import pytest
+from tests.core.planning.conftest import Plain
 
 import shardwright
 from shardwright.contracts import Estimator, Proposer, ShardingType
@@ -46,6 +47,37 @@ def test_plan_tables_option_data_of_the_plugin_is_handed_on():
     sharding = planner(constraints={"a": rule}).plan_tables(TABLES).plan[""]["a"]
     assert sharding.layout.extras["made_by"] == "slices"
     assert sharding.layout.variant in {"range", "modulo"}
+
+
+class Sized(Plain):
+    """A kernel that keeps as many bytes more for each row as the table's extras ask for."""
+
+    name, aliases = "sized", ()
+
+    def supports(self, request):
+        return "no such size" if request.extras.get("bytes_a_row") == 0 else True
+
+    def memory_bytes(self, request, num_rows):
+        return {"device": num_rows * (self.row_bytes(request) + request.extras.get("bytes_a_row", 0))}
+
+    def extras(self, request):
+        return {"kept": [request.extras.get("bytes_a_row"), request.extras.get("made_by")]}
+
+
+@pytest.mark.parametrize(("name", "made_by"), [("whole", "user"), ("slices", "slices")])
+def test_plan_tables_kernel_sees_extras_of_constraints_under_those_of_the_layout(host_with, name, made_by):
+    rule = ParameterConstraints(sharding_types=[name], extras={"bytes_a_row": 900, "made_by": "user"})
+    with host_with(compute_kernels=[Sized]):
+        layout = planner(constraints={"a": rule}, cap=20_000).plan_tables(TABLES[:1]).plan[""]["a"].layout
+        assert layout.extras["kept"] == [900, made_by]
+        assert "bytes_a_row" not in layout.extras
+        planner(cap=3_000).plan_tables(TABLES[:1])
+        with pytest.raises(NoPlanError):  # for its memory
+            planner(constraints={"a": rule}, cap=3_000).plan_tables(TABLES[:1])
+        with pytest.raises(PlanningError, match="no such size"):
+            planner(constraints={"a": ParameterConstraints(extras={"bytes_a_row": 0})}).plan_tables(
+                TABLES[:1]
+            )
 
 
 def test_plan_tables_document_says_what_went_in_and_from_where():
@@ -161,22 +193,34 @@ def test_plan_tables_same_path_twice_raises():
         planner().plan_tables([TABLES[0], TABLES[0]])
 
 
+def asked_of(key, **rule):
+    return {"constraints": {key: ParameterConstraints(**rule)}}
+
+
 @pytest.mark.parametrize(
     ("argument", "text"),
     [
         ({"estimator": "sells"}, r"no estimator 'sells'.*Did you mean 'cells'\?"),
         ({"proposer": ["each_alone", "each_alon"]}, r"no proposer 'each_alon'.*Did you mean 'each_alone'\?"),
         ({"partitioner": "frist_fit"}, r"no partitioner 'frist_fit'.*Did you mean 'first_fit'\?"),
+        ({"storage_estimator": "wights"}, r"no estimator 'wights'.*Did you mean 'weights'\?"),
+        ({"refinements": ["nearr"]}, "no refinement 'nearr'"),
+        (
+            asked_of("a*", sharding_types=["wohle"]),
+            r"'a\*'.*no sharding type 'wohle'.*Did you mean 'whole'\?",
+        ),
+        (asked_of("b", compute_kernels=["plane"]), r"'b'.*no compute kernel 'plane'.*Did you mean 'plain'\?"),
+        (asked_of("b", qcomms_config={"forward_precision": "f16"}), "'b'.*no codec 'f16'"),
     ],
 )
-def test_plan_tables_unknown_part_raises_with_the_nearest(argument, text):
+def test_planner_of_an_unknown_name_is_not_made_and_says_the_nearest(argument, text):
     with pytest.raises(UnknownPluginError, match=text):
-        planner(**argument).plan_tables(TABLES)
+        planner(**argument)
 
 
 def test_plan_tables_estimator_of_the_other_kind_raises():
     with pytest.raises(InvalidInputError, match="measures storage, a performance estimator is needed: cells"):
-        planner(estimator="weights").plan_tables(TABLES)
+        planner(estimator="weights")
 
 
 @pytest.mark.parametrize(
@@ -189,7 +233,7 @@ def test_planner_wrong_value_raises(argument):
 
 def test_plan_tables_no_plugin_that_may_be_taken_unasked_raises(host_with):
     with host_with(proposers=[]), pytest.raises(UnknownPluginError, match="no proposer is loaded"):
-        planner().plan_tables(TABLES)
+        planner()
 
 
 @pytest.mark.parametrize(

@@ -17,11 +17,11 @@ from shardwright import (
     TrainPipelineBase,
     TrainPipelineSparseDist,
 )
-from shardwright.planning.layouts.layout import Hierarchical, Replicate
 from shardwright.planning.layouts.row_maps import RowsModulo
 from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.planning.plan.sharding import EmbeddingModuleShardingPlan
 from shardwright.runtime.sharded.collections.sharders import EmbeddingCollectionSharder
+from shardwright_plugins.dataflows import Hierarchical, Replicate
 from shardwright_testing.simulated import run_simulated
 
 SHARDERS = [SHARDER, EmbeddingCollectionSharder(fused_params={"optimizer": "sgd", "learning_rate": RATE})]

@@ -17,7 +17,7 @@ from shardwright.contracts import ComputeKernel
 from shardwright.contracts.lookup import Lookup
 from shardwright.host import PluginHost
 from shardwright.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
-from shardwright.planning.layouts.layout import Block, ColumnRange, Dataflow, Exchange, Layout, Replicate
+from shardwright.planning.layouts.layout import Block, ColumnRange, Dataflow, Exchange, Layout
 from shardwright.planning.layouts.row_maps import RowMap, RowsModulo, RowsRange, RowsSplit
 from shardwright.planning.plan.sharding import ParameterSharding
 from shardwright.planning.tables.codecs import QCommsConfig
@@ -33,6 +33,7 @@ from shardwright.runtime.sharded.collections.sharders import (
 from shardwright.runtime.step.batches.inputs import BatchReader
 from shardwright.runtime.step.collection import Collection, FeatureBatch
 from shardwright.sparse import KeyedJaggedTensor
+from shardwright_plugins.dataflows import Replicate
 
 RATE = 0.5
 

@@ -91,12 +91,10 @@ def test_header_of_a_bad_batch_says_so_and_only_then_the_ranks_exchange_texts():
     seen = simulate(case, work)
     assert [labels for _, labels in seen] == [["headers", "object"]] * 2
     (_, good), (_, bad) = (own for (own,), _ in seen)
-    nothing_extra = good[0][2]
     counts = [case.batch(2, seed=0)[name].values().numel() for name in "ab"]
-    # Batch size, status, what is not looked at (nothing, or not compared), that no weights of ids are trained, ids and
-    # bags of each rank's only slot.
-    assert good == [[2, Status.FINE, nothing_extra, 0, count | 2 << 32] for count in counts]
-    assert bad == [[0, Status.BAD_INPUT, 0, 0, 0]] * 2
+    # Batch size, status, that no weights of ids are trained, ids and bags of each rank's only slot.
+    assert good == [[2, Status.FINE, 0, count | 2 << 32] for count in counts]
+    assert bad == [[0, Status.BAD_INPUT, 0, 0]] * 2
 
 
 def test_missing_weights_are_told_by_feature_and_table():

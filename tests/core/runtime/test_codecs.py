@@ -16,10 +16,11 @@ from tests.pairs import pairwise
 
 from shardwright.errors import InvalidInputError, UnknownPluginError, UnsupportedError
 from shardwright.host import PluginHost, use_host
-from shardwright.planning.layouts.layout import Exchange, Hierarchical
+from shardwright.planning.layouts.layout import Exchange
 from shardwright.planning.layouts.row_maps import RowsRange
 from shardwright.planning.tables.codecs import QCommsConfig
 from shardwright.runtime.sharded.collections.sharders import EmbeddingBagCollectionSharder
+from shardwright_plugins.dataflows import Hierarchical
 from shardwright_testing.simulated import run_simulated
 
 NAMES = [None, "doubles", "mirrored", "as_it_is"]

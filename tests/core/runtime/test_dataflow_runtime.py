@@ -1,4 +1,4 @@
-"""What runs a dataflow: the runtime knows core's own by class, a plugin's names its own."""
+"""What runs a dataflow: what it names, or core's."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 from attrs import frozen
 
-from shardwright import DirectReturn, Exchange, Hierarchical, Replicate, Routed
+from shardwright import Dataflow, DirectReturn, Exchange, Routed
 from shardwright.errors import UnsupportedError
-from shardwright.runtime.replicated.tables import ReplicatedTables
-from shardwright.runtime.routed.hierarchical import HostReturn
 from shardwright.runtime.routed.tables import RoutedTables, return_path_of
 from shardwright.runtime.sharded.collections.executors import executor_of
+from shardwright_plugins.dataflows import Hierarchical, Replicate
+from shardwright_plugins.dataflows.host_sums import HostReturn
+from shardwright_plugins.dataflows.replicated.tables import ReplicatedTables
 
 
 class OtherReturn(DirectReturn):
@@ -45,6 +46,14 @@ class Silent(Routed):
         return None
 
 
+@frozen
+class Mute(Dataflow):
+    name = "mute"
+
+    def executor(self) -> Any:
+        return None
+
+
 @pytest.mark.parametrize(
     ("dataflow", "pooled", "sequences"),
     [
@@ -59,12 +68,16 @@ def test_return_path_is_the_nearest_class_s(dataflow: Routed, pooled: type, sequ
     assert return_path_of(dataflow, is_pooled=False) is sequences
 
 
-def test_part_is_the_nearest_class_s() -> None:
+def test_executor_is_the_dataflow_s_own_or_core_s() -> None:
     assert executor_of(Exchange()) is executor_of(Derived()) is executor_of(Silent()) is RoutedTables
     assert executor_of(Replicate()) is ReplicatedTables
     assert executor_of(Overriding()) is OtherTables
 
 
-def test_dataflow_that_names_no_return_path_is_told() -> None:
-    with pytest.raises(UnsupportedError, match=r"dataflow 'silent': Silent.return_path\(\) gave None"):
-        return_path_of(Silent(), is_pooled=True)
+def test_routed_dataflow_without_a_return_path_takes_the_direct_one() -> None:
+    assert return_path_of(Silent(), is_pooled=True) is DirectReturn
+
+
+def test_dataflow_that_is_not_routed_must_name_an_executor() -> None:
+    with pytest.raises(UnsupportedError, match=r"dataflow 'mute': Mute.executor\(\) gave None"):
+        executor_of(Mute())

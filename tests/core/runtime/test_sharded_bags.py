@@ -26,9 +26,10 @@ from tests.drawn import drawn
 
 from shardwright.errors import DistributedError, UnsupportedError
 from shardwright.host import use_host
-from shardwright.planning.layouts.layout import Exchange, Hierarchical
+from shardwright.planning.layouts.layout import Exchange
 from shardwright.planning.layouts.row_maps import RowsRange
 from shardwright.sparse import KeyedJaggedTensor
+from shardwright_plugins.dataflows import Hierarchical
 from shardwright_testing.simulated import run_simulated
 
 

@@ -15,7 +15,8 @@ from tests.distributed.workers import train
 from tests.errors import files_of_at_most
 
 import shardwright as sw
-from shardwright.planning.layouts.dataflows import Replicate
+from shardwright_plugins.dataflows import Replicate
+from shardwright_plugins.sharding_groups import DMPCollection
 
 ROWS = {"user": 2500, "item": 1300}  # more than are stored as runs of single rows
 DIM = 8
@@ -162,7 +163,7 @@ def save_replicas(folder: str) -> dict[str, Any]:
         for name, rows in ROWS.items()
     }
     plan = sw.ShardingPlan({"bags": sw.EmbeddingModuleShardingPlan(sharding)})
-    model = sw.DMPCollection(
+    model = DMPCollection(
         Model(), plan=plan, sharders=[sharder], sharding_group_size=2, device=torch.device("cpu")
     )
     train(model, 0, dist.get_rank(), model.fused_optimizer)

@@ -24,8 +24,8 @@ import shardwright as sw
 from shardwright.contracts.comm_backend import Communicator
 from shardwright.planning.tables.workload import table_to_data
 from shardwright.runtime.sharded.collections.sharded_collection import ShardedCollection
-from shardwright.runtime.sharded.resharding.exchange import LABEL, RowExchange
 from shardwright.runtime.sharded.tables.table_state import row_index
+from shardwright_plugins.resharding.exchange import LABEL, RowExchange
 
 CHAIN = ("row_wise", "column_wise", "table_wise", "modulo", "data_parallel", "hashed", "row_wise")
 

@@ -38,6 +38,15 @@ def test_rank_that_is_stopped_in_a_call_is_named_by_all_others(
     assert_named(texts, victim)
 
 
+def test_rank_that_is_killed_before_its_first_call_in_a_new_group_is_missed_at_once(pool: RankPool) -> None:
+    with pytest.raises(RankError) as error:
+        pool.run(together_workers.lose_a_rank_of_a_new_group, 3)
+    texts = error.value.results
+    assert set(texts) == {0, 2}
+    for text in texts.values():  # not that it had not come within the group's time-out
+        assert text.endswith("the process of rank 1 has ended"), text
+
+
 def assert_named(texts: dict[int, str], victim: int) -> None:
     """All survivors raise, naming the victim."""
     for rank, text in texts.items():

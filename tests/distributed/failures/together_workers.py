@@ -17,7 +17,9 @@ import shardwright as sw
 from shardwright.errors import ShardwrightError
 from shardwright.runtime.checkpoint.reading import StoredCheckpoint
 from shardwright.runtime.checkpoint.saving import _FolderWriter
-from shardwright.runtime.sharded.resharding.exchange import RowExchange
+from shardwright.runtime.ranks.group_ranks import GroupRanks
+from shardwright_plugins.resharding.exchange import RowExchange
+from shardwright_plugins.sharding_groups import DMPCollection
 
 TIMEOUT_S = 6.0
 SHARDERS = [sw.EmbeddingBagCollectionSharder(fused_params={"optimizer": "sgd", "learning_rate": 0.1})]
@@ -114,9 +116,20 @@ def lose_a_rank(what: str, fault: str, folder: str) -> str:
     return "nothing was raised"
 
 
+def lose_a_rank_of_a_new_group() -> str:
+    """A rank ends before it has done anything in a group that was made; returns what each raised."""
+    group = GroupRanks.of(env_of(60.0).process_group).new_group("the work")
+    strike("kill")
+    try:
+        GroupRanks.of(group).meet("the work")
+    except ShardwrightError as error:
+        return str(error)
+    return "nothing was raised"
+
+
 def two_groups(env: sw.ShardingEnv, *, size: int = 3, sync_every: int = 1) -> Any:
     """A model over sharding groups of all ranks."""
-    return sw.DMPCollection(
+    return DMPCollection(
         unsharded(), sharding_group_size=size, global_pg=env.process_group, sync_every=sync_every
     )
 

@@ -16,6 +16,7 @@ import pytest
 from tests import stranger
 
 import shardwright as sw
+from shardwright_plugins.launch import launch
 
 pytestmark = pytest.mark.distributed
 
@@ -28,6 +29,7 @@ import os
 import torch
 import torch.distributed as dist
 import shardwright as sw
+from shardwright_plugins.launch import launch
 
 SCALE = 10.0
 
@@ -43,7 +45,7 @@ def add(start):
     atexit.register(os.abort)  # as threads of torch's may do while an interpreter ends
     return dist.get_rank(), Sum(total)
 
-(first, _), (second, total) = sw.launch(add, 1.0, ranks=2)
+(first, _), (second, total) = launch(add, 1.0, ranks=2)
 assert (first, second) == (0, 1)
 assert type(total) is Sum
 assert total.value == 12.0
@@ -55,7 +57,7 @@ def fail():
     dist.barrier()  # fails too, since rank 1 is gone
 
 try:
-    sw.launch(fail, ranks=2)
+    launch(fail, ranks=2)
 except sw.DistributedError as error:
     text = str(error)
     assert text.startswith("rank 1 of 2")
@@ -100,7 +102,7 @@ def children() -> str:
 def test_launch_that_takes_too_long_ends_the_ranks_and_leaves_signals_as_they_were() -> None:
     handler, before = signal.getsignal(signal.SIGINT), children()
     with pytest.raises(sw.DistributedError):
-        sw.launch(signal.pause, ranks=2, timeout_s=0.5)
+        launch(signal.pause, ranks=2, timeout_s=0.5)
     assert children() == before
     assert signal.getsignal(signal.SIGINT) is handler
 
@@ -113,14 +115,14 @@ def test_launch_whose_process_is_ended_leaves_nothing_behind(number: signal.Sign
     temporary.mkdir()
     code = f"""
 import os, pathlib, signal
-import shardwright as sw
+from shardwright_plugins.launch import launch
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 def wait():
     pathlib.Path({str(pids)!r}, str(os.getpid())).touch()
     signal.pause()
 
-sw.launch(wait, ranks=2)
+launch(wait, ranks=2)
 """
     with subprocess.Popen(
         [sys.executable, "-c", code],
@@ -139,14 +141,14 @@ sw.launch(wait, ranks=2)
 @pytest.mark.parametrize("timeout_s", [0, -1.0, math.nan])
 def test_launch_for_no_time_is_an_error(timeout_s: float) -> None:
     with pytest.raises(sw.InvalidInputError, match="timeout_s"):
-        sw.launch(print, ranks=1, timeout_s=timeout_s)
+        launch(print, ranks=1, timeout_s=timeout_s)
 
 
 def test_launch_of_what_cannot_be_sent_or_of_no_ranks_is_an_error() -> None:
     with pytest.raises(sw.InvalidInputError, match="lock"):
-        sw.launch(print, threading.Lock(), ranks=2)
+        launch(print, threading.Lock(), ranks=2)
     with pytest.raises(sw.InvalidInputError, match="ranks"):
-        sw.launch(print, "1", "2", "3", ranks=0)
+        launch(print, "1", "2", "3", ranks=0)
 
 
 @pytest.mark.slow
@@ -157,7 +159,7 @@ def test_launch_names_the_rank_that_was_killed_and_not_those_that_were_ended_for
         signal.pause()
 
     with pytest.raises(sw.DistributedError, match="SIGKILL") as caught:
-        sw.launch(die, ranks=2)
+        launch(die, ranks=2)
     assert str(caught.value).startswith("rank 1 of 2")
     assert "rank 0" not in str(caught.value)
 
@@ -165,4 +167,4 @@ def test_launch_names_the_rank_that_was_killed_and_not_those_that_were_ended_for
 @pytest.mark.slow
 def test_launch_whose_function_ends_its_process_is_an_error() -> None:
     with pytest.raises(sw.DistributedError, match=r"\[0\]"):
-        sw.launch(sys.exit, 0, ranks=1)
+        launch(sys.exit, 0, ranks=1)

@@ -85,8 +85,10 @@ def test_constraint_codecs_prevail_over_the_sharders_in_what_they_say() -> None:
     assert plan["item_id"].qcomms_config == HALF
 
 
-def test_constraint_unknown_codec_is_told_with_its_table() -> None:
-    with pytest.raises(sw.UnknownPluginError, match=r"table 'a' .*no codec 'bf61'.*Did you mean 'bf16'"):
+def test_constraint_unknown_codec_is_told_with_its_rule() -> None:
+    with pytest.raises(
+        sw.UnknownPluginError, match=r"constraints\['a'\]: no codec 'bf61'.*Did you mean 'bf16'"
+    ):
         planned([TableSpec("a", 10, 4, ["f"])], a=ParameterConstraints(qcomms_config=QCommsConfig("bf61")))
 
 

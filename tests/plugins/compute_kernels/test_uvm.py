@@ -142,10 +142,11 @@ def test_extras_bring_the_planned_cache_back() -> None:
     planned = on_cuda(cache=CacheParams(0.35, "lfu"))
     extras = kernel.extras(planned)
     assert extras == {"cache": {"load_factor": 0.35, "algorithm": "lfu"}}
-    assert kernel.with_extras(on_cuda(), {**extras, "other": 1}) == planned
-    assert kernel.with_extras(planned, {}) == planned
+    run = on_cuda(extras={**extras, "other": 1})
+    assert kernel.memory_bytes(run, 1000) == kernel.memory_bytes(planned, 1000)
+    assert kernel.group_key(run) == kernel.group_key(planned)
     with pytest.raises(InvalidInputError, match="load_factor is a part of the table's rows"):
-        kernel.with_extras(on_cuda(), {"cache": {"load_factor": 3}})
+        kernel.group_key(on_cuda(extras={"cache": {"load_factor": 3}}))
 
 
 def test_cached_lookup_over_host_tables_trains_as_loops_and_counts_its_passes(

@@ -12,10 +12,11 @@ import shardwright as sw
 from shardwright.errors import InvalidInputError
 from shardwright.host import host
 from shardwright.planning.options.enumeration import enumerate_options
+from shardwright.planning.search.objectives import largest_rank_time
 from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
 from shardwright.planning.tables.optimizers import OptimizerSpec
-from shardwright.runtime.replicated.forms import FORMS
-from shardwright.runtime.replicated.sizes import Sizes
+from shardwright_plugins.dataflows.replicated.forms import FORMS
+from shardwright_plugins.dataflows.replicated.sizes import Sizes
 from shardwright_plugins.estimators.engine import Engine, amounts_of
 from shardwright_plugins.estimators.engine.machine import Machine, shipped_machine
 from shardwright_plugins.estimators.engine.mixing import Mixing
@@ -109,8 +110,11 @@ def test_estimates_are_amounts_times_the_constants_of_the_document(tmp_path: Pat
     assert phases["exchanges"].tolist() == [pytest.approx(0.6 * 0.5 * 2 * BATCH * 2)]
     # Table and rank 0 have it all: lookups take the slowest rank's time, exchanges the mean; a step takes 7 ms more.
     on_ranks = {name: np.array([column[0], 0.0]) for name, column in phases.items()}
-    step = Engine(machine=str(path)).step_ms(on_ranks, options, np.zeros(1, dtype=np.int64), topology)
-    assert step == pytest.approx(0.5 * 2 * BATCH * 2 + 2.0 * BATCH + 7)
+    step = Engine(machine=str(path)).step_phases(on_ranks, options, np.zeros(1, dtype=np.int64), topology)
+    assert step["forward_compute"].tolist() == [0.5 * 2 * BATCH * 2, 0.0]
+    assert step["waiting"].tolist() == [0.0, 0.5 * 2 * BATCH * 2]
+    assert step["input_communication"].tolist() == [2.0 * BATCH] * 2
+    assert sum(step.values()).tolist() == pytest.approx([0.5 * 2 * BATCH * 2 + 2.0 * BATCH + 7] * 2)
 
 
 def options_of_tables(count: int, topology: sw.Topology):
@@ -156,7 +160,7 @@ def test_mixed_plan_moves_all_outputs_once_more(kinds: list[tuple[str, str]], mo
 
 
 def test_search_is_told_of_exchanges_as_far_as_the_kind_of_a_table_changes_them(tmp_path: Path) -> None:
-    """Those of whole tables balance as lookups and updates do; step_ms has all as they are."""
+    """Those of whole tables balance as lookups and updates do; step_phases has all as they are."""
     ms = {"lookup_id": 1.0, "whole_id": 2.0, "cut_id": 5.0, "mixed_result": 0.25, "copy_shard": 3.0}
     engine = Engine(machine=str(machine_with(tmp_path / "machine.json", **ms)))
     ids, elements = BATCH * 2, BATCH * 8
@@ -168,7 +172,8 @@ def test_search_is_told_of_exchanges_as_far_as_the_kind_of_a_table_changes_them(
         on_ranks = {
             name: np.full(2, float((column * options.count).sum()) / 2) for name, column in phases.items()
         }
-        return total, engine.step_ms(on_ranks, options, np.zeros(1, dtype=np.int64), topology)
+        step = engine.step_phases(on_ranks, options, np.zeros(1, dtype=np.int64), topology)
+        return total, largest_rank_time(step)
 
     assert told("table_wise") == (1.6 * 2 * ids, ids + 2 * ids)
     mixed = 16 * 0.25 * 2 * elements

@@ -10,6 +10,7 @@ import pytest
 
 import shardwright as sw
 from shardwright.planning.tables.optimizers import OptimizerSpec
+from shardwright_plugins.compute_kernels._caching import cache_of
 
 ROWS, DIM = 4_000_000, 128  # 2 GiB a table
 ASKED = 0.05
@@ -105,7 +106,7 @@ def test_sharded_kernel_has_the_cache_of_the_constraints(sharding_type: str) -> 
     plan = sw.ShardingPlan.from_json(plan.to_json())
     model = sw.DistributedModelParallel(bags, env=sw.ShardingEnv.local(device_type="cpu"), plan=plan)
     (spec,) = [spec for lookup in model.module.engine.lookups for spec in lookup.blocks]
-    assert spec.request.cache == CACHED["cache_params"]
+    assert cache_of(spec.request) == CACHED["cache_params"]
 
 
 def test_refusals_of_the_only_kernel_are_sentences_without_double_periods() -> None:

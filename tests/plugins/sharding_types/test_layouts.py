@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwright.host import host
-from shardwright.planning.layouts.layout import Exchange, Hierarchical, Replicate
+from shardwright.planning.layouts.layout import Exchange
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.tables.constraints import ParameterConstraints
 from shardwright.planning.tables.spec import TableSpec
+from shardwright_plugins.dataflows import Hierarchical, Replicate
 from shardwright_plugins.sharding_types._column_cuts import column_cuts
 from shardwright_plugins.sharding_types.column_wise import ColumnWise
 from shardwright_plugins.sharding_types.data_parallel import DataParallel

@@ -11,7 +11,7 @@ from tests.pairs import pairwise
 from tests.plugins.compute_kernels.loops import kernel_names, kernel_of
 
 from shardwright.contracts.compute_kernel import KernelRequest
-from shardwright.runtime.replicated import forms
+from shardwright_plugins.dataflows.replicated import forms
 from shardwright_testing.equality.training import NUM_STEPS
 
 TABLES = ((6, ("a", "b")), (6, ("b",)), (7, ("c",)), (9, ("a",)), (9, ("c",)))  # rows and features

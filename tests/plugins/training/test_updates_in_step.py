@@ -14,13 +14,13 @@ import numpy
 import pytest
 import torch
 from attrs import evolve
-from tests.core.runtime.sharded.resharding import reshard_collection
 from tests.equality import Case
 from tests.pairs import covering
 from tests.plugins.built_in import built_in
+from tests.plugins.resharding.one_collection import reshard_collection
 from tests.plugins.training.test_equality import kernels, sequences_of, sharding_types, supports, tables_of
 
-from shardwright import DistributedModelParallel, UnsupportedError, clip_grad_norm_, clip_grad_value_
+from shardwright import DistributedModelParallel, UnsupportedError, clip_grad_norm_
 from shardwright.errors import InvalidInputError, ShardwrightError
 from shardwright.host import host
 from shardwright.optim import in_backward_optimizer_filter
@@ -334,7 +334,7 @@ def test_what_is_done_to_gradients_in_place_is_done_to_the_step(
         backward(case, model, 2 * number + 1, env.rank)
         for parameter in model.parameters():
             IN_PLACE[how](parameter.grad)
-        clip_grad_value_(model.parameters(), 0.3)
+        torch.nn.utils.clip_grad_value_(model.parameters(), 0.3)
         model.fused_optimizer.step()
 
     one = OneProcess(case)
@@ -687,7 +687,7 @@ def test_clipping_by_value_equals_one_process(optimizer: str, kernel: str) -> No
         for number in range(STEPS):
             shown.zero_grad()
             backward(case, model, number, env.rank)
-            clip_grad_value_(model.parameters(), most)
+            torch.nn.utils.clip_grad_value_(model.parameters(), most)
             shown.step()
         return model.full_state_dict()
 
@@ -698,12 +698,6 @@ def test_clipping_by_value_equals_one_process(optimizer: str, kernel: str) -> No
         one.optimizer.step()
     for weights in run_simulated(run, case.world_size):
         torch.testing.assert_close(weights, dict(one.module.state_dict()), **TOLERANCE)
-
-
-def test_clipping_by_a_value_that_is_not_above_0_is_refused() -> None:
-    _, model = alone()
-    with pytest.raises(InvalidInputError, match="clip_value must be above 0"):
-        clip_grad_value_(model.parameters(), 0.0)
 
 
 def test_scaled_gradients_and_limits_of_gradients_do_not_go_together() -> None:

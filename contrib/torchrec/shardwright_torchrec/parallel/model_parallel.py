@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import shardwright as sw
+from shardwright_plugins.sharding_groups import DMPCollection
 from shardwright_torchrec.modules.managed_collisions.joined import join_maps
 from shardwright_torchrec.parallel.kernel_names import own_plan
 from shardwright_torchrec.parallel.sharded_state import blocks_of, is_whole, sharded_tables
@@ -16,6 +17,7 @@ from shardwright_torchrec.parallel.sharders import get_default_sharders
 from shardwright_torchrec.planner.planners import EmbeddingShardingPlanner
 
 __all__ = [
+    "DMPCollection",
     "DistributedModelParallel",
     "get_unwrapped_module",
 ]

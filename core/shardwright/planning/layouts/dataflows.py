@@ -11,10 +11,8 @@ from attrs import frozen
 class Dataflow(ABC):
     """Path of ids to the blocks of a layout, and of partial results back.
 
-    A descriptor: a frozen attrs class of plain data, hashable. The runtime knows the executors of core's own
-    dataflows by their classes. A plugin's dataflow names its executor in the methods below, which import it
-    when called. Most dataflows are :class:`Routed`; others bring an
-    :class:`shardwright.runtime.step.executor.Executor` of their own.
+    A descriptor: a frozen attrs class of plain data, hashable. Its methods name what runs it, and import that when
+    they are called. Most dataflows are :class:`Routed`; others bring a :class:`shardwright.Executor`.
     """
 
     name: ClassVar[str]
@@ -27,7 +25,7 @@ class Dataflow(ABC):
     def executor(self) -> type[Any] | None:
         """The :class:`shardwright.Executor` that runs all tables of a module with such a dataflow.
 
-        ``None``: the one that runs the class this one derives from.
+        ``None``: core's, which only a :class:`Routed` one may return.
         """
 
 
@@ -45,8 +43,8 @@ class Routed(Dataflow):
             is_pooled: one result per bag, a partial sum where rows are cut; else one per id.
 
         Returns:
-            A :class:`shardwright.ReturnPath`, or whatever makes one when it is called; ``None``: that of the class it
-            derives from.
+            A :class:`shardwright.ReturnPath`, or whatever makes one when it is called; ``None``: the direct one,
+            :class:`shardwright.DirectReturn`.
         """
 
 
@@ -60,41 +58,4 @@ class Exchange(Routed):
         return None
 
 
-@frozen
-class Hierarchical(Routed):
-    """Partial sums are added inside the host that holds a table's row parts, then cross to other hosts.
-
-    The row parts of a column block must be on ranks of one host. Sequence results, which are not added, go straight.
-    """
-
-    name: ClassVar[str] = "hierarchical"
-    sums_inside_host: ClassVar[bool] = True
-
-    def return_path(self, *, is_pooled: bool) -> type[Any] | None:  # noqa: D102
-        return None
-
-
-@frozen
-class Replicate(Dataflow):
-    """Every rank has a copy and looks up its own batch; updates are synchronised in the backward pass.
-
-    A layout lists the copies: one block of all rows and columns for each rank.
-
-    Example:
-        >>> import shardwright as sw
-        >>> rows, columns = sw.RowsRange(10), sw.ColumnRange(0, 8)
-        >>> layout = sw.Layout(
-        ...     [sw.BlockRun(rows, columns, count=4, is_copied=True, rank=0)], dataflow=sw.Replicate()
-        ... )
-        >>> layout.dataflow.name
-        'replicate'
-    """
-
-    name: ClassVar[str] = "replicate"
-    is_replicated: ClassVar[bool] = True
-
-    def executor(self) -> type[Any] | None:  # noqa: D102
-        return None
-
-
-DATAFLOWS: tuple[type[Dataflow], ...] = (Exchange, Hierarchical, Replicate)
+DATAFLOWS: tuple[type[Dataflow], ...] = (Exchange,)

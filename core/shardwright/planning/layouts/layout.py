@@ -34,8 +34,6 @@ from shardwright.planning.layouts.dataflows import (
     DATAFLOWS,
     Dataflow,
     Exchange,
-    Hierarchical,
-    Replicate,
     Routed,
 )
 from shardwright.planning.layouts.row_maps import ROW_MAPS, RowMap
@@ -51,10 +49,8 @@ __all__ = [
     "ColumnRange",
     "Dataflow",
     "Exchange",
-    "Hierarchical",
     "Layout",
     "PlacedBlocks",
-    "Replicate",
     "Routed",
     "from_data",
     "to_data",

@@ -256,7 +256,7 @@ class Topology:
     ) -> Topology:
         """The topology of one sharding group, where these ranks are several with a replica of each table.
 
-        Plans for :class:`~shardwright.DMPCollection` are made for it. Of memory, each of its ranks has what the least
+        Plans for models with sharding groups are made for it. Of memory, each of its ranks has what the least
         of its replicas has.
 
         Args:

@@ -174,7 +174,8 @@ def _offered(
             for kernel in kernels:
                 if not offers.goes_with(kernel, layout, table, own.rule, refusals):
                     continue
-                requests = offers.requests(kernel, table, shape, refusals)
+                extras = {**(own.rule.extras or {}), **layout.extras}
+                requests = offers.requests(kernel, table, shape, extras, refusals)
                 if requests is not None:
                     yield code, kernel, layout, shape, requests
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from attrs import evolve, frozen
 
 from shardwright.contracts.compute_kernel import ComputeKernel, KernelRequest
@@ -36,16 +39,19 @@ class ValueBytes:
     row_state_bytes: int = 0
 
     @classmethod
-    def of(cls, table: TableSpec, kernel: ComputeKernel, device: str) -> ValueBytes:
+    def of(
+        cls, table: TableSpec, kernel: ComputeKernel, device: str, extras: Mapping[str, Any]
+    ) -> ValueBytes:
         """Bytes of what a kernel keeps of a table, as it declares its memory.
 
         Args:
             table: the table.
             kernel: its kernel.
             device: type of the device of its shards.
+            extras: JSON data of plugins in its entry of the plan.
         """
         dim = table.embedding_dim
-        one = KernelRequest.of(table, dim, device=device)
+        one = KernelRequest.of(table, dim, device=device, extras=extras)
         # What is declared is a + b D for D columns: a is the row's, b the element's.
         two = evolve(one, num_columns=2 * dim, embedding_dim=2 * dim)
         of_row, of_two = (round(state_bytes_of_row(kernel, request)) for request in (one, two))

@@ -180,7 +180,6 @@ class Offers:
         self._rules: dict[ParameterConstraints, ParameterConstraints] = {}
         self._by_table: dict[ParameterConstraints, list[int]] = {}
         self._kernel_codes: dict[tuple[Sequence[str] | None, bool], tuple[list[int], list[str]]] = {}
-        self._requested: tuple[TableSpec | None, dict[tuple[int, int, str], tuple[int, str]]] = (None, {})
         self._type_codes: dict[tuple[str, ...] | None, list[int]] = {}
 
     def asked(self, table: TableSpec, rule: ParameterConstraints) -> ParameterConstraints:
@@ -337,30 +336,30 @@ class Offers:
         return demands_on(table, rule, list(named))
 
     def requests(
-        self, kernel: int, table: TableSpec, shape: Shape, refusals: list[Refusal]
+        self, kernel: int, table: TableSpec, shape: Shape, extras: Mapping[str, Any], refusals: list[Refusal]
     ) -> list[int] | None:
-        """The request code of each run, or ``None`` if the kernel refuses one of them."""
-        if self._requested[0] is not table:
-            self._requested = (table, {})
+        """The request code of each run, or ``None`` if the kernel refuses one of them.
+
+        Args:
+            kernel: code of the kernel.
+            table: table to look up.
+            shape: blocks of a layout.
+            extras: JSON data of plugins, of its constraints and its layout.
+            refusals: get one more if the kernel refuses.
+        """
         codes: dict[tuple[int, str], int] = {}
-        for asked in dict.fromkeys(zip(shape.num_columns, shape.device, strict=True)):
-            key = (kernel, *asked)
-            if key not in self._requested[1]:
-                self._requested[1][key] = self._request(kernel, table, *asked)
-            codes[asked], reason = self._requested[1][key]
+        for width, device in dict.fromkeys(zip(shape.num_columns, shape.device, strict=True)):
+            request = KernelRequest.of(
+                table, width, device=device, on_this_machine=self.on_this_machine, extras=extras
+            )
+            reason = self._ask(kernel, request)
             if reason:
                 name = list(self.kernels)[kernel]
                 refusals.append(Refusal(table.path, "compute kernel", name, reason))
                 return None
+            key = (kernel, request)
+            codes[width, device] = self.request_codes.setdefault(key, len(self.request_codes))
         return [codes[asked] for asked in zip(shape.num_columns, shape.device, strict=True)]
-
-    def _request(self, kernel: int, table: TableSpec, width: int, device: str) -> tuple[int, str]:
-        """The code of the request for a block of so many columns, and why the kernel refuses it, or nothing."""
-        request = KernelRequest.of(table, width, device=device, on_this_machine=self.on_this_machine)
-        reason = self._ask(kernel, request)
-        if reason:
-            return -1, reason
-        return self.request_codes.setdefault((kernel, request), len(self.request_codes)), ""
 
     def _ask(self, code: int, request: KernelRequest) -> str:
         key = (code, request)

@@ -213,7 +213,8 @@ def value_bytes(table: TableSpec, sharding: ParameterSharding) -> tuple[ValueByt
     """Bytes of the values that a table has under a plan, and whether its optimizer's states are known."""
     try:
         kernel = host().compute_kernels.create(sharding.compute_kernel)
-        return ValueBytes.of(table, kernel, sharding.device_on(sharding.ranks[0])), True
+        device = sharding.device_on(sharding.ranks[0])
+        return ValueBytes.of(table, kernel, device, sharding.layout.extras), True
     except ShardwrightError:  # a plugin that is not installed here, or that does not know such a table
         return ValueBytes(weight_bits(table)), False
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 from attrs import evolve, field, frozen
@@ -85,8 +86,8 @@ def refined(name: str, refinement: Refinement, search: Search) -> Search:
 
 def named_refinements(
     asked: Iterable[str | Refinement], registry: Registry[Extension]
-) -> dict[str, Refinement]:
-    """The refinements that a user asked for, by their names, in their order.
+) -> dict[str, Callable[[], Refinement]]:
+    """Makers of the refinements that a user asked for, by their names, in their order.
 
     Args:
         asked: refinements, or names of extensions at the point ``refinement``, with arguments as those of proposers.
@@ -94,15 +95,20 @@ def named_refinements(
 
     Raises:
         UnknownPluginError: nothing has this name.
-        InvalidInputError: it is no refinement, or does not take these arguments.
+        InvalidInputError: it is no refinement; a maker raises it where the refinement does not take these arguments.
     """
-    found: dict[str, Refinement] = {}
+    found: dict[str, Callable[[], Refinement]] = {}
     for one in asked:
         if isinstance(one, str):
             name, arguments = split_name(registry, one)
-            found[name] = made_with(load_at(REFINEMENT, name, registry), f"refinement {name!r}", arguments)
+            make = load_at(REFINEMENT, name, registry)
+            found[name] = partial(made_with, make, f"refinement {name!r}", arguments)
         elif callable(one) and not isinstance(one, type):
-            found[getattr(one, "__name__", type(one).__name__)] = one
+            found[getattr(one, "__name__", type(one).__name__)] = partial(_as_given, one)
         else:
             raise InvalidInputError(f"refinements are names of refinements, or functions; got {brief(one)}")
     return found
+
+
+def _as_given(refinement: Refinement) -> Refinement:
+    return refinement

@@ -9,18 +9,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from enum import Enum
 from fnmatch import fnmatchcase, translate
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 from attrs import field, frozen
 
 from shardwright.arguments import brief, typed, whole
-from shardwright.errors import InvalidInputError, UnknownNameError, nearest
+from shardwright.errors import InvalidInputError, UnknownNameError, UnknownPluginError, nearest
 from shardwright.planning.documents import CONSTRAINTS
 from shardwright.planning.documents.limits import MOST_RATE, MOST_SAMPLES
 from shardwright.planning.tables.caching import CacheParams
 from shardwright.planning.tables.codecs import QCommsConfig, as_qcomms
 from shardwright.planning.tables.spec import TableSpec, is_answer
+
+if TYPE_CHECKING:
+    from shardwright.host.registry import Registry
 
 
 def _plain_names(values: Iterable[str | Enum] | None) -> tuple[str, ...] | None:
@@ -326,6 +329,26 @@ class Constraints:
                     f"constraints[{key!r}] is for no table of the model. Tables: {known}{more}.{nearest(key, names)}",
                     subject=key,
                 )
+
+    def check_names(self, sharding_types: Registry[Any], compute_kernels: Registry[Any]) -> None:
+        """Check that each name of a sharding type, kernel or codec is known.
+
+        Args:
+            sharding_types: the sharding types that are loaded.
+            compute_kernels: the compute kernels that are loaded.
+
+        Raises:
+            UnknownPluginError: one is not; the text has the rule and the nearest name.
+        """
+        for key, rule in self.rules.items():
+            kinds = ((sharding_types, rule.sharding_types), (compute_kernels, rule.compute_kernels))
+            try:
+                for registry, name in ((registry, name) for registry, names in kinds for name in names or ()):
+                    registry.entry(name)
+                if rule.qcomms_config is not None:
+                    rule.qcomms_config.resolved()
+            except UnknownPluginError as error:
+                raise UnknownPluginError(f"constraints[{key!r}]: {error}", **error.facts) from error
 
     def of(self, table: TableSpec) -> ParameterConstraints:
         """Combine the demands on ``table``."""

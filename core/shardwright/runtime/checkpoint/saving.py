@@ -46,7 +46,6 @@ from shardwright.runtime.checkpoint.folder import (
 from shardwright.runtime.checkpoint.metadata import MANIFEST, METADATA, Manifest, reason_of
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.ranks.group_ranks import GroupRanks
-from shardwright.runtime.ranks.sharding_groups import ShardingEnv2D
 from shardwright.runtime.sharded.tables.blocked_tensor import BlockedTensor
 
 Progress: TypeAlias = Callable[[int, int], None]
@@ -197,7 +196,7 @@ def env_of(model: nn.Module) -> ShardingEnv:
 def _of_first_group(state: dict[str, Any], model: nn.Module) -> dict[str, Any]:
     """The entries that this rank writes: of replicas of tables, those of the first sharding group."""
     env = getattr(model, "env", None)
-    if not isinstance(env, ShardingEnv2D) or env.everyone.rank in env.grid.sharding_group(0):
+    if not isinstance(env, ShardingEnv) or 0 in env.ranks_of_all:
         return state
     return {
         key: BlockedTensor(value.shape, value.dtype) if isinstance(value, BlockedTensor) else value

@@ -9,7 +9,6 @@ from attrs import frozen
 from shardwright.runtime.pipeline.fetching import Fetched
 from shardwright.runtime.pipeline.status_word import exchange_statuses
 from shardwright.runtime.ranks.environment import ShardingEnv
-from shardwright.runtime.ranks.sharding_groups import ShardingEnv2D
 from shardwright.runtime.ranks.together import is_lost
 from shardwright.runtime.step.batches.batch_tree import Path
 from shardwright.runtime.step.batches.inputs import Status, goes_on
@@ -29,8 +28,7 @@ class BatchExchange:
     """The exchanges of a batch, all under way together; :meth:`begin` and :meth:`send` are done once each.
 
     Args:
-        env: all ranks.
-        groups: the sharding groups, if there are several.
+        env: the ranks of a sharding group.
         fetched: this rank's batch, or the reason why it has none.
         calls: the collections' calls whose ids are exchanged ahead.
         begin: function that starts the headers of a call.
@@ -45,12 +43,11 @@ class BatchExchange:
     def __init__(
         self,
         env: ShardingEnv,
-        groups: ShardingEnv2D | None,
         fetched: Fetched,
         calls: Sequence[CollectionCall],
         begin: Callable[[CollectionCall, Fetched], Begun],
     ) -> None:
-        self._env, self._groups, self._fetched = env, groups, fetched
+        self._env, self._fetched = env, fetched
         self._calls, self._begin = calls, begin
         self._has_begun = self._is_sent = False
         self._sent: list[EngineStep] = []
@@ -75,13 +72,13 @@ class BatchExchange:
             return
         self._is_sent = True
         self.error, self._sent = _send_all([begun.step for begun in self.begun])
-        if self.begun and self._groups is None:
+        if self.begun and self._env.all_ranks is None:
             self.statuses = self.begun[0].step.statuses
             return
         # Headers have the statuses of a sharding group only.
         fetched, is_shared = self._fetched, self.error is not None
         self.statuses, self.error = exchange_statuses(
-            self._env, fetched.status, self.error or fetched.error, is_shared=is_shared
+            self._env.everyone, fetched.status, self.error or fetched.error, is_shared=is_shared
         )
 
     @property

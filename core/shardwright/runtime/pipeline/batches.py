@@ -38,7 +38,6 @@ from shardwright.runtime.pipeline.fetching import NO_FORM, Fetched, Fetcher
 from shardwright.runtime.pipeline.stages import EXCHANGE, PREFETCH, PipelineStep, run_stage
 from shardwright.runtime.pipeline.status_word import exchange_statuses
 from shardwright.runtime.ranks.environment import ShardingEnv
-from shardwright.runtime.ranks.sharding_groups import ShardingEnv2D
 from shardwright.runtime.ranks.together import is_lost
 from shardwright.runtime.sharded.collections.sharded_collection import ShardedCollection
 from shardwright.runtime.sharded.models.model_parallel import DistributedModelParallel
@@ -101,7 +100,7 @@ class BatchesInStep:
             for name in self._collections
         }
         env = _env_of(model, list(self._collections.values()))
-        self._env, self._groups = env.everyone, env if isinstance(env, ShardingEnv2D) else None
+        self._group, self._env = env, env.everyone
         self._side = SideStream.on(settings.device or torch.device(self._env.device_type))
         self._fetcher = Fetcher(settings, self._env, self._side, model)
         self._begun: list[tuple[str, Begun]] = []  # for the batch that is taken next
@@ -235,7 +234,7 @@ class BatchesInStep:
 
     def _exchange(self, fetched: Fetched) -> tuple[_Coming, Sequence[Status]]:
         """Begin all exchanges of a batch, then go on with each, so that they are under way together."""
-        exchange = BatchExchange(self._env, self._groups, fetched, self._calls or (), self._begin)
+        exchange = BatchExchange(self._group, fetched, self._calls or (), self._begin)
         with self._side.active():
             late = self._late_error(
                 EXCHANGE, fetched.step, exchange_headers=exchange.begin, exchange_ids=exchange.send
@@ -265,7 +264,7 @@ class BatchesInStep:
             error = InvalidInputError(NO_FORM)
         prepare = None if error is None else partial(_raise, error)
         status = fetched.status
-        if self._groups is not None and status is Status.EMPTY_BATCH:
+        if self._group.all_ranks is not None and status is Status.EMPTY_BATCH:
             status = Status.FINE  # a group all of whose data has ended goes on as long as another
         step = self._collections[call.name].begin_input_dist(features, status=status, prepare=prepare)
         return Begun(features, step, self._side)

@@ -49,5 +49,5 @@ def _told(
         return None
     if is_shared:
         return kind_of(error), str(error)
-    problem, name = RankProblem.of(error, None), env.communicator.global_ranks[env.rank]
+    problem, name = RankProblem.of(error), env.communicator.global_ranks[env.rank]
     return problem.kind, f"rank {name}: {problem.text}"

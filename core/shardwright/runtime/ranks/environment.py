@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -27,8 +25,6 @@ from shardwright.runtime.ranks.lockstep import Lockstep
 from shardwright.runtime.ranks.together import LoneRank, Ranks, by_rank, check_alike
 
 T = TypeVar("T")
-
-_log = logging.getLogger("shardwright")
 
 
 @frozen
@@ -105,8 +101,6 @@ class ShardingEnv:
         """
         if not dist.is_initialized():
             raise DistributedError(_NO_GROUP)
-        if dist.get_rank() == 0 and (restarts := _restarts_that_may_fail()):
-            _warn_of_restarts(restarts)
         group = dist.group.WORLD if process_group is None else process_group
         ranks, headers = GroupRanks.of(group), None
         with ranks.together("connecting the ranks"):
@@ -294,31 +288,9 @@ def device_of_rank(env: ShardingEnv, asked: torch.device | str | None = None) ->
 
 
 _NO_GROUP = (
-    "no process group: start the processes with torchrun (or sw.launch(function, ranks=2), as in a notebook) and call "
-    "torch.distributed.init_process_group first; or, to "
+    "no process group: start the processes with torchrun and call torch.distributed.init_process_group first; or, to "
     "train in this process alone, give DistributedModelParallel(model, env=ShardingEnv.local())"
 )
-
-
-def _restarts_that_may_fail() -> str:
-    """Number of restarts that ``torchrun`` allows, if ranks that it starts again may not connect; else nothing.
-
-    torchrun's store outlives the attempts, and torch 2.13 gives none of them a prefix there: ranks that are started
-    again find the addresses, and the identifiers of NCCL, of those that are gone.
-    """
-    restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")
-    shares_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    return restarts if shares_store and restarts != "0" else ""
-
-
-@cache
-def _warn_of_restarts(restarts: str) -> None:
-    _log.warning(
-        "torchrun may start the ranks again (--max-restarts %s), but they would find the addresses of the ranks before "
-        "them in its store, and may fail to connect. Start it as TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun "
-        "--rdzv-backend c10d ..., or --standalone on one host",
-        restarts,
-    )
 
 
 def _local_world_size(world_size: int) -> int:

@@ -86,6 +86,12 @@ class GroupRanks(Ranks):
             ranks: its ranks; all by default.
             backend: its backend; that of this group by default.
         """
+        group = self._make_group(what, ranks, backend)
+        # A rank that ends before it has asked the new group's store for anything is known from here.
+        GroupRanks.of(group).store.know(self.store.processes(time.monotonic()))
+        return group
+
+    def _make_group(self, what: str, ranks: Iterable[int] | None, backend: str | None) -> Any:
         what = f"making a process group for {what}"
         self.meet(what)
         with self.named(what):
@@ -100,7 +106,7 @@ class GroupRanks(Ranks):
         """The process group of all ranks that carries ``what``; what fails there is reported here."""
         group = self._channels.get(what)
         if group is None:
-            group = self._channels[what] = self.new_group(what, backend=backend)
+            group = self._channels[what] = self._make_group(what, None, backend)
             self._known[group] = self
         return group
 

@@ -15,7 +15,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
@@ -179,12 +179,24 @@ class GroupStore:
 
     def ended(self, deadline: float) -> str:
         """Name the ranks of this host whose processes have ended; empty for none. Raises as :meth:`ask`."""
+        ended = [name for name, number in sorted(self.processes(deadline).items()) if has_ended(number)]
+        return f"the process of {name_ranks(ended)} has ended" if ended else ""
+
+    def processes(self, deadline: float) -> dict[int, int]:
+        """Numbers of other ranks' processes on this host, as far as known, by the ranks' numbers in the job.
+
+        A rank is known here once it has asked this store for something. Raises as :meth:`ask`.
+        """
         if self._host and len(self._neighbours) < len(self._others):
             lines = self.ask(partial(_lines, self._host), deadline)
-            found = [(int(rank), int(number)) for rank, number in map(str.split, lines)]
-            self._neighbours = {rank: number for rank, number in found if rank != self._rank}
-        ended = [self._names[rank] for rank, number in sorted(self._neighbours.items()) if has_ended(number)]
-        return f"the process of {name_ranks(ended)} has ended" if ended else ""
+            found = [(self._names[int(rank)], int(number)) for rank, number in map(str.split, lines)]
+            self._neighbours |= {name: number for name, number in found if name != self._names[self._rank]}
+        return self._neighbours
+
+    def know(self, processes: Mapping[int, int]) -> None:
+        """Add process numbers, as from :meth:`processes` of a larger group's store."""
+        others = {self._names[rank] for rank in self._others}
+        self._neighbours |= {name: number for name, number in processes.items() if name in others}
 
     # Reports
 

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from attrs import evolve, frozen
+from attrs import frozen
 
 from shardwright.contracts.codec import Codec
 from shardwright.contracts.compute_kernel import ComputeKernel, KernelRequest
@@ -116,13 +116,6 @@ class RoutingPlan:
     kinds: tuple[GroupKind, ...]
     groups: tuple[KernelGroup, ...]
 
-    def alone(self) -> RoutingPlan:
-        """Make the plan of a world whose only rank has this rank's slots."""
-        own = slice(*self.slots.first[self.rank : self.rank + 2])
-        count = self.slots.per_rank[self.rank]
-        slots = SlotColumns(np.array([0, count]), self.slots.part[own], self.slots.piece[own])
-        return evolve(self, rank=0, slots=slots)
-
     @property
     def bucketing_of_piece(self) -> Ints:
         """Bucketing of each piece's slots: ``[P]``."""
@@ -148,7 +141,6 @@ def plan_routing(
     device_type: str,
     path_of: PathOf,
     codecs: Mapping[int, Codecs] = MappingProxyType({}),
-    alone: bool = False,
 ) -> RoutingPlan:
     """Lay out the routing of some tables of a collection.
 
@@ -161,19 +153,14 @@ def plan_routing(
         device_type: type of the device that holds the blocks.
         path_of: gives the return paths of the tables. Only tables of one path share a kernel group.
         codecs: codecs of the tables by index; none by default.
-        alone: plan for a world whose only rank has this rank's blocks, as replicas need, which ask no other rank.
 
     Raises:
         UnsupportedError: a kernel cannot do what the plan asks, with its reason.
     """
     builder = _Builder(collection, rank=rank, device_type=device_type, path_of=path_of, codecs=codecs)
     for index in members:
-        sharding = shardings[collection.tables[index].name]
-        blocks = sharding.layout.columns
-        builder.add(
-            index, sharding, blocks, np.flatnonzero(blocks.rank == rank) if alone else np.arange(len(blocks))
-        )
-    return builder.plan(world_size) if not alone else builder.plan(world_size).alone()
+        builder.add(index, shardings[collection.tables[index].name])
+    return builder.plan(world_size)
 
 
 class _Builder:
@@ -198,9 +185,10 @@ class _Builder:
         self._blocks: list[tuple[int, BlockSpec]] = []  # groups and their blocks on this rank
         self._kernels: dict[str, ComputeKernel] = {}
 
-    def add(self, index: int, sharding: ParameterSharding, blocks: BlockColumns, chosen: Ints) -> None:
-        """Add the chosen blocks of a table, except blocks without rows, to which no id is ever sent."""
+    def add(self, index: int, sharding: ParameterSharding) -> None:
+        """Add the blocks of a table, except blocks without rows, to which no id is ever sent."""
         layout, outputs = sharding.layout, self._outputs[index]
+        blocks = layout.columns
         row_map = layout.row_map if layout.maps_rows else None
         readings = [
             self._readings.setdefault(
@@ -208,7 +196,7 @@ class _Builder:
             )
             for output in outputs
         ]
-        kept = chosen[rows_of_parts(layout.row_map)[blocks.part[chosen]] > 0]
+        kept = np.flatnonzero(rows_of_parts(layout.row_map)[blocks.part])
         kind_of_block, firsts = _kinds_of(blocks)
         shapes = {}
         for kind in np.unique(kind_of_block[kept]).tolist():
@@ -220,14 +208,8 @@ class _Builder:
         self._add_slots(blocks, kept, kind_of_block, first_pieces, len(outputs))
         for place in kept[blocks.rank[kept] == self._rank].tolist():
             request, _, group = shapes[int(kind_of_block[place])]
-            spec = BlockSpec(
-                self._collection.tables[index],
-                layout.blocks[place],
-                request,
-                len(outputs),
-                layout.extras,
-            )
-            self._blocks.append((group, spec))
+            table = self._collection.tables[index]
+            self._blocks.append((group, BlockSpec(table, layout.blocks[place], request, len(outputs))))
 
     def _add_slots(
         self,
@@ -259,9 +241,13 @@ class _Builder:
         table = self._collection.tables[index]
         kernel = self._kernel(sharding.compute_kernel)
         request = KernelRequest.of(
-            table, span[1] - span[0], device=self._device_type, on_this_machine=True, first_column=span[0]
+            table,
+            span[1] - span[0],
+            device=self._device_type,
+            on_this_machine=True,
+            first_column=span[0],
+            extras=sharding.layout.extras,
         )
-        request = kernel.with_extras(request, sharding.layout.extras)
         _check_supported(table, sharding, kernel, request)
         path, leaves_out = self._path_of(sharding, dataflow)
         gradient_span = (0, table.embedding_dim) if kernel.needs_whole_rows(request) else span

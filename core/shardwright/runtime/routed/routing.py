@@ -18,12 +18,11 @@ import torch
 from attrs import evolve, frozen
 from torch import Tensor
 
-from shardwright.contracts.lookup import Bags
 from shardwright.planning.layouts.blocks import Ints
 from shardwright.runtime.ranks.devices import Constant, read_on_host, sent_to
 from shardwright.runtime.routed.plan import Reading, RoutingPlan, SlotColumns
 from shardwright.runtime.step.collection import FeatureBatch
-from shardwright.runtime.step.kernel_groups import Bucketing, KernelGroup
+from shardwright.runtime.step.kernel_groups import Bucketing
 from shardwright.runtime.step.segments import (
     counts_of,
     numbered,
@@ -65,16 +64,6 @@ class Bucketed:
         """The tensors of the routed batch."""
         every = (self.ids, self.lengths, self.weights, self.places)
         return [tensor for tensor in every if tensor is not None]
-
-    def on(self, device: torch.device) -> Bucketed:
-        """The same on a device; itself where it is there."""
-        if self.ids.device == device:
-            return self
-        lengths, weights, places = (
-            None if tensor is None else sent_to(device, tensor)
-            for tensor in (self.lengths, self.weights, self.places)
-        )
-        return evolve(self, ids=sent_to(device, self.ids), lengths=lengths, weights=weights, places=places)
 
     def with_places_on(self, device: torch.device) -> Bucketed:
         """The same with the places, which results are put in order by, on a device."""
@@ -140,32 +129,6 @@ def added_at_home(
     for part, own in zip(parts, places, strict=False):
         gradient.index_add_(0, sent_to(device, own), part)
     return gradient
-
-
-def bags_of_groups(groups: Sequence[KernelGroup], routed: Sequence[Bucketed]) -> list[Bags]:
-    """The bags of each group, of this rank's own batch only."""
-    bags, start = [], 0
-    for own in routed:
-        stop = start + len(own.num_ids)
-        slots = [group.slots for group in groups if start <= group.slots.start < stop]
-        bags += [
-            _of_slots(own, slice(own_slots.start - start, own_slots.stop - start)) for own_slots in slots
-        ]
-        start = stop
-    return bags
-
-
-def _of_slots(routed: Bucketed, slots: slice) -> Bags:
-    """The bags of a run of slots."""
-
-    def run(values: Tensor | None, sizes: Ints) -> Tensor | None:
-        start = int(sizes[: slots.start].sum())
-        return None if values is None else values[start : start + int(sizes[slots].sum())]
-
-    ids = run(routed.ids, routed.num_ids)
-    assert ids is not None  # bags have ids
-    lengths, weights = run(routed.lengths, routed.num_bags), run(routed.weights, routed.num_ids)
-    return Bags(ids, lengths, weights, routed.num_bags[None, slots])
 
 
 class WholeRouter(Router):

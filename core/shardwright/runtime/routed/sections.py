@@ -137,7 +137,7 @@ def first_columns(plan: RoutingPlan, columns: Columns) -> Ints:
 class Homecoming:
     """Arrangement of columns that arrive in matrices ``[B, columns]`` in the order of the output.
 
-    If several arrivals have the same columns, each further one goes into a further tensor.
+    Several arrivals of the same columns stand side by side.
 
     Args:
         plan: routing plan of all slots.
@@ -145,36 +145,20 @@ class Homecoming:
         placed: placement of those pieces in the received buffer.
 
     Attributes:
-        brings: columns of each tensor made; one tensor unless several arrivals have the same columns.
+        brings: columns of the tensor made.
     """
 
     def __init__(self, plan: RoutingPlan, columns: Columns, placed: Placement) -> None:
-        first, self.brings = first_columns(plan, columns), list[Columns]()
-        self._moves: list[tuple[Move, int]] = []  # and the columns of its result
-        # The tensor of each piece: 0 for the first arrival of its columns, 1 for the second, and so on.
-        layer = _occurrence(first)
-        for number in range(int(layer.max(initial=-1)) + 1):
-            own = np.flatnonzero(layer == number)
-            own = own[np.argsort(first[own], kind="stable")]
-            widths = (columns.stop - columns.start)[own]
-            source = Placement(placed.matrix[own], placed.width[own], placed.offset[own])
-            width = int(widths.sum())
-            self._moves.append((Move(widths, source, Placement.in_one(starts_of(widths), width)), width))
-            self.brings.append(Columns(columns.output[own], columns.start[own], columns.stop[own]))
+        own = np.argsort(first_columns(plan, columns), kind="stable")
+        self.brings = Columns(columns.output[own], columns.start[own], columns.stop[own])
+        widths = self.brings.stop - self.brings.start
+        source = Placement(placed.matrix[own], placed.width[own], placed.offset[own])
+        self._width = self.brings.width
+        self._move = Move(widths, source, Placement.in_one(starts_of(widths), self._width))
 
-    def outputs(self, received: Tensor, size: int) -> list[Tensor]:
-        """Make a tensor for each of ``brings`` from all matrices, flat, of ``size`` samples."""
-        return [move(received, size).view(size, width) for move, width in self._moves]
-
-
-def _occurrence(values: Ints) -> Ints:
-    """Count the equal values before each value: ``[n]``."""
-    # Sorted stably, equal values stand together in order; each counts its distance from the first of them.
-    order = np.argsort(values, kind="stable")
-    begins = np.flatnonzero(np.diff(values[order], prepend=-1))
-    number = np.empty_like(values)
-    number[order] = np.arange(len(values)) - np.repeat(begins, np.diff(begins, append=len(values)))
-    return number
+    def output(self, received: Tensor, size: int) -> Tensor:
+        """Make the tensor from all matrices, flat, of ``size`` samples."""
+        return self._move(received, size).view(size, self._width)
 
 
 class Matrices:
@@ -212,7 +196,7 @@ class MatrixSection(Section):
         ranks = np.repeat(np.arange(self.slots.world_size), self.slots.per_rank)
         made = Matrices(plan, self.slots.piece, ranks, self.slots.world_size)
         self.widths, self.home, self.spread = made.widths, made.home, made.spread
-        self.brings = self.home.brings
+        self.brings = [self.home.brings]
         of_groups = [self._columns_of_group(plan, group) for group in self.groups]
         # Columns of each local group's results, and of its gradients.
         self.group_widths = [[own[gradient].width for own in of_groups] for gradient in (False, True)]
@@ -254,7 +238,7 @@ class _MatrixStep(SectionStep):
         return torch.cat([result.view(result.numel() // width, width) for result, width in pairs], 1).view(-1)
 
     def outputs(self, received: Tensor) -> list[Tensor]:
-        return self._section.home.outputs(received, self._size)
+        return [self._section.home.output(received, self._size)]
 
     def gradients(self, gradients: Sequence[Tensor], room: Room | None = None) -> Tensor:
         return self._section.spread(gradients[0].reshape(-1), self._size, room)

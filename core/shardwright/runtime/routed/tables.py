@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from shardwright.contracts.lookup import Bags
-from shardwright.errors import UnsupportedError
 from shardwright.planning.layouts.blocks import Ints
-from shardwright.planning.layouts.layout import Dataflow, Exchange, Hierarchical, Routed
+from shardwright.planning.layouts.layout import Dataflow, Routed
 from shardwright.planning.plan.sharding import ParameterSharding
 from shardwright.runtime.ranks.devices import is_host, sent_to
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.routed.codecs import codecs_of_tables
 from shardwright.runtime.routed.direct import DirectReturn
-from shardwright.runtime.routed.hierarchical import HostReturn
 from shardwright.runtime.routed.payload import PayloadFormat
 from shardwright.runtime.routed.plan import PathOf, plan_routing
 from shardwright.runtime.routed.ragged import taking_ragged
@@ -30,34 +28,15 @@ from shardwright.runtime.step.collection import FeatureBatch
 from shardwright.runtime.step.executor import Executor, ExecutorConfig, ExecutorStep, PeerHeaders
 from shardwright.runtime.step.segments import deal, interleave
 
-# Dataflow -> the path of pooled results, and that of sequences.
-_PATHS: Final[Mapping[type, tuple[type[ReturnPath], type[ReturnPath]]]] = {
-    Exchange: (DirectReturn, DirectReturn),
-    Hierarchical: (HostReturn, DirectReturn),
-}
-
 
 def return_path_of(dataflow: Routed, *, is_pooled: bool) -> Callable[..., ReturnPath]:
-    """The return path of a dataflow, as a class or another callable that makes one.
+    """The return path of a dataflow, as a class or another callable that makes one; by default the direct one.
 
     Args:
         dataflow: dataflow of some blocks of a layout.
         is_pooled: there is one result per bag, else one per id.
-
-    Raises:
-        UnsupportedError: neither the dataflow nor a class that it derives from names a path.
     """
-    own: Callable[..., ReturnPath] | None = dataflow.return_path(is_pooled=is_pooled)
-    if own is not None:
-        return own
-    for owner in type(dataflow).__mro__:
-        if owner in _PATHS:
-            pooled, sequences = _PATHS[owner]
-            return pooled if is_pooled else sequences
-    raise UnsupportedError(
-        f"dataflow {dataflow.name!r}: {type(dataflow).__qualname__}.return_path() gave None, which only a class "
-        "derived from Exchange or Hierarchical may; return a ReturnPath"
-    )
+    return dataflow.return_path(is_pooled=is_pooled) or DirectReturn
 
 
 def _path_among(env: ShardingEnv, *, is_pooled: bool) -> PathOf:

@@ -61,7 +61,7 @@ class PooledArrangement(Arrangement):
     def _first_brought(self, spans: Sequence[tuple[Ints, Ints]]) -> tuple[Ints, Ints]:
         """Find, for each output column, the first tensor that brings it and its column there: ``[C]`` each.
 
-        Columns that later tensors bring again are noted in ``_added``.
+        Columns that are brought again, by it or by later tensors, are noted in ``_added``.
         """
         tensor, column = np.full((2, self._collection.width), -1, dtype=np.int64)
         self._added: list[tuple[int, slice, slice]] = []  # tensor, columns of the output, and of the tensor
@@ -69,7 +69,9 @@ class PooledArrangement(Arrangement):
             # Spans written out: the output column of each column of the tensor, in the tensor's order.
             place = starts_of(stop - first)
             columns = np.repeat(first - place, stop - first) + np.arange((stop - first).sum())
-            is_new = tensor[columns] < 0  # nobody brought it yet: it is copied; all others are added
+            # Nobody brought it yet: it is copied; all others are added.
+            is_new = tensor[columns] < 0
+            is_new[np.delete(np.arange(len(columns)), np.unique(columns, return_index=True)[1])] = False
             tensor[columns[is_new]] = index
             column[columns[is_new]] = np.flatnonzero(is_new)
             self._added += [(index, *run) for run in _runs(columns[~is_new], np.flatnonzero(~is_new))]

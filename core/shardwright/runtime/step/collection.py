@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from functools import cached_property
 from itertools import accumulate
-from typing import NamedTuple
 
-from attrs import evolve, field, frozen
+from attrs import field, frozen
 from torch import Tensor
 
 from shardwright.planning.layouts.blocks import Ints
@@ -98,21 +97,6 @@ class Collection:
         return min(tables, key=lambda table: table.num_embeddings, default=None)
 
 
-class Extras(NamedTuple):
-    """Unused input of a batch.
-
-    Args:
-        texts: texts for errors; ``None`` if it is not to be compared with other ranks'.
-        word: checksum; 0 if it is not to be compared.
-    """
-
-    texts: tuple[str, ...] | None
-    word: int
-
-
-NOT_COMPARED = Extras(None, 0)
-
-
 @frozen(eq=False)
 class FeatureBatch:
     """A checked batch, its features in the collection's order.
@@ -126,7 +110,6 @@ class FeatureBatch:
         inverse: place of each example of the whole batch among those of each feature, ``[F, examples]`` int64; ``None``
             if outputs are of ``B`` examples.
         trained_weights: the weights as autograd knows them, where they are trained; else ``None``.
-        extras: input that no table uses.
     """
 
     lengths: Tensor
@@ -136,18 +119,12 @@ class FeatureBatch:
     sizes: Ints | None = None
     inverse: Tensor | None = None
     trained_weights: Tensor | None = None
-    extras: Extras = NOT_COMPARED
     batch_size: int = field(init=False)
     """``B``."""
 
     @batch_size.default
     def _batch_size(self) -> int:
         return self.lengths.shape[1]
-
-    @cached_property
-    def filled_up(self) -> FeatureBatch:
-        """The batch as one whose features all have ``B`` examples, of which the last may be empty."""
-        return self if self.sizes is None else evolve(self, sizes=None)
 
     def lengths_of(self, feature: int) -> Tensor:
         """Number of ids of each of a feature's own bags."""

@@ -21,7 +21,7 @@ _MOST_KNOWN = 8  # batch sizes whose index is kept
 
 @frozen(eq=False)
 class Columns:
-    """Columns of outputs that come home in one tensor.
+    """Columns of outputs that return in one tensor.
 
     In a pooled collection the tensor is ``[B, width]``: the pieces side by side in this order. In a collection of
     sequences it is one output's ``[N, D]``, a row for each id of the feature, and ``n`` is 1.

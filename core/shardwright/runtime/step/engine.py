@@ -45,7 +45,7 @@ from shardwright.runtime.step.backward.learning_rates import LearningRates
 from shardwright.runtime.step.backward.weight_gradients import weights_refusal
 from shardwright.runtime.step.batches.inputs import BatchProblem, BatchReader, InputChecks, Status, goes_on
 from shardwright.runtime.step.batches.rank_problems import RankProblem, raise_problems
-from shardwright.runtime.step.collection import NOT_COMPARED, Collection, Extras, FeatureBatch
+from shardwright.runtime.step.collection import Collection, FeatureBatch
 from shardwright.runtime.step.executor import Executor, ExecutorConfig, PeerHeaders, parameters_of
 from shardwright.runtime.step.kernel_groups import (
     KernelGroup,
@@ -59,10 +59,10 @@ from shardwright.runtime.step.step_events import StepEvents
 from shardwright.sparse import KeyedJaggedTensor
 
 _STATUSES = {int(status): status for status in Status}
-_NUM_FIELDS, _BATCH_SIZE = 5, 1
+_NUM_FIELDS, _BATCH_SIZE = 4, 1
 """Fields of a header that a rank sends to all ranks alike: a checksum of the calls that it made (see
-:class:`shardwright.runtime.ranks.lockstep.Lockstep`); samples of its batch; its status word; a checksum of the keys and
-weights that no table uses; and 1 if it trains the weights of its ids."""
+:class:`shardwright.runtime.ranks.lockstep.Lockstep`); samples of its batch; its status word; and 1 if it trains the
+weights of its ids."""
 
 
 class CollectionEngine:
@@ -279,7 +279,6 @@ class EngineStep:
     ) -> None:
         self._engine, self._status = engine, status
         self._cause: Exception | None = None
-        self._extras: Extras = NOT_COMPARED
         self._training = self._trains_weights = self.needs_backward = False
         self._received: list[Tensor] | None = None
         size = 0
@@ -289,7 +288,7 @@ class EngineStep:
             batch = None
             if features is not None or status is Status.FINE:  # else there is none, and the status says why
                 batch = self.batch = engine.reader.read(features)
-                size, self._extras = batch.batch_size, batch.extras
+                size = batch.batch_size
                 self._trains_weights = batch.trained_weights is not None
             self._executors = [executor.route(batch) for executor in engine.executors]
         except Exception as error:  # becomes a status word: the other ranks wait for this one's header
@@ -314,7 +313,6 @@ class EngineStep:
             lockstep.word,
             batch_size,
             self._status,
-            self._extras.word,
             self._trains_weights,
         )
         for executor, (start, stop) in zip(self._executors, engine.spans, strict=True):
@@ -338,27 +336,27 @@ class EngineStep:
         self._work.wait()
         rows = self._headers.cpu().numpy().reshape(len(engine.ranks), -1)
         del self._work, self._headers
-        calls, _, statuses, words, trained = rows[:, :_NUM_FIELDS].T.tolist()
+        calls, _, statuses, trained = rows[:, :_NUM_FIELDS].T.tolist()
         env.lockstep.check(calls, self._call, env.communicator)
         self._trains_weights = any(trained)
         self.statuses = [_STATUSES[status] for status in statuses] if any(statuses) else engine.all_fine
         if Status.STOPPED in self.statuses:
             return False
-        if words.count(words[0]) < len(words) or self.statuses is not engine.all_fine:
-            self._complain(words)  # also in the step in which some rank's data ends
-        if self.statuses is not engine.all_fine and not goes_on(self.statuses):
-            return False
+        if self.statuses is not engine.all_fine:
+            self._complain()  # also in the step in which some rank's data ends
+            if not goes_on(self.statuses):
+                return False
         sizes = rows[:, _BATCH_SIZE].copy()
         for executor, (start, stop) in zip(self._executors, engine.spans, strict=True):
             executor.send(PeerHeaders(sizes, rows[:, start:stop]))
         self.is_begun = True
         return True
 
-    def _complain(self, extra_words: Sequence[int]) -> None:
+    def _complain(self) -> None:
         """Raise the problems of any rank's batch, on all ranks."""
-        own = RankProblem.of(self._cause, self._extras.texts)
+        own = RankProblem.of(self._cause)
         try:
-            raise_problems(self.statuses, extra_words, self._engine.env.communicator, own)
+            raise_problems(self.statuses, self._engine.env.communicator, own)
         except Exception:
             if self._cause is not None and self._status is Status.FAILED:
                 raise self._cause from None  # here it says more than its text

@@ -100,6 +100,7 @@ def check_layout(table: TableSpec, sharding: ParameterSharding, world_size: int)
 
 
 LookupBuilder: TypeAlias = Callable[[KernelGroup, Any], Lookup]
+"""A function that makes the lookup of a kernel group on a device."""
 
 
 def build_lookup(group: KernelGroup, device: Any) -> Lookup:

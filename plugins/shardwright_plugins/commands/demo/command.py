@@ -83,8 +83,8 @@ def demo(
 
 def _launched(settings: DemoSettings, restarts: int) -> DemoResult:
     """Run all ranks, again from the newest checkpoint after one failed, as often as asked."""
-    from shardwright.runtime.launch import local
     from shardwright_plugins.commands.demo.rank import run_rank
+    from shardwright_plugins.launch import local
 
     for left in reversed(range(restarts + 1)):
         try:

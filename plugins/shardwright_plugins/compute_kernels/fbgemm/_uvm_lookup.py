@@ -11,6 +11,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import EmbeddingLoca
 from torch import Tensor
 
 from shardwright.contracts.lookup import Bags, BlockSpec, Lookup
+from shardwright_plugins.compute_kernels._caching import cache_of
 from shardwright_plugins.compute_kernels.fbgemm._fused_lookup import FusedLookup, table_batched_embedding
 
 _ALGORITHMS = {"lru": CacheAlgorithm.LRU, "lfu": CacheAlgorithm.LFU}
@@ -26,7 +27,7 @@ class CachedLookup(Lookup):
     """A lookup whose weights are in unified memory, the rows in use in a cache on the device."""
 
     def __init__(self, blocks: Sequence[BlockSpec], *, device: torch.device) -> None:
-        cache = blocks[0].request.cache
+        cache = cache_of(blocks[0].request)
         self._tables = table_batched_embedding(
             blocks,
             device,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from shardwright.contracts.compute_kernel import KernelRequest
 from shardwright.planning.tables.data_types import DataType
-from shardwright_plugins.compute_kernels._caching import CachingKernel
+from shardwright_plugins.compute_kernels._caching import CachingKernel, cache_of
 from shardwright_plugins.compute_kernels._optimizers import weight_bytes
 from shardwright_plugins.compute_kernels.fbgemm._uvm import BANDWIDTH_FRACTION, uvm_bytes, uvm_refusal
 from shardwright_plugins.compute_kernels.fbgemm.fused import fused_key
@@ -43,7 +43,7 @@ class FusedUvmCaching(CachingKernel):
         """Memory of ``fused_uvm``, and on the device the cache: rows, their numbers, and their last uses, bytes."""
         kept = uvm_bytes(request, num_rows)
         slots = _num_slots(request, num_rows)
-        used = num_rows if request.cache.algorithm == "lfu" else slots
+        used = num_rows if cache_of(request).algorithm == "lfu" else slots
         state = _SLOT_BYTES * slots + _USE_BYTES * used + _TABLE_BYTES * num_rows
         return {**kept, "device": kept["device"] + weight_bytes(request, slots) + state}
 
@@ -53,7 +53,8 @@ class FusedUvmCaching(CachingKernel):
 
     def group_key(self, request: KernelRequest) -> Hashable:
         """Key of requests that are looked up together: that of ``fused``, the cache's row width, and the cache."""
-        return (fused_key(request), request.num_columns, request.cache.held, request.cache.algorithm)
+        cache = cache_of(request)
+        return (fused_key(request), request.num_columns, cache.held, cache.algorithm)
 
     def gives_equal_bits(self, request: KernelRequest) -> bool:
         """As with ``fused`` on CUDA, sums of many equal ids are made in any order."""
@@ -67,5 +68,5 @@ class FusedUvmCaching(CachingKernel):
 
 def _num_slots(request: KernelRequest, num_rows: int) -> int:
     """Rows that the cache has room for: whole sets, at least one."""
-    sets = math.ceil(int(num_rows * request.cache.held) / _ROWS_OF_A_SET)
+    sets = math.ceil(int(num_rows * cache_of(request).held) / _ROWS_OF_A_SET)
     return max(1, sets) * _ROWS_OF_A_SET

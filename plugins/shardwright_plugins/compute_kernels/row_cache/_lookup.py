@@ -14,6 +14,7 @@ from torch import Tensor
 
 from shardwright.contracts.lookup import Bags, BlockSpec, Lookup
 from shardwright.modules.embedding_configs import dtype_of
+from shardwright_plugins.compute_kernels._caching import cache_of
 from shardwright_plugins.compute_kernels.plain_torch._row_optimizer import RowOptimizer
 from shardwright_plugins.compute_kernels.plain_torch._torch_rows import RowNumbers, sums_of_rows
 from shardwright_plugins.compute_kernels.row_cache.memory import kept_for
@@ -145,5 +146,6 @@ class CachedRowsLookup(Lookup):
 
 def _sets_of(blocks: Sequence[BlockSpec], device: torch.device) -> CacheSets:
     num_rows = [spec.block.num_rows for spec in blocks]
-    sets = [num_sets(spec.block.num_rows, spec.request.cache.held) for spec in blocks]
-    return CacheSets(num_rows, sets, counts_uses=blocks[0].request.cache.algorithm == "lfu", device=device)
+    sets = [num_sets(spec.block.num_rows, cache_of(spec.request).held) for spec in blocks]
+    counts_uses = cache_of(blocks[0].request).algorithm == "lfu"
+    return CacheSets(num_rows, sets, counts_uses=counts_uses, device=device)

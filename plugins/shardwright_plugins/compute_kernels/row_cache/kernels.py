@@ -6,7 +6,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from shardwright.contracts.compute_kernel import KernelRequest
-from shardwright_plugins.compute_kernels._caching import CachingKernel
+from shardwright_plugins.compute_kernels._caching import CachingKernel, cache_of
 from shardwright_plugins.compute_kernels._optimizers import (
     can_run_rule,
     can_train,
@@ -27,7 +27,7 @@ class _RowCaching(CachingKernel):
 
     def memory_bytes(self, request: KernelRequest, num_rows: int) -> Mapping[str, int]:
         """Weights and optimizer state: of all rows where they are kept, of the cache's rows on the device."""
-        cache = request.cache
+        cache = cache_of(request)
         slots = num_slots(num_rows, cache.held)
         own = bookkeeping_bytes(num_rows, cache.held, counts_uses=cache.algorithm == "lfu")
         return {
@@ -38,7 +38,7 @@ class _RowCaching(CachingKernel):
     def group_key(self, request: KernelRequest) -> Hashable:
         """Blocks of one element type, width, optimizer and rule of eviction; each has sets of its own."""
         whole = (request.embedding_dim, request.first_column) if self.needs_whole_rows(request) else None
-        algorithm = request.cache.algorithm
+        algorithm = cache_of(request).algorithm
         return (request.data_type, request.num_columns, request.optimizer, whole, algorithm)
 
     def needs_whole_rows(self, request: KernelRequest) -> bool:

@@ -124,29 +124,42 @@ class Engine(Estimator):
         """True where all ranks are on CPUs."""
         return topology.device_types == (CPU_DEVICE,)
 
-    def step_ms(
+    def step_phases(
         self, phases: Mapping[str, Floats], options: Options, chosen: Ints, topology: Topology
-    ) -> float:
-        """Lookups and updates of the slowest rank, the mean of exchanges over ranks, and what any step takes.
+    ) -> Mapping[str, Floats]:
+        """Lookups and updates of each rank, the mean of exchanges over ranks, waits, and what any step takes.
 
-        Exchanges are those of the plan's options; that they are mixed is counted once.
+        Exchanges are those of the plan's options; that they are mixed is counted once. Ranks wait for the slowest
+        lookups and for the slowest updates.
         """
         if not self.serves(topology):
-            return super().step_ms(phases, options, chosen, topology)
-        computed = sum(float(phases[phase].max()) for phase in _COMPUTE)
+            return super().step_phases(phases, options, chosen, topology)
+        computed = {phase: phases[phase] for phase in _PHASES if phase in _COMPUTE}
         exchanges = self._phases(options, topology, self.machine.engine)
         if topology.num_hosts > 1:
-            exchanges |= {
-                f"travel: {name}": own for name, own in Roofline().estimate(options, topology).items()
-            }
-        total: Floats = sum(
-            (own for phase, own in exchanges.items() if phase.removeprefix("travel: ") not in _COMPUTE),
-            np.zeros(options.num_shards),
-        )
-        of_options = np.add.reduceat(total * options.count, options.first_shard[:-1])
-        exchanged = float(of_options[chosen].sum()) / topology.world_size
-        mixed = Mixing(options, self.machine.engine).of_plan(chosen)
-        return computed + exchanged + mixed + self.machine.fixed["step"]
+            for phase, own in Roofline().estimate(options, topology).items():
+                exchanges[phase] = exchanges.get(phase, 0.0) + own
+        everywhere = np.ones(topology.world_size)
+        exchanged = {
+            phase: everywhere * self._mean(own, options, chosen, topology)
+            for phase, own in exchanges.items()
+            if phase not in _COMPUTE
+        }
+        waiting = sum(own.max() - own for own in computed.values())
+        mixing = everywhere * Mixing(options, self.machine.engine).of_plan(chosen)
+        return {
+            **computed,
+            **exchanged,
+            "mixing": mixing,
+            "waiting": waiting,
+            "fixed": everywhere * self.machine.fixed["step"],
+        }
+
+    @staticmethod
+    def _mean(own: Floats, options: Options, chosen: Ints, topology: Topology) -> float:
+        """Mean over ranks of what the shards of a plan take, ms."""
+        of_options = np.add.reduceat(own * options.count, options.first_shard[:-1])
+        return float(of_options[chosen].sum()) / topology.world_size
 
     def _of_kernels(self, options: Options) -> Mapping[str, Any]:
         """Milliseconds a unit of each constant of kernels: ``[S]``."""

@@ -20,14 +20,13 @@ from shardwright.planning.layouts.layout import (
     BlockRun,
     ColumnRange,
     Exchange,
-    Hierarchical,
     Layout,
-    Replicate,
     from_data,
     to_data,
 )
 from shardwright.planning.layouts.row_maps import ROW_MAPS, RowMap, RowPart, RowsModulo, RowsRange, RowsSplit
 from shardwright.planning.tables.spec import TableSpec
+from shardwright_plugins.dataflows import Hierarchical, Replicate
 
 
 @frozen

@@ -17,7 +17,7 @@ import shardwright as sw
 from shardwright.contracts import ShardingType
 from shardwright.errors import PlanError
 from shardwright.host import use_host
-from shardwright.planning.layouts.layout import Block, BlockRun, ColumnRange, Layout, Replicate
+from shardwright.planning.layouts.layout import Block, BlockRun, ColumnRange, Exchange, Layout
 from shardwright.planning.layouts.row_maps import RowsModulo, RowsRange, RowsSplit
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.plan.plan import ShardingPlan
@@ -28,6 +28,7 @@ from shardwright.planning.tables.constraints import ParameterConstraints
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.planning.text import plain_json
 from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner
+from shardwright_plugins.dataflows import Replicate
 
 
 def planned(*tables, **rules):
@@ -419,6 +420,7 @@ class Spread(ShardingType):
     """Rows, or copies, on all ranks in turn."""
 
     name, abbreviation, row_maps = "spread", "SP", (RowsModulo,)
+    dataflows = (Exchange, Replicate)
 
     def layouts(self, table, topology, constraints):
         return []

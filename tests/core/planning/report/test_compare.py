@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from shardwright.contracts.compute_kernel import ComputeKernel
 from shardwright.errors import PlanError
-from shardwright.planning.layouts.layout import Block, Layout, Replicate
+from shardwright.planning.layouts.layout import Block, Layout
 from shardwright.planning.layouts.row_maps import RowMap, RowsModulo, RowsRange, RowsSplit
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.plan.plan import ShardingPlan
@@ -19,6 +19,7 @@ from shardwright.planning.plan.sharding import EmbeddingModuleShardingPlan, Para
 from shardwright.planning.report import compare
 from shardwright.planning.report.compare import compare_plans
 from shardwright.planning.tables.spec import TableSpec
+from shardwright_plugins.dataflows import Replicate
 
 RANKS = 3
 

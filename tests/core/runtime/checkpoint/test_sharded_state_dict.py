@@ -15,9 +15,9 @@ from torch.distributed._state_dict_utils import _copy_state_dict, _create_cpu_st
 from torch.distributed.checkpoint._state_dict_stager import StateDictStager
 
 from shardwright.errors import UnsupportedError
-from shardwright.planning.layouts.dataflows import Replicate
 from shardwright.planning.layouts.row_maps import RowsModulo, RowsRange, RowsSplit
 from shardwright.runtime.sharded.tables.blocked_tensor import BlockedTensor
+from shardwright_plugins.dataflows import Replicate
 from shardwright_testing.simulated import run_simulated
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

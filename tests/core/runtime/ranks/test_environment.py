@@ -27,21 +27,6 @@ def test_local_world_size_is_what_the_launcher_says_or_all(
     assert environment._local_world_size(4) == expected
 
 
-@pytest.mark.parametrize(
-    ("restarts", "shares", "expected"),
-    [("3", "True", "3"), ("3", "False", ""), ("0", "True", ""), (None, None, "")],
-)
-def test_restarts_through_a_store_that_is_shared_between_attempts_may_fail(
-    monkeypatch: pytest.MonkeyPatch, restarts: str | None, shares: str | None, expected: str
-) -> None:
-    for name, value in (("TORCHELASTIC_MAX_RESTARTS", restarts), ("TORCHELASTIC_USE_AGENT_STORE", shares)):
-        if value is None:
-            monkeypatch.delenv(name, raising=False)
-        else:
-            monkeypatch.setenv(name, value)
-    assert environment._restarts_that_may_fail() == expected
-
-
 def test_from_local_is_this_process_alone() -> None:
     env = environment.ShardingEnv.from_local(1, 0)
     assert (env.world_size, env.rank, env.process_group) == (1, 0, None)

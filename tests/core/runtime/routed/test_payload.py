@@ -12,10 +12,11 @@ from tests.core.runtime.buckets import EXAMPLES, assert_bags, slot_bags
 from tests.core.runtime.plans import Cut, Cuts, cuts, host_with_loops
 
 from shardwright.host import use_host
-from shardwright.planning.layouts.layout import Exchange, Hierarchical
+from shardwright.planning.layouts.layout import Exchange
 from shardwright.runtime.routed.payload import PayloadFormat
 from shardwright.runtime.routed.routing import routers_of
 from shardwright.runtime.step.executor import PeerHeaders
+from shardwright_plugins.dataflows import Hierarchical
 
 
 def format_of(case, plan):

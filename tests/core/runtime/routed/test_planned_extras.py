@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import attrs
 from tests.core.runtime.plans import Loop, paths_here
 
 from shardwright import hookimpl
 from shardwright.host import PluginHost, use_host
 from shardwright.planning.layouts.layout import Block, Layout
 from shardwright.planning.plan.sharding import ParameterSharding
-from shardwright.planning.tables.caching import CacheParams
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.runtime.routed.plan import plan_routing
 from shardwright.runtime.step.collection import Collection
 
 
 class Remembering(Loop):
-    """A kernel whose blocks are grouped by what the plan says of their cache."""
+    """A kernel whose blocks are grouped by what the plan says of them."""
 
     name, aliases = "remembering", ()
 
-    def with_extras(self, request, extras):
-        return attrs.evolve(request, cache=CacheParams(extras["held"]))
-
     def group_key(self, request):
-        return request.cache.held
+        return request.extras["held"]
 
 
 class Kernels:
@@ -49,6 +44,5 @@ def test_groups_ask_kernels_for_what_the_plan_says():
             device_type="cpu",
             path_of=paths_here(is_pooled=True),
         ).groups
-    found = [[spec.request.cache.held for spec in group.blocks] for group in groups]
+    found = [[spec.request.extras["held"] for spec in group.blocks] for group in groups]
     assert found == [[0.5, 0.5], [0.25]]
-    assert all(spec.extras == {"held": spec.request.cache.held} for group in groups for spec in group.blocks)

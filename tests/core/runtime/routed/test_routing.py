@@ -11,13 +11,14 @@ from tests.core.runtime.plans import Cut, Cuts, cuts, host_with_loops, paths_her
 
 from shardwright.errors import PlanError, UnsupportedError
 from shardwright.host import use_host
-from shardwright.planning.layouts.layout import Exchange, Hierarchical
+from shardwright.planning.layouts.layout import Exchange
 from shardwright.planning.layouts.row_maps import RowsModulo, RowsRange
 from shardwright.runtime.routed import routing
 from shardwright.runtime.routed.plan import plan_routing
 from shardwright.runtime.routed.routing import routers_of
 from shardwright.runtime.sharded.collections.sharders import EmbeddingBagCollectionSharder
 from shardwright.runtime.step.collection import Collection
+from shardwright_plugins.dataflows import Hierarchical
 from shardwright_testing.simulated import run_simulated
 
 

@@ -13,9 +13,9 @@ from tests.core.runtime.pipelines import Watched
 from tests.core.runtime.plans import Cut, Cuts
 from torch import nn
 
-from shardwright.planning.layouts.layout import Hierarchical, Replicate
 from shardwright.planning.layouts.row_maps import RowsModulo
 from shardwright.runtime.ranks.lockstep import GradientOrder
+from shardwright_plugins.dataflows import Hierarchical, Replicate
 from shardwright_testing.simulated import run_simulated
 
 WORLD_SIZE = 2

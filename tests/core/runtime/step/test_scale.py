@@ -14,8 +14,9 @@ from tests.pretended import pretended_env
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardwright.contracts.lookup import Lookup
-from shardwright.planning.layouts.layout import Dataflow, Exchange, Hierarchical
+from shardwright.planning.layouts.layout import Dataflow, Exchange
 from shardwright.planning.layouts.row_maps import RowsModulo
+from shardwright_plugins.dataflows import Hierarchical
 
 HOST = 8
 

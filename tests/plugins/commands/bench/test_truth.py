@@ -105,6 +105,19 @@ def test_truth_again_judges_others_by_the_same_measurements(run: tuple[Path, dic
     assert [entry["runs"] for entry in again["plans"]] == [entry["runs"] for entry in first["plans"]]
 
 
+def test_truth_shows_the_phases_of_a_step_and_not_what_a_search_is_given(run: tuple[Path, dict]) -> None:
+    words = ["bench", "truth", "--again", str(run[0]), "--estimator", "engine", "--json"]
+    found = CliRunner().invoke(app, words, catch_exceptions=False)
+    for entry in json.loads(found.stdout)["workloads"][0]["plans"]:
+        predicted = entry["predicted"]["engine"]
+        assert "exchanges" not in predicted["phases_ms"]
+        assert {"forward_communication", "backward_communication"} <= predicted["phases_ms"].keys()
+        on_ranks = np.sum(list(predicted["phases_ms"].values()), axis=0)
+        assert on_ranks == pytest.approx(
+            [predicted["step_ms"]] * 2, abs=1e-3
+        )  # the others wait for the slowest
+
+
 def test_judgement_leaves_out_plans_that_the_estimator_cannot_price() -> None:
     found = Judgement.of(np.array([1.0, np.nan, 3.0]), np.array([2.0, 1.0, 6.0]), own=2)
     assert found.spearman == pytest.approx(1)

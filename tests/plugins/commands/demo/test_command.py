@@ -21,9 +21,9 @@ from shardwright.errors import (
     UnsupportedError,
 )
 from shardwright.host import PluginHost, use_host
-from shardwright.runtime.launch import local
 from shardwright_plugins.commands.demo.rank import DemoResult
 from shardwright_plugins.commands.demo.settings import DemoSettings
+from shardwright_plugins.launch import local
 
 RESULT = DemoResult(
     auc=0.6,

@@ -6,7 +6,7 @@ import copy
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from attrs import field, frozen
@@ -16,7 +16,10 @@ from torch.optim import Optimizer
 
 from shardwright.arguments import checked, checked_only
 from shardwright.contracts.comm_backend import CommBackend
+from shardwright.contracts.extension import Resharded
 from shardwright.errors import InvalidInputError, PlanError, UnsupportedError, nearest
+from shardwright.host.extensions import load_at
+from shardwright.host.plugin_host import host
 from shardwright.optim._keyed_state import full
 from shardwright.optim.combined import CombinedOptimizer
 from shardwright.planning.plan.plan import ShardingPlan
@@ -32,9 +35,6 @@ from shardwright.runtime.sharded.models.dense_sync import DenseDataParallel, com
 from shardwright.runtime.sharded.tables.data_parallel import leave_out_tables
 from shardwright.runtime.sharded.tables.initialization import seeded
 from shardwright.runtime.step.step_events import step_listeners
-
-if TYPE_CHECKING:
-    from shardwright.runtime.sharded.resharding.reshard import Resharded
 
 # Buffers are copied when the model is wrapped, not in each step: under its new name where torch has it.
 _BUFFERS_ONCE: Mapping[str, Any] = (
@@ -119,6 +119,7 @@ class DistributedModelParallel(nn.Module):
         plan: the sharding plan of the model.
         fused_optimizer: the optimizers that run in the backward pass, those of each sharded module under its path.
         device: this rank's device.
+        sharded_modules: the sharded modules by their paths.
 
     Raises:
         UnsupportedError: a collection has no sharder, or a module on ``meta`` cannot be initialised.
@@ -161,7 +162,7 @@ class DistributedModelParallel(nn.Module):
         if asked is not None and has_accelerator(asked.type):
             make_current(with_index(asked))  # which the environment connects
         self.env = environment_of(env, comm_backend=comm_backend, device_type=wanted)
-        self._sharded: dict[str, nn.Module] = {}
+        self.sharded_modules: dict[str, nn.Module] = {}
         # Beside the submodules, so that parameters keep the model's names (see _fqn_modifiers).
         self._wrapper: tuple[DistributedDataParallel, ...] = ()
         self._data_parallel = data_parallel_wrapper or DefaultDataParallelWrapper()
@@ -171,11 +172,11 @@ class DistributedModelParallel(nn.Module):
             self._build(module, plan, sharders, init_data_parallel, update, sync_module_states)
         # One object, since learning-rate schedulers mark the optimizer that they are given.
         self.fused_optimizer = CombinedOptimizer(
-            [(path, sharded.fused_optimizer) for path, sharded in self._sharded.items()]  # type: ignore[misc]
+            [(path, sharded.fused_optimizer) for path, sharded in self.sharded_modules.items()]  # type: ignore[misc]
         )
         leave_out_tables(self)  # should somebody else wrap it
         self.register_load_state_dict_pre_hook(_find_inner_names)  # should it be inside another
-        collections = [own for own in self._sharded.values() if isinstance(own, ShardedCollection)]
+        collections = [own for own in self.sharded_modules.values() if isinstance(own, ShardedCollection)]
         for listener in step_listeners():
             listener.has_model(self, [own.engine.events.collection for own in collections])
 
@@ -195,7 +196,7 @@ class DistributedModelParallel(nn.Module):
         if sync_module_states:
             sharders = [sharder.syncing_module_states() for sharder in sharders]
         self.plan = self._make_plan(module, sharders) if plan is None else plan
-        self._check_plan(self.plan)
+        self.check_plan(self.plan)
         self._model = self._shard(module, sharders)
         self._materialise()
         if init_data_parallel:
@@ -225,7 +226,7 @@ class DistributedModelParallel(nn.Module):
                     f"the plan has nothing for {type(child).__name__} at {path!r}; it is for {sorted(self.plan.plan)}"
                 )
             sharded = sharder.shard(child, self.plan.plan[path], self.env, self.device, path)
-            self._sharded[path] = sharded
+            self.sharded_modules[path] = sharded
             if not path:
                 return sharded
             _replace(module, child, sharded)
@@ -234,7 +235,7 @@ class DistributedModelParallel(nn.Module):
     def _materialise(self) -> None:
         """Allocate and initialise what is on ``meta``, from rank 0's seed; move the rest to the device."""
         seed = self.env.everyone.communicator.broadcast_object(torch.initial_seed())
-        own = [path + "." if path else "" for path in self._sharded]
+        own = [path + "." if path else "" for path in self.sharded_modules]
         tied = _shared_parameters(self.module)
         with seeded(seed, self.device):
             for path, child in self.module.named_modules():
@@ -281,7 +282,7 @@ class DistributedModelParallel(nn.Module):
             ...         (model(micro_batch).mean() / len(micro_batches)).backward()
             >>> (model(micro_batches[-1]).mean() / len(micro_batches)).backward()  # doctest: +SKIP
         """
-        for sharded in self._sharded.values():
+        for sharded in self.sharded_modules.values():
             if isinstance(sharded, ShardedCollection):
                 sharded.refuse_accumulation()
         return self._wrapper[0].no_sync() if self._wrapper else nullcontext()
@@ -307,11 +308,12 @@ class DistributedModelParallel(nn.Module):
 
         Weights and optimizer states travel from their old owners to their new ones in pieces of bounded size. The
         fused optimizer stays the same object with the same learning rates, so that schedulers go on; training goes on
-        as if nothing had happened. Whatever does not fit is refused on all ranks before anything moves.
+        as if nothing had happened. Whatever does not fit is refused on all ranks before anything moves. The extension
+        ``method:reshard`` does it.
 
         Args:
-            plan: the new plan, for the same model and ranks; of a :class:`DMPCollection`, the same for all sharding
-                groups, each of which moves its own replica.
+            plan: the new plan, for the same model and ranks; the same for all sharding groups, where there are several,
+                each of which moves its own replica.
             optimizers: those of your own that have parameters of tables, whose kernel shows gradients: they get the
                 new parameters. Optimizers around them (combined, scheduled) follow.
             max_extra_bytes: most that a rank may take while rows move, beside what it has; then old blocks are freed as
@@ -327,6 +329,7 @@ class DistributedModelParallel(nn.Module):
             PlanError, InvalidInputError: the plan does not fit the model, or needs more than ``max_extra_bytes``.
             UnsupportedError: a batch is in progress, or a table cannot move.
             DistributedError: ranks gave different plans, or one did not make this call, or was lost in it.
+            UnknownPluginError: no plugin that reshards is loaded.
 
         Example:
             >>> import shardwright as sw
@@ -338,22 +341,17 @@ class DistributedModelParallel(nn.Module):
             >>> model.reshard(model.plan)
             Resharded(tables=(), sent_bytes=0, peak_bytes=0)
         """
-        from shardwright.runtime.sharded.resharding.reshard import modules_under, reshard
-
         with self.env.everyone.together("resharding the model"):
-            self._check_plan(plan)
-            resharded = reshard(
-                modules_under(plan, self._sharded),
-                self.env,
-                optimizers,
-                max_extra_bytes=max_extra_bytes,
-                piece_bytes=piece_bytes,
+            reshard = load_at("method", "reshard", host().extensions)
+            self.check_plan(plan)
+            resharded: Resharded = reshard(
+                self, plan, optimizers, max_extra_bytes=max_extra_bytes, piece_bytes=piece_bytes
             )
             self.plan = plan  # here: a rank that is lost from now on leaves plan and blocks the new ones
             leave_out_tables(self)  # the new blocks, should somebody else wrap it
         return resharded
 
-    def _check_plan(self, plan: ShardingPlan) -> None:
+    def check_plan(self, plan: ShardingPlan) -> None:
         """Check that a plan for one of several sharding groups is not taken for all ranks.
 
         Raises:
@@ -364,7 +362,7 @@ class DistributedModelParallel(nn.Module):
         if groups > 1 and size != self.env.world_size:
             raise PlanError(
                 f"the plan is for {size} ranks in each of {groups} sharding groups, and its tables would be on {size} "
-                f"of these {self.env.world_size} ranks: give it to DMPCollection(..., sharding_group_size={size}), or "
+                f"of these {self.env.world_size} ranks: shard the model over groups of {size} ranks, or "
                 "plan with a Topology of all ranks without sharding_group()"
             )
 
@@ -427,7 +425,7 @@ class DistributedModelParallel(nn.Module):
         """
         whole = {
             id(sharded): sharded.unshard()
-            for sharded in self._sharded.values()
+            for sharded in self.sharded_modules.values()
             if isinstance(sharded, ShardedCollection)
         }
         return copy.deepcopy(self.module, whole)

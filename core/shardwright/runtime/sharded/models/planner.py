@@ -116,8 +116,8 @@ class EmbeddingShardingPlanner(TablePlanner):
             module: the model, on any device; its tables may be sharded already, as for :meth:`plan`.
             sharders: module sharders; the registered ones by default.
             process_group: the ranks; the world by default.
-            env: the ranks, instead of a process group: a ``ShardingEnv``, such as ``ShardingEnv.local()``, or a
-                ``ShardingEnv2D``, for one of whose sharding groups the plan is made.
+            env: the ranks, instead of a process group: a ``ShardingEnv``, such as ``ShardingEnv.local()``, or
+                that of one of several sharding groups, for which the plan is then made.
             comm_backend: comm backend of the broadcasts, by name or as an object; see ``DistributedModelParallel``.
 
         Raises:

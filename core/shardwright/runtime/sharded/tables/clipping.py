@@ -1,4 +1,4 @@
-"""Clipping of gradients of dense parameters and sharded tables: by one norm, the same on all ranks, or by value."""
+"""Clipping of gradients of dense parameters and sharded tables: by one norm, the same on all ranks."""
 
 from __future__ import annotations
 
@@ -56,7 +56,8 @@ def clip_grad_norm_(
     """
     if not norm_type > 0:
         raise InvalidInputError(f"clip_grad_norm_: norm_type must be above 0, got {norm_type!r}")
-    gradients = _gradients_of(parameters)
+    given = [parameters] if isinstance(parameters, Tensor) else parameters
+    gradients = [own.grad for own in given if own.grad is not None]
     norm = _norm(gradients, float(norm_type))
     if error_if_nonfinite and not math.isfinite(norm):
         raise InvalidInputError(f"clip_grad_norm_: the norm of the gradients of all ranks is {norm}")
@@ -65,41 +66,6 @@ def clip_grad_norm_(
     for own in gradients:
         own.mul_(factor)
     return torch.tensor(norm, dtype=torch.float32)
-
-
-@torch.no_grad()
-def clip_grad_value_(parameters: Tensor | Iterable[Tensor], clip_value: float) -> None:
-    """Clip each element of gradients to at most ``clip_value``, up and down.
-
-    Called after the backward pass; no rank waits for another. Tables need ``update="in_step"``, or a compute kernel
-    that shows gradients: each element is that of the whole table, averaged over the ranks.
-
-    Args:
-        parameters: parameters of the model, ``model.parameters()``.
-        clip_value: largest element, in absolute value.
-
-    Raises:
-        UnsupportedError: the gradients of a table are applied in the backward pass.
-        InvalidInputError: ``clip_value`` is not above 0.
-
-    Example:
-        >>> import shardwright as sw, torch
-        >>> weight = torch.nn.Parameter(torch.zeros(2))
-        >>> weight.grad = torch.tensor([0.5, -4.0])
-        >>> sw.clip_grad_value_([weight], clip_value=1.0)
-        >>> weight.grad
-        tensor([ 0.5000, -1.0000])
-    """
-    if not clip_value > 0:
-        raise InvalidInputError(f"clip_grad_value_: clip_value must be above 0, got {clip_value!r}")
-    for own in _gradients_of(parameters):
-        own.clamp_(-float(clip_value), float(clip_value))
-
-
-def _gradients_of(parameters: Tensor | Iterable[Tensor]) -> list[Tensor]:
-    given = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-    gradients = [own.grad for own in given]
-    return [own for own in gradients if own is not None]
 
 
 def _norm(gradients: Sequence[Tensor], norm_type: float) -> float:

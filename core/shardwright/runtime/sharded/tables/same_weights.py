@@ -15,8 +15,9 @@ from torch import Tensor
 from shardwright.contracts.comm_backend import Communicator
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.sharded.tables.blocked_tensor import PIECE_BYTES
-from shardwright.runtime.step.buffers import ALIGNMENT
 
+_ALIGNMENT = 8
+"""Bytes to whose multiples a tensor is aligned that is read as words of 8 bytes."""
 _WORDS = 64
 """Words of 8 bytes that are added up to one before a checksum is taken: sums run at the speed of memory."""
 
@@ -79,8 +80,8 @@ def copy_from_first(value: Tensor, communicator: Communicator, device: torch.dev
 def _checksum(weight: Tensor) -> str:
     """A checksum of all bytes of a tensor."""
     flat = weight.contiguous().view(-1).view(torch.uint8)
-    if flat.storage_offset() % ALIGNMENT:
+    if flat.storage_offset() % _ALIGNMENT:
         flat = flat.clone()
-    whole = flat.numel() // (_WORDS * ALIGNMENT) * _WORDS * ALIGNMENT
+    whole = flat.numel() // (_WORDS * _ALIGNMENT) * _WORDS * _ALIGNMENT
     sums = flat[:whole].view(torch.int64).view(-1, _WORDS).sum(1)
     return f"checksum {zlib.crc32(flat[whole:].cpu().numpy().data, zlib.crc32(sums.cpu().numpy().data)):08x}"

@@ -155,32 +155,15 @@ class ShardGradient(torch.Tensor):
                 "with update='in_step' are updated by fused_optimizer.step(), by no other optimizer"
             )
 
-    def full_tensor(self) -> NoReturn:
-        """Refuse what ``DTensor`` has under this name: a whole table's gradient may be larger than a rank's memory.
+    def full_tensor(self, *_: Any, **__: Any) -> NoReturn:
+        """Refuse to give a part for the whole, as to histograms, or the whole, which a rank may have no memory for.
 
         Raises:
             UnsupportedError: always.
         """
-        self.refuse("full_tensor()")
+        self.refuse("numpy(), tolist() or full_tensor()")
 
-    def numpy(self, *, force: bool = False) -> NoReturn:
-        """Refuse to give a part for the whole, as to histograms.
-
-        Raises:
-            UnsupportedError: always.
-        """
-        self.refuse("numpy()")
-
-    def __array__(self, *_: Any, **__: Any) -> NoReturn:
-        self.refuse("numpy()")
-
-    def tolist(self) -> NoReturn:
-        """Refuse it likewise.
-
-        Raises:
-            UnsupportedError: always.
-        """
-        self.refuse("tolist()")
+    numpy = tolist = __array__ = full_tensor
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"ShardGradient(table {self.part.table}, here: {self.local!r})"

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import warnings
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from enum import IntEnum
@@ -24,7 +23,7 @@ from torch import Tensor
 from shardwright.errors import IdRangeError, InvalidInputError, nearest
 from shardwright.planning.layouts.blocks import Ints
 from shardwright.runtime.ranks.devices import Constant, is_host, read_on_host, sent_to
-from shardwright.runtime.step.collection import NOT_COMPARED, Collection, Extras, FeatureBatch
+from shardwright.runtime.step.collection import Collection, FeatureBatch
 from shardwright.runtime.step.segments import all_true, filled_up, index_of, starts_of, take, total
 from shardwright.settings import CHECKS_VARIABLE
 from shardwright.sparse import KeyedJaggedTensor
@@ -38,11 +37,10 @@ class InputChecks(IntEnum):
     ``off``: only what routing needs. Every feature is there, and ids have weights where the collection is weighted.
     An id out of range is undefined behaviour, as in FBGEMM.
 
-    ``standard``: also the range of every id. Unused input (features of no table, weights of an unweighted collection)
-    is allowed if every rank's batch has it, because models share one batch between collections. It is an error if only
-    some ranks' batches have it.
+    ``standard``: also the range of every id.
 
-    ``strict``: unused input is refused, and weights must be finite.
+    ``strict``: unused input is refused (features of no table, weights of an unweighted collection), and weights must be
+    finite.
 
     ``warning``: as ``standard``, but an id out of range is looked up as id 0, with a warning for each feature that has
     some. ``ignore``: likewise, without a warning. FBGEMM's ``BoundsCheckMode`` has modes of these names.
@@ -110,14 +108,12 @@ class _Keys:
         places: place of each feature of the collection among the keys, ``[F]``.
         in_order: the keys are the collection's features, in its order.
         highest: last row of the smallest table that each key is looked up in; -1 if there is none.
-        extras: error text for each key that no table looks up, sorted, and a positive checksum of those keys.
     """
 
     keys: Sequence[str]
     places: Sequence[int]
     in_order: bool
     highest: Tensor
-    extras: Extras
     _constants: tuple[Constant, Constant] = field(init=False)
 
     @_constants.default
@@ -155,27 +151,6 @@ class BatchReader:
         self._warned: set[int] = set()
         self._known_keys: _Keys | None = None
 
-    def _extras(self, features: KeyedJaggedTensor, keys: _Keys) -> Extras:
-        """Unused input of a batch.
-
-        Not compared if checks are off, or the batch has no examples: a rank that has run out of data may make an empty
-        batch of any keys.
-        """
-        if self.checks is InputChecks.OFF or features.stride() == 0:
-            return NOT_COMPARED
-        if self._is_weighted or features.weights_or_none() is None:
-            return keys.extras
-        return Extras((*keys.extras.texts, self._unused_weights()), ~keys.extras.word)  # type: ignore[misc]
-
-    def _unused_weights(self) -> str:
-        return f"{self._where(0)}: the collection is not weighted but the KeyedJaggedTensor has weights"
-
-    def _unexpected(self, key: str) -> str:
-        module, known = self.collection.tables[0].module, self.collection.features
-        where = f"the collection at {module!r}" if module else "the collection"
-        meant = nearest(key, known).strip()
-        return f"feature {key!r} is unexpected: no table of {where} looks it up{meant and f' ({meant})'}"
-
     def read(self, features: KeyedJaggedTensor | None) -> FeatureBatch:
         """Check a batch and return its features in the collection's order.
 
@@ -189,8 +164,7 @@ class BatchReader:
         if problem := features.late_problem():
             self._refuse(problem)
         keys = self._keys(features)
-        extras = self._extras(features, keys)
-        self._check_form(features, extras)
+        self._check_form(features)
         values = _in_a_row(features.values().to(torch.int64))
         counts, are_fine = self._counted(features, values, keys)
         if problem := features.lookup_problem((), num_used=int(total(counts))):
@@ -211,7 +185,7 @@ class BatchReader:
             weights = None if weights is None else take(weights, starts, counts)
             if trained is not None:
                 trained = trained.index_select(0, index_of(starts, counts, trained.device))
-        return FeatureBatch(lengths, values, weights, counts, sizes, inverse, trained, extras)
+        return FeatureBatch(lengths, values, weights, counts, sizes, inverse, trained)
 
     def _counted(self, features: KeyedJaggedTensor, values: Tensor, keys: _Keys) -> tuple[Ints, bool]:
         """Number of ids of each key, and True if the ids are in range or not to be checked.
@@ -294,15 +268,7 @@ class BatchReader:
         for feature, feature_place in enumerate(places):
             smallest = self.collection.smallest_table(feature, but=self._any_id)
             highest[feature_place] = smallest.num_embeddings - 1 if smallest else _ANY
-        extra = sorted(set(keys) - set(wanted))
-        word = 1 + zlib.crc32("\0".join(extra).encode())
-        return _Keys(
-            list(keys),
-            places,
-            places == list(range(len(keys))),
-            highest,
-            Extras(tuple(map(self._unexpected, extra)), word),
-        )
+        return _Keys(list(keys), places, places == list(range(len(keys))), highest)
 
     def _where(self, feature: int) -> str:
         table = self.collection.smallest_table(feature, but=self._any_id)
@@ -310,7 +276,7 @@ class BatchReader:
         assert table is not None  # features are those of tables
         return f"feature {self.collection.features[feature]!r} of table {table.describe()}"
 
-    def _check_form(self, features: KeyedJaggedTensor, extras: Extras) -> None:
+    def _check_form(self, features: KeyedJaggedTensor) -> None:
         """Check that there are ids, and weights if the collection is weighted, and, if strict, no unused input."""
         if features.values().is_meta:
             self._refuse("the KeyedJaggedTensor is on 'meta', where there are no ids")
@@ -320,8 +286,23 @@ class BatchReader:
                 self._refuse("the collection is weighted but the KeyedJaggedTensor has no weights")
             if self._weights_refusal and _is_trained(weights):
                 raise BatchProblem(self._weights_refusal)
-        if self.checks is InputChecks.STRICT and extras.texts:
-            raise BatchProblem(f"{extras.texts[0]}. Strict checks refuse what is not looked at: leave it out")
+        if self.checks is InputChecks.STRICT and features.stride():
+            self._check_all_is_used(features)
+
+    def _check_all_is_used(self, features: KeyedJaggedTensor) -> None:
+        known, module = self.collection.features, self.collection.tables[0].module
+        unknown = sorted(set(features.keys()) - set(known))
+        if unknown:
+            where = f"the collection at {module!r}" if module else "the collection"
+            raise BatchProblem(
+                f"feature {unknown[0]!r}: no table of {where} looks it up, which strict checks refuse: leave it out."
+                f"{nearest(unknown[0], known)}"
+            )
+        if not self._is_weighted and features.weights_or_none() is not None:
+            self._refuse(
+                "the collection is not weighted but the KeyedJaggedTensor has weights, which strict checks refuse: "
+                "leave them out"
+            )
 
     def _weights(self, features: KeyedJaggedTensor, counts: Ints) -> Tensor:
         weights = _in_a_row(features.weights().detach().to(torch.float32))

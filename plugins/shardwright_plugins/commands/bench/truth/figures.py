@@ -2,59 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from attrs import asdict, evolve, frozen
+from attrs import asdict, frozen
 
-from shardwright.errors import PlanError
-from shardwright.host import host
 from shardwright.planning.arrays import Floats
-from shardwright.planning.plan.plan import ShardingPlan
-from shardwright.planning.report.rederived import Rederived
-from shardwright.planning.search.objectives import phase_loads
-from shardwright.planning.search.placement import propose
-
-
-@frozen
-class Predicted:
-    """An estimator's price of a plan.
-
-    Args:
-        step_ms: time of a step, as the estimator reckons it from the phases.
-        phases_ms: phase -> milliseconds on each rank.
-    """
-
-    step_ms: float
-    phases_ms: Mapping[str, Sequence[float]]
-
-
-class Prices:
-    """An estimator's prices of plans of one workload, which was asked of all alike.
-
-    Args:
-        estimator: name, as ``--estimator`` has it.
-        plan: any of the plans, with its document.
-    """
-
-    def __init__(self, estimator: str, plan: ShardingPlan) -> None:
-        inputs = {**plan.document["inputs"], "estimator": {"value": estimator, "provenance": "given"}}
-        asked = evolve(plan, document={**plan.document, "inputs": inputs})
-        self._space = Rederived.of(asked, host())
-
-    def of(self, plan: ShardingPlan) -> Predicted | None:
-        """Price a plan; ``None`` if it has options that the estimator knows nothing of."""
-        try:
-            placed = evolve(self._space, plan=plan).placed_plan()
-        except PlanError:
-            return None
-        space = self._space.space
-        loads = phase_loads(space, placed.proposal, propose(space, placed.proposal), placed.ranks)
-        phases = {name: own.round(5).tolist() for name, own in loads.items() if own.any()}
-        performance = self._space.plugins.performance
-        step_ms = performance.step_ms(loads, space.options, placed.proposal, space.topology)
-        return Predicted(round(step_ms, 5), phases)
 
 
 @frozen

@@ -9,19 +9,17 @@ Legend: W ranks, N steps.
 from __future__ import annotations
 
 import ctypes
-import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
 from shardwright.planning.arrays import Floats
+from shardwright.runtime.sharded.collections.sharded_collection import ShardedCollection
 from shardwright.runtime.sharded.models.model_parallel import DistributedModelParallel
+from shardwright_plugins.following.clocks import KernelClock
 
-_LOOKUPS = ("forward",)
-_UPDATES = ("prepare", "anticipate", "backward", "backward_scaled", "row_sums", "update_rows")
 KERNEL_MARKS = ("lookup", "update_ahead", "update")
 """Kernel calls: lookups, and updates before and after the outputs were there."""
 MARKS = ("forward", "outputs", "backward", *KERNEL_MARKS)
@@ -30,38 +28,10 @@ _TRIM, _TOP, _LARGEST = -1, -2, -3
 """Parameters of ``mallopt``: M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD (malloc.h of glibc)."""
 
 
-class KernelClock:
-    """Seconds that the kernels of a model take on this rank.
-
-    Args:
-        model: the sharded model; its lookups report to this clock from now on.
-    """
-
-    def __init__(self, model: DistributedModelParallel) -> None:
-        self.lookup = self.update = 0.0
-        self._depth = 0
-        for module in model.modules():
-            for lookup in getattr(getattr(module, "engine", None), "lookups", ()):
-                for names, kind in ((_LOOKUPS, "lookup"), (_UPDATES, "update")):
-                    for name in names:
-                        setattr(lookup, name, self._timed(getattr(lookup, name), kind))
-
-    def start(self) -> None:
-        """Begin at 0."""
-        self.lookup = self.update = 0.0
-
-    def _timed(self, inner: Callable[..., Any], kind: str) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if self._depth:  # a call inside a call is counted already
-                return inner(*args, **kwargs)
-            self._depth, start = 1, time.perf_counter()
-            try:
-                return inner(*args, **kwargs)
-            finally:
-                self._depth = 0
-                setattr(self, kind, getattr(self, kind) + time.perf_counter() - start)
-
-        return call
+def kernel_clock(model: DistributedModelParallel) -> KernelClock:
+    """The clock of all kernels of a model."""
+    engines = [module.engine for module in model.modules() if isinstance(module, ShardedCollection)]
+    return KernelClock([lookup for engine in engines for lookup in engine.lookups])
 
 
 def keep_memory() -> None:

@@ -19,8 +19,9 @@ from shardwright.planning.machines.topology import Topology
 from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.planning.tables.workload import Workload
 from shardwright_plugins.commands._processor import processor
-from shardwright_plugins.commands.bench.truth.figures import Judgement, Prices
+from shardwright_plugins.commands.bench.truth.figures import Judgement
 from shardwright_plugins.commands.bench.truth.plans import candidates, described
+from shardwright_plugins.following.predicted import Prices
 
 if TYPE_CHECKING:
     from shardwright_testing.ranks import RankPool
@@ -123,7 +124,8 @@ def judge(measured: Mapping[str, Any], estimators: Sequence[str]) -> dict[str, A
     """
     plans = [ShardingPlan.from_json(entry["plan"]) for entry in measured["plans"]]
     took = np.array([step_ms_of(entry) for entry in measured["plans"]])
-    prices = {name: [Prices(name, plans[0]).of(plan) for plan in plans] for name in estimators}
+    by = {name: Prices.by(plans[0], name) for name in estimators}
+    prices = {name: [own.of(plan) for plan in plans] for name, own in by.items()}
     judgements = {}
     for name, own in prices.items():
         said = np.array([np.nan if one is None else one.step_ms for one in own])

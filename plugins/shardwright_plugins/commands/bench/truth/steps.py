@@ -22,7 +22,8 @@ from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.sharded.collections.sharders import EmbeddingBagCollectionSharder
 from shardwright.runtime.sharded.models.model_parallel import DistributedModelParallel
 from shardwright.sparse import KeyedJaggedTensor
-from shardwright_plugins.commands.bench.truth.phases import MARKS, KernelClock, keep_memory, phases_of
+from shardwright_plugins.commands.bench.truth.phases import MARKS, keep_memory, kernel_clock, phases_of
+from shardwright_plugins.following.clocks import LOOKUP, UPDATE, KernelClock
 
 _NUM_BATCHES = 4
 
@@ -85,7 +86,7 @@ def _measure(
     """Run steps until other programs leave the machine alone, a few times at most; the quickest run counts."""
     keep_memory()
     model = _model(workload, plan)
-    clock = KernelClock(model)
+    clock = kernel_clock(model)
     gradient = torch.rand(batches[0].stride(), _width(workload.tables))
     _times(model, clock, batches, gradient, len(batches))  # compiles, and touches all memory
     warm = torch.tensor(_times(model, clock, batches, gradient, _WARM)[:, :3].sum() / _WARM)
@@ -116,10 +117,10 @@ def _times(
         output = model(batch)
         looked_up = time.perf_counter()
         values = output.values()
-        there, ahead = time.perf_counter(), clock.update
+        there, ahead = time.perf_counter(), clock.total(UPDATE)
         values.backward(gradient)
         spans = np.diff([start, looked_up, there, time.perf_counter()])
-        row[:] = *spans, clock.lookup, ahead, clock.update - ahead
+        row[:] = *spans, clock.total(LOOKUP), ahead, clock.total(UPDATE) - ahead
         del output, values
     return times
 

@@ -1,1 +1,0 @@
-"""Ranks on this machine, started by a script or a notebook."""

@@ -1,0 +1,126 @@
+"""Sizes of a kernel group's blocks, of their lookups and of their gradients, from which forms compute their bytes.
+
+Legend: W ranks, B_w batch size of rank w, S slots of a group, K blocks, D gradient columns of a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from attrs import frozen
+from torch import Tensor
+
+from shardwright.contracts.lookup import Lookup
+from shardwright.planning.layouts.blocks import Ints
+from shardwright.runtime.routed.wire import WireSegment
+from shardwright.runtime.step.backward.block_bags import BlockBags
+from shardwright.runtime.step.kernel_groups import KernelGroup
+from shardwright_plugins.dataflows.replicated.buffers import padded
+
+FLOAT_BYTES = 4
+
+
+class Copies:
+    """A kernel group of replicas.
+
+    Args:
+        group: the kernel group.
+        lookup: lookup of the group's blocks.
+
+    Attributes:
+        order: order of the slots' lookups and gradients.
+        num_rows: rows of each block, ``[K]``.
+        is_pooled: there is one gradient per bag, else one per id.
+        is_weighted: ids carry weights.
+        is_matrix: results are ``[bags, columns of all slots]``; else they stand slot after slot.
+        dims: gradient columns of each slot, ``[S]``.
+        first_slot: first slot of each block, ``[K]``.
+        block_dims: ``D`` of each block, ``[K]``.
+        wire: message segment of output gradients.
+    """
+
+    def __init__(self, group: KernelGroup, lookup: Lookup) -> None:
+        self.group, self.lookup, self.is_matrix = group, lookup, group.kind.is_matrix
+        request = group.blocks[0].request
+        self.is_pooled, self.is_weighted = request.is_pooled, request.is_weighted
+        self.order = BlockBags(group.blocks, group.kernel)
+        self.num_rows = np.array([spec.block.num_rows for spec in group.blocks], dtype=np.int64)
+        self.dims, self.first_slot = self.order.slot_dims, self.order.first_slots
+        self.block_dims = self.dims[self.first_slot]
+        widths = group.kind.widths
+        self.wire = WireSegment(group.kind.codecs[1], widths[1] if widths else int(np.gcd.reduce(self.dims)))
+
+
+@frozen(eq=False)
+class LookedUp:
+    """Sizes of all ranks' lookups in a group.
+
+    Args:
+        num_ids: number of ids of each rank and slot, ``[W, S]``.
+        num_bags: number of bags of each rank and slot, ``[W, S]``.
+    """
+
+    num_ids: Ints
+    num_bags: Ints
+
+    @property
+    def world_size(self) -> int:
+        """``W``."""
+        return len(self.num_ids)
+
+
+@frozen(eq=False)
+class Sizes:
+    """Sizes of all ranks' lookups in each block of a group, and of their gradients.
+
+    Args:
+        num_rows: rows of each block, ``[K]``.
+        dims: gradient columns ``D`` of each block, ``[K]``.
+        num_ids: number of ids of each rank and block, ``[W, K]``.
+        num_bags: number of bags of each rank and block, ``[W, K]``.
+        gradient_bytes: bytes of the bags' gradients by their codec, ``[W, K]``.
+        is_pooled: bags have lengths.
+        is_weighted: ids have weights.
+    """
+
+    num_rows: Ints
+    dims: Ints
+    num_ids: Ints
+    num_bags: Ints
+    gradient_bytes: Ints
+    is_pooled: bool
+    is_weighted: bool
+
+    @classmethod
+    def of(cls, copies: Copies, looked_up: LookedUp) -> Sizes:
+        """Sum the sizes of a step over the slots of each block."""
+        num_ids, num_bags = (
+            np.add.reduceat(own, copies.first_slot, axis=1) for own in (looked_up.num_ids, looked_up.num_bags)
+        )
+        dims, wire = copies.block_dims, copies.wire
+        return cls(
+            num_rows=copies.num_rows,
+            dims=dims,
+            num_ids=num_ids,
+            num_bags=num_bags,
+            gradient_bytes=padded(num_bags * dims // wire.width * wire.row_bytes),
+            is_pooled=copies.is_pooled,
+            is_weighted=copies.is_weighted,
+        )
+
+    @property
+    def world_size(self) -> int:
+        """``W``."""
+        return len(self.num_ids)
+
+
+def slot_views(copies: Copies, gradient: Tensor, num_bags: Sequence[int]) -> list[Tensor]:
+    """View the flat gradient of one source as the gradients of each slot's bags, ``[bags, D]``."""
+    dims = copies.dims.tolist()
+    if copies.is_matrix:
+        width = sum(dims)
+        return list(gradient.view(gradient.numel() // width, width).split_with_sizes(dims, dim=1))
+    pairs = list(zip(num_bags, dims, strict=True))
+    pieces = gradient.split_with_sizes([count * dim for count, dim in pairs])
+    return [piece.view(count, dim) for piece, (count, dim) in zip(pieces, pairs, strict=True)]

@@ -1,0 +1,245 @@
+"""The executor of replicated tables: each rank looks up in its own replica, and all ranks make the same updates."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+
+import numpy as np
+import torch
+from attrs import evolve
+from torch import Tensor
+
+from shardwright.contracts.lookup import Bags
+from shardwright.planning.layouts.blocks import Ints
+from shardwright.planning.layouts.layout import Dataflow
+from shardwright.planning.plan.sharding import ParameterSharding
+from shardwright.runtime.ranks.devices import sent_to
+from shardwright.runtime.routed.codecs import codecs_of_tables
+from shardwright.runtime.routed.plan import RoutingPlan, SlotColumns, plan_routing
+from shardwright.runtime.routed.return_path import Answers
+from shardwright.runtime.routed.routing import Bucketed, added_at_home, route_all, routers_of
+from shardwright.runtime.routed.section_steps import SectionStep
+from shardwright.runtime.routed.sections import sections_of
+from shardwright.runtime.step.backward.kept_gradients import keeping_gradients
+from shardwright.runtime.step.backward.weight_gradients import weight_gradients
+from shardwright.runtime.step.collection import FeatureBatch
+from shardwright.runtime.step.executor import Executor, ExecutorConfig, ExecutorStep, PeerHeaders
+from shardwright.runtime.step.kernel_groups import KernelGroup
+from shardwright_plugins.dataflows.replicated import forms
+from shardwright_plugins.dataflows.replicated.exchange import Gathering, Summing
+from shardwright_plugins.dataflows.replicated.forms import CopiedBatch, UpdateForm
+from shardwright_plugins.dataflows.replicated.sizes import Copies, LookedUp, Sizes
+
+_MOST_KNOWN = 64  # steps of the same sizes, whose forms are kept
+
+
+def _own_path(sharding: ParameterSharding, dataflow: Dataflow) -> tuple[Hashable, bool]:
+    """The path of results that stay on their rank.
+
+    Replicas with the same number of rows share a group: they mostly take the same form, and one update is quicker.
+    """
+    return sharding.layout.blocks[0].num_rows, False
+
+
+class ReplicatedTables(Executor):
+    """All tables of a module of which every rank has a replica, or a replica of some of the rows."""
+
+    def __init__(self, config: ExecutorConfig) -> None:
+        self.env, self.device, self.is_pooled = config.env, config.device, config.collection.is_pooled
+        plan = plan_routing(
+            config.collection,
+            config.members,
+            config.shardings,
+            rank=config.env.rank,
+            world_size=config.env.world_size,
+            device_type=config.device.type,
+            path_of=_own_path,
+            codecs={index: (None, own[1]) for index, own in codecs_of_tables(config).items()},
+        )
+        self.plan = alone(plan)
+        self.groups = self.plan.groups
+        self.lookups = keeping_gradients(config.lookups(self.groups), self.groups)
+        self.routers = routers_of(self.plan)
+        self.bucketings = [router.bucketing for router in self.routers]
+        self.sections = sections_of(self.plan, range(len(self.plan.kinds)))
+        self.brings = [columns for section in self.sections for columns in section.brings]
+        self.copies = [Copies(*pair) for pair in zip(self.groups, self.lookups, strict=True)]
+        self.header_size = int(self.plan.slots.per_rank[0])
+        self._known: dict[tuple[int, bytes], type[UpdateForm]] = {}
+
+    def route(self, batch: FeatureBatch | None) -> ExecutorStep:  # noqa: D102 - described in the base class
+        return ReplicatedStep(self, batch)
+
+    def anatomy(self) -> Mapping[str, list[str]]:  # noqa: D102
+        tables = len({spec.table.name for group in self.groups for spec in group.blocks})
+        width = sum(columns.width for columns in self.brings)
+        return {
+            "input": [f"{tables} tables on every rank: ids stay"],
+            "output": [f"{width} columns from every rank's own copy"],
+        }
+
+    def form_of(self, index: int, looked_up: LookedUp) -> type[UpdateForm]:
+        """Choose for a group the form that takes least by its bytes, alike on every rank."""
+        key = index, looked_up.num_ids.tobytes() + looked_up.num_bags.tobytes()
+        known = self._known.get(key)
+        if known is None:
+            if len(self._known) >= _MOST_KNOWN:  # bags of any length are of new sizes in every batch
+                self._known.clear()
+            sizes = Sizes.of(self.copies[index], looked_up)
+            known = min(
+                self._possible_forms(index), key=lambda form: form.effort * int(form.bytes_moved(sizes).sum())
+            )
+            self._known[key] = known
+        return known
+
+    def _possible_forms(self, index: int) -> list[type[forms.UpdateForm]]:
+        """The forms by which the copies of a group stay equal bit for bit."""
+        group = self.groups[index]
+        is_repeatable = group.kernel.gives_equal_bits(group.blocks[0].request)
+        possible = [form for form in forms.FORMS if is_repeatable or not form.adds_up_on_each_rank]
+        return possible or list(forms.FORMS)
+
+
+def alone(plan: RoutingPlan) -> RoutingPlan:
+    """The plan of a world whose only rank has this rank's slots: replicas ask no other rank."""
+    own = slice(*plan.slots.first[plan.rank : plan.rank + 2])
+    count = plan.slots.per_rank[plan.rank]
+    slots = SlotColumns(np.array([0, count]), plan.slots.part[own], plan.slots.piece[own])
+    return evolve(plan, rank=0, slots=slots)
+
+
+def on_device(routed: Bucketed, device: torch.device) -> Bucketed:
+    """The sorted ids on a device; themselves where they are there."""
+    if routed.ids.device == device:
+        return routed
+    lengths, weights, places = (
+        None if tensor is None else sent_to(device, tensor)
+        for tensor in (routed.lengths, routed.weights, routed.places)
+    )
+    return evolve(routed, ids=sent_to(device, routed.ids), lengths=lengths, weights=weights, places=places)
+
+
+def bags_of_groups(groups: Sequence[KernelGroup], routed: Sequence[Bucketed]) -> list[Bags]:
+    """The bags of each group, of this rank's own batch only."""
+    bags, start = [], 0
+    for own in routed:
+        stop = start + len(own.num_ids)
+        slots = [group.slots for group in groups if start <= group.slots.start < stop]
+        bags += [
+            _of_slots(own, slice(own_slots.start - start, own_slots.stop - start)) for own_slots in slots
+        ]
+        start = stop
+    return bags
+
+
+def _of_slots(routed: Bucketed, slots: slice) -> Bags:
+    """The bags of a run of slots."""
+
+    def run(values: Tensor | None, sizes: Ints) -> Tensor | None:
+        start = int(sizes[: slots.start].sum())
+        return None if values is None else values[start : start + int(sizes[slots].sum())]
+
+    ids = run(routed.ids, routed.num_ids)
+    assert ids is not None  # bags have ids
+    lengths, weights = run(routed.lengths, routed.num_bags), run(routed.weights, routed.num_ids)
+    return Bags(ids, lengths, weights, routed.num_bags[None, slots])
+
+
+class ReplicatedStep(ExecutorStep):
+    """One batch on its way through replicated tables."""
+
+    def __init__(self, tables: ReplicatedTables, batch: FeatureBatch | None) -> None:
+        self._tables = tables
+        self._own: list[Bucketed] = []
+        self._places: list[Tensor] = []
+        if batch is not None:
+            filled_up = batch if batch.sizes is None else evolve(batch, sizes=None)
+            # Nothing travels, so the bags of features with batch sizes of their own are filled up here.
+            self._own, self._places = route_all(tables.routers, filled_up)
+            self._feature_ids = batch.num_ids
+
+    def headers(self) -> Ints:  # noqa: D102 - described in the base class
+        headers = np.zeros((self._tables.env.world_size, self._tables.header_size), dtype=np.int64)
+        if self._own:
+            headers[:] = np.concatenate([own.num_ids for own in self._own])
+        return headers
+
+    def send(self, peers: PeerHeaders) -> None:  # noqa: D102
+        num_ids = num_bags = peers.fields
+        if self._tables.is_pooled:
+            num_bags = np.zeros_like(num_ids) + peers.batch_sizes[:, None]
+        self._own = [on_device(own, self._tables.device) for own in self._own]
+        self._looked_up = LookedUp(num_ids, num_bags)
+
+    def receive(self) -> Sequence[Tensor]:  # noqa: D102
+        return [tensor for own in self._own for tensor in own.tensors]
+
+    def lookup(self, *, training: bool, trains_weights: bool = False) -> None:  # noqa: D102
+        tables, self._training, self._trains_weights = self._tables, training, trains_weights
+        self._bags: list[Bags] = bags_of_groups(tables.groups, self._own)
+        pairs = zip(tables.lookups, self._bags, strict=True)
+        answers = Answers(
+            results=[lookup.forward(bags, training=False)[0].reshape(-1) for lookup, bags in pairs],
+            batch_sizes=np.array([self._own[0].batch_size]),
+            asked=dict(zip(tables.bucketings, self._own, strict=True)),
+            answered=dict(zip(tables.bucketings, [own.num_bags[None] for own in self._own], strict=True)),
+            num_ids=self._feature_ids,
+            device=tables.device,
+        )
+        self._steps: list[SectionStep] = [section.begin(answers) for section in tables.sections]
+        del self._own
+
+    def outputs(self) -> list[Tensor]:  # noqa: D102
+        return [output for step in self._steps for output in step.outputs(step.results())]
+
+    def send_gradients(self, gradients: Sequence[Tensor], scale: float) -> None:  # noqa: D102
+        tables = self._tables
+        self._weight_gradients: dict[int, Tensor] = {}
+        self._forms: dict[int, UpdateForm] = {}
+        for section, step in zip(tables.sections, self._steps, strict=True):
+            own = step.by_group(step.gradients(gradients))
+            for group, gradient in zip(section.groups, own, strict=True):
+                if self._trains_weights:
+                    self._weight_gradients[group] = self._of_weights(group, gradient)
+                if self._training:
+                    self._forms[group] = self._form_of(group, gradient, scale)
+        if not self._training:
+            return
+        every = [form for _, form in sorted(self._forms.items())]
+        self._gathering = Gathering(tables.env, every, tables.device)
+        self._summing = Summing(tables.env, every, tables.device)
+
+    def _of_weights(self, index: int, gradient: Tensor) -> Tensor:
+        """The gradients of the weights of a group's ids: ``[N]``."""
+        tables = self._tables
+        kernel, lookup = tables.groups[index].kernel, tables.lookups[index]
+        return weight_gradients(kernel, lookup, self._bags[index], gradient)
+
+    def send_weight_gradients(self) -> None:
+        """Weights are on the rank of the replica that looked up, as their ids are."""
+
+    def weight_gradients(self, num_ids: int) -> Tensor:  # noqa: D102
+        tables = self._tables
+        # A rank's slots stand router after router, and so do its groups.
+        stops = np.cumsum([len(router.slots.piece) for router in tables.routers])
+        parts: list[list[Tensor]] = [[] for _ in tables.routers]
+        for index, gradient in sorted(self._weight_gradients.items()):
+            router = int(np.searchsorted(stops, tables.groups[index].slots.start, side="right"))
+            parts[router].append(gradient)
+        return added_at_home([torch.cat(own) for own in parts], self._places, num_ids, tables.device)
+
+    def _form_of(self, index: int, gradient: Tensor, scale: float) -> UpdateForm:
+        """The form of a group in this step."""
+        group, copies = self._tables.groups[index], self._tables.copies[index]
+        slots = slice(group.slots.start, group.slots.stop)
+        looked_up = LookedUp(self._looked_up.num_ids[:, slots], self._looked_up.num_bags[:, slots])
+        batch = CopiedBatch(copies, self._tables.env.rank, looked_up, self._bags[index], gradient, scale)
+        return self._tables.form_of(index, looked_up)(batch)
+
+    def update(self) -> list[Tensor | None]:  # noqa: D102
+        self._gathering.finish()
+        self._summing.finish()
+        updated = [gradient for _, form in sorted(self._forms.items()) for gradient in form.update()]
+        self._summing.release()
+        del self._forms, self._gathering, self._summing
+        return updated

@@ -1,0 +1,254 @@
+"""A plan that follows its data: sought in the background near the present one, taken where it is worth its moves."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+import tempfile
+from typing import IO, TYPE_CHECKING, Any, Self
+
+from attrs import frozen
+
+from shardwright.errors import InvalidInputError, UnsupportedError
+from shardwright_plugins.following.statistics import Counts, IdCounts, ids_per_bag
+from shardwright_plugins.following.step_times import StepTimes
+from shardwright_plugins.following.times import MeasuredTimes
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+    from shardwright.runtime.sharded.models.model_parallel import DistributedModelParallel
+
+_SAMPLES, _POLLS = 50, 50
+"""Batches that are counted between two looks, and questions whether a search has ended."""
+
+
+@frozen
+class Look:
+    """A look at the data, and what came of it; the same on every rank.
+
+    Args:
+        step: number of the step after which all ranks heard of it.
+        kept_ms: objective of the present plan, as the data are now; ``None`` where it has no price.
+        found_ms: objective of the plan near it.
+        moved_bytes: bytes of weights and optimizer states that move from the one to the other.
+        factor: measured time of the tables' part of a step over the predicted one, of the present plan.
+        is_taken: the model was resharded.
+        problem: text of the error that the search ended with; empty if it found a plan.
+    """
+
+    step: int
+    kept_ms: float | None = None
+    found_ms: float | None = None
+    moved_bytes: int = 0
+    factor: float = 1.0
+    is_taken: bool = False
+    problem: str = ""
+
+
+class Replanner:
+    """Reshards a model in training where its plan no longer suits the data; call :meth:`step` after each step.
+
+    After every so many steps, all ranks tell each other how many ids the features had and how long steps took. Rank 0
+    begins a search in a process of its own, for a plan near the present one (the refinement ``stay_near``). A plan is
+    better by ``(t_old - t_new) every`` ms until the next look, and its moves take ``move_cost`` ms a GiB: where the
+    first is more, all ranks reshard.
+
+    Args:
+        model: the sharded model, of a plan that a planner made. Collections are called with their batches: no pipeline
+            sends ids ahead when :meth:`step` is called.
+        optimizers: optimizers of your own with parameters of tables, as :meth:`DistributedModelParallel.reshard` takes.
+        every: steps from one look to the next.
+        move_cost: milliseconds that a GiB takes to move; measure it with ``tests/benchmarks/reshard.py`` or by a first
+            move.
+        dry_run: only tell what would be done (:attr:`looks`).
+        in_background: search beside the training; otherwise all ranks wait for the search.
+        max_extra_bytes: most memory for a move, as :meth:`DistributedModelParallel.reshard` takes.
+
+    Attributes:
+        looks: all looks so far.
+        times: times of the steps since the last look; ``None`` on devices that are no CPUs.
+
+    Raises:
+        InvalidInputError: a number is out of range, or the plan does not say what was asked of a planner.
+    """
+
+    def __init__(
+        self,
+        model: DistributedModelParallel,
+        *optimizers: Optimizer,
+        every: int = 1000,
+        move_cost: float = 1000.0,
+        dry_run: bool = False,
+        in_background: bool = True,
+        max_extra_bytes: int | None = None,
+    ) -> None:
+        from shardwright.planning.plan.inputs import InputTables
+        from shardwright.runtime.sharded.collections.sharded_collection import ShardedCollection
+
+        if type(every) is not int or every < 1:
+            raise InvalidInputError(f"every is a number of steps from 1, got {every!r}")
+        is_number = isinstance(move_cost, int | float) and not isinstance(move_cost, bool)
+        if not (is_number and 0 <= move_cost < math.inf):
+            raise InvalidInputError(
+                f"move_cost is the milliseconds that a GiB takes to move, finite and not negative; got {move_cost!r}"
+            )
+        self._tables = tuple(InputTables.of(model.plan.document).tables.values())
+        if not self._tables:
+            raise InvalidInputError(
+                "the model's plan does not say what was asked of a planner, so that nobody can plan again: plan with "
+                "an EmbeddingShardingPlanner"
+            )
+        self._model, self._optimizers, self._every = model, optimizers, every
+        self._move_cost, self._dry_run, self._in_background = move_cost, dry_run, in_background
+        self._max_extra_bytes = max_extra_bytes
+        collections = {
+            path: module
+            for path, module in model.module.named_modules()
+            if isinstance(module, ShardedCollection)
+        }
+        self._counts = IdCounts(collections)
+        self.times = StepTimes(model) if model.device.type == "cpu" else None
+        self._search: _Search | None = None
+        self._is_searching, self._step = False, 0
+        self.looks: list[Look] = []
+        if self.times is not None:
+            self.times.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End a search that is under way, and leave the model alone."""
+        self._counts.close()
+        if self.times is not None:
+            self.times.stop()
+        if self._search is not None:
+            self._search.end()
+        self._search, self._is_searching = None, False
+
+    def step(self) -> Look | None:
+        """Count a step; every rank makes this call after each step, when no batch is under way.
+
+        Returns:
+            What came of a look, in the step in which it is known; else ``None``.
+
+        Raises:
+            UnsupportedError: a batch is under way, as a pipeline has it; the same on every rank.
+        """
+        self._step += 1
+        self._counts.is_counting = self._step % max(1, self._every // _SAMPLES) == 0
+        if self._is_searching and self._step % max(1, self._every // _POLLS) == 0:
+            return self._hear()
+        if not self._is_searching and self._step % self._every == 0:
+            self._look()
+            return None if self._in_background else self._hear()
+        return None
+
+    def _look(self) -> None:
+        """Gather what the data are like; rank 0 begins to search."""
+        env = self._model.env.everyone
+        took = self.times.of_rank() if self.times is not None and self.times.num_steps else None
+        gathered = env.communicator.all_gather_objects((self._counts.counts, took))
+        self._counts.counts = Counts()
+        if self.times is not None:
+            self.times.reset()
+        self._is_searching = True
+        if env.rank == 0:
+            times = [own for _, own in gathered if own is not None]
+            took_ms = MeasuredTimes(self._every, times).tables_ms if times else None
+            self._search = _Search(
+                {
+                    "plan": self._model.plan.to_json(),
+                    "ids_per_bag": ids_per_bag([counts for counts, _ in gathered], self._tables),
+                    "move_cost": self._move_cost / self._every,
+                    "measured_ms": took_ms,
+                }
+            )
+
+    def _hear(self) -> Look | None:
+        """Hear on all ranks whether rank 0 has found a plan; if so, take it or leave it."""
+        answer = None if self._search is None else self._search.answer(is_awaited=not self._in_background)
+        answer = self._model.env.everyone.communicator.broadcast_object(answer)
+        if answer is None:
+            return None
+        self._search, self._is_searching = None, False
+        look = self._take(*answer)
+        self.looks.append(look)
+        return look
+
+    def _take(self, text: str, problem: str) -> Look:
+        from shardwright.planning.plan.plan import ShardingPlan
+
+        if problem:
+            return Look(self._step, problem=problem)
+        plan = ShardingPlan.from_json(text)
+        inputs = plan.document["inputs"]
+        kept_ms, factor, moved = (inputs[name]["value"] for name in ("kept_ms", "factor", "moved_bytes"))
+        is_taken = moved > 0 and not self._dry_run
+        if is_taken:
+            self._reshard(plan)
+        found_ms = plan.document["objective"]["value_ms"]
+        return Look(self._step, kept_ms, found_ms, moved, factor, is_taken)
+
+    def _reshard(self, plan: Any) -> None:
+        if self.times is not None:
+            self.times.stop()  # lets go of blocks that move
+        try:
+            self._model.reshard(plan, *self._optimizers, max_extra_bytes=self._max_extra_bytes)
+        except UnsupportedError as error:
+            raise UnsupportedError(
+                f"{error}. Replanner.step() is called when no batch is under way"
+            ) from error
+        finally:
+            if self.times is not None:
+                self.times.start()
+
+
+class _Search:
+    """A search in a process of its own.
+
+    Args:
+        question: arguments of :func:`~shardwright_plugins.following.search.plan_near`, as JSON data.
+    """
+
+    def __init__(self, question: dict[str, Any]) -> None:
+        self._files: list[IO[str]] = [
+            tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115 - closed by _close
+            for _ in range(3)
+        ]
+        asked, self._found, self._said = self._files
+        json.dump(question, asked)
+        asked.seek(0)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "shardwright_plugins.following.search"],
+            stdin=asked,
+            stdout=self._found,
+            stderr=self._said,
+        )
+
+    def answer(self, *, is_awaited: bool) -> tuple[str, str] | None:
+        """The plan document and the error, one of them empty; ``None`` if the search goes on."""
+        if not is_awaited and self._process.poll() is None:
+            return None
+        failed = self._process.wait() != 0
+        for file in (self._found, self._said):
+            file.seek(0)
+        text, said = self._found.read(), self._said.read().strip()
+        self._close()
+        return ("", said[-4000:] or "the search was killed") if failed else (text, "")
+
+    def end(self) -> None:
+        """Kill the search, if it goes on."""
+        self._process.kill()
+        self._process.wait()
+        self._close()
+
+    def _close(self) -> None:
+        for file in self._files:
+            file.close()

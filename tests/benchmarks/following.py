@@ -1,0 +1,133 @@
+"""Times of steps, and a plan that follows its data, in a training whose popularity drifts: what they cost and save.
+
+    python -m tests.benchmarks.following overhead   # steps with StepTimes and without, in turn
+    python -m tests.benchmarks.following drift      # steps with a Replanner and without
+
+Two ranks of gloo on this machine, one thread each.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+import shardwright as sw
+from shardwright_plugins.commands._processor import processor
+from shardwright_plugins.commands.bench.truth.phases import keep_memory
+from shardwright_plugins.following import Replanner, StepTimes
+from shardwright_testing.ranks import RankPool
+
+RANKS, TABLES, ROWS, DIM, BATCH = 2, 16, 50_000, 64, 512
+EVEN, HEAVY, LIGHT = 10, 18, 2
+SHARDERS = [sw.EmbeddingBagCollectionSharder({"optimizer": "row_wise_adagrad", "learning_rate": 0.02})]
+
+
+def _model(tables: int, rows: int, dim: int, batch: int, ids: float) -> sw.DistributedModelParallel:
+    keep_memory()
+    torch.manual_seed(0)
+    configs = [
+        sw.EmbeddingBagConfig(
+            name=f"t{index}", num_embeddings=rows, embedding_dim=dim, feature_names=[f"f{index}"]
+        )
+        for index in range(tables)
+    ]
+    module = sw.EmbeddingBagCollection(configs, device="meta")
+    rules = {"*": sw.ParameterConstraints(pooling_factors=[ids], sharding_types=["table_wise"])}
+    planner = sw.EmbeddingShardingPlanner(sw.Topology(RANKS, "cpu"), batch, constraints=rules)
+    plan = planner.collective_plan(module, SHARDERS)
+    return sw.DistributedModelParallel(module, plan=plan, sharders=SHARDERS, device="cpu")
+
+
+def _batches(rows: int, batch: int, ids: list[int]) -> list[sw.KeyedJaggedTensor]:
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    lengths = torch.tensor(ids, dtype=torch.int32).repeat_interleave(batch)
+    keys = [f"f{index}" for index in range(len(ids))]
+    return [
+        sw.KeyedJaggedTensor(
+            keys, torch.randint(rows, (int(lengths.sum()),), generator=generator), lengths=lengths
+        )
+        for _ in range(4)
+    ]
+
+
+def _step(model: sw.DistributedModelParallel, features: sw.KeyedJaggedTensor, gradient: torch.Tensor) -> None:
+    model(features).values().backward(gradient)
+
+
+def overhead(tables: int, rows: int, dim: int, batch: int, ids: int, rounds: int) -> dict[str, Any]:
+    """Median times of a step, ms, with the clocks and without, in turn."""
+    model = _model(tables, rows, dim, batch, ids)
+    batches, gradient = _batches(rows, batch, [ids] * tables), torch.rand(batch, tables * dim)
+    times, took = StepTimes(model), {True: list[float](), False: list[float]()}
+    for number in range(rounds):
+        is_measured = number % 2 == 0
+        if is_measured:
+            times.start()
+        for index in range(40):
+            dist.barrier()
+            start = time.perf_counter()
+            _step(model, batches[index % 4], gradient)
+            if index >= 5:
+                took[is_measured].append(1e3 * (time.perf_counter() - start))
+        times.stop()
+    with_clocks, without = (float(np.median(took[key])) for key in (True, False))
+    return {"with_ms": with_clocks, "without_ms": without, "more": with_clocks / without - 1}
+
+
+def drift(steps: int, every: int, *, follows: bool) -> dict[str, Any]:
+    """Train while popularity drifts from one half of the tables to the other, three times."""
+    model = _model(TABLES, ROWS, DIM, BATCH, EVEN)
+    on_first = [own.ranks == [0] for own in model.plan.plan[""].values()]
+    kinds = [
+        _batches(ROWS, BATCH, [EVEN] * TABLES),
+        *(
+            _batches(ROWS, BATCH, [HEAVY if own == is_first else LIGHT for own in on_first])
+            for is_first in (True, False)
+        ),
+    ]
+    gradient = torch.rand(BATCH, TABLES * DIM)
+    replanner = Replanner(model, every=every, move_cost=500.0) if follows else None
+    took = []
+    for step in range(steps):
+        start = time.perf_counter()
+        _step(model, kinds[step * len(kinds) // steps][step % 4], gradient)
+        if replanner is not None:
+            replanner.step()
+        took.append(1e3 * (time.perf_counter() - start))
+    looks = [] if replanner is None else replanner.looks
+    if replanner is not None:
+        replanner.close()
+    thirds = np.array_split(np.array(took), 3)
+    return {
+        "all_s": sum(took) / 1e3,
+        "median_ms": [round(float(np.median(third[len(third) // 2 :])), 3) for third in thirds],
+        "moves": [(look.step, look.moved_bytes) for look in looks if look.is_taken],
+        "looks": len(looks),
+    }
+
+
+def main() -> None:
+    """Measure, and print JSON."""
+    with RankPool(RANKS, backend="gloo") as pool:
+        if sys.argv[1] == "overhead":
+            shapes = {"small": (8, 10_000, 16, 64, 2, 20), "middle": (TABLES, ROWS, DIM, BATCH, EVEN, 20)}
+            found: Any = {
+                name: pool.run(overhead, RANKS, *shape, timeout_s=200.0)[0] for name, shape in shapes.items()
+            }
+        else:
+            steps, every = (int(word) for word in (sys.argv[2:] or (3000, 200)))
+            found = {
+                name: pool.run(drift, RANKS, steps, every, follows=follows, timeout_s=200.0)[0]
+                for name, follows in (("without", False), ("with", True))
+            }
+    print(json.dumps({"processor": processor(), **found}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""Measured times beside a plan: which group is off, and by what."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import attrs
+import pytest
+from tests.plugins.following import models
+from typer.testing import CliRunner
+
+from shardwright.cli import app
+from shardwright.errors import InvalidInputError
+from shardwright_plugins.following import GroupTimes, MeasuredTimes, RankTimes
+from shardwright_plugins.following.comparison import compare_groups
+from shardwright_plugins.following.predicted import Prices
+from shardwright_plugins.following.times import KERNEL_PHASES, PHASES
+
+KERNELS = ("fused_torch", "fused_numba")
+
+
+def plan(ranks: int = 2):
+    return models.planner(ranks, *KERNELS).plan(models.bags(), models.SHARDERS)
+
+
+def times_of(made, factor: float) -> MeasuredTimes:
+    """Times that are a plan's prediction times a factor: a group a rank and kernel."""
+    prices, shardings = Prices.by(made), made.plan[""]
+    ranks = []
+    for number in range(2):
+        groups = []
+        for kernel in KERNELS:
+            tables = [
+                name
+                for name, own in shardings.items()
+                if (own.ranks, own.compute_kernel) == ([number], kernel)
+            ]
+            said = {
+                phase: factor * sum(prices.of_tables[phase][name][number] for name in tables)
+                for phase in KERNEL_PHASES
+            }
+            groups += [GroupTimes(tuple(tables), kernel, said)] * bool(tables)
+        phases = {phase: sum(own.phases_ms.get(phase, 0.0) for own in groups) for phase in PHASES}
+        ranks.append(RankTimes(10.0, phases, tuple(groups)))
+    return MeasuredTimes(7, ranks)
+
+
+def test_prediction_of_tables_adds_up_to_that_of_ranks() -> None:
+    made = plan()
+    prices = Prices.by(made)
+    predicted = prices.of(made)
+    assert predicted is not None
+    for phase, of_tables in prices.of_tables.items():
+        assert sum(of_tables.values()).tolist() == pytest.approx(predicted.phases_ms[phase], abs=1e-4)
+
+
+def test_times_that_are_off_by_one_factor_are_right_after_it() -> None:
+    made = plan()
+    found = compare_groups(made, times_of(made, 3.0))
+    assert [group.off_ms for group in found] == pytest.approx([0.0] * len(found), abs=1e-9)
+    assert {round(group.factor, 6) for group in found} == {3.0}
+    assert sorted(name for group in found for name in group.tables) == [
+        f"t{n}" for n in range(models.NUM_TABLES)
+    ]
+
+
+def test_group_that_is_slower_than_the_others_comes_first() -> None:
+    made = plan()
+    times = times_of(made, 1.0)
+    slow = times.ranks[1].groups[0]
+    groups = (attrs.evolve(slow, phases_ms={name: 9.0 for name in KERNEL_PHASES}), *times.ranks[1].groups[1:])
+    ranks = [times.ranks[0], attrs.evolve(times.ranks[1], groups=groups)]
+    first = compare_groups(made, attrs.evolve(times, ranks=ranks))[0]
+    assert (first.rank, first.kernel, first.tables) == (1, slow.kernel, slow.tables)
+    assert (first.measured_ms, first.predicted_ms) == (18.0, pytest.approx(sum(slow.phases_ms.values())))
+    assert first.off_ms > 0
+
+
+def test_explain_tells_the_ranks_and_groups_of_measured_times(tmp_path: Path) -> None:
+    made = plan()
+    (tmp_path / "plan.json").write_text(made.to_json())
+    (tmp_path / "times.json").write_text(times_of(made, 2.0).to_json())
+    words = ["explain", str(tmp_path / "plan.json")]
+    found = CliRunner().invoke(
+        app, [*words, "--measured", str(tmp_path / "times.json")], catch_exceptions=False
+    )
+    head, *lines = found.stdout.splitlines()
+    assert head.startswith("7 steps on 2 ranks")
+    assert [line[:7] for line in lines[:2]] == ["rank 0:", "rank 1:"]
+    assert re.search(r"\b2 times", lines[2])
+    assert len(lines[3:]) == len(compare_groups(made, times_of(made, 2.0)))
+    assert CliRunner().invoke(app, words).exit_code == 1
+    both = [*words, "--table", "t0", "--measured", str(tmp_path / "times.json")]
+    of_table = CliRunner().invoke(app, [*words, "--table", "t0"]).stdout
+    assert CliRunner().invoke(app, both).stdout == found.stdout + of_table
+
+
+def test_times_of_another_plan_are_refused() -> None:
+    made = plan()
+    times = times_of(made, 1.0)
+    with pytest.raises(InvalidInputError):
+        compare_groups(made, attrs.evolve(times, ranks=times.ranks[:1]))
+    unknown = attrs.evolve(times.ranks[0], groups=(GroupTimes(("other",), "fused_torch", {}),))
+    with pytest.raises(InvalidInputError):
+        compare_groups(made, attrs.evolve(times, ranks=[unknown, times.ranks[1]]))

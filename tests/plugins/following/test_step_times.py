@@ -1,0 +1,189 @@
+"""Times of real steps, by a clock that only moves where the test moves it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from tests.plugins.following import models
+
+import shardwright as sw
+from shardwright.errors import InvalidInputError, UnsupportedError
+from shardwright.runtime.sharded.collections.sharded_collection import ShardedCollection
+from shardwright_plugins.following import MeasuredTimes, StepTimes, clocks, step_times
+
+
+class Clock:
+    """Seconds that pass only in :meth:`taking`."""
+
+    def __init__(self) -> None:
+        self.now = 1.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def taking(self, seconds: float, owner: Any, name: str) -> None:
+        """Make a call of an object's method take so long."""
+        inner: Callable[..., Any] = getattr(owner, name)
+
+        def slow(*args: Any, **kwargs: Any) -> Any:
+            self.now += seconds
+            return inner(*args, **kwargs)
+
+        setattr(owner, name, slow)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    for module in (clocks, step_times):
+        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=made.perf_counter))
+    return made
+
+
+def collection_of(model: sw.DistributedModelParallel) -> ShardedCollection:
+    (found,) = (module for module in model.modules() if isinstance(module, ShardedCollection))
+    return found
+
+
+def test_phases_and_groups_have_the_time_that_their_calls_take(clock: Clock) -> None:
+    model = models.alone("fused_torch", "fused_numba")
+    engine = collection_of(model).engine
+    clock.taking(0.001, engine.reader, "read")
+    for seconds, lookup in zip((0.002, 0.004), engine.lookups, strict=True):
+        clock.taking(seconds, lookup, "forward")
+        clock.taking(10 * seconds, lookup, "backward_scaled")
+    clock.taking(0.1, engine.arrangement, "outputs")
+    clock.taking(0.2, engine.arrangement, "gradients")
+    with StepTimes(model) as times:
+        for seed in range(3):
+            models.train(model, models.batch(seed))
+            clock.now += 1.0  # between steps
+    found = times.gather()
+    (rank,) = found.ranks
+    assert rank.phases_ms == pytest.approx(
+        {
+            "input_communication": 1.0,
+            "forward_compute": 6.0,
+            "forward_communication": 100.0,
+            "backward_communication": 200.0,
+            "backward_compute": 60.0,
+        }
+    )
+    assert found.num_steps == 3
+    assert rank.step_ms == pytest.approx(1000 + rank.tables_ms)
+    own = {group.tables: list(group.phases_ms.values()) for group in rank.groups}
+    names = [tuple(spec.table.name for spec in group.blocks) for group in engine.groups]
+    assert sorted(names) == [("t0", "t2", "t4"), ("t1", "t3", "t5")]
+    assert own == {names[0]: pytest.approx([2.0, 20.0]), names[1]: pytest.approx([4.0, 40.0])}
+
+
+def test_lookups_without_a_backward_pass_are_no_steps(clock: Clock) -> None:
+    model = models.alone()
+    clock.taking(0.002, collection_of(model).engine.lookups[0], "forward")
+    with StepTimes(model) as times:
+        models.train(model, models.batch(0))
+        for seed in range(5):
+            with torch.no_grad():
+                model(models.batch(seed)).values()
+        models.train(model, models.batch(1))
+    found = times.gather()
+    assert found.num_steps == 2
+    assert found.ranks[0].phases_ms["forward_compute"] == pytest.approx(2.0)
+
+
+def test_model_is_as_it_was_when_times_are_stopped() -> None:
+    model = models.alone()
+    collection = collection_of(model)
+    objects = [collection, *collection.engine.lookups]
+    before = [set(vars(own)) for own in objects]
+    with StepTimes(model):
+        models.train(model, models.batch(0))
+        assert [set(vars(own)) for own in objects] != before
+    assert [set(vars(own)) for own in objects] == before
+
+
+def test_model_is_not_measured_twice_at_a_time() -> None:
+    model = models.alone()
+    with StepTimes(model), pytest.raises(InvalidInputError):
+        StepTimes(model).start()
+    with StepTimes(model) as times:
+        models.train(model, models.batch(0))
+    assert times.num_steps == 1
+
+
+def test_outputs_that_are_let_go_of_are_gone_at_once() -> None:
+    """A step that held itself would stop a reshard until a garbage collection."""
+    model = models.alone()
+    with StepTimes(model):
+        model(models.batch(0)).values()
+        assert collection_of(model).engine.unfinished() == ""
+
+
+def test_times_begin_anew_when_the_model_is_resharded() -> None:
+    model = models.alone("fused_torch")
+    other = models.planner(1, "fused_numba").plan(models.bags(), models.SHARDERS)
+    with StepTimes(model) as times:
+        models.train(model, models.batch(0))
+        model.reshard(other)
+        models.train(model, models.batch(1))
+        models.train(model, models.batch(2))
+    found = times.gather()
+    assert (found.num_steps, [group.kernel for group in found.ranks[0].groups]) == (2, ["fused_numba"])
+
+
+def test_prediction_of_the_plan_stands_beside() -> None:
+    model = models.alone()
+    with StepTimes(model) as times:
+        models.train(model, models.batch(0))
+    predicted = times.gather().predicted
+    assert predicted is not None
+    assert predicted["estimator"] == "roofline"
+    assert predicted["step_ms"] == pytest.approx(model.plan.document["objective"]["value_ms"], abs=1e-4)
+
+
+def test_document_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    model = models.alone()
+    with StepTimes(model) as times:
+        models.train(model, models.batch(0))
+    times.write(tmp_path / "times.json")
+    assert MeasuredTimes.read(tmp_path / "times.json") == times.gather()
+
+
+@pytest.mark.parametrize("change", [{"format": "other"}, {"version": 2}, {"ranks": [{}]}, {"ranks": 3}])
+def test_document_of_another_form_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+    model = models.alone()
+    with StepTimes(model) as times:
+        models.train(model, models.batch(0))
+    data = {**json.loads(times.gather().to_json()), **change}
+    (tmp_path / "times.json").write_text(json.dumps(data))
+    with pytest.raises(InvalidInputError):
+        MeasuredTimes.read(tmp_path / "times.json")
+
+
+def test_writer_gets_the_times_of_the_last_steps(clock: Clock) -> None:
+    written: list[tuple[str, float, int]] = []
+    writer = SimpleNamespace(add_scalar=lambda *scalar: written.append(scalar))
+    model = models.alone()
+    lookup = collection_of(model).engine.lookups[0]
+    with StepTimes(model, writer=writer, every=2):
+        for seed in range(5):
+            clock.taking(0.001, lookup, "forward") if seed == 0 else None
+            models.train(model, models.batch(seed))
+    assert {step for *_, step in written} == {2, 4}
+    assert {name for name, *_ in written} >= {"rank 0/step ms", "rank 0/t0, .../forward_compute ms"}
+
+
+def test_what_cannot_be_measured_is_refused() -> None:
+    with pytest.raises(UnsupportedError):
+        StepTimes(SimpleNamespace(device=torch.device("cuda")))  # type: ignore[arg-type]
+    for every in (0, 1.5, True):
+        with pytest.raises(InvalidInputError):
+            StepTimes(models.alone(), every=every)  # type: ignore[arg-type]
+    with StepTimes(models.alone()) as times, pytest.raises(InvalidInputError):
+        times.gather()

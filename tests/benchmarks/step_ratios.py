@@ -3,7 +3,7 @@
     python tests/benchmarks/step_ratios.py --beside "PYTHON step.py"
     python tests/benchmarks/step_ratios.py --lean
 
-Ours is step.py of this folder. The program after --beside gets the same options and prints, as its last
+Ours is steps/step.py of this folder. The program after --beside gets the same options and prints, as its last
 line, JSON with min_ms, median_ms and collectives. --lean compares with lean_loop.py of this folder instead: the types
 that the other program may refuse. Ctrl-C ends it early; each case is printed as soon as it is measured, and --json
 keeps all in a file.
@@ -29,7 +29,7 @@ from tests.benchmarks.steps.timed_step import StepSettings
 
 from shardwright.errors import InvalidInputError
 
-OURS = [sys.executable, str(Path(__file__).with_name("step.py"))]
+OURS = [sys.executable, str(Path(__file__).with_name("steps") / "step.py")]
 LEAN_LOOP = Path(__file__).with_name("lean_loop.py")
 STEPS = 25
 EXCHANGES = "table_wise,column_wise,table_column_wise"

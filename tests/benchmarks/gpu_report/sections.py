@@ -134,7 +134,7 @@ def steps(runner: Runner) -> dict[str, Any]:
     """Times of whole steps, by kernel."""
     found = {}
     for name, words in STEPS.items():
-        shared = ["tests.benchmarks.step", "--device", "cuda", "--ranks", "1", "--types", "table_wise"]
+        shared = ["tests.benchmarks.steps.step", "--device", "cuda", "--ranks", "1", "--types", "table_wise"]
         done, data = command(runner, *shared, *words, limit_s=60)
         found[name] = {**_told(done), "figures": data}
     return found

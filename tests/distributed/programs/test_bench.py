@@ -25,7 +25,7 @@ TINY = ["--batch", "4", "--tables", "3", "--rows", "20", "--dim", "8", "--ids", 
 
 
 def step(*options: str) -> subprocess.CompletedProcess[str]:
-    words = [sys.executable, str(BENCHMARKS / "step.py"), *options, *TINY]
+    words = [sys.executable, str(BENCHMARKS / "steps" / "step.py"), *options, *TINY]
     return subprocess.run(words, capture_output=True, text=True)
 
 

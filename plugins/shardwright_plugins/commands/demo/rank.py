@@ -30,10 +30,10 @@ class DemoResult:
 
     Args:
         auc: area under the ROC curve over the held-out examples.
-        best_auc: that of the probabilities with which the labels were drawn.
+        best_auc: area for the probabilities with which the labels were drawn.
         steps: steps trained, also before the checkpoint that was resumed from.
         examples: examples trained on.
-        examples_per_second: of all ranks together, drawing them included.
+        examples_per_second: rate of all ranks together; drawing examples takes a part of the time.
         ranks: number of processes.
         plan: the plan document.
         held_out_examples: examples that the AUC is over.

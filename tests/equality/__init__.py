@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tests.collectives import expected_collectives
+from tests.equality.collectives import expected_collectives
 
 from shardwright_testing.equality import training
 from shardwright_testing.equality.cases import BATCHES, Case, Table, layouts_of, shard_case, shardings_of

@@ -1,6 +1,6 @@
 """A training step of a sharded collection on ranks of this machine: one case.
 
-    python tests/benchmarks/step.py --types table_wise,row_wise --ranks 2
+    python tests/benchmarks/steps/step.py --types table_wise,row_wise --ranks 2
 
 Prints JSON: the least and the median step in ms, and the collectives of a step.
 """
@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
+sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from tests.benchmarks.steps.timed_step import StepSettings, measured
 

@@ -1,4 +1,4 @@
-"""The step that tests/benchmarks/steps/step.py times: pooled sums, and row-wise Adagrad fused into the backward pass."""
+"""The step that tests/benchmarks/steps/step.py times: pooled sums, and row-wise Adagrad in the backward pass."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.distributed import following_workers
+from tests.distributed.following import following_workers
 
 from shardwright_plugins.following.times import PHASES
 from shardwright_testing.ranks import RankPool

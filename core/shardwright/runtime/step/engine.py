@@ -276,7 +276,7 @@ class EngineStep:
         status: Status,
         prepare: Callable[[], None] | None,
     ) -> None:
-        self._engine, self._status = engine, status
+        self._engine, self._status, self.name = engine, status, engine.name
         self._cause: Exception | None = None
         self._training = self._trains_weights = self.needs_backward = False
         self._received: list[Tensor] | None = None

@@ -18,8 +18,8 @@ import torch
 import torch.distributed as dist
 
 import shardwright as sw
+from shardwright_plugins.commands._processor import processor
 from shardwright_plugins.commands.bench.truth.phases import keep_memory
-from shardwright_plugins.compute_kernels._cpu_speeds import processor
 from shardwright_plugins.following import Replanner, StepTimes
 from shardwright_testing.ranks import RankPool
 

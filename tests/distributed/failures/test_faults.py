@@ -113,9 +113,9 @@ def test_state_that_one_rank_alone_asks_for_is_an_error_that_says_who_must(
     assert texts[1].startswith(f"rank 1: {alone} failed: "), texts[1]
     for rank in (0, 2, 3):
         assert texts[rank].startswith(f"rank {rank}: the exchange of headers failed: "), texts[rank]
-        assert f"rank 1 failed in {alone}" in texts[rank] or f"rank 1 waits in {alone}" in texts[rank], texts[
-            rank
-        ]
+        assert f"rank 1 failed in {alone}" in texts[rank] or f"rank 1 waited in {alone}" in texts[rank], (
+            texts[rank]
+        )
 
 
 @pytest.mark.slow

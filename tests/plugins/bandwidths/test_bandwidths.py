@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +10,7 @@ import torch
 
 from shardwright import EmbeddingBagCollection, EmbeddingBagCollectionSharder, EmbeddingBagConfig, Topology
 from shardwright.errors import PlanningError
+from shardwright.host import PluginHost, use_host
 from shardwright.planning.assumptions import assumptions_of
 from shardwright.runtime.ranks import devices
 from shardwright.runtime.ranks.environment import ShardingEnv
@@ -92,3 +93,39 @@ def test_collective_plan_is_made_with_what_was_measured(pretended: pytest.Monkey
 
     run_simulated(plan, 2)
     assert [set(one) for one in seen] == [{"ddr_cap", "hbm_mem_bw", "hbm_to_ddr_mem_bw", "intra_host_bw"}]
+
+
+STRANGER = '''
+"""A distribution of somebody else, who knows the links of a machine."""
+import shardwright as sw
+
+class Links(sw.Extension):
+    name = "topology:acme_links"
+    help = "Bandwidth of Acme's links."
+
+    def load(self):
+        return measure
+
+def measure(env):
+    return {"intra_host_bw": 90.0 - 10.0 * env.rank, "hbm_cap": 1 << 29}
+
+@sw.hookimpl
+def shardwright_extensions():
+    return [Links]
+'''
+
+
+def test_strangers_source_of_a_topology_is_asked_on_every_rank(pretended: pytest.MonkeyPatch) -> None:
+    acme = ModuleType("acme_links")
+    exec(STRANGER, vars(acme))
+
+    def measure(env: ShardingEnv) -> Topology:
+        return _topology_of(ShardingEnv(env.communicator, "cuda"), _measured(env, is_wanted=env.rank == 0))
+
+    with use_host(PluginHost(entry_points=(), plugins={"acme": acme}, environment={})):
+        alone, other = run_simulated(measure, 2)
+    assert alone == other
+    links = alone.provenance["intra_host_bw"]
+    assert (links.value, links.origin) == (80.0, "detected")  # the least of both ranks
+    assert alone.provenance["hbm_cap"].value == 1 << 29  # prevails over what core found
+    assert alone.provenance["hbm_mem_bw"].origin == "assumed"  # the built-in source is not loaded

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import attrs
 import pytest
 import torch
 from tests.equality import Case, Table, shard_case
+from tests.errors import raises
 from tests.plugins.training.test_equality import kernels
 
+import shardwright as sw
 from shardwright.errors import InvalidInputError
 from shardwright.host import host
 from shardwright.runtime.ranks.environment import ShardingEnv
@@ -67,3 +72,28 @@ def test_sequences_are_iterated_by_name_as_unsharded(kernel: str) -> None:
         return list(shard_case(case, env, case.module())(case.batch(0, env.rank)))
 
     assert run_simulated(work, 2) == [["a"], ["a"]]
+
+
+@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph")
+@pytest.mark.parametrize("kernel", ["fused_torch", "dense"])
+def test_second_derivative_of_a_lookup_is_refused_on_all_ranks_and_the_first_is_right(kernel: str) -> None:
+    case = attrs.evolve(case_of(kernel), is_weighted=True)
+
+    def weights_and_loss(module: Any, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+        batch = case.batch(0, rank)
+        weights = batch.weights().clone().requires_grad_()
+        features = sw.KeyedJaggedTensor(batch.keys(), batch.values(), weights, lengths=batch.lengths())
+        return weights, module(features).values().pow(2).sum()
+
+    def work(env: ShardingEnv) -> None:
+        module = shard_case(case, env, case.module())
+        weights, loss = weights_and_loss(module, env.rank)
+        own, unsharded = weights_and_loss(case.module(), env.rank)
+        unsharded.backward()
+        loss.backward(create_graph=True)
+        torch.testing.assert_close(weights.grad, own.grad)
+        with raises(sw.UnsupportedError, asked="create_graph"):
+            weights.grad.pow(2).sum().backward()
+        weights_and_loss(module, env.rank)[1].backward()  # the next one trains
+
+    run_simulated(work, 2)

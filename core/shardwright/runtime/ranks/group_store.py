@@ -203,7 +203,7 @@ class GroupStore:
     def waits(self, store: Any, what: str) -> None:
         """Say where this rank waits for the others, until it is elsewhere (empty); called with torch's store."""
         key = f"{_WAITING}/{self._rank}"
-        store.set(key, f"waits in {what}") if what else store.delete_key(key)
+        store.set(key, f"waited in {what}") if what else store.delete_key(key)
 
     def report(self, text: str, deadline: float) -> None:
         """Write a line into a log in the store that all ranks read, who wait for this one in vain.

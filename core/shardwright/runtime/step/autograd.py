@@ -13,15 +13,17 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from shardwright.errors import UnsupportedError
 from shardwright.runtime.step.compiling import untraced
 
 _R = TypeVar("_R")
 
 
 class DifferentiableStep(Protocol):
-    """Calls that the nodes make to a step."""
+    """Calls that the nodes make to a step, which has the name of its collection."""
+
+    name: str
 
     def arrange(self) -> Sequence[Tensor]:
         """Wait for the results and arrange them as outputs; a backward pass may come."""
@@ -93,15 +95,37 @@ def _differentiably(function: Callable[..., _R], *arguments: Any) -> _R:
         return function(*arguments)
 
 
-def _once(backward: Callable[..., _R]) -> Callable[..., _R]:
+def _once(backward: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a node's backward pass: it is not traced, and no graph of it is made."""
-    once = once_differentiable(backward)
 
     @untraced  # a compiled training step would go into it
-    def call(ctx: Any, *gradients: Tensor) -> _R:
-        return once(ctx, *gradients) if torch.is_grad_enabled() else backward(ctx, *gradients)
+    def call(ctx: Any, *gradients: Tensor) -> Any:
+        if not torch.is_grad_enabled():
+            return backward(ctx, *gradients)
+        name = getattr(ctx.step, "name", "")
+        with torch.no_grad():  # create_graph=True
+            found = backward(ctx, *gradients)
+        return _Derivatives.apply(name, found, *gradients)
 
     return call
+
+
+class _Derivatives(torch.autograd.Function):
+    """A node whose outputs are the first derivatives of a lookup; it has no second."""
+
+    @staticmethod
+    def forward(ctx: Any, name: str, found: Any, *gradients: Tensor) -> Any:
+        ctx.name = name
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        raise UnsupportedError(
+            f"a lookup of {ctx.name} has no second derivative: gradients of tables, or of the weights of ids, were "
+            "computed with create_graph=True, and then differentiated. Leave them out of what is differentiated, or "
+            "compute that with the unsharded module",
+            asked="create_graph",
+        )
 
 
 def _step_of(ctx: Any) -> tuple[DifferentiableStep, Tensor]:

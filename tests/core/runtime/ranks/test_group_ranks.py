@@ -133,7 +133,7 @@ def test_rank_that_waits_elsewhere_is_named_with_its_place() -> None:
     ranks = ranks_of(dist.HashStore(), SHORT_S)
     ranks[2]._num_meetings += 1
     texts = [str(error) for error in on_each(ranks, lambda own: own.meet("a" if own.name < 2 else "b"))]
-    assert all("rank 2 waits in b" in text or "rank 2 failed in b" in text for text in texts[:2]), texts
+    assert all("rank 2 waited in b" in text or "rank 2 failed in b" in text for text in texts[:2]), texts
 
 
 def test_busy_rank_is_waited_for_longer_than_the_time_out() -> None:

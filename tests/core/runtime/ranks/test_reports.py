@@ -117,6 +117,15 @@ def test_rank_that_waits_for_others_says_where_until_it_goes_on() -> None:
     with mock.patch.object(group_store, "_LONGEST_GRACE_S", 0.5):
         reports, other = (reports_of(rank, 2, store) for rank in range(2))
     other.waits(store, "a place")
-    assert reports.after("it", time.monotonic()) == "rank 1 waits in a place"
+    assert reports.after("it", time.monotonic()) == "rank 1 waited in a place"
     other.waits(store, "")
     assert reports.after("it", time.monotonic()) == "no word from rank 1 in 0.5 s"
+
+
+def test_ranks_that_wait_at_one_place_are_told_together() -> None:
+    store = dist.HashStore()
+    with mock.patch.object(group_store, "_LONGEST_GRACE_S", 0.5):
+        reports, *others = (reports_of(rank, 3, store) for rank in range(3))
+    for other in others:
+        other.waits(store, "a place")
+    assert reports.after("it", time.monotonic()) == "ranks 1, 2 waited in a place"

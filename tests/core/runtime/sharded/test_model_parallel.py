@@ -198,6 +198,16 @@ class Twice(nn.Module):
         return sum(self.over(bags(batch).values()) for bags in (self.first, *self.inner.values()))
 
 
+def test_keys_that_a_module_around_the_model_misses_have_the_names_of_its_state(group_of_one):
+    outer = nn.ModuleDict({"inner": wrapped(ALONE, group_of_one), "_model": nn.Linear(1, 1)})
+    state = outer.state_dict()
+    assert {name.partition(".")[0] for name in state} == {"inner", "_model"}
+    found = outer.load_state_dict({}, strict=False)
+    assert found.missing_keys == list(state)
+    found = outer.load_state_dict({**state, "inner.over.more": torch.zeros(1)}, strict=False)
+    assert found.unexpected_keys == ["inner.over.more"]
+
+
 def test_collection_shared_by_two_parents_is_sharded_once_and_used_by_both(group_of_one):
     torch.manual_seed(1)
     model = Twice(ALONE)

@@ -176,6 +176,7 @@ class DistributedModelParallel(nn.Module):
         )
         leave_out_tables(self)  # should somebody else wrap it
         self.register_load_state_dict_pre_hook(_find_inner_names)  # should it be inside another
+        self.register_load_state_dict_post_hook(_show_outer_names)
         collections = [own for own in self.sharded_modules.values() if isinstance(own, ShardedCollection)]
         for listener in step_listeners():
             listener.has_model(self, [own.engine.events.collection for own in collections])
@@ -457,10 +458,18 @@ class DistributedModelParallel(nn.Module):
         return {name: "_model" for names in own for name in names}
 
 
-def _find_inner_names(model: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
+def _find_inner_names(model: Any, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
     """Put the model's own attribute into the names of a state that is loaded into a module around it."""
+    model._loaded_at = prefix
     for name in [own for own in state_dict if own.startswith(prefix)]:
         state_dict[f"{prefix}_model.{name.removeprefix(prefix)}"] = state_dict.pop(name)
+
+
+def _show_outer_names(model: Any, keys: Any) -> None:
+    """Leave the model's own attribute out of the names of keys that are missing or unexpected."""
+    inner, outer = f"{model._loaded_at}_model.", model._loaded_at
+    for names in keys:
+        names[:] = [outer + name.removeprefix(inner) if name.startswith(inner) else name for name in names]
 
 
 def _refuse_wrapped(model: nn.Module, paths: Sequence[str]) -> None:

@@ -5,10 +5,8 @@ Legend: R rows, D columns of the table; N rows of a block of what is read.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
-from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,40 +14,32 @@ from attrs import frozen
 from torch import Tensor, nn
 
 from shardwright.arguments import check_unmasked
-from shardwright.errors import (
-    InvalidInputError,
-    ShardwrightError,
-    UnknownNameError,
-    UnsupportedError,
-    nearest,
-)
+from shardwright.errors import InvalidInputError, UnknownNameError, UnsupportedError, nearest
 from shardwright.runtime.checkpoint.entries import NamedTable, Trained
 from shardwright.runtime.sharded.tables.table_state import LocalBlock
 
 AT_ONCE_BYTES = 64 << 20
 """Bytes of the rows that are in memory at once beside the table's."""
 
-Source: TypeAlias = "Tensor | np.ndarray[Any, Any] | str | os.PathLike[str] | Iterable[Any]"
 
-
-def load_pretrained(model: nn.Module, table: str, source: Source, *, key: str | None = None) -> None:
+def load_pretrained(model: nn.Module, table: str, source: Any) -> None:
     """Fill a sharded table with weights from an array, a file or blocks of rows; optimizer state stays as it is.
 
-    No collective; every rank makes this call, and takes the rows of its own blocks. Of arrays and files that can be
+    No collective; every rank makes this call, and takes the rows of its own blocks. Of arrays and of files that can be
     read anywhere, ranks read the rows between the first and the last that they have.
 
     Args:
         model: model with sharded tables.
         table: the table's name.
-        source: ``[R, D]``: a tensor or array, memory maps too; a path of ``.npy``, ``.safetensors`` or ``.parquet``
-            (``D`` columns of numbers, or one of lists); or an iterator of blocks ``[N, D]`` of neighbouring rows.
-        key: name of the tensor or the column in a file that has several.
+        source: ``[R, D]``: a tensor or array; a file that can be cut by rows, such as
+            ``numpy.load("rows.npy", mmap_mode="r")`` or ``safetensors.safe_open(path, "pt").get_slice("rows")``; or an
+            iterable of blocks ``[N, D]`` of neighbouring rows.
 
     Raises:
-        UnknownNameError: the model has no such table, or the file no such tensor.
-        InvalidInputError: the shape is not the table's, or what is there are no real numbers; about the table, and of
-            which file. An iterator that ends too early has been read by then.
-        UnsupportedError: the table's rows belong to keys, or files of this kind are not known here.
+        UnknownNameError: the model has no such table.
+        InvalidInputError: the shape is not the table's, or what is there are no real numbers; about the table. An
+            iterable that ends too early has been read by then.
+        UnsupportedError: the table's rows belong to keys.
 
     Example:
         >>> import numpy as np, shardwright as sw
@@ -72,7 +62,7 @@ def load_pretrained(model: nn.Module, table: str, source: Source, *, key: str | 
         )
     weights = _GivenWeights(table, spec.describe(), (spec.num_embeddings, spec.embedding_dim), source)
     reached = 0
-    for start, block in weights.blocks(key, _span(named)):
+    for start, block in weights.blocks(_span(named)):
         weights.check_block(block, start)
         with torch.no_grad():
             for local in named.table.state.local:
@@ -121,13 +111,13 @@ def _take(named: NamedTable, local: LocalBlock, start: int, block: Tensor) -> No
 
 @frozen(eq=False)
 class _GivenWeights:
-    """The source of a table's weights; its errors name both.
+    """The source of a table's weights; its errors name the table.
 
     Args:
         table: name of the table.
         described: its name and shape, for texts.
         shape: ``R, D``.
-        source: array, path or blocks of rows.
+        source: array, file or blocks of rows.
     """
 
     table: str
@@ -135,20 +125,22 @@ class _GivenWeights:
     shape: tuple[int, int]
     source: Any
 
-    def error(self, what: str, asked: Any = None) -> InvalidInputError:
-        """Make an error about the table, of its source.
+    def error(self, what: str, asked: Any) -> InvalidInputError:
+        """Make an error about the table.
 
         Args:
             what: text on the fault.
-            asked: value of the source that cannot be taken; the path by default.
+            asked: value of the source that cannot be taken.
         """
-        of = f", {self.source}" if self._path else ""
-        told = str(self._path) if asked is None else asked
-        return InvalidInputError(f"table {self.described}{of}: {what}", subject=self.table, asked=told)
+        return InvalidInputError(f"table {self.described}: {what}", subject=self.table, asked=asked)
 
     @property
-    def _path(self) -> Path | None:
-        return Path(self.source) if isinstance(self.source, str | os.PathLike) else None
+    def _size(self) -> tuple[int, ...] | None:
+        """The shape of a source that can be cut by rows; ``None`` of blocks."""
+        if (shape := getattr(self.source, "shape", None)) is not None:
+            return tuple(shape)
+        get_shape = getattr(self.source, "get_shape", None)  # of a tensor in a file of safetensors
+        return None if get_shape is None else tuple(get_shape())
 
     def check_block(self, block: Tensor, start: int) -> None:
         """Check that rows are real numbers of the table's shape."""
@@ -163,25 +155,23 @@ class _GivenWeights:
 
     def check_end(self, reached: int) -> None:
         """Check that blocks of rows, whose number is not known before, came to the last row."""
-        is_known = isinstance(self.source, Tensor | np.ndarray) or (
-            self._path is not None and self._path.suffix in (".npy", ".safetensors")
-        )
-        if not is_known and reached != self.shape[0]:
+        if self._size is None and reached != self.shape[0]:
             raise self.error(f"the blocks of rows end at row {reached}", reached)
 
-    def blocks(self, key: str | None, span: tuple[int, int]) -> Iterator[tuple[int, Tensor]]:
+    def blocks(self, span: tuple[int, int]) -> Iterator[tuple[int, Tensor]]:
         """Blocks of rows, and the first row of each; of what can be read anywhere, only those in a span."""
-        if self._path is not None:
-            yield from self._of_file(self._path, key, span)
-        elif isinstance(self.source, Tensor | np.ndarray):
-            if isinstance(self.source, Tensor):
-                self._check_values(self.source)
-            yield from self._pieces(self.source, tuple(self.source.shape), span)
-        elif isinstance(self.source, Iterable):
+        if isinstance(self.source, Tensor):
+            self._check_values(self.source)
+        if (size := self._size) is not None:
+            yield from self._pieces(self.source, size, span)
+        elif isinstance(self.source, Iterable) and not isinstance(self.source, str | bytes):
             yield from self._numbered(self.source)
         else:
             kind = type(self.source).__name__
-            raise self.error(f"weights come as an array, a path or blocks of rows, got a {kind}", kind)
+            raise self.error(
+                f"weights come as an array, a file that can be cut by rows or blocks of rows, got a {kind}",
+                kind,
+            )
 
     def _pieces(
         self, rows: Any, found: tuple[int, ...], span: tuple[int, int]
@@ -230,64 +220,3 @@ class _GivenWeights:
         for form, (is_so, instead) in forms.items():
             if is_so:
                 raise self.error(f"the weights are a {form} tensor: {instead}", form)
-
-    def _of_file(self, path: Path, key: str | None, span: tuple[int, int]) -> Iterator[tuple[int, Tensor]]:
-        try:
-            if path.suffix == ".npy":
-                rows = np.load(path, mmap_mode="r", allow_pickle=False)
-                yield from self._pieces(rows, rows.shape, span)
-            elif path.suffix == ".safetensors":
-                yield from self._safetensors(path, key, span)
-            elif path.suffix == ".parquet":
-                yield from self._numbered(_parquet(path, key))
-            else:
-                raise UnsupportedError(
-                    f"{path}: weights are read from .npy, .safetensors and .parquet; of other files, give blocks of "
-                    "rows",
-                    subject=self.table,
-                    asked=str(path),
-                )
-        except ShardwrightError:
-            raise
-        except Exception as error:  # whatever readers make of whatever bytes
-            raise self.error(f"it cannot be read: {type(error).__name__}: {error}") from error
-
-    def _safetensors(
-        self, path: Path, key: str | None, span: tuple[int, int]
-    ) -> Iterator[tuple[int, Tensor]]:
-        try:
-            from safetensors import safe_open
-        except ImportError:
-            raise UnsupportedError(
-                f"{path}: safetensors is not installed (pip install safetensors)"
-            ) from None
-        with safe_open(path, framework="pt") as file:
-            rows = file.get_slice(_chosen(path, key, list(file.keys())))
-            yield from self._pieces(rows, tuple(rows.get_shape()), span)
-
-
-def _chosen(path: Path, key: str | None, names: list[str]) -> str:
-    if key is None and len(names) == 1:
-        return names[0]
-    if key is None or key not in names:
-        asked = "several tensors: give key=" if key is None else f"no {key!r}:"
-        raise UnknownNameError(
-            f"{path} has {asked} {', '.join(names)}.{nearest(key or '', names)}",
-            subject=str(path),
-            asked=key,
-            possible=names,
-        )
-    return key
-
-
-def _parquet(path: Path, key: str | None) -> Iterator[np.ndarray[Any, Any]]:
-    try:
-        import pyarrow.parquet
-    except ImportError:
-        raise UnsupportedError(f"{path}: pyarrow is not installed (pip install pyarrow)") from None
-    with pyarrow.parquet.ParquetFile(path) as file:
-        columns = None if key is None else [_chosen(path, key, file.schema_arrow.names)]
-        for batch in file.iter_batches(columns=columns):
-            arrays = [column.to_numpy(zero_copy_only=False) for column in batch.columns]
-            # One column of lists, or one of numbers for each of the table's.
-            yield np.stack(list(arrays[0])) if arrays[0].dtype == object else np.stack(arrays, axis=1)

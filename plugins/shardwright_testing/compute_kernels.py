@@ -220,7 +220,7 @@ class ComputeKernelTests:
                 train(compute_kernel.name, lookup, loops, batch, device, seed=step)
             fresh, _ = build(compute_kernel, blocks, seed=9, device=device)
             for index in range(len(blocks)):
-                check_state(f"{compute_kernel.name}: {optimizer}", lookup, loops, index, step=3)
+                check_state(f"{compute_kernel.name}: {optimizer}", lookup, loops, index)
                 copy_state(compute_kernel.name, lookup, fresh, loops, index)
             fresh.load_step(3)
             batch = draw(blocks, (2, 3), is_weighted=True, seed=7)

@@ -179,7 +179,7 @@ def _check_kernel(name: str, spec: OptimizerSpec) -> None:
             batch = draw(blocks, (2, 3), is_weighted=True, seed=step)
             train(f"{name}: {spec}, step {step}", lookup, loops, batch, device, seed=step, rate=_RATE)
         for index in range(len(blocks)):
-            check_state(f"{name}: {spec}", lookup, loops, index, step=_STEPS)
+            check_state(f"{name}: {spec}", lookup, loops, index)
 
 
 def _check_type(sharding_type: ShardingType, spec: OptimizerSpec) -> None:

@@ -1,7 +1,7 @@
 """Times of steps, and a plan that follows its data, in a training whose popularity drifts: what they cost and save.
 
     python -m tests.benchmarks.following overhead   # steps with StepTimes and without, in turn
-    python -m tests.benchmarks.following drift      # steps with a Replanner and without
+    python -m tests.benchmarks.following drift      # steps with a Replanner and without, on each rank
 
 Two ranks of gloo on this machine, one thread each.
 """
@@ -18,8 +18,8 @@ import torch
 import torch.distributed as dist
 
 import shardwright as sw
+from shardwright_plugins.commands._processor import processor
 from shardwright_plugins.commands.bench.truth.phases import keep_memory
-from shardwright_plugins.compute_kernels._cpu_speeds import processor
 from shardwright_plugins.following import Replanner, StepTimes
 from shardwright_testing.ranks import RankPool
 
@@ -61,23 +61,27 @@ def _step(model: sw.DistributedModelParallel, features: sw.KeyedJaggedTensor, gr
 
 
 def overhead(tables: int, rows: int, dim: int, batch: int, ids: int, rounds: int) -> dict[str, Any]:
-    """Median times of a step, ms, with the clocks and without, in turn."""
+    """Median times of a step, and of this rank's thread in it, ms, with the clocks and without, in turn."""
     model = _model(tables, rows, dim, batch, ids)
     batches, gradient = _batches(rows, batch, [ids] * tables), torch.rand(batch, tables * dim)
-    times, took = StepTimes(model), {True: list[float](), False: list[float]()}
+    times, took = StepTimes(model), {True: list[tuple[float, float]](), False: list[tuple[float, float]]()}
     for number in range(rounds):
         is_measured = number % 2 == 0
         if is_measured:
             times.start()
         for index in range(40):
             dist.barrier()
-            start = time.perf_counter()
+            start, busy = time.perf_counter(), time.thread_time()
             _step(model, batches[index % 4], gradient)
             if index >= 5:
-                took[is_measured].append(1e3 * (time.perf_counter() - start))
+                took[is_measured].append((time.perf_counter() - start, time.thread_time() - busy))
         times.stop()
-    with_clocks, without = (float(np.median(took[key])) for key in (True, False))
-    return {"with_ms": with_clocks, "without_ms": without, "more": with_clocks / without - 1}
+    with_clocks, without = (1e3 * np.median(took[key], axis=0) for key in (True, False))
+    return {
+        "with_ms": with_clocks.round(4).tolist(),
+        "without_ms": without.round(4).tolist(),
+        "more": (with_clocks / without - 1).round(4).tolist(),
+    }
 
 
 def drift(steps: int, every: int, *, follows: bool) -> dict[str, Any]:
@@ -93,23 +97,30 @@ def drift(steps: int, every: int, *, follows: bool) -> dict[str, Any]:
     ]
     gradient = torch.rand(BATCH, TABLES * DIM)
     replanner = Replanner(model, every=every, move_cost=500.0) if follows else None
-    took = []
+    took, busy = [], []
     for step in range(steps):
-        start = time.perf_counter()
+        start, started = time.perf_counter(), time.thread_time()
         _step(model, kinds[step * len(kinds) // steps][step % 4], gradient)
         if replanner is not None:
             replanner.step()
         took.append(1e3 * (time.perf_counter() - start))
+        busy.append(1e3 * (time.thread_time() - started))
     looks = [] if replanner is None else replanner.looks
     if replanner is not None:
         replanner.close()
-    thirds = np.array_split(np.array(took), 3)
     return {
         "all_s": sum(took) / 1e3,
-        "median_ms": [round(float(np.median(third[len(third) // 2 :])), 3) for third in thirds],
+        "median_ms": _late_medians(took),
+        "median_ms_of_thread": _late_medians(busy),
         "moves": [(look.step, look.moved_bytes) for look in looks if look.is_taken],
         "looks": len(looks),
     }
+
+
+def _late_medians(times: list[float]) -> list[float]:
+    """Medians of the second half of each third of the steps."""
+    thirds = np.array_split(np.array(times), 3)
+    return [round(float(np.median(third[len(third) // 2 :])), 3) for third in thirds]
 
 
 def main() -> None:
@@ -123,7 +134,7 @@ def main() -> None:
         else:
             steps, every = (int(word) for word in (sys.argv[2:] or (3000, 200)))
             found = {
-                name: pool.run(drift, RANKS, steps, every, follows=follows, timeout_s=200.0)[0]
+                name: pool.run(drift, RANKS, steps, every, follows=follows, timeout_s=200.0)
                 for name, follows in (("without", False), ("with", True))
             }
     print(json.dumps({"processor": processor(), **found}, indent=1))

@@ -24,11 +24,12 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from tests.benchmarks.steps.timed_step import StepSettings, bench_batch, bench_model
+
 from shardwright.errors import ShardwrightError
 from shardwright.host import host
-from shardwright_plugins.commands.bench.step import StepSettings, bench_batch, bench_model
-from shardwright_plugins.commands.bench.suite import last_line
-from shardwright_plugins.commands.bench.table import BAR_WIDTH, bar
 from shardwright_testing.ranks import RankPool
 
 app = typer.Typer(help=__doc__, no_args_is_help=True)
@@ -64,7 +65,7 @@ def imports(
         name: {"min_ms": round(min(own), 1), "median_ms": round(median(own), 1)}
         for name, own in times.items()
     }
-    show(figures, json=json, title="import, in a fresh process", bars=("min_ms", "median_ms"))
+    show(figures, json=json, title="import, in a fresh process")
 
 
 def import_ms(python: str, code: str) -> float:
@@ -98,7 +99,7 @@ def memory(
     except KeyboardInterrupt:
         typer.echo("interrupted: shown is what was measured until then", err=True)
     title = f"memory above what a rank had before: {' '.join(settings.options()[2:])}"
-    show(figures, json=json, title=title, bars=("tables_mib", "peak_mib"))
+    show(figures, json=json, title=title)
 
 
 def memory_of(name: str, settings: StepSettings) -> dict[str, dict[str, float]]:
@@ -107,7 +108,7 @@ def memory_of(name: str, settings: StepSettings) -> dict[str, dict[str, float]]:
         with RankPool(settings.ranks, backend="gloo") as pool:
             measured = pool.run(peak_memory, settings.ranks, settings, timeout_s=TIMEOUT_S)
     except ShardwrightError as error:
-        typer.echo(f"{name}: {last_line(str(error))}", err=True)
+        typer.echo(f"{name}: {str(error).strip().splitlines()[-1]}", err=True)
         return {}
     return {f"{name}, rank {rank}": own for rank, own in enumerate(measured)}
 
@@ -165,8 +166,8 @@ def status_bytes(name: str) -> int:
     return 1024 * int(line.split()[1])
 
 
-def show(figures: dict[str, dict[str, float]], *, json: bool, title: str, bars: tuple[str, str]) -> None:
-    """Print the figures, with bars of two of them, or as JSON."""
+def show(figures: dict[str, dict[str, float]], *, json: bool, title: str) -> None:
+    """Print the figures as a table, or as JSON."""
     if json:
         typer.echo(json_format.dumps({"title": title, "figures": figures}))
         return
@@ -177,12 +178,8 @@ def show(figures: dict[str, dict[str, float]], *, json: bool, title: str, bars: 
     table.add_column("", no_wrap=True)
     for name in next(iter(figures.values())):
         table.add_column(name.replace("_", " "), justify="right")
-    table.add_column("", min_width=BAR_WIDTH)
-    first, second = bars
-    longest = max(own[second] for own in figures.values())
     for name, own in figures.items():
-        cells = [f"{value:g}" for value in own.values()]
-        table.add_row(name, *cells, bar(own[first], own[second], longest))
+        table.add_row(name, *(f"{value:g}" for value in own.values()))
     Console().print(table)
 
 

@@ -2,7 +2,7 @@
 
     python tests/benchmarks/lean_loop.py --types row_wise --batch 1024 --tables 24 --rows 100000 --dim 64 --ids 10
 
-Takes the options of `shardwright bench step` and prints one JSON line, so that it can stand after --beside. It does
+Takes the options of steps/step.py and prints one JSON line, so that it can stand after --beside. It does
 the work of one sharding type and no more: no plans, no checks, no names, equal batches and equal tables. --check
 compares results and updated weights with tables that are not sharded.
 

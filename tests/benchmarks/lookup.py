@@ -11,26 +11,87 @@ from __future__ import annotations
 
 import json as json_format
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Annotated
 
 import torch
 import typer
+from attrs import frozen
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from shardwright.contracts.compute_kernel import KernelRequest
+from shardwright.contracts.lookup import Bags, BlockSpec
 from shardwright.errors import UnsupportedError
 from shardwright.host import host
-from shardwright_plugins.commands.bench.kernels import EPSILON, NUM_BATCHES, RATE, Step, Work, lookup_step
-from shardwright_plugins.commands.bench.table import bar
+from shardwright.planning.layouts.layout import Block
+from shardwright.planning.tables.optimizers import OptimizerSpec
+from shardwright.planning.tables.spec import TableSpec
 
+RATE, EPSILON = 0.02, 1e-8
+NUM_BATCHES = 3
 GOAL = 0.65
 """Part of FBGEMM's time that a lookup is to stay below; our goal, not a measurement."""
 OPTIMIZER = {"optimizer": "row_wise_adagrad", "learning_rate": RATE, "eps": EPSILON}
 FBGEMM = "FBGEMM alone"
+
+
+Step = Callable[[Tensor], None]
+
+
+@frozen
+class Work:
+    """T tables of ``[rows, dim]``, B bags of so many ids for each."""
+
+    tables: int
+    batch: int
+    rows: int
+    dim: int
+    ids: int
+
+    def batches(self) -> list[Tensor]:
+        """The ids of some batches, ``[T * B * ids]``, table by table."""
+        generator = torch.Generator().manual_seed(0)
+        size = (self.tables * self.batch * self.ids,)
+        return [torch.randint(0, self.rows, size, generator=generator) for _ in range(NUM_BATCHES)]
+
+    @property
+    def lengths(self) -> Tensor:
+        """``[T * B]`` int32."""
+        return torch.full((self.tables * self.batch,), self.ids, dtype=torch.int32)
+
+
+def lookup_step(name: str, work: Work) -> Step:
+    """Forward and backward of the lookup that a registered kernel builds, as the engine calls it.
+
+    Raises:
+        UnsupportedError: the kernel cannot do it here, with its reason.
+    """
+    tables = [TableSpec(f"t{i}", work.rows, work.dim, [f"f{i}"]) for i in range(work.tables)]
+    made = host().compute_kernels.create(name)
+    optimizer = OptimizerSpec("row_wise_adagrad", learning_rate=RATE, parameters=(("eps", EPSILON),))
+    request = KernelRequest(
+        "cpu", tables[0].data_type, work.dim, work.dim, optimizer=optimizer, on_this_machine=True
+    )
+    answer = made.supports(request)
+    if answer is not True:
+        raise UnsupportedError(f"{name}: {answer}")
+    blocks = [
+        BlockSpec(table, Block(table.all_rows, table.all_columns, rank=0), request, 1) for table in tables
+    ]
+    lookup = made.build(blocks, device=torch.device("cpu"))
+    for index in range(work.tables):
+        lookup.weight(index).uniform_(-0.01, 0.01)
+    counts, gradient = ((work.batch,) * work.tables,), torch.rand(work.batch * work.tables * work.dim)
+
+    def step(ids: Tensor) -> None:
+        _, saved = lookup.forward(Bags(ids, work.lengths, None, counts), training=True)
+        lookup.backward(saved, gradient)
+
+    return step
 
 
 def fbgemm_alone(work: Work) -> Step:
@@ -124,15 +185,13 @@ def summary(times: dict[str, list[float]]) -> dict[str, dict[str, float]]:
 
 
 def show(figures: dict[str, dict[str, float]], title: str, problems: Sequence[str]) -> None:
-    """Print a table with bars."""
+    """Print a table."""
     table = Table(title=title, box=box.SIMPLE_HEAD, caption="\n".join([f"goal: {GOAL}", *problems]))
     table.title_justify = table.caption_justify = "left"
-    for name in ("forward + backward", "min ms", "median", "", "ratio"):
-        table.add_column(name, justify="left" if name in ("forward + backward", "") else "right")
-    longest = max(own["median_ms"] for own in figures.values())
+    for name in ("forward + backward", "min ms", "median", "ratio"):
+        table.add_column(name, justify="left" if name == "forward + backward" else "right")
     for name, own in figures.items():
-        drawn = bar(own["min_ms"], own["median_ms"], longest)
-        table.add_row(name, f"{own['min_ms']:.1f}", f"{own['median_ms']:.1f}", drawn, f"{own['ratio']:.2f}")
+        table.add_row(name, f"{own['min_ms']:.1f}", f"{own['median_ms']:.1f}", f"{own['ratio']:.2f}")
     Console().print(table)
 
 

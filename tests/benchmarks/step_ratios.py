@@ -3,31 +3,55 @@
     python tests/benchmarks/step_ratios.py --beside "PYTHON step.py"
     python tests/benchmarks/step_ratios.py --lean
 
-The program after --beside gets the options of `shardwright bench step` and prints, as its last line, JSON with
-min_ms, median_ms and collectives. --lean compares with lean_loop.py of this folder instead: the types that the other
-program may refuse. Ctrl-C ends it early and shows what was measured; --json keeps it in a file after each round.
+Ours is steps/step.py of this folder. The program after --beside gets the same options and prints, as its last
+line, JSON with min_ms, median_ms and collectives. --lean compares with lean_loop.py of this folder instead: the types
+that the other program may refuse. Ctrl-C ends it early; each case is printed as soon as it is measured, and --json
+keeps all in a file.
 """
 
 from __future__ import annotations
 
+import json as json_format
 import shlex
+import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from statistics import median
+from typing import Annotated, Any
 
 import typer
-from attrs import evolve
+from attrs import evolve, frozen
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from tests.benchmarks.steps.timed_step import StepSettings
 
 from shardwright.errors import InvalidInputError
-from shardwright_plugins.commands.bench.command import run_suite
-from shardwright_plugins.commands.bench.sides import Program, Ranks
-from shardwright_plugins.commands.bench.step import StepSettings
-from shardwright_plugins.commands.bench.suite import Case, Suite
 
+OURS = [sys.executable, str(Path(__file__).with_name("steps") / "step.py")]
 LEAN_LOOP = Path(__file__).with_name("lean_loop.py")
 STEPS = 25
 EXCHANGES = "table_wise,column_wise,table_column_wise"
 LEAN_TYPES = ("table_wise", "row_wise", "table_row_wise", "grid_shard")
+TIMEOUT_S = 600.0
+
+
+@frozen
+class Case:
+    """A step to be timed.
+
+    Args:
+        name: the name that the goals have.
+        settings: its work.
+        goal: largest ratio of our time to the other program's.
+        max_collectives: collectives of a step at most.
+    """
+
+    name: str
+    settings: StepSettings
+    goal: float | None = None
+    max_collectives: int | None = None
 
 
 def case(
@@ -74,14 +98,65 @@ def main(
     """Measure both sides in turn; print medians, minima, ratios, goals and collectives."""
     if (beside is None) == (not lean):
         raise typer.BadParameter("give either --beside COMMAND or --lean")
-    name = "lean loop" if lean else "beside"
-    other = Program(
-        f"{shlex.quote(sys.executable)} {shlex.quote(str(LEAN_LOOP))}" if lean else str(beside), name
-    )
+    other = [sys.executable, str(LEAN_LOOP)] if lean else shlex.split(str(beside))
     cases = [with_steps(known, steps) for known in (LEAN if lean else BESIDE) if only in known.name]
     if not cases:
         raise InvalidInputError(f"no case has {only!r} in its name")
-    run_suite(Suite(cases, [Ranks(), other], rounds), json=False, keep_going=True, path=json)
+    results = []
+    for known in cases:
+        sides: dict[str, list[dict[str, Any]]] = {"shardwright": [], "beside": []}
+        for _ in range(rounds):
+            for name, words in (("shardwright", OURS), ("beside", other)):
+                sides[name].append(figures_of([*words, *known.settings.options()]))
+        results.append(result_of(known, sides))
+        typer.echo(line_of(results[-1]))
+        if json is not None:
+            json.write_text(json_format.dumps(results, indent=2) + "\n")
+
+
+def figures_of(words: Sequence[str]) -> dict[str, Any]:
+    """The last line that a program prints, as JSON.
+
+    Raises:
+        InvalidInputError: it prints none with ``min_ms`` and ``median_ms``.
+    """
+    done = subprocess.run(words, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    try:
+        figures: dict[str, Any] = json_format.loads(done.stdout.strip().splitlines()[-1])
+        float(figures["min_ms"]), float(figures["median_ms"])
+    except (IndexError, KeyError, TypeError, ValueError) as error:
+        told = (done.stderr.strip().splitlines() or ["nothing"])[-1]
+        raise InvalidInputError(
+            f"{shlex.join(words)!r} ended with exit code {done.returncode}: {told}"
+        ) from error
+    return figures
+
+
+def result_of(known: Case, sides: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    """The least minimum and the median of medians of both sides, and our part of the other's."""
+    summaries = {
+        name: {
+            "min_ms": min(one["min_ms"] for one in rounds),
+            "median_ms": median(one["median_ms"] for one in rounds),
+            "collectives": rounds[0].get("collectives"),
+        }
+        for name, rounds in sides.items()
+    }
+    ours, other = summaries["shardwright"], summaries["beside"]
+    ratio = {name: round(ours[name] / other[name], 4) for name in ("min_ms", "median_ms")}
+    told = {"case": known.name, "goal": known.goal, "max_collectives": known.max_collectives}
+    return {**told, **summaries, "ratio": ratio, "every_round": sides}
+
+
+def line_of(result: dict[str, Any]) -> str:
+    """A result in a line."""
+    ours, other = result["shardwright"], result["beside"]
+    goal = "" if result["goal"] is None else f" (goal {result['goal']:.2f})"
+    return (
+        f"{result['case']}: {ours['min_ms']:.2f} / {other['min_ms']:.2f} ms, "
+        f"ratio {result['ratio']['min_ms']:.2f}{goal}, "
+        f"collectives {ours['collectives']} / {other['collectives']}"
+    )
 
 
 def with_steps(known: Case, steps: int) -> Case:

@@ -32,6 +32,10 @@ PUBLIC = (
     "shardwright.host",
     "shardwright_testing",
     "shardwright_plugins.arrow",
+    "shardwright_plugins.dataflows",
+    "shardwright_plugins.following",
+    "shardwright_plugins.launch",
+    "shardwright_plugins.sharding_groups",
     *(f"shardwright_plugins.kernel_parts.{name}" for name in PARTS),
 )
 FUNCTIONS_AND_CLASSES = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
@@ -116,8 +120,8 @@ def words(tree: ast.AST) -> Iterator[str]:
 def private_uses(source: str) -> list[str]:
     """What a source takes from shardwright that is not public.
 
-    Public is what stands in the `__all__` of the package, its contracts, its host and its kit; the built-ins are as
-    private as anybody else's insides.
+    Public is what stands in the `__all__` of the package, its contracts, its host, its kit, and of the packages of
+    built-ins that users import; the others are as private as anybody else's insides.
     """
     tree, found = ast.parse(source), []
     for node in ast.walk(tree):

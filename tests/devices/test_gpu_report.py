@@ -94,7 +94,7 @@ def test_page_tells_what_ran_what_did_not_and_which_goals_are_missed() -> None:
     case = {"tables": 24, "rows": 1_000_000, "dim": 128, "batch": 8192, "ids": 20}
     kernel = {"kernel": "fused_triton", "lookup_ms": 1.5, "update_ms": 4.0}
     goals = {"fused_triton": {"lookup": 0.85, "update": 0.5, "met": False}}
-    step = {"shardwright": {"min_ms": 2.5}}
+    step = {"min_ms": 2.5}
     test = {"seconds": 1.0, "reason": "", "figures": {}}
     page = page_of(
         {

@@ -11,6 +11,7 @@ import pytest
 import torch
 from tests import readme, stranger
 from tests.benchmarks import step_ratios
+from tests.pictures.layouts import drawings
 
 import shardwright
 import shardwright_plugins
@@ -24,7 +25,6 @@ from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.sharded.collections.sharders import EmbeddingBagCollectionSharder
 from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner
 from shardwright.sparse import KeyedJaggedTensor
-from shardwright_plugins.commands.layouts.command import drawings
 from shardwright_testing.simulated import run_simulated
 
 DOCS = Path(shardwright_plugins.__file__).parent / "docs"
@@ -70,7 +70,7 @@ def test_docs_types_have_a_picture_of_every_built_in_type() -> None:
 def test_docs_types_picture_is_what_the_layouts_draw(name: str) -> None:
     drawn = drawings(name)
     assert readme.source(PICTURE + name, TYPES) == drawn + "\n", (
-        f"`shardwright layouts --types {name}` now draws what the page does not have:\n{drawn}"
+        f"`python -m tests.pictures.layouts {name}` now draws what the page does not have:\n{drawn}"
     )
 
 

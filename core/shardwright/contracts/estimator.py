@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from shardwright.contracts.names import OpenNames
@@ -104,6 +104,16 @@ class Estimator(ABC, metaclass=OpenNames):
             Phase -> milliseconds of each rank, ``[W]``; by default ``phases``.
         """
         return phases
+
+    def refinements(self, topology: Topology) -> Sequence[Callable[..., Any]]:
+        """Refinements around each search by this model, the innermost first; none by default.
+
+        A search minimises sums over tables. This is for a model of which :meth:`step_phases` says more.
+
+        Returns:
+            Functions ``(search, request, watch)``, as extensions at the point ``refinement`` give them.
+        """
+        return ()
 
     def option_space(self, topology: Topology) -> OptionSpace:
         """The options whose cost the model can tell; all by default.

@@ -165,6 +165,8 @@ class TablePlanner:
         request = Request(topology, self._constraints, self._batch_size, *self._reservations(dense))
         with shown(watch, is_wanted=self._progress):
             run: Search = partial(self._searched, tables, plugins, on_this_machine=on_this_machine)
+            for refinement in plugins.performance.refinements(topology):
+                run = refined(f"of estimator {plugins.performance.name}", refinement, run)
             for name, make in self._refinements.items():
                 run = refined(name, make(), run)
             found = run(request, watch)

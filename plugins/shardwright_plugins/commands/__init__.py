@@ -9,25 +9,10 @@ from shardwright_plugins.commands.calibrate import Calibrate
 from shardwright_plugins.commands.checkpoint import Checkpoint
 from shardwright_plugins.commands.demo import Demo
 from shardwright_plugins.commands.doctor import Devices, Doctor, Environment, Plugins, Python
-from shardwright_plugins.commands.layouts import Layouts
 from shardwright_plugins.commands.profile import ProfileData
 
 
 @hookimpl
 def shardwright_extensions() -> list[type[Extension]]:
     """Offer the built-in commands."""
-    return [
-        *(
-            Bench,
-            Calibrate,
-            Checkpoint,
-            Demo,
-            Devices,
-            Doctor,
-            Environment,
-            Layouts,
-            Plugins,
-            ProfileData,
-            Python,
-        )
-    ]
+    return [Bench, Calibrate, Checkpoint, Demo, Devices, Doctor, Environment, Plugins, ProfileData, Python]

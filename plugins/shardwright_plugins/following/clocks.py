@@ -40,21 +40,20 @@ class KernelClock:
         lookups: the lookups of its kernel groups; they report to this clock until :meth:`stop`.
 
     Attributes:
-        spent: seconds of each group's lookups and of its updates.
+        spent: seconds of each group's lookups and of its updates, group after group.
     """
 
     def __init__(self, lookups: Sequence[Any]) -> None:
-        self.spent = [[0.0, 0.0] for _ in lookups]
+        self.spent = [0.0] * (2 * len(lookups))
         self._wrapped, self._is_inside = Wrapped(), False
-        for lookup, own in zip(lookups, self.spent, strict=True):
+        for group, lookup in enumerate(lookups):
             for kind, names in _CALLS.items():
                 for name in names:
-                    self._wrapped.put(lookup, name, self._timed(getattr(lookup, name), own, kind))
+                    self._wrapped.put(lookup, name, self._timed(getattr(lookup, name), 2 * group + kind))
 
     def start(self) -> None:
         """Begin at 0."""
-        for own in self.spent:
-            own[:] = 0.0, 0.0
+        self.spent[:] = [0.0] * len(self.spent)
 
     def stop(self) -> None:
         """Leave the lookups alone."""
@@ -62,10 +61,10 @@ class KernelClock:
 
     def total(self, kind: int) -> float:
         """Seconds of all groups' lookups, or updates."""
-        return sum(own[kind] for own in self.spent)
+        return sum(self.spent[kind::2])
 
-    def _timed(self, inner: Callable[..., Any], own: list[float], kind: int) -> Callable[..., Any]:
-        clock = time.perf_counter
+    def _timed(self, inner: Callable[..., Any], place: int) -> Callable[..., Any]:
+        clock, spent = time.perf_counter, self.spent
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if self._is_inside:  # a call inside a call is counted already
@@ -74,7 +73,7 @@ class KernelClock:
             try:
                 return inner(*args, **kwargs)
             finally:
-                own[kind] += clock() - start
+                spent[place] += clock() - start
                 self._is_inside = False
 
         return call

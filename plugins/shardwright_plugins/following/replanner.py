@@ -98,8 +98,8 @@ class Replanner:
         self._tables = tuple(InputTables.of(model.plan.document).tables.values())
         if not self._tables:
             raise InvalidInputError(
-                "the model's plan does not say what was asked of a planner, so that nobody can plan again: plan with "
-                "an EmbeddingShardingPlanner"
+                "the model's plan does not say what was asked of a planner, and cannot be made again: plan with an "
+                "EmbeddingShardingPlanner"
             )
         self._model, self._optimizers, self._every = model, optimizers, every
         self._move_cost, self._dry_run, self._in_background = move_cost, dry_run, in_background
@@ -133,13 +133,13 @@ class Replanner:
         self._search, self._is_searching = None, False
 
     def step(self) -> Look | None:
-        """Count a step; every rank makes this call after each step, when no batch is under way.
+        """Count a step; every rank makes this call after each step, when no batch is in progress.
 
         Returns:
             What came of a look, in the step in which it is known; else ``None``.
 
         Raises:
-            UnsupportedError: a batch is under way, as a pipeline has it; the same on every rank.
+            UnsupportedError: a batch is in progress, as a pipeline has it; the same on every rank.
         """
         self._step += 1
         self._counts.is_counting = self._step % max(1, self._every // _SAMPLES) == 0
@@ -203,7 +203,7 @@ class Replanner:
             self._model.reshard(plan, *self._optimizers, max_extra_bytes=self._max_extra_bytes)
         except UnsupportedError as error:
             raise UnsupportedError(
-                f"{error}. Replanner.step() is called when no batch is under way"
+                f"{error}. Replanner.step() is called when no batch is in progress"
             ) from error
         finally:
             if self.times is not None:

@@ -19,6 +19,7 @@ import numpy as np
 from attrs import asdict, evolve
 
 from shardwright.errors import InvalidInputError, PlanError, UnsupportedError
+from shardwright.planning.arrays import Floats
 from shardwright_plugins.following.clocks import LOOKUP, UPDATE, KernelClock, Wrapped
 from shardwright_plugins.following.times import KERNEL_PHASES, PHASES, GroupTimes, MeasuredTimes, RankTimes
 
@@ -27,8 +28,9 @@ if TYPE_CHECKING:
     from shardwright.runtime.sharded.models.model_parallel import DistributedModelParallel
 
 _KEPT = 1000
-_IN, _OUT, _BACK, _END = range(4)
-"""Parts of a collection's step: ids and lookups, results, gradients, waits for gradients and updates."""
+_IN, _OUT, _BACK, _END, _LATE = range(5)
+"""Parts of a step: ids and lookups, results, gradients, updates with waits for gradients, kernels in that."""
+_PARTS = 5
 _OF_STEP = {"arrange": _OUT, "gradients_are_there": _BACK}
 
 
@@ -129,11 +131,11 @@ class StepTimes:
     def _end_step(self) -> None:
         if not self._has_updated:
             return
-        phases, groups = np.zeros(len(PHASES)), list[float]()
+        row = [time.perf_counter() - self._began]
         for clock in self._clocks:
-            phases += clock.phases()
-            groups += [seconds for own in clock.kernels.spent for seconds in own]
-        self._steps.append([time.perf_counter() - self._began, *phases, *groups])
+            row += clock.spent
+            row += clock.kernels.spent
+        self._steps.append(row)
         self.num_steps, self._has_updated = self.num_steps + 1, False
         if self._writer is not None and self.num_steps % self._every == 0:
             self._write_scalars()
@@ -150,14 +152,19 @@ class StepTimes:
         steps = list(self._steps)[-last:]
         if not steps:
             raise InvalidInputError("no training step was measured: make some between start() and stop()")
-        step_ms, *own = (1e3 * np.median(steps, axis=0)).round(5).tolist()
-        phases, kernels = own[: len(PHASES)], iter(own[len(PHASES) :])
-        groups = [
-            GroupTimes(tables, kernel, {phase: next(kernels) for phase in KERNEL_PHASES})
-            for clock in self._clocks
-            for tables, kernel in clock.groups
-        ]
-        return RankTimes(step_ms, dict(zip(PHASES, phases, strict=True)), tuple(groups))
+        columns = 1e3 * np.array(steps).T
+        phases, groups, first = np.zeros((len(PHASES), len(steps))), list[GroupTimes](), 1
+        for clock in self._clocks:
+            middle, end = first + _PARTS, first + _PARTS + len(clock.kernels.spent)
+            phases += _phases(columns[first:middle], columns[middle:end])
+            kernels = iter(_medians(columns[middle:end]))
+            groups += [
+                GroupTimes(tables, kernel, {phase: next(kernels) for phase in KERNEL_PHASES})
+                for tables, kernel in clock.groups
+            ]
+            first = end
+        step_ms, *of_phases = _medians([columns[0], *phases])
+        return RankTimes(step_ms, dict(zip(PHASES, of_phases, strict=True)), tuple(groups))
 
     def gather(self) -> MeasuredTimes:
         """Medians of all ranks, and the plan's prediction; a collective, every rank makes this call.
@@ -208,7 +215,7 @@ class _CollectionClock:
     """The clock of one collection: seconds of the parts of a step, and of its kernels."""
 
     def __init__(self, collection: ShardedCollection, times: StepTimes) -> None:
-        self._collection, self._times = collection, times
+        self._collection, self._times, self.spent = collection, times, [0.0] * _PARTS
         self._wrapped = Wrapped()
         self._wrapped.put(collection, "input_dist", self._input_dist(collection.input_dist))
         self._wrapped.put(collection, "compute", self._timed(collection.compute, _IN))
@@ -225,32 +232,23 @@ class _CollectionClock:
 
     def begin(self) -> None:
         """Begin at 0."""
-        self._spent = [0.0] * 4
+        self.spent[:] = [0.0] * _PARTS
         self.kernels.start()
-        self._late = 0.0
 
     def stop(self) -> None:
         """Leave the collection alone."""
         self._wrapped.undo()
         self.kernels.stop()
 
-    def phases(self) -> Any:
-        """Seconds of :data:`PHASES`."""
-        lookup, update = self.kernels.total(LOOKUP), self.kernels.total(UPDATE)
-        spent, late = self._spent, self._late
-        # Kernels look up, and prepare updates ahead, in the first part; they update in the last.
-        ahead, back = update - late, spent[_BACK] + spent[_END]
-        return np.maximum([spent[_IN] - lookup - ahead, lookup, spent[_OUT], back - late, update], 0.0)
-
     def _timed(self, inner: Callable[..., Any], part: int) -> Callable[..., Any]:
-        clock = time.perf_counter
+        clock, spent = time.perf_counter, self.spent
 
         def call(*args: Any) -> Any:
             start = clock()
             try:
                 return inner(*args)
             finally:
-                self._spent[part] += clock() - start
+                spent[part] += clock() - start
 
         return call
 
@@ -265,21 +263,31 @@ class _CollectionClock:
             self._times.looks_up(trains=torch.is_grad_enabled())
             start = time.perf_counter()
             step = inner(features)
-            self._spent[_IN] += time.perf_counter() - start
+            self.spent[_IN] += time.perf_counter() - start
             step.clock, step.__class__ = self, _timed_class(step.__class__)
             return step
 
         return call
 
-    def spends(self, part: int, seconds: float) -> None:
-        """Count seconds of a part of a step."""
-        self._spent[part] += seconds
-
     def updates(self, seconds: float, before: float) -> None:
         """Count seconds of an update, before which kernels had spent so many on updates."""
-        self._spent[_END] += seconds
-        self._late += self.kernels.total(UPDATE) - before
+        self.spent[_END] += seconds
+        self.spent[_LATE] += self.kernels.total(UPDATE) - before
         self._times.updated()
+
+
+def _phases(spent: Floats, kernels: Floats) -> Floats:
+    """Times of :data:`PHASES` from those of a collection's parts and of its kernels: ``[phases, N]``."""
+    lookup, update = kernels[LOOKUP::2].sum(axis=0), kernels[UPDATE::2].sum(axis=0)
+    # Kernels look up, and prepare updates ahead, in the first part; they update in the last.
+    ahead, exchanged_back = update - spent[_LATE], spent[_BACK] + spent[_END] - spent[_LATE]
+    phases: Floats = np.array([spent[_IN] - lookup - ahead, lookup, spent[_OUT], exchanged_back, update])
+    return np.maximum(phases, 0.0)
+
+
+def _medians(times: Any) -> list[float]:
+    medians: list[float] = np.median(times, axis=1).round(5).tolist() if len(times) else []
+    return medians
 
 
 @cache
@@ -297,7 +305,7 @@ def _timed_class(kind: Any) -> type:
             try:
                 return inner(self, *args)
             finally:
-                self.clock.spends(part, time.perf_counter() - start)
+                self.clock.spent[part] += time.perf_counter() - start
 
         return call
 

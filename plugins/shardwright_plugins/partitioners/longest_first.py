@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 
 from shardwright.contracts.partitioner import Partitioner
-from shardwright.planning.arrays import FREE, Floats, Ints
+from shardwright.planning.arrays import FREE, NO_GANG, Floats, Ints
 from shardwright.planning.search.placement import Misfit, ProposedShards
 from shardwright.planning.watch import Watch
 from shardwright_plugins.partitioners.greedy_perf import GreedyPerf
@@ -60,8 +60,9 @@ def as_bins(shards: ProposedShards, limit_ms: float = np.inf) -> Bins:
 
 
 def _kinds(shards: ProposedShards) -> Ints:
-    """Equal numbers for equal shards: ``[N]``."""
-    columns = np.hstack([shards.cost_ms[:, None], shards.memory_bytes])
+    """Equal numbers for equal shards, members of gangs apart from others: ``[N]``."""
+    is_alone = (shards.gang == NO_GANG)[:, None]
+    columns = np.hstack([shards.cost_ms[:, None], shards.memory_bytes, is_alone])
     return np.unique(columns, axis=0, return_inverse=True)[1].reshape(-1) if len(columns) else shards.shard
 
 

@@ -16,7 +16,7 @@ from attrs import define, field
 from torch import Tensor
 
 from shardwright.planning.layouts.layout import Block
-from shardwright.planning.layouts.moves import Flow, LocalRows, RowWindow, SharedRows
+from shardwright.planning.layouts.moves import Flow
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright_plugins.resharding.blocks import (
     MovedValue,
@@ -26,6 +26,7 @@ from shardwright_plugins.resharding.blocks import (
     flow_id,
     place_of,
 )
+from shardwright_plugins.resharding.windows import LocalRows, RowWindow, SharedRows
 
 LABEL = "rows that are resharded"
 

@@ -19,7 +19,7 @@ from shardwright.planning.tables.caching import CacheParams
 from shardwright.planning.tables.data_types import DataType
 from shardwright_testing.kernels.kernel_faults import sums_look_like, updates_look_like
 from shardwright_testing.kernels.keys import RowsOfKeys, keys_of
-from shardwright_testing.kernels.loops import Batch, Loops, build, draw_batch, knows
+from shardwright_testing.kernels.loops import Batch, Loops, build, draw_batch
 from shardwright_testing.kernels.memory import held_bytes
 
 MEMORY_TOLERANCE = 0.03
@@ -28,8 +28,6 @@ MEMORY_TOLERANCE = 0.03
 _CLOSE: Mapping[str, Any] = {"rtol": 1e-4, "atol": 1e-5}
 _ROUNDED_STEPS = 4
 """Number of roundings of half-precision weights to their type before they are compared."""
-
-_STATES = {"sgd": (), "adam": ("exp_avg", "exp_avg_sq")}
 
 
 def check_declared(kernel: ComputeKernel, request: KernelRequest) -> None:
@@ -169,36 +167,14 @@ def weights_of(lookup: Lookup) -> list[Tensor]:
     return [lookup.weight(index) for index in range(len(lookup.blocks))]
 
 
-def check_state(what: str, lookup: Lookup, loops: Loops, index: int, *, step: int) -> None:
-    """The state has torch's names and one value a row or column, of what was looked up."""
-    state, spec = lookup.optimizer_state(index), loops.blocks[index]
-    assert spec.request.optimizer is not None, "blocks that were updated name their optimizer"
-    if not knows(spec.request.optimizer):
-        _check_registered_state(what, state, loops.registered_state(index))
-        return
-    names = _STATES.get(spec.request.optimizer.name, ("sum",))
-    wanted = {"step", *names} if names else set()
-    assert set(state) == wanted, f"{what}: the optimizer state has {sorted(state)}, not {sorted(wanted)}"
-    if names:
-        assert float(state["step"]) == step, f"{what}: step is {float(state['step'])} after {step} updates"
-    for number, name in enumerate(names):
-        columns = 1 if name in lookup.states_per_row else spec.block.num_columns
-        rows = [
-            loops.state.get((index, row), [torch.zeros(columns, dtype=torch.float64)] * 2)[number].reshape(-1)
-            for row in range(spec.block.num_rows)
-        ]
-        expected = torch.stack([row.expand(columns) if len(row) == 1 else row[:columns] for row in rows])
-        check_close(f"{what}: {name} of block {index}", state[name], expected)
-
-
-def _check_registered_state(what: str, state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
-    """The state has the names and values of the torch optimizer that the kernel's stands for."""
+def check_state(what: str, lookup: Lookup, loops: Loops, index: int) -> None:
+    """The state has the names and values of the torch optimizer that does the same without sharding."""
+    state, expected = lookup.optimizer_state(index), loops.optimizer_state(index)
     assert set(state) == set(expected), (
-        f"{what}: the optimizer state has {sorted(state)}; what unsharded= of register_fused_optimizer built has "
-        f"{sorted(expected)}"
+        f"{what}: the optimizer state has {sorted(state)}; without sharding it has {sorted(expected)}"
     )
     for name, value in expected.items():
-        check_close(f"{what}: {name}", torch.as_tensor(state[name]), torch.as_tensor(value))
+        check_close(f"{what}: {name} of block {index}", torch.as_tensor(state[name]), torch.as_tensor(value))
 
 
 def copy_state(what: str, lookup: Lookup, fresh: Lookup, loops: Loops, index: int) -> None:

@@ -1,4 +1,4 @@
-"""Lookups and optimizers as loops over single rows, in float64: what every kernel is compared with."""
+"""Lookups as loops over single rows, in float64, and torch's optimizers: what every kernel is compared with."""
 
 from __future__ import annotations
 
@@ -26,13 +26,7 @@ Bag: TypeAlias = list[tuple[int, float]]
 """Ids with their weights."""
 
 OPTIMIZERS = ("sgd", "adagrad", "row_wise_adagrad", "adam")
-"""The optimizers that the loops know; what others do is asked of the torch optimizers that stand for them."""
-_PARAMETERS = ("eps", "beta1", "beta2")
-
-
-def knows(optimizer: OptimizerSpec) -> bool:
-    """True if the loops know an optimizer, with its parameters."""
-    return optimizer.name in OPTIMIZERS and all(name in _PARAMETERS for name, _ in optimizer.parameters)
+"""The optimizers that a kernel is tested with unless its tests name others."""
 
 
 def block_spec(
@@ -147,7 +141,7 @@ def draw_sequences(
 
 @frozen(eq=False)
 class Loops:
-    """The blocks of a group, updated row by row.
+    """The blocks of a group, looked up row by row, and updated as torch does without sharding.
 
     Args:
         blocks: the blocks.
@@ -160,17 +154,12 @@ class Loops:
     weights: list[Tensor]
     batch_major: bool
     whole_rows: bool = False
-    state: dict[tuple[int, int], list[Tensor]] = field(factory=dict)
-    steps: list[int] = field(factory=list)
-    registered: dict[int, _Registered] = field(factory=dict)
+    optimizers: dict[int, _Unsharded] = field(factory=dict)
 
     def copied(self) -> Loops:
         """Copy the blocks as they are now."""
         weights = [weight.clone() for weight in self.weights]
-        # An update puts new tensors into the lists of a state.
-        state = {place: list(values) for place, values in self.state.items()}
-        registered = copy.deepcopy(self.registered)
-        return evolve(self, weights=weights, state=state, steps=list(self.steps), registered=registered)
+        return evolve(self, weights=weights, optimizers=copy.deepcopy(self.optimizers))
 
     @property
     def block_of_slot(self) -> list[int]:
@@ -217,12 +206,8 @@ class Loops:
     def reorder(self, block: int, source: Tensor) -> None:
         """Put the rows of a block in another order: row `r` becomes what row `source[r]` was."""
         self.weights[block] = self.weights[block][source]
-        old = {row: self.state.pop((block, row), None) for row in range(len(source))}
-        self.state.update(
-            {(block, row): own for row, was in enumerate(source.tolist()) if (own := old[was]) is not None}
-        )
-        if block in self.registered:
-            self.registered[block].reorder(source)
+        if block in self.optimizers:
+            self.optimizers[block].reorder(source)
 
     def row_gradients(self, batch: Batch, gradient: Tensor) -> dict[tuple[int, int], Tensor]:
         """Compute the gradient of each row, (block, row), that was looked up."""
@@ -244,47 +229,27 @@ class Loops:
 
     def update(self, batch: Batch, gradient: Tensor, learning_rate: float) -> None:
         """Update every row that was looked up."""
-        self.steps.append(1)
         gradients = self.row_gradients(batch, gradient)
         for block, spec in enumerate(self.blocks):
             assert spec.request.optimizer is not None, "blocks to be updated name their optimizer"
-            if not knows(spec.request.optimizer):
-                self._update_registered(block, spec.request.optimizer, gradients, learning_rate)
-        for (block, row), whole in gradients.items():
-            optimizer = self.blocks[block].request.optimizer
-            if optimizer is None or not knows(optimizer):
-                continue
-            columns = self.blocks[block].block.columns
-            own = whole[columns.start : columns.stop] if self.whole_rows else whole
-            state = self.state.setdefault((block, row), [torch.zeros(len(columns), dtype=torch.float64)] * 2)
-            self.weights[block][row] -= learning_rate * _change(optimizer, whole, own, state, len(self.steps))
+            rows, columns = self.weights[block].shape[0], spec.block.columns
+            span = slice(columns.start, columns.stop) if self.whole_rows else slice(0, len(columns))
+            whole = torch.zeros(rows, self.gradient_dim(block), dtype=torch.float64)
+            for (of, row), value in gradients.items():
+                if of == block:
+                    whole[row] = value
+            if block not in self.optimizers:
+                self.optimizers[block] = _Unsharded.of(spec.request.optimizer, rows, whole.shape[1], span)
+            self.weights[block] = self.optimizers[block].step(self.weights[block], whole, learning_rate)
 
-    def _update_registered(
-        self,
-        block: int,
-        optimizer: OptimizerSpec,
-        gradients: Mapping[tuple[int, int], Tensor],
-        learning_rate: float,
-    ) -> None:
-        """Update a block by the unsharded optimizer that is registered for the kernel's own."""
-        rows, columns = self.weights[block].shape[0], self.blocks[block].block.columns
-        span = slice(columns.start, columns.stop) if self.whole_rows else slice(0, len(columns))
-        if block not in self.registered:
-            self.registered[block] = _Registered.of(optimizer, rows, self.gradient_dim(block), span)
-        whole = torch.zeros(rows, self.gradient_dim(block), dtype=torch.float64)
-        for (of, row), value in gradients.items():
-            if of == block:
-                whole[row] = value
-        self.weights[block] = self.registered[block].step(self.weights[block], whole, learning_rate)
-
-    def registered_state(self, block: int) -> Mapping[str, Tensor]:
-        """Return the state that the unsharded optimizer of a block keeps, by its own names."""
-        return self.registered[block].state if block in self.registered else {}
+    def optimizer_state(self, block: int) -> Mapping[str, Tensor]:
+        """Return the state that the optimizer of a block keeps, by torch's names."""
+        return self.optimizers[block].state if block in self.optimizers else {}
 
 
 @frozen(eq=False)
-class _Registered:
-    """A block's table under the torch optimizer that does without sharding what a kernel's own optimizer does.
+class _Unsharded:
+    """A block's table under the torch optimizer that does without sharding what a kernel does.
 
     Args:
         table: ``[R, D]`` float64, of all columns whose gradient the block gets.
@@ -297,7 +262,7 @@ class _Registered:
     span: slice
 
     @classmethod
-    def of(cls, spec: OptimizerSpec, rows: int, dim: int, span: slice) -> _Registered:
+    def of(cls, spec: OptimizerSpec, rows: int, dim: int, span: slice) -> _Unsharded:
         """A table of zeros and its optimizer.
 
         Raises:
@@ -327,21 +292,6 @@ class _Registered:
         """Put the rows in another order: row `r` becomes what row `source[r]` was."""
         found = self.optimizer.state[self.table]
         found.update({name: value[source] for name, value in found.items() if value.dim() == 2})
-
-
-def _change(optimizer: OptimizerSpec, whole: Tensor, own: Tensor, state: list[Tensor], step: int) -> Tensor:
-    eps = optimizer.get("eps", 1e-8)
-    if optimizer.name == "sgd":
-        return own
-    if optimizer.name in ("adagrad", "row_wise_adagrad"):
-        square = own * own if optimizer.name == "adagrad" else (whole * whole).mean()
-        state[0] = state[0] + square
-        return own / (state[0].sqrt() + eps)
-    assert optimizer.name == "adam"
-    beta1, beta2 = optimizer.get("beta1", 0.9), optimizer.get("beta2", 0.999)
-    state[0] = beta1 * state[0] + (1 - beta1) * own
-    state[1] = beta2 * state[1] + (1 - beta2) * own * own
-    return (state[0] / (1 - beta1**step)) / ((state[1] / (1 - beta2**step)).sqrt() + eps)
 
 
 def build(

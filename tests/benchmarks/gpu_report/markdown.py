@@ -67,7 +67,7 @@ def _steps(section: Mapping[str, Any]) -> Iterator[str]:
     if section:
         yield from ("", "## Steps", "", "| step | least ms | |", "|---|--:|---|")
         for name, own in section.items():
-            least = own["figures"]["shardwright"]["min_ms"] if own["figures"] else ""
+            least = own["figures"]["min_ms"] if own["figures"] else ""
             yield f"| {name} | {least} | {own['problem']} |"
 
 

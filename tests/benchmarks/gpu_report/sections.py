@@ -88,8 +88,8 @@ def _told(done: Done) -> dict[str, Any]:
 
 
 def command(runner: Runner, *words: str, limit_s: float) -> tuple[Done, Any]:
-    """Run a command of shardwright whose output is JSON, and read that."""
-    done = runner.run("-m", "shardwright", *words, limit_s=limit_s)
+    """Run a program whose output is JSON, and read that."""
+    done = runner.run("-m", *words, limit_s=limit_s)
     try:
         return done, json.loads(done.output.strip().splitlines()[-1]) if done.code == 0 else None
     except (IndexError, ValueError):
@@ -109,7 +109,7 @@ def machine(runner: Runner) -> dict[str, Any]:
 
 def kernels(runner: Runner) -> dict[str, Any]:
     """Lookups and updates beside copies, and whether the goals are met; a program of its own for each kernel."""
-    shared = ["bench", "kernels", "--device", "cuda", "--steps", "5", "--json", "--kernel"]
+    shared = ["tests.benchmarks.gpu_report.device_kernels", "--steps", "5", "--kernel"]
     return {name: _kernel(*command(runner, *shared, name, limit_s=75)) for name in KERNELS}
 
 
@@ -134,7 +134,7 @@ def steps(runner: Runner) -> dict[str, Any]:
     """Times of whole steps, by kernel."""
     found = {}
     for name, words in STEPS.items():
-        shared = ["bench", "step", "--device", "cuda", "--ranks", "1", "--types", "table_wise", "--json"]
+        shared = ["tests.benchmarks.steps.step", "--device", "cuda", "--ranks", "1", "--types", "table_wise"]
         done, data = command(runner, *shared, *words, limit_s=60)
         found[name] = {**_told(done), "figures": data}
     return found

@@ -1,4 +1,4 @@
-"""`shardwright bench step` and the scripts of tests/benchmarks, on tiny steps, beside a stand-in for a peer."""
+"""The scripts of tests/benchmarks, on tiny steps, beside a stand-in for a peer."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from attrs import evolve
 from tests.benchmarks import step_ratios
+from tests.benchmarks.steps.timed_step import StepSettings, time_step
 from tests.distributed.programs import lean_ranks
 
-from shardwright.host import host
-from shardwright_plugins.commands.bench.step import StepSettings, time_step
+from shardwright.errors import InvalidInputError
 from shardwright_testing.ranks import RankPool
 
 pytestmark = pytest.mark.distributed
@@ -22,58 +22,33 @@ pytestmark = pytest.mark.distributed
 LEAN_QUICK = {("grid_shard", 2)}
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 TINY = ["--batch", "4", "--tables", "3", "--rows", "20", "--dim", "8", "--ids", "2", "--steps", "3"]
-PEER = """
-import json, sys
-assert sys.argv[1:5] == ["--types", "row_wise", "--ranks", "2"], sys.argv
-print(json.dumps({"min_ms": 2.0, "median_ms": 4.0, "collectives": 9}))
-"""
 
 
-def bench(*options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "shardwright", "bench", "step", *options, *TINY],
-        capture_output=True,
-        text=True,
-    )
+def step(*options: str) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, str(BENCHMARKS / "steps" / "step.py"), *options, *TINY]
+    return subprocess.run(words, capture_output=True, text=True)
 
 
 @pytest.mark.slow
-def test_bench_step_beside_another_program_prints_both_sides_and_ratios(tmp_path: Path) -> None:
-    peer = tmp_path / "peer.py"
-    peer.write_text(PEER)
-    done = bench("--types", "row_wise", "--beside", f"{sys.executable} {peer}", "--json")
+def test_step_prints_least_time_and_collectives() -> None:
+    done = step("--types", "row_wise")
     assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout.splitlines()[-1])
-    assert result["beside"] == {"min_ms": 2.0, "median_ms": 4.0, "collectives": 9}
-    assert result["shardwright"]["collectives"] == 4
-    assert result["ratio"]["min_ms"] == pytest.approx(result["shardwright"]["min_ms"] / 2.0, abs=1e-3)
+    figures = json.loads(done.stdout)
+    assert 0 < figures["min_ms"] <= figures["median_ms"]
+    assert figures["collectives"] == 4
 
 
 @pytest.mark.slow
-def test_bench_step_unknown_type_names_the_nearest() -> None:
-    done = bench("--types", "row_wize")
-    assert done.returncode == 1
+def test_step_of_an_unknown_type_names_the_nearest() -> None:
+    done = step("--types", "row_wize")
+    assert done.returncode != 0
     assert "Did you mean 'row_wise'?" in done.stderr
 
 
-@pytest.mark.slow
-def test_bench_step_other_program_that_fails_is_told(tmp_path: Path) -> None:
-    done = bench("--types", "row_wise", "--beside", f"{sys.executable} {tmp_path / 'missing.py'}")
-    assert done.returncode == 1
-    assert "missing.py" in done.stderr
-    assert "exit code 2" in done.stderr
-
-
-@pytest.mark.slow
-def test_bench_without_types_times_every_type_there_is() -> None:
-    done = bench("--json")
-    assert done.returncode == 0, done.stderr
-    cases = {case["case"]: case for case in json.loads(done.stdout.splitlines()[-1])["cases"]}
-    assert set(cases) == set(host().sharding_types.names)
-    assert {name: case.get("problems") for name, case in cases.items() if "problems" in case} == {}
-    assert all(case["shardwright"]["min_ms"] > 0 for case in cases.values())
-    # Nothing else is said, of torch's profiler for example, which announces itself on standard error.
-    assert [line for line in done.stderr.splitlines() if not line.startswith("measured ")] == []
+def test_figures_of_a_program_that_fails_are_its_error(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInputError) as caught:
+        step_ratios.figures_of([sys.executable, str(tmp_path / "missing.py")])
+    assert "exit code 2" in str(caught.value)
 
 
 @pytest.mark.slow

@@ -14,8 +14,9 @@ from tests import readme, stranger
 
 import shardwright as sw
 import shardwright_plugins
+from shardwright_plugins.commands.demo.examples import Clicks
 from shardwright_plugins.commands.demo.model import Batch, ShardedDLRM
-from shardwright_plugins.commands.demo.settings import DemoSettings, make_source
+from shardwright_plugins.commands.demo.settings import DemoSettings
 from shardwright_testing.ranks import RankPool
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
@@ -42,7 +43,7 @@ def mean_losses(steps: int) -> list[float]:
     torch.set_num_threads(1)
     ranks, device = dist.get_world_size(), torch.device("cpu")
     settings = DemoSettings(ranks=ranks, steps=steps, batch_size=512)
-    source = make_source(settings)
+    source = Clicks(settings.seed, settings.batch_size)
     env = sw.ShardingEnv.from_process_group(device_type="cpu")
     model = ShardedDLRM(source.tables, settings, env, device)
     losses = [

@@ -22,6 +22,7 @@ TRACKING = readme.CORE_DOCS / "howto/track_training.md"
 REPORT = readme.CORE_DOCS / "howto/read_a_plan.md"
 MANY = readme.CORE_DOCS / "howto/many_ranks.md"
 FROM_A_FILE = readme.CORE_DOCS / "howto/plan_from_a_file.md"
+FOLLOWING = readme.BUILT_INS.with_name("following.md")
 ONE_PROCESS = {
     "notebook.py": readme.CORE_DOCS / "howto/several_ranks.md",
     "checkpoint.py": readme.CORE_DOCS / "howto/save_and_load.md",
@@ -83,6 +84,15 @@ def test_fully_sharded_dense_part_prints_what_the_page_shows(tmp_path: Path) -> 
     done = stranger.run_python(*TORCHRUN, str(tmp_path / "fsdp.py"))
     assert done.returncode == 0, done.stderr
     assert done.stdout == readme.output_of("fsdp.py", RECIPES)
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_plan_follows_its_data_as_the_page_shows(tmp_path: Path) -> None:
+    (tmp_path / "follow.py").write_text(readme.source("follow.py", FOLLOWING))
+    done = stranger.run_python(*TORCHRUN, str(tmp_path / "follow.py"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == readme.output_of("follow.py", FOLLOWING)
 
 
 # Stands for Weights & Biases: writes what it is given.

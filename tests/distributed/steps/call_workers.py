@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 from attrs import field, frozen
+from tests.benchmarks.steps.timed_step import StepSettings, bench_batch, bench_model
 
 from shardwright_plugins.comm_backends._mailboxes import Mailboxes
-from shardwright_plugins.commands.bench.step import StepSettings, bench_batch, bench_model
 
 MIXES = (
     "table_wise",

@@ -22,6 +22,7 @@ from shardwright_plugins.estimators.engine.machine import Machine, shipped_machi
 from shardwright_plugins.estimators.engine.mixing import Mixing
 from shardwright_plugins.estimators.engine.step import StepWork
 from shardwright_plugins.estimators.engine.work import LookupWork
+from shardwright_plugins.following.predicted import Prices
 
 BATCH = 64
 
@@ -182,6 +183,39 @@ def test_search_is_told_of_exchanges_as_far_as_the_kind_of_a_table_changes_them(
     )  # two ids of a bag are both in the other half of the rows a quarter of the time
     assert told("row_wise") == (pytest.approx(1.6 * 2 * ids + (5 - 2) * 2 * ids + of_halves), ids + 5 * ids)
     assert told("data_parallel") == (pytest.approx(1.6 * 2 * ids + 2 * 3 + mixed), ids + 3)
+
+
+def plan_of_one_copy(path: Path) -> sw.ShardingPlan:
+    """A plan of tables of which a search would copy the narrow one, and so mix the outputs of the wide ones."""
+    rule = ParameterConstraints(
+        sharding_types=["table_wise", "data_parallel"], compute_kernels=["fused_numba"], pooling_factors=[2.0]
+    )
+    planner = sw.EmbeddingShardingPlanner(
+        sw.Topology(2, "cpu"),
+        BATCH,
+        constraints={"*": rule},
+        estimator=f"engine:machine={path}",
+        progress=False,
+    )
+    return planner.plan_tables(
+        [sw.TableSpec(f"t{i}", 1000, columns) for i, columns in enumerate((8, 256, 256))]
+    )
+
+
+def test_mixed_plan_gives_way_to_one_of_one_kind_by_which_a_step_is_shorter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = machine_with(tmp_path / "machine.json", lookup_id=1.0, mixed_result=0.01)
+    found = plan_of_one_copy(path)
+    monkeypatch.setattr(Engine, "refinements", lambda self, topology: ())
+    searched = plan_of_one_copy(path)
+    assert {own.sharding_type for own in found.plan[""].values()} == {"table_wise"}
+    assert [own.sharding_type for own in searched.plan[""].values()].count("data_parallel") == 1
+    # Two tables of four ids a sample on the slowest rank; or three of two, and all columns of the outputs once more.
+    prices = Prices.by(found)
+    steps = [prices.of(one).step_ms for one in (found, searched)]
+    assert steps == pytest.approx([8 * BATCH, 6 * BATCH + 0.01 * BATCH * (8 + 256 + 256)])
+    assert not sw.check_plan(found).problems
 
 
 def test_kernel_that_was_not_measured_takes_the_first_ones_time_at_its_bandwidth(

@@ -115,10 +115,8 @@ COMMANDS: dict[str, dict[str, Any]] = {
     "check": {},
     "explain": {"--table": "user"},
     "diff": {},
-    "layouts": {"--types": "row_wise,table_wise", "--ranks": 4, "--hosts": 2, "--rows": 8, "--dim": 64},
     "plugins": {},
     "demo": {"--ranks": 100_000_000, "--steps": 1, "--batch-size": 1 << 40},
-    "bench": {"--ranks": 100_000_000},
 }
 
 
@@ -147,8 +145,7 @@ def run(*words: object) -> Outcome:
             mock.patch.object(sys, "argv", ["shardwright", *map(str, words)]),
             contextlib.redirect_stdout(out),
             contextlib.redirect_stderr(err),
-            mock.patch("shardwright_plugins.commands.demo.command._run"),
-            mock.patch("shardwright_plugins.commands.bench.command.run_suite"),
+            mock.patch("shardwright_plugins.commands.demo.command._launched"),
         ):
             main()
     except SystemExit as ended:

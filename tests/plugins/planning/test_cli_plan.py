@@ -577,54 +577,6 @@ def test_check_rewrite_of_a_plan_that_does_not_fit_writes_nothing(planned):
     assert path.read_text() == before
 
 
-OTHER_PLANNER = """
-import json, sys
-what, workload = sys.argv[1:3]
-options = dict(zip(sys.argv[3::2], sys.argv[4::2]))
-assert options["--ranks"] == "4" and options["--batch"] == "64", options
-if what == "plan":
-    print("words before the figures")
-    print(json.dumps({"max_ms": 7.5, "seconds": int(options["--seconds"])}))
-else:
-    made = json.load(open(options["--plan"]))
-    print(json.dumps({"max_ms": made["objective"]["value_ms"], "fits": True}))
-"""
-
-
-def test_bench_plan_prints_both_planners_and_writes_json(workload, tmp_path):
-    other = tmp_path / "other.py"
-    other.write_text(OTHER_PLANNER)
-    folder = tmp_path / "workloads"
-    folder.mkdir()
-    workload.rename(folder / "little.json")
-    (folder / "facts.json").write_text("{}")
-    options = ("--ranks", "4", "--hbm-gib", "1", "--batch", "64", "--beside-seconds", "3")
-    beside = ("--beside", f"{sys.executable} {other}", "--output", tmp_path / "figures.json")
-    done = run("bench", "plan", folder, *options, *beside)
-    (row,) = [line for line in done.stdout.splitlines() if " little " in line]
-    figures = json.loads((tmp_path / "figures.json").read_text())
-    (result,) = figures["workloads"]
-    ours = result["shardwright"]
-    assert f"{ours['value_ms']:.4g}" in row
-    assert ours["tables"] == 8
-    assert ours["lower_bound_ms"] <= ours["value_ms"]
-    assert ours["peak_mb"] > 0
-    assert (result["beside"], result["rated"]) == (
-        {"max_ms": 7.5, "seconds": 3},
-        {"max_ms": ours["value_ms"], "fits": True},
-    )
-
-
-def test_bench_plan_other_planner_that_fails_is_told_and_the_rest_goes_on(workload):
-    done = run("bench", "plan", workload.parent, "--ranks", "2", "--beside", f"{sys.executable} -c 0/0")
-    assert "little, beside: exit code 1: ZeroDivisionError" in done.stderr
-    assert "failed" in done.stdout
-
-
-def test_bench_plan_of_a_folder_without_workloads_is_told(tmp_path):
-    assert "there is no workload" in run("bench", "plan", tmp_path, code=1).stderr
-
-
 def test_page_commands_of_planning_run_as_they_stand(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     blocks = readme.blocks(PLAN_PAGE)

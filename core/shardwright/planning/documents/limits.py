@@ -17,7 +17,6 @@ def _most(name: str) -> int:
 MOST_DOCUMENT_BYTES: Final = _most("document_bytes")
 MOST_NESTING: Final = _most("nesting")
 MOST_RANKS: Final = _most("ranks")
-MOST_DRAWN: Final = _most("drawn")
 MOST_PROCESSES: Final = _most("processes")
 MOST_ROWS: Final = _most("rows")
 MOST_SAMPLES: Final = _most("samples")

@@ -37,7 +37,7 @@ from shardwright.runtime.step.autograd import Anchors
 from shardwright.runtime.step.backward.gradient_limits import GradientLimits
 from shardwright.runtime.step.backward.kept_gradients import (
     KeptGradients,
-    KeptUpdates,
+    have_gradients,
     is_kept,
     prefetches,
 )
@@ -81,7 +81,7 @@ class CollectionEngine:
 
     Attributes:
         updated_in_backward: description of the first table that a kernel updates in the backward pass; empty if none.
-        kept: the gradients of tables that are updated in the optimizer's step.
+        kept: the lookups that keep gradients for the optimizer's step.
         limits: the largest elements of the outputs' gradients.
         events: events of the collection, for listeners.
         is_trained: for each executor, whether its tables are trained; those of the others are frozen.
@@ -128,7 +128,7 @@ class CollectionEngine:
         self.lookups: list[Lookup] = [lookup for executor in self.executors for lookup in executor.lookups]
         self.rates = LearningRates(self.lookups)
         self.groups: list[KernelGroup] = [group for executor in self.executors for group in executor.groups]
-        self.kept = KeptUpdates(_keeping(self.lookups, self.groups))
+        self.kept = _keeping(self.lookups, self.groups)
         arrange = PooledArrangement if self.collection.is_pooled else SequenceArrangement
         self.arrangement: Arrangement = arrange(
             self.collection,
@@ -138,13 +138,12 @@ class CollectionEngine:
         self.updated_in_backward = updated[0].describe() if updated else ""
         self.limits = GradientLimits(self.collection, env.world_size)
         at_once = [table for table in updated if table.update == "in_backward"]
-        kept = self.kept
         self.events = StepEvents(
             TrainedCollection(
                 at_once[0].describe() if at_once else "",
                 all(table.optimizer is not None and table.optimizer.adds_up for table in at_once),
                 [table.describe() for table in updated if table.update == "in_step"],
-                lambda: kept.is_there,
+                partial(have_gradients, self.kept),  # which does not keep the engine
                 next((table.describe() for table in tables if table.max_gradient is not None), ""),
                 device.type,
             )
@@ -184,7 +183,7 @@ class CollectionEngine:
 
     def unfinished(self) -> str:
         """Reason why its tables cannot be changed now: what is under way; empty if nothing is."""
-        if self.kept.is_there:
+        if have_gradients(self.kept):
             return "gradients of its tables are kept for optimizer.step(): make it, and call zero_grad()"
         for step in list(self._steps):
             if step.is_begun:

@@ -1,4 +1,4 @@
-"""`shardwright bench`: how long things take, beside another program where one is given."""
+"""`shardwright bench`: what estimators predict, held against the clock."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ if TYPE_CHECKING:
 
 
 class Bench(Extension):
-    """Times training steps and planning, beside another program where one is given."""
+    """Measures plans of many kinds beside what estimators predict."""
 
     name = "command:bench"
-    help = "Time things, beside another program where one is given."
+    help = "Measure plans beside what estimators predict."
 
     def load(self) -> Typer:
-        """The commands `bench plan` and `bench step`."""
+        """The command `bench truth`."""
         from shardwright_plugins.commands.bench.command import bench
 
         return bench

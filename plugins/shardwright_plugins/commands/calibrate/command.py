@@ -36,9 +36,7 @@ def calibrate(
 
     check_writable(output)
     if device != "cpu":
-        raise UnsupportedError(
-            f"calibrate measures CPUs, not {device!r}: `shardwright bench kernels --device {device}` times its kernels"
-        )
+        raise UnsupportedError(f"calibrate measures CPUs, not {device!r}")
     if ranks > MOST_PROCESSES:
         raise InvalidInputError(f"--ranks must be at most {MOST_PROCESSES}, got {ranks}")
     if importlib.util.find_spec("scipy") is None:

@@ -17,11 +17,11 @@ import shardwright
 from shardwright.errors import UnsupportedError
 from shardwright.planning.arrays import Floats
 from shardwright.planning.machines.topology import Topology
+from shardwright_plugins.commands._processor import processor
 from shardwright_plugins.commands.bench.truth.steps import Measured
 from shardwright_plugins.commands.calibrate.fitting import Fit, fit
 from shardwright_plugins.commands.calibrate.kernels import KernelTimes
 from shardwright_plugins.commands.calibrate.steps import alone, amounts_of_ranks
-from shardwright_plugins.compute_kernels._cpu_speeds import processor
 from shardwright_plugins.estimators.engine.machine import FIXED, Machine
 from shardwright_plugins.estimators.engine.step import ENGINE, OF_ENGINE
 from shardwright_plugins.estimators.engine.work import LOOKUP, OF_KERNELS, UPDATE

@@ -1,14 +1,15 @@
-"""The demo's model on the ranks of this job: planned, sharded, and with its optimizers."""
+"""The deep learning recommendation model (Naumov et al. 2019, arXiv:1906.00091), planned, sharded, with its optimizers.
+
+Shapes: B examples, F dense features, D columns of each table, T tables.
+"""
 
 from __future__ import annotations
-
-from typing import Any
 
 import attrs
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from shardwright import (
     DistributedModelParallel,
@@ -23,19 +24,80 @@ from shardwright import (
     Topology,
 )
 from shardwright.optim import CombinedOptimizer, KeyedOptimizerWrapper, in_backward_optimizer_filter
-from shardwright_plugins.commands._counting import CollectiveCounter
-from shardwright_plugins.commands.demo.dlrm import DLRM
 from shardwright_plugins.commands.demo.examples import NUM_DENSE, Examples, Table
 from shardwright_plugins.commands.demo.settings import DemoSettings
 
-__all__ = ["Batch", "ShardedDLRM", "count_collectives"]
+__all__ = ["DLRM", "Batch", "ShardedDLRM", "interact"]
 
 EMBEDDING_DIM = 16
-BOTTOM_SIZES = (64,)
-TOP_SIZES = (64, 32)
+BOTTOM_SIZE, TOP_SIZES = 64, (64, 32)
 # Tuned on the synthetic examples, one epoch, from 500 to 1600 steps of 512 to 2048.
 EMBEDDING_LEARNING_RATE = 0.03
 DENSE_LEARNING_RATE = 0.003
+
+
+class DLRM(nn.Module):
+    """Dense features through an MLP, pooled embeddings, their pairwise products, and an MLP over it all.
+
+    Args:
+        embeddings: tables of one width with one feature each.
+        device: device of the MLPs; ``meta`` takes no memory.
+    """
+
+    def __init__(self, embeddings: EmbeddingBagCollection, device: torch.device | str) -> None:
+        super().__init__()
+        configs = embeddings.embedding_bag_configs()
+        self._dim, self._num_tables = configs[0].embedding_dim, len(configs)
+        num_products = (1 + self._num_tables) * self._num_tables // 2
+        self.embeddings = embeddings
+        self.bottom = nn.Sequential(
+            nn.Linear(NUM_DENSE, BOTTOM_SIZE, device=device),
+            nn.ReLU(),
+            nn.Linear(BOTTOM_SIZE, self._dim, device=device),
+            nn.ReLU(),
+        )
+        self.top = nn.Sequential(
+            nn.Linear(self._dim + num_products, TOP_SIZES[0], device=device),
+            nn.ReLU(),
+            nn.Linear(TOP_SIZES[0], TOP_SIZES[1], device=device),
+            nn.ReLU(),
+            nn.Linear(TOP_SIZES[1], 1, device=device),
+        )
+
+    def forward(self, dense: Tensor, features: KeyedJaggedTensor) -> Tensor:
+        """Compute the logits of a click.
+
+        Args:
+            dense: ``[B, F]``.
+            features: the ids of each table.
+
+        Returns:
+            ``[B]`` logits.
+        """
+        # The lookup is begun first and waited for last: a sharded one talks to other ranks meanwhile.
+        pooled = self.embeddings(features)
+        bottom = self.bottom(dense)
+        vectors = pooled.values().view(len(dense), self._num_tables, self._dim)
+        logits: Tensor = self.top(interact(bottom, vectors)).squeeze(1)
+        return logits
+
+
+def interact(dense: Tensor, embeddings: Tensor) -> Tensor:
+    """Put the dense vector beside the dot products of all pairs of vectors.
+
+    Args:
+        dense: ``[B, D]``.
+        embeddings: ``[B, T, D]``.
+
+    Returns:
+        ``[B, D + (T + 1) * T / 2]``: the products of (1, 0), (2, 0), (2, 1), ..., where 0 is the dense vector.
+    """
+    vectors = torch.cat([dense.unsqueeze(1), embeddings], dim=1)
+    num_vectors = vectors.size(1)
+    products = torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1)
+    rows, columns = torch.tril_indices(num_vectors, num_vectors, offset=-1, device=dense.device)
+    # One index into the flattened products: two into the square take thrice the time.
+    return torch.cat([dense, products.index_select(1, rows * num_vectors + columns)], dim=1)
 
 
 @attrs.frozen(eq=False)
@@ -91,13 +153,8 @@ class ShardedDLRM:
         torch.manual_seed(settings.seed)
         self._env = env
         self._settings = settings
-        module = DLRM(
-            EmbeddingBagCollection(tables=[_config(table) for table in tables], device="meta"),
-            NUM_DENSE,
-            bottom_sizes=BOTTOM_SIZES,
-            top_sizes=TOP_SIZES,
-            device="meta",
-        )
+        collection = EmbeddingBagCollection(tables=[_config(table) for table in tables], device="meta")
+        module = DLRM(collection, device="meta")
         sharders = [
             EmbeddingBagCollectionSharder(
                 fused_params={"optimizer": "row_wise_adagrad", "learning_rate": EMBEDDING_LEARNING_RATE}
@@ -160,19 +217,6 @@ class ShardedDLRM:
         return logits
 
 
-def count_collectives(model: ShardedDLRM, batch: Batch) -> int:
-    """Count the collectives of the sharded tables in a training step, as torch's dispatcher sees them.
-
-    The lookup is run forward and backward by itself, without DistributedDataParallel's collectives for the
-    dense rest. Its gradients are zeros, so that row-wise Adagrad changes nothing. Every rank makes this call.
-    """
-    with CollectiveCounter() as counter:
-        lookup: Any = model.module.module.embeddings
-        pooled = lookup(batch.features).values()
-        (pooled * 0.0).sum().backward()
-    return counter.count
-
-
 def _config(table: Table) -> EmbeddingBagConfig:
     return EmbeddingBagConfig(
         name=table.name,
@@ -184,8 +228,6 @@ def _config(table: Table) -> EmbeddingBagConfig:
 
 def _constraints(tables: tuple[Table, ...], types: tuple[str, ...]) -> dict[str, ParameterConstraints]:
     return {
-        table.name: ParameterConstraints(
-            sharding_types=list(types) or None, pooling_factors=[table.mean_bag_size]
-        )
+        table.name: ParameterConstraints(sharding_types=list(types) or None, pooling_factors=[table.mean_bag])
         for table in tables
     }

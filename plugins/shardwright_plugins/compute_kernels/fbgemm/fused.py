@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from shardwright.contracts import ComputeKernel
 from shardwright.contracts.compute_kernel import KernelRequest
 from shardwright.planning.tables.data_types import DataType
-from shardwright_plugins.compute_kernels._cpu_speeds import is_clearly_faster
 from shardwright_plugins.compute_kernels._optimizers import PARAMETERS, ROW_WISE, can_run, trained_bytes
 
 if TYPE_CHECKING:
@@ -32,12 +31,8 @@ class Fused(ComputeKernel):
     """All blocks of a rank in one FBGEMM call, forward and backward."""
 
     name: ClassVar[str] = "fused"
+    preference: ClassVar[int] = 1
     batch_major: ClassVar[bool] = True
-
-    @property
-    def preference(self) -> int:  # type: ignore[override]  # what it is follows from this processor
-        """Above ``fused_numba``'s where it was measured to be clearly faster; see :mod:`_cpu_speeds`."""
-        return 3 if is_clearly_faster(self.name, "fused_numba") else 1
 
     def supports(self, request: KernelRequest) -> Literal[True] | str:  # noqa: D102 - described in the base class
         return refusal(request) or True

@@ -7,7 +7,7 @@ and what keeps copies equal. Each phase ends in an exchange, so that a step take
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -19,10 +19,17 @@ from shardwright.contracts.estimator import PERFORMANCE, Estimator
 from shardwright.planning.arrays import Floats, Ints
 from shardwright.planning.assumptions import CPU_DEVICE
 from shardwright.planning.machines.topology import Topology
+from shardwright.planning.options.inputs import Request
 from shardwright.planning.options.options import Options
+from shardwright.planning.options.search_space import SearchSpace
+from shardwright.planning.search.objectives import largest_rank_time, phase_loads
+from shardwright.planning.search.placement import Placed, propose
+from shardwright.planning.search.refinements import Outcome, Refinement, Search
+from shardwright.planning.watch import Watch
 from shardwright_plugins.estimators.engine.machine import Machine, shipped_machine
 from shardwright_plugins.estimators.engine.mixing import Mixing
 from shardwright_plugins.estimators.engine.step import OF_ENGINE, StepWork
+from shardwright_plugins.estimators.engine.unmixed import unmixed_plans
 from shardwright_plugins.estimators.engine.work import LOOKUP, OF_KERNELS, UPDATE
 from shardwright_plugins.estimators.roofline import Roofline
 
@@ -154,6 +161,29 @@ class Engine(Estimator):
             "waiting": waiting,
             "fixed": everywhere * self.machine.fixed["step"],
         }
+
+    def refinements(self, topology: Topology) -> Sequence[Refinement]:
+        """The comparison of a mixed plan with plans of one kind."""
+        return (self._compared,) if self.serves(topology) else ()
+
+    def _compared(self, search: Search, request: Request, watch: Watch) -> Outcome:
+        """Search; where a mixed plan is found, take one of whole tables of one kernel if its step is shorter."""
+        found = search(request, watch)
+        if found.result.proposal is None or not self._is_mixed(found):
+            return found
+        plan = found.result.plan
+        plans = [Placed(plan.proposal, plan.ranks), *unmixed_plans(found.space)]
+        best = int(np.argmin([self._step_ms(found.space, one) for one in plans]))
+        return found.with_plan(plans[best]) if best else found
+
+    def _is_mixed(self, found: Outcome) -> bool:
+        mixing = Mixing(found.space.options, self.machine.engine)
+        return mixing.of_plan(found.result.plan.proposal) > 0
+
+    def _step_ms(self, space: SearchSpace, plan: Placed) -> float:
+        """Time of a step, ms."""
+        loads = phase_loads(space, plan.proposal, propose(space, plan.proposal), plan.ranks)
+        return largest_rank_time(self.step_phases(loads, space.options, plan.proposal, space.topology))
 
     @staticmethod
     def _mean(own: Floats, options: Options, chosen: Ints, topology: Topology) -> float:

@@ -177,7 +177,7 @@ MUTANTS = [
         mutants.DrawsLots,
         "CodecTests",
         "test_bytes_are_the_same_each_time",
-        r"encodes the same values to other bytes the second time",
+        r"encodes the same values to other bytes",
     ),
     (
         wrong_extensions.LongHelp,

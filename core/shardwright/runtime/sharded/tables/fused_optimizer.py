@@ -140,7 +140,9 @@ class FusedOptimizer(KeyedOptimizer):
         loss = closure() if closure is not None else None
         self.apply_learning_rates()
         self._engine.events.steps()
-        self._engine.kept.apply()
+        with torch.no_grad():
+            for lookup in self._engine.kept:
+                lookup.apply()
         return loss
 
     def init_state(self, sparse_grad_parameter_names: Set[str] | None = None) -> None:

@@ -193,23 +193,6 @@ class KeptGradients(Lookup):
         self._lookup.set_learning_rate(learning_rate)
 
 
-class KeptUpdates:
-    """All gradients that a collection keeps on this rank, for its optimizer.
-
-    Args:
-        lookups: lookups that keep some; none on a rank that has no block of a table that is updated in the step.
-    """
-
-    def __init__(self, lookups: Sequence[KeptGradients]) -> None:
-        self._lookups = list(lookups)
-
-    def apply(self) -> None:
-        """Update all rows that have a gradient."""
-        with torch.no_grad():
-            for lookup in self._lookups:
-                lookup.apply()
-
-    @property
-    def is_there(self) -> bool:
-        """True if there are gradients, be they of no row."""
-        return any(lookup.has_gradients for lookup in self._lookups)
+def have_gradients(lookups: Sequence[KeptGradients]) -> bool:
+    """Tell if some lookups keep gradients, be they of no row."""
+    return any(lookup.has_gradients for lookup in lookups)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from shardwright import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
-from shardwright_plugins.commands.demo.dlrm import DLRM, interact
+from shardwright_plugins.commands.demo.examples import NUM_DENSE
+from shardwright_plugins.commands.demo.model import DLRM, interact
 
 
 def test_interact_equals_loop_over_pairs() -> None:
@@ -29,19 +30,13 @@ def make_dlrm(device: str) -> DLRM:
         EmbeddingBagConfig(name=f"t{i}", num_embeddings=10, embedding_dim=4, feature_names=[f"f{i}"])
         for i in range(2)
     ]
-    return DLRM(
-        EmbeddingBagCollection(tables=tables, device=device),
-        3,
-        bottom_sizes=(8,),
-        top_sizes=(8,),
-        device=device,
-    )
+    return DLRM(EmbeddingBagCollection(tables=tables, device=device), device)
 
 
 def test_dlrm_logits_are_made_of_its_parts() -> None:
     torch.manual_seed(0)
     model = make_dlrm("cpu")
-    dense = torch.randn(2, 3)
+    dense = torch.randn(2, NUM_DENSE)
     features = KeyedJaggedTensor.from_lengths_sync(
         keys=["f0", "f1"], values=torch.tensor([1, 2, 3, 4]), lengths=torch.tensor([2, 0, 1, 1])
     )
@@ -62,7 +57,7 @@ def test_dlrm_no_examples_gives_no_logits() -> None:
         values=torch.tensor([], dtype=torch.int64),
         lengths=torch.tensor([], dtype=torch.int64),
     )
-    assert make_dlrm("cpu")(torch.empty(0, 3), features).shape == (0,)
+    assert make_dlrm("cpu")(torch.empty(0, NUM_DENSE), features).shape == (0,)
 
 
 def test_dlrm_on_meta_takes_no_memory() -> None:

@@ -1,4 +1,4 @@
-"""The step that `shardwright bench step` times: pooled sums, and row-wise Adagrad fused into the backward pass."""
+"""The step that tests/benchmarks/steps/step.py times: pooled sums, and row-wise Adagrad in the backward pass."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from attrs import evolve
+from tests.benchmarks.steps import timed_step as step
+from tests.benchmarks.steps.timed_step import StepSettings, bench_batch, bench_model, measured
 
 from shardwright import EmbeddingBagCollection, EmbeddingBagConfig, RowWiseAdagrad
 from shardwright.errors import UnsupportedError
-from shardwright_plugins.commands.bench import step
-from shardwright_plugins.commands.bench.sides import Ranks
-from shardwright_plugins.commands.bench.step import StepSettings, bench_batch, bench_model
 
 STEP = StepSettings(("table_wise", "row_wise"), ranks=1, batch=4, tables=3, rows=20, dim=8, ids=2, steps=1)
 
@@ -35,16 +34,16 @@ def test_ranks_without_a_device_each_are_refused_before_they_start(
     monkeypatch.setattr(step, "has_accelerator", lambda _: count > 0)
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: count)
     with pytest.raises(UnsupportedError, match=told):
-        Ranks().measure(evolve(STEP, ranks=2, device="cuda"))
+        measured(evolve(STEP, ranks=2, device="cuda"))
 
 
 @pytest.mark.gpu
-def test_bench_step_on_cuda_times_a_kernel() -> None:
+def test_step_on_cuda_times_a_kernel() -> None:
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
-    figures = Ranks().measure(evolve(STEP, device="cuda", kernel="fused_triton", dim=16))
-    assert figures.min_ms > 0
-    assert figures.collectives is not None
+    figures = measured(evolve(STEP, device="cuda", kernel="fused_triton", dim=16))
+    assert figures["min_ms"] > 0
+    assert figures["collectives"]
 
 
 @pytest.mark.usefixtures("group_of_one")

@@ -1,14 +1,13 @@
-"""`shardwright bench kernels --device`: speeds beside the bandwidth of memory."""
+"""The report's speeds of kernels beside the bandwidth of memory."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from typer.testing import CliRunner
+from tests.benchmarks.gpu_report.device_kernels import copy_bandwidth, main, measure
+from tests.benchmarks.lookup import Work
 
-from shardwright.cli import app
-from shardwright_plugins.commands.bench.device_kernels import copy_bandwidth, measure
-from shardwright_plugins.commands.bench.kernels import Work
+from shardwright.errors import UnsupportedError
 
 TINY = Work(tables=2, batch=4, rows=10, dim=8, ids=3)
 
@@ -27,17 +26,16 @@ def test_measure_times_what_runs_and_says_why_others_do_not() -> None:
     assert copy_bandwidth(cpu, num_bytes=1 << 10) > 0
 
 
-def test_bench_kernels_on_a_device_that_is_not_there_says_so() -> None:
+def test_device_that_is_not_there_is_refused() -> None:
     if torch.accelerator.is_available():
         pytest.skip("there is one")
-    done = CliRunner().invoke(app, ["bench", "kernels", "--device", "cuda"])
-    assert done.exit_code != 0
-    assert "no accelerator" in str(done.exception) + done.output
+    with pytest.raises(UnsupportedError):
+        main(["fused_torch"])
 
 
 @pytest.mark.gpu
-def test_bench_kernels_on_cuda_compares_with_copies() -> None:
+def test_kernels_on_cuda_are_compared_with_copies(capsys: pytest.CaptureFixture[str]) -> None:
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
-    done = CliRunner().invoke(app, ["bench", "kernels", "--device", "cuda", "--steps", "3"])
-    assert "fused_triton" in done.output, done.output
+    main(["fused_triton"], steps=3)
+    assert "fused_triton" in capsys.readouterr().out

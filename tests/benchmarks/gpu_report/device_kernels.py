@@ -1,16 +1,23 @@
 """Lookups and updates of compute kernels on a device, beside the bandwidth at which it copies memory.
 
+    python -m tests.benchmarks.gpu_report.device_kernels --kernel fused_triton
+
+Prints JSON, with a large batch and a small one.
+
 Legend: T tables, B bags of each, N ids, U distinct rows among them, D columns.
 """
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import torch
-from attrs import frozen
+import typer
+from attrs import asdict, frozen
+from tests.benchmarks.lookup import EPSILON, RATE, Work
 
 from shardwright.contracts.compute_kernel import KernelRequest
 from shardwright.contracts.lookup import Bags, BlockSpec, Lookup
@@ -19,7 +26,6 @@ from shardwright.host import host
 from shardwright.planning.layouts.layout import Block
 from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright.planning.tables.spec import TableSpec
-from shardwright_plugins.commands.bench.kernels import EPSILON, RATE, Work
 
 LARGE = Work(tables=24, batch=8192, rows=1_000_000, dim=128, ids=20)
 """Tables of 11.4 GiB: bandwidth decides."""
@@ -130,3 +136,30 @@ def _built(name: str, work: Work, device: torch.device) -> Lookup:
 def _bags(work: Work, device: torch.device) -> Bags:
     counts = ((work.batch,) * work.tables,)
     return Bags(work.batches()[0].to(device), work.lengths.to(device), None, counts)
+
+
+def main(
+    kernel: Annotated[list[str], typer.Option(help="Compute kernels.")],
+    device: Annotated[str, typer.Option()] = "cuda",
+    steps: Annotated[int, typer.Option(min=1, help="Timed calls of each kernel.")] = 20,
+) -> None:
+    """Time lookups and updates of kernels on a device.
+
+    Raises:
+        UnsupportedError: there is no such device.
+    """
+    if not torch.accelerator.is_available():
+        raise UnsupportedError(f"kernels are to be timed on {device!r}, and torch sees no accelerator here")
+    where = torch.device(device)
+    copied, cases = copy_bandwidth(where), []
+    for work in (LARGE, SMALL):
+        figures, reasons = measure(kernel, work, where, steps=steps)
+        kernels = [asdict(own) for own in figures]
+        cases.append({**asdict(work), "kernels": kernels, "left_out": reasons})
+        torch.accelerator.empty_cache()
+    name = torch.get_device_module(where).get_device_name(where)
+    typer.echo(json.dumps({"device": name, "copy_gb_s": copied / 1e9, "cases": cases}))
+
+
+if __name__ == "__main__":
+    typer.run(main)

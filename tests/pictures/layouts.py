@@ -1,15 +1,23 @@
-"""Layouts as pictures in text: the table as a box, its blocks inside, each with the rank it must or may be on."""
+"""Pictures of layouts in text: the table as a box, its blocks inside, each with the rank it must or may be on.
+
+`python -m tests.pictures.layouts row_wise` prints what the page on sharding types has.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 import numpy as np
 from attrs import frozen
 
+from shardwright.host.plugin_host import host
 from shardwright.planning.layouts.layout import Block, Layout
+from shardwright.planning.machines.topology import Topology
 from shardwright.planning.plan.sharding import ranks_text
+from shardwright.planning.tables.constraints import ParameterConstraints
+from shardwright.planning.tables.spec import TableSpec
 
 _WIDTH = 63  # characters between the box's edges
 _MOST_BANDS = 12
@@ -26,6 +34,27 @@ _CORNERS = {
     (True, True, True, True): "┼",
     (False, False, True, True): "─",
 }
+
+
+def drawings(name: str, *, ranks: int = 4, hosts: int = 2, rows: int = 8, dim: int = 64) -> str:
+    """The layouts that a sharding type offers for a sample table over sample ranks, as text.
+
+    Raises:
+        UnknownPluginError: no sharding type has that name.
+    """
+    kind = host().sharding_types.create(name)
+    topology = Topology(world_size=ranks, compute_device="cpu", local_world_size=ranks // hosts)
+    table = TableSpec("sample", num_embeddings=rows, embedding_dim=dim)
+    supported = kind.supports(table, topology)
+    if supported is not True:
+        return f"{kind.name} ({kind.abbreviation}): {supported}"
+    offered = list(kind.layouts(table, topology, ParameterConstraints(sharding_types=[kind.name])))
+    lines = [
+        f"{kind.name} ({kind.abbreviation}), {own.variant + ', ' if own.variant else ''}"
+        f"dataflow {' and '.join(dataflow.name for dataflow in own.dataflows)}\n" + draw(own)
+        for own in offered
+    ]
+    return "\n".join(lines) or f"{kind.name} ({kind.abbreviation}): no layout for this table"
 
 
 @frozen
@@ -111,3 +140,7 @@ def _letter(number: int) -> str:
 
 def _fitted(text: str, width: int) -> str:
     return text.center(width) if len(text) <= width else text[: width - 1] + "…"
+
+
+if __name__ == "__main__":
+    print("\n\n".join(drawings(name) for name in sys.argv[1:]))

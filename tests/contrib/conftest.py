@@ -30,7 +30,7 @@ def entry_points(distribution: str) -> list[EntryPoint]:
 
 @pytest.fixture(scope="module")
 def serving() -> Iterator[PluginHost]:
-    """The plugin of quantised tables, in processes that tests start too, while a module's tests run."""
+    """The plugin of quantized tables, in processes that tests start too, while a module's tests run."""
     from shardwright_serving import plugin
 
     paths = [str(distributions.ROOT / "serving"), os.environ.get("PYTHONPATH", "")]

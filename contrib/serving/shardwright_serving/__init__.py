@@ -1,4 +1,4 @@
-"""Serving of models that shardwright trained: quantised tables, packages that torch alone runs, and an HTTP server.
+"""Serving of models that shardwright trained: quantized tables, packages that torch alone runs, and an HTTP server.
 
 Names are imported on first use: the server (``python -m shardwright_serving PACKAGE``) needs torch, and nothing of
 shardwright.

@@ -1,4 +1,4 @@
-"""The plugin: compute kernels of quantised tables, which bring the row formats INT8, INT4, INT2 and FP8.
+"""The plugin: compute kernels of quantized tables, which bring the row formats INT8, INT4, INT2 and FP8.
 
 Thin: torch, FBGEMM, Numba and Triton are imported when a kernel is built.
 """
@@ -18,5 +18,5 @@ api = 1
 
 @hookimpl
 def shardwright_compute_kernels() -> list[type[ComputeKernel]]:
-    """Offer the kernels that look quantised tables up."""
+    """Offer the kernels that look quantized tables up."""
     return [QuantFbgemm, QuantNumba, QuantTorch, QuantTriton]

@@ -1,7 +1,7 @@
 """`import torchrec` gives shardwright: TorchRec's module paths, served by an import hook.
 
 A finder answers for `torchrec` and what is below it, and its modules look each name up in `shardwright` when it is
-asked for, or in this package: quantised tables, and what is bent to TorchRec's ways. Once a
+asked for, or in this package: quantized tables, and what is bent to TorchRec's ways. Once a
 script imports one of the types, TorchScript and `torch.fx` take them.
 """
 

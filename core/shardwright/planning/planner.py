@@ -77,7 +77,7 @@ class TablePlanner:
     :class:`shardwright.EmbeddingShardingPlanner` is one that plans for models too, and tells of the arguments.
     """
 
-    @checked_only("refinements", "listener", "progress", "debug")
+    @checked_only("topology", "option_space", "refinements", "listener", "progress", "debug")
     def __init__(
         self,
         topology: Topology | None = None,
@@ -102,8 +102,6 @@ class TablePlanner:
             raise InvalidInputError(f"batch_size must be a positive integer, got {batch_size!r}")
         if batch_size is not None and batch_size > MOST_SAMPLES:
             raise InvalidInputError(f"batch_size must be {MOST_SAMPLES} samples at most, got {batch_size}")
-        if topology is not None and not isinstance(topology, Topology):
-            raise InvalidInputError(f"topology must be a Topology, got {topology!r}")
         self._topology = topology
         self._batch_size = batch_size
         self._constraints = Constraints(constraints)

@@ -3,7 +3,7 @@
     python -m tests.benchmarks.serving.load --peer PYTHON [--rates 200,400,800] [--seconds 5] [--samples 1] [--json]
 
 ``PYTHON`` is an interpreter that has TorchRec and what shardwright-serving needs. Both models have the same float
-weights, quantised to INT8 by each side. For each rate the servers are loaded in turn, some rounds, by `hey` (Debian's
+weights, quantized to INT8 by each side. For each rate the servers are loaded in turn, some rounds, by `hey` (Debian's
 package), which sends at most so many requests a second over its connections; "most" sends the next as soon as one is
 answered. A server slower than the rate answers fewer, and hey waits for it: look at answers a second first, then at
 times.

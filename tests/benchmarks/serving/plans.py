@@ -43,7 +43,7 @@ LAYOUTS: Mapping[str, Mapping[str, tuple[str, ...] | None]] = {
 
 
 def collection(data_type: str) -> Any:
-    """The collection of all tables, of floats or quantised, without memory."""
+    """The collection of all tables, of floats or quantized, without memory."""
     tables = [
         sw.EmbeddingBagConfig(
             name=f"{kind}_{index}",

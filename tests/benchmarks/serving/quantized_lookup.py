@@ -1,4 +1,4 @@
-"""Lookups of quantised tables beside TorchRec's `quant` modules: both in turn, minima of each, one thread.
+"""Lookups of quantized tables beside TorchRec's `quant` modules: both in turn, minima of each, one thread.
 
 8 tables of 100 000 x 64, 10 ids a bag; batches of 1 024 and of 1. Of a batch the time is from a fresh
 `KeyedJaggedTensor` of tensors to the pooled output.

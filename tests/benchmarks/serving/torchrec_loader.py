@@ -46,14 +46,14 @@ class OfTensors(nn.Module):
 
 
 def eager(folder: Path) -> Callable[..., Tensor]:
-    """Load the model as it is after quantisation."""
+    """Load the model as it is after quantization."""
     names = [feature["name"] for feature in json.loads((folder / "package.json").read_text())["features"]]
     state = torch.load(folder / "model.pt", mmap=True)
     rows, dim = state[f"bags.embedding_bags.t_{names[0]}.weight"].shape
     model = Model(names, rows, dim)
     model.load_state_dict(state)
-    quantised = quantize_embeddings(model.eval(), torch.qint8, inplace=True, output_dtype=torch.float32)
-    return OfTensors(quantised, names)
+    quantized = quantize_embeddings(model.eval(), torch.qint8, inplace=True, output_dtype=torch.float32)
+    return OfTensors(quantized, names)
 
 
 def scripted(folder: Path) -> Callable[..., Tensor]:

@@ -1,4 +1,4 @@
-"""Rows of a trained table of keys are quantised and found by their keys."""
+"""Rows of a trained table of keys are quantized and found by their keys."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from shardwright_testing import run_simulated
 __all__ = ["plugins"]
 
 
-def test_trained_keys_find_their_quantised_rows() -> None:
+def test_trained_keys_find_their_quantized_rows() -> None:
     setup = Setup()
 
     def on_rank(env: sw.ShardingEnv) -> Any:

@@ -1,4 +1,4 @@
-"""All tests here have the plugin of quantised tables."""
+"""All tests here have the plugin of quantized tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Configurations, models and quantising, called as TorchRec's scripts call them."""
+"""Configurations, models and quantizing, called as TorchRec's scripts call them."""
 
 from __future__ import annotations
 
@@ -67,10 +67,10 @@ def test_sharder_takes_the_registry_of_codecs() -> None:
         get_qcomm_codecs_registry(sw.QCommsConfig(), comm_ops=["POOLED_EMBEDDINGS_ALL_TO_ALL"])
 
 
-def test_quantising_takes_torchrecs_arguments() -> None:
-    quantised = quantize_inference_model(model(), fp_weight_dtype=torch.int8)
-    sharded, plan = shard_quant_model(quantised, sharders=DEFAULT_SHARDERS, ddr_cap=10**9)
-    assert type(quantised["bags"]) in DEFAULT_QUANT_MAPPING.values()  # type: ignore[index]
+def test_quantizing_takes_torchrecs_arguments() -> None:
+    quantized = quantize_inference_model(model(), fp_weight_dtype=torch.int8)
+    sharded, plan = shard_quant_model(quantized, sharders=DEFAULT_SHARDERS, ddr_cap=10**9)
+    assert type(quantized["bags"]) in DEFAULT_QUANT_MAPPING.values()  # type: ignore[index]
     assert isinstance(sharded["bags"], serving.PlacedQuantEmbeddingBagCollection)  # type: ignore[index]
     assert list(plan.plan) == ["bags"]
     assert trim_torch_package_prefix_from_typename("<torch_package_0>.a.B") == "a.B"

@@ -312,7 +312,7 @@ def test_introduction_runs_as_written() -> None:
     assert "Non Fused Model Parameters:\ndict_keys([])" in output
     first, second = (float(text) for text in re.findall(r"Iteration Loss: ([\d.]+)", output))
     assert second < first
-    # Quantised rows are 64 bytes with scale and bias; TorchRec's are filled up to 80.
+    # Quantized rows are 64 bytes with scale and bias; TorchRec's are filled up to 80.
     for columns, kind in ((64, "float32"), (68, "uint8")):
         assert f"ebc_.embedding_bags.user_table.weight torch.Size([4096, {columns}]) torch.{kind}" in output
     (error,) = (float(text) for text in re.findall(r"largest error: (\S+)", output))

@@ -1,4 +1,4 @@
-"""Quantised tables give what float tables give, within half a step a row; cut, copied and traced they stay the same."""
+"""Quantized tables give what float tables give, within half a step a row; cut, copied and traced they stay the same."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def table_modules(module: Any) -> Any:
 
 
 def dequantized(module: Any, quantized: Any) -> Any:
-    """The float collection with what the quantised tables hold."""
+    """The float collection with what the quantized tables hold."""
     other = copy.deepcopy(module)
     with torch.no_grad():
         for name, block in table_modules(quantized).items():
@@ -182,12 +182,12 @@ def test_bad_batch_raises_naming_table_and_feature(change: dict[str, Any], text:
 
 def test_what_cannot_be_quantized_raises() -> None:
     with pytest.raises(
-        sw.UnsupportedError, match=r"tables cannot be quantised to torch.float64; possible: torch.int8"
+        sw.UnsupportedError, match=r"tables cannot be quantized to torch.float64; possible: torch.int8"
     ):
         quant.quantize_embeddings(collection("SUM"), torch.float64)
-    with pytest.raises(sw.UnsupportedError, match=r"table 'b' cannot be quantised to torch.qint32"):
+    with pytest.raises(sw.UnsupportedError, match=r"table 'b' cannot be quantized to torch.qint32"):
         quant.quantize_embeddings(collection("SUM"), per_table_weight_dtype={"b": torch.qint32})
-    with pytest.raises(sw.InvalidInputError, match="no weights to quantise"):
+    with pytest.raises(sw.InvalidInputError, match="no weights to quantize"):
         quant.quantize_embeddings(collection("SUM").to("meta"))
     with pytest.raises(sw.InvalidInputError, match="has no qconfig"):
         quant.QuantEmbeddingBagCollection.from_float(collection("SUM"))

@@ -283,7 +283,7 @@ def test_table_name_that_torch_refuses_is_named(name: str) -> None:
         EmbeddingBagCollection([config(name, "f")])
 
 
-def test_quantised_table_is_refused_by_name() -> None:
+def test_quantized_table_is_refused_by_name() -> None:
     with pytest.raises(InvalidInputError, match="table 't': INT8 is no type that torch trains"):
         EmbeddingBagCollection([config("t", "f", data_type=DataType.INT8)])
 

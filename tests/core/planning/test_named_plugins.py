@@ -120,7 +120,7 @@ def test_arguments_stand_in_the_document_and_hold_for_what_reads_it():
         ),
         ({"proposer": ["each_alone", None]}, r"proposer must be a proposer or the name of one, got None"),
         ({"proposer": []}, r"proposer is an empty list"),
-        ({"option_space": 7}, r"option_space must be an OptionSpace, got 7"),
+        ({"option_space": 7}, r"option_space must be an OptionSpace or None, got 7"),
     ],
 )
 def test_part_that_cannot_be_is_an_error_that_says_why(parts, text):

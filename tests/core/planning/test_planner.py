@@ -184,7 +184,7 @@ def test_plan_tables_other_things_than_tables_raise(tables, text):
 
 
 def test_planner_topology_of_another_type_raises():
-    with pytest.raises(InvalidInputError, match="topology must be a Topology, got 4"):
+    with pytest.raises(InvalidInputError, match="topology must be a Topology or None, got 4"):
         EmbeddingShardingPlanner(topology=4)
 
 

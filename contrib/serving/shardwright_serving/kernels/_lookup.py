@@ -1,4 +1,4 @@
-"""The common part of lookups in quantised tables."""
+"""The common part of lookups in quantized tables."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ _SMALL = 400_000
 
 
 class QuantNumbaLookup(QuantizedLookup):
-    """Stored rows wherever they are in memory; loops dequantise a row in registers as they add it."""
+    """Stored rows wherever they are in memory; loops dequantize a row in registers as they add it."""
 
     checks_ids = True
 

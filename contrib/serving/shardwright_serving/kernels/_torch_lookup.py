@@ -15,7 +15,7 @@ from shardwright_serving.rows.quantized_rows import QuantizedRows, empty_rows
 
 
 class QuantTorchLookup(QuantizedLookup):
-    """The stored rows of all blocks in one tensor; those that a batch asks for are dequantised."""
+    """The stored rows of all blocks in one tensor; those that a batch asks for are dequantized."""
 
     def __init__(self, blocks: Sequence[BlockSpec], *, device: torch.device) -> None:
         self.blocks, self._numbers = blocks, RowNumbers(blocks, device)

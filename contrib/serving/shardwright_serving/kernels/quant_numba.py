@@ -1,4 +1,4 @@
-"""The ``quant_numba`` kernel: quantised tables on the CPU, compiled by Numba."""
+"""The ``quant_numba`` kernel: quantized tables on the CPU, compiled by Numba."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ``quant_torch`` kernel: quantised tables in plain torch, on any device."""
+"""The ``quant_torch`` kernel: quantized tables in plain torch, on any device."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class QuantTorch(QuantizedKernel):
-    """Dequantises the rows of a batch and sums them; every precision, any device."""
+    """Dequantizes the rows of a batch and sums them; every precision, any device."""
 
     name: ClassVar[str] = "quant_torch"
 

@@ -1,4 +1,4 @@
-"""The ``quant_triton`` kernel: quantised tables on GPUs in Triton, which comes with every CUDA torch."""
+"""The ``quant_triton`` kernel: quantized tables on GPUs in Triton, which comes with every CUDA torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The common part of the kernels of quantised tables: what they serve, and the memory of their rows."""
+"""The common part of the kernels of quantized tables: what they serve, and the memory of their rows."""
 
 from __future__ import annotations
 

@@ -63,9 +63,9 @@ def export_for_inference(
     check: bool = True,
     progress: Progress | None = None,
 ) -> Path:
-    """Write a trained model as a package for serving on CPUs: quantised tables, and programs that torch alone runs.
+    """Write a trained model as a package for serving on CPUs: quantized tables, and programs that torch alone runs.
 
-    Tables are read and quantised block by block, from the model or from a checkpoint: there is never more than a block
+    Tables are read and quantized block by block, from the model or from a checkpoint: there is never more than a block
     of them as float beside the model. Of a sharded model every rank makes this call; its tables pass through a
     temporary checkpoint beside the package, which rank 0 writes while the others return.
 
@@ -76,7 +76,7 @@ def export_for_inference(
     and the bytes of ``rows.bin``; any B and N.
 
     Args:
-        model: the model, unsharded or sharded, its collections float or quantised; with a checkpoint it may be on
+        model: the model, unsharded or sharded, its collections float or quantized; with a checkpoint it may be on
             ``meta``.
         example: a batch: a `KeyedJaggedTensor`, or the model's arguments as a tuple, or by name as a mapping, of which
             one is a `KeyedJaggedTensor` and at most one a dense tensor ``[B, columns]``.
@@ -99,7 +99,7 @@ def export_for_inference(
             checkpoint.
         UnknownNameError: the example lacks a feature, or ``per_table`` or the plan names no table.
         PlanError: the plan's document is malformed.
-        UnsupportedError: torch cannot export the model or compile it, quantised tables are cut over ranks, or the
+        UnsupportedError: torch cannot export the model or compile it, quantized tables are cut over ranks, or the
             package failed its check.
         CheckpointError: the checkpoint cannot be read, or is of another model; or the package cannot be written.
 

@@ -29,10 +29,10 @@ ALIGNMENT = 64
 """Bytes to whose multiples a table's first row is moved: a cache line, and the width of the widest vector register."""
 
 BLOCK_BYTES = 1 << 26
-"""Bytes of float32 rows that are quantised at once: 64 MiB, large beside a read, small beside a model."""
+"""Bytes of float32 rows that are quantized at once: 64 MiB, large beside a read, small beside a model."""
 
 Blocks: TypeAlias = Iterable[Tensor | QuantizedRows]
-"""The rows of a table in order, some at a time: floats ``[rows, D]``, or rows that are quantised already."""
+"""The rows of a table in order, some at a time: floats ``[rows, D]``, or rows that are quantized already."""
 
 
 @frozen

@@ -1,4 +1,4 @@
-"""Collections of tables in a model, whatever they are: unsharded, sharded, quantised already, or pruned.
+"""Collections of tables in a model, whatever they are: unsharded, sharded, quantized already, or pruned.
 
 Legend: K ids of a table that have rows.
 """
@@ -35,7 +35,7 @@ from shardwright_serving.tables.one_process import PlacedCollection
 __all__ = ["KEYED", "Collection", "Served", "served_in", "tables_of"]
 
 KEYED = (
-    "its ids are keys, and packages look up rows. Quantise the rows that have keys, put shardwright_serving.KnownIds "
+    "its ids are keys, and packages look up rows. Quantize the rows that have keys, put shardwright_serving.KnownIds "
     "with these in the collection's place, and export that"
 )
 """End of the sentence that refuses a table whose rows are found by keys."""
@@ -161,7 +161,7 @@ def served_in(model: nn.Module) -> dict[str, Served]:
 
     Raises:
         InvalidInputError: it has none.
-        UnsupportedError: the rows of one are quantised and cut over ranks, or are found by keys.
+        UnsupportedError: the rows of one are quantized and cut over ranks, or are found by keys.
     """
     found = {path: Served(module, _configs(module)) for path, module in _collections(model)}
     for path, one in found.items():
@@ -175,8 +175,8 @@ def served_in(model: nn.Module) -> dict[str, Served]:
 def _check_sharded(module: ShardedCollection, path: str) -> None:
     if isinstance(module.inputs.unsharded, QuantizedCollection):
         raise UnsupportedError(
-            f"the quantised tables of the {type(module).__name__} at {path!r} are cut over ranks: give "
-            "model.unshard(), which every rank calls, or the model before it was quantised"
+            f"the quantized tables of the {type(module).__name__} at {path!r} are cut over ranks: give "
+            "model.unshard(), which every rank calls, or the model before it was quantized"
         )
     for spec in module.inputs.specs:
         if module.inputs.params[spec.name].layout.row_map.takes_any_id:
@@ -203,7 +203,7 @@ def tables_of(
     per_table: Mapping[str, DataType | str],
     plan: ShardingPlan | None = None,
 ) -> dict[str, list[TableRows]]:
-    """The tables of each collection with the precision of their rows, without places; quantised ones keep theirs.
+    """The tables of each collection with the precision of their rows, without places; quantized ones keep theirs.
 
     Args:
         served: collections by path.
@@ -214,7 +214,7 @@ def tables_of(
     Raises:
         InvalidInputError: the plan says no precision.
         UnknownNameError: ``per_table`` or the plan names a table of no collection.
-        UnsupportedError: tables cannot be quantised to a type that was asked for, or have another one already.
+        UnsupportedError: tables cannot be quantized to a type that was asked for, or have another one already.
     """
     names = [config.name for one in served.values() for config in one.configs]
     planned = {} if plan is None else _planned(plan)
@@ -232,7 +232,7 @@ def tables_of(
 
 
 def _planned(plan: ShardingPlan) -> dict[str, DataType]:
-    """Name of a table -> the precision that it was planned with, if tables can be quantised to it.
+    """Name of a table -> the precision that it was planned with, if tables can be quantized to it.
 
     Raises:
         InvalidInputError: the plan has none, or two for one name.
@@ -268,7 +268,7 @@ def _table(
         if asked is not None and data_type is not config.data_type:
             raise UnsupportedError(
                 f"table {config.name!r} is {config.data_type} already and cannot become {data_type}: give the model "
-                "before it was quantised"
+                "before it was quantized"
             )
         data_type = config.data_type
     check_served(data_type)

@@ -77,7 +77,7 @@ FORMATS: Mapping[str, ScaledRows] = {
 """The formats, by the names of their data types."""
 
 SERVED = (*map(sw.DataType, FORMATS), sw.DataType("FP16"))
-"""Data types that tables can be quantised to, the default first."""
+"""Data types that tables can be quantized to, the default first."""
 
 
 def has_header(data_type: sw.DataType) -> bool:
@@ -86,10 +86,10 @@ def has_header(data_type: sw.DataType) -> bool:
 
 
 def bits_of(data_type: sw.DataType) -> int:
-    """Bits of an element of a type that tables can be quantised to."""
+    """Bits of an element of a type that tables can be quantized to."""
     return FORMATS[data_type].bits if has_header(data_type) else 16
 
 
 def row_bytes(data_type: sw.DataType, num_columns: int) -> int:
-    """Bytes of a row of a type that tables can be quantised to."""
+    """Bytes of a row of a type that tables can be quantized to."""
     return FORMATS[data_type].row_bytes(num_columns) if has_header(data_type) else 2 * num_columns

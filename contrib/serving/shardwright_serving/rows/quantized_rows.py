@@ -22,7 +22,7 @@ __all__ = ["QuantizedRows", "check_served", "empty_rows", "quantize_rows"]
 
 _INTEGERS = (DataType.INT8, DataType.INT4, DataType.INT2)
 _AT_ONCE = 1 << 22
-"""Elements that are quantised at once, so that their float32 copies stay small beside the table."""
+"""Elements that are quantized at once, so that their float32 copies stay small beside the table."""
 _FP8_LARGEST = 0.875 * 2.0**9
 """The largest value of float8 e4m3 (448), as ``frexp`` gives it."""
 _LEAST_EXPONENT, _MOST_EXPONENT = -24, 7
@@ -110,7 +110,7 @@ class QuantizedRows:
         return values if not has_header(self.data_type) else values * self.scale.float() + self.bias.float()
 
     def error_bound(self) -> Tensor:
-        """Largest quantisation error of a row's values, ``[R, 1]`` float32, beside float32's own rounding.
+        """Largest quantization error of a row's values, ``[R, 1]`` float32, beside float32's own rounding.
 
         Integers: half a step. Floats of ``m`` bits of mantissa: ``2^-(m + 1)`` of the largest value, and half of the
         least float that there is.
@@ -166,7 +166,7 @@ def empty_rows(
         device: device of the rows.
 
     Raises:
-        UnsupportedError: tables cannot be quantised to that type.
+        UnsupportedError: tables cannot be quantized to that type.
     """
     check_served(data_type)
     is_packed = has_header(data_type)
@@ -176,19 +176,19 @@ def empty_rows(
 
 
 def check_served(data_type: DataType) -> None:
-    """Check that tables can be quantised to a type.
+    """Check that tables can be quantized to a type.
 
     Raises:
         UnsupportedError: they cannot.
     """
     if data_type not in SERVED:
         known = ", ".join(SERVED)
-        raise UnsupportedError(f"tables cannot be quantised to {data_type}; possible: {known}")
+        raise UnsupportedError(f"tables cannot be quantized to {data_type}; possible: {known}")
 
 
 @torch.no_grad()
 def quantize_rows(weight: Tensor, data_type: DataType | str = DataType.INT8) -> QuantizedRows:
-    """Quantise each row by itself.
+    """Quantize each row by itself.
 
     Integers stand between the row's least and greatest value: the bias is rounded down and the scale up, so that no
     value is cut off, and the nearest level is within half a step. FP8 has a power of two as scale and no bias, so that
@@ -200,7 +200,7 @@ def quantize_rows(weight: Tensor, data_type: DataType | str = DataType.INT8) -> 
 
     Raises:
         InvalidInputError: a value is not finite, or beyond what the precision holds, or the weight is no float matrix.
-        UnsupportedError: tables cannot be quantised to that type.
+        UnsupportedError: tables cannot be quantized to that type.
     """
     if not isinstance(weight, Tensor) or weight.ndim != 2 or not weight.is_floating_point():
         got = f"{weight.dtype} {list(weight.shape)}" if isinstance(weight, Tensor) else type(weight).__name__
@@ -262,9 +262,9 @@ def _check_finite(finite: Tensor, weight: Tensor, first: int, ends: str) -> None
         return
     row = int((~finite).nonzero()[0])
     least, most = (float(extreme) for extreme in weight[row].aminmax())
-    advice = f"{ends}: scale the table down before it is quantised"
+    advice = f"{ends}: scale the table down before it is quantized"
     if not weight[row].isfinite().all():
-        advice = "those that are not finite have no quantised value: mend the weights"
+        advice = "those that are not finite have no quantized value: mend the weights"
     raise InvalidInputError(f"row {first + row} has values from {least} to {most}; {advice}")
 
 

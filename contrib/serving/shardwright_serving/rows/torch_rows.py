@@ -2,7 +2,7 @@
 
 Rows of integers end with scale and bias: two float16 of INT4 and INT2, two float32 of INT8. That is how
 ``torch.ops.quantized.embedding_bag_*_rowwise_offsets`` reads them, by FBGEMM's loops inside of torch's CPU library.
-Rows of FP8 are those of quantised modules, and those of FP16 their bytes.
+Rows of FP8 are those of quantized modules, and those of FP16 their bytes.
 
 TorchScript compiles the lookups, so annotations are no text here.
 

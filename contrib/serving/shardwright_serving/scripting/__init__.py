@@ -1,7 +1,7 @@
 """TorchScript and `torch.fx` of models with tables.
 
 `install()` lets `torch.jit.script` and traces take the sparse types and the collections of float tables, and
-`torch.jit.load` give them back, in this process; until then neither knows them. Quantised collections are
+`torch.jit.load` give them back, in this process; until then neither knows them. Quantized collections are
 taken without it, in models whose arguments are tensors.
 """
 

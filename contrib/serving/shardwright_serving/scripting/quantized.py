@@ -1,4 +1,4 @@
-"""Quantised collections in TorchScript.
+"""Quantized collections in TorchScript.
 
 `torch.jit.script` asks a module for what it compiles (``__prepare_scriptable__``): here a module of whole tables, whose
 rows are in the layouts of torch's operators. Batches and results are the types of
@@ -143,7 +143,7 @@ def scriptable(
     rows_of: Callable[[str], QuantizedRows],
     known: Mapping[str, tuple[Tensor, Tensor]] | None = None,
 ) -> nn.Module:
-    """The module that TorchScript compiles for a quantised collection; it can be called from Python too.
+    """The module that TorchScript compiles for a quantized collection; it can be called from Python too.
 
     Args:
         collection: the collection, whole or cut.

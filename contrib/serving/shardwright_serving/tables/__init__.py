@@ -1,4 +1,4 @@
-"""Collections of quantised tables: made of float ones, looked up, cut over ranks or over the devices of one process."""
+"""Collections of quantized tables: made of float ones, looked up, cut over ranks or over the devices of one process."""
 
 from __future__ import annotations
 

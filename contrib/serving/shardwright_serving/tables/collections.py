@@ -1,4 +1,4 @@
-"""`QuantEmbeddingBagCollection` and `QuantEmbeddingCollection`: collections of quantised tables, for serving.
+"""`QuantEmbeddingBagCollection` and `QuantEmbeddingCollection`: collections of quantized tables, for serving.
 
 Legend: B batch size, D columns of a table or of the output, N ids of a feature, R rows of a table.
 """
@@ -69,7 +69,7 @@ class QuantizedTable(nn.Module):
 
 
 class QuantizedCollection(TableCollection):
-    """The common part of collections of quantised tables; ``data_type`` of a configuration is the rows' precision.
+    """The common part of collections of quantized tables; ``data_type`` of a configuration is the rows' precision.
 
     Args:
         tables: configurations of the tables.
@@ -250,7 +250,7 @@ class QuantizedCollection(TableCollection):
 
 
 class QuantEmbeddingBagCollection(QuantizedCollection):
-    """`EmbeddingBagCollection` with quantised tables: the same input and output, without gradients.
+    """`EmbeddingBagCollection` with quantized tables: the same input and output, without gradients.
 
     Args:
         tables: the tables; the ``data_type`` of each is its precision: INT8, INT4, INT2, FP8 or FP16.
@@ -259,7 +259,7 @@ class QuantEmbeddingBagCollection(QuantizedCollection):
         output_dtype: type of the outputs: FP32, FP16 or BF16. Sums are float32 in any case.
 
     Raises:
-        UnsupportedError: tables cannot be quantised to a ``data_type``.
+        UnsupportedError: tables cannot be quantized to a ``data_type``.
 
     Example:
         >>> import torch, shardwright as sw, shardwright_serving
@@ -358,7 +358,7 @@ class QuantEmbeddingBagCollection(QuantizedCollection):
 
 
 class QuantEmbeddingCollection(QuantizedCollection):
-    """`EmbeddingCollection` with quantised tables: the same input and output, without gradients.
+    """`EmbeddingCollection` with quantized tables: the same input and output, without gradients.
 
     Args:
         tables: the tables; the ``data_type`` of each is its precision: INT8, INT4, INT2, FP8 or FP16.
@@ -367,7 +367,7 @@ class QuantEmbeddingCollection(QuantizedCollection):
         output_dtype: type of the outputs: FP32, FP16 or BF16.
 
     Raises:
-        UnsupportedError: tables cannot be quantised to a ``data_type``.
+        UnsupportedError: tables cannot be quantized to a ``data_type``.
     """
 
     tables_name: ClassVar[str] = "embeddings"
@@ -466,6 +466,6 @@ def output_type_of(output_dtype: DataType | str | torch.dtype) -> DataType:
         )
     if found is None:
         raise InvalidInputError(
-            f"outputs of quantised tables cannot be {output_dtype!r}; possible: {', '.join(_OUTPUTS)}"
+            f"outputs of quantized tables cannot be {output_dtype!r}; possible: {', '.join(_OUTPUTS)}"
         )
     return DataType(found)

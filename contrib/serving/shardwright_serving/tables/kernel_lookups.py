@@ -1,4 +1,4 @@
-"""Lookups of an unsharded collection of quantised tables by the compute kernels that are loaded.
+"""Lookups of an unsharded collection of quantized tables by the compute kernels that are loaded.
 
 Legend: B batch size, N ids, D columns of a table, C columns of all outputs.
 """

@@ -53,7 +53,7 @@ def ids_of(table: str, ids: Mapping[str, Tensor | Sequence[int]]) -> Tensor:
 
 
 class KnownIds(nn.Module):
-    """A quantised collection, before which ids become rows; an id that has no row gives zeros.
+    """A quantized collection, before which ids become rows; an id that has no row gives zeros.
 
     It has whatever the collection has: ``tables``, ``embedding_names()``, ``quantized_rows(table)``. Tables there have
     the rows that are kept, and one of zeros.

@@ -1,4 +1,4 @@
-"""Quantised collections cut by a plan, all their shards in one process, on one device or several.
+"""Quantized collections cut by a plan, all their shards in one process, on one device or several.
 
 Legend: B batch size, D columns of a table, N ids of a feature.
 """
@@ -54,13 +54,13 @@ def shard_for_serving(
     devices: Sequence[torch.device | str] = ("cpu",),
     inplace: bool = False,
 ) -> nn.Module:
-    """Cut the quantised collections of a model by a plan, all shards in this process.
+    """Cut the quantized collections of a model by a plan, all shards in this process.
 
     Outputs equal those of the model to the last bit where rows are whole; sums of tables whose rows are cut are added
     up part by part. Of tables that the plan copies to every rank there is one copy, on the first's device.
 
     Args:
-        model: a model with quantised collections, or one such.
+        model: a model with quantized collections, or one such.
         plan: plan of the collections by their paths, such as ``EmbeddingShardingPlanner`` makes it. Each table is
             looked up by its compute kernel; an empty name is the preferred one.
         devices: device of each rank of the plan; one device is that of all.
@@ -90,7 +90,7 @@ def shard_for_serving(
     found = _collections_of(model)
     if not found:
         raise InvalidInputError(
-            f"this {type(model).__name__} has no quantised collection to cut: quantize_embeddings(model) makes them"
+            f"this {type(model).__name__} has no quantized collection to cut: quantize_embeddings(model) makes them"
         )
     made: dict[QuantizedCollection, PlacedCollection] = {}
     for path, one in found.items():
@@ -107,7 +107,7 @@ def shard_for_serving(
 
 
 def _collections_of(model: nn.Module) -> dict[str, QuantizedCollection]:
-    """The quantised collections of a model by path; one that is used twice has several."""
+    """The quantized collections of a model by path; one that is used twice has several."""
     found = {}
     for path, one in model.named_modules(remove_duplicate=False):
         if isinstance(one, PlacedCollection):
@@ -183,7 +183,7 @@ class _Shard:
 
 
 class PlacedCollection(TableCollection):
-    """The common part of placed collections: on each device a quantised collection of shards.
+    """The common part of placed collections: on each device a quantized collection of shards.
 
     Args:
         collection: the collection that is cut; nothing depends on it afterwards.
@@ -228,7 +228,7 @@ class PlacedCollection(TableCollection):
         layout = sharding.layout
         if layout.row_map.takes_any_id:
             raise UnsupportedError(
-                f"table {spec.describe()} cannot be cut by {sharding.sharding_type!r}: its ids are keys, and quantised "
+                f"table {spec.describe()} cannot be cut by {sharding.sharding_type!r}: its ids are keys, and quantized "
                 "tables have rows"
             )
         ranks = 1 + max(block.rank or 0 for block in layout.blocks)
@@ -265,7 +265,7 @@ class PlacedCollection(TableCollection):
 
     @abstractmethod
     def _made(self, configs: list[Any]) -> QuantizedCollection:
-        """A quantised collection of a device's shards, on ``meta`` until their rows are set."""
+        """A quantized collection of a device's shards, on ``meta`` until their rows are set."""
 
     def _kernels_of(
         self, held: QuantizedCollection, params: Mapping[str, ParameterSharding]

@@ -1,4 +1,4 @@
-"""Quantisation of the collections in a model."""
+"""Quantization of the collections in a model."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def quantize_embeddings(
     inplace: bool = False,
     ids: Mapping[str, Tensor | Sequence[int]] | None = None,
 ) -> nn.Module:
-    """Put quantised collections in the place of the collections of tables in a model.
+    """Put quantized collections in the place of the collections of tables in a model.
 
     Args:
         model: a model, or a collection.
@@ -49,13 +49,13 @@ def quantize_embeddings(
             no memory.
 
     Returns:
-        The model; the quantised collection, if ``model`` is a collection.
+        The model; the quantized collection, if ``model`` is a collection.
 
     Raises:
         InvalidInputError: a value is beyond what the precision holds, tables are on ``meta``, there are none, or an
             id is no row of its table or is there twice.
         UnknownNameError: ``per_table`` names a table that is in no collection.
-        UnsupportedError: tables cannot be quantised to a type that was asked for.
+        UnsupportedError: tables cannot be quantized to a type that was asked for.
 
     Example:
         >>> import torch, shardwright as sw, shardwright_serving
@@ -66,7 +66,7 @@ def quantize_embeddings(
         >>> shardwright_serving.quantize_embeddings(model, "INT4")[0].quantized_rows("item").values.max() <= 15
         tensor(True)
     """
-    # With all paths of a collection that a model uses twice; it is quantised once.
+    # With all paths of a collection that a model uses twice; it is quantized once.
     found = {
         path: one
         for path, one in model.named_modules(remove_duplicate=False)
@@ -74,7 +74,7 @@ def quantize_embeddings(
     }
     if not found:
         raise InvalidInputError(
-            f"this {type(model).__name__} has no collection of tables to quantise: give a model with an "
+            f"this {type(model).__name__} has no collection of tables to quantize: give a model with an "
             "EmbeddingBagCollection or EmbeddingCollection; of a sharded model, its unshard()"
         )
     names = [table.name for one in found.values() for table in one.tables]
@@ -90,7 +90,7 @@ def quantize_embeddings(
     }
     if "" in found:
         return made[found[""]]
-    # A copy takes the quantised collections for its own, so that float tables are not copied first.
+    # A copy takes the quantized collections for its own, so that float tables are not copied first.
     memo = {} if inplace else {id(one): own for one, own in made.items()}
     result = model if inplace else copy.deepcopy(model, memo)
     for path, one in found.items():
@@ -105,7 +105,7 @@ def _quantized(
     output_dtype: DataType | str | torch.dtype,
     ids: Mapping[str, Tensor | Sequence[int]],
 ) -> nn.Module:
-    """A quantised collection, whose tables in ``ids`` have rows of these ids alone."""
+    """A quantized collection, whose tables in ``ids`` have rows of these ids alone."""
     whole = quantize_collection(collection, dtype, per_table=per_table, output_dtype=output_dtype)
     kept = {table.name: ids_of(table.name, ids) for table in whole.tables if table.name in ids}
     if not kept:
@@ -135,10 +135,10 @@ def quantize_collection(
     per_table: Mapping[str, DataType | str] | None = None,
     output_dtype: DataType | str | torch.dtype = DataType.FP32,
 ) -> QuantizedCollection:
-    """Quantise one collection; see `quantize_embeddings`."""
+    """Quantize one collection; see `quantize_embeddings`."""
     made = _quantized_like(collection, dtype, per_table or {}, output_dtype)
     if collection.device.type == "meta":
-        raise InvalidInputError("tables on the device 'meta' have no weights to quantise")
+        raise InvalidInputError("tables on the device 'meta' have no weights to quantize")
     for table in made.tables:
         try:
             rows = quantize_rows(collection.table_weight(table.name), table.data_type)
@@ -154,7 +154,7 @@ def _quantized_like(
     per_table: Mapping[str, DataType | str],
     output_dtype: DataType | str | torch.dtype,
 ) -> QuantizedCollection:
-    """A quantised collection of the same tables, on ``meta``."""
+    """A quantized collection of the same tables, on ``meta``."""
     tables = []
     for config in collection.tables:
         asked = per_table.get(config.name, dtype)

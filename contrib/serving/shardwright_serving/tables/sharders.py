@@ -1,4 +1,4 @@
-"""Sharders of quantised collections: their tables over many ranks, by core's engine.
+"""Sharders of quantized collections: their tables over many ranks, by core's engine.
 
 Importing this makes them known to `DistributedModelParallel` and to planners.
 """
@@ -30,7 +30,7 @@ def _served(
     asked += ("optimizer",) * (not sharder.optimizer.is_assumed)
     if asked:
         raise sw.UnsupportedError(
-            f"the collection at {path!r} is quantised and not trained, and its sharder's fused_params ask for "
+            f"the collection at {path!r} is quantized and not trained, and its sharder's fused_params ask for "
             f"{' and '.join(asked)}: leave them out",
             subject=path,
             asked=asked[0],

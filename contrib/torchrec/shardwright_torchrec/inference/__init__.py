@@ -1,1 +1,1 @@
-"""Small parts of `torchrec.inference`: state dicts, and modules that predict; quantised tables are in `quant`."""
+"""Small parts of `torchrec.inference`: state dicts, and modules that predict; quantized tables are in `quant`."""

@@ -1,4 +1,4 @@
-"""Quantised tables for serving, under TorchRec's names; what they are is in `shardwright_serving`."""
+"""Quantized tables for serving, under TorchRec's names; what they are is in `shardwright_serving`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Collections of quantised tables under TorchRec's names, which `torch.quantization` puts in the place of others."""
+"""Collections of quantized tables under TorchRec's names, which `torch.quantization` puts in the place of others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import shardwright as sw
 __all__ = ["QuantConfig", "QuantEmbeddingBagCollection", "QuantEmbeddingCollection", "QuantizedCollection"]
 
 QuantizedCollection = serving.QuantEmbeddingBagCollection | serving.QuantEmbeddingCollection
-"""Every collection of quantised tables."""
+"""Every collection of quantized tables."""
 
 WEIGHT_TYPES: dict[torch.dtype, str] = {
     torch.int8: "INT8",
@@ -29,7 +29,7 @@ OUTPUT_TYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class QuantConfig(NamedTuple):
-    """Types that modules are quantised to: classes of observers with a ``dtype``, as in `torch.quantization`."""
+    """Types that modules are quantized to: classes of observers with a ``dtype``, as in `torch.quantization`."""
 
     activation: Any
     weight: Any
@@ -37,25 +37,25 @@ class QuantConfig(NamedTuple):
 
 
 class QuantEmbeddingBagCollection(serving.QuantEmbeddingBagCollection):
-    """`EmbeddingBagCollection` with quantised rows."""
+    """`EmbeddingBagCollection` with quantized rows."""
 
     @classmethod
     def from_float(cls, module: Any, use_precomputed_fake_quant: bool = False) -> Self:
-        """Quantise a collection; see :func:`quantized`."""
+        """Quantize a collection; see :func:`quantized`."""
         return quantized(module, cls)
 
 
 class QuantEmbeddingCollection(serving.QuantEmbeddingCollection):
-    """`EmbeddingCollection` with quantised rows."""
+    """`EmbeddingCollection` with quantized rows."""
 
     @classmethod
     def from_float(cls, module: Any, use_precomputed_fake_quant: bool = False) -> Self:
-        """Quantise a collection; see :func:`quantized`."""
+        """Quantize a collection; see :func:`quantized`."""
         return quantized(module, cls)
 
 
 def quantized(module: Any, kind: type[Any]) -> Any:
-    """Quantise a float collection, whose ``qconfig`` names the types; `torch.quantization` calls it.
+    """Quantize a float collection, whose ``qconfig`` names the types; `torch.quantization` calls it.
 
     Args:
         module: the float collection.
@@ -87,7 +87,7 @@ def _check_types(module: nn.Module, config: Any) -> None:
     for table, dtype in asked.items():
         if dtype not in WEIGHT_TYPES:
             raise sw.UnsupportedError(
-                f"{f'table {table!r}' if table else 'tables'} cannot be quantised to {dtype}; possible: "
+                f"{f'table {table!r}' if table else 'tables'} cannot be quantized to {dtype}; possible: "
                 f"{', '.join(map(str, WEIGHT_TYPES))}"
             )
     if config.activation().dtype not in OUTPUT_TYPES:

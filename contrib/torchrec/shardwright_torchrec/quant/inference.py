@@ -1,4 +1,4 @@
-"""Models for serving: quantised in one call, and cut in another."""
+"""Models for serving: quantized in one call, and cut in another."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def quantize_embeddings(
     output_dtype: torch.dtype = torch.float,
     per_table_weight_dtype: dict[str, torch.dtype] | None = None,
 ) -> nn.Module:
-    """Put quantised collections in the place of all collections of tables.
+    """Put quantized collections in the place of all collections of tables.
 
     Args:
         module: a model, or a collection.
@@ -91,7 +91,7 @@ def quantize_inference_model(
         model: a model, or a collection.
         quantization_mapping: other classes of collections -> what they become.
         per_table_weight_dtype: table -> another type.
-        fp_weight_dtype: dtype of the tables behind feature processors, which are quantised as any others.
+        fp_weight_dtype: dtype of the tables behind feature processors, which are quantized as any others.
         quantization_dtype: type of the weights, as for `quantize_embeddings`.
         output_dtype: dtype of the results.
 
@@ -123,14 +123,14 @@ def shard_quant_model(
     ddr_cap: int | None = None,
     sharding_plan: sw.ShardingPlan | None = None,
 ) -> tuple[nn.Module, sw.ShardingPlan]:
-    """Cut the quantised tables of a model over devices.
+    """Cut the quantized tables of a model over devices.
 
     Args:
-        model: the quantised model.
+        model: the quantized model.
         world_size: number of devices of this process.
         compute_device: their type. All blocks of ``"cpu"`` share its memory.
         sharding_device: not needed; nothing is allocated twice.
-        sharders: sharders of the collections; by default one for each class of quantised collections.
+        sharders: sharders of the collections; by default one for each class of quantized collections.
         device_memory_size: not needed; all blocks share the process's memory.
         constraints: table -> its constraints; by default tables stay whole.
         ddr_cap: memory of each device, bytes; what the machine has by default.
@@ -143,7 +143,7 @@ def shard_quant_model(
         UnsupportedError: there are tables for devices of another type.
     """
     if compute_device != "cpu":
-        raise sw.UnsupportedError(f"quantised tables are served from 'cpu', not from {compute_device!r}")
+        raise sw.UnsupportedError(f"quantized tables are served from 'cpu', not from {compute_device!r}")
     topology = sw.Topology(world_size=world_size, compute_device=compute_device, ddr_cap=ddr_cap)
     plan = sharding_plan or placed(model, topology, constraints or {})
     return shard_modules(model, device=compute_device, plan=plan, sharders=sharders), plan
@@ -162,7 +162,7 @@ DEFAULT_FUSED_PARAMS: dict[str, Any] = {
     "__register_quant_state_dict_split_scale_bias": True,
     "__register_tbe_bounds_check_mode": BoundsCheckMode.NONE,
 }
-"""TorchRec's parameters of FBGEMM's modules, which sharders of quantised tables take and do not need."""
+"""TorchRec's parameters of FBGEMM's modules, which sharders of quantized tables take and do not need."""
 DEFAULT_SHARDERS: list[QuantizedSharder] = [
     QuantEmbeddingBagCollectionSharder(DEFAULT_FUSED_PARAMS),
     QuantEmbeddingCollectionSharder(DEFAULT_FUSED_PARAMS),

@@ -1,4 +1,4 @@
-"""Quantised tables cut by a plan, over the devices of one process."""
+"""Quantized tables cut by a plan, over the devices of one process."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ __all__ = [
 ]
 
 KERNEL = "quant"
-"""What plans call the kernel of quantised tables: TorchRec's name."""
+"""What plans call the kernel of quantized tables: TorchRec's name."""
 PlacedCollection = serving.PlacedQuantEmbeddingBagCollection | serving.PlacedQuantEmbeddingCollection
 """Every collection that is cut."""
 
 
 class QuantizedSharder:
-    """Cuts the tables of a quantised collection as a plan says; each block keeps the scales of its whole rows.
+    """Cuts the tables of a quantized collection as a plan says; each block keeps the scales of its whole rows.
 
     Args:
         fused_params: taken, as by TorchRec's sharder, and of no use: nothing is trained.
@@ -56,7 +56,7 @@ class QuantizedSharder:
         """The collection, cut.
 
         Args:
-            module: a quantised collection that is not cut yet.
+            module: a quantized collection that is not cut yet.
             params: table name -> how it is cut.
             device: device of the blocks of all ranks, which are of one process.
 
@@ -74,13 +74,13 @@ def _with_preferred_kernel(sharding: sw.ParameterSharding) -> sw.ParameterShardi
 
 
 class QuantEmbeddingBagCollectionSharder(QuantizedSharder):
-    """The sharder of quantised collections of bags."""
+    """The sharder of quantized collections of bags."""
 
     module_type = QuantEmbeddingBagCollection
 
 
 class QuantEmbeddingCollectionSharder(QuantizedSharder):
-    """The sharder of quantised collections of sequences."""
+    """The sharder of quantized collections of sequences."""
 
     module_type = QuantEmbeddingCollection
 
@@ -97,14 +97,14 @@ def shard_modules(
     plan: sw.ShardingPlan | None = None,
     sharders: Sequence[QuantizedSharder] | None = None,
 ) -> nn.Module:
-    """A copy of a model whose quantised collections are cut by a plan.
+    """A copy of a model whose quantized collections are cut by a plan.
 
     Args:
         module: the model.
-        env: ignored: quantised tables are served by one process.
+        env: ignored: quantized tables are served by one process.
         device: device of the tables.
         plan: plan by which they are cut; by default every table is whole.
-        sharders: sharders of the collections; by default one for each class of quantised collections.
+        sharders: sharders of the collections; by default one for each class of quantized collections.
 
     Raises:
         InvalidInputError: the plan has nothing of a table.

@@ -180,6 +180,8 @@ class Offers:
         self._rules: dict[ParameterConstraints, ParameterConstraints] = {}
         self._by_table: dict[ParameterConstraints, list[int]] = {}
         self._kernel_codes: dict[tuple[Sequence[str] | None, bool], tuple[list[int], list[str]]] = {}
+        self._requested: dict[tuple[int, int, str], tuple[int, str]] = {}
+        self._requested_for: tuple[TableSpec | None, Mapping[str, Any]] = (None, {})
         self._type_codes: dict[tuple[str, ...] | None, list[int]] = {}
 
     def asked(self, table: TableSpec, rule: ParameterConstraints) -> ParameterConstraints:
@@ -348,18 +350,30 @@ class Offers:
             refusals: get one more if the kernel refuses.
         """
         codes: dict[tuple[int, str], int] = {}
-        for width, device in dict.fromkeys(zip(shape.num_columns, shape.device, strict=True)):
-            request = KernelRequest.of(
-                table, width, device=device, on_this_machine=self.on_this_machine, extras=extras
-            )
-            reason = self._ask(kernel, request)
+        if self._requested_for[0] is not table or self._requested_for[1] != extras:
+            self._requested_for, self._requested = (table, extras), {}
+        for asked in dict.fromkeys(zip(shape.num_columns, shape.device, strict=True)):
+            key = (kernel, *asked)
+            if key not in self._requested:
+                self._requested[key] = self._request(kernel, table, asked, extras)
+            codes[asked], reason = self._requested[key]
             if reason:
                 name = list(self.kernels)[kernel]
                 refusals.append(Refusal(table.path, "compute kernel", name, reason))
                 return None
-            key = (kernel, request)
-            codes[width, device] = self.request_codes.setdefault(key, len(self.request_codes))
         return [codes[asked] for asked in zip(shape.num_columns, shape.device, strict=True)]
+
+    def _request(
+        self, kernel: int, table: TableSpec, asked: tuple[int, str], extras: Mapping[str, Any]
+    ) -> tuple[int, str]:
+        """The code of the request for a block of so many columns on a device, and why the kernel refuses it, if so."""
+        width, device = asked
+        request = KernelRequest.of(
+            table, width, device=device, on_this_machine=self.on_this_machine, extras=extras
+        )
+        reason = self._ask(kernel, request)
+        code = -1 if reason else self.request_codes.setdefault((kernel, request), len(self.request_codes))
+        return code, reason
 
     def _ask(self, code: int, request: KernelRequest) -> str:
         key = (code, request)

@@ -80,8 +80,6 @@ class PluginChoice:
             UnknownPluginError: a name is not known, or nothing is loaded that may be taken unasked.
             InvalidInputError: an estimator measures something else.
         """
-        if not isinstance(self.option_space, OptionSpace | None):
-            raise InvalidInputError(f"option_space must be an OptionSpace, got {self.option_space!r}")
         return PlanningPlugins(
             performance=_estimator(
                 plugin_host.estimators, self.estimator, PERFORMANCE, "estimator", topology

@@ -14,7 +14,7 @@ BATCH = {"user": [[3, 2499], []], "item": [[1], [2, 2]], "liked": [[], [1299, 0]
 
 
 def export(cut: str, folder: str) -> torch.Tensor:
-    """Export a sharded model; give what it predicts, quantised."""
+    """Export a sharded model; give what it predicts, quantized."""
     model, _ = model_of(cut, seed=1)
     features = sw.KeyedJaggedTensor.from_lists(BATCH)
     path = Path(folder) / cut

@@ -1,4 +1,4 @@
-"""Real processes that serve quantised tables come to the unsharded model's outputs."""
+"""Real processes that serve quantized tables come to the unsharded model's outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the ranks do that serve quantised tables; importable by their processes."""
+"""What the ranks do that serve quantized tables; importable by their processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shardwright.host import PluginHost, use_host
 
 
 def model() -> Any:
-    """Quantised bags and sequences, the same on every rank."""
+    """Quantized bags and sequences, the same on every rank."""
     torch.manual_seed(5)
     bags = [
         sw.EmbeddingBagConfig(
@@ -35,7 +35,7 @@ def batch(rank: int) -> sw.KeyedJaggedTensor:
 
 
 def serve_by(sharding_type: str) -> float:
-    """Serve with the plugin of quantised tables; see :func:`_served`."""
+    """Serve with the plugin of quantized tables; see :func:`_served`."""
     with use_host(PluginHost(plugins={"serving": plugin})):
         return _served(sharding_type)
 

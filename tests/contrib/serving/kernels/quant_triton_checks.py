@@ -66,7 +66,7 @@ def plain(blocks: list[BlockSpec], batch: Any) -> Tensor:
 
 @pytest.mark.parametrize("precision", [str(one) for one in SERVED])
 @pytest.mark.parametrize("is_weighted", [False, True])
-def test_quantised_sums_have_the_bits_of_plain_torch(precision: str, is_weighted: bool) -> None:
+def test_quantized_sums_have_the_bits_of_plain_torch(precision: str, is_weighted: bool) -> None:
     for width in WIDTHS:
         blocks = blocks_of(precision, (width, width))
         batch = draw(blocks, (5,), is_weighted=is_weighted, max_length=7)
@@ -78,14 +78,14 @@ def test_quantised_sums_have_the_bits_of_plain_torch(precision: str, is_weighted
 
 
 @pytest.mark.parametrize("precision", [str(one) for one in SERVED])
-def test_quantised_sequences_have_the_bits_of_plain_torch(precision: str) -> None:
+def test_quantized_sequences_have_the_bits_of_plain_torch(precision: str) -> None:
     blocks = blocks_of(precision, (23, 23), "NONE")
     batch = draw_sequences(blocks, 2, max_ids=5)
     found = built(kernel(), blocks, DEVICE).forward(batch.as_bags(DEVICE), training=False)[0]
     assert torch.equal(found.cpu().view(-1, 23), plain(blocks, batch))
 
 
-def test_quantised_widths_are_read_by_one_launch_that_asks_the_host_nothing(
+def test_quantized_widths_are_read_by_one_launch_that_asks_the_host_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     blocks = blocks_of("INT4", WIDTHS)
@@ -114,17 +114,17 @@ def test_quantised_widths_are_read_by_one_launch_that_asks_the_host_nothing(
 @pytest.mark.parametrize("precision", ["INT2", "FP16"])
 def test_sharded_collections_equal_unsharded_and_keep_their_rows(precision: str) -> None:
     """Cut columns of two bits are in rows of one byte, scale and bias: the last word of each row is filled up."""
-    quantised = serving.quantize_embeddings(collection("SUM", is_weighted=True), precision)
-    plan = plan_of(torch.nn.Sequential(quantised), "column_wise", 2, "quant_triton")
+    quantized = serving.quantize_embeddings(collection("SUM", is_weighted=True), precision)
+    plan = plan_of(torch.nn.Sequential(quantized), "column_wise", 2, "quant_triton")
 
     def on_rank(env: sw.ShardingEnv) -> None:
-        model = sharded(env, torch.nn.Sequential(quantised), plan)
+        model = sharded(env, torch.nn.Sequential(quantized), plan)
         with torch.no_grad():
-            assert torch.equal(outputs(model(batch(env.rank))), outputs(quantised(batch(env.rank))))
-        wanted = torch.nn.Sequential(quantised).state_dict()
+            assert torch.equal(outputs(model(batch(env.rank))), outputs(quantized(batch(env.rank))))
+        wanted = torch.nn.Sequential(quantized).state_dict()
         assert all(torch.equal(own, wanted[name]) for name, own in model.full_state_dict().items())
 
-    by_default = outputs(quantised(batch(0)))
-    quantised.use_kernel("quant_triton")
-    torch.testing.assert_close(outputs(quantised(batch(0))), by_default)
+    by_default = outputs(quantized(batch(0)))
+    quantized.use_kernel("quant_triton")
+    torch.testing.assert_close(outputs(quantized(batch(0))), by_default)
     run_simulated(on_rank, 2)

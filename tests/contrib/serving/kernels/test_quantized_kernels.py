@@ -1,4 +1,4 @@
-"""Kernels of quantised tables come to the same bits; FBGEMM's alone rounds weighted sums otherwise."""
+"""Kernels of quantized tables come to the same bits; FBGEMM's alone rounds weighted sums otherwise."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_unsharded_collection_gives_the_same_by_every_kernel(
     monkeypatch: pytest.MonkeyPatch, kernel: str, keys: list[str], pooling: str, is_weighted: bool
 ) -> None:
     skip_unless_here(kernel)
-    quantised = serving.quantize_embeddings(
+    quantized = serving.quantize_embeddings(
         model(pooling, is_weighted=is_weighted), "INT8", per_table={"b": "INT4"}, output_dtype="FP16"
     )
     batch = sw.KeyedJaggedTensor(
@@ -144,11 +144,11 @@ def test_unsharded_collection_gives_the_same_by_every_kernel(
         lengths=torch.tensor([1, 0, 2, 2, 0, 2, 0, 0][: 2 * len(keys)]),
     )
     with monkeypatch.context() as only:
-        only.setattr(type(quantised), "_kernel_lookups", lambda self: None)
-        wanted = outputs(quantised(batch))
-    quantised.use_kernel(kernel)
-    assert quantised._kernel_lookups().take(batch)
-    found = outputs(quantised(batch))
+        only.setattr(type(quantized), "_kernel_lookups", lambda self: None)
+        wanted = outputs(quantized(batch))
+    quantized.use_kernel(kernel)
+    assert quantized._kernel_lookups().take(batch)
+    found = outputs(quantized(batch))
     if kernel == "quant_fbgemm" and is_weighted:
         torch.testing.assert_close(found, wanted)
     else:
@@ -156,24 +156,24 @@ def test_unsharded_collection_gives_the_same_by_every_kernel(
 
 
 def test_unsharded_collection_looks_up_what_was_loaded_and_names_what_is_wrong() -> None:
-    quantised = serving.quantize_embeddings(model("SUM"))
+    quantized = serving.quantize_embeddings(model("SUM"))
     batch = sw.KeyedJaggedTensor.from_lists({"f": [[1, 2], [6]], "g": [[], [10]], "h": [[4], []]})
-    before = outputs(quantised(batch))
+    before = outputs(quantized(batch))
     for name in filter(is_here, ("quant_fbgemm", "quant_torch", None)):
-        quantised.use_kernel(name)
-        torch.testing.assert_close(outputs(quantised(batch)), before)
-    changed = {name: torch.zeros_like(value) for name, value in quantised.state_dict().items()}
-    kept = {name: value.clone() for name, value in quantised.state_dict().items()}
-    quantised.load_state_dict(changed, assign=True)
-    assert not outputs(quantised(batch)).any()
-    quantised.load_state_dict(kept)
-    assert torch.equal(outputs(quantised(batch)), before)
+        quantized.use_kernel(name)
+        torch.testing.assert_close(outputs(quantized(batch)), before)
+    changed = {name: torch.zeros_like(value) for name, value in quantized.state_dict().items()}
+    kept = {name: value.clone() for name, value in quantized.state_dict().items()}
+    quantized.load_state_dict(changed, assign=True)
+    assert not outputs(quantized(batch)).any()
+    quantized.load_state_dict(kept)
+    assert torch.equal(outputs(quantized(batch)), before)
     wrong = sw.KeyedJaggedTensor.from_lists({"f": [[1, 2], [7]], "g": [[], [10]], "h": [[4], []]})
     for name in filter(is_here, ("quant_fbgemm", "quant_torch", "quant_numba")):
-        quantised.use_kernel(name)
+        quantized.use_kernel(name)
         with pytest.raises(sw.InvalidInputError, match=r"feature 'f': id 7 .* is no row of table 'b'"):
-            quantised(wrong)
+            quantized(wrong)
     with pytest.raises(sw.UnknownNameError, match="feature 'f' of table 'a' is not in the input"):
-        quantised(sw.KeyedJaggedTensor.from_lists({"g": [[1]], "h": [[1]]}))
+        quantized(sw.KeyedJaggedTensor.from_lists({"g": [[1]], "h": [[1]]}))
     with pytest.raises(sw.UnsupportedError, match="'fused_torch' cannot look these tables up"):
-        quantised.use_kernel("fused_torch")
+        quantized.use_kernel("fused_torch")

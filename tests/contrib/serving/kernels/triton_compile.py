@@ -25,7 +25,7 @@ CASES = [
 
 
 def launches(case: tuple[Any, ...]) -> list[Launch]:
-    """What a lookup in quantised tables would launch."""
+    """What a lookup in quantized tables would launch."""
     precision, dims, is_pooled, is_weighted = case
     rule: dict[str, Any] = {"data_type": precision, "optimizer": None, "is_frozen": True}
     blocks = [block_spec(5, dim, slots=2, pooling="SUM" if is_pooled else "NONE", **rule) for dim in dims]

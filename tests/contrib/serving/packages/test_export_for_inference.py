@@ -1,4 +1,4 @@
-"""Packages predict what quantised models predict, whatever the models were: whole, sharded, or in a checkpoint."""
+"""Packages predict what quantized models predict, whatever the models were: whole, sharded, or in a checkpoint."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from shardwright.runtime.checkpoint import entries
 
 
 def assert_predicts(path: Path, form: str, model: nn.Module) -> None:
-    """For all batches a form of a package gives what the quantised model gives."""
+    """For all batches a form of a package gives what the quantized model gives."""
     package = serving.load_package(path, form)
     quantized = serving.quantize_embeddings(model, per_table=PER_TABLE)
     for seed, lengths in enumerate(BATCHES):
@@ -226,7 +226,7 @@ def planned(**types: str) -> sw.ShardingPlan:
         (Sequences(), torch.ones(2), {}, sw.InvalidInputError, "the example has no KeyedJaggedTensor"),
         (Sequences(), (FEATURES, FEATURES), {}, sw.UnsupportedError, "the example has 2 KeyedJaggedTensors"),
         (Sequences(), FEATURES, {}, sw.UnsupportedError, r"output 'output' is \[3, 2\] for 2 samples"),
-        (Sequences(), FEATURES, {"precision": "FP32"}, sw.UnsupportedError, "cannot be quantised to FP32"),
+        (Sequences(), FEATURES, {"precision": "FP32"}, sw.UnsupportedError, "cannot be quantized to FP32"),
         (Sequences(), FEATURES, {"precision": "INT9"}, sw.UnsupportedError, "INT9"),
         (Sequences(), FEATURES, {"per_table": {"u": "INT4"}}, sw.UnknownNameError, "per_table names 'u'"),
         (Sequences(), FEATURES, {"forms": ["onnx"]}, sw.InvalidInputError, "forms are some of exported"),

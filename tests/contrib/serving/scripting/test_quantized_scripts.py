@@ -1,4 +1,4 @@
-"""TorchScript of models with quantised collections gives what the models give, saved and loaded."""
+"""TorchScript of models with quantized collections gives what the models give, saved and loaded."""
 
 from __future__ import annotations
 

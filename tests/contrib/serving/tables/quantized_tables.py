@@ -1,4 +1,4 @@
-"""Collections of three tables to be quantised, and their batches; table ``a`` shares a feature with table ``b``."""
+"""Collections of three tables to be quantized, and their batches; table ``a`` shares a feature with table ``b``."""
 
 from __future__ import annotations
 

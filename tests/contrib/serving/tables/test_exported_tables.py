@@ -1,4 +1,4 @@
-"""`torch.export` of models with quantised tables, which needs operators of torch alone."""
+"""`torch.export` of models with quantized tables, which needs operators of torch alone."""
 
 from __future__ import annotations
 

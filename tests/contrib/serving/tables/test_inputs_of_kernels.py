@@ -16,7 +16,7 @@ TABLES = [("a", 11, 8, ["f", "g"]), ("b", 7, 12, ["f"])]
 KERNELS = [None, "quant_numba", "quant_torch"]
 
 
-def quantised(pooling: str, precision: str = "INT8") -> Any:
+def quantized(pooling: str, precision: str = "INT8") -> Any:
     torch.manual_seed(3)
     common: list[Any] = [
         {"name": name, "num_embeddings": rows, "embedding_dim": dim, "feature_names": features}
@@ -32,7 +32,7 @@ def quantised(pooling: str, precision: str = "INT8") -> Any:
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("pooling", ["SUM", "MEAN", "NONE"])
 def test_batch_of_no_samples_has_outputs_of_no_rows(pooling: str, kernel: str | None) -> None:
-    model = quantised(pooling)
+    model = quantized(pooling)
     model.use_kernel(kernel)
     found = model(sw.KeyedJaggedTensor.from_lists({"f": [], "g": []}))
     if pooling == "NONE":
@@ -45,7 +45,7 @@ def test_batch_of_no_samples_has_outputs_of_no_rows(pooling: str, kernel: str | 
 @pytest.mark.parametrize("pooling", ["SUM", "MEAN", "NONE"])
 @pytest.mark.parametrize("keys", [["f", "g"], ["g", "f"], ["f", "g", "x"]])
 def test_lengths_that_do_not_add_up_raise(pooling: str, keys: list[str], kernel: str | None) -> None:
-    model = quantised(pooling)
+    model = quantized(pooling)
     model.use_kernel(kernel)
     for last in (0, 9):
         lengths = torch.tensor([1] * (2 * len(keys) - 1) + [last])
@@ -62,12 +62,12 @@ def test_ids_of_other_types_raise_as_those_of_float_tables(dtype: torch.dtype) -
     lengths = torch.tensor([1, 0, 1, 0])
     features = sw.KeyedJaggedTensor(["f", "g"], torch.zeros(2).to(dtype), lengths=lengths)
     with pytest.raises(sw.InvalidInputError, match=r"ids are int32 or int64. Convert: .long\(\)"):
-        quantised("SUM")(features)
+        quantized("SUM")(features)
 
 
 @pytest.mark.parametrize("precision", ["FP16", "INT8"])
 def test_kernel_that_trains_reads_rows_of_float16_and_no_packed_ones(precision: str) -> None:
-    model = quantised("SUM", precision)
+    model = quantized("SUM", precision)
     rule = sw.ParameterConstraints(compute_kernels=["dense"], sharding_types=["row_wise"])
     planner = sw.EmbeddingShardingPlanner(sw.Topology(1, "cpu"), constraints={"*": rule})
     sharders = [serving.QuantEmbeddingBagCollectionSharder()]
@@ -94,7 +94,7 @@ def test_planned_and_served_without_numba_and_fbgemm(precision: str, monkeypatch
     monkeypatch.setattr(_fbgemm, "_failure", lambda: "ImportError: not installed")
     for absent in ("numba", "fbgemm_gpu"):
         monkeypatch.setitem(sys.modules, absent, None)
-    model = quantised("SUM", precision)
+    model = quantized("SUM", precision)
     batch = sw.KeyedJaggedTensor.from_lists({"f": [[1, 2], []], "g": [[], [3]]})
     sharded = sw.DistributedModelParallel(model, env=sw.ShardingEnv.local())
     if precision == "FP8":  # float16 is read by kernels that train, too
@@ -115,7 +115,7 @@ def bags_of(model: Any) -> list[torch.nn.Module]:
 
 
 @pytest.mark.parametrize("inplace", [False, True])
-def test_collection_under_several_names_is_quantised_and_cut_under_each(inplace: bool) -> None:
+def test_collection_under_several_names_is_quantized_and_cut_under_each(inplace: bool) -> None:
     model = shared_model()
     result = serving.quantize_embeddings(model, inplace=inplace)
     assert (result is model) == inplace
@@ -134,7 +134,7 @@ def test_collection_under_several_names_is_quantised_and_cut_under_each(inplace:
 
 @pytest.mark.parametrize("pooling", ["MEAN", "NONE"])
 def test_compiled_model_gives_what_the_model_gives(pooling: str) -> None:
-    model = torch.nn.Sequential(quantised(pooling))
+    model = torch.nn.Sequential(quantized(pooling))
     compiled = torch.compile(model, backend="eager")
     for lists in ([[1, 2], []], [[3], [4], []]):
         batch = sw.KeyedJaggedTensor.from_lists({"f": lists, "g": lists[::-1]})

@@ -16,7 +16,7 @@ import shardwright as sw
 
 
 def without(module: Any, kept: torch.Tensor) -> Any:
-    """The quantised collection, in which all rows but some of table ``c`` are zeros."""
+    """The quantized collection, in which all rows but some of table ``c`` are zeros."""
     whole = serving.quantize_embeddings(module, "INT8")
     rows = whole.quantized_rows("c")
     stored = torch.zeros_like(rows.packed())
@@ -85,9 +85,9 @@ def test_pruned_tables_script(kept: list[int]) -> None:
 
 
 def test_rows_that_are_tensors_are_refused() -> None:
-    quantised: Any = serving.quantize_embeddings(collection("SUM"), "INT4")
+    quantized: Any = serving.quantize_embeddings(collection("SUM"), "INT4")
     with pytest.raises(sw.InvalidInputError, match=r"takes QuantizedRows, got a Tensor: .* 'INT4'"):
-        quantised.set_rows("c", torch.zeros(5, 16))
+        quantized.set_rows("c", torch.zeros(5, 16))
 
 
 def test_ids_that_cannot_be_kept_raise() -> None:

@@ -1,4 +1,4 @@
-"""Collections of quantised tables give what float collections of the dequantised rows give."""
+"""Collections of quantized tables give what float collections of the dequantized rows give."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def collection(pooling: str, *, is_weighted: bool = False) -> Any:
     return tables_of(pooling, (8, 12, 4), is_weighted=is_weighted, need_indices=True)
 
 
-def dequantised(module: Any, quantised: Any) -> Any:
-    """The float collection with what the quantised tables hold."""
+def dequantized(module: Any, quantized: Any) -> Any:
+    """The float collection with what the quantized tables hold."""
     other = copy.deepcopy(module)
     with torch.no_grad():
-        for table in quantised.tables:
-            other.table_weight(table.name).copy_(quantised.quantized_rows(table.name).dequantized())
+        for table in quantized.tables:
+            other.table_weight(table.name).copy_(quantized.quantized_rows(table.name).dequantized())
     return other
 
 
@@ -36,13 +36,13 @@ def dequantised(module: Any, quantised: Any) -> Any:
     ("pooling", "is_weighted"),
     [("SUM", False), ("SUM", True), ("MEAN", False), ("MEAN", True), ("NONE", False)],
 )
-def test_quantised_collection_gives_what_float_tables_of_its_rows_give(
+def test_quantized_collection_gives_what_float_tables_of_its_rows_give(
     pooling: str, is_weighted: bool, precision: str, output: str
 ) -> None:
     module, features = collection(pooling, is_weighted=is_weighted), batch(is_weighted=is_weighted)
-    quantised = serving.quantize_embeddings(module, precision, output_dtype=output)
-    wanted = dequantised(module, quantised)(features)
-    found = quantised(features)
+    quantized = serving.quantize_embeddings(module, precision, output_dtype=output)
+    wanted = dequantized(module, quantized)(features)
+    found = quantized(features)
     dtype = getattr(torch, {"FP32": "float32", "FP16": "float16", "BF16": "bfloat16"}[output])
     assert outputs(found).dtype == dtype
     assert not outputs(found).requires_grad
@@ -55,38 +55,38 @@ def test_quantised_collection_gives_what_float_tables_of_its_rows_give(
 
 def test_tables_may_have_precisions_of_their_own() -> None:
     model = torch.nn.Sequential(collection("SUM"))
-    quantised = serving.quantize_embeddings(model, "INT8", per_table={"b": "INT4"})
-    assert [table.data_type.value for table in quantised[0].tables] == ["INT8", "INT4", "INT8"]
-    assert quantised[0].quantized_rows("b").packed().shape == (7, 10)
+    quantized = serving.quantize_embeddings(model, "INT8", per_table={"b": "INT4"})
+    assert [table.data_type.value for table in quantized[0].tables] == ["INT8", "INT4", "INT8"]
+    assert quantized[0].quantized_rows("b").packed().shape == (7, 10)
     assert isinstance(model[0], sw.EmbeddingBagCollection)
-    assert list(quantised.parameters()) == []
+    assert list(quantized.parameters()) == []
     in_place = serving.quantize_embeddings(model, inplace=True)
     assert in_place is model
     assert isinstance(model[0], serving.QuantEmbeddingBagCollection)
 
 
-def test_quantised_collection_copied_saved_and_loaded_gives_the_same() -> None:
-    quantised = serving.quantize_embeddings(collection("SUM"), "INT4")
-    before = outputs(quantised(batch()))
-    assert torch.equal(outputs(copy.deepcopy(quantised)(batch())), before)
-    other = serving.QuantEmbeddingBagCollection(quantised.tables)
+def test_quantized_collection_copied_saved_and_loaded_gives_the_same() -> None:
+    quantized = serving.quantize_embeddings(collection("SUM"), "INT4")
+    before = outputs(quantized(batch()))
+    assert torch.equal(outputs(copy.deepcopy(quantized)(batch())), before)
+    other = serving.QuantEmbeddingBagCollection(quantized.tables)
     assert not outputs(other(batch())).any()
     file = io.BytesIO()
-    torch.save(quantised.state_dict(), file)
+    torch.save(quantized.state_dict(), file)
     file.seek(0)
     other.load_state_dict(torch.load(file))
     assert torch.equal(outputs(other(batch())), before)
-    on_meta = serving.QuantEmbeddingBagCollection(quantised.tables, device="meta")
-    on_meta.load_state_dict(quantised.state_dict(), assign=True)
+    on_meta = serving.QuantEmbeddingBagCollection(quantized.tables, device="meta")
+    on_meta.load_state_dict(quantized.state_dict(), assign=True)
     assert torch.equal(outputs(on_meta(batch())), before)
 
 
-def test_what_cannot_be_quantised_raises() -> None:
-    with pytest.raises(sw.UnsupportedError, match="cannot be quantised to FP32; possible: INT8"):
+def test_what_cannot_be_quantized_raises() -> None:
+    with pytest.raises(sw.UnsupportedError, match="cannot be quantized to FP32; possible: INT8"):
         serving.quantize_embeddings(collection("SUM"), "FP32")
     with pytest.raises(sw.UnknownNameError, match="per_table names 'x', a table of no collection"):
         serving.quantize_embeddings(collection("SUM"), per_table={"x": "INT4"})
-    with pytest.raises(sw.InvalidInputError, match="no weights to quantise"):
+    with pytest.raises(sw.InvalidInputError, match="no weights to quantize"):
         serving.quantize_embeddings(collection("SUM").to("meta"))
     with pytest.raises(
         sw.InvalidInputError, match=r"has no collection of tables .* of a sharded model, its unshard\(\)"
@@ -101,8 +101,8 @@ def test_what_cannot_be_quantised_raises() -> None:
         large.table_weight("b")[3] = 1e8
     with pytest.raises(sw.InvalidInputError, match=r"table 'b': row 3 has values from"):
         serving.quantize_embeddings(large)
-    quantised = serving.quantize_embeddings(collection("SUM"))
+    quantized = serving.quantize_embeddings(collection("SUM"))
     with pytest.raises(sw.InvalidInputError, match="has 7 rows of 12 INT8 columns, got 11 rows of 8 INT8"):
-        quantised.set_rows("b", quantised.quantized_rows("a"))
+        quantized.set_rows("b", quantized.quantized_rows("a"))
     with pytest.raises(sw.UnknownNameError, match="there is no table 'd'"):
-        quantised.quantized_rows("d")
+        quantized.quantized_rows("d")

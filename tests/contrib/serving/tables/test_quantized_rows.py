@@ -1,4 +1,4 @@
-"""Quantised rows are within their error bound, whatever the precision, and stand in memory as the layout says."""
+"""Quantized rows are within their error bound, whatever the precision, and stand in memory as the layout says."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ weights = st.builds(
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 @given(weight=weights)
-def test_quantised_rows_are_within_their_bound_and_read_as_their_layout_says(
+def test_quantized_rows_are_within_their_bound_and_read_as_their_layout_says(
     precision: str, weight: torch.Tensor
 ) -> None:
     largest = {"FP16": 65504.0, "FP8": 57344.0}.get(precision, torch.inf)
@@ -94,7 +94,7 @@ def test_constant_rows_are_exact(precision: str, mantissa: int, exponent: int, c
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), 1e8])
-def test_rows_that_cannot_be_quantised_raise_naming_the_row(precision: str, wrong: float) -> None:
+def test_rows_that_cannot_be_quantized_raise_naming_the_row(precision: str, wrong: float) -> None:
     weight = torch.zeros(3, 4)
     weight[1, 2] = wrong
     advice = "scale the table down" if wrong == 1e8 else "mend the weights"
@@ -108,7 +108,7 @@ def test_rows_that_cannot_be_quantised_raise_naming_the_row(precision: str, wron
 def test_what_is_no_matrix_of_floats_raises(wrong: Any) -> None:
     with pytest.raises(sw.InvalidInputError, match="weight must"):
         serving.quantize_rows(wrong)
-    with pytest.raises(sw.UnsupportedError, match=r"cannot be quantised to INT9; possible: INT8, "):
+    with pytest.raises(sw.UnsupportedError, match=r"cannot be quantized to INT9; possible: INT8, "):
         serving.quantize_rows(torch.zeros(1, 4), "INT9")
 
 
@@ -124,7 +124,7 @@ def test_columns_and_rows_are_those_of_the_whole_row(precision: str) -> None:
     assert torch.equal(same.packed(), whole.packed())
 
 
-def test_large_tables_are_quantised_in_parts_as_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_tables_are_quantized_in_parts_as_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
     from shardwright_serving.rows import quantized_rows as rows
 
     weight = drawn(50, 3, 1.0, 0.0, 2)
@@ -139,6 +139,6 @@ def test_large_tables_are_quantised_in_parts_as_in_one(monkeypatch: pytest.Monke
 @pytest.mark.parametrize("precision", ["FP32", "UINT8"])
 def test_precision_that_is_not_served_raises(precision: str) -> None:
     with pytest.raises(
-        sw.UnsupportedError, match=f"cannot be quantised to {precision}; possible: INT8, INT4"
+        sw.UnsupportedError, match=f"cannot be quantized to {precision}; possible: INT8, INT4"
     ):
         serving.quantize_rows(torch.zeros(1, 1), precision)

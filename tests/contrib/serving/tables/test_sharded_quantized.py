@@ -1,4 +1,4 @@
-"""Sharded quantised collections equal the unsharded one: to the last bit wherever rows are whole on a rank."""
+"""Sharded quantized collections equal the unsharded one: to the last bit wherever rows are whole on a rank."""
 
 from __future__ import annotations
 
@@ -77,17 +77,17 @@ def sharded(env: sw.ShardingEnv, model: Any, plan: sw.ShardingPlan) -> Any:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("kernel", ["quant_numba", pytest.param("quant_torch", marks=pytest.mark.slow)])
 def test_sharded_equals_unsharded(kind: str, pooling: str, is_weighted: bool, kernel: str) -> None:
-    quantised = serving.quantize_embeddings(
+    quantized = serving.quantize_embeddings(
         collection(pooling, is_weighted=is_weighted), "INT8", per_table={"b": "INT4", "c": "FP8"}
     )
-    plan = plan_of(torch.nn.Sequential(quantised), kind, 4, kernel)
+    plan = plan_of(torch.nn.Sequential(quantized), kind, 4, kernel)
     assert {own.sharding_type for own in plan.plan["0"].values()} == {kind}
 
     def on_rank(env: sw.ShardingEnv) -> None:
-        model = sharded(env, torch.nn.Sequential(quantised), plan)
+        model = sharded(env, torch.nn.Sequential(quantized), plan)
         with torch.no_grad():
             found = outputs(model(batch(env.rank)))
-        wanted = outputs(quantised(batch(env.rank)))
+        wanted = outputs(quantized(batch(env.rank)))
         assert not found.requires_grad
         if kind in PARTIAL and pooling != "NONE":
             torch.testing.assert_close(found, wanted, rtol=2e-6, atol=2e-6)
@@ -100,16 +100,16 @@ def test_sharded_equals_unsharded(kind: str, pooling: str, is_weighted: bool, ke
 @pytest.mark.parametrize("kind", ["column_wise", "row_wise", "data_parallel"])
 @pytest.mark.parametrize("precision", ["INT8", "INT4", "INT2", "FP8", "FP16"])
 def test_state_dict_is_the_unsharded_ones_and_loads(kind: str, precision: str) -> None:
-    quantised = serving.quantize_embeddings(collection("SUM"), precision, output_dtype="FP16")
-    plan = plan_of(torch.nn.Sequential(quantised), kind, 2, "quant_torch")
-    wanted = torch.nn.Sequential(quantised).state_dict()
+    quantized = serving.quantize_embeddings(collection("SUM"), precision, output_dtype="FP16")
+    plan = plan_of(torch.nn.Sequential(quantized), kind, 2, "quant_torch")
+    wanted = torch.nn.Sequential(quantized).state_dict()
 
     def on_rank(env: sw.ShardingEnv) -> None:
-        model = sharded(env, torch.nn.Sequential(quantised), plan)
+        model = sharded(env, torch.nn.Sequential(quantized), plan)
         found = model.full_state_dict()
         assert list(found) == list(wanted)
         assert all(torch.equal(found[name], wanted[name]) for name in wanted)
-        empty = sharded(env, torch.nn.Sequential(type(quantised)(quantised.tables, device="meta")), plan)
+        empty = sharded(env, torch.nn.Sequential(type(quantized)(quantized.tables, device="meta")), plan)
         with torch.no_grad():
             # Floats are drawn, others stay zeros.
             assert bool(outputs(empty(batch(env.rank))).any()) == (precision == "FP16")
@@ -118,19 +118,19 @@ def test_state_dict_is_the_unsharded_ones_and_loads(kind: str, precision: str) -
         assert outputs(model(batch(env.rank))).dtype == torch.float16
         alone = model.module[0].unshard()
         assert isinstance(alone, serving.QuantEmbeddingBagCollection)
-        assert torch.equal(outputs(alone(batch(3))), outputs(quantised(batch(3))))
+        assert torch.equal(outputs(alone(batch(3))), outputs(quantized(batch(3))))
         assert not any(parameter.requires_grad for parameter in model.parameters())
 
     run_simulated(on_rank, 2)
 
 
-def test_what_sharded_quantised_collections_do_not_do_raises(tmp_path: Path) -> None:
-    quantised = serving.quantize_embeddings(collection("SUM"))
-    plan = plan_of(torch.nn.Sequential(quantised), "table_wise", 1, "quant_torch")
-    model = sharded(sw.ShardingEnv.local(device_type="cpu"), torch.nn.Sequential(quantised), plan)
+def test_what_sharded_quantized_collections_do_not_do_raises(tmp_path: Path) -> None:
+    quantized = serving.quantize_embeddings(collection("SUM"))
+    plan = plan_of(torch.nn.Sequential(quantized), "table_wise", 1, "quant_torch")
+    model = sharded(sw.ShardingEnv.local(device_type="cpu"), torch.nn.Sequential(quantized), plan)
     with pytest.raises(sw.UnsupportedError, match="rows of INT8 are not saved in blocks"):
         sw.save_checkpoint(tmp_path, model)
-    moved = plan_of(torch.nn.Sequential(quantised), "table_wise", 1, "quant_numba")
+    moved = plan_of(torch.nn.Sequential(quantized), "table_wise", 1, "quant_numba")
     with pytest.raises(sw.UnsupportedError, match="rows of INT8 do not move between plans"):
         model.reshard(moved)
     assert not model.reshard(plan).tables
@@ -148,10 +148,10 @@ def test_what_sharded_quantised_collections_do_not_do_raises(tmp_path: Path) -> 
 )
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_shards_in_one_process_equal_unsharded(kind: str, pooling: str, is_weighted: bool) -> None:
-    quantised = serving.quantize_embeddings(
+    quantized = serving.quantize_embeddings(
         collection(pooling, is_weighted=is_weighted), "INT8", per_table={"b": "INT4", "c": "FP8"}
     )
-    model = torch.nn.Sequential(quantised)
+    model = torch.nn.Sequential(quantized)
     plan = plan_of(model, kind, 4, "quant_torch")
     served = serving.shard_for_serving(model, plan, devices=["cpu", "cpu:0", "cpu", "cpu:0"])
     for number in range(2):
@@ -209,7 +209,7 @@ def test_what_cannot_be_cut_for_one_process_raises() -> None:
         serving.shard_for_serving(model, plan, devices=[])
     with pytest.raises(sw.InvalidInputError, match=r"devices are \['gpu'\]"):
         serving.shard_for_serving(model, plan, devices=["gpu"])
-    with pytest.raises(sw.InvalidInputError, match=r"no quantised collection to cut: quantize_embeddings"):
+    with pytest.raises(sw.InvalidInputError, match=r"no quantized collection to cut: quantize_embeddings"):
         serving.shard_for_serving(collection("SUM"), plan)
     with pytest.raises(sw.UnsupportedError, match="is cut already"):
         serving.shard_for_serving(serving.shard_for_serving(model, plan), plan)

@@ -106,9 +106,8 @@ class UnknownPluginError(UnknownNameError):
 
     Example:
         >>> import shardwright as sw
-        >>> planner = sw.EmbeddingShardingPlanner(sw.Topology(2, "cuda"), estimator="rofline")
         >>> try:
-        ...     planner.plan_tables([sw.TableSpec("item", 100, 8, ["item"])])
+        ...     sw.EmbeddingShardingPlanner(sw.Topology(2, "cuda"), estimator="rofline")
         ... except sw.UnknownPluginError as error:
         ...     print("roofline" in str(error))
         True

@@ -14,7 +14,7 @@ from attrs import frozen
 from shardwright.errors import InvalidInputError, PlanError
 from shardwright.planning.plan.plan import ShardingPlan
 from shardwright_plugins.following.predicted import Predicted, Prices
-from shardwright_plugins.following.times import KERNEL_PHASES, PHASES, MeasuredTimes
+from shardwright_plugins.following.times import KERNEL_PHASES, PHASES, MeasuredTimes, placement_of
 
 _SHOWN = 10
 _TABLES = 3
@@ -97,6 +97,11 @@ def _check(prices: Prices, times: MeasuredTimes) -> None:
     if unknown := sorted(measured - planned):
         raise InvalidInputError(
             f"the times have the table {unknown[0]!r}, which is not in the plan: measure a training with this plan"
+        )
+    if times.placement != placement_of(prices.asked.plan):
+        raise InvalidInputError(
+            "the times are of a plan with the same tables in other places: explain the plan that was trained with "
+            "(model.plan.to_json()), which a reshard changes"
         )
 
 

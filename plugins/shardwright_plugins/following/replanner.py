@@ -7,13 +7,16 @@ import math
 import subprocess
 import sys
 import tempfile
+import warnings
+import weakref
 from typing import IO, TYPE_CHECKING, Any, Self
 
 from attrs import frozen
 
-from shardwright.errors import InvalidInputError, UnsupportedError
+from shardwright.arguments import checked
+from shardwright.errors import InvalidInputError, PlanError, UnsupportedError
 from shardwright_plugins.following.statistics import Counts, IdCounts, ids_per_bag
-from shardwright_plugins.following.step_times import StepTimes
+from shardwright_plugins.following.step_times import StepTimes, check_model
 from shardwright_plugins.following.times import MeasuredTimes
 
 if TYPE_CHECKING:
@@ -36,7 +39,8 @@ class Look:
         moved_bytes: bytes of weights and optimizer states that move from the one to the other.
         factor: measured time of the tables' part of a step over the predicted one, of the present plan.
         is_taken: the model was resharded.
-        problem: text of the error that the search ended with; empty if it found a plan.
+        problem: why there is no plan: the error that the search ended with, or that the model was resharded meanwhile;
+            empty if there is one.
     """
 
     step: int
@@ -54,7 +58,7 @@ class Replanner:
     After every so many steps, all ranks tell each other how many ids the features had and how long steps took. Rank 0
     begins a search in a process of its own, for a plan near the present one (the refinement ``stay_near``). A plan is
     better by ``(t_old - t_new) every`` ms until the next look, and its moves take ``move_cost`` ms a GiB: where the
-    first is more, all ranks reshard.
+    first is more, all ranks reshard. Every rank makes one, with the same numbers.
 
     Args:
         model: the sharded model, of a plan that a planner made. Collections are called with their batches: no pipeline
@@ -73,8 +77,10 @@ class Replanner:
 
     Raises:
         InvalidInputError: a number is out of range, or the plan does not say what was asked of a planner.
+        DistributedError: ranks gave different numbers.
     """
 
+    @checked
     def __init__(
         self,
         model: DistributedModelParallel,
@@ -88,10 +94,10 @@ class Replanner:
         from shardwright.planning.plan.inputs import InputTables
         from shardwright.runtime.sharded.collections.sharded_collection import ShardedCollection
 
-        if type(every) is not int or every < 1:
+        check_model("Replanner", model)
+        if every < 1:
             raise InvalidInputError(f"every is a number of steps from 1, got {every!r}")
-        is_number = isinstance(move_cost, int | float) and not isinstance(move_cost, bool)
-        if not (is_number and 0 <= move_cost < math.inf):
+        if not 0 <= move_cost < math.inf:
             raise InvalidInputError(
                 f"move_cost is the milliseconds that a GiB takes to move, finite and not negative; got {move_cost!r}"
             )
@@ -101,21 +107,24 @@ class Replanner:
                 "the model's plan does not say what was asked of a planner, and cannot be made again: plan with an "
                 "EmbeddingShardingPlanner"
             )
+        numbers = {"every": every, "move_cost": move_cost, "dry_run": dry_run, "in_background": in_background}
+        model.env.everyone.agree("the arguments of Replanner()", numbers, "Give every rank the same")
         self._model, self._optimizers, self._every = model, optimizers, every
         self._move_cost, self._dry_run, self._in_background = move_cost, dry_run, in_background
         self._max_extra_bytes = max_extra_bytes
-        collections = {
+        self._collections = {
             path: module
             for path, module in model.module.named_modules()
             if isinstance(module, ShardedCollection)
         }
-        self._counts = IdCounts(collections)
         self.times = StepTimes(model) if model.device.type == "cpu" else None
-        self._search: _Search | None = None
-        self._is_searching, self._step = False, 0
-        self.looks: list[Look] = []
         if self.times is not None:
             self.times.start()
+        self._counts = IdCounts(self._collections)
+        self._search: _Search | None = None
+        self._plan = model.plan  # of the last look
+        self._is_searching, self._is_closed, self._step = False, False, 0
+        self.looks: list[Look] = []
 
     def __enter__(self) -> Self:
         return self
@@ -130,7 +139,7 @@ class Replanner:
             self.times.stop()
         if self._search is not None:
             self._search.end()
-        self._search, self._is_searching = None, False
+        self._search, self._is_searching, self._is_closed = None, False, True
 
     def step(self) -> Look | None:
         """Count a step; every rank makes this call after each step, when no batch is in progress.
@@ -139,9 +148,14 @@ class Replanner:
             What came of a look, in the step in which it is known; else ``None``.
 
         Raises:
-            UnsupportedError: a batch is in progress, as a pipeline has it; the same on every rank.
+            UnsupportedError: a batch is in progress, as a pipeline has it; in the first step and at each look.
+            InvalidInputError: it was closed.
         """
+        if self._is_closed:
+            raise InvalidInputError("this Replanner was closed: make another")
         self._step += 1
+        if self._step == 1 or self._step % self._every == 0:
+            self._check_idle()
         self._counts.is_counting = self._step % max(1, self._every // _SAMPLES) == 0
         if self._is_searching and self._step % max(1, self._every // _POLLS) == 0:
             return self._hear()
@@ -149,6 +163,15 @@ class Replanner:
             self._look()
             return None if self._in_background else self._hear()
         return None
+
+    def _check_idle(self) -> None:
+        """Check that the model could be resharded now, so that a loop in which it never can is refused at once."""
+        for path, collection in self._collections.items():
+            if reason := collection.engine.unfinished():
+                raise UnsupportedError(
+                    f"Replanner.step() is called when no batch is in progress, and the module at {path!r} has one: "
+                    f"{reason}"
+                )
 
     def _look(self) -> None:
         """Gather what the data are like; rank 0 begins to search."""
@@ -158,7 +181,7 @@ class Replanner:
         self._counts.counts = Counts()
         if self.times is not None:
             self.times.reset()
-        self._is_searching = True
+        self._is_searching, self._plan = True, self._model.plan
         if env.rank == 0:
             times = [own for _, own in gathered if own is not None]
             took_ms = MeasuredTimes(self._every, times).tables_ms if times else None
@@ -180,14 +203,21 @@ class Replanner:
         self._search, self._is_searching = None, False
         look = self._take(*answer)
         self.looks.append(look)
+        if look.problem and self._model.env.everyone.rank == 0:
+            warnings.warn(f"the Replanner found no plan at step {look.step}: {look.problem}", stacklevel=3)
         return look
 
     def _take(self, text: str, problem: str) -> Look:
         from shardwright.planning.plan.plan import ShardingPlan
 
+        if self._model.plan is not self._plan:
+            problem = "the model was resharded while the search went on"
         if problem:
             return Look(self._step, problem=problem)
-        plan = ShardingPlan.from_json(text)
+        try:
+            plan = ShardingPlan.from_json(text)
+        except PlanError as error:
+            return Look(self._step, problem=str(error))
         inputs = plan.document["inputs"]
         kept_ms, factor, moved = (inputs[name]["value"] for name in ("kept_ms", "factor", "moved_bytes"))
         is_taken = moved > 0 and not self._dry_run
@@ -201,10 +231,6 @@ class Replanner:
             self.times.stop()  # lets go of blocks that move
         try:
             self._model.reshard(plan, *self._optimizers, max_extra_bytes=self._max_extra_bytes)
-        except UnsupportedError as error:
-            raise UnsupportedError(
-                f"{error}. Replanner.step() is called when no batch is in progress"
-            ) from error
         finally:
             if self.times is not None:
                 self.times.start()
@@ -225,12 +251,15 @@ class _Search:
         asked, self._found, self._said = self._files
         json.dump(question, asked)
         asked.seek(0)
+        # The plan has a file of its own: what a plugin prints when it is imported is no part of it.
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "shardwright_plugins.following.search"],
+            [sys.executable, "-m", "shardwright_plugins.following.search", str(self._found.fileno())],
             stdin=asked,
-            stdout=self._found,
+            stdout=self._said,
             stderr=self._said,
+            pass_fds=[self._found.fileno()],
         )
+        weakref.finalize(self, _kill, self._process)  # at the program's end, too
 
     def answer(self, *, is_awaited: bool) -> tuple[str, str] | None:
         """The plan document and the error, one of them empty; ``None`` if the search goes on."""
@@ -245,10 +274,14 @@ class _Search:
 
     def end(self) -> None:
         """Kill the search, if it goes on."""
-        self._process.kill()
-        self._process.wait()
+        _kill(self._process)
         self._close()
 
     def _close(self) -> None:
         for file in self._files:
             file.close()
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()

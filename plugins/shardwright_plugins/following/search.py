@@ -1,7 +1,7 @@
 """The search for a plan near the present one, by what the data are like now; runs in a process of its own.
 
-``python -m shardwright_plugins.following.search`` reads a question as JSON and writes a plan document. It imports no
-torch, and is nicer than the training beside it.
+``python -m shardwright_plugins.following.search FD`` reads a question as JSON and writes a plan document to the file
+that is open under that number. It imports no torch, and is nicer than the training beside it.
 """
 
 from __future__ import annotations
@@ -83,6 +83,9 @@ def plan_near(
         estimator=inputs["estimator"]["value"],
         storage_estimator=inputs["storage_estimator"]["value"],
         option_space=None if space is None else OptionSpace.from_data(space["value"]),
+        proposer=_given(inputs, "proposer"),
+        partitioner=_given(inputs, "partitioner"),
+        seconds=_given(inputs, "seconds_limit"),
         storage_reservation=reservation_from_data(inputs["storage_reservation"]["value"]),
         objective=prices.asked.space.objective,
         refinements=StayNear(now, move_cost / factor),
@@ -98,12 +101,19 @@ def plan_near(
     return evolve(found, document={**found.document, "inputs": inputs})
 
 
+def _given(inputs: Mapping[str, Any], name: str) -> Any:
+    """Value that a planner was given under a name; ``None`` for nothing."""
+    return inputs.get(name, {}).get("value")
+
+
 def main() -> None:
     """Answer the question on the standard input."""
     os.nice(_NICE)
     question = json.load(sys.stdin)
+    number = int(sys.argv[1])
     found = plan_near(ShardingPlan.from_json(question.pop("plan")), question.pop("ids_per_bag"), **question)
-    sys.stdout.write(found.to_json())
+    with os.fdopen(number, "w", encoding="utf-8") as file:
+        file.write(found.to_json())
 
 
 if __name__ == "__main__":

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from shardwright.planning.tables.spec import TableSpec
 
 if TYPE_CHECKING:
@@ -18,7 +20,7 @@ Counts = dict[tuple[str, str], tuple[int, int]]
 
 
 class IdCounts:
-    """Ids and bags of each feature, counted where collections are given their batches.
+    """Ids and bags of each feature, counted where collections are given batches that they take; not under ``no_grad``.
 
     Args:
         collections: path -> collection, a module that is called with a batch.
@@ -31,7 +33,7 @@ class IdCounts:
         self.is_counting = True
         self.counts: Counts = {}
         self._hooks = [
-            module.register_forward_pre_hook(self._counting(path), with_kwargs=True)
+            module.register_forward_hook(self._counting(path), with_kwargs=True)
             for path, module in collections.items()
         ]
 
@@ -41,8 +43,10 @@ class IdCounts:
             hook.remove()
 
     def _counting(self, path: str) -> Any:
-        def count(module: Any, batches: Sequence[KeyedJaggedTensor], named: Mapping[str, Any]) -> None:
-            if not self.is_counting:
+        def count(
+            module: Any, batches: Sequence[KeyedJaggedTensor], named: Mapping[str, Any], output: Any
+        ) -> None:
+            if not self.is_counting or not torch.is_grad_enabled():
                 return
             batch = batches[0] if batches else next(iter(named.values()))
             per_key = zip(batch.keys(), batch.length_per_key(), batch.stride_per_key(), strict=True)

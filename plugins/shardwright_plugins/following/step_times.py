@@ -18,10 +18,18 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from attrs import asdict, evolve
 
+from shardwright.arguments import brief
 from shardwright.errors import InvalidInputError, PlanError, UnsupportedError
 from shardwright.planning.arrays import Floats
 from shardwright_plugins.following.clocks import LOOKUP, UPDATE, KernelClock, Wrapped
-from shardwright_plugins.following.times import KERNEL_PHASES, PHASES, GroupTimes, MeasuredTimes, RankTimes
+from shardwright_plugins.following.times import (
+    KERNEL_PHASES,
+    PHASES,
+    GroupTimes,
+    MeasuredTimes,
+    RankTimes,
+    placement_of,
+)
 
 if TYPE_CHECKING:
     from shardwright.runtime.sharded.collections.sharded_collection import ShardedCollection
@@ -34,11 +42,26 @@ _PARTS = 5
 _OF_STEP = {"arrange": _OUT, "gradients_are_there": _BACK}
 
 
+def check_model(owner: str, model: Any) -> None:
+    """Check that a model is sharded.
+
+    Raises:
+        InvalidInputError: it is none of ours.
+    """
+    from shardwright.runtime.sharded.models.model_parallel import DistributedModelParallel
+
+    if not isinstance(model, DistributedModelParallel):
+        raise InvalidInputError(
+            f"{owner} takes a DistributedModelParallel, got a {type(model).__name__}: give what is wrapped"
+        )
+
+
 class StepTimes:
     """Collects the times of training steps; a context, or :meth:`start` and :meth:`stop`.
 
-    A step is what lies between two lookups of which the first was followed by a backward pass. Lookups without one, as
-    in evaluation, are left out. Times are those of the host's clock, so only models on CPUs are measured.
+    A step is what lies between two lookups of which the first was followed by a backward pass; of accumulated batches
+    each is one. Lookups under ``torch.no_grad()``, as in evaluation, are left out. Times are those of the host's clock,
+    so only models on CPUs are measured. Of several sharding groups each has its own times.
 
     Args:
         model: the sharded model.
@@ -48,7 +71,8 @@ class StepTimes:
 
     Raises:
         UnsupportedError: the model is not on CPUs.
-        InvalidInputError: ``every`` is below 1.
+        InvalidInputError: ``every`` is below 1, the writer writes no scalars, or the model is no
+            :class:`DistributedModelParallel`.
 
     Example:
         >>> import shardwright as sw
@@ -68,6 +92,11 @@ class StepTimes:
     """
 
     def __init__(self, model: DistributedModelParallel, *, writer: Any = None, every: int = 100) -> None:
+        check_model("StepTimes", model)
+        if writer is not None and not callable(getattr(writer, "add_scalar", None)):
+            raise InvalidInputError(
+                f"writer must have add_scalar(name, value, step), as TensorBoard's SummaryWriter; got {brief(writer)}"
+            )
         if model.device.type != "cpu":
             raise UnsupportedError(
                 f"StepTimes measures by the host's clock, and this model is on {model.device}: use torch.profiler there"
@@ -167,16 +196,18 @@ class StepTimes:
         return RankTimes(step_ms, dict(zip(PHASES, of_phases, strict=True)), tuple(groups))
 
     def gather(self) -> MeasuredTimes:
-        """Medians of all ranks, and the plan's prediction; a collective, every rank makes this call.
+        """Medians of the plan's ranks, and its prediction; a collective, every rank makes this call.
 
         Raises:
             InvalidInputError: a rank measured no step; the same on every rank.
         """
-        env = self._model.env.everyone
-        with env.together("gathering times of steps"):
+        env, plan = self._model.env, self._model.plan
+        with env.everyone.together("gathering times of steps"):
             own = self.of_rank()
-            env.agree("times of steps")
-            times = MeasuredTimes(self.num_steps, env.communicator.all_gather_objects(own))
+            env.everyone.agree("times of steps")
+            times = MeasuredTimes(
+                self.num_steps, env.communicator.all_gather_objects(own), placement_of(plan)
+            )
         return evolve(times, predicted=self._predicted())
 
     def write(self, path: str | Path) -> None:
@@ -185,13 +216,14 @@ class StepTimes:
         ``shardwright explain plan.json --measured FILE`` compares them with a plan.
 
         Raises:
-            InvalidInputError: a rank measured no step, or the file cannot be written.
+            InvalidInputError: a rank measured no step, or the file cannot be written; the same on every rank.
         """
         from shardwright.cli.plans import write_text
 
-        times = self.gather()
-        if self._model.env.everyone.rank == 0:
-            write_text(Path(path), times.to_json())
+        times, everyone = self.gather(), self._model.env.everyone
+        with everyone.together("writing times of steps"):
+            if everyone.rank == 0:
+                write_text(Path(path), times.to_json())
 
     def _predicted(self) -> dict[str, Any] | None:
         from shardwright_plugins.following.predicted import Prices
@@ -224,6 +256,7 @@ class _CollectionClock:
     def _take_engine(self) -> None:
         self._engine = self._collection.engine
         self.kernels = KernelClock(self._engine.lookups)
+        self.kernels.around("apply", self._applied)
         self.groups = [
             (tuple(dict.fromkeys(spec.table.path for spec in group.blocks)), group.kernel_name)
             for group in self._engine.groups
@@ -266,6 +299,21 @@ class _CollectionClock:
             self.spent[_IN] += time.perf_counter() - start
             step.clock, step.__class__ = self, _timed_class(step.__class__)
             return step
+
+        return call
+
+    def _applied(self, group: int, inner: Callable[[], Any]) -> Callable[[], Any]:
+        """The update of a kernel group in the optimizer's step, after the backward pass."""
+
+        def call() -> Any:
+            start = time.perf_counter()
+            try:
+                return inner()
+            finally:
+                seconds = time.perf_counter() - start
+                self.kernels.spent[2 * group + UPDATE] += seconds
+                self.spent[_END] += seconds
+                self.spent[_LATE] += seconds
 
         return call
 

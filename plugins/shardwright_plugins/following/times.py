@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from attrs import asdict, frozen
 
 from shardwright.errors import InvalidInputError
 from shardwright.planning.documents import DocumentKind
+from shardwright.planning.plan.plan import ShardingPlan
 
 FORMAT, VERSION = "shardwright-times", 1
 KERNEL_PHASES = ("forward_compute", "backward_compute")
@@ -67,12 +70,14 @@ class MeasuredTimes:
     Args:
         num_steps: number of steps.
         ranks: times of each rank.
+        placement: digest of where the plan has which shards, as of :func:`placement_of`.
         predicted: the plan's prediction, as :class:`~shardwright_plugins.following.predicted.Predicted` has it;
             ``None`` where the plan does not say what it was made from.
     """
 
     num_steps: int
     ranks: Sequence[RankTimes]
+    placement: str = ""
     predicted: Mapping[str, Any] | None = None
 
     @property
@@ -103,17 +108,23 @@ class MeasuredTimes:
         try:
             ranks = [
                 RankTimes(
-                    float(rank["step_ms"]),
-                    _times(rank["phases_ms"]),
+                    _ms(rank["step_ms"]),
+                    {name: _ms(rank["phases_ms"][name]) for name in PHASES},
                     tuple(
-                        GroupTimes(tuple(own["tables"]), own["kernel"], _times(own["phases_ms"]))
+                        GroupTimes(
+                            tuple(map(_text, own["tables"])),
+                            _text(own["kernel"]),
+                            {name: _ms(own["phases_ms"][name]) for name in KERNEL_PHASES},
+                        )
                         for own in rank["groups"]
                     ),
                 )
                 for rank in data["ranks"]
             ]
-            return cls(int(data["num_steps"]), ranks, data.get("predicted"))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            if not ranks:
+                raise ValueError("no rank")
+            return cls(int(_ms(data["num_steps"])), ranks, _text(data["placement"]), data.get("predicted"))
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise InvalidInputError(
                 f"the document of measured times is not as StepTimes writes it: {type(error).__name__}: {error}"
             ) from error
@@ -131,5 +142,20 @@ class MeasuredTimes:
             raise InvalidInputError(f"{path}: {error}") from error
 
 
-def _times(data: Mapping[str, Any]) -> dict[str, float]:
-    return {str(name): float(value) for name, value in data.items()}
+def placement_of(plan: ShardingPlan) -> str:
+    """A digest of a plan's shards: equal for plans that place them alike, whatever was asked of the planner."""
+    modules = json.loads(plan.to_json())["modules"]
+    return hashlib.sha256(json.dumps(modules, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _ms(value: Any) -> float:
+    number = float(value)
+    if not 0 <= number < math.inf:
+        raise ValueError(f"{value!r} is no time")
+    return number
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
+    return value

@@ -10,6 +10,7 @@ from tests.plugins.following import models
 from torch import nn
 
 import shardwright as sw
+from shardwright.errors import ShardwrightError
 from shardwright_plugins.following import Look, MeasuredTimes, Replanner, StepTimes
 
 _DRIFT = 4
@@ -59,6 +60,22 @@ def measure() -> MeasuredTimes:
         for step in range(3):
             models.train(model, models.batch(step))
     return times.gather()
+
+
+def refuse_together(folder: str) -> list[str]:
+    """Numbers that differ, and a file that cannot be written; returns what each rank raised."""
+    model, raised = models.model(sw.ShardingEnv.from_process_group()), []
+    with StepTimes(model) as times:
+        models.train(model, models.batch(0))
+    for call in (
+        lambda: Replanner(model, every=2 + dist.get_rank()),
+        lambda: times.write(f"{folder}/none/x"),
+    ):
+        try:
+            call()
+        except ShardwrightError as error:
+            raised.append(type(error).__name__)
+    return raised
 
 
 def measure_pipeline() -> tuple[int, set[str]]:

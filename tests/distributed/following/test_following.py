@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from tests.distributed.following import following_workers
@@ -51,6 +53,11 @@ def test_times_of_all_ranks_are_the_same_everywhere(pool: RankPool) -> None:
     assert sorted(name for rank in first.ranks for group in rank.groups for name in group.tables) == [
         f"t{number}" for number in range(6)
     ]
+
+
+def test_what_one_rank_refuses_is_an_error_on_all(pool: RankPool, tmp_path: Path) -> None:
+    raised = pool.run(following_workers.refuse_together, 2, str(tmp_path))
+    assert raised == [["DistributedError", "InvalidInputError"]] * 2
 
 
 def test_steps_of_a_pipeline_are_measured(pool: RankPool) -> None:

@@ -41,15 +41,17 @@ def planner(ranks: int, *kernels: str, ids: float = IDS) -> sw.EmbeddingSharding
     )
 
 
-def model(env: sw.ShardingEnv, *kernels: str) -> sw.DistributedModelParallel:
+def model(env: sw.ShardingEnv, *kernels: str, update: str = "in_backward") -> sw.DistributedModelParallel:
     torch.manual_seed(0)
     module = bags()
     plan = planner(env.world_size, *(kernels or ("fused_torch",))).plan(module, SHARDERS)
-    return sw.DistributedModelParallel(module, env=env, device="cpu", plan=plan, sharders=SHARDERS)
+    return sw.DistributedModelParallel(
+        module, env=env, device="cpu", plan=plan, sharders=SHARDERS, update=update
+    )
 
 
-def alone(*kernels: str) -> sw.DistributedModelParallel:
-    return model(sw.ShardingEnv.local(device_type="cpu"), *kernels)
+def alone(*kernels: str, update: str = "in_backward") -> sw.DistributedModelParallel:
+    return model(sw.ShardingEnv.local(device_type="cpu"), *kernels, update=update)
 
 
 def batch(seed: int, ids: Sequence[int] = (IDS,) * NUM_TABLES) -> sw.KeyedJaggedTensor:

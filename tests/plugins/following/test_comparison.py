@@ -10,12 +10,13 @@ import pytest
 from tests.plugins.following import models
 from typer.testing import CliRunner
 
+import shardwright as sw
 from shardwright.cli import app
 from shardwright.errors import InvalidInputError
 from shardwright_plugins.following import GroupTimes, MeasuredTimes, RankTimes
 from shardwright_plugins.following.comparison import compare_groups
 from shardwright_plugins.following.predicted import Prices
-from shardwright_plugins.following.times import KERNEL_PHASES, PHASES
+from shardwright_plugins.following.times import KERNEL_PHASES, PHASES, placement_of
 
 KERNELS = ("fused_torch", "fused_numba")
 
@@ -43,7 +44,7 @@ def times_of(made, factor: float) -> MeasuredTimes:
             groups += [GroupTimes(tuple(tables), kernel, said)] * bool(tables)
         phases = {phase: sum(own.phases_ms.get(phase, 0.0) for own in groups) for phase in PHASES}
         ranks.append(RankTimes(10.0, phases, tuple(groups)))
-    return MeasuredTimes(7, ranks)
+    return MeasuredTimes(7, ranks, placement_of(made))
 
 
 def test_prediction_of_tables_adds_up_to_that_of_ranks() -> None:
@@ -104,3 +105,13 @@ def test_times_of_another_plan_are_refused() -> None:
     unknown = attrs.evolve(times.ranks[0], groups=(GroupTimes(("other",), "fused_torch", {}),))
     with pytest.raises(InvalidInputError):
         compare_groups(made, attrs.evolve(times, ranks=[unknown, times.ranks[1]]))
+
+
+def test_times_of_the_same_tables_in_other_places_are_refused() -> None:
+    made = plan()
+    moved = {name: own.ranks for name, own in made.plan[""].items()}
+    rules = {name: sw.ParameterConstraints(ranks=[1 - rank]) for name, (rank,) in moved.items()}
+    planner = sw.EmbeddingShardingPlanner(sw.Topology(2, "cpu"), models.BATCH, constraints=rules)
+    other = planner.plan(models.bags(), models.SHARDERS)
+    with pytest.raises(InvalidInputError):
+        compare_groups(other, times_of(made, 1.0))

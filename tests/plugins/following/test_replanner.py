@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from pathlib import Path
 from typing import Any
 
 import attrs
 import pytest
+import torch
 from tests.plugins.following import models
 
 import shardwright as sw
-from shardwright.errors import InvalidInputError
+from shardwright.errors import InvalidInputError, UnsupportedError
 from shardwright.planning.plan.inputs import InputTables
-from shardwright_plugins.following import Replanner
+from shardwright_plugins.following import Look, Replanner
 from shardwright_plugins.following.search import plan_near
 from shardwright_plugins.following.statistics import IdCounts, ids_per_bag
 
@@ -76,6 +80,10 @@ def test_counts_are_those_of_the_batches() -> None:
     models.train(model, models.batch(1))
     counting.is_counting = True
     model(features=models.batch(2, range(1, 7)))
+    with torch.no_grad():  # an evaluation
+        model(models.batch(4)).values()
+    with pytest.raises(InvalidInputError):  # the collection's own words, on all ranks
+        model({"f0": [[1]]})
     counting.close()
     models.train(model, models.batch(3))
     expected = {
@@ -90,10 +98,13 @@ def test_failed_search_is_told_and_training_goes_on() -> None:
     model.plan = attrs.evolve(model.plan, document={**model.plan.document, "inputs": inputs})
     with Replanner(model, every=2, in_background=False) as replanner:
         looks = []
-        for seed in range(4):
+        for seed in range(3):
             models.train(model, models.batch(seed))
-            looks.append(replanner.step())
-    assert [look is None for look in looks] == [True, False, True, False]
+            looks.append(replanner.step() if seed == 0 else None)
+            if seed == 1:
+                with pytest.warns(UserWarning, match="found no plan"):
+                    looks[1] = replanner.step()
+    assert [look is None for look in looks] == [True, False, True]
     assert "'gone'" in looks[1].problem
     assert not looks[1].is_taken
 
@@ -108,9 +119,89 @@ def test_search_is_killed_when_the_replanner_is_closed() -> None:
     assert process.returncode is not None
 
 
+def heard(replanner: Replanner, model: sw.DistributedModelParallel) -> Look:
+    """Train until a search has ended."""
+    while True:
+        models.train(model, models.batch(1))
+        if (look := replanner.step()) is not None:
+            return look
+
+
+def test_answer_for_a_plan_that_was_left_meanwhile_is_dropped() -> None:
+    model = models.alone()
+    with Replanner(model, every=1, move_cost=0.0) as replanner:
+        models.train(model, models.batch(0))
+        assert replanner.step() is None
+        by_hand = sw.ShardingPlan.from_json(model.plan.to_json())
+        model.reshard(by_hand)
+        with pytest.warns(UserWarning, match="resharded while"):
+            look = heard(replanner, model)
+    assert not look.is_taken
+    assert look.kept_ms is None
+    assert model.plan is by_hand
+
+
+def test_search_asks_what_the_planner_was_asked(made: sw.ShardingPlan) -> None:
+    asked = {"proposer": "greedy", "partitioner": "greedy_perf"}
+    planner = sw.EmbeddingShardingPlanner(sw.Topology(2, "cpu"), models.BATCH, seconds=5, **asked)
+    found = plan_near(planner.plan(models.bags(), models.SHARDERS), {}, move_cost=0.0)
+    assert {name: value(found, name) for name in asked} == asked
+    assert value(found, "seconds_limit") == 5
+
+
+def test_what_plugins_print_is_no_part_of_the_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sitecustomize.py").write_text("print('hello')")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    model = models.alone()
+    with Replanner(model, every=1, in_background=False) as replanner:
+        models.train(model, models.batch(0))
+        look = replanner.step()
+    assert look is not None
+    assert look.problem == ""
+
+
+def test_loop_with_a_batch_in_progress_is_refused_in_its_first_step() -> None:
+    model = models.alone()
+    with Replanner(model, every=1000) as replanner:
+        output = model(models.batch(0))
+        with pytest.raises(UnsupportedError):
+            replanner.step()
+    output.values().sum().backward()
+
+
+def test_closed_replanner_makes_no_more_steps() -> None:
+    model = models.alone()
+    replanner = Replanner(model)
+    replanner.close()
+    with pytest.raises(InvalidInputError):
+        replanner.step()
+
+
+def test_refused_replanner_leaves_the_model_as_it_was() -> None:
+    model = models.alone()
+    with Replanner(model):
+        before = [len(module._forward_hooks) for module in model.modules()]
+        with pytest.raises(InvalidInputError):
+            Replanner(model)
+        assert [len(module._forward_hooks) for module in model.modules()] == before
+
+
+@pytest.mark.parametrize("other", [models.bags(), None])
+def test_model_that_is_not_sharded_is_refused(other: Any) -> None:
+    with pytest.raises(InvalidInputError):
+        Replanner(other)
+
+
 @pytest.mark.parametrize(
     "arguments",
-    [{"every": 0}, {"every": 1.5}, {"move_cost": -1}, {"move_cost": float("nan")}, {"move_cost": "1"}],
+    [
+        {"every": 0},
+        {"every": 1.5},
+        {"move_cost": -1},
+        {"move_cost": float("nan")},
+        {"move_cost": "1"},
+        {"dry_run": "no"},
+    ],
 )
 def test_wrong_numbers_are_refused(arguments: dict[str, Any]) -> None:
     with pytest.raises(InvalidInputError):

@@ -16,6 +16,7 @@ import shardwright as sw
 from shardwright.errors import InvalidInputError, UnsupportedError
 from shardwright.runtime.sharded.collections.sharded_collection import ShardedCollection
 from shardwright_plugins.following import MeasuredTimes, StepTimes, clocks, step_times
+from shardwright_plugins.following.times import PHASES
 
 
 class Clock:
@@ -155,7 +156,31 @@ def test_document_comes_back_as_it_was_written(tmp_path: Path) -> None:
     assert MeasuredTimes.read(tmp_path / "times.json") == times.gather()
 
 
-@pytest.mark.parametrize("change", [{"format": "other"}, {"version": 2}, {"ranks": [{}]}, {"ranks": 3}])
+PHASES_MS = dict.fromkeys(PHASES, 1.0)
+GROUP = {"tables": ["t0"], "kernel": "dense", "phases_ms": PHASES_MS}
+
+
+def rank_with(**other: Any) -> dict[str, Any]:
+    return {"ranks": [{"step_ms": 1.0, "phases_ms": PHASES_MS, "groups": [GROUP], **other}]}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"format": "other"},
+        {"version": 2},
+        {"ranks": [{}]},
+        {"ranks": 3},
+        {"ranks": []},
+        {"num_steps": -3},
+        rank_with(step_ms=-1.0),
+        rank_with(step_ms=10**400),
+        rank_with(phases_ms={}),
+        rank_with(groups=[{**GROUP, "phases_ms": {}}]),
+        rank_with(groups=[{**GROUP, "tables": [{}]}]),
+        rank_with(groups=[{**GROUP, "kernel": 3}]),
+    ],
+)
 def test_document_of_another_form_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
     model = models.alone()
     with StepTimes(model) as times:
@@ -179,9 +204,30 @@ def test_writer_gets_the_times_of_the_last_steps(clock: Clock) -> None:
     assert {name for name, *_ in written} >= {"rank 0/step ms", "rank 0/t0, .../forward_compute ms"}
 
 
+def test_update_in_the_optimizer_s_step_is_the_kernel_s(clock: Clock) -> None:
+    model = models.alone(update="in_step")
+    (lookup,) = collection_of(model).engine.lookups
+    clock.taking(0.004, lookup, "apply")
+    with StepTimes(model) as times:
+        for seed in range(2):
+            models.train(model, models.batch(seed))
+            model.fused_optimizer.step()
+            model.fused_optimizer.zero_grad()
+    found = times.of_rank()
+    assert found.groups[0].phases_ms["backward_compute"] == pytest.approx(4.0)
+    assert found.phases_ms == pytest.approx({**dict.fromkeys(PHASES, 0.0), "backward_compute": 4.0})
+
+
 def test_what_cannot_be_measured_is_refused() -> None:
+    on_device = models.alone()
+    on_device.device = torch.device("cuda")
     with pytest.raises(UnsupportedError):
-        StepTimes(SimpleNamespace(device=torch.device("cuda")))  # type: ignore[arg-type]
+        StepTimes(on_device)
+    for other in (models.bags(), torch.nn.Linear(1, 1), None):
+        with pytest.raises(InvalidInputError):
+            StepTimes(other)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInputError):
+        StepTimes(models.alone(), writer=3)
     for every in (0, 1.5, True):
         with pytest.raises(InvalidInputError):
             StepTimes(models.alone(), every=every)  # type: ignore[arg-type]

@@ -69,7 +69,8 @@ def docs(
     if not name:
         _print_table(found)
         return
-    shown = [page for page in found if page.name == name]
+    asked = name.removesuffix(".md").rpartition("/")[2]  # as a page is linked to
+    shown = [page for page in found if page.name == asked]
     if not shown:
         known = sorted({page.name for page in found})
         raise UnknownNameError(f"no page {name!r}. Known: {', '.join(known)}.{nearest(name, known)}")

@@ -56,6 +56,12 @@ def test_docs_lists_every_page_and_prints_one(run_python: Any) -> None:
     assert run_python("-m", "shardwright", "docs", "documents").stdout == f"{page}\n\n{page.read_text()}"
 
 
+@pytest.mark.parametrize("name", ["howto/reshard", "reshard.md"])
+def test_docs_page_is_found_by_its_path(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    docs(name)
+    assert capsys.readouterr().out.startswith(f"{DOCS / 'howto' / 'reshard.md'}\n")
+
+
 def test_docs_page_unknown_tells_the_nearest(run_python: Any) -> None:
     done = run_python("-m", "shardwright", "docs", "engin")
     assert done.returncode == 1

@@ -59,6 +59,12 @@ def test_constraints_value_of_another_type_raises():
         Constraints({"t": {"sharding_types": ["whole"]}})
 
 
+def test_constraints_key_of_another_type_raises() -> None:
+    with pytest.raises(InvalidInputError) as error:
+        Constraints({1: rule(2)})
+    assert error.value.subject == "1"
+
+
 def test_parameter_constraints_accept_members_with_a_value():
     assert ParameterConstraints(sharding_types=[Kind.WHOLE]).sharding_types == ("whole",)
 

@@ -293,7 +293,8 @@ class Constraints:
         for key, rule in value.items():
             if not isinstance(key, str):
                 raise InvalidInputError(
-                    f"constraints: a key is the name or path of a table, or a pattern; got {key!r}", subject=repr(key)
+                    f"constraints: a key is the name or path of a table, or a pattern; got {key!r}",
+                    subject=repr(key),
                 )
             if not isinstance(rule, ParameterConstraints):
                 raise InvalidInputError(f"constraints[{key!r}] must be a ParameterConstraints, got {rule!r}")

@@ -1,7 +1,7 @@
 """Times of steps, and a plan that follows its data, in a training whose popularity drifts: what they cost and save.
 
     python -m tests.benchmarks.following overhead   # steps with StepTimes and without, in turn
-    python -m tests.benchmarks.following drift      # steps with a Replanner and without, on each rank
+    python -m tests.benchmarks.following drift [STEPS] [EVERY]  # steps with a Replanner and without, on each rank
 
 Two ranks of gloo on this machine, one thread each.
 """
@@ -9,13 +9,13 @@ Two ranks of gloo on this machine, one thread each.
 from __future__ import annotations
 
 import json
-import sys
 import time
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
+import typer
 
 import shardwright as sw
 from shardwright_plugins.commands._processor import processor
@@ -123,22 +123,37 @@ def _late_medians(times: list[float]) -> list[float]:
     return [round(float(np.median(third[len(third) // 2 :])), 3) for third in thirds]
 
 
-def main() -> None:
-    """Measure, and print JSON."""
+app = typer.Typer(add_completion=False, help=__doc__)
+
+
+@app.command("overhead")
+def print_overhead() -> None:
+    """Steps with StepTimes and without, in turn."""
+    shapes = {"small": (8, 10_000, 16, 64, 2, 20), "middle": (TABLES, ROWS, DIM, BATCH, EVEN, 20)}
     with RankPool(RANKS, backend="gloo") as pool:
-        if sys.argv[1] == "overhead":
-            shapes = {"small": (8, 10_000, 16, 64, 2, 20), "middle": (TABLES, ROWS, DIM, BATCH, EVEN, 20)}
-            found: Any = {
-                name: pool.run(overhead, RANKS, *shape, timeout_s=200.0)[0] for name, shape in shapes.items()
-            }
-        else:
-            steps, every = (int(word) for word in (sys.argv[2:] or (3000, 200)))
-            found = {
+        _print(
+            {name: pool.run(overhead, RANKS, *shape, timeout_s=200.0)[0] for name, shape in shapes.items()}
+        )
+
+
+@app.command("drift")
+def print_drift(
+    steps: Annotated[int, typer.Argument(min=3, help="Of each training.")] = 3000,
+    every: Annotated[int, typer.Argument(min=1, help="Steps from one look to the next.")] = 200,
+) -> None:
+    """Steps with a Replanner and without, on each rank."""
+    with RankPool(RANKS, backend="gloo") as pool:
+        _print(
+            {
                 name: pool.run(drift, RANKS, steps, every, follows=follows, timeout_s=200.0)
                 for name, follows in (("without", False), ("with", True))
             }
+        )
+
+
+def _print(found: dict[str, Any]) -> None:
     print(json.dumps({"processor": processor(), **found}, indent=1))
 
 
 if __name__ == "__main__":
-    main()
+    app()

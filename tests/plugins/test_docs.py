@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import runpy
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -206,7 +208,8 @@ BENCHMARKS = sorted({match["words"] for page in PAGES for match in _BENCHMARK.fi
 def test_docs_benchmarks_start(words: str) -> None:
     if "serving" in words:
         pytest.importorskip("shardwright_serving")
-    done = stranger.run_python(*words.split(), "--help")
+    # With all that is importable here, distributions of contrib that are not installed among it.
+    done = stranger.run_python(*words.split(), "--help", PYTHONPATH=os.pathsep.join(sys.path))
     assert done.returncode == 0, done.stderr
 
 

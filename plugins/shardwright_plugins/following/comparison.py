@@ -16,8 +16,8 @@ from shardwright.planning.plan.plan import ShardingPlan
 from shardwright_plugins.following.predicted import Predicted, Prices
 from shardwright_plugins.following.times import KERNEL_PHASES, PHASES, MeasuredTimes, placement_of
 
-_SHOWN = 10
-_TABLES = 3
+_SHOWN, _TABLES = 10, 3
+"""Kernel groups that are told, and tables that are named of each: what fits a terminal."""
 
 
 @frozen

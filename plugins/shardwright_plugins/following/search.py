@@ -23,7 +23,7 @@ from shardwright.planning.tables.option_space import OptionSpace
 from shardwright_plugins.following.predicted import Prices
 from shardwright_plugins.refinements.stay_near import StayNear
 
-_NICE = 10
+_NICE = 10  # as nice(1) adds by default
 
 
 def with_statistics(plan: ShardingPlan, ids_per_bag: Mapping[str, Sequence[float]]) -> ShardingPlan:

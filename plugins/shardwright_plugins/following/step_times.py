@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from shardwright.runtime.sharded.collections.sharded_collection import ShardedCollection
     from shardwright.runtime.sharded.models.model_parallel import DistributedModelParallel
 
-_KEPT = 1000
+_KEPT = 1000  # steps, so that memory is bounded
 _IN, _OUT, _BACK, _END, _LATE = range(5)
 """Parts of a step: ids and lookups, results, gradients, updates with waits for gradients, kernels in that."""
 _PARTS = 5

@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 KERNEL = "quant"
-"""What plans call the kernel of quantized tables: TorchRec's name."""
+"""Name of the kernel of quantized tables in plans, as TorchRec has it."""
 PlacedCollection = serving.PlacedQuantEmbeddingBagCollection | serving.PlacedQuantEmbeddingCollection
 """Every collection that is cut."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -43,10 +43,6 @@ class BlockSpec:
     num_slots: int
 
 
-def _as_given(counts: Any) -> Any:
-    return np.asarray(counts, dtype=np.int64) if isinstance(counts, np.ndarray) else counts
-
-
 @frozen(eq=False)
 class Bags:
     """The bags of one lookup, in the order they arrived: by source rank, slot, bag.
@@ -55,8 +51,8 @@ class Bags:
         ids: ``[N]`` int64, local rows of the slot's block.
         lengths: ``[bags]`` int32, ids of each bag; ``None`` where every id is a bag of its own (sequences).
         weights: ``[N]`` float32, or ``None``.
-        counts: bags of each slot, for each source, ``[W, S]``: tuples, or an array of NumPy's. In pooled lookups
-            ``B_w`` for all slots, unless the bags are ragged.
+        table: number of bags of each slot, for each source, ``[W, S]``; ``counts=`` tuples, or an array of NumPy's. In
+            pooled lookups ``B_w`` for all slots, unless the bags are ragged.
         is_ragged: slots have bags of their own number, since bags without ids were left out; only for kernels that
             declare ``takes_ragged_bags``.
     """
@@ -64,20 +60,16 @@ class Bags:
     ids: Tensor
     lengths: Tensor | None
     weights: Tensor | None
-    _counts: Any = field(alias="counts", converter=_as_given)
+    table: npt.NDArray[np.int64] = field(
+        alias="counts",
+        converter=partial(np.asarray, dtype=np.int64),  # type: ignore[misc]  # mypy's plugin knows functions only
+    )
     is_ragged: bool = False
 
-    @cached_property
-    def table(self) -> npt.NDArray[np.int64]:
-        """The bags of each source and slot, ``[W, S]``: for who wants no loop over thousands of sources."""
-        return np.array(self._counts, dtype=np.int64)
-
-    @cached_property
+    @property
     def counts(self) -> tuple[tuple[int, ...], ...]:
         """Number of bags of each slot, for each source."""
-        if isinstance(self._counts, np.ndarray):
-            return tuple(map(tuple, self._counts.tolist()))
-        return tuple(self._counts)
+        return tuple(map(tuple, self.table.tolist()))
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -87,12 +79,12 @@ class Bags:
     @property
     def num_sources(self) -> int:
         """``W``."""
-        return len(self._counts)
+        return len(self.table)
 
     @property
     def num_slots(self) -> int:
         """``S``."""
-        return len(self._counts[0])
+        return int(self.table.shape[1])
 
     @property
     def num_bags(self) -> int:

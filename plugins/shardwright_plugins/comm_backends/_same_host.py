@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from attrs import evolve
 from torch import Tensor
 from torch.profiler import record_function
 
@@ -63,7 +64,12 @@ class SameHostTransport(Transport):
     Args:
         process_group: process group of gloo.
         store: store of the group.
+
+    Attributes:
+        least_bytes: bytes of the smallest piece that goes by reference, beside messages.
     """
+
+    least_bytes = LEAST_BYTES
 
     def __init__(self, process_group: Any, store: GroupStore) -> None:
         self._group, self._plain = process_group, TorchTransport(process_group)
@@ -88,6 +94,8 @@ class SameHostTransport(Transport):
         self._started += 1
         if not self._has_asked:
             self._has_asked, self._mail = True, Mailboxes.among(self.meeting, deadline_of(call.patience))
+            if self._mail is not None:
+                self.least_bytes = min(LEAST_BYTES, self._mail.most_bytes + 1)
         if self._mail is None:
             return self._start_by_gloo(call)
         # Recording an event takes microseconds.
@@ -112,7 +120,7 @@ class SameHostTransport(Transport):
         if call.output is not None:
             return self._plain.start(call)
         received = call.input.new_empty(sum(call.output_splits))
-        work = self._plain.start(call._replace(output=received))
+        work = self._plain.start(evolve(call, output=received))
         return _ReceivedPieces(work, received.split(list(call.output_splits)))
 
     def reads_in_place(self, num_elements: int, patience: timedelta | None) -> bool:
@@ -230,12 +238,12 @@ class _ByMail:
         self._rank = rank = exchange.meeting.rank
         self._read: list[Segment] = []
         self._is_done = False
-        self._least = min(LEAST_BYTES, mail.most_bytes + 1)  # of what goes by reference
-        self._size = size = call.input.element_size()
+        self._least = exchange.least_bytes
+        self._size = size = call.input.dtype.itemsize
         self._sent = memory_of(call.input)
         room = None if call.output is None else call.output.nbytes
         if (
-            sum(call.input_splits) * size != len(self._sent)
+            sum(call.input_splits) * size != call.input.nbytes
             or room not in (None, sum(call.output_splits) * size)
             or call.input_splits[rank] != call.output_splits[rank]
         ):

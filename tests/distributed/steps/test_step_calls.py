@@ -12,7 +12,7 @@ pytestmark = pytest.mark.distributed
 MOST = dict(
     zip(
         call_workers.MIXES,
-        [(410, 385), (440, 430), (410, 385), (400, 370), (715, 815)],
+        [(385, 360), (400, 400), (385, 360), (345, 305), (635, 715)],
         strict=True,
     )
 )

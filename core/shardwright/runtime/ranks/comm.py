@@ -7,10 +7,11 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from attrs import define
 from torch import Tensor
 
 from shardwright.contracts.comm_backend import Arrivals, Communicator, Work
@@ -26,9 +27,8 @@ T = TypeVar("T")
 _GATHERING = "a gathering of objects"
 
 
-class AllToAll(
-    NamedTuple
-):  # made four times a step, which attrs' frozen classes take several times as long for
+@define(eq=False)  # made four times a step, which frozen classes take several times as long for
+class AllToAll:
     """The arguments of an all-to-all; see :meth:`Communicator.all_to_all`.
 
     Args:
@@ -116,7 +116,7 @@ class _LabelledWork:
 
     def wait(self) -> Any:
         own, collective = self._communicator, f"the exchange of {self._label}"
-        result = own.attempt(collective, own.wait_for, self._work, collective, self._since)
+        result = own.attempt(collective, time.monotonic(), own.wait_for, self._work, collective, self._since)
         self._call = None
         return result
 
@@ -173,11 +173,17 @@ class TorchCommunicator(Communicator):
             self._watch.check()
         return Named(self._failure, collective, since)
 
-    def attempt(self, collective: str, function: Callable[..., T], *arguments: Any) -> T:
-        """Call a function whose errors are raised as failures of a collective; a step does so for each exchange."""
+    def attempt(self, collective: str, since: float, function: Callable[..., T], *arguments: Any) -> T:
+        """Call a function whose errors are raised as failures of a collective; a step does so for each exchange.
+
+        Args:
+            collective: its name.
+            since: now, s on the monotonic clock.
+            function: function that is called.
+            arguments: arguments of the function.
+        """
         if self._watch is not None:
             self._watch.check()
-        since = time.monotonic()
         try:
             return function(*arguments)
         except ShardwrightError:
@@ -235,7 +241,7 @@ class TorchCommunicator(Communicator):
 
     def _start(self, call: AllToAll, label: str) -> _LabelledWork:
         since = time.monotonic()
-        work = self.attempt(f"the exchange of {label}", self._transport.start, call)
+        work = self.attempt(f"the exchange of {label}", since, self._transport.start, call)
         return _LabelledWork(work, label, since, self, call)
 
     def exchange(  # noqa: D102

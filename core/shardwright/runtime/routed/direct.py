@@ -54,8 +54,8 @@ class _DirectStep(ReturnStep):
         self._path = path
         self._steps = [section.begin(answers) for section in path.sections]
         # Values of each section that this rank answers and asks for, of results and of gradients, [P, 2, W].
-        self._answered: Ints = np.array([step.answered for step in self._steps])
-        self._asked: Ints = np.array([step.asked for step in self._steps])
+        sizes: Ints = np.array([(step.answered, step.asked) for step in self._steps])
+        self._answered, self._asked = sizes[:, 0], sizes[:, 1]
         self._transfer = path.wires[RESULTS].exchange(
             [step.results() for step in self._steps],
             self._answered[:, RESULTS],
@@ -67,9 +67,11 @@ class _DirectStep(ReturnStep):
         """Results take one collective, which is under way."""
 
     def outputs(self) -> list[Tensor]:
-        pairs = zip(self._steps, self._transfer.wait(), strict=True)
+        found = list[Tensor]()
+        for step, own in zip(self._steps, self._transfer.wait(), strict=True):
+            found += step.outputs(own)
         del self._transfer
-        return [output for step, own in pairs for output in step.outputs(own)]
+        return found
 
     def send_gradients(self, gradients: Sequence[Tensor], scale: float) -> None:
         self.scale_left = scale  # kernels multiply where they read

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from shardwright.contracts.lookup import Bags
 from shardwright.planning.layouts.blocks import Ints
-from shardwright.runtime.routed.routing import Bucketed, Router
+from shardwright.runtime.routed.routing import Bucketed, Router, own_slots, runs_of_groups
 from shardwright.runtime.step.executor import PeerHeaders
 from shardwright.runtime.step.kernel_groups import KernelGroup
 from shardwright.runtime.step.segments import all_true, filled_up, interleave, places_of, sums, take, total
@@ -85,16 +85,9 @@ class PayloadFormat:
             np.repeat(rows + first - router.slots.first[:-1], own) + np.arange(own.sum())
             for router, own, first in zip(routers, per_rank, before, strict=True)
         ]
-        stops = before[:, rank] + per_rank[:, rank]
-        self._own = [slice(*span) for span in zip(before[:, rank].tolist(), stops.tolist(), strict=True)]
         self._world_size = per_rank.shape[1]
-        # Router of each group, and its slots among those of the router.
-        self._of_group = [
-            (number, slice(group.slots.start - own.start, group.slots.stop - own.start))
-            for number, own in enumerate(self._own)
-            for group in groups
-            if own.start <= group.slots.start < own.stop
-        ]
+        self._own = own_slots(routers, rank)
+        self._of_group = runs_of_groups(groups, self._own)
 
     def headers(self, routed: Sequence[Bucketed]) -> Ints:
         """Write the header fields for each rank, filled up with zeros: ``[W, header_size]``; only zeros of no ids."""
@@ -136,8 +129,8 @@ class PayloadFormat:
         """Read the sizes of the arriving messages from the headers."""
         fields = [peers.fields[:, own] for own in self._own]
         words = self._words(np.array([total(own, axis=1) for own in fields]))
-        num_ids, num_bags = [own & _IDS for own in fields], [own >> _BAGS for own in fields]
-        return Incoming(peers.batch_sizes, num_ids, num_bags, places_of(words), (total(words) // 2).tolist())
+        ids, bags = zip(*((own & _IDS, own >> _BAGS) for own in fields), strict=True)
+        return Incoming(peers.batch_sizes, ids, bags, places_of(words), (total(words) // 2).tolist())
 
     def sizes_back(self, routed: Sequence[Bucketed], incoming: Incoming) -> tuple[Ints, Ints]:
         """Count the values of ids on the way back from where they were looked up.

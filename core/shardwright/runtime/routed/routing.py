@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import accumulate, groupby
 from typing import ClassVar, TypeAlias
 
 import numpy as np
@@ -18,11 +18,12 @@ import torch
 from attrs import evolve, frozen
 from torch import Tensor
 
+from shardwright.contracts.lookup import Bags
 from shardwright.planning.layouts.blocks import Ints
 from shardwright.runtime.ranks.devices import Constant, read_on_host, sent_to
 from shardwright.runtime.routed.plan import Reading, RoutingPlan, SlotColumns
 from shardwright.runtime.step.collection import FeatureBatch
-from shardwright.runtime.step.kernel_groups import Bucketing
+from shardwright.runtime.step.kernel_groups import Bucketing, KernelGroup
 from shardwright.runtime.step.segments import (
     counts_of,
     numbered,
@@ -32,6 +33,7 @@ from shardwright.runtime.step.segments import (
     spread,
     starts_of,
     take,
+    total,
 )
 
 
@@ -65,9 +67,24 @@ class Bucketed:
         every = (self.ids, self.lengths, self.weights, self.places)
         return [tensor for tensor in every if tensor is not None]
 
+    def bags_of(self, slots: slice) -> Bags:
+        """The bags of a run of slots, as those of one source."""
+        counts = self.num_bags[None, slots]
+        if counts.size == self.num_bags.size:
+            return Bags(self.ids, self.lengths, self.weights, counts)
+        ids, bags = _span(self.num_ids, slots), _span(self.num_bags, slots)
+        lengths = None if self.lengths is None else self.lengths[bags]
+        return Bags(self.ids[ids], lengths, None if self.weights is None else self.weights[ids], counts)
+
     def with_places_on(self, device: torch.device) -> Bucketed:
         """The same with the places, which results are put in order by, on a device."""
         return self if self.places is None else evolve(self, places=sent_to(device, self.places))
+
+
+def _span(sizes: Ints, slots: slice) -> slice:
+    """The elements of a run of slots."""
+    start = int(total(sizes[: slots.start]))
+    return slice(start, start + int(total(sizes[slots])))
 
 
 class Router(ABC):
@@ -95,6 +112,27 @@ def routers_of(plan: RoutingPlan) -> list[Router]:
     bucketing = plan.bucketing_of_piece[plan.slots.piece]
     present = sorted({kind.bucketing for kind in plan.kinds})
     return [kinds[own](plan, plan.slots.chosen(bucketing == own)) for own in present]
+
+
+def own_slots(routers: Sequence[Router], rank: int) -> list[slice]:
+    """The slots of each router among all slots of a rank, which stand router after router."""
+    counts = [int(router.slots.per_rank[rank]) for router in routers]
+    return [slice(stop - count, stop) for count, stop in zip(counts, accumulate(counts), strict=True)]
+
+
+def runs_of_groups(groups: Sequence[KernelGroup], own: Sequence[slice]) -> list[tuple[int, slice]]:
+    """The router of each of a rank's kernel groups, and its slots, which are a run of that router's slots.
+
+    Args:
+        groups: the groups.
+        own: slots of each router, from :func:`own_slots`.
+    """
+    return [
+        (number, slice(group.slots.start - span.start, group.slots.stop - span.start))
+        for number, span in enumerate(own)
+        for group in groups
+        if span.start <= group.slots.start < span.stop
+    ]
 
 
 def route_all(routers: Sequence[Router], batch: FeatureBatch) -> tuple[list[Bucketed], list[Tensor]]:
@@ -289,7 +327,7 @@ class _BucketRouter(Router):
         starts = self._features * size
         lengths = take(ids.batch.lengths.reshape(-1), starts, starts - starts + size)
         samples = torch.arange(size, dtype=torch.int32, device=lengths.device).repeat(len(starts))
-        return spread(samples, lengths, int(ids.sizes.sum())).index_select(0, ids.place)
+        return spread(samples, lengths, int(total(ids.sizes))).index_select(0, ids.place)
 
 
 class CutRouter(_BucketRouter):
@@ -323,7 +361,7 @@ class RaggedRouter(_BucketRouter):
         # Bags begun before a bucket's stop, without the mark at the stop itself; differences are the bags of each.
         num_bags = torch.diff(reached - 1, prepend=reached.new_zeros(1))
         num_ids, num_bags = read_on_host(torch.stack([ids.counts, num_bags])).numpy()
-        edges = places_where(begins, before, int(num_bags.sum()) + 1)
+        edges = places_where(begins, before, int(total(num_bags)) + 1)
         lengths = (edges[1:] - edges[:-1]).to(torch.int32)
         return num_ids, num_bags, lengths, samples.index_select(0, edges[:-1])
 

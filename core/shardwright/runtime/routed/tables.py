@@ -57,7 +57,7 @@ class RoutedTables(Executor):
     """All routed tables of a module, of any sharding types: one message of ids, one return path for each dataflow."""
 
     def __init__(self, config: ExecutorConfig) -> None:
-        self.env, self.device = config.env, config.device
+        self.env, self.device, self.is_on_host = config.env, config.device, is_host(config.device)
         is_pooled = config.collection.is_pooled
         self.plan = plan_routing(
             config.collection,
@@ -141,7 +141,7 @@ class RoutedStep(ExecutorStep):
         tables = self._tables
         self._incoming = tables.format.incoming(peers)
         sent, send_splits = tables.format.pack(self._asked)
-        if not is_host(tables.device):
+        if not tables.is_on_host:
             # A batch in the host's memory was routed there: this copy is the only one of its ids.
             sent = sent_to(tables.device, sent)
             self._asked = [own.with_places_on(tables.device) for own in self._asked]
@@ -152,7 +152,7 @@ class RoutedStep(ExecutorStep):
     def receive(self) -> Sequence[Tensor]:  # noqa: D102
         self._work.wait()
         del self._work
-        if is_host(self._tables.device):
+        if self._tables.is_on_host:
             return ()  # they belong to no stream
         return [self._payload, *(tensor for own in self._asked for tensor in own.tensors)]
 
@@ -173,12 +173,13 @@ class RoutedStep(ExecutorStep):
         tables, bags, incoming = self._tables, self._arrived(), self._incoming
         if trains_weights:  # weighted bags, values that leave and that arrive
             self._back = bags, *tables.format.sizes_back(self._asked, incoming)
-        looked_up = [
-            taking.forward(own, training=training) for taking, own in zip(tables.taking, bags, strict=True)
-        ]
-        self._saved: list[Any] = [saved for _, saved in looked_up]
+        results, self._saved = list[Tensor](), list[Any]()
+        for taking, own in zip(tables.taking, bags, strict=True):
+            result, saved = taking.forward(own, training=training)
+            results.append(result.reshape(-1))
+            self._saved.append(saved)
         answers = Answers(
-            results=[result.reshape(-1) for result, _ in looked_up],
+            results=results,
             batch_sizes=incoming.batch_sizes,
             asked=dict(zip(tables.bucketings, self._asked, strict=True)),
             answered=dict(zip(tables.bucketings, incoming.num_bags, strict=True)),
@@ -194,7 +195,10 @@ class RoutedStep(ExecutorStep):
                 taking.anticipate(saved)
 
     def outputs(self) -> list[Tensor]:  # noqa: D102
-        return [output for step in self._steps for output in step.outputs()]
+        found = list[Tensor]()
+        for step in self._steps:
+            found += step.outputs()
+        return found
 
     def send_gradients(self, gradients: Sequence[Tensor], scale: float) -> None:  # noqa: D102
         self._scale = scale

@@ -5,7 +5,8 @@ Legend: P segments, W ranks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from math import gcd
 
 import numpy as np
@@ -103,14 +104,12 @@ class Wire:
         self._communicator, self._segments = communicator, segments
         self._is_plain = all(segment.codec is None for segment in segments)
         self.sends_as_it_is = self._is_plain and len(segments) == 1
+        # Maker of memory for a part: such as it is sent from without a copy, where the part is all that is sent.
+        self.room: Callable[..., Tensor] = (
+            communicator.room if self.sends_as_it_is else partial(torch.empty, dtype=torch.float32)
+        )
         self._widths = np.array([[segment.width] for segment in segments])
         self._row_bytes = np.array([[segment.row_bytes] for segment in segments])
-
-    def room(self, num_elements: int, device: torch.device) -> Tensor:
-        """Memory for a part that is to be sent: such as it can be sent from without a copy, where it is all that is."""
-        if self.sends_as_it_is:
-            return self._communicator.room(num_elements, device)
-        return torch.empty(num_elements, dtype=torch.float32, device=device)
 
     def exchange(self, sent: Sequence[Tensor], leaving: Ints, arriving: Ints, *, label: str) -> Transfer:
         """Start one all-to-all.

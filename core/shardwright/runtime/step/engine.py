@@ -368,8 +368,9 @@ class EngineStep:
             The tensors that the lookup reads. A caller that looks up on another stream records that stream on them.
         """
         if self._received is None:
-            received = [tensor for executor in self._executors for tensor in executor.receive()]
-            self._received = [*received, *self.batch.tensors]
+            self._received = self.batch.tensors
+            for executor in self._executors:
+                self._received += executor.receive()
         return self._received
 
     def prefetch(self) -> None:
@@ -415,7 +416,9 @@ class EngineStep:
         """Wait for the results and arrange them as outputs; a backward pass may come if it was announced."""
         if self._training:
             self._engine.env.lockstep.gradients.expect(self._number, self)
-        brought = [tensor for executor in self._executors for tensor in executor.outputs()]
+        brought = list[Tensor]()
+        for executor in self._executors:
+            brought += executor.outputs()
         return self._engine.arrangement.outputs(brought, self.batch)
 
     def gradients_are_there(self, gradients: Sequence[Tensor], end: Any) -> None:
@@ -465,8 +468,10 @@ class EngineStep:
         engine.env.lockstep.gradients.need(self._number)
         self.needs_backward = False
         engine.events.updates(self)
-        later = engine.rates.exchanged(self._rates)
+        later, found = engine.rates.exchanged(self._rates), list[Tensor | None]()
         try:
-            return [gradient for executor in self._trained for gradient in executor.update()]
+            for executor in self._trained:
+                found += executor.update()
         finally:
             engine.rates.exchanged(later)
+        return found

@@ -72,7 +72,7 @@ class ExecutorStep(ABC):
 
     @abstractmethod
     def headers(self) -> Ints:
-        """Integers for each rank's executor, ``[W, header_size]`` int64."""
+        """Integers for each rank's executor, ``[W, header_size]`` int64; ``[header_size]`` if all get the same."""
 
     @abstractmethod
     def send(self, peers: PeerHeaders) -> None:

@@ -92,9 +92,9 @@ def take(values: Tensor, starts: Ints, sizes: Ints) -> Tensor:
     """Concatenate pieces of a flat tensor; a view is returned if they are neighbours in order."""
     stops = starts + sizes
     if all_true(starts[1:] == stops[:-1]):
-        return values[int(starts[0]) : int(stops[-1])] if len(starts) else values[:0]
+        return values[starts[0] : stops[-1]] if starts.size else values[:0]
     count = int(total(sizes))
-    if count < _LONG * len(sizes) and len(sizes) > _FEW:
+    if sizes.size > _FEW and count < _LONG * sizes.size:
         return values.index_select(0, index_of(starts, sizes, values.device))
     spans = zip(starts.tolist(), stops.tolist(), strict=True)
     if not values.is_cpu:

@@ -146,10 +146,10 @@ class FusedNumbaLookup(Lookup):
         first, second = self._update.addresses(self._states)
 
         def update(by_row: _Sorted) -> None:
-            total = np.empty(geometry.widest_gradient, np.float32)
+            total = torch.empty(geometry.widest_gradient, dtype=torch.float32, device="cpu")
             self._update.loops.update(
                 optimizer, numbers, weights, first, second, geometry.blocks, by_row.share, by_row.ends, by_row.rows,
-                by_row.starts, by_row.factors, gradients, np.float32(scale), total.ctypes.data,
+                by_row.starts, by_row.factors, gradients, np.float32(scale), total.data_ptr(),
             )  # fmt: skip
 
         in_threads(update, self._by_row(saved))
@@ -195,10 +195,10 @@ class FusedNumbaLookup(Lookup):
 
         def update(share: Share) -> None:
             start, stop, *_ = share
-            total = np.empty(geometry.widest_gradient, np.float32)
+            total = torch.empty(geometry.widest_gradient, dtype=torch.float32, device="cpu")
             self._update.loops.update_all(
                 optimizer, numbers, self._weights.data_ptr(), first, second, geometry.blocks, wanted[start:stop],
-                sums, starts[start:stop], np.float32(scale), total.ctypes.data,
+                sums, starts[start:stop], np.float32(scale), total.data_ptr(),
             )  # fmt: skip
 
         in_threads(update, shares_of(lambda: geometry.elements[wanted], len(wanted), may_part=False))
@@ -228,14 +228,14 @@ class _BuiltIn:
 
     def __init__(self, spec: OptimizerSpec, rule: RowRule) -> None:
         self.number, self.loops = _OPTIMIZERS[spec.name], loops
-        self._get = rule.parameters.get
+        get = rule.parameters.get
+        self._eps, self._beta1, self._beta2 = get("eps", 0.0), get("beta1", 0.9), get("beta2", 0.999)
 
     def numbers(self, learning_rate: float, step: Tensor) -> Any:
         """Numbers of an update; see :func:`_loops.update`."""
-        get, number = self._get, float(step)
-        beta1, beta2 = get("beta1", 0.9), get("beta2", 0.999)
+        beta1, beta2, number = self._beta1, self._beta2, float(step)
         numbers = (1 - beta1, beta2, 1 - beta2, 1 - beta1**number, 1 - beta2**number)
-        return np.array([learning_rate, get("eps", 0.0), *numbers], dtype=np.float32)
+        return np.array([learning_rate, self._eps, *numbers], dtype=np.float32)
 
     def addresses(self, states: Mapping[str, Tensor]) -> tuple[int, int]:
         """Addresses of the first and the second state, 0 where there is none."""

@@ -1,6 +1,6 @@
 """Collectives of the update forms: one gathers pieces, one adds up values, each for all forms together.
 
-Legend: W ranks.
+Legend: P pieces of all forms, W ranks.
 """
 
 from __future__ import annotations
@@ -10,10 +10,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from shardwright.contracts.comm_backend import Work
-from shardwright.runtime.ranks.environment import ShardingEnv
-from shardwright.runtime.step.segments import deal, total
-from shardwright_plugins.dataflows.replicated.buffers import ALIGNMENT
+from shardwright.contracts.comm_backend import Communicator, Work
+from shardwright.runtime.step.segments import places_of, starts_of, take, total
+from shardwright_plugins.dataflows.replicated.buffers import ALIGNMENT, padded
 from shardwright_plugins.dataflows.replicated.forms import UpdateForm
 
 LABEL = "dense gradients"
@@ -22,51 +21,51 @@ LABEL = "dense gradients"
 class Gathering:
     """A gathering of every rank's pieces on every rank: one collective, or none if there are no pieces.
 
+    A rank's message has its pieces in turn, each from the beginning of a word.
+
     Args:
-        env: the ranks.
+        communicator: communicator of the ranks.
         forms: forms whose pieces are gathered.
         device: device of all tensors.
     """
 
-    def __init__(self, env: ShardingEnv, forms: Sequence[UpdateForm], device: torch.device) -> None:
-        self._forms, self._rank = forms, env.rank
+    def __init__(self, communicator: Communicator, forms: Sequence[UpdateForm], device: torch.device) -> None:
+        self._forms = forms
         self._work: Work | None = None
-        self._pieces = [piece.view(torch.int64) for form in forms for piece in form.pieces()]
-        sizes = [form.piece_bytes() for form in forms]
-        self._counts = [len(own) for own in sizes]
-        if not self._pieces or env.world_size == 1:
-            return
-        # Elements of each piece of each rank, ``[pieces, W]``; nothing is sent to oneself.
-        self._sizes = np.array([size for own in sizes for size in own]) // ALIGNMENT
-        self._others = self._sizes.copy()
-        self._others[:, self._rank] = 0
-        if not self._sizes.any():
-            return
-        own = torch.cat([torch.empty(0, dtype=torch.int64, device=device), *self._pieces])
-        to_each = [own.numel()] * env.world_size
-        to_each[self._rank] = 0
-        arriving = total(self._others).tolist()
-        self._received = own.new_empty(sum(arriving))
-        self._work = env.communicator.all_to_all(
-            self._received,
-            own if env.world_size == 2 else own.repeat(env.world_size - 1),
-            arriving,
-            to_each,
-            label="updates of copies",
-        )
+        pieces = [piece for form in forms for piece in form.pieces()]
+        self._counts = [form.piece_counts() for form in forms]
+        num_bytes = [count * dtype.itemsize for own in self._counts for dtype, count in own]
+        # Words of each piece of each rank, ``[P, W]``.
+        words = padded(np.array(num_bytes, dtype=np.int64).reshape(-1, communicator.world_size)) // ALIGNMENT
+        self._starts = places_of(words)
+        to_each, rank = total(words).tolist(), communicator.rank
+        message = torch.empty(to_each[rank], dtype=torch.int64, device=device)
+        for piece, start in zip(pieces, starts_of(words[:, rank]).tolist(), strict=True):
+            place = start * (ALIGNMENT // piece.dtype.itemsize)
+            message.view(piece.dtype)[place : place + piece.numel()] = piece.reshape(-1)
+        self._received = message
+        if communicator.world_size > 1 and any(to_each):
+            self._received = message.new_empty(sum(to_each))
+            self._work = communicator.all_to_all(
+                self._received,
+                message.repeat(communicator.world_size),
+                to_each,
+                [to_each[rank]] * communicator.world_size,
+                label="updates of copies",
+            )
 
     def finish(self) -> None:
         """Wait, and give each form the pieces of all ranks."""
-        pieces = self._pieces
         if self._work is not None:
             self._work.wait()
-            # Own pieces did not travel: put them between those of lower and of higher ranks.
-            before = total(self._sizes[:, : self._rank], axis=1).tolist()
-            arrived = zip(deal(self._received, self._others), self._pieces, before, strict=True)
-            pieces = [torch.cat([others[:place], own, others[place:]]) for others, own, place in arrived]
-        for form, count in zip(self._forms, self._counts, strict=True):
-            form.gather(pieces[:count])
-            pieces = pieces[count:]
+        starts = iter(self._starts)
+        for form, counts in zip(self._forms, self._counts, strict=True):
+            form.gather(
+                [
+                    take(self._received.view(dtype), next(starts) * (ALIGNMENT // dtype.itemsize), count)
+                    for dtype, count in counts
+                ]
+            )
 
 
 class Summing:
@@ -76,26 +75,26 @@ class Summing:
     an all-reduce.
 
     Args:
-        env: the ranks.
+        communicator: communicator of the ranks.
         forms: forms whose values are summed.
         device: device of all tensors.
     """
 
-    def __init__(self, env: ShardingEnv, forms: Sequence[UpdateForm], device: torch.device) -> None:
-        self._env, self._forms = env, forms
+    def __init__(self, communicator: Communicator, forms: Sequence[UpdateForm], device: torch.device) -> None:
+        self._rank, self._forms = communicator.rank, forms
         self._sizes = [form.num_values for form in forms]
         total = sum(self._sizes)
         if not total:
             return
-        self._whole = env.communicator.room(total, device)
+        self._whole = communicator.room(total, device)
         for form, own in zip(forms, self._whole.split(self._sizes), strict=True):
             form.write(own)
-        self._reads = env.world_size == 2 and env.communicator.reads_in_place(total)
+        self._reads = communicator.world_size == 2 and communicator.reads_in_place(total)
         if self._reads:
-            splits = [0 if rank == env.rank else total for rank in range(env.world_size)]
-            self._arrivals = env.communicator.exchange(self._whole, splits, splits, label=LABEL)
+            splits = [0 if rank == communicator.rank else total for rank in range(communicator.world_size)]
+            self._arrivals = communicator.exchange(self._whole, splits, splits, label=LABEL)
         else:
-            self._work = env.communicator.all_reduce(self._whole, label=LABEL)
+            self._work = communicator.all_reduce(self._whole, label=LABEL)
 
     def finish(self) -> None:
         """Wait, and give each form the terms of its sums."""
@@ -104,7 +103,7 @@ class Summing:
         terms = [self._whole]
         if self._reads:
             terms = list(self._arrivals.wait())
-            terms[self._env.rank] = self._whole
+            terms[self._rank] = self._whole
         else:
             self._work.wait()
         pieces = zip(*(term.split(self._sizes) for term in terms), strict=True)

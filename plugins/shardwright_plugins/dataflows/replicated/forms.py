@@ -21,8 +21,8 @@ from torch import Tensor
 from shardwright.contracts.lookup import Bags
 from shardwright.planning.layouts.blocks import Ints
 from shardwright.runtime.step.backward.row_gradients import row_gradients, rows_as_bags
-from shardwright.runtime.step.segments import starts_of, take
-from shardwright_plugins.dataflows.replicated.buffers import ALIGNMENT, padded
+from shardwright.runtime.step.segments import total
+from shardwright_plugins.dataflows.replicated.buffers import padded
 from shardwright_plugins.dataflows.replicated.sizes import FLOAT_BYTES, Copies, LookedUp, Sizes, slot_views
 
 _ID_BYTES, _LENGTH_BYTES = 8, 4
@@ -83,15 +83,15 @@ class UpdateForm(ABC):
         """Bytes that all ranks together send for each block in this form: ``[K]``."""
 
     def pieces(self) -> list[Tensor]:
-        """This rank's pieces, which every rank gathers; each is a multiple of 8 bytes."""
+        """This rank's pieces, which every rank gathers."""
         return []
 
-    def piece_bytes(self) -> list[Ints]:
-        """Bytes of each piece on each rank, ``[W]`` for each piece."""
+    def piece_counts(self) -> list[tuple[torch.dtype, Ints]]:
+        """Dtype of each piece, and its elements on each rank, ``[W]``."""
         return []
 
     def gather(self, pieces: Sequence[Tensor]) -> None:  # noqa: B027 - a form may have none
-        """Take all ranks' pieces: for each piece the bytes of all ranks, in rank order."""
+        """Take all ranks' pieces: for each piece the elements of all ranks, flat, in rank order."""
 
     @property
     def num_values(self) -> int:
@@ -134,22 +134,6 @@ def _to_others(num_bytes: Ints) -> Ints:
     return sums
 
 
-def _filled(tensor: Tensor) -> Tensor:
-    """View a tensor as flat bytes, padded with zeros to a multiple of 8, and aligned to 8."""
-    flat = tensor.reshape(-1)
-    flat = flat.view(torch.uint8) if flat.numel() else flat.new_empty(0, dtype=torch.uint8)
-    missing = -len(flat) % ALIGNMENT
-    if missing:
-        return torch.cat([flat, flat.new_zeros(missing)])
-    return flat.clone() if flat.storage_offset() % ALIGNMENT else flat
-
-
-def _exact(piece: Tensor, dtype: torch.dtype, counts: Ints) -> Tensor:
-    """Take each rank's elements out of a gathered piece, without the padding; ``counts`` of them, ``[W]``."""
-    size = dtype.itemsize
-    return take(piece.view(dtype), starts_of(padded(counts * size)) // size, counts)
-
-
 class BatchForm(UpdateForm):
     """The form that gathers every rank's ids, lengths, weights, and output gradients by their codec."""
 
@@ -168,11 +152,10 @@ class BatchForm(UpdateForm):
         bags, own = self.batch.bags, self.batch.gradient
         gradient = own if self.batch.scale == 1 else own * self.batch.scale
         parts = [bags.ids, bags.lengths, bags.weights, self.copies.wire.encoded(gradient)]
-        return [_filled(part) for part in parts if part is not None]
+        return [part for part in parts if part is not None]
 
-    def _counts(self) -> list[tuple[torch.dtype, Ints]]:
-        """Dtype of each piece, and its elements on each rank, ``[W]``, without padding."""
-        num_ids, num_bags = self.looked_up.num_ids.sum(1), self.looked_up.num_bags.sum(1)
+    def piece_counts(self) -> list[tuple[torch.dtype, Ints]]:  # noqa: D102
+        num_ids, num_bags = (total(own, axis=1) for own in (self.looked_up.num_ids, self.looked_up.num_bags))
         counts = [(torch.int64, num_ids)]
         counts += [(torch.int32, num_bags)] if self.copies.is_pooled else []
         counts += [(torch.float32, num_ids)] if self.copies.is_weighted else []
@@ -180,20 +163,14 @@ class BatchForm(UpdateForm):
         values = self.looked_up.num_bags @ self.copies.dims
         return [*counts, (torch.uint8, values // wire.width * wire.row_bytes)]
 
-    def piece_bytes(self) -> list[Ints]:  # noqa: D102
-        return [padded(count * dtype.itemsize) for dtype, count in self._counts()]
-
     def gather(self, pieces: Sequence[Tensor]) -> None:  # noqa: D102
-        exact = [
-            _exact(piece, dtype, count) for piece, (dtype, count) in zip(pieces, self._counts(), strict=True)
-        ]
         bags = Bags(
-            ids=exact[0],
-            lengths=exact[1] if self.copies.is_pooled else None,
-            weights=exact[-2] if self.copies.is_weighted else None,
+            ids=pieces[0],
+            lengths=pieces[1] if self.copies.is_pooled else None,
+            weights=pieces[-2] if self.copies.is_weighted else None,
             counts=self.looked_up.num_bags,
         )
-        self._sources = bags, self.copies.wire.decoded(exact[-1])
+        self._sources = bags, self.copies.wire.decoded(pieces[-1])
 
     def sources(self) -> Sources:  # noqa: D102
         return self._sources
@@ -225,22 +202,21 @@ class RowsForm(UpdateForm):
         rooms = self._rooms[self.batch.rank].tolist()
         for room, (rows, gradients) in zip(rooms, self.batch.touched_rows(), strict=True):
             missing = room - rows.numel()
-            pieces.append(_filled(torch.cat([rows, rows.new_full((missing,), -1)])))
-            pieces.append(_filled(torch.cat([gradients, gradients.new_zeros(missing, gradients.shape[1])])))
+            pieces.append(torch.cat([rows, rows.new_full((missing,), -1)]))
+            pieces.append(torch.cat([gradients, gradients.new_zeros(missing, gradients.shape[1])]))
         return pieces
 
-    def piece_bytes(self) -> list[Ints]:  # noqa: D102
+    def piece_counts(self) -> list[tuple[torch.dtype, Ints]]:  # noqa: D102
         pairs = zip(self._rooms.T, self.copies.block_dims, strict=True)
-        return [size for room, dim in pairs for size in (room * _ID_BYTES, padded(room * dim * FLOAT_BYTES))]
+        return [own for room, dim in pairs for own in ((torch.int64, room), (torch.float32, room * dim))]
 
     def gather(self, pieces: Sequence[Tensor]) -> None:  # noqa: D102
         self._rows: list[tuple[Tensor, Tensor]] = []
-        dims = self.copies.block_dims.tolist()
-        for number, (room, dim) in enumerate(zip(self._rooms.T, dims, strict=True)):
-            rows = pieces[2 * number].view(torch.int64)
-            gradients = _exact(pieces[2 * number + 1], torch.float32, room * dim).view(len(rows), dim)
+        for rows, gradients, dim in zip(
+            pieces[::2], pieces[1::2], self.copies.block_dims.tolist(), strict=True
+        ):
             used = rows >= 0
-            self._rows.append((rows[used], gradients[used]))
+            self._rows.append((rows[used], gradients.view(len(rows), dim)[used]))
 
     def sources(self) -> Sources:  # noqa: D102
         return self._from_rows(self._rows)

@@ -17,14 +17,20 @@ from shardwright.runtime.ranks.devices import sent_to
 from shardwright.runtime.routed.codecs import codecs_of_tables
 from shardwright.runtime.routed.plan import RoutingPlan, SlotColumns, plan_routing
 from shardwright.runtime.routed.return_path import Answers
-from shardwright.runtime.routed.routing import Bucketed, added_at_home, route_all, routers_of
+from shardwright.runtime.routed.routing import (
+    Bucketed,
+    added_at_home,
+    own_slots,
+    route_all,
+    routers_of,
+    runs_of_groups,
+)
 from shardwright.runtime.routed.section_steps import SectionStep
 from shardwright.runtime.routed.sections import sections_of
 from shardwright.runtime.step.backward.kept_gradients import keeping_gradients
 from shardwright.runtime.step.backward.weight_gradients import weight_gradients
 from shardwright.runtime.step.collection import FeatureBatch
 from shardwright.runtime.step.executor import Executor, ExecutorConfig, ExecutorStep, PeerHeaders
-from shardwright.runtime.step.kernel_groups import KernelGroup
 from shardwright_plugins.dataflows.replicated import forms
 from shardwright_plugins.dataflows.replicated.exchange import Gathering, Summing
 from shardwright_plugins.dataflows.replicated.forms import CopiedBatch, UpdateForm
@@ -61,6 +67,7 @@ class ReplicatedTables(Executor):
         self.lookups = keeping_gradients(config.lookups(self.groups), self.groups)
         self.routers = routers_of(self.plan)
         self.bucketings = [router.bucketing for router in self.routers]
+        self.runs = runs_of_groups(self.groups, own_slots(self.routers, 0))
         self.sections = sections_of(self.plan, range(len(self.plan.kinds)))
         self.brings = [columns for section in self.sections for columns in section.brings]
         self.copies = [Copies(*pair) for pair in zip(self.groups, self.lookups, strict=True)]
@@ -119,32 +126,6 @@ def on_device(routed: Bucketed, device: torch.device) -> Bucketed:
     return evolve(routed, ids=sent_to(device, routed.ids), lengths=lengths, weights=weights, places=places)
 
 
-def bags_of_groups(groups: Sequence[KernelGroup], routed: Sequence[Bucketed]) -> list[Bags]:
-    """The bags of each group, of this rank's own batch only."""
-    bags, start = [], 0
-    for own in routed:
-        stop = start + len(own.num_ids)
-        slots = [group.slots for group in groups if start <= group.slots.start < stop]
-        bags += [
-            _of_slots(own, slice(own_slots.start - start, own_slots.stop - start)) for own_slots in slots
-        ]
-        start = stop
-    return bags
-
-
-def _of_slots(routed: Bucketed, slots: slice) -> Bags:
-    """The bags of a run of slots."""
-
-    def run(values: Tensor | None, sizes: Ints) -> Tensor | None:
-        start = int(sizes[: slots.start].sum())
-        return None if values is None else values[start : start + int(sizes[slots].sum())]
-
-    ids = run(routed.ids, routed.num_ids)
-    assert ids is not None  # bags have ids
-    lengths, weights = run(routed.lengths, routed.num_bags), run(routed.weights, routed.num_ids)
-    return Bags(ids, lengths, weights, routed.num_bags[None, slots])
-
-
 class ReplicatedStep(ExecutorStep):
     """One batch on its way through replicated tables."""
 
@@ -159,15 +140,14 @@ class ReplicatedStep(ExecutorStep):
             self._feature_ids = batch.num_ids
 
     def headers(self) -> Ints:  # noqa: D102 - described in the base class
-        headers = np.zeros((self._tables.env.world_size, self._tables.header_size), dtype=np.int64)
-        if self._own:
-            headers[:] = np.concatenate([own.num_ids for own in self._own])
-        return headers
+        if not self._own:
+            return np.zeros(self._tables.header_size, dtype=np.int64)  # the same to all ranks
+        return np.concatenate([own.num_ids for own in self._own])
 
     def send(self, peers: PeerHeaders) -> None:  # noqa: D102
         num_ids = num_bags = peers.fields
         if self._tables.is_pooled:
-            num_bags = np.zeros_like(num_ids) + peers.batch_sizes[:, None]
+            num_bags = np.broadcast_to(peers.batch_sizes[:, None], num_ids.shape)
         self._own = [on_device(own, self._tables.device) for own in self._own]
         self._looked_up = LookedUp(num_ids, num_bags)
 
@@ -176,7 +156,7 @@ class ReplicatedStep(ExecutorStep):
 
     def lookup(self, *, training: bool, trains_weights: bool = False) -> None:  # noqa: D102
         tables, self._training, self._trains_weights = self._tables, training, trains_weights
-        self._bags: list[Bags] = bags_of_groups(tables.groups, self._own)
+        self._bags: list[Bags] = [self._own[router].bags_of(slots) for router, slots in tables.runs]
         pairs = zip(tables.lookups, self._bags, strict=True)
         answers = Answers(
             results=[lookup.forward(bags, training=False)[0].reshape(-1) for lookup, bags in pairs],
@@ -190,24 +170,23 @@ class ReplicatedStep(ExecutorStep):
         del self._own
 
     def outputs(self) -> list[Tensor]:  # noqa: D102
-        return [output for step in self._steps for output in step.outputs(step.results())]
+        found = list[Tensor]()
+        for step in self._steps:
+            found += step.outputs(step.results())
+        return found
 
     def send_gradients(self, gradients: Sequence[Tensor], scale: float) -> None:  # noqa: D102
         tables = self._tables
-        self._weight_gradients: dict[int, Tensor] = {}
-        self._forms: dict[int, UpdateForm] = {}
+        own: dict[int, Tensor] = {}
         for section, step in zip(tables.sections, self._steps, strict=True):
-            own = step.by_group(step.gradients(gradients))
-            for group, gradient in zip(section.groups, own, strict=True):
-                if self._trains_weights:
-                    self._weight_gradients[group] = self._of_weights(group, gradient)
-                if self._training:
-                    self._forms[group] = self._form_of(group, gradient, scale)
-        if not self._training:
-            return
-        every = [form for _, form in sorted(self._forms.items())]
-        self._gathering = Gathering(tables.env, every, tables.device)
-        self._summing = Summing(tables.env, every, tables.device)
+            own |= zip(section.groups, step.by_group(step.gradients(gradients)), strict=True)
+        by_group = sorted(own.items())
+        if self._trains_weights:
+            self._weight_gradients = [self._of_weights(*each) for each in by_group]
+        if self._training:
+            self._forms = [self._form_of(*each, scale) for each in by_group]
+            self._gathering = Gathering(tables.env.communicator, self._forms, tables.device)
+            self._summing = Summing(tables.env.communicator, self._forms, tables.device)
 
     def _of_weights(self, index: int, gradient: Tensor) -> Tensor:
         """The gradients of the weights of a group's ids: ``[N]``."""
@@ -220,11 +199,8 @@ class ReplicatedStep(ExecutorStep):
 
     def weight_gradients(self, num_ids: int) -> Tensor:  # noqa: D102
         tables = self._tables
-        # A rank's slots stand router after router, and so do its groups.
-        stops = np.cumsum([len(router.slots.piece) for router in tables.routers])
         parts: list[list[Tensor]] = [[] for _ in tables.routers]
-        for index, gradient in sorted(self._weight_gradients.items()):
-            router = int(np.searchsorted(stops, tables.groups[index].slots.start, side="right"))
+        for (router, _), gradient in zip(tables.runs, self._weight_gradients, strict=True):
             parts[router].append(gradient)
         return added_at_home([torch.cat(own) for own in parts], self._places, num_ids, tables.device)
 
@@ -239,7 +215,9 @@ class ReplicatedStep(ExecutorStep):
     def update(self) -> list[Tensor | None]:  # noqa: D102
         self._gathering.finish()
         self._summing.finish()
-        updated = [gradient for _, form in sorted(self._forms.items()) for gradient in form.update()]
+        updated = list[Tensor | None]()
+        for form in self._forms:
+            updated += form.update()
         self._summing.release()
         del self._forms, self._gathering, self._summing
         return updated

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.distributed
 MOST = dict(
     zip(
         call_workers.MIXES,
-        [(385, 360), (400, 400), (385, 360), (345, 305), (635, 715)],
+        [(385, 360), (400, 400), (385, 360), (345, 290), (630, 695)],
         strict=True,
     )
 )

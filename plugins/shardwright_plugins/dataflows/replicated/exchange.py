@@ -9,8 +9,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from shardwright.contracts.comm_backend import Communicator, Work
+from shardwright.planning.layouts.blocks import Ints
 from shardwright.runtime.step.segments import places_of, starts_of, take, total
 from shardwright_plugins.dataflows.replicated.buffers import ALIGNMENT, padded
 from shardwright_plugins.dataflows.replicated.forms import UpdateForm
@@ -30,42 +32,53 @@ class Gathering:
     """
 
     def __init__(self, communicator: Communicator, forms: Sequence[UpdateForm], device: torch.device) -> None:
-        self._forms = forms
+        self._forms, self._pieces = forms, [piece for form in forms for piece in form.pieces()]
+        by_form = [form.piece_counts() for form in forms]
+        self._numbers = list(map(len, by_form))
+        self._counts = [own for of_form in by_form for own in of_form]
+        rank, world_size = communicator.rank, communicator.world_size
+        num_bytes = [count * dtype.itemsize for dtype, count in self._counts]
+        # Words of each piece of each rank, ``[P, W]``; nothing is sent to oneself.
+        words = padded(np.array(num_bytes, dtype=np.int64).reshape(-1, world_size)) // ALIGNMENT
+        self._rank, self._others = rank, np.arange(world_size) != rank
+        self._starts = places_of(words[:, self._others])
+        arriving = total(words).tolist()
         self._work: Work | None = None
-        pieces = [piece for form in forms for piece in form.pieces()]
-        self._counts = [form.piece_counts() for form in forms]
-        num_bytes = [count * dtype.itemsize for own in self._counts for dtype, count in own]
-        # Words of each piece of each rank, ``[P, W]``.
-        words = padded(np.array(num_bytes, dtype=np.int64).reshape(-1, communicator.world_size)) // ALIGNMENT
-        self._starts = places_of(words)
-        to_each, rank = total(words).tolist(), communicator.rank
-        message = torch.empty(to_each[rank], dtype=torch.int64, device=device)
-        for piece, start in zip(pieces, starts_of(words[:, rank]).tolist(), strict=True):
+        if world_size == 1 or not any(arriving):
+            return
+        message = torch.empty(arriving[rank], dtype=torch.int64, device=device)
+        for piece, start in zip(self._pieces, starts_of(words[:, rank]).tolist(), strict=True):
             place = start * (ALIGNMENT // piece.dtype.itemsize)
             message.view(piece.dtype)[place : place + piece.numel()] = piece.reshape(-1)
-        self._received = message
-        if communicator.world_size > 1 and any(to_each):
-            self._received = message.new_empty(sum(to_each))
-            self._work = communicator.all_to_all(
-                self._received,
-                message.repeat(communicator.world_size),
-                to_each,
-                [to_each[rank]] * communicator.world_size,
-                label="updates of copies",
-            )
+        to_each = [arriving[rank]] * world_size
+        to_each[rank] = arriving[rank] = 0
+        self._received = message.new_empty(sum(arriving))
+        self._work = communicator.all_to_all(
+            self._received,
+            message if world_size == 2 else message.repeat(world_size - 1),
+            arriving,
+            to_each,
+            label="updates of copies",
+        )
 
     def finish(self) -> None:
         """Wait, and give each form the pieces of all ranks."""
+        pieces = self._pieces
         if self._work is not None:
             self._work.wait()
-        starts = iter(self._starts)
-        for form, counts in zip(self._forms, self._counts, strict=True):
-            form.gather(
-                [
-                    take(self._received.view(dtype), next(starts) * (ALIGNMENT // dtype.itemsize), count)
-                    for dtype, count in counts
-                ]
-            )
+            pieces = [self._of_all(*own) for own in zip(pieces, self._starts, self._counts, strict=True)]
+        for form, number in zip(self._forms, self._numbers, strict=True):
+            form.gather(pieces[:number])
+            pieces = pieces[number:]
+
+    def _of_all(self, own: Tensor, starts: Ints, count: tuple[torch.dtype, Ints]) -> Tensor:
+        """A piece of all ranks, flat, in rank order: its own did not travel."""
+        dtype, counts = count
+        others = take(
+            self._received.view(dtype), starts * (ALIGNMENT // dtype.itemsize), counts[self._others]
+        )
+        place = int(total(counts[: self._rank]))
+        return torch.cat([others[:place], own.reshape(-1), others[place:]])
 
 
 class Summing:

@@ -26,21 +26,19 @@ class Anatomy(nn.Module):
         return "\n".join(self._lines())
 
 
-def _modules_of(name: str, engine: CollectionEngine, section: str) -> nn.ModuleList:
+def dists(engine: CollectionEngine, name: str, section: str) -> nn.ModuleList:
+    """Modules that print a part of each executor of the engine.
+
+    Args:
+        engine: the engine.
+        name: name of the modules.
+        section: ``"input"``, the routes of ids, or ``"output"``, the origins of results.
+    """
+
     def lines(executor: Executor) -> list[str]:
         return executor.anatomy()[section]
 
     return nn.ModuleList(Anatomy(name, partial(lines, executor)) for executor in engine.executors)
-
-
-def input_dists(engine: CollectionEngine) -> nn.ModuleList:
-    """Modules that print the routes of ids, one for each executor of the engine."""
-    return _modules_of("InputDist", engine, "input")
-
-
-def output_dists(engine: CollectionEngine) -> nn.ModuleList:
-    """Modules that print the origins of results, one for each executor of the engine."""
-    return _modules_of("OutputDist", engine, "output")
 
 
 def lookups(engine: CollectionEngine) -> nn.ModuleList:

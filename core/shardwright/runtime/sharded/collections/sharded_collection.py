@@ -124,9 +124,9 @@ class ShardedCollection(nn.Module, ABC):
             if table.is_fused or table.state.table.is_frozen
             for parameter in table.parameters()
         ]
-        self._input_dists = anatomy.input_dists(engine)
+        self._input_dists = anatomy.dists(engine, "InputDist", "input")
         self._lookups = anatomy.lookups(engine)
-        self._output_dists = anatomy.output_dists(engine)
+        self._output_dists = anatomy.dists(engine, "OutputDist", "output")
 
     def _by_parameter(self) -> dict[str, ShardedTable]:
         """The tables by the names of their parameters."""

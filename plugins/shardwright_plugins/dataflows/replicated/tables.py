@@ -147,7 +147,7 @@ class ReplicatedStep(ExecutorStep):
     def send(self, peers: PeerHeaders) -> None:  # noqa: D102
         num_ids = num_bags = peers.fields
         if self._tables.is_pooled:
-            num_bags = np.broadcast_to(peers.batch_sizes[:, None], num_ids.shape)
+            num_bags = num_ids * 0 + peers.batch_sizes[:, None]
         self._own = [on_device(own, self._tables.device) for own in self._own]
         self._looked_up = LookedUp(num_ids, num_bags)
 

@@ -80,6 +80,7 @@ PUBLIC_NAMES = """
     LazyAdam
     LazyAwaitable
     LoadedCheckpoint
+    LoadedPlan
     Lookup
     LookupBuilder
     Misfit
@@ -100,7 +101,6 @@ PUBLIC_NAMES = """
     PipelineStage
     PipelineStep
     Placed
-    PlacedPlan
     PlanDifference
     PlanError
     PlanningError

@@ -86,7 +86,7 @@ def test_proving_under_rules_finds_a_plan_where_there_is_one_and_hardly_a_worse_
         space = space_under_rules([(r, 64) for r in rows], named, ranks=3, kib=kib, types=("table_wise",))
     except NoPlanError:
         return  # rules that contradict each other have tests of their own
-    value, best = found_in(space).feedback.value_ms, best_of_all(space)
+    value, best = found_in(space).value_ms, best_of_all(space)
     assert np.isfinite(value) == np.isfinite(best)
     assert not np.isfinite(best) or value <= best * 1.05
 
@@ -128,7 +128,7 @@ def test_proving_that_a_pinned_table_overloads_its_rank_ends_at_once():
     space = space_under_rules(SHAPES, asked, ranks=4, kib=1 << 20)
     plain, least_ms = plain_of(space)
     pinned = [np.min(space.total_cost_ms[list(space.options.of_table(t))]) for t in range(8)]
-    value = found_in(space).feedback.value_ms
+    value = found_in(space).value_ms
     assert Search(plain, Effort(), Watch(), least_ms).prover.bound_ms >= sum(pinned) * (1 - 1e-9)
     assert value == pytest.approx(sum(pinned))
 

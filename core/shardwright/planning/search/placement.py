@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from attrs import Factory, field, frozen
+from attrs import Factory, evolve, field, frozen
 
 from shardwright.planning.arrays import FREE, NO_GANG, Bools, Floats, Ints
 from shardwright.planning.distinct import without
@@ -61,6 +61,11 @@ class ProposedShards:
     def world_size(self) -> int:
         """``W``."""
         return len(self.capacity_bytes)
+
+    def only(self, kept: Bools | Ints) -> ProposedShards:
+        """Some of the shards, on the same ranks; ``kept`` is a mask or indices."""
+        columns = ("shard", "table", "cost_ms", "memory_bytes", "rank", "gang", "local_rank")
+        return evolve(self, **{name: getattr(self, name)[kept] for name in columns})
 
     @property
     def num_hosts(self) -> int:
@@ -194,7 +199,6 @@ class Misfit:
         free_bytes: bytes that are left of it on ``rank``, for that.
         capacity_bytes: bytes that ``rank`` has of it.
         gang_size: number of shards, it among them, that had to go to one host; 1 for a shard on its own.
-        rule: the rules of the constraints that it is under, for an error; empty for none.
     """
 
     table: int
@@ -206,7 +210,6 @@ class Misfit:
     free_bytes: int
     capacity_bytes: int
     gang_size: int = 1
-    rule: str = ""
 
     @property
     def short_bytes(self) -> int:

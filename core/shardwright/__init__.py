@@ -96,9 +96,9 @@ _MODULE_OF_NAME: dict[str, str] = {
         "shardwright.planning.search.refinements": ("Outcome",),
         "shardwright.planning.search.placement": (
             "Feedback",
+            "LoadedPlan",
             "Misfit",
             "Placed",
-            "PlacedPlan",
             "ProposedShards",
             "Proven",
         ),

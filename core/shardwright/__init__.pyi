@@ -83,9 +83,9 @@ from shardwright.planning.report.compare import compare_plans as compare_plans
 from shardwright.planning.report.explain import Explanation as Explanation
 from shardwright.planning.report.explain import explain_table as explain_table
 from shardwright.planning.search.placement import Feedback as Feedback
+from shardwright.planning.search.placement import LoadedPlan as LoadedPlan
 from shardwright.planning.search.placement import Misfit as Misfit
 from shardwright.planning.search.placement import Placed as Placed
-from shardwright.planning.search.placement import PlacedPlan as PlacedPlan
 from shardwright.planning.search.placement import ProposedShards as ProposedShards
 from shardwright.planning.search.placement import Proven as Proven
 from shardwright.planning.search.refinements import Outcome as Outcome

@@ -19,7 +19,7 @@ from shardwright.host.plugin_host import host
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.enumeration import enumerate_options
 from shardwright.planning.options.search_space import SearchSpace
-from shardwright.planning.search.placement import Feedback, Misfit, Placed, Proven, propose
+from shardwright.planning.search.placement import Feedback, LoadedPlan, Misfit, Placed, Proven, propose
 from shardwright.planning.search.search import begun, search
 from shardwright.planning.tables.constraints import Constraints
 from shardwright.planning.tables.spec import TableSpec
@@ -186,8 +186,7 @@ def _feedback(space: SearchSpace, proposed: Any, partitioner: Partitioner) -> Fe
     if over:
         whole = propose(space, proposal, with_fixed=True)
         return Feedback(misfit=whole.fixed_misfit())
-    loads = shards.loads_ms(placed)
-    return Feedback(placed, loads, shards.used_bytes(placed), float(loads.max()))
+    return Feedback(LoadedPlan.of(space, proposal, placed, shards))
 
 
 def _check_same(proposer: Proposer, first: Sequence[Any], again: Sequence[Any]) -> None:

@@ -81,6 +81,7 @@ PUBLIC_NAMES = """
     LazyAwaitable
     LeaveAlone
     LoadedCheckpoint
+    LoadedPlan
     Lookup
     LookupBuilder
     Misfit
@@ -101,7 +102,6 @@ PUBLIC_NAMES = """
     PipelineStage
     PipelineStep
     Placed
-    PlacedPlan
     PlanDifference
     PlanError
     PlanningError

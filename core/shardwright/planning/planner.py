@@ -46,7 +46,7 @@ from shardwright.planning.progress import shown
 from shardwright.planning.report.report import Report, objective_data
 from shardwright.planning.search.failure import explain_no_plan, why_impossible
 from shardwright.planning.search.objectives import LARGEST_RANK_TIME, SERVING, checked_objective
-from shardwright.planning.search.placement import PlacedPlan, ranks_of_tables
+from shardwright.planning.search.placement import LoadedPlan
 from shardwright.planning.search.refinements import (
     REFINEMENT,
     Outcome,
@@ -171,19 +171,19 @@ class TablePlanner:
                 run = refined(name, make(), run)
             found = run(request, watch)
         request, space, result = found.request, found.space, found.result
-        if result.proposal is None:
+        if result.plan is None:
             raise self._no_plan(space, result, request, plugins, watch, on_this_machine=on_this_machine)
-        modules = _in_order(given, _shardings(space, result.plan))
+        modules = _in_order(given, _shardings(result.plan))
         seconds = time.perf_counter() - start
         inputs = describe_inputs(
             request, space.options, plugins, seconds=seconds, seconds_limit=self._seconds
         )
         inputs |= {name: value.to_data() for name, value in found.inputs.items()}
         document = {
-            "objective": objective_data(result.plan, space.objective),
+            "objective": objective_data(result.plan, result.proven),
             "topology": topology.to_data(),
             "inputs": inputs,
-            "plugins": _origins(space, result, plugins, self._refinements),
+            "plugins": _origins(result.plan, result.proposer, plugins, self._refinements),
         }
         plan = ShardingPlan(plan=modules, document=document)
         self.report = Report(space, result, inputs, seconds, found.notes)
@@ -309,13 +309,14 @@ def _in_order(
     return ordered
 
 
-def _shardings(space: SearchSpace, plan: PlacedPlan) -> dict[str, EmbeddingModuleShardingPlan]:
+def _shardings(plan: LoadedPlan) -> dict[str, EmbeddingModuleShardingPlan]:
     """The chosen options with their ranks, by module."""
-    options, modules = space.options, dict[str, EmbeddingModuleShardingPlan]()
+    space, options, modules = plan.space, plan.space.options, dict[str, EmbeddingModuleShardingPlan]()
     _check_layouts(space, plan.proposal)
-    all_ranks = ranks_of_tables(space, plan.proposal, plan.ranks)
     placed: dict[tuple[int, tuple[int, ...]], Layout] = {}
-    for table, option, ranks in zip(options.all_tables, plan.proposal.tolist(), all_ranks, strict=True):
+    for table, option, ranks in zip(
+        options.all_tables, plan.proposal.tolist(), plan.ranks_of_tables, strict=True
+    ):
         layout = placed.get((option, ranks))
         if layout is None:
             layout = placed[option, ranks] = _with_extras(options, option).placed(ranks)
@@ -351,18 +352,17 @@ def _check_layouts(space: SearchSpace, proposal: Ints) -> None:
 
 
 def _origins(
-    space: SearchSpace, result: SearchResult, plugins: PlanningPlugins, refinements: Iterable[str]
+    plan: LoadedPlan, proposer: str, plugins: PlanningPlugins, refinements: Iterable[str]
 ) -> list[dict[str, str]]:
     """List the plugins that made the plan, with their distributions and versions."""
-    assert result.proposal is not None
-    options, chosen, registries = space.options, result.proposal.tolist(), plugins.plugin_host
+    options, chosen, registries = plan.space.options, plan.proposal.tolist(), plugins.plugin_host
     used: list[tuple[Registry[Any], Any]] = [
         *((registries.sharding_types, options.type_of(option)) for option in set(chosen)),
         *((registries.compute_kernels, options.kernel_of(option)) for option in set(chosen)),
         *((registries.codecs, codec) for table in options.tables for codec in codecs_of(table.qcomms_config)),
         (registries.estimators, plugins.performance),
         (registries.estimators, plugins.storage),
-        *((registries.proposers, plugin) for plugin in plugins.proposers if plugin.name == result.proposer),
+        *((registries.proposers, plugin) for plugin in plugins.proposers if plugin.name == proposer),
         (registries.partitioners, plugins.partitioner),
         *(
             (registries.extensions, registries.extensions.create(name))

@@ -16,8 +16,7 @@ from shardwright.host import host
 from shardwright.planning.arrays import Floats
 from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.planning.report.rederived import Rederived
-from shardwright.planning.search.objectives import largest_rank_time, phase_loads
-from shardwright.planning.search.placement import propose
+from shardwright.planning.search.objectives import largest_rank_time
 
 
 @frozen
@@ -64,13 +63,12 @@ class Prices:
     def of(self, plan: ShardingPlan) -> Predicted | None:
         """Price a plan; ``None`` if it has options that the estimator knows nothing of."""
         try:
-            placed = evolve(self.asked, plan=plan).placed_plan()
+            placed = evolve(self.asked, plan=plan).loaded_plan()
         except PlanError:
             return None
         space = self.asked.space
-        loads = phase_loads(space, placed.proposal, propose(space, placed.proposal), placed.ranks)
         performance = self.asked.plugins.performance
-        phases = performance.step_phases(loads, space.options, placed.proposal, space.topology)
+        phases = performance.step_phases(placed.phases_ms, space.options, placed.proposal, space.topology)
         told = {name: own.round(5).tolist() for name, own in phases.items() if own.any()}
         return Predicted(self.estimator, round(largest_rank_time(phases), 5), told)
 

@@ -92,7 +92,7 @@ def plan_near(
         progress=False,
     )
     found = planner.plan_tables(list(asked.tables.values()))
-    value = None if predicted is None else prices.asked.placed_plan().value_ms
+    value = None if predicted is None else prices.asked.loaded_plan().value_ms
     told = {"kept_ms": value, "factor": round(factor, 6)}
     inputs = {
         **found.document["inputs"],

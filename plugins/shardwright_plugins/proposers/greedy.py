@@ -10,7 +10,7 @@ import numpy as np
 from shardwright.contracts.proposer import Proposals, Proposer
 from shardwright.planning.arrays import FREE, Floats, Ints
 from shardwright.planning.options.search_space import SearchSpace
-from shardwright.planning.search.placement import Chosen, Feedback, propose
+from shardwright.planning.search.placement import Chosen, Feedback, LoadedPlan, propose
 from shardwright.planning.watch import Watch
 from shardwright_plugins.proposers._ranking import Measure, ranked_options
 
@@ -88,8 +88,9 @@ class _Descent:
 
     def _relieve(self, proposal: Ints, feedback: Feedback) -> bool:
         """Move the table on that matters most; whether there was one to move."""
-        if feedback.misfit is None:
-            return self._move(self.costs, self._bottleneck_tables(proposal, feedback))
+        if feedback.plan is not None:
+            return self._move(self.costs, self._bottleneck_tables(feedback.plan))
+        assert feedback.misfit is not None  # there is no plan
         largest, total = self.bytes[self.space.tiers.index(feedback.misfit.tier)]
         size = largest.values[proposal]
         if feedback.misfit.is_fixed:
@@ -99,12 +100,10 @@ class _Descent:
             return self._move([total], np.lexsort((np.where(copied, -size, size), ~copied)))
         return self._move([largest], np.argsort(-size, kind="stable"))
 
-    def _bottleneck_tables(self, proposal: Ints, feedback: Feedback) -> Ints:
+    def _bottleneck_tables(self, plan: LoadedPlan) -> Ints:
         """The tables with shards on the most loaded rank, the dearest first."""
-        assert feedback.load_ms is not None  # it fitted
-        assert feedback.ranks is not None
-        rank = int(np.argmax(feedback.load_ms))
-        cost = _cost_on(self.space, proposal, feedback.ranks, rank)
+        rank = int(np.argmax(plan.load_ms))
+        cost = _cost_on(self.space, plan.proposal, plan.ranks, rank)
         order = np.argsort(-cost, kind="stable")
         return order[cost[order] > 0]
 

@@ -23,9 +23,8 @@ from shardwright.planning.machines.topology import device_and_rest
 from shardwright.planning.options.inputs import Request
 from shardwright.planning.options.moving import weight_bits
 from shardwright.planning.options.search_space import SearchSpace
-from shardwright.planning.search.placement import ranks_of_tables
+from shardwright.planning.search.placement import LoadedPlan
 from shardwright.planning.search.refinements import Outcome, Search
-from shardwright.planning.search.search import SearchResult
 from shardwright.planning.tables.caching import CacheParams
 from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
 from shardwright.planning.tables.spec import TableSpec
@@ -49,7 +48,7 @@ def scale_up_caches(search: Search, request: Request, watch: Watch) -> Outcome:
         watch: the watch over both.
     """
     first = search(request, watch.share(_OF_FIRST))
-    if first.result.proposal is None or not (caches := _larger_caches(first.space, first.result)):
+    if first.result.plan is None or not (caches := _larger_caches(first.result.plan)):
         return first
     rules = request.constraints.rules
     none = ParameterConstraints()
@@ -61,7 +60,7 @@ def scale_up_caches(search: Search, request: Request, watch: Watch) -> Outcome:
         again = search(larger, watch)
     except NoPlanError:
         return first
-    return min(first, again, key=lambda found: found.result.feedback.value_ms)
+    return min(first, again, key=lambda found: found.result.value_ms)
 
 
 @frozen(eq=False)
@@ -99,19 +98,17 @@ class _CachedTable:
         return rate * self.lookups * self.spec.embedding_dim * weight_bits(self.spec, self.kernel) / 8
 
 
-def _larger_caches(space: SearchSpace, result: SearchResult) -> dict[str, CacheParams]:
+def _larger_caches(plan: LoadedPlan) -> dict[str, CacheParams]:
     """Caches that fill the device memory that a plan leaves free, by path of the table; none where there is no cache.
 
     Args:
-        space: options and capacities.
-        result: a search that found a plan.
+        plan: the plan.
     """
-    assert result.feedback.used_bytes is not None  # there is a plan
-    topology = space.topology
+    space, topology = plan.space, plan.space.topology
     device, _ = device_and_rest(topology.compute_devices)
     tier = space.tiers.index(topology.tier_of(_DEVICE, device))
-    free: Ints = space.capacity_bytes[:, tier] - result.feedback.used_bytes[:, tier]
-    tables = list(_cached_tables(space, result))
+    free: Ints = space.capacity_bytes[:, tier] - plan.used_bytes[:, tier]
+    tables = list(_cached_tables(plan))
     steps = _given_out(tables, free)
     return {table.spec.path: table.cache(step) for table, step in zip(tables, steps, strict=True) if step}
 
@@ -146,10 +143,9 @@ def _growth(table: _CachedTable, step: int, world_size: int) -> Ints:
     return grown
 
 
-def _cached_tables(space: SearchSpace, result: SearchResult) -> Iterator[_CachedTable]:
+def _cached_tables(plan: LoadedPlan) -> Iterator[_CachedTable]:
     """The tables whose kernel reads a part of the rows from the device and others from elsewhere."""
-    options, plan = space.options, result.plan
-    ranks = ranks_of_tables(space, plan.proposal, plan.ranks)
+    options, ranks = plan.space.options, plan.ranks_of_tables
     for number, (spec, option) in enumerate(zip(options.all_tables, plan.proposal.tolist(), strict=True)):
         runs, kernel = options.shards_of(option), options.kernel_of(option)
         count = options.count[runs]
@@ -158,7 +154,7 @@ def _cached_tables(space: SearchSpace, result: SearchResult) -> Iterator[_Cached
             continue
         rows = np.repeat(options.num_rows[runs], count).tolist()
         own = zip(ranks[number], rows, requests, strict=True)
-        yield _CachedTable(spec, kernel, _lookups(space, number, spec), tuple(own))
+        yield _CachedTable(spec, kernel, _lookups(plan.space, number, spec), tuple(own))
 
 
 def _lookups(space: SearchSpace, number: int, spec: TableSpec) -> float:

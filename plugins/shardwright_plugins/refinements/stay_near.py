@@ -30,7 +30,6 @@ from shardwright.errors import InvalidInputError, PlanError
 from shardwright.planning.arrays import FREE, NO_GANG, Floats, Ints
 from shardwright.planning.machines.topology import GIB, InputValue
 from shardwright.planning.options.inputs import Request
-from shardwright.planning.options.options import Options
 from shardwright.planning.options.search_space import SearchSpace
 from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.planning.plan.sharding import EmbeddingModuleShardingPlan, ParameterSharding
@@ -38,7 +37,7 @@ from shardwright.planning.report.compare import value_bytes
 from shardwright.planning.report.moves import SAME_RANK, TableMoves
 from shardwright.planning.report.rederived import matched_option
 from shardwright.planning.search.objectives import OBJECTIVES
-from shardwright.planning.search.placement import Placed, ranks_of_tables
+from shardwright.planning.search.placement import Placed
 from shardwright.planning.search.refinements import Outcome, Search
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.planning.text import bytes_text
@@ -107,7 +106,7 @@ class StayNear:
             "fastest_ms": InputValue(fastest.value_ms, "measured"),
         }
         return attrs.evolve(
-            found.with_plan(best.placed(found.space.options)),
+            found.with_plan(best.placed(found.space)),
             inputs={**found.inputs, **inputs},
             notes=(*found.notes, self._note(kept, best, fastest)),
         )
@@ -144,23 +143,19 @@ class _Stop:
         """A key by which plans are rated: of equal ones that which moves least."""
         return self.value_ms + move_cost * self.moved_bytes / GIB, self.moved_bytes, self.value_ms
 
-    def placed(self, options: Options) -> Placed:
+    def placed(self, space: SearchSpace) -> Placed:
         """The plan, with the ranks of the shards that have none by their layout."""
-        is_free = options.rank == FREE
-        ranks = [
-            np.array(choice.ranks, dtype=np.int64)[options.spread(is_free, choice.option)]
-            for choice in self.choices
-        ]
-        return Placed(np.array([choice.option for choice in self.choices]), np.concatenate(ranks))
+        return Placed.of(
+            space, *zip(*((choice.option, choice.ranks) for choice in self.choices), strict=True)
+        )
 
 
 def _choices(found: Outcome) -> list[_Choice] | None:
     """The plan that a search found."""
-    if found.result.proposal is None:
-        return None
     plan = found.result.plan
-    ranks = ranks_of_tables(found.space, plan.proposal, plan.ranks)
-    return [_Choice(*pair) for pair in zip(plan.proposal.tolist(), ranks, strict=True)]
+    if plan is None:
+        return None
+    return [_Choice(*pair) for pair in zip(plan.proposal.tolist(), plan.ranks_of_tables, strict=True)]
 
 
 @define(eq=False)

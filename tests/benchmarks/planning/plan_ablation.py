@@ -149,7 +149,7 @@ def _searched(space: SearchSpace, problem: Problem, without: frozenset[str], sec
         watch=watch,
     )
     return {
-        "value_ms": found.feedback.value_ms,
+        "value_ms": found.plan.value_ms,
         "bound_ms": found.lower_bound_ms,
         "cpu_s": time.process_time() - start,
         "work_us": watch.spent_us,

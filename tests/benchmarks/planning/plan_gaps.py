@@ -108,7 +108,7 @@ def _searched(
         watch=watch,
     )
     seconds = time.process_time() - start
-    value, bound = result.feedback.value_ms, result.lower_bound_ms
+    value, bound = result.plan.value_ms, result.lower_bound_ms
     gap = value / bound - 1 if 0 < bound <= value < math.inf else (0.0 if value == bound else math.inf)
     is_infeasible = math.isinf(value) and bound > space.most_ms
     return {

@@ -93,7 +93,7 @@ def test_plan_interrupted_returns_the_best_so_far():
     made = planner(proposer)
     plan = made.plan_tables(TABLES)
     assert proposer.count == 5
-    assert plan.document["objective"]["value_ms"] == made.report.result.feedback.value_ms
+    assert plan.document["objective"]["value_ms"] == made.report.result.plan.value_ms
     assert made.report.result.num_proposals == 5
     assert signal.getsignal(signal.SIGINT) is handler
 

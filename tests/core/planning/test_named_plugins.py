@@ -63,7 +63,7 @@ def planned(**parts):
 )
 def test_name_with_arguments_makes_the_part_with_them(asked, value, provenance):
     plan, report = planned(estimator=asked)
-    assert report.result.feedback.value_ms == pytest.approx(value)
+    assert report.result.plan.value_ms == pytest.approx(value)
     inputs = plan.document["inputs"]
     assert inputs["estimator"] == {"value": asked, "provenance": "given"}
     assert {name: inputs[f"priced.{name}"]["value"] for name in provenance} == provenance

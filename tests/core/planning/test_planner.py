@@ -147,7 +147,7 @@ def test_plan_tables_reservation_leaves_memory_free():
 def test_plan_tables_never_exceeds_what_may_be_used():
     made = planner(cap=400, storage_reservation=0.1)
     made.plan_tables(TABLES)
-    assert (made.report.result.feedback.used_bytes <= 360).all()
+    assert (made.report.result.plan.used_bytes <= 360).all()
 
 
 def test_plan_tables_silent_unless_debug(capsys, caplog):

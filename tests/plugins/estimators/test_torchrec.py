@@ -131,7 +131,7 @@ def test_torchrec_with_its_options_plans_with_its_storage_model_and_its_options(
     plan, report = plan_of(AS_TORCHREC, sharding_types=["data_parallel"])
     assert plan.plan[""]["t"].compute_kernel == "dense"
     # TorchRec's model counts weights and buffers; the gradient and state of a dense kernel are not in it.
-    used = report.result.feedback.used_bytes[0, 0]
+    used = report.result.plan.used_bytes[0, 0]
     assert used == 1000 * 64 * 4 + 64 * 8 + 64 * 64 * 4
 
 
@@ -197,7 +197,7 @@ def test_torchrec_storage_counts_the_optimizer(optimizer, state_bytes):
     )
     planner.plan_tables([table])
     buffers = 8 + 64 * 4
-    assert planner.report.result.feedback.used_bytes[0, 0] == 1000 * 64 * 4 + state_bytes + buffers
+    assert planner.report.result.plan.used_bytes[0, 0] == 1000 * 64 * 4 + state_bytes + buffers
 
 
 def test_torchrec_slower_kernel_takes_longer_to_compute_and_as_long_to_communicate():

@@ -39,7 +39,7 @@ def test_tutorial_one_rank_holds_the_table():
     made, report = plan(SMALL, ranks=1)
     assert made.plan[""]["small_table"].ranks == [0]
     # 10 million rows of 64 floats: the 2.4 GB of the tutorial, and buffers.
-    assert report.result.feedback.used_bytes[0, 0] == pytest.approx(2.56e9, rel=1e-3)
+    assert report.result.plan.used_bytes[0, 0] == pytest.approx(2.56e9, rel=1e-3)
 
 
 def test_tutorial_two_ranks_are_faster_than_one_would_be_alone():
@@ -47,7 +47,7 @@ def test_tutorial_two_ranks_are_faster_than_one_would_be_alone():
         SMALL, constraints={"small_table": ParameterConstraints(sharding_types=["table_wise"])}
     )
     _, free = plan(SMALL)
-    assert free.result.feedback.value_ms <= table_wise.result.feedback.value_ms
+    assert free.result.plan.value_ms <= table_wise.result.plan.value_ms
 
 
 def test_step_time_is_the_sum_of_each_phases_slowest_rank():
@@ -79,7 +79,7 @@ def test_tutorial_constraint_by_the_member_of_the_open_enumeration():
 def test_tutorial_pooling_factor_raises_the_estimated_time():
     _, one = plan(SMALL)
     _, many = plan(SMALL, constraints={"small_table": ParameterConstraints(pooling_factors=[200.0])})
-    assert many.result.feedback.value_ms > 5 * one.result.feedback.value_ms
+    assert many.result.plan.value_ms > 5 * one.result.plan.value_ms
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_huge_table_of_the_tutorial_is_kept_in_host_memory_behind_a_cache(estima
     made, report = plan(HUGE, estimator=estimator)
     sharding = made.plan[""]["huge_table"]
     assert sharding.compute_kernel == "fused_uvm_caching"
-    hbm, ddr = (report.result.feedback.used_bytes / GIB).T
+    hbm, ddr = (report.result.plan.used_bytes / GIB).T
     assert hbm == pytest.approx([19.1] * 2, abs=1.5)
     assert ddr == pytest.approx([95.4] * 2, abs=0.1)
     assert sharding.layout.extras["cache"] == {"load_factor": 0.2, "algorithm": "lru"}
@@ -215,7 +215,7 @@ def test_cache_of_the_constraints_is_what_is_planned_and_sized():
     assert made.plan[""]["huge_table"].layout.extras["cache"]["load_factor"] == 0.1
     rows = HUGE.num_embeddings // 2
     cache = 0.1 * rows * (4 * 1024 + 16) + 4 * rows
-    assert report.result.feedback.used_bytes[0, 0] == pytest.approx(cache, rel=1e-3)
+    assert report.result.plan.used_bytes[0, 0] == pytest.approx(cache, rel=1e-3)
 
 
 def test_huge_table_of_the_tutorial_in_device_memory_has_no_plan_and_the_error_says_what_has():

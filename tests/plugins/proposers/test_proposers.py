@@ -43,13 +43,13 @@ def test_proposals_are_one_option_of_each_table(name):
     first = space.options.first_option
     result = run(space, name)
     assert result.num_placed > 0
-    assert ((first[:-1] <= result.proposal) & (result.proposal < first[1:])).all()
+    assert ((first[:-1] <= result.plan.proposal) & (result.plan.proposal < first[1:])).all()
 
 
 @pytest.mark.parametrize("name", ["greedy", "uniform"])
 def test_proposals_are_the_same_each_time(name):
     first, second = (run(space_of(TABLES), name) for _ in range(2))
-    np.testing.assert_array_equal(first.proposal, second.proposal)
+    np.testing.assert_array_equal(first.plan.proposal, second.plan.proposal)
     assert first.num_proposals == second.num_proposals
 
 
@@ -76,8 +76,8 @@ def test_greedy_cuts_the_table_that_no_rank_can_hold():
     tables = [TableSpec("large", 100_000, 64, ["f"]), *TABLES]
     space = space_of(tables, ddr_cap=20 * MIB)
     result = run(space, "greedy")
-    assert types_of(space, result.proposal)[0] != "table_wise"
-    assert (result.feedback.used_bytes <= 20 * MIB).all()
+    assert types_of(space, result.plan.proposal)[0] != "table_wise"
+    assert (result.plan.used_bytes <= 20 * MIB).all()
 
 
 def test_greedy_leaves_small_tables_whole_where_memory_is_tight():
@@ -90,7 +90,7 @@ def test_greedy_leaves_small_tables_whole_where_memory_is_tight():
     all_cut = np.array([kinds.index("row_wise", start) for start in first[:-1]])[space.options.distinct_table]
     partitioner = host().partitioners.create("greedy_perf")
     assert isinstance(partitioner.place(propose(space, all_cut, with_fixed=True)), Misfit)
-    kinds = types_of(space, run(space, "greedy").proposal)
+    kinds = types_of(space, run(space, "greedy").plan.proposal)
     assert "table_wise" not in kinds[:2]
     assert {"table_wise", "data_parallel"} & set(kinds[2:])
 
@@ -112,7 +112,7 @@ def test_grid_search_finds_the_best_of_all_combinations_where_the_cheapest_do_no
     space = space_of([TableSpec(f"t{i}", 3000 * (i + 1), 64, [f"f{i}"]) for i in range(2)], ddr_cap=1_400_000)
     found = run(space, "grid_search")
     assert found.num_placed < found.num_proposals
-    assert found.feedback.value_ms == pytest.approx(best_placed(space))
+    assert found.value_ms == pytest.approx(best_placed(space))
 
 
 def test_dynamic_programming_proposes_the_least_time_together_for_each_amount_of_memory():
@@ -149,9 +149,9 @@ def test_more_proposers_are_never_worse_and_never_exceed_memory(rows, dims, rank
         for i, (count, dim) in enumerate(zip(rows, dims, strict=False))
     ]
     space = space_of(tables, ranks=ranks, ddr_cap=mib * MIB, batch_size=32)
-    alone = [run(space, name).feedback.value_ms for name in ("greedy", "uniform")]
+    alone = [run(space, name).value_ms for name in ("greedy", "uniform")]
     both = run(space, "greedy", "uniform")
-    assert both.feedback.value_ms == min(alone)
-    if both.proposal is not None:
-        shards = propose(space, both.proposal)
-        assert (shards.used_bytes(both.feedback.ranks) <= mib * MIB).all()
+    assert both.value_ms == min(alone)
+    if both.plan is not None:
+        shards = propose(space, both.plan.proposal)
+        assert (shards.used_bytes(both.plan.ranks) <= mib * MIB).all()

@@ -53,7 +53,7 @@ def load_factors(plan: Any) -> dict[str, float]:
 
 
 def value_ms(report: Any) -> float:
-    return float(report.result.feedback.value_ms)
+    return float(report.result.plan.value_ms)
 
 
 def test_caches_fill_spare_memory_where_they_save_most() -> None:
@@ -65,7 +65,7 @@ def test_caches_fill_spare_memory_where_they_save_most() -> None:
     assert factors["even"] > 0.7
     assert ASKED <= factors["hot"] < 0.3
     assert value_ms(report) < 0.8 * value_ms(before)
-    used, capacity = report.result.feedback.used_bytes[:, 0], report.space.capacity_bytes[:, 0]
+    used, capacity = report.result.plan.used_bytes[:, 0], report.space.capacity_bytes[:, 0]
     assert (used <= capacity).all()
     assert (used > 0.9 * capacity).all()
 

@@ -90,8 +90,8 @@ def test_html_report_bars_are_as_high_as_the_ranks_loads():
     report = report_of()
     bars = Page(report.to_format("html")).bars
     for picture, values in (
-        ("time", report.statistics.time_ms),
-        ("memory-hbm", report.statistics.used_bytes[:, 0]),
+        ("time", report.plan.load_ms),
+        ("memory-hbm", report.plan.used_bytes[:, 0]),
     ):
         heights = heights_of(bars[picture])
         drawn = np.array([heights[x] for x in sorted(heights)])

@@ -86,7 +86,7 @@ def test_all_types_mixed_are_planned_alike_every_time(num_hosts, local):
 
 def test_data_parallel_takes_its_memory_on_each_rank():
     plan, report = planned(TABLES[:1], 2, 2, ["data_parallel"])
-    used = report.result.feedback.used_bytes[:, 0]
+    used = report.result.plan.used_bytes[:, 0]
     assert (used == used[0]).all()
     assert used[0] >= 1000 * 64 * 4
     assert "a | DP (data_parallel) | fused_numba | " in " ".join(str(report).split())
@@ -144,8 +144,8 @@ def test_free_choice_is_no_worse_than_any_type_alone_for_one_table(num_hosts, lo
     for table in (TableSpec("tiny", 20, 64, ["f"]), TableSpec("large", 500_000, 128, ["f"])):
         _, free = planned([table], num_hosts, local, [])
         alone = [planned([table], num_hosts, local, [kind])[1] for kind in TYPES]
-        best = min(report.result.feedback.value_ms for report in alone)
-        assert free.result.feedback.value_ms == pytest.approx(best)
+        best = min(report.result.plan.value_ms for report in alone)
+        assert free.result.plan.value_ms == pytest.approx(best)
 
 
 def test_tight_memory_turns_copies_into_whole_tables():
@@ -154,4 +154,4 @@ def test_tight_memory_turns_copies_into_whole_tables():
     tight, report = planned(tables, 1, 4, [], ddr_cap=2_900_000)
     kinds = [[s.sharding_type for s in shardings(plan)].count("data_parallel") for plan in (free, tight)]
     assert kinds[1] <= kinds[0]
-    assert (np.asarray(report.result.feedback.used_bytes) <= 2_900_000).all()
+    assert (np.asarray(report.result.plan.used_bytes) <= 2_900_000).all()

@@ -232,7 +232,7 @@ class OwnProposer(sw.Proposer):
                     f"{len(tables)} tables, it gave {proposal!r}"
                 )
             feedback = yield np.array([chosen[name] for name in tables], dtype=np.int64)
-            fits = feedback.ranks is not None
+            fits = feedback.plan is not None
             self.proposer.feedback(fits, proposal, feedback.value_ms if fits else None, space.topology)
 
 

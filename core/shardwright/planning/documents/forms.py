@@ -6,6 +6,7 @@ import functools
 import itertools
 import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -71,10 +72,8 @@ class DocumentKind:
         Raises:
             ShardwrightError: the kind's own: it cannot be read, is no text, or is too long.
         """
-        try:
+        with self._named(f" {str(path)!r}"):
             return read_text(path)
-        except MalformedError as error:
-            raise self.error(f"the {self.title} {str(path)!r} {error}") from error
 
     def read(self, path: Path) -> Any:
         """The JSON value in a file; its form is not checked.
@@ -82,10 +81,8 @@ class DocumentKind:
         Raises:
             ShardwrightError: the kind's own: it cannot be read, is no JSON, or exceeds a limit.
         """
-        try:
-            return parse_json(self.text(path))
-        except MalformedError as error:
-            raise self.error(f"the {self.title} {str(path)!r} {error}") from error
+        with self._named(f" {str(path)!r}"):
+            return parse_json(read_text(path))
 
     def parse(self, text: str) -> Any:
         """The JSON value in a text; its form is not checked.
@@ -93,10 +90,16 @@ class DocumentKind:
         Raises:
             ShardwrightError: the kind's own: it is no JSON, or exceeds a limit.
         """
-        try:
+        with self._named(""):
             return parse_json(text)
+
+    @contextmanager
+    def _named(self, file: str) -> Iterator[None]:
+        """Within this, what is malformed is an error of the kind."""
+        try:
+            yield
         except MalformedError as error:
-            raise self.error(f"the {self.title} {error}") from error
+            raise self.error(f"the {self.title}{file} {error}") from error
 
     def check(self, value: Any) -> None:
         """Check that JSON data has the form that the schema states.

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from shardwright.planning.documents.limits import MOST_DOCUMENT_BYTES, MOST_NESTING
+
+_TOO_LONG = f"is longer than {MOST_DOCUMENT_BYTES} bytes, the most that is read"
+_TOO_DEEP = f"is nested too deeply; {MOST_NESTING} lists and objects inside each other are the most"
 
 
 class MalformedError(Exception):
@@ -25,13 +27,14 @@ def read_text(path: Path) -> str:
     try:
         with path.open("rb") as file:
             data = file.read(MOST_DOCUMENT_BYTES + 1)
+        text = data.decode("utf-8-sig")
     except OSError as error:
         raise MalformedError(f"cannot be read: {error.strerror}") from error
-    _check_length(len(data))
-    try:
-        return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise MalformedError(f"is no text in UTF-8: {error.reason} at byte {error.start}") from error
+    if len(data) > MOST_DOCUMENT_BYTES:
+        raise MalformedError(_TOO_LONG)
+    return text
 
 
 def parse_json(text: str) -> Any:
@@ -40,7 +43,8 @@ def parse_json(text: str) -> Any:
     Raises:
         MalformedError: it is no JSON, an object has a key twice, a number is not finite, or it exceeds a limit.
     """
-    _check_length(len(text))
+    if len(text) > MOST_DOCUMENT_BYTES:
+        raise MalformedError(_TOO_LONG)
     try:
         value = json.loads(
             text, object_pairs_hook=_without_repetition, parse_float=_finite, parse_constant=_finite
@@ -50,50 +54,31 @@ def parse_json(text: str) -> Any:
             f"is no JSON: {error.msg} at line {error.lineno}, column {error.colno}"
         ) from error
     except RecursionError as error:
-        raise _too_deep() from error
+        raise MalformedError(_TOO_DEEP) from error
     except ValueError as error:  # Python reads no integers of thousands of digits
         raise MalformedError(f"is not read: {error}") from error
-    _check_nesting(value)
+    _check_nesting([value], MOST_NESTING)
     return value
 
 
-def _check_length(length: int) -> None:
-    if length > MOST_DOCUMENT_BYTES:
-        raise MalformedError(f"is longer than {MOST_DOCUMENT_BYTES} bytes, the most that is read")
-
-
-def _too_deep() -> MalformedError:
-    return MalformedError(
-        f"is nested too deeply; {MOST_NESTING} lists and objects inside each other are the most"
-    )
-
-
-def _check_nesting(value: Any) -> None:
-    """Walk level by level, since a deep value is what a recursion could not walk."""
-    level = [value]
-    for _ in range(MOST_NESTING + 1):
-        level = [one for one in level if isinstance(one, dict | list)]
-        if not level:
-            return
-        inner: list[Any] = []
-        for one in level:
-            inner += one.values() if isinstance(one, dict) else one
-        level = inner
-    raise _too_deep()
+def _check_nesting(values: Any, levels_left: int) -> None:
+    for value in values:
+        if isinstance(value, dict | list):
+            if not levels_left:
+                raise MalformedError(_TOO_DEEP)
+            _check_nesting(value.values() if isinstance(value, dict) else value, levels_left - 1)
 
 
 def _finite(number: str) -> float:
     value = float(number)
     if not math.isfinite(value):
-        shown = number if len(number) < 20 else f"{number[:20]}..."
-        raise MalformedError(f"has the number {shown}, which is not finite")
+        raise MalformedError(f"has the number {number:.20}, which is not finite")
     return value
 
 
-def _without_repetition(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    pairs = list(pairs)
+def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
-    if len(made) == len(pairs):
-        return made
-    repeated = [key for key, count in Counter(key for key, _ in pairs).items() if count > 1]
-    raise MalformedError(f"has the key {repeated[0]!r} twice in one object; put both values into one")
+    if len(made) < len(pairs):
+        (repeated, _), *_ = Counter(key for key, _ in pairs).most_common(1)
+        raise MalformedError(f"has the key {repeated!r} twice in one object; put both values into one")
+    return made

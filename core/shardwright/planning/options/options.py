@@ -27,7 +27,7 @@ from attrs import evolve, frozen
 from shardwright.contracts.compute_kernel import ComputeKernel, KernelRequest
 from shardwright.contracts.row_format import RowFormat
 from shardwright.contracts.sharding_type import ShardingType
-from shardwright.planning.arrays import NO_GANG, Bools, Floats, Ints
+from shardwright.planning.arrays import FREE, NO_GANG, Bools, Floats, Ints
 from shardwright.planning.layouts.layout import Layout
 from shardwright.planning.tables.spec import TableSpec
 
@@ -220,6 +220,14 @@ class Options:
         """
         runs = self.shards_of(option)
         return np.repeat(column[runs], self.count[runs], axis=0)
+
+    def fixed_ranks(self, option: int) -> Ints:
+        """The rank that each shard of an option must live on, or ``FREE``, in the order of its blocks."""
+        runs = self.shards_of(option)
+        pairs = zip(self.rank[runs].tolist(), self.count[runs].tolist(), strict=True)
+        return np.concatenate(
+            [np.full(n, FREE) if first == FREE else np.arange(first, first + n) for first, n in pairs]
+        )
 
     def of_table(self, table: int) -> range:
         """The options of a distinct table."""

@@ -74,7 +74,7 @@ def check_plan(plan: ShardingPlan) -> CheckedPlan:
     misstatements: list[str] = []
     value_ms = None
     if not problems:
-        placed = again.placed_plan()
+        placed = again.loaded_plan()
         value_ms = placed.value_ms
         problems += [*_memory_problems(again, placed.used_bytes), *_rule_problems(again)]
         misstatements += _value_misstatements(claims, value_ms)
@@ -100,7 +100,7 @@ def real_value_ms(plan: ShardingPlan) -> float | None:
     if "tables" not in plan.document.get("inputs", {}):
         return None
     again = Rederived.of(plan, host())
-    return None if again.unknown_tables() else again.placed_plan().value_ms
+    return None if again.unknown_tables() else again.loaded_plan().value_ms
 
 
 def is_stated(value_ms: float, plan: ShardingPlan) -> bool:

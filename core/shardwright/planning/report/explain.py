@@ -11,12 +11,11 @@ from attrs import frozen
 
 from shardwright.errors import UnknownNameError, nearest
 from shardwright.host.plugin_host import host
-from shardwright.planning.arrays import Ints
 from shardwright.planning.options.options import Refusal
 from shardwright.planning.plan.plan import ShardingPlan
-from shardwright.planning.report.rederived import Rederived, free_places
-from shardwright.planning.search.objectives import OBJECTIVES, Phases, phase_loads
-from shardwright.planning.search.placement import Misfit, PlacedPlan, fixed_misfit, propose
+from shardwright.planning.report.rederived import Rederived
+from shardwright.planning.search.objectives import OBJECTIVES
+from shardwright.planning.search.placement import LoadedPlan, Misfit, fixed_misfit, propose
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.planning.text import bytes_text
 
@@ -108,7 +107,7 @@ def explain_table(plan: ShardingPlan, table: str) -> Explanation:
         'user'
     """
     again = Rederived.of(plan, host())
-    return _Explainer(again, again.placed_plan(), _position(again, table)).explanation()
+    return _Explainer(again, _position(again, table)).explanation()
 
 
 def _position(again: Rederived, name: str) -> int:
@@ -133,11 +132,13 @@ def _position(again: Rederived, name: str) -> int:
 class _Explainer:
     """Puts each option of one table in the place of its own."""
 
-    def __init__(self, again: Rederived, plan: PlacedPlan, table: int) -> None:
-        self._again, self._plan, self._table = again, plan, table
+    def __init__(self, again: Rederived, table: int) -> None:
+        self._again, self._plan, self._table = again, again.loaded_plan(), table
         self._space, self._options = again.space, again.options
+        plan = self._plan
         self._own = int(plan.proposal[table])
-        self._rest_phases, self._rest_bytes = self._without()
+        others = plan.ranks[plan.shards.table != table]
+        self._rest = LoadedPlan.of(self._space, np.delete(plan.proposal, table), others)
 
     def explanation(self) -> Explanation:
         """All options, the best first."""
@@ -151,13 +152,6 @@ class _Explainer:
         spec = self._options.all_tables[self._table]
         refusals = tuple(attrs.evolve(r, table=spec.path) for r in self._options.refused[distinct])
         return Explanation(spec, self._plan.value_ms, own, tuple(others), refusals)
-
-    def _without(self) -> tuple[Phases, Ints]:
-        """Time of each rank in each phase, and its memory, without this table: ``[W]``, ``[W, M]``."""
-        others = np.delete(self._plan.proposal, self._table)
-        ranks = [own for table, own in enumerate(self._again.match[1]) if table != self._table]
-        shards, places = propose(self._space, others), free_places(self._space, others, ranks)
-        return phase_loads(self._space, others, shards, places), shards.used_bytes(places)
 
     def _explained(self, option: int) -> ExplainedOption:
         space, options = self._space, self._options
@@ -180,15 +174,15 @@ class _Explainer:
         shards = propose(self._space, alone)
         shards = attrs.evolve(
             shards,
-            fixed_ms=shards.fixed_ms + sum(self._rest_phases.values()),
-            fixed_bytes=shards.fixed_bytes + self._rest_bytes,
+            fixed_ms=shards.fixed_ms + self._rest.load_ms,
+            fixed_bytes=shards.fixed_bytes + self._rest.used_bytes,
         )
         misfit = fixed_misfit(self._space, alone, shards)
         placed = misfit or self._again.plugins.partitioner.place(shards)
         if isinstance(placed, Misfit):
             return math.inf, self._why_misfit(option, placed)
-        own = phase_loads(self._space, alone, shards, placed)
-        phases = {phase: own[phase] + rest for phase, rest in self._rest_phases.items()}
+        own = LoadedPlan.of(self._space, alone, placed, shards).phases_ms
+        phases = {phase: own[phase] + rest for phase, rest in self._rest.phases_ms.items()}
         return OBJECTIVES[self._space.objective](phases), ""
 
     def _why_misfit(self, option: int, misfit: Misfit) -> str:
@@ -197,7 +191,9 @@ class _Explainer:
         most = int(self._space.capacity_bytes[:, tier].max())
         if self._space.largest_bytes[option, tier] > most:
             return f"does not fit: {needs}, no rank has more than {bytes_text(most)}"
-        left = bytes_text(self._space.capacity_bytes[misfit.rank, tier] - self._rest_bytes[misfit.rank, tier])
+        left = bytes_text(
+            self._space.capacity_bytes[misfit.rank, tier] - self._rest.used_bytes[misfit.rank, tier]
+        )
         return f"does not fit beside the other tables: {needs}; they leave {left} on rank {misfit.rank}"
 
     def _comparison(self, value_ms: float) -> str:

@@ -1,6 +1,6 @@
 """Options and costs had again from a plan document: what was asked stands in it, sharding types and estimators answer.
 
-Nothing here searches. Legend: A tables, N shards that may move.
+Nothing here searches.
 """
 
 from __future__ import annotations
@@ -11,11 +11,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import attrs
-import numpy as np
 from attrs import frozen
 
 from shardwright.errors import PlanError
-from shardwright.planning.arrays import FREE, Ints
 from shardwright.planning.layouts.layout import Layout
 from shardwright.planning.machines.reservations import reservation_from_data
 from shardwright.planning.machines.topology import Topology
@@ -27,13 +25,8 @@ from shardwright.planning.options.search_space import SearchSpace
 from shardwright.planning.plan.inputs import InputTables, reading_inputs
 from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.planning.plan.sharding import ParameterSharding
-from shardwright.planning.search.objectives import (
-    LARGEST_RANK_TIME,
-    OBJECTIVES,
-    checked_objective,
-    phase_loads,
-)
-from shardwright.planning.search.placement import PlacedPlan, propose
+from shardwright.planning.search.objectives import LARGEST_RANK_TIME, checked_objective
+from shardwright.planning.search.placement import LoadedPlan, Placed
 from shardwright.planning.tables.constraints import Constraints
 from shardwright.planning.tables.option_space import OptionSpace
 from shardwright.planning.tables.spec import TableSpec
@@ -109,7 +102,7 @@ class Rederived:
         pairs = zip(self.options.all_tables, self.match[0], strict=True)
         return [self._unknown_text(table) for table, option in pairs if option is None]
 
-    def placed_plan(self) -> PlacedPlan:
+    def loaded_plan(self) -> LoadedPlan:
         """The plan with its loads.
 
         Raises:
@@ -118,10 +111,8 @@ class Rederived:
         for unknown in self.unknown_tables():
             raise PlanError(unknown)
         chosen, ranks = self.match
-        space, proposal = self.space, np.array(chosen, dtype=np.int64)
-        shards, places = propose(space, proposal), free_places(space, proposal, ranks)
-        value_ms = OBJECTIVES[space.objective](phase_loads(space, proposal, shards, places))
-        return PlacedPlan(proposal, places, shards.loads_ms(places), shards.used_bytes(places), value_ms)
+        placed = Placed.of(self.space, [option for option in chosen if option is not None], ranks)
+        return LoadedPlan.of(self.space, placed.proposal, placed.ranks)
 
     def _unknown_text(self, table: TableSpec) -> str:
         """Say that the shards of a table are those of no option."""
@@ -159,29 +150,6 @@ def _are_on(devices: Sequence[str], ranks: Sequence[int], sharding: ParameterSha
     """True if ranks have the devices that an option's shards are for; all have them where there is one type."""
     is_mixed = not isinstance(sharding.device, str)
     return not is_mixed or [sharding.device_on(rank) for rank in ranks] == list(devices)
-
-
-def free_places(space: SearchSpace, proposal: Ints, ranks: Sequence[Sequence[int]]) -> Ints:
-    """The ranks of the shards that may move: ``[N]``.
-
-    Args:
-        space: options and costs.
-        proposal: the option of each table: ``[A]``.
-        ranks: ranks of all shards of each table.
-    """
-    everywhere = [rank for own in ranks for rank in own]
-    fixed = [rank for option in proposal.tolist() for rank in _fixed_ranks(space.options, option).tolist()]
-    places: Ints = np.array(everywhere, dtype=np.int64)[np.array(fixed, dtype=np.int64) == FREE]
-    return places
-
-
-def _fixed_ranks(options: Options, option: int) -> Ints:
-    """The rank that each shard of an option must live on, or ``FREE``."""
-    runs = options.shards_of(option)
-    first, count = options.rank[runs], options.count[runs]
-    within = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
-    fixed: Ints = np.where(np.repeat(first, count) == FREE, FREE, np.repeat(first, count) + within)
-    return fixed
 
 
 def _blocks_by_cut(layout: Layout) -> dict[Any, list[tuple[int, int | None]]]:

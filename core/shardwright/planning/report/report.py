@@ -14,9 +14,9 @@ from shardwright.planning.options.averaging import AVERAGING, sent_bytes
 from shardwright.planning.options.inputs import assumed_inputs, under_assumed_values
 from shardwright.planning.options.search_space import SearchSpace
 from shardwright.planning.plan.sharding import aligned, codecs_text
-from shardwright.planning.report.statistics import Statistics, rank_cells
+from shardwright.planning.report.statistics import Statistics, averaged_on_ranks, rank_cells
 from shardwright.planning.search.objectives import OBJECTIVE_TEXTS
-from shardwright.planning.search.placement import PlacedPlan
+from shardwright.planning.search.placement import LoadedPlan, Proven
 from shardwright.planning.search.search import SearchResult
 from shardwright.planning.text import bytes_text, json_text, percent_at_most
 from shardwright.planning.watch import gap_of
@@ -47,19 +47,20 @@ class Report:
     notes: Sequence[str] = ()
 
     @cached_property
-    def plan(self) -> PlacedPlan:
+    def plan(self) -> LoadedPlan:
         """The plan with its loads."""
+        assert self.result.plan is not None  # without a plan there is no report
         return self.result.plan
 
     @cached_property
     def statistics(self) -> Statistics:
         """Load of each rank and cost of each table."""
-        return Statistics(self.space, self.plan)
+        return Statistics(self.plan)
 
     @property
     def gap(self) -> float:
         """Largest excess over the bound, in parts of it; infinite where nothing is proven."""
-        return gap_of(self.plan.value_ms, self.plan.proven.bound_ms)
+        return gap_of(self.plan.value_ms, self.result.proven.bound_ms)
 
     @property
     def headline(self) -> str:
@@ -110,9 +111,9 @@ class Report:
         if replicas is None:
             return
         world_size = self.space.topology.world_size
-        averaged = self.statistics.averaged_bytes.max()
+        averaged = averaged_on_ranks(self.plan).max()
         sent = sent_bytes(averaged, replicas.num_groups)
-        time_ms = self.statistics.phases_ms[AVERAGING].max()
+        time_ms = self.plan.phases_ms[AVERAGING].max()
         often = "step" if replicas.sync_every == 1 else f"{replicas.sync_every} steps"
         yield (
             f"{replicas.num_groups} sharding groups of {world_size} ranks with such a plan, averaged every {often}: "
@@ -121,7 +122,7 @@ class Report:
         )
 
     def _bound_text(self) -> str:
-        bound = self.plan.proven.bound_ms
+        bound = self.result.proven.bound_ms
         if not math.isfinite(self.gap):
             return "no bound is proven: a better plan may exist"
         if self.gap == 0:
@@ -151,7 +152,7 @@ class Report:
         return {
             "headline": self.headline,
             "num_assumed": len(assumed_inputs(self.inputs)),
-            "objective": objective_data(self.plan, self.space.objective),
+            "objective": objective_data(self.plan, result.proven),
             "search": {
                 "seconds": self.seconds,
                 "num_proposals": result.num_proposals,
@@ -270,16 +271,16 @@ def _as_json(report: Report, title: str) -> str:
     return json_text(report.to_data()) + "\n"
 
 
-def objective_data(plan: PlacedPlan, objective: str) -> dict[str, Any]:
+def objective_data(plan: LoadedPlan, proven: Proven) -> dict[str, Any]:
     """The objective of a plan, its value, its bound and the certificate of that, as JSON data."""
-    value, bound = plan.value_ms, plan.proven.bound_ms
+    value, bound = plan.value_ms, proven.bound_ms
     gap = gap_of(value, bound)
     return {
-        "name": objective,
+        "name": plan.space.objective,
         "value_ms": value,
         "lower_bound_ms": bound,
         "gap": gap if math.isfinite(gap) else None,
-        "certificate": dict(plan.proven.certificate),
+        "certificate": dict(proven.certificate),
     }
 
 

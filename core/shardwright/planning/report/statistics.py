@@ -1,12 +1,12 @@
 """Costs of a plan, as values: the load of each rank, and the cost of each table.
 
-Legend: A tables, K shards of the plan, W ranks, M memory tiers.
+Legend: W ranks.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
@@ -14,11 +14,11 @@ import attrs
 import numpy as np
 from attrs import frozen
 
-from shardwright.planning.arrays import Floats, Ints
+from shardwright.planning.arrays import Floats
 from shardwright.planning.options.averaging import averaged_bytes
-from shardwright.planning.options.search_space import SearchSpace, traffic_bytes
+from shardwright.planning.options.search_space import traffic_bytes
 from shardwright.planning.plan.sharding import ranks_text
-from shardwright.planning.search.placement import Chosen, PlacedPlan, ranks_of_tables
+from shardwright.planning.search.placement import LoadedPlan
 from shardwright.planning.tables.codecs import QCommsConfig
 from shardwright.planning.text import bytes_text
 
@@ -101,117 +101,55 @@ class TableStatistics:
 
 @frozen(eq=False, slots=False)
 class Statistics:
-    """The statistics of a plan.
+    """The statistics of a plan."""
 
-    Args:
-        space: options and costs.
-        plan: option of each table, and the places of its shards.
-    """
-
-    space: SearchSpace
-    plan: PlacedPlan
-
-    @property
-    def proposal(self) -> Ints:
-        """The option of each table: ``[A]``."""
-        return self.plan.proposal
-
-    @cached_property
-    def ranks_of_tables(self) -> Sequence[tuple[int, ...]]:
-        """The ranks of the shards of each table."""
-        return ranks_of_tables(self.space, self.proposal, self.plan.ranks)
-
-    @cached_property
-    def shard_rank(self) -> Ints:
-        """The rank of each shard: ``[K]``."""
-        return np.concatenate([np.asarray(ranks, dtype=np.int64) for ranks in self.ranks_of_tables])
-
-    @cached_property
-    def shard_run(self) -> Ints:
-        """The run of equal shards that each shard is of: ``[K]``."""
-        runs = Chosen.of(self.space, self.proposal).run
-        return np.repeat(runs, self.space.options.count[runs])
-
-    @cached_property
-    def shard_table(self) -> Ints:
-        """The table of each shard: ``[K]``."""
-        return np.repeat(np.arange(len(self.proposal)), [len(ranks) for ranks in self.ranks_of_tables])
-
-    @cached_property
-    def used_bytes(self) -> Ints:
-        """Bytes on each rank, by tier: ``[W, M]``."""
-        columns = [self._by_rank(self.space.memory_bytes[:, tier]) for tier in range(len(self.space.tiers))]
-        return np.stack(columns, axis=1).astype(np.int64)
-
-    @cached_property
-    def time_ms(self) -> Floats:
-        """The time of each rank's shards together: ``[W]``."""
-        return self._by_rank(self.space.cost_ms)
-
-    @cached_property
-    def phases_ms(self) -> Mapping[str, Floats]:
-        """Phase -> the time of each rank's shards in it: ``[W]``."""
-        return {phase: self._by_rank(column) for phase, column in self.space.phases.items()}
-
-    @cached_property
-    def averaged_bytes(self) -> Floats:
-        """Weights and state that each rank averages with its replicas in other sharding groups: ``[W]``."""
-        if self.space.topology.replicas is None:
-            return np.zeros(self.space.topology.world_size)
-        return self._by_rank(averaged_bytes(self.space.options))
-
-    def _by_rank(self, column: Any) -> Floats:
-        """A column over runs, added up over each rank's shards: ``[W]``."""
-        values = column[self.shard_run].astype(np.float64)
-        total: Floats = np.bincount(
-            self.shard_rank, weights=values, minlength=self.space.topology.world_size
-        ).astype(np.float64)
-        return total
+    plan: LoadedPlan
 
     @cached_property
     def ranks(self) -> tuple[RankStatistics, ...]:
         """Statistics of each rank."""
-        space, tiers = self.space, self.space.tiers
-        received, sent = map(self._by_rank, traffic_bytes(space.options, space.topology))
-        usable, capacity = space.capacity_bytes.tolist(), space.topology.capacity_bytes.tolist()
+        plan, space = self.plan, self.plan.space
+        received, sent = map(plan.by_rank, traffic_bytes(space.options, space.topology))
+        averaged = averaged_on_ranks(plan)
         return tuple(
             RankStatistics(
                 rank=rank,
-                used_bytes=dict(zip(tiers, self.used_bytes[rank].tolist(), strict=True)),
-                usable_bytes=dict(zip(tiers, usable[rank], strict=True)),
-                capacity_bytes=dict(zip(tiers, capacity[rank], strict=True)),
-                time_ms=float(self.time_ms[rank]),
-                phases_ms={phase: float(times[rank]) for phase, times in self.phases_ms.items()},
+                used_bytes=dict(zip(space.tiers, plan.used_bytes[rank].tolist(), strict=True)),
+                usable_bytes=dict(zip(space.tiers, space.capacity_bytes[rank].tolist(), strict=True)),
+                capacity_bytes=dict(
+                    zip(space.tiers, space.topology.capacity_bytes[rank].tolist(), strict=True)
+                ),
+                time_ms=float(plan.load_ms[rank]),
+                phases_ms={phase: float(times[rank]) for phase, times in plan.phases_ms.items()},
                 input_bytes=float(received[rank]),
                 output_bytes=float(sent[rank]),
-                num_shards=counts,
+                num_shards=dict(sorted(counts.items())),
                 types=types,
-                averaged_bytes=float(self.averaged_bytes[rank]),
+                averaged_bytes=float(averaged[rank]),
             )
             for rank, (counts, types) in enumerate(self._by_type())
         )
 
     def _by_type(self) -> list[tuple[dict[str, int], dict[str, dict[str, Any]]]]:
         """Every rank's shards by sharding type: abbreviation -> their number, name -> their time and memory."""
-        space, world_size = self.space, self.space.topology.world_size
-        types = space.options.sharding_types
-        kinds = space.options.sharding_type[space.options.option[self.shard_run]]
-        cells = self.shard_rank * len(types) + kinds
-        columns = [np.ones(space.options.num_shards), space.cost_ms, *space.memory_bytes.T]
-        sums = np.stack([np.bincount(cells, one[self.shard_run], world_size * len(types)) for one in columns])
-        found: list[tuple[dict[str, int], dict[str, dict[str, Any]]]] = [({}, {}) for _ in range(world_size)]
-        for cell in np.unique(cells).tolist():
-            (counts, totals), kind = found[cell // len(types)], types[cell % len(types)]
-            number, time_ms, *used = sums[:, cell].tolist()
-            counts[kind.abbreviation] = counts.get(kind.abbreviation, 0) + int(number)
-            used_bytes = dict(zip(space.tiers, map(int, used), strict=True))
-            totals[kind.name] = {"time_ms": time_ms, "used_bytes": used_bytes}
-        return [(dict(sorted(counts.items())), totals) for counts, totals in found]
+        space, options = self.plan.space, self.plan.space.options
+        columns = np.column_stack([np.ones(options.num_shards), space.cost_ms, space.memory_bytes])
+        found: list[tuple[dict[str, int], dict[str, dict[str, Any]]]]
+        found = [({}, {}) for _ in range(space.topology.world_size)]
+        for code, kind in enumerate(options.sharding_types):
+            is_own = options.sharding_type[options.option] == code
+            sums = np.stack([self.plan.by_rank(np.where(is_own, column, 0)) for column in columns.T], axis=1)
+            for (counts, totals), (number, time_ms, *used) in zip(found, sums.tolist(), strict=True):
+                if number:
+                    counts[kind.abbreviation] = counts.get(kind.abbreviation, 0) + int(number)
+                    used_bytes = dict(zip(space.tiers, map(int, used), strict=True))
+                    totals[kind.name] = {"time_ms": time_ms, "used_bytes": used_bytes}
+        return found
 
     @cached_property
     def tables(self) -> tuple[TableStatistics, ...]:
         """Statistics of each table."""
-        options, space = self.space.options, self.space
+        plan, space, options = self.plan, self.plan.space, self.plan.space.options
         return tuple(
             TableStatistics(
                 path=table.path,
@@ -228,7 +166,7 @@ class Statistics:
                 qcomms_config=table.qcomms_config,
             )
             for table, option, ranks in zip(
-                options.all_tables, self.proposal.tolist(), self.ranks_of_tables, strict=True
+                options.all_tables, plan.proposal.tolist(), plan.ranks_of_tables, strict=True
             )
         )
 
@@ -244,6 +182,13 @@ class Statistics:
             "tables": [_plain(table) for table in self.tables],
             "compute_kernels": dict(self.kernels),
         }
+
+
+def averaged_on_ranks(plan: LoadedPlan) -> Floats:
+    """Weights and state that each rank averages with its replicas in other sharding groups, bytes: ``[W]``."""
+    if plan.space.topology.replicas is None:
+        return np.zeros(plan.space.topology.world_size)
+    return plan.by_rank(averaged_bytes(plan.space.options))
 
 
 def _plain(value: Any) -> dict[str, Any]:

@@ -1,22 +1,17 @@
 """Objectives that rate a plan: functions of the ranks' times, in milliseconds.
 
-Legend: W ranks, N shards to be placed.
+Legend: W ranks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
 from shardwright.errors import UnknownNameError, nearest
-from shardwright.planning.arrays import FREE, Floats, Ints
-from shardwright.planning.search.placement import Chosen, fixed_loads
-
-if TYPE_CHECKING:
-    from shardwright.planning.options.search_space import SearchSpace
-    from shardwright.planning.search.placement import ProposedShards
+from shardwright.planning.arrays import Floats
 
 Phases: TypeAlias = Mapping[str, Floats]
 """Phase of a step -> milliseconds of each rank: ``[W]``."""
@@ -62,22 +57,3 @@ def checked_objective(name: str) -> str:
             f"no objective {name!r}. Known: {', '.join(OBJECTIVES)}.{nearest(str(name), OBJECTIVES)}"
         )
     return name
-
-
-def phase_loads(space: SearchSpace, proposal: Ints, shards: ProposedShards, ranks: Ints) -> Phases:
-    """Compute the time of each phase on each rank, ms.
-
-    Args:
-        space: options and costs.
-        proposal: the option of each of all tables: ``[A]``.
-        shards: its shards that have no rank by their layout.
-        ranks: ranks of these shards: ``[N]``.
-    """
-    runs = Chosen.of(space, proposal).run
-    fixed = runs[space.options.rank[runs] != FREE]
-    world_size = shards.world_size
-    return {
-        phase: fixed_loads(space, fixed, cost_ms=cost)[0]
-        + np.bincount(ranks, weights=cost[shards.shard], minlength=world_size)
-        for phase, cost in space.phases.items()
-    }

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from itertools import chain
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from attrs import Factory, field, frozen
+from attrs import Factory, evolve, field, frozen
 
 from shardwright.planning.arrays import FREE, NO_GANG, Bools, Floats, Ints
 from shardwright.planning.distinct import without
+from shardwright.planning.search.objectives import OBJECTIVES, Phases
 
 if TYPE_CHECKING:
     from shardwright.planning.options.search_space import SearchSpace
@@ -60,6 +61,11 @@ class ProposedShards:
     def world_size(self) -> int:
         """``W``."""
         return len(self.capacity_bytes)
+
+    def only(self, kept: Bools | Ints) -> ProposedShards:
+        """Some of the shards, on the same ranks; ``kept`` is a mask or indices."""
+        columns = ("shard", "table", "cost_ms", "memory_bytes", "rank", "gang", "local_rank")
+        return evolve(self, **{name: getattr(self, name)[kept] for name in columns})
 
     @property
     def num_hosts(self) -> int:
@@ -146,6 +152,22 @@ class Placed:
     proposal: Ints
     ranks: Ints
 
+    @classmethod
+    def of(cls, space: SearchSpace, chosen: Sequence[int], ranks: Sequence[Sequence[int]]) -> Placed:
+        """The options that were chosen for all tables, with the ranks of all their shards.
+
+        Args:
+            space: options and costs.
+            chosen: an option for each table: ``A``.
+            ranks: ranks of the shards of each table, in the order of its layout's blocks.
+        """
+        is_free = space.options.rank == FREE
+        free = [
+            np.array(own, dtype=np.int64)[space.options.spread(is_free, option)]
+            for option, own in zip(chosen, ranks, strict=True)
+        ]
+        return cls(np.array(chosen, dtype=np.int64), np.concatenate(free))
+
 
 @frozen(eq=False)
 class Proven:
@@ -177,7 +199,6 @@ class Misfit:
         free_bytes: bytes that are left of it on ``rank``, for that.
         capacity_bytes: bytes that ``rank`` has of it.
         gang_size: number of shards, it among them, that had to go to one host; 1 for a shard on its own.
-        rule: the rules of the constraints that it is under, for an error; empty for none.
     """
 
     table: int
@@ -189,7 +210,6 @@ class Misfit:
     free_bytes: int
     capacity_bytes: int
     gang_size: int = 1
-    rule: str = ""
 
     @property
     def short_bytes(self) -> int:
@@ -202,40 +222,97 @@ class Feedback:
     """Outcome of a proposal.
 
     Args:
-        ranks: ranks of its shards that have none by their layout, in the order of tables and shards: ``[N]``; ``None``
-            if they did not fit. :func:`ranks_of_tables` gives those of all shards.
-        load_ms: time of each rank: ``[W]``; ``None`` if they did not fit.
-        used_bytes: memory used on each rank: ``[W, M]``; ``None`` if they did not fit.
-        value_ms: the objective, the largest rank's time; infinite if they did not fit.
+        plan: the plan with its loads; ``None`` if its shards did not fit.
         misfit: shard that did not fit, and where.
     """
 
-    ranks: Ints | None = None
-    load_ms: Floats | None = None
-    used_bytes: Ints | None = None
-    value_ms: float = float("inf")
+    plan: LoadedPlan | None = None
     misfit: Misfit | None = None
 
+    @property
+    def value_ms(self) -> float:
+        """The objective; infinite if the shards did not fit."""
+        return float("inf") if self.plan is None else self.plan.value_ms
 
-@frozen(eq=False)
-class PlacedPlan:
-    """A plan with its loads: what a report tells of, and a check adds up.
+
+@frozen(eq=False, slots=False)
+class LoadedPlan:
+    """A plan in its search space, with what it puts on each rank: all sums over its shards are made here.
 
     Args:
+        space: options and costs.
         proposal: the option of each of all tables: ``[A]``.
         ranks: ranks of its shards that have none by their layout, in the order of tables and shards: ``[N]``.
-        load_ms: time of each rank: ``[W]``.
+        phases_ms: phase of a step -> time of each rank: ``[W]``.
         used_bytes: memory used on each rank: ``[W, M]``.
-        value_ms: the objective.
-        proven: proven bound of all plans.
     """
 
+    space: SearchSpace
     proposal: Ints
     ranks: Ints
-    load_ms: Floats
+    phases_ms: Phases
     used_bytes: Ints
-    value_ms: float
-    proven: Proven = Factory(Proven)
+
+    @classmethod
+    def of(
+        cls, space: SearchSpace, proposal: Ints, ranks: Ints, shards: ProposedShards | None = None
+    ) -> LoadedPlan:
+        """Add up the loads of a placement.
+
+        Args:
+            space: options and costs.
+            proposal: the option of each table: ``[A]``; some of all tables, if loads are all that is asked for.
+            ranks: ranks of its shards that have none by their layout: ``[N]``.
+            shards: these shards, if they are known.
+        """
+        shards = propose(space, proposal) if shards is None else shards
+        runs = Chosen.of(space, proposal).run
+        phases = {phase: _by_rank(space, runs, shards, ranks, cost) for phase, cost in space.phases.items()}
+        return cls(space, proposal, ranks, phases, shards.used_bytes(ranks))
+
+    @cached_property
+    def load_ms(self) -> Floats:
+        """Time of each rank, all phases together: ``[W]``."""
+        total: Floats = np.sum(list(self.phases_ms.values()), axis=0)
+        return total
+
+    @cached_property
+    def value_ms(self) -> float:
+        """The objective."""
+        return OBJECTIVES[self.space.objective](self.phases_ms)
+
+    @cached_property
+    def shards(self) -> ProposedShards:
+        """The shards that have no rank by their layout."""
+        return propose(self.space, self.proposal)
+
+    def by_rank(self, column: Floats | Ints) -> Floats:
+        """A column over runs of shards ``[S]``, added up over the shards of each rank: ``[W]``."""
+        runs = Chosen.of(self.space, self.proposal).run
+        return _by_rank(self.space, runs, self.shards, self.ranks, column)
+
+    @cached_property
+    def ranks_of_tables(self) -> list[tuple[int, ...]]:
+        """The rank of every shard of each of all tables, in the order of its layout's blocks: ``A`` tuples."""
+        options, moved = self.space.options, iter(self.ranks.tolist())
+        known: dict[int, tuple[int, ...]] = {}
+        tables = []
+        for option in self.proposal.tolist():
+            if option not in known:
+                known[option] = tuple(options.fixed_ranks(option).tolist())
+            ranks = known[option]
+            tables.append(
+                tuple(next(moved) if rank == FREE else rank for rank in ranks) if FREE in ranks else ranks
+            )
+        return tables
+
+
+def _by_rank(
+    space: SearchSpace, runs: Ints, shards: ProposedShards, ranks: Ints, column: Floats | Ints
+) -> Floats:
+    fixed = fixed_loads(space, runs[space.options.rank[runs] != FREE], cost_ms=column)[0]
+    total: Floats = fixed + np.bincount(ranks, weights=column[shards.shard], minlength=len(fixed))
+    return total
 
 
 @frozen(eq=False)
@@ -312,7 +389,9 @@ def _gangs(gang: Ints, table: Ints) -> Ints:
     return numbered
 
 
-def fixed_loads(space: SearchSpace, runs: Ints, *, cost_ms: Floats | None = None) -> tuple[Floats, Ints]:
+def fixed_loads(
+    space: SearchSpace, runs: Ints, *, cost_ms: Floats | Ints | None = None
+) -> tuple[Floats, Ints]:
     """Time and memory on each rank of runs whose shards must live on given ranks: ``[W]``, ``[W, M]``.
 
     Runs over the same ranks are added first, so that the work does not grow with the number of ranks.
@@ -358,31 +437,3 @@ def fixed_misfit(space: SearchSpace, proposal: Ints, shards: ProposedShards) -> 
         free_bytes=int(shards.capacity_bytes[rank, tier]),
         capacity_bytes=int(shards.capacity_bytes[rank, tier]),
     )
-
-
-def ranks_of_tables(space: SearchSpace, proposal: Ints, ranks: Ints) -> list[tuple[int, ...]]:
-    """The rank of every shard of each of all tables, in the order of its layout's blocks: ``A`` tuples.
-
-    Args:
-        space: options and costs.
-        proposal: one option for each of all tables: ``[A]``.
-        ranks: ranks of the shards that have none by their layout, as :class:`Feedback` has them: ``[N]``.
-    """
-    options, moved, start = space.options, ranks.tolist(), 0
-    known: dict[int, tuple[int, ...]] = {}
-    tables = []
-    for option in proposal.tolist():
-        runs = options.shards_of(option)
-        first, count = options.rank[runs].tolist(), options.count[runs].tolist()
-        if FREE not in first:
-            if option not in known:
-                spans = (range(begin, begin + size) for begin, size in zip(first, count, strict=True))
-                known[option] = tuple(chain.from_iterable(spans))
-            tables.append(known[option])
-            continue
-        mine: list[int] = []
-        for begin, size in zip(first, count, strict=True):
-            mine += range(begin, begin + size) if begin != FREE else moved[start : start + size]
-            start += 0 if begin != FREE else size
-        tables.append(tuple(mine))
-    return tables

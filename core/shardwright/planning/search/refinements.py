@@ -76,9 +76,9 @@ def refined(name: str, refinement: Refinement, search: Search) -> Search:
         with calling(who):
             found = refinement(search, request, watch)
         check_answer(who, "refinement", found, Outcome)
-        if found.result.proposal is None:
-            return found
         plan = found.result.plan
+        if plan is None:
+            return found
         return found.with_plan(Placed(plan.proposal, plan.ranks), who)
 
     return run

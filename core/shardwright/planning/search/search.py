@@ -17,12 +17,11 @@ from shardwright.planning.arrays import FREE, NO_GANG, Ints
 from shardwright.planning.options.search_space import SearchSpace
 from shardwright.planning.plugin_calls import calling, check_answer, whole_numbers
 from shardwright.planning.proofs import why_unproven
-from shardwright.planning.search.objectives import OBJECTIVES, phase_loads
 from shardwright.planning.search.placement import (
     Feedback,
+    LoadedPlan,
     Misfit,
     Placed,
-    PlacedPlan,
     ProposedShards,
     Proven,
     fixed_misfit,
@@ -49,8 +48,7 @@ class SearchResult:
     """The best plan found.
 
     Args:
-        proposal: the option of each of all tables: ``[A]``; ``None`` if none fitted.
-        feedback: its placement.
+        plan: the plan; ``None`` if none fitted.
         proposer: the name of the proposer that found it.
         num_proposals: number of different proposals that were tried.
         num_placed: number of proposals that fitted.
@@ -60,8 +58,7 @@ class SearchResult:
         is_cut_short: the search ended with its time or work, so that more may find a better plan or bound.
     """
 
-    proposal: Ints | None
-    feedback: Feedback
+    plan: LoadedPlan | None
     proposer: str
     num_proposals: int
     num_placed: int
@@ -71,21 +68,14 @@ class SearchResult:
     is_cut_short: bool = False
 
     @property
+    def value_ms(self) -> float:
+        """The objective; infinite if no plan was found."""
+        return math.inf if self.plan is None else self.plan.value_ms
+
+    @property
     def lower_bound_ms(self) -> float:
         """Value that no plan can be better than, ms; 0 where nothing is proven."""
         return self.proven.bound_ms
-
-    @property
-    def plan(self) -> PlacedPlan:
-        """The plan, which there is."""
-        found = self.feedback
-        assert self.proposal is not None  # the caller looked
-        assert found.ranks is not None
-        assert found.load_ms is not None
-        assert found.used_bytes is not None
-        return PlacedPlan(
-            self.proposal, found.ranks, found.load_ms, found.used_bytes, found.value_ms, self.proven
-        )
 
 
 @define
@@ -100,7 +90,6 @@ class _Search:
     refused: list[str] = field(factory=list)
     tried: dict[bytes, Feedback] = field(factory=dict)
     best: Feedback = field(factory=Feedback)
-    proposal: Ints | None = None
     proposer: str = ""
     nearest: Misfit | None = None
     failed: list[tuple[float, Ints, str]] = field(factory=list)
@@ -138,10 +127,10 @@ class _Search:
         proposal, ranks = _numbers(proposed, f"proposer {proposer!r}")
         key = proposal.tobytes() + (b"" if ranks is None else b"|" + ranks.tobytes())
         if key not in self.tried:
-            self.tried[key] = self._place(proposal, ranks, proposer)
+            self.tried[key] = self._place(proposal.copy(), ranks, proposer)
         feedback = self.tried[key]
         if feedback.value_ms < self.best.value_ms:
-            self.best, self.proposal, self.proposer = feedback, proposal.copy(), proposer
+            self.best, self.proposer = feedback, proposer
             self.watch.tell(value_ms=feedback.value_ms)
         if feedback.misfit is not None:
             self.failed.append((_shortage(feedback.misfit), proposal.copy(), proposer))
@@ -159,7 +148,7 @@ class _Search:
         if isinstance(ranks, Misfit):
             return Feedback(misfit=ranks)
         whose = f"partitioner {self.partitioner.name!r}" if given is None else f"proposer {proposer!r}"
-        return _rated(self.space, proposal, shards, ranks, whose)
+        return Feedback(_loaded(self.space, proposal, shards, ranks, whose))
 
 
 def search(
@@ -189,15 +178,14 @@ def search(
     state = _Search(space, partitioner, watch or Watch(), extensions)
     for proposer in proposers:
         _run(state, proposer, max_proposals)
-    if state.proposal is None and state.proven.bound_ms <= space.most_ms:
+    if state.best.plan is None and state.proven.bound_ms <= space.most_ms:
         _resort(state, last_resorts)
     return SearchResult(
-        proposal=state.proposal,
-        feedback=state.best,
+        plan=state.best.plan,
         proposer=state.proposer,
         num_proposals=len(state.tried),
         num_placed=sum(feedback.misfit is None for feedback in state.tried.values()),
-        misfit=state.nearest if state.proposal is None else None,
+        misfit=state.nearest if state.best.plan is None else None,
         proven=evolve(state.proven, bound_ms=min(state.proven.bound_ms, state.best.value_ms)),
         refused=tuple(state.refused),
         is_cut_short=state.watch.is_over,
@@ -219,9 +207,9 @@ def with_plan(space: SearchSpace, result: SearchResult, placed: Placed, who: str
     proposal, ranks = _numbers(placed, who)
     _check_proposal(space, proposal, who)
     assert ranks is not None  # of a plan that is placed
-    feedback = _rated(space, proposal, propose(space, proposal), ranks, who)
-    proven = evolve(result.proven, bound_ms=min(result.proven.bound_ms, feedback.value_ms))
-    return evolve(result, proposal=proposal, feedback=feedback, proven=proven, misfit=None)
+    plan = _loaded(space, proposal, propose(space, proposal), ranks, who)
+    proven = evolve(result.proven, bound_ms=min(result.proven.bound_ms, plan.value_ms))
+    return evolve(result, plan=plan, proven=proven, misfit=None)
 
 
 def _numbers(proposed: Ints | Placed, who: str) -> tuple[Ints, Ints | None]:
@@ -232,16 +220,10 @@ def _numbers(proposed: Ints | Placed, who: str) -> tuple[Ints, Ints | None]:
     return whole_numbers(who, "one option of each table", chosen), ranks
 
 
-def _rated(space: SearchSpace, proposal: Ints, shards: ProposedShards, ranks: Ints, who: str) -> Feedback:
-    """Outcome of a placement, which is checked."""
+def _loaded(space: SearchSpace, proposal: Ints, shards: ProposedShards, ranks: Ints, who: str) -> LoadedPlan:
+    """A placement, which is checked, with its loads."""
     _check_placement(space, shards, ranks, f"{who} broke its contract:")
-    rate = OBJECTIVES[space.objective]
-    return Feedback(
-        ranks=ranks,
-        load_ms=shards.loads_ms(ranks),
-        used_bytes=shards.used_bytes(ranks),
-        value_ms=rate(phase_loads(space, proposal, shards, ranks)),
-    )
+    return LoadedPlan.of(space, proposal, ranks, shards)
 
 
 def _run(state: _Search, proposer: Proposer, max_proposals: int) -> None:
@@ -283,7 +265,7 @@ def _resort(state: _Search, partitioners: Sequence[Partitioner]) -> None:
     for partitioner in partitioners:
         state.partitioner = partitioner
         for _, proposal, proposer in nearest:
-            if state.watch.is_over or state.proposal is not None:
+            if state.watch.is_over or state.best.plan is not None:
                 return
             state.tried.pop(proposal.tobytes(), None)
             try:

@@ -17,8 +17,7 @@ from shardwright.planning.machines.topology import Topology
 from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.planning.planner import TablePlanner
 from shardwright.planning.report.rederived import Rederived
-from shardwright.planning.search.objectives import phase_loads
-from shardwright.planning.search.placement import propose
+from shardwright.planning.search.placement import LoadedPlan
 from shardwright.planning.tables.constraints import ParameterConstraints
 from shardwright.planning.tables.workload import Workload
 from shardwright_plugins.commands.calibrate.kernels import OPTIMIZER
@@ -130,13 +129,9 @@ def plan_of(case: StepCase, topology: Topology, kernel: str) -> ShardingPlan:
 def loads_of(plan: ShardingPlan, cache_bytes: float) -> Mapping[str, Floats]:
     """The amounts of a plan on each rank: ``[W]`` each."""
     again = Rederived.of(plan, host())
-    placed, space = again.placed_plan(), again.space
+    placed, space = again.loaded_plan(), again.space
     amounts = amounts_of(StepWork(space.options, space.topology, cache_bytes))
-    shards = propose(space, placed.proposal)
-    loads: Mapping[str, Floats] = phase_loads(
-        evolve(space, phases=amounts), placed.proposal, shards, placed.ranks
-    )
-    return loads
+    return LoadedPlan.of(evolve(space, phases=amounts), placed.proposal, placed.ranks).phases_ms
 
 
 def amounts_of_ranks(loads: Sequence[Mapping[str, Floats]]) -> dict[str, Floats]:

@@ -22,8 +22,8 @@ from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.inputs import Request
 from shardwright.planning.options.options import Options
 from shardwright.planning.options.search_space import SearchSpace
-from shardwright.planning.search.objectives import largest_rank_time, phase_loads
-from shardwright.planning.search.placement import Placed, propose
+from shardwright.planning.search.objectives import largest_rank_time
+from shardwright.planning.search.placement import LoadedPlan, Placed
 from shardwright.planning.search.refinements import Outcome, Refinement, Search
 from shardwright.planning.watch import Watch
 from shardwright_plugins.estimators.engine.machine import Machine, shipped_machine
@@ -169,20 +169,19 @@ class Engine(Estimator):
     def _compared(self, search: Search, request: Request, watch: Watch) -> Outcome:
         """Search; where a mixed plan is found, take one of whole tables of one kernel if its step is shorter."""
         found = search(request, watch)
-        if found.result.proposal is None or not self._is_mixed(found):
-            return found
         plan = found.result.plan
+        if plan is None or not self._is_mixed(plan):
+            return found
         plans = [Placed(plan.proposal, plan.ranks), *unmixed_plans(found.space)]
         best = int(np.argmin([self._step_ms(found.space, one) for one in plans]))
         return found.with_plan(plans[best]) if best else found
 
-    def _is_mixed(self, found: Outcome) -> bool:
-        mixing = Mixing(found.space.options, self.machine.engine)
-        return mixing.of_plan(found.result.plan.proposal) > 0
+    def _is_mixed(self, plan: LoadedPlan) -> bool:
+        return Mixing(plan.space.options, self.machine.engine).of_plan(plan.proposal) > 0
 
     def _step_ms(self, space: SearchSpace, plan: Placed) -> float:
         """Time of a step, ms."""
-        loads = phase_loads(space, plan.proposal, propose(space, plan.proposal), plan.ranks)
+        loads = LoadedPlan.of(space, plan.proposal, plan.ranks).phases_ms
         return largest_rank_time(self.step_phases(loads, space.options, plan.proposal, space.topology))
 
     @staticmethod

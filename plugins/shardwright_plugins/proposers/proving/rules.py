@@ -20,7 +20,8 @@ from shardwright.planning.arrays import FREE, Bools, Floats, Ints
 from shardwright.planning.options.rank_rules import RankRules
 from shardwright.planning.options.search_space import SearchSpace
 from shardwright.planning.search.placement import Feedback, Misfit, Placed, Proven, propose
-from shardwright.planning.search.ruled_placement import ruled_ranks
+from shardwright.planning.search.ruled_placement import place_within
+from shardwright_plugins.partitioners.greedy_perf import GreedyPerf
 from shardwright_plugins.proposers.proving.search import Search
 
 # What a shard takes of a resource. A rank outside a set has half of that; one rank has room for one of the shards that
@@ -86,7 +87,8 @@ def _given_ranks(search: Search, rules: RankRules) -> dict[int, int] | None:
     alike = space.options.distinct_table
     for proposal in _single_shards(search, settled):
         shards = propose(space, proposal)
-        ranks = ruled_ranks(rules, shards)
+        shards = shards.only(np.isin(shards.table, sorted(rules.concerned)))
+        ranks = place_within(rules, GreedyPerf(), shards)
         if not isinstance(ranks, Misfit):
             places = zip(shards.table.tolist(), ranks.tolist(), strict=True)
             return {int(alike[table]): rank for table, rank in places if table in settled}

@@ -3,11 +3,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from hypothesis import strategies as st
+from tests.core.planning.conftest import FirstFit
 from tests.drawn import drawn
 
-from shardwright.contracts import Partitioner
 from shardwright.errors import InvalidInputError, NoPlanError
-from shardwright.planning.arrays import FREE, NO_GANG
 from shardwright.planning.layouts.layout import Block, Layout
 from shardwright.planning.layouts.row_maps import RowsRange
 from shardwright.planning.machines.topology import Topology
@@ -16,21 +15,6 @@ from shardwright.planning.search.placement import Misfit, ProposedShards
 from shardwright.planning.search.ruled_placement import broken_rule, place_within
 from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
 from shardwright.planning.tables.spec import TableSpec
-
-
-class FirstFit(Partitioner):
-    name = "first_fit"
-
-    def place(self, shards):
-        used, ranks = shards.fixed_bytes.copy(), np.zeros(len(shards), dtype=np.int64)
-        for shard in range(len(shards)):
-            room = (used + shards.memory_bytes[shard] <= shards.capacity_bytes).all(axis=1)
-            if not room.any():
-                return shards.misfit(shard, used)
-            ranks[shard] = np.argmax(room)
-            used[ranks[shard]] += shards.memory_bytes[shard]
-        return ranks
-
 
 TABLES = [TableSpec(name, 8, 8, ["f"]) for name in "abcdef"]
 
@@ -42,23 +26,15 @@ def rules_of(ranks=3, local=None, **asked):
     )
 
 
-def shards_of(tables, *, costs=None, sizes=None, ranks=3, room=100, gang=None, local_rank=None, local=None):
+def shards_of(tables, *, sizes=None, ranks=3, room=100):
     count = len(tables)
-    optional = {}
-    if gang is not None:
-        optional["gang"] = np.array(gang)
-    if local_rank is not None:
-        optional["local_rank"] = np.array(local_rank)
-    if local is not None:
-        optional["local_world_size"] = local
     return ProposedShards(
         shard=np.arange(count),
         table=np.array(tables),
-        cost_ms=np.array(costs or [1.0] * count),
+        cost_ms=np.ones(count),
         memory_bytes=np.array(sizes or [1] * count)[:, None],
         tiers=("ddr",),
         capacity_bytes=np.full((ranks, 1), room),
-        **optional,
     )
 
 
@@ -82,10 +58,10 @@ def test_place_within_pins_keeps_together_and_apart():
     assert broken_rule(rules, shards_of(range(6)), ranks) == ""
 
 
-def test_place_within_a_set_of_ranks_takes_the_least_loaded_of_them():
+def test_place_within_a_set_of_ranks_uses_no_others():
     rules = rules_of(**{name: {"ranks": [1, 2]} for name in "abc"})
-    ranks = place_within(rules, FirstFit(), shards_of(range(6), costs=[5.0, 3.0, 1.0, 1.0, 1.0, 1.0]))
-    assert ranks[:3].tolist() == [1, 2, 2]
+    ranks = place_within(rules, FirstFit(), shards_of(range(6), sizes=[60, 60, 40, 60, 1, 1], room=100))
+    assert ranks.tolist() == [1, 2, 1, 0, 0, 0]
 
 
 def test_place_within_apart_tables_leave_ranks_for_one_another():
@@ -95,18 +71,20 @@ def test_place_within_apart_tables_leave_ranks_for_one_another():
     assert broken_rule(rules, shards_of([0, 0, 1, 1, 2, 2]), ranks) == ""
 
 
-def test_place_within_a_gang_shares_an_allowed_host():
-    rules = rules_of(4, 2, a={"ranks": [2, 3]})
-    shards = shards_of([0, 0, 1], ranks=4, local=2, gang=[0, 0, NO_GANG], local_rank=[0, 1, FREE])
-    assert place_within(rules, FirstFit(), shards).tolist() == [2, 3, 0]
-
-
-def test_place_within_pinned_beyond_the_memory_is_a_misfit_that_says_by_which_rule():
+def test_place_within_pinned_beyond_the_memory_is_a_misfit_of_all_that_is_pinned_there():
     rules = rules_of(a={"ranks": 0}, b={"ranks": 0})
-    misfit = place_within(rules, FirstFit(), shards_of(range(6), sizes=[60] * 6))
+    misfit = place_within(rules, FirstFit(), shards_of(range(6), sizes=[50, 60, 60, 60, 60, 60]))
     assert isinstance(misfit, Misfit)
-    assert (misfit.table, misfit.rank, misfit.needed_bytes, misfit.free_bytes) == (1, 0, 60, 40)
-    assert misfit.rule == "it may use the ranks 0 only"
+    assert (misfit.table, misfit.rank, misfit.is_fixed) == (1, 0, True)
+    assert (misfit.needed_bytes, misfit.free_bytes) == (110, 100)
+
+
+def test_place_within_rules_that_leave_no_rank_is_a_misfit_of_memory():
+    held = {"ranks": [0, 2], "apart": "y"}
+    rules = rules_of(a={"apart": "y"}, b=held, c=held)
+    misfit = place_within(rules, FirstFit(), shards_of(range(6)))
+    assert isinstance(misfit, Misfit)
+    assert (misfit.table, misfit.tier, misfit.needed_bytes, misfit.free_bytes) == (2, "ddr", 1, 0)
 
 
 @drawn(st.data(), quick=50, thorough=300)

@@ -108,8 +108,8 @@ def test_refinement_that_breaks_its_contract_is_named(refinement: Any, text: str
 def test_refinement_that_hides_a_plan_that_does_not_fit_is_found_out() -> None:
     def moved(search: Any, request: Any, watch: Any) -> Any:
         found = search(request, watch)
-        feedback = attrs.evolve(found.result.feedback, ranks=np.array([0, 5]))
-        return attrs.evolve(found, result=attrs.evolve(found.result, feedback=feedback))
+        plan = attrs.evolve(found.result.plan, ranks=np.array([0, 5]))
+        return attrs.evolve(found, result=attrs.evolve(found.result, plan=plan))
 
     with pytest.raises(PlanningError, match="refinement 'moved' broke its contract"):
         planned(moved)

@@ -11,7 +11,7 @@ from shardwright.planning.layouts.layout import Block, Layout
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.enumeration import enumerate_options
 from shardwright.planning.options.search_space import estimate_costs
-from shardwright.planning.search.placement import ProposedShards, propose, ranks_of_tables
+from shardwright.planning.search.placement import ProposedShards, propose
 from shardwright.planning.search.search import search
 from shardwright.planning.tables.constraints import Constraints
 from shardwright.planning.tables.spec import TableSpec
@@ -88,11 +88,11 @@ def test_search_keeps_the_best_of_all_proposals_as_recomputed_by_hand():
     space = space_of()
     result = run(space, host().proposers.create("each_alone"))
     assert result.num_proposals == result.num_placed > 10
-    shards = propose(space, result.proposal, with_fixed=True)
-    ranks = np.concatenate(ranks_of_tables(space, result.proposal, result.feedback.ranks))
+    shards = propose(space, result.plan.proposal, with_fixed=True)
+    ranks = np.concatenate(result.plan.ranks_of_tables)
     loads = [shards.cost_ms[ranks == rank].sum() for rank in range(2)]
-    assert result.feedback.value_ms == pytest.approx(max(loads))
-    np.testing.assert_allclose(result.feedback.load_ms, loads)
+    assert result.value_ms == pytest.approx(max(loads))
+    np.testing.assert_allclose(result.plan.load_ms, loads)
 
 
 def test_search_last_resort_places_what_the_partitioner_could_not():
@@ -100,25 +100,22 @@ def test_search_last_resort_places_what_the_partitioner_could_not():
     helpless = Unruly(lambda shards: shards.misfit(0, shards.capacity_bytes))
     resort = Unruly(lambda shards: np.zeros(len(shards), dtype=np.int64))
     proposal = [6, 14, 22]
-    assert run(space, Fixed(proposal), helpless).proposal is None
+    assert run(space, Fixed(proposal), helpless).plan is None
     found = run(space, Fixed(proposal), helpless, last_resorts=[resort])
-    assert found.proposal.tolist() == proposal
-    assert set(found.feedback.ranks.tolist()) == {0}
+    assert found.plan.proposal.tolist() == proposal
+    assert set(found.plan.ranks.tolist()) == {0}
 
 
 def test_search_last_resort_is_not_asked_where_a_plan_was_found():
     def unasked(shards):
         raise AssertionError("there is a plan")
 
-    assert run(space_of(), Fixed([6, 14, 22]), last_resorts=[Unruly(unasked)]).proposal is not None
+    assert run(space_of(), Fixed([6, 14, 22]), last_resorts=[Unruly(unasked)]).plan is not None
 
 
 def test_search_more_proposals_are_never_worse():
     space = space_of()
-    values = [
-        run(space, host().proposers.create("each_alone"), max_proposals=n).feedback.value_ms
-        for n in (1, 5, 99)
-    ]
+    values = [run(space, host().proposers.create("each_alone"), max_proposals=n).value_ms for n in (1, 5, 99)]
     assert values == sorted(values, reverse=True)
 
 
@@ -129,8 +126,8 @@ def test_search_feedback_tells_placement_or_misfit():
     run(space, cheap)
     fitted, misfit = cheap.heard
     assert fitted.misfit is None
-    assert fitted.used_bytes.sum() == 320 + 112 + 96
-    assert misfit.ranks is None
+    assert fitted.plan.used_bytes.sum() == 320 + 112 + 96
+    assert misfit.plan is None
     assert misfit.value_ms == np.inf
     assert (misfit.misfit.table, misfit.misfit.tier, misfit.misfit.needed_bytes) == (0, "ddr", 640)
 
@@ -240,7 +237,7 @@ def test_search_placement_that_parts_a_gang_raises(host_with, ranks, text):
         space = space_of(TABLES[:2], ranks=4, local_world_size=2)
         answer = Unruly(lambda shards: np.array(ranks))
         if text is None:
-            assert run(space, Fixed([0, 2]), answer).feedback.ranks.tolist() == ranks
+            assert run(space, Fixed([0, 2]), answer).plan.ranks.tolist() == ranks
         else:
             with pytest.raises(PlanningError, match=f"partitioner 'unruly' broke its contract: {text}"):
                 run(space, Fixed([0, 2]), answer)

@@ -19,7 +19,7 @@ from tests.plugins.proposers.spaces import costed
 from shardwright.errors import NoPlanError
 from shardwright.host import host
 from shardwright.planning.machines.topology import Topology
-from shardwright.planning.search.placement import propose, ranks_of_tables
+from shardwright.planning.search.placement import propose
 from shardwright.planning.search.search import search
 from shardwright.planning.tables.constraints import ParameterConstraints
 from shardwright.planning.tables.spec import TableSpec
@@ -70,19 +70,19 @@ def found_in(space):
 def test_proving_plan_fits_and_lies_between_its_bound_and_its_value(shapes, ranks, local, mib):
     space = space_of(shapes, ranks=ranks, mib=mib, local=min(local, ranks))
     result = found_in(space)
-    assume(result.proposal is not None)
-    shards = propose(space, result.proposal, with_fixed=True)
-    ranks_of_all = np.concatenate(ranks_of_tables(space, result.proposal, result.feedback.ranks))
+    assume(result.plan is not None)
+    shards = propose(space, result.plan.proposal, with_fixed=True)
+    ranks_of_all = np.concatenate(result.plan.ranks_of_tables)
     assert (shards.used_bytes(ranks_of_all) <= mib * MIB).all()
     value = shards.loads_ms(ranks_of_all).max()
-    assert result.feedback.value_ms == pytest.approx(value)
+    assert result.value_ms == pytest.approx(value)
     assert 0 < result.lower_bound_ms <= value * (1 + 1e-9)
 
 
 @drawn(shapes=TABLES, mib=st.integers(2, 30), more=st.integers(1, 30), quick=8, thorough=25)
 def test_proving_more_memory_never_lowers_what_is_proven_above_what_was_found(shapes, mib, more):
     little, much = (found_in(space_of(shapes, ranks=2, mib=size)) for size in (mib, mib + more))
-    assert much.lower_bound_ms <= little.feedback.value_ms * (1 + 1e-9)
+    assert much.lower_bound_ms <= little.value_ms * (1 + 1e-9)
 
 
 @drawn(shapes=TABLES, order=st.randoms(use_true_random=False), quick=8, thorough=25)
@@ -164,9 +164,9 @@ def test_proving_plan_is_the_same_under_any_hash_seed():
 
 def test_proving_says_that_nothing_fits_where_no_plan_exists():
     space = space_of([(20_000, 128)] * 4, ranks=2, mib=1)
-    assert found_in(space).proposal is None
+    assert found_in(space).plan is None
     roomy = attrs.evolve(space, capacity_bytes=space.capacity_bytes * 100)
-    assert found_in(roomy).proposal is not None
+    assert found_in(roomy).plan is not None
 
 
 def test_proving_lumps_that_go_into_no_ranks_are_proven_to_have_no_plan():
@@ -210,7 +210,7 @@ def test_proving_few_tables_are_planned_until_the_gap_is_fine(seed):
         )
     ]
     result = found_in(space_of(shapes, ranks=2, mib=64))
-    assert result.feedback.value_ms <= result.lower_bound_ms * (1 + Effort().fine)
+    assert result.value_ms <= result.lower_bound_ms * (1 + Effort().fine)
 
 
 def test_proving_without_time_finds_a_plan_where_large_shards_leave_no_room():
@@ -220,4 +220,4 @@ def test_proving_without_time_finds_a_plan_where_large_shards_leave_no_room():
     create = host().proposers.create
     partitioner = host().partitioners.create("longest_first")
     found = search(space, [create("proving")], partitioner, host().extensions, watch=Watch(0.0))
-    assert np.isfinite(found.feedback.value_ms)
+    assert np.isfinite(found.value_ms)

@@ -13,13 +13,15 @@ from tests.plugins.proposers.proving.test_proving import found_in, planner, tabl
 from tests.plugins.proposers.spaces import costed
 
 from shardwright.errors import NoPlanError
-from shardwright.planning.arrays import FREE
+from shardwright.planning.arrays import FREE, NO_GANG
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.rank_rules import RankRules
-from shardwright.planning.search.placement import Placed, propose
+from shardwright.planning.search.placement import Placed, ProposedShards, propose
+from shardwright.planning.search.ruled_placement import place_within
 from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
 from shardwright.planning.watch import Watch
 from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner
+from shardwright_plugins.partitioners.longest_first import LongestFirst
 from shardwright_plugins.proposers.proving.effort import Effort
 from shardwright_plugins.proposers.proving.rules import ruled_space, with_given_ranks
 from shardwright_plugins.proposers.proving.search import Search
@@ -86,7 +88,7 @@ def test_proving_under_rules_finds_a_plan_where_there_is_one_and_hardly_a_worse_
         space = space_under_rules([(r, 64) for r in rows], named, ranks=3, kib=kib, types=("table_wise",))
     except NoPlanError:
         return  # rules that contradict each other have tests of their own
-    value, best = found_in(space).feedback.value_ms, best_of_all(space)
+    value, best = found_in(space).value_ms, best_of_all(space)
     assert np.isfinite(value) == np.isfinite(best)
     assert not np.isfinite(best) or value <= best * 1.05
 
@@ -128,7 +130,7 @@ def test_proving_that_a_pinned_table_overloads_its_rank_ends_at_once():
     space = space_under_rules(SHAPES, asked, ranks=4, kib=1 << 20)
     plain, least_ms = plain_of(space)
     pinned = [np.min(space.total_cost_ms[list(space.options.of_table(t))]) for t in range(8)]
-    value = found_in(space).feedback.value_ms
+    value = found_in(space).value_ms
     assert Search(plain, Effort(), Watch(), least_ms).prover.bound_ms >= sum(pinned) * (1 - 1e-9)
     assert value == pytest.approx(sum(pinned))
 
@@ -191,3 +193,23 @@ def test_ruled_space_plans_are_plans_of_the_given_space():
     assert set(placed.ranks[tables == 0].tolist()) == {2}
     assert len(set(placed.ranks[(tables == 1) | (tables == 2)].tolist())) == 1
     assert set(placed.ranks[tables > 2].tolist()) == {1}
+
+
+def test_place_within_a_gang_shares_an_allowed_host():
+    rules = RankRules.of(
+        Constraints({"t0": ParameterConstraints(ranks=[2, 3])}),
+        tables_of(SHAPES[:2]),
+        Topology(4, "cpu", local_world_size=2),
+    )
+    shards = ProposedShards(
+        shard=np.arange(3),
+        table=np.array([0, 0, 1]),
+        cost_ms=np.ones(3),
+        memory_bytes=np.ones((3, 1), dtype=np.int64),
+        tiers=("ddr",),
+        capacity_bytes=np.full((4, 1), 100),
+        gang=np.array([0, 0, NO_GANG]),
+        local_rank=np.array([0, 1, FREE]),
+        local_world_size=2,
+    )
+    assert place_within(rules, LongestFirst(), shards)[:2].tolist() == [2, 3]

@@ -1,5 +1,6 @@
 """Arguments checked against their annotations, so that a wrong one is an error that names it and what was got.
 
+An annotation may bear the range of a number, ``Annotated[int, Within(ge=1)]``; those that are common have names here.
 Annotations are read when a function is first called, or a value first made. What a checker of types reads alone (names
 imported under ``TYPE_CHECKING``) is passed over. Nothing here imports torch.
 """
@@ -8,21 +9,44 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
+import sys
 import types
 import typing
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, KeysView, Mapping, Sequence, Set
 from numbers import Integral, Real
-from typing import Any, TypeVar, cast
+from typing import Annotated, Any, TypeAlias, TypeVar, cast
 
 import attrs
 import numpy as np
 
 from shardwright.errors import InvalidInputError, ShardwrightError, nearest
 
-__all__ = ["UnderWay", "brief", "check_unmasked", "checked", "checked_only", "problem", "typed", "whole"]
+__all__ = [
+    "FiniteFloat",
+    "NonNegativeFloat",
+    "NonNegativeInt",
+    "PositiveFloat",
+    "PositiveInt",
+    "UnderWay",
+    "Within",
+    "as_value",
+    "brief",
+    "check",
+    "check_unmasked",
+    "checked",
+    "checked_only",
+    "listed",
+    "not_empty",
+    "problem",
+    "real",
+    "typed",
+    "whole",
+]
 
 F = TypeVar("F", bound=Callable[..., Any])
+_Kinds: TypeAlias = "Mapping[type[Any], Within | None]"
 
 _MOST_SHOWN = 120
 _WORDS: Mapping[Any, str] = {
@@ -34,10 +58,37 @@ _WORDS: Mapping[Any, str] = {
     Any: "anything",
     object: "anything",
 }
-_Expected = tuple[Any, frozenset[type[Any]]]
-_ANYTHING: _Expected = (Any, frozenset())
-_LISTS = (Sequence, Collection, list)
+_NUMBERS: Mapping[Any, type[Any]] = {int: Integral, float: Real}
+_LISTS = (Sequence, Collection, list, tuple)
+_ANYTHING: tuple[Any, _Kinds] = (Any, {})
+_NOT_PLAIN: Any = ()
 _RAW_ERRORS = (TypeError, ValueError, AttributeError, LookupError, OverflowError, RuntimeError)
+
+
+@attrs.frozen(kw_only=True)
+class Within:
+    """Range of a number, in an annotation: ``Annotated[float, Within(gt=0, le=1)]``. Infinity is outside by default."""
+
+    ge: float = -math.inf
+    gt: float = -math.inf
+    le: float = math.inf
+    lt: float = math.inf
+
+    def holds(self, value: Any) -> bool:
+        """True if a number is in the range; not a number (NaN) is in none."""
+        return bool(self.ge <= value <= self.le and self.gt < value < self.lt)
+
+    def __str__(self) -> str:
+        """``from 0 to 1``."""
+        words = {"from": self.ge, "above": self.gt, "to": self.le, "below": self.lt}
+        return "".join(f" {word} {limit}" for word, limit in words.items() if math.isfinite(limit))
+
+
+PositiveInt = Annotated[int, Within(ge=1)]
+NonNegativeInt = Annotated[int, Within(ge=0)]
+PositiveFloat = Annotated[float, Within(gt=0)]
+NonNegativeFloat = Annotated[float, Within(ge=0)]
+FiniteFloat = Annotated[float, Within()]
 
 
 class UnderWay(ABC):
@@ -72,42 +123,38 @@ def check_unmasked(owner: str, what: str, array: Any) -> None:
 def checked(function: F) -> F:
     """Check the arguments of a function or method against its annotations before it runs.
 
-    What is :class:`UnderWay` where another thing is wanted is waited for.
+    Where an argument is wrong, those that are :class:`UnderWay` are waited for, and all are looked at again.
 
     Raises:
-        InvalidInputError: names the argument, what it must be and what it is; raised by the function.
+        InvalidInputError: names the argument (its subject), what it must be and what it is; raised by the function.
     """
-    return _checked(function, list(inspect.signature(function).parameters))
+    return checked_only(*inspect.signature(function).parameters)(function)
 
 
 def checked_only(*arguments: str) -> Callable[[F], F]:
     """Check some of the arguments, as :func:`checked` does; of the others the function has more to say itself."""
-    return lambda function: _checked(function, arguments)
 
+    def decorate(function: F) -> F:
+        parameters = inspect.signature(function).parameters.values()
+        names = [one.name for one in parameters if one.kind <= one.POSITIONAL_OR_KEYWORD]
+        of, _, method = function.__qualname__.rpartition(".")
+        owner = of if of and method.startswith("_") else function.__qualname__
+        annotations = {name: function.__annotations__.get(name, Any) for name in arguments}
+        expected = _Annotations(annotations, function.__module__)
 
-def _checked(function: F, arguments: Collection[str]) -> F:
-    parameters = inspect.signature(function).parameters.values()
-    names = [one.name for one in parameters if one.kind <= one.POSITIONAL_OR_KEYWORD]
-    of, _, method = function.__qualname__.rpartition(".")
-    owner = of if of and method.startswith("_") else function.__qualname__
-    expected: dict[str, _Expected] = {}
-
-    @functools.wraps(function)
-    def checking(*args: Any, **kwargs: Any) -> Any:
-        if not expected:
-            annotations = {name: function.__annotations__.get(name, Any) for name in arguments}
-            expected.update(_expected_of(annotations, function.__globals__))
-        for name, value in (*zip(names, args, strict=False), *kwargs.items()):
-            hint, plain = expected.get(name, _ANYTHING)
-            if type(value) not in plain and (wrong := problem(name, value, hint)):
-                if _is_under_way(value):
+        @functools.wraps(function)
+        def checking(*args: Any, **kwargs: Any) -> Any:
+            if wrong := expected.wrong((*zip(names, args, strict=False), *kwargs.items())):
+                if any(map(_is_under_way, (*args, *kwargs.values()))):
                     return checking(
                         *map(_waited_for, args), **{own: _waited_for(of) for own, of in kwargs.items()}
                     )
-                raise InvalidInputError(f"{owner}: {wrong}")
-        return function(*args, **kwargs)
+                raise InvalidInputError(f"{owner}: {wrong[1]}", subject=wrong[0])
+            return function(*args, **kwargs)
 
-    return cast(F, checking)
+        return cast(F, checking)
+
+    return decorate
 
 
 def _is_under_way(value: Any) -> bool:
@@ -121,92 +168,156 @@ def _waited_for(value: Any) -> Any:
     return type(value)(map(_waited_for, value)) if type(value) in (list, tuple) else value
 
 
+class _Annotations:
+    """Annotations by name, evaluated when they are first needed."""
+
+    def __init__(self, annotations: Mapping[str, Any], module: str) -> None:
+        self._annotations, self._module = annotations, module
+        self._hints: dict[str, tuple[Any, _Kinds]] = {}
+
+    def wrong(self, values: Iterable[tuple[str, Any]]) -> tuple[str, str] | None:
+        """Name the first value that contradicts its annotation, and explain how."""
+        if not self._hints:
+            names = vars(sys.modules[self._module])
+            hints = {name: _evaluated(hint, names) for name, hint in self._annotations.items()}
+            self._hints = {name: (hint, _plain_kinds(hint)) for name, hint in hints.items()}
+        for name, value in values:
+            hint, plain = self._hints.get(name, _ANYTHING)
+            within = plain.get(type(value), _NOT_PLAIN)
+            if within is None or (within and within.holds(value)):
+                continue
+            if text := problem(name, value, hint):
+                return name, text
+        return None
+
+
+def _evaluated(hint: Any, names: Mapping[str, Any]) -> Any:
+    """An annotation as it is when a program runs; anything, where it names what only a checker of types imports."""
+    try:
+        return eval(hint, dict(names)) if isinstance(hint, str) else hint
+    except (NameError, AttributeError, TypeError):
+        return Any
+
+
 def typed(cls: type[Any], fields: list[attrs.Attribute[Any]]) -> list[attrs.Attribute[Any]]:
     """Check the fields of an attrs class against their annotations: a ``field_transformer``.
 
-    Converters and other validators come first; what they raise becomes an error that names the field. Then all fields
-    are checked in one go, since a plan has thousands of such values.
+    Converters come first; what they raise becomes an error that names the field. Then all fields are checked in one go,
+    since a plan has thousands of such values, and then the class's own validators, whose values are of the right type.
     """
     own = [field for field in fields if not getattr(field, "inherited", False)]
-    expected: dict[str, _Expected] = {}
+    expected = _Annotations({field.name: field.type for field in own}, cls.__module__)
 
     def validate(instance: Any, attribute: Any, value: Any) -> None:
-        if not expected:
-            module = inspect.getmodule(cls)
-            expected.update(
-                _expected_of({field.name: field.type for field in own}, vars(module) if module else {})
-            )
-        for name, (hint, plain) in expected.items():
-            value = getattr(instance, name)
-            if type(value) not in plain and (wrong := problem(name, value, hint)):
-                raise InvalidInputError(f"{cls.__name__}: {wrong}")
+        if wrong := expected.wrong((field.name, getattr(instance, field.name)) for field in own):
+            name = getattr(instance, "name", None)
+            called = f" {name!r}" if isinstance(name, str) and name else ""
+            raise InvalidInputError(f"{type(instance).__name__}{called}: {wrong[1]}", subject=wrong[0])
 
     named = {field.name: _naming_field(cls, field) for field in own}
-    *_, last = named.values()
-    both = validate if last.validator is None else attrs.validators.and_(last.validator, validate)
-    named[last.name] = last.evolve(validator=both)
+    first = named[own[0].name]
+    both = validate if first.validator is None else attrs.validators.and_(validate, first.validator)
+    named[first.name] = first.evolve(validator=both)
     return [named.get(field.name, field) for field in fields]
 
 
 def whole(value: Any) -> Any:
     """An integer of any library (as ``column.max() + 1`` gives it) as Python's; what is none, as it is."""
-    if type(value) is int or isinstance(value, bool) or not isinstance(value, Integral):
+    return int(value) if not isinstance(value, bool) and isinstance(value, Integral) else value
+
+
+def real(value: Any) -> Any:
+    """A number of any library as a float; what is none, as it is."""
+    is_number = isinstance(value, Real) or getattr(value, "ndim", None) == 0
+    return float(value) if is_number and not isinstance(value, bool) else value
+
+
+def as_value(cls: type[Any], value: Any) -> Any:
+    """JSON data of an attrs class as an object of it; what is no mapping, as it is.
+
+    Raises:
+        InvalidInputError: the data has another key than the class's fields; the text has the nearest.
+    """
+    if not isinstance(value, Mapping):
         return value
-    return int(value)
+    known = [field.name for field in attrs.fields(cls)]
+    for key in value:
+        if key not in known:
+            raise InvalidInputError(
+                f"{cls.__name__} has no {key!r}. Known: {', '.join(known)}.{nearest(str(key), known)}"
+            )
+    return cls(**value)
+
+
+def listed(values: Any) -> tuple[Any, ...]:
+    """The items of a list, an array or anything else that has an order.
+
+    Raises:
+        InvalidInputError: it is one value, or has no order.
+    """
+    if isinstance(values, str | Real):
+        raise InvalidInputError(f"expected a list, got {values!r}; write [{values!r}]")
+    is_unordered = isinstance(values, Mapping | Set) and not isinstance(values, KeysView)
+    if is_unordered or isinstance(values, bytes) or not isinstance(values, Iterable):
+        raise InvalidInputError(f"expected a list, got {brief(values)}")
+    return tuple(values)
+
+
+def not_empty(instance: Any, attribute: Any, value: str | tuple[Any, ...] | None) -> None:
+    """Check, as an attrs validator, that a text or a tuple has something in it, and a tuple no empty text.
+
+    Raises:
+        InvalidInputError: it has nothing in it.
+    """
+    if value is not None and (not value or "" in (value if isinstance(value, tuple) else ())):
+        raise InvalidInputError(
+            f"{type(instance).__name__}: {attribute.name} must not be empty, got {value!r}",
+            subject=attribute.name,
+        )
 
 
 def _naming_field(cls: type[Any], field: attrs.Attribute[Any]) -> attrs.Attribute[Any]:
-    """A field whose converter and validator raise errors of ours, which name it."""
-    convert, validate = cast(Callable[[Any], Any] | None, field.converter), field.validator
+    """A field whose converter raises errors of ours, which name it."""
+    convert = cast(Callable[[Any], Any] | None, field.converter)
+    if convert is None:
+        return field
 
     def converted(value: Any) -> Any:
         try:
-            return value if convert is None else convert(value)
+            return convert(value)
         except (ShardwrightError, *_RAW_ERRORS) as error:
-            raise _naming(cls, field, value, error) from error
+            reason = f"{cls.__name__}: {field.name} cannot be {brief(value)}: {error or type(error).__name__}"
+            kind = type(error) if isinstance(error, ShardwrightError) else InvalidInputError
+            raise kind(reason, subject=field.name, possible=getattr(error, "possible", ())) from error
 
-    if convert is not None:  # attrs takes the types in the signature of the class from its converters
-        taken = next(iter(inspect.signature(convert).parameters.values())).annotation
-        converted.__annotations__["value"] = (
-            field.type if taken in ("Any", inspect.Parameter.empty) else taken
-        )
-
-    def validated(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-        try:
-            cast(Callable[..., None], validate)(instance, attribute, value)
-        except (ShardwrightError, *_RAW_ERRORS) as error:
-            raise _naming(cls, field, value, error) from error
-
-    return field.evolve(
-        converter=None if convert is None else converted, validator=None if validate is None else validated
-    )
-
-
-def _naming(cls: type[Any], field: attrs.Attribute[Any], value: Any, error: Exception) -> ShardwrightError:
-    """Turn an error about a field's value into one of ours that names the field."""
-    reason = str(error.args[0]) if error.args else type(error).__name__
-    if isinstance(error, ShardwrightError):
-        return type(error)(reason if field.name in reason else f"{cls.__name__}: {field.name}: {reason}")
-    return InvalidInputError(f"{cls.__name__}: {field.name} cannot be {brief(value)}: {reason}")
+    # attrs takes the types in the signature of the class from its converters.
+    taken = next(iter(inspect.signature(convert).parameters.values())).annotation
+    converted.__annotations__["value"] = field.type if taken in ("Any", inspect.Parameter.empty) else taken
+    return field.evolve(converter=converted)
 
 
 @functools.cache
-def _plain_kinds(hint: Any) -> frozenset[type[Any]]:
-    """The classes whose very instances go with an annotation, whatever is in them."""
-    kinds = {kind for kind in _alternatives(hint) if isinstance(kind, type)}
-    if any(_is_device(kind) for kind in kinds):
-        kinds -= {int, str}  # they may name one that there is not
-    return frozenset(kinds | {int}) if float in kinds else frozenset(kinds)
+def _plain_kinds(hint: Any) -> _Kinds:
+    """The classes whose very instances go with an annotation, whatever is in them; the range of those of numbers."""
+    kinds: dict[type[Any], Within | None] = {}
+    for one in _alternatives(hint):
+        kind, within = typing.get_args(one) if typing.get_origin(one) is Annotated else (one, None)
+        kinds |= {plain: within for plain in (int, kind) if plain is kind or kind is float}
+    return {kind: within for kind, within in kinds.items() if isinstance(kind, type)}
+
+
+@functools.cache
+def _alternatives(hint: Any) -> tuple[Any, ...]:
+    """The alternatives of an annotation. Beside a device, a text or a number names one, which there must be."""
+    if (typing.get_origin(hint) or hint) not in (typing.Union, types.UnionType):
+        return (hint,)
+    kinds = typing.get_args(hint)
+    names = (int, str) if any(map(_is_device, kinds)) else ()
+    return tuple(kind for kind in kinds if kind not in names)
 
 
 def _is_device(kind: Any) -> bool:
     return getattr(kind, "__module__", "") == "torch" and _name(kind) == "device"
-
-
-def _alternatives(hint: Any) -> tuple[Any, ...]:
-    if (typing.get_origin(hint) or hint) in (typing.Union, types.UnionType):
-        return typing.get_args(hint)
-    return (hint,)
 
 
 def problem(name: str, value: Any, hint: Any) -> str:
@@ -214,105 +325,102 @@ def problem(name: str, value: Any, hint: Any) -> str:
 
     Integers are no numbers with a fraction of 0, nor is ``True`` one; texts are no lists of texts.
     """
-    kind = typing.get_origin(hint) or hint
-    if kind is Any or isinstance(kind, TypeVar) or type(value) in _plain_kinds(hint):
+    alternatives = _alternatives(hint)
+    if hint is Any or isinstance(hint, TypeVar) or _plain_kinds(hint).get(type(value), _NOT_PLAIN) is None:
         return ""
-    if kind in (typing.Union, types.UnionType):
-        return _problem_of_union(name, value, hint)
-    if not _is_of(kind, value, hint):
-        is_name = kind is typing.Literal and isinstance(value, str)
-        guess = nearest(value, [str(one) for one in typing.get_args(hint)]) if is_name else ""
-        return f"{name} must be {_described(hint)}, got {brief(value)}{'.' * bool(guess)}{guess}"
-    return next(filter(None, _problems_inside(name, value, kind, typing.get_args(hint))), "")
+    if len(alternatives) > 1:
+        found = [problem(name, value, one) for one in alternatives]
+        # The alternative that a value comes nearest to says what is wrong with what is in it.
+        inside = [text for text in found if text and not text.startswith(f"{name} must")]
+        return "" if "" in found else inside[0] if inside else _must(name, value, hint)
+    (hint,) = alternatives
+    kind, of = typing.get_origin(hint) or hint, typing.get_args(hint)
+    if kind is Annotated:
+        is_right = not problem(name, value, of[0]) and of[1].holds(value)
+        return "" if is_right else _must(name, value, hint)
+    if not _is_of(kind, value, of):
+        return _must(name, value, hint)
+    return next(filter(None, _problems_inside(name, value, kind, of)), "")
 
 
-def _problem_of_union(name: str, value: Any, hint: Any) -> str:
-    """Of the alternatives, the one that a value comes nearest to says what is wrong with what is in it."""
-    found = [problem(name, value, one) for one in typing.get_args(hint)]
-    if "" in found:
-        return _problem_of_device(name, value, hint)
-    inside = [text for text in found if not text.startswith(f"{name} must")]
-    return inside[0] if inside else f"{name} must be {_described(hint)}, got {brief(value)}"
+def check(name: str, value: Any, hint: Any) -> None:
+    """Check a value against an annotation.
+
+    Raises:
+        InvalidInputError: it contradicts it.
+    """
+    if wrong := problem(name, value, hint):
+        raise InvalidInputError(wrong, subject=name)
 
 
-def _problem_of_device(name: str, value: Any, hint: Any) -> str:
-    """Return torch's objection to a text that is to name a device; empty if it has none."""
-    devices = [one for one in typing.get_args(hint) if _is_device(one)]
-    if isinstance(value, str | int) and devices:
-        try:
-            devices[0](value)
-        except (RuntimeError, ValueError) as error:
-            return f"{name} must be a device, got {value!r}: {str(error).splitlines()[0]}"
-    return ""
+def _must(name: str, value: Any, hint: Any) -> str:
+    is_name = typing.get_origin(hint) is typing.Literal and isinstance(value, str)
+    guess = nearest(value, [str(one) for one in typing.get_args(hint)]) if is_name else ""
+    return f"{name} must be {_described(hint)}, got {brief(value)}{'.' * bool(guess)}{guess}"
 
 
-def _is_of(kind: Any, value: Any, hint: Any) -> bool:
+def _is_of(kind: Any, value: Any, of: tuple[Any, ...]) -> bool:
     """True if a value is of a kind, whatever is in it."""
     if kind is typing.Literal:
-        return value in typing.get_args(hint)
-    if kind is None:
-        return value is None
-    if kind is int:
-        return isinstance(value, Integral) and not isinstance(value, bool)
-    if kind is float:
-        return isinstance(value, Real) and not isinstance(value, bool)
-    if kind in (Callable, typing.Callable) or getattr(kind, "_is_protocol", False):
+        return value in of
+    if kind in _NUMBERS:
+        return isinstance(value, _NUMBERS[kind]) and not isinstance(value, bool)
+    if _is_function(kind):
         return callable(value)
     if kind is type:
-        (of,) = typing.get_args(hint) or (object,)
-        return isinstance(value, type) and (not isinstance(of, type) or issubclass(value, of))
-    if kind in (*_LISTS, Iterable, tuple):
+        return isinstance(value, type) and (not isinstance(of[0], type) or issubclass(value, of[0]))
+    if _is_device(kind) and type(value) in (str, int):
+        try:
+            return bool(kind(value))
+        except (RuntimeError, ValueError):
+            return False
+    if kind in (*_LISTS, Iterable):
         is_scalar = getattr(value, "ndim", None) == 0  # which says that it can be gone through, and cannot
         if is_scalar or isinstance(value, str | bytes | Mapping):
             return False
     return not isinstance(kind, type) or isinstance(value, kind)
 
 
-def _problems_inside(name: str, value: Any, kind: Any, arguments: tuple[Any, ...]) -> Iterator[str]:
-    if not arguments:
-        return
-    if kind in (Sequence, Collection, list, tuple):
-        if not isinstance(value, list | tuple):
-            return  # it may be made as it is looked at
-        is_fixed = kind is tuple and arguments[-1] is not Ellipsis
-        if is_fixed and len(value) != len(arguments):
-            yield f"{name} must have {len(arguments)} items, got {brief(value)}"
-            return
-        if not is_fixed and _plain_kinds(arguments[0]).issuperset(map(type, value)):
-            return
-        for index, item in enumerate(value):
-            yield problem(f"{name}[{index}]", item, arguments[index if is_fixed else 0])
-    elif isinstance(kind, type) and issubclass(kind, Mapping):
+def _is_function(kind: Any) -> bool:
+    return kind in (Callable, typing.Callable) or getattr(kind, "_is_protocol", False)
+
+
+def _problems_inside(name: str, value: Any, kind: Any, of: tuple[Any, ...]) -> Iterator[str]:
+    if kind in _LISTS and of and isinstance(value, list | tuple):  # others may be made as they are looked at
+        is_fixed = kind is tuple and of[-1] is not Ellipsis
+        if is_fixed and len(value) != len(of):
+            yield f"{name} must have {len(of)} items, got {brief(value)}"
+        elif is_fixed or any(_plain_kinds(of[0]).get(type(one), _NOT_PLAIN) is not None for one in value):
+            kinds = of if is_fixed else of[:1] * len(value)
+            yield from (
+                problem(f"{name}[{place}]", *pair)
+                for place, pair in enumerate(zip(value, kinds, strict=True))
+            )
+    elif of and isinstance(kind, type) and issubclass(kind, Mapping):
         for key, item in value.items():
-            yield problem(f"a key of {name}", key, arguments[0])
-            yield problem(f"{name}[{key!r}]", item, arguments[-1])
+            yield problem(f"a key of {name}", key, of[0])
+            yield problem(f"{name}[{key!r}]", item, of[-1])
 
 
 def _described(hint: Any) -> str:
     """``an integer or None``, ``a list of texts``."""
-    kind, arguments = typing.get_origin(hint) or hint, typing.get_args(hint)
+    kind, of = typing.get_origin(hint) or hint, typing.get_args(hint)
     if hint in _WORDS:
         return _WORDS[hint]
+    if kind is Annotated:
+        return ("a finite number" if of[0] is float else _described(of[0])) + str(of[1])
     if kind in (typing.Union, types.UnionType):
-        return " or ".join(dict.fromkeys(map(_described, arguments)))
+        return " or ".join(dict.fromkeys(map(_described, of)))
     if kind is typing.Literal:
-        return " or ".join(map(repr, arguments))
-    if kind in (*_LISTS, Iterable, tuple):
-        return (
-            f"a list (each: {_described(arguments[0])})"
-            if arguments and arguments[0] is not Any
-            else "a list"
-        )
-    if kind in (Callable, typing.Callable) or getattr(kind, "_is_protocol", False):
+        return " or ".join(map(repr, of))
+    if kind in (*_LISTS, Iterable):
+        return f"a list (each: {_described(of[0])})" if of and of[0] is not Any else "a list"
+    if _is_function(kind):
         return "a function"
     if kind is type:
-        return f"a class of {_name(arguments[0])}" if arguments else "a class"
+        return f"a class of {_name(of[0])}" if of else "a class"
     if isinstance(kind, type) and issubclass(kind, Mapping):
-        return (
-            f"a dict (from {_described(arguments[0])} to {_described(arguments[1])})"
-            if arguments
-            else "a dict"
-        )
+        return f"a dict (from {_described(of[0])} to {_described(of[1])})" if of else "a dict"
     return f"a {_name(kind)}" if _name(kind)[:1].lower() not in "aeiou" else f"an {_name(kind)}"
 
 
@@ -332,18 +440,3 @@ def brief(value: Any) -> str:
     except Exception:
         return f"a {type(value).__name__}"
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}... ({type(value).__name__})"
-
-
-def _expected_of(annotations: Mapping[str, Any], names: Mapping[str, Any]) -> dict[str, _Expected]:
-    """Evaluate annotations that can be had when a program runs, and find the classes that surely go with them."""
-    hints = {name: _evaluated(hint, names) for name, hint in annotations.items()}
-    return {name: (hint, _plain_kinds(hint)) for name, hint in hints.items() if hint not in (Any, object)}
-
-
-def _evaluated(hint: Any, names: Mapping[str, Any]) -> Any:
-    if not isinstance(hint, str):
-        return Any if hint is None else hint
-    try:
-        return eval(hint, dict(names))
-    except (NameError, AttributeError, TypeError):
-        return Any

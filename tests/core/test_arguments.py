@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import attrs
 import numpy as np
@@ -12,7 +13,18 @@ import pytest
 import torch
 
 import shardwright as sw
-from shardwright.arguments import brief, checked, checked_only, problem, typed
+from shardwright.arguments import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Within,
+    brief,
+    checked,
+    checked_only,
+    problem,
+    typed,
+)
 from shardwright.errors import InvalidInputError, UnknownNameError
 
 
@@ -35,6 +47,11 @@ from shardwright.errors import InvalidInputError, UnknownNameError
         (Literal["a", "b"], ["a"], ["c", None]),
         (torch.device | str | None, ["cpu", torch.device("cpu"), None], ["nowhere", 1.5]),
         (Any, [object()], []),
+        (PositiveInt, [1, np.int64(2), 10**30], [0, -1, 1.0, True, "1", None]),
+        (NonNegativeFloat | None, [0, 1.5, np.float32(2), None], [-1, math.inf, math.nan, "1", True]),
+        (Annotated[float, Within(gt=0, le=1)], [1, 0.5], [0, 0.0, 1.1, math.nan]),
+        (list[NonNegativeInt], [[], [0]], [[-1], [0, True], (0,)]),
+        (Mapping[str, PositiveFloat], [{"a": 0.1}], [{"a": 0}, {"a": math.inf}]),
     ],
     ids=lambda value: "" if isinstance(value, list) else str(value),
 )
@@ -65,7 +82,18 @@ def test_problem_tells_what_goes_with_an_annotation(hint: Any, right: list[Any],
             int | str,
             "sizes must be an integer or a text, got a Tensor of torch.float32 [2, 3]",
         ),
-        ("nowhere", torch.device | str, "sizes must be a device, got 'nowhere': "),
+        ("nowhere", torch.device | str, "sizes must be a device, got 'nowhere'"),
+        (0, PositiveInt | None, "sizes must be an integer from 1 or None, got 0"),
+        (
+            [1.5],
+            tuple[Annotated[float, Within(ge=0, lt=1)], ...],
+            "sizes must be a list (each: a finite number from 0 below 1)",
+        ),
+        (
+            (1.5,),
+            tuple[Annotated[float, Within(ge=0, lt=1)], ...],
+            "sizes[0] must be a finite number from 0 below 1, got 1.5",
+        ),
     ],
 )
 def test_problem_names_the_place_and_the_value(value: Any, hint: Any, text: str) -> None:
@@ -97,17 +125,19 @@ def test_checked_names_function_and_argument_and_leaves_the_rest_alone() -> None
 
 
 def _doubled(value: Any) -> Any:
+    if value == "odd":
+        raise UnknownNameError("3 is odd")
     return value + value
 
 
-def _even(instance: Any, attribute: Any, value: Any) -> None:
-    if value % 2:
-        raise UnknownNameError(f"{value} is odd")
+def _below_100(instance: Any, attribute: Any, value: int) -> None:
+    if value >= 100:
+        raise UnknownNameError(f"twice is {value}")
 
 
 @attrs.frozen(field_transformer=typed)
 class Pair:
-    twice: int = attrs.field(converter=_doubled, validator=_even)
+    twice: int = attrs.field(converter=_doubled, validator=_below_100)
     name: str = "x"
 
 
@@ -115,12 +145,14 @@ def test_typed_class_names_the_field_whatever_raised() -> None:
     assert Pair(2) == Pair(twice=2, name="x")
     with pytest.raises(InvalidInputError, match=r"^Pair: twice cannot be None: unsupported operand"):
         Pair(None)
-    with pytest.raises(InvalidInputError, match=r"^Pair: twice cannot be 'aa': not all arguments converted"):
-        Pair("a")
-    with pytest.raises(UnknownNameError, match=r"^Pair: twice: 3\.0 is odd$"):
-        Pair(1.5)
-    with pytest.raises(InvalidInputError, match=r"^Pair: twice must be an integer, got 2\.0$"):
+    with pytest.raises(InvalidInputError, match=r"^Pair 'x': twice must be an integer, got 'aa'"):
+        Pair("a")  # so that the validator gets numbers only
+    with pytest.raises(UnknownNameError, match=r"^Pair: twice cannot be 'odd': 3 is odd$"):
+        Pair("odd")
+    with pytest.raises(InvalidInputError, match=r"^Pair 'x': twice must be an integer, got 2\.0$"):
         Pair(1.0)
+    with pytest.raises(UnknownNameError, match=r"^twice is 100$"):
+        Pair(50)
     with pytest.raises(InvalidInputError, match=r"^Pair: name must be a text, got 5$"):
         Pair(1, name=5)  # type: ignore[arg-type]
 

@@ -309,7 +309,7 @@ entry(
     sw.OptimizerSpec,
     name=A("sgd", "text"),
     learning_rate=A(0.1, f"scalar {_NUMBER}"),
-    parameters=A({}, "empty nolist nodict"),
+    parameters=A({}, "empty nolist nodict", says="parameter"),
 )
 RATE, BETA = A(0.1, f"scalar {_NUMBER}"), A(0.9, "zero")
 entry(
@@ -323,10 +323,10 @@ entry("fused_params of adam", partial(sharder, optimizer="adam"), eps=RATE, beta
 entry(
     "fused_params",
     sharder,
-    optimizer=A("sgd", "text"),
+    optimizer=A("sgd", "text", says="OptimizerSpec"),
     weight_decay=RATE,
     cache_load_factor=A(0.2, "none one whole", says="load_factor"),
-    cache_algorithm=A("lru", says="cache algorithm"),
+    cache_algorithm=A("lru", says="algorithm"),
 )
 entry(
     "fused_params of another's optimizer",
@@ -341,7 +341,7 @@ entry(
     "EmbeddingBagCollectionSharder",
     sw.EmbeddingBagCollectionSharder,
     fused_params=A({}, "none nodict", says="optimizer"),
-    qcomm_codecs_registry=A(None, "none nodict", says="codecs"),
+    qcomm_codecs_registry=A(None, "none nodict", says="QCommsConfig"),
     input_checks=A("off", "none"),
 )
 entry(
@@ -356,7 +356,7 @@ entry(
     EmbeddingOffloadStats,
     cacheability=A(0.2, _NUMBER),
     expected_lookups=A(10.0, "zero one five float whole huge"),
-    mrc_hist_counts=A([1.0, 2.0], "list ints array"),
+    mrc_hist_counts=A([1.0, 2.0], "list ints array tensor floats"),
     height=A(10, "zero one five huge"),
 )
 entry(
@@ -395,7 +395,7 @@ entry(
     ddr_cap=A(10, "none zero one five whole"),
     local_world_size=A(2, "none one"),
     **{
-        f"{link}_bw": A(1.0, SPEED, says="bandwidth")
+        f"{link}_bw": A(1.0, SPEED, says="_bw")
         for link in ("hbm_mem", "ddr_mem", "intra_host", "inter_host", "hbm_to_ddr_mem")
     },
     memory_bytes=A({}, "dict nodict"),
@@ -414,7 +414,7 @@ entry(
         link_bandwidths={"y": link},
         link_latencies_ms={"intra_host": latency},
     ),
-    memory=A(5, "zero one five"),
+    memory=A(5, "zero one five whole"),
     bandwidth=A(5.0, "one five float whole huge"),
     link=A(5.0, "one five float whole huge", says="bandwidth"),
     latency=A(1.0, _NUMBER, says="latenc"),
@@ -430,7 +430,7 @@ entry(
     option_space=A(None, "none", says="no estimator"),
     proposer=A(None, "none"),
     partitioner=A(None, "none"),
-    storage_reservation=A(0.1, "none zero"),
+    storage_reservation=A(0.1, "none zero nodict", says="StorageReservation"),
     objective=A("step_time"),
     seconds=A(5, f"none inf {_NUMBER}".replace("zero", "")),
     refinements=A((), "nolist", says="refinement "),
@@ -494,7 +494,7 @@ entry(
 entry(
     "Layout",
     sw.Layout,
-    blocks=A([sw.Block(sw.RowsRange(10, 1)[0], sw.ColumnRange(0, 4))]),
+    blocks=A([sw.Block(sw.RowsRange(10, 1)[0], sw.ColumnRange(0, 4))], says="one block"),
     dataflow=A(sw.Exchange()),
     variant=A("", "text empty"),
     extras=A({}, "dict nodict"),

@@ -15,7 +15,7 @@ from attrs import frozen
 from shardwright.contracts.codec import Codec
 from shardwright.contracts.compute_kernel import ComputeKernel
 from shardwright.planning.tables.constraints import ParameterConstraints
-from shardwright.planning.tables.spec import UPDATES, PoolingType, TableSpec
+from shardwright.planning.tables.spec import PoolingType, TableSpec
 
 __all__ = ["CACHE", "OPTIMIZER", "UPDATE", "Demand", "demands_on", "disobeyed", "refusal_of_sums"]
 
@@ -78,7 +78,7 @@ def demands_on(
     optimizer = None if table.is_frozen else table.optimizer
     if optimizer is not None and not optimizer.is_assumed:
         yield OPTIMIZER
-    if optimizer is not None and table.update != UPDATES[0]:
+    if optimizer is not None and table.update == "in_step":
         yield UPDATE
     wants_cache = rule is not None and rule.cache_params is not None
     if wants_cache and named and not any(map(CACHE.is_obeyed_by, named)):

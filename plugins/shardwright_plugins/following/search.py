@@ -14,7 +14,7 @@ from typing import Any
 
 from attrs import evolve
 
-from shardwright.planning.machines.reservations import reservation_from_data
+from shardwright.planning.machines.reservations import as_reservation
 from shardwright.planning.plan.inputs import InputTables
 from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.planning.planner import TablePlanner
@@ -86,7 +86,7 @@ def plan_near(
         proposer=_given(inputs, "proposer"),
         partitioner=_given(inputs, "partitioner"),
         seconds=_given(inputs, "seconds_limit"),
-        storage_reservation=reservation_from_data(inputs["storage_reservation"]["value"]),
+        storage_reservation=as_reservation(inputs["storage_reservation"]["value"]),
         objective=prices.asked.space.objective,
         refinements=StayNear(now, move_cost / factor),
         progress=False,

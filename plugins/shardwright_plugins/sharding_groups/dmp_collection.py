@@ -9,11 +9,11 @@ from weakref import WeakMethod
 import torch
 from torch import nn
 
-from shardwright.arguments import checked_only
+from shardwright.arguments import PositiveInt, check, checked_only, whole
 from shardwright.contracts.comm_backend import CommBackend
 from shardwright.errors import InvalidInputError, PlanError
-from shardwright.planning.machines.replicas import checked_sync_every
 from shardwright.planning.plan.plan import ShardingPlan
+from shardwright.planning.tables.spec import Update
 from shardwright.runtime.sharded.collections.sharded_collection import ShardedCollection
 from shardwright.runtime.sharded.collections.sharders import ModuleSharder
 from shardwright.runtime.sharded.models.model_parallel import (
@@ -90,7 +90,7 @@ class DMPCollection(DistributedModelParallel):
         comm_backend: str | CommBackend | None = None,
         env: ShardingEnv2D | None = None,
         data_parallel_wrapper: DefaultDataParallelWrapper | None = None,
-        update: str | None = None,
+        update: Update | None = None,
         sync_module_states: bool = False,
     ) -> None:
         if env is None:
@@ -114,7 +114,8 @@ class DMPCollection(DistributedModelParallel):
                 "out, or env"
             )
         with env.everyone.together("sharding the model"):
-            sync_every = None if sync_every is None else checked_sync_every(sync_every)
+            sync_every = whole(sync_every)
+            check("sync_every", sync_every, PositiveInt | None)
             _check_world(world_size, env)
             # Otherwise some ranks would wait for others that go on.
             env.everyone.agree("averaging", {"sync_every": sync_every}, "Give every rank the same sync_every")

@@ -101,7 +101,7 @@ class ShardingEnv2D(ShardingEnv):
             sharding = _group(everyone, grid, grid.sharding_group(everyone.rank), comm_backend)
             replicas = _group(everyone, grid, grid.replica_group(everyone.rank), comm_backend)
             if node_group_size is not None:
-                sharding = evolve(sharding, local_world_size=grid.checked_hosts(node_group_size))
+                sharding = evolve(sharding, local_world_size=grid.hosts_of(node_group_size))
             return cls.of(sharding, replicas, everyone, grid)
 
 

@@ -106,13 +106,13 @@ def test_limits_are_stated_in_one_place_alone():
 
 
 def test_limits_hold_for_values_made_in_python():
-    with pytest.raises(InvalidInputError, match=f"{limits.MOST_RANKS} ranks are the most"):
+    with pytest.raises(InvalidInputError, match=f"to {limits.MOST_RANKS}, got"):
         Topology(limits.MOST_RANKS + 1, "cpu")
-    with pytest.raises(InvalidInputError, match=f"{limits.MOST_RATE} can be planned for"):
+    with pytest.raises(InvalidInputError, match=f"to {limits.MOST_RATE}, got"):
         ParameterConstraints(pooling_factors=[limits.MOST_RATE + 1])
     with pytest.raises(InvalidInputError, match=f"{limits.MOST_SAMPLES} samples at most"):
         EmbeddingShardingPlanner(batch_size=limits.MOST_SAMPLES + 1)
-    with pytest.raises(InvalidInputError, match=f"{limits.MOST_ROWS} at most"):
+    with pytest.raises(InvalidInputError, match=f"to {limits.MOST_ROWS}, got"):
         TableSpec("t", limits.MOST_ROWS + 1, 8)
 
 

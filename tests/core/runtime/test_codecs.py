@@ -163,5 +163,5 @@ def test_unknown_codec_of_a_plan_is_told_with_its_table():
 
 
 def test_codecs_of_the_wrong_type_are_refused():
-    with pytest.raises(InvalidInputError, match=r"codecs are given as a QCommsConfig.*got 3"):
+    with pytest.raises(InvalidInputError, match=r"qcomm_codecs_registry must be a QCommsConfig.*got 3"):
         EmbeddingBagCollectionSharder(qcomm_codecs_registry=3)

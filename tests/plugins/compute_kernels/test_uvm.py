@@ -145,7 +145,7 @@ def test_extras_bring_the_planned_cache_back() -> None:
     run = on_cuda(extras={**extras, "other": 1})
     assert kernel.memory_bytes(run, 1000) == kernel.memory_bytes(planned, 1000)
     assert kernel.group_key(run) == kernel.group_key(planned)
-    with pytest.raises(InvalidInputError, match="load_factor is a part of the table's rows"):
+    with pytest.raises(InvalidInputError, match="load_factor must be"):
         kernel.group_key(on_cuda(extras={"cache": {"load_factor": 3}}))
 
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, TypeAlias, cast, final, overload
+from typing import TypeAlias, cast, final, overload
 
 import attrs
 import numpy as np
 import numpy.typing as npt
-from attrs import field, frozen
+from attrs import frozen
 
-from shardwright.arguments import brief, typed
+from shardwright.arguments import NonNegativeInt, PositiveInt, brief, typed
 from shardwright.errors import InvalidInputError
 from shardwright.planning.layouts.dataflows import Dataflow
-from shardwright.planning.layouts.row_maps import RowMap, RowPart, not_negative, positive
+from shardwright.planning.layouts.row_maps import RowMap, RowPart
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 
@@ -22,27 +22,24 @@ UNPLACED = -1
 """The rank, in :class:`BlockColumns`, of a block that has none."""
 
 
-@frozen
+@frozen(field_transformer=typed)
 class ColumnRange:
     """The columns ``start <= c < stop`` of a table."""
 
-    start: int = field(validator=not_negative)
-    stop: int = field()
+    start: NonNegativeInt
+    stop: int
 
-    @stop.validator
-    def _not_empty(self, attribute: Any, value: int) -> None:
-        if type(value) is not int:
-            raise InvalidInputError(f"ColumnRange.stop must be an integer, got {brief(value)}")
-        if value <= self.start:
+    def __attrs_post_init__(self) -> None:
+        if self.stop <= self.start:
             raise InvalidInputError(
-                f"columns [{self.start}, {value}) are empty; a block needs at least one column"
+                f"columns [{self.start}, {self.stop}) are empty; a block needs at least one column"
             )
 
     def __len__(self) -> int:
         return self.stop - self.start
 
 
-@frozen
+@frozen(field_transformer=typed)
 class Block:
     """A part of the rows times a range of columns.
 
@@ -69,22 +66,12 @@ class Block:
 
     rows: RowPart
     columns: ColumnRange
-    rank: int | None = field(default=None, validator=attrs.validators.optional(not_negative))
-    host_group: int | None = field(default=None, validator=attrs.validators.optional(not_negative))
-    local_rank: int | None = field(default=None, validator=attrs.validators.optional(not_negative))
+    rank: NonNegativeInt | None = None
+    host_group: NonNegativeInt | None = None
+    local_rank: NonNegativeInt | None = None
     dataflow: Dataflow | None = None
 
     def __attrs_post_init__(self) -> None:
-        # By hand, not by ``typed``: layouts make blocks by the hundred thousand.
-        if not (
-            isinstance(self.rows, RowPart)
-            and isinstance(self.columns, ColumnRange)
-            and (self.dataflow is None or isinstance(self.dataflow, Dataflow))
-        ):
-            raise InvalidInputError(
-                "a block has rows (a part of a row map, as table.all_rows), columns (a ColumnRange) and perhaps a "
-                f"dataflow; got {brief(self.rows)}, {brief(self.columns)}, {brief(self.dataflow)}"
-            )
         if self.rank is not None and self.host_group is not None:
             raise InvalidInputError(
                 f"a block has rank {self.rank} and host_group {self.host_group}; with a rank its host is given, "
@@ -135,8 +122,8 @@ class BlockRun:
 
     row_map: RowMap
     columns: ColumnRange
-    count: int = field(default=1, validator=positive)
-    first_part: int = field(default=0, validator=not_negative)
+    count: PositiveInt = 1
+    first_part: NonNegativeInt = 0
     is_copied: bool = False
     rank: int | None = None
     host_group: int | None = None

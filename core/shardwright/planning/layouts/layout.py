@@ -16,7 +16,7 @@ import attrs
 import numpy as np
 from attrs import field, frozen
 
-from shardwright.arguments import brief, typed
+from shardwright.arguments import typed
 from shardwright.errors import InvalidInputError, nearest
 from shardwright.planning.distinct import distinct, without
 from shardwright.planning.layouts.blocks import (
@@ -57,14 +57,6 @@ __all__ = [
 ]
 
 
-def _plain(instance: Any, attribute: Any, value: Mapping[str, Any]) -> None:
-    if not isinstance(value, Mapping):
-        raise InvalidInputError(f"extras must be a dict of JSON data, got {brief(value)}")
-    for key in value:
-        if not isinstance(key, str):
-            raise InvalidInputError(f"extras must be JSON data with string keys, got the key {key!r}")
-
-
 @frozen(hash=False, field_transformer=typed)
 class Layout:
     """The blocks of a table and the dataflow that serves them.
@@ -89,7 +81,7 @@ class Layout:
     blocks: Sequence[Block] = field(converter=as_blocks)
     dataflow: Dataflow = field(factory=Exchange)
     variant: str = ""
-    extras: Mapping[str, Any] = field(factory=dict, validator=_plain)
+    extras: Mapping[str, Any] = field(factory=dict)
 
     @blocks.validator
     def _some(self, attribute: Any, value: Sequence[Block]) -> None:

@@ -9,32 +9,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import pairwise
-from numbers import Integral
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 from attrs import field, frozen
 
-from shardwright.arguments import brief, typed
+from shardwright.arguments import NonNegativeInt, PositiveInt, brief, typed
 from shardwright.errors import InvalidInputError
-
-
-def not_negative(instance: Any, attribute: Any, value: Any) -> None:
-    """Check, as an attrs validator, that a value is an integer and not negative."""
-    _check_least(instance, attribute, value, 0)
-
-
-def positive(instance: Any, attribute: Any, value: Any) -> None:
-    """Check, as an attrs validator, that a value is an integer from 1."""
-    _check_least(instance, attribute, value, 1)
-
-
-def _check_least(instance: Any, attribute: Any, value: Any, least: int) -> None:
-    is_whole = type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))
-    if is_whole and value >= least:
-        return
-    must = "be an integer" if not is_whole else "be 1 at least" if least else "not be negative"
-    raise InvalidInputError(f"{type(instance).__name__}.{attribute.name} must {must}, got {brief(value)}")
 
 
 class RowMap(ABC):
@@ -159,7 +140,7 @@ class RowPart:
         return None
 
 
-@frozen
+@frozen(field_transformer=typed)
 class RowsRange(RowMap):
     """Neighbouring rows in ``parts`` runs of ``ceil(num_rows / parts)``; the last runs may be shorter or empty.
 
@@ -171,8 +152,8 @@ class RowsRange(RowMap):
     """
 
     name: ClassVar[str] = "range"
-    num_rows: int = field(validator=not_negative)
-    parts: int = field(default=1, validator=positive)
+    num_rows: NonNegativeInt
+    parts: PositiveInt = 1
 
     @property
     def num_parts(self) -> int:  # noqa: D102 - described in the base class
@@ -206,7 +187,7 @@ class RowsRange(RowMap):
         return [(rows, count) for rows, count in runs if count]
 
 
-@frozen
+@frozen(field_transformer=typed)
 class RowsModulo(RowMap):
     """Row ``r`` in part ``r % parts``, so that neighbours are spread.
 
@@ -218,8 +199,8 @@ class RowsModulo(RowMap):
     """
 
     name: ClassVar[str] = "modulo"
-    num_rows: int = field(validator=not_negative)
-    parts: int = field(default=1, validator=positive)
+    num_rows: NonNegativeInt
+    parts: PositiveInt = 1
 
     @property
     def num_parts(self) -> int:  # noqa: D102
@@ -255,13 +236,6 @@ def _one_number(numbers: Sequence[int], ids: Any, sizes: Sequence[int]) -> Any:
     return each.to(ids.device, ids.dtype)
 
 
-def _increasing(instance: Any, attribute: Any, value: tuple[int, ...]) -> None:
-    if any(type(bound) is not int for bound in value):
-        raise InvalidInputError(f"bounds must be integers, got {brief(value)}")
-    if len(value) < 2 or value[0] != 0 or any(a > b for a, b in pairwise(value)):
-        raise InvalidInputError(f"bounds must rise from 0 to the number of rows, got {value}")
-
-
 def _whole_numbers(values: Iterable[int]) -> tuple[int, ...]:
     return tuple(values)
 
@@ -278,7 +252,15 @@ class RowsSplit(RowMap):
     """
 
     name: ClassVar[str] = "split"
-    bounds: tuple[int, ...] = field(converter=_whole_numbers, validator=_increasing)
+    bounds: tuple[NonNegativeInt, ...] = field(converter=_whole_numbers)
+
+    @bounds.validator
+    def _rise(self, attribute: Any, value: tuple[int, ...]) -> None:
+        if len(value) < 2 or value[0] != 0 or any(a > b for a, b in pairwise(value)):
+            raise InvalidInputError(
+                f"RowsSplit: bounds must rise from 0 to the number of rows, got {brief(value)}",
+                subject="bounds",
+            )
 
     @property
     def num_rows(self) -> int:  # type: ignore[override]  # derived here

@@ -9,32 +9,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from attrs import frozen
+from attrs import field, frozen
 
-from shardwright.arguments import brief, whole
+from shardwright.arguments import PositiveInt, checked, typed, whole
 from shardwright.errors import InvalidInputError
 
 
-def _check_positive(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InvalidInputError(f"{name} must be a positive integer, got {brief(value)}")
-
-
-def checked_sync_every(value: Any) -> int:
-    """A number of steps from one averaging to the next.
-
-    Raises:
-        InvalidInputError: it is no positive integer.
-    """
-    value = whole(value)
-    _check_positive("sync_every (steps from one averaging to the next)", value)
-    return int(value)
-
-
-@frozen
+@frozen(field_transformer=typed)
 class Replicas:
     """Facts about the other sharding groups that a plan for one of them needs.
 
@@ -49,35 +32,19 @@ class Replicas:
         Replicas(num_groups=8, sync_every=100, local_replicas=8)
     """
 
-    num_groups: int
-    sync_every: int = 1
-    local_replicas: int = 1
+    num_groups: PositiveInt
+    sync_every: PositiveInt = field(default=1, converter=whole)
+    local_replicas: PositiveInt = 1
 
     def __attrs_post_init__(self) -> None:
-        for name in ("num_groups", "local_replicas"):
-            _check_positive(name, getattr(self, name))
-        checked_sync_every(self.sync_every)
         if self.local_replicas > self.num_groups:
             raise InvalidInputError(
                 f"local_replicas is {self.local_replicas}: {self.num_groups} sharding groups have no more replicas of "
                 "a shard"
             )
 
-    @classmethod
-    def from_data(cls, data: Mapping[str, Any]) -> Replicas:
-        """The replicas that :meth:`to_data` described."""
-        return cls(data["num_groups"], data.get("sync_every", 1), data.get("local_replicas", 1))
 
-    def to_data(self) -> dict[str, int]:
-        """Return the facts as JSON data."""
-        return {
-            "num_groups": self.num_groups,
-            "sync_every": self.sync_every,
-            "local_replicas": self.local_replicas,
-        }
-
-
-@frozen
+@frozen(field_transformer=typed)
 class RankGrid:
     """All ranks of a job as a grid: a rank is a place in one sharding group and in one replica group.
 
@@ -94,14 +61,12 @@ class RankGrid:
         InvalidInputError: a number is not positive, or ranks do not divide into groups.
     """
 
-    world_size: int
-    sharding_group_size: int
-    local_world_size: int
+    world_size: PositiveInt
+    sharding_group_size: PositiveInt = field(converter=whole)
+    local_world_size: PositiveInt
     use_inter_host_allreduce: bool = False
 
     def __attrs_post_init__(self) -> None:
-        for name in ("world_size", "sharding_group_size", "local_world_size"):
-            _check_positive(name, getattr(self, name))
         if self.world_size % self.sharding_group_size:
             possible = [size for size in range(1, self.world_size + 1) if self.world_size % size == 0]
             raise InvalidInputError(
@@ -133,20 +98,19 @@ class RankGrid:
         """The largest number of ranks into which the hosts' parts of a group all divide."""
         return math.gcd(*Counter(rank // self.local_world_size for rank in ranks).values())
 
-    def checked_hosts(self, node_group_size: Any) -> int:
+    @checked
+    def hosts_of(self, node_group_size: PositiveInt) -> int:
         """Ranks of a sharding group that count as one host.
 
         Raises:
             InvalidInputError: the group does not divide into such hosts.
         """
-        size = whole(node_group_size)
-        _check_positive("node_group_size", size)
-        if self.sharding_group_size % size:
+        if self.sharding_group_size % node_group_size:
             raise InvalidInputError(
-                f"a sharding group of {self.sharding_group_size} ranks does not divide into hosts of {size} "
-                f"(node_group_size); {self.sharding_group_size % size} would be left over"
+                f"a sharding group of {self.sharding_group_size} ranks does not divide into hosts of {node_group_size} "
+                f"(node_group_size); {self.sharding_group_size % node_group_size} would be left over"
             )
-        return int(size)
+        return int(node_group_size)
 
     def replicas(self, sync_every: int) -> Replicas:
         """Summarise the other sharding groups for a plan of one of them."""

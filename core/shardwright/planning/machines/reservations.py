@@ -6,14 +6,13 @@ What is kept free is the device's own memory, the host's for ranks on a CPU.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import attrs
 import numpy as np
-from attrs import field, frozen
+from attrs import frozen
 
-from shardwright.arguments import typed
+from shardwright.arguments import NonNegativeFloat, NonNegativeInt, Within, as_value, check, typed
 from shardwright.errors import InvalidInputError, NoPlanError
 from shardwright.planning.arrays import Ints
 from shardwright.planning.machines.topology import Topology
@@ -35,21 +34,6 @@ class DenseBytes:
     buffers: int
 
 
-def _part(instance: Any, attribute: Any, value: Any) -> None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not (is_number and 0 <= value <= 1):
-        raise InvalidInputError(
-            f"{attribute.name} is a part of the device's memory, from 0 to 1; got {value!r}"
-        )
-
-
-def _not_negative(instance: Any, attribute: Any, value: Any) -> None:
-    if isinstance(value, bool) or not (
-        isinstance(value, int | float) and math.isfinite(value) and value >= 0
-    ):
-        raise InvalidInputError(f"{attribute.name} must be a number, not negative; got {value!r}")
-
-
 @frozen(field_transformer=typed)
 class StorageReservation:
     """Device memory kept free on each rank: the sum of a part of it, of bytes, of dense tensors and of ids.
@@ -66,10 +50,10 @@ class StorageReservation:
         >>> planner = sw.EmbeddingShardingPlanner(storage_reservation=sw.StorageReservation(0.1, dense_multiplier=6))
     """
 
-    part: float = field(default=0.0, validator=_part)
-    fixed_bytes: int = field(default=0, validator=_not_negative)
-    dense_multiplier: float = field(default=0.0, validator=_not_negative)
-    id_copies: int = field(default=0, validator=_not_negative)
+    part: Annotated[float, Within(ge=0, le=1)] = 0.0
+    fixed_bytes: NonNegativeInt = 0
+    dense_multiplier: NonNegativeFloat = 0.0
+    id_copies: NonNegativeInt = 0
 
     def with_dense(self, dense: DenseBytes) -> StorageReservation:
         """This reservation for a model with such dense tensors, as bytes."""
@@ -118,7 +102,7 @@ class StorageReservation:
         return capacity
 
     def to_data(self) -> Any:
-        """Return the reservation as JSON data; :func:`reservation_from_data` reads it. A part alone is a number."""
+        """Return the reservation as JSON data; :func:`as_reservation` reads it. A part alone is a number."""
         data = attrs.asdict(self)
         return self.part if data == attrs.asdict(StorageReservation(self.part)) else data
 
@@ -128,30 +112,11 @@ SERVING_RESERVATION = StorageReservation(0.15, dense_multiplier=1, id_copies=1)
 
 
 def as_reservation(value: Any) -> StorageReservation:
-    """A reservation as it is; a number from 0 to below 1 as a part of each device's memory.
+    """A reservation as it is, or as JSON data; a number from 0 to below 1 as a part of each device's memory.
 
     Raises:
-        InvalidInputError: it is neither.
+        InvalidInputError: it is none of these.
     """
-    if isinstance(value, StorageReservation):
-        return value
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
-        raise InvalidInputError(
-            "storage_reservation is a part of the device's memory, from 0 to below 1, or a StorageReservation; got "
-            f"{value!r}"
-        )
-    return StorageReservation(value)
-
-
-def reservation_from_data(data: Any) -> StorageReservation:
-    """The reservation that :meth:`StorageReservation.to_data` described.
-
-    Raises:
-        InvalidInputError: it is of the wrong form.
-    """
-    if not isinstance(data, Mapping):
-        return as_reservation(data)
-    try:
-        return StorageReservation(**data)
-    except TypeError as error:
-        raise InvalidInputError(f"a storage reservation cannot be read from {data!r}: {error}") from error
+    made = as_value(StorageReservation, value)
+    check("storage_reservation", made, StorageReservation | Annotated[float, Within(ge=0, lt=1)])
+    return made if isinstance(made, StorageReservation) else StorageReservation(made)

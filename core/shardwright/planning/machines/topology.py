@@ -6,24 +6,23 @@ in milliseconds). What was not given is assumed, listed as such in the report an
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from numbers import Real
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any
 
+import attrs
 import numpy as np
 import numpy.typing as npt
 from attrs import field, frozen
 
-from shardwright.arguments import brief, checked_only, whole
+from shardwright.arguments import NonNegativeFloat, PositiveFloat, PositiveInt, Within, checked, whole
 from shardwright.errors import InvalidInputError, UnknownNameError, UnsupportedError, nearest
 from shardwright.host.process import process_host
 from shardwright.planning.assumptions import CPU_DEVICE, GIB, Assumption, assumptions_of
 from shardwright.planning.documents import MACHINE
 from shardwright.planning.documents.limits import MOST_MEMORY_BYTES, MOST_RANKS
-from shardwright.planning.machines.replicas import RankGrid, Replicas, checked_sync_every
+from shardwright.planning.machines.replicas import RankGrid, Replicas
 
 __all__ = ["CPU_DEVICE", "GIB", "InputValue", "Topology", "known_devices"]
 
@@ -32,6 +31,9 @@ _LINKS = ("intra_host", "inter_host")
 _LATENCY = "_latency_ms"
 CPU_TIER = "cpu_ddr"
 """Memory of the ranks on a CPU, in a topology with others on devices."""
+
+
+_Bytes = Annotated[float, Within(ge=0, le=MOST_MEMORY_BYTES)]
 
 
 @frozen
@@ -107,35 +109,28 @@ class Topology:
     replicas: Replicas | None
     provenance: Mapping[str, InputValue] = field(eq=False, repr=False)
 
-    @checked_only(
-        "memory_bytes", "memory_bandwidths", "link_bandwidths", "link_latencies_ms", "replicas", "detected"
-    )
+    @checked
     def __init__(
         self,
-        world_size: int,
+        world_size: Annotated[int, Within(ge=1, le=MOST_RANKS)],
         compute_device: str | Sequence[str],
-        hbm_cap: int | Sequence[int] | None = None,
-        ddr_cap: int | Sequence[int] | None = None,
-        local_world_size: int | None = None,
+        hbm_cap: _Bytes | Sequence[_Bytes] | None = None,
+        ddr_cap: _Bytes | Sequence[_Bytes] | None = None,
+        local_world_size: PositiveInt | None = None,
         *,
-        hbm_mem_bw: float | None = None,
-        ddr_mem_bw: float | None = None,
-        intra_host_bw: float | None = None,
-        inter_host_bw: float | None = None,
-        hbm_to_ddr_mem_bw: float | None = None,
-        memory_bytes: Mapping[str, int | Sequence[int]] = MappingProxyType({}),
-        memory_bandwidths: Mapping[str, float] = MappingProxyType({}),
-        link_bandwidths: Mapping[str, float] = MappingProxyType({}),
-        link_latencies_ms: Mapping[str, float] = MappingProxyType({}),
+        hbm_mem_bw: PositiveFloat | None = None,
+        ddr_mem_bw: PositiveFloat | None = None,
+        intra_host_bw: PositiveFloat | None = None,
+        inter_host_bw: PositiveFloat | None = None,
+        hbm_to_ddr_mem_bw: PositiveFloat | None = None,
+        memory_bytes: Mapping[str, _Bytes | Sequence[_Bytes]] = MappingProxyType({}),
+        memory_bandwidths: Mapping[str, PositiveFloat] = MappingProxyType({}),
+        link_bandwidths: Mapping[str, PositiveFloat] = MappingProxyType({}),
+        link_latencies_ms: Mapping[str, NonNegativeFloat] = MappingProxyType({}),
         replicas: Replicas | None = None,
         detected: Sequence[str] = (),
     ) -> None:
         world_size, local_world_size = whole(world_size), whole(local_world_size)
-        _check_count("world_size", world_size)
-        if world_size > MOST_RANKS:
-            raise InvalidInputError(
-                f"world_size is {world_size}; {MOST_RANKS} ranks are the most that can be planned for"
-            )
         devices = _devices_of_ranks(compute_device, world_size)
         local = world_size if local_world_size is None else local_world_size
         _check_hosts(world_size, local)
@@ -173,10 +168,8 @@ class Topology:
             link: given.choose(f"{link}_latency_ms", link_latencies_ms.get(link))
             for link in (*_LINKS, *(link for link in link_latencies_ms if link not in _LINKS))
         }
-        _check_bandwidths({**speeds, **links})
-        _check_latencies(latencies)
         if replicas is not None:
-            given.note("replicas", replicas.to_data())
+            given.note("replicas", attrs.asdict(replicas))
         self.__attrs_init__(
             world_size=world_size,
             compute_devices=devices,
@@ -199,7 +192,8 @@ class Topology:
         """
         memory = dict(data.get("memory_bytes", {}))
         if isinstance(data["compute_device"], list) and CPU_TIER in memory:
-            memory = _joined(memory)
+            both = (_per_rank(tier, memory.pop(tier, 0), data["world_size"]) for tier in ("ddr", CPU_TIER))
+            memory["ddr"] = [sum(pair) for pair in zip(*both, strict=True)]
         speeds = dict(data.get("memory_bandwidths_bytes_per_ms", {}))
         links = dict(data.get("link_bandwidths_bytes_per_ms", {}))
         return cls(
@@ -217,7 +211,7 @@ class Topology:
             memory_bandwidths=speeds,
             link_bandwidths=links,
             link_latencies_ms=dict(data.get("link_latencies_ms", {})),
-            replicas=Replicas.from_data(data["replicas"]) if data.get("replicas") else None,
+            replicas=Replicas(**data["replicas"]) if data.get("replicas") else None,
         )
 
     @classmethod
@@ -246,13 +240,14 @@ class Topology:
         arguments["detected"] = [*own.get("detected", ()), *(name for name in measured if name not in own)]
         return cls(world_size, compute_device, **arguments)
 
+    @checked
     def sharding_group(
         self,
-        sharding_group_size: int,
+        sharding_group_size: PositiveInt,
         *,
-        sync_every: int = 1,
+        sync_every: PositiveInt = 1,
         use_inter_host_allreduce: bool = False,
-        node_group_size: int | None = None,
+        node_group_size: PositiveInt | None = None,
     ) -> Topology:
         """The topology of one sharding group, where these ranks are several with a replica of each table.
 
@@ -280,16 +275,12 @@ class Topology:
             raise InvalidInputError(
                 f"sharding groups are of ranks with one type of device; these have {' and '.join(self.device_types)}"
             )
-        size, sync_every = whole(sharding_group_size), checked_sync_every(sync_every)
-        _check_count("sharding_group_size", size)
+        size = whole(sharding_group_size)
         grid = RankGrid(self.world_size, size, self.local_world_size, use_inter_host_allreduce)
-        local = (
-            grid.local_size(grid.sharding_group(0))
-            if node_group_size is None
-            else grid.checked_hosts(node_group_size)
-        )
+        own = grid.local_size(grid.sharding_group(0))
+        local = own if node_group_size is None else grid.hosts_of(node_group_size)
         replicas = grid.replicas(sync_every)
-        changed = {"world_size": size, "local_world_size": local, "replicas": replicas.to_data()}
+        changed = {"world_size": size, "local_world_size": local, "replicas": attrs.asdict(replicas)}
         group = object.__new__(Topology)
         group.__attrs_init__(
             world_size=size,
@@ -437,7 +428,7 @@ class Topology:
 
     def to_data(self) -> dict[str, Any]:
         """Return JSON data."""
-        replicas = {} if self.replicas is None else {"replicas": self.replicas.to_data()}
+        replicas = {} if self.replicas is None else {"replicas": attrs.asdict(self.replicas)}
         return {
             "world_size": self.world_size,
             "local_world_size": self.local_world_size,
@@ -493,11 +484,8 @@ def _check_parted(devices: Sequence[str], memory_bytes: Mapping[str, Any], hbm_c
         raise InvalidInputError(
             f"the memory of ranks on a CPU, {CPU_TIER!r}, is given by ddr_cap, one number a rank"
         )
-    own = (
-        hbm_cap if isinstance(hbm_cap, list | tuple) and len(hbm_cap) == len(devices) else [0] * len(devices)
-    )
-    for rank, (device, value) in enumerate(zip(devices, own, strict=True)):
-        if device == CPU_DEVICE and value:
+    for rank, value in enumerate(hbm_cap if isinstance(hbm_cap, list | tuple) else ()):
+        if value and devices[rank] == CPU_DEVICE:
             raise InvalidInputError(
                 f"hbm_cap is {value!r} for rank {rank}, which has no device; give 0 there"
             )
@@ -514,15 +502,6 @@ def _parted(capacities: Mapping[str, tuple[int, ...]], devices: Sequence[str]) -
     return {**kept, CPU_TIER: own}
 
 
-def _joined(memory: dict[str, Any]) -> dict[str, Any]:
-    """The capacities of a document as the constructor takes them: what :func:`_parted` parted, joined again."""
-    both = (memory.get("ddr", 0), memory.pop(CPU_TIER))
-    host, own = (value if isinstance(value, list) else [value] for value in both)
-    longest = max(len(host), len(own))
-    host, own = (value * longest if len(value) == 1 else value for value in (host, own))
-    return {**memory, "ddr": [one + other for one, other in zip(host, own, strict=False)]}
-
-
 def known_devices() -> tuple[str, ...]:
     """The device types that can be planned for: host and CUDA, and what the loaded comm backends declare."""
     backends = process_host().comm_backends
@@ -530,26 +509,16 @@ def known_devices() -> tuple[str, ...]:
     return tuple(sorted({*_KNOWN_DEVICES, *declared}))
 
 
-def _devices_of_ranks(given: Any, world_size: int) -> tuple[str, ...]:
+def _devices_of_ranks(given: str | Sequence[str], world_size: int) -> tuple[str, ...]:
     """The type of each rank's device: one for all, or one a rank."""
-    if isinstance(given, list | tuple):
-        if len(given) != world_size:
-            raise InvalidInputError(
-                f"compute_device has {len(given)} devices for {world_size} ranks: give one for all, or one a rank"
-            )
-        for device in dict.fromkeys(map(_checked_device, given)):
-            _check_device(device)
-        return tuple(given)
-    _check_device(_checked_device(given))
-    return (given,) * world_size
-
-
-def _checked_device(device: Any) -> str:
-    if not isinstance(device, str):
+    devices = (given,) * world_size if isinstance(given, str) else tuple(given)
+    if len(devices) != world_size:
         raise InvalidInputError(
-            f"compute_device must be the type of a device, such as 'cpu', or one a rank, got {brief(device)}"
+            f"compute_device has {len(devices)} devices for {world_size} ranks: give one for all, or one a rank"
         )
-    return device
+    for device in dict.fromkeys(devices):
+        _check_device(device)
+    return devices
 
 
 def _check_mixed(devices: Sequence[str], local_world_size: int) -> None:
@@ -578,26 +547,12 @@ def _check_device(device: str) -> None:
         raise UnknownNameError(f"no compute_device {device!r}. Known: {', '.join(known)}.{near}")
 
 
-def _check_count(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InvalidInputError(f"{name} must be a positive integer, got {value!r}")
-
-
 def _check_hosts(world_size: int, local_world_size: int) -> None:
-    _check_count("local_world_size", local_world_size)
     if world_size % local_world_size:
         raise InvalidInputError(
             f"{world_size} ranks do not divide into hosts of {local_world_size} (local_world_size); "
             f"{world_size % local_world_size} would be left over"
         )
-
-
-def _check_bandwidths(bandwidths: Mapping[str, float]) -> None:
-    for name, value in bandwidths.items():
-        if not (_is_finite(value) and value > 0):
-            raise InvalidInputError(
-                f"the bandwidth of {name!r} must be positive and finite (bytes/ms), got {value!r}"
-            )
 
 
 def _check_of_device(device: str, **given: Any) -> None:
@@ -610,25 +565,12 @@ def _check_of_device(device: str, **given: Any) -> None:
         )
 
 
-def _check_latencies(latencies: Mapping[str, float]) -> None:
-    for name, value in latencies.items():
-        if not (_is_finite(value) and value >= 0):
-            raise InvalidInputError(
-                f"the latency of {name!r} must be finite and not negative (ms), got {value!r}"
-            )
-
-
 def _per_rank(name: str, value: Any, world_size: int) -> tuple[int, ...]:
-    is_one = isinstance(value, str) or not isinstance(value, Sequence)
-    values = (value,) * world_size if is_one else tuple(value)
+    values = tuple(value) if isinstance(value, Sequence) else (value,) * world_size
     if len(values) != world_size:
         raise InvalidInputError(f"{name} has {len(values)} values for {world_size} ranks")
-    if any(not _is_finite(item) or item != int(item) or item < 0 for item in values):
-        raise InvalidInputError(f"{name} must be bytes, whole and not negative, got {value!r}")
-    if any(item > MOST_MEMORY_BYTES for item in values):
-        raise InvalidInputError(
-            f"{name} is a rank's memory in bytes, {MOST_MEMORY_BYTES} at most, got {value!r}"
-        )
+    if any(item != int(item) for item in values):
+        raise InvalidInputError(f"{name} must be bytes, and whole, got {value!r}")
     return tuple(int(item) for item in values)
 
 
@@ -637,10 +579,6 @@ def _least(values: tuple[int, ...], grid: RankGrid) -> tuple[int, ...]:
     if len(set(values)) == 1:
         return values[: grid.sharding_group_size]
     return tuple(min(values[other] for other in grid.replica_group(rank)) for rank in grid.sharding_group(0))
-
-
-def _is_finite(value: Any) -> bool:
-    return not isinstance(value, bool) and isinstance(value, Real) and math.isfinite(value)
 
 
 def _compact(values: tuple[int, ...]) -> int | list[int]:

@@ -136,9 +136,7 @@ class _Reader:
         kind = self._types.entry(entry["sharding_type"])
         kernel = self._kernels.entry(entry["compute_kernel"]).name
         layout = self._layout(kind.item, entry, where)
-        codecs = (
-            QCommsConfig.from_data(entry["qcomms_config"]).resolved() if "qcomms_config" in entry else None
-        )
+        codecs = QCommsConfig(**entry["qcomms_config"]).resolved() if "qcomms_config" in entry else None
         table = TableSpec(name, layout.row_map.num_rows, int(entry["embedding_dim"]), module=path)
         layout.check(table, world_size=self._world_size)
         local = self._topology.local_world_size

@@ -15,7 +15,7 @@ from attrs import frozen
 
 from shardwright.errors import PlanError
 from shardwright.planning.layouts.layout import Layout
-from shardwright.planning.machines.reservations import reservation_from_data
+from shardwright.planning.machines.reservations import as_reservation
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.inputs import Request
 from shardwright.planning.options.options import Options
@@ -215,7 +215,7 @@ def _request_of(document: Mapping[str, Any], constraints: Constraints) -> Reques
         topology=Topology.from_data(document["topology"]),
         constraints=constraints,
         given_batch_size=_batch_size(inputs),
-        given_reservation=reservation_from_data(_value(inputs, "storage_reservation")),
+        given_reservation=as_reservation(_value(inputs, "storage_reservation")),
     )
 
 

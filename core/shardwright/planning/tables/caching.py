@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping
 from enum import Enum
-from numbers import Real
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from attrs import field, frozen
 
-from shardwright.arguments import brief, typed
-from shardwright.errors import InvalidInputError
-from shardwright.planning.layouts.row_maps import not_negative
+from shardwright.arguments import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    Within,
+    as_value,
+    listed,
+    not_empty,
+    real,
+    typed,
+)
 
 LOAD_FACTOR = 0.2
 """The part of a table's rows that its cache holds if nothing was asked for (TorchRec 1.8's UVM_CACHING_RATIO)."""
-
-ALGORITHMS = ("lru", "lfu")
-"""Eviction rules of a cache: the row used least recently, or least often."""
 
 FUSED_PARAMS = frozenset({"cache_load_factor", "cache_algorithm"})
 """The keys of ``fused_params`` that are about the cache, not the optimizer."""
@@ -45,17 +47,7 @@ class CacheStatistics(ABC):
 
 
 def _counts(values: Iterable[float]) -> tuple[float, ...]:
-    listed: tuple[Any, ...] = () if isinstance(values, bytes | Mapping | Set) else tuple(values)
-    if not listed or not all(isinstance(one, Real) and 0 <= float(one) < math.inf for one in listed):
-        raise InvalidInputError(
-            f"mrc_hist_counts must be numbers, none negative, at least one; got {brief(values)}"
-        )
-    return tuple(map(float, listed))
-
-
-def _not_negative(instance: Any, attribute: Any, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) < math.inf:
-        raise InvalidInputError(f"{attribute.name} must be a finite number from 0, got {brief(value)}")
+    return tuple(map(real, listed(values)))
 
 
 @frozen(field_transformer=typed)
@@ -70,10 +62,10 @@ class EmbeddingOffloadStats(CacheStatistics):
         height: rows of the table.
     """
 
-    cacheability: float = field(validator=_not_negative)
-    expected_lookups: float = field(validator=_not_negative)
-    mrc_hist_counts: tuple[float, ...] = field(converter=_counts)
-    height: int = field(validator=not_negative)
+    cacheability: NonNegativeFloat
+    expected_lookups: NonNegativeFloat
+    mrc_hist_counts: tuple[NonNegativeFloat, ...] = field(converter=_counts, validator=not_empty)
+    height: NonNegativeInt
 
     def expected_miss_rate(self, load_factor: float) -> float:
         """One minus the hits of all bins below the cache's size; all miss where the cache holds less than a row."""
@@ -90,26 +82,11 @@ class EmbeddingOffloadStats(CacheStatistics):
 
 def _statistics(value: CacheStatistics | Mapping[str, Any] | None) -> Any:
     """Statistics as they are; JSON data of an :class:`EmbeddingOffloadStats` as one."""
-    return EmbeddingOffloadStats(**value) if isinstance(value, Mapping) else value
-
-
-def _known_statistics(instance: Any, attribute: Any, value: Any) -> None:
-    if value is not None and not isinstance(value, CacheStatistics):
-        raise InvalidInputError(f"stats must be CacheStatistics, got {value!r}")
-
-
-def _part(instance: Any, attribute: Any, value: Any) -> None:
-    if value is not None and (isinstance(value, bool) or not 0 < value <= 1):
-        raise InvalidInputError(
-            f"{attribute.name} is a part of the table's rows, above 0 and up to 1; got {brief(value)}"
-        )
+    return as_value(EmbeddingOffloadStats, value)
 
 
 def _algorithm(value: str | Enum) -> str:
-    name = str(getattr(value, "name", value)).lower()
-    if name not in ALGORITHMS:
-        raise InvalidInputError(f"no cache algorithm {brief(value)}. Known: {', '.join(ALGORITHMS)}.")
-    return name
+    return str(getattr(value, "name", value)).lower()
 
 
 @frozen(field_transformer=typed)
@@ -133,25 +110,14 @@ class CacheParams:
         0.2
     """
 
-    load_factor: float | None = field(default=None, validator=_part)
-    algorithm: str = field(default="lru", converter=_algorithm)
-    stats: CacheStatistics | None = field(default=None, converter=_statistics, validator=_known_statistics)
+    load_factor: Annotated[float, Within(gt=0, le=1)] | None = None
+    algorithm: Literal["lru", "lfu"] = field(default="lru", converter=_algorithm)
+    stats: CacheStatistics | None = field(default=None, converter=_statistics)
 
     @classmethod
-    def of(cls, value: Any) -> CacheParams | None:
-        """Parameters as they are; JSON data of them as such; ``None`` as ``None``.
-
-        Raises:
-            InvalidInputError: it is something else, or has unknown keys.
-        """
-        if value is None or isinstance(value, cls):
-            return value
-        try:
-            return cls(**value)
-        except TypeError as error:
-            raise InvalidInputError(
-                f"cache_params must be CacheParams(load_factor, algorithm, stats), got {value!r}"
-            ) from error
+    def of(cls, value: Any) -> Any:
+        """Parameters as they are; JSON data of them as such; any other value as it is."""
+        return as_value(cls, value)
 
     @classmethod
     def from_fused_params(cls, fused_params: Mapping[str, Any] | None) -> CacheParams:

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import TYPE_CHECKING, Any, cast
 
-from attrs import asdict, field, fields, frozen
+from attrs import asdict, field, frozen
 
-from shardwright.arguments import brief, typed
-from shardwright.errors import InvalidInputError, PlanningError, nearest
+from shardwright.arguments import as_value, brief, not_empty, typed
+from shardwright.errors import PlanningError
 from shardwright.host.process import process_host
 from shardwright.planning.plugin_calls import calling
 
@@ -23,12 +23,8 @@ FLOAT_BYTES = 4
 
 def _name(value: str | Enum | None) -> str | None:
     """A name, or a member of an enumeration whose ``value`` is the name."""
-    plain = getattr(value, "value", value)
-    if plain is None:
-        return None
-    if not isinstance(plain, str) or not plain:
-        raise InvalidInputError(f"a precision is the name of a codec, got {value!r}")
-    return str(plain)
+    plain: str | None = getattr(value, "value", value)  # type: ignore[arg-type]
+    return plain
 
 
 @frozen(field_transformer=typed)
@@ -49,8 +45,8 @@ class QCommsConfig:
         >>> constraint = sw.ParameterConstraints(qcomms_config=config)
     """
 
-    forward_precision: str | None = field(default=None, converter=_name)
-    backward_precision: str | None = field(default=None, converter=_name)
+    forward_precision: str | None = field(default=None, converter=_name, validator=not_empty)
+    backward_precision: str | None = field(default=None, converter=_name, validator=not_empty)
 
     def over(self, other: QCommsConfig | None) -> QCommsConfig:
         """Fill in what this leaves open from ``other``."""
@@ -93,35 +89,11 @@ class QCommsConfig:
         """Return JSON data: what is said, and nothing else."""
         return asdict(self, filter=lambda _, value: value is not None)
 
-    @classmethod
-    def from_data(cls, data: Mapping[str, Any]) -> QCommsConfig:
-        """Read JSON data: what :meth:`to_data` gave, perhaps edited.
-
-        Raises:
-            InvalidInputError: it has other keys, or values that are no names.
-        """
-        known = [attribute.name for attribute in fields(cls)]
-        for key in data:
-            if key not in known:
-                raise InvalidInputError(
-                    f"codecs are given as {' and '.join(known)}, got {key!r}.{nearest(str(key), known)}"
-                )
-        return cls(**data)
-
 
 def as_qcomms(value: QCommsConfig | Mapping[str, Any] | None) -> QCommsConfig | None:
-    """A ``QCommsConfig``, one as JSON data, or ``None``: for attributes that hold one.
-
-    Raises:
-        InvalidInputError: it is something else.
-    """
-    if value is None or isinstance(value, QCommsConfig):
-        return value
-    if isinstance(value, Mapping):
-        return QCommsConfig.from_data(value)
-    raise InvalidInputError(
-        f"codecs are given as a QCommsConfig(forward_precision=..., backward_precision=...), got {value!r}"
-    )
+    """Codecs as they are; JSON data of them as such."""
+    config: QCommsConfig | None = as_value(QCommsConfig, value)
+    return config
 
 
 def codecs_of(config: QCommsConfig | None) -> list[Codec]:

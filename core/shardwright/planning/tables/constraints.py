@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
-import functools
-import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from fnmatch import fnmatchcase, translate
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from numbers import Integral
+from typing import TYPE_CHECKING, Annotated, Any
 
 import attrs
 from attrs import field, frozen
 
-from shardwright.arguments import brief, typed, whole
+from shardwright.arguments import (
+    NonNegativeInt,
+    PositiveInt,
+    Within,
+    check,
+    listed,
+    not_empty,
+    real,
+    typed,
+    whole,
+)
 from shardwright.errors import InvalidInputError, UnknownNameError, UnknownPluginError, nearest
 from shardwright.planning.documents import CONSTRAINTS
 from shardwright.planning.documents.limits import MOST_RATE, MOST_SAMPLES
 from shardwright.planning.tables.caching import CacheParams
 from shardwright.planning.tables.codecs import QCommsConfig, as_qcomms
-from shardwright.planning.tables.spec import TableSpec, is_answer
+from shardwright.planning.tables.spec import TableSpec
 
 if TYPE_CHECKING:
     from shardwright.host.registry import Registry
@@ -28,106 +37,37 @@ if TYPE_CHECKING:
 
 def _plain_names(values: Iterable[str | Enum] | None) -> tuple[str, ...] | None:
     """Names, or members of an enumeration whose ``value`` is the name."""
-    if values is None:
-        return None
-    if isinstance(values, str):
-        raise InvalidInputError(f"expected a list of names, got the string {values!r}; write [{values!r}]")
-    if not isinstance(values, Iterable) or isinstance(values, bytes | Mapping):
-        raise InvalidInputError(f"expected a list of names, got {brief(values)}")
-    names = tuple(getattr(value, "value", value) for value in values)
-    for name in names:
-        if not isinstance(name, str) or not name:
-            raise InvalidInputError(f"expected a list of names, got {brief(name)} in it")
-    if not names:
-        raise InvalidInputError(
-            "an empty list of names leaves no option; leave the argument out to allow all"
-        )
-    return tuple(map(str, names))
+    return None if values is None else tuple(getattr(value, "value", value) for value in listed(values))
 
 
 def _floats(values: Iterable[float] | None) -> tuple[float, ...] | None:
-    return None if values is None else tuple(_number(value) for value in _listed(values))
+    return None if values is None else tuple(map(real, listed(values)))
 
 
 def _whole_numbers(values: Iterable[int] | None) -> tuple[int, ...] | None:
-    if values is None:
-        return None
-    numbers = [_number(value) for value in _listed(values)]
-    for number in numbers:
-        if not number.is_integer():
-            raise InvalidInputError(f"expected whole numbers, got {number!r}")
-    return tuple(int(number) for number in numbers)
-
-
-def _listed(values: Any) -> Iterable[Any]:
-    if isinstance(values, int | float | str) and not isinstance(values, bool):
-        raise InvalidInputError(f"expected a list of numbers, got {values!r}; write [{values!r}]")
-    if not isinstance(values, Iterable) or isinstance(values, bytes | Mapping | Set):
-        raise InvalidInputError(f"expected a list of numbers, got {brief(values)}")
-    return values
-
-
-def _number(value: Any) -> float:
-    if isinstance(value, bool | str):
-        raise InvalidInputError(f"expected a number, got {value!r}")
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        raise InvalidInputError(f"expected a number, got {brief(value)}") from None
-    except OverflowError:
-        number = math.inf
-    if not math.isfinite(number):
-        raise InvalidInputError(f"expected a finite number, got {value!r}")
-    return number
+    numbers = _floats(values)
+    return numbers and tuple(int(number) if number.is_integer() else number for number in numbers)  # type: ignore[return-value]
 
 
 def _ranks(values: int | Iterable[int] | None) -> tuple[int, ...] | None:
     """Ranks in ascending order; one number stands for itself."""
     if values is None:
         return None
-    one = whole(values)
-    listed = [one] if type(one) is int else [whole(rank) for rank in _listed(values)]
-    if isinstance(values, bytes) or not listed or any(type(rank) is not int or rank < 0 for rank in listed):
-        raise InvalidInputError(f"ranks must be one rank or several, each a number from 0, got {values!r}")
-    return tuple(sorted(set(listed)))
+    return tuple(
+        sorted({whole(rank) for rank in ([values] if isinstance(values, Integral) else listed(values))})
+    )
 
 
 def _labels(values: str | Iterable[str] | None) -> tuple[str, ...] | None:
     """One label or several."""
-    return None if values is None else _plain_names([values] if isinstance(values, str) else values)
+    return _plain_names([values] if isinstance(values, str) else values)
 
 
 def _cache(value: CacheParams | Mapping[str, Any] | None) -> CacheParams | None:
-    return CacheParams.of(value)
+    return CacheParams.of(value)  # type: ignore[no-any-return]
 
 
-def _is_text(instance: Any, attribute: Any, value: Any) -> None:
-    if value is not None and not (isinstance(value, str) and value):
-        raise InvalidInputError(f"{attribute.name} must be a text, got {value!r}")
-
-
-def _is_object(instance: Any, attribute: Any, value: Any) -> None:
-    if value is not None and not (isinstance(value, Mapping) and all(isinstance(key, str) for key in value)):
-        raise InvalidInputError(f"{attribute.name} must be an object of JSON data, got {value!r}")
-
-
-def _up_to(most: int) -> Callable[[Any, Any, tuple[float, ...] | None], None]:
-    def check(instance: Any, attribute: Any, values: tuple[float, ...] | None) -> None:
-        if values is None:
-            return
-        if not values or min(values) < 0:
-            raise InvalidInputError(
-                f"{attribute.name} must be one number a feature, none negative; got {values}"
-            )
-        if max(values) > most:
-            raise InvalidInputError(f"{attribute.name} has {max(values)}; {most} can be planned for")
-
-    return check
-
-
-def _positive(instance: Any, attribute: Any, value: int | None) -> None:
-    if value is not None and (type(value) is not int or value < 1):
-        raise InvalidInputError(f"{attribute.name} must be a positive number of columns, got {value!r}")
+_Rates = tuple[Annotated[float, Within(ge=0, le=MOST_RATE)], ...]
 
 
 @frozen(cache_hash=True, field_transformer=typed)
@@ -167,26 +107,22 @@ class ParameterConstraints:
         [1]
     """
 
-    sharding_types: tuple[str, ...] | None = field(default=None, converter=_plain_names)
-    compute_kernels: tuple[str, ...] | None = field(default=None, converter=_plain_names)
-    min_partition: int | None = field(default=None, converter=whole, validator=_positive)
-    pooling_factors: tuple[float, ...] | None = field(
-        default=None, converter=_floats, validator=_up_to(MOST_RATE)
+    sharding_types: tuple[str, ...] | None = field(default=None, converter=_plain_names, validator=not_empty)
+    compute_kernels: tuple[str, ...] | None = field(default=None, converter=_plain_names, validator=not_empty)
+    min_partition: PositiveInt | None = field(default=None, converter=whole)
+    pooling_factors: _Rates | None = field(default=None, converter=_floats, validator=not_empty)
+    num_poolings: _Rates | None = field(default=None, converter=_floats, validator=not_empty)
+    batch_sizes: tuple[Annotated[int, Within(ge=0, le=MOST_SAMPLES)], ...] | None = field(
+        default=None, converter=_whole_numbers, validator=not_empty
     )
-    num_poolings: tuple[float, ...] | None = field(
-        default=None, converter=_floats, validator=_up_to(MOST_RATE)
-    )
-    batch_sizes: tuple[int, ...] | None = field(
-        default=None, converter=_whole_numbers, validator=_up_to(MOST_SAMPLES)
-    )
-    is_weighted: bool | None = field(default=None, validator=is_answer)
+    is_weighted: bool | None = None
     cache_params: CacheParams | None = field(default=None, converter=_cache)
-    device_group: str | None = field(default=None, validator=_is_text)
-    ranks: tuple[int, ...] | None = field(default=None, converter=_ranks)
-    together: str | None = field(default=None, validator=_is_text)
-    apart: tuple[str, ...] | None = field(default=None, converter=_labels)
+    device_group: str | None = field(default=None, validator=not_empty)
+    ranks: tuple[NonNegativeInt, ...] | None = field(default=None, converter=_ranks, validator=not_empty)
+    together: str | None = field(default=None, validator=not_empty)
+    apart: tuple[str, ...] | None = field(default=None, converter=_labels, validator=not_empty)
     qcomms_config: QCommsConfig | None = field(default=None, converter=as_qcomms)
-    extras: Mapping[str, Any] | None = field(default=None, validator=_is_object, hash=False)
+    extras: Mapping[str, Any] | None = field(default=None, hash=False)
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any], where: str) -> ParameterConstraints:
@@ -203,12 +139,13 @@ class ParameterConstraints:
 
     def to_data(self) -> dict[str, Any]:
         """Return the demands as JSON data: an object of the fields that were given."""
-        return {name: _as_data(getattr(self, name)) for name in self.given}
+        return attrs.asdict(self, filter=lambda _, value: value is not None)
 
     @property
     def given(self) -> tuple[str, ...]:
         """The names of the fields that were given."""
-        return tuple(name for name in _names() if getattr(self, name) is not None)
+        names = (attribute.name for attribute in attrs.fields(type(self)))
+        return tuple(name for name in names if getattr(self, name) is not None)
 
     def filled_from(self, other: ParameterConstraints) -> ParameterConstraints:
         """Fill in the demands of ``other`` where nothing is asked here."""
@@ -253,25 +190,8 @@ class ParameterConstraints:
 _NONE = ParameterConstraints()
 
 
-@functools.cache
-def _names() -> tuple[str, ...]:
-    return tuple(attribute.name for attribute in attrs.fields(ParameterConstraints))
-
-
-def _as_data(value: Any) -> Any:
-    """A value as JSON data."""
-    if isinstance(value, tuple):
-        return list(value)
-    if isinstance(value, Mapping):
-        return dict(value)
-    return attrs.asdict(value) if attrs.has(type(value)) else value
-
-
 def _as_dict(rules: Mapping[str, ParameterConstraints] | None) -> Mapping[str, ParameterConstraints]:
-    if rules is not None and not isinstance(rules, Mapping):
-        raise InvalidInputError(
-            f"constraints must be a dict of table name (or pattern) -> ParameterConstraints, got {rules!r}"
-        )
+    check("constraints", rules, Mapping[str, ParameterConstraints] | None)
     return dict(rules or {})
 
 
@@ -287,17 +207,6 @@ class Constraints:
     """
 
     rules: Mapping[str, ParameterConstraints] = field(factory=dict, converter=_as_dict)
-
-    @rules.validator
-    def _typed(self, attribute: Any, value: Mapping[str, Any]) -> None:
-        for key, rule in value.items():
-            if not isinstance(key, str):
-                raise InvalidInputError(
-                    f"constraints: a key is the name or path of a table, or a pattern; got {key!r}",
-                    subject=repr(key),
-                )
-            if not isinstance(rule, ParameterConstraints):
-                raise InvalidInputError(f"constraints[{key!r}] must be a ParameterConstraints, got {rule!r}")
 
     @classmethod
     def from_data(cls, data: Any) -> Constraints:

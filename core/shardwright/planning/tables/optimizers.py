@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 from attrs import field, frozen
 
-from shardwright.arguments import brief, typed
+from shardwright.arguments import (
+    NonNegativeFloat,
+    PositiveFloat,
+    Within,
+    brief,
+    check,
+    not_empty,
+    real,
+    typed,
+)
 from shardwright.errors import InvalidInputError, UnknownNameError, nearest
 from shardwright.planning.tables.caching import FUSED_PARAMS as CACHE_PARAMS
 
@@ -27,16 +35,6 @@ _MAX_GRADIENT = 1.0  # FBGEMM's default where gradient_clipping=True alone is gi
 _ELSEWHERE = CACHE_PARAMS | CLIPPING_PARAMS
 
 
-def check_max_gradient(value: Any) -> None:
-    """Check the largest element that a gradient may have.
-
-    Raises:
-        InvalidInputError: it is no number above 0.
-    """
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise InvalidInputError(f"max_gradient must be a finite number above 0, got {brief(value)}")
-
-
 def max_gradient_of(fused_params: Mapping[str, Any] | None) -> float | None:
     """The largest element, in absolute value, that ``fused_params`` allow gradients of outputs; ``None``: any.
 
@@ -47,57 +45,34 @@ def max_gradient_of(fused_params: Mapping[str, Any] | None) -> float | None:
     """
     given = fused_params or {}
     is_asked = given.get("gradient_clipping", "max_gradient" in given)
-    if not isinstance(is_asked, bool):
-        raise InvalidInputError(f"gradient_clipping must be true or false, got {brief(is_asked)}")
+    check("gradient_clipping", is_asked, bool)
     value = given.get("max_gradient", _MAX_GRADIENT)
-    check_max_gradient(value)
+    check("max_gradient", value, PositiveFloat)
     return float(value) if is_asked else None
 
 
-# What the optimizers above understand, or take no notice of, as FBGEMM does; from 0, up to but not including the limit.
-_LIMITS: Mapping[str, float] = {
-    "eps": math.inf,
-    "beta1": 1.0,
-    "beta2": 1.0,
-    "weight_decay": math.inf,
-    "momentum": 1.0,
-    "initial_accumulator_value": math.inf,
+_BelowOne = Annotated[float, Within(ge=0, lt=1)]
+_KNOWN: Mapping[str, Any] = {
+    "eps": NonNegativeFloat,
+    "beta1": _BelowOne,
+    "beta2": _BelowOne,
+    "weight_decay": NonNegativeFloat,
+    "momentum": _BelowOne,
+    "initial_accumulator_value": NonNegativeFloat,
+    "stochastic_rounding": bool,
+    "weight_decay_mode": str,
 }
-# Those that are no numbers. Which optimizer takes which of all, and in which values, its plugin knows.
-_SWITCHES = frozenset({"stochastic_rounding"})
-_MODES = frozenset({"weight_decay_mode"})
+"""Parameters of the optimizers above, as FBGEMM has them; each plugin knows which of them its optimizer takes."""
+_PLAIN = float | str | bool | None | tuple[float | str | bool | None, ...]
 
 
-def _number(value: Any) -> float:
-    if isinstance(value, str | bool):
-        raise InvalidInputError(f"learning_rate must be a number, got {value!r}")
-    try:
-        return float(value)
-    except (TypeError, ValueError, RuntimeError):
-        raise InvalidInputError(f"learning_rate must be a number, got {brief(value)}") from None
-
-
-def _rate(instance: Any, attribute: Any, value: Any) -> None:
-    if not 0 <= value < math.inf:
-        must = "be finite" if value == math.inf else "not be negative"
-        raise InvalidInputError(f"learning_rate must {must}, got {value!r}")
-
-
-def _canonical(name: Any) -> Any:
+def _canonical(name: str) -> str:
     return name.lower() if isinstance(name, str) else name
 
 
-def _named(instance: Any, attribute: Any, value: Any) -> None:
-    if not isinstance(value, str) or not value:
-        raise InvalidInputError(f"the name of an optimizer must be a text, got {brief(value)}")
-
-
 def _items(values: Mapping[str, Any] | tuple[tuple[str, Any], ...]) -> tuple[tuple[str, Any], ...]:
-    pairs = values.items() if isinstance(values, Mapping) else values
-    plain = {name: _as_plain(value) for name, value in pairs}
-    for name in plain:
-        if not isinstance(name, str):
-            raise InvalidInputError(f"parameters must have texts for names, got {brief(name)}")
+    plain = {name: _as_plain(value) for name, value in dict(values).items()}
+    check("parameters", plain, Mapping[str, Any])
     return tuple(sorted(plain.items()))
 
 
@@ -111,40 +86,14 @@ def _as_plain(value: Any) -> Any:
 def _known_parameters(instance: Any, attribute: Any, values: tuple[tuple[str, Any], ...]) -> None:
     """Parameters of the optimizers known here are known and within range; those of others are plain data."""
     for name, value in values:
-        if instance.name in _PUBLISHED:
-            _check_known(instance.name, name, value)
-        elif not _is_plain(value):
-            raise InvalidInputError(
-                f"parameters of an optimizer are numbers, texts or lists of them; {name!r} of {instance.name!r} is "
-                f"{brief(value)}"
+        if instance.name in _PUBLISHED and name not in _KNOWN:
+            known = ["optimizer", "learning_rate", *_KNOWN, *sorted(_ELSEWHERE)]
+            raise UnknownNameError(
+                f"optimizer {instance.name!r} has no parameter {name!r}. Known: {', '.join(known)}."
+                f"{nearest(name, known)}"
             )
-
-
-def _check_known(optimizer: str, name: str, value: Any) -> None:
-    known = ["optimizer", "learning_rate", *_LIMITS, *sorted(_SWITCHES | _MODES | _ELSEWHERE)]
-    if name in _MODES and isinstance(value, str):
-        return
-    if name in _SWITCHES:
-        if not isinstance(value, bool):
-            raise InvalidInputError(
-                f"{name} of optimizer {optimizer!r} must be true or false, got {brief(value)}"
-            )
-        return
-    if name not in _LIMITS:
-        raise UnknownNameError(
-            f"optimizer {optimizer!r} has no parameter {name!r}. Known: {', '.join(known)}.{nearest(name, known)}"
-        )
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < _LIMITS[name]:
-        below = " below 1" if _LIMITS[name] == 1 else ""
-        raise InvalidInputError(
-            f"{name} of optimizer {optimizer!r} must be a finite number from 0{below}, got {brief(value)}"
-        )
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, tuple):
-        return all(map(_is_plain, value))
-    return value is None or isinstance(value, str | bool | int | float)
+        hint = _KNOWN[name] if instance.name in _PUBLISHED else _PLAIN
+        check(f"{name} of optimizer {instance.name!r}", value, hint)
 
 
 @frozen(field_transformer=typed)
@@ -172,8 +121,8 @@ class OptimizerSpec:
         (('eps', 1e-06),)
     """
 
-    name: str = field(default=_DEFAULT, converter=_canonical, validator=_named)
-    learning_rate: float = field(default=0.01, converter=_number, validator=_rate)
+    name: str = field(default=_DEFAULT, converter=_canonical, validator=not_empty)
+    learning_rate: NonNegativeFloat = field(default=0.01, converter=real)
     parameters: tuple[tuple[str, Any], ...] = field(default=(), converter=_items, validator=_known_parameters)
     is_assumed: bool = False
 
@@ -202,10 +151,6 @@ class OptimizerSpec:
         if not values:
             return ASSUMED
         optimizer = values.pop("optimizer", _DEFAULT)
-        if not isinstance(optimizer, str) or not optimizer:
-            raise InvalidInputError(
-                f"fused_params['optimizer'] must be a name such as 'sgd', got {brief(optimizer)}"
-            )
         rate = values.pop("learning_rate", 0.01)
         return cls(name=optimizer, learning_rate=rate, parameters=values)
 

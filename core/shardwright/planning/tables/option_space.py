@@ -7,14 +7,8 @@ from typing import Any
 
 from attrs import field, frozen
 
-from shardwright.arguments import brief, typed, whole
-from shardwright.errors import InvalidInputError
+from shardwright.arguments import PositiveInt, typed, whole
 from shardwright.planning.tables.constraints import ParameterConstraints
-
-
-def _positive(instance: Any, attribute: Any, value: Any) -> None:
-    if value is not None and (type(value) is not int or value < 1):
-        raise InvalidInputError(f"min_partition must be a positive number of columns, got {brief(value)}")
 
 
 @frozen(field_transformer=typed)
@@ -37,7 +31,7 @@ class OptionSpace:
     """
 
     kernels: Mapping[str, tuple[str, ...]] = field(factory=dict)
-    min_partition: int | None = field(default=None, converter=whole, validator=_positive)
+    min_partition: PositiveInt | None = field(default=None, converter=whole)
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> OptionSpace:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, KeysView, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum, unique
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from attrs import evolve, field, frozen, validators
+from attrs import evolve, field, frozen
 
-from shardwright.arguments import brief, typed, whole
+from shardwright.arguments import FiniteFloat, PositiveFloat, Within, brief, check, listed, real, typed, whole
 from shardwright.errors import InvalidInputError
 from shardwright.planning.documents.limits import MOST_ROWS
 from shardwright.planning.layouts.blocks import ColumnRange
@@ -21,7 +21,7 @@ from shardwright.planning.layouts.row_maps import RowPart, RowsRange
 from shardwright.planning.tables.caching import CacheParams
 from shardwright.planning.tables.codecs import QCommsConfig, as_qcomms
 from shardwright.planning.tables.data_types import TORCH_NAMES, DataType
-from shardwright.planning.tables.optimizers import ASSUMED, STILL, OptimizerSpec, check_max_gradient
+from shardwright.planning.tables.optimizers import ASSUMED, STILL, OptimizerSpec
 
 
 @unique
@@ -40,22 +40,7 @@ class PoolingType(Enum):
     NONE = "NONE"
 
 
-def _positive(instance: Any, attribute: Any, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-        raise InvalidInputError(
-            f"table {getattr(instance, 'name', '')!r}: {attribute.name} must be a positive integer, got {value!r}"
-        )
-    if value > MOST_ROWS:
-        raise InvalidInputError(
-            f"table {getattr(instance, 'name', '')!r}: {attribute.name} is {value}; it can be "
-            f"{MOST_ROWS} at most, the largest of 64-bit integers"
-        )
-
-
-def is_answer(instance: Any, attribute: Any, value: Any) -> None:
-    """A validator: yes, no, or nothing said."""
-    if value is not None and not isinstance(value, bool):
-        raise InvalidInputError(f"{attribute.name} must be true or false, got {value!r}")
+_Size = Annotated[int, Within(ge=1, le=MOST_ROWS)]
 
 
 def _pooling(value: PoolingType | str) -> PoolingType:
@@ -69,22 +54,11 @@ def _pooling(value: PoolingType | str) -> PoolingType:
 
 
 def _tuple(value: Iterable[str]) -> tuple[str, ...]:
-    return tuple(_listed_names(value))
+    return listed(value)
 
 
-def _listed_names(value: Any) -> list[Any]:
-    if isinstance(value, str):
-        raise InvalidInputError(f"feature_names must be a list of names, got the string {value!r}")
-    is_unordered = isinstance(value, Mapping | Set) and not isinstance(value, KeysView)
-    if not isinstance(value, Iterable) or isinstance(value, bytes) or is_unordered:
-        raise InvalidInputError(f"feature_names must be a list of names, got {brief(value)}")
-    return list(value)
-
-
-def _number(value: float | None) -> float | None:
-    if isinstance(value, bool | str):
-        raise InvalidInputError(f"an initial weight must be a number, got {value!r}")
-    return None if value is None else float(value)
+def _list(value: Iterable[str]) -> list[str]:
+    return list(listed(value))
 
 
 _Allowed = tuple[tuple[str, tuple[str, ...] | None], ...]
@@ -94,25 +68,8 @@ def _allowed(value: Mapping[str, Sequence[str] | None] | _Allowed | None) -> _Al
     """A mapping from sharding types to compute kernels as pairs, which can be hashed."""
     if value is None or isinstance(value, tuple):
         return value
-    if not isinstance(value, Mapping) or not all(
-        kernels is None or (isinstance(kernels, list | tuple) and all(isinstance(k, str) for k in kernels))
-        for kernels in value.values()
-    ):
-        raise InvalidInputError(
-            f"allowed must map each sharding type to a list of compute kernels, or to none for any; got {value!r}"
-        )
-    return tuple((str(name), None if kernels is None else tuple(kernels)) for name, kernels in value.items())
-
-
-def _names(value: Iterable[str]) -> list[str]:
-    names = _listed_names(value)
-    for name in names:
-        if not isinstance(name, str):
-            raise InvalidInputError(f"feature_names must be a list of names, got {brief(name)} in it")
-    repeated = [name for name, count in Counter(names).items() if count > 1]
-    if repeated:
-        raise InvalidInputError(f"feature_names repeats {repeated[0]!r}: {names}")
-    return names
+    check("allowed", value, Mapping[str, Sequence[str] | None])
+    return tuple((name, None if kernels is None else tuple(kernels)) for name, kernels in value.items())
 
 
 @frozen(hash=False, field_transformer=typed)
@@ -142,19 +99,20 @@ class EmbeddingConfig:
         2
     """
 
-    num_embeddings: int = field(converter=whole, validator=_positive)
-    embedding_dim: int = field(converter=whole, validator=_positive)
-    name: str = field(default="", validator=validators.instance_of(str))
+    num_embeddings: _Size = field(converter=whole)
+    embedding_dim: _Size = field(converter=whole)
+    name: str = ""
     data_type: DataType = field(default=DataType("FP32"), converter=DataType)
-    feature_names: list[str] = field(factory=list, converter=_names)
-    weight_init_max: float | None = field(default=None, converter=_number)
-    weight_init_min: float | None = field(default=None, converter=_number)
+    feature_names: list[str] = field(factory=list, converter=_list)
+    weight_init_max: FiniteFloat | None = field(default=None, converter=real)
+    weight_init_min: FiniteFloat | None = field(default=None, converter=real)
     init_fn: Callable[[Any], Any] | None = field(default=None, eq=False)
 
-    @init_fn.validator
-    def _is_function(self, attribute: Any, value: Any) -> None:
-        if value is not None and not callable(value):
-            raise InvalidInputError(f"table {self.name!r}: init_fn must be a function, got {value!r}")
+    @feature_names.validator
+    def _is_distinct(self, attribute: Any, value: list[str]) -> None:
+        repeated = [name for name, count in Counter(value).items() if count > 1]
+        if repeated:
+            raise InvalidInputError(f"table {self.name!r}: feature_names repeats {repeated[0]!r}: {value}")
 
     @weight_init_min.validator
     def _is_interval(self, attribute: Any, value: Any) -> None:
@@ -162,10 +120,6 @@ class EmbeddingConfig:
         if not low <= high:
             raise InvalidInputError(
                 f"table {self.name!r}: weight_init_min is {low}, above weight_init_max, which is {high}"
-            )
-        if math.inf in (-low, high):
-            raise InvalidInputError(
-                f"table {self.name!r}: weight_init_min is {low}, weight_init_max is {high}; both must be finite"
             )
 
     @property
@@ -207,33 +161,13 @@ class EmbeddingBagConfig(EmbeddingConfig):
     def _pooled(self, attribute: Any, value: PoolingType) -> None:
         if value is PoolingType.NONE:
             raise InvalidInputError(
-                f"table {self.name!r}: an EmbeddingBagCollection pools (SUM or MEAN); "
+                f"table {self.name!r}: pooling is NONE, and an EmbeddingBagCollection pools (SUM or MEAN); "
                 "for one vector per id use an EmbeddingCollection"
             )
 
 
-UPDATES = ("in_backward", "in_step")
+Update = Literal["in_backward", "in_step"]
 """Times at which an optimizer inside a kernel may update a table, the default first."""
-
-
-def check_update(update: Any) -> str:
-    """Check the name of the time at which tables are updated.
-
-    Raises:
-        InvalidInputError: there is no such time; the text has those there are.
-    """
-    if update not in UPDATES:
-        raise InvalidInputError(f"update must be {' or '.join(map(repr, UPDATES))}, got {brief(update)}")
-    return str(update)
-
-
-def _known_update(instance: Any, attribute: Any, value: Any) -> None:
-    check_update(value)
-
-
-def _known_limit(instance: Any, attribute: Any, value: Any) -> None:
-    if value is not None:
-        check_max_gradient(value)
 
 
 @frozen(field_transformer=typed)
@@ -270,20 +204,20 @@ class TableSpec:
     """
 
     name: str
-    num_embeddings: int = field(converter=whole, validator=_positive)
-    embedding_dim: int = field(converter=whole, validator=_positive)
+    num_embeddings: _Size = field(converter=whole)
+    embedding_dim: _Size = field(converter=whole)
     feature_names: tuple[str, ...] = field(default=(), converter=_tuple)
     data_type: DataType = field(default=DataType("FP32"), converter=DataType)
     pooling: PoolingType = field(default=PoolingType.SUM, converter=_pooling)
-    is_weighted: bool = field(default=False, validator=is_answer)
+    is_weighted: bool = False
     module: str = ""
     optimizer: OptimizerSpec | None = ASSUMED
     qcomms_config: QCommsConfig | None = field(default=None, converter=as_qcomms)
     cache: CacheParams = field(factory=CacheParams)
     allowed: _Allowed | None = field(default=None, converter=_allowed)
-    update: str = field(default=UPDATES[0], validator=_known_update)
-    max_gradient: float | None = field(default=None, validator=_known_limit)
-    is_frozen: bool = field(default=False, validator=is_answer)
+    update: Update = "in_backward"
+    max_gradient: PositiveFloat | None = None
+    is_frozen: bool = False
 
     @classmethod
     def from_config(
@@ -295,7 +229,7 @@ class TableSpec:
         optimizer: OptimizerSpec | None = None,
         qcomms_config: QCommsConfig | None = None,
         cache: CacheParams | None = None,
-        update: str = UPDATES[0],
+        update: Update = "in_backward",
         max_gradient: float | None = None,
         is_frozen: bool = False,
     ) -> TableSpec:
@@ -336,7 +270,7 @@ class TableSpec:
         if self.is_frozen:
             return self
         optimizer = STILL if self.data_type in TORCH_NAMES else None
-        return evolve(self, optimizer=optimizer, update=UPDATES[0], max_gradient=None, is_frozen=True)
+        return evolve(self, optimizer=optimizer, update="in_backward", max_gradient=None, is_frozen=True)
 
     def kernels_allowed(self, sharding_type: str) -> tuple[str, ...] | None:
         """Compute kernels that its module's sharder allows with a sharding type; ``None``: whatever is offered."""

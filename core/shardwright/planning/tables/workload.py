@@ -17,7 +17,7 @@ from shardwright.planning.documents import WORKLOAD
 from shardwright.planning.tables.caching import CacheParams
 from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
 from shardwright.planning.tables.optimizers import OptimizerSpec
-from shardwright.planning.tables.spec import UPDATES, TableSpec
+from shardwright.planning.tables.spec import TableSpec
 
 _USE = ("pooling_factors", "num_poolings")
 _SAME = (
@@ -164,7 +164,7 @@ def table_to_data(table: TableSpec) -> dict[str, Any]:
         data["allowed"] = {
             name: None if kernels is None else list(kernels) for name, kernels in table.allowed
         }
-    if table.update != UPDATES[0]:
+    if table.update != "in_backward":
         data["update"] = table.update
     if table.max_gradient is not None:
         data["max_gradient"] = table.max_gradient

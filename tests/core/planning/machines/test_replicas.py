@@ -63,10 +63,10 @@ def test_rank_of_a_group_has_the_memory_of_its_least_replica() -> None:
             lambda: RankGrid(6, 4, 6),
             r"6 ranks do not divide into sharding groups of 4 .*Possible: 1, 2, 3, 6",
         ),
-        (lambda: RankGrid(6, 0, 6), "sharding_group_size must be a positive integer, got 0"),
+        (lambda: RankGrid(6, 0, 6), "sharding_group_size must be an integer from 1, got 0"),
         (lambda: Topology(8, "cpu").sharding_group(4, node_group_size=3), "does not divide into hosts of 3"),
         (lambda: Topology(8, "cpu").sharding_group(4).sharding_group(2), "of a sharding group already"),
-        (lambda: Replicas(2, 0), "sync_every .*positive integer"),
+        (lambda: Replicas(2, 0), "sync_every must be an integer from 1, got 0"),
         (lambda: Replicas(2, 1, 3), "local_replicas is 3: 2 sharding groups have no more replicas"),
     ],
 )

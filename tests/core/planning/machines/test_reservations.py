@@ -12,7 +12,6 @@ from shardwright.planning.machines.reservations import (
     DenseBytes,
     StorageReservation,
     as_reservation,
-    reservation_from_data,
 )
 from shardwright.planning.machines.topology import GIB, Topology
 from shardwright.runtime.sharded.models.dense_bytes import dense_bytes
@@ -63,7 +62,7 @@ def test_reservation_larger_than_a_device_is_an_error_with_the_numbers():
 
 @pytest.mark.parametrize("value", [-0.1, 1, 1.5, True, "0.1", float("nan")])
 def test_as_reservation_of_no_part_raises(value):
-    with pytest.raises(InvalidInputError, match="from 0 to below 1"):
+    with pytest.raises(InvalidInputError, match="from 0 below 1"):
         as_reservation(value)
 
 
@@ -87,7 +86,7 @@ ANY = st.builds(
 
 @given(reservation=ANY, ids=st.floats(0, 1e6))
 def test_reservation_survives_json_and_leaves_no_more_than_there_is(reservation, ids):
-    assert reservation_from_data(reservation.to_data()) == reservation
+    assert as_reservation(reservation.to_data()) == reservation
     left = reservation.capacity_bytes(TOPOLOGY, ids)
     assert (left >= 0).all()
     assert (left <= TOPOLOGY.capacity_bytes).all()
@@ -99,8 +98,8 @@ def test_part_alone_is_a_number_in_json():
 
 
 def test_reservation_from_unknown_data_raises():
-    with pytest.raises(InvalidInputError, match="cannot be read"):
-        reservation_from_data({"percentage": 0.1})
+    with pytest.raises(InvalidInputError, match="Known: part"):
+        as_reservation({"percentage": 0.1})
 
 
 class Model(torch.nn.Module):

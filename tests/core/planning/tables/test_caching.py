@@ -6,6 +6,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.errors import raises
 
 from shardwright.errors import InvalidInputError
 from shardwright.planning.tables.caching import CacheParams, EmbeddingOffloadStats
@@ -63,24 +64,16 @@ def test_cache_of_fused_params_is_told_from_the_optimizer():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        ({"load_factor": 0}, "load_factor is a part of the table's rows, above 0 and up to 1; got 0"),
-        ({"load_factor": 1.5}, "got 1.5"),
-        ({"algorithm": "fifo"}, "no cache algorithm 'fifo'. Known: lru, lfu."),
-        ({"stats": 3}, "stats must be CacheStatistics, got 3"),
-    ],
+    "arguments", [{"load_factor": 0}, {"load_factor": 1.5}, {"algorithm": "fifo"}, {"stats": 3}]
 )
-def test_cache_params_wrong_value_raises(arguments, text):
-    with pytest.raises(InvalidInputError, match=text):
+def test_cache_params_wrong_value_raises(arguments):
+    with raises(InvalidInputError, subject=next(iter(arguments))):
         CacheParams(**arguments)
 
 
-@pytest.mark.parametrize("counts", [[], [1, -1]])
+@pytest.mark.parametrize("counts", [[], [1, -1], ["1"], 3])
 def test_statistics_without_counts_raise(counts):
-    with pytest.raises(
-        InvalidInputError, match="mrc_hist_counts must be numbers, none negative, at least one"
-    ):
+    with pytest.raises(InvalidInputError, match="mrc_hist_counts"):
         EmbeddingOffloadStats(0, 0, counts, 1)
 
 
@@ -91,5 +84,5 @@ def test_constraints_with_a_cache_survive_json():
 
 
 def test_constraints_with_something_else_for_a_cache_raise():
-    with pytest.raises(InvalidInputError, match=r"must be CacheParams\(load_factor, algorithm, stats\)"):
+    with raises(InvalidInputError, subject="cache_params"):
         ParameterConstraints(cache_params={"size": 3})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.errors import raises
 
 from shardwright.errors import InvalidInputError
 from shardwright.planning.tables.optimizers import OptimizerSpec
@@ -36,21 +37,13 @@ def test_spec_from_fused_params_takes_rate_and_the_rest_as_parameters(rate):
 
 
 def test_spec_optimizer_that_is_no_name_raises():
-    with pytest.raises(InvalidInputError, match=r"must be a name such as 'sgd', got 3"):
+    with raises(InvalidInputError, subject="name"):
         OptimizerSpec.from_fused_params({"optimizer": 3})
 
 
-@pytest.mark.parametrize(
-    ("rate", "text"),
-    [
-        (-0.1, "must not be negative, got -0.1"),
-        (float("nan"), "must not be negative, got nan"),
-        ("fast", "must be a number, got 'fast'"),
-        (None, "must be a number, got None"),
-    ],
-)
-def test_spec_wrong_learning_rate_raises_with_it(rate, text):
-    with pytest.raises(InvalidInputError, match=f"learning_rate {text}"):
+@pytest.mark.parametrize("rate", [-0.1, float("nan"), float("inf"), "fast", None])
+def test_spec_wrong_learning_rate_raises_with_it(rate):
+    with raises(InvalidInputError, subject="learning_rate"):
         OptimizerSpec.from_fused_params({"learning_rate": rate})
 
 

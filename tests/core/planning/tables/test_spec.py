@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.errors import raises
 
 from shardwright.errors import InvalidInputError
 from shardwright.planning.tables.optimizers import OptimizerSpec
@@ -32,11 +33,10 @@ CONFIGS = [EmbeddingConfig, EmbeddingBagConfig]
 @pytest.mark.parametrize("value", [0, -3, 2.0, "4", True, None])
 def test_table_size_that_is_no_positive_integer_raises_naming_table_and_value(make, field, value):
     sizes = {"num_embeddings": 4, "embedding_dim": 4, field: value}
-    with pytest.raises(
-        InvalidInputError,
-        match=re.escape(f"table 'items': {field} must be a positive integer, got {value!r}"),
-    ):
+    with raises(InvalidInputError, subject=field) as error:
         make(name="items", **sizes)
+    assert "'items'" in str(error.value)
+    assert str(error.value).endswith(f"got {value!r}")
 
 
 @pytest.mark.parametrize("make", [*CONFIGS, TableSpec])
@@ -64,26 +64,20 @@ def test_bag_config_without_pooling_raises_naming_the_other_collection():
         EmbeddingBagConfig(1, 1, name="items", pooling=PoolingType.NONE)
 
 
-@pytest.mark.parametrize(
-    ("names", "text"),
-    [
-        ("user", "must be a list of names, got the string 'user'"),
-        (["a", "b", "a"], "repeats 'a': ['a', 'b', 'a']"),
-        (["a", 1], "must be a list of names, got 1 in it"),
-    ],
-)
-def test_config_wrong_feature_names_raise(names, text):
-    with pytest.raises(InvalidInputError, match=re.escape(f"feature_names {text}")):
+@pytest.mark.parametrize("names", ["user", ["a", "b", "a"], ["a", 1], {"a"}, 3])
+def test_config_wrong_feature_names_raise(names):
+    with pytest.raises(InvalidInputError, match="feature_names"):
         EmbeddingBagConfig(1, 1, name="items", feature_names=names)
 
 
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"init_fn": 3}, "table 'items': init_fn must be a function, got 3"),
+        ({"init_fn": 3}, "EmbeddingBagConfig 'items': init_fn must be a function or None, got 3"),
         ({"weight_init_min": 1, "weight_init_max": 0}, "weight_init_min is 1.0, above weight_init_max"),
         ({"weight_init_min": 1}, "weight_init_min is 1.0, above weight_init_max, which is 0.5"),
-        ({"weight_init_max": math.nan}, "above weight_init_max, which is nan"),
+        ({"weight_init_max": math.nan}, "weight_init_max must be a finite number or None, got nan"),
+        ({"weight_init_min": -math.inf}, "weight_init_min must be a finite number or None, got -inf"),
     ],
 )
 def test_config_wrong_initialization_raises(arguments, text):

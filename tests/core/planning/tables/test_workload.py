@@ -56,7 +56,7 @@ def test_workload_says_when_tables_are_updated_and_which_gradients_are_clipped()
     [
         (
             {"name": "a", "update": "in_stpe"},
-            r"table 0 \('a'\): update must be 'in_backward' or 'in_step', got 'in_stpe'",
+            r"table 0 \('a'\): .*update must be 'in_backward' or 'in_step', got 'in_stpe'",
         ),
         ({"name": "a", "max_gradient": 0}, "max_gradient must be above 0, got 0"),
         ({"name": 3}, "table 0: name must be a text, got 3"),
@@ -77,7 +77,7 @@ def test_workload_says_when_tables_are_updated_and_which_gradients_are_clipped()
             {"name": "a", "pooling_factors": "many"},
             r"table 0 \('a'\): pooling_factors must be a list, got 'many'",
         ),
-        ({"name": "a", "data_type": "F 7"}, r"table 0 \('a'\): .*data_type: a data type is a name"),
+        ({"name": "a", "data_type": "F 7"}, r"table 0 \('a'\): .*data_type.* a data type is a name"),
         ({"name": "a", "optimizer": 3}, "optimizer must be null or an object or a text, got 3"),
     ],
 )

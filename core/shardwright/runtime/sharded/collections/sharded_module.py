@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from shardwright.arguments import brief, checked_only
+from shardwright.arguments import brief, checked, checked_only
 from shardwright.errors import InvalidInputError, UnknownPluginError, UnsupportedError, nearest
 from shardwright.host.plugin_host import host
 from shardwright.host.registry import Registry
@@ -19,7 +19,7 @@ from shardwright.planning.plan.sharding import ParameterSharding
 from shardwright.planning.tables.caching import CacheParams
 from shardwright.planning.tables.codecs import QCommsConfig, as_qcomms
 from shardwright.planning.tables.optimizers import OptimizerSpec, max_gradient_of
-from shardwright.planning.tables.spec import UPDATES, TableSpec, check_update
+from shardwright.planning.tables.spec import TableSpec, Update
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.step.batches.inputs import InputChecks
 
@@ -53,20 +53,20 @@ class ModuleSharder(ABC):
     """
 
     module_type: ClassVar[type[nn.Module]]
-    update: str = UPDATES[0]
+    update: Update = "in_backward"
     max_gradient: float | None = None
     sync_module_states: bool = False
     # TorchRec's is generic over the module: ``cast(ModuleSharder[nn.Module], ...)`` is in its tutorials.
     __class_getitem__: ClassVar[Any] = classmethod(GenericAlias)
 
-    @checked_only("fused_params", "input_checks")
+    @checked_only("fused_params", "qcomm_codecs_registry", "input_checks", "update")
     def __init__(
         self,
         fused_params: Mapping[str, Any] | None = None,
-        qcomm_codecs_registry: QCommsConfig | None = None,
+        qcomm_codecs_registry: QCommsConfig | Mapping[str, Any] | None = None,
         *,
         input_checks: str | None = None,
-        update: str = UPDATES[0],
+        update: Update = "in_backward",
     ) -> None:
         self.fused_params = dict(fused_params) if fused_params is not None else None
         self.optimizer = OptimizerSpec.from_fused_params(fused_params)
@@ -75,12 +75,13 @@ class ModuleSharder(ABC):
         self.input_checks = InputChecks.of(input_checks)
         self.cache = CacheParams.from_fused_params(fused_params)
         self.max_gradient = max_gradient_of(fused_params)
-        self.update = check_update(update)
+        self.update = update
 
-    def updating(self, update: str) -> ModuleSharder:
+    @checked
+    def updating(self, update: Update) -> ModuleSharder:
         """The same sharder with another time of updates, ``"in_backward"`` or ``"in_step"``."""
         other = copy(self)
-        other.update = check_update(update)
+        other.update = update
         return other
 
     def syncing_module_states(self) -> ModuleSharder:

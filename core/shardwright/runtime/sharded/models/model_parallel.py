@@ -23,6 +23,7 @@ from shardwright.host.plugin_host import host
 from shardwright.optim._keyed_state import full
 from shardwright.optim.combined import CombinedOptimizer
 from shardwright.planning.plan.plan import ShardingPlan
+from shardwright.planning.tables.spec import Update
 from shardwright.runtime.ranks.devices import has_accelerator, is_host, make_current, with_index
 from shardwright.runtime.ranks.environment import ShardingEnv, device_of_rank, environment_of
 from shardwright.runtime.sharded.collections.sharded_collection import ShardedCollection
@@ -152,7 +153,7 @@ class DistributedModelParallel(nn.Module):
         *,
         comm_backend: str | CommBackend | None = None,
         data_parallel_wrapper: DefaultDataParallelWrapper | None = None,
-        update: str | None = None,
+        update: Update | None = None,
         sync_module_states: bool = False,
     ) -> None:
         super().__init__()
@@ -188,7 +189,7 @@ class DistributedModelParallel(nn.Module):
         plan: ShardingPlan | None,
         sharders: Sequence[ModuleSharder] | None,
         init_data_parallel: bool,
-        update: str | None = None,
+        update: Update | None = None,
         sync_module_states: bool = False,
     ) -> None:
         sharders = default_sharders() if sharders is None else list(sharders)

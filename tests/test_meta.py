@@ -236,7 +236,6 @@ STATE = {
     "planning/tables/data_types.py": {"_NAMES"},  # a data type is one object of its name
     "host/process.py": {"_source"},  # what gives the plugin host
     "optim/fused.py": {"_REGISTERED"},  # torch's optimizers by class, as plugins register theirs
-    "runtime/sharded/collections/sharded_module.py": {"_SHARDERS"},  # until sharders are a kind of plugin
     # Of process groups and of models, by weak reference.
     "error_reports.py": {"_LISTENERS"},
     "runtime/ranks/environment.py": {"_LOCKSTEPS"},

@@ -148,10 +148,10 @@ _MODULE_OF_NAME: dict[str, str] = {
         "shardwright.runtime.sharded.collections.sharders": (
             "EmbeddingBagCollectionSharder",
             "EmbeddingCollectionSharder",
+            "LeaveAlone",
             "ModuleSharder",
             "ShardedEmbeddingBagCollection",
             "ShardedEmbeddingCollection",
-            "register_sharder",
         ),
         "shardwright.runtime.step.collection": ("Collection", "FeatureBatch"),
         "shardwright.runtime.step.columns": ("Columns",),

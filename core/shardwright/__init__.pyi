@@ -139,10 +139,10 @@ from shardwright.runtime.routed.return_path import ReturnPath as ReturnPath
 from shardwright.runtime.routed.return_path import ReturnStep as ReturnStep
 from shardwright.runtime.sharded.collections.sharders import EmbeddingBagCollectionSharder as EmbeddingBagCollectionSharder
 from shardwright.runtime.sharded.collections.sharders import EmbeddingCollectionSharder as EmbeddingCollectionSharder
+from shardwright.runtime.sharded.collections.sharders import LeaveAlone as LeaveAlone
 from shardwright.runtime.sharded.collections.sharders import ModuleSharder as ModuleSharder
 from shardwright.runtime.sharded.collections.sharders import ShardedEmbeddingBagCollection as ShardedEmbeddingBagCollection
 from shardwright.runtime.sharded.collections.sharders import ShardedEmbeddingCollection as ShardedEmbeddingCollection
-from shardwright.runtime.sharded.collections.sharders import register_sharder as register_sharder
 from shardwright.runtime.sharded.models.model_parallel import DefaultDataParallelWrapper as DefaultDataParallelWrapper
 from shardwright.runtime.sharded.models.model_parallel import DistributedModelParallel as DistributedModelParallel
 from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner as EmbeddingShardingPlanner

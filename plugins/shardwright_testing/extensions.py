@@ -134,10 +134,22 @@ def _check_proof(proof: Extension) -> None:
         assert told, f"{proof.name}: believes without data that no plan takes less than {_AN_AGE_MS:.0e} ms"
 
 
+def _check_sharder(extension: Extension) -> None:
+    """Check that it makes a sharder which is found beside those of core, by the class that it serves."""
+    from shardwright.runtime.sharded.collections.sharders import ModuleSharder, default_sharders
+
+    made = extension.load()()
+    assert isinstance(made, ModuleSharder), f"{extension.name}: makes {made!r}, which is no ModuleSharder"
+    with installed(extension):
+        served = [sharder.module_type for sharder in default_sharders()]
+    assert made.module_type in served, f"{extension.name}: no default sharder serves {made.module_type}"
+
+
 _POINTS: Mapping[str, Callable[[Extension], None]] = {
     COMMAND: _check_command,
     "check": _check_check,
     "proof": _check_proof,
     "refinement": _check_refinement,
     "report": _check_report,
+    "sharder": _check_sharder,
 }

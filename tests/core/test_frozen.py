@@ -79,6 +79,7 @@ PUBLIC_NAMES = """
     Layout
     LazyAdam
     LazyAwaitable
+    LeaveAlone
     LoadedCheckpoint
     Lookup
     LookupBuilder
@@ -166,7 +167,6 @@ PUBLIC_NAMES = """
     open_checkpoint
     optimizer_spec_of
     register_fused_optimizer
-    register_sharder
     save_checkpoint
     spec_to_torch
 """

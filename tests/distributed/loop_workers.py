@@ -30,6 +30,7 @@ from shardwright import (
     EmbeddingConfig,
     EmbeddingShardingPlanner,
     KeyedJaggedTensor,
+    LeaveAlone,
     ParameterConstraints,
     ShardingEnv,
     Topology,
@@ -160,6 +161,27 @@ def train_in_data_parallel(around: str, steps: int, *, finds_unused: bool) -> St
         return model.full_state_dict()
     of_bags = model.sparse.bags.full_state_dict()
     return model.state_dict() | {f"sparse.bags.{name}": value for name, value in of_bags.items()}
+
+
+class TwoTowers(nn.Module):
+    """Two small models, whose outputs are added."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = workers.clicks(1), workers.clicks(2)
+
+    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        return self.left(features) + self.right(features)
+
+
+def train_beside_tables_left_alone(steps: int) -> tuple[list[str], State]:
+    """Train a model one of whose collections is left unsharded; returns the paths of the others, and the state."""
+    model = TwoTowers()
+    sgd = {"optimizer": "sgd", "learning_rate": workers.LEARNING_RATE}
+    sharders = [EmbeddingBagCollectionSharder(sgd), LeaveAlone(model.left.sparse.bags)]
+    sharded = DistributedModelParallel(model, sharders=sharders)
+    train(sharded, range(steps), dense_optimizer(sharded))
+    return list(sharded.sharded_modules), sharded.full_state_dict()
 
 
 def accumulate_without_sums(steps: int) -> State:

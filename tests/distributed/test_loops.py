@@ -47,6 +47,19 @@ def test_local_world_size_that_differs_on_one_rank_is_the_same_error_on_all(pool
     assert "LOCAL_WORLD_SIZE is ranks 0, 2, 3: 2; rank 1: 1" in text
 
 
+def test_collection_that_is_left_alone_trains_beside_sharded_ones_as_in_one_process(pool: RankPool) -> None:
+    expected = loop_workers.TwoTowers()
+    optimizer = torch.optim.SGD(expected.parameters(), lr=workers.LEARNING_RATE)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        for rank in range(2):
+            (expected(workers.batch(step, rank)).square().mean() / 2).backward()
+        optimizer.step()
+    for paths, state in pool.run(loop_workers.train_beside_tables_left_alone, 2, STEPS):
+        assert paths == ["right.sparse.bags"]
+        assert_same_state(state, expected.state_dict())
+
+
 @pytest.mark.parametrize(
     ("around", "finds_unused"),
     [("model", True), ("model", False), ("enclosing module", True), ("bare collection", True)],

@@ -33,6 +33,7 @@ DOCS = Path(shardwright_plugins.__file__).parent / "docs"
 CORE_DOCS = Path(shardwright.__file__).parent / "docs"
 ENGINE, PIPELINES = CORE_DOCS / "engine.md", CORE_DOCS / "pipelines.md"
 DATAFLOW = CORE_DOCS / "authors" / "dataflow.md"
+OWN_SHARDER = DATAFLOW.with_name("sharder.md")
 SERVING = CORE_DOCS / "serving.md"
 TYPES, PERFORMANCE = DOCS / "sharding_types.md", DOCS / "performance.md"
 PAGES = sorted([*DOCS.rglob("*.md"), *CORE_DOCS.rglob("*.md")])
@@ -45,6 +46,7 @@ SCRIPTS = {
 }
 """Pages of one script each, with what it prints."""
 CODE = ["acme_clipped.py", "acme_clipped_path.py", "train_clipped.py"]
+OF_SHARDER = ["acme_hashed.py", "acme_hashed_sharder.py", "acme_hashed_plugin.py", "train_hashed.py"]
 
 _COLLECTIVES = re.compile(r"^\| (?P<dataflow>\w+) \| (?P<labels>headers, .*) \|$", re.MULTILINE)
 _COMMAND = re.compile(r"`python (?P<script>tests/benchmarks/\w+\.py)(?P<words>[^`]*)`")
@@ -119,12 +121,15 @@ def test_docs_script_runs_as_the_page_shows(page: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_docs_dataflow_trains_as_the_page_shows(tmp_path: Path) -> None:
-    for name in CODE:
-        (tmp_path / name).write_text(readme.source(name, DATAFLOW))
-    done = stranger.run_python(str(tmp_path / CODE[-1]))
+@pytest.mark.parametrize(("page", "files"), [(DATAFLOW, CODE), (OWN_SHARDER, OF_SHARDER)])
+def test_docs_programs_of_several_files_print_what_the_page_shows(
+    tmp_path: Path, page: Path, files: list[str]
+) -> None:
+    for name in files:
+        (tmp_path / name).write_text(readme.source(name, page))
+    done = stranger.run_python(str(tmp_path / files[-1]))
     assert done.returncode == 0, done.stderr
-    assert done.stdout == readme.output_of(CODE[-1], DATAFLOW)
+    assert done.stdout == readme.output_of(files[-1], page)
 
 
 def test_docs_pipelines_list_the_stages_of_each() -> None:

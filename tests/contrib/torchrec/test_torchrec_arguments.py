@@ -188,6 +188,12 @@ def test_planner_warns_of_constraints_for_tables_that_are_not_there() -> None:
     assert "usr" not in plan.to_json()
 
 
-def test_use_index_dedup_changes_nothing_and_says_so() -> None:
-    with pytest.warns(RuntimeWarning, match="use_index_dedup=True changes no result"):
-        EmbeddingCollectionSharder({"optimizer": "adam"}, None, True)
+def test_use_index_dedup_sends_each_id_once() -> None:
+    from shardwright_dedup import DedupEmbeddingCollection
+
+    table = sw.EmbeddingConfig(9, 4, "t", feature_names=["f"])
+    sharders = [EmbeddingCollectionSharder({"optimizer": "adam"}, None, True)]
+    env = sw.ShardingEnv.local(device_type="cpu")
+    model = sw.DistributedModelParallel(sw.EmbeddingCollection([table]), env=env, sharders=sharders)
+    assert [type(each) for each in model.sharded_modules.values()] == [DedupEmbeddingCollection]
+    assert model(sw.KeyedJaggedTensor.from_lists({"f": [[7, 7], [7]]}))["f"].values().shape == (3, 4)

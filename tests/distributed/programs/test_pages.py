@@ -29,6 +29,7 @@ ONE_PROCESS = {
     "parquet.py": readme.CORE_DOCS / "howto/parquet.md",
     "mixed_precision.py": RECIPES,
     "frozen.py": RECIPES,
+    "leave_alone.py": RECIPES,
     "weights_only.py": RECIPES,
     "schedule.py": RECIPES,
     "proof.py": readme.CORE_DOCS / "proofs.md",
@@ -59,7 +60,14 @@ def test_pages_have_no_program_that_is_not_run() -> None:
         "save_and_load.md": ["checkpoint.py"],
         "parquet.md": ["parquet.py"],
         "launch.md": ["ray_train.py"],
-        "recipes.md": ["mixed_precision.py", "frozen.py", "schedule.py", "weights_only.py", "fsdp.py"],
+        "recipes.md": [
+            "mixed_precision.py",
+            "frozen.py",
+            "leave_alone.py",
+            "schedule.py",
+            "weights_only.py",
+            "fsdp.py",
+        ],
         "track_training.md": ["track.py"],
         "read_a_plan.md": ["report.py"],
         "batch_sizes.md": ["ranked_items.py"],  # tests/plugins/test_docs.py, as the next two

@@ -1,7 +1,4 @@
-"""Sharders of quantized collections: their tables over many ranks, by core's engine.
-
-Importing this makes them known to `DistributedModelParallel` and to planners.
-"""
+"""Sharders of quantized collections: their tables over many ranks, by core's engine."""
 
 from __future__ import annotations
 
@@ -38,7 +35,6 @@ def _served(
     return [evolve(table, optimizer=None) for table in tables]
 
 
-@sw.register_sharder
 class QuantEmbeddingBagCollectionSharder(sw.EmbeddingBagCollectionSharder):
     """Shards :class:`QuantEmbeddingBagCollection`."""
 
@@ -53,7 +49,6 @@ class QuantEmbeddingBagCollectionSharder(sw.EmbeddingBagCollectionSharder):
         return _served(self, super().tables(module, path), path)
 
 
-@sw.register_sharder
 class QuantEmbeddingCollectionSharder(sw.EmbeddingCollectionSharder):
     """Shards :class:`QuantEmbeddingCollection`."""
 

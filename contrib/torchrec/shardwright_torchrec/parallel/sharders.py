@@ -8,6 +8,7 @@ from copy import copy
 from typing import Any
 
 from attrs import evolve
+from shardwright_dedup import DedupEmbeddingCollection
 from torch import nn
 
 import shardwright as sw
@@ -104,8 +105,7 @@ class EmbeddingCollectionSharder(_AsInTorchRec, sw.EmbeddingCollectionSharder):
     Args:
         fused_params: see `shardwright.ModuleSharder`.
         qcomm_codecs_registry: see there.
-        use_index_dedup: send an id that occurs several times in a batch once. It changes no result, and is not done:
-            each occurrence travels. True warns of that.
+        use_index_dedup: send an id that occurs several times in a batch once, by `shardwright_dedup`.
         further: further arguments of `shardwright.ModuleSharder`.
     """
 
@@ -116,13 +116,9 @@ class EmbeddingCollectionSharder(_AsInTorchRec, sw.EmbeddingCollectionSharder):
         use_index_dedup: bool = False,
         **further: Any,
     ) -> None:
-        if use_index_dedup:
-            warnings.warn(
-                "use_index_dedup=True changes no result and saves nothing here: each occurrence of an id travels",
-                RuntimeWarning,
-                stacklevel=2,
-            )
         super().__init__(fused_params, qcomm_codecs_registry, **further)
+        if use_index_dedup:
+            self.sharded_type = DedupEmbeddingCollection  # type: ignore[misc]
 
 
 def get_default_sharders() -> list[sw.ModuleSharder]:

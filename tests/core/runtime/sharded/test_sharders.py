@@ -6,19 +6,21 @@ import pytest
 import torch
 from torch import nn
 
-from shardwright.errors import InvalidInputError, UnsupportedError
+from shardwright.contracts import Extension
+from shardwright.errors import InvalidInputError, PluginLoadError, UnsupportedError
+from shardwright.hookspecs import hookimpl
+from shardwright.host.plugin_host import PluginHost, use_host
 from shardwright.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from shardwright.optim import apply_optimizer_in_backward
 from shardwright.planning.tables.optimizers import ASSUMED, OptimizerSpec
 from shardwright.planning.tables.spec import EmbeddingBagConfig, EmbeddingConfig
-from shardwright.runtime.sharded.collections import sharded_module
 from shardwright.runtime.sharded.collections.sharders import (
     EmbeddingBagCollectionSharder,
+    LeaveAlone,
     ModuleSharder,
     collect_tables,
     default_sharders,
     find_sharder,
-    register_sharder,
     shardable_modules,
 )
 
@@ -44,10 +46,24 @@ def sharder_for(kind):
     return Sharder
 
 
-@pytest.fixture
-def registry(monkeypatch):
-    monkeypatch.setattr(sharded_module, "_SHARDERS", {})
-    return register_sharder
+def offering(*makers):
+    """A host where a plugin offers sharders, each a function that makes one."""
+
+    def extension(index, maker):
+        class Offered(Extension):
+            name = f"sharder:word_{index}"
+
+            def load(self):
+                return maker
+
+        return Offered()
+
+    class Plugin:
+        @hookimpl
+        def shardwright_extensions(self):
+            return [extension(*each) for each in enumerate(makers)]
+
+    return use_host(PluginHost(entry_points=[], plugins={"offering": Plugin()}))
 
 
 def bags(*names):
@@ -60,7 +76,7 @@ def bags(*names):
     )
 
 
-def test_find_sharder_goes_along_the_mro_and_takes_the_nearest(registry):
+def test_find_sharder_goes_along_the_mro_and_takes_the_nearest():
     class TallestTower(TallTower):
         pass
 
@@ -72,17 +88,45 @@ def test_find_sharder_goes_along_the_mro_and_takes_the_nearest(registry):
         assert find_sharder(nn.Linear(1, 1), sharders) is None
 
 
-def test_register_sharder_makes_it_a_default_and_twice_is_nothing(registry):
+def test_default_sharders_have_what_plugins_offer_beside_those_of_core():
     sharder = sharder_for(Tower)
-    assert registry(sharder) is sharder
-    registry(sharder)
-    assert [type(item) for item in default_sharders()] == [sharder]
+    with offering(sharder):
+        found = default_sharders()
+    assert [type(each).__name__ for each in found[:2]] == [
+        "EmbeddingBagCollectionSharder",
+        "EmbeddingCollectionSharder",
+    ]
+    assert [type(each) for each in found[2:]] == [sharder]
 
 
-def test_register_sharder_for_a_class_that_has_one_raises_naming_both(registry):
-    registry(sharder_for(Tower))
-    with pytest.raises(InvalidInputError, match=r"Tower has a sharder already: .*test_sharders.*Sharder"):
-        registry(sharder_for(Tower))
+def test_sharders_of_plugins_for_one_class_raise_naming_extension_and_class():
+    with offering(sharder_for(Tower), sharder_for(Tower)), pytest.raises(PluginLoadError) as caught:
+        default_sharders()
+    assert all(word in str(caught.value) for word in ("sharder:word_1", "Tower", "test_sharders"))
+
+
+def test_extension_that_makes_no_sharder_is_named():
+    with offering(dict), pytest.raises(PluginLoadError, match="sharder:word_0"):
+        default_sharders()
+
+
+@pytest.mark.parametrize("by", ["module", "class"])
+def test_modules_that_are_left_alone_are_not_found(by):
+    class Own(EmbeddingBagCollection):
+        pass
+
+    left = Own([EmbeddingBagConfig(4, 2, name="x", feature_names=["f"])], device="meta")
+    model = nn.ModuleDict({"left": left, "right": nn.Sequential(bags("y"))})
+    sharders = [EmbeddingBagCollectionSharder(), LeaveAlone(left if by == "module" else Own)]
+    assert [path for path, *_ in shardable_modules(model, sharders)] == ["right.0"]
+    assert [table.path for table in collect_tables(model, sharders)] == ["right.0.y"]
+
+
+def test_leave_alone_takes_modules_only():
+    with pytest.raises(InvalidInputError):
+        LeaveAlone("left")
+    with pytest.raises(InvalidInputError):
+        LeaveAlone(int)
 
 
 def test_default_sharders_serve_the_collection_that_can_be_sharded():
@@ -97,7 +141,7 @@ def test_shardable_modules_finds_nested_ones_with_their_paths():
     assert [path for path, *_ in shardable_modules(bags(), sharders)] == [""]
 
 
-def test_shardable_modules_does_not_look_inside_one_it_found(registry):
+def test_shardable_modules_does_not_look_inside_one_it_found():
     class Outer(Tower):
         def __init__(self):
             super().__init__()

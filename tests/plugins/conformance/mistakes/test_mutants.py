@@ -204,6 +204,12 @@ MUTANTS = [
         r"yields 'fine', which is no Finding",
     ),
     (
+        wrong_extensions.NoSharder,
+        "ExtensionTests",
+        "test_extension_does_what_its_point_asks",
+        r"makes 'fine', which is no ModuleSharder",
+    ),
+    (
         wrong_extensions.BelievesAnything,
         "ExtensionTests",
         "test_extension_does_what_its_point_asks",

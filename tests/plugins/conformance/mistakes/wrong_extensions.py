@@ -44,6 +44,13 @@ class NoFinding(RightExtension):
         return lambda: ["fine"]
 
 
+class NoSharder(RightExtension):
+    name = "sharder:words"
+
+    def load(self) -> Callable[..., Any]:
+        return lambda: "fine"
+
+
 class BelievesAnything(RightExtension):
     name = "proof:anything"
 

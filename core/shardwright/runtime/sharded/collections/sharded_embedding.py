@@ -15,7 +15,6 @@ from shardwright.runtime.sharded.collections.sharded_collection import (
     ShardedCollection,
     ShardingInputs,
 )
-from shardwright.runtime.sharded.collections.sharded_module import register_sharder
 from shardwright.runtime.step.awaitable import LazyAwaitable, LazyCall
 from shardwright.runtime.step.engine import EngineStep
 from shardwright.sparse import JaggedTensor
@@ -52,7 +51,6 @@ class ShardedEmbeddingCollection(ShardedCollection):
         return list(self._configs)
 
 
-@register_sharder
 class EmbeddingCollectionSharder(CollectionSharder):
     """Shards :class:`EmbeddingCollection`; with another ``module_type``, any that has its ``need_indices()``.
 

@@ -15,7 +15,6 @@ from shardwright.runtime.sharded.collections.sharded_collection import (
     ShardedCollection,
     ShardingInputs,
 )
-from shardwright.runtime.sharded.collections.sharded_module import register_sharder
 from shardwright.runtime.step.awaitable import LazyAwaitable, LazyCall
 from shardwright.runtime.step.engine import EngineStep
 from shardwright.sparse import KeyedTensor
@@ -53,7 +52,6 @@ class ShardedEmbeddingBagCollection(ShardedCollection):
         return self.inputs.is_weighted
 
 
-@register_sharder
 class EmbeddingBagCollectionSharder(CollectionSharder):
     """Shards :class:`EmbeddingBagCollection`; with another ``module_type``, any collection of pooled tables.
 

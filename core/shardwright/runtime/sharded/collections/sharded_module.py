@@ -9,7 +9,6 @@ from types import GenericAlias
 from typing import Any, ClassVar
 
 import torch
-from attrs import evolve
 from torch import nn
 
 from shardwright.arguments import brief, checked_only
@@ -153,31 +152,59 @@ class ModuleSharder(ABC):
         """
 
 
-_SHARDERS: dict[type[nn.Module], type[ModuleSharder]] = {}
+class LeaveAlone(ModuleSharder):
+    """Leaves modules as they are: they stay in the model's dense part, or in the care of another library.
 
+    Tables inside are neither planned nor sharded. Their parameters are dense ones: every rank has the whole of them,
+    and ``DistributedDataParallel`` averages their gradients. It goes before all other sharders.
 
-def register_sharder(sharder: type[ModuleSharder]) -> type[ModuleSharder]:
-    """Make a sharder known for its ``module_type``; usable as a decorator.
+    Args:
+        module: the module that is left alone, or a class: all modules of it are.
 
     Raises:
-        InvalidInputError: another sharder serves that class already.
+        InvalidInputError: it is neither.
+
+    Example:
+        >>> import shardwright as sw
+        >>> from torch import nn
+        >>> bags = lambda name: sw.EmbeddingBagCollection([sw.EmbeddingBagConfig(9, 8, name, feature_names=[name])])
+        >>> parts = {"item": bags("item"), "day": bags("day")}
+        >>> sharders = [sw.LeaveAlone(parts["day"]), sw.EmbeddingBagCollectionSharder()]
+        >>> env = sw.ShardingEnv.local(device_type="cpu")
+        >>> list(sw.DistributedModelParallel(nn.ModuleDict(parts), env=env, sharders=sharders).sharded_modules)
+        ['item']
     """
-    known = _SHARDERS.setdefault(sharder.module_type, sharder)
-    if known is not sharder:
-        raise InvalidInputError(
-            f"{sharder.module_type.__name__} has a sharder already: {known.__module__}.{known.__qualname__}"
-        )
-    return sharder
 
+    def __init__(self, module: nn.Module | type[nn.Module]) -> None:
+        super().__init__()
+        self.module_type = module if isinstance(module, type) else type(module)  # type: ignore[misc]
+        if not issubclass(self.module_type, nn.Module):
+            raise InvalidInputError(f"LeaveAlone takes a module or a class of modules, got {brief(module)}")
+        self._module = module
 
-def default_sharders() -> list[ModuleSharder]:
-    """One sharder for each class that has one, with default optimizers."""
-    return [sharder() for sharder in _SHARDERS.values()]
+    def leaves(self, module: nn.Module) -> bool:
+        """True if ``module`` is to be left alone."""
+        return isinstance(module, self._module) if isinstance(self._module, type) else module is self._module
+
+    def tables(self, module: nn.Module, path: str = "") -> list[TableSpec]:
+        """None: nothing is planned."""
+        return []
+
+    def shard(
+        self,
+        module: nn.Module,
+        params: Mapping[str, ParameterSharding],
+        env: ShardingEnv,
+        device: torch.device | str | None = None,
+        module_fqn: str | None = None,
+    ) -> nn.Module:
+        """The module as it is."""
+        return module
 
 
 def find_sharder(module: nn.Module, sharders: Iterable[ModuleSharder]) -> ModuleSharder | None:
     """The sharder for ``module``: that of its class, or of the nearest base class along its MRO."""
-    by_type = {sharder.module_type: sharder for sharder in sharders}
+    by_type = {sharder.module_type: sharder for sharder in sharders if not isinstance(sharder, LeaveAlone)}
     return next((by_type[cls] for cls in type(module).__mro__ if cls in by_type), None)
 
 
@@ -192,12 +219,15 @@ def shardable_modules(
     from shardwright.modules.embedding_modules import TableCollection
 
     _check_sharders(module, sharders)
+    alone = [sharder for sharder in sharders if isinstance(sharder, LeaveAlone)]
     found: list[str] = []
     for path, child in module.named_modules():
         if any(not outer or path.startswith(outer + ".") for outer in found):
             continue
         sharder = find_sharder(child, sharders)
-        if sharder is not None:
+        if any(each.leaves(child) for each in alone):
+            found.append(path)
+        elif sharder is not None:
             found.append(path)
             yield path, child, sharder
         elif isinstance(child, TableCollection):
@@ -217,30 +247,6 @@ def _check_sharders(module: Any, sharders: Any) -> None:
         if not isinstance(sharder, ModuleSharder):
             hint = f"; an object is needed: {sharder.__name__}()" if isinstance(sharder, type) else ""
             raise InvalidInputError(f"sharders[{index}] must be a ModuleSharder, got {brief(sharder)}{hint}")
-
-
-def collect_tables(
-    module: nn.Module,
-    sharders: Sequence[ModuleSharder] | None = None,
-    *,
-    compute_device: str | None = None,
-) -> list[TableSpec]:
-    """The specifications of all tables in ``module`` that are to be sharded, in module order.
-
-    Args:
-        module: the model.
-        sharders: one for each class of collections in it; the registered ones by default.
-        compute_device: type of the devices to plan for; with it, tables say what their sharder allows there.
-
-    Raises:
-        UnknownPluginError: a sharder allows a sharding type or compute kernel that is not known.
-    """
-    sharders = default_sharders() if sharders is None else sharders
-    return [
-        table if compute_device is None else evolve(table, allowed=sharder.allowed(table, compute_device))
-        for path, child, sharder in shardable_modules(module, sharders)
-        for table in sharder.tables(child, path)
-    ]
 
 
 def _allowed_by(sharder: ModuleSharder, device: str) -> dict[str, list[str] | None] | None:

@@ -21,9 +21,16 @@ _START_TIMEOUT_S = 120.0
 _GROUP_TIMEOUT_S = 60.0
 """Time-out of the ranks' process group, s: less than that of a call, so that the collective is named."""
 _DIED = "the process died"
-# What the server imports that ranks are forked from; the last is what torch imports with the first optimizer. Not
-# FBGEMM, which an initializer may hide.
-_PRELOADED = ("torch", "torch.distributed.checkpoint", "torch.profiler", "torch._dynamo")
+# What the server imports that ranks are forked from: torch, what it imports with the first optimizer, and the engine.
+# Neither plugins nor FBGEMM, which an initializer may hide.
+_PRELOADED = (
+    "torch",
+    "torch.distributed.checkpoint",
+    "torch.profiler",
+    "torch._dynamo",
+    "shardwright.runtime.sharded.model_parallel",
+    "shardwright_testing.equality.training",
+)
 
 
 class RankError(DistributedError):

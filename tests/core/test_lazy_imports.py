@@ -88,15 +88,3 @@ def test_unknown_public_name_raises_with_nearest():
         AttributeError, match=r"no attribute 'ShardwrightEror'\. Did you mean 'ShardwrightError'\?"
     ):
         shardwright.ShardwrightEror  # noqa: B018
-
-
-def test_star_import_gives_all_public_names(run_source):
-    found = run_source(
-        """
-        import json
-        from shardwright import *
-        import shardwright
-        print(json.dumps([name for name in shardwright.__all__ if name not in globals()]))
-        """
-    )
-    assert found == []

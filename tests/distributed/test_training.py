@@ -175,7 +175,9 @@ def test_fused_kernel_without_fbgemm_is_refused_with_the_reason(pool_without_fbg
     assert set(error.value.errors) == {0, 1}
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize(
+    "world_size", [pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow), 3]
+)
 def test_model_parallel_trains_like_one_process(pool: RankPool, world_size: int) -> None:
     states = pool.run(workers.train_model, world_size, TYPES, 4)
     expected = unsharded_after(range(4), world_size)[0].state_dict()

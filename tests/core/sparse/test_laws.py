@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from shardwright.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 pytestmark = pytest.mark.usefixtures("ops_path")
-many = settings(max_examples=100, deadline=None)
+many = settings(max_examples=25, deadline=None)
 
 Bags = dict[str, list[list[int]]]
 

@@ -38,7 +38,13 @@ def test_two_ranks_three_ranks_one_rank_and_every_cut_have_the_same_bits(pool: R
     assert len(steps_in(tmp_path)) == 1 + len(path)
 
 
-@pytest.mark.parametrize(("cut", "then"), [("row_wise", "column_wise"), ("column_wise", "data_parallel")])
+@pytest.mark.parametrize(
+    ("cut", "then"),
+    [
+        ("row_wise", "column_wise"),
+        pytest.param("column_wise", "data_parallel", marks=pytest.mark.slow),
+    ],
+)
 def test_functions_of_torch_alone_save_and_load(cut: str, then: str, pool: RankPool, tmp_path: Path):
     assert pool.run(workers.through_dcp, 2, cut, str(tmp_path), then) == [True, True]
 

@@ -30,7 +30,15 @@ def test_training_that_follows_its_data_moves_tables_and_has_the_same_weights(po
         assert torch.equal(weight, expected[name]), name
 
 
-@pytest.mark.parametrize("arguments", [{"dry_run": True, "move_cost": 0.0}, {"move_cost": 1e15}])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"dry_run": True, "move_cost": 0.0},
+        pytest.param(
+            {"move_cost": 1e15}, marks=pytest.mark.slow
+        ),  # in each run, `plan_near` stays where moves are dear
+    ],
+)
 def test_dry_run_and_dear_moves_leave_the_plan_as_it_is(pool: RankPool, arguments: dict[str, float]) -> None:
     looks, _, ranks = pool.run(following_workers.follow, 2, 8, 4, {"in_background": False, **arguments})[0]
     before = pool.run(following_workers.follow, 2, 1, None, {})[0][-1]

@@ -157,8 +157,8 @@ def test_plan_document_of_the_stranger_survives_a_round_trip(site: Path, tmp_pat
     assert "row_wise" in error
 
 
-KERNELS = [("fused_torch", "adam", False), ("dense", "sgd", True)]
-BY_FBGEMM = ("fused", "row_wise_adagrad", True)
+KERNELS = [("fused_torch", "adam", False)]
+OTHERS = [("dense", "sgd", True), ("fused", "row_wise_adagrad", True)]
 MIXED = ["even_first", "row_wise", "column_wise"]
 
 
@@ -176,7 +176,7 @@ def on_two_and_three(*cases: Any) -> list[object]:
     ("kernel", "optimizer", "is_weighted", "world_size"),
     [
         *on_two_and_three(*KERNELS),
-        *(pytest.param(*BY_FBGEMM, size, marks=pytest.mark.slow) for size in (2, 3)),
+        *(pytest.param(*case, size, marks=pytest.mark.slow) for case in OTHERS for size in (2, 3)),
     ],
 )
 def test_stranger_equals_unsharded_on_real_ranks(

@@ -18,7 +18,7 @@ from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright.planning.tables.spec import TableSpec
 
 ESTIMATORS = built_in("estimators")
-LAWS = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+LAWS = settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 TOPOLOGIES = [
     Topology(1, "cpu"),
     Topology(3, "cpu", local_world_size=1),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -213,3 +214,8 @@ def test_plan_of_unknown_origin_is_refused() -> None:
     model.plan = attrs.evolve(model.plan, document={})
     with pytest.raises(InvalidInputError):
         Replanner(model)
+
+
+def test_search_imports_no_torch() -> None:
+    source = "import sys, shardwright_plugins.following.search; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", source], check=True)

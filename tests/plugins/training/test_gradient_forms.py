@@ -85,7 +85,7 @@ CODECS = ["fp32", "bf16", "int8"]
     st.sampled_from(CODECS),
     st.sampled_from(["in_backward", "in_step"]),
     st.sampled_from(sorted(FORMS)),
-    quick=40,
+    quick=13,
     thorough=300,
 )
 def test_weights_do_not_depend_on_the_form_of_gradients(

@@ -31,6 +31,9 @@ import shardwright as sw
 from shardwright import DataType
 from shardwright.runtime.checkpoint import entries
 
+# torch.export takes a second or two a model; in each run, the model of `package` is exported.
+FORMS = ["torchscript", pytest.param("exported", marks=pytest.mark.slow)]
+
 
 def assert_predicts(path: Path, form: str, model: nn.Module) -> None:
     """For all batches a form of a package gives what the quantized model gives."""
@@ -381,7 +384,7 @@ def test_dense_weights_of_a_checkpoint_are_read(tmp_path: Path) -> None:
     assert not any(value.is_meta for value in made.parameters())
 
 
-@pytest.mark.parametrize("form", ["exported", "torchscript"])
+@pytest.mark.parametrize("form", FORMS)
 def test_rows_of_an_odd_number_of_fp8_columns_are_found_one_at_a_time(tmp_path: Path, form: str) -> None:
     model = items(columns=3)
     folder = serving.export_for_inference(
@@ -437,6 +440,7 @@ def test_predictions_of_inputs_that_do_not_fit_are_refused(tmp_path: Path) -> No
         package.predict({"f": [[1]]})  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_no_samples_have_no_predictions(tmp_path: Path) -> None:
     model = sw.EmbeddingBagCollection([bag("t", 9, 4, ["f", "g"])])
     example = sw.KeyedJaggedTensor.from_lists({"f": [[1]], "g": [[2]]})
@@ -487,17 +491,16 @@ class Padded(nn.Module):
         return rows["f"].to_padded_dense().sum(1) + rows["g"].to_padded_dense(3, 0.5).sum(1)
 
 
-def test_padded_sequences_are_exported(tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", FORMS)
+def test_padded_sequences_are_exported(tmp_path: Path, form: str) -> None:
     model = Padded()
     example = sw.KeyedJaggedTensor.from_lists({"f": [[1, 2], []], "g": [[3], [4]]})
-    forms = ["exported", "torchscript"]
-    folder = serving.export_for_inference(model, example, tmp_path / "package", forms=forms, check=False)
+    folder = serving.export_for_inference(model, example, tmp_path / "package", forms=[form], check=False)
     wanted = serving.quantize_embeddings(model)
     for f, g in ([[[]], [[]]], [[[1], [], [3, 4, 5]], [[], [2], [8, 7, 6, 5]]]):
         features = sw.KeyedJaggedTensor.from_lists({"f": f, "g": g})
-        for form in forms:
-            found = serving.load_package(folder, form).predict(features)["output"]
-            torch.testing.assert_close(found, wanted(features), rtol=1e-4, atol=1e-5)
+        found = serving.load_package(folder, form).predict(features)["output"]
+        torch.testing.assert_close(found, wanted(features), rtol=1e-4, atol=1e-5)
 
 
 def test_tables_have_the_precision_that_they_were_planned_with() -> None:
@@ -562,14 +565,16 @@ def test_version_is_that_of_operators_inputs_and_weights(tmp_path: Path) -> None
     assert len({same[0], *others}) == 5
 
 
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("kept", [[7, 2, 5], []])
-def test_pruned_tables_are_exported_and_other_ids_give_zeros(tmp_path: Path, kept: list[int]) -> None:
+def test_pruned_tables_are_exported_and_other_ids_give_zeros(
+    tmp_path: Path, kept: list[int], form: str
+) -> None:
     model = Averaged()
     quantized = serving.quantize_embeddings(model, "INT8", ids={"t": kept})
     features = sw.KeyedJaggedTensor.from_lists({"f": [[7, 2], [1], [5, 8, 5, -3, 1 << 40]]})
     rows = quantized.items.collection.quantized_rows("t").dequantized()
-    forms = ["exported", "torchscript"]
-    path = serving.export_for_inference(quantized, FEATURES, tmp_path / "package", forms=forms, check=False)
+    path = serving.export_for_inference(quantized, FEATURES, tmp_path / "package", forms=[form], check=False)
     known = {one: rows[at] for at, one in enumerate(kept)}
     wanted = torch.stack(
         [
@@ -577,9 +582,7 @@ def test_pruned_tables_are_exported_and_other_ids_give_zeros(tmp_path: Path, kep
             for bag in ([7, 2], [1], [5, 8, 5, -3, 1 << 40])
         ]
     )
-    for form in forms:
-        found = serving.load_package(path, form).predict(features)["output"]
-        torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(serving.load_package(path, form).predict(features)["output"], wanted)
     manifest = Manifest.read(path)
     assert manifest.features[0].num_embeddings is None
     if kept:  # the check draws ids with rows and without

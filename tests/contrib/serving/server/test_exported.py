@@ -20,14 +20,6 @@ from shardwright_serving.server.settings import Settings
 import shardwright as sw
 
 
-@pytest.fixture(scope="module")
-def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The package of a model, without a compiled form."""
-    folder = tmp_path_factory.mktemp("exported") / "package"
-    forms = ["exported", "torchscript"]
-    return serving.export_for_inference(Model(), batch(EXAMPLE), folder, forms=forms, check=False)
-
-
 def request_of(dense: torch.Tensor, features: sw.KeyedJaggedTensor) -> dict[str, Any]:
     """Make the request that asks for a batch's predictions."""
     bags, weights = {}, {}
@@ -40,8 +32,18 @@ def request_of(dense: torch.Tensor, features: sw.KeyedJaggedTensor) -> dict[str,
     return {"features": bags, "dense": dense.tolist(), **({"weights": weights} if weights else {})}
 
 
-def assert_served(package: Path, form: str) -> None:
-    """Check that the server predicts in a form of a package what the library predicts."""
+@pytest.mark.parametrize(
+    "form",
+    [
+        "torchscript",
+        pytest.param("exported", marks=pytest.mark.slow),
+        pytest.param("pt2", marks=pytest.mark.slow),
+    ],
+)
+def test_package_is_served_as_the_library_predicts(tmp_path: Path, form: str) -> None:
+    package = serving.export_for_inference(
+        Model(), batch(EXAMPLE), tmp_path / "package", forms=[form], check=False
+    )
     loaded = serving.load_package(package, form)
     with TestClient(make_app(Settings(package, program=form))) as client:
         for seed, lengths in enumerate(BATCHES):
@@ -54,15 +56,3 @@ def assert_served(package: Path, form: str) -> None:
             assert answer["version"] == loaded.manifest.version
             for name, wanted in loaded.predict(features, dense).items():
                 torch.testing.assert_close(torch.tensor(answer["outputs"][name]), wanted)
-
-
-@pytest.mark.parametrize("form", ["exported", "torchscript"])
-def test_package_is_served_as_the_library_predicts(package: Path, form: str) -> None:
-    assert_served(package, form)
-
-
-@pytest.mark.slow
-def test_compiled_package_is_served_as_the_library_predicts(tmp_path: Path) -> None:
-    folder = tmp_path / "package"
-    serving.export_for_inference(Model(), batch(EXAMPLE), folder, forms=["pt2"], check=False)
-    assert_served(folder, "pt2")

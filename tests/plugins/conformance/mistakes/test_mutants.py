@@ -298,6 +298,7 @@ def test_mutant_fails_the_kit_with_a_message_that_says_what_is_wrong(
     assert re.search(message, failure), failure
 
 
+@pytest.mark.slow  # in each run, a mutant fails one test of its kit
 @pytest.mark.parametrize(("kit", "right"), RIGHT)
 def test_what_mutants_are_made_from_passes_the_kit(kit: str, right: Any) -> None:
     failures = {name: failure_of(kit, name, right()) for name in methods_of(kit)}

@@ -64,7 +64,7 @@ def found_in(space):
     ranks=st.sampled_from([1, 2, 4]),
     local=st.sampled_from([1, 2, 4]),
     mib=st.integers(1, 40),
-    quick=10,
+    quick=5,
     thorough=40,
 )
 def test_proving_plan_fits_and_lies_between_its_bound_and_its_value(shapes, ranks, local, mib):
@@ -79,13 +79,13 @@ def test_proving_plan_fits_and_lies_between_its_bound_and_its_value(shapes, rank
     assert 0 < result.lower_bound_ms <= value * (1 + 1e-9)
 
 
-@drawn(shapes=TABLES, mib=st.integers(2, 30), more=st.integers(1, 30), quick=8, thorough=25)
+@drawn(shapes=TABLES, mib=st.integers(2, 30), more=st.integers(1, 30), quick=4, thorough=25)
 def test_proving_more_memory_never_lowers_what_is_proven_above_what_was_found(shapes, mib, more):
     little, much = (found_in(space_of(shapes, ranks=2, mib=size)) for size in (mib, mib + more))
     assert much.lower_bound_ms <= little.value_ms * (1 + 1e-9)
 
 
-@drawn(shapes=TABLES, order=st.randoms(use_true_random=False), quick=8, thorough=25)
+@drawn(shapes=TABLES, order=st.randoms(use_true_random=False), quick=4, thorough=25)
 def test_proving_renaming_tables_changes_nothing_but_names(shapes, order):
     names = [f"n{i}" for i in range(len(shapes))]
     order.shuffle(names)

@@ -12,7 +12,6 @@ from attrs import field, frozen
 
 import shardwright as sw
 from shardwright.host.extensions import load_at
-from shardwright.host.plugin_host import host
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 
@@ -57,7 +56,7 @@ class HashSettings:
 
     def score(self) -> Score:
         """The function that says which rows are evicted first."""
-        return SCORES.get(self.evict) or load_at("eviction", self.evict, host().extensions, SCORES)
+        return SCORES.get(self.evict) or load_at("eviction", self.evict, sw.host.host().extensions, SCORES)
 
     def constraints(self, **others: Any) -> sw.ParameterConstraints:
         """The constraints of a table whose ids are keys: no other sharding type takes such.

@@ -137,7 +137,7 @@ _MODULE_OF_NAME: dict[str, str] = {
         "shardwright.runtime.ranks.comm": ("TorchCommunicator",),
         "shardwright.runtime.ranks.environment": ("ShardingEnv",),
         "shardwright.runtime.sharded.tables.clipping": ("clip_grad_norm_",),
-        "shardwright.contracts.lookup": ("Bags", "BlockSpec", "Lookup"),
+        "shardwright.contracts.lookup": ("Bags", "BlockSpec", "Lookup", "RowIndex"),
         "shardwright.runtime.sharded.models.model_parallel": (
             "DefaultDataParallelWrapper",
             "DistributedModelParallel",

@@ -24,6 +24,7 @@ from shardwright.contracts import Work as Work
 from shardwright.contracts.lookup import Bags as Bags
 from shardwright.contracts.lookup import BlockSpec as BlockSpec
 from shardwright.contracts.lookup import Lookup as Lookup
+from shardwright.contracts.lookup import RowIndex as RowIndex
 from shardwright.errors import CheckpointError as CheckpointError
 from shardwright.errors import DistributedError as DistributedError
 from shardwright.errors import DuplicateNameError as DuplicateNameError

@@ -24,6 +24,7 @@ _MODULE_OF_NAME = {
     "RankError": "ranks",
     "RankPool": "ranks",
     "RowFormatTests": "row_formats",
+    "RowIndexTests": "kernels.row_indexes",
     "ServingKernelTests": "serving_kernels",
     "SimulatedCommunicator": "simulated",
     "check_codec": "codecs",

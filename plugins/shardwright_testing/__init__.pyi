@@ -5,6 +5,7 @@ from shardwright_testing.comm_backends import CommBackendTests as CommBackendTes
 from shardwright_testing.compute_kernels import ComputeKernelTests as ComputeKernelTests
 from shardwright_testing.estimators import EstimatorTests as EstimatorTests
 from shardwright_testing.extensions import ExtensionTests as ExtensionTests
+from shardwright_testing.kernels.row_indexes import RowIndexTests as RowIndexTests
 from shardwright_testing.optimizers import OptimizerTests as OptimizerTests
 from shardwright_testing.partitioners import PartitionerTests as PartitionerTests
 from shardwright_testing.plugins_under_test import installed as installed

@@ -398,7 +398,7 @@ class ComputeKernelTests:
         self, compute_kernel: ComputeKernel
     ) -> None:
         """A lookup without training of keys that were never trained changes nothing."""
-        if not compute_kernel.takes_any_id:
+        if not compute_kernel.row_state:
             pytest.skip(f"{compute_kernel.name} takes rows, and no keys")
         for blocks, device in self._groups(compute_kernel, self._any_optimizer(compute_kernel)):
             lookup = compute_kernel.build(blocks, device=device)
@@ -406,7 +406,7 @@ class ComputeKernelTests:
             check_unborn(what, lookup, blocks, list(compute_kernel.row_state))
 
     def _kind_of_ids(self, kernel: ComputeKernel) -> dict[str, Any]:
-        return {"takes_any_id": kernel.takes_any_id, "extras": self.extras}
+        return {"takes_any_id": bool(kernel.row_state), "extras": self.extras}
 
     def _groups(
         self, kernel: ComputeKernel, optimizer: OptimizerSpec, **others: str

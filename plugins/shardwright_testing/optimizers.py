@@ -161,7 +161,7 @@ def _kernels_for(spec: OptimizerSpec, dim: int = 8, num_columns: int = 8) -> lis
         kernel.name
         for kernel in kernels
         if kernel.fuses_optimizer
-        and not kernel.takes_any_id
+        and not kernel.row_state
         and kernel.supports(_request(spec, dim, num_columns)) is True
     ]
 

@@ -27,7 +27,7 @@ def text_of(package: ModuleType) -> str:
         if name == "__version__":
             continue
         module = package._MODULE_OF_NAME[name]
-        module = module if "." in module else f"{package.__name__}.{module}"
+        module = module if module.startswith(package.__name__) else f"{package.__name__}.{module}"
         lines.append(f"from {module} import {name} as {name}")
     if package is shardwright:
         lines.append("from shardwright import host as host")

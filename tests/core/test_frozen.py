@@ -121,6 +121,7 @@ PUBLIC_NAMES = """
     Routed
     RoutingPlan
     RowFormat
+    RowIndex
     RowMap
     RowPart
     RowRule
@@ -201,6 +202,7 @@ TESTING = """
     RankError
     RankPool
     RowFormatTests
+    RowIndexTests
     ServingKernelTests
     SimulatedCommunicator
     check_codec

@@ -19,7 +19,7 @@ from shardwright.hookspecs import KINDS
 from shardwright.planning.options.options import Options
 
 NAMES = sorted(author_pages.PAGES)
-OTHER_PAGES = {"dataflow", "plugins", "rows_in_checkpoints", "sharder", "versions"}  # of no kind
+OTHER_PAGES = {"dataflow", "plugins", "row_index", "rows_in_checkpoints", "sharder", "versions"}  # of no kind
 VERSIONS = author_pages.FOLDER / "versions.md"
 TEMPLATES = author_pages.FOLDER.parent.parent / "cli" / "templates"
 TAUGHT = sorted([*author_pages.FOLDER.glob("*.md"), *TEMPLATES.glob("*/__init__.py.txt")])

@@ -120,7 +120,6 @@ METHODS: list[tuple[Any, str, str, str]] = [
     (broken.Kernel, "reads", "", ""),
     (broken.Kernel, "bandwidth_fraction", "", "0.5"),
     (broken.Kernel, "extras", "", "{}|{'a': None}|{'a': 'b'}|{'device': -1}"),
-    (broken.Kernel, "refusal_of_ids", "", ""),
     (broken.Coded, "row_bytes", "", ""),
 ]
 

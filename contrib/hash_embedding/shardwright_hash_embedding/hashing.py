@@ -1,21 +1,16 @@
-"""Hashes of 64-bit ids: which part an id is in, and what its row begins with.
-
-Everything is int64 that wraps, so that NumPy arrays and torch tensors give the same.
-"""
+"""The row map: 64-bit ids dealt to parts by their hash."""
 
 from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import numpy as np
-import numpy.typing as npt
 from attrs import frozen
 
 import shardwright as sw
 
-# The finaliser of splitmix64 (Steele, Lea, Flood 2014), its constants as signed numbers, and its increment.
+# The finaliser of splitmix64 (Steele, Lea, Flood 2014), its constants as signed numbers that wrap: NumPy arrays and
+# torch tensors give the same.
 _FIRST, _SECOND = 0xBF58476D1CE4E5B9 - (1 << 64), 0x94D049BB133111EB - (1 << 64)
-_GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
 
 
 def mixed(values: Any) -> Any:
@@ -28,22 +23,6 @@ def mixed(values: Any) -> Any:
 def _shifted(values: Any, bits: int) -> Any:
     """Shifted right, zeros coming in: shifts of signed numbers bring in the sign."""
     return (values >> bits) & ((1 << (64 - bits)) - 1)
-
-
-def first_values(keys: npt.NDArray[np.int64], dim: int, *, scale: float) -> npt.NDArray[np.float32]:
-    """The values that the rows of keys begin with: uniform in ``[-scale, scale)``, the same wherever they are born.
-
-    Args:
-        keys: ``[N]``.
-        dim: columns, ``D``.
-        scale: the end of the range.
-
-    Returns:
-        ``[N, D]``.
-    """
-    columns = np.arange(1, dim + 1, dtype=np.int64) * _GOLDEN
-    bits = _shifted(mixed(mixed(keys)[:, None] + columns), 40)
-    return ((bits / (1 << 23) - 1.0) * scale).astype(np.float32)
 
 
 @frozen

@@ -5,18 +5,20 @@ Legend: N ids, R rows.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
-import numpy.typing as npt
+import torch
+from torch import Tensor
 
-from shardwright_hash_embedding.settings import LRU, HashSettings
-
-Ints = npt.NDArray[np.int64]
+import shardwright as sw
+from shardwright_hash_embedding.settings import STATE, HashSettings, Ints
 
 NONE = -1
 """The row of an id that has none."""
 
 
-class RowIndex:
+class HashIndex(sw.RowIndex):
     """The rows of one block.
 
     Args:
@@ -31,11 +33,10 @@ class RowIndex:
     """
 
     def __init__(self, num_rows: int, settings: HashSettings) -> None:
-        self._settings = settings
+        self._least, self._score = settings.min_sightings, settings.score()
         self.keys, self.uses, self.last_use = (np.zeros(num_rows, dtype=np.int64) for _ in range(3))
         self._step = 0
-        self.num_evicted = 0
-        room = num_rows if settings.min_sightings > 1 else 0
+        room = num_rows if self._least > 1 else 0
         self._trial_keys, self._trial_counts = (np.zeros(room, dtype=np.int64) for _ in range(2))
         self._num_on_trial = 0
         self._sort(0)
@@ -45,6 +46,17 @@ class RowIndex:
         self._num_used = num_used
         self._sorted_rows = np.argsort(self.keys[:num_used])
         self._sorted_keys = self.keys[self._sorted_rows]
+
+    def resolve(self, keys: Tensor, *, training: bool) -> tuple[Tensor, Tensor]:  # noqa: D102 - described in the base class
+        rows, born = self.see(keys.numpy()) if training else (self.find(keys.numpy()), _NO_ROWS)
+        return torch.from_numpy(rows), torch.from_numpy(born)
+
+    def rows_in_use(self) -> Tensor:  # noqa: D102
+        return torch.from_numpy(np.flatnonzero(self.uses))
+
+    def state(self) -> Mapping[str, Tensor]:  # noqa: D102
+        values = zip(STATE, (self.keys, self.uses, self.last_use), strict=True)
+        return {name: torch.from_numpy(value).unsqueeze(1) for name, value in values}
 
     def find(self, ids: Ints) -> Ints:
         """The row of each id, or :data:`NONE`: ``[N]``."""
@@ -78,12 +90,12 @@ class RowIndex:
 
     def _tried(self, keys: Ints, counts: Ints) -> tuple[Ints, Ints]:
         """Those of new ids that were seen often enough; the others are on trial, as many as there are rows."""
-        if self._settings.min_sightings == 1:
+        if self._least == 1:
             return keys, counts
         before = slice(self._num_on_trial)
         merged, place = np.unique(np.concatenate([self._trial_keys[before], keys]), return_inverse=True)
         seen = np.bincount(place, np.concatenate([self._trial_counts[before], counts])).astype(np.int64)
-        ready = seen >= self._settings.min_sightings
+        ready = seen >= self._least
         kept = np.flatnonzero(~ready)
         kept = np.sort(kept[np.argsort(-seen[kept], kind="stable")][: len(self.keys)])
         self._num_on_trial = len(kept)
@@ -118,41 +130,31 @@ class RowIndex:
     def _worst(self, count: int) -> Ints:
         """The rows that make room, of those that this step does not use."""
         if not count:
-            return np.empty(0, dtype=np.int64)
+            return _NO_ROWS
         idle = np.flatnonzero((self.uses > 0) & (self.last_use < self._step))
         if count < len(idle):  # most are not near: a partition leaves few to sort
-            ages = self._first(self.uses[idle], self.last_use[idle])
-            idle = idle[ages <= np.partition(ages, count - 1)[count - 1]]
+            scores = self._score(self.uses[idle], self.last_use[idle])
+            idle = idle[scores <= np.partition(scores, count - 1)[count - 1]]
         return idle[self._order(self.uses[idle], self.last_use[idle])][:count]
-
-    def _first(self, uses: Ints, last_use: Ints) -> Ints:
-        """The numbers by which rows are evicted, the least first: ``[n]``."""
-        return last_use if self._settings.evict == LRU else uses
 
     def _order(self, uses: Ints, last_use: Ints) -> Ints:
         """The rows in the order in which they make room."""
-        then = uses if self._settings.evict == LRU else last_use
-        return np.lexsort((then, self._first(uses, last_use)))
+        return np.lexsort((uses, last_use, self._score(uses, last_use)))
 
-    def load(self, keys: Ints, uses: Ints, last_use: Ints, mine: npt.NDArray[np.bool_]) -> Ints:
-        """Take over rows; if there are more than room for, those that would be evicted last.
-
-        Args:
-            keys: ids of the rows of a whole table: ``[T]``.
-            uses: lookups of each: ``[T]``.
-            last_use: step of each one's last lookup: ``[T]``.
-            mine: mask of the ids that belong here: ``[T]``.
-
-        Returns:
-            The row of the table that each row here is, or -1: ``[R]``.
-        """
-        theirs = np.flatnonzero(mine & (uses > 0))
-        kept = theirs[self._order(uses[theirs], last_use[theirs])[::-1]][: len(self.keys)]
+    def load(self, state: Mapping[str, Tensor]) -> Tensor:
+        """Take over keys; if there are more than room for, those that would be evicted last."""
+        keys, uses, last_use = (state[name].flatten().cpu().numpy() for name in STATE)
+        born = np.flatnonzero(uses)
+        kept = born[self._order(uses[born], last_use[born])[::-1]][: len(self.keys)]
         source = np.full(len(self.keys), NONE, dtype=np.int64)
         source[: len(kept)] = np.sort(kept)
         for own, given in ((self.keys, keys), (self.uses, uses), (self.last_use, last_use)):
-            own[:] = np.where(source == NONE, 0, given[source])
+            own[:] = 0
+            own[: len(kept)] = given[source[: len(kept)]]
         self._step = int(last_use.max(initial=0))
         self._num_on_trial = 0
         self._sort(len(kept))
-        return source
+        return torch.from_numpy(source)
+
+
+_NO_ROWS = np.empty(0, dtype=np.int64)

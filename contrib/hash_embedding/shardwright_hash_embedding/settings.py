@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
 import attrs
+import numpy as np
+import numpy.typing as npt
 from attrs import field, frozen
 
 import shardwright as sw
+from shardwright.host.extensions import load_at
+
+Ints: TypeAlias = npt.NDArray[np.int64]
 
 KEY = "hash_embedding"
 """Where the settings stand in ``extras``, of constraints and of a plan's table."""
 
-LRU, LFU = "lru", "lfu"
+STATE = ("row_keys", "row_uses", "row_last_use")
+"""The names of what the index knows of each row."""
+
+Score: TypeAlias = Callable[[Ints, Ints], npt.NDArray[Any]]
+"""A function of the uses of rows and the steps of their last uses, ``[n]`` each, that returns their scores. The lowest
+is evicted first; of equal ones the row that was not used for longest."""
+
+SCORES: Mapping[str, Score] = {"lru": lambda uses, last_use: last_use, "lfu": lambda uses, last_use: uses}
 
 
-def _known(instance: Any, attribute: Any, value: Any) -> None:
-    if value not in (LRU, LFU):
-        raise sw.InvalidInputError(f"evict must be {LRU!r} or {LFU!r}, got {value!r}")
+def _known(instance: HashSettings, attribute: Any, value: Any) -> None:
+    instance.score()
 
 
 def _positive(instance: Any, attribute: Any, value: Any) -> None:
@@ -31,15 +42,21 @@ class HashSettings:
     """Rules of births and evictions of rows.
 
     Args:
-        evict: ``"lru"``, the row that was not looked up for longest, or ``"lfu"``, the one looked up least often.
+        evict: ``"lru"``, the row that was not looked up for longest; ``"lfu"``, the one looked up least often; or the
+            word of an extension at the point ``eviction``, which loads a :data:`Score`.
         min_sightings: number of times that an id must be seen, in training, before it gets a row.
 
     Raises:
         InvalidInputError: a value is another.
+        UnknownPluginError: no plugin has such an eviction.
     """
 
-    evict: str = field(default=LRU, validator=_known)
+    evict: str = field(default="lru", validator=[attrs.validators.instance_of(str), _known])
     min_sightings: int = field(default=1, validator=_positive)
+
+    def score(self) -> Score:
+        """The function that says which rows are evicted first."""
+        return SCORES.get(self.evict) or load_at("eviction", self.evict, sw.host.host().extensions, SCORES)
 
     def constraints(self, **others: Any) -> sw.ParameterConstraints:
         """The constraints of a table whose ids are keys: no other sharding type takes such.

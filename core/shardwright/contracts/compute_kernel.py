@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from shardwright.contracts.kernel_request import KernelRequest
 from shardwright.contracts.names import OpenNames
 from shardwright.contracts.row_format import FLOATS, FloatRows, RowFormat
-from shardwright.planning.layouts.row_maps import RowMap
 from shardwright.planning.tables.data_types import DataType
 
 if TYPE_CHECKING:
@@ -43,15 +42,15 @@ class ComputeKernel(ABC, metaclass=OpenNames):
     takes_ragged_bags: ClassVar[bool] = False
     """True if pooled lookups may have another number of bags for each slot, with results slot after slot. Of tables
     whose rows are cut only bags that have ids travel; for a kernel that takes no such bags the engine fills them up."""
-    takes_any_id: ClassVar[bool] = False
-    """True if ids are keys that its lookups find rows for; it then serves row maps that take any id, and no others."""
     further_tiers: ClassVar[tuple[str, ...]] = ()
     """The names of memory tiers that it uses beside ``"device"`` and ``"host"``; a topology that has not all of them is
     not offered the kernel."""
     caches_rows: ClassVar[bool] = False
     """True if it keeps rows in another memory than the device's behind a cache, whose parameters a request has."""
     row_state: ClassVar[tuple[str, ...]] = ()
-    """The names of what its lookups' ``row_state`` has, saved beside the weights."""
+    """The names of what the :class:`~shardwright.contracts.lookup.RowIndex` of its lookups knows of each row, saved
+    beside the weights: first the row's key. It then serves row maps that take any id, and no others; by default ids are
+    rows."""
 
     @abstractmethod
     def supports(self, request: KernelRequest) -> Literal[True] | str:
@@ -65,13 +64,6 @@ class ComputeKernel(ABC, metaclass=OpenNames):
             ``{tier: bytes}``; the tier ``"device"`` is the device's own memory, ``"host"`` the host's, others are
             those of ``further_tiers``.
         """
-
-    def refusal_of_ids(self, row_map: RowMap) -> str:
-        """Explain why it does not take the ids that a row map gives it; empty if it does."""
-        if self.takes_any_id == row_map.takes_any_id:
-            return ""
-        given, taken = ("keys", "rows") if row_map.takes_any_id else ("rows", "keys")
-        return f"the row map {row_map.name!r} gives it {given}, it takes {taken}"
 
     def row_format(self, data_type: DataType) -> RowFormat | None:
         """The format of rows of a data type in its lookups; ``None`` if it reads none of that name."""
@@ -101,7 +93,7 @@ class ComputeKernel(ABC, metaclass=OpenNames):
 
         A kernel whose rows stand in ``Lookup.weight``, numbered by the ids, needs no code of its own for that.
         """
-        return "its ids are keys, whose rows it finds by itself" if self.takes_any_id else ""
+        return "its ids are keys, whose rows it finds by itself" if self.row_state else ""
 
     def bandwidth_fraction(self, request: KernelRequest) -> float:
         """The part of the memory tier's bandwidth that lookups and updates reach, above 0 and up to 1."""

@@ -14,10 +14,21 @@ from attrs import frozen
 
 from shardwright.contracts.codec import Codec
 from shardwright.contracts.compute_kernel import ComputeKernel
+from shardwright.planning.layouts.row_maps import RowMap
 from shardwright.planning.tables.constraints import ParameterConstraints
 from shardwright.planning.tables.spec import PoolingType, TableSpec
 
-__all__ = ["CACHE", "OPTIMIZER", "UPDATE", "Demand", "demands_on", "disobeyed", "refusal_of_sums"]
+__all__ = [
+    "CACHE",
+    "KEYS",
+    "OPTIMIZER",
+    "ROWS",
+    "UPDATE",
+    "Demand",
+    "demands_on",
+    "disobeyed",
+    "refusal_of_sums",
+]
 
 
 @frozen
@@ -52,7 +63,7 @@ OPTIMIZER = Demand(
 )
 UPDATE = Demand(
     "update",
-    lambda kernel: not kernel.takes_any_id,
+    lambda kernel: not kernel.row_state,
     "it gives rows to ids by itself, and may have given a row to another id before the step",
     "shard it with update='in_backward'",
 )
@@ -62,19 +73,37 @@ CACHE = Demand(
     "it has no cache of rows, nor has any other kernel that the constraints name",
     "leave cache_params out, or name a kernel that has one",
 )
+KEYS = Demand(
+    "compute_kernel",
+    lambda kernel: bool(kernel.row_state),
+    "its ids are rows, and the layout sends it keys",
+    "take a kernel that finds the rows of keys, or another sharding type",
+)
+ROWS = Demand(
+    "compute_kernel",
+    lambda kernel: not kernel.row_state,
+    "its ids are keys, and the layout sends it rows",
+    "take a kernel whose ids are rows, or a sharding type of keys",
+)
 
 
 def demands_on(
-    table: TableSpec, rule: ParameterConstraints | None = None, named: Sequence[ComputeKernel] = ()
+    table: TableSpec,
+    row_map: RowMap | None = None,
+    rule: ParameterConstraints | None = None,
+    named: Sequence[ComputeKernel] = (),
 ) -> Iterator[Demand]:
     """List the demands on a table.
 
     Args:
         table: specification of the table.
+        row_map: row map of its layout; ``None``: no layout is chosen.
         rule: the user's constraints on it.
         named: compute kernels that these name. Parameters of a cache are for kernels that have one, should one be
             taken: they are a demand where none of these has.
     """
+    if row_map is not None:
+        yield KEYS if row_map.takes_any_id else ROWS
     optimizer = None if table.is_frozen else table.optimizer
     if optimizer is not None and not optimizer.is_assumed:
         yield OPTIMIZER

@@ -1,6 +1,6 @@
 """The contract of a built kernel: bags in, sums out; gradients in, updates done.
 
-Legend: S slots, W source ranks, B_w batch size of source w, B = sum of B_w, N ids, D columns of a block.
+Legend: S slots, W source ranks, B_w batch size of source w, B = sum of B_w, N ids, D columns of a block, R its rows.
 A slot is one feature looked up in one local block.
 """
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-__all__ = ["Bags", "BlockSpec", "Lookup"]
+__all__ = ["Bags", "BlockSpec", "Lookup", "RowIndex"]
 
 
 @frozen
@@ -48,7 +48,7 @@ class Bags:
     """The bags of one lookup, in the order they arrived: by source rank, slot, bag.
 
     Args:
-        ids: ``[N]`` int64, local rows of the slot's block.
+        ids: ``[N]`` int64, local rows of the slot's block, or keys where the kernel declares ``row_state``.
         lengths: ``[bags]`` int32, ids of each bag; ``None`` where every id is a bag of its own (sequences).
         weights: ``[N]`` float32, or ``None``.
         table: number of bags of each slot, for each source, ``[W, S]``; ``counts=`` tuples, or an array of NumPy's. In
@@ -102,6 +102,62 @@ class Bags:
         if self.lengths is None:
             return per_bag
         return per_bag.repeat_interleave(self.lengths, output_size=self.ids.numel())
+
+
+class RowIndex(ABC):
+    """The rows of one block of a table whose ids are keys, any 64-bit numbers.
+
+    It gives rows to keys, up to the block's number of rows, and may take them away again. It holds no weights: what
+    holds them looks rows up and updates them, as it does where ids are rows. Tensors are on the block's device.
+
+    Attributes:
+        num_evicted: number of rows that were taken from their keys so far. A row that was found is still its key's
+            while this number stays.
+    """
+
+    num_evicted: int = 0
+
+    @abstractmethod
+    def resolve(self, keys: Tensor, *, training: bool) -> tuple[Tensor, Tensor]:
+        """Find the rows of keys; in training, first give rows to new ones.
+
+        A key that gets no row in training was refused: it was not seen often enough, or no row is free and none may be
+        evicted. A row of a key of this call must not be evicted. Without training nothing changes.
+
+        Args:
+            keys: ``[N]`` int64, any number of times each.
+            training: a step trains with these keys.
+
+        Returns:
+            The row of each key, or -1 for one that has none: ``[N]`` int64; and the rows that this call gave to new
+            keys, each once: ``[B]`` int64.
+        """
+
+    @abstractmethod
+    def rows_in_use(self) -> Tensor:
+        """Return the rows that have a key, rising: ``[U]`` int64."""
+
+    @abstractmethod
+    def state(self) -> Mapping[str, Tensor]:
+        """Return what it knows of each row, for checkpoints and resharding.
+
+        Returns:
+            int64 ``[R, 1]`` each, under the names in the kernel's ``row_state``: first the key of each row. The keys
+            that were born and evicted since a mark are the difference from a copy made then.
+        """
+
+    @abstractmethod
+    def load(self, state: Mapping[str, Tensor]) -> Tensor:
+        """Forget all keys, and take over those of other blocks.
+
+        Args:
+            state: rows of :meth:`state` of blocks under any plan, ``[M, 1]`` each, whose keys belong to this block;
+                rows without a key may be among them.
+
+        Returns:
+            For each row of this block, which of the ``M`` it is, or -1: ``[R]`` int64. With more keys than rows, it
+            chooses which have a row.
+        """
 
 
 def _plain_room(num_elements: int) -> Tensor:
@@ -251,25 +307,9 @@ class Lookup(ABC):
         """
         return {}
 
-    def row_state(self, block: int) -> Mapping[str, Tensor]:
-        """Return further state of each row, int64 ``[rows, 1]``, by the names in the kernel's ``row_state``."""
-        return {}
-
-    def load_rows(self, block: int, state: Mapping[str, Tensor]) -> Tensor | None:
-        """Take over the ``row_state`` of a whole table, before its weights are loaded.
-
-        Args:
-            block: the block.
-            state: ``[R, 1]`` int64 each, of all rows of the table as another plan had them.
-
-        Returns:
-            ``[rows]``: for each row of the block, which of the ``R`` it is, or -1; ``None``: rows are where they were.
-        """
-        return None
-
-    def loaded_rows(self, block: int) -> Tensor | None:
-        """Return the result of :meth:`load_rows`, as far as it still holds: optimizer state is loaded by it."""
-        return None
+    def row_index(self, block: int) -> RowIndex:
+        """The index that finds the rows of a block's keys; only of kernels that declare ``row_state``."""
+        raise AssertionError("only a kernel that declares row_state is asked for its index")
 
     def load_step(self, step: float) -> None:  # noqa: B027 - not every optimizer counts
         """Set the number of updates done, where the optimizer counts them."""

@@ -166,7 +166,7 @@ class TableMove:
     Attributes:
         sources: the values of the old blocks here, until they have left.
         targets: those of the new blocks here, once there are such.
-        row_states: what the kernel knows of the rows of the old blocks here, where rows are found by keys.
+        row_states: what the indexes know of the rows of the old blocks here, where rows are found by keys.
         keyed: rows of each flow from or to this rank, likewise.
     """
 

@@ -1,8 +1,8 @@
 """Rows that are found by keys, on their way: which rows go where, only the kernels that have them know.
 
 So the owners send each key, and what else the kernel knows of its row, to the ranks whose blocks the new row map gives
-the key to. There ``load_rows`` says which row each key gets, and whether it gets one. Weights and optimizer states then
-move as those of other tables do.
+the key to. There ``RowIndex.load`` says which row each key gets, and whether it gets one. Weights and optimizer states
+then move as those of other tables do.
 
 All ranks make these calls of a table together: 1. an all-to-all of counts, 2. one of rows: the local row that it was,
 and the kernel's ``row_state``, int64. Legend: N rows of one flow, S values of ``row_state``, R rows of a block.
@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from shardwright.contracts.lookup import Lookup
-from shardwright.errors import UnsupportedError
 from shardwright.planning.layouts.blocks import Block
 from shardwright.planning.layouts.moves import Flow
 from shardwright.runtime.ranks.environment import ShardingEnv
@@ -82,12 +81,7 @@ def _found(move: TableMove, told: Tensor, target: tuple[Lookup, int]) -> Tensor:
     """Have a new block take its keys over: the local row of each, or -1, ``[N]``."""
     lookup, index = target
     state = {name: told[:, 1 + n : 2 + n] for n, name in enumerate(move.row_state)}
-    source = lookup.load_rows(index, state)
-    if source is None:
-        raise UnsupportedError(
-            f"table {move.spec.describe()}: the kernel {move.new.compute_kernel!r} takes keys, but its load_rows() "
-            "does not say which row each key was given"
-        )
+    source = lookup.row_index(index).load(state)
     new = torch.full((len(told),), -1, dtype=torch.int64)
     taken = torch.nonzero(source >= 0).flatten()
     new[source[taken]] = taken

@@ -184,11 +184,11 @@ def _check_rows_can_move(move: TableMove) -> None:
             f"table {move.spec.describe()}: its ids are {'keys' if old else 'rows'} now, and "
             f"{'keys' if new else 'rows'} under the new plan: it cannot go from one to the other while it is trained"
         )
-    if old and (not states[0] or states[0] != states[1]):
+    if states[0] != states[1]:
         raise UnsupportedError(
             f"table {move.spec.describe()}: its ids are keys, and where a key's row is, its kernel alone knows; "
-            f"{move.old.compute_kernel!r} tells {list(states[0]) or 'nothing'} of a row, {move.new.compute_kernel!r} "
-            f"takes {list(states[1]) or 'nothing'}. Leave this table and those that share its kernel group as they are"
+            f"{move.old.compute_kernel!r} tells {list(states[0])} of a row, {move.new.compute_kernel!r} "
+            f"takes {list(states[1])}. Leave this table and those that share its kernel group as they are"
         )
 
 
@@ -336,7 +336,7 @@ class _Resharding:
             place = place_of(local.block)
             move.sources[place] = values_of(table, local, state)
             if move.is_keyed:
-                move.row_states[place] = table.lookup_of(local).row_state(local.index)
+                move.row_states[place] = table.index_of(local).state()
 
     def _forget_old_parameters(self) -> None:
         for move in self.moves:

@@ -165,7 +165,7 @@ def _check_can_be_averaged(table: ShardedTable) -> None:
         UnsupportedError: they are not.
     """
     spec = table.state.table
-    if table.keeps_rows:
+    if table.row_state:
         raise UnsupportedError(
             f"table {spec.describe()} has the compute kernel {table.state.sharding.compute_kernel!r}, which gives rows "
             "to ids by itself: in each sharding group a row would be another id's, so that rows cannot be averaged. "

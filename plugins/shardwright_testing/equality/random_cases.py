@@ -106,7 +106,7 @@ def plain_kernel(*, takes_any_id: bool = False) -> str:
     able = {
         name: kernel
         for name, kernel in kernels.items()
-        if kernel.takes_any_id == takes_any_id and _is_plain(kernel)
+        if bool(kernel.row_state) == takes_any_id and _is_plain(kernel)
     }
     if not able:
         raise LookupError(
@@ -134,7 +134,7 @@ def _takes_any(kernel: ComputeKernel) -> bool:
             optimizer=OptimizerSpec(name),
             on_this_machine=True,
         )
-        for columns in ((10,) if kernel.takes_any_id else (7, 10))
+        for columns in ((10,) if kernel.row_state else (7, 10))
         for pooled in (True, False)
         for name in OPTIMIZERS
     ]

@@ -221,13 +221,13 @@ def check_unborn(what: str, lookup: Lookup, blocks: Sequence[BlockSpec], names: 
     """Keys without a row bring zeros, and looking them up without training changes nothing."""
     keys = keys_of(sum(spec.num_slots for spec in blocks), first=1000)
     bags = Bags(ids=keys, lengths=None, weights=None, counts=((1,) * len(keys),))
-    before = [lookup.row_state(index) for index in range(len(blocks))]
+    before = [lookup.row_index(index).state() for index in range(len(blocks))]
     _check_row_state(what, before, blocks, names)
     copies = [{name: value.clone() for name, value in state.items()} for state in before]
     sums, _ = lookup.forward(bags, training=False)
     assert not sums.any(), f"{what}: bring {sums[:4].tolist()}, they must bring zeros"
     for index, state in enumerate(copies):
-        for name, value in lookup.row_state(index).items():
+        for name, value in lookup.row_index(index).state().items():
             assert torch.equal(value, state[name]), f"{what}: a lookup without training changed {name}"
 
 
@@ -236,7 +236,7 @@ def _check_row_state(
 ) -> None:
     for spec, state in zip(blocks, states, strict=True):
         assert list(state) == list(names), (
-            f"{what}: row_state() of a lookup has {list(state)}, the kernel's row_state says {list(names)}"
+            f"{what}: state() of an index has {list(state)}, the kernel's row_state says {list(names)}"
         )
         for name, value in state.items():
             form = (value.dtype, list(value.shape))

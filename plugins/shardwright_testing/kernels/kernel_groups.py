@@ -122,7 +122,7 @@ def groups_of(
     }
     for name in [data_type] if data_type else ["FP32", *HALVES]:
         blocks = [
-            block_spec(rows, dim, slots=slots, data_type=name, takes_any_id=kernel.takes_any_id, **common)
+            block_spec(rows, dim, slots=slots, data_type=name, takes_any_id=bool(kernel.row_state), **common)
             for rows, dim, slots in ((5, 8, 2), (1, 8, 1), (3, 4, 1), (4, 8, 1))
         ]
         if takes(kernel, blocks):

@@ -98,13 +98,11 @@ class RowsOfKeys(Lookup):
 
     def take_over(self, other: RowsOfKeys, block: int, what: str) -> Tensor:
         """Load the rows of another lookup, as from a checkpoint; which of its rows each is: ``[R]``."""
-        source = self.lookup.load_rows(block, other.lookup.row_state(block))
-        num_rows = len(other.keys[block])
-        kept = [] if source is None else sorted(source.tolist())
+        source = self.lookup.row_index(block).load(other.lookup.row_index(block).state())
+        num_rows, kept = len(other.keys[block]), sorted(source.tolist())
         assert kept == list(range(num_rows)), (
-            f"{what}: load_rows() takes over rows {kept} of the {num_rows} that row_state() has and part_of sends here"
+            f"{what}: load() takes over rows {kept} of the {num_rows} that state() has and part_of sends here"
         )
-        assert source is not None
         self.keys[block] = other.keys[block][source]
         return source
 

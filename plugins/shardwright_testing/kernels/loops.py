@@ -299,7 +299,7 @@ def build(
 ) -> tuple[Lookup, Loops]:
     """The kernel's lookup and the loops, with the same random weights; if ids are keys, those of all rows are known."""
     lookup = kernel.build(blocks, device=device)
-    if kernel.takes_any_id:
+    if kernel.row_state:
         lookup = RowsOfKeys(lookup, kernel.name)
     generator = torch.Generator().manual_seed(seed)
     for index in range(len(blocks)):

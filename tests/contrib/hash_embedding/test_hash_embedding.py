@@ -12,13 +12,14 @@ import shardwright_hash_embedding
 import torch
 from attrs import field, frozen
 from shardwright_hash_embedding import HashSettings
-from shardwright_hash_embedding.hashing import HashedIds, first_values
+from shardwright_hash_embedding.hashing import HashedIds
 from tests.contrib import distributions
 from tests.pairs import in_turns
 from tests.plugins.resharding.one_collection import reshard_collection
 
 import shardwright as sw
 from shardwright.host import PluginHost, use_host
+from shardwright_plugins.compute_kernels.indexed_rows._lookup import first_values
 from shardwright_testing import run_simulated
 
 DIM, RATE = 4, 0.5
@@ -121,7 +122,7 @@ def reference(setup: Setup, steps: Sequence[int]) -> tuple[list[list[torch.Tenso
         whole = batch(step, 0, 1)
         for key in [*whole["a"].values().tolist(), *whole["b"].values().tolist()]:
             if key not in rows:
-                rows[key] = torch.from_numpy(first_values(np.array([key]), DIM, scale=scale)[0])
+                rows[key] = first_values(torch.tensor([key]), DIM, scale=scale)[0]
         made, changes = [], []
         for feature in "ab":
             bags = [bag.tolist() for bag in whole[feature].to_dense()]
@@ -438,7 +439,7 @@ def test_plan_reckons_with_capacity_and_index_and_comes_back_from_its_document()
     setup = Setup(capacity=1000)
     plan = setup.plan(2)
     item = plan.plan[""]["item"]
-    assert (item.sharding_type, item.compute_kernel) == ("hash_rows", "hash_table")
+    assert (item.sharding_type, item.compute_kernel) == ("hash_rows", "hash_table_numba")
     assert sw.ShardingPlan.from_json(plan.to_json()) == plan
     sw.check_plan(plan)
     # 500 rows of 16 bytes and 40 of index each do not fit into 30 kB of which 15 % are kept free; of 16 alone they do.
@@ -451,9 +452,9 @@ def test_hashed_table_is_not_planned_unasked_nor_with_a_kernel_of_rows() -> None
     topology = sw.Topology(world_size=2, compute_device="cpu")
     table = sw.TableSpec("t", 1000, 8, ["f"])
     plan = sw.EmbeddingShardingPlanner(topology=topology, batch_size=4).plan_tables([table])
-    assert plan.plan[""]["t"].compute_kernel != "hash_table"
+    assert plan.plan[""]["t"].compute_kernel == "fused_numba"
     rule = HashSettings().constraints(compute_kernels=["fused_torch"])
-    with pytest.raises(sw.PlanningError, match="row map 'hashed_ids' gives it keys, it takes rows"):
+    with pytest.raises(sw.PlanningError, match="its ids are rows, and the layout sends it keys"):
         sw.EmbeddingShardingPlanner(topology=topology, batch_size=4, constraints={"t": rule}).plan_tables(
             [table]
         )

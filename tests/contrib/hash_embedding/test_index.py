@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
+import shardwright_hash_embedding
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from shardwright_hash_embedding import HashedIds, HashSettings
-from shardwright_hash_embedding.hashing import first_values, mixed
-from shardwright_hash_embedding.index import NONE, RowIndex
+from shardwright_hash_embedding.hashing import mixed
+from shardwright_hash_embedding.index import NONE, HashIndex
+from tests import readme
 
 import shardwright as sw
+from shardwright.host import PluginHost, use_host
+from shardwright_plugins.compute_kernels.indexed_rows._lookup import first_values
 
 BATCHES = st.lists(st.lists(st.integers(-3, 12), max_size=8), max_size=12)
 SETTINGS = st.builds(HashSettings, st.sampled_from(["lru", "lfu"]), st.integers(1, 3))
 
 
 class Loops:
-    """What RowIndex does, id by id."""
+    """What HashIndex does, id by id."""
 
     def __init__(self, num_rows: int, rules: HashSettings) -> None:
         self.num_rows, self.rules, self.step = num_rows, rules, 0
@@ -72,7 +78,7 @@ class Loops:
 def test_index_gives_the_rows_that_loops_give(
     num_rows: int, rules: HashSettings, batches: list[list[int]]
 ) -> None:
-    index, loops = RowIndex(num_rows, rules), Loops(num_rows, rules)
+    index, loops = HashIndex(num_rows, rules), Loops(num_rows, rules)
     for ids in batches:
         before = dict(loops.row_of)
         rows, born = index.see(np.array(ids, dtype=np.int64))
@@ -106,7 +112,7 @@ def test_mixed_is_the_finaliser_of_splitmix64() -> None:
 
 
 def test_first_values_are_spread_evenly_and_differ_by_key_and_column() -> None:
-    values = first_values(np.arange(2000), 16, scale=0.5)
+    values = first_values(torch.arange(2000), 16, scale=0.5).numpy()
     assert values.dtype == np.float32
     assert np.abs(values).max() <= 0.5
     assert abs(values.mean()) < 0.01
@@ -122,11 +128,25 @@ def test_ids_in_a_row_are_dealt_evenly() -> None:
 @pytest.mark.parametrize(
     ("wrong", "text"),
     [
-        ({"evict": "mru"}, "evict must be 'lru' or 'lfu', got 'mru'"),
+        ({"evict": "mru"}, "no eviction 'mru'. Known: lfu, lru"),
         ({"min_sightings": 0}, "min_sightings must be a number from 1, got 0"),
         ({"capacity": 3}, "unexpected keyword argument 'capacity'"),
     ],
 )
 def test_settings_that_cannot_be_raise(wrong: dict[str, object], text: str) -> None:
-    with pytest.raises(sw.InvalidInputError, match=text):
+    with pytest.raises(sw.ShardwrightError, match=text):
         HashSettings.from_extras({"hash_embedding": wrong})
+
+
+def test_score_of_a_plugin_says_which_row_is_evicted() -> None:
+    page = Path(shardwright_hash_embedding.__file__).parent.parent / "README.md"
+    plugin = ModuleType("acme_decayed")
+    exec(readme.source("acme_decayed.py", page), plugin.__dict__)
+    with use_host(PluginHost(plugins={"acme_decayed": plugin})):
+        index = HashIndex(2, HashSettings("decayed"))
+        for key in [1, 1, 1, *[2] * 3000, 3]:  # 2 is used more often and later than 1, and 3 needs a row
+            index.see(np.array([key]))
+        assert sorted(index.keys.tolist()) == [2, 3]
+        for _ in range(2):
+            index.see(np.array([4]))  # the uses of 2 count more than the one of 3, which is later
+        assert sorted(index.keys.tolist()) == [2, 4]

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
+from unittest.mock import Mock
 
 import attrs
 import pytest
 import shardwright_hash_embedding
-from shardwright_hash_embedding import HashedIds, HashRows, HashSettings, HashTable
+from shardwright_hash_embedding import HashedIds, HashRows, HashSettings, HashTable, HashTableNumba
+from shardwright_hash_embedding.index import HashIndex
 from tests.plugins.conformance.mistakes.test_mutants import failure_of
 
 import shardwright as sw
 from shardwright.host import PluginHost, use_host
-from shardwright_testing import ComputeKernelTests, ShardingTypeTests
+from shardwright_testing import ComputeKernelTests, RowIndexTests, ShardingTypeTests
 from shardwright_testing.kernels.kernel_checks import check_memory
 from shardwright_testing.kernels.kernel_groups import spec_of
 from shardwright_testing.kernels.loops import block_spec
@@ -32,6 +34,21 @@ class TestHashTable(ComputeKernelTests):
     @pytest.fixture
     def compute_kernel(self) -> sw.ComputeKernel:
         return HashTable()
+
+
+class TestHashTableNumba(TestHashTable):
+    @pytest.fixture
+    def compute_kernel(self) -> sw.ComputeKernel:
+        return HashTableNumba()
+
+
+@pytest.mark.parametrize(
+    "rules", [HashSettings(), HashSettings("lfu"), HashSettings(min_sightings=3)], ids=str
+)
+class TestHashIndex(RowIndexTests):
+    @pytest.fixture
+    def make_index(self, rules: HashSettings) -> Callable[[int], sw.RowIndex]:
+        return lambda num_rows: HashIndex(num_rows, rules)
 
 
 @pytest.mark.parametrize("sightings", [1, 2])
@@ -91,10 +108,11 @@ class BearsWhenServing(Changed):
 
 
 class ForgetsKeys(Changed):
-    name, method = "forgets_keys", "load_rows"
+    name, method = "forgets_keys", "row_index"
 
-    def changed(self, right: Any, block: int, state: Any) -> Any:
-        return right(block, state) * 0 - 1
+    def changed(self, right: Any, block: int) -> Any:
+        index = right(block)
+        return Mock(wraps=index, load=lambda state: index.load(state) * 0 - 1)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +134,7 @@ class ForgetsKeys(Changed):
             ForgetsKeys,
             "ComputeKernelTests",
             "test_optimizer_state_is_of_the_rows_and_continues_in_another_lookup",
-            r"load_rows\(\) takes over rows \[-1, .*\] of the \d that row_state\(\) has",
+            r"load\(\) takes over rows \[-1, .*\] of the \d that state\(\) has",
         ),
     ],
 )

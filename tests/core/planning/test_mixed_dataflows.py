@@ -150,7 +150,7 @@ class OfKeys(ShardingType):
 
 
 class FindsKeys(Plain):
-    name, aliases, takes_any_id = "finds_keys", (), True
+    name, aliases, row_state = "finds_keys", (), ("row_keys",)
 
 
 def test_kernels_of_rows_and_of_keys_are_offered_where_they_belong():
@@ -162,9 +162,9 @@ def test_kernels_of_rows_and_of_keys_are_offered_where_they_belong():
     }
     assert found == {("whole", "plain"), ("of_keys", "finds_keys")}
     reasons = {refusal.name: refusal.reason for refusal in options.refusals}
-    assert reasons == {
-        "plain": "the row map 'keys' gives it keys, it takes rows",
-        "finds_keys": "the row map 'range' gives it rows, it takes keys",
+    assert {name: reason.partition(":")[0] for name, reason in reasons.items()} == {
+        "plain": "its ids are rows, and the layout sends it keys",
+        "finds_keys": "its ids are keys, and the layout sends it rows",
     }
 
 
@@ -172,7 +172,7 @@ def test_kernel_of_rows_asked_for_keys_is_an_error_with_the_reason():
     rule = {"t": ParameterConstraints(sharding_types=["of_keys"], compute_kernels=["plain"])}
     with (
         use_host(make_host(sharding_types=[OfKeys], compute_kernels=[Plain, FindsKeys])),
-        pytest.raises((PlanningError, NoPlanError), match="gives it keys, it takes rows"),
+        pytest.raises((PlanningError, NoPlanError), match="its ids are rows, and the layout sends it keys"),
     ):
         EmbeddingShardingPlanner(RANKS, constraints=rule).plan_tables([TABLE])
 

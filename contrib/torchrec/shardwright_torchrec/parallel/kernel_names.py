@@ -109,7 +109,7 @@ def _fused_kernels(plugins: PluginHost) -> list[str]:
     for name in kernels.names:
         kernel = kernels.create(name)
         trains = any(kernel.supports(request) is True for request in trained)
-        if trains and kernel.fuses_optimizer and not kernel.takes_any_id:
+        if trains and kernel.fuses_optimizer and not kernel.row_state:
             tiers = {tier for tier, size in kernel.memory_bytes(some, 1).items() if size}
             found += [name] if tiers == {"device"} else []
     return sorted(found, key=lambda name: -kernels.create(name).preference)

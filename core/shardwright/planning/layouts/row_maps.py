@@ -28,8 +28,8 @@ class RowMap(ABC):
 
     name: ClassVar[str]
     takes_any_id: ClassVar[bool] = False
-    """True if ids are keys, any 64-bit numbers, and not rows. Then ``local_row_of`` gives the key, and a kernel that
-    ``takes_any_id`` finds it a row; the rows of the table are its capacity."""
+    """True if ids are keys, any 64-bit numbers, and not rows. Then ``local_row_of`` gives the key, and a kernel with
+    a ``row_state`` finds it a row; the rows of the table are its capacity."""
     keeps_neighbours: ClassVar[bool] = True
     """True if a part may be a run of neighbouring rows. ``False`` for a map that deals rows out: then nobody lists the
     rows of a part to learn whether they are neighbours."""

@@ -17,6 +17,7 @@ from shardwright.contracts.demands import Demand, demands_on, disobeyed
 from shardwright.contracts.sharding_type import ALWAYS, ShardingType
 from shardwright.errors import PlanningError, UnknownNameError
 from shardwright.planning.layouts.layout import Layout
+from shardwright.planning.layouts.row_maps import RowMap
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.devices import layouts_on_devices
 from shardwright.planning.options.options import Refusal
@@ -321,21 +322,17 @@ class Offers:
     ) -> bool:
         """True if a kernel takes the ids that a layout sends, and obeys; otherwise one more refusal is added."""
         own = list(self.kernels.values())[kernel]
-        who = f"compute kernel {own.name!r}"
-        with calling(who):
-            reason = own.refusal_of_ids(layout.row_map)
-        check_answer(who, "refusal_of_ids", reason, str)
-        demand = disobeyed(own, self.demands_on(table, rule))
-        if demand and not reason:
-            reason = demand.refusal(table)
-        if reason:
-            refusals.append(Refusal(table.path, "compute kernel", own.name, reason))
-        return not reason
+        demand = disobeyed(own, self.demands_on(table, rule, layout.row_map))
+        if demand:
+            refusals.append(Refusal(table.path, "compute kernel", own.name, demand.refusal(table)))
+        return demand is None
 
-    def demands_on(self, table: TableSpec, rule: ParameterConstraints) -> Iterator[Demand]:
+    def demands_on(
+        self, table: TableSpec, rule: ParameterConstraints, row_map: RowMap | None = None
+    ) -> Iterator[Demand]:
         """List the demands on a table that not every kernel obeys."""
         named = map(self.plugins.compute_kernels.create, rule.compute_kernels or ())
-        return demands_on(table, rule, list(named))
+        return demands_on(table, row_map, rule, list(named))
 
     def requests(
         self, kernel: int, table: TableSpec, shape: Shape, extras: Mapping[str, Any], refusals: list[Refusal]

@@ -423,6 +423,7 @@ class _Loading:
         keys = [f"{MODEL}{named.prefix}{name}" for name in names]
         if not all(key in self._keys for key in keys):
             return
+        named.table.forget_loaded_rows()
         for local in named.table.state.local:
             part = local.block.rows.index
             found = self._look(keys[0], lambda ids, part=part: row_map.part_of(ids) == part)
@@ -432,7 +433,7 @@ class _Loading:
                 entry = self.stored.entries[self._keys[key]]
                 assert isinstance(entry, TensorStorageMetadata)
                 self.stored.read(row_requests(self._keys[key], entry, values[name], places, 0))
-            source = named.table.take_rows(local, values).numpy()
+            source = named.table.index_of(local).load(values).numpy()
             self._rows[local] = np.where(source < 0, NOWHERE, np.append(places, NOWHERE)[source])
 
     def _requests(self, wanted: str, value: Any) -> Iterator[PieceRequest]:

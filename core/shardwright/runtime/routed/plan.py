@@ -343,8 +343,8 @@ def _check_supported(
     Raises:
         UnsupportedError: it does not; about the table, with the name of what was asked.
     """
-    demand = disobeyed(kernel, demands_on(table))
-    refusal = kernel.refusal_of_ids(sharding.layout.row_map) or kernel.refusal_of_rows(request)
+    demand = disobeyed(kernel, demands_on(table, sharding.layout.row_map))
+    refusal = kernel.refusal_of_rows(request)
     answer = refusal or (demand.refusal(table) if demand else kernel.supports(request))
     if answer is not True:
         raise UnsupportedError(

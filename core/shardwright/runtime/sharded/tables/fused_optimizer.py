@@ -244,7 +244,7 @@ class FusedOptimizer(KeyedOptimizer):
         table = self._tables[name]
         for entry, own in self._state(name).items():
             value, is_number = given[entry], not own.dim()
-            if is_live(value, own) or (not table.keeps_rows and not is_number and copied_blocks(own, value)):
+            if is_live(value, own) or (not table.row_state and not is_number and copied_blocks(own, value)):
                 continue
             if not is_number:
                 table.state.scatter(whole_tensor(value), state_of(table, entry), table.loaded_rows)

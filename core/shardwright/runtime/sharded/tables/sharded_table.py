@@ -9,7 +9,7 @@ import torch
 from attrs import evolve
 from torch import Tensor, nn
 
-from shardwright.contracts.lookup import Lookup
+from shardwright.contracts.lookup import Lookup, RowIndex
 from shardwright.errors import UnsupportedError
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.sharded.tables.blocked_tensor import (
@@ -36,7 +36,7 @@ class ShardedTable(nn.Module):
     Attributes:
         is_fused: its kernel runs the optimizer, in the backward pass or in ``optimizer.step()``.
         in_step: its kernel runs it in ``optimizer.step()``.
-        row_state: names of what the kernel knows of each row.
+        row_state: names of what the indexes of its blocks know of each row; none where ids are rows.
     """
 
     def __init__(
@@ -45,7 +45,9 @@ class ShardedTable(nn.Module):
         super().__init__()
         self.state, self.is_fused = state, is_updated_in_backward(state.table, state.sharding)
         self.in_step = is_updated_in_step(state.table, state.sharding)
-        self._lookups, self._has_part_of_rows = lookups, False
+        self._lookups = lookups
+        # Of each block, the row of the loaded table that each of its rows was, and its key then.
+        self._loaded: dict[LocalBlock, tuple[Tensor, Tensor]] | None = {}
         update = state.table.update if self.is_fused else ""
         self._part = Part(state.table.describe(), env, events, state.cut_dims, update)
         self.row_state = kernel_of(state.sharding.compute_kernel).row_state
@@ -114,11 +116,6 @@ class ShardedTable(nn.Module):
         """The parameter of each local block."""
         return list(self.parameters())[: len(self.state.local)]
 
-    @property
-    def keeps_rows(self) -> bool:
-        """True if the kernel's state includes the ids of its rows, beside their weights."""
-        return bool(self.row_state)
-
     def weight_of(self, local: LocalBlock) -> Tensor:
         """The weights of a local block, shared storage."""
         return self.lookup_of(local).weight(local.index)
@@ -127,43 +124,34 @@ class ShardedTable(nn.Module):
         """The lookup of a local block."""
         return self._lookups[local.lookup]
 
-    def take_rows(self, local: LocalBlock, state: Mapping[str, Tensor]) -> Tensor:
-        """Have a block take over rows of a checkpoint in shards, of which this rank has read those with its keys.
-
-        Args:
-            local: the block.
-            state: the kernel's ``row_state`` of these rows, ``[N, 1]`` int64.
-
-        Returns:
-            For each row of the block, which of the ``N`` it is, or -1.
-        """
-        self._has_part_of_rows = True
-        source = self.lookup_of(local).load_rows(local.index, state)
-        if source is None:
-            raise UnsupportedError(
-                f"table {self.state.table.describe()}: the kernel {self.state.sharding.compute_kernel!r} takes keys, "
-                "but its load_rows() does not say which row each key was given"
-            )
-        return source
+    def index_of(self, local: LocalBlock) -> RowIndex:
+        """The index that finds the rows of a local block's keys."""
+        return self.lookup_of(local).row_index(local.index)
 
     def forget_loaded_rows(self) -> None:
-        """Note that the rows of keys here are no more those of a table that was loaded."""
-        self._has_part_of_rows = True
+        """Note that the rows of keys here are not those of a table that was loaded whole."""
+        self._loaded = None
 
     def loaded_rows(self, local: LocalBlock) -> Tensor | None:
-        """Rows of a block in the table that was loaded last; ``None`` if its row map determines them.
+        """Rows of a block in the table that was loaded last, -1 for a key of later; ``None`` if its row map has them.
 
         Raises:
             UnsupportedError: they were loaded from a checkpoint in shards, of which this rank has read a part, or came
                 from another plan.
         """
-        if self._has_part_of_rows:
+        if self._loaded is None:
             raise UnsupportedError(
                 f"table {self.state.table.describe()}: its rows were loaded by load_checkpoint() or moved by "
                 "reshard(), and optimizer state with them. To load a state dict of the optimizer, load one of the "
                 "model first"
             )
-        return self.lookup_of(local).loaded_rows(local.index)
+        if local not in self._loaded:
+            return None
+        source, keys = self._loaded[local]
+        return source.where(self._keys_of(local) == keys, -1)
+
+    def _keys_of(self, local: LocalBlock) -> Tensor:
+        return self.index_of(local).state()[self.row_state[0]].flatten()
 
     def extra_repr(self) -> str:
         """Sharding type, kernel and the blocks here."""
@@ -187,7 +175,7 @@ class ShardedTable(nn.Module):
         """The entries of the state dict by name, as this rank's blocks of them."""
         row_state = {
             name: self.state.tensor(
-                lambda local, name=name: self.lookup_of(local).row_state(local.index)[name],  # type: ignore[misc]
+                lambda local, name=name: self.index_of(local).state()[name],  # type: ignore[misc]
                 columns=1,
                 dtype=torch.int64,
             )
@@ -229,9 +217,13 @@ class ShardedTable(nn.Module):
         if is_live(given["weight"], own) or (not self.row_state and copied_blocks(own, given["weight"])):
             return
         tables = {name: whole_tensor(value) for name, value in given.items()}
-        self._has_part_of_rows = False
-        row_state = {name: tables[name] for name in self.row_state}
-        if row_state:
-            for local in self.state.local:
-                self.lookup_of(local).load_rows(local.index, row_state)
+        self._loaded = {}
+        for local in self.state.local if self.row_state else ():
+            parts = local.block.rows.row_map.part_of(tables[self.row_state[0]].flatten())
+            mine = (parts == local.block.rows.index).nonzero().flatten()
+            source = self.index_of(local).load({name: tables[name][mine] for name in self.row_state})
+            self._loaded[local] = (
+                torch.cat([mine, mine.new_tensor([-1])])[source],
+                self._keys_of(local).clone(),
+            )
         self.state.scatter_rows(tables["weight"], self.weight_of, self.loaded_rows)

@@ -172,18 +172,6 @@ class KeptGradients(Lookup):
         """The optimizer state of a block."""
         return self._lookup.optimizer_state(block)
 
-    def row_state(self, block: int) -> Mapping[str, Tensor]:
-        """Further state of a block's rows."""
-        return self._lookup.row_state(block)
-
-    def load_rows(self, block: int, state: Mapping[str, Tensor]) -> Tensor | None:
-        """Take over further state of rows."""
-        return self._lookup.load_rows(block, state)
-
-    def loaded_rows(self, block: int) -> Tensor | None:
-        """The rows that were loaded."""
-        return self._lookup.loaded_rows(block)
-
     def load_step(self, step: float) -> None:
         """Set the number of updates done."""
         self._lookup.load_step(step)

@@ -1,0 +1,178 @@
+"""The lookup: keys become rows of another lookup, whose blocks have one more row, of zeros, for keys that have none.
+
+Legend: N ids, R rows of a block, D columns.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from attrs import evolve
+from torch import Tensor
+
+from shardwright.contracts.lookup import Bags, BlockSpec, Lookup, RowIndex
+from shardwright.planning.layouts.blocks import Block
+from shardwright.planning.layouts.row_maps import RowsRange
+from shardwright.runtime.sharded.tables.initialization import hashed
+
+_STEP = "step"
+
+
+class IndexedLookup(Lookup):
+    """Blocks whose ids are keys.
+
+    Args:
+        blocks: specifications of the blocks.
+        rows: lookup of their rows, each block with one row more.
+        indexes: index of each block.
+    """
+
+    def __init__(self, blocks: Sequence[BlockSpec], rows: Lookup, indexes: Sequence[RowIndex]) -> None:
+        self.blocks, self._rows, self._indexes = blocks, rows, indexes
+        self.states_per_row = rows.states_per_row
+        self._sizes = [spec.block.num_rows for spec in blocks]
+        self._block_of_slot = torch.tensor(
+            [block for block, spec in enumerate(blocks) for _ in range(spec.num_slots)]
+        )
+        self._first_states = []
+        for block in range(len(blocks)):
+            rows.weight(block).zero_()
+            self._first_states.append(
+                {name: value[-1].clone() for name, value in self._states(block).items()}
+            )
+
+    def forward(self, bags: Bags, *, training: bool) -> tuple[Tensor, Any]:
+        """Sum the rows of each bag; in training rows are born and evicted first."""
+        found = self._found(bags, training=training)
+        result, saved = self._rows.forward(found, training=training)
+        return result, (bags, saved, self._num_evicted) if training else None
+
+    def anticipate(self, saved: Any) -> None:
+        """Prepare the backward pass of the rows; if rows are evicted meanwhile, they are prepared again."""
+        self._rows.anticipate(saved[1])
+
+    def backward(self, saved: Any, gradient: Tensor) -> Sequence[Tensor | None]:
+        """Update; a key whose row was evicted since has none to update."""
+        bags, inner, num_evicted = saved
+        if num_evicted != self._num_evicted:
+            inner = self._rows.prepare(self._found(bags, training=False))
+        gradients = self._rows.backward(inner, gradient)
+        for block, size in enumerate(self._sizes):
+            self._reset(block, torch.tensor([size]))
+        return gradients
+
+    def weight(self, block: int) -> Tensor:
+        """The rows that keys have or may get."""
+        return self._rows.weight(block)[:-1]
+
+    def optimizer_state(self, block: int) -> Mapping[str, Tensor]:
+        """The optimizer state of these rows."""
+        whole = self._rows.optimizer_state(block)
+        return {name: value if name == _STEP else value[:-1] for name, value in whole.items()}
+
+    def load_step(self, step: float) -> None:
+        """Set the number of updates done."""
+        self._rows.load_step(step)
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        """Use another learning rate from now on."""
+        self._rows.set_learning_rate(learning_rate)
+
+    def row_index(self, block: int) -> RowIndex:
+        """The index of a block; when it is loaded, rows begin anew."""
+        return _BlockIndex(self._indexes[block], partial(self._reset, block, slice(None)))
+
+    @property
+    def _num_evicted(self) -> int:
+        return sum(index.num_evicted for index in self._indexes)
+
+    def _states(self, block: int) -> Mapping[str, Tensor]:
+        whole = self._rows.optimizer_state(block)
+        return {name: value for name, value in whole.items() if name != _STEP}
+
+    def _found(self, bags: Bags, *, training: bool) -> Bags:
+        """The bags with rows for keys; a key without one has the block's last."""
+        rows = torch.empty_like(bags.ids)
+        block_of = self._block_of_each(bags)
+        for block, index in enumerate(self._indexes):
+            mine = slice(None) if block_of is None else block_of == block
+            found, born = index.resolve(bags.ids[mine], training=training)
+            self._begin(block, born)
+            rows[mine] = found.where(found >= 0, self._sizes[block])
+        return evolve(bags, ids=rows)
+
+    def _block_of_each(self, bags: Bags) -> Tensor | None:
+        """The block that each id is looked up in: ``[N]``; ``None`` if there is but one."""
+        if len(self.blocks) == 1:
+            return None
+        of_slot = self._block_of_slot.repeat(bags.num_sources)
+        return bags.per_id(of_slot.repeat_interleave(torch.tensor(bags.flat_counts)))
+
+    def _begin(self, block: int, born: Tensor) -> None:
+        """Set rows that were born to the values that they begin with."""
+        if not len(born):
+            return
+        self._reset(block, born)
+        spec, weight = self.blocks[block], self._rows.weight(block)
+        scale = math.sqrt(1 / spec.table.num_embeddings)  # as tables are initialised by default
+        keys = next(iter(self._indexes[block].state().values())).flatten()[born]
+        weight[born] = first_values(keys, weight.shape[1], scale=scale).to(weight.dtype)
+
+    @torch.no_grad()
+    def _reset(self, block: int, rows: Tensor | slice) -> None:
+        """Zero rows, and put their optimizer state back to what it was at first."""
+        self._rows.weight(block)[rows] = 0
+        for name, value in self._states(block).items():
+            value[rows] = self._first_states[block][name]
+
+
+class _BlockIndex(RowIndex):
+    """An index whose rows are cleared when it is loaded.
+
+    Args:
+        index: the index.
+        clear: function that clears the rows.
+    """
+
+    def __init__(self, index: RowIndex, clear: Callable[[], None]) -> None:
+        self._index, self._clear = index, clear
+
+    def resolve(self, keys: Tensor, *, training: bool) -> tuple[Tensor, Tensor]:
+        return self._index.resolve(keys, training=training)
+
+    def rows_in_use(self) -> Tensor:
+        return self._index.rows_in_use()
+
+    def state(self) -> Mapping[str, Tensor]:
+        return self._index.state()
+
+    def load(self, state: Mapping[str, Tensor]) -> Tensor:
+        self._clear()
+        return self._index.load(state)
+
+
+def first_values(keys: Tensor, num_columns: int, *, scale: float) -> Tensor:
+    """Draw the first values of the rows of keys, evenly from ``[-scale, scale)``; they follow from the keys alone.
+
+    Args:
+        keys: ``[N]`` int64.
+        num_columns: ``D``.
+        scale: end of the range.
+
+    Returns:
+        ``[N, D]`` float32.
+    """
+    columns = np.arange(num_columns, dtype=np.uint32)
+    drawn = torch.from_numpy(hashed(0, keys.numpy().view(np.uint64), columns))
+    return drawn.mul_(2 * scale).sub_(scale)
+
+
+def with_one_more(spec: BlockSpec) -> BlockSpec:
+    """Extend a block by a row for keys that have none."""
+    rows = RowsRange(spec.block.num_rows + 1)
+    return evolve(spec, block=Block(rows[0], spec.block.columns, spec.block.rank))

@@ -1,0 +1,253 @@
+"""A base and its increments are the model, bit for bit, under any plan; increments have the rows that changed alone."""
+
+from __future__ import annotations
+
+import runpy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import shardwright_delta as delta
+import shardwright_hash_embedding
+import torch
+from shardwright_delta.digests import digests
+from tests import readme
+from tests.contrib.hash_embedding import test_hash_embedding as hashed
+from tests.plugins.resharding.one_collection import reshard_collection
+
+import shardwright as sw
+from shardwright.host import PluginHost, use_host
+from shardwright_testing import run_simulated
+
+ROWS, DIM = 40, 8
+
+
+@pytest.fixture(autouse=True)
+def plugins() -> Iterator[PluginHost]:
+    with use_host(PluginHost(plugins={"hash_embedding": shardwright_hash_embedding})) as own:
+        yield own
+
+
+def model_of(
+    kind: str, world_size: int, optimizer: str, data_type: str = "FP32", update: str = "in_backward"
+) -> Any:
+    """A function of the rank's environment that shards a table of 40 rows and trains it by steps."""
+    config = sw.EmbeddingBagConfig(
+        name="t", num_embeddings=ROWS, embedding_dim=DIM, feature_names=["f"], data_type=data_type
+    )
+    sharder = sw.EmbeddingBagCollectionSharder({"optimizer": optimizer, "learning_rate": 0.1})
+    module = sw.EmbeddingBagCollection([config])
+    planner = sw.EmbeddingShardingPlanner(
+        sw.Topology(world_size, "cpu"),
+        batch_size=4,
+        constraints={"t": sw.ParameterConstraints(sharding_types=[kind], min_partition=4)},
+    )
+    plan = planner.plan_tables(sharder.tables(module))
+    return lambda env: sharder.shard(module, plan.plan[""], env, "cpu")
+
+
+def step(sharded: Any, env: sw.ShardingEnv, *rows: int) -> None:
+    """Train rows, on each rank those of its number and so on."""
+    own = torch.tensor(rows[env.rank :: env.world_size], dtype=torch.int64)
+    features = sw.KeyedJaggedTensor(keys=["f"], values=own, lengths=torch.ones(len(own), dtype=torch.int32))
+    sharded(features).values().sin().sum().backward()
+
+
+def whole(sharded: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    return sharded.full_state_dict(), sharded.fused_optimizer.full_state_dict()
+
+
+def assert_same(found: Any, wanted: Any) -> None:
+    torch.testing.assert_close(
+        (found[0], found[1]["state"]), (wanted[0], wanted[1]["state"]), rtol=0, atol=0, equal_nan=True
+    )
+
+
+@pytest.mark.parametrize("optimizer", ["row_wise_adagrad", "adam", "sgd"])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (("row_wise", 2), ("column_wise", 2)),
+        (("column_wise", 2), ("row_wise", 3)),
+        (("table_wise", 2), ("data_parallel", 2)),
+        (("data_parallel", 2), ("table_wise", 1)),
+    ],
+    ids=str,
+)
+def test_base_and_increments_are_the_model_bit_for_bit_under_another_plan(
+    before: tuple[str, int], after: tuple[str, int], optimizer: str, tmp_path: Path
+) -> None:
+    make, other = model_of(*before, optimizer), model_of(*after, optimizer)
+
+    def train(env: sw.ShardingEnv) -> Any:
+        sharded = make(env)
+        step(sharded, env, *range(20))
+        base, changes = whole(sharded), delta.Changes(sharded)
+        for number, rows in enumerate([(1, 2, 3, 3), (3, 30), (1, 39)]):
+            step(sharded, env, *rows)
+            delta.write_increment(tmp_path / str(number), changes.take(), rank=env.rank)
+        assert changes.take() == []
+        return base, whole(sharded)
+
+    (model, states), wanted = run_simulated(train, before[1])[0]
+    for number, rows in enumerate([{1, 2, 3}, {3, 30}, {1, 39}]):
+        assert {
+            row for batch in delta.read_increment(tmp_path / str(number)) for row in batch["id"].to_pylist()
+        } == rows
+
+    def load(env: sw.ShardingEnv) -> Any:
+        sharded = other(env)
+        sharded.load_state_dict(model)
+        sharded.fused_optimizer.load_state_dict(states)
+        for number in range(3):
+            delta.replay(sharded, delta.read_increment(tmp_path / str(number)))
+        return whole(sharded)
+
+    for found in run_simulated(load, after[1]):
+        assert_same(found, wanted)
+
+
+@pytest.mark.parametrize("data_type", ["FP16", "BF16"])
+def test_increment_of_halves_has_their_bits(data_type: str) -> None:
+    make = model_of("row_wise", 1, "row_wise_adagrad", data_type)
+
+    def work(env: sw.ShardingEnv) -> None:
+        trained, kept = make(env), make(env)
+        kept.load_state_dict(trained.state_dict())
+        changes = delta.Changes(trained)
+        step(trained, env, 1, 7)
+        assert not torch.equal(*(own.full_state_dict()["embedding_bags.t.weight"] for own in (trained, kept)))
+        delta.replay(kept, changes.take())
+        assert_same(whole(kept), whole(trained))
+
+    run_simulated(work, 1)
+
+
+@pytest.mark.parametrize("other", [1, 3])
+def test_keys_that_are_born_and_evicted_are_replayed_on_another_number_of_ranks(other: int) -> None:
+    # 16 rows for 30 keys on two ranks: each step evicts.
+    setup = hashed.Setup(capacity=16, optimizer="adam")
+    larger = hashed.Setup(capacity=90, optimizer="adam")  # a rank may get more of the keys than another
+    plan, moved = setup.plan(2), larger.plan(other)
+
+    def train(env: sw.ShardingEnv) -> Any:
+        sharded = setup.shard(env, plan)
+        changes, increments = delta.Changes(sharded), []
+        for number in range(4):
+            hashed.train(setup, sharded, env, [number])
+            increments.append(changes.take())
+        return increments, whole(sharded)
+
+    results = run_simulated(train, 2)
+    increments = [[batch for own, _ in results for batch in own[number]] for number in range(4)]
+    assert any(batch.schema.names == ["id"] for own in increments for batch in own)  # evicted
+
+    def load(env: sw.ShardingEnv) -> Any:
+        sharded = larger.shard(env, moved)
+        for own in increments:
+            delta.replay(sharded, own)
+        return whole(sharded)
+
+    wanted, (found, *_) = results[0][1], run_simulated(load, other)
+    for name, values in (
+        *((name, None) for name in wanted[0] if ".item." in name),
+        *wanted[1]["state"][hashed.WEIGHT].items(),
+    ):
+        if name == "step":
+            assert found[1]["state"][hashed.WEIGHT][name] == values
+            continue
+        mine, theirs = (
+            state[name] if values is None else states["state"][hashed.WEIGHT][name]
+            for state, states in (found, wanted)
+        )
+        assert hashed.rows_by_key(found[0], mine) == hashed.rows_by_key(wanted[0], theirs)
+
+
+def test_increment_after_a_reshard_is_refused() -> None:
+    make, plan = model_of("row_wise", 2, "sgd"), {}
+
+    def work(env: sw.ShardingEnv) -> None:
+        sharded = make(env)
+        changes = delta.Changes(sharded)
+        own = sharded.inputs.params["t"]
+        plan["t"] = own.__class__(own.sharding_type, own.compute_kernel, own.layout.placed([1, 0]))
+        reshard_collection(sharded, plan)
+        with pytest.raises(sw.UnsupportedError, match="resharded since the mark"):
+            changes.take()
+        changes.mark()
+        assert changes.take() == []
+
+    run_simulated(work, 2)
+
+
+def test_increment_of_another_table_or_optimizer_is_refused() -> None:
+    def work(env: sw.ShardingEnv) -> None:
+        trained, other = (model_of("row_wise", 1, name)(env) for name in ("sgd", "adam"))
+        changes = delta.Changes(trained)
+        step(trained, env, 1)
+        (batch,) = changes.take()
+        with pytest.raises(sw.InvalidInputError, match="with the same optimizer"):
+            delta.replay(other, [batch])
+        data = batch.schema.metadata[b"shardwright.delta"].replace(b'"t"', b'"u"')
+        renamed = batch.replace_schema_metadata({b"shardwright.delta": data})
+        with pytest.raises(sw.InvalidInputError, match="the increment has table 'u'"):
+            delta.replay(trained, [renamed])
+
+    run_simulated(work, 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.uint8])
+def test_digest_is_the_sum_of_words_times_drawn_numbers(dtype: torch.dtype) -> None:
+    values = torch.from_numpy(np.random.default_rng(1).integers(0, 1 << 15, (5, 3))).to(dtype)
+    octets = np.zeros((5, -(-values.itemsize * 3 // 4) * 4), dtype=np.uint8)
+    octets[:, : 3 * values.itemsize] = values.view(torch.uint8).numpy()
+    words = octets.view(np.int32)
+    drawn = np.random.default_rng(0).integers(
+        -(1 << 63), (1 << 63) - 1, size=(words.shape[1], 2), endpoint=True
+    )
+    wanted = [
+        [sum(int(a) * int(b) for a, b in zip(row, lane, strict=True)) % 2**64 for lane in drawn.T]
+        for row in words
+    ]
+    assert digests([values]).view(np.uint64).tolist() == wanted
+
+
+def test_digests_differ_for_each_single_bit() -> None:
+    values = torch.zeros(8 * 12 + 1, 3)
+    octets = values.view(torch.uint8)
+    for bit in range(8 * 12):
+        octets[bit, bit // 8] = 1 << bit % 8
+    assert len(np.unique(digests([values])[:, 0])) == len(values)
+    assert len(np.unique(digests([values])[:, 1])) == len(values)
+    many = torch.zeros(300_000, 2)  # more than are hashed at once
+    many[-1] = 1
+    assert (digests([many]) != digests([many[:1]])).any(axis=1).nonzero()[0].tolist() == [299_999]
+
+
+def test_increments_are_arrow_files_that_others_read(tmp_path: Path) -> None:
+    def work(env: sw.ShardingEnv) -> None:
+        sharded = model_of("row_wise", 1, "row_wise_adagrad")(env)
+        changes = delta.Changes(sharded)
+        step(sharded, env, 5, 7)
+        delta.write_increment(tmp_path, changes.take())
+        (path,) = tmp_path.iterdir()
+        table = pa.ipc.open_file(path).read_all()
+        assert table.schema.names == ["id", "weight", "optimizer.sum"]
+        weight = sharded.full_state_dict()["embedding_bags.t.weight"]
+        assert table["id"].to_pylist() == [5, 7]
+        assert table["weight"].to_pylist() == weight[[5, 7]].tolist()
+
+    run_simulated(work, 1)
+
+
+def test_example_of_the_readme_prints_what_it_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    page = Path(delta.__file__).parent.parent / "README.md"
+    (tmp_path / "train_and_follow.py").write_text(readme.source("train_and_follow.py", page))
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path("train_and_follow.py")
+    assert capsys.readouterr().out == readme.output_of("train_and_follow.py", page)

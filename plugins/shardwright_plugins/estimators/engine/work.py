@@ -3,8 +3,8 @@
 A row is read in cache lines. Of ``N`` ids that fall evenly on ``R`` rows ``U = R (1 - exp(-N / R))`` are distinct; the
 first read of each comes from memory, and so do further ones as far as the rows read exceed the near cache. Tables of
 pages say where a page is. If many pages are read, these are far away too: few rows of a large table take longer than as
-many of a small one. An update sorts ids, adds the gradients of each row, and reads and writes each distinct row with its
-optimizer state once.
+many of a small one. An update sorts ids, adds the gradients of each row, and reads and writes each distinct row with
+its optimizer state once.
 
 Legend: N ids, U distinct rows, V vectors (bags; ids of sequences), D columns.
 """

@@ -79,27 +79,34 @@ def explain(
         Path | None,
         typer.Option(metavar="FILE", help="Measured times of steps, to be compared with the plan's."),
     ] = None,
+    refit: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="With --measured: write the machine, refitted to the times."),
+    ] = None,
 ) -> None:
     """Explain a table's option: the runner-up, and what ruled the others out. Or compare the plan with real steps."""
     from shardwright.errors import InvalidInputError
 
+    check_writable(refit)
     plan = read_plan(document)
     if measured is not None:
-        _explain_measured(plan, measured)
+        _explain_measured(plan, measured, refit)
+    elif refit is not None:
+        raise InvalidInputError("--refit needs --measured FILE, the times that the machine is refitted to")
     elif table is None:
         raise InvalidInputError("explain needs --table T, a table of the plan, or --measured FILE")
     if table is not None:
         _explain_table(plan, table)
 
 
-def _explain_measured(plan: ShardingPlan, measured: Path) -> None:
+def _explain_measured(plan: ShardingPlan, measured: Path, refit: Path | None) -> None:
     """Print what extensions at the point ``explain`` tell of measured times."""
     from shardwright.host.extensions import load_at, words_at
     from shardwright.host.plugin_host import host
 
     offered = host().extensions
     for word in words_at("explain", offered):
-        for line in load_at("explain", word, offered)(plan, measured):
+        for line in load_at("explain", word, offered)(plan, measured, refit):
             typer.echo(line)
 
 

@@ -11,9 +11,12 @@ from pathlib import Path
 
 from attrs import frozen
 
+from shardwright.cli.plans import write_text
 from shardwright.errors import InvalidInputError, PlanError
 from shardwright.planning.plan.plan import ShardingPlan
+from shardwright_plugins.estimators.engine import Engine
 from shardwright_plugins.following.predicted import Predicted, Prices
+from shardwright_plugins.following.refit import refitted
 from shardwright_plugins.following.times import KERNEL_PHASES, PHASES, MeasuredTimes, placement_of
 
 _SHOWN, _TABLES = 10, 3
@@ -105,16 +108,18 @@ def _check(prices: Prices, times: MeasuredTimes) -> None:
         )
 
 
-def comparison_lines(plan: ShardingPlan, path: Path) -> Iterator[str]:
+def comparison_lines(plan: ShardingPlan, path: Path, refit: Path | None = None) -> Iterator[str]:
     """Tell how far measured times are from a plan's prediction; what ``explain --measured`` prints.
 
     Args:
         plan: the plan that was trained with.
         path: document that :meth:`StepTimes.write` wrote.
+        refit: machine document to write, refitted to the times (``refit.py``).
 
     Raises:
         PlanError: the plan does not say what was asked of the planner, or has shards of unknown cost.
-        InvalidInputError: the document is none of measured times, or of another plan.
+        InvalidInputError: the document is none of measured times, or of another plan; or the plan was not made by
+            ``engine``, and no machine can be refitted.
     """
     times, prices = MeasuredTimes.read(path), Prices.by(plan)
     groups, predicted = _groups(prices, times), prices.of(plan)
@@ -125,6 +130,15 @@ def comparison_lines(plan: ShardingPlan, path: Path) -> Iterator[str]:
         "step"
     )
     yield from _rank_lines(times, predicted)
+    if refit is not None:
+        estimator = prices.asked.plugins.performance
+        if not isinstance(estimator, Engine):
+            raise InvalidInputError(
+                f"--refit writes a machine for the estimator 'engine', and the plan is by {predicted.estimator!r}: "
+                "plan with estimator='engine'"
+            )
+        write_text(refit, refitted(estimator.machine, predicted, times).to_json())
+        yield f"wrote the machine, refitted to these times, to {refit}"
     if not groups:
         return
     yield f"lookups and updates take {groups[0].factor:.3g} times what is predicted, and after that factor:"

@@ -78,6 +78,25 @@ def refuse_together(folder: str) -> list[str]:
     return raised
 
 
+def step_with_a_batch_in_progress_on_one_rank(every: int, steps: int) -> list[str]:
+    """What each step of a replanner raises here; the last has no backward pass, and rank 0 keeps its outputs."""
+    env = sw.ShardingEnv.from_process_group()
+    model, raised = models.model(env), []
+    with Replanner(model, every=every) as replanner:
+        for step in range(steps):
+            output = model(models.batch(step)).values().square().sum()
+            if step < steps - 1:
+                output.backward()
+            elif env.rank == 1:
+                del output
+            try:
+                replanner.step()
+                raised.append("")
+            except ShardwrightError as error:
+                raised.append(type(error).__name__)
+    return raised
+
+
 def measure_pipeline() -> tuple[int, set[str]]:
     """Number of steps that a pipeline makes, as it is measured, and the phases that took some time."""
     model = models.model(sw.ShardingEnv.from_process_group())

@@ -68,5 +68,12 @@ def test_what_one_rank_refuses_is_an_error_on_all(pool: RankPool, tmp_path: Path
     assert raised == [["DistributedError", "InvalidInputError"]] * 2
 
 
+@pytest.mark.parametrize(("every", "steps"), [(9, 1), (2, 2)])
+def test_batch_in_progress_on_one_rank_is_refused_on_all(pool: RankPool, every: int, steps: int) -> None:
+    raised = pool.run(following_workers.step_with_a_batch_in_progress_on_one_rank, 2, every, steps)
+    assert [own[-1] for own in raised] == ["UnsupportedError"] * 2
+    assert all(not any(own[:-1]) for own in raised)
+
+
 def test_steps_of_a_pipeline_are_measured(pool: RankPool) -> None:
     assert pool.run(following_workers.measure_pipeline, 2) == [(4, set(PHASES))] * 2

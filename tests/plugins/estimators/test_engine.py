@@ -69,6 +69,17 @@ def test_distinct_rows_are_as_many_as_drawn_ids_have(rows: int, ids: int) -> Non
     np.testing.assert_allclose(work.distinct, counted, rtol=0.01)
 
 
+@pytest.mark.parametrize(
+    ("rows", "ids", "row_bytes"), [(40, 500, 512), (20_000, 500, 512), (1_000_000, 500, 8)]
+)
+def test_pages_are_as_many_as_the_rows_of_drawn_ids_lie_on(rows: int, ids: int, row_bytes: int) -> None:
+    draw = np.random.default_rng(0)
+    counted = np.mean([len(np.unique(draw.integers(rows, size=ids) * row_bytes // 4096)) for _ in range(50)])
+    one = np.ones(1)
+    work = LookupWork(one * ids, one * rows, one, one, one * row_bytes, one, one > 2, cache_bytes=1e6)
+    np.testing.assert_allclose(work.pages, counted, rtol=0.02)
+
+
 def test_amounts_of_a_whole_table_are_those_counted_by_hand() -> None:
     options, topology = options_of(1_000_000, 20, 3, "table_wise")
     amounts = amounts_of(StepWork(options, topology, cache_bytes=1e9))
@@ -271,12 +282,13 @@ def test_topology_from_machine_has_what_was_measured_and_what_is_given(tmp_path:
     assert origins["intra_host_bw"] == origins["intra_host_latency_ms"] == "detected"
 
 
-@pytest.mark.parametrize(("device", "taken"), [("cpu", "engine"), ("cuda", "torchrec")])
+@pytest.mark.parametrize(
+    ("ranks", "device", "taken"), [(2, "cpu", "engine"), (1, "cpu", "torchrec"), (2, "cuda", "torchrec")]
+)
 def test_preferred_estimator_is_taken_unasked_where_it_serves_the_ranks(
-    monkeypatch: pytest.MonkeyPatch, device: str, taken: str
+    ranks: int, device: str, taken: str
 ) -> None:
-    monkeypatch.setattr(Engine, "preference", 99)
-    planner = sw.EmbeddingShardingPlanner(sw.Topology(2, device), 8, progress=False)
+    planner = sw.EmbeddingShardingPlanner(sw.Topology(ranks, device), 8, progress=False)
     plan = planner.plan_tables([sw.TableSpec("t", 100, 8)])
     assert plan.document["inputs"]["estimator"]["value"] == taken
 

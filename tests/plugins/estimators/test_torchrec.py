@@ -142,7 +142,7 @@ def test_estimator_named_leaves_the_options_and_the_storage_model_as_they_are(na
     assert report.inputs["storage_estimator"]["value"] == "weights_and_buffers"
 
 
-@pytest.mark.parametrize(("device", "default"), [("cpu", "roofline"), ("cuda", "torchrec")])
+@pytest.mark.parametrize(("device", "default"), [("cpu", "engine"), ("cuda", "torchrec")])
 def test_estimator_named_that_is_the_default_changes_no_plan(device, default):
     """Neither the plan nor its value, nor the proof; only that it says that the estimator was given."""
     tables = [TableSpec(f"t{i}", 5000 * (1 + i), (16, 64, 256)[i % 3], ["f"]) for i in range(12)]

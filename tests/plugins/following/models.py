@@ -25,7 +25,9 @@ def bags() -> sw.EmbeddingBagCollection:
     )
 
 
-def planner(ranks: int, *kernels: str, ids: float = IDS) -> sw.EmbeddingShardingPlanner:
+def planner(
+    ranks: int, *kernels: str, ids: float = IDS, estimator: str = "roofline"
+) -> sw.EmbeddingShardingPlanner:
     """A planner for whole tables; kernels are dealt to the tables."""
     rules = {
         f"t{number}": sw.ParameterConstraints(
@@ -37,7 +39,7 @@ def planner(ranks: int, *kernels: str, ids: float = IDS) -> sw.EmbeddingSharding
     }
     topology = sw.Topology(ranks, "cpu")
     return sw.EmbeddingShardingPlanner(
-        topology, BATCH, constraints=rules, estimator="roofline", progress=False
+        topology, BATCH, constraints=rules, estimator=estimator, progress=False
     )
 
 

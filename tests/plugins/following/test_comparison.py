@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 import shardwright as sw
 from shardwright.cli import app
 from shardwright.errors import InvalidInputError
+from shardwright_plugins.estimators.engine.machine import Machine
 from shardwright_plugins.following import GroupTimes, MeasuredTimes, RankTimes
 from shardwright_plugins.following.comparison import compare_groups
 from shardwright_plugins.following.predicted import Prices
@@ -115,3 +116,39 @@ def test_times_of_the_same_tables_in_other_places_are_refused() -> None:
     other = planner.plan(models.bags(), models.SHARDERS)
     with pytest.raises(InvalidInputError):
         compare_groups(other, times_of(made, 1.0))
+
+
+def refit_of(made, folder: Path, times: MeasuredTimes):
+    (folder / "plan.json").write_text(made.to_json())
+    (folder / "times.json").write_text(times.to_json())
+    asked = ["explain", str(folder / "plan.json"), "--measured", str(folder / "times.json")]
+    return CliRunner().invoke(app, [*asked, "--refit", str(folder / "machine.json")])
+
+
+def test_refitted_machine_predicts_what_was_measured(tmp_path: Path) -> None:
+    """Lookups took 3 times, updates half, and all else 2 times what is predicted."""
+    made = models.planner(2, "fused_numba", estimator="engine").plan(models.bags(), models.SHARDERS)
+    prices = Prices.by(made)
+    predicted = prices.of(made)
+    factors = {"forward_compute": 3.0, "backward_compute": 0.5}
+    ranks = []
+    for number in range(2):
+        said = {phase: own[number] for phase, own in predicted.phases_ms.items()}
+        phases = {phase: factors.get(phase, 2.0) * said.get(phase, 0.0) for phase in PHASES}
+        phases["input_communication"] += 2 * sum(own for phase, own in said.items() if phase not in PHASES)
+        ranks.append(RankTimes(10.0, phases, ()))
+    done = refit_of(made, tmp_path, MeasuredTimes(7, ranks, placement_of(made)))
+    assert done.exit_code == 0, done.output
+    machine = Machine.read(tmp_path / "machine.json")
+    assert machine.made["refitted"]["steps"] == 7
+    found = Prices.by(made, f"engine:machine={tmp_path / 'machine.json'}").of(made)
+    for phase in (*PHASES, "fixed"):
+        expected = [factors.get(phase, 2.0) * own for own in predicted.phases_ms[phase]]
+        assert found.phases_ms[phase] == pytest.approx(expected, rel=1e-3, abs=1e-4), phase
+
+
+def test_machine_is_not_refitted_by_a_plan_of_another_estimator(tmp_path: Path) -> None:
+    made = plan()
+    done = refit_of(made, tmp_path, times_of(made, 2.0))
+    assert done.exit_code != 0
+    assert not (tmp_path / "machine.json").exists()

@@ -39,6 +39,7 @@ MEASURED: Mapping[str, tuple[str, ...]] = {
     "backward_compute": OF_ENGINE["backward_compute"],
 }
 """Phase of steps that is measured -> constants of the engine in it."""
+_CALL = "call"
 _PACKAGES = ("torch", "numba", "fbgemm-gpu-cpu")
 _SECONDS_A_KERNEL = 15.0
 _KERNEL_STEPS, _STEPS, _ROUNDS = 5, 10, 2
@@ -65,9 +66,15 @@ class KernelFit:
 
 
 def fit_kernel(times: KernelTimes, cache_bytes: float) -> KernelFit:
-    """Fit a kernel's constants, for one size of the near cache."""
+    """Fit a kernel's constants, for one size of the near cache.
+
+    What any call takes is fitted beside them, and is not kept: steps are asked for it (:data:`FIXED`).
+    """
     amounts = {name: own * times.tables for name, own in times.work(cache_bytes).amounts().items()}
-    return KernelFit(fit(LOOKUP, amounts, times.lookup_ms), fit(UPDATE, amounts, times.update_ms))
+    amounts[_CALL] = np.ones(len(times.cases))
+    return KernelFit(
+        fit((*LOOKUP, _CALL), amounts, times.lookup_ms), fit((*UPDATE, _CALL), amounts, times.update_ms)
+    )
 
 
 def fit_kernels(times: Mapping[str, KernelTimes]) -> tuple[float, dict[str, KernelFit]]:

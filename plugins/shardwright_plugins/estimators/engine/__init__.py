@@ -58,6 +58,7 @@ class Engine(Estimator):
     name: ClassVar[str] = "engine"
     measures: ClassVar[str] = PERFORMANCE
     depends_on_shape_only: ClassVar[bool] = True
+    preference: ClassVar[int] = 30
 
     def __init__(self, machine: str = "") -> None:
         self._file = machine
@@ -75,7 +76,7 @@ class Engine(Estimator):
         So what the exchanges of whole tables take is told as :data:`EXCHANGED` of lookups and updates. On tables of
         other kinds stands what they take beyond that, and that the plan becomes mixed.
         """
-        if not self.serves(topology):
+        if not _on_cpus(topology):
             return Roofline().estimate(options, topology)
         phases = self._phases(options, topology, self._beyond_whole())
         computed: Floats = sum((phases[phase] for phase in _COMPUTE), np.zeros(options.num_shards))
@@ -128,8 +129,8 @@ class Engine(Estimator):
         }
 
     def serves(self, topology: Topology) -> bool:
-        """True where all ranks are on CPUs."""
-        return topology.device_types == (CPU_DEVICE,)
+        """True for several ranks on CPUs, where its plans were measured (page on machines)."""
+        return topology.world_size > 1 and _on_cpus(topology)
 
     def step_phases(
         self, phases: Mapping[str, Floats], options: Options, chosen: Ints, topology: Topology
@@ -139,7 +140,7 @@ class Engine(Estimator):
         Exchanges are those of the plan's options; that they are mixed is counted once. Ranks wait for the slowest
         lookups and for the slowest updates.
         """
-        if not self.serves(topology):
+        if not _on_cpus(topology):
             return super().step_phases(phases, options, chosen, topology)
         computed = {phase: phases[phase] for phase in _PHASES if phase in _COMPUTE}
         exchanges = self._phases(options, topology, self.machine.engine)
@@ -164,7 +165,7 @@ class Engine(Estimator):
 
     def refinements(self, topology: Topology) -> Sequence[Refinement]:
         """The comparison of a mixed plan with plans of one kind."""
-        return (self._compared,) if self.serves(topology) else ()
+        return (self._compared,) if _on_cpus(topology) else ()
 
     def _compared(self, search: Search, request: Request, watch: Watch) -> Outcome:
         """Search; where a mixed plan is found, take one of whole tables of one kernel if its step is shorter."""
@@ -207,6 +208,10 @@ class Engine(Estimator):
     def provenance(self) -> Mapping[str, Any]:
         """Origin of the constants; nothing where a machine was given."""
         return {} if self._file else {"machine": dict(self.machine.made)}
+
+
+def _on_cpus(topology: Topology) -> bool:
+    return topology.device_types == (CPU_DEVICE,)
 
 
 def amounts_of(work: StepWork) -> dict[str, Floats]:

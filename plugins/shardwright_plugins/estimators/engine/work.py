@@ -1,8 +1,10 @@
 """The work of lookups and updates as amounts that take time: what constants of a machine are multiplied by.
 
 A row is read in cache lines. Of ``N`` ids that fall evenly on ``R`` rows ``U = R (1 - exp(-N / R))`` are distinct; the
-first read of each comes from memory, and so do further ones as far as the rows read exceed the near cache. An update
-sorts ids, adds the gradients of each row, and reads and writes each distinct row with its optimizer state once.
+first read of each comes from memory, and so do further ones as far as the rows read exceed the near cache. Tables of
+pages say where a page is. If many pages are read, these are far away too: few rows of a large table take longer than as
+many of a small one. An update sorts ids, adds the gradients of each row, and reads and writes each distinct row with
+its optimizer state once.
 
 Legend: N ids, U distinct rows, V vectors (bags; ids of sequences), D columns.
 """
@@ -18,6 +20,8 @@ from shardwright.planning.arrays import Floats
 
 LINE_BYTES = 64
 """A cache line."""
+PAGE_BYTES = 4096
+"""A page of memory: the smallest of x86-64 and of most systems on ARM."""
 SUM_BYTES = 4
 """Kernels sum in float32."""
 LOOKUP = (
@@ -25,10 +29,11 @@ LOOKUP = (
     "lookup_line",
     "lookup_missed_row",
     "lookup_missed_line",
+    "lookup_page",
     "lookup_vector",
     "lookup_element",
 )
-UPDATE = ("update_id", "update_line", "update_missed_line", "update_row", "update_row_line")
+UPDATE = ("update_id", "update_line", "update_missed_line", "update_page", "update_row", "update_row_line")
 OF_KERNELS: Mapping[str, tuple[str, ...]] = {"forward_compute": LOOKUP, "backward_compute": UPDATE}
 """Phase -> constants of kernels."""
 
@@ -70,11 +75,13 @@ class LookupWork:
             "lookup_line": self.ids * lines,
             "lookup_missed_row": missed,
             "lookup_missed_line": missed * lines,
+            "lookup_page": self.pages,
             "lookup_vector": self.vectors,
             "lookup_element": self.vectors * self.columns,
             "update_id": self.ids,
             "update_line": self.ids * gradient_lines,
             "update_missed_line": self.ids * gradient_lines * far,
+            "update_page": self.pages,
             "update_row": written,
             "update_row_line": written * (lines + state_lines),
         }
@@ -82,8 +89,17 @@ class LookupWork:
     @property
     def distinct(self) -> Floats:
         """Distinct rows among the ids, ``U``."""
-        rows = np.maximum(self.rows, 1)
-        found: Floats = np.minimum(-rows * np.expm1(-self.ids / rows), self.ids)
+        return self._distinct_of(self.rows)
+
+    @property
+    def pages(self) -> Floats:
+        """Distinct pages of rows that the ids read."""
+        return self._distinct_of(np.ceil(self.rows * self.row_bytes / PAGE_BYTES))
+
+    def _distinct_of(self, number: Floats) -> Floats:
+        """Number of parts of the block, of so many, that ids fall on if they fall evenly."""
+        parts = np.maximum(number, 1)
+        found: Floats = np.minimum(-parts * np.expm1(-self.ids / parts), self.ids)
         return found
 
     def _beyond_cache(self, lines: Floats) -> Floats:

@@ -57,7 +57,8 @@ def test_kernel_fit_finds_the_cache_and_the_times_of_a_made_up_kernel() -> None:
     lookup, update = (
         sum(amounts[name] * constants[name] for name in names) * blank.tables for names in (LOOKUP, UPDATE)
     )
-    times = attrs.evolve(blank, lookup_ms=lookup, update_ms=update)
+    any_call = 0.5
+    times = attrs.evolve(blank, lookup_ms=lookup + any_call, update_ms=update + any_call)
     found_cache, fits = running.fit_kernels({"made_up": times})
     assert found_cache == cache
     np.testing.assert_allclose(fits["made_up"].lookup.errors, 0, atol=1e-6)

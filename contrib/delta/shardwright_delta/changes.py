@@ -53,9 +53,9 @@ class _Mark:
 class Changes:
     """The rows of a model's sharded tables that change from mark to mark.
 
-    Rows are compared by digests: a mark costs one pass over the tables, and 24 bytes a row in host memory. Training does
-    not notice. A row has changed if a bit of its weights has, of the optimizer state that its kernel keeps, or of what an
-    index knows of its key.
+    Rows are compared by digests: a mark costs one pass over the tables, and 24 bytes a row in host memory. A row has
+    changed if a bit of its weights has, of the optimizer state that its kernel keeps, or of what an index knows of its
+    key.
 
     Args:
         model: a ``DistributedModelParallel``, or any module with sharded collections. The first mark is made now.

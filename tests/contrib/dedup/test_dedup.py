@@ -11,12 +11,13 @@ import shardwright_dedup
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.equality import Case, Table, assert_equals_unsharded, train_simulated
+from tests.equality import Case, Table, train_simulated
 from tests.plugins.built_in import built_in
 
 import shardwright as sw
 from shardwright_testing.equality.cases import shard_case
 from shardwright_testing.equality.random_cases import training_cases
+from shardwright_testing.equality.training import assert_equals_unsharded
 from shardwright_testing.simulated import run_simulated
 
 TYPES = built_in("sharding_types")

@@ -123,7 +123,7 @@ def test_constraints_that_ask_for_what_is_done_are_shardwrights() -> None:
     assert rule.to_data() == {
         "sharding_types": ["row_wise"],
         "pooling_factors": [2.0],
-        "cache_params": {"load_factor": 0.5, "algorithm": "lfu", "stats": None},
+        "cache_params": {"load_factor": 0.5, "algorithm": "lfu"},
     }
     assert rule.feature_names == ["a"]
     assert attrs.evolve(rule, ranks=(1,)).ranks == (1,)

@@ -139,7 +139,11 @@ class ParameterConstraints:
 
     def to_data(self) -> dict[str, Any]:
         """Return the demands as JSON data: an object of the fields that were given."""
-        return attrs.asdict(self, filter=lambda _, value: value is not None)
+        return attrs.asdict(
+            self,
+            filter=lambda _, value: value is not None,
+            value_serializer=lambda _, __, value: list(value) if isinstance(value, tuple) else value,
+        )
 
     @property
     def given(self) -> tuple[str, ...]:

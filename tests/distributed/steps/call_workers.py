@@ -45,7 +45,7 @@ class Calls:
 
 def settings_of(types: str) -> StepSettings:
     """A small step, in which calls take most of the time."""
-    return StepSettings((), 2, 64, 24, 10_000, 16, 2, _STEPS).of_types(types)
+    return StepSettings((), 2, 64, 24, 10_000, 16, 2, _STEPS, kernel="fused_numba").of_types(types)
 
 
 def calls_of_step(types: str) -> Calls:

@@ -43,8 +43,8 @@ class DedupEmbeddingCollection(sw.ShardedEmbeddingCollection):
 
     def begin_input_dist(self, features: sw.KeyedJaggedTensor | None, **further: Any) -> Any:
         """Start the exchange of the distinct ids; see `ShardedEmbeddingCollection`."""
-        if not isinstance(features, sw.KeyedJaggedTensor):  # anything else is refused there, on all ranks
-            return super().begin_input_dist(features, **further)
+        if not isinstance(features, sw.KeyedJaggedTensor) or not _is_whole(features):
+            return super().begin_input_dist(features, **further)  # where all ranks refuse it
         distinct, places = _distinct(features)
         step = super().begin_input_dist(distinct, **further)
         self._batches[step] = features, places
@@ -52,7 +52,8 @@ class DedupEmbeddingCollection(sw.ShardedEmbeddingCollection):
 
     def output_dist(self, step: Any) -> sw.LazyAwaitable[dict[str, sw.JaggedTensor]]:
         """The rows of all ids in the batch's order, waited for on first use."""
-        return _Dealt(self, super().output_dist(step), *self._batches.pop(step))
+        rows, batch = super().output_dist(step), self._batches.pop(step, None)
+        return rows if batch is None else _Dealt(self, rows, *batch)
 
 
 class _Dealt(sw.LazyAwaitable[dict[str, sw.JaggedTensor]]):
@@ -120,6 +121,12 @@ def distinct_pooling_factors(batches: Iterable[sw.KeyedJaggedTensor]) -> dict[st
     if not count:
         raise sw.InvalidInputError("distinct_pooling_factors needs a batch with examples, got none")
     return {key: total / count for key, total in sums.items()}
+
+
+def _is_whole(features: sw.KeyedJaggedTensor) -> bool:
+    """True if the values are those of the batch's bags, neither more nor fewer."""
+    lengths = features.lengths()
+    return bool((lengths >= 0).all()) and int(lengths.sum()) == features.values().numel()
 
 
 def _distinct(features: sw.KeyedJaggedTensor) -> tuple[sw.KeyedJaggedTensor, dict[str, Tensor]]:

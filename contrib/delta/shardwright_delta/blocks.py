@@ -65,7 +65,7 @@ class HeldBlock:
 
     @property
     def lookup(self) -> sw.Lookup:
-        """What holds the block."""
+        """The lookup that holds the block."""
         lookup: sw.Lookup = self.table.lookup_of(self.local)
         return lookup
 

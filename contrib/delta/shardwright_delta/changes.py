@@ -70,7 +70,7 @@ class Changes:
         self._marks = self._now()
 
     def take(self) -> list[pa.RecordBatch]:
-        """Return this rank's rows that changed since the mark, and set the mark anew; no rank waits for another.
+        """Return this rank's rows that changed since the mark, and set a new mark; no rank waits for another.
 
         Returns:
             A record batch for each block with changed rows, and one for each with keys that were evicted.

@@ -114,6 +114,27 @@ def test_bad_ids_name_table_feature_and_id() -> None:
         model(torch.ones(3))
 
 
+@pytest.mark.parametrize(
+    ("values", "length"), [([1, 2], 5), ([1, 2], -1), ([1, 2, 3], 1)], ids=["too few", "negative", "too many"]
+)
+def test_batch_whose_lengths_do_not_fit_is_the_same_error_on_all_ranks(
+    values: list[int], length: int
+) -> None:
+    case = DedupCase([Table(9, 4, ("f",), "NONE", "row_wise", "fused_torch")], (1, 1))
+    wrong = sw.KeyedJaggedTensor(keys=["f"], values=torch.tensor(values), lengths=torch.tensor([length]))
+    module = case.module_to_shard()
+
+    def look_up(env: sw.ShardingEnv) -> str:
+        sharded = shard_case(case, env, module)
+        with pytest.raises(sw.InvalidInputError) as caught:
+            sharded(wrong if env.rank else case.batch(0, 0))["f"]
+        return str(caught.value)
+
+    texts = run_simulated(look_up, 2)
+    assert len(set(texts)) == 1
+    assert "rank 1" in texts[0]
+
+
 def test_clipped_gradients_of_outputs_are_refused() -> None:
     table = sw.EmbeddingConfig(9, 4, "t", feature_names=["f"])
     sharders = [shardwright_dedup.DedupEmbeddingCollectionSharder({**ADAGRAD, "max_gradient": 1.0})]

@@ -156,7 +156,7 @@ def test_parse_of_a_document_over_the_limit_says_the_limit(monkeypatch):
     kind = DocumentKind("list")
     kind.parse('"abcd"')
     monkeypatch.setattr("shardwright.planning.documents.text.MOST_DOCUMENT_BYTES", 3)
-    with pytest.raises(InvalidInputError, match="the most that is read"):
+    with pytest.raises(InvalidInputError, match=r"\b3\b.* most that is read"):
         kind.parse('"abcd"')
 
 
@@ -186,7 +186,7 @@ def test_read_of_no_file_says_so(tmp_path, name):
 
 def test_read_ends_at_the_limit_of_an_endless_file(monkeypatch):
     monkeypatch.setattr("shardwright.planning.documents.text.MOST_DOCUMENT_BYTES", 1 << 20)
-    with pytest.raises(InvalidInputError, match="is longer than"):
+    with pytest.raises(InvalidInputError, match="is longer than 1048576 bytes"):
         DocumentKind("list").read(Path("/dev/zero"))
 
 

@@ -172,7 +172,7 @@ CASES: Mapping[str, Named] = {
         _plan(lambda plan: plan["modules"][""].update({"[/red]": plan["modules"][""].pop("user")})),
     ),
     "explain, name with markup": Named("explain {plan} --table [/red]", "the plan has no table '[/red]'"),
-    "--ranks 100000000": Named("plan {workload} --ranks 100000000", "65536 ranks are the most"),
+    "--ranks 100000000": Named("plan {workload} --ranks 100000000", "from 1 to 65536"),
     "demo --ranks 100000000": Named("demo --ranks 100000000", "less than or equal to 1024"),
     "plan --batch 10**30": Named(
         f"plan {{workload}} --ranks 2 --batch {10**30}", "batch_size must be 2147483647 samples at most"

@@ -10,7 +10,6 @@ from typing import Any
 
 from shardwright.planning.documents.limits import MOST_DOCUMENT_BYTES, MOST_NESTING
 
-_TOO_LONG = f"is longer than {MOST_DOCUMENT_BYTES} bytes, the most that is read"
 _TOO_DEEP = f"is nested too deeply; {MOST_NESTING} lists and objects inside each other are the most"
 
 
@@ -33,7 +32,7 @@ def read_text(path: Path) -> str:
     except UnicodeDecodeError as error:
         raise MalformedError(f"is no text in UTF-8: {error.reason} at byte {error.start}") from error
     if len(data) > MOST_DOCUMENT_BYTES:
-        raise MalformedError(_TOO_LONG)
+        raise MalformedError(_too_long())
     return text
 
 
@@ -44,7 +43,7 @@ def parse_json(text: str) -> Any:
         MalformedError: it is no JSON, an object has a key twice, a number is not finite, or it exceeds a limit.
     """
     if len(text) > MOST_DOCUMENT_BYTES:
-        raise MalformedError(_TOO_LONG)
+        raise MalformedError(_too_long())
     try:
         value = json.loads(
             text, object_pairs_hook=_without_repetition, parse_float=_finite, parse_constant=_finite
@@ -82,3 +81,7 @@ def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         (repeated, _), *_ = Counter(key for key, _ in pairs).most_common(1)
         raise MalformedError(f"has the key {repeated!r} twice in one object; put both values into one")
     return made
+
+
+def _too_long() -> str:
+    return f"is longer than {MOST_DOCUMENT_BYTES} bytes, the most that is read"

@@ -293,11 +293,14 @@ def test_preferred_estimator_is_taken_unasked_where_it_serves_the_ranks(
     assert plan.document["inputs"]["estimator"]["value"] == taken
 
 
-def test_engine_elsewhere_than_on_cpus_says_what_the_roofline_does() -> None:
+@pytest.mark.parametrize(("device", "is_served"), [("cuda", False), ("cpu", True)])
+def test_engine_of_steps_that_were_not_measured_says_what_the_roofline_does(
+    device: str, is_served: bool
+) -> None:
     rule = ParameterConstraints(pooling_factors=[3.0])
-    topology = sw.Topology(2, "cuda")
+    topology, table = sw.Topology(2, device), sw.TableSpec("t", 1000, 8)
     options = enumerate_options(
-        [sw.TableSpec("t", 1000, 8)], topology, Constraints({"t": rule}), host(), batch_size=BATCH
+        [table.served() if is_served else table], topology, Constraints({"t": rule}), host(), batch_size=BATCH
     )
     expected = host().estimators.create("roofline").estimate(options, topology)
     for phase, column in Engine().estimate(options, topology).items():

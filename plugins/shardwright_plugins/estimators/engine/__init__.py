@@ -46,7 +46,7 @@ EXCHANGED = 0.6
 
 
 class Engine(Estimator):
-    """A step of this engine on a measured machine; elsewhere than on CPUs the model of ``roofline``.
+    """A training step of this engine on a measured machine; elsewhere than on CPUs, and for serving, as ``roofline``.
 
     Between hosts, what travels takes the time of ``roofline`` beside, by the topology's links. A kernel that the
     machine's document does not have is taken for the first that it has, at the bandwidth that it declares.
@@ -76,7 +76,7 @@ class Engine(Estimator):
         So what the exchanges of whole tables take is told as :data:`EXCHANGED` of lookups and updates. On tables of
         other kinds stands what they take beyond that, and that the plan becomes mixed.
         """
-        if not _on_cpus(topology):
+        if not _is_measured(options, topology):
             return Roofline().estimate(options, topology)
         phases = self._phases(options, topology, self._beyond_whole())
         computed: Floats = sum((phases[phase] for phase in _COMPUTE), np.zeros(options.num_shards))
@@ -140,7 +140,7 @@ class Engine(Estimator):
         Exchanges are those of the plan's options; that they are mixed is counted once. Ranks wait for the slowest
         lookups and for the slowest updates.
         """
-        if not _on_cpus(topology):
+        if not _is_measured(options, topology):
             return super().step_phases(phases, options, chosen, topology)
         computed = {phase: phases[phase] for phase in _PHASES if phase in _COMPUTE}
         exchanges = self._phases(options, topology, self.machine.engine)
@@ -178,7 +178,9 @@ class Engine(Estimator):
         return found.with_plan(plans[best]) if best else found
 
     def _is_mixed(self, plan: LoadedPlan) -> bool:
-        return Mixing(plan.space.options, self.machine.engine).of_plan(plan.proposal) > 0
+        options = plan.space.options
+        is_mixed = Mixing(options, self.machine.engine).of_plan(plan.proposal) > 0
+        return is_mixed and _is_measured(options, plan.space.topology)
 
     def _step_ms(self, space: SearchSpace, plan: Placed) -> float:
         """Time of a step, ms."""
@@ -212,6 +214,11 @@ class Engine(Estimator):
 
 def _on_cpus(topology: Topology) -> bool:
     return topology.device_types == (CPU_DEVICE,)
+
+
+def _is_measured(options: Options, topology: Topology) -> bool:
+    """True for steps that the constants are of: on CPUs, with tables that are trained."""
+    return _on_cpus(topology) and not bool(options.is_frozen.all())
 
 
 def amounts_of(work: StepWork) -> dict[str, Floats]:

@@ -63,7 +63,7 @@ def offering(*makers):
         def shardwright_extensions(self):
             return [extension(*each) for each in enumerate(makers)]
 
-    return use_host(PluginHost(entry_points=[], plugins={"offering": Plugin()}))
+    return use_host(PluginHost(entry_points=[], plugins={"offering": Plugin()}, environment={}))
 
 
 def bags(*names):

@@ -110,6 +110,13 @@ class Communicator(ABC):
 
         return torch.empty(num_elements, dtype=torch.float32, device=device)
 
+    def reads_in_place(self, num_elements: int) -> bool:
+        """True if so many float32 values from :meth:`room`, sent by :meth:`exchange`, are read where they are.
+
+        All ranks ask together, and get the same answer.
+        """
+        return False
+
     def on_cpu(self) -> Communicator | None:
         """Return the communicator of CPU tensors among the same ranks, where :meth:`all_to_all` does not send them.
 

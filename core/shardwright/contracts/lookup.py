@@ -267,12 +267,13 @@ class Lookup(ABC):
         """
         return False
 
-    def update_rows(self, sums: Tensor, scale: float) -> None:
+    def update_rows(self, terms: Sequence[Tensor], scale: float) -> None:
         """Update each row that was looked up.
 
         Args:
-            sums: what :meth:`row_sums` wrote, or its sum over some ranks: the mark of a row that none looked up is 0.
-            scale: factor of the sums.
+            terms: row sums from :meth:`row_sums`, of one or several ranks, to be added up in this order: a row's mark
+                is 0 in all if none looked it up.
+            scale: factor of their sum.
         """
         raise AssertionError("only a kernel that makes row_sums is given them back")
 

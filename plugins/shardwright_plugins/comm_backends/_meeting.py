@@ -18,7 +18,7 @@ from shardwright_plugins.comm_backends._segments import Segment
 NOTHING = "none"
 """Answer of a rank that has nothing to offer."""
 OFFER = "offer"
-"""What a rank tells first."""
+"""Name of the text that a rank tells first."""
 
 
 @define(eq=False)

@@ -118,6 +118,10 @@ class SameHostTransport(Transport):
         work = self._plain.start(evolve(call, output=received))
         return _ReceivedPieces(work, received.split(list(call.output_splits)))
 
+    def reads_in_place(self, num_elements: int, patience: timedelta | None) -> bool:
+        mail = self._asked(patience)
+        return mail is not None and num_elements * _FLOAT_BYTES >= self.least_bytes
+
     def close(self) -> None:
         if self.mail is not None:
             self.mail.give_up()

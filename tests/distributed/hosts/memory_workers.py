@@ -139,6 +139,13 @@ def _small(communicator: TorchCommunicator, value: float) -> Any:
     return work, output, [value + 1000 * source for source in range(size)]
 
 
+def reads_in_place(hindrance: str) -> list[bool]:
+    """What the communicator says of one value, and of many."""
+    with circumstance(hindrance):
+        communicator = ShardingEnv.from_process_group().communicator
+        return [communicator.reads_in_place(count) for count in (1, LARGE)]
+
+
 def train_by_memory(case: Case, carrier: str = "references") -> RankResult:
     with faults.carried_by(carrier):
         return train_case(case)

@@ -63,6 +63,10 @@ class Transport(ABC):
         """Memory to send from, as :meth:`Communicator.room`."""
 
     @abstractmethod
+    def reads_in_place(self, num_elements: int, patience: timedelta | None) -> bool:
+        """True if pieces are read in the sender's memory, as :meth:`Communicator.reads_in_place`."""
+
+    @abstractmethod
     def close(self) -> None:
         """Have ranks that wait for this one fail: it comes to no more exchange."""
 
@@ -93,6 +97,9 @@ class TorchTransport(Transport):
 
     def room(self, num_elements: int, device: torch.device) -> Tensor:  # noqa: D102
         return torch.empty(num_elements, dtype=torch.float32, device=device)
+
+    def reads_in_place(self, num_elements: int, patience: timedelta | None) -> bool:  # noqa: D102
+        return False
 
     def close(self) -> None:  # noqa: D102
         pass
@@ -246,6 +253,10 @@ class TorchCommunicator(Communicator):
 
     def room(self, num_elements: int, device: Any) -> Tensor:  # noqa: D102
         return self._transport.room(num_elements, device)
+
+    def reads_in_place(self, num_elements: int) -> bool:  # noqa: D102
+        with self.named("the search for memory to share"):
+            return self._transport.reads_in_place(num_elements, self._patience)
 
     def on_cpu(self) -> Communicator | None:  # noqa: D102
         return self._beside

@@ -185,18 +185,20 @@ class FusedNumbaLookup(Lookup):
         in_threads(add_up, shares_of(lambda: geometry.block_work(cells)[wanted], len(wanted), may_part=False))
         return True
 
-    def update_rows(self, sums: Tensor, scale: float) -> None:
+    def update_rows(self, terms: Sequence[Tensor], scale: float) -> None:
         self._num_steps += 1
         geometry = self._geometry
         first, second = self._update.addresses(self._states)
         wanted, starts = geometry.row_sums
         optimizer, numbers = self._update.number, self._update.numbers(self._learning_rate, self._num_steps)
+        sums = np.array([term.data_ptr() for term in terms], dtype=np.int64)
 
         def update(share: Share) -> None:
             start, stop, *_ = share
+            total = torch.empty(geometry.widest_gradient, dtype=torch.float32, device="cpu")
             self._update.loops.update_all(
                 optimizer, numbers, self._weights.data_ptr(), first, second, geometry.blocks, wanted[start:stop],
-                sums.data_ptr(), starts[start:stop], np.float32(scale),
+                sums, starts[start:stop], np.float32(scale), total.data_ptr(),
             )  # fmt: skip
 
         in_threads(update, shares_of(lambda: geometry.elements[wanted], len(wanted), may_part=False))

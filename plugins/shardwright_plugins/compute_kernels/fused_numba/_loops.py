@@ -300,6 +300,30 @@ def _add_row(
     return types.void(*kinds), generate
 
 
+@intrinsic
+def _set_to_sum(
+    typing_context: Any, first: Any, second: Any, start: Any, size: Any, scale: Any, out: Any
+) -> Any:
+    """Set ``out`` to ``scale`` times the sum of the ``size`` float32 at ``start`` of two arrays."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        first, second, start, size, scale, out = arguments
+        column: Any = ir.IntType(64)(0)
+        for step, lanes in _STEPS:
+            kind = ir.VectorType(ir.FloatType(), lanes) if lanes > 1 else ir.FloatType()
+            with _columns(builder, (column, size), step) as (place, limit):
+                sources = [_pointer(builder, term, builder.add(start, place)) for term in (first, second)]
+                target = _pointer(builder, out, place)
+                for number in range(step // lanes):
+                    terms = [builder.load(_vector(builder, own, kind, number), align=4) for own in sources]
+                    total = _times(builder, builder.fadd(*terms), scale, kind)
+                    builder.store(total, _vector(builder, target, kind, number), align=4)
+            column = limit
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 4, types.float32, types.int64), generate
+
+
 @_compiled
 def _subtract(values: int, index: int, value: Any) -> None:
     _set(values, index, _get(values, index) - value)
@@ -774,6 +798,25 @@ def add_up_rows(
 
 
 @_compiled
+def _add_terms(sums: Any, place: int, size: int, scale: Any, total: int) -> None:
+    """Set ``total`` to ``scale`` times the sum of all terms' float32 at ``place``."""
+    last = sums.shape[0] - 1
+    first = sums[0]
+    if last == 1:
+        _set_to_sum(first, sums[1], place, size, scale, total)
+        return
+    for column in range(size if last == 0 else 0):
+        _set(total, column, scale * _get(first, place + column))
+    for term in range(1, last + 1):
+        other = sums[term]
+        for column in range(size):
+            value = (_get(first, place + column) if term == 1 else _get(total, column)) + _get(
+                other, place + column
+            )
+            _set(total, column, value * scale if term == last else value)
+
+
+@_compiled
 def update_all(
     optimizer: int,
     numbers: Any,
@@ -782,9 +825,10 @@ def update_all(
     second: int,
     blocks: Any,
     wanted: Any,
-    sums: int,
+    sums: Any,
     starts: Any,
     scale: Any,
+    total: int,
 ) -> None:
     """Update every row of some blocks that was looked up.
 
@@ -796,9 +840,10 @@ def update_all(
         second: address of the flat second state, changed.
         blocks: places of the blocks, ``[K, 7]``, see :func:`update`.
         wanted: indices of the blocks to update.
-        sums: address of what :func:`add_up_rows` wrote, or of the sum of that over some ranks.
+        sums: addresses of the sums that :func:`add_up_rows` wrote on one or several ranks, added up in this order.
         starts: places of the wanted blocks in the sums, ``[wanted, 3]``, see :func:`add_up_rows`.
-        scale: factor of the sums.
+        scale: factor of the sum.
+        total: address of memory for the widest ``C``.
     """
     for index in range(wanted.shape[0]):
         block = wanted[index]
@@ -806,10 +851,14 @@ def update_all(
         offset, first_row = blocks[block, 5], blocks[block, 6]
         rows, marks, num_rows = starts[index]
         for number in range(num_rows):
-            if _get(sums, marks + number) != 0:
+            touched = False
+            for term in range(sums.shape[0]):
+                touched = touched or _get(sums[term], marks + number) != 0
+            if touched:
+                _add_terms(sums, rows + number * own, own, scale, total)
                 row = base + number * dim
-                gradient = sums + 4 * (rows + number * own)
+                one = np.float32(1)  # the terms were multiplied when they were added up
                 _update_row(
-                    optimizer, numbers, weights, row, dim, gradient, scale, own, offset, first, second,
+                    optimizer, numbers, weights, row, dim, total, one, own, offset, first, second,
                     first_row + number,
                 )  # fmt: skip

@@ -82,7 +82,10 @@ class Gathering:
 
 
 class Summing:
-    """The sums of all forms' values over the ranks, by one all-reduce.
+    """The sums of all forms' values over the ranks.
+
+    Two ranks that can read each other's memory do so, and the terms are added up in the update itself. Otherwise it is
+    an all-reduce.
 
     Args:
         communicator: communicator of the ranks.
@@ -91,17 +94,36 @@ class Summing:
     """
 
     def __init__(self, communicator: Communicator, forms: Sequence[UpdateForm], device: torch.device) -> None:
-        self._forms = forms
+        self._rank, self._forms = communicator.rank, forms
         self._sizes = [form.num_values for form in forms]
         total = sum(self._sizes)
+        if not total:
+            return
         self._whole = communicator.room(total, device)
         for form, own in zip(forms, self._whole.split(self._sizes), strict=True):
             form.write(own)
-        self._work = communicator.all_reduce(self._whole, label=LABEL) if total else None
+        self._reads = communicator.world_size == 2 and communicator.reads_in_place(total)
+        if self._reads:
+            splits = [0 if rank == communicator.rank else total for rank in range(communicator.world_size)]
+            self._arrivals = communicator.exchange(self._whole, splits, splits, label=LABEL)
+        else:
+            self._work = communicator.all_reduce(self._whole, label=LABEL)
 
     def finish(self) -> None:
-        """Wait, and give each form its sums."""
-        if self._work is not None:
+        """Wait, and give each form the terms of its sums."""
+        if not sum(self._sizes):
+            return
+        terms = [self._whole]
+        if self._reads:
+            terms = list(self._arrivals.wait())
+            terms[self._rank] = self._whole
+        else:
             self._work.wait()
-            for form, own in zip(self._forms, self._whole.split(self._sizes), strict=True):
-                form.take_sum(own)
+        pieces = zip(*(term.split(self._sizes) for term in terms), strict=True)
+        for form, own in zip(self._forms, pieces, strict=True):
+            form.take_sum(own)
+
+    def release(self) -> None:
+        """Allow other ranks to reuse the memory of the terms."""
+        if sum(self._sizes) and self._reads:
+            self._arrivals.release()

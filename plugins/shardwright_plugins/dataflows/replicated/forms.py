@@ -101,8 +101,8 @@ class UpdateForm(ABC):
     def write(self, out: Tensor) -> None:  # noqa: B027 - a form may have none
         """Write this rank's values into ``out``, ``[num_values]`` float32."""
 
-    def take_sum(self, values: Tensor) -> None:  # noqa: B027 - a form may have none
-        """Take the sum of all ranks' values: the same bits on every rank."""
+    def take_sum(self, terms: Sequence[Tensor]) -> None:  # noqa: B027 - a form may have none
+        """Take the terms whose sum is that of all ranks' values: the same terms, in the same order, on every rank."""
 
     def _from_rows(self, rows_of: Sequence[tuple[Tensor, Tensor]]) -> Sources:
         """Lookups that update rows ``[U]`` of each block by their gradients ``[U, D]``, which are not scaled yet."""
@@ -259,21 +259,22 @@ class DenseForm(UpdateForm):
         dense = [piece.view(shape) for piece, shape in zip(pieces, shapes, strict=False)]
         return list(zip(dense, pieces[len(shapes) :], strict=True))
 
-    def take_sum(self, values: Tensor) -> None:  # noqa: D102
-        self._sums = values
+    def take_sum(self, terms: Sequence[Tensor]) -> None:  # noqa: D102
+        self._terms = terms
 
     def sources(self) -> Sources:  # noqa: D102
+        summed = self._terms[0] if len(self._terms) == 1 else torch.stack(list(self._terms)).sum(0)
         rows_of = []
-        for dense, marks in self._views(self._sums):
+        for dense, marks in self._views(summed):
             rows = marks.nonzero().squeeze(1)
             rows_of.append((rows, dense[rows]))
         return self._from_rows(rows_of)
 
     def update(self) -> Sequence[Tensor | None]:
-        """Have the kernel update the rows, if it added up their gradients."""
+        """Have the kernel update the rows, from the terms that it wrote on each rank if it did."""
         if not self._is_of_kernel:
             return super().update()
-        self.copies.lookup.update_rows(self._sums, self.batch.scale)
+        self.copies.lookup.update_rows(self._terms, self.batch.scale)
         return ()
 
 

@@ -218,5 +218,6 @@ class ReplicatedStep(ExecutorStep):
         updated = list[Tensor | None]()
         for form in self._forms:
             updated += form.update()
+        self._summing.release()
         del self._forms, self._gathering, self._summing
         return updated

@@ -469,6 +469,27 @@ def test_full_table_grows_when_it_is_loaded(world_size: int, from_files: bool, t
     assert keys == set(range(8))
 
 
+def test_states_of_another_file_than_the_rows_are_refused_on_all_ranks() -> None:
+    """The optimizer's state dict is of a table of 4 rows, the model's of one of 8: a row would have no state."""
+    small, large = (Setup(capacity=rows, optimizer="row_wise_adagrad") for rows in (4, 8))
+
+    def fill(sharded: Any) -> Any:
+        look_up(sharded, *range(8))
+        return sharded.full_state_dict(), sharded.fused_optimizer.full_state_dict()
+
+    states, model = lone(small, fill)[1], lone(large, fill)[0]
+    plan = large.plan(2)
+
+    def load(env: sw.ShardingEnv) -> str:
+        sharded = large.shard(env, plan)
+        sharded.load_state_dict(model)
+        with pytest.raises(sw.InvalidInputError, match="load both from one checkpoint") as caught:
+            sharded.fused_optimizer.load_state_dict(states)
+        return str(caught.value)
+
+    assert len(run_simulated(load, 2)) == 2
+
+
 def test_table_of_rows_takes_no_other_number_of_them() -> None:
     def load(sharded: Any) -> None:
         state = sharded.full_state_dict()

@@ -217,6 +217,21 @@ class FusedOptimizer(KeyedOptimizer):
         check_names(self.params, given)
         for name, table in self._tables.items():
             _check_entries(name, table, given.get(name, {}), self._columns[name])
+            if table.row_state:
+                self._check_rows(name, given[name])
+
+    def _check_rows(self, name: str, given: Mapping[str, Any]) -> None:
+        """Check that states of keys have the rows of the model's state dict that was loaded before."""
+        table = self._tables[name]
+        for entry, own in self._state(name).items():
+            if own.dim() and not is_live(given[entry], own):
+                rows = [table.loaded_rows(local) for local in table.state.local]
+                needed = max(len(own) if of is None else int(of.max()) + 1 for of in rows)
+                if len(given[entry]) < needed:
+                    raise InvalidInputError(
+                        f"state {entry!r} of {name!r} has {len(given[entry])} rows, but the model's state dict that was "
+                        f"loaded before has {needed} or more: load both from one checkpoint"
+                    )
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over the state of an unsharded or differently sharded optimizer; every rank makes this call.

@@ -229,8 +229,8 @@ class FusedOptimizer(KeyedOptimizer):
                 needed = max(len(own) if of is None else int(of.max()) + 1 for of in rows)
                 if len(given[entry]) < needed:
                     raise InvalidInputError(
-                        f"state {entry!r} of {name!r} has {len(given[entry])} rows, but the model's state dict that was "
-                        f"loaded before has {needed} or more: load both from one checkpoint"
+                        f"state {entry!r} of {name!r} has {len(given[entry])} rows, but the model's state dict loaded "
+                        f"before has {needed} or more: load both from one checkpoint"
                     )
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import shardwright as sw
-from shardwright_hash_embedding.settings import STATE, HashSettings, Ints
+from shardwright_hash_embedding.settings import NEVER, STATE, HashSettings, Ints
 
 NONE = -1
 """The row of an id that has none."""
@@ -34,6 +34,7 @@ class HashIndex(sw.RowIndex):
 
     def __init__(self, num_rows: int, settings: HashSettings) -> None:
         self._least, self._score = settings.min_sightings, settings.score()
+        self._evicts = settings.evict != NEVER
         self.keys, self.uses, self.last_use = (np.zeros(num_rows, dtype=np.int64) for _ in range(3))
         self._step = 0
         room = num_rows if self._least > 1 else 0
@@ -129,7 +130,7 @@ class HashIndex(sw.RowIndex):
 
     def _worst(self, count: int) -> Ints:
         """The rows that make room, of those that this step does not use."""
-        if not count:
+        if not count or not self._evicts:
             return _NO_ROWS
         idle = np.flatnonzero((self.uses > 0) & (self.last_use < self._step))
         if count < len(idle):  # most are not near: a partition leaves few to sort

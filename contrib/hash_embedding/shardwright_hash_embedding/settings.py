@@ -25,7 +25,14 @@ Score: TypeAlias = Callable[[Ints, Ints], npt.NDArray[Any]]
 """A function of the uses of rows and the steps of their last uses, ``[n]`` each, that returns their scores. The lowest
 is evicted first; of equal ones the row that was not used for longest."""
 
-SCORES: Mapping[str, Score] = {"lru": lambda uses, last_use: last_use, "lfu": lambda uses, last_use: uses}
+NEVER = "never"
+"""No row is evicted. Of a checkpoint with more ids than rows, those that were not used for longest are left out."""
+
+SCORES: Mapping[str, Score] = {
+    "lru": lambda uses, last_use: last_use,
+    "lfu": lambda uses, last_use: uses,
+    NEVER: lambda uses, last_use: last_use,
+}
 
 
 def _known(instance: HashSettings, attribute: Any, value: Any) -> None:
@@ -42,8 +49,9 @@ class HashSettings:
     """Rules of births and evictions of rows.
 
     Args:
-        evict: ``"lru"``, the row that was not looked up for longest; ``"lfu"``, the one looked up least often; or the
-            word of an extension at the point ``eviction``, which loads a :data:`Score`.
+        evict: ``"lru"``, the row that was not looked up for longest; ``"lfu"``, the one looked up least often;
+            ``"never"``: new ids of a full table get no row; or the word of an extension at the point ``eviction``,
+            which loads a :data:`Score`.
         min_sightings: number of times that an id must be seen, in training, before it gets a row.
 
     Raises:

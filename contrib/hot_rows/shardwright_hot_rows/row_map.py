@@ -67,12 +67,14 @@ class HotAndCold(sw.RowMap):
         """Number of hot rows before each id, and a mask of the ids that are hot: ``[N]`` each."""
         if isinstance(ids, np.ndarray):
             before = np.searchsorted(self._hot, ids)
-            return before, np.searchsorted(self._hot, ids, side="right") > before
+            return before, np.append(self._hot, np.iinfo(np.int64).max)[before] == ids
         import torch
 
         hot = torch.from_numpy(self._hot).to(ids.device, ids.dtype)
         smaller = torch.searchsorted(hot, ids)
-        return smaller, torch.searchsorted(hot, ids, right=True) > smaller
+        # A row is hot if the first hot one that is not before it is itself.
+        following = torch.nn.functional.pad(hot, (0, 1), value=torch.iinfo(ids.dtype).max)[smaller]
+        return smaller, following == ids
 
     def part_of(self, ids: Any) -> Any:
         """0 for a hot row, then the cold runs."""

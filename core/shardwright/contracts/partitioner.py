@@ -29,10 +29,6 @@ class Partitioner(ABC, metaclass=OpenNames):
     preference: ClassVar[int] = 0
     """Above 0: may be taken when none was asked for; the highest is."""
 
-    is_last_resort: ClassVar[bool] = False
-    """True if it is worth its time where no proposal fitted by the partitioner that was chosen: then it is asked to
-    place those that came nearest. One that cannot work here raises ``UnknownPluginError``, and is passed over."""
-
     @abstractmethod
     def place(self, shards: ProposedShards) -> npt.NDArray[np.int64] | Misfit:
         """The rank of each shard ``[N]``, or which shard did not fit, and where.

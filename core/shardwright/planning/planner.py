@@ -237,7 +237,6 @@ class TablePlanner:
                 plugins.proposers,
                 plugins.partitioner,
                 plugins.plugin_host.extensions,
-                last_resorts=plugins.last_resorts,
                 watch=watch,
             )
             return Outcome(request, space, result)

@@ -16,13 +16,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shardwright_plugins.comm_backends._meeting import Meeting, Peer
+from shardwright_plugins.comm_backends._mailboxes import Mailboxes
+from shardwright_plugins.comm_backends._meeting import Peer
 from shardwright_plugins.comm_backends._segments import Own, Segment, Segments
 
 _REFERENCE = struct.Struct("5q")
 """A segment's descriptor and serial number, the oldest in use, its bytes, and where the piece begins."""
 REFERENCE_BYTES = _REFERENCE.size
 _BY_ITSELF = -1  # for a descriptor: there was no memory
+_ALONE = 1  # the column in which those are counted
 _TAGS = 1 << 20  # of exchanges, so that a piece sent by itself is that of the exchange that is waited for
 
 
@@ -36,13 +38,14 @@ class LargePieces:
 
     Args:
         process_group: group that carries pieces for which there is no shared memory.
-        meeting: the peers that share memory.
+        segments: this rank's memory.
+        mail: messages of the ranks, in whose memory receivers count pieces that were sent by themselves.
     """
 
-    def __init__(self, process_group: Any, meeting: Meeting) -> None:
-        self._group, self._meeting = process_group, meeting
-        self.segments = Segments(meeting.world_size)
-        self._alone: Own | None = None
+    def __init__(self, process_group: Any, segments: Segments, mail: Mailboxes) -> None:
+        self._group, self._segments, self._peers = process_group, segments, mail.peers
+        self._alone = Own(mail.own, [0] * segments.num_peers, column=_ALONE)
+        segments.watch(self._alone)
 
     def leave(self, peer: int, piece: Tensor, exchange: int) -> bytes:
         """Have bytes stand where a peer can read them.
@@ -56,7 +59,7 @@ class LargePieces:
             The reference to be sent.
         """
         try:
-            own, start = self.segments.holding(piece) or (self.segments.free(piece.numel()), None)
+            own, start = self._segments.holding(piece) or (self._segments.free(piece.numel()), None)
         except OSError:
             return self._send_alone(peer, piece, exchange)
         segment = own.segment
@@ -65,7 +68,7 @@ class LargePieces:
             segment.data[: piece.numel()].copy_(piece)
         own.told[peer] += 1
         return _REFERENCE.pack(
-            segment.descriptor, segment.serial, self.segments.oldest_serial, segment.data.numel(), start
+            segment.descriptor, segment.serial, self._segments.oldest_serial, segment.data.numel(), start
         )
 
     def _send_alone(self, peer: int, piece: Tensor, exchange: int) -> bytes:
@@ -74,21 +77,13 @@ class LargePieces:
         Nobody waits for it to be sent: the receiver reads it when it waits for this exchange, perhaps after one for
         which it waits for this rank.
         """
-        alone = self._of_alone()
+        alone = self._alone
         if alone.is_read:
             alone.kept.clear()
         copy = piece.clone()
         alone.kept.append((copy, dist.isend(copy, group=self._group, group_dst=peer, tag=tag_of(exchange))))
         alone.told[peer] += 1
         return _REFERENCE.pack(*[_BY_ITSELF] * 5)
-
-    def _of_alone(self) -> Own:
-        """Segment in which receivers count pieces that were sent by themselves."""
-        if self._alone is None:
-            assert self._meeting.offer is not None  # peers share memory
-            self._alone = Own(self._meeting.offer, [0] * self._meeting.world_size)
-            self.segments.watch(self._alone)
-        return self._alone
 
     def find(
         self, rank: int, reference: bytes, size: int, exchange: int, timeout: Sequence[timedelta]
@@ -98,9 +93,7 @@ class LargePieces:
         Raises:
             RuntimeError: the rank is gone, or time is up.
         """
-        peer = self._meeting.peers[rank]
-        assert peer is not None  # or there would be no reference
-        numbers = _REFERENCE.unpack(reference)
+        peer, numbers = self._peers[rank], _REFERENCE.unpack(reference)
         if numbers[0] == _BY_ITSELF:
             return self._receive_alone(rank, peer, size, exchange, timeout), None
         segment = peer.segment(*numbers[:-1])
@@ -113,5 +106,5 @@ class LargePieces:
         work = dist.irecv(piece, group=self._group, group_src=rank, tag=tag_of(exchange))
         assert work is not None  # this rank is in the group
         work.wait(*timeout)
-        peer.offer.counts[peer.rank, 0] += 1
+        peer.rings.counts[peer.rank, _ALONE] += 1
         return piece

@@ -26,7 +26,7 @@ from datetime import timedelta
 from attrs import define
 
 from shardwright.runtime.ranks.group_store import has_ended, this_host
-from shardwright_plugins.comm_backends._meeting import NOTHING, Meeting, Peer
+from shardwright_plugins.comm_backends._meeting import NOTHING, OFFER, Meeting, Peer
 from shardwright_plugins.comm_backends._segments import LINE_BYTES, Segment, memory_of
 
 RING_BYTES = 1 << 20
@@ -143,25 +143,25 @@ class Mailboxes:
     Args:
         rank: this rank.
         own: this rank's segment, with a ring for each other rank.
-        theirs: the others' segments, and the ranks.
+        peers: the other ranks, with their segments.
 
     Attributes:
         most_bytes: longest message, bytes.
     """
 
-    def __init__(self, rank: int, own: Segment, theirs: dict[int, tuple[Peer, Segment]]) -> None:
-        self._segments = [own, *(segment for _, segment in theirs.values())]  # which keeps them mapped
+    def __init__(self, rank: int, own: Segment, peers: dict[int, Peer]) -> None:
+        self.own, self.peers = own, peers
         self._state = _count(own, rank)
-        ring = ring_bytes(len(theirs) + 1)
+        ring = ring_bytes(len(peers) + 1)
         self.most_bytes = ring // MESSAGES
         self._others = {
             other: _Other(
                 process=peer.process,
                 sending=Ring(_room(own, other, ring), _count(own, other)),
-                coming=Ring(_room(segment, rank, ring), _count(segment, rank)),
-                state=_count(segment, other),
+                coming=Ring(_room(peer.rings, rank, ring), _count(peer.rings, rank)),
+                state=_count(peer.rings, other),
             )
-            for other, (peer, segment) in theirs.items()
+            for other, peer in peers.items()
         }
         self._early: dict[tuple[int, int], bytes] = {}
         self._newest, self._awaited = 0, set[int]()
@@ -170,17 +170,11 @@ class Mailboxes:
     @classmethod
     def among(cls, meeting: Meeting, deadline: float) -> Mailboxes | None:
         """Those of all ranks, or ``None`` on all; every rank makes this call, and waits until the deadline at most."""
-        if len(set(meeting.tell_all("host", this_host(), deadline))) > 1:
-            return None
-        rank = meeting.rank
-        meeting.meet([other for other in range(meeting.world_size) if other != rank], deadline)
-        own = _make(meeting.world_size) if meeting.shares_with_all else None
-        told = meeting.tell_all("mailboxes", NOTHING if own is None else str(own.descriptor), deadline)
-        theirs = _map(meeting, told) if own is not None and NOTHING not in told else None
-        agreed = meeting.tell_all("mapped", NOTHING if theirs is None else "mapped", deadline)
-        if own is None or theirs is None or NOTHING in agreed:
-            return None
-        return cls(rank, own, theirs)
+        own = _make(meeting.world_size)
+        offer = NOTHING if own is None else f"{this_host()} {os.getpid()} {own.descriptor}"
+        peers = _map(meeting, meeting.tell_all(OFFER, offer, deadline))
+        agreed = meeting.tell_all("mapped", NOTHING if peers is None else "mapped", deadline)
+        return None if own is None or peers is None or NOTHING in agreed else cls(meeting.rank, own, peers)
 
     def give_up(self) -> None:
         """Let ranks that wait for this one know that it sends nothing more."""
@@ -294,17 +288,24 @@ def _make(world_size: int) -> Segment | None:
         return None
 
 
-def _map(meeting: Meeting, descriptors: list[str]) -> dict[int, tuple[Peer, Segment]] | None:
-    """The other ranks' segments, if all can be mapped."""
-    size = _size(meeting.world_size)
-    try:
-        return {
-            rank: (peer, peer.open(int(descriptors[rank]), size, 0))
-            for rank, peer in meeting.peers.items()
-            if peer is not None
-        }
-    except RuntimeError:
+def _map(meeting: Meeting, offers: list[str]) -> dict[int, Peer] | None:
+    """The other ranks with their segments, if all are on one host and can be mapped."""
+    if NOTHING in offers:
         return None
+    told = [offer.rsplit(maxsplit=2) for offer in offers]
+    if len({host for host, _, _ in told}) > 1:
+        return None
+    rank, world_size, peers = meeting.rank, meeting.world_size, dict[int, Peer]()
+    for other, (_, process, descriptor) in enumerate(told):
+        if other != rank:
+            try:
+                rings = Segment.open(
+                    int(process), int(descriptor), _size(world_size), serial=0, num_peers=world_size
+                )
+            except (OSError, ValueError):  # of another user
+                return None
+            peers[other] = Peer(int(process), rank, world_size, rings)
+    return peers
 
 
 def _size(world_size: int) -> int:

@@ -30,8 +30,8 @@ class Segment:
     Args:
         descriptor: the owner's.
         serial: the owner's number of it.
-        counts: int64 ``[peers, 8]``: in the first column, the pieces that each peer has copied out. An array, since
-            counting by one takes a tensor 30 microseconds.
+        counts: int64 ``[peers, 8]``: in a column, the pieces that each peer has copied out. An array, since counting
+            by one takes a tensor 30 microseconds.
         data: uint8, the room.
     """
 
@@ -113,12 +113,14 @@ class Own:
         told: number of pieces that each peer was told of.
         lent: finalizer of the tensor that was made in it, which tells if the tensor is gone.
         kept: object that must not be freed until the peers have read all pieces.
+        column: the column of ``counts`` in which they count.
     """
 
     segment: Segment
     told: list[int]
     lent: weakref.finalize | None = None
     kept: list[Any] = field(factory=list)
+    column: int = 0
 
     @property
     def is_free(self) -> bool:
@@ -128,7 +130,7 @@ class Own:
     @property
     def is_read(self) -> bool:
         """True if the peers have copied out all pieces that they were told of."""
-        return self.segment.counts[:, 0].tolist() == self.told
+        return self.segment.counts[:, self.column].tolist() == self.told
 
     def start_of(self, piece: Tensor) -> int | None:
         """First byte of a piece in the segment; ``None`` if it is elsewhere."""

@@ -9,9 +9,8 @@ from shardwright.hookspecs import hookimpl
 @hookimpl
 def shardwright_partitioners() -> list[type[Partitioner]]:
     """Offer the built-in partitioners."""
-    from shardwright_plugins.partitioners.exact import Exact
     from shardwright_plugins.partitioners.greedy_perf import GreedyPerf
     from shardwright_plugins.partitioners.longest_first import LongestFirst
     from shardwright_plugins.partitioners.memory_balanced import MemoryBalanced
 
-    return [Exact, GreedyPerf, LongestFirst, MemoryBalanced]
+    return [GreedyPerf, LongestFirst, MemoryBalanced]

@@ -13,7 +13,7 @@ class ProgramProof(Extension):
     """Checks bounds that a mixed-integer program proves."""
 
     name = "proof:program"
-    help = "States the problem as a mixed-integer program once more, and solves it."
+    help = "Makes the mixed-integer program of the claim, and solves it."
 
     def load(self) -> Callable[..., Any]:
         """The function that checks a certificate."""

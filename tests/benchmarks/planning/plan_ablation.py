@@ -145,7 +145,6 @@ def _searched(space: SearchSpace, problem: Problem, without: frozenset[str], sec
         plugins.proposers,
         plugins.partitioner,
         plugins.plugin_host.extensions,
-        last_resorts=plugins.last_resorts,
         watch=watch,
     )
     return {

@@ -104,7 +104,6 @@ def _searched(
         plugins.proposers,
         plugins.partitioner,
         plugins.plugin_host.extensions,
-        last_resorts=plugins.last_resorts,
         watch=watch,
     )
     seconds = time.process_time() - start

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -433,6 +434,62 @@ def test_checkpoint_that_does_not_fit_keeps_the_rows_used_last() -> None:
         kept = [key for key in range(8) if parts[key] == part][-4:]
         assert [key for key in range(8) if key in loaded and parts[key] == part] == kept
         assert all(loaded[key] == whole[key] for key in kept)
+
+
+@pytest.mark.parametrize("from_files", [False, True], ids=["state dict", "checkpoint"])
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_full_table_grows_when_it_is_loaded(world_size: int, from_files: bool, tmp_path: Path) -> None:
+    """A larger table takes over the keys of a full one, their rows and states, and has room for more."""
+    full, larger = (Setup(capacity=rows, optimizer="row_wise_adagrad") for rows in (4, 16))
+
+    def fill(sharded: Any) -> Any:
+        for key in range(4):
+            look_up(sharded, key)
+        sw.save_checkpoint(tmp_path, sharded, sharded.fused_optimizer)
+        return sharded.full_state_dict(), sharded.fused_optimizer.full_state_dict()
+
+    saved, plan = lone(full, fill), larger.plan(world_size)
+
+    def load(env: sw.ShardingEnv) -> Any:
+        sharded = larger.shard(env, plan)
+        if from_files:
+            sw.load_checkpoint(tmp_path, sharded, sharded.fused_optimizer)
+        else:
+            sharded.load_state_dict(saved[0])
+            sharded.fused_optimizer.load_state_dict(saved[1])
+        loaded = sharded.full_state_dict(), sharded.fused_optimizer.full_state_dict()
+        look_up(sharded, *range(4, 8))
+        return loaded, set(rows_by_key(sharded.full_state_dict()))
+
+    loaded, keys = run_simulated(load, world_size)[0]
+    assert rows_by_key(loaded[0]) == rows_by_key(saved[0])
+    states = [rows_by_key(model, own["state"][WEIGHT]["sum"]) for model, own in (loaded, saved)]
+    assert states[0] == states[1]
+    assert all(any(values) for values in states[0].values())
+    assert keys == set(range(8))
+
+
+def test_table_of_rows_takes_no_other_number_of_them() -> None:
+    def load(sharded: Any) -> None:
+        state = sharded.full_state_dict()
+        name = "embedding_bags.plain.weight"
+        with pytest.raises(RuntimeError, match=r"\[8, 4\], not torch.float32 \[9, 4\]"):
+            sharded.load_state_dict({**state, name: state[name][:8]})
+
+    lone(Setup(), load)
+
+
+def test_full_table_that_never_evicts_gives_new_ids_no_rows() -> None:
+    def work(sharded: Any) -> Any:
+        look_up(sharded, 1)
+        late = look_up(sharded, 2, 3, 3, 1, 4)  # there is one row for 2, 3 and 4: 3 is seen most often
+        for _ in range(2):
+            look_up(sharded, 2, 4)
+        return late, rows_by_key(sharded.full_state_dict()).keys()
+
+    late, keys = lone(Setup(capacity=2, rules=HashSettings(evict="never")), work)
+    assert late.any(dim=1).tolist() == [False, True, True, True, False]
+    assert keys == {1, 3}
 
 
 def test_plan_reckons_with_capacity_and_index_and_comes_back_from_its_document() -> None:

@@ -22,7 +22,7 @@ from shardwright.host import PluginHost, use_host
 from shardwright_plugins.compute_kernels.indexed_rows._lookup import first_values
 
 BATCHES = st.lists(st.lists(st.integers(-3, 12), max_size=8), max_size=12)
-SETTINGS = st.builds(HashSettings, st.sampled_from(["lru", "lfu"]), st.integers(1, 3))
+SETTINGS = st.builds(HashSettings, st.sampled_from(["lru", "lfu", "never"]), st.integers(1, 3))
 
 
 class Loops:
@@ -60,7 +60,7 @@ class Loops:
             row = free[0]
         else:
             idle = [other for other in self.row_of if self.last[other] < self.step]
-            if not idle:
+            if not idle or self.rules.evict == "never":
                 return
             worst = min(idle, key=self.rank)
             row = self.row_of.pop(worst)

@@ -24,8 +24,8 @@ from shardwright.errors import DistributedError
 from shardwright.runtime.ranks.comm import TorchCommunicator
 from shardwright.settings import SHARED_MEMORY_VARIABLE
 from shardwright_plugins.comm_backends import _mailboxes as mailboxes
-from shardwright_plugins.comm_backends import _meeting, _segments
 from shardwright_plugins.comm_backends import _same_host as same_host
+from shardwright_plugins.comm_backends import _segments
 
 LARGE = same_host.LEAST_BYTES // 4 + 5  # float32 values
 ROUNDS = 12
@@ -42,7 +42,7 @@ def circumstance(name: str) -> Iterator[None]:
         with mock.patch.object(_segments.Segments, "_grow", side_effect=full):
             yield
     elif name == "one rank cannot read" and dist.get_rank() == 1:
-        with mock.patch.object(_meeting, "_read_offer", return_value=None):
+        with mock.patch.object(_segments.Segment, "open", side_effect=full):
             yield
     elif name == "turned off" or (name == "turned off on one rank" and dist.get_rank() == 1):
         with mock.patch.dict(os.environ, {SHARED_MEMORY_VARIABLE: "off"}):
@@ -101,8 +101,8 @@ def exchange_all(hindrance: str, how: str) -> tuple[bool, int, int]:
             return right, 0, 0
         return (
             right,
-            sum(peer is not None for peer in used.meeting.peers.values()),
-            used.large.segments._last_serial,
+            0 if used.mail is None else len(used.mail.peers),
+            used.segments._last_serial,
         )
 
 
@@ -125,7 +125,7 @@ def drop_exchanges(num_rounds: int) -> tuple[list[int], bool]:
                 right &= output.tolist() == expected
             del work
             under_way[place] = None
-        mail = communicator._transport._mail  # type: ignore[attr-defined]
+        mail = communicator._transport.mail  # type: ignore[attr-defined]
         kept.append(len(mail._early))
     return kept, right
 
@@ -180,17 +180,6 @@ def read_late() -> bool:
     return bool((output == 1).all())
 
 
-def send_in_a_circle() -> bool:
-    """Each rank has a large piece for the next rank only: nobody is the first that all others meet."""
-    communicator = ShardingEnv.from_process_group().communicator
-    rank, ranks = communicator.rank, range(communicator.world_size)
-    before, after = (rank - 1) % len(ranks), (rank + 1) % len(ranks)
-    sent, arriving = ([LARGE if other == peer else 0 for other in ranks] for peer in (after, before))
-    output = torch.zeros(LARGE)
-    communicator.all_to_all(output, torch.full((LARGE,), float(rank)), arriving, sent, label="values").wait()
-    return bool((output == before).all())
-
-
 def exchange_in_inference_mode_first() -> list[bool]:
     """One exchange in inference mode, and then others outside."""
     with faults.carried_by("references"):
@@ -203,7 +192,7 @@ def exchange_in_inference_mode_first() -> list[bool]:
         return right
 
 
-def connect_again() -> list[list[bool]]:
+def connect_again() -> list[bool]:
     """Connect to one group again and again, each time without the connection before; who is late differs."""
     readable = []
     for number in range(3):
@@ -212,7 +201,7 @@ def connect_again() -> list[list[bool]]:
             time.sleep(0.1)
         exchange(communicator, 0, how="copied")()
         exchange(communicator, 1, how="copied")()
-        readable.append([peer is not None for peer in communicator._transport.meeting.peers.values()])
+        readable.append(communicator._transport.mail is not None)
         del communicator
         gc.collect()
     return readable

@@ -25,7 +25,7 @@ TABLES = [
 WORKLOAD = {"name": "little", "batch_size_per_rank": 64, "tables": TABLES}
 
 COMMANDS = {
-    "plan": "workloads/little.json --ranks 4 --hbm-gib 1 --partitioner exact --output plan.json",
+    "plan": "workloads/little.json --ranks 4 --hbm-gib 1 --partitioner longest_first --output plan.json",
     "check": "plan.json",
     "explain": "plan.json --table t0",
     "diff": "plan.json plan.json",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from tests.plugins.built_in import built_in
 
@@ -12,16 +10,7 @@ from shardwright.host import host
 from shardwright_testing import PartitionerTests
 
 
-def _params() -> list[Any]:
-    """Each partitioner; those with the patience of a last resort are tested apart."""
-    last = [name for name in built_in("partitioners") if host().partitioners.create(name).is_last_resort]
-    return [
-        pytest.param(name, marks=[pytest.mark.slow] if name in last else [])
-        for name in built_in("partitioners")
-    ]
-
-
 class TestPartitioners(PartitionerTests):
-    @pytest.fixture(params=_params())
+    @pytest.fixture(params=built_in("partitioners"))
     def partitioner(self, request: pytest.FixtureRequest) -> Partitioner:
         return host().partitioners.create(request.param)

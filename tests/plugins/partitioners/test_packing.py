@@ -1,4 +1,4 @@
-"""Packings that are known to exist are found; the exact partitioner is the last resort."""
+"""Packings that are known to exist are found."""
 
 from __future__ import annotations
 
@@ -7,11 +7,8 @@ import pytest
 from hypothesis import strategies as st
 from tests.drawn import drawn
 
-from shardwright.host import host
 from shardwright.planning.arrays import FREE, NO_GANG
-from shardwright.planning.options.planning_plugins import PluginChoice
 from shardwright.planning.search.placement import Misfit, ProposedShards
-from shardwright_plugins.partitioners.exact import Exact
 from shardwright_plugins.partitioners.greedy_perf import GreedyPerf
 from shardwright_plugins.partitioners.longest_first import LongestFirst
 from shardwright_plugins.partitioners.memory_balanced import MemoryBalanced
@@ -45,21 +42,6 @@ def planted(seed, *, most_ranks=64):
 def checked(shards, ranks):
     assert (shards.used_bytes(ranks) <= shards.capacity_bytes).all()
     return float(shards.loads_ms(ranks).max())
-
-
-@pytest.mark.parametrize("seed", [1, 2, 3])  # 0 leaves so little memory that it is not found
-def test_planted_packing_is_found_by_exact(seed):
-    shards = planted(seed, most_ranks=8)
-    checked(shards, Exact().place(shards))
-
-
-def test_exact_answers_the_same_twice():
-    shards = planted(7, most_ranks=5)
-    assert (Exact().place(shards) == Exact().place(shards)).all()
-
-
-def test_exact_is_the_last_resort_of_every_planner():
-    assert [part.name for part in PluginChoice().resolve(host()).last_resorts] == ["exact"]
 
 
 @drawn(seed=st.integers(0, 10_000), quick=10, thorough=40)
@@ -96,7 +78,7 @@ def test_memory_balanced_evens_memory_where_longest_first_evens_time():
     assert by_memory[0] != by_memory[2]
 
 
-@pytest.mark.parametrize("partitioner", [LongestFirst(), Exact(), MemoryBalanced()])
+@pytest.mark.parametrize("partitioner", [LongestFirst(), MemoryBalanced()])
 def test_ranks_that_are_filled_to_the_last_byte_are_found(partitioner):
     sizes = np.array([3, 3, 2, 2, 2]) * 10**10 + np.array([1, -1, 0, 0, 0])
     shards = ProposedShards(
@@ -120,43 +102,11 @@ def test_a_byte_too_much_is_a_misfit():
         tiers=("hbm",),
         capacity_bytes=np.full((1, 1), 10**11 - 1),
     )
-    for partitioner in (LongestFirst(), Exact(), MemoryBalanced()):
+    for partitioner in (LongestFirst(), MemoryBalanced()):
         assert isinstance(partitioner.place(shards), Misfit)
 
 
-def hosts_of_gangs(seed):
-    """Two hosts of two ranks, filled by gangs of two and single shards, with a little left."""
-    random = np.random.default_rng(seed)
-    gangs = random.uniform(0.1, 0.6, size=(2, 2)) * CAPACITY
-    alone = CAPACITY - gangs
-    parts = random.uniform(0.2, 0.8, size=(2, 2))
-    sizes = np.concatenate(
-        [gangs.reshape(-1), (alone * parts).reshape(-1), (alone * (1 - parts)).reshape(-1)]
-    )
-    count = len(sizes)
-    return ProposedShards(
-        shard=np.arange(count),
-        table=np.arange(count),
-        cost_ms=np.ones(count),
-        memory_bytes=np.floor(sizes * 0.999).astype(np.int64)[:, None],
-        tiers=("hbm",),
-        capacity_bytes=np.full((4, 1), CAPACITY),
-        gang=np.array([0, 0, 1, 1] + [-1] * (count - 4)),
-        local_world_size=2,
-    )
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_gangs_among_shards_that_fill_all_ranks_are_placed_on_one_host_each(seed):
-    shards = hosts_of_gangs(seed)
-    ranks = Exact().place(shards)
-    checked(shards, ranks)
-    hosts = ranks // 2
-    assert hosts[0] == hosts[1]
-    assert hosts[2] == hosts[3]
-
-
-def test_exact_finds_the_best_of_all_placements():
+def test_longest_first_finds_the_best_where_the_longest_alone_does_not():
     shards = ProposedShards(
         shard=np.arange(5),
         table=np.arange(5),
@@ -167,7 +117,6 @@ def test_exact_finds_the_best_of_all_placements():
     )
     # Longest first alone makes 7 and 5.
     assert checked(shards, GreedyPerf().place(shards)) == 7.0
-    assert checked(shards, Exact().place(shards)) == 6.0
     assert checked(shards, LongestFirst().place(shards)) == 6.0
 
 

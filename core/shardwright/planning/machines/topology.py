@@ -33,7 +33,7 @@ CPU_TIER = "cpu_ddr"
 """Memory of the ranks on a CPU, in a topology with others on devices."""
 
 
-_Bytes = Annotated[float, Within(ge=0, le=MOST_MEMORY_BYTES)]
+MemoryBytes = Annotated[float, Within(ge=0, le=MOST_MEMORY_BYTES)]
 
 
 @frozen
@@ -114,8 +114,8 @@ class Topology:
         self,
         world_size: Annotated[int, Within(ge=1, le=MOST_RANKS)],
         compute_device: str | Sequence[str],
-        hbm_cap: _Bytes | Sequence[_Bytes] | None = None,
-        ddr_cap: _Bytes | Sequence[_Bytes] | None = None,
+        hbm_cap: MemoryBytes | Sequence[MemoryBytes] | None = None,
+        ddr_cap: MemoryBytes | Sequence[MemoryBytes] | None = None,
         local_world_size: PositiveInt | None = None,
         *,
         hbm_mem_bw: PositiveFloat | None = None,
@@ -123,7 +123,7 @@ class Topology:
         intra_host_bw: PositiveFloat | None = None,
         inter_host_bw: PositiveFloat | None = None,
         hbm_to_ddr_mem_bw: PositiveFloat | None = None,
-        memory_bytes: Mapping[str, _Bytes | Sequence[_Bytes]] = MappingProxyType({}),
+        memory_bytes: Mapping[str, MemoryBytes | Sequence[MemoryBytes]] = MappingProxyType({}),
         memory_bandwidths: Mapping[str, PositiveFloat] = MappingProxyType({}),
         link_bandwidths: Mapping[str, PositiveFloat] = MappingProxyType({}),
         link_latencies_ms: Mapping[str, NonNegativeFloat] = MappingProxyType({}),

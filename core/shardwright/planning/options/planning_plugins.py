@@ -32,7 +32,6 @@ class PlanningPlugins:
         storage: the storage estimator.
         proposers: proposers in the order they run.
         partitioner: places proposals.
-        last_resorts: partitioners that are asked where none fitted.
         option_space: options offered to tables without constraints; ``None``: those whose time the performance
             estimator can tell.
         plugin_host: registries that these plugins, sharding types and kernels come from.
@@ -44,7 +43,6 @@ class PlanningPlugins:
     proposers: tuple[Proposer, ...]
     partitioner: Partitioner
     plugin_host: PluginHost = field(repr=False)
-    last_resorts: tuple[Partitioner, ...] = ()
     option_space: OptionSpace | None = None
     given: Mapping[str, Any] = field(factory=dict)
 
@@ -94,7 +92,6 @@ class PluginChoice:
                 if self.partitioner is None
                 else make_plugin(plugin_host.partitioners, self.partitioner, "partitioner")
             ),
-            last_resorts=tuple(_last_resorts(plugin_host.partitioners)) if self.partitioner is None else (),
             plugin_host=plugin_host,
             given=self._given(),  # what was chosen is known to be of its kind by now
         )
@@ -120,11 +117,6 @@ def _as_data(chosen: Any) -> Any:
     if isinstance(chosen, str):
         return chosen
     return [_as_data(item) for item in chosen] if isinstance(chosen, Sequence) else str(chosen.name)
-
-
-def _last_resorts(registry: Registry[Partitioner]) -> list[Partitioner]:
-    plugins = [registry.create(name) for name in registry]
-    return sorted((plugin for plugin in plugins if plugin.is_last_resort), key=lambda plugin: plugin.name)
 
 
 def origin(registry: Registry[Any], plugin: Any) -> dict[str, str]:

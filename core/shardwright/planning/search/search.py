@@ -12,7 +12,7 @@ from attrs import define, evolve, field, frozen
 
 from shardwright.contracts.partitioner import Partitioner
 from shardwright.contracts.proposer import Proposals, Proposer
-from shardwright.errors import PlanError, PlanningError, UnknownPluginError
+from shardwright.errors import PlanError, PlanningError
 from shardwright.planning.arrays import FREE, NO_GANG, Ints
 from shardwright.planning.options.search_space import SearchSpace
 from shardwright.planning.plugin_calls import calling, check_answer, whole_numbers
@@ -39,8 +39,6 @@ MAX_PROPOSALS = 2000
 
 # So many plans and proofs of a proposer are heard after the search's time is over.
 _MOST_LATE = 8
-# So many of the proposals that came nearest are placed by the partitioners of last resort.
-_MOST_RESORTS = 4
 
 
 @frozen(eq=False)
@@ -92,7 +90,6 @@ class _Search:
     best: Feedback = field(factory=Feedback)
     proposer: str = ""
     nearest: Misfit | None = None
-    failed: list[tuple[float, Ints, str]] = field(factory=list)
 
     def answer(self, proposed: Ints | Placed | Proven, proposer: str) -> Feedback:
         """Check a proof, or place a proposal."""
@@ -132,8 +129,6 @@ class _Search:
         if feedback.value_ms < self.best.value_ms:
             self.best, self.proposer = feedback, proposer
             self.watch.tell(value_ms=feedback.value_ms)
-        if feedback.misfit is not None:
-            self.failed.append((_shortage(feedback.misfit), proposal.copy(), proposer))
         if feedback.misfit is not None and _shortage(feedback.misfit) < _shortage(self.nearest):
             self.nearest = feedback.misfit
         return feedback
@@ -158,7 +153,6 @@ def search(
     extensions: Registry[Extension],
     *,
     max_proposals: int = MAX_PROPOSALS,
-    last_resorts: Sequence[Partitioner] = (),
     watch: Watch | None = None,
 ) -> SearchResult:
     """Run the proposers one after the other, and keep the best of all they propose and prove.
@@ -169,7 +163,6 @@ def search(
         partitioner: places each proposal.
         extensions: the installed extensions, of which some check proofs.
         max_proposals: largest number of proposals of each proposer, proposals tried before not counted.
-        last_resorts: partitioners that place the proposals that came nearest, where none fitted.
         watch: told of progress, and asked whether to end; no limit by default.
 
     Raises:
@@ -178,8 +171,6 @@ def search(
     state = _Search(space, partitioner, watch or Watch(), extensions)
     for proposer in proposers:
         _run(state, proposer, max_proposals)
-    if state.best.plan is None and state.proven.bound_ms <= space.most_ms:
-        _resort(state, last_resorts)
     return SearchResult(
         plan=state.best.plan,
         proposer=state.proposer,
@@ -256,22 +247,6 @@ def begun(proposer: Proposer, space: SearchSpace, watch: Watch) -> Proposals:
     if len(inspect.signature(proposer.proposals).parameters) > 1:
         return proposer.proposals(space, watch)
     return proposer.proposals(space)  # type: ignore[call-arg]
-
-
-def _resort(state: _Search, partitioners: Sequence[Partitioner]) -> None:
-    """Place the proposals that came nearest to fitting by other partitioners, until one fits."""
-    distinct = {proposal.tobytes(): (short, proposal, who) for short, proposal, who in state.failed}
-    nearest = sorted(distinct.values(), key=lambda failure: failure[0])[:_MOST_RESORTS]
-    for partitioner in partitioners:
-        state.partitioner = partitioner
-        for _, proposal, proposer in nearest:
-            if state.watch.is_over or state.best.plan is not None:
-                return
-            state.tried.pop(proposal.tobytes(), None)
-            try:
-                state.rate(proposal, proposer)
-            except UnknownPluginError:
-                break  # it cannot work here
 
 
 def _shortage(misfit: Misfit | None) -> float:

@@ -67,7 +67,7 @@ def _cache(value: CacheParams | Mapping[str, Any] | None) -> CacheParams | None:
     return CacheParams.of(value)  # type: ignore[no-any-return]
 
 
-_Rates = tuple[Annotated[float, Within(ge=0, le=MOST_RATE)], ...]
+Rates = tuple[Annotated[float, Within(ge=0, le=MOST_RATE)], ...]
 
 
 @frozen(cache_hash=True, field_transformer=typed)
@@ -110,8 +110,8 @@ class ParameterConstraints:
     sharding_types: tuple[str, ...] | None = field(default=None, converter=_plain_names, validator=not_empty)
     compute_kernels: tuple[str, ...] | None = field(default=None, converter=_plain_names, validator=not_empty)
     min_partition: PositiveInt | None = field(default=None, converter=whole)
-    pooling_factors: _Rates | None = field(default=None, converter=_floats, validator=not_empty)
-    num_poolings: _Rates | None = field(default=None, converter=_floats, validator=not_empty)
+    pooling_factors: Rates | None = field(default=None, converter=_floats, validator=not_empty)
+    num_poolings: Rates | None = field(default=None, converter=_floats, validator=not_empty)
     batch_sizes: tuple[Annotated[int, Within(ge=0, le=MOST_SAMPLES)], ...] | None = field(
         default=None, converter=_whole_numbers, validator=not_empty
     )

@@ -51,13 +51,13 @@ def max_gradient_of(fused_params: Mapping[str, Any] | None) -> float | None:
     return float(value) if is_asked else None
 
 
-_BelowOne = Annotated[float, Within(ge=0, lt=1)]
+BelowOne = Annotated[float, Within(ge=0, lt=1)]
 _KNOWN: Mapping[str, Any] = {
     "eps": NonNegativeFloat,
-    "beta1": _BelowOne,
-    "beta2": _BelowOne,
+    "beta1": BelowOne,
+    "beta2": BelowOne,
     "weight_decay": NonNegativeFloat,
-    "momentum": _BelowOne,
+    "momentum": BelowOne,
     "initial_accumulator_value": NonNegativeFloat,
     "stochastic_rounding": bool,
     "weight_decay_mode": str,

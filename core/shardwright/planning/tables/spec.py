@@ -40,7 +40,7 @@ class PoolingType(Enum):
     NONE = "NONE"
 
 
-_Size = Annotated[int, Within(ge=1, le=MOST_ROWS)]
+RowsOrColumns = Annotated[int, Within(ge=1, le=MOST_ROWS)]
 
 
 def _pooling(value: PoolingType | str) -> PoolingType:
@@ -99,8 +99,8 @@ class EmbeddingConfig:
         2
     """
 
-    num_embeddings: _Size = field(converter=whole)
-    embedding_dim: _Size = field(converter=whole)
+    num_embeddings: RowsOrColumns = field(converter=whole)
+    embedding_dim: RowsOrColumns = field(converter=whole)
     name: str = ""
     data_type: DataType = field(default=DataType("FP32"), converter=DataType)
     feature_names: list[str] = field(factory=list, converter=_list)
@@ -204,8 +204,8 @@ class TableSpec:
     """
 
     name: str
-    num_embeddings: _Size = field(converter=whole)
-    embedding_dim: _Size = field(converter=whole)
+    num_embeddings: RowsOrColumns = field(converter=whole)
+    embedding_dim: RowsOrColumns = field(converter=whole)
     feature_names: tuple[str, ...] = field(default=(), converter=_tuple)
     data_type: DataType = field(default=DataType("FP32"), converter=DataType)
     pooling: PoolingType = field(default=PoolingType.SUM, converter=_pooling)

@@ -379,7 +379,7 @@ class _Loading:
             yield f"{where}{key!r} is {'a' if is_tensor else 'no'} tensor in the checkpoint"
         elif not isinstance(stored, TensorStorageMetadata):
             return
-        elif stored.size != value.shape:
+        elif stored.size != value.shape and not _takes(value, stored.size):
             yield f"{where}{key!r} has the shape {list(stored.size)}, not {list(value.shape)}"
         elif strict and stored.properties.dtype != value.dtype:
             yield (
@@ -554,6 +554,12 @@ def _parameter_of(key: str) -> str:
 def _whole_name(key: str) -> str:
     """The name of a whole tensor, whatever form its rows are stored in."""
     return key.removesuffix(f".{STORED}").removesuffix(f".{STORED_ROWS}")
+
+
+def _takes(value: Tensor, shape: Sequence[int]) -> bool:
+    """True if a table's values have room for stored ones of another number of rows."""
+    table = value.form.memory if isinstance(value, BlockedTensor) else None
+    return table is not None and bool(table.takes(shape, value.shape[1]))
 
 
 def _named(names: Sequence[str]) -> str:

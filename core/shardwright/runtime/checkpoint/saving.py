@@ -9,7 +9,7 @@ import os
 import pickle
 from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 from weakref import WeakKeyDictionary
@@ -272,7 +272,7 @@ class _Writers:
     _known: WeakKeyDictionary[nn.Module, _Writers] = WeakKeyDictionary()
 
     def __init__(self, env: ShardingEnv) -> None:
-        self._env, self._stager = env, staging.DefaultStager(staging.StagingOptions(*[False] * 4))
+        self._env = env
         self._under_way: Future[None] | None = None
         self._group = None
         if env.process_group is not None and env.world_size > 1:
@@ -297,7 +297,8 @@ class _Writers:
 
     def write_later(self, state: dict[str, Any], writer: _Writer, planner: SavePlanner) -> Future[None]:
         """Copy the state now; write the copy on another thread, for which the process waits at its end."""
-        staged = cast("dict[str, Any]", self._stager.stage(state))
+        with closing(staging.DefaultStager(staging.StagingOptions(*[False] * 4))) as stager:
+            staged = cast("dict[str, Any]", stager.stage(state))  # of torch 2.11, a stager stages once
         executor = ThreadPoolExecutor(1, "checkpoint writer")
         self._under_way = executor.submit(self.write, staged, writer, planner)
         executor.shutdown(wait=False)

@@ -91,6 +91,7 @@ def devices() -> Iterator[Finding]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     yield Finding("devices", "cpu", f"{cores} cores", reason=f"torch uses {torch.get_num_threads()} threads")
     yield _host_memory()
+    yield _machine()
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if accelerator is None:
         built = f"; torch was built for CUDA {torch.version.cuda}" if torch.version.cuda else ""
@@ -111,6 +112,21 @@ def _host_memory() -> Finding:
         )
     reason = "detected: the machine's, or what a control group leaves of it"
     return Finding("devices", "host memory", f"{found / 2**30:.1f} GiB", reason=reason)
+
+
+def _machine() -> Finding:
+    """The machine whose constants `engine` plans by where none is named: this one, or another."""
+    from shardwright_plugins.commands._processor import processor
+    from shardwright_plugins.estimators.engine.machine import shipped_machine
+
+    made, here = shipped_machine().made, processor()
+    if made["processor"] == here:
+        reason = f"measured on {made['date']}; engine plans CPUs by it"
+        return Finding("devices", "machine", made["processor"], reason=reason)
+    reason = f"engine plans CPUs by constants of {made['processor']}; this is another processor: {here}"
+    return Finding(
+        "devices", "machine", "", "absent", reason, "shardwright calibrate --output machine.json --ranks 2"
+    )
 
 
 _LINKS_TOLD = {

@@ -5,6 +5,7 @@ Legend: S slots, W sources, B_w their batch sizes, N ids.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
@@ -36,6 +37,8 @@ _OPTIMIZERS = {
     "row_wise_adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD,
     "adam": EmbOptimType.ADAM,
 }
+_LINE_BYTES = 64
+"""A cache line of x86-64 and of most ARM."""
 _PRECISIONS = {DataType.FP32: SparseType.FP32, DataType.FP16: SparseType.FP16, DataType.BF16: SparseType.BF16}
 # The torch optimizers' names for FBGEMM's state tensors, in FBGEMM's order.
 _STATE_NAMES = {
@@ -164,15 +167,17 @@ class FusedLookup(Lookup):
 
     def weight(self, block: int) -> Tensor:
         # Not detach(): reading them for a state dict would count as a change, which FBGEMM's graph refuses.
-        return self._weights[block].data
+        return self._weights[block].data[: self.blocks[block].block.num_rows]
 
     def optimizer_state(self, block: int) -> Mapping[str, Tensor]:
         names = _STATE_NAMES[self._optimizer.name]
         if not names:
             return {}
         values = [own for part in self._parts for own in part.tables.split_optimizer_states()][block]
-        rows = self._weights[block].shape[0]
-        states = {name: value.detach().view(rows, -1) for name, value in zip(names, values, strict=True)}
+        stored, rows = self._weights[block].shape[0], self.blocks[block].block.num_rows
+        states = {
+            name: value.detach().view(stored, -1)[:rows] for name, value in zip(names, values, strict=True)
+        }
         return {"step": self._num_steps, **states}
 
     def load_step(self, step: float) -> None:
@@ -230,7 +235,10 @@ def table_batched_embedding(
     parameters = {name: value for name, value in optimizer.parameters if value is not None}
     parameters["stochastic_rounding"] = False  # sharded equals unsharded, to the last bit a half can hold
     return SplitTableBatchedEmbeddingBagsCodegen(
-        embedding_specs=[(spec.block.num_rows, spec.block.num_columns, location, compute) for spec in blocks],
+        embedding_specs=[
+            (_stored_rows(spec) if on_cpu else spec.block.num_rows, spec.block.num_columns, location, compute)
+            for spec in blocks
+        ],
         feature_table_map=[index for index, spec in enumerate(blocks) for _ in range(spec.num_slots)],
         weights_precision=_PRECISIONS[blocks[0].table.data_type],
         output_dtype=SparseType.FP32,
@@ -241,6 +249,13 @@ def table_batched_embedding(
         **parameters,
         **cache,
     )
+
+
+def _stored_rows(spec: BlockSpec) -> int:
+    """Rows that FBGEMM stores of a block: its last ones fill a cache line, so that the next block begins with one."""
+    row_bytes = spec.block.num_columns * _PRECISIONS[spec.table.data_type].bit_rate() // 8
+    together = _LINE_BYTES // math.gcd(_LINE_BYTES, row_bytes)
+    return -(-spec.block.num_rows // together) * together
 
 
 def offsets_of_ids(counts: Ints, device: torch.device) -> Tensor:

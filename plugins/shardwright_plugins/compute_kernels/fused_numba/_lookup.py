@@ -271,7 +271,7 @@ class Geometry:
     Attributes:
         slots: ``[S, 3]``, see :func:`_loops.look_up`.
         blocks: ``[K, 7]``, see :func:`_loops.update`.
-        num_elements: weights of all blocks.
+        num_elements: weights of all blocks, each of which begins with a cache line.
         elements: weights of each block: ``[K]``.
         num_rows: rows of all blocks.
         widest_gradient: the most columns a gradient has.
@@ -284,7 +284,10 @@ class Geometry:
         rows = [spec.block.num_rows for spec in blocks]
         dims = [spec.block.num_columns for spec in blocks]
         sizes = [count * dim for count, dim in zip(rows, dims, strict=True)]
-        bases, self.num_elements = _starts(sizes), sum(sizes)
+        rooms = [
+            -(-size // loops.LINE) * loops.LINE for size in sizes
+        ]  # a row is in as few cache lines as it can be
+        bases, self.num_elements = _starts(rooms), sum(rooms)
         first_rows, self.num_rows = _starts(rows), sum(rows)
         first_slots = _starts([spec.num_slots for spec in blocks])
         own = [spec.table.embedding_dim if row_wise else dim for spec, dim in zip(blocks, dims, strict=True)]

@@ -27,14 +27,14 @@ from numba.extending import intrinsic
 
 SGD, ADAGRAD, ROW_WISE_ADAGRAD, ADAM = range(4)
 
-_LINE = 16  # float32 values of a cache line
+LINE = 16  # float32 values of a cache line
 # Rows between a prefetch and its use, into the second cache, which keeps more misses under way than the first: of 4, 8,
 # 16 and 32, and of both caches, the best measured on an AMD EPYC (forward of 24 x 100k x 64: 10.6 ms, 24 ms before).
 _AHEAD = 32
 _SECOND_CACHE = 2  # LLVM's name for it
 # float32 values that a core's own cache holds (half a MiB): fetching them ahead only takes time.
 _NEAR = 1 << 17
-_STEPS = ((4 * _LINE, _LINE), (_LINE, _LINE), (4, 4), (1, 1))  # columns at once, and of one register
+_STEPS = ((4 * LINE, LINE), (LINE, LINE), (4, 4), (1, 1))  # columns at once, and of one register
 _DIGIT_BITS = 11  # of a radix sort, at most: counts of all digits stay in the first cache
 _ROW_SHIFT = 32  # of a sort key: the row above, the number of the id below
 
@@ -255,7 +255,7 @@ def _rows_and_vector(emit_step: Any) -> Any:
 
 @_compiled
 def _prefetch_row(values: int, start: int, size: int) -> None:
-    for column in range(0, size, _LINE):
+    for column in range(0, size, LINE):
         _prefetch(values, start + column)
 
 

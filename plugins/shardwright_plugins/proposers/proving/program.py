@@ -7,8 +7,8 @@ counted, not told apart. It minimises ``v``, the largest rank's time in parts of
 
     sum of the counts at rank r times what each takes of r's time  <=  v,    of r's memory  <=  1
 
-The solver's own bound is the proof; :mod:`shardwright_plugins.proposers.proving.proof` states the program anew and
-solves it again.
+The solver's own bound is the proof: :mod:`shardwright_plugins.proposers.proving.proof` makes the program of the claim
+from the options' columns, and solves it.
 
 Legend: W ranks, H hosts of L ranks, D dimensions (time, then memory tiers), N columns.
 """
@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from attrs import define, field, frozen
 
-from shardwright.planning.arrays import FREE, NO_GANG, Floats, Ints
+from shardwright.planning.arrays import FREE, NO_GANG, Bools, Floats, Ints
 from shardwright.planning.options.search_space import SearchSpace
 from shardwright.planning.search.placement import Proven
 from shardwright.planning.watch import Watch
@@ -79,9 +79,9 @@ class Program:
     @classmethod
     def of(cls, space: SearchSpace, limit_ms: float, most_columns: int) -> Program | None:
         """The program, unless it is too large, or some table has no option."""
-        can = space.fits_alone & (space.largest_cost_ms <= limit_ms)
-        if not np.logical_or.reduceat(can, space.options.first_option[:-1]).all():
+        if not has_options(space, limit_ms):
             return None
+        can = _usable(space, limit_ms)
         program = cls(space, limit_ms)
         for table, multiplicity in enumerate(space.options.multiplicity.tolist()):
             mine = _undominated(space, [o for o in space.options.of_table(table) if can[o]])
@@ -194,17 +194,22 @@ class Program:
             shards in the order of tables and shards, or ``None`` if no plan was found.
         """
         nodes = int(part * np.clip(_NODE_COLUMNS / self.num_columns, _LEAST_NODES, effort.program_nodes))
-        found = self._mixed().solve(most_nodes=nodes, precision=effort.precision, watch=watch)
+        found = self.mixed().solve(most_nodes=nodes, precision=effort.precision, watch=watch)
         bound_ms = max(0.0, found.bound * (1 - _TOLERANCE)) * self.limit_ms
         data = {"limit_ms": self.limit_ms, "nodes": found.nodes, "precision": effort.precision}
         proven = Proven(bound_ms, {"z_ms": bound_ms, "program": data})
         numbers = None if found.x is None else np.rint(found.x).astype(np.int64)
         return proven, None if numbers is None or numbers[-2] else self.plan(numbers)
 
-    def _mixed(self) -> MixedProgram:
-        """Columns: the numbers, 1 where there is no plan, ``v``. Rows: the equations, then ranks by dimension.
+    def mixed(self, price: float = 1.0, *, may_fail: bool = True) -> MixedProgram:
+        """The program for the solver.
 
-        All tables may be left out at the price of the limit: so the solver always has a solution, and a bound.
+        Columns: the numbers, 1 where there is no plan, ``v``. Rows: the equations, then ranks by dimension. All tables
+        may be left out at a price, so that the solver always has a solution, and a bound.
+
+        Args:
+            price: the price, and the largest ``v``, in parts of the limit.
+            may_fail: true if all tables may be left out; else there may be no solution.
         """
         world_size, none, value = len(self.space.capacity_bytes), len(self._most), len(self._most) + 1
         has = np.column_stack([np.full(world_size, self.limit_ms), self.space.capacity_bytes])
@@ -219,14 +224,14 @@ class Program:
         ]
         row, column, factor = (np.array(each) for each in zip(*self._terms, *terms, strict=True))
         cost = np.zeros(value + 1)
-        cost[[none, value]] = 1.0
+        cost[[none, value]] = price, 1.0
         limits = np.repeat([0.0] + [1.0] * (dims - 1), world_size)
         return MixedProgram(
             cost=cost,
             matrix=Entries(row, column, factor),
             lower=np.concatenate([self._equals, np.full(len(limits), -np.inf)]),
             upper=np.concatenate([self._equals, limits]),
-            most=np.array([*self._most, 1.0, 1.0]),
+            most=np.array([*self._most, float(may_fail), price]),
             is_whole=np.arange(value + 1) < value,
         )
 
@@ -271,6 +276,16 @@ class Program:
 def _repeated(numbers: Ints, first: int, count: int) -> list[int]:
     """Every place as often as its column says; none if there are no columns."""
     return np.repeat(np.arange(count), numbers[first : first + count]).tolist() if first >= 0 else []
+
+
+def has_options(space: SearchSpace, limit_ms: float) -> bool:
+    """True if each table has an option of which no shard takes more than a time, and each fits somewhere."""
+    return bool(np.logical_or.reduceat(_usable(space, limit_ms), space.options.first_option[:-1]).all())
+
+
+def _usable(space: SearchSpace, limit_ms: float) -> Bools:
+    usable: Bools = space.fits_alone & (space.largest_cost_ms <= limit_ms)
+    return usable
 
 
 def _undominated(space: SearchSpace, options: list[int]) -> list[int]:

@@ -95,24 +95,6 @@ def test_search_keeps_the_best_of_all_proposals_as_recomputed_by_hand():
     np.testing.assert_allclose(result.plan.load_ms, loads)
 
 
-def test_search_last_resort_places_what_the_partitioner_could_not():
-    space = space_of()
-    helpless = Unruly(lambda shards: shards.misfit(0, shards.capacity_bytes))
-    resort = Unruly(lambda shards: np.zeros(len(shards), dtype=np.int64))
-    proposal = [6, 14, 22]
-    assert run(space, Fixed(proposal), helpless).plan is None
-    found = run(space, Fixed(proposal), helpless, last_resorts=[resort])
-    assert found.plan.proposal.tolist() == proposal
-    assert set(found.plan.ranks.tolist()) == {0}
-
-
-def test_search_last_resort_is_not_asked_where_a_plan_was_found():
-    def unasked(shards):
-        raise AssertionError("there is a plan")
-
-    assert run(space_of(), Fixed([6, 14, 22]), last_resorts=[Unruly(unasked)]).plan is not None
-
-
 def test_search_more_proposals_are_never_worse():
     space = space_of()
     values = [run(space, host().proposers.create("each_alone"), max_proposals=n).value_ms for n in (1, 5, 99)]

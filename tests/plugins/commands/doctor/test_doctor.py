@@ -16,6 +16,7 @@ from tests.core.conftest import make_plugin
 
 import shardwright as sw
 from shardwright.host import PluginHost, host
+from shardwright_plugins.commands import _processor
 from shardwright_plugins.commands.doctor import checks
 from shardwright_plugins.commands.doctor.command import examine
 from shardwright_plugins.compute_kernels import _fbgemm_check
@@ -280,6 +281,19 @@ def test_doctor_tells_what_of_a_device_is_detected_and_what_assumed(monkeypatch:
 
 def check(word: str, look: Callable[[], Any]) -> type[sw.Extension]:
     return type("Check", (sw.Extension,), {"name": f"check:{word}", "load": lambda self: look})
+
+
+@pytest.mark.parametrize(
+    ("here", "state"), [("AMD EPYC", "ok"), ("Intel(R) Xeon(R) Platinum 8488C", "absent")]
+)
+def test_doctor_tells_whether_the_constants_that_plans_go_by_are_of_this_processor(
+    monkeypatch: pytest.MonkeyPatch, here: str, state: str
+) -> None:
+    monkeypatch.setattr(_processor, "processor", lambda: here)
+    (found,) = (one for one in checks.devices() if one.name == "machine")
+    assert found.state == state
+    assert ("calibrate" in found.command) == (state == "absent")
+    assert (here in found.reason) == (state == "absent")
 
 
 def test_doctor_runs_the_checks_of_a_plugin_and_goes_on_where_one_fails() -> None:

@@ -101,14 +101,6 @@ def test_no_plan_below_a_time_is_proven_anew_up_to_the_best_plans_and_not_beyond
     assert (told == "") == (claim < best)
 
 
-def test_certificate_of_a_program_is_proven_without_the_searchs_program(monkeypatch):
-    space = space_of([50, 50, 50], capacity=2500)
-    program = Program.of(space, 2 * best_by_trying_all(space), most_columns=1000)
-    data = solved(program)[0].certificate
-    monkeypatch.setattr(Program, "__init__", None)
-    assert why_unproven(space, data["z_ms"], data, host().extensions) == ""
-
-
 def test_certificate_of_a_program_whose_tables_have_no_option_within_it_is_proven():
     space = space_of([50])
     least = float(space.largest_cost_ms.min())

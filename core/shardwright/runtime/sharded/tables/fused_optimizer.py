@@ -284,11 +284,10 @@ def _check_entries(
             "Was it saved by another optimizer?"
         )
     for entry, width in columns.items():
-        expected = (table.state.table.num_embeddings, width)
-        if width and tuple(given[entry].shape) != expected:
+        if width and not table.state.takes(given[entry].shape, width):
             raise InvalidInputError(
-                f"state {entry!r} of {name!r} has shape {list(expected)}; the state dict has "
-                f"{list(given[entry].shape)}"
+                f"state {entry!r} of {name!r} has shape {[table.state.table.num_embeddings, width]}; the state dict "
+                f"has {list(given[entry].shape)}"
             )
 
 

@@ -201,11 +201,13 @@ class ShardedTable(nn.Module):
         if missing:
             return
         given = {name: state_dict[prefix + name] for name in wanted}
-        expected, weight = (self.state.table.num_embeddings, self.state.row_width), given["weight"]
-        if tuple(weight.shape) != expected or not (self.state.is_float or weight.dtype is self.state.dtype):
+        weight, width = given["weight"], self.state.row_width
+        if not self.state.takes(weight.shape, width) or not (
+            self.state.is_float or weight.dtype is self.state.dtype
+        ):
             error_msgs.append(
                 f"table {self.state.table.describe()}: {prefix + 'weight'!r} is {weight.dtype} {list(weight.shape)}, "
-                f"not {self.state.dtype} {list(expected)}"
+                f"not {self.state.dtype} {[self.state.table.num_embeddings, width]}"
             )
             return
         self._take(given)

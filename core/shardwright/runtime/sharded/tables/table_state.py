@@ -19,7 +19,7 @@ from torch import Tensor
 
 from shardwright.contracts.comm_backend import Communicator
 from shardwright.contracts.row_format import FloatRows, RowFormat
-from shardwright.errors import InvalidInputError, UnsupportedError
+from shardwright.errors import UnsupportedError
 from shardwright.planning.layouts.layout import Block
 from shardwright.planning.layouts.row_maps import RowMap
 from shardwright.planning.layouts.stored_rows import is_stored_by_index, rows_between, runs_of
@@ -46,6 +46,10 @@ class LocalBlock:
     block: Block
     index: int
     lookup: int
+
+
+def _sliced(rows: Tensor, block: Block) -> Tensor:
+    return rows[:, _columns(block, rows.shape[1])]
 
 
 @frozen(eq=False, slots=False)
@@ -120,6 +124,20 @@ class TableState:
     def row_width(self) -> int:
         """Elements of a stored row of the whole table."""
         return self._width(self.table.embedding_dim)
+
+    def takes(self, shape: Sequence[int], width: int) -> bool:
+        """Return whether values of so many rows may be loaded: of ids that are keys any number, of others all.
+
+        Args:
+            shape: shape of the values.
+            width: elements that a row must have.
+        """
+        rows = (
+            shape[0]
+            if self.sharding.layout.row_map.takes_any_id and len(shape)
+            else self.table.num_embeddings
+        )
+        return tuple(shape) == (rows, width)
 
     def _width(self, num_columns: int) -> int:
         return self.row_format.row_bytes(num_columns) // self.dtype.itemsize
@@ -371,34 +389,24 @@ class TableState:
             span = block.columns
             return self.row_format.columns(rows, self.table.embedding_dim, span.start, span.stop)
 
-        self.scatter(whole, target, rows_of, None if self.is_float else packed)
+        self.scatter(whole, target, rows_of, _sliced if self.is_float else packed)
 
     def scatter(
         self,
         whole: Tensor,
         target: Callable[[LocalBlock], Tensor],
         rows_of: Callable[[LocalBlock], Tensor | None] = lambda local: None,
-        columns_of: Callable[[Tensor, Block], Tensor] | None = None,
+        columns_of: Callable[[Tensor, Block], Tensor] = _sliced,
     ) -> None:
         """Copy the local blocks' parts of ``whole [R, C]`` into their tensors; no collective.
 
         Args:
-            whole: the whole table's tensor, ``[R, C]``.
+            whole: the whole table's tensor, ``[R, C]``, of a shape that :meth:`takes`.
             target: function that returns a local block's tensor ``[rows, C of the block]``.
             rows_of: function that returns the row of ``whole`` for each row of a block, -1 for none; if it returns
                 ``None``, the block's row map determines them.
             columns_of: function that returns a block's columns of some rows; by default they are a slice.
-
-        Raises:
-            InvalidInputError: the shape is not the table's.
         """
-        num_rows, dim = self.table.num_embeddings, self.table.embedding_dim
-        if columns_of is None:
-            if tuple(whole.shape) not in ((num_rows, dim), (num_rows, 1)):
-                raise InvalidInputError(
-                    f"table {self.table.describe()}: the tensor to load has shape {list(whole.shape)}"
-                )
-            columns_of = _sliced
         for local in self.local:
             rows = rows_of(local)
             with torch.no_grad():
@@ -407,10 +415,6 @@ class TableState:
                 else:
                     own, here = target(local), rows >= 0
                     own[here] = columns_of(whole[rows[here]], local.block).to(own.device, own.dtype)
-
-
-def _sliced(rows: Tensor, block: Block) -> Tensor:
-    return rows[:, _columns(block, rows.shape[1])]
 
 
 def _place(block: Block) -> tuple[int, int, int | None]:

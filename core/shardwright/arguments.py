@@ -149,7 +149,9 @@ def checked_only(*arguments: str) -> Callable[[F], F]:
                     return checking(
                         *map(_waited_for, args), **{own: _waited_for(of) for own, of in kwargs.items()}
                     )
-                raise InvalidInputError(f"{owner}: {wrong[1]}", subject=wrong[0])
+                # A constructor speaks for the class that the user calls, which may be derived from the one that has it.
+                caller = type(args[0]).__name__ if method == "__init__" else owner
+                raise InvalidInputError(f"{caller}: {wrong[1]}", subject=wrong[0])
             return function(*args, **kwargs)
 
         return cast(F, checking)

@@ -111,6 +111,18 @@ class Box:
         return count
 
 
+class Crate(Box):
+    pass
+
+
+def test_constructor_checked_names_the_class_that_was_called() -> None:
+    with pytest.raises(InvalidInputError, match=r"^Crate: size must be an integer") as raised:
+        Crate("3")  # type: ignore[arg-type]
+    assert raised.value.subject == "size"
+    with pytest.raises(InvalidInputError, match=r"^EmbeddingShardingPlanner: topology must be"):
+        sw.EmbeddingShardingPlanner(3)  # type: ignore[arg-type]
+
+
 def test_checked_names_function_and_argument_and_leaves_the_rest_alone() -> None:
     assert Box(3, labels=["a"], other=object()).size == 3
     with pytest.raises(InvalidInputError, match=r"^Box: size must be an integer, got '3'$"):

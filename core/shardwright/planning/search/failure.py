@@ -260,7 +260,7 @@ def _of_total(space: SearchSpace, rank: int, tier: int) -> str:
 
 
 def _option_text(space: SearchSpace, option: int) -> str:
-    """``'row_wise' with kernel 'fused' (3 blocks)``."""
+    """Names of an option's sharding type and kernel, and its number of blocks."""
     options, count = space.options, int(space.options.shards_per_option[option])
     kind, kernel = options.type_of(option).name, options.kernel_of(option).name
     return f"{kind!r} with kernel {kernel!r} ({count} block{'s' if count > 1 else ''})"

@@ -103,9 +103,7 @@ class CacheParams:
 
     Example:
         >>> import shardwright as sw
-        >>> constraint = sw.ParameterConstraints(
-        ...     compute_kernels=["fused_uvm_caching"], cache_params=sw.CacheParams(load_factor=0.2)
-        ... )
+        >>> constraint = sw.ParameterConstraints(cache_params=sw.CacheParams(load_factor=0.2))
         >>> constraint.cache_params.load_factor
         0.2
     """

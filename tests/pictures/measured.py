@@ -1,6 +1,7 @@
 """Keep what the picture needs of measured plans: `python -m tests.pictures.measured TRUTH`.
 
-The file comes from `shardwright bench truth --drawn 1 --plans 14 --steps 5 --rounds 2 --output TRUTH`.
+The file comes from `shardwright bench truth --drawn 1 --seed 605 --plans 30 --steps 12 --rounds 2 --output TRUTH`, with
+`--estimator` thrice: `engine`, `roofline`, `torchrec`.
 """
 
 from __future__ import annotations

@@ -184,8 +184,6 @@ def _show_changes(found: PlanDifference) -> None:
         )
     if found.changes:
         console().print(rows)
-    for rank, size in found.received_bytes().items():
-        typer.echo(f"rank {rank} gets {bytes_text(size)}")
     typer.echo(
         f"{len(found.changes)} tables differ, {found.num_equal} do not; {bytes_text(found.moved_bytes)} of weights move"
     )

@@ -493,7 +493,6 @@ def test_diff_counts_the_bytes_that_move(planned, tmp_path):
     edit(second, lambda d: entry(d, "user")["shards"][0].update(rank=(rank + 1) % 4))
     told = run("diff", first, second).stdout
     assert "1 tables differ, 7 do not; 48.8 MiB of weights move" in told  # 200_000 x 64 x 4 bytes
-    assert f"rank {(rank + 1) % 4} gets 48.8 MiB" in told
     assert (
         "a reshard sends 48.8 MiB (weights and optimizer states): 48.8 MiB inside hosts, 0 B between hosts"
         in told

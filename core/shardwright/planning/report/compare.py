@@ -7,7 +7,6 @@ too, which travel with their rows.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -35,7 +34,6 @@ class TableChange:
         after: sharding type and compute kernel in the second plan; empty likewise.
         moved_bytes: weights that ranks must get.
         total_bytes: weights that ranks hold under the second plan, copies counted.
-        received_bytes: rank -> weights that it must get.
         moves: bytes that go from rank to rank when it is resharded, optimizer states among them.
     """
 
@@ -44,7 +42,6 @@ class TableChange:
     after: tuple[str, str] | None
     moved_bytes: int
     total_bytes: int
-    received_bytes: Mapping[int, int]
     moves: TableMoves = field(factory=TableMoves, repr=False)
 
     def to_data(self) -> dict[str, Any]:
@@ -89,14 +86,6 @@ class PlanDifference:
     def moved_bytes(self) -> int:
         """Bytes of weights that all ranks must get."""
         return sum(change.moved_bytes for change in self.changes)
-
-    def received_bytes(self) -> dict[int, int]:
-        """Return the bytes of weights that each rank must get, of those that must get some."""
-        received: dict[int, int] = {}
-        for change in self.changes:
-            for rank, size in change.received_bytes.items():
-                received[rank] = received.get(rank, 0) + size
-        return dict(sorted(received.items()))
 
     def to_data(self) -> dict[str, Any]:
         """Return JSON data."""
@@ -197,9 +186,7 @@ class _Comparison:
             _check_same_size(path, old, new)
         moves = self._moves(old, new, values) if old and new else TableMoves()
         held = _held_bytes(new, values)
-        received = moves.received_weights if old else held
-        moved = sum(received.values())
-        return TableChange(path, _way(old), _way(new), moved, sum(held.values()), received, moves)
+        return TableChange(path, _way(old), _way(new), moves.received_weights if old else held, held, moves)
 
     def _moves(self, old: ParameterSharding, new: ParameterSharding, values: ValueBytes) -> TableMoves:
         """The moves of one table; those of tables that are alike are counted once."""
@@ -231,13 +218,10 @@ def _topology_of(first: ShardingPlan, second: ShardingPlan) -> Topology:
     return Topology(most + 1 if isinstance(device, str) else len(device), device)
 
 
-def _held_bytes(sharding: ParameterSharding | None, values: ValueBytes) -> dict[int, int]:
-    """Weights that each rank has, bytes."""
-    held = Counter[int]()
-    for block in sharding.layout.blocks if sharding else ():
-        assert block.rank is not None  # a plan's blocks have ranks
-        held[block.rank] += block.num_rows * block.num_columns
-    return {rank: values.weights(count) for rank, count in sorted(held.items()) if count}
+def _held_bytes(sharding: ParameterSharding | None, values: ValueBytes) -> int:
+    """Weights that ranks have, bytes."""
+    blocks = sharding.layout.blocks if sharding else ()
+    return sum(values.weights(block.num_rows * block.num_columns) for block in blocks)
 
 
 def _way(sharding: ParameterSharding | None) -> tuple[str, str] | None:

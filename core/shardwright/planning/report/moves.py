@@ -39,12 +39,12 @@ class TableMoves:
     """Bytes of one table that go from rank to rank.
 
     Args:
-        received_weights: bytes of weights that come to each rank from others, of those that get some.
+        received_weights: bytes of weights that come to ranks from others.
         sent: bytes of weights and optimizer states that leave each rank, or stay there.
         received: bytes that come to each rank, or stay there.
     """
 
-    received_weights: Mapping[int, int] = field(factory=dict)
+    received_weights: int = 0
     sent: ByLink = field(factory=dict)
     received: ByLink = field(factory=dict)
 
@@ -52,7 +52,7 @@ class TableMoves:
     def of(cls, old: Layout, new: Layout, values: ValueBytes, topology: Topology) -> TableMoves:
         """The moves that a resharding makes, of blocks of the one layout to those of the other."""
         move = LayoutMove(old, new, has_row_values=values.row_state_bytes > 0)
-        elements, sent, received = Counter[int](), Counter[tuple[int, str]](), Counter[tuple[int, str]]()
+        weights, sent, received = 0, Counter[tuple[int, str]](), Counter[tuple[int, str]]()
         for flow in move.flows():
             source, target = flow.source.rank, flow.target.rank
             assert source is not None  # a plan's blocks have ranks
@@ -61,8 +61,7 @@ class TableMoves:
             link, size = link_of(source, target, topology), values.all(num_elements, num_rows)
             sent[source, link] += size
             received[target, link] += size
-            elements[target] += num_elements * (source != target)
-        weights = {rank: values.weights(count) for rank, count in sorted(elements.items()) if count}
+            weights += values.weights(num_elements) * (source != target)
         return cls(weights, sent, received)
 
     def ms(self, topology: Topology) -> float:

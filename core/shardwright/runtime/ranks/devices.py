@@ -27,9 +27,12 @@ def sent_to(device: torch.device, values: Tensor | Array) -> Tensor:
     """Copy values to a device, from page-locked memory if they are the host's, so that the host waits for nothing.
 
     Returns:
-        The values on the device; themselves where they are there.
+        The values on the device; themselves where they are there. Of an array that may not be written, a copy.
     """
-    own = torch.from_numpy(values) if isinstance(values, np.ndarray) else values
+    if isinstance(values, np.ndarray):  # torch warns of one that may not be written
+        own = torch.from_numpy(values if values.flags.writeable else values.copy())
+    else:
+        own = values
     if is_host(device) or own.device == device:
         return own
     return (own.pin_memory() if is_host(own.device) else own).to(device, non_blocking=True)

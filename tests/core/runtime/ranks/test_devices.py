@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,7 +16,7 @@ from shardwright import (
 )
 from shardwright.errors import InvalidInputError
 from shardwright.runtime.ranks import devices
-from shardwright.runtime.ranks.devices import Constant, make_current, memory_bytes, with_index
+from shardwright.runtime.ranks.devices import Constant, make_current, memory_bytes, sent_to, with_index
 from shardwright.runtime.ranks.environment import ShardingEnv, device_of_rank
 from shardwright.runtime.sharded.models.planner import _topology_of
 
@@ -130,3 +131,12 @@ def test_constant_is_copied_for_each_stream_that_reads_it(monkeypatch: pytest.Mo
 def test_constant_on_the_host_is_the_values_themselves() -> None:
     constant = Constant(torch.arange(3))
     assert constant.on(torch.device("cpu")) is constant.values
+
+
+def test_array_that_may_not_be_written_is_copied() -> None:
+    """Torch warns of one, once in a process."""
+    counts = np.broadcast_to(np.array([[3], [4]]), (2, 2))[:1].reshape(-1)
+    assert not counts.flags.writeable
+    sent = sent_to(torch.device("cpu"), counts)
+    assert sent.tolist() == [3, 3]
+    assert not np.shares_memory(sent.numpy(), counts)

@@ -167,3 +167,9 @@ def test_memory_of_steps_is_kept_by_the_allocator() -> None:
     done = subprocess.run([sys.executable, "-c", _FAULTS], capture_output=True, text=True, check=True)
     given_back, kept = map(int, done.stdout.split())
     assert kept < given_back / 100
+
+
+def test_each_round_of_runs_has_every_plan_in_another_order() -> None:
+    order = np.reshape(running.order_of_runs(plans=12, rounds=3), (3, 12))
+    assert (np.sort(order) == np.arange(12)).all()
+    assert len({tuple(one) for one in order.tolist()} | {tuple(range(12))}) == 4

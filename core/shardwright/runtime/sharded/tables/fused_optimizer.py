@@ -218,7 +218,7 @@ class FusedOptimizer(KeyedOptimizer):
         for name, table in self._tables.items():
             _check_entries(name, table, given.get(name, {}), self._columns[name])
             if table.row_state:
-                self._check_rows(name, given[name])
+                self._check_rows(name, given.get(name, {}))
 
     def _check_rows(self, name: str, given: Mapping[str, Any]) -> None:
         """Check that states of keys have the rows of the model's state dict that was loaded before."""

@@ -73,7 +73,7 @@ def measure(pool: RankPool, data: Mapping[str, Any], settings: TruthSettings) ->
         detected=("ddr_cap",),
     )
     found = candidates(workload, topology, settings.estimators, count=settings.plans)
-    order = list(range(len(found))) * settings.rounds
+    order = order_of_runs(len(found), settings.rounds)
     texts = [candidate.plan.to_json() for candidate in found]
     results = pool.run(
         measure_plans, settings.ranks, data, texts, order, steps=settings.steps, timeout_s=_TIMEOUT_S
@@ -94,6 +94,13 @@ def measure(pool: RankPool, data: Mapping[str, Any], settings: TruthSettings) ->
             for candidate, own in zip(found, runs, strict=True)
         ],
     }
+
+
+def order_of_runs(plans: int, rounds: int) -> list[int]:
+    """Numbers of the plans, each once a round, in another order each time: a machine that grows slower favours none."""
+    return [
+        int(number) for seed in range(rounds) for number in np.random.default_rng(seed).permutation(plans)
+    ]
 
 
 def _check(workload: Workload) -> None:

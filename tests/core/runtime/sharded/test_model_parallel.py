@@ -13,7 +13,7 @@ import torch.distributed as dist
 from tests.core.runtime.plans import RATE, SHARDER, Cut, Cuts, Kernels
 from torch import nn
 
-from shardwright import DistributedModelParallel, ShardingEnv, hookimpl
+from shardwright import DistributedModelParallel, LeaveAlone, ShardingEnv, hookimpl
 from shardwright.contracts import CommBackend
 from shardwright.errors import DistributedError, InvalidInputError, UnsupportedError
 from shardwright.host import PluginHost, use_host
@@ -261,6 +261,18 @@ def build(plan):
         ),
         2,
     )
+
+
+def test_plan_for_a_collection_that_is_left_alone_says_that_no_sharder_shards_it(group_of_one):
+    model = Model(ALONE)
+    with pytest.raises(InvalidInputError, match=r"at 'bags\.0', and no sharder shards"):
+        DistributedModelParallel(
+            model,
+            env=group_of_one,
+            device="cpu",
+            plan=plan_of(ALONE, "bags.0"),
+            sharders=[LeaveAlone(model.bags[0]), SHARDER],
+        )
 
 
 def test_plan_for_a_path_that_is_no_collection_raises_with_the_nearest():

@@ -218,8 +218,8 @@ class DistributedModelParallel(nn.Module):
         for path in self.plan.plan:
             if path not in paths:
                 raise InvalidInputError(
-                    f"the plan is for a module at {path!r}, where the model has no collection of embedding tables."
-                    f"{nearest(path, paths)}"
+                    f"the plan is for a module at {path!r}, and no sharder shards what the model has there: give the "
+                    f"model and the sharders that the plan was made with.{nearest(path, paths)}"
                 )
         _refuse_wrapped(module, paths)
         for path, child, sharder in found:

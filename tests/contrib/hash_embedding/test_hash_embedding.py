@@ -538,6 +538,22 @@ def test_hashed_table_is_not_planned_unasked_nor_with_a_kernel_of_rows() -> None
         )
 
 
+@pytest.mark.parametrize("asked", [{"weight_init_max": 0.5}, {"init_fn": torch.nn.init.ones_}])
+def test_first_values_that_no_row_of_a_key_would_get_are_refused(asked: dict[str, Any]) -> None:
+    setup = Setup()
+    params = setup.plan(1).plan[""]
+
+    def work(env: sw.ShardingEnv, name: str) -> Any:
+        configs = [
+            attrs.evolve(config, **asked if config.name == name else {}) for config in setup.module().tables
+        ]
+        return setup.sharder.shard(sw.EmbeddingBagCollection(configs, device="meta"), params, env, "cpu")
+
+    with pytest.raises(sw.UnsupportedError, match=next(iter(asked))):
+        run_simulated(lambda env: work(env, "item"), 1)
+    run_simulated(lambda env: work(env, "plain"), 1)  # a table of rows draws them
+
+
 def test_ids_of_a_table_of_rows_beside_it_are_still_checked() -> None:
     def work(sharded: Any) -> None:
         features = sw.KeyedJaggedTensor(

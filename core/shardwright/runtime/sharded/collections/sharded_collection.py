@@ -385,6 +385,21 @@ def _spec_of(sharder: ModuleSharder, module: TableCollection, config: Any, path:
     return spec if weight.requires_grad else spec.served()
 
 
+def _check_first_values(module: TableCollection, params: Mapping[str, ParameterSharding]) -> None:
+    """Check that no table of keys asks for first values of its own: rows of keys are born later, by their kernel."""
+    for config in module.tables:
+        asked = [
+            name
+            for name in ("weight_init_min", "weight_init_max", "init_fn")
+            if getattr(config, name) is not None
+        ]
+        if asked and params[config.name].layout.row_map.takes_any_id:
+            raise UnsupportedError(
+                f"table {config.name!r} has {' and '.join(asked)}, and its ids are keys, whose rows begin with values "
+                f"that its compute kernel draws: leave {' and '.join(asked)} out, or take a sharding type of rows"
+            )
+
+
 class CollectionSharder(ModuleSharder):
     """The sharder of collections of tables, by the class of their sharded form."""
 
@@ -413,6 +428,7 @@ class CollectionSharder(ModuleSharder):
             unsharded = module.of_tables(module.tables, "meta")
             inputs = ShardingInputs(unsharded, specs, params, env, place, self.input_checks, self)
             sharded = self.sharded_type(inputs)  # type: ignore[call-arg]
+            _check_first_values(module, params)
             weights = {
                 table.name: module.table_weight(table.name).detach()
                 for table in module.tables

@@ -83,7 +83,7 @@ class SameHostTransport(Transport):
     def room(self, num_elements: int, device: torch.device) -> Tensor:
         size = num_elements * _FLOAT_BYTES
         if size < LEAST_BYTES or (self._has_asked and self.mail is None):
-            return self._plain.room(num_elements, device)
+            return torch.empty(num_elements, dtype=torch.float32, device=device)
         try:
             own = self.segments.free(size)
         except OSError:
@@ -93,7 +93,7 @@ class SameHostTransport(Transport):
 
     def start(self, call: AllToAll) -> Any:
         self._started += 1
-        mail = self._asked(call.patience)
+        mail = self.mail if self._has_asked else self._asked(call.patience)
         if mail is None:
             return self._start_plain(call)
         # Recording an event takes microseconds.
@@ -208,7 +208,8 @@ class _ByMail:
             elif size:
                 self._mail.receive(peer, self._number, target, deadline)
             start += size
-        self.release()
+        if self._read:
+            self.release()
         self._is_done = True
         del self._call, self._sent  # a step may keep what it waited for
         return None

@@ -124,9 +124,11 @@ def distinct_pooling_factors(batches: Iterable[sw.KeyedJaggedTensor]) -> dict[st
 
 
 def _is_whole(features: sw.KeyedJaggedTensor) -> bool:
-    """True if the values are those of the batch's bags, neither more nor fewer."""
+    """True if there are values, and they are those of the batch's bags, neither more nor fewer."""
     lengths = features.lengths()
-    return bool((lengths >= 0).all()) and int(lengths.sum()) == features.values().numel()
+    return (
+        not lengths.is_meta and bool((lengths >= 0).all()) and int(lengths.sum()) == features.values().numel()
+    )
 
 
 def _distinct(features: sw.KeyedJaggedTensor) -> tuple[sw.KeyedJaggedTensor, dict[str, Tensor]]:

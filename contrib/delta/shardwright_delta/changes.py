@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import shardwright as sw
 from shardwright_delta.batches import Origin, batch_of
-from shardwright_delta.blocks import HeldBlock, held_blocks
+from shardwright_delta.blocks import HeldBlock, held_blocks, sharded_tables
 from shardwright_delta.digests import Ints, digests
 
 __all__ = ["Changes"]
@@ -63,11 +63,11 @@ class Changes:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        self._marks = self._now()
+        self.mark()
 
     def mark(self) -> None:
         """Set the mark: what changed before is in no increment."""
-        self._marks = self._now()
+        self._marks, self._layouts = self._now(), self._layouts_now()
 
     def take(self) -> list[pa.RecordBatch]:
         """Return this rank's rows that changed since the mark, and set a new mark; no rank waits for another.
@@ -78,13 +78,14 @@ class Changes:
         Raises:
             UnsupportedError: the model was resharded since the mark.
         """
-        now = self._now()
-        if now.keys() != self._marks.keys():
-            tables = sorted({path for path, _ in now.keys() ^ self._marks.keys()})
+        layouts = self._layouts_now()
+        tables = sorted(path for path in layouts if layouts[path] != self._layouts[path])
+        if tables:  # on all ranks alike, also on those that have no block of them
             raise sw.UnsupportedError(
                 f"tables {', '.join(tables)} were resharded since the mark, so that it is not known which rows "
                 "changed: save a checkpoint as a new base, and mark()"
             )
+        now = self._now()
         batches = [
             batch
             for held in self._held()
@@ -95,6 +96,9 @@ class Changes:
 
     def _held(self) -> Iterator[HeldBlock]:
         return (held for held in held_blocks(self._model) if held.is_written)
+
+    def _layouts_now(self) -> dict[str, sw.Layout]:
+        return {table.state.table.path: table.state.sharding.layout for table in sharded_tables(self._model)}
 
     def _now(self) -> dict[tuple[str, sw.Block], _Mark]:
         return {(held.path, held.block): _Mark.of(held) for held in self._held()}

@@ -36,6 +36,8 @@ SCORES: Mapping[str, Score] = {
 
 
 def _known(instance: HashSettings, attribute: Any, value: Any) -> None:
+    if not isinstance(value, str):
+        raise sw.InvalidInputError(f"evict must be the name of an eviction, got {value!r}")
     instance.score()
 
 
@@ -59,7 +61,7 @@ class HashSettings:
         UnknownPluginError: no plugin has such an eviction.
     """
 
-    evict: str = field(default="lru", validator=[attrs.validators.instance_of(str), _known])
+    evict: str = field(default="lru", validator=_known)
     min_sightings: int = field(default=1, validator=_positive)
 
     def score(self) -> Score:

@@ -115,13 +115,16 @@ def test_bad_ids_name_table_feature_and_id() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "length"), [([1, 2], 5), ([1, 2], -1), ([1, 2, 3], 1)], ids=["too few", "negative", "too many"]
+    ("values", "length", "device"),
+    [([1, 2], 5, "cpu"), ([1, 2], -1, "cpu"), ([1, 2, 3], 1, "cpu"), ([1, 2], 2, "meta")],
+    ids=["too few", "negative", "too many", "without values"],
 )
-def test_batch_whose_lengths_do_not_fit_is_the_same_error_on_all_ranks(
-    values: list[int], length: int
+def test_batch_that_cannot_be_looked_up_is_the_same_error_on_all_ranks(
+    values: list[int], length: int, device: str
 ) -> None:
     case = DedupCase([Table(9, 4, ("f",), "NONE", "row_wise", "fused_torch")], (1, 1))
     wrong = sw.KeyedJaggedTensor(keys=["f"], values=torch.tensor(values), lengths=torch.tensor([length]))
+    wrong = wrong.to(device)
     module = case.module_to_shard()
 
     def look_up(env: sw.ShardingEnv) -> str:

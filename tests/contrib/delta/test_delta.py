@@ -166,21 +166,23 @@ def test_keys_that_are_born_and_evicted_are_replayed_on_another_number_of_ranks(
         assert hashed.rows_by_key(found[0], mine) == hashed.rows_by_key(wanted[0], theirs)
 
 
-def test_increment_after_a_reshard_is_refused() -> None:
-    make, plan = model_of("row_wise", 2, "sgd"), {}
+@pytest.mark.parametrize("kind", ["row_wise", "table_wise"])
+def test_increment_after_a_reshard_is_refused_on_ranks_with_and_without_blocks(kind: str) -> None:
+    make, plan = model_of(kind, 3, "sgd"), {}
 
     def work(env: sw.ShardingEnv) -> None:
         sharded = make(env)
         changes = delta.Changes(sharded)
         own = sharded.inputs.params["t"]
-        plan["t"] = own.__class__(own.sharding_type, own.compute_kernel, own.layout.placed([1, 0]))
+        moved = own.layout.placed((block.rank + 1) % 3 for block in own.layout.blocks)
+        plan["t"] = own.__class__(own.sharding_type, own.compute_kernel, moved)
         reshard_collection(sharded, plan)
         with pytest.raises(sw.UnsupportedError, match="resharded since the mark"):
             changes.take()
         changes.mark()
         assert changes.take() == []
 
-    run_simulated(work, 2)
+    run_simulated(work, 3)
 
 
 def test_increment_of_another_table_or_optimizer_is_refused() -> None:

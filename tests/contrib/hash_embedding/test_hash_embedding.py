@@ -390,6 +390,16 @@ def test_full_table_evicts_and_what_comes_back_begins_anew(evict: str, left: set
     assert torch.equal(first, again)
 
 
+def test_index_of_a_table_counts_the_rows_that_were_evicted() -> None:
+    def work(sharded: Any) -> int:
+        for key in (1, 2, 3, 4):
+            look_up(sharded, key)
+        tables = (table for table in sharded.sharded_tables.values() if table.row_state)
+        return sum(table.index_of(local).num_evicted for table in tables for local in table.state.local)
+
+    assert lone(Setup(capacity=2), work) == 2
+
+
 def test_lru_and_lfu_evict_different_rows() -> None:
     def work(sharded: Any) -> Any:
         for ids in ((1, 1, 1), (2,), (3,)):

@@ -129,6 +129,7 @@ def test_ids_in_a_row_are_dealt_evenly() -> None:
     ("wrong", "text"),
     [
         ({"evict": "mru"}, "no eviction 'mru'. Known: lfu, lru"),
+        ({"evict": 3}, "evict must be the name of an eviction, got 3"),
         ({"min_sightings": 0}, "min_sightings must be a number from 1, got 0"),
         ({"capacity": 3}, "unexpected keyword argument 'capacity'"),
     ],

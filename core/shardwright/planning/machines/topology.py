@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from attrs import field, frozen
 
-from shardwright.arguments import NonNegativeFloat, PositiveFloat, PositiveInt, Within, checked, whole
+from shardwright.arguments import NonNegativeFloat, PositiveFloat, PositiveInt, Within, brief, checked, whole
 from shardwright.errors import InvalidInputError, UnknownNameError, UnsupportedError, nearest
 from shardwright.host.process import process_host
 from shardwright.planning.assumptions import CPU_DEVICE, GIB, Assumption, assumptions_of
@@ -223,12 +223,21 @@ class Topology:
         Args:
             path: machine document.
             world_size: number of ranks.
-            compute_device: type of their devices.
+            compute_device: type of their devices: ``"cpu"``, which is what is measured.
             given: further arguments of :class:`Topology`, which count instead of what was measured.
 
         Raises:
-            InvalidInputError: the document is malformed, or an argument is wrong.
+            InvalidInputError: the document is malformed, an argument is wrong, or the devices are no CPUs.
         """
+        devices = {compute_device} if isinstance(compute_device, str) else {*compute_device}
+        if devices != {CPU_DEVICE}:
+            raise InvalidInputError(
+                f"{path} was measured on CPUs, whose links and memory are not those of {brief(compute_device)}: plan "
+                "without it",
+                subject="compute_device",
+                asked=compute_device,
+                possible=(CPU_DEVICE,),
+            )
         data = MACHINE.read(Path(path))
         MACHINE.check(data)
         measured, own = data["topology"], {name: value for name, value in given.items() if value is not None}

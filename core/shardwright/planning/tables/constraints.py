@@ -46,7 +46,9 @@ def _floats(values: Iterable[float] | None) -> tuple[float, ...] | None:
 
 def _whole_numbers(values: Iterable[int] | None) -> tuple[int, ...] | None:
     numbers = _floats(values)
-    return numbers and tuple(int(number) if number.is_integer() else number for number in numbers)  # type: ignore[return-value]
+    return numbers and tuple(  # type: ignore[return-value]
+        int(number) if isinstance(number, float) and number.is_integer() else number for number in numbers
+    )
 
 
 def _ranks(values: int | Iterable[int] | None) -> tuple[int, ...] | None:

@@ -142,6 +142,10 @@ class _BlockIndex(RowIndex):
     def __init__(self, index: RowIndex, clear: Callable[[], None]) -> None:
         self._index, self._clear = index, clear
 
+    @property
+    def num_evicted(self) -> int:  # type: ignore[override]
+        return self._index.num_evicted
+
     def resolve(self, keys: Tensor, *, training: bool) -> tuple[Tensor, Tensor]:
         return self._index.resolve(keys, training=training)
 

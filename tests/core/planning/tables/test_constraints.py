@@ -104,6 +104,11 @@ def test_parameter_constraints_wrong_value_raises(arguments):
         ParameterConstraints(**arguments)
 
 
+def test_batch_sizes_of_texts_are_refused_as_numbers_are():
+    with pytest.raises(InvalidInputError, match=r"batch_sizes\[0\] must be .*, got '4'"):
+        ParameterConstraints(batch_sizes=["4"])
+
+
 def test_parameter_constraints_take_integers_of_numpy():
     given = ParameterConstraints(ranks=np.arange(2), min_partition=np.int32(4), batch_sizes=[np.int64(8)])
     assert given == ParameterConstraints(ranks=[0, 1], min_partition=4, batch_sizes=[8])

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 import mmap
 import os
+import secrets
 import struct
 import time
 import weakref
@@ -38,6 +39,7 @@ MESSAGES = 8
 _HEADER = struct.Struct("2q")  # the number of the exchange, and the bytes that follow
 _HEADER_BYTES = _HEADER.size
 _GAVE_UP, _LEFT = 1, 2  # a rank's state: an exchange failed there; it let go of its mailboxes
+_WORD = 2  # the column with a random word, by which the segment is known
 _UNIT = 16  # messages begin at multiples, so that no header is cut in two
 _MOST_PADDED = _HEADER_BYTES + _UNIT - 1  # with it, bytes are rounded up to whole units
 _SPIN_S = 100e-6
@@ -171,7 +173,9 @@ class Mailboxes:
     def among(cls, meeting: Meeting, deadline: float) -> Mailboxes | None:
         """Those of all ranks, or ``None`` on all; every rank makes this call, and waits until the deadline at most."""
         own = _make(meeting.world_size)
-        offer = NOTHING if own is None else f"{this_host()} {os.getpid()} {own.descriptor}"
+        offer = (
+            NOTHING if own is None else f"{this_host()} {os.getpid()} {own.descriptor} {own.counts[0, _WORD]}"
+        )
         peers = _map(meeting, meeting.tell_all(OFFER, offer, deadline))
         agreed = meeting.tell_all("mapped", NOTHING if peers is None else "mapped", deadline)
         return None if own is None or peers is None or NOTHING in agreed else cls(meeting.rank, own, peers)
@@ -283,26 +287,30 @@ def _check(source: int, came: int, wanted: int) -> None:
 def _make(world_size: int) -> Segment | None:
     """A segment with a ring for each rank, if there is memory."""
     try:
-        return Segment.create(_size(world_size), serial=0, num_peers=world_size)
+        segment = Segment.create(_size(world_size), serial=0, num_peers=world_size)
     except OSError:
         return None
+    segment.counts[0, _WORD] = secrets.randbits(63)
+    return segment
 
 
 def _map(meeting: Meeting, offers: list[str]) -> dict[int, Peer] | None:
     """The other ranks with their segments, if all are on one host and can be mapped."""
     if NOTHING in offers:
         return None
-    told = [offer.rsplit(maxsplit=2) for offer in offers]
-    if len({host for host, _, _ in told}) > 1:
+    told = [offer.rsplit(maxsplit=3) for offer in offers]
+    if len({host for host, *_ in told}) > 1:
         return None
     rank, world_size, peers = meeting.rank, meeting.world_size, dict[int, Peer]()
-    for other, (_, process, descriptor) in enumerate(told):
+    for other, (_, process, descriptor, word) in enumerate(told):
         if other != rank:
             try:
                 rings = Segment.open(
                     int(process), int(descriptor), _size(world_size), serial=0, num_peers=world_size
                 )
             except (OSError, ValueError):  # of another user
+                return None
+            if rings.counts[0, _WORD] != int(word):  # another process's: two hosts look alike
                 return None
             peers[other] = Peer(int(process), rank, world_size, rings)
     return peers

@@ -1,7 +1,8 @@
 """Discovery of ranks that share memory: all of a process group do, or none.
 
-A rank writes its host, process and descriptor into the group's store. Ranks of one host and process namespace can map
-any memory of each other's, unless they are of different users.
+A rank writes a random word into memory, and its host, process, descriptor and the word into the group's store. Ranks of
+one host and process namespace can map any memory of each other's, unless they are of different users. A rank that finds
+another word there is on another host, which only looks like this one: a machine's copy, or a sandbox without a name.
 """
 
 from __future__ import annotations

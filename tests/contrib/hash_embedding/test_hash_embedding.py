@@ -500,6 +500,82 @@ def test_states_of_another_file_than_the_rows_are_refused_on_all_ranks() -> None
     assert len(run_simulated(load, 2)) == 2
 
 
+def test_states_of_a_file_with_more_rows_than_the_models_are_refused() -> None:
+    """They are of other keys, in another order: each row would get the state of another."""
+    small, large = (Setup(capacity=rows, optimizer="row_wise_adagrad") for rows in (4, 8))
+
+    def fill(sharded: Any) -> Any:
+        look_up(sharded, *range(8))
+        return sharded.full_state_dict(), sharded.fused_optimizer.full_state_dict()
+
+    model, states = lone(small, fill)[0], lone(large, fill)[1]
+
+    def load(sharded: Any) -> None:
+        sharded.load_state_dict(model)
+        with pytest.raises(sw.InvalidInputError, match=r"has 8 rows, but .* has 4: load both"):
+            sharded.fused_optimizer.load_state_dict(states)
+
+    lone(large, load)
+
+
+@pytest.mark.parametrize("short", [WEIGHT, KEYS])
+def test_keys_and_weights_of_other_numbers_of_rows_are_refused(short: str) -> None:
+    def load(sharded: Any) -> None:
+        state = sharded.full_state_dict()
+        with pytest.raises(RuntimeError, match="load both from one state dict"):
+            sharded.load_state_dict({**state, short: state[short][:4]})
+
+    lone(Setup(capacity=8), load)
+
+
+class OnOneRank(shardwright_hash_embedding.HashRows):
+    """A third party's: all keys on rank 0."""
+
+    name, abbreviation = "hash_on_one_rank", "HO"
+
+    def layouts(self, table: Any, topology: Any, constraints: Any) -> Iterator[sw.Layout]:
+        settings = HashSettings.from_extras(constraints.extras or {})
+        if settings is not None:
+            rows = HashedIds(table.num_embeddings, parts=1)
+            yield sw.Layout([sw.BlockRun(rows, table.all_columns, 1, rank=0)], extras=settings.to_extras())
+
+
+class OnOneRankPlugin:
+    """What offers it."""
+
+    @sw.hookimpl
+    def shardwright_sharding_types(self) -> list[type[sw.ShardingType]]:
+        return [OnOneRank]
+
+
+def test_states_of_keys_load_on_ranks_without_a_block_of_the_table() -> None:
+    setup = Setup(capacity=30, optimizer="row_wise_adagrad")
+    offered = {"hash_embedding": shardwright_hash_embedding, "one_rank": OnOneRankPlugin()}
+    with use_host(PluginHost(plugins=offered)):
+        planner = sw.EmbeddingShardingPlanner(
+            topology=sw.Topology(world_size=2, compute_device="cpu"),
+            constraints={
+                "item": attrs.evolve(setup.rules.constraints(), sharding_types=["hash_on_one_rank"]),
+                "plain": sw.ParameterConstraints(sharding_types=["row_wise"]),
+            },
+            batch_size=4,
+        )
+        plan = planner.plan_tables(setup.sharder.tables(setup.module()))
+
+        def work(env: sw.ShardingEnv) -> Any:
+            sharded, again = setup.shard(env, plan), setup.shard(env, plan)
+            train(setup, sharded, env, range(2))
+            saved = sharded.full_state_dict(), sharded.fused_optimizer.full_state_dict()
+            again.load_state_dict(saved[0])
+            again.fused_optimizer.load_state_dict(saved[1])
+            loaded = again.full_state_dict(), again.fused_optimizer.full_state_dict()
+            return [rows_by_key(model, own["state"][WEIGHT]["sum"]) for model, own in (saved, loaded)]
+
+        for saved, loaded in run_simulated(work, 2):
+            assert any(any(values) for values in saved.values())
+            assert loaded == saved
+
+
 def test_table_of_rows_takes_no_other_number_of_them() -> None:
     def load(sharded: Any) -> None:
         state = sharded.full_state_dict()

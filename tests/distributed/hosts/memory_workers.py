@@ -44,11 +44,21 @@ def circumstance(name: str) -> Iterator[None]:
     elif name == "one rank cannot read" and dist.get_rank() == 1:
         with mock.patch.object(_segments.Segment, "open", side_effect=full):
             yield
+    elif name == "hosts that look alike":
+        with mock.patch.object(_segments.Segment, "open", side_effect=memory_of_nobody):
+            yield
     elif name == "turned off" or (name == "turned off on one rank" and dist.get_rank() == 1):
         with mock.patch.dict(os.environ, {SHARED_MEMORY_VARIABLE: "off"}):
             yield
     else:
         yield
+
+
+def memory_of_nobody(
+    process: int, descriptor: int, size: int, *, serial: int, num_peers: int
+) -> _segments.Segment:
+    """What the number of a rank's process leads to on another host that has the same name: some other memory."""
+    return _segments.Segment.create(size, serial=serial, num_peers=num_peers)
 
 
 def count_of(source: int, to: int, salt: int) -> int:

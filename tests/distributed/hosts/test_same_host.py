@@ -42,6 +42,7 @@ READABLE = {  # what may be in the way, and of how many peers each rank then rea
     "no memory on one rank": 0,
     "one rank's memory is used up": 2,
     "one rank cannot read": 0,
+    "hosts that look alike": 0,
     "turned off": 0,
     "turned off on one rank": 0,
 }

@@ -225,12 +225,11 @@ class FusedOptimizer(KeyedOptimizer):
         table = self._tables[name]
         for entry, own in self._state(name).items():
             if own.dim() and not is_live(given[entry], own):
-                rows = [table.loaded_rows(local) for local in table.state.local]
-                needed = max(len(own) if of is None else int(of.max()) + 1 for of in rows)
-                if len(given[entry]) < needed:
+                needed = table.num_loaded
+                if len(given[entry]) != needed:
                     raise InvalidInputError(
                         f"state {entry!r} of {name!r} has {len(given[entry])} rows, but the model's state dict loaded "
-                        f"before has {needed} or more: load both from one checkpoint"
+                        f"before has {needed}: load both from one checkpoint"
                     )
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:

@@ -48,6 +48,7 @@ class ShardedTable(nn.Module):
         self._lookups = lookups
         # Of each block, the row of the loaded table that each of its rows was, and its key then.
         self._loaded: dict[LocalBlock, tuple[Tensor, Tensor]] | None = {}
+        self._rows_loaded = state.table.num_embeddings
         update = state.table.update if self.is_fused else ""
         self._part = Part(state.table.describe(), env, events, state.cut_dims, update)
         self.row_state = kernel_of(state.sharding.compute_kernel).row_state
@@ -132,6 +133,12 @@ class ShardedTable(nn.Module):
         """Note that the rows of keys here are not those of a table that was loaded whole."""
         self._loaded = None
 
+    @property
+    def num_loaded(self) -> int:
+        """Rows of the table that was loaded last; of its own if none was. Raises as :meth:`loaded_rows`."""
+        self._check_loaded()
+        return self._rows_loaded
+
     def loaded_rows(self, local: LocalBlock) -> Tensor | None:
         """Rows of a block in the table that was loaded last, -1 for a key of later; ``None`` if its row map has them.
 
@@ -139,16 +146,20 @@ class ShardedTable(nn.Module):
             UnsupportedError: they were loaded from a checkpoint in shards, of which this rank has read a part, or came
                 from another plan.
         """
+        loaded = self._check_loaded()
+        if local not in loaded:
+            return None
+        source, keys = loaded[local]
+        return source.where(self._keys_of(local) == keys, -1)
+
+    def _check_loaded(self) -> dict[LocalBlock, tuple[Tensor, Tensor]]:
         if self._loaded is None:
             raise UnsupportedError(
                 f"table {self.state.table.describe()}: its rows were loaded by load_checkpoint() or moved by "
                 "reshard(), and optimizer state with them. To load a state dict of the optimizer, load one of the "
                 "model first"
             )
-        if local not in self._loaded:
-            return None
-        source, keys = self._loaded[local]
-        return source.where(self._keys_of(local) == keys, -1)
+        return self._loaded
 
     def _keys_of(self, local: LocalBlock) -> Tensor:
         return self.index_of(local).state()[self.row_state[0]].flatten()
@@ -210,6 +221,13 @@ class ShardedTable(nn.Module):
                 f"not {self.state.dtype} {[self.state.table.num_embeddings, width]}"
             )
             return
+        wrong = [name for name in self.row_state if tuple(given[name].shape) != (len(weight), 1)]
+        if wrong:
+            error_msgs.append(
+                f"table {self.state.table.describe()}: {prefix + wrong[0]!r} is {list(given[wrong[0]].shape)}, and "
+                f"{prefix + 'weight'!r} has {len(weight)} rows: load both from one state dict"
+            )
+            return
         self._take(given)
 
     @torch.no_grad()
@@ -219,7 +237,7 @@ class ShardedTable(nn.Module):
         if is_live(given["weight"], own) or (not self.row_state and copied_blocks(own, given["weight"])):
             return
         tables = {name: whole_tensor(value) for name, value in given.items()}
-        self._loaded = {}
+        self._loaded, self._rows_loaded = {}, len(tables["weight"])
         for local in self.state.local if self.row_state else ():
             parts = local.block.rows.row_map.part_of(tables[self.row_state[0]].flatten())
             mine = (parts == local.block.rows.index).nonzero().flatten()

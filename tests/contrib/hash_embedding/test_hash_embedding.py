@@ -479,15 +479,17 @@ def test_full_table_grows_when_it_is_loaded(world_size: int, from_files: bool, t
     assert keys == set(range(8))
 
 
+def state_of_eight_ids(sharded: Any) -> Any:
+    """The state dicts of a model and its optimizer after eight ids, whatever the capacity."""
+    look_up(sharded, *range(8))
+    return sharded.full_state_dict(), sharded.fused_optimizer.full_state_dict()
+
+
 def test_states_of_another_file_than_the_rows_are_refused_on_all_ranks() -> None:
     """The optimizer's state dict is of a table of 4 rows, the model's of one of 8: a row would have no state."""
     small, large = (Setup(capacity=rows, optimizer="row_wise_adagrad") for rows in (4, 8))
 
-    def fill(sharded: Any) -> Any:
-        look_up(sharded, *range(8))
-        return sharded.full_state_dict(), sharded.fused_optimizer.full_state_dict()
-
-    states, model = lone(small, fill)[1], lone(large, fill)[0]
+    states, model = lone(small, state_of_eight_ids)[1], lone(large, state_of_eight_ids)[0]
     plan = large.plan(2)
 
     def load(env: sw.ShardingEnv) -> str:
@@ -504,11 +506,7 @@ def test_states_of_a_file_with_more_rows_than_the_models_are_refused() -> None:
     """They are of other keys, in another order: each row would get the state of another."""
     small, large = (Setup(capacity=rows, optimizer="row_wise_adagrad") for rows in (4, 8))
 
-    def fill(sharded: Any) -> Any:
-        look_up(sharded, *range(8))
-        return sharded.full_state_dict(), sharded.fused_optimizer.full_state_dict()
-
-    model, states = lone(small, fill)[0], lone(large, fill)[1]
+    model, states = lone(small, state_of_eight_ids)[0], lone(large, state_of_eight_ids)[1]
 
     def load(sharded: Any) -> None:
         sharded.load_state_dict(model)

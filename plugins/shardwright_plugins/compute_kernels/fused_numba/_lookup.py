@@ -284,9 +284,8 @@ class Geometry:
         rows = [spec.block.num_rows for spec in blocks]
         dims = [spec.block.num_columns for spec in blocks]
         sizes = [count * dim for count, dim in zip(rows, dims, strict=True)]
-        rooms = [
-            -(-size // loops.LINE) * loops.LINE for size in sizes
-        ]  # a row is in as few cache lines as it can be
+        # Blocks begin with a cache line, so that a row is in as few of them as it can be.
+        rooms = [-(-size // loops.LINE) * loops.LINE for size in sizes]
         bases, self.num_elements = _starts(rooms), sum(rooms)
         first_rows, self.num_rows = _starts(rows), sum(rows)
         first_slots = _starts([spec.num_slots for spec in blocks])

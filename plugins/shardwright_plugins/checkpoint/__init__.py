@@ -10,7 +10,7 @@ from shardwright.hookspecs import hookimpl
 
 
 class Checkpoints(Extension):
-    """Saves and loads checkpoints, and reads what is in them: `shardwright.save_checkpoint` and its like."""
+    """Saves and loads checkpoints, and reads what is in them: `shardwright.save_checkpoint` and similar functions."""
 
     name = "names:checkpoints"
     help = "Checkpoints in shards, whatever plan and ranks save and load them."

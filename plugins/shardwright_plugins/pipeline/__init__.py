@@ -10,7 +10,7 @@ from shardwright.hookspecs import hookimpl
 
 
 class Pipelines(Extension):
-    """Runs training loops in stages that overlap: `shardwright.TrainPipelineSparseDist` and its like."""
+    """Runs training loops in stages that overlap: `shardwright.TrainPipelineSparseDist` and its stages."""
 
     name = "names:pipelines"
     help = "Pipelines of training, whose stages overlap."

@@ -77,10 +77,8 @@ _MODULE_OF_NAME: dict[str, str] = {
         "shardwright.planning.tables.codecs": ("QCommsConfig",),
         "shardwright.planning.tables.caching": ("CacheParams", "CacheStatistics", "EmbeddingOffloadStats"),
         "shardwright.planning.report.check": ("CheckedPlan", "check_plan"),
-        "shardwright.planning.report.compare": ("PlanDifference", "compare_plans"),
         "shardwright.planning.tables.constraints": ("ParameterConstraints",),
         "shardwright.planning.documents": ("DocumentKind",),
-        "shardwright.planning.report.explain": ("Explanation", "explain_table"),
         "shardwright.planning.layouts.layout": (
             "Block",
             "BlockRun",
@@ -172,6 +170,7 @@ _EXTENSION_OF_NAME: dict[str, str] = {
             "open_checkpoint",
             "save_checkpoint",
         ),
+        "comparisons": ("Explanation", "PlanDifference", "compare_plans", "explain_table"),
         "pipelines": (
             "Backward",
             "CopyToDevice",

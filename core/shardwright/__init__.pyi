@@ -79,10 +79,6 @@ from shardwright.planning.plan.sharding import ParameterSharding as ParameterSha
 from shardwright.planning.plan.sharding import ShardMetadata as ShardMetadata
 from shardwright.planning.report.check import CheckedPlan as CheckedPlan
 from shardwright.planning.report.check import check_plan as check_plan
-from shardwright.planning.report.compare import PlanDifference as PlanDifference
-from shardwright.planning.report.compare import compare_plans as compare_plans
-from shardwright.planning.report.explain import Explanation as Explanation
-from shardwright.planning.report.explain import explain_table as explain_table
 from shardwright.planning.search.placement import Feedback as Feedback
 from shardwright.planning.search.placement import LoadedPlan as LoadedPlan
 from shardwright.planning.search.placement import Misfit as Misfit
@@ -162,6 +158,10 @@ from shardwright_plugins.pipeline.train_pipeline import TrainPipeline as TrainPi
 from shardwright_plugins.pipeline.train_pipeline import TrainPipelineBase as TrainPipelineBase
 from shardwright_plugins.pipeline.train_pipeline import TrainPipelineSparseDist as TrainPipelineSparseDist
 from shardwright_plugins.pipeline.train_pipeline import lockstep_batches as lockstep_batches
+from shardwright_plugins.plan_differences.compare import PlanDifference as PlanDifference
+from shardwright_plugins.plan_differences.compare import compare_plans as compare_plans
+from shardwright_plugins.plan_differences.explain import Explanation as Explanation
+from shardwright_plugins.plan_differences.explain import explain_table as explain_table
 
 __version__: str
 __all__: list[str]

@@ -10,11 +10,11 @@ from shardwright.errors import PlanError, UnknownNameError
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.planning.report.check import check_plan, restate
-from shardwright.planning.report.compare import compare_plans
-from shardwright.planning.report.explain import explain_table, explanation_lines
 from shardwright.planning.tables.constraints import ParameterConstraints
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner
+from shardwright_plugins.plan_differences.compare import compare_plans
+from shardwright_plugins.plan_differences.explain import explain_table, explanation_lines
 
 TABLES = [
     TableSpec("a", 10, 8, ["f"]),

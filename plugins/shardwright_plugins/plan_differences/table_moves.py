@@ -15,9 +15,9 @@ from typing import Any, TypeAlias
 from attrs import field, frozen
 
 from shardwright.planning.layouts.layout import Layout
-from shardwright.planning.layouts.moves import LayoutMove
 from shardwright.planning.machines.topology import Topology
-from shardwright.planning.options.moving import ValueBytes
+from shardwright_plugins.plan_differences.layout_moves import LayoutMove
+from shardwright_plugins.plan_differences.value_bytes import ValueBytes
 
 SAME_RANK, INTRA_HOST, INTER_HOST = "same_rank", "intra_host", "inter_host"
 LINKS = (SAME_RANK, INTRA_HOST, INTER_HOST)

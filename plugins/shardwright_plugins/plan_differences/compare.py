@@ -1,8 +1,7 @@
 """Two plans compared: which tables changed, what moves to other ranks, and how many bytes that is.
 
 What moves is what a rank holds under the second plan and did not hold under the first: for copies of a table, each copy
-that is new. Changes count weights; :class:`~shardwright.planning.report.moves.ReshardMoves` counts the optimizer states
-too, which travel with their rows.
+that is new. Changes count weights; ``ReshardMoves`` counts the optimizer states too, which travel with their rows.
 """
 
 from __future__ import annotations
@@ -15,13 +14,13 @@ from attrs import field, frozen
 from shardwright.errors import PlanError, ShardwrightError
 from shardwright.host.plugin_host import host
 from shardwright.planning.machines.topology import CPU_DEVICE, Topology
-from shardwright.planning.options.moving import ValueBytes, weight_bits
 from shardwright.planning.plan.inputs import InputTables, reading_inputs
 from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.planning.plan.sharding import ParameterSharding
 from shardwright.planning.report.check import is_stated, real_value_ms
-from shardwright.planning.report.moves import ReshardMoves, TableMoves
 from shardwright.planning.tables.spec import TableSpec
+from shardwright_plugins.plan_differences.table_moves import ReshardMoves, TableMoves
+from shardwright_plugins.plan_differences.value_bytes import ValueBytes, weight_bits
 
 
 @frozen

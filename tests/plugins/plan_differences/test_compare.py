@@ -16,10 +16,10 @@ from shardwright.planning.layouts.row_maps import RowMap, RowsModulo, RowsRange,
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.planning.plan.sharding import EmbeddingModuleShardingPlan, ParameterSharding
-from shardwright.planning.report import compare
-from shardwright.planning.report.compare import compare_plans
 from shardwright.planning.tables.spec import TableSpec
 from shardwright_plugins.dataflows import Replicate
+from shardwright_plugins.plan_differences import compare
+from shardwright_plugins.plan_differences.compare import compare_plans
 
 RANKS = 3
 

@@ -16,7 +16,7 @@ from attrs import frozen
 
 from shardwright.planning.layouts.blocks import Block, ColumnRange
 from shardwright.planning.layouts.layout import Layout
-from shardwright.planning.layouts.shared_rows import SharedRowCounts
+from shardwright_plugins.plan_differences.shared_rows import SharedRowCounts
 
 
 @frozen(eq=False)

@@ -27,7 +27,7 @@ class Diff(Extension):
     """Compares two plans."""
 
     name = "command:diff"
-    help = "Compare two plans: what a reshard sends between which ranks, how many bytes, and how long that takes."
+    help = "Compare two plans: what a reshard sends between which ranks, and how long that takes."
 
     def load(self) -> Callable[..., Any]:
         """The command `diff`."""

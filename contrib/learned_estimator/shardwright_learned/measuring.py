@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any, ClassVar
 
@@ -42,7 +41,7 @@ def measure(
     """Measure each table with each sharding type and kernel, alone; every rank of the process group makes this call.
 
     A table alone, cut evenly, is as slow as its largest shard, so the slowest rank's median time is that shard's. Each
-    combination is planned, sharded and run for some steps. The first two steps do not count.
+    combination is planned, and measured as ``calibrate`` and ``bench truth`` measure steps.
 
     Args:
         tables: tables to measure; a few very different sizes are better than many similar ones.
@@ -64,9 +63,14 @@ def measure(
     ]
 
 
+_FORWARD = ("input_communication", "forward_compute", "forward_communication")
+
+
 def _measure_one(
     table: sw.EmbeddingBagConfig, kind: str, kernel: str, batch_size: int, pooling_factor: int, steps: int
 ) -> Measurement:
+    from shardwright_plugins.measuring.steps import measure_plan
+
     rule = sw.ParameterConstraints(
         sharding_types=[kind],
         compute_kernels=[kernel],
@@ -77,45 +81,15 @@ def _measure_one(
         batch_size=batch_size, constraints={table.name: rule}, estimator=recorder, progress=False
     )
     bags = sw.EmbeddingBagCollection([table], device="meta")
-    sharders = [sw.EmbeddingBagCollectionSharder()]
-    plan = planner.collective_plan(bags, sharders)
-    model = sw.DistributedModelParallel(bags, plan=plan, sharders=sharders)
-    batch = _batch(table, batch_size, pooling_factor)
-    times = np.array(list(_steps(model, batch, steps + 2))[2:])
-    forward, backward = _slowest_rank(np.median(times, axis=0).tolist())
+    plan = planner.collective_plan(bags, [sw.EmbeddingBagCollectionSharder()])
+    workload = sw.Workload("alone", (sw.TableSpec.from_config(table),), {table.name: rule}, batch_size)
+    phases = measure_plan(workload, plan, steps=steps).phases_ms
+    forward = sum(phases[name] for name in _FORWARD)
+    times = {"forward": forward, "backward": sum(phases.values()) - forward}
     block = max(plan.plan[""][table.name].layout.blocks, key=lambda block: block.num_rows * block.num_columns)
     # Only the rank that plans has asked the recorder.
     features = _from_first_rank(recorder.features.get((block.num_rows, block.num_columns)))
-    return Measurement(kernel, kind, features, {"forward": forward, "backward": backward})
-
-
-def _batch(table: sw.EmbeddingBagConfig, batch_size: int, pooling_factor: int) -> Any:
-    import torch
-
-    generator = torch.Generator().manual_seed(0)
-    num_bags = batch_size * len(table.feature_names)
-    ids = torch.randint(table.num_embeddings, (num_bags * pooling_factor,), generator=generator)
-    lengths = torch.full((num_bags,), pooling_factor, dtype=torch.int32)
-    return sw.KeyedJaggedTensor.from_lengths_sync(keys=list(table.feature_names), values=ids, lengths=lengths)
-
-
-def _steps(model: Any, batch: Any, count: int) -> Iterator[tuple[float, float]]:
-    """Milliseconds of the forward and of the backward pass."""
-    for _ in range(count):
-        start = time.perf_counter()
-        output = model(batch).values()
-        middle = time.perf_counter()
-        output.sum().backward()
-        yield (middle - start) * 1e3, (time.perf_counter() - middle) * 1e3
-
-
-def _slowest_rank(times: list[float]) -> list[float]:
-    import torch
-    import torch.distributed as dist
-
-    slowest = torch.tensor(times, dtype=torch.float64)
-    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
-    return slowest.tolist()
+    return Measurement(kernel, kind, features, times)
 
 
 def _from_first_rank(value: Any) -> Any:

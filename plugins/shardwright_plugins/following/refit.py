@@ -28,8 +28,15 @@ def refitted(machine: Machine, predicted: Predicted, times: MeasuredTimes) -> Ma
         The machine with three factors applied: of lookups, of updates, and of all else. ``made`` has them.
 
     Raises:
-        InvalidInputError: a part is predicted or measured to take no time.
+        InvalidInputError: a part is predicted or measured to take no time, or tables were updated in the optimizer's
+            step: what a machine has is what updates take in the backward pass.
     """
+    in_step = [group.tables[0] for rank in times.ranks for group in rank.groups if group.update == "in_step"]
+    if in_step:
+        raise InvalidInputError(
+            f"a machine cannot be refitted: table {in_step[0]!r} was updated in_step, which takes longer than the "
+            "updates in_backward that a machine's constants are of. Measure a training with update='in_backward'"
+        )
     factors = _factors(predicted, times)
     of_phase = {phase: factors.get(phase, factors[_EXCHANGES]) for phase in OF_ENGINE}
     of_name = {name: of_phase[phase] for phase, names in OF_ENGINE.items() for name in names}

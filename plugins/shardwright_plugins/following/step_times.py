@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from shardwright.runtime.sharded.models.model_parallel import DistributedModelParallel
 
 _KEPT = 1000  # steps, so that memory is bounded
+_EVERY = 100
 _IN, _OUT, _BACK, _END, _LATE = range(5)
 """Parts of a step: ids and lookups, results, gradients, updates with waits for gradients, kernels in that."""
 _PARTS = 5
@@ -67,11 +68,11 @@ class StepTimes:
         model: the sharded model.
         writer: object with ``add_scalar(name, value, step)``, such as TensorBoard's ``SummaryWriter``; each rank
             that has one writes its own times.
-        every: steps from one writing to the next.
+        every: steps from one writing to the next; 100 by default.
 
     Raises:
         UnsupportedError: the model is not on CPUs.
-        InvalidInputError: ``every`` is below 1, the writer writes no scalars, or the model is no
+        InvalidInputError: ``every`` is below 1 or without a writer, the writer writes no scalars, or the model is no
             :class:`DistributedModelParallel`.
 
     Example:
@@ -91,7 +92,9 @@ class StepTimes:
         (3, [('user_id',)])
     """
 
-    def __init__(self, model: DistributedModelParallel, *, writer: Any = None, every: int = 100) -> None:
+    def __init__(
+        self, model: DistributedModelParallel, *, writer: Any = None, every: int | None = None
+    ) -> None:
         check_model("StepTimes", model)
         if writer is not None and not callable(getattr(writer, "add_scalar", None)):
             raise InvalidInputError(
@@ -101,9 +104,14 @@ class StepTimes:
             raise UnsupportedError(
                 f"StepTimes measures by the host's clock, and this model is on {model.device}: use torch.profiler there"
             )
-        if type(every) is not int or every < 1:
+        if every is not None and (type(every) is not int or every < 1):
             raise InvalidInputError(f"every is a number of steps from 1, got {every!r}")
-        self._model, self._writer, self._every = model, writer, every
+        if every is not None and writer is None:
+            raise InvalidInputError(
+                f"every={every} says how often a writer gets the times, and there is none: give StepTimes(writer=...), "
+                "or leave every out; gather() has the medians of all steps"
+            )
+        self._model, self._writer, self._every = model, writer, every or _EVERY
         self._clocks: list[_CollectionClock] = []
         self._steps: deque[list[float]] = deque(maxlen=_KEPT)
         self.num_steps = 0
@@ -188,8 +196,8 @@ class StepTimes:
             phases += _phases(columns[first:middle], columns[middle:end])
             kernels = iter(_medians(columns[middle:end]))
             groups += [
-                GroupTimes(tables, kernel, {phase: next(kernels) for phase in KERNEL_PHASES})
-                for tables, kernel in clock.groups
+                GroupTimes(tables, kernel, {phase: next(kernels) for phase in KERNEL_PHASES}, update)
+                for tables, kernel, update in clock.groups
             ]
             first = end
         step_ms, *of_phases = _medians([columns[0], *phases])
@@ -254,11 +262,17 @@ class _CollectionClock:
         self._take_engine()
 
     def _take_engine(self) -> None:
+        from shardwright.runtime.step.backward.kept_gradients import is_kept
+
         self._engine = self._collection.engine
         self.kernels = KernelClock(self._engine.lookups)
         self.kernels.around("apply", self._applied)
         self.groups = [
-            (tuple(dict.fromkeys(spec.table.path for spec in group.blocks)), group.kernel_name)
+            (
+                tuple(dict.fromkeys(spec.table.path for spec in group.blocks)),
+                group.kernel_name,
+                "in_step" if is_kept(group) else "in_backward",
+            )
             for group in self._engine.groups
         ]
         self.begin()

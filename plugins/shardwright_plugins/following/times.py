@@ -36,11 +36,13 @@ class GroupTimes:
         tables: paths of their tables.
         kernel: the compute kernel.
         phases_ms: milliseconds of its lookups and updates.
+        update: time of the tables' updates, ``"in_backward"`` or ``"in_step"``.
     """
 
     tables: Sequence[str]
     kernel: str
     phases_ms: Mapping[str, float]
+    update: str = "in_backward"
 
 
 @frozen
@@ -115,6 +117,7 @@ class MeasuredTimes:
                             tuple(map(_text, own["tables"])),
                             _text(own["kernel"]),
                             {name: _ms(own["phases_ms"][name]) for name in KERNEL_PHASES},
+                            _text(own["update"]),
                         )
                         for own in rank["groups"]
                     ),
@@ -136,8 +139,9 @@ class MeasuredTimes:
         Raises:
             InvalidInputError: it cannot be read, or is no such document.
         """
+        text = _DOCUMENT.text(path)
         try:
-            return cls.from_json(_DOCUMENT.text(path))
+            return cls.from_json(text)
         except InvalidInputError as error:
             raise InvalidInputError(f"{path}: {error}") from error
 

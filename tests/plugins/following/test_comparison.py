@@ -147,6 +147,20 @@ def test_refitted_machine_predicts_what_was_measured(tmp_path: Path) -> None:
         assert found.phases_ms[phase] == pytest.approx(expected, rel=1e-3, abs=1e-4), phase
 
 
+def test_machine_is_not_refitted_to_updates_in_the_optimizer_s_step(tmp_path: Path) -> None:
+    made = models.planner(2, *KERNELS, estimator="engine").plan(models.bags(), models.SHARDERS)
+    times = times_of(made, 2.0)
+    groups = tuple(attrs.evolve(group, update="in_step") for group in times.ranks[0].groups)
+    done = refit_of(
+        made,
+        tmp_path,
+        attrs.evolve(times, ranks=[attrs.evolve(times.ranks[0], groups=groups), times.ranks[1]]),
+    )
+    assert done.exit_code != 0
+    assert "in_step" in str(done.exception)
+    assert not (tmp_path / "machine.json").exists()
+
+
 def test_machine_is_not_refitted_by_a_plan_of_another_estimator(tmp_path: Path) -> None:
     made = plan()
     done = refit_of(made, tmp_path, times_of(made, 2.0))

@@ -157,7 +157,7 @@ def test_document_comes_back_as_it_was_written(tmp_path: Path) -> None:
 
 
 PHASES_MS = dict.fromkeys(PHASES, 1.0)
-GROUP = {"tables": ["t0"], "kernel": "dense", "phases_ms": PHASES_MS}
+GROUP = {"tables": ["t0"], "kernel": "dense", "phases_ms": PHASES_MS, "update": "in_backward"}
 
 
 def rank_with(**other: Any) -> dict[str, Any]:
@@ -179,6 +179,7 @@ def rank_with(**other: Any) -> dict[str, Any]:
         rank_with(groups=[{**GROUP, "phases_ms": {}}]),
         rank_with(groups=[{**GROUP, "tables": [{}]}]),
         rank_with(groups=[{**GROUP, "kernel": 3}]),
+        rank_with(groups=[{**GROUP, "update": None}]),
     ],
 )
 def test_document_of_another_form_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
@@ -189,6 +190,12 @@ def test_document_of_another_form_is_refused(tmp_path: Path, change: dict[str, A
     (tmp_path / "times.json").write_text(json.dumps(data))
     with pytest.raises(InvalidInputError):
         MeasuredTimes.read(tmp_path / "times.json")
+
+
+def test_file_that_cannot_be_read_is_named_once(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInputError) as found:
+        MeasuredTimes.read(tmp_path / "missing.json")
+    assert str(found.value).count("missing.json") == 1
 
 
 def test_writer_gets_the_times_of_the_last_steps(clock: Clock) -> None:
@@ -214,6 +221,7 @@ def test_update_in_the_optimizer_s_step_is_the_kernel_s(clock: Clock) -> None:
             model.fused_optimizer.step()
             model.fused_optimizer.zero_grad()
     found = times.of_rank()
+    assert found.groups[0].update == "in_step"
     assert found.groups[0].phases_ms["backward_compute"] == pytest.approx(4.0)
     assert found.phases_ms == pytest.approx({**dict.fromkeys(PHASES, 0.0), "backward_compute": 4.0})
 
@@ -228,8 +236,11 @@ def test_what_cannot_be_measured_is_refused() -> None:
             StepTimes(other)  # type: ignore[arg-type]
     with pytest.raises(InvalidInputError):
         StepTimes(models.alone(), writer=3)
+    writer = SimpleNamespace(add_scalar=print)
     for every in (0, 1.5, True):
         with pytest.raises(InvalidInputError):
-            StepTimes(models.alone(), every=every)  # type: ignore[arg-type]
+            StepTimes(models.alone(), writer=writer, every=every)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInputError):
+        StepTimes(models.alone(), every=3)
     with StepTimes(models.alone()) as times, pytest.raises(InvalidInputError):
         times.gather()

@@ -18,13 +18,13 @@ from shardwright.errors import UnsupportedError
 from shardwright.planning.arrays import Floats
 from shardwright.planning.machines.topology import Topology
 from shardwright_plugins.commands._processor import processor
-from shardwright_plugins.commands.bench.truth.steps import Measured
 from shardwright_plugins.commands.calibrate.fitting import Fit, fit
 from shardwright_plugins.commands.calibrate.kernels import KernelTimes
 from shardwright_plugins.commands.calibrate.steps import alone, amounts_of_ranks
 from shardwright_plugins.estimators.engine.machine import FIXED, Machine
 from shardwright_plugins.estimators.engine.step import ENGINE, OF_ENGINE
 from shardwright_plugins.estimators.engine.work import LOOKUP, OF_KERNELS, UPDATE
+from shardwright_plugins.measuring.steps import Measured
 
 CACHES = tuple(float(1 << power) for power in range(19, 26))
 """Sizes of a near cache that are tried, bytes: 512 KiB to 32 MiB."""
@@ -236,8 +236,8 @@ def _measured_steps(
     pool: Any, ranks: int, kernel: str, cache_bytes: float, *, quick: bool
 ) -> tuple[list[Mapping[str, Floats]], list[Measured]]:
     """Amounts on each rank, and times, of all experiments with steps."""
-    from shardwright_plugins.commands.bench.truth.steps import measure_each
     from shardwright_plugins.commands.calibrate import steps
+    from shardwright_plugins.measuring.steps import measure_each
 
     topology = Topology(ranks, "cpu")
     found = [

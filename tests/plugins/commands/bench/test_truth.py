@@ -147,7 +147,7 @@ def test_truth_of_tables_that_are_not_pooled_is_refused() -> None:
 _FAULTS = """
 import resource
 import numpy as np
-from shardwright_plugins.commands.bench.truth.phases import keep_memory
+from shardwright_plugins.measuring.phases import keep_memory
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -13,7 +13,6 @@ from typer.testing import CliRunner
 
 from shardwright.cli import app
 from shardwright.errors import InvalidInputError
-from shardwright_plugins.commands.bench.truth.steps import Measured
 from shardwright_plugins.commands.calibrate import running
 from shardwright_plugins.commands.calibrate.fitting import fit
 from shardwright_plugins.commands.calibrate.kernels import CASES, KernelCase, KernelTimes
@@ -21,6 +20,7 @@ from shardwright_plugins.commands.calibrate.steps import StepCase
 from shardwright_plugins.estimators.engine.machine import KERNEL, Machine, shipped_machine
 from shardwright_plugins.estimators.engine.step import ENGINE
 from shardwright_plugins.estimators.engine.work import LOOKUP, OF_KERNELS, UPDATE
+from shardwright_plugins.measuring.steps import Measured
 
 
 @pytest.mark.parametrize("beside", [None, 3.0])

@@ -61,7 +61,7 @@ def measure(pool: RankPool, data: Mapping[str, Any], settings: TruthSettings) ->
     Returns:
         ``{"workload", "plans"}`` as JSON data, without any estimator's prices.
     """
-    from shardwright_plugins.commands.bench.truth.steps import measure_plans
+    from shardwright_plugins.measuring.steps import measure_plans
 
     workload = Workload.from_data(data)
     _check(workload)

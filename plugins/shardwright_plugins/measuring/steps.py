@@ -22,8 +22,8 @@ from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.sharded.collections.sharders import EmbeddingBagCollectionSharder
 from shardwright.runtime.sharded.models.model_parallel import DistributedModelParallel
 from shardwright.sparse import KeyedJaggedTensor
-from shardwright_plugins.commands.bench.truth.phases import MARKS, keep_memory, kernel_clock, phases_of
 from shardwright_plugins.following.clocks import LOOKUP, UPDATE, KernelClock
+from shardwright_plugins.measuring.phases import MARKS, keep_memory, kernel_clock, phases_of
 
 _NUM_BATCHES = 4
 
@@ -72,12 +72,22 @@ def measure_plans(
 
 def measure_each(work: Sequence[tuple[Mapping[str, Any], str]], *, steps: int) -> list[Measured]:
     """Measure plans of several workloads, each once: pairs of a workload as JSON data and a plan document."""
-    found = []
-    for data, text in work:
-        workload = Workload.from_data(data)
-        batches = [_batch(workload, number) for number in range(_NUM_BATCHES)]
-        found.append(_measure(workload, ShardingPlan.from_json(text), batches, steps))
-    return found
+    return [
+        measure_plan(Workload.from_data(data), ShardingPlan.from_json(text), steps=steps)
+        for data, text in work
+    ]
+
+
+def measure_plan(workload: Workload, plan: ShardingPlan, *, steps: int) -> Measured:
+    """Measure a plan of a workload; every rank of the process group makes this call, and gets the same.
+
+    Args:
+        workload: pooled tables, all with the same optimizer and all weighted or none.
+        plan: their plan.
+        steps: steps that count.
+    """
+    batches = [_batch(workload, number) for number in range(_NUM_BATCHES)]
+    return _measure(workload, plan, batches, steps)
 
 
 def _measure(

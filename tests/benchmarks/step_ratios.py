@@ -1,12 +1,10 @@
 """A training step beside another program, both sides in turn, over the cases whose ratios are promised.
 
     python tests/benchmarks/step_ratios.py --beside "PYTHON step.py"
-    python tests/benchmarks/step_ratios.py --lean
 
 Ours is steps/step.py of this folder. The program after --beside gets the same options and prints, as its last
-line, JSON with min_ms, median_ms and collectives. --lean compares with lean_loop.py of this folder instead: the types
-that the other program may refuse. Ctrl-C ends it early; each case is printed as soon as it is measured, and --json
-keeps all in a file.
+line, JSON with min_ms, median_ms and collectives. Ctrl-C ends it early; each case is printed as soon as it is
+measured, and --json keeps all in a file.
 """
 
 from __future__ import annotations
@@ -30,10 +28,8 @@ from tests.benchmarks.steps.timed_step import StepSettings
 from shardwright.errors import InvalidInputError
 
 OURS = [sys.executable, str(Path(__file__).with_name("steps") / "step.py")]
-LEAN_LOOP = Path(__file__).with_name("lean_loop.py")
 STEPS = 25
 EXCHANGES = "table_wise,column_wise,table_column_wise"
-LEAN_TYPES = ("table_wise", "row_wise", "table_row_wise", "grid_shard")
 TIMEOUT_S = 600.0
 
 
@@ -50,13 +46,13 @@ class Case:
 
     name: str
     settings: StepSettings
-    goal: float | None = None
-    max_collectives: int | None = None
+    goal: float
+    max_collectives: int | None
 
 
 def case(
     types: str,
-    goal: float | None,
+    goal: float,
     *,
     batch: int,
     tables: int,
@@ -80,26 +76,18 @@ BESIDE = [
     case("data_parallel", 0.05, batch=1024, tables=24, rows=100_000, dim=64, ids=10, calls=None),
     case("data_parallel", 0.45, batch=1024, tables=24, rows=1_000, dim=64, ids=10, calls=None),
 ]
-LEAN = [
-    case(types, None, batch=batch, tables=24, rows=rows, dim=dim, ids=ids, calls=None)
-    for types in LEAN_TYPES
-    for batch, rows, dim, ids in ((1024, 100_000, 64, 10), (64, 10_000, 16, 2))
-]
 
 
 def main(
-    beside: Annotated[str | None, typer.Option(metavar="COMMAND", help="The other program.")] = None,
-    lean: Annotated[bool, typer.Option("--lean", help="Compare with lean_loop.py.")] = False,
+    beside: Annotated[str, typer.Option(metavar="COMMAND", help="The other program.")],
     rounds: Annotated[int, typer.Option(min=1, help="Of each side, alternating.")] = 5,
     only: Annotated[str, typer.Option(metavar="TEXT", help="Only cases whose name has this.")] = "",
     steps: Annotated[int, typer.Option(min=1, help="Timed steps of a round.")] = STEPS,
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Keep what was measured there.")] = None,
 ) -> None:
     """Measure both sides in turn; print medians, minima, ratios, goals and collectives."""
-    if (beside is None) == (not lean):
-        raise typer.BadParameter("give either --beside COMMAND or --lean")
-    other = [sys.executable, str(LEAN_LOOP)] if lean else shlex.split(str(beside))
-    cases = [with_steps(known, steps) for known in (LEAN if lean else BESIDE) if only in known.name]
+    other = shlex.split(beside)
+    cases = [with_steps(known, steps) for known in BESIDE if only in known.name]
     if not cases:
         raise InvalidInputError(f"no case has {only!r} in its name")
     results = []
@@ -151,10 +139,9 @@ def result_of(known: Case, sides: dict[str, list[dict[str, Any]]]) -> dict[str, 
 def line_of(result: dict[str, Any]) -> str:
     """A result in a line."""
     ours, other = result["shardwright"], result["beside"]
-    goal = "" if result["goal"] is None else f" (goal {result['goal']:.2f})"
     return (
         f"{result['case']}: {ours['min_ms']:.2f} / {other['min_ms']:.2f} ms, "
-        f"ratio {result['ratio']['min_ms']:.2f}{goal}, "
+        f"ratio {result['ratio']['min_ms']:.2f} (goal {result['goal']:.2f}), "
         f"collectives {ours['collectives']} / {other['collectives']}"
     )
 

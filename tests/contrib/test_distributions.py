@@ -26,12 +26,8 @@ def test_distribution_imports_public_names_only(distribution: str) -> None:
     assert private == {}
 
 
-# TorchRec has no public name for it: its sharder reads there which optimizer runs in the backward pass. Torch's public
-# functions that make a ShardedTensor are collectives.
-OF_TORCHREC = {
-    "tensor._optimizer_classes",
-    "ShardedTensor._init_from_local_shards_and_global_metadata",
-}
+# Torch's public functions that make a ShardedTensor are collectives.
+OF_TORCHREC = {"ShardedTensor._init_from_local_shards_and_global_metadata"}
 
 
 # Torch has no public names for these: packages of AOTInductor, operators of exported programs, TorchScript's classes.

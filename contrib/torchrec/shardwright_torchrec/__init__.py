@@ -1,4 +1,4 @@
-"""TorchRec's scripts on shardwright, and TorchRec's own estimators as a plugin.
+"""TorchRec's scripts on shardwright.
 
 Names are imported on first use: child processes of a script import this package before they do anything.
 """

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import json
 import os
 import re
 import shutil
@@ -25,6 +27,9 @@ import shardwright
 INTERFACES = ("torchrec.distributed.planner.types",)
 """Modules whose names are interfaces of TorchRec's own, where shardwright has others of the same names."""
 SCRIPTS = Path(__file__).parent / "torchrec_scripts"
+TORCHREC = os.environ.get("SHARDWRIGHT_TORCHREC_PYTHON") or (
+    sys.executable if importlib.util.find_spec("torchrec") else None
+)
 
 
 @pytest.fixture
@@ -114,6 +119,18 @@ def test_install_what_is_missing_says_so_with_the_nearest() -> None:
     assert not hasattr(torchrec, "__file__")
 
 
+@pytest.mark.skipif(TORCHREC is None, reason="SHARDWRIGHT_TORCHREC_PYTHON names no Python with TorchRec")
+def test_names_are_where_torchrec_has_them() -> None:
+    source = """
+import importlib, json
+from shardwright_torchrec.names import MODULES, QUANTIZED
+pairs = [(m, n) for known in (MODULES, QUANTIZED) for m, names in known.items() for n in names]
+print(json.dumps([f"{m}.{n}" for m, n in pairs if not hasattr(importlib.import_module(m), n)]))
+"""
+    told = run_script("-W", "ignore", "-c", source, python=str(TORCHREC))
+    assert json.loads(told.splitlines()[-1]) == []
+
+
 def test_uninstall_gives_the_name_back() -> None:
     shardwright_torchrec.install()
     shardwright_torchrec.install()  # the second does nothing
@@ -152,7 +169,7 @@ def test_wheel_has_the_file_that_python_reads_at_its_start() -> None:
 
 
 def test_import_of_the_distribution_serves_nothing() -> None:
-    lines = "import sys, shardwright_torchrec.names as n, shardwright_torchrec.plugin; print(sys.meta_path)"
+    lines = "import sys, shardwright_torchrec.names as n; print(sys.meta_path)"
     found = run_script("-c", lines)
     assert found
     assert "shardwright" not in found

@@ -5,21 +5,18 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from argparse import Namespace
 from pathlib import Path
 
 import pytest
 from attrs import evolve
 from tests.benchmarks import step_ratios
 from tests.benchmarks.steps.timed_step import StepSettings, time_step
-from tests.distributed.programs import lean_ranks
 
 from shardwright.errors import InvalidInputError
 from shardwright_testing.ranks import RankPool
 
 pytestmark = pytest.mark.distributed
 
-LEAN_QUICK = {("grid_shard", 2)}
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 TINY = ["--batch", "4", "--tables", "3", "--rows", "20", "--dim", "8", "--ids", "2", "--steps", "3"]
 
@@ -57,20 +54,6 @@ def test_time_step_on_two_hosts_makes_the_collectives_of_two_hosts(pool: RankPoo
     (straight, *_) = pool.run(time_step, 4, evolve(settings, types=("row_wise",)))
     (summed, *_) = pool.run(time_step, 4, evolve(settings, hosts=2))
     assert (straight["collectives"], summed["collectives"]) == (4, 6)
-
-
-@pytest.mark.parametrize(
-    ("types", "hosts"),
-    [
-        pytest.param(types, hosts, marks=() if (types, hosts) in LEAN_QUICK else pytest.mark.slow)
-        for types in ("table_wise", "row_wise", "table_row_wise", "grid_shard")
-        for hosts in (1, 2)
-    ],
-)
-def test_lean_loop_computes_what_unsharded_tables_do(pool: RankPool, types: str, hosts: int) -> None:
-    pytest.importorskip("fbgemm_gpu", reason="the lean loop is written for FBGEMM")
-    sizes = {"ranks": 4, "hosts": hosts, "batch": 5, "tables": 5, "rows": 31, "dim": 8, "ids": 3}
-    pool.run(lean_ranks.check, 4, Namespace(types=types, **sizes))
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ from tests.plugins.resharding.one_collection import reshard_collection
 
 import shardwright as sw
 from shardwright.host import PluginHost, use_host
+from shardwright.planning.layouts.blocks import ColumnRange
 from shardwright_plugins.compute_kernels.indexed_rows._lookup import first_values
 from shardwright_testing import run_simulated
 
@@ -123,7 +124,8 @@ def reference(setup: Setup, steps: Sequence[int]) -> tuple[list[list[torch.Tenso
         whole = batch(step, 0, 1)
         for key in [*whole["a"].values().tolist(), *whole["b"].values().tolist()]:
             if key not in rows:
-                rows[key] = first_values(torch.tensor([key]), DIM, scale=scale)[0]
+                columns = ColumnRange(0, DIM)
+                rows[key] = first_values(torch.tensor([key]), columns, table="item", scale=scale)[0]
         made, changes = [], []
         for feature in "ab":
             bags = [bag.tolist() for bag in whole[feature].to_dense()]

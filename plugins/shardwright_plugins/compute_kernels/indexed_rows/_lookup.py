@@ -6,6 +6,7 @@ Legend: N ids, R rows of a block, D columns.
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -16,7 +17,7 @@ from attrs import evolve
 from torch import Tensor
 
 from shardwright.contracts.lookup import Bags, BlockSpec, Lookup, RowIndex
-from shardwright.planning.layouts.blocks import Block
+from shardwright.planning.layouts.blocks import Block, ColumnRange
 from shardwright.planning.layouts.row_maps import RowsRange
 from shardwright.runtime.sharded.tables.initialization import hashed
 
@@ -121,7 +122,8 @@ class IndexedLookup(Lookup):
         spec, weight = self.blocks[block], self._rows.weight(block)
         scale = math.sqrt(1 / spec.table.num_embeddings)  # as tables are initialised by default
         keys = next(iter(self._indexes[block].state().values())).flatten()[born]
-        weight[born] = first_values(keys, weight.shape[1], scale=scale).to(weight.dtype)
+        values = first_values(keys, spec.block.columns, table=spec.table.name, scale=scale)
+        weight[born] = values.to(weight.dtype)
 
     @torch.no_grad()
     def _reset(self, block: int, rows: Tensor | slice) -> None:
@@ -160,19 +162,20 @@ class _BlockIndex(RowIndex):
         return self._index.load(state)
 
 
-def first_values(keys: Tensor, num_columns: int, *, scale: float) -> Tensor:
-    """Draw the first values of the rows of keys, evenly from ``[-scale, scale)``; they follow from the keys alone.
+def first_values(keys: Tensor, columns: ColumnRange, *, table: str, scale: float) -> Tensor:
+    """Draw the first values of the rows of keys, evenly from ``[-scale, scale)``; they follow from table and key alone.
 
     Args:
         keys: ``[N]`` int64.
-        num_columns: ``D``.
+        columns: columns of the block, D of them.
+        table: name of the table, so that one key begins otherwise in each.
         scale: end of the range.
 
     Returns:
         ``[N, D]`` float32.
     """
-    columns = np.arange(num_columns, dtype=np.uint32)
-    drawn = torch.from_numpy(hashed(0, keys.numpy().view(np.uint64), columns))
+    places = np.arange(columns.start, columns.stop, dtype=np.uint32)
+    drawn = torch.from_numpy(hashed(zlib.crc32(table.encode()), keys.numpy().view(np.uint64), places))
     return drawn.mul_(2 * scale).sub_(scale)
 
 

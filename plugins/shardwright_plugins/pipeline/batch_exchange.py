@@ -8,11 +8,11 @@ from attrs import frozen
 
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.ranks.together import is_lost
-from shardwright.runtime.step.batches.batch_tree import Path
 from shardwright.runtime.step.batches.inputs import Status, goes_on
-from shardwright.runtime.step.batches.inputs_ahead import Begun
 from shardwright.runtime.step.engine import EngineStep
+from shardwright_plugins.pipeline.batch_tree import Path
 from shardwright_plugins.pipeline.fetching import Fetched
+from shardwright_plugins.pipeline.inputs_ahead import Begun
 from shardwright_plugins.pipeline.status_word import exchange_statuses
 
 

@@ -36,7 +36,12 @@ from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.ranks.together import is_lost
 from shardwright.runtime.sharded.collections.sharded_collection import ShardedCollection
 from shardwright.runtime.sharded.models.model_parallel import DistributedModelParallel
-from shardwright.runtime.step.batches.batch_tree import (
+from shardwright.runtime.step.batches.inputs import Status
+from shardwright.runtime.step.batches.rank_problems import who_ended
+from shardwright.sparse import KeyedJaggedTensor
+from shardwright_plugins.pipeline.batch_exchange import BatchExchange, CollectionCall
+from shardwright_plugins.pipeline.batch_settings import BatchSettings
+from shardwright_plugins.pipeline.batch_tree import (
     Path,
     follow,
     is_same,
@@ -44,12 +49,8 @@ from shardwright.runtime.step.batches.batch_tree import (
     path_text,
     record_stream,
 )
-from shardwright.runtime.step.batches.inputs import Status
-from shardwright.runtime.step.batches.inputs_ahead import Begun, InputsAhead, SideStream, who_ended
-from shardwright.sparse import KeyedJaggedTensor
-from shardwright_plugins.pipeline.batch_exchange import BatchExchange, CollectionCall
-from shardwright_plugins.pipeline.batch_settings import BatchSettings
 from shardwright_plugins.pipeline.fetching import NO_FORM, Fetched, Fetcher
+from shardwright_plugins.pipeline.inputs_ahead import Begun, InputsAhead, SideStream
 from shardwright_plugins.pipeline.stages import EXCHANGE, PREFETCH, PipelineStep, run_stage
 from shardwright_plugins.pipeline.status_word import exchange_statuses
 

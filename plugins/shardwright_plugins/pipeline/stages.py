@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.profiler import record_function
 
 from shardwright.errors import InvalidInputError, nearest
-from shardwright.runtime.step.batches.batch_tree import moved
+from shardwright_plugins.pipeline.batch_tree import moved
 
 INPUT, EXCHANGE, PREFETCH, FORWARD, UPDATE = PHASES = ("input", "exchange", "prefetch", "forward", "update")
 

@@ -6,7 +6,7 @@ import copy
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 from attrs import evolve, frozen
@@ -32,7 +32,7 @@ from shardwright.runtime.sharded.tables.sharded_table import ShardedTable
 from shardwright.runtime.sharded.tables.table_state import LocalBlock, TableState
 from shardwright.runtime.step.awaitable import LazyAwaitable
 from shardwright.runtime.step.batches.inputs import InputChecks, Status
-from shardwright.runtime.step.batches.inputs_ahead import InputsAhead, who_ended
+from shardwright.runtime.step.batches.rank_problems import who_ended
 from shardwright.runtime.step.compiling import untraced, waited_for
 from shardwright.runtime.step.engine import CollectionEngine, EngineStep
 from shardwright.runtime.step.kernel_groups import LookupBuilder, build_lookup
@@ -66,6 +66,16 @@ class ShardingInputs:
     def is_weighted(self) -> bool:
         """True if ids carry weights."""
         return self.unsharded.is_weighted()
+
+
+class ExchangesAhead(Protocol):
+    """Exchanges of ids that a pipeline began before the forward passes that they are for."""
+
+    def take(self, features: KeyedJaggedTensor) -> EngineStep | None:
+        """Take the exchange of ``features`` and wait for its ids; ``None`` if none was begun."""
+
+    def has_looked_up(self) -> None:
+        """Note that the collection looked up the features it was last given."""
 
 
 class ShardedCollection(nn.Module, ABC):
@@ -105,7 +115,7 @@ class ShardedCollection(nn.Module, ABC):
         self.register_load_state_dict_pre_hook(_meet_to_load)
         watch_data_parallel()
         watch_steps()
-        self.inputs_ahead: InputsAhead | None = None
+        self.inputs_ahead: ExchangesAhead | None = None
 
     def _take_engine(self, inputs: ShardingInputs, engine: CollectionEngine) -> None:
         """Rebuild tables and parameter lists for a new engine."""

@@ -11,6 +11,7 @@ from attrs import frozen
 
 from shardwright.contracts.comm_backend import Communicator
 from shardwright.errors import DistributedError, IdRangeError, InvalidInputError, ShardwrightError
+from shardwright.runtime.ranks.together import name_ranks
 from shardwright.runtime.step.batches.inputs import BatchProblem, Status
 
 
@@ -70,3 +71,22 @@ def kind_of_all(kinds: Iterable[type[ShardwrightError]]) -> type[ShardwrightErro
     if len(found) == 1:
         return found.pop()
     return DistributedError if DistributedError in found else InvalidInputError
+
+
+def who_ended(statuses: Sequence[Status], names: Sequence[int] | None = None) -> str:
+    """Name the ranks that do not go on, and the reason.
+
+    Args:
+        statuses: status word of each rank, ``[W]``.
+        names: global ranks to name them by, ``[W]``; by default their places in ``statuses``.
+    """
+    names = names or range(len(statuses))
+    stopped = [rank for rank, status in zip(names, statuses, strict=True) if status is Status.STOPPED]
+    if stopped:
+        return f"{name_ranks(stopped)} failed in the forward pass of this step or the last; the error there says why"
+    ended = [
+        rank
+        for rank, status in zip(names, statuses, strict=True)
+        if status in (Status.NO_BATCH, Status.EMPTY_BATCH)
+    ]
+    return f"the data of {name_ranks(ended)} has ended"

@@ -9,7 +9,8 @@ import attrs
 import pytest
 import torch
 
-from shardwright.runtime.step.batches.batch_tree import (
+from shardwright.sparse import JaggedTensor, KeyedJaggedTensor
+from shardwright_plugins.pipeline.batch_tree import (
     follow,
     is_same,
     leaves,
@@ -18,7 +19,6 @@ from shardwright.runtime.step.batches.batch_tree import (
     path_text,
     without_examples,
 )
-from shardwright.sparse import JaggedTensor, KeyedJaggedTensor
 
 
 def features(*, is_weighted: bool = False) -> KeyedJaggedTensor:

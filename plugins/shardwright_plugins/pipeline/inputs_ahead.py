@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -12,32 +12,11 @@ from attrs import frozen
 
 from shardwright.errors import DistributedError
 from shardwright.runtime.ranks.devices import is_host
-from shardwright.runtime.ranks.together import name_ranks
-from shardwright.runtime.step.batches.batch_tree import is_same, record_stream
-from shardwright.runtime.step.batches.inputs import Status
 from shardwright.sparse import KeyedJaggedTensor
+from shardwright_plugins.pipeline.batch_tree import is_same, record_stream
 
 if TYPE_CHECKING:
     from shardwright.runtime.step.engine import EngineStep
-
-
-def who_ended(statuses: Sequence[Status], names: Sequence[int] | None = None) -> str:
-    """Name the ranks that do not go on, and the reason.
-
-    Args:
-        statuses: status word of each rank, ``[W]``.
-        names: global ranks to name them by, ``[W]``; by default their places in ``statuses``.
-    """
-    names = names or range(len(statuses))
-    stopped = [rank for rank, status in zip(names, statuses, strict=True) if status is Status.STOPPED]
-    if stopped:
-        return f"{name_ranks(stopped)} failed in the forward pass of this step or the last; the error there says why"
-    ended = [
-        rank
-        for rank, status in zip(names, statuses, strict=True)
-        if status in (Status.NO_BATCH, Status.EMPTY_BATCH)
-    ]
-    return f"the data of {name_ranks(ended)} has ended"
 
 
 Observer: TypeAlias = Callable[[KeyedJaggedTensor], None]

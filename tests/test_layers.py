@@ -45,7 +45,7 @@ def test_layers_are_kept() -> None:
             "from shardwright.runtime.routed.direct import DirectReturn",
         ),
         (
-            "core/shardwright/runtime/ranks/comm.py",
+            "core/shardwright/runtime/ranks/environment.py",
             "from shardwright.runtime.sharded.collections import sharders",
         ),
     ],

@@ -129,9 +129,7 @@ _MODULE_OF_NAME: dict[str, str] = {
         "shardwright.planning.watch": ("Progress", "Watch"),
         "shardwright.planning.tables.workload": ("Workload",),
         "shardwright.runtime.step.awaitable": ("Awaitable", "LazyAwaitable"),
-        "shardwright.runtime.ranks.comm": ("TorchCommunicator",),
         "shardwright.runtime.ranks.environment": ("ShardingEnv",),
-        "shardwright.runtime.sharded.tables.clipping": ("clip_grad_norm_",),
         "shardwright.contracts.lookup": ("Bags", "BlockSpec", "Lookup", "RowIndex"),
         "shardwright.runtime.sharded.models.model_parallel": (
             "DefaultDataParallelWrapper",
@@ -170,6 +168,8 @@ _EXTENSION_OF_NAME: dict[str, str] = {
             "open_checkpoint",
             "save_checkpoint",
         ),
+        "clipping": ("clip_grad_norm_",),
+        "communicators": ("TorchCommunicator",),
         "comparisons": ("Explanation", "PlanDifference", "compare_plans", "explain_table"),
         "pipelines": (
             "Backward",

@@ -101,7 +101,6 @@ from shardwright.planning.tables.spec import TableSpec as TableSpec
 from shardwright.planning.tables.workload import Workload as Workload
 from shardwright.planning.watch import Progress as Progress
 from shardwright.planning.watch import Watch as Watch
-from shardwright.runtime.ranks.comm import TorchCommunicator as TorchCommunicator
 from shardwright.runtime.ranks.environment import ShardingEnv as ShardingEnv
 from shardwright.runtime.routed.direct import DirectReturn as DirectReturn
 from shardwright.runtime.routed.plan import RoutingPlan as RoutingPlan
@@ -118,7 +117,6 @@ from shardwright.runtime.sharded.collections.sharders import ShardedEmbeddingCol
 from shardwright.runtime.sharded.models.model_parallel import DefaultDataParallelWrapper as DefaultDataParallelWrapper
 from shardwright.runtime.sharded.models.model_parallel import DistributedModelParallel as DistributedModelParallel
 from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner as EmbeddingShardingPlanner
-from shardwright.runtime.sharded.tables.clipping import clip_grad_norm_ as clip_grad_norm_
 from shardwright.runtime.step.awaitable import Awaitable as Awaitable
 from shardwright.runtime.step.awaitable import LazyAwaitable as LazyAwaitable
 from shardwright.runtime.step.collection import Collection as Collection
@@ -140,6 +138,8 @@ from shardwright_plugins.checkpoint.reading import StoredTensor as StoredTensor
 from shardwright_plugins.checkpoint.reading import open_checkpoint as open_checkpoint
 from shardwright_plugins.checkpoint.saving import SavedCheckpoint as SavedCheckpoint
 from shardwright_plugins.checkpoint.saving import save_checkpoint as save_checkpoint
+from shardwright_plugins.comm_backends.torch_communicator import TorchCommunicator as TorchCommunicator
+from shardwright_plugins.optimizers.clipping import clip_grad_norm_ as clip_grad_norm_
 from shardwright_plugins.pipeline.stages import Backward as Backward
 from shardwright_plugins.pipeline.stages import CopyToDevice as CopyToDevice
 from shardwright_plugins.pipeline.stages import Evaluate as Evaluate

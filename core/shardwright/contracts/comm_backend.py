@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+EXCHANGE_EVENT = "shardwright::all_to_all"
+"""Name in profiles of an all-to-all that is no operator of ``torch.distributed``."""
+
 
 class Work(Protocol):
     """A collective in progress."""

@@ -24,6 +24,19 @@ class CommBackendCheck(Extension):
         return comm_backends
 
 
+class Communicators(Extension):
+    """Brings `shardwright.TorchCommunicator`, on which comm backends over torch.distributed are built."""
+
+    name = "names:communicators"
+    help = "Collectives over a process group of torch.distributed."
+
+    def load(self) -> Callable[[str], Any]:
+        """The function that gives what has a public name."""
+        from shardwright_plugins.comm_backends import torch_communicator
+
+        return torch_communicator.__dict__.__getitem__
+
+
 @hookimpl
 def shardwright_comm_backends() -> list[type[CommBackend]]:
     """Offer the built-in comm backends."""
@@ -32,5 +45,5 @@ def shardwright_comm_backends() -> list[type[CommBackend]]:
 
 @hookimpl
 def shardwright_extensions() -> list[type[Extension]]:
-    """Offer the check of the backends."""
-    return [CommBackendCheck]
+    """Offer the check of the backends, and what backends are built on."""
+    return [CommBackendCheck, Communicators]

@@ -22,8 +22,8 @@ import torch
 from attrs import define, field
 
 from shardwright.errors import DistributedError, ShardwrightError
-from shardwright.runtime.ranks.comm import CollectiveWatch
 from shardwright.runtime.ranks.group_ranks import GroupRanks
+from shardwright_plugins.comm_backends.torch_communicator import CollectiveWatch
 
 Query: TypeAlias = Callable[[], bool]
 """Tells whether the device has passed a mark."""

@@ -27,10 +27,10 @@ def connect_between_cpus(process_group: Any) -> Communicator:
     """Connect the CPUs of the ranks of a group with gloo."""
     import torch
 
-    from shardwright.runtime.ranks.comm import TorchCommunicator
     from shardwright.runtime.ranks.group_ranks import GroupRanks
     from shardwright_plugins.comm_backends._quiet_end import let_go_at_end
     from shardwright_plugins.comm_backends._same_host import exchange_over
+    from shardwright_plugins.comm_backends.torch_communicator import TorchCommunicator
 
     let_go_at_end()
     exchange = exchange_over(process_group, GroupRanks.of(process_group).store)

@@ -17,9 +17,9 @@ class Nccl(CommBackend):
     def connect(self, process_group: Any) -> Communicator:  # noqa: D102 - described in the base class
         import torch
 
-        from shardwright.runtime.ranks.comm import TorchCommunicator
         from shardwright.runtime.ranks.devices import with_index
         from shardwright_plugins.comm_backends._device_watch import DeviceWatch
+        from shardwright_plugins.comm_backends.torch_communicator import TorchCommunicator
 
         device = with_index(torch.device("cuda"))
         watch = DeviceWatch.of(process_group, device)

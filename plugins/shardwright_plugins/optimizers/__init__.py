@@ -5,13 +5,29 @@ They come in by the entry point of the built-in compute kernels, none of which t
 
 from __future__ import annotations
 
-from shardwright.contracts import Optimizer
+from collections.abc import Callable
+from typing import Any
+
+from shardwright.contracts import Extension, Optimizer
 from shardwright.hookspecs import hookimpl
 from shardwright_plugins.optimizers.adagrad import Adagrad, RowWiseAdagrad
 from shardwright_plugins.optimizers.adam import Adam, AdamW, PartialRowWiseAdam
 from shardwright_plugins.optimizers.descent import Sgd
 from shardwright_plugins.optimizers.ftrl import Ftrl
 from shardwright_plugins.optimizers.layerwise import Lamb, Lars, PartialRowWiseLamb
+
+
+class Clipping(Extension):
+    """Brings `shardwright.clip_grad_norm_`, for gradients of sharded tables and of dense parameters."""
+
+    name = "names:clipping"
+    help = "Clipping of gradients by their norm over all ranks."
+
+    def load(self) -> Callable[[str], Any]:
+        """The function that gives what has a public name."""
+        from shardwright_plugins.optimizers import clipping
+
+        return clipping.__dict__.__getitem__
 
 
 @hookimpl

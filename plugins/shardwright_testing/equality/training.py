@@ -11,8 +11,8 @@ from attrs import evolve, field, frozen
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from shardwright.contracts.comm_backend import EXCHANGE_EVENT
 from shardwright.optim.fused import spec_to_torch
-from shardwright.runtime.ranks.comm import EXCHANGE_EVENT
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.sparse import KeyedJaggedTensor
 from shardwright_testing.equality import keyed_rows as keys

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from shardwright.runtime.ranks.comm import EXCHANGE_EVENT
+from shardwright.contracts.comm_backend import EXCHANGE_EVENT
 
 _EVENT_BEGINS = "profiler::_record_function_enter_new"  # what torch.profiler.record_function calls
 

@@ -15,10 +15,10 @@ from tests.distributed.failures.strikes import strike, told
 
 from shardwright.errors import DistributedError
 from shardwright.runtime.ranks import group_store
-from shardwright.runtime.ranks.comm import AllToAll, TorchCommunicator, TorchTransport
 from shardwright.runtime.ranks.group_ranks import GroupRanks
 from shardwright_plugins.comm_backends._device_watch import DeviceWatch, Marks, Query
 from shardwright_plugins.comm_backends.nccl import beside
+from shardwright_plugins.comm_backends.torch_communicator import AllToAll, TorchCommunicator, TorchTransport
 
 FAR_OFF_S = 300.0  # longer than the test may take: who waits for this time-out fails it
 

@@ -13,7 +13,7 @@ from tests.distributed import workers
 from torch import nn
 
 from shardwright import KeyedJaggedTensor, TrainPipelineBase, TrainPipelineSparseDist, lockstep_batches
-from shardwright.runtime.ranks.comm import EXCHANGE_EVENT
+from shardwright.contracts.comm_backend import EXCHANGE_EVENT
 
 TYPES = ["table_wise", "row_wise", "data_parallel"]
 KINDS = {"base": TrainPipelineBase, "sparse_dist": TrainPipelineSparseDist}

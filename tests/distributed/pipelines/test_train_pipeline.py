@@ -7,7 +7,7 @@ import torch
 from tests.distributed.pipelines import pipeline_workers
 from tests.pairs import in_turns
 
-from shardwright.runtime.ranks.comm import EXCHANGE_EVENT
+from shardwright.contracts.comm_backend import EXCHANGE_EVENT
 from shardwright_testing.ranks import RankError, RankPool
 
 pytestmark = pytest.mark.distributed

@@ -20,8 +20,8 @@ from shardwright.host import PluginHost, use_host
 from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.planning.plan.sharding import EmbeddingModuleShardingPlan
 from shardwright.planning.tables.spec import EmbeddingBagConfig
-from shardwright.runtime.ranks.comm import AllToAll, TorchCommunicator, TorchTransport
 from shardwright.runtime.sharded.tables.initialization import initialize, seeded
+from shardwright_plugins.comm_backends.torch_communicator import AllToAll, TorchCommunicator, TorchTransport
 from shardwright_testing.simulated import run_simulated
 
 CASE = Cuts([Cut(5, 2, ("a",), edges=(1,), ranks=(0, 1)), Cut(7, 3, ("b",), "MEAN", ranks=(1,))], 2)

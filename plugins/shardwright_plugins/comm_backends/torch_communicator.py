@@ -19,9 +19,6 @@ from shardwright.errors import ShardwrightError
 from shardwright.runtime.ranks.devices import is_host
 from shardwright.runtime.ranks.group_ranks import GroupRanks, Named
 
-EXCHANGE_EVENT = "shardwright::all_to_all"
-"""Name in profiles of an all-to-all that is no operator of ``torch.distributed``."""
-
 T = TypeVar("T")
 
 _GATHERING = "a gathering of objects"

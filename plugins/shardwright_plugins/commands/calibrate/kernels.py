@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from attrs import frozen
 
-from shardwright.contracts.compute_kernel import KernelRequest
+from shardwright.contracts.compute_kernel import ComputeKernel, KernelRequest
 from shardwright.contracts.lookup import Bags, BlockSpec, Lookup
 from shardwright.host import host
 from shardwright.planning.arrays import Floats
@@ -79,7 +79,7 @@ CASES = tuple(
 
 @frozen
 class KernelTimes:
-    """Times of a kernel in each case, ms, the mean of all ranks; of the cases that it could do.
+    """Times of a kernel in each case, ms; of the cases that there was time for.
 
     Args:
         cases: the cases.
@@ -132,32 +132,40 @@ def measure_kernel(
         seconds: time after which no further case begins.
 
     Returns:
-        The times, the same on every rank; or why there are none.
+        This rank's times, of the same cases on every rank; or why there are none, the same on every rank.
     """
     kernel, deadline = host().compute_kernels.create(name), time.monotonic() + seconds
     optimizer = OPTIMIZER if kernel.fuses_optimizer else None
     evicted = torch.zeros(_EVICTED_BYTES // 4)
     done: list[KernelCase] = []
     found, sizes = [], []
-    for case in cases:
-        request = KernelRequest(
+    requests = [
+        KernelRequest(
             "cpu", TableSpec("t", 1, 4).data_type, case.columns, case.columns, optimizer=optimizer,
             on_this_machine=True,
-        )  # fmt: skip
-        answer = kernel.supports(request)
-        if answer is not True:
-            return answer
+        )
+        for case in cases
+    ]  # fmt: skip
+    if (refusal := _refusal(kernel, requests)) is not None:
+        return refusal
+    for case, request in zip(cases, requests, strict=True):
         if done and _any(time.monotonic() > deadline):
             break
         lookup = _built(kernel, request, case)
         found.append(_times(lookup, case, evicted, steps))
         sizes.append((kernel.row_bytes(request), state_bytes_of_row(kernel, request)))
         done.append(case)
-    times = torch.tensor(found, dtype=torch.float64)
-    dist.all_reduce(times)
-    lookup_ms, update_ms = (times / dist.get_world_size()).numpy().T
+    lookup_ms, update_ms = np.array(found).T
     row_bytes, state_bytes = np.array(sizes, dtype=float).T
     return KernelTimes(done, lookup_ms, update_ms, row_bytes, state_bytes, not kernel.fuses_optimizer)
+
+
+def _refusal(kernel: ComputeKernel, requests: Sequence[KernelRequest]) -> str | None:
+    """Why some rank's kernel cannot do some request, the same on every rank; ``None`` if all can."""
+    own = next((answer for one in requests if (answer := kernel.supports(one)) is not True), None)
+    told: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(told, own)
+    return next((answer for answer in told if answer is not None), None)
 
 
 def _any(own: bool) -> bool:

@@ -19,7 +19,9 @@ from shardwright.planning.arrays import Floats
 from shardwright.planning.machines.topology import Topology
 from shardwright_plugins.commands._processor import processor
 from shardwright_plugins.commands.calibrate.fitting import Fit, fit
+from shardwright_plugins.commands.calibrate.hosts import HostClass, host_classes, mean_times
 from shardwright_plugins.commands.calibrate.kernels import KernelTimes
+from shardwright_plugins.commands.calibrate.ranks import Ranks
 from shardwright_plugins.commands.calibrate.steps import alone, amounts_of_ranks
 from shardwright_plugins.estimators.engine.machine import FIXED, Machine
 from shardwright_plugins.estimators.engine.step import ENGINE, OF_ENGINE
@@ -44,7 +46,6 @@ _PACKAGES = ("torch", "numba", "fbgemm-gpu-cpu")
 _SECONDS_A_KERNEL = 15.0
 _KERNEL_STEPS, _STEPS, _ROUNDS = 5, 10, 2
 _QUICK_CASES, _QUICK_ELEMENTS = 3, 1_000_000
-_TIMEOUT_S = 300.0
 
 
 @frozen
@@ -138,41 +139,50 @@ def _told(loads: Sequence[Any], runs: Sequence[Measured], fits: Mapping[str, Fit
 
 
 def calibrate(
-    ranks: int, asked: Sequence[str] | None, note: Callable[[str], None], *, quick: bool = False
+    ranks: Ranks, asked: Sequence[str] | None, note: Callable[[str], None], *, quick: bool = False
 ) -> Machine:
-    """Measure this machine and fit its constants.
+    """Measure the machine of some ranks and fit its constants.
+
+    1. Every rank: kernels, one after the other, with all ranks at the same time.
+    2. Every rank: exchanges inside hosts and between them, then whole steps.
+    3. Every rank fits constants to the results of all, which are the same everywhere but for rounding. The caller
+       writes the machine of the first.
 
     Args:
-        ranks: processes, one thread each.
+        ranks: ranks to measure, one thread each.
         asked: compute kernels to measure; all by default.
         note: function that is called with what is measured next.
         quick: make few small experiments.
 
     Raises:
         UnsupportedError: no kernel can be measured here.
+        DistributedError: a rank failed, or does not answer.
     """
-    from shardwright_testing.ranks import RankPool
-
     start = time.monotonic()
     unmeasured: dict[str, str] = {}
-    with RankPool(ranks, backend="gloo") as pool:
-        kernels = _measured_kernels(pool, ranks, asked, unmeasured, note, quick=quick)
-        cache_bytes, fits = fit_kernels(kernels)
-        first = next(iter(fits))
-        note("steps")
-        loads, runs = _measured_steps(pool, ranks, first, cache_bytes, quick=quick)
-        note("links")
-        links = _measured_links(pool, ranks)
+    of_ranks = _measured_kernels(ranks, asked, unmeasured, note, quick=quick)
+    classes = host_classes(of_ranks, ranks.run(processor), ranks.local_size)
+    slowest = min(classes, key=lambda own: own.speed)
+    kernels = {name: mean_times(own, slowest.hosts, ranks.local_size) for name, own in of_ranks.items()}
+    cache_bytes, fits = fit_kernels(kernels)
+    first = next(iter(fits))
+    note("links")
+    links = _measured_links(ranks)
+    note("steps")
+    loads, runs = _measured_steps(ranks, first, cache_bytes, links, quick=quick)
     phases = fit_phases(loads, runs, fits[first].constants)
-    if ranks == 1:
+    if ranks.size == 1:
         unmeasured["exchanges"] = "one rank exchanges nothing: measure with --ranks 2 or more"
-    unmeasured["inter_host_bw"] = "all ranks are on one host"
+    if ranks.num_hosts == 1:
+        unmeasured["inter_host_bw"] = "all ranks are on one host"
+    elif ranks.local_size == 1:
+        unmeasured["intra_host_bw"] = "each rank is on a host of its own"
     if quick:
         unmeasured["most"] = "only a few small experiments were made (--quick)"
     memory = _memory_bandwidth(kernels[first])
     others = float(np.median([run.others for run in runs]))
     return Machine(
-        made=_made(ranks, time.monotonic() - start, others),
+        made=_made(ranks, classes, time.monotonic() - start, others),
         cache_bytes=cache_bytes,
         kernels={name: in_step(own.constants, phases) for name, own in fits.items()},
         engine={
@@ -200,31 +210,23 @@ def _rounded(value: float) -> float:
 
 
 def _measured_kernels(
-    pool: Any,
-    ranks: int,
+    ranks: Ranks,
     asked: Sequence[str] | None,
     unmeasured: dict[str, str],
     note: Callable[[str], None],
     *,
     quick: bool,
-) -> dict[str, KernelTimes]:
+) -> dict[str, list[KernelTimes]]:
+    """Times of each kernel on each rank."""
     from shardwright_plugins.commands.calibrate.kernels import CASES, kernel_names, measure_kernel
 
-    found: dict[str, KernelTimes] = {}
+    found: dict[str, list[KernelTimes]] = {}
     cases = CASES[:_QUICK_CASES] if quick else CASES
-    for name in asked or kernel_names():
+    for name in asked or ranks.run(kernel_names)[0]:
         note(name)
-        times = pool.run(
-            measure_kernel,
-            ranks,
-            name,
-            cases,
-            steps=_KERNEL_STEPS,
-            seconds=_SECONDS_A_KERNEL,
-            timeout_s=_TIMEOUT_S,
-        )[0]
-        if isinstance(times, str):
-            unmeasured[f"kernel {name}"] = times
+        times = ranks.run(measure_kernel, name, cases, steps=_KERNEL_STEPS, seconds=_SECONDS_A_KERNEL)
+        if isinstance(times[0], str):
+            unmeasured[f"kernel {name}"] = times[0]
         else:
             found[name] = times
     if not found:
@@ -233,13 +235,13 @@ def _measured_kernels(
 
 
 def _measured_steps(
-    pool: Any, ranks: int, kernel: str, cache_bytes: float, *, quick: bool
+    ranks: Ranks, kernel: str, cache_bytes: float, links: Mapping[str, float], *, quick: bool
 ) -> tuple[list[Mapping[str, Floats]], list[Measured]]:
     """Amounts on each rank, and times, of all experiments with steps."""
     from shardwright_plugins.commands.calibrate import steps
     from shardwright_plugins.measuring.steps import measure_each
 
-    topology = Topology(ranks, "cpu")
+    topology = _topology(ranks, links)
     found = [
         case
         for case in steps.cases()
@@ -248,17 +250,26 @@ def _measured_steps(
     plans = [steps.plan_of(case, topology, kernel) for case in found]
     work = [(case.workload, plan.to_json()) for case, plan in zip(found, plans, strict=True)]
     # Far apart: other programs that run for some seconds disturb one of the rounds.
-    runs = pool.run(measure_each, ranks, _ROUNDS * work, steps=_STEPS, timeout_s=_TIMEOUT_S)[0]
+    runs = ranks.run(measure_each, _ROUNDS * work, steps=_STEPS)[0]
     best = [min(runs[number :: len(work)], key=lambda run: run.step_ms) for number in range(len(work))]
+    if ranks.num_hosts > 1:
+        best = [steps.without_travel(run, plan) for run, plan in zip(best, plans, strict=True)]
     return [steps.loads_of(plan, cache_bytes) for plan in plans], best
 
 
-def _measured_links(pool: Any, ranks: int) -> dict[str, float]:
+def _topology(ranks: Ranks, links: Mapping[str, float]) -> Topology:
+    """The ranks with the links that were measured."""
+    bandwidths = {name: value for name, value in links.items() if name.endswith("_bw")}
+    latencies = {name.removesuffix("_latency_ms"): links[name] for name in links.keys() - bandwidths.keys()}
+    return Topology(
+        ranks.size, "cpu", local_world_size=ranks.local_size, link_latencies_ms=latencies, **bandwidths
+    )
+
+
+def _measured_links(ranks: Ranks) -> dict[str, float]:
     from shardwright_plugins.commands.calibrate.links import measure_links
 
-    if ranks == 1:
-        return {}
-    figures: dict[str, float] = pool.run(measure_links, ranks, timeout_s=_TIMEOUT_S)[0]
+    figures: dict[str, float] = ranks.run(measure_links)[0]
     return figures
 
 
@@ -269,13 +280,19 @@ def _memory_bandwidth(times: KernelTimes) -> float:
     return float(np.median((read / times.lookup_ms)[work.columns >= np.median(work.columns)]))
 
 
-def _made(ranks: int, seconds: float, others: float) -> dict[str, Any]:
-    """Provenance of a calibration."""
+def _made(ranks: Ranks, classes: Sequence[HostClass], seconds: float, others: float) -> dict[str, Any]:
+    """Provenance of a calibration; the processor is that of the slowest hosts."""
+    several = (
+        {}
+        if ranks.num_hosts == 1
+        else {"hosts": ranks.num_hosts, "classes": [own.to_data() for own in classes]}
+    )
     return {
-        "processor": processor(),
+        "processor": min(classes, key=lambda own: own.speed).processor,
         "cores": os.cpu_count(),
         "system": f"{platform.system()} {platform.machine()}",
-        "ranks": ranks,
+        "ranks": ranks.size,
+        **several,
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "seconds": round(seconds, 1),
         "other_programs": round(others, 3),

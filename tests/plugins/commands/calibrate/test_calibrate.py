@@ -13,9 +13,11 @@ from typer.testing import CliRunner
 
 from shardwright.cli import app
 from shardwright.errors import InvalidInputError
-from shardwright_plugins.commands.calibrate import running
+from shardwright_plugins.commands.calibrate import running, steps
 from shardwright_plugins.commands.calibrate.fitting import fit
+from shardwright_plugins.commands.calibrate.hosts import host_classes, mean_times
 from shardwright_plugins.commands.calibrate.kernels import CASES, KernelCase, KernelTimes
+from shardwright_plugins.commands.calibrate.ranks import Ranks
 from shardwright_plugins.commands.calibrate.steps import StepCase
 from shardwright_plugins.estimators.engine.machine import KERNEL, Machine, shipped_machine
 from shardwright_plugins.estimators.engine.step import ENGINE
@@ -105,7 +107,7 @@ def test_phases_of_steps_give_back_the_constants_they_were_made_of() -> None:
 def test_calibrate_writes_a_machine_that_plans_are_made_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from shardwright_plugins.commands.calibrate import kernels, steps
+    from shardwright_plugins.commands.calibrate import kernels
 
     monkeypatch.setattr(kernels, "CASES", (KernelCase(2, 50, 8, 16, 2), KernelCase(1, 80, 16, 8, 3)))
     monkeypatch.setattr(
@@ -138,6 +140,41 @@ def test_calibrate_writes_a_machine_that_plans_are_made_for(
     for name, value in machine.topology.items():
         assert inputs[name] == {"value": value, "provenance": "detected"}
     assert run(app, ["check", str(plan)], catch_exceptions=False).exit_code == 0
+
+
+def test_hosts_of_one_processor_and_about_one_speed_are_one_class() -> None:
+    def took(factor: float, processor: str) -> tuple[KernelTimes, str]:
+        ms = factor * np.array([1.0, 5.0])
+        return KernelTimes(CASES[:2], ms, 2 * ms, np.ones(2), np.ones(2), updates_all=False), processor
+
+    of_hosts = [took(2.0, "a"), took(1.05, "a"), took(1.0, "b"), took(1.0, "a")]
+    of_ranks = [own for own in of_hosts for _ in range(2)]
+    times = {"made_up": [one for one, _ in of_ranks]}
+    found = host_classes(times, [name for _, name in of_ranks], 2)
+    assert [(own.processor, own.hosts, own.speed) for own in found] == [
+        ("b", (2,), 1.0),
+        ("a", (3, 1), pytest.approx((1 + 1 / 1.05) / 2)),
+        ("a", (0,), 0.5),
+    ]
+    slowest = mean_times(times["made_up"], found[-1].hosts, 2)
+    np.testing.assert_allclose(slowest.lookup_ms, [2.0, 10.0])
+
+
+def test_travel_between_hosts_is_taken_from_exchanges_and_not_from_kernels() -> None:
+    links = {
+        "intra_host_bw": 1e6,
+        "inter_host_bw": 1e3,
+        "intra_host_latency_ms": 0.0,
+        "inter_host_latency_ms": 0.0,
+    }
+    topology = running._topology(Ranks(4, 2, True, lambda *_: []), links)
+    plan = steps.plan_of(StepCase(["table_wise"], 64, 4, 100, 8, 2), topology, "fused_torch")
+    run = Measured(1e6, dict.fromkeys(running.MEASURED, 1000.0), 0.0, 0.0)
+    left = steps.without_travel(run, plan).phases_ms
+    # Results of a rank: 64 samples, tables of 8, 8, 16 and 4 columns, float32; half of them come from the other host.
+    assert left["forward_compute"] == left["backward_compute"] == 1000.0
+    for phase in ("forward_communication", "backward_communication"):
+        assert left[phase] == pytest.approx(1000 - 0.5 * 64 * 36 * 4 / 1e3)
 
 
 def test_calibrate_of_another_device_is_refused(tmp_path: Path) -> None:

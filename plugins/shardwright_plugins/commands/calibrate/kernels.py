@@ -161,7 +161,7 @@ def measure_kernel(
 
 
 def _refusal(kernel: ComputeKernel, requests: Sequence[KernelRequest]) -> str | None:
-    """Why some rank's kernel cannot do some request, the same on every rank; ``None`` if all can."""
+    """Ask every rank's kernel: a refusal of some rank, the same on every rank; ``None`` if there is none."""
     own = next((answer for one in requests if (answer := kernel.supports(one)) is not True), None)
     told: list[str | None] = [None] * dist.get_world_size()
     dist.all_gather_object(told, own)

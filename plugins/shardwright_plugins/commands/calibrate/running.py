@@ -17,7 +17,6 @@ import shardwright
 from shardwright.errors import UnsupportedError
 from shardwright.planning.arrays import Floats
 from shardwright.planning.machines.topology import Topology
-from shardwright_plugins.commands._processor import processor
 from shardwright_plugins.commands.calibrate.fitting import Fit, fit
 from shardwright_plugins.commands.calibrate.hosts import HostClass, host_classes, mean_times
 from shardwright_plugins.commands.calibrate.kernels import KernelTimes
@@ -26,6 +25,7 @@ from shardwright_plugins.commands.calibrate.steps import alone, amounts_of_ranks
 from shardwright_plugins.estimators.engine.machine import FIXED, Machine
 from shardwright_plugins.estimators.engine.step import ENGINE, OF_ENGINE
 from shardwright_plugins.estimators.engine.work import LOOKUP, OF_KERNELS, UPDATE
+from shardwright_plugins.measuring.processor import processor
 from shardwright_plugins.measuring.steps import Measured
 
 CACHES = tuple(float(1 << power) for power in range(19, 26))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -24,8 +25,10 @@ _CONSTANTS = ("cache_bytes", "kernels", "engine", "fixed")
 KERNEL = (*LOOKUP, *UPDATE)
 FIXED = ("step",)
 """Milliseconds of a step whatever it does."""
-_SHIPPED = Path(__file__).parent / "machines"
-_DEFAULT = "amd_epyc_zen4_2_ranks"
+SHIPPED = Path(__file__).parent / "machines"
+"""Folder of the machines that come with the package."""
+FIRST = "amd_epyc_zen4_2_ranks"
+"""The shipped machine whose estimator is ``engine``; those of others have the machine's name behind that."""
 
 
 def _amounts(names: Sequence[str]) -> Any:
@@ -133,17 +136,29 @@ class Machine:
         return json.dumps(data, indent=1) + "\n"
 
 
-@cache
-def shipped_machine(name: str = _DEFAULT) -> Machine:
-    """A machine that was measured beforehand and comes with the package.
+def shipped_machines() -> Mapping[str, Machine]:
+    """The machines that were measured beforehand and come with the package, by name, the first one first."""
+    names = sorted((path.stem for path in SHIPPED.glob("*.json")), key=lambda name: (name != FIRST, name))
+    return {name: _read_once(SHIPPED / f"{name}.json") for name in names}
 
-    Raises:
-        InvalidInputError: there is none of that name.
+
+def nearest_machine(processor: str) -> str:
+    """Name of the shipped machine whose processor's name shares most words with a processor's.
+
+    Args:
+        processor: name, as :func:`~shardwright_plugins.measuring.processor.processor` has it.
     """
-    path = _SHIPPED / f"{name}.json"
-    if not path.exists():
-        known = sorted(found.stem for found in _SHIPPED.glob("*.json"))
-        raise InvalidInputError(
-            f"no machine {name!r} is shipped. Known: {', '.join(known)}.{nearest(name, known)}"
-        )
-    return Machine.read(path)
+    here, shipped = _words(processor), shipped_machines()
+
+    def alike(name: str) -> float:
+        there = _words(str(shipped[name].made["processor"]))
+        return len(here & there) / max(len(here | there), 1)
+
+    return max(shipped, key=alike)  # the first of equals
+
+
+def _words(text: str) -> set[str]:
+    return set(re.findall("[a-z]+|[0-9]+", text.lower()))
+
+
+_read_once = cache(Machine.read)

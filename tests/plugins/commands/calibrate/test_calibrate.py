@@ -19,7 +19,7 @@ from shardwright_plugins.commands.calibrate.hosts import host_classes, mean_time
 from shardwright_plugins.commands.calibrate.kernels import CASES, KernelCase, KernelTimes
 from shardwright_plugins.commands.calibrate.ranks import Ranks
 from shardwright_plugins.commands.calibrate.steps import StepCase
-from shardwright_plugins.estimators.engine.machine import KERNEL, Machine, shipped_machine
+from shardwright_plugins.estimators.engine.machine import FIRST, KERNEL, Machine, shipped_machines
 from shardwright_plugins.estimators.engine.step import ENGINE
 from shardwright_plugins.estimators.engine.work import LOOKUP, OF_KERNELS, UPDATE
 from shardwright_plugins.measuring.steps import Measured
@@ -138,7 +138,8 @@ def test_calibrate_writes_a_machine_that_plans_are_made_for(
     assert not assumed & {*machine.topology, "estimator"}
     assert not [name for name in assumed if name.startswith("engine.")]
     for name, value in machine.topology.items():
-        assert inputs[name] == {"value": value, "provenance": "detected"}
+        source = f"measured on {machine.made['processor']}, {machine.made['date']}"
+        assert inputs[name] == {"value": value, "provenance": "measured", "source": source}
     assert run(app, ["check", str(plan)], catch_exceptions=False).exit_code == 0
 
 
@@ -184,4 +185,4 @@ def test_calibrate_of_another_device_is_refused(tmp_path: Path) -> None:
 
 
 def test_shipped_machine_says_where_it_was_measured() -> None:
-    assert {"processor", "date", "ranks", "torch"} <= shipped_machine().made.keys()
+    assert {"processor", "date", "ranks", "torch"} <= shipped_machines()[FIRST].made.keys()

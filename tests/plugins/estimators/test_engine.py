@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import attrs
 import numpy as np
@@ -303,6 +305,57 @@ def test_values_measured_with_another_number_of_ranks_count_as_assumed(tmp_path:
     planner = sw.EmbeddingShardingPlanner(topology, 8, progress=False)
     planner.plan_tables([sw.TableSpec("t", 100, 8)])
     assert any("with 2 ranks, not 8" in line for line in planner.report.assumption_lines)
+
+
+def test_machine_with_an_accelerator_has_its_memory_and_copies_for_ranks_on_it(tmp_path: Path) -> None:
+    path, first = tmp_path / "machine.json", shipped_machines()[FIRST]
+    copies = {"hbm_mem_bw": 2e9, "hbm_to_ddr_mem_bw": 5e7}
+    machine = attrs.evolve(
+        first, made={**first.made, "device": "cuda"}, topology={**first.topology, **copies}
+    )
+    path.write_text(machine.to_json())
+    on_cpus, on_devices = (sw.Topology.from_machine(path, 2, device) for device in ("cpu", "cuda"))
+    assert on_cpus == sw.Topology(2, "cpu", **_arguments(first.topology))
+    assert on_devices == sw.Topology(2, "cuda", **copies)
+    origins = {name: value.origin for name, value in on_devices.provenance.items()}
+    assert {name for name, origin in origins.items() if origin == "measured"} == copies.keys()
+    with pytest.raises(sw.InvalidInputError) as refused:
+        sw.Topology.from_machine(path, 2, "xpu")
+    assert refused.value.possible == ("cpu", "cuda")
+
+
+def _arguments(topology: Mapping[str, float]) -> dict[str, Any]:
+    ending = "_latency_ms"
+    latencies = {
+        name.removesuffix(ending): value for name, value in topology.items() if name.endswith(ending)
+    }
+    return {name: value for name, value in topology.items() if not name.endswith(ending)} | {
+        "link_latencies_ms": latencies
+    }
+
+
+def test_rows_of_a_data_type_are_priced_by_constants_of_it_where_they_were_measured(tmp_path: Path) -> None:
+    first = shipped_machines()[FIRST]
+    dear = {name: 3 * value for name, value in first.kernels["fused_torch"].items()}
+    path = tmp_path / "machine.json"
+    kernels = {**first.kernels, "fused_torch FP16": dear}
+    path.write_text(attrs.evolve(first, kernels=kernels).to_json())
+    told = {}
+    for data_type in ("FP32", "FP16", "BF16"):
+        rule = ParameterConstraints(sharding_types=["table_wise"], compute_kernels=["fused_torch"])
+        table = sw.TableSpec("t", 5000, 64, data_type=data_type)
+        for name in ("engine", f"engine:machine={path}"):
+            topology = sw.Topology(2, "cpu")
+            planner = sw.EmbeddingShardingPlanner(
+                topology, BATCH, constraints={"t": rule}, estimator=name, progress=False
+            )
+            plan = planner.plan_tables([table])
+            told[data_type, name] = Prices.by(plan).of_tables["forward_compute"]["t"].sum()
+    for data_type, factor in {"FP32": 1.0, "FP16": 3.0, "BF16": 1.0}.items():
+        # Beside the kernel's own part, the engine takes its time for each lookup.
+        call = first.engine["routed_lookup"]
+        own, plain = told[data_type, f"engine:machine={path}"] - call, told[data_type, "engine"] - call
+        assert own == pytest.approx(factor * plain), data_type
 
 
 XEON = "Intel(R) Xeon(R) Platinum 8488C"

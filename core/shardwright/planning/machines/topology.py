@@ -223,25 +223,33 @@ class Topology:
         Args:
             path: machine document.
             world_size: number of ranks.
-            compute_device: type of their devices: ``"cpu"``, which is what is measured.
+            compute_device: type of their devices: ``"cpu"``, or that of the accelerators whose memory and copies were
+                measured; links between these are assumed.
             given: further arguments of :class:`Topology`, which count instead of what was measured. Values that were
                 measured with another number of ranks count as assumed.
 
         Raises:
-            InvalidInputError: the document is malformed, an argument is wrong, or the devices are no CPUs.
+            InvalidInputError: the document is malformed, an argument is wrong, or the devices are others.
         """
-        devices = {compute_device} if isinstance(compute_device, str) else {*compute_device}
-        if devices != {CPU_DEVICE}:
-            raise InvalidInputError(
-                f"{path} was measured on CPUs, whose links and memory are not those of {brief(compute_device)}: plan "
-                "without it",
-                subject="compute_device",
-                asked=compute_device,
-                possible=(CPU_DEVICE,),
-            )
         data = MACHINE.read(Path(path))
         MACHINE.check(data)
-        measured, own = data["topology"], {name: value for name, value in given.items() if value is not None}
+        devices = {compute_device} if isinstance(compute_device, str) else {*compute_device}
+        if devices != {CPU_DEVICE} and devices != {data["made"].get("device")}:
+            possible = dict.fromkeys((CPU_DEVICE, data["made"].get("device", CPU_DEVICE)))
+            raise InvalidInputError(
+                f"{path} was measured on CPUs, whose links and memory are not those of {brief(compute_device)}: plan "
+                f"without it, or for ranks of {' or '.join(possible)}",
+                subject="compute_device",
+                asked=compute_device,
+                possible=tuple(possible),
+            )
+        is_device = devices != {
+            CPU_DEVICE
+        }  # of which memory and copies are measured, and no links between ranks
+        measured = {
+            name: value for name, value in data["topology"].items() if name.startswith("hbm_") == is_device
+        }
+        own = {name: value for name, value in given.items() if value is not None}
         latencies = {
             name.removesuffix(_LATENCY): measured[name] for name in measured if name.endswith(_LATENCY)
         }

@@ -28,6 +28,10 @@ def calibrate(
     kernel: Annotated[
         str, typer.Option(metavar="K,...", help="Compute kernels; by default all that run here.")
     ] = "",
+    precision: Annotated[
+        str,
+        typer.Option(metavar="P,...", help="Data types of rows beside fp32, in a kernel's time: fp16, bf16."),
+    ] = "",
     quick: Annotated[
         bool, typer.Option("--quick", help="Few small experiments: to try it, not to plan by.")
     ] = False,
@@ -42,6 +46,7 @@ def calibrate(
     from shardwright.cli.plans import check_writable, write_text
     from shardwright.host import host
     from shardwright.planning.documents.limits import MOST_PROCESSES
+    from shardwright.planning.tables.data_types import DataType
     from shardwright_plugins.commands.calibrate import running
     from shardwright_plugins.commands.calibrate.ranks import is_rank, of_job, started
 
@@ -53,11 +58,14 @@ def calibrate(
         raise UnsupportedError(
             "calibrate fits constants with SciPy, which is not installed: pip install scipy"
         )
+    precisions = [str(DataType(own.strip())) for own in precision.split(",") if own.strip()]
     names = [host().compute_kernels.canonical(name.strip()) for name in kernel.split(",")] if kernel else None
     with of_job(ranks) if is_rank() else started(ranks or _RANKS) as own:
         if own.is_first:
             check_writable(output)
-        machine = running.calibrate(own, names, _note if own.is_first else _silence, quick=quick)
+        machine = running.calibrate(
+            own, names, _note if own.is_first else _silence, precisions=precisions, quick=quick
+        )
     if own.is_first:
         write_text(output, machine.to_json())
         _print(machine)

@@ -17,8 +17,10 @@ from shardwright.host import host
 from shardwright.planning.arrays import Floats
 from shardwright.planning.layouts.layout import Block
 from shardwright.planning.options.averaging import state_bytes_of_row
+from shardwright.planning.tables.data_types import DataType
 from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright.planning.tables.spec import TableSpec
+from shardwright_plugins.estimators.engine.machine import BASE
 from shardwright_plugins.estimators.engine.work import LookupWork
 
 OPTIMIZER = OptimizerSpec("row_wise_adagrad", learning_rate=0.02, parameters=(("eps", 1e-8),))
@@ -121,13 +123,14 @@ class KernelTimes:
 
 
 def measure_kernel(
-    name: str, cases: Sequence[KernelCase], *, steps: int, seconds: float
+    name: str, cases: Sequence[KernelCase], precision: str = BASE, *, steps: int, seconds: float
 ) -> KernelTimes | str:
     """Measure a kernel; every rank of the process group makes this call.
 
     Args:
         name: its name.
         cases: work to do.
+        precision: data type of rows.
         steps: steps of each case that count.
         seconds: time after which no further case begins.
 
@@ -141,8 +144,7 @@ def measure_kernel(
     found, sizes = [], []
     requests = [
         KernelRequest(
-            "cpu", TableSpec("t", 1, 4).data_type, case.columns, case.columns, optimizer=optimizer,
-            on_this_machine=True,
+            "cpu", DataType(precision), case.columns, case.columns, optimizer=optimizer, on_this_machine=True
         )
         for case in cases
     ]  # fmt: skip
@@ -176,7 +178,10 @@ def _any(own: bool) -> bool:
 
 
 def _built(kernel: Any, request: KernelRequest, case: KernelCase) -> Lookup:
-    tables = [TableSpec(f"t{index}", case.rows, case.columns, [f"f{index}"]) for index in range(case.tables)]
+    tables = [
+        TableSpec(f"t{index}", case.rows, case.columns, [f"f{index}"], request.data_type)
+        for index in range(case.tables)
+    ]
     blocks = [
         BlockSpec(table, Block(table.all_rows, table.all_columns, rank=0), request, 1) for table in tables
     ]

@@ -1,15 +1,18 @@
-"""Experiments with collectives: latency and bandwidth of all-to-alls inside hosts and between them."""
+"""Experiments with links: all-to-alls inside hosts and between them, and copies between a host and its devices."""
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
 from shardwright.runtime.ranks.environment import ShardingEnv
+from shardwright_plugins.bandwidths import _measured
 
 _SIZES = (8, 1 << 12, 1 << 15, 1 << 18, 1 << 21, 1 << 23)
 _ROUNDS = 12
@@ -30,6 +33,24 @@ def measure_links() -> dict[str, float]:
         if others:
             found |= _line(link, env, partners.tolist(), others)
     return found
+
+
+def measure_copies() -> dict[str, Any] | None:
+    """Measure the memory of this rank's accelerator and copies to it from the host's; every rank calls this.
+
+    Returns:
+        Type of the accelerator, ``device``, and bandwidths by the names of ``Topology``'s arguments, bytes/ms, while
+        the other ranks copy as well; ``None`` where torch sees no accelerator.
+    """
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    dist.barrier()
+    if accelerator is None:
+        return None
+    number = int(os.environ.get("LOCAL_RANK", 0)) % torch.accelerator.device_count()
+    return {
+        "device": accelerator.type,
+        **_measured.device_bandwidths(torch.device(accelerator.type, number)),
+    }
 
 
 def _line(link: str, env: ShardingEnv, partners: Sequence[bool], others: int) -> dict[str, float]:

@@ -19,10 +19,10 @@ from shardwright.planning.arrays import Floats
 from shardwright.planning.machines.topology import Topology
 from shardwright_plugins.commands.calibrate.fitting import Fit, fit
 from shardwright_plugins.commands.calibrate.hosts import HostClass, host_classes, mean_times
-from shardwright_plugins.commands.calibrate.kernels import KernelTimes
+from shardwright_plugins.commands.calibrate.kernels import KernelTimes, kernel_names
 from shardwright_plugins.commands.calibrate.ranks import Ranks
 from shardwright_plugins.commands.calibrate.steps import alone, amounts_of_ranks
-from shardwright_plugins.estimators.engine.machine import FIXED, Machine
+from shardwright_plugins.estimators.engine.machine import BASE, FIXED, Machine, kernel_key
 from shardwright_plugins.estimators.engine.step import ENGINE, OF_ENGINE
 from shardwright_plugins.estimators.engine.work import LOOKUP, OF_KERNELS, UPDATE
 from shardwright_plugins.measuring.processor import processor
@@ -139,7 +139,12 @@ def _told(loads: Sequence[Any], runs: Sequence[Measured], fits: Mapping[str, Fit
 
 
 def calibrate(
-    ranks: Ranks, asked: Sequence[str] | None, note: Callable[[str], None], *, quick: bool = False
+    ranks: Ranks,
+    asked: Sequence[str] | None,
+    note: Callable[[str], None],
+    *,
+    precisions: Sequence[str] = (),
+    quick: bool = False,
 ) -> Machine:
     """Measure the machine of some ranks and fit its constants.
 
@@ -152,6 +157,7 @@ def calibrate(
         ranks: ranks to measure, one thread each.
         asked: compute kernels to measure; all by default.
         note: function that is called with what is measured next.
+        precisions: further data types of rows to measure kernels with.
         quick: make few small experiments.
 
     Raises:
@@ -160,14 +166,19 @@ def calibrate(
     """
     start = time.monotonic()
     unmeasured: dict[str, str] = {}
-    of_ranks = _measured_kernels(ranks, asked, unmeasured, note, quick=quick)
+    experiments = [
+        (name, precision)
+        for name in asked or ranks.run(kernel_names)[0]
+        for precision in dict.fromkeys((BASE, *precisions))
+    ]
+    of_ranks = _measured_kernels(ranks, experiments, unmeasured, note, quick=quick)
     classes = host_classes(of_ranks, ranks.run(processor), ranks.local_size)
     slowest = min(classes, key=lambda own: own.speed)
     kernels = {name: mean_times(own, slowest.hosts, ranks.local_size) for name, own in of_ranks.items()}
     cache_bytes, fits = fit_kernels(kernels)
     first = next(iter(fits))
     note("links")
-    links = _measured_links(ranks)
+    links, device, copies = _measured_links(ranks)
     note("steps")
     loads, runs = _measured_steps(ranks, first, cache_bytes, links, quick=quick)
     phases = fit_phases(loads, runs, fits[first].constants)
@@ -175,14 +186,16 @@ def calibrate(
         unmeasured["exchanges"] = "one rank exchanges nothing: measure with --ranks 2 or more"
     if ranks.num_hosts == 1:
         unmeasured["inter_host_bw"] = "all ranks are on one host"
-    elif ranks.local_size == 1:
+    if not device:
+        unmeasured["hbm_to_ddr_mem_bw"] = "not every rank has an accelerator that torch sees"
+    if ranks.num_hosts > 1 and ranks.local_size == 1:
         unmeasured["intra_host_bw"] = "each rank is on a host of its own"
     if quick:
         unmeasured["most"] = "only a few small experiments were made (--quick)"
     memory = _memory_bandwidth(kernels[first])
     others = float(np.median([run.others for run in runs]))
     return Machine(
-        made=_made(ranks, classes, time.monotonic() - start, others),
+        made={**_made(ranks, classes, time.monotonic() - start, others), **device},
         cache_bytes=cache_bytes,
         kernels={name: in_step(own.constants, phases) for name, own in fits.items()},
         engine={
@@ -194,7 +207,7 @@ def calibrate(
         fixed={
             name: _rounded(sum(own.constants.get(name, 0.0) for own in phases.values())) for name in FIXED
         },
-        topology={"ddr_mem_bw": _rounded(memory), **{name: _rounded(value) for name, value in links.items()}},
+        topology={name: _rounded(value) for name, value in {"ddr_mem_bw": memory, **links, **copies}.items()},
         fits={
             **{f"{name} lookup": own.lookup.to_data() for name, own in fits.items()},
             **{f"{name} update": own.update.to_data() for name, own in fits.items()},
@@ -211,24 +224,26 @@ def _rounded(value: float) -> float:
 
 def _measured_kernels(
     ranks: Ranks,
-    asked: Sequence[str] | None,
+    experiments: Sequence[tuple[str, str]],
     unmeasured: dict[str, str],
     note: Callable[[str], None],
     *,
     quick: bool,
 ) -> dict[str, list[KernelTimes]]:
-    """Times of each kernel on each rank."""
-    from shardwright_plugins.commands.calibrate.kernels import CASES, kernel_names, measure_kernel
+    """Times on each rank of each kernel with each data type of rows."""
+    from shardwright_plugins.commands.calibrate.kernels import CASES, measure_kernel
 
     found: dict[str, list[KernelTimes]] = {}
     cases = CASES[:_QUICK_CASES] if quick else CASES
-    for name in asked or ranks.run(kernel_names)[0]:
-        note(name)
-        times = ranks.run(measure_kernel, name, cases, steps=_KERNEL_STEPS, seconds=_SECONDS_A_KERNEL)
+    seconds = _SECONDS_A_KERNEL / len({precision for _, precision in experiments})
+    for name, precision in experiments:
+        key = kernel_key(name, precision)
+        note(key)
+        times = ranks.run(measure_kernel, name, cases, precision, steps=_KERNEL_STEPS, seconds=seconds)
         if isinstance(times[0], str):
-            unmeasured[f"kernel {name}"] = times[0]
+            unmeasured[f"kernel {key}"] = times[0]
         else:
-            found[name] = times
+            found[key] = times
     if not found:
         raise UnsupportedError(f"no compute kernel can be measured here: {unmeasured}")
     return found
@@ -266,11 +281,15 @@ def _topology(ranks: Ranks, links: Mapping[str, float]) -> Topology:
     )
 
 
-def _measured_links(ranks: Ranks) -> dict[str, float]:
-    from shardwright_plugins.commands.calibrate.links import measure_links
+def _measured_links(ranks: Ranks) -> tuple[dict[str, float], dict[str, str], dict[str, float]]:
+    """Links between ranks; the type of their accelerators, if all have one; and the slowest rank's copies to it."""
+    from shardwright_plugins.commands.calibrate.links import measure_copies, measure_links
 
-    figures: dict[str, float] = ranks.run(measure_links)[0]
-    return figures
+    links: dict[str, float] = ranks.run(measure_links)[0]
+    told = ranks.run(measure_copies)
+    if not all(told) or len(kinds := {own.pop("device") for own in told}) > 1:
+        return links, {}, {}
+    return links, {"device": kinds.pop()}, {name: min(own[name] for own in told) for name in told[0]}
 
 
 def _memory_bandwidth(times: KernelTimes) -> float:

@@ -26,7 +26,13 @@ from shardwright.planning.search.objectives import largest_rank_time
 from shardwright.planning.search.placement import LoadedPlan, Placed
 from shardwright.planning.search.refinements import Outcome, Refinement, Search
 from shardwright.planning.watch import Watch
-from shardwright_plugins.estimators.engine.machine import FIRST, Machine, nearest_machine, shipped_machines
+from shardwright_plugins.estimators.engine.machine import (
+    FIRST,
+    Machine,
+    kernel_key,
+    nearest_machine,
+    shipped_machines,
+)
 from shardwright_plugins.estimators.engine.mixing import Mixing
 from shardwright_plugins.estimators.engine.step import OF_ENGINE, StepWork
 from shardwright_plugins.estimators.engine.unmixed import unmixed_plans
@@ -206,10 +212,14 @@ class Engine(Estimator):
         return {name: np.array([one[name] for one in own])[options.request] for name in (*LOOKUP, *UPDATE)}
 
     def _of_kernel(self, kernel: ComputeKernel, request: KernelRequest) -> Mapping[str, float]:
-        """Constants that were measured, or those of the first kernel at the bandwidth that this one declares."""
+        """Constants that were measured for rows of this data type or another, or those of the first kernel.
+
+        These are taken at the bandwidth that the kernel declares.
+        """
         known = self.machine.kernels
-        if kernel.name in known:
-            return known[kernel.name]
+        for key in (kernel_key(kernel.name, str(request.data_type)), kernel.name):
+            if key in known:
+                return known[key]
         slower = 1 / kernel.bandwidth_fraction(request)
         return {name: value * slower for name, value in next(iter(known.values())).items()}
 

@@ -23,6 +23,8 @@ from shardwright_plugins.estimators.engine.work import LOOKUP, UPDATE
 ESTIMATOR = "engine"
 _CONSTANTS = ("cache_bytes", "kernels", "engine", "fixed")
 KERNEL = (*LOOKUP, *UPDATE)
+BASE = "FP32"
+"""Data type of rows that every kernel is measured with."""
 FIXED = ("step",)
 """Milliseconds of a step whatever it does."""
 SHIPPED = Path(__file__).parent / "machines"
@@ -61,7 +63,8 @@ class Machine:
     Args:
         made: provenance: processor, versions, ranks, date.
         cache_bytes: bytes of a rank's near cache that fitted best.
-        kernels: compute kernel -> its constants, :data:`KERNEL`, ms a unit.
+        kernels: compute kernel, and data type of rows if that is not :data:`BASE` -> its constants, :data:`KERNEL`, ms
+            a unit; see :func:`kernel_key`.
         engine: constants of the engine, ms a unit.
         fixed: milliseconds of a step whatever it does, :data:`FIXED`.
         topology: arguments of ``Topology`` that were measured, by name.
@@ -134,6 +137,11 @@ class Machine:
             "unmeasured": self.unmeasured,
         }
         return json.dumps(data, indent=1) + "\n"
+
+
+def kernel_key(name: str, data_type: str) -> str:
+    """Key of a kernel's constants for rows of a data type: ``fused``, ``fused FP16``."""
+    return name if data_type == BASE else f"{name} {data_type}"
 
 
 def shipped_machines() -> Mapping[str, Machine]:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import attrs
 import numpy as np
 import pytest
+import torch
 from tests.plugins.commands.every_command import WORKLOAD
 from typer.testing import CliRunner
 
 from shardwright.cli import app
 from shardwright.errors import InvalidInputError
-from shardwright_plugins.commands.calibrate import running, steps
+from shardwright_plugins.commands.calibrate import links, running, steps
 from shardwright_plugins.commands.calibrate.fitting import fit
 from shardwright_plugins.commands.calibrate.hosts import host_classes, mean_times
 from shardwright_plugins.commands.calibrate.kernels import CASES, KernelCase, KernelTimes
@@ -121,14 +123,22 @@ def test_calibrate_writes_a_machine_that_plans_are_made_for(
     workload = tmp_path / "workload.json"
     workload.write_text(json.dumps(WORKLOAD))
     run = CliRunner().invoke
-    found = run(
-        app, ["calibrate", "--output", str(path), "--kernel", "fused_torch,dense"], catch_exceptions=False
-    )
+    words = [
+        "calibrate",
+        "--output",
+        str(path),
+        "--kernel",
+        "fused_torch,dense",
+        "--precision",
+        "fp16,nibbles",
+    ]
+    found = run(app, words, catch_exceptions=False)
     assert found.exit_code == 0
     machine = Machine.read(path)
-    assert set(machine.kernels) == {"fused_torch", "dense"}
+    assert set(machine.kernels) == {"fused_torch", "fused_torch FP16", "dense", "dense FP16"}
     assert machine.made["ranks"] == 2
-    assert machine.unmeasured.keys() == {"inter_host_bw"}
+    refused = {f"kernel {name} NIBBLES" for name in ("fused_torch", "dense")}
+    assert machine.unmeasured.keys() == {"inter_host_bw", "hbm_to_ddr_mem_bw", *refused}
     words = ["plan", str(workload), "--ranks", "2", "--machine", str(path), "--output", str(plan)]
     assert run(app, words, catch_exceptions=False).exit_code == 0
     document = json.loads(plan.read_text())
@@ -176,6 +186,46 @@ def test_travel_between_hosts_is_taken_from_exchanges_and_not_from_kernels() -> 
     assert left["forward_compute"] == left["backward_compute"] == 1000.0
     for phase in ("forward_communication", "backward_communication"):
         assert left[phase] == pytest.approx(1000 - 0.5 * 64 * 36 * 4 / 1e3)
+
+
+def test_copies_are_those_of_the_rank_s_own_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = []
+
+    def bandwidths(device: torch.device) -> dict[str, float]:
+        measured.append(device)
+        return {"hbm_mem_bw": 2e9, "hbm_to_ddr_mem_bw": 5e7}
+
+    monkeypatch.setattr(links.dist, "barrier", lambda: None)
+    monkeypatch.setattr(links.torch.accelerator, "current_accelerator", lambda **_: torch.device("cuda"))
+    monkeypatch.setattr(links.torch.accelerator, "device_count", lambda: 4)
+    monkeypatch.setattr(links._measured, "device_bandwidths", bandwidths)
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    assert links.measure_copies() == {"device": "cuda", "hbm_mem_bw": 2e9, "hbm_to_ddr_mem_bw": 5e7}
+    assert measured == [torch.device("cuda", 3)]
+    monkeypatch.setattr(links.torch.accelerator, "current_accelerator", lambda **_: None)
+    assert links.measure_copies() is None
+
+
+COPIES = {"device": "cuda", "hbm_mem_bw": 2.0, "hbm_to_ddr_mem_bw": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("other", "expected"),
+    [
+        (
+            {**COPIES, "hbm_to_ddr_mem_bw": 0.25},
+            ({"device": "cuda"}, {"hbm_mem_bw": 2.0, "hbm_to_ddr_mem_bw": 0.25}),
+        ),
+        ({**COPIES, "device": "xpu"}, ({}, {})),
+        (None, ({}, {})),
+    ],
+)
+def test_copies_of_the_slowest_rank_count_where_all_have_a_device_of_one_type(
+    other: Any, expected: Any
+) -> None:
+    answers = {links.measure_links: [{"intra_host_bw": 1.0}] * 2, links.measure_copies: [dict(COPIES), other]}
+    found = running._measured_links(Ranks(2, 2, True, answers.__getitem__))
+    assert found == ({"intra_host_bw": 1.0}, *expected)
 
 
 def test_calibrate_of_another_device_is_refused(tmp_path: Path) -> None:

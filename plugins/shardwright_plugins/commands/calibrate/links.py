@@ -27,7 +27,7 @@ def measure_links() -> dict[str, float]:
     env = ShardingEnv.from_process_group()
     ranks, local = np.arange(env.world_size), env.local_world_size
     is_near = ranks // local == env.rank // local
-    found = {}
+    found: dict[str, float] = {}
     for link, partners in (("intra_host", is_near), ("inter_host", ~is_near)):
         others = int((partners & (ranks != env.rank)).sum())
         if others:

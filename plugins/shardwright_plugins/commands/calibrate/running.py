@@ -45,6 +45,7 @@ _CALL = "call"
 _PACKAGES = ("torch", "numba", "fbgemm-gpu-cpu")
 _SECONDS_A_KERNEL = 15.0
 _KERNEL_STEPS, _STEPS, _ROUNDS = 5, 10, 2
+_QUICK = "only a few small experiments were made (--quick)"
 _QUICK_CASES, _QUICK_ELEMENTS = 3, 1_000_000
 
 
@@ -182,16 +183,6 @@ def calibrate(
     note("steps")
     loads, runs = _measured_steps(ranks, first, cache_bytes, links, quick=quick)
     phases = fit_phases(loads, runs, fits[first].constants)
-    if ranks.size == 1:
-        unmeasured["exchanges"] = "one rank exchanges nothing: measure with --ranks 2 or more"
-    if ranks.num_hosts == 1:
-        unmeasured["inter_host_bw"] = "all ranks are on one host"
-    if not device:
-        unmeasured["hbm_to_ddr_mem_bw"] = "not every rank has an accelerator that torch sees"
-    if ranks.num_hosts > 1 and ranks.local_size == 1:
-        unmeasured["intra_host_bw"] = "each rank is on a host of its own"
-    if quick:
-        unmeasured["most"] = "only a few small experiments were made (--quick)"
     memory = _memory_bandwidth(kernels[first])
     others = float(np.median([run.others for run in runs]))
     return Machine(
@@ -213,8 +204,19 @@ def calibrate(
             **{f"{name} update": own.update.to_data() for name, own in fits.items()},
             **_told(loads, runs, phases),
         },
-        unmeasured=unmeasured,
+        unmeasured={**unmeasured, **_not_there(ranks, device)} | ({"most": _QUICK} if quick else {}),
     )
+
+
+def _not_there(ranks: Ranks, device: Mapping[str, str]) -> dict[str, str]:
+    """List what cannot be measured with such ranks, with the reasons."""
+    reasons = {
+        "exchanges": (ranks.size == 1, "one rank exchanges nothing: measure with --ranks 2 or more"),
+        "inter_host_bw": (ranks.num_hosts == 1, "all ranks are on one host"),
+        "intra_host_bw": (ranks.local_size == 1 < ranks.size, "each rank is on a host of its own"),
+        "hbm_to_ddr_mem_bw": (not device, "not every rank has an accelerator that torch sees"),
+    }
+    return {name: reason for name, (is_so, reason) in reasons.items() if is_so}
 
 
 def _rounded(value: float) -> float:
@@ -274,10 +276,16 @@ def _measured_steps(
 
 def _topology(ranks: Ranks, links: Mapping[str, float]) -> Topology:
     """The ranks with the links that were measured."""
-    bandwidths = {name: value for name, value in links.items() if name.endswith("_bw")}
-    latencies = {name.removesuffix("_latency_ms"): links[name] for name in links.keys() - bandwidths.keys()}
+    ending = "_latency_ms"
     return Topology(
-        ranks.size, "cpu", local_world_size=ranks.local_size, link_latencies_ms=latencies, **bandwidths
+        ranks.size,
+        "cpu",
+        local_world_size=ranks.local_size,
+        intra_host_bw=links.get("intra_host_bw"),
+        inter_host_bw=links.get("inter_host_bw"),
+        link_latencies_ms={
+            name.removesuffix(ending): value for name, value in links.items() if name.endswith(ending)
+        },
     )
 
 

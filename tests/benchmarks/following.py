@@ -18,9 +18,9 @@ import torch.distributed as dist
 import typer
 
 import shardwright as sw
-from shardwright_plugins.commands._processor import processor
 from shardwright_plugins.following import Replanner, StepTimes
 from shardwright_plugins.measuring.phases import keep_memory
+from shardwright_plugins.measuring.processor import processor
 from shardwright_testing.ranks import RankPool
 
 RANKS, TABLES, ROWS, DIM, BATCH = 2, 16, 50_000, 64, 512

@@ -99,6 +99,7 @@ def plan(
     quiet: Annotated[bool, typer.Option("--quiet", help="Print the summary only.")] = False,
 ) -> None:
     """Plan how to shard the tables of a workload, and say how good the plan is."""
+    from shardwright.planning.assumptions import CPU_DEVICE
     from shardwright.planning.documents import CONSTRAINTS
     from shardwright.planning.planner import TablePlanner
     from shardwright.planning.report.report import writer_of
@@ -119,7 +120,8 @@ def plan(
         topology=topology,
         batch_size=batch or loaded.batch_size,
         constraints=loaded.constrained(asked).rules,
-        estimator=estimator or (_estimator_of(machine) if machine else None),
+        estimator=estimator
+        or (_estimator_of(machine) if machine and CPU_DEVICE in topology.device_types else None),
         storage_estimator=storage_estimator,
         proposer=proposer or None,
         partitioner=partitioner,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -150,14 +151,20 @@ class OtherPrograms:
         self._start = _clocks()
 
     def share(self) -> float:
-        """The part of all processors' time that others took, the same on every rank; 0 where Linux does not tell."""
-        busy, total, own = (now - then for now, then in zip(_clocks(), self._start, strict=True))
-        figures = torch.tensor(
-            [own, 0.0, 0.0] if dist.get_rank() else [own, busy, total], dtype=torch.float64
-        )
-        dist.all_reduce(figures)  # all ranks are on this machine
-        own, busy, total = figures.tolist()
-        return max(0.0, busy - own) / total if total else 0.0
+        """The part of a host's processors that others took, the most of all hosts, the same on every rank.
+
+        It is 0 where Linux does not tell.
+        """
+        passed = [now - then for now, then in zip(_clocks(), self._start, strict=True)]
+        told: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(told, (platform.node(), *passed))
+        shares = [0.0]
+        for host in {name for name, *_ in told}:
+            here = [own for name, *own in told if name == host]
+            busy, total, _ = here[0]
+            if total:
+                shares.append((busy - sum(own for *_, own in here)) / total)
+        return max(shares)
 
 
 def _clocks() -> tuple[float, float, float]:

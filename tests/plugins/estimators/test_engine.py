@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 
@@ -17,8 +20,10 @@ from shardwright.planning.tables.constraints import Constraints, ParameterConstr
 from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright_plugins.dataflows.replicated.forms import FORMS
 from shardwright_plugins.dataflows.replicated.sizes import Sizes
+from shardwright_plugins.estimators import engine
 from shardwright_plugins.estimators.engine import Engine, amounts_of
-from shardwright_plugins.estimators.engine.machine import Machine, shipped_machine
+from shardwright_plugins.estimators.engine import machine as engine_machine
+from shardwright_plugins.estimators.engine.machine import FIRST, Machine, shipped_machines
 from shardwright_plugins.estimators.engine.mixing import Mixing
 from shardwright_plugins.estimators.engine.step import StepWork
 from shardwright_plugins.estimators.engine.work import LookupWork
@@ -104,7 +109,7 @@ def test_amounts_of_a_whole_table_are_those_counted_by_hand() -> None:
 
 def machine_with(path: Path, **constants: float) -> Path:
     """A machine on which nothing takes time but what is named."""
-    data = json.loads(shipped_machine().to_json())
+    data = json.loads(shipped_machines()[FIRST].to_json())
     kernels = data["constants"]["kernels"]
     for part in (*kernels.values(), data["constants"]["engine"], data["constants"]["fixed"]):
         for name in part:
@@ -241,7 +246,7 @@ def test_kernel_that_was_not_measured_takes_the_first_ones_time_at_its_bandwidth
 
 
 def test_machine_document_comes_back_as_it_was_written() -> None:
-    machine = shipped_machine()
+    machine = shipped_machines()[FIRST]
     assert Machine.from_json(machine.to_json()) == machine
 
 
@@ -261,7 +266,7 @@ def test_machine_document_comes_back_as_it_was_written() -> None:
     ],
 )
 def test_machine_document_that_is_malformed_is_refused(place: tuple[str, ...], value: object) -> None:
-    data = inner = json.loads(shipped_machine().to_json())
+    data = inner = json.loads(shipped_machines()[FIRST].to_json())
     for key in place[:-1]:
         inner = inner[key]
     inner[place[-1]] = value
@@ -271,18 +276,121 @@ def test_machine_document_that_is_malformed_is_refused(place: tuple[str, ...], v
 
 def test_topology_from_machine_has_what_was_measured_and_what_is_given(tmp_path: Path) -> None:
     path = tmp_path / "machine.json"
-    path.write_text(shipped_machine().to_json())
-    measured = shipped_machine().topology
+    path.write_text(shipped_machines()[FIRST].to_json())
+    measured = shipped_machines()[FIRST].topology
     topology = sw.Topology.from_machine(path, 2, ddr_mem_bw=5.0, ddr_cap=1 << 30)
     assert topology.memory_bandwidths["ddr"] == 5.0
     assert topology.link_bandwidths["intra_host"] == measured["intra_host_bw"]
     assert topology.link_latencies_ms["intra_host"] == measured["intra_host_latency_ms"]
     origins = {name: value.origin for name, value in topology.provenance.items()}
     assert origins["ddr_mem_bw"] == "given"
-    assert origins["intra_host_bw"] == origins["intra_host_latency_ms"] == "detected"
+    assert origins["intra_host_bw"] == origins["intra_host_latency_ms"] == "measured"
     for devices in ("cuda", ["cpu", "cuda"]):  # gloo's bandwidth would be taken for that of their links
         with pytest.raises(sw.InvalidInputError, match="measured on CPUs"):
             sw.Topology.from_machine(path, 2, devices)
+
+
+def test_values_measured_with_another_number_of_ranks_count_as_assumed(tmp_path: Path) -> None:
+    path = tmp_path / "machine.json"
+    machine = shipped_machines()[FIRST]
+    path.write_text(machine.to_json())
+    for ranks, origin in ((2, "measured"), (8, "assumed")):
+        topology = sw.Topology.from_machine(path, ranks, local_world_size=2)
+        for name in machine.topology:
+            found = topology.provenance[name]
+            assert (found.value, found.origin) == (machine.topology[name], origin)
+            assert machine.made["processor"] in found.source
+            assert machine.made["date"] in found.source
+            assert ("with 2 ranks, not 8" in found.source) == (ranks == 8)
+    planner = sw.EmbeddingShardingPlanner(topology, 8, progress=False)
+    planner.plan_tables([sw.TableSpec("t", 100, 8)])
+    assert any("with 2 ranks, not 8" in line for line in planner.report.assumption_lines)
+
+
+def test_machine_with_an_accelerator_has_its_memory_and_copies_for_ranks_on_it(tmp_path: Path) -> None:
+    path, first = tmp_path / "machine.json", shipped_machines()[FIRST]
+    copies = {"hbm_mem_bw": 2e9, "hbm_to_ddr_mem_bw": 5e7}
+    machine = attrs.evolve(
+        first, made={**first.made, "device": "cuda"}, topology={**first.topology, **copies}
+    )
+    path.write_text(machine.to_json())
+    on_cpus, on_devices = (sw.Topology.from_machine(path, 2, device) for device in ("cpu", "cuda"))
+    assert on_cpus == sw.Topology(2, "cpu", **_arguments(first.topology))
+    assert on_devices == sw.Topology(2, "cuda", **copies)
+    origins = {name: value.origin for name, value in on_devices.provenance.items()}
+    assert {name for name, origin in origins.items() if origin == "measured"} == copies.keys()
+    with pytest.raises(sw.InvalidInputError) as refused:
+        sw.Topology.from_machine(path, 2, "xpu")
+    assert refused.value.possible == ("cpu", "cuda")
+
+
+def _arguments(topology: Mapping[str, float]) -> dict[str, Any]:
+    ending = "_latency_ms"
+    latencies = {
+        name.removesuffix(ending): value for name, value in topology.items() if name.endswith(ending)
+    }
+    return {name: value for name, value in topology.items() if not name.endswith(ending)} | {
+        "link_latencies_ms": latencies
+    }
+
+
+def test_rows_of_a_data_type_are_priced_by_constants_of_it_where_they_were_measured(tmp_path: Path) -> None:
+    first = shipped_machines()[FIRST]
+    dear = {name: 3 * value for name, value in first.kernels["fused_torch"].items()}
+    path = tmp_path / "machine.json"
+    kernels = {**first.kernels, "fused_torch FP16": dear}
+    path.write_text(attrs.evolve(first, kernels=kernels).to_json())
+    told = {}
+    for data_type in ("FP32", "FP16", "BF16"):
+        rule = ParameterConstraints(sharding_types=["table_wise"], compute_kernels=["fused_torch"])
+        table = sw.TableSpec("t", 5000, 64, data_type=data_type)
+        for name in ("engine", f"engine:machine={path}"):
+            topology = sw.Topology(2, "cpu")
+            planner = sw.EmbeddingShardingPlanner(
+                topology, BATCH, constraints={"t": rule}, estimator=name, progress=False
+            )
+            plan = planner.plan_tables([table])
+            told[data_type, name] = Prices.by(plan).of_tables["forward_compute"]["t"].sum()
+    for data_type, factor in {"FP32": 1.0, "FP16": 3.0, "BF16": 1.0}.items():
+        # Beside the kernel's own part, the engine takes its time for each lookup.
+        call = first.engine["routed_lookup"]
+        own, plain = told[data_type, f"engine:machine={path}"] - call, told[data_type, "engine"] - call
+        assert own == pytest.approx(factor * plain), data_type
+
+
+XEON = "Intel(R) Xeon(R) Platinum 8488C"
+
+
+@pytest.fixture
+def two_machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Folder of shipped machines: the first one, and one of another processor."""
+    first = shipped_machines()[FIRST]
+    (tmp_path / f"{FIRST}.json").write_text(first.to_json())
+    (tmp_path / "xeon.json").write_text(attrs.evolve(first, made={**first.made, "processor": XEON}).to_json())
+    monkeypatch.setattr(engine_machine, "SHIPPED", tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("here", "taken"),
+    [
+        ("AMD EPYC", "engine"),
+        ("AMD EPYC 9R14", "engine"),
+        (XEON, "engine_xeon"),
+        ("Intel(R) Xeon(R) Processor @ 2.90GHz", "engine_xeon"),
+        ("Neoverse-V2", "engine"),
+    ],
+)
+def test_nearest_of_several_shipped_machines_is_taken_unasked(
+    two_machines: Path, monkeypatch: pytest.MonkeyPatch, here: str, taken: str
+) -> None:
+    monkeypatch.setattr(engine, "processor", lambda: here)
+    found = {own.name: own() for own in engine.engines()}
+    assert list(found) == ["engine", "engine_xeon"]
+    assert [name for name, own in found.items() if own.serves(sw.Topology(2, "cpu"))] == [taken]
+    told = found[taken].provenance()["machine"]
+    assert told.startswith(found[taken].machine.made["processor"])
+    assert (here in told.partition(";")[2]) == (here not in ("AMD EPYC", XEON))
 
 
 @pytest.mark.parametrize(

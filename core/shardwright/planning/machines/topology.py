@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import attrs
 import numpy as np
 import numpy.typing as npt
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from shardwright.arguments import NonNegativeFloat, PositiveFloat, PositiveInt, Within, brief, checked, whole
 from shardwright.errors import InvalidInputError, UnknownNameError, UnsupportedError, nearest
@@ -38,7 +38,7 @@ MemoryBytes = Annotated[float, Within(ge=0, le=MOST_MEMORY_BYTES)]
 
 @frozen
 class InputValue:
-    """Value with its origin: ``given``, ``detected`` or ``assumed``, and the source of an assumption."""
+    """Value with its origin: ``given``, ``detected``, ``measured`` or ``assumed``, and the source of the last two."""
 
     value: Any
     origin: str
@@ -223,31 +223,43 @@ class Topology:
         Args:
             path: machine document.
             world_size: number of ranks.
-            compute_device: type of their devices: ``"cpu"``, which is what is measured.
-            given: further arguments of :class:`Topology`, which count instead of what was measured.
+            compute_device: type of their devices: ``"cpu"``, or that of the accelerators whose memory and copies were
+                measured; links between these are assumed.
+            given: further arguments of :class:`Topology`, which count instead of what was measured. Values that were
+                measured with another number of ranks count as assumed.
 
         Raises:
-            InvalidInputError: the document is malformed, an argument is wrong, or the devices are no CPUs.
+            InvalidInputError: the document is malformed, an argument is wrong, or the devices are others.
         """
-        devices = {compute_device} if isinstance(compute_device, str) else {*compute_device}
-        if devices != {CPU_DEVICE}:
-            raise InvalidInputError(
-                f"{path} was measured on CPUs, whose links and memory are not those of {brief(compute_device)}: plan "
-                "without it",
-                subject="compute_device",
-                asked=compute_device,
-                possible=(CPU_DEVICE,),
-            )
         data = MACHINE.read(Path(path))
         MACHINE.check(data)
-        measured, own = data["topology"], {name: value for name, value in given.items() if value is not None}
+        devices = {compute_device} if isinstance(compute_device, str) else {*compute_device}
+        if devices != {CPU_DEVICE} and devices != {data["made"].get("device")}:
+            possible = dict.fromkeys((CPU_DEVICE, data["made"].get("device", CPU_DEVICE)))
+            raise InvalidInputError(
+                f"{path} was measured on CPUs, whose links and memory are not those of {brief(compute_device)}: plan "
+                f"without it, or for ranks of {' or '.join(possible)}",
+                subject="compute_device",
+                asked=compute_device,
+                possible=tuple(possible),
+            )
+        is_device = devices != {
+            CPU_DEVICE
+        }  # of which memory and copies are measured, and no links between ranks
+        measured = {
+            name: value for name, value in data["topology"].items() if name.startswith("hbm_") == is_device
+        }
+        own = {name: value for name, value in given.items() if value is not None}
         latencies = {
             name.removesuffix(_LATENCY): measured[name] for name in measured if name.endswith(_LATENCY)
         }
         arguments = {name: value for name, value in measured.items() if not name.endswith(_LATENCY)} | own
         arguments["link_latencies_ms"] = {**latencies, **own.get("link_latencies_ms", {})}
-        arguments["detected"] = [*own.get("detected", ()), *(name for name in measured if name not in own)]
-        return cls(world_size, compute_device, **arguments)
+        topology = cls(world_size, compute_device, **arguments)
+        source = _source_of(data["made"], world_size)
+        origins = topology.provenance
+        noted = {name: evolve(origins[name], **source) for name in measured if name not in own}
+        return topology._with(provenance={**origins, **noted})
 
     @checked
     def sharding_group(
@@ -290,22 +302,24 @@ class Topology:
         local = own if node_group_size is None else grid.hosts_of(node_group_size)
         replicas = grid.replicas(sync_every)
         changed = {"world_size": size, "local_world_size": local, "replicas": attrs.asdict(replicas)}
-        group = object.__new__(Topology)
-        group.__attrs_init__(
+        return self._with(
             world_size=size,
             compute_devices=self.compute_devices[:size],
             local_world_size=local,
             memory_bytes={tier: _least(values, grid) for tier, values in self.memory_bytes.items()},
-            memory_bandwidths=self.memory_bandwidths,
-            link_bandwidths=self.link_bandwidths,
-            link_latencies_ms=self.link_latencies_ms,
             replicas=replicas,
             provenance={
                 **self.provenance,
                 **{name: InputValue(value, "given") for name, value in changed.items()},
             },
         )
-        return group
+
+    def _with(self, **changed: Any) -> Topology:
+        """Copy with other values of attributes."""
+        own = {attribute.name: getattr(self, attribute.name) for attribute in attrs.fields(Topology)}
+        copied = object.__new__(Topology)
+        copied.__attrs_init__(**{**own, **changed})
+        return copied
 
     @property
     def num_hosts(self) -> int:
@@ -352,8 +366,7 @@ class Topology:
             return self
         ranks = self.ranks_of(device)
         kept = {tier: own for tier in _tiers_of(device) for own in [_own_name(tier, device)]}
-        group = object.__new__(Topology)
-        group.__attrs_init__(
+        return self._with(
             world_size=len(ranks),
             compute_devices=(device,) * len(ranks),
             local_world_size=min(self.local_world_size, len(ranks)),
@@ -361,12 +374,8 @@ class Topology:
                 tier: self.memory_bytes[own][ranks.start : ranks.stop] for tier, own in kept.items()
             },
             memory_bandwidths={tier: self.memory_bandwidths[own] for tier, own in kept.items()},
-            link_bandwidths=self.link_bandwidths,
-            link_latencies_ms=self.link_latencies_ms,
             replicas=None,
-            provenance=self.provenance,
         )
-        return group
 
     @property
     def device_tiers(self) -> tuple[str, ...]:
@@ -448,6 +457,17 @@ class Topology:
             "link_latencies_ms": dict(self.link_latencies_ms),
             **replicas,
         }
+
+
+def _source_of(made: Mapping[str, Any], world_size: int) -> dict[str, str]:
+    """Origin and source of values that a machine document has, for so many ranks."""
+    told = f"measured on {made.get('processor', 'an unnamed processor')}, {made.get('date', 'at an unknown date')}"
+    if made.get("ranks") == world_size:
+        return {"origin": "measured", "source": told}
+    return {
+        "origin": "assumed",
+        "source": f"{told}, with {made.get('ranks', 'unknown')} ranks, not {world_size}",
+    }
 
 
 class _Given:

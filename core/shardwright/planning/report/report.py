@@ -238,17 +238,20 @@ class Report:
 
     @property
     def assumption_lines(self) -> list[str]:
-        """List the assumptions, with their sources, and what was detected."""
-        assumed = [
-            f"  {name} = {value_text(name, data['value'])} ({data.get('source', '')})"
-            for name, data in assumed_inputs(self.inputs).items()
-        ]
+        """List the assumptions, with their sources, and what was measured and detected."""
+        sourced = {
+            name: f"  {name} = {value_text(name, data['value'])} ({data.get('source', '')})"
+            for name, data in self.inputs.items()
+            if "source" in data or data["provenance"] == "assumed"
+        }
         detected = [
             f"  {name} = {value_text(name, data['value'])}"
             for name, data in self.inputs.items()
             if data["provenance"] == "detected"
         ]
-        lines = ["assumed, because not given:", *assumed]
+        assumed = assumed_inputs(self.inputs)
+        lines = ["assumed, because not given:", *(sourced.pop(name) for name in assumed)]
+        lines += ["measured beforehand:", *sourced.values()] if sourced else []
         return [*lines, "detected on this machine:", *detected] if detected else lines
 
 

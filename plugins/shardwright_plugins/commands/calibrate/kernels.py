@@ -11,14 +11,16 @@ import torch
 import torch.distributed as dist
 from attrs import frozen
 
-from shardwright.contracts.compute_kernel import KernelRequest
+from shardwright.contracts.compute_kernel import ComputeKernel, KernelRequest
 from shardwright.contracts.lookup import Bags, BlockSpec, Lookup
 from shardwright.host import host
 from shardwright.planning.arrays import Floats
 from shardwright.planning.layouts.layout import Block
 from shardwright.planning.options.averaging import state_bytes_of_row
+from shardwright.planning.tables.data_types import DataType
 from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright.planning.tables.spec import TableSpec
+from shardwright_plugins.estimators.engine.machine import BASE
 from shardwright_plugins.estimators.engine.work import LookupWork
 
 OPTIMIZER = OptimizerSpec("row_wise_adagrad", learning_rate=0.02, parameters=(("eps", 1e-8),))
@@ -79,7 +81,7 @@ CASES = tuple(
 
 @frozen
 class KernelTimes:
-    """Times of a kernel in each case, ms, the mean of all ranks; of the cases that it could do.
+    """Times of a kernel in each case, ms; of the cases that there was time for.
 
     Args:
         cases: the cases.
@@ -121,43 +123,51 @@ class KernelTimes:
 
 
 def measure_kernel(
-    name: str, cases: Sequence[KernelCase], *, steps: int, seconds: float
+    name: str, cases: Sequence[KernelCase], precision: str = BASE, *, steps: int, seconds: float
 ) -> KernelTimes | str:
     """Measure a kernel; every rank of the process group makes this call.
 
     Args:
         name: its name.
         cases: work to do.
+        precision: data type of rows.
         steps: steps of each case that count.
         seconds: time after which no further case begins.
 
     Returns:
-        The times, the same on every rank; or why there are none.
+        This rank's times, of the same cases on every rank; or why there are none, the same on every rank.
     """
     kernel, deadline = host().compute_kernels.create(name), time.monotonic() + seconds
     optimizer = OPTIMIZER if kernel.fuses_optimizer else None
     evicted = torch.zeros(_EVICTED_BYTES // 4)
     done: list[KernelCase] = []
     found, sizes = [], []
-    for case in cases:
-        request = KernelRequest(
-            "cpu", TableSpec("t", 1, 4).data_type, case.columns, case.columns, optimizer=optimizer,
-            on_this_machine=True,
-        )  # fmt: skip
-        answer = kernel.supports(request)
-        if answer is not True:
-            return answer
+    requests = [
+        KernelRequest(
+            "cpu", DataType(precision), case.columns, case.columns, optimizer=optimizer, on_this_machine=True
+        )
+        for case in cases
+    ]  # fmt: skip
+    if (refusal := _refusal(kernel, requests)) is not None:
+        return refusal
+    for case, request in zip(cases, requests, strict=True):
         if done and _any(time.monotonic() > deadline):
             break
         lookup = _built(kernel, request, case)
         found.append(_times(lookup, case, evicted, steps))
         sizes.append((kernel.row_bytes(request), state_bytes_of_row(kernel, request)))
         done.append(case)
-    times = torch.tensor(found, dtype=torch.float64)
-    dist.all_reduce(times)
-    lookup_ms, update_ms = (times / dist.get_world_size()).numpy().T
+    lookup_ms, update_ms = np.array(found).T
     row_bytes, state_bytes = np.array(sizes, dtype=float).T
     return KernelTimes(done, lookup_ms, update_ms, row_bytes, state_bytes, not kernel.fuses_optimizer)
+
+
+def _refusal(kernel: ComputeKernel, requests: Sequence[KernelRequest]) -> str | None:
+    """Ask every rank's kernel: a refusal of some rank, the same on every rank; ``None`` if there is none."""
+    own = next((answer for one in requests if (answer := kernel.supports(one)) is not True), None)
+    told: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(told, own)
+    return next((answer for answer in told if answer is not None), None)
 
 
 def _any(own: bool) -> bool:
@@ -168,7 +178,10 @@ def _any(own: bool) -> bool:
 
 
 def _built(kernel: Any, request: KernelRequest, case: KernelCase) -> Lookup:
-    tables = [TableSpec(f"t{index}", case.rows, case.columns, [f"f{index}"]) for index in range(case.tables)]
+    tables = [
+        TableSpec(f"t{index}", case.rows, case.columns, [f"f{index}"], request.data_type)
+        for index in range(case.tables)
+    ]
     blocks = [
         BlockSpec(table, Block(table.all_rows, table.all_columns, rank=0), request, 1) for table in tables
     ]

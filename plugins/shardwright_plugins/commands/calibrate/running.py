@@ -17,13 +17,15 @@ import shardwright
 from shardwright.errors import UnsupportedError
 from shardwright.planning.arrays import Floats
 from shardwright.planning.machines.topology import Topology
-from shardwright_plugins.commands._processor import processor
 from shardwright_plugins.commands.calibrate.fitting import Fit, fit
-from shardwright_plugins.commands.calibrate.kernels import KernelTimes
+from shardwright_plugins.commands.calibrate.hosts import HostClass, host_classes, mean_times
+from shardwright_plugins.commands.calibrate.kernels import KernelTimes, kernel_names
+from shardwright_plugins.commands.calibrate.ranks import Ranks
 from shardwright_plugins.commands.calibrate.steps import alone, amounts_of_ranks
-from shardwright_plugins.estimators.engine.machine import FIXED, Machine
+from shardwright_plugins.estimators.engine.machine import BASE, FIXED, Machine, kernel_key
 from shardwright_plugins.estimators.engine.step import ENGINE, OF_ENGINE
 from shardwright_plugins.estimators.engine.work import LOOKUP, OF_KERNELS, UPDATE
+from shardwright_plugins.measuring.processor import processor
 from shardwright_plugins.measuring.steps import Measured
 
 CACHES = tuple(float(1 << power) for power in range(19, 26))
@@ -43,8 +45,8 @@ _CALL = "call"
 _PACKAGES = ("torch", "numba", "fbgemm-gpu-cpu")
 _SECONDS_A_KERNEL = 15.0
 _KERNEL_STEPS, _STEPS, _ROUNDS = 5, 10, 2
+_QUICK = "only a few small experiments were made (--quick)"
 _QUICK_CASES, _QUICK_ELEMENTS = 3, 1_000_000
-_TIMEOUT_S = 300.0
 
 
 @frozen
@@ -138,41 +140,53 @@ def _told(loads: Sequence[Any], runs: Sequence[Measured], fits: Mapping[str, Fit
 
 
 def calibrate(
-    ranks: int, asked: Sequence[str] | None, note: Callable[[str], None], *, quick: bool = False
+    ranks: Ranks,
+    asked: Sequence[str] | None,
+    note: Callable[[str], None],
+    *,
+    precisions: Sequence[str] = (),
+    quick: bool = False,
 ) -> Machine:
-    """Measure this machine and fit its constants.
+    """Measure the machine of some ranks and fit its constants.
+
+    1. Every rank: kernels, one after the other, with all ranks at the same time.
+    2. Every rank: exchanges inside hosts and between them, then whole steps.
+    3. Every rank fits constants to the results of all, which are the same everywhere but for rounding. The caller
+       writes the machine of the first.
 
     Args:
-        ranks: processes, one thread each.
+        ranks: ranks to measure, one thread each.
         asked: compute kernels to measure; all by default.
         note: function that is called with what is measured next.
+        precisions: further data types of rows to measure kernels with.
         quick: make few small experiments.
 
     Raises:
         UnsupportedError: no kernel can be measured here.
+        DistributedError: a rank failed, or does not answer.
     """
-    from shardwright_testing.ranks import RankPool
-
     start = time.monotonic()
     unmeasured: dict[str, str] = {}
-    with RankPool(ranks, backend="gloo") as pool:
-        kernels = _measured_kernels(pool, ranks, asked, unmeasured, note, quick=quick)
-        cache_bytes, fits = fit_kernels(kernels)
-        first = next(iter(fits))
-        note("steps")
-        loads, runs = _measured_steps(pool, ranks, first, cache_bytes, quick=quick)
-        note("links")
-        links = _measured_links(pool, ranks)
+    experiments = [
+        (name, precision)
+        for name in asked or ranks.run(kernel_names)[0]
+        for precision in dict.fromkeys((BASE, *precisions))
+    ]
+    of_ranks = _measured_kernels(ranks, experiments, unmeasured, note, quick=quick)
+    classes = host_classes(of_ranks, ranks.run(processor), ranks.local_size)
+    slowest = min(classes, key=lambda own: own.speed)
+    kernels = {name: mean_times(own, slowest.hosts, ranks.local_size) for name, own in of_ranks.items()}
+    cache_bytes, fits = fit_kernels(kernels)
+    first = next(iter(fits))
+    note("links")
+    links, device, copies = _measured_links(ranks)
+    note("steps")
+    loads, runs = _measured_steps(ranks, first, cache_bytes, links, quick=quick)
     phases = fit_phases(loads, runs, fits[first].constants)
-    if ranks == 1:
-        unmeasured["exchanges"] = "one rank exchanges nothing: measure with --ranks 2 or more"
-    unmeasured["inter_host_bw"] = "all ranks are on one host"
-    if quick:
-        unmeasured["most"] = "only a few small experiments were made (--quick)"
     memory = _memory_bandwidth(kernels[first])
     others = float(np.median([run.others for run in runs]))
     return Machine(
-        made=_made(ranks, time.monotonic() - start, others),
+        made={**_made(ranks, classes, time.monotonic() - start, others), **device},
         cache_bytes=cache_bytes,
         kernels={name: in_step(own.constants, phases) for name, own in fits.items()},
         engine={
@@ -184,14 +198,25 @@ def calibrate(
         fixed={
             name: _rounded(sum(own.constants.get(name, 0.0) for own in phases.values())) for name in FIXED
         },
-        topology={"ddr_mem_bw": _rounded(memory), **{name: _rounded(value) for name, value in links.items()}},
+        topology={name: _rounded(value) for name, value in {"ddr_mem_bw": memory, **links, **copies}.items()},
         fits={
             **{f"{name} lookup": own.lookup.to_data() for name, own in fits.items()},
             **{f"{name} update": own.update.to_data() for name, own in fits.items()},
             **_told(loads, runs, phases),
         },
-        unmeasured=unmeasured,
+        unmeasured={**unmeasured, **_not_there(ranks, device)} | ({"most": _QUICK} if quick else {}),
     )
+
+
+def _not_there(ranks: Ranks, device: Mapping[str, str]) -> dict[str, str]:
+    """List what cannot be measured with such ranks, with the reasons."""
+    reasons = {
+        "exchanges": (ranks.size == 1, "one rank exchanges nothing: measure with --ranks 2 or more"),
+        "inter_host_bw": (ranks.num_hosts == 1, "all ranks are on one host"),
+        "intra_host_bw": (ranks.local_size == 1 < ranks.size, "each rank is on a host of its own"),
+        "hbm_to_ddr_mem_bw": (not device, "not every rank has an accelerator that torch sees"),
+    }
+    return {name: reason for name, (is_so, reason) in reasons.items() if is_so}
 
 
 def _rounded(value: float) -> float:
@@ -200,46 +225,40 @@ def _rounded(value: float) -> float:
 
 
 def _measured_kernels(
-    pool: Any,
-    ranks: int,
-    asked: Sequence[str] | None,
+    ranks: Ranks,
+    experiments: Sequence[tuple[str, str]],
     unmeasured: dict[str, str],
     note: Callable[[str], None],
     *,
     quick: bool,
-) -> dict[str, KernelTimes]:
-    from shardwright_plugins.commands.calibrate.kernels import CASES, kernel_names, measure_kernel
+) -> dict[str, list[KernelTimes]]:
+    """Times on each rank of each kernel with each data type of rows."""
+    from shardwright_plugins.commands.calibrate.kernels import CASES, measure_kernel
 
-    found: dict[str, KernelTimes] = {}
+    found: dict[str, list[KernelTimes]] = {}
     cases = CASES[:_QUICK_CASES] if quick else CASES
-    for name in asked or kernel_names():
-        note(name)
-        times = pool.run(
-            measure_kernel,
-            ranks,
-            name,
-            cases,
-            steps=_KERNEL_STEPS,
-            seconds=_SECONDS_A_KERNEL,
-            timeout_s=_TIMEOUT_S,
-        )[0]
-        if isinstance(times, str):
-            unmeasured[f"kernel {name}"] = times
+    seconds = _SECONDS_A_KERNEL / len({precision for _, precision in experiments})
+    for name, precision in experiments:
+        key = kernel_key(name, precision)
+        note(key)
+        times = ranks.run(measure_kernel, name, cases, precision, steps=_KERNEL_STEPS, seconds=seconds)
+        if isinstance(times[0], str):
+            unmeasured[f"kernel {key}"] = times[0]
         else:
-            found[name] = times
+            found[key] = times
     if not found:
         raise UnsupportedError(f"no compute kernel can be measured here: {unmeasured}")
     return found
 
 
 def _measured_steps(
-    pool: Any, ranks: int, kernel: str, cache_bytes: float, *, quick: bool
+    ranks: Ranks, kernel: str, cache_bytes: float, links: Mapping[str, float], *, quick: bool
 ) -> tuple[list[Mapping[str, Floats]], list[Measured]]:
     """Amounts on each rank, and times, of all experiments with steps."""
     from shardwright_plugins.commands.calibrate import steps
     from shardwright_plugins.measuring.steps import measure_each
 
-    topology = Topology(ranks, "cpu")
+    topology = _topology(ranks, links)
     found = [
         case
         for case in steps.cases()
@@ -248,18 +267,37 @@ def _measured_steps(
     plans = [steps.plan_of(case, topology, kernel) for case in found]
     work = [(case.workload, plan.to_json()) for case, plan in zip(found, plans, strict=True)]
     # Far apart: other programs that run for some seconds disturb one of the rounds.
-    runs = pool.run(measure_each, ranks, _ROUNDS * work, steps=_STEPS, timeout_s=_TIMEOUT_S)[0]
+    runs = ranks.run(measure_each, _ROUNDS * work, steps=_STEPS)[0]
     best = [min(runs[number :: len(work)], key=lambda run: run.step_ms) for number in range(len(work))]
+    if ranks.num_hosts > 1:
+        best = [steps.without_travel(run, plan) for run, plan in zip(best, plans, strict=True)]
     return [steps.loads_of(plan, cache_bytes) for plan in plans], best
 
 
-def _measured_links(pool: Any, ranks: int) -> dict[str, float]:
-    from shardwright_plugins.commands.calibrate.links import measure_links
+def _topology(ranks: Ranks, links: Mapping[str, float]) -> Topology:
+    """The ranks with the links that were measured."""
+    ending = "_latency_ms"
+    return Topology(
+        ranks.size,
+        "cpu",
+        local_world_size=ranks.local_size,
+        intra_host_bw=links.get("intra_host_bw"),
+        inter_host_bw=links.get("inter_host_bw"),
+        link_latencies_ms={
+            name.removesuffix(ending): value for name, value in links.items() if name.endswith(ending)
+        },
+    )
 
-    if ranks == 1:
-        return {}
-    figures: dict[str, float] = pool.run(measure_links, ranks, timeout_s=_TIMEOUT_S)[0]
-    return figures
+
+def _measured_links(ranks: Ranks) -> tuple[dict[str, float], dict[str, str], dict[str, float]]:
+    """Links between ranks; the type of their accelerators, if all have one; and the slowest rank's copies to it."""
+    from shardwright_plugins.commands.calibrate.links import measure_copies, measure_links
+
+    links: dict[str, float] = ranks.run(measure_links)[0]
+    told = ranks.run(measure_copies)
+    if not all(told) or len(kinds := {own.pop("device") for own in told}) > 1:
+        return links, {}, {}
+    return links, {"device": kinds.pop()}, {name: min(own[name] for own in told) for name in told[0]}
 
 
 def _memory_bandwidth(times: KernelTimes) -> float:
@@ -269,13 +307,19 @@ def _memory_bandwidth(times: KernelTimes) -> float:
     return float(np.median((read / times.lookup_ms)[work.columns >= np.median(work.columns)]))
 
 
-def _made(ranks: int, seconds: float, others: float) -> dict[str, Any]:
-    """Provenance of a calibration."""
+def _made(ranks: Ranks, classes: Sequence[HostClass], seconds: float, others: float) -> dict[str, Any]:
+    """Provenance of a calibration; the processor is that of the slowest hosts."""
+    several = (
+        {}
+        if ranks.num_hosts == 1
+        else {"hosts": ranks.num_hosts, "classes": [own.to_data() for own in classes]}
+    )
     return {
-        "processor": processor(),
+        "processor": min(classes, key=lambda own: own.speed).processor,
         "cores": os.cpu_count(),
         "system": f"{platform.system()} {platform.machine()}",
-        "ranks": ranks,
+        "ranks": ranks.size,
+        **several,
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "seconds": round(seconds, 1),
         "other_programs": round(others, 3),

@@ -24,6 +24,7 @@ from shardwright_plugins.commands.calibrate.kernels import OPTIMIZER
 from shardwright_plugins.estimators.engine import amounts_of
 from shardwright_plugins.estimators.engine.step import OF_ENGINE, StepWork
 from shardwright_plugins.estimators.engine.work import OF_KERNELS
+from shardwright_plugins.measuring.steps import Measured
 
 
 @frozen
@@ -133,6 +134,22 @@ def loads_of(plan: ShardingPlan, cache_bytes: float) -> Mapping[str, Floats]:
     placed, space = again.loaded_plan(), again.space
     amounts = amounts_of(StepWork(space.options, space.topology, cache_bytes))
     return LoadedPlan.of(evolve(space, phases=amounts), placed.proposal, placed.ranks).phases_ms
+
+
+def without_travel(run: Measured, plan: ShardingPlan) -> Measured:
+    """The times of a run less what ``roofline`` says of exchanges, which ``engine`` adds to its own between hosts.
+
+    Args:
+        run: times of a plan on several hosts.
+        plan: the plan, by ``roofline`` for a topology with the links as they were measured.
+    """
+    travel = {
+        phase: float(ms.mean()) * (phase not in OF_KERNELS)
+        for phase, ms in Rederived.of(plan, host()).loaded_plan().phases_ms.items()
+    }
+    return evolve(
+        run, phases_ms={phase: max(ms - travel.get(phase, 0.0), 0.0) for phase, ms in run.phases_ms.items()}
+    )
 
 
 def amounts_of_ranks(loads: Sequence[Mapping[str, Floats]]) -> dict[str, Floats]:

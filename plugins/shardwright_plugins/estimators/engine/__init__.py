@@ -26,12 +26,19 @@ from shardwright.planning.search.objectives import largest_rank_time
 from shardwright.planning.search.placement import LoadedPlan, Placed
 from shardwright.planning.search.refinements import Outcome, Refinement, Search
 from shardwright.planning.watch import Watch
-from shardwright_plugins.estimators.engine.machine import Machine, shipped_machine
+from shardwright_plugins.estimators.engine.machine import (
+    FIRST,
+    Machine,
+    kernel_key,
+    nearest_machine,
+    shipped_machines,
+)
 from shardwright_plugins.estimators.engine.mixing import Mixing
 from shardwright_plugins.estimators.engine.step import OF_ENGINE, StepWork
 from shardwright_plugins.estimators.engine.unmixed import unmixed_plans
 from shardwright_plugins.estimators.engine.work import LOOKUP, OF_KERNELS, UPDATE
 from shardwright_plugins.estimators.roofline import Roofline
+from shardwright_plugins.measuring.processor import processor
 
 __all__ = ["Engine"]
 
@@ -51,14 +58,18 @@ class Engine(Estimator):
     Between hosts, what travels takes the time of ``roofline`` beside, by the topology's links. A kernel that the
     machine's document does not have is taken for the first that it has, at the bandwidth that it declares.
 
+    Of several machines that are shipped, each has an estimator, and the one whose processor is nearest to this one's
+    may be taken unasked. Its name stands in plans, which so cost the same wherever they are checked.
+
     Args:
-        machine: path of a machine document that ``shardwright calibrate`` wrote; a shipped one by default.
+        machine: path of a machine document that ``shardwright calibrate`` wrote; the shipped one by default.
     """
 
     name: ClassVar[str] = "engine"
     measures: ClassVar[str] = PERFORMANCE
     depends_on_shape_only: ClassVar[bool] = True
     preference: ClassVar[int] = 30
+    shipped: ClassVar[str] = FIRST
 
     def __init__(self, machine: str = "") -> None:
         self._file = machine
@@ -66,7 +77,7 @@ class Engine(Estimator):
     @cached_property
     def machine(self) -> Machine:
         """The machine's constants."""
-        return Machine.read(Path(self._file)) if self._file else shipped_machine()
+        return Machine.read(Path(self._file)) if self._file else shipped_machines()[self.shipped]
 
     def estimate(self, options: Options, topology: Topology) -> Mapping[str, Floats]:
         """Milliseconds of each phase, ``[S]``, as a search is to weigh them.
@@ -129,8 +140,9 @@ class Engine(Estimator):
         }
 
     def serves(self, topology: Topology) -> bool:
-        """True for several ranks on CPUs, where its plans were measured (page on machines)."""
-        return topology.world_size > 1 and _on_cpus(topology)
+        """True for several ranks on CPUs, where its plans were measured, if no other shipped machine is nearer."""
+        is_nearest = bool(self._file) or nearest_machine(processor()) == self.shipped
+        return topology.world_size > 1 and _on_cpus(topology) and is_nearest
 
     def step_phases(
         self, phases: Mapping[str, Floats], options: Options, chosen: Ints, topology: Topology
@@ -200,16 +212,31 @@ class Engine(Estimator):
         return {name: np.array([one[name] for one in own])[options.request] for name in (*LOOKUP, *UPDATE)}
 
     def _of_kernel(self, kernel: ComputeKernel, request: KernelRequest) -> Mapping[str, float]:
-        """Constants that were measured, or those of the first kernel at the bandwidth that this one declares."""
+        """Constants that were measured for rows of this data type or another, or those of the first kernel.
+
+        These are taken at the bandwidth that the kernel declares.
+        """
         known = self.machine.kernels
-        if kernel.name in known:
-            return known[kernel.name]
+        for key in (kernel_key(kernel.name, str(request.data_type)), kernel.name):
+            if key in known:
+                return known[key]
         slower = 1 / kernel.bandwidth_fraction(request)
         return {name: value * slower for name, value in next(iter(known.values())).items()}
 
     def provenance(self) -> Mapping[str, Any]:
-        """Origin of the constants; nothing where a machine was given."""
-        return {} if self._file else {"machine": dict(self.machine.made)}
+        """Origin of the constants, and whether the plan is made on another processor; nothing for a given machine."""
+        made, here = self.machine.made, processor()
+        if self._file:
+            return {}
+        origin = f"{made['processor']}, {made['ranks']} ranks, {made['date']}"
+        other = "" if made["processor"] == here else f"; this plan is made on another processor, {here}"
+        return {"machine": f"{origin}{other}"}
+
+
+def engines() -> list[type[Engine]]:
+    """The estimators of all shipped machines."""
+    others = [name for name in shipped_machines() if name != FIRST]
+    return [Engine, *(type(name, (Engine,), {"name": f"engine_{name}", "shipped": name}) for name in others)]
 
 
 def _on_cpus(topology: Topology) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -22,10 +23,14 @@ from shardwright_plugins.estimators.engine.work import LOOKUP, UPDATE
 ESTIMATOR = "engine"
 _CONSTANTS = ("cache_bytes", "kernels", "engine", "fixed")
 KERNEL = (*LOOKUP, *UPDATE)
+BASE = "FP32"
+"""Data type of rows that every kernel is measured with."""
 FIXED = ("step",)
 """Milliseconds of a step whatever it does."""
-_SHIPPED = Path(__file__).parent / "machines"
-_DEFAULT = "amd_epyc_zen4_2_ranks"
+SHIPPED = Path(__file__).parent / "machines"
+"""Folder of the machines that come with the package."""
+FIRST = "amd_epyc_zen4_2_ranks"
+"""The shipped machine whose estimator is ``engine``; those of others have the machine's name behind that."""
 
 
 def _amounts(names: Sequence[str]) -> Any:
@@ -58,7 +63,8 @@ class Machine:
     Args:
         made: provenance: processor, versions, ranks, date.
         cache_bytes: bytes of a rank's near cache that fitted best.
-        kernels: compute kernel -> its constants, :data:`KERNEL`, ms a unit.
+        kernels: compute kernel, and data type of rows if that is not :data:`BASE` -> its constants, :data:`KERNEL`, ms
+            a unit; see :func:`kernel_key`.
         engine: constants of the engine, ms a unit.
         fixed: milliseconds of a step whatever it does, :data:`FIXED`.
         topology: arguments of ``Topology`` that were measured, by name.
@@ -133,17 +139,34 @@ class Machine:
         return json.dumps(data, indent=1) + "\n"
 
 
-@cache
-def shipped_machine(name: str = _DEFAULT) -> Machine:
-    """A machine that was measured beforehand and comes with the package.
+def kernel_key(name: str, data_type: str) -> str:
+    """Key of a kernel's constants for rows of a data type: ``fused``, ``fused FP16``."""
+    return name if data_type == BASE else f"{name} {data_type}"
 
-    Raises:
-        InvalidInputError: there is none of that name.
+
+def shipped_machines() -> Mapping[str, Machine]:
+    """The machines that were measured beforehand and come with the package, by name, the first one first."""
+    names = sorted((path.stem for path in SHIPPED.glob("*.json")), key=lambda name: (name != FIRST, name))
+    return {name: _read_once(SHIPPED / f"{name}.json") for name in names}
+
+
+def nearest_machine(processor: str) -> str:
+    """Name of the shipped machine whose processor's name shares most words with a processor's.
+
+    Args:
+        processor: name, as :func:`~shardwright_plugins.measuring.processor.processor` has it.
     """
-    path = _SHIPPED / f"{name}.json"
-    if not path.exists():
-        known = sorted(found.stem for found in _SHIPPED.glob("*.json"))
-        raise InvalidInputError(
-            f"no machine {name!r} is shipped. Known: {', '.join(known)}.{nearest(name, known)}"
-        )
-    return Machine.read(path)
+    here, shipped = _words(processor), shipped_machines()
+
+    def alike(name: str) -> float:
+        there = _words(str(shipped[name].made["processor"]))
+        return len(here & there) / max(len(here | there), 1)
+
+    return max(shipped, key=alike)  # the first of equals
+
+
+def _words(text: str) -> set[str]:
+    return set(re.findall("[a-z]+|[0-9]+", text.lower()))
+
+
+_read_once = cache(Machine.read)

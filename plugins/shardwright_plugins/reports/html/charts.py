@@ -17,8 +17,8 @@ from shardwright.planning.text import number_text
 
 HEIGHT = 100.0
 """Height of a plot, in its own units; its width is N."""
-
-_HEADROOM = 1.06
+HEADROOM = 1.06
+"""Part of the highest value that a plot shows."""
 _NUM_TICKS = 4
 _MOST_WITH_GAPS = 64  # bars; more of them touch each other
 
@@ -91,7 +91,7 @@ class Chart:
     def top(self) -> float:
         """The height that the plot shows."""
         highest = max(float(self.heights.sum(axis=0).max(initial=0.0)), *(h for _, h in self.limits), 0.0)
-        return _HEADROOM * highest or 1.0
+        return HEADROOM * highest or 1.0
 
     def y(self, height: float) -> float:
         """Place of a height, from the top of the plot."""

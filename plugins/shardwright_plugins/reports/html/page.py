@@ -41,7 +41,7 @@ _FEW = 8  # ranks, or tables: no histogram of less
 _NUM_LABELS = 8  # of ranks below a picture
 
 _FOLDER = Path(__file__).parent
-_TEMPLATES = jinja2.Environment(
+TEMPLATES = jinja2.Environment(
     loader=jinja2.FileSystemLoader(_FOLDER),
     autoescape=True,
     undefined=jinja2.StrictUndefined,
@@ -49,7 +49,7 @@ _TEMPLATES = jinja2.Environment(
     lstrip_blocks=True,
     keep_trailing_newline=True,
 )
-_TEMPLATES.filters |= {"bytes": bytes_text, "number": number_text, "ranks": ranks_text}
+TEMPLATES.filters |= {"bytes": bytes_text, "number": number_text, "ranks": ranks_text}
 
 
 def page(data: Mapping[str, Any], title: str) -> str:
@@ -60,17 +60,18 @@ def page(data: Mapping[str, Any], title: str) -> str:
         title: its heading.
     """
     own = _Report(data)
-    return _TEMPLATES.get_template("page.html.j2").render(
+    return TEMPLATES.get_template("page.html.j2").render(
         data=data,
         title=title,
         report=own,
-        style=_resource("page.css"),
-        script=_resource("page.js"),
+        style=resource("page.css"),
+        script=resource("page.js"),
         num_top=_NUM_TOP,
     )
 
 
-def _resource(name: str) -> str:
+def resource(name: str) -> str:
+    """The text of a file of this folder."""
     return (_FOLDER / name).read_text(encoding="utf-8")
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from scipy.stats import spearmanr
+from tests.plugins.reports.test_html_page import Page
 from typer.testing import CliRunner
 
 from shardwright.cli import app
@@ -20,6 +21,7 @@ from shardwright.planning.tables.workload import Workload
 from shardwright_plugins.commands.bench.truth import running
 from shardwright_plugins.commands.bench.truth.figures import Judgement
 from shardwright_plugins.commands.bench.truth.workloads import drawn_workload
+from shardwright_plugins.reports.html.measured import measured_page
 
 OPTIMIZER = {"name": "row_wise_adagrad", "learning_rate": 0.02, "eps": 1e-8}
 WORKLOAD = {
@@ -116,6 +118,45 @@ def test_truth_shows_the_phases_of_a_step_and_not_what_a_search_is_given(run: tu
         assert on_ranks == pytest.approx(
             [predicted["step_ms"]] * 2, abs=1e-3
         )  # the others wait for the slowest
+
+
+def test_truth_report_has_a_dot_a_plan_where_its_times_are(run: tuple[Path, dict], tmp_path: Path) -> None:
+    path = tmp_path / "truth.html"
+    words = [
+        "bench",
+        "truth",
+        "--again",
+        str(run[0]),
+        "--estimator",
+        "roofline",
+        "--report",
+        str(path),
+        "--json",
+    ]
+    found = CliRunner().invoke(app, words, catch_exceptions=False)
+    plans = json.loads(found.stdout)["workloads"][0]["plans"]
+    times = np.array([(plan["step_ms"], plan["predicted"]["roofline"]["step_ms"]) for plan in plans])
+    text = path.read_text()
+    page = Page(text)
+    drawn = [
+        [float(number) for number in attributes["d"][1:-2].split()]
+        for tag, attributes in page.tags
+        if tag == "path"
+    ]
+    places = np.array(drawn) * [1, -1] + [0, 100]
+    np.testing.assert_allclose(places / places.max(), times / times.max(), atol=0.001)
+    (notes,) = page.notes.values()
+    assert [note.partition(":")[0] for note in notes] == [plan["label"] for plan in plans]
+    assert "<script" not in text
+    assert "http" not in text.replace("http-equiv", "")
+
+
+def test_truth_report_without_plans_that_can_be_priced_is_empty() -> None:
+    judged = {"spearman": float("nan"), "median_error": float("nan")}
+    plan = {"step_ms": 1.0, "label": "<b>", "predicted": {"roofline": None}}
+    workload = {"workload": {}, "plans": [plan], "estimators": {"roofline": judged}}
+    data = {"processor": "<b>", "settings": {"ranks": 2, "steps": 3}, "workloads": [workload]}
+    assert not [tag for tag, _ in Page(measured_page(data)).tags if tag in ("path", "b")]
 
 
 def test_judgement_leaves_out_plans_that_the_estimator_cannot_price() -> None:

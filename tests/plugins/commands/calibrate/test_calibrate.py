@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import attrs
 import numpy as np
 import pytest
+import torch
 from tests.plugins.commands.every_command import WORKLOAD
 from typer.testing import CliRunner
 
 from shardwright.cli import app
 from shardwright.errors import InvalidInputError
-from shardwright_plugins.commands.calibrate import running
+from shardwright_plugins.commands.calibrate import links, running, steps
 from shardwright_plugins.commands.calibrate.fitting import fit
+from shardwright_plugins.commands.calibrate.hosts import host_classes, mean_times
 from shardwright_plugins.commands.calibrate.kernels import CASES, KernelCase, KernelTimes
+from shardwright_plugins.commands.calibrate.ranks import Ranks
 from shardwright_plugins.commands.calibrate.steps import StepCase
-from shardwright_plugins.estimators.engine.machine import KERNEL, Machine, shipped_machine
+from shardwright_plugins.estimators.engine.machine import FIRST, KERNEL, Machine, shipped_machines
 from shardwright_plugins.estimators.engine.step import ENGINE
 from shardwright_plugins.estimators.engine.work import LOOKUP, OF_KERNELS, UPDATE
 from shardwright_plugins.measuring.steps import Measured
@@ -105,7 +109,7 @@ def test_phases_of_steps_give_back_the_constants_they_were_made_of() -> None:
 def test_calibrate_writes_a_machine_that_plans_are_made_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from shardwright_plugins.commands.calibrate import kernels, steps
+    from shardwright_plugins.commands.calibrate import kernels
 
     monkeypatch.setattr(kernels, "CASES", (KernelCase(2, 50, 8, 16, 2), KernelCase(1, 80, 16, 8, 3)))
     monkeypatch.setattr(
@@ -119,14 +123,22 @@ def test_calibrate_writes_a_machine_that_plans_are_made_for(
     workload = tmp_path / "workload.json"
     workload.write_text(json.dumps(WORKLOAD))
     run = CliRunner().invoke
-    found = run(
-        app, ["calibrate", "--output", str(path), "--kernel", "fused_torch,dense"], catch_exceptions=False
-    )
+    words = [
+        "calibrate",
+        "--output",
+        str(path),
+        "--kernel",
+        "fused_torch,dense",
+        "--precision",
+        "fp16,nibbles",
+    ]
+    found = run(app, words, catch_exceptions=False)
     assert found.exit_code == 0
     machine = Machine.read(path)
-    assert set(machine.kernels) == {"fused_torch", "dense"}
+    assert set(machine.kernels) == {"fused_torch", "fused_torch FP16", "dense", "dense FP16"}
     assert machine.made["ranks"] == 2
-    assert machine.unmeasured.keys() == {"inter_host_bw"}
+    refused = {f"kernel {name} NIBBLES" for name in ("fused_torch", "dense")}
+    assert machine.unmeasured.keys() == {"inter_host_bw", "hbm_to_ddr_mem_bw", *refused}
     words = ["plan", str(workload), "--ranks", "2", "--machine", str(path), "--output", str(plan)]
     assert run(app, words, catch_exceptions=False).exit_code == 0
     document = json.loads(plan.read_text())
@@ -136,8 +148,84 @@ def test_calibrate_writes_a_machine_that_plans_are_made_for(
     assert not assumed & {*machine.topology, "estimator"}
     assert not [name for name in assumed if name.startswith("engine.")]
     for name, value in machine.topology.items():
-        assert inputs[name] == {"value": value, "provenance": "detected"}
+        source = f"measured on {machine.made['processor']}, {machine.made['date']}"
+        assert inputs[name] == {"value": value, "provenance": "measured", "source": source}
     assert run(app, ["check", str(plan)], catch_exceptions=False).exit_code == 0
+
+
+def test_hosts_of_one_processor_and_about_one_speed_are_one_class() -> None:
+    def took(factor: float, processor: str) -> tuple[KernelTimes, str]:
+        ms = factor * np.array([1.0, 5.0])
+        return KernelTimes(CASES[:2], ms, 2 * ms, np.ones(2), np.ones(2), updates_all=False), processor
+
+    of_hosts = [took(2.0, "a"), took(1.05, "a"), took(1.0, "b"), took(1.0, "a")]
+    of_ranks = [own for own in of_hosts for _ in range(2)]
+    times = {"made_up": [one for one, _ in of_ranks]}
+    found = host_classes(times, [name for _, name in of_ranks], 2)
+    assert [(own.processor, own.hosts, own.speed) for own in found] == [
+        ("b", (2,), 1.0),
+        ("a", (3, 1), pytest.approx((1 + 1 / 1.05) / 2)),
+        ("a", (0,), 0.5),
+    ]
+    slowest = mean_times(times["made_up"], found[-1].hosts, 2)
+    np.testing.assert_allclose(slowest.lookup_ms, [2.0, 10.0])
+
+
+def test_travel_between_hosts_is_taken_from_exchanges_and_not_from_kernels() -> None:
+    links = {
+        "intra_host_bw": 1e6,
+        "inter_host_bw": 1e3,
+        "intra_host_latency_ms": 0.0,
+        "inter_host_latency_ms": 0.0,
+    }
+    topology = running._topology(Ranks(4, 2, True, lambda *_: []), links)
+    plan = steps.plan_of(StepCase(["table_wise"], 64, 4, 100, 8, 2), topology, "fused_torch")
+    run = Measured(1e6, dict.fromkeys(running.MEASURED, 1000.0), 0.0, 0.0)
+    left = steps.without_travel(run, plan).phases_ms
+    # Results of a rank: 64 samples, tables of 8, 8, 16 and 4 columns, float32; half of them come from the other host.
+    assert left["forward_compute"] == left["backward_compute"] == 1000.0
+    for phase in ("forward_communication", "backward_communication"):
+        assert left[phase] == pytest.approx(1000 - 0.5 * 64 * 36 * 4 / 1e3)
+
+
+def test_copies_are_those_of_the_rank_s_own_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = []
+
+    def bandwidths(device: torch.device) -> dict[str, float]:
+        measured.append(device)
+        return {"hbm_mem_bw": 2e9, "hbm_to_ddr_mem_bw": 5e7}
+
+    monkeypatch.setattr(links.dist, "barrier", lambda: None)
+    monkeypatch.setattr(links.torch.accelerator, "current_accelerator", lambda **_: torch.device("cuda"))
+    monkeypatch.setattr(links.torch.accelerator, "device_count", lambda: 4)
+    monkeypatch.setattr(links._measured, "device_bandwidths", bandwidths)
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    assert links.measure_copies() == {"device": "cuda", "hbm_mem_bw": 2e9, "hbm_to_ddr_mem_bw": 5e7}
+    assert measured == [torch.device("cuda", 3)]
+    monkeypatch.setattr(links.torch.accelerator, "current_accelerator", lambda **_: None)
+    assert links.measure_copies() is None
+
+
+COPIES = {"device": "cuda", "hbm_mem_bw": 2.0, "hbm_to_ddr_mem_bw": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("other", "expected"),
+    [
+        (
+            {**COPIES, "hbm_to_ddr_mem_bw": 0.25},
+            ({"device": "cuda"}, {"hbm_mem_bw": 2.0, "hbm_to_ddr_mem_bw": 0.25}),
+        ),
+        ({**COPIES, "device": "xpu"}, ({}, {})),
+        (None, ({}, {})),
+    ],
+)
+def test_copies_of_the_slowest_rank_count_where_all_have_a_device_of_one_type(
+    other: Any, expected: Any
+) -> None:
+    answers = {links.measure_links: [{"intra_host_bw": 1.0}] * 2, links.measure_copies: [dict(COPIES), other]}
+    found = running._measured_links(Ranks(2, 2, True, answers.__getitem__))
+    assert found == ({"intra_host_bw": 1.0}, *expected)
 
 
 def test_calibrate_of_another_device_is_refused(tmp_path: Path) -> None:
@@ -147,4 +235,4 @@ def test_calibrate_of_another_device_is_refused(tmp_path: Path) -> None:
 
 
 def test_shipped_machine_says_where_it_was_measured() -> None:
-    assert {"processor", "date", "ranks", "torch"} <= shipped_machine().made.keys()
+    assert {"processor", "date", "ranks", "torch"} <= shipped_machines()[FIRST].made.keys()

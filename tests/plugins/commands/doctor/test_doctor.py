@@ -16,11 +16,11 @@ from tests.core.conftest import make_plugin
 
 import shardwright as sw
 from shardwright.host import PluginHost, host
-from shardwright_plugins.commands import _processor
 from shardwright_plugins.commands.doctor import checks
 from shardwright_plugins.commands.doctor.command import examine
 from shardwright_plugins.compute_kernels import _fbgemm_check
 from shardwright_plugins.compute_kernels._fbgemm_check import Installed, diagnose, goes_with
+from shardwright_plugins.measuring import processor as processors
 
 Doctor = Callable[..., subprocess.CompletedProcess[str]]
 CPU_COMMAND = "pip install 'fbgemm-gpu-cpu==1.8.*'"
@@ -289,7 +289,7 @@ def check(word: str, look: Callable[[], Any]) -> type[sw.Extension]:
 def test_doctor_tells_whether_the_constants_that_plans_go_by_are_of_this_processor(
     monkeypatch: pytest.MonkeyPatch, here: str, state: str
 ) -> None:
-    monkeypatch.setattr(_processor, "processor", lambda: here)
+    monkeypatch.setattr(processors, "processor", lambda: here)
     (found,) = (one for one in checks.devices() if one.name == "machine")
     assert found.state == state
     assert ("calibrate" in found.command) == (state == "absent")

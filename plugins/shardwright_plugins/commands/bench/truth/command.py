@@ -37,6 +37,12 @@ def truth(
     output: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write plans and figures as JSON.")
     ] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="truth.html", help="Write a page of pictures: predicted against measured times."
+        ),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Measure plans of many kinds, and tell how well estimators predict and order them.
@@ -48,7 +54,8 @@ def truth(
     from shardwright_plugins.commands.bench.truth import running
     from shardwright_plugins.commands.bench.truth.workloads import drawn_workload
 
-    check_writable(output)
+    for path in (output, report):
+        check_writable(path)
     names = tuple(estimator or _known_estimators())
     settings = running.TruthSettings(names, ranks, plans, steps, rounds)
     results: list[dict[str, Any]] = []
@@ -74,6 +81,10 @@ def truth(
         asked = given or [drawn_workload(seed + number) for number in range(drawn)]
         words = {"estimators": list(names), "ranks": ranks, "plans": plans, "steps": steps, "rounds": rounds}
         running.run(asked, settings, note=note)
+    if report is not None:
+        from shardwright_plugins.reports.html.measured import measured_page
+
+        write_text(report, measured_page(told()))
     if json:
         typer.echo(json_format.dumps(told()))
     else:

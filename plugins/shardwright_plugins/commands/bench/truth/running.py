@@ -18,10 +18,10 @@ from shardwright.planning.machines.host_memory import host_memory_bytes
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.planning.tables.workload import Workload
-from shardwright_plugins.commands._processor import processor
 from shardwright_plugins.commands.bench.truth.figures import Judgement
 from shardwright_plugins.commands.bench.truth.plans import candidates, described
 from shardwright_plugins.following.predicted import Prices
+from shardwright_plugins.measuring.processor import processor
 
 if TYPE_CHECKING:
     from shardwright_testing.ranks import RankPool

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 import tempfile
 
 import pytest
@@ -15,6 +16,11 @@ SLOW_LIMIT_S = 900
 
 # As many threads as in a run of all tests, whichever modules are collected; processes that tests start have them too.
 os.environ["OMP_NUM_THREADS"] = "1"
+
+# Compiled code is kept, also where a container's variable says otherwise: else each of hundreds of processes that tests
+# start compiles the library again, and each worker rewrites the assertions of all tests.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -38,10 +38,6 @@ HOMONYMS = {
         ("core/shardwright/optim/fused.py", name): "the name in specifications of an optimizer of torch's"
         for name in ("sgd", "adagrad", "row_wise_adagrad", "adam")
     },
-    **{
-        (f"core/shardwright/serving/{name}.py", "dense"): "the input of a model beside its features"
-        for name in ("export", "manifest", "program", "programs")
-    },
 }
 # Words that leave a docstring's reader to find the noun, and an argument without a subject.
 QUESTION = re.compile(r"(What|Whether|How|Where|Which|Who|Whose|When|Why|That|If)\b")
@@ -110,31 +106,6 @@ def test_no_property_is_held_to_a_deadline():
 
 def test_public_names_are_sorted_and_unique():
     assert shardwright.__all__ == sorted(set(shardwright.__all__))
-
-
-def test_every_literal_all_is_sorted(trees):
-    unsorted = []
-    for path, tree in trees.items():
-        for node in tree.body:
-            if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
-                names = [item.value for item in getattr(node.value, "elts", [])]
-                # In the order of ruff's RUF022: constants, classes, functions.
-                if names != sorted(names, key=lambda name: (not name.isupper(), not name[0].isupper(), name)):
-                    unsorted.append(path)
-    assert unsorted == []
-
-
-def test_core_imports_no_plugin(core):
-    offenders = []
-    for path, tree in core.items():
-        for node in ast.walk(tree):
-            modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            modules += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            if any(
-                module.split(".")[0] in ("shardwright_plugins", "shardwright_testing") for module in modules
-            ):
-                offenders.append(path)
-    assert offenders == []
 
 
 def test_core_names_no_built_in_plugin(core):

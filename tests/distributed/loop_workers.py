@@ -19,7 +19,7 @@ from tests.distributed import workers
 from tests.equality import Case, count_profiled, train_rank
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.utils import clip_grad_norm_, clip_grad_value_
+from torch.nn.utils import clip_grad_norm_
 
 from shardwright import (
     DefaultDataParallelWrapper,
@@ -35,7 +35,6 @@ from shardwright import (
     ShardingEnv,
     Topology,
     TrainPipelineSparseDist,
-    UnsupportedError,
     apply_optimizer_in_backward,
     in_backward_optimizer_filter,
 )
@@ -252,14 +251,6 @@ def train_scaled(given: str, kernel: str, types: list[str] = TYPES) -> tuple[str
     return text, all(torch.equal(before[name], after[name]) for name in before)
 
 
-def unscaled() -> str:
-    """Give a scaler the optimizer of tables, whose collection is outside of the autocast; returns the error."""
-    model = model_of(kernels=["fused_torch"])
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    scaler.scale(loss_of(model, 0)).backward()
-    return error_of(lambda: scaler.unscale_(model.fused_optimizer))
-
-
 def scaled_without_autocast(*, is_clipped: bool) -> tuple[str, str]:
     """Two steps with a scaler of the dense part's optimizer, then with none; returns both errors."""
     texts = []
@@ -344,27 +335,21 @@ def train_with_scaler(steps: int, types: list[str]) -> list[State]:
     return states
 
 
-def clipped(kernel: str, types: list[str], function: str, *, dense_only: bool = False) -> Any:
-    """Clip the gradients of a sharded model by torch's functions; returns the norm, if there is one, or the error.
+def clipped(kernel: str, types: list[str], *, dense_only: bool = False) -> float:
+    """Clip the gradients of a sharded model by torch's function; returns the norm.
 
     Args:
         kernel: the tables' compute kernel.
         types: their sharding types.
-        function: what clips.
         dense_only: it is given the parameters without optimizers in the backward pass.
     """
     model = model_of(types, [kernel])
     loss_of(model, 0).backward()
-    clip = {"norm": clip_grad_norm_, "value": clip_grad_value_}[function]
     if dense_only:
         parameters: Any = [p for _, p in in_backward_optimizer_filter(model.named_parameters())]
     else:
         parameters = model.parameters()
-    try:
-        norm = clip(parameters, 0.1)
-    except UnsupportedError as error:
-        return f"{type(error).__name__}: {error}"
-    return None if norm is None else float(norm)
+    return float(clip_grad_norm_(parameters, 0.1))
 
 
 def one_rank_clips() -> str:

@@ -8,6 +8,7 @@ from tests.distributed import group_workers, workers
 from tests.distributed.group_workers import GROUP, VICTIM
 from tests.distributed.pipelines.pipeline_workers import WithLoss, examples
 from tests.distributed.test_training import assert_same_state
+from tests.pairs import in_turns
 
 from shardwright_testing.ranks import RankError, RankPool
 
@@ -74,8 +75,9 @@ def of_loop(skipped: int | None, counts: list[int], steps: int) -> dict[str, tor
     return model.state_dict()
 
 
-@pytest.mark.parametrize("end_of_data", ["first_rank", "last_rank"])
-@pytest.mark.parametrize("loop", ["sparse_dist", "lockstep", "base"])
+@pytest.mark.parametrize(
+    ("end_of_data", "loop"), in_turns(["first_rank", "last_rank"], ["sparse_dist", "lockstep", "base"])
+)
 def test_all_groups_end_with_one_step(pool: RankPool, loop: str, end_of_data: str) -> None:
     """With the first rank, whichever group it is in; or with the last, when all data of a group have ended."""
     counts = [5, 3, 6, 2]  # ranks 1 and 3 are a group

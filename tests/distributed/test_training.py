@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,11 +11,8 @@ from tests.distributed import workers
 from tests.equality import Case, assert_equals_unsharded, train_simulated
 from tests.plugins.built_in import built_in
 from tests.plugins.training.test_equality import (
-    BATCH_SIZES,
     Table,
     kernels,
-    sequences_of,
-    supports,
     tables_of,
 )
 
@@ -28,7 +23,6 @@ from shardwright_testing.ranks import RankError, RankPool
 pytestmark = pytest.mark.distributed
 
 TYPES = built_in("sharding_types")
-KERNELS = built_in("compute_kernels")
 
 
 def unsharded_after(steps: range, world_size: int, *, same_batch: bool = False) -> Any:
@@ -58,56 +52,7 @@ def assert_same_state(actual: dict[str, torch.Tensor], expected: dict[str, torch
         )
 
 
-def mixed_tables() -> list[Table]:
-    tables = [
-        table
-        for index, sharding_type in enumerate(TYPES)
-        for kernel in KERNELS
-        for table in tables_of(sharding_type, kernel)[index % 4 : index % 4 + 1]
-    ]
-    return [table for table in tables if supports(table.kernel, table, "row_wise_adagrad", world_size=3)]
-
-
 DEFAULT = max(kernels(), key=lambda name: host().compute_kernels.create(name).preference)
-
-
-@pytest.mark.slow  # simulated ranks are as many as one likes, in each run
-@pytest.mark.parametrize(
-    ("world_size", "tables_made"),
-    [
-        pytest.param(world_size, tables_made, id=f"{world_size}-{name}")
-        for world_size in (1, 2, 3)
-        for name, tables_made in (("bags", tables_of), ("sequences", sequences_of))
-    ],
-)
-def test_each_type_equals_unsharded_with_four_collectives(
-    pool: RankPool, world_size: int, tables_made: Callable[[str, str], list[Table]]
-) -> None:
-    """With the kernel that plans prefer; all others are in the test of types and kernels mixed."""
-    cases = {}
-    for sharding_type, optimizer in zip(TYPES, itertools.cycle(["row_wise_adagrad", "sgd", "adagrad"])):
-        tables = tables_made(sharding_type, DEFAULT)
-        takes_it = all(supports(DEFAULT, table, optimizer, world_size=world_size) for table in tables)
-        is_weighted = tables_made is tables_of
-        cases[sharding_type] = Case(
-            tables, BATCH_SIZES[world_size], optimizer if takes_it else "sgd", is_weighted
-        )
-    wrong = {}
-    train_simulated(cases[TYPES[0]])  # what is compiled on first use is, before ranks wait for each other
-    results = pool.run(workers.train_cases, world_size, list(cases.values()))
-    for (sharding_type, case), of_ranks in zip(cases.items(), zip(*results, strict=True), strict=True):
-        try:
-            assert_equals_unsharded(case, of_ranks)
-        except AssertionError as error:
-            wrong[sharding_type] = str(error)
-    assert not wrong
-
-
-@pytest.mark.slow  # simulated ranks do the same each time (test_equality.py)
-def test_types_and_kernels_mixed_equal_unsharded_with_four_collectives(pool: RankPool) -> None:
-    case = Case(mixed_tables(), BATCH_SIZES[3], "row_wise_adagrad")
-    assert {table.sharding_type for table in case.tables} == set(TYPES)
-    assert_equals_unsharded(case, pool.run(workers.train_case, 3, case))
 
 
 @pytest.mark.parametrize("backend", built_in("comm_backends"))

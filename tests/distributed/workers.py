@@ -62,11 +62,6 @@ def train_case_over(backend: str, case: Case) -> RankResult:
     return train_rank(case, evolve(env, communicator=own), case.module(), count_profiled)
 
 
-def train_cases(cases: list[Case]) -> list[RankResult]:
-    """Train several cases in one process group."""
-    return [train_case(case) for case in cases]
-
-
 def train_case_on_hosts(case: Case, shared_memory: str = "on") -> RankResult:
     """Train with as many ranks a host as the case says; the launcher's variable is all that tells hosts apart."""
     told = {"LOCAL_WORLD_SIZE": str(case.local_world_size), SHARED_MEMORY_VARIABLE: shared_memory}

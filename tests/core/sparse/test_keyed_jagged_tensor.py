@@ -102,14 +102,6 @@ def test_permute_every_small_batch_and_selection_puts_keys_in_order(by_offsets: 
                 assert (permuted.weights() * 4).tolist() == permuted.values().tolist()
 
 
-@pytest.mark.parametrize("slices_dtype", INDEX_DTYPES)
-@pytest.mark.parametrize("values_dtype", INDEX_DTYPES)
-def test_permute_keeps_dtypes(values_dtype: torch.dtype, slices_dtype: torch.dtype) -> None:
-    permuted = keyed({"a": [[1]], "b": [[2, 3]]}, 1, values_dtype, slices_dtype).permute([1, 0])
-    assert (permuted.values().dtype, permuted.lengths().dtype) == (values_dtype, slices_dtype)
-    assert lists(permuted) == {"b": [[2, 3]], "a": [[1]]}
-
-
 def test_permute_with_a_tensor_of_indices_is_the_same() -> None:
     kjt = keyed({"a": [[1]], "b": [[2, 3]], "c": [[]]}, 1)
     permuted = kjt.permute([2, 0, 1], torch.tensor([2, 0, 1], dtype=torch.int32))

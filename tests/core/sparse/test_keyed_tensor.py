@@ -62,15 +62,6 @@ def test_regroup_as_dict_names_the_groups() -> None:
     assert torch.equal(result["y"], example().values())
 
 
-def test_regroup_gradient_adds_up_over_groups() -> None:
-    values = torch.ones(1, 3, requires_grad=True)
-    kt = KeyedTensor(["a", "b"], [1, 2], values)
-    first, second = KeyedTensor.regroup([kt], [["b", "a"], ["a"]])
-    ((first * torch.tensor([1.0, 2.0, 3.0])).sum() + 10 * second.sum()).backward()
-    assert values.grad is not None
-    assert values.grad.tolist() == [[13.0, 1.0, 2.0]]
-
-
 def test_to_moves_and_keeps_the_rest() -> None:
     kt = example()
     moved = kt.to("meta")

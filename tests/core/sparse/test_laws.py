@@ -59,14 +59,6 @@ def state(kjt: KeyedJaggedTensor) -> tuple[Any, ...]:
 
 @many
 @given(batches())
-def test_to_dict_gives_the_lists_that_were_put_in(batch: tuple[Bags, KeyedJaggedTensor]) -> None:
-    bags, kjt = batch
-    assert lists(kjt) == bags
-    assert {key: [bag.tolist() for bag in kjt[key].to_dense()] for key in bags} == bags
-
-
-@many
-@given(batches())
 def test_from_jt_dict_undoes_to_dict(batch: tuple[Bags, KeyedJaggedTensor]) -> None:
     bags, kjt = batch
     if bags:  # Without keys nothing is left that could remember the stride and the dtypes.
@@ -87,18 +79,6 @@ def test_permute_is_undone_by_the_inverse(batch: tuple[Bags, KeyedJaggedTensor],
 
 @many
 @given(batches(), st.data())
-def test_permute_twice_is_to_permute_by_the_product(
-    batch: tuple[Bags, KeyedJaggedTensor], data: st.DataObject
-) -> None:
-    bags, kjt = batch
-    first = data.draw(st.lists(st.integers(0, max(len(bags) - 1, 0)), max_size=len(bags), unique=True))
-    second = data.draw(st.permutations(range(len(first))))
-    twice = kjt.permute(first).permute(second)
-    assert state(twice) == state(kjt.permute([first[i] for i in second]))
-
-
-@many
-@given(batches(), st.data())
 def test_concat_undoes_split(batch: tuple[Bags, KeyedJaggedTensor], data: st.DataObject) -> None:
     bags, kjt = batch
     cuts = sorted(data.draw(st.lists(st.integers(0, len(bags)), max_size=4)))
@@ -107,16 +87,6 @@ def test_concat_undoes_split(batch: tuple[Bags, KeyedJaggedTensor], data: st.Dat
     for part in parts:
         part.validate()
     assert state(KeyedJaggedTensor.concat(parts)) == state(kjt)
-
-
-@many
-@given(batches(), st.data())
-def test_permute_is_concat_of_split_parts(batch: tuple[Bags, KeyedJaggedTensor], data: st.DataObject) -> None:
-    bags, kjt = batch
-    order = data.draw(st.permutations(range(len(bags))))
-    parts = kjt.split([1] * len(bags))
-    if parts:
-        assert state(kjt.permute(order)) == state(KeyedJaggedTensor.concat([parts[i] for i in order]))
 
 
 @many

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils._pytree import tree_map
 
-from shardwright.errors import DuplicateNameError, InvalidInputError, ShardwrightError
+from shardwright.errors import DuplicateNameError, InvalidInputError
 from shardwright.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from shardwright.planning.tables.spec import EmbeddingBagConfig, EmbeddingConfig, TableSpec
 from shardwright.runtime.step.batches.inputs import BatchReader
@@ -258,11 +258,6 @@ def test_wrong_batch_sizes_of_keys_are_an_error_with_both_numbers(
         pytest.skip("it has no such argument")
     with pytest.raises(InvalidInputError, match=text):
         make(keys=["a", "b"], values=IDS, lengths=LENGTHS, **arguments).validate()
-
-
-def test_every_error_is_a_shardwright_error() -> None:
-    with pytest.raises(ShardwrightError):
-        JaggedTensor(IDS, lengths=torch.tensor([9]))
 
 
 def test_validate_finds_what_construction_off_the_cpu_did_not_look_at() -> None:

@@ -16,7 +16,6 @@ from tests.errors import files_of_at_most
 
 import shardwright as sw
 from shardwright_plugins.dataflows import Replicate
-from shardwright_plugins.sharding_groups import DMPCollection
 
 ROWS = {"user": 2500, "item": 1300}  # more than are stored as runs of single rows
 DIM = 8
@@ -152,27 +151,6 @@ def through_dcp(cut: str, folder: str, then: str) -> bool:
             return False
         train(first, number + 1, dist.get_rank(), first.fused_optimizer)
     return True
-
-
-def save_replicas(folder: str) -> dict[str, Any]:
-    """Two groups of two ranks, whose tables have grown apart: what this rank had, and what all have afterwards."""
-    torch.manual_seed(1)
-    sharder = sw.EmbeddingBagCollectionSharder(fused_params={"optimizer": "adam", "learning_rate": 0.1})
-    sharding = {
-        name: sw.ParameterSharding("row_wise", "fused_torch", layout("row_wise", rows, 2))
-        for name, rows in ROWS.items()
-    }
-    plan = sw.ShardingPlan({"bags": sw.EmbeddingModuleShardingPlan(sharding)})
-    model = DMPCollection(
-        Model(), plan=plan, sharders=[sharder], sharding_group_size=2, device=torch.device("cpu")
-    )
-    train(model, 0, dist.get_rank(), model.fused_optimizer)
-    own = next(iter(model.module.bags.parameters())).detach().clone()
-    sw.save_checkpoint(folder, model, extra={"rank": dist.get_rank()})
-    saved = model.full_state_dict()
-    train(model, 1, dist.get_rank(), model.fused_optimizer)
-    loaded = sw.load_checkpoint(folder, model)
-    return {"own": own, "saved": saved, "loaded": model.full_state_dict(), "extra": loaded.extra["rank"]}
 
 
 def _unchanged(model: Any, dense: Any, before: dict[str, Any]) -> bool:

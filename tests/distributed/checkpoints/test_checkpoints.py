@@ -21,23 +21,6 @@ def assert_same(states, expected):
             assert torch.equal(torch.as_tensor(state[name]), torch.as_tensor(value)), name
 
 
-@pytest.mark.slow
-def test_two_ranks_three_ranks_one_rank_and_every_cut_have_the_same_bits(pool: RankPool, tmp_path: Path):
-    expected, *others = pool.run(workers.save, 2, "row_wise", str(tmp_path), 2)
-    assert_same(others, expected)
-    path = [
-        (3, "column_wise"),
-        (1, "modulo"),
-        (2, "hashed"),
-        (3, "modulo"),
-        (2, "data_parallel"),
-        (2, "row_wise"),
-    ]
-    for world_size, cut in path:
-        assert_same(pool.run(workers.move, world_size, cut, str(tmp_path)), expected)
-    assert len(steps_in(tmp_path)) == 1 + len(path)
-
-
 @pytest.mark.parametrize(
     ("cut", "then"),
     [
@@ -68,14 +51,6 @@ def test_training_that_goes_on_from_a_checkpoint_has_the_bits_of_training_that_d
         expected,
     )
     assert list(steps_in(tmp_path / "two")) == [3, 5]
-
-
-@pytest.mark.slow  # in each run, simulated ranks do so
-def test_replicas_of_tables_are_saved_as_one_model(pool: RankPool, tmp_path: Path):
-    results = pool.run(workers.save_replicas, 4, str(tmp_path))
-    assert not torch.equal(results[2]["own"], results[3]["own"])  # the same block, of two groups
-    assert_same([result["loaded"] for result in results], results[0]["saved"])
-    assert [result["extra"] for result in results] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(

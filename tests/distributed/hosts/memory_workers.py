@@ -156,8 +156,8 @@ def reads_in_place(hindrance: str) -> list[bool]:
         return [communicator.reads_in_place(count) for count in (1, LARGE)]
 
 
-def train_by_memory(case: Case, carrier: str = "references") -> RankResult:
-    with faults.carried_by(carrier):
+def train_by_memory(case: Case) -> RankResult:
+    with faults.carried_by("references"):
         return train_case(case)
 
 

@@ -80,14 +80,6 @@ def test_training_by_memory_equals_unsharded(
     assert_equals_unsharded(case, results, collectives=[collectives] * NUM_STEPS)
 
 
-@pytest.mark.slow  # in each run, each backend trains all types: `tests/distributed/test_training.py`
-def test_training_over_gloo_equals_unsharded(pool: RankPool) -> None:
-    tables = [tables_of(name, "fused_torch")[index % 3] for index, name in enumerate(TYPES)]
-    case = Case(tables, (3, 5), optimizer="row_wise_adagrad")
-    results = pool.run(memory_workers.train_by_memory, 2, case, "gloo")
-    assert_equals_unsharded(case, results, collectives=[6] * NUM_STEPS)
-
-
 @pytest.mark.parametrize(
     ("kernel", "pooling"),
     [

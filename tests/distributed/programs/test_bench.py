@@ -8,12 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from attrs import evolve
 from tests.benchmarks import step_ratios
-from tests.benchmarks.steps.timed_step import StepSettings, time_step
 
 from shardwright.errors import InvalidInputError
-from shardwright_testing.ranks import RankPool
 
 pytestmark = pytest.mark.distributed
 
@@ -35,25 +32,10 @@ def test_step_prints_least_time_and_collectives() -> None:
     assert figures["collectives"] == 4
 
 
-@pytest.mark.slow
-def test_step_of_an_unknown_type_names_the_nearest() -> None:
-    done = step("--types", "row_wize")
-    assert done.returncode != 0
-    assert "Did you mean 'row_wise'?" in done.stderr
-
-
 def test_figures_of_a_program_that_fails_are_its_error(tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError) as caught:
         step_ratios.figures_of([sys.executable, str(tmp_path / "missing.py")])
     assert "exit code 2" in str(caught.value)
-
-
-@pytest.mark.slow
-def test_time_step_on_two_hosts_makes_the_collectives_of_two_hosts(pool: RankPool) -> None:
-    settings = StepSettings(("table_row_wise",), ranks=4, batch=3, tables=2, rows=9, dim=4, ids=2, steps=1)
-    (straight, *_) = pool.run(time_step, 4, evolve(settings, types=("row_wise",)))
-    (summed, *_) = pool.run(time_step, 4, evolve(settings, hosts=2))
-    assert (straight["collectives"], summed["collectives"]) == (4, 6)
 
 
 @pytest.mark.slow

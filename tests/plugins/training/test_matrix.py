@@ -72,9 +72,9 @@ def few_tables(mode: str, world_size: int) -> list[list[Table]]:
     return [[table] for table in tables if world_size > 1]
 
 
-def cases_of(sharding_type: str, kernel: str, mode: str) -> dict[int, list[Case]]:
-    """The cases of one type, kernel and mode, by number of ranks; tables that the kernel refuses are left out."""
-    cases: dict[int, list[Case]] = {world_size: [] for world_size in WORLD_SIZES}
+def cases_of(sharding_type: str, kernel: str, mode: str) -> dict[tuple[str, int], list[Case]]:
+    """The cases of one type, kernel and mode, by data type and ranks; tables that the kernel refuses are left out."""
+    cases: dict[tuple[str, int], list[Case]] = {}
     used = dict.fromkeys(OPTIMIZERS, 0)
     for world_size in WORLD_SIZES:
         models = [many_tables(mode, world_size), *few_tables(mode, world_size)]
@@ -99,7 +99,8 @@ def cases_of(sharding_type: str, kernel: str, mode: str) -> dict[int, list[Case]
                 ]
                 optimizer = min(able, key=used.__getitem__)  # they take turns
                 used[optimizer] += 1
-                cases[world_size].append(case_of(taken, optimizer, mode, world_size))
+                of_axes = cases.setdefault((data_type, world_size), [])
+                of_axes.append(case_of(taken, optimizer, mode, world_size))
     return cases
 
 
@@ -128,29 +129,31 @@ def takes(table: Table, optimizer: str, world_size: int, mode: str) -> bool:
 
 
 CASES = {
-    (*axes, world_size): cases
+    (*axes, *others): cases
     for axes in itertools.product(sharding_types(), kernels(), MODES)
-    for world_size, cases in cases_of(*axes).items()
-    if cases
+    for others, cases in cases_of(*axes).items()
 }
 
 
-QUICK = covering(axes[:3] for axes in CASES)
+QUICK = covering(axes[:4] for axes in CASES)
 
 
-def is_quick(sharding_type: str, kernel: str, mode: str, world_size: int) -> bool:
+def is_quick(sharding_type: str, kernel: str, mode: str, data_type: str, world_size: int) -> bool:
     """Whether a test is made every time: pairs on two ranks, with the preferred kernel on one and on two hosts too."""
     preferred = max(kernels(), key=lambda name: host().compute_kernels.create(name).preference)
-    is_pair = (sharding_type, kernel, mode) in QUICK
+    is_pair = (sharding_type, kernel, mode, data_type) in QUICK
     return is_pair and (world_size == 2 or (world_size in (1, 4) and kernel == preferred))
 
 
 @pytest.mark.parametrize(
-    ("sharding_type", "kernel", "mode", "world_size"),
-    [pytest.param(*axes, marks=() if is_quick(*axes) else pytest.mark.slow) for axes in CASES],
+    "axes",
+    [
+        pytest.param(axes, marks=() if is_quick(*axes) else pytest.mark.slow, id="-".join(map(str, axes)))
+        for axes in CASES
+    ],
 )
-def test_matrix_equals_unsharded(sharding_type: str, kernel: str, mode: str, world_size: int) -> None:
-    for case in CASES[sharding_type, kernel, mode, world_size]:
+def test_matrix_equals_unsharded(axes: tuple[str, str, str, str, int]) -> None:
+    for case in CASES[axes]:
         assert_equals_unsharded(case, train_simulated(case))
 
 
@@ -160,10 +163,10 @@ Trained = tuple[str, str, str, str]
 def trained(*, quick: bool) -> set[Trained]:
     """Type, kernel, mode and optimizer of the cases; with `quick`, of those that are tested every time."""
     return {
-        (sharding_type, kernel, mode, case.optimizer)
-        for (sharding_type, kernel, mode, world_size), cases in CASES.items()
+        (*axes[:3], case.optimizer)
+        for axes, cases in CASES.items()
         for case in cases
-        if not quick or is_quick(sharding_type, kernel, mode, world_size)
+        if not quick or is_quick(*axes)
     }
 
 

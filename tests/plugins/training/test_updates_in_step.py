@@ -15,7 +15,7 @@ import pytest
 import torch
 from attrs import evolve
 from tests.equality import Case
-from tests.pairs import covering
+from tests.pairs import covering, in_turns
 from tests.plugins.built_in import built_in
 from tests.plugins.resharding.one_collection import reshard_collection
 from tests.plugins.training.test_equality import kernels, sequences_of, sharding_types, supports, tables_of
@@ -193,47 +193,6 @@ def test_scaler_equals_one_process_and_an_infinity_on_one_rank_skips_the_step_on
     assert scales == [512.0] * case.world_size
 
 
-@pytest.mark.parametrize("norm_type", [1.0, 2.0, math.inf])
-@pytest.mark.parametrize(
-    ("optimizer", "kernel"),
-    [
-        ("sgd", "fused_torch"),
-        ("row_wise_adagrad", "fused_numba"),
-        ("sgd", "mapped_caching"),
-        ("sgd", "dense"),
-    ],
-)
-def test_one_norm_over_all_ranks_clips_as_in_one_process(
-    optimizer: str, kernel: str, norm_type: float
-) -> None:
-    case = mixed(optimizer, kernel)
-    most, module = 0.1, case.module_to_shard()
-
-    def run(env: ShardingEnv) -> Any:
-        model = shard(case, env, module)
-        shown = torch.optim.SGD(model.parameters(), lr=0.1) if kernel == "dense" else model.fused_optimizer
-        norms = []
-        for number in range(STEPS):
-            shown.zero_grad()
-            backward(case, model, number, env.rank)
-            norms.append(float(clip_grad_norm_(model.parameters(), most, norm_type)))
-            shown.step()
-        return norms, model.full_state_dict()
-
-    one, expected = OneProcess(case), []
-    for number in range(STEPS):
-        one.gradients(number)
-        norm = torch.nn.utils.clip_grad_norm_(one.module.parameters(), most, norm_type)
-        expected.append(float(norm))
-        one.optimizer.step()
-    results = run_simulated(run, case.world_size)
-    for norms, weights in results:
-        assert norms == pytest.approx(expected, rel=1e-5)
-        assert norms == results[0][0]
-        torch.testing.assert_close(weights, dict(one.module.state_dict()), **TOLERANCE)
-    assert min(expected) > most  # they were clipped
-
-
 @pytest.mark.parametrize("kernel", ["fused_torch", "dense"])
 def test_norm_is_over_the_ranks_of_its_own_model_on_a_rank_without_tables_of_it(kernel: str) -> None:
     table = tables_of("table_wise", kernel)[0]
@@ -354,6 +313,8 @@ CLIPPED: dict[str, Callable[[list[torch.Tensor]], Any]] = {
     "torch, foreach": lambda parameters: torch.nn.utils.clip_grad_norm_(parameters, 0.1, foreach=True),
     "torch, greatest": lambda parameters: torch.nn.utils.clip_grad_norm_(parameters, 0.1, math.inf),
     "shardwright": lambda parameters: clip_grad_norm_(parameters, 0.1),
+    "shardwright, sum": lambda parameters: clip_grad_norm_(parameters, 0.1, 1.0),
+    "shardwright, greatest": lambda parameters: clip_grad_norm_(parameters, 0.1, math.inf),
     "norms": lambda parameters: by_hand(parameters, lambda gradient: gradient.norm() ** 2),
     "norms of data": lambda parameters: by_hand(parameters, lambda own: own.data.norm(2).item() ** 2),
     "sums": lambda parameters: by_hand(parameters, lambda own: own.detach().pow(2).sum()),
@@ -371,12 +332,18 @@ def by_hand(parameters: list[torch.Tensor], square: Callable[[Any], Any]) -> tor
     return torch.tensor(total)
 
 
-@pytest.mark.parametrize("how", CLIPPED)
-@pytest.mark.parametrize(
-    ("optimizer", "kernel"), [("sgd", "fused_torch"), ("row_wise_adagrad", "fused_numba"), ("sgd", "dense")]
-)
-def test_clipping_by_whomever_equals_one_process(optimizer: str, kernel: str, how: str) -> None:
-    case, clip = mixed(optimizer, kernel), CLIPPED[how]
+CLIPPED_KERNELS = [
+    ("sgd", "fused_torch"),
+    ("sgd", "dense"),
+    ("row_wise_adagrad", "fused_numba"),
+    ("sgd", "mapped_caching"),
+]
+
+
+@pytest.mark.parametrize(("trained", "how"), in_turns(CLIPPED_KERNELS, list(CLIPPED)))
+def test_clipping_by_whomever_equals_one_process(trained: tuple[str, str], how: str) -> None:
+    (_, kernel), clip = trained, CLIPPED[how]
+    case = mixed(*trained)
     module = case.module_to_shard()
 
     def run(env: ShardingEnv) -> Any:
@@ -672,32 +639,6 @@ def test_step_after_several_passes_that_updated_names_the_argument(
     for number in range(2):
         backward(case, model, number, 0)
         model.fused_optimizer.step()
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "kernel"), [("sgd", "fused_torch"), ("row_wise_adagrad", "fused_numba"), ("sgd", "dense")]
-)
-def test_clipping_by_value_equals_one_process(optimizer: str, kernel: str) -> None:
-    case = mixed(optimizer, kernel)
-    most, module = 0.05, case.module_to_shard()
-
-    def run(env: ShardingEnv) -> Any:
-        model = shard(case, env, module)
-        shown = torch.optim.SGD(model.parameters(), lr=0.1) if kernel == "dense" else model.fused_optimizer
-        for number in range(STEPS):
-            shown.zero_grad()
-            backward(case, model, number, env.rank)
-            torch.nn.utils.clip_grad_value_(model.parameters(), most)
-            shown.step()
-        return model.full_state_dict()
-
-    one = OneProcess(case)
-    for number in range(STEPS):
-        one.gradients(number)
-        torch.nn.utils.clip_grad_value_(one.module.parameters(), most)
-        one.optimizer.step()
-    for weights in run_simulated(run, case.world_size):
-        torch.testing.assert_close(weights, dict(one.module.state_dict()), **TOLERANCE)
 
 
 def test_scaled_gradients_and_limits_of_gradients_do_not_go_together() -> None:

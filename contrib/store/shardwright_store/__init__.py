@@ -1,7 +1,7 @@
 """Tables whose rows are in a key-value store (LMDB), behind a cache of the rows in use.
 
-The compute kernel ``lmdb_caching`` trains them. :func:`commit` keeps what they are in place, at the cost of the rows that
-changed, and :func:`restore` goes back to it, in another process too.
+The compute kernel ``lmdb_caching`` trains them. :func:`commit` keeps them in place, at the cost of the rows that
+changed, and :func:`restore` goes back to that, in another process too.
 """
 
 from __future__ import annotations

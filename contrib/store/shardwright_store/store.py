@@ -102,8 +102,8 @@ class RowStore:
             os.write(file, json.dumps(blocks).encode())
         elif (other := json.loads(found)) != blocks:
             raise sw.InvalidInputError(
-                f"the store {self.path} has rows of {other}, and this table's blocks are {blocks}. Name another folder, "
-                "or remove this one if nobody needs its rows"
+                f"the store {self.path} has rows of {other}, and this table's blocks are {blocks}. Name another "
+                "folder, or remove this one if nobody needs its rows"
             )
 
     def _begin(self) -> None:

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-
-pytest.importorskip("lmdb")
-
 import shardwright_store
 from shardwright_store import LmdbCaching
 

@@ -40,8 +40,8 @@ class RowCaching(CachingKernel):
         """Return what makes the tensors that whole tables are in.
 
         It is called once for ``"weight"`` and once for each optimizer state, with that name, the number of columns, the
-        dtype and the initial value, and returns a tensor ``[rows of all blocks, columns]`` on the CPU. Its rows are read
-        by ``index_select`` and written by ``index_copy_``; a slice of them is what ``Lookup.weight`` returns.
+        dtype and the initial value, and returns a tensor ``[rows of all blocks, columns]`` on the CPU. Rows of it are
+        read by ``index_select`` and written by ``index_copy_``; slices are what ``Lookup.weight`` returns.
 
         Args:
             blocks: the blocks, whose rows follow one another.
@@ -73,6 +73,7 @@ class RowCaching(CachingKernel):
         return needs_whole_rows(request)
 
     def build(self, blocks: Sequence[BlockSpec], *, device: Any) -> Lookup:
+        """Make the cache, and what keeps whole tables."""
         from shardwright_plugins.compute_kernels.row_cache._lookup import CachedRowsLookup
 
         return CachedRowsLookup(blocks, self.keep(blocks, device=device), device=device)

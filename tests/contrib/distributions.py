@@ -34,6 +34,7 @@ PUBLIC = (
     "shardwright_testing",
     "shardwright_plugins.arrow",
     "shardwright_plugins.compute_kernels.indexed_rows",
+    "shardwright_plugins.compute_kernels.row_cache",
     "shardwright_plugins.dataflows",
     "shardwright_plugins.following",
     "shardwright_plugins.launch",

@@ -28,7 +28,11 @@ def _storages_of(value: Any, seen: set[int]) -> Iterator[tuple[int, int]]:
     seen.add(id(value))
     if isinstance(value, Tensor):
         storage = value.untyped_storage()
-        yield storage.data_ptr(), storage.nbytes()
+        try:
+            address = storage.data_ptr()
+        except RuntimeError:  # of a tensor that torch knows by its shape only, whose elements are elsewhere
+            address = id(value)
+        yield address, storage.nbytes()
         if value.is_leaf and value.grad is not None:
             yield from _storages_of(value.grad, seen)
     elif isinstance(value, np.ndarray):

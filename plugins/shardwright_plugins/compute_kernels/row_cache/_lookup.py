@@ -5,7 +5,7 @@ Legend: N ids, U distinct rows among them, R rows of all blocks, D columns.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,6 @@ from shardwright.modules.embedding_configs import dtype_of
 from shardwright_plugins.compute_kernels._caching import cache_of
 from shardwright_plugins.compute_kernels.plain_torch._row_optimizer import RowOptimizer
 from shardwright_plugins.compute_kernels.plain_torch._torch_rows import RowNumbers, sums_of_rows
-from shardwright_plugins.compute_kernels.row_cache.memory import kept_for
 from shardwright_plugins.compute_kernels.row_cache.rows import WEIGHT, CachedRows
 from shardwright_plugins.compute_kernels.row_cache.sets import CacheSets
 from shardwright_plugins.compute_kernels.row_cache.sizes import num_sets
@@ -48,18 +47,29 @@ class CachedRowsLookup(Lookup):
     prefetched batches, may come before it. Rows that are changed reach :meth:`weight` when they leave the cache, or
     when somebody asks for it: then all are written, and the cache is read again before its next use, since what is
     handed out may be written into.
+
+    Args:
+        blocks: the blocks.
+        keep: function that makes the tensor of whole tables for a name, columns, dtype and initial value.
+        device: device of the cache.
     """
 
-    def __init__(self, blocks: Sequence[BlockSpec], *, device: torch.device) -> None:
+    def __init__(
+        self,
+        blocks: Sequence[BlockSpec],
+        keep: Callable[[str, int, torch.dtype, float], Tensor],
+        *,
+        device: torch.device,
+    ) -> None:
         self.blocks = blocks
         self._numbers = RowNumbers(blocks, device)
         self._optimizer = RowOptimizer(blocks[0])
         self.states_per_row = self._optimizer.states_per_row
-        rows, request = self._numbers.total, blocks[0].request
+        request = blocks[0].request
         self._kept = {
-            WEIGHT: kept_for(device, rows, request.num_columns, dtype_of(request.data_type)),
+            WEIGHT: keep(WEIGHT, request.num_columns, dtype_of(request.data_type), 0.0),
             **{
-                name: kept_for(device, rows, columns, torch.float32, self._optimizer.initial(name))
+                name: keep(name, columns, torch.float32, self._optimizer.initial(name))
                 for name, columns in self._optimizer.columns.items()
             },
         }

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from shardwright.contracts.compute_kernel import KernelRequest
@@ -17,13 +18,39 @@ from shardwright_plugins.compute_kernels.fbgemm._uvm import BANDWIDTH_FRACTION
 from shardwright_plugins.compute_kernels.row_cache.sizes import bookkeeping_bytes, num_slots
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from shardwright.contracts.lookup import BlockSpec, Lookup
 
 
-class _RowCaching(CachingKernel):
-    """A set-associative cache of rows with their optimizer state, in plain torch; exact on cut columns."""
+class RowCaching(CachingKernel):
+    """A set-associative cache of rows with their optimizer state, in plain torch; exact on cut columns.
+
+    A subclass has a ``name``, the memory tier of whole tables (``kept_in``) and the methods that are left abstract.
+    """
 
     takes_ragged_bags: ClassVar[bool] = True
+
+    @abstractmethod
+    def refusal(self, request: KernelRequest) -> str:
+        """Explain why whole tables cannot be kept for a device; empty if they can."""
+
+    @abstractmethod
+    def keep(self, blocks: Sequence[BlockSpec], *, device: Any) -> Callable[[str, int, Any, float], Tensor]:
+        """Return what makes the tensors that whole tables are in.
+
+        It is called once for ``"weight"`` and once for each optimizer state, with that name, the number of columns, the
+        dtype and the initial value, and returns a tensor ``[rows of all blocks, columns]`` on the CPU. Rows of it are
+        read by ``index_select`` and written by ``index_copy_``; slices are what ``Lookup.weight`` returns.
+
+        Args:
+            blocks: the blocks, whose rows follow one another.
+            device: device of the cache.
+        """
+
+    def supports(self, request: KernelRequest) -> Literal[True] | str:
+        """``True`` for an optimizer that runs in the backward pass, where whole tables can be kept; else the reason."""
+        return self.refusal(request) or _refusal(request) or True
 
     def memory_bytes(self, request: KernelRequest, num_rows: int) -> Mapping[str, int]:
         """Weights and optimizer state: of all rows where they are kept, of the cache's rows on the device."""
@@ -46,12 +73,24 @@ class _RowCaching(CachingKernel):
         return needs_whole_rows(request)
 
     def build(self, blocks: Sequence[BlockSpec], *, device: Any) -> Lookup:
+        """Make the cache, and what keeps whole tables."""
         from shardwright_plugins.compute_kernels.row_cache._lookup import CachedRowsLookup
 
-        return CachedRowsLookup(blocks, device=device)
+        return CachedRowsLookup(blocks, self.keep(blocks, device=device), device=device)
 
 
-class MappedCaching(_RowCaching):
+class _InMemory(RowCaching):
+    """Keeps whole tables in memory of the CPU, mapped or pinned."""
+
+    def keep(self, blocks: Sequence[BlockSpec], *, device: Any) -> Callable[[str, int, Any, float], Tensor]:
+        """Make tensors of equal values."""
+        from shardwright_plugins.compute_kernels.row_cache.memory import kept_for
+
+        num_rows = sum(spec.block.num_rows for spec in blocks)
+        return lambda _, columns, dtype, initial: kept_for(device, num_rows, columns, dtype, initial)
+
+
+class MappedCaching(_InMemory):
     """Tables in files mapped into memory, the rows in use in a cache: for tables larger than memory, on the CPU.
 
     A topology that has a memory tier ``"disk"``, with its bandwidth, makes it an option for planners. Files are made in
@@ -67,13 +106,13 @@ class MappedCaching(_RowCaching):
         """A quarter: rows are sorted, searched in the cache and copied out of it before they are summed."""
         return 0.25
 
-    def supports(self, request: KernelRequest) -> Literal[True] | str:  # noqa: D102 - described in the base class
+    def refusal(self, request: KernelRequest) -> str:  # noqa: D102 - described in the base class
         if request.device != "cpu":
             return f"files are mapped into the CPU's memory, not into that of {request.device!r} devices"
-        return _refusal(request) or True
+        return ""
 
 
-class PinnedCaching(_RowCaching):
+class PinnedCaching(_InMemory):
     """Tables in pinned memory of the CPU, the rows in use in a cache on the CUDA device; needs no FBGEMM."""
 
     name: ClassVar[str] = "pinned_caching"
@@ -84,10 +123,10 @@ class PinnedCaching(_RowCaching):
         """Half of what FBGEMM's cache reaches: rows that miss are gathered by the CPU, and the device waits."""
         return BANDWIDTH_FRACTION / 2
 
-    def supports(self, request: KernelRequest) -> Literal[True] | str:  # noqa: D102
+    def refusal(self, request: KernelRequest) -> str:  # noqa: D102
         if request.device != "cuda":
             return f"memory is pinned for 'cuda' devices, not for {request.device!r}"
-        return _refusal(request) or _missing(request) or True
+        return _missing(request)
 
 
 def _refusal(request: KernelRequest) -> str:

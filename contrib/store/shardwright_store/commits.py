@@ -1,0 +1,89 @@
+"""Commits of stores, in place, and the way back to them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from attrs import frozen
+
+import shardwright as sw
+from shardwright_store.rows import StoredRows
+from shardwright_store.store import RowStore
+
+__all__ = ["commit", "restore"]
+
+
+@frozen(eq=False)
+class _Kept:
+    """A store of a model, and a block that is in it.
+
+    Args:
+        store: the store, to which the cache was just written.
+        lookup: lookup of its blocks.
+        index: number of one of them.
+    """
+
+    store: RowStore
+    lookup: sw.Lookup
+    index: int
+
+
+def commit(model: sw.DistributedModelParallel, step: int) -> None:
+    """Keep the rows of all stores of a model, with their optimizer state, as they are now; every rank makes this call.
+
+    It costs as much as the rows that changed since the last one. Parameters outside of stores are not kept.
+
+    Args:
+        model: the model, between two steps.
+        step: number of the training step, which :func:`restore` returns.
+    """
+    for kept in _kept_of(model):
+        num_steps = kept.lookup.optimizer_state(kept.index).get("step")
+        kept.store.commit({"step": step, "num_steps": None if num_steps is None else float(num_steps)})
+    model.env.everyone.communicator.barrier()
+
+
+def restore(model: sw.DistributedModelParallel) -> int:
+    """Go back to the last commit, which another process may have made; every rank makes this call.
+
+    The model must have the plan of then, and ``SHARDWRIGHT_STORE_FOLDER`` name the folder of then.
+
+    Args:
+        model: the model, between two steps.
+
+    Returns:
+        The step of the commit.
+
+    Raises:
+        InvalidInputError: nothing was committed, or ranks were killed while they committed, so that some are ahead.
+            Nothing is changed then.
+    """
+    stores = list(_kept_of(model))
+    steps = [(kept.store.committed or {}).get("step") for kept in stores]
+    told = model.env.everyone.communicator.all_gather_objects(steps)
+    found = {step for own in told for step in own}
+    if len(found) != 1 or None in found:
+        raise sw.InvalidInputError(
+            f"the stores of ranks 0 to {len(told) - 1} were committed at the steps {told}: none is common to all. "
+            "Load a checkpoint that save_checkpoint() made"
+        )
+    for kept in stores:
+        num_steps = kept.store.restore()["num_steps"]
+        if num_steps is not None:
+            kept.lookup.load_step(num_steps)
+    return int(found.pop())
+
+
+def _kept_of(model: sw.DistributedModelParallel) -> Iterator[_Kept]:
+    """List the stores of a model on this rank; changed rows in caches are written to each before."""
+    kinds = (sw.ShardedEmbeddingBagCollection, sw.ShardedEmbeddingCollection)
+    seen: set[int] = set()
+    for module in model.modules():
+        tables: Any = module.sharded_tables.values() if isinstance(module, kinds) else ()
+        for table in tables:
+            for local in table.state.local:
+                rows = table.weight_of(local)
+                if isinstance(rows, StoredRows) and id(rows.store) not in seen:
+                    seen.add(id(rows.store))
+                    yield _Kept(rows.store, table.lookup_of(local), local.index)

@@ -1,0 +1,192 @@
+"""Rows in one LMDB file, under their numbers.
+
+Legend: N rows of a call, W bytes of a row's value.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+from urllib.parse import quote
+
+import lmdb
+import numpy as np
+import numpy.typing as npt
+
+import shardwright as sw
+
+Ints: TypeAlias = npt.NDArray[np.int64]
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+
+_BLOCKS, _COMMIT = "blocks.json", b"commit"
+# An address space, not a size: a value's key and header are 18 bytes, pages are half full at worst, and what was
+# committed stays beside what is written until the next commit.
+_MAP_PER_BYTE, _MAP_LEAST = 16, 1 << 28
+
+
+class RowStore:
+    """Values of the rows of some blocks: a database for each name, in which a row's number has its value.
+
+    All reads and writes are in one transaction, which is open from a commit to the next. So a process that is killed
+    leaves what was committed last.
+
+    Args:
+        path: folder of the file. A store that is there is one of the same blocks; its rows are seen after
+            :meth:`restore`, and replaced by :meth:`commit`.
+        blocks: description of the blocks, as JSON data.
+        num_bytes: bytes of all values.
+
+    Attributes:
+        path: the folder.
+        committed: what was said at the last commit; ``None`` if there was none.
+
+    Raises:
+        InvalidInputError: the store is one of other blocks, or is in use.
+        UnsupportedError: the disk has less room.
+    """
+
+    def __init__(self, path: Path, blocks: Sequence[Mapping[str, Any]], num_bytes: int) -> None:
+        path.mkdir(parents=True, exist_ok=True)
+        self.path = path
+        self._own(list(blocks))
+        if (free := shutil.disk_usage(path).free) < num_bytes:
+            raise sw.UnsupportedError(
+                f"rows of {num_bytes} bytes do not fit on the disk of {path}, which has {free} bytes left"
+            )
+        size = _MAP_PER_BYTE * num_bytes + _MAP_LEAST
+        self._env = lmdb.open(str(path), map_size=size, max_dbs=64, lock=False, writemap=True)
+        self._databases: dict[str, tuple[Any, bytes]] = {}
+        self._begin()
+        found = self._transaction.get(_COMMIT)
+        self.committed: Mapping[str, Any] | None = json.loads(bytes(found)) if found else None
+
+    @classmethod
+    def of(cls, blocks: Sequence[sw.BlockSpec], num_bytes: int, folder: str | None) -> RowStore:
+        """Make or open the store of some blocks.
+
+        Args:
+            blocks: the blocks, whose rows are numbered one after the other.
+            num_bytes: bytes of all values.
+            folder: folder in which it has one of its own, named after the first block. ``None`` is a file that has no
+                name and goes with the process.
+        """
+        described = [_described(spec) for spec in blocks]
+        if folder:
+            return cls(Path(folder, _name_of(blocks[0])), described, num_bytes)
+        path = Path(tempfile.mkdtemp())
+        try:
+            return cls(path, described, num_bytes)
+        finally:
+            shutil.rmtree(path)
+
+    def _own(self, blocks: list[Mapping[str, Any]]) -> None:
+        """Lock the folder for this store, as long as it lives, and compare the blocks that it is of."""
+        file = os.open(self.path / _BLOCKS, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        weakref.finalize(self, os.close, file)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise sw.InvalidInputError(
+                f"the store {self.path} is in use, by another job or by tables of this one that are still there: give "
+                "each job a folder of its own"
+            ) from None
+        found = os.read(file, os.fstat(file).st_size)
+        if not found:
+            os.write(file, json.dumps(blocks).encode())
+        elif (other := json.loads(found)) != blocks:
+            raise sw.InvalidInputError(
+                f"the store {self.path} has rows of {other}, and this table's blocks are {blocks}. Name another "
+                "folder, or remove this one if nobody needs its rows"
+            )
+
+    def _begin(self) -> None:
+        self._transaction = self._env.begin(write=True, buffers=True)
+
+    def add(self, name: str, initial: bytes) -> None:
+        """Give rows one more value, which no row has yet.
+
+        Args:
+            name: name of the value.
+            initial: value of a row that was never written, ``W`` bytes.
+        """
+        database = self._env.open_db(name.encode(), txn=self._transaction)
+        self._transaction.drop(database, delete=False)  # what was committed is seen again after restore()
+        self._databases[name] = database, initial
+
+    def read(self, name: str, rows: Ints) -> bytearray:
+        """Values of some rows, one after the other: ``N * W`` bytes."""
+        database, initial = self._databases[name]
+        get = self._transaction.get
+        return bytearray().join([get(key, initial, database) for key in _keys(rows)])
+
+    def write(self, name: str, rows: Ints, values: Bytes) -> None:
+        """Set the values of some rows.
+
+        Args:
+            name: name of the value.
+            rows: numbers of the rows, ``[N]``; of one that is there twice the last value counts.
+            values: values, ``[N, W]``.
+        """
+        order = rows.argsort(kind="stable")  # keys that follow one another are on one page
+        in_order = np.ascontiguousarray(values[order]).view(f"V{values.shape[1]}").ravel().tolist()
+        with self._transaction.cursor(self._databases[name][0]) as cursor:
+            cursor.putmulti(zip(_keys(rows[order]), in_order, strict=True))
+
+    def commit(self, told: Mapping[str, Any]) -> None:
+        """Have all that was written on the disk.
+
+        Args:
+            told: JSON data to go with it.
+        """
+        self._transaction.put(_COMMIT, json.dumps(told).encode())
+        self._transaction.commit()
+        self.committed = told
+        self._begin()
+
+    def restore(self) -> Mapping[str, Any]:
+        """Forget all that was written since the last commit; return what was said at that.
+
+        Raises:
+            InvalidInputError: nothing was committed.
+        """
+        if self.committed is None:
+            raise sw.InvalidInputError(f"nothing was committed to the store {self.path}")
+        self._transaction.abort()
+        self._begin()
+        for name, (_, initial) in self._databases.items():
+            self._databases[name] = (
+                self._env.open_db(name.encode(), txn=self._transaction, create=False),
+                initial,
+            )
+        return self.committed
+
+
+def _keys(rows: Ints) -> list[bytes]:
+    keys: list[bytes] = rows.astype(">u8").view("V8").tolist()
+    return keys
+
+
+def _described(spec: sw.BlockSpec) -> dict[str, Any]:
+    block, table = spec.block, spec.table
+    return {
+        "table": table.path or table.name,
+        "rows": [block.num_rows, table.num_embeddings],
+        "part": [block.rows.index, block.rows.row_map.num_parts],
+        "columns": [block.columns.start, block.columns.stop, table.embedding_dim],
+        "data_type": str(spec.request.data_type),
+        "optimizer": spec.request.optimizer.name if spec.request.optimizer else "",
+        "rank": block.rank,
+    }
+
+
+def _name_of(spec: sw.BlockSpec) -> str:
+    told = _described(spec)
+    (part, parts), (start, stop, _) = told["part"], told["columns"]
+    return quote(f"{told['table']}-part{part}of{parts}-columns{start}to{stop}-rank{told['rank']}", safe="")

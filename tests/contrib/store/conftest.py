@@ -1,0 +1,5 @@
+"""Stores need LMDB, which is no dependency of the project's."""
+
+import pytest
+
+pytest.importorskip("lmdb")

@@ -1,0 +1,199 @@
+"""Tables in stores train as the unsharded module, are saved and loaded under other plans, and survive their process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import shardwright_store
+import torch
+from attrs import evolve
+from shardwright_store import FOLDER_VARIABLE
+from tests.contrib.distributions import ROOT
+from tests.contrib.store.training import DIM, ROWS, model_of, train
+from tests.equality import Case, Table, assert_equals_unsharded, train_simulated
+
+import shardwright as sw
+from shardwright.host import PluginHost, use_host
+from shardwright_testing.equality.checkpoints import check_checkpoint
+
+KERNEL = "lmdb_caching"
+TENTH = sw.ParameterConstraints(cache_params=sw.CacheParams(0.09))
+
+
+@pytest.fixture(autouse=True)
+def plugins() -> Iterator[PluginHost]:
+    with use_host(PluginHost(plugins={"store": shardwright_store})) as own:
+        yield own
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of stores, in processes that a test starts too."""
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "stores"))
+    return tmp_path / "stores"
+
+
+@pytest.mark.parametrize("pooling", ["MEAN", "NONE"])
+@pytest.mark.parametrize(
+    ("optimizer", "parameters"),
+    [("adam", ()), ("row_wise_adagrad", (("initial_accumulator_value", 0.3),))],
+)
+def test_types_of_tables_of_ten_times_their_caches_equal_unsharded(
+    pooling: str, optimizer: str, parameters: tuple[tuple[str, Any], ...], folder: Path
+) -> None:
+    tables = [
+        Table(700, 8, ("a",), pooling, "table_wise", KERNEL, offset=1),
+        Table(1400, 8, ("b", "a"), pooling, "row_wise", KERNEL),
+        Table(700, 8, ("b",), pooling, "column_wise", KERNEL),
+        Table(700, 8, ("a",), pooling, "data_parallel", KERNEL),
+    ]
+    case = Case(tables, (30, 20), optimizer, parameters=parameters, constraints=TENTH)
+    assert_equals_unsharded(case, train_simulated(case))
+    stores = [path.name for path in folder.iterdir()]
+    assert len(stores) == len({*stores}) >= 6  # one of each group of blocks of each rank
+
+
+@pytest.mark.parametrize(("other", "ranks"), [("fused_torch", (3, 2, 2)), (KERNEL, (3,))])
+def test_checkpoint_is_loaded_under_other_plans_and_by_other_ranks(
+    other: str, ranks: tuple[int, ...]
+) -> None:
+    names = {"row_wise": "column_wise", "table_wise": "row_wise", "column_wise": "table_wise"}
+    tables = [Table(700, 8, ("a",), "SUM", name, KERNEL) for name in names]
+    case = Case(tables, (30, 20), "adam", constraints=TENTH)
+    moved = [evolve(table, sharding_type=names[table.sharding_type], kernel=other) for table in tables]
+    check_checkpoint("stores", case, evolve(case, tables=moved, batch_sizes=ranks))
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    root = str(ROOT / "store")
+    paths = os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-m", "tests.contrib.store.training", *arguments]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": paths}
+    )
+
+
+def test_process_that_is_killed_loses_nothing_that_was_committed(folder: Path) -> None:
+    """Rows, optimizer state and the number of steps are those of the commit, not of the step after it."""
+    with start("1000") as killed:
+        assert killed.stdout is not None
+        for line in killed.stdout:
+            told = json.loads(line)
+            if told.get("step") == 7:  # the commit before was after step 5
+                killed.send_signal(signal.SIGKILL)
+                break
+        lines = [told, *map(json.loads, filter(str.strip, killed.stdout))]
+        last = max([5, *(told["committed"] for told in lines if "committed" in told)])
+    assert killed.returncode == -signal.SIGKILL
+    model, expected = model_of(), model_of("fused_torch")
+    for step in range(last + 1):
+        train(expected, step)
+    assert shardwright_store.restore(model) == last
+    for step in range(last + 1, last + 4):
+        torch.testing.assert_close(model.full_state_dict(), expected.full_state_dict())
+        torch.testing.assert_close(
+            *(each.fused_optimizer.full_state_dict()["state"] for each in (model, expected))
+        )
+        train(model, step)
+        train(expected, step)
+
+
+def test_restore_forgets_what_was_not_committed_and_is_refused_where_nothing_was(folder: Path) -> None:
+    model = model_of()
+    with pytest.raises(sw.InvalidInputError, match=r"committed at the steps \[\[None\]\]"):
+        shardwright_store.restore(model)
+    train(model, 0)
+    shardwright_store.commit(model, 40)
+    committed = {name: value.clone() for name, value in model.full_state_dict().items()}
+    train(model, 1)
+    assert not torch.equal(
+        *(each["embedding_bags.t.weight"] for each in (model.full_state_dict(), committed))
+    )
+    assert shardwright_store.restore(model) == 40
+    assert torch.equal(*(each["embedding_bags.t.weight"] for each in (model.full_state_dict(), committed)))
+
+
+def test_ranks_that_committed_different_steps_are_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = model_of()
+    shardwright_store.commit(model, 3)
+    communicator = model.env.everyone.communicator
+    monkeypatch.setattr(communicator, "all_gather_objects", lambda own: [own, [6]], raising=False)
+    with pytest.raises(sw.InvalidInputError, match=r"committed at the steps \[\[3\], \[6\]\]"):
+        shardwright_store.restore(model)
+
+
+def test_store_that_is_in_use_is_not_opened_again(folder: Path) -> None:
+    model = model_of()
+    with pytest.raises(sw.InvalidInputError, match=f"{next(folder.iterdir()).name} is in use"):
+        model_of()
+    train(model, 0)
+
+
+def test_store_of_another_table_is_refused_and_one_of_the_same_begins_anew(folder: Path) -> None:
+    model = model_of()
+    train(model, 0)
+    shardwright_store.commit(model, 0)
+    del model
+    with pytest.raises(sw.InvalidInputError, match=rf"has rows of .*\[{ROWS}, {ROWS}\].*\[900, 900\]"):
+        model_of(rows=900)
+    again, plain = model_of(), model_of("fused_torch")
+    for step in range(3):
+        torch.testing.assert_close(again.full_state_dict(), plain.full_state_dict())
+        train(again, step)
+        train(plain, step)
+
+
+def test_store_without_a_folder_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(FOLDER_VARIABLE, raising=False)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    model = model_of()
+    train(model, 0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_store_that_the_disk_has_no_room_for_is_refused(tmp_path: Path) -> None:
+    from shardwright_store.store import RowStore
+
+    with pytest.raises(sw.UnsupportedError, match=r"do not fit on the disk of .*, which has \d+ bytes left"):
+        RowStore(tmp_path, [], 1 << 60)
+
+
+def test_rows_of_a_store_are_read_and_written_as_those_of_a_tensor(folder: Path) -> None:
+    """Slices are shared storage; other views are refused, since a copy in their place would lose what is written."""
+    model: Any = model_of()
+    table = next(iter(model.module.sharded_tables.values()))
+    weight = table.weight_of(table.state.local[0])
+    plain, index = weight.clone(), torch.tensor([7, 30, 8])
+    for values in (weight, plain):
+        values[3:5].zero_()
+        values[index] = 2.0
+        values[:, 5:][10:].copy_(torch.arange(3.0))
+        values[20:25, 1:3] += 1
+        values.index_copy_(0, index, torch.ones(3, DIM))
+    assert torch.equal(weight.clone(), plain)
+    for values in (weight, plain):
+        assert torch.equal(values[2:9, 1:].index_select(0, torch.tensor([5, 1])), plain[[7, 3], 1:])
+    with pytest.raises(sw.UnsupportedError, match="would be a view of rows"):
+        weight.t().zero_()
+    with pytest.raises(IndexError):
+        weight.index_select(0, torch.tensor([ROWS]))
+
+
+@pytest.mark.slow
+def test_table_of_ten_times_the_memory_trains_from_a_store(folder: Path) -> None:
+    """In a process that may allocate 48 MiB beyond what imports take."""
+    with start("200", "48") as process:
+        assert process.stdout is not None
+        losses = [json.loads(line)["loss"] for line in process.stdout]
+    assert process.returncode == 0
+    assert losses[-1] < 0.8 * losses[0]

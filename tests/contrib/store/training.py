@@ -1,0 +1,76 @@
+"""A process that trains a table of ten times its cache from a store, and commits; a test kills it.
+
+Usage: python -m tests.contrib.store.training STEPS [MIB]
+
+It goes on from the last commit, if there is one, commits after every third step and writes a line then. With MIB it may
+allocate so many MiB beyond what imports took, and the table has ten times as many.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+from typing import Any
+
+import shardwright_store
+import torch
+from tests.plugins.compute_kernels.larger_than_memory import data_bytes
+
+import shardwright as sw
+from shardwright.host import PluginHost, use_host
+
+ROWS, DIM, BATCH, IDS, EVERY = 700, 8, 20, 3, 3
+DISK: Any = {"memory_bytes": {"disk": 1 << 40}, "memory_bandwidths": {"disk": 1e6}}
+
+
+def model_of(
+    kernel: str = "lmdb_caching", rows: int = ROWS, dim: int = DIM, held: float = 0.09
+) -> sw.DistributedModelParallel:
+    """One table with Adam, its cache of a tenth of the rows, in this process alone."""
+    config = sw.EmbeddingBagConfig(name="t", embedding_dim=dim, num_embeddings=rows, feature_names=["f"])
+    torch.manual_seed(0)
+    module = sw.EmbeddingBagCollection([config], device="meta")
+    fused = {"optimizer": "adam", "learning_rate": 0.1, "cache_load_factor": held}
+    sharders = [sw.EmbeddingBagCollectionSharder(fused_params=fused)]
+    topology = sw.Topology(world_size=1, compute_device="cpu", ddr_cap=1 << 40, **DISK)
+    rule = sw.ParameterConstraints(compute_kernels=[kernel])
+    plan = sw.EmbeddingShardingPlanner(topology, BATCH, constraints={"t": rule}).plan(module, sharders)
+    env = sw.ShardingEnv.local(device_type="cpu")
+    return sw.DistributedModelParallel(module, env=env, plan=plan, sharders=sharders)
+
+
+def train(model: sw.DistributedModelParallel, step: int, rows: int = ROWS) -> float:
+    """One step, whose batch follows from its number: few rows often, all of them sometimes."""
+    ids = (torch.rand(BATCH * IDS, generator=torch.Generator().manual_seed(step)) ** 4 * rows).long()
+    batch = sw.KeyedJaggedTensor(["f"], ids, lengths=torch.full((BATCH,), IDS))
+    loss = (model(batch).values() - 1).square().mean()
+    loss.backward()
+    return loss.item()
+
+
+def main(steps: int, mib: int) -> None:
+    """Train from the last commit on."""
+    rows, dim = (10 * (mib << 20) // (64 * 4), 64) if mib else (ROWS, DIM)
+    if mib:
+        torch.set_num_threads(1)
+        train(model_of(), 0)  # what is imported or started once is there before the limit is set
+        limit = data_bytes() + (mib << 20)
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    model = model_of(rows=rows, dim=dim, held=0.01 if mib else 0.09)
+    try:
+        first = shardwright_store.restore(model) + 1
+    except sw.InvalidInputError:
+        first = 0
+    for step in range(first, first + steps):
+        loss = train(model, step, rows)
+        if step % EVERY == EVERY - 1:
+            shardwright_store.commit(model, step)
+            print(json.dumps({"committed": step, "from": first, "loss": loss}), flush=True)
+        else:
+            print(json.dumps({"step": step, "from": first, "loss": loss}), flush=True)
+
+
+if __name__ == "__main__":
+    with use_host(PluginHost(plugins={"store": shardwright_store})):
+        main(int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0)

@@ -266,19 +266,6 @@ def test_two_tower_retrieval_learns_on_two_ranks(interpreter: str) -> None:
 
 @pytest.mark.distributed
 @pytest.mark.slow
-def test_quickstart_plans_by_parts_and_learns_on_two_ranks(interpreter: str) -> None:
-    lines = torchrun(interpreter, str(SCRIPTS / "quickstart.py"))
-    assert any(
-        line.split() == ["shop", "|", "row_wise", "|", "fused", "|", "0-1"] for line in lines
-    )  # the statistics
-    assert [line for line in lines if line.startswith("rank ")] == [
-        "rank 0: shop is row_wise, 1 NE, below 0.8: True",
-        "rank 1: shop is row_wise, 0 NE, below 0.8: True",  # metrics are rank 0's to tell
-    ]
-
-
-@pytest.mark.distributed
-@pytest.mark.slow
 def test_generative_recommender_goes_on_from_its_checkpoint(interpreter: str, tmp_path: Path) -> None:
     assert torchrun(interpreter, str(SCRIPTS / "generative.py"), str(tmp_path)) == [
         f"rank {rank}: table sharded: True, loss fell: True, goes on as before: True" for rank in (0, 1)

@@ -304,13 +304,15 @@ def test_planner_tutorial_plans_as_it_prints() -> None:
 
 
 @pytest.mark.distributed
-@pytest.mark.slow
 def test_introduction_runs_as_written() -> None:
     output = run_script("-m", "shardwright_torchrec", str(SCRIPTS / "introduction.py"))
     assert "List of Values:  [tensor([5]), tensor([7, 1])]" in output
     assert "Lengths:  tensor([3, 1, 2, 2]" in output
     assert "torch.Size([2, 128])" in output
     assert "equal to unsharded: True" in output
+    for part in ("LazyCall", "InputDist", "Lookup", "OutputDist", "DistributedModelParallel("):
+        assert part in output
+    assert "sgd(lr=0.01), by default: embedding_bags.product_table.weight" in output
     assert "row_wise_adagrad(lr=0.02, eps=0.002): embedding_bags.product_table.weight" in output
     assert "sgd(lr=0.5): embedding_bags.product_table.weight" in output
     assert "Non Fused Model Parameters:\ndict_keys([])" in output

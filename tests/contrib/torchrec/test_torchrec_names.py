@@ -308,6 +308,8 @@ def test_introduction_runs_as_written() -> None:
     output = run_script("-m", "shardwright_torchrec", str(SCRIPTS / "introduction.py"))
     assert "List of Values:  [tensor([5]), tensor([7, 1])]" in output
     assert "Lengths:  tensor([3, 1, 2, 2]" in output
+    assert "(product_table): EmbeddingBag(4096, 64, mode='sum')" in output
+    assert "def forward" in output
     assert "torch.Size([2, 128])" in output
     assert "equal to unsharded: True" in output
     for part in ("LazyCall", "InputDist", "Lookup", "OutputDist", "DistributedModelParallel("):

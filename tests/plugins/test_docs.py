@@ -191,7 +191,6 @@ def test_docs_performance_commands_are_scripts_with_these_options() -> None:
     assert {Path(match["script"]).name for match in commands} >= {
         "step_ratios.py",
         "lookup.py",
-        "footprint.py",
     }
     for match in commands:
         script = readme.README.parent / match["script"]

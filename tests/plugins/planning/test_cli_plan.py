@@ -121,8 +121,6 @@ def test_plan_each_option_reaches_the_planner(workload, tmp_path):
     assert {("proposers", "uniform"), ("partitioners", "memory_balanced")} <= parts
 
 
-
-
 def test_plan_for_cpus_has_this_machines_memory_and_says_so(workload, tmp_path, monkeypatch):
     monkeypatch.setattr(host_memory, "host_memory_bytes", lambda: 24 << 30)
     path = tmp_path / "plan.json"
@@ -340,8 +338,6 @@ def test_plan_of_a_table_of_very_many_columns_ends(tmp_path):
     assert "no plan: table 'wide'" in run("plan", path, *PLAN, code=1).stderr
 
 
-
-
 def test_check_of_a_plan_with_codecs_of_the_tables_own_adds_up(tmp_path):
     tables = [
         {**table("user", 200_000, 64, 3.0), "qcomms_config": {"forward_precision": "fp16"}},
@@ -453,8 +449,6 @@ def test_check_of_shards_that_no_option_has_says_whose(planned, tmp_path):
         "table 'user' (200_000 x 64 FP32): no option has the plan's 4 shards"
         in run("check", path, code=1).stdout
     )
-
-
 
 
 def test_explain_names_the_option_the_runner_up_and_what_ruled_others_out(planned):

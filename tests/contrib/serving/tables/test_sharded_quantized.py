@@ -13,6 +13,7 @@ from shardwright_serving.kernels._numba_lookup import QuantNumbaLookup
 from shardwright_serving.kernels._torch_lookup import QuantTorchLookup
 from tests.contrib.serving.tables import quantized_tables
 from tests.errors import raises
+from tests.pairs import in_turns
 
 import shardwright as sw
 from shardwright_testing import run_simulated
@@ -26,6 +27,8 @@ KINDS = [
     "table_row_wise",
     "grid_shard",
 ]
+FORMS = [("SUM", False), ("MEAN", False), ("SUM", True), ("NONE", False)]
+"""Pooling, and whether ids have weights."""
 PARTIAL = {"row_wise", "table_row_wise", "grid_shard"}
 """Types whose ranks send partial sums, which are added up in another order."""
 
@@ -71,12 +74,10 @@ def sharded(env: sw.ShardingEnv, model: Any, plan: sw.ShardingPlan) -> Any:
     return sw.DistributedModelParallel(copy.deepcopy(model), env=env, plan=plan, device="cpu")
 
 
-@pytest.mark.parametrize(
-    ("pooling", "is_weighted"), [("SUM", False), ("MEAN", False), ("SUM", True), ("NONE", False)]
-)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("form", "kind"), in_turns(FORMS, KINDS))
 @pytest.mark.parametrize("kernel", ["quant_numba", pytest.param("quant_torch", marks=pytest.mark.slow)])
-def test_sharded_equals_unsharded(kind: str, pooling: str, is_weighted: bool, kernel: str) -> None:
+def test_sharded_equals_unsharded(kind: str, form: tuple[str, bool], kernel: str) -> None:
+    pooling, is_weighted = form
     quantized = serving.quantize_embeddings(
         collection(pooling, is_weighted=is_weighted), "INT8", per_table={"b": "INT4", "c": "FP8"}
     )
@@ -143,11 +144,9 @@ def test_what_sharded_quantized_collections_do_not_do_raises(tmp_path: Path) -> 
         outputs(model(wrong))
 
 
-@pytest.mark.parametrize(
-    ("pooling", "is_weighted"), [("SUM", False), ("MEAN", False), ("SUM", True), ("NONE", False)]
-)
-@pytest.mark.parametrize("kind", KINDS)
-def test_all_shards_in_one_process_equal_unsharded(kind: str, pooling: str, is_weighted: bool) -> None:
+@pytest.mark.parametrize(("form", "kind"), in_turns(FORMS[::-1], KINDS))
+def test_all_shards_in_one_process_equal_unsharded(kind: str, form: tuple[str, bool]) -> None:
+    pooling, is_weighted = form
     quantized = serving.quantize_embeddings(
         collection(pooling, is_weighted=is_weighted), "INT8", per_table={"b": "INT4", "c": "FP8"}
     )

@@ -137,10 +137,16 @@ def checked_only(*arguments: str) -> Callable[[F], F]:
     def decorate(function: F) -> F:
         parameters = inspect.signature(function).parameters.values()
         names = [one.name for one in parameters if one.kind <= one.POSITIONAL_OR_KEYWORD]
+        takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters)
+        taken = {one.name for one in parameters}
         of, _, method = function.__qualname__.rpartition(".")
         owner = of if of and method.startswith("_") else function.__qualname__
         annotations = {name: function.__annotations__.get(name, Any) for name in arguments}
         expected = _Annotations(annotations, function.__module__)
+
+        def caller(args: Sequence[Any]) -> str:
+            # A constructor speaks for the class that the user calls, which may be derived from the one that has it.
+            return type(args[0]).__name__ if method == "__init__" else owner
 
         @functools.wraps(function)
         def checking(*args: Any, **kwargs: Any) -> Any:
@@ -149,9 +155,10 @@ def checked_only(*arguments: str) -> Callable[[F], F]:
                     return checking(
                         *map(_waited_for, args), **{own: _waited_for(of) for own, of in kwargs.items()}
                     )
-                # A constructor speaks for the class that the user calls, which may be derived from the one that has it.
-                caller = type(args[0]).__name__ if method == "__init__" else owner
-                raise InvalidInputError(f"{caller}: {wrong[1]}", subject=wrong[0])
+                raise InvalidInputError(f"{caller(args)}: {wrong[1]}", subject=wrong[0])
+            if not (takes_any or kwargs.keys() <= taken):
+                unknown = min(kwargs.keys() - taken)
+                raise TypeError(f"{caller(args)} has no argument {unknown!r}.{nearest(unknown, taken)}")
             return function(*args, **kwargs)
 
         return cast(F, checking)
@@ -216,7 +223,7 @@ def typed(cls: type[Any], fields: list[attrs.Attribute[Any]]) -> list[attrs.Attr
             called = f" {name!r}" if isinstance(name, str) and name else ""
             raise InvalidInputError(f"{type(instance).__name__}{called}: {wrong[1]}", subject=wrong[0])
 
-    named = {field.name: _naming_field(cls, field) for field in own}
+    named = {field.name: _naming_field(cls, field) for field in fields}
     first = named[own[0].name]
     both = validate if first.validator is None else attrs.validators.and_(validate, first.validator)
     named[first.name] = first.evolve(validator=both)
@@ -280,7 +287,7 @@ def not_empty(instance: Any, attribute: Any, value: str | tuple[Any, ...] | None
 
 def _naming_field(cls: type[Any], field: attrs.Attribute[Any]) -> attrs.Attribute[Any]:
     """A field whose converter raises errors of ours, which name it."""
-    convert = cast(Callable[[Any], Any] | None, field.converter)
+    convert = cast(Callable[[Any], Any] | None, getattr(field.converter, "converts", field.converter))
     if convert is None:
         return field
 
@@ -292,6 +299,7 @@ def _naming_field(cls: type[Any], field: attrs.Attribute[Any]) -> attrs.Attribut
             kind = type(error) if isinstance(error, ShardwrightError) else InvalidInputError
             raise kind(reason, subject=field.name, possible=getattr(error, "possible", ())) from error
 
+    converted.converts = convert  # type: ignore[attr-defined]  # a derived class names itself
     # attrs takes the types in the signature of the class from its converters.
     taken = next(iter(inspect.signature(convert).parameters.values())).annotation
     converted.__annotations__["value"] = field.type if taken in ("Any", inspect.Parameter.empty) else taken

@@ -170,6 +170,33 @@ def test_typed_class_names_the_field_whatever_raised() -> None:
         Pair(1, name=5)  # type: ignore[arg-type]
 
 
+@attrs.frozen(field_transformer=typed)
+class NamedPair(Pair):
+    more: int = 0
+
+
+def test_derived_class_names_itself_in_errors_of_inherited_fields() -> None:
+    with pytest.raises(InvalidInputError, match=r"^NamedPair: twice cannot be None"):
+        NamedPair(None)
+    with pytest.raises(InvalidInputError, match=r"^Pair: twice cannot be None"):
+        Pair(None)
+
+
+class Base:
+    @checked
+    def __init__(self, size: int = 0) -> None:
+        self.size = size
+
+
+class Derived(Base):
+    pass
+
+
+def test_unexpected_argument_is_an_error_of_the_class_that_was_called() -> None:
+    with pytest.raises(TypeError, match=r"^Derived has no argument 'sise'\. Did you mean 'size'\?"):
+        Derived(sise=3)  # type: ignore[call-arg]
+
+
 class Unprintable:
     def __repr__(self) -> str:
         raise RuntimeError

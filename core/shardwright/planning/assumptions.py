@@ -46,11 +46,11 @@ _LATENCIES = _all_from(
     "the order of the latencies that nccl-tests reports for small all-to-alls over NVLink and InfiniBand",
     {"intra_host_latency_ms": 0.02, "inter_host_latency_ms": 0.05},
 )
-# One thread a rank, on two cores of an Intel Xeon, with torch 2.13 and FBGEMM 1.8: lookups of 64 to 128 float32 columns
+# One thread a rank, on two cores of an Intel Xeon, with torch 2.13: lookups of 64 to 128 float32 columns
 # ran at 4.2 to 5.8 GiB/s; gloo's all-to-all of 1 to 64 MiB over the loopback brought each of 2 or 4 ranks 1.0 to 2.0
 # GiB/s, and took 0.06 to 0.13 ms with next to nothing to carry.
 _OF_A_XEON = _all_from(
-    "as on an Intel Xeon with one thread a rank, not measured here: FBGEMM lookups, gloo all-to-alls",
+    "as on an Intel Xeon with one thread a rank, not measured here: lookups, gloo all-to-alls",
     {"ddr_mem_bw": 5 * GIB / 1000, "intra_host_bw": 1.2 * GIB / 1000, "intra_host_latency_ms": 0.1},
 )
 _NETWORK = _all_from(

@@ -71,6 +71,12 @@ def why_unproven(
         return _gap(space, z * (1 - TOLERANCE), prices)
 
 
+def checked_by(certificate: Mapping[str, Any]) -> str:
+    """Words for what goes through a certificate: arithmetic that shares nothing with a search, or an extension."""
+    words = certificate.keys() - {"z_ms", _MULTIPLIERS}
+    return f"checked by the extension {_POINT}:{min(words)}" if words else "checked by arithmetic alone"
+
+
 def _prices(space: SearchSpace, multipliers: Mapping[str, Any]) -> Floats:
     """Read the price of a byte of each tier, ms: ``[M]``."""
     prices = np.zeros(len(space.tiers))

@@ -17,7 +17,7 @@ from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.inputs import Request
 from shardwright.planning.options.planning_plugins import PluginChoice
 from shardwright.planning.options.preparation import prepare
-from shardwright.planning.proofs import why_unproven
+from shardwright.planning.proofs import checked_by, why_unproven
 from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
 from shardwright.planning.tables.spec import TableSpec
 
@@ -166,3 +166,8 @@ def test_proof_by_numbers_that_overflow_proves_nothing():
     assert "tables need" in why_unproven(
         space, 1e3, {"z_ms": 1e3, "multipliers": {"ddr": 1e308}}, host().extensions
     )
+
+
+def test_bound_says_by_what_it_is_checked() -> None:
+    assert checked_by({"z_ms": 1.0, "multipliers": {}}) == "checked by arithmetic alone"
+    assert checked_by({"z_ms": 1.0, "acme": {}}) == "checked by the extension proof:acme"

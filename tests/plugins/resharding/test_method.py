@@ -54,6 +54,14 @@ def test_reshard_is_what_a_plugin_brings() -> None:
     assert model.plan is plan
 
 
+def test_reshard_to_what_is_no_plan_is_refused() -> None:
+    model, _ = model_and_other_plan()
+    before = model.plan
+    with pytest.raises(sw.InvalidInputError, match="plan must be a ShardingPlan, got None"):
+        model.reshard(None)  # type: ignore[arg-type]
+    assert model.plan is before
+
+
 def test_reshard_without_a_plugin_is_refused() -> None:
     model, plan = model_and_other_plan()
     before = model.plan

@@ -100,7 +100,7 @@ def describe_inputs(
         values["pooling_factors"] = InputValue(1.0, "assumed", source)
     unnamed = sum(table.optimizer == ASSUMED for table in options.all_tables)
     if unnamed:
-        source = f"FBGEMM's default, for the {unnamed} tables that were given none"
+        source = f"the default, for the {unnamed} tables that were given none"
         values["optimizer"] = InputValue(str(ASSUMED), "assumed", source)
     values.update(_estimator_values(plugins))
     if request.constraints.rules:

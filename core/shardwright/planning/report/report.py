@@ -14,6 +14,7 @@ from shardwright.planning.options.averaging import AVERAGING, sent_bytes
 from shardwright.planning.options.inputs import assumed_inputs, under_assumed_values
 from shardwright.planning.options.search_space import SearchSpace
 from shardwright.planning.plan.sharding import aligned, codecs_text
+from shardwright.planning.proofs import checked_by
 from shardwright.planning.report.statistics import Statistics, averaged_on_ranks, rank_cells
 from shardwright.planning.search.objectives import OBJECTIVE_TEXTS
 from shardwright.planning.search.placement import LoadedPlan, Proven
@@ -122,13 +123,13 @@ class Report:
         )
 
     def _bound_text(self) -> str:
-        bound = self.result.proven.bound_ms
+        bound, by = self.result.proven.bound_ms, checked_by(self.result.proven.certificate)
         if not math.isfinite(self.gap):
             return "no bound is proven: a better plan may exist"
         if self.gap == 0:
-            return f"no plan is better under these costs (bound {bound:.4g} ms)"
+            return f"no plan is better under these costs (bound {bound:.4g} ms, {by})"
         within = f"this one is within {percent_at_most(self.gap)} of it"
-        found = f"no plan is better than {bound:.4g} ms under these costs: {within}"
+        found = f"no plan is better than {bound:.4g} ms under these costs ({by}): {within}"
         return f"{found} (the proof leaves out the rules on ranks)" if self.space.rules else found
 
     def __str__(self) -> str:

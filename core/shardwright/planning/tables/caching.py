@@ -95,7 +95,7 @@ class CacheParams:
 
     Args:
         load_factor: the part of the table's rows that the cache holds; 0.2 if not given.
-        algorithm: ``"lru"`` or ``"lfu"`` (or FBGEMM's ``CacheAlgorithm``).
+        algorithm: ``"lru"`` or ``"lfu"``, or a member of an enumeration with such a name.
         stats: behaviour of the table's ids; without it each row is taken to be as likely as any other.
 
     Raises:

@@ -24,21 +24,21 @@ _PUBLISHED = frozenset({"adagrad", "adam", "row_wise_adagrad", "sgd"})
 """Optimizers whose parameters are checked here; those of others are by their plugins, when a kernel is asked."""
 
 _DEFAULT = "sgd"
-"""FBGEMM's default optimizer, at a learning rate of 0.01."""
+"""The optimizer of tables that name none, at a learning rate of 0.01."""
 
 _RENAMED = {"lr": "learning_rate"}
 
 CLIPPING_PARAMS = frozenset({"gradient_clipping", "max_gradient"})
 """The keys of ``fused_params`` that are about the gradients of outputs, not the optimizer."""
 
-_MAX_GRADIENT = 1.0  # FBGEMM's default where gradient_clipping=True alone is given
+_MAX_GRADIENT = 1.0  # where gradient_clipping=True alone is given
 _ELSEWHERE = CACHE_PARAMS | CLIPPING_PARAMS
 
 
 def max_gradient_of(fused_params: Mapping[str, Any] | None) -> float | None:
     """The largest element, in absolute value, that ``fused_params`` allow gradients of outputs; ``None``: any.
 
-    ``max_gradient`` alone asks for clipping. FBGEMM would ignore it without ``gradient_clipping=True``.
+    ``max_gradient`` alone asks for clipping, without ``gradient_clipping=True`` too.
 
     Raises:
         InvalidInputError: a value is of the wrong form.
@@ -62,7 +62,7 @@ _KNOWN: Mapping[str, Any] = {
     "stochastic_rounding": bool,
     "weight_decay_mode": str,
 }
-"""Parameters of the optimizers above, as FBGEMM has them; each plugin knows which of them its optimizer takes."""
+"""Parameters of the optimizers above; each plugin knows which of them its optimizer takes."""
 _PLAIN = float | str | bool | None | tuple[float | str | bool | None, ...]
 
 
@@ -105,7 +105,7 @@ class OptimizerSpec:
 
     Args:
         name: the optimizer's name.
-        learning_rate: the initial learning rate; 0.01 as in FBGEMM.
+        learning_rate: the initial learning rate; 0.01 by default.
         parameters: the rest (``eps``, ``beta1``, ``beta2``, ``weight_decay``, ``stochastic_rounding``, ...), sorted by
             name. Kernels say which they can run.
         is_assumed: it was not asked for: it is the default, or a script's own, whose state plans are to count. A kernel
@@ -128,7 +128,7 @@ class OptimizerSpec:
 
     @classmethod
     def from_fused_params(cls, fused_params: Mapping[str, Any] | None) -> OptimizerSpec:
-        """The optimizer that ``fused_params`` describe; SGD at 0.01 where they name none, as in FBGEMM.
+        """The optimizer that ``fused_params`` describe; SGD at 0.01 where they name none.
 
         Args:
             fused_params: ``{"optimizer": name, "learning_rate": ..., "eps": ..., ...}``; what is in it

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from shardwright.arguments import checked, checked_only
+from shardwright.arguments import check, checked, checked_only
 from shardwright.contracts.comm_backend import CommBackend
 from shardwright.contracts.extension import Resharded
 from shardwright.errors import InvalidInputError, PlanError, UnsupportedError, nearest
@@ -357,8 +357,10 @@ class DistributedModelParallel(nn.Module):
         """Check that a plan for one of several sharding groups is not taken for all ranks.
 
         Raises:
+            InvalidInputError: it is no plan.
             PlanError: it is for one of several groups, and these ranks are not a group of that size.
         """
+        check("plan", plan, ShardingPlan)
         topology = plan.document.get("topology", {})
         size, groups = topology.get("world_size"), topology.get("replicas", {}).get("num_groups", 1)
         if groups > 1 and size != self.env.world_size:

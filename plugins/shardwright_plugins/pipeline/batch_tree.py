@@ -13,7 +13,7 @@ import torch
 from attrs import frozen
 from torch import Tensor, nn
 
-from shardwright.runtime.ranks.devices import is_host
+from shardwright.runtime.ranks.devices import has_streams, is_host
 from shardwright.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 Leaf: TypeAlias = Tensor | KeyedJaggedTensor | JaggedTensor | KeyedTensor
@@ -180,14 +180,14 @@ def moved(batch: Any, device: torch.device) -> Any:
         return batch
     if not isinstance(batch, Leaf) and callable(getattr(batch, "to", None)):
         pin = getattr(batch, "pin_memory", None)
-        return (pin() if pin is not None and not is_host(device) else batch).to(device, non_blocking=True)
+        return (pin() if pin is not None and has_streams(device) else batch).to(device, non_blocking=True)
     return mapped(batch, lambda leaf: _moved_leaf(leaf, device))
 
 
 def _moved_leaf(leaf: Leaf, device: torch.device) -> Leaf:
     if device_of(leaf) == device:
         return leaf
-    if is_host(device_of(leaf)) and not isinstance(leaf, KeyedTensor):
+    if has_streams(device) and is_host(device_of(leaf)) and not isinstance(leaf, KeyedTensor):
         leaf = leaf.pin_memory()  # which is itself where it is pinned
     return leaf.to(device, non_blocking=True)
 

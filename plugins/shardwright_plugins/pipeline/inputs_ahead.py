@@ -11,7 +11,7 @@ import torch
 from attrs import frozen
 
 from shardwright.errors import DistributedError
-from shardwright.runtime.ranks.devices import is_host
+from shardwright.runtime.ranks.devices import has_streams
 from shardwright.sparse import KeyedJaggedTensor
 from shardwright_plugins.pipeline.batch_tree import is_same, record_stream
 
@@ -28,7 +28,7 @@ class SideStream:
 
     Args:
         device: device of the inputs.
-        stream: the stream; ``None`` on a CPU, where all methods do nothing.
+        stream: the stream; ``None`` on a device without streams, where all methods do nothing.
     """
 
     device: torch.device
@@ -36,8 +36,8 @@ class SideStream:
 
     @classmethod
     def on(cls, device: torch.device) -> SideStream:
-        """Make a side stream on ``device``, or none on a CPU."""
-        return cls(device, None if is_host(device) else torch.Stream(device))
+        """Make a side stream on ``device``, if it has streams."""
+        return cls(device, torch.Stream(device) if has_streams(device) else None)
 
     def active(self) -> AbstractContextManager[object]:
         """A context in which work is queued on this stream."""
@@ -49,7 +49,7 @@ class SideStream:
             self.stream.wait_stream(torch.accelerator.current_stream(self.device))
 
     def join(self) -> torch.Stream | None:
-        """Make the current stream wait for this one; return the current stream, or ``None`` on a CPU."""
+        """Make the current stream wait for this one; return the current stream, or ``None`` if there are none."""
         if self.stream is None:
             return None
         current = torch.accelerator.current_stream(self.device)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import shardwright_store
 import torch
 from attrs import evolve
 from shardwright_store import FOLDER_VARIABLE
+from tests import readme
 from tests.contrib.distributions import ROOT
 from tests.contrib.store.training import DIM, ROWS, model_of, train
 from tests.equality import Case, Table, assert_equals_unsharded, train_simulated
@@ -197,3 +199,13 @@ def test_table_of_ten_times_the_memory_trains_from_a_store(folder: Path) -> None
         losses = [json.loads(line)["loss"] for line in process.stdout]
     assert process.returncode == 0
     assert losses[-1] < 0.8 * losses[0]
+
+
+def test_example_of_the_readme_prints_what_it_shows(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    page = ROOT / "store/README.md"
+    (tmp_path / "train_and_go_on.py").write_text(readme.source("train_and_go_on.py", page))
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path("train_and_go_on.py")
+    assert capsys.readouterr().out == readme.output_of("train_and_go_on.py", page)

@@ -19,6 +19,11 @@ from torch import nn
 
 from shardwright import DistributedModelParallel
 from shardwright.planning.plan.plan import ShardingPlan
+from shardwright.runtime.ranks import devices, environment
+from shardwright.runtime.routed import tables
+from shardwright.runtime.step import segments
+from shardwright.runtime.step.batches import inputs
+from shardwright_plugins.pipeline import batch_tree, fetching
 from shardwright_testing.simulated import run_simulated
 
 
@@ -232,3 +237,22 @@ def test_model_without_collections_ends_in_step():
         return len(run_out(piped(model), iter([torch.ones(3, 2)] * (2 + env.rank))))
 
     assert run_simulated(train, 2) == [2, 2]
+
+
+@pytest.mark.parametrize("kind", PIPELINES)
+def test_pipeline_on_a_device_without_streams_equals_that_on_the_host(monkeypatch, kind):
+    """A stranger's device, as far as a step and its batches go: memory of its own, and nothing beside the calls."""
+
+    def train(model, env):
+        return run_out(piped(model, kind), batches(5, env.rank, 2)), model.full_state_dict()
+
+    expected = on_ranks(train, 2)
+    for owner, name in ((torch.cpu, "Stream"), (torch, "Stream"), (torch.accelerator, "current_stream")):
+        monkeypatch.delattr(owner, name)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", None, raising=False)
+    monkeypatch.setattr(environment, "with_index", lambda device: device)
+    for module in (batch_tree, devices, fetching, inputs, segments, tables):
+        monkeypatch.setattr(module, "is_host", lambda device: False)
+    for actual, on_host in zip(on_ranks(train, 2), expected, strict=True):
+        assert all(torch.equal(*pair) for pair in zip(actual[0], on_host[0], strict=True))
+        assert_same(actual[1], on_host[1])

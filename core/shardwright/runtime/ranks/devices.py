@@ -18,9 +18,17 @@ def is_host(device: torch.device) -> bool:
     """Tell whether tensors of a device are in the host's memory and made by the host.
 
     NumPy then reads and writes them where they are, work on them is done when a call returns, and waiting for it with
-    a limit blocks nobody else. Other devices have streams, and copies from and to page-locked memory.
+    a limit blocks nobody else.
     """
     return device.type == "cpu"
+
+
+def has_streams(device: torch.device) -> bool:
+    """Tell whether work on a device is queued on streams, beside copies from and to page-locked memory.
+
+    Of others, and of a device whose module in torch has no ``Stream``, work is done in the order of the calls.
+    """
+    return not is_host(device) and hasattr(getattr(torch, device.type, None), "Stream")
 
 
 def sent_to(device: torch.device, values: Tensor | Array) -> Tensor:
@@ -35,7 +43,8 @@ def sent_to(device: torch.device, values: Tensor | Array) -> Tensor:
         own = values
     if is_host(device) or own.device == device:
         return own
-    return (own.pin_memory() if is_host(own.device) else own).to(device, non_blocking=True)
+    is_pinned = has_streams(device) and is_host(own.device)
+    return (own.pin_memory() if is_pinned else own).to(device, non_blocking=True)
 
 
 def read_on_host(values: Tensor) -> Tensor:
@@ -44,8 +53,8 @@ def read_on_host(values: Tensor) -> Tensor:
     Returns:
         The values in the host's memory; themselves where they are there.
     """
-    if is_host(values.device):
-        return values
+    if not has_streams(values.device):
+        return values.cpu()
     side = _reading_stream(values.device)
     side.wait_stream(torch.accelerator.current_stream(values.device))
     with side:
@@ -72,7 +81,7 @@ def stream_key(device: torch.device) -> tuple[torch.device, int]:
     A tensor that is made on one stream is ready for work queued there. Another stream would have to wait for it, and
     the allocator be told of that reader, so each stream has its own.
     """
-    return device, 0 if is_host(device) else torch.accelerator.current_stream(device).stream_id
+    return device, torch.accelerator.current_stream(device).stream_id if has_streams(device) else 0
 
 
 class Constant:

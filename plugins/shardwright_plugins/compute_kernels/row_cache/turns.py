@@ -6,7 +6,7 @@ from threading import Lock
 
 import torch
 
-from shardwright.runtime.ranks.devices import is_host
+from shardwright.runtime.ranks.devices import has_streams
 
 
 class Turns:
@@ -34,7 +34,9 @@ class Turns:
             self._lock.release()
 
     def _event(self) -> torch.Event | None:
-        """Mark the end of the work queued on the current stream; nothing on a host, which works as it is called."""
+        """Mark the end of the work queued on the current stream; nothing where work is done as it is called."""
         return (
-            None if is_host(self._device) else torch.accelerator.current_stream(self._device).record_event()
+            torch.accelerator.current_stream(self._device).record_event()
+            if has_streams(self._device)
+            else None
         )

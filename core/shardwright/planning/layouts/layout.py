@@ -121,6 +121,11 @@ class Layout:
         """True if every rank has a copy of each block."""
         return all(dataflow.is_replicated for dataflow in self.dataflows)
 
+    @property
+    def sums_inside_host(self) -> bool:
+        """True if partial sums are added inside a host before they cross to others."""
+        return any(dataflow.sums_inside_host for dataflow in self.dataflows)
+
     def dataflow_of(self, block: Block) -> Dataflow:
         """Return the path of a block's ids and results."""
         return block.dataflow or self.dataflow

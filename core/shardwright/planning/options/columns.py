@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable, Iterable, Sequence
 from itertools import chain
 from operator import attrgetter
+from typing import TypeAlias
 
 import numpy as np
 
@@ -13,8 +14,11 @@ from shardwright.planning.layouts.layout import Layout
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.offers import Offers
 from shardwright.planning.options.options import Options, Refusal
-from shardwright.planning.options.shapes import Shape
+from shardwright.planning.options.shapes import Runs, ShardRun
 from shardwright.planning.tables.spec import TableSpec
+
+Option: TypeAlias = tuple[int, int, Layout, Runs, list[int]]
+"""Codes of a sharding type and a kernel, a layout, its runs, and the code of what the kernel is asked for each run."""
 
 
 class OptionColumns:
@@ -23,17 +27,12 @@ class OptionColumns:
     def __init__(self) -> None:
         self.tables: list[TableSpec] = []
         self.refused: list[tuple[Refusal, ...]] = []
-        self.option_table: list[int] = []
         self._all_tables: list[TableSpec] = []
         self._alike: list[int] = []
         self._known: dict[Hashable, int] = {}
-        self._ids: list[float] = []
-        self._bags: list[float] = []
-        self._types: list[int] = []
-        self._kernels: list[int] = []
-        self._layouts: list[Layout] = []
-        self._shapes: list[Shape] = []
-        self._requests: list[list[int]] = []
+        self._lookups: list[tuple[float, float]] = []
+        self._option_table: list[int] = []
+        self._options: list[Option] = []
 
     def add_table(self, table: TableSpec, key: Hashable) -> bool:
         """Add a table; whether it is like none before it."""
@@ -47,23 +46,22 @@ class OptionColumns:
 
     def add_lookups(self, ids: float, bags: float) -> None:
         """Add the ids that a rank looks up in the last distinct table in a step, and the vectors it gets back."""
-        self._ids.append(ids)
-        self._bags.append(bags)
+        self._lookups.append((ids, bags))
 
-    def add_option(self, kind: int, kernel: int, layout: Layout, shape: Shape, requests: list[int]) -> None:
-        """Add an option of the last distinct table: codes of type and kernel, its layout, and a request code a run."""
-        self.option_table.append(len(self.tables) - 1)
-        self._types.append(kind)
-        self._kernels.append(kernel)
-        self._layouts.append(layout)
-        self._shapes.append(shape)
-        self._requests.append(requests)
+    def add_options(self, options: list[Option], refused: tuple[Refusal, ...]) -> None:
+        """Add the options of the last distinct table, and what was refused for it."""
+        self._option_table += [len(self.tables) - 1] * len(options)
+        self._options += options
+        self.refused.append(refused)
 
     def finish(self, offers: Offers) -> Options:
         """All that was added, as columns."""
-        counts = np.array([len(shape.rank) for shape in self._shapes], dtype=np.int64)
-        table = np.array(self.option_table, dtype=np.int64)
-        rank, gang, local_rank = self._places(offers.topology)
+        types, kernels, layouts, of_options, requests = zip(*self._options, strict=True)
+        counts = np.array(list(map(len, of_options)), dtype=np.int64)
+        table = np.array(self._option_table, dtype=np.int64)
+        ids, bags = np.array(self._lookups, dtype=np.float64).T.copy()
+        runs = list(chain.from_iterable(of_options))
+        rank, gang, local_rank = _places(runs, of_options, offers.topology)
         return Options(
             tables=tuple(self.tables),
             all_tables=tuple(self._all_tables),
@@ -72,49 +70,47 @@ class OptionColumns:
             compute_kernels=tuple(offers.kernels.values()),
             requests=tuple(offers.request_codes),
             refused=tuple(self.refused),
-            ids_per_batch=np.array(self._ids),
-            bags_per_batch=np.array(self._bags),
+            ids_per_batch=ids,
+            bags_per_batch=bags,
             first_option=np.searchsorted(table, np.arange(len(self.tables) + 1)).astype(np.int64),
             table=table,
-            sharding_type=np.array(self._types, dtype=np.int64),
-            compute_kernel=np.array(self._kernels, dtype=np.int64),
-            layouts=tuple(self._layouts),
-            cuts_rows=self._flags(attrgetter("cuts_rows")),
-            is_replicated=self._flags(attrgetter("is_replicated")),
-            sums_inside_host=self._flags(attrgetter("sums_inside_host")),
+            sharding_type=np.array(types, dtype=np.int64),
+            compute_kernel=np.array(kernels, dtype=np.int64),
+            layouts=layouts,
+            cuts_rows=_flags(layouts, "cuts_rows"),
+            is_replicated=_flags(layouts, "is_replicated"),
+            sums_inside_host=_flags(layouts, "sums_inside_host"),
             first_shard=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
             option=np.repeat(np.arange(len(counts), dtype=np.int64), counts),
-            count=self._joined(attrgetter("count")),
-            num_rows=self._joined(attrgetter("num_rows")),
-            num_columns=self._joined(attrgetter("num_columns")),
-            is_copy=np.array(list(chain.from_iterable(shape.is_copy for shape in self._shapes)), dtype=bool),
-            id_fraction=np.array(
-                list(chain.from_iterable(shape.id_fraction for shape in self._shapes)), dtype=np.float64
-            ),
+            count=_numbers(runs, "count"),
+            num_rows=_numbers(runs, "num_rows"),
+            num_columns=_numbers(runs, "num_columns"),
+            is_copy=_flags(runs, "is_copy"),
+            id_fraction=np.array([run.id_fraction for run in runs], dtype=np.float64),
             rank=rank,
             gang=gang,
             local_rank=local_rank,
-            request=np.array(list(chain.from_iterable(self._requests)), dtype=np.int64),
+            request=np.array(list(chain.from_iterable(requests)), dtype=np.int64),
         )
 
-    def _flags(self, flag_of: Callable[[Shape], bool]) -> Bools:
-        return np.array(list(map(flag_of, self._shapes)), dtype=bool)
 
-    def _joined(self, column_of: Callable[[Shape], tuple[int, ...]]) -> Ints:
-        return np.array(list(chain.from_iterable(map(column_of, self._shapes))), dtype=np.int64)
+def _flags(values: Iterable[object], name: str) -> Bools:
+    return np.array(list(map(attrgetter(name), values)), dtype=bool)
 
-    def _places(self, topology: Topology) -> tuple[Ints, Ints, Ints]:
-        """Rank, gang and rank in the host of each run; on one host that rank is the rank, and there are no gangs."""
-        rank, local_rank = self._joined(attrgetter("rank")), self._joined(attrgetter("local_rank"))
-        if topology.num_hosts > 1:
-            return rank, self._gangs(), local_rank
+
+def _numbers(runs: Iterable[ShardRun], name: str) -> Ints:
+    return np.array(list(map(attrgetter(name), runs)), dtype=np.int64)
+
+
+def _places(
+    runs: Sequence[ShardRun], of_options: Sequence[Runs], topology: Topology
+) -> tuple[Ints, Ints, Ints]:
+    """Rank, gang and rank in the host of each run; on one host that rank is the rank, and there are no gangs."""
+    rank, gang, local_rank = (_numbers(runs, name) for name in ("rank", "gang", "local_rank"))
+    if topology.num_hosts == 1:
         rank = np.where(local_rank == FREE, rank, local_rank)
         return rank, np.full_like(rank, NO_GANG), np.full_like(rank, FREE)
-
-    def _gangs(self) -> Ints:
-        """The gangs of each option, with numbers that no other has."""
-        gangs = self._joined(attrgetter("gang"))
-        counts = np.array([shape.num_gangs for shape in self._shapes], dtype=np.int64)
-        # Gangs are numbered from 0 inside an option: they are shifted by the gangs of the options before it.
-        before = np.repeat(np.cumsum(counts) - counts, [len(shape.rank) for shape in self._shapes])
-        return np.where(gangs == NO_GANG, NO_GANG, gangs + before)
+    # Gangs are numbered from 0 inside an option: they are shifted by the gangs of the options before it.
+    counts = np.array([1 + max(run.gang for run in own) for own in of_options], dtype=np.int64)
+    before = np.repeat(np.cumsum(counts) - counts, list(map(len, of_options)))
+    return rank, np.where(gang == NO_GANG, NO_GANG, gang + before), local_rank

@@ -18,7 +18,7 @@ from shardwright.contracts.sharding_type import ShardingType
 from shardwright.planning.arrays import FREE
 from shardwright.planning.layouts.layout import Block, BlockRun, BlockRuns, Layout
 from shardwright.planning.machines.topology import Topology
-from shardwright.planning.options.shapes import Shape
+from shardwright.planning.options.shapes import Runs, ShardRun, runs_of
 from shardwright.planning.tables.constraints import ParameterConstraints
 from shardwright.planning.tables.spec import TableSpec
 
@@ -33,8 +33,8 @@ def layouts_on_devices(
     rule: ParameterConstraints,
     asked: Asked,
     go_on: Callable[[], None],
-) -> Iterator[tuple[Layout, Shape]]:
-    """Yield the layouts of a table with their shapes, whose runs each have a device.
+) -> Iterator[tuple[Layout, Runs]]:
+    """Yield the layouts of a table with their runs, which each have a device.
 
     Args:
         kind: the sharding type.
@@ -46,7 +46,7 @@ def layouts_on_devices(
     """
     if not topology.is_mixed:
         for layout in asked(topology):
-            yield layout, Shape.of(layout, topology.compute_device, go_on)
+            yield layout, runs_of(layout, topology.compute_device, go_on)
         return
     for device in topology.device_types:
         group = topology.of_device(device)
@@ -54,12 +54,12 @@ def layouts_on_devices(
             for layout in asked(group):
                 if not any(dataflow.is_replicated for dataflow in layout.dataflows):
                     moved = _on_ranks_of(device, layout, topology)
-                    yield moved, Shape.of(moved, device, go_on)
+                    yield moved, runs_of(moved, device, go_on)
     if rule.device_group is None:
         for layout in asked(topology):
-            shape = Shape.of(layout, "", go_on)
-            if FREE not in shape.rank:
-                yield layout, parted_by_device(shape, topology)
+            runs = runs_of(layout, "", go_on)
+            if all(run.rank != FREE for run in runs):
+                yield layout, tuple(parted_by_device(runs, topology))
 
 
 def _on_ranks_of(device: str, layout: Layout, topology: Topology) -> Layout:
@@ -80,21 +80,12 @@ def _moved(item: Block | BlockRun, first: int, *, on_one_host: bool) -> Block | 
     return attrs.evolve(item, **moved)
 
 
-def parted_by_device(shape: Shape, topology: Topology) -> Shape:
-    """A shape of shards with given ranks, its runs cut where the device changes."""
-    columns: dict[str, list[Any]] = {name: [] for name in shape.of_runs}
-    for run in range(len(shape.rank)):
-        first, count = shape.rank[run], shape.count[run]
-        for start, stop in _spans(topology.compute_devices[first : first + count]):
-            changed = {
-                "rank": first + start,
-                "count": stop - start,
-                "device": topology.compute_devices[first + start],
-            }
-            for name, values in columns.items():
-                values.append(changed.get(name, getattr(shape, name)[run]))
-    changed_columns: dict[str, Any] = {name: tuple(values) for name, values in columns.items()}
-    return attrs.evolve(shape, **changed_columns)
+def parted_by_device(runs: Runs, topology: Topology) -> Iterator[ShardRun]:
+    """Yield runs of shards with given ranks, cut where the device changes."""
+    for run in runs:
+        devices = topology.compute_devices[run.rank : run.rank + run.count]
+        for start, stop in _spans(devices):
+            yield run._replace(rank=run.rank + start, count=stop - start, device=devices[start])
 
 
 def _spans(devices: Sequence[str]) -> Iterator[tuple[int, int]]:

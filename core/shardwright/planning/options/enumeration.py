@@ -11,11 +11,10 @@ from shardwright.contracts.demands import refusal_of_sums
 from shardwright.errors import NoPlanError, PlanningError, UnknownPluginError
 from shardwright.planning.layouts.layout import Layout
 from shardwright.planning.machines.topology import Topology
-from shardwright.planning.options.columns import OptionColumns
+from shardwright.planning.options.columns import Option, OptionColumns
 from shardwright.planning.options.offers import Offers, Plugins
 from shardwright.planning.options.options import Options, Refusal
 from shardwright.planning.options.rank_rules import RankRules
-from shardwright.planning.options.shapes import Shape
 from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
 from shardwright.planning.tables.option_space import EVERYTHING, OptionSpace
 from shardwright.planning.tables.spec import TableSpec
@@ -153,19 +152,15 @@ def _enumerate_table(collected: OptionColumns, offers: Offers, own: _Demands) ->
         raise PlanningError(
             _no_option(table, own, unique, offers), subject=table.path, asked=tuple(dict.fromkeys(asked))
         )
-    for option in found:
-        collected.add_option(*option)
-    collected.refused.append(unique)
+    collected.add_options(found, unique)
 
 
-def _offered(
-    offers: Offers, table: TableSpec, own: _Demands, refusals: list[Refusal]
-) -> Iterator[tuple[int, int, Layout, Shape, list[int]]]:
+def _offered(offers: Offers, table: TableSpec, own: _Demands, refusals: list[Refusal]) -> Iterator[Option]:
     """The options of a table: codes of type and kernel, the layout, and what the kernel is asked for each run."""
     codec = table.qcomms_config.forward if table.qcomms_config else None
     for code in offers.types_for(own.rule):
         kernels = offers.kernels_for(code, table, own.rule, refusals)
-        for layout, shape in offers.layouts(code, table, own.rule, refusals):
+        for layout, runs in offers.layouts(code, table, own.rule, refusals):
             reason = own.refusal(layout) or refusal_of_sums(table, codec, cuts_rows=layout.cuts_rows)
             if reason:
                 name = list(offers.types)[code]
@@ -175,9 +170,9 @@ def _offered(
                 if not offers.goes_with(kernel, layout, table, own.rule, refusals):
                     continue
                 extras = {**(own.rule.extras or {}), **layout.extras}
-                requests = offers.requests(kernel, table, shape, extras, refusals)
+                requests = offers.requests(kernel, table, runs, extras, refusals)
                 if requests is not None:
-                    yield code, kernel, layout, shape, requests
+                    yield code, kernel, layout, runs, requests
 
 
 def _no_option(table: TableSpec, own: _Demands, refusals: Iterable[Refusal], offers: Offers) -> str:

@@ -16,12 +16,13 @@ from shardwright.contracts.compute_kernel import NAMED_ONLY, ComputeKernel, Kern
 from shardwright.contracts.demands import Demand, demands_on, disobeyed
 from shardwright.contracts.sharding_type import ALWAYS, ShardingType
 from shardwright.errors import PlanningError, UnknownNameError
+from shardwright.planning.arrays import FREE
 from shardwright.planning.layouts.layout import Layout
 from shardwright.planning.layouts.row_maps import RowMap
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.devices import layouts_on_devices
 from shardwright.planning.options.options import Refusal
-from shardwright.planning.options.shapes import Shape
+from shardwright.planning.options.shapes import Runs
 from shardwright.planning.plugin_calls import calling, check_answer
 from shardwright.planning.tables.constraints import ParameterConstraints
 from shardwright.planning.tables.option_space import OptionSpace
@@ -53,7 +54,7 @@ class Plugins(Protocol):
 class LayoutOffer:
     """Answer of a sharding type for a table: layouts, or the reason why there are none."""
 
-    layouts: tuple[tuple[Layout, Shape], ...] = ()
+    layouts: tuple[tuple[Layout, Runs], ...] = ()
     reason: str = ""
 
     @classmethod
@@ -93,11 +94,13 @@ class LayoutOffer:
                 f"sharding type {kind.name!r} failed for table {table.describe()}: "
                 f"{type(error).__name__}: {error}"
             ) from error
-        for layout, shape in layouts:
-            for rank, count, of in (
-                (shape.last_rank, topology.world_size, "ranks"),
-                (shape.last_local_rank, topology.local_world_size, "ranks of a host"),
+        for layout, runs in layouts:
+            for name, count, of in (
+                ("rank", topology.world_size, "ranks"),
+                ("local_rank", topology.local_world_size, "ranks of a host"),
             ):
+                firsts = zip(map(attrgetter(name), runs), runs, strict=True)
+                rank = max((first + run.count - 1 for first, run in firsts if first != FREE), default=FREE)
                 if rank >= count:
                     raise PlanningError(
                         f"sharding type {kind.name!r} broke its contract: a block of its layout {layout.variant!r} "
@@ -280,7 +283,7 @@ class Offers:
 
     def layouts(
         self, code: int, table: TableSpec, rule: ParameterConstraints, refusals: list[Refusal]
-    ) -> Sequence[tuple[Layout, Shape]]:
+    ) -> Sequence[tuple[Layout, Runs]]:
         """List a sharding type's layouts for ``table``; add a refusal if there are none."""
         name = list(self.types)[code]
         if table.allowed is not None and name not in dict(table.allowed):
@@ -335,21 +338,22 @@ class Offers:
         return demands_on(table, row_map, rule, list(named))
 
     def requests(
-        self, kernel: int, table: TableSpec, shape: Shape, extras: Mapping[str, Any], refusals: list[Refusal]
+        self, kernel: int, table: TableSpec, runs: Runs, extras: Mapping[str, Any], refusals: list[Refusal]
     ) -> list[int] | None:
         """The request code of each run, or ``None`` if the kernel refuses one of them.
 
         Args:
             kernel: code of the kernel.
             table: table to look up.
-            shape: blocks of a layout.
+            runs: blocks of a layout.
             extras: JSON data of plugins, of its constraints and its layout.
             refusals: get one more if the kernel refuses.
         """
         codes: dict[tuple[int, str], int] = {}
         if self._requested_for[0] is not table or self._requested_for[1] != extras:
             self._requested_for, self._requested = (table, extras), {}
-        for asked in dict.fromkeys(zip(shape.num_columns, shape.device, strict=True)):
+        asked_of_runs = [(run.num_columns, run.device) for run in runs]
+        for asked in dict.fromkeys(asked_of_runs):
             key = (kernel, *asked)
             if key not in self._requested:
                 self._requested[key] = self._request(kernel, table, asked, extras)
@@ -358,7 +362,7 @@ class Offers:
                 name = list(self.kernels)[kernel]
                 refusals.append(Refusal(table.path, "compute kernel", name, reason))
                 return None
-        return [codes[asked] for asked in zip(shape.num_columns, shape.device, strict=True)]
+        return [codes[asked] for asked in asked_of_runs]
 
     def _request(
         self, kernel: int, table: TableSpec, asked: tuple[int, str], extras: Mapping[str, Any]

@@ -12,6 +12,7 @@ from tests.pairs import in_turns
 from tests.plugins.training.test_equality import kernels, sharding_types, supports, tables_of
 
 import shardwright as sw
+from shardwright_testing.equality.cases import shardings_of
 from shardwright_testing.simulated import run_simulated
 
 RATE = 0.5
@@ -151,3 +152,18 @@ def test_simulated_ranks_without_a_plan_plan() -> None:
     first, second = run_simulated(lambda env: sw.DistributedModelParallel(Clicks("meta"), env=env).plan, 2)
     assert first == second
     assert set(first.plan["bags"]) == {"t_user", "t_item"}
+
+
+@pytest.mark.parametrize("sharding_type", sharding_types())
+def test_plain_sum_of_outputs_is_a_loss_of_every_sharding_type(sharding_type: str) -> None:
+    case = Case(tables_of(sharding_type, "fused_torch"), (4,))
+    sharder = case.sharder()
+    module = case.module()
+    plan = shardings_of(case, sharder.tables(module))
+    model = sharder.shard(module, plan, LOCAL, "cpu")
+    case.output(model(case.batch(0, 0))).sum().backward()
+    unsharded = case.module()
+    optimizer = torch.optim.SGD(unsharded.parameters(), lr=0.1)
+    case.output(unsharded(case.batch(0, 0))).sum().backward()
+    optimizer.step()
+    torch.testing.assert_close(dict(model.full_state_dict()), dict(unsharded.state_dict()))

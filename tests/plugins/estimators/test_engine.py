@@ -285,6 +285,9 @@ def test_topology_from_machine_has_what_was_measured_and_what_is_given(tmp_path:
     origins = {name: value.origin for name, value in topology.provenance.items()}
     assert origins["ddr_mem_bw"] == "given"
     assert origins["intra_host_bw"] == origins["intra_host_latency_ms"] == "measured"
+    slow = sw.Topology.from_machine(path, 2, link_latencies_ms={"intra_host": 9.0})
+    assert slow.link_latencies_ms["intra_host"] == 9.0
+    assert slow.provenance["intra_host_latency_ms"].origin == "given"
     for devices in ("cuda", ["cpu", "cuda"]):  # gloo's bandwidth would be taken for that of their links
         with pytest.raises(sw.InvalidInputError, match="measured on CPUs"):
             sw.Topology.from_machine(path, 2, devices)

@@ -263,6 +263,8 @@ def test_machine_document_comes_back_as_it_was_written() -> None:
         (("constants", "colour"), 1),
         (("topology", "ddr_mem_bw"), 0),
         (("topology", "speed"), 1),
+        (("made", "ranks"), 0),
+        (("made",), {"processor": "AMD EPYC", "date": "2026-11-27"}),
     ],
 )
 def test_machine_document_that_is_malformed_is_refused(place: tuple[str, ...], value: object) -> None:

@@ -51,14 +51,6 @@ def weights(model: nn.Module) -> list[Tensor]:
     return [param.detach().clone() for param in model.parameters()]
 
 
-def test_wrapper_trains_as_the_optimizer_within() -> None:
-    model = two_layers()
-    twin = copy.deepcopy(model)
-    train(model, keyed(model))
-    train(twin, torch.optim.Adam(twin.parameters(), lr=0.1))
-    torch.testing.assert_close(weights(model), weights(twin), rtol=0, atol=0)
-
-
 def test_combined_trains_as_its_parts() -> None:
     model = two_layers()
     twin = copy.deepcopy(model)
@@ -249,16 +241,6 @@ def test_load_state_dict_of_fresh_optimizer_compares_matrices_with_the_parameter
     saved["state"]["0.weight"]["exp_avg"] = torch.zeros(5, 3)
     with pytest.raises(InvalidInputError, match=r"'exp_avg' of '0.weight' has shape \[5, 3\] .* is \[4, 3\]"):
         keyed(two_layers()).load_state_dict(saved)
-
-
-def test_load_state_dict_of_torch_optimizer_is_refused() -> None:
-    model = two_layers()
-    plain = torch.optim.Adam(model.parameters())
-    train(model, plain)
-    with pytest.raises(
-        UnknownNameError, match="names 4 parameters that the optimizer does not have: 0, 1, 2, 3"
-    ):
-        keyed(model).load_state_dict(plain.state_dict())
 
 
 @pytest.mark.parametrize("entry", ["state", "param_groups"])

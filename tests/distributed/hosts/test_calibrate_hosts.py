@@ -9,6 +9,7 @@ from tests.distributed.hosts import calibrate_workers
 
 from shardwright.planning.machines.topology import Topology
 from shardwright_plugins.estimators.engine.machine import Machine
+from shardwright_plugins.launch import launch
 from shardwright_testing.ranks import RankPool
 
 
@@ -34,6 +35,16 @@ def test_calibrate_over_hosts_measures_both_links_and_keeps_the_slowest(
     assert machine.topology["ddr_mem_bw"] in [pytest.approx(speed, rel=1e-3) for speed in speeds]
     topology = Topology.from_machine(path, 4, local_world_size=2)
     assert topology.link_bandwidths["inter_host"] == machine.topology["inter_host_bw"]
+
+
+@pytest.mark.slow  # processes of its own, which join the launcher's group and leave it
+def test_calibrate_of_launched_ranks_on_a_host_each_measures_what_is_between_them(tmp_path: Path) -> None:
+    path = tmp_path / "machine.json"
+    results = launch(calibrate_workers.calibrate, str(path), 1, ranks=2, timeout_s=200)
+    assert [code for code, _ in results] == [0, 0], results
+    machine = Machine.read(path)
+    assert "inter_host_bw" in machine.topology
+    assert machine.unmeasured.keys() == {"intra_host_bw", "hbm_to_ddr_mem_bw"}
 
 
 def test_calibrate_of_another_number_of_ranks_than_the_job_has_is_refused(

@@ -263,6 +263,8 @@ def test_machine_document_comes_back_as_it_was_written() -> None:
         (("constants", "colour"), 1),
         (("topology", "ddr_mem_bw"), 0),
         (("topology", "speed"), 1),
+        (("made", "ranks"), 0),
+        (("made",), {"processor": "AMD EPYC", "date": "2026-11-27"}),
     ],
 )
 def test_machine_document_that_is_malformed_is_refused(place: tuple[str, ...], value: object) -> None:
@@ -285,6 +287,9 @@ def test_topology_from_machine_has_what_was_measured_and_what_is_given(tmp_path:
     origins = {name: value.origin for name, value in topology.provenance.items()}
     assert origins["ddr_mem_bw"] == "given"
     assert origins["intra_host_bw"] == origins["intra_host_latency_ms"] == "measured"
+    slow = sw.Topology.from_machine(path, 2, link_latencies_ms={"intra_host": 9.0})
+    assert slow.link_latencies_ms["intra_host"] == 9.0
+    assert slow.provenance["intra_host_latency_ms"].origin == "given"
     for devices in ("cuda", ["cpu", "cuda"]):  # gloo's bandwidth would be taken for that of their links
         with pytest.raises(sw.InvalidInputError, match="measured on CPUs"):
             sw.Topology.from_machine(path, 2, devices)

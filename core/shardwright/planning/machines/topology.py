@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import attrs
 import numpy as np
 import numpy.typing as npt
-from attrs import evolve, field, frozen
+from attrs import field, frozen
 
 from shardwright.arguments import NonNegativeFloat, PositiveFloat, PositiveInt, Within, brief, checked, whole
 from shardwright.errors import InvalidInputError, UnknownNameError, UnsupportedError, nearest
@@ -233,33 +233,36 @@ class Topology:
         """
         data = MACHINE.read(Path(path))
         MACHINE.check(data)
-        devices = {compute_device} if isinstance(compute_device, str) else {*compute_device}
-        if devices != {CPU_DEVICE} and devices != {data["made"].get("device")}:
-            possible = dict.fromkeys((CPU_DEVICE, data["made"].get("device", CPU_DEVICE)))
+        made, devices = data["made"], {*np.atleast_1d(compute_device).tolist()}
+        known = {CPU_DEVICE, made.get("device", CPU_DEVICE)}
+        if len(devices) > 1 or devices - known:
             raise InvalidInputError(
                 f"{path} was measured on CPUs, whose links and memory are not those of {brief(compute_device)}: plan "
-                f"without it, or for ranks of {' or '.join(possible)}",
+                f"without it, or for ranks of {' or '.join(sorted(known))}",
                 subject="compute_device",
                 asked=compute_device,
-                possible=tuple(possible),
+                possible=tuple(sorted(known)),
             )
-        is_device = devices != {
-            CPU_DEVICE
-        }  # of which memory and copies are measured, and no links between ranks
+        # Of an accelerator its memory and copies are measured, and no links between ranks.
+        is_host = devices == {CPU_DEVICE}
         measured = {
-            name: value for name, value in data["topology"].items() if name.startswith("hbm_") == is_device
+            name: value for name, value in data["topology"].items() if name.startswith("hbm_") != is_host
         }
         own = {name: value for name, value in given.items() if value is not None}
         latencies = {
             name.removesuffix(_LATENCY): measured[name] for name in measured if name.endswith(_LATENCY)
-        }
+        } | own.pop("link_latencies_ms", {})
         arguments = {name: value for name, value in measured.items() if not name.endswith(_LATENCY)} | own
-        arguments["link_latencies_ms"] = {**latencies, **own.get("link_latencies_ms", {})}
-        topology = cls(world_size, compute_device, **arguments)
-        source = _source_of(data["made"], world_size)
-        origins = topology.provenance
-        noted = {name: evolve(origins[name], **source) for name in measured if name not in own}
-        return topology._with(provenance={**origins, **noted})
+        topology = cls(world_size, compute_device, link_latencies_ms=latencies, **arguments)
+        is_as_many, values = made["ranks"] == world_size, topology.provenance
+        source = f"measured on {made['processor']}, {made['date']}, with {made['ranks']} ranks"
+        source += "" if is_as_many else f", not {world_size}"
+        noted = {
+            name: InputValue(value, "measured" if is_as_many else "assumed", source)
+            for name, value in measured.items()
+            if values[name].value == value
+        }
+        return topology._with(provenance={**values, **noted})
 
     @checked
     def sharding_group(
@@ -457,17 +460,6 @@ class Topology:
             "link_latencies_ms": dict(self.link_latencies_ms),
             **replicas,
         }
-
-
-def _source_of(made: Mapping[str, Any], world_size: int) -> dict[str, str]:
-    """Origin and source of values that a machine document has, for so many ranks."""
-    told = f"measured on {made.get('processor', 'an unnamed processor')}, {made.get('date', 'at an unknown date')}"
-    if made.get("ranks") == world_size:
-        return {"origin": "measured", "source": told}
-    return {
-        "origin": "assumed",
-        "source": f"{told}, with {made.get('ranks', 'unknown')} ranks, not {world_size}",
-    }
 
 
 class _Given:

@@ -148,7 +148,7 @@ def test_calibrate_writes_a_machine_that_plans_are_made_for(
     assert not assumed & {*machine.topology, "estimator"}
     assert not [name for name in assumed if name.startswith("engine.")]
     for name, value in machine.topology.items():
-        source = f"measured on {machine.made['processor']}, {machine.made['date']}"
+        source = f"measured on {machine.made['processor']}, {machine.made['date']}, with 2 ranks"
         assert inputs[name] == {"value": value, "provenance": "measured", "source": source}
     assert run(app, ["check", str(plan)], catch_exceptions=False).exit_code == 0
 

@@ -61,10 +61,12 @@ def phases_of(times: Floats) -> tuple[Floats, Mapping[str, Floats]]:
     forward, outputs, backward = np.moveaxis(np.cumsum(spans, axis=-1).max(0), -1, 0)
     lookup = kernels["lookup"].max(0)
     ahead, update = kernels["update_ahead"].max(0), kernels["update"].max(0)
-    return backward, {
+    phases = {
         "input_communication": forward - (kernels["lookup"] + kernels["update_ahead"]).max(0),
         "forward_compute": lookup,
         "forward_communication": outputs - forward,
         "backward_communication": backward - outputs - update,
         "backward_compute": ahead + update,
     }
+    # A rank that is ahead may update before the others' outputs are there: then its exchange takes nothing.
+    return backward, {name: np.maximum(own, 0.0) for name, own in phases.items()}

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from scipy.stats import spearmanr
 from tests.plugins.reports.test_html_page import Page
 from typer.testing import CliRunner
@@ -21,6 +22,7 @@ from shardwright.planning.tables.workload import Workload
 from shardwright_plugins.commands.bench.truth import running
 from shardwright_plugins.commands.bench.truth.figures import Judgement
 from shardwright_plugins.commands.bench.truth.workloads import drawn_workload
+from shardwright_plugins.measuring import phases
 from shardwright_plugins.reports.html.measured import measured_page
 
 OPTIMIZER = {"name": "row_wise_adagrad", "learning_rate": 0.02, "eps": 1e-8}
@@ -157,6 +159,22 @@ def test_truth_report_without_plans_that_can_be_priced_is_empty() -> None:
     workload = {"workload": {}, "plans": [plan], "estimators": {"roofline": judged}}
     data = {"processor": "<b>", "settings": {"ranks": 2, "steps": 3}, "workloads": [workload]}
     assert not [tag for tag, _ in Page(measured_page(data)).tags if tag in ("path", "b")]
+
+
+def test_phases_of_a_rank_that_is_far_ahead_are_none_below_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Calls of the module, its outputs, backward pass; lookup, update ahead, update: the first rank updates for 8 s
+    # while the second one waits for its outputs, 9 s after the start.
+    ranks = np.array([[[1.0, 0.5, 8.5, 1.0, 0.0, 8.0]], [[1.0, 8.0, 1.5, 1.0, 0.0, 0.5]]])
+    monkeypatch.setattr(phases.dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(
+        phases.dist,
+        "all_gather",
+        lambda into, _: [mine.copy_(torch.from_numpy(own)) for mine, own in zip(into, ranks, strict=True)],
+    )
+    step, found = phases.phases_of(ranks[0])
+    assert step.tolist() == [10.5]
+    assert found["backward_communication"].tolist() == [0.0]
+    assert found["backward_compute"].tolist() == [8.0]
 
 
 def test_judgement_leaves_out_plans_that_the_estimator_cannot_price() -> None:

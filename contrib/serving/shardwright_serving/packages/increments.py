@@ -5,6 +5,7 @@ Legend: N rows of a record batch, D columns of a table.
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -28,7 +29,7 @@ _DTYPES = {"float": torch.float32, "halffloat": torch.float16, "int16": torch.bf
 def add_increment(package: str | os.PathLike[str], batches: Iterable[Any]) -> Path:
     """Lay the rows of an increment beside a package, for those who serve it now and those who load it later.
 
-    Rows are quantized as those of the package. They are then what a package has that is written anew, bit for bit.
+    Rows are quantized as those of the package, so that they are, bit for bit, those of a package that is exported now.
     Weights outside of tables stay those of the package.
 
     Args:
@@ -49,10 +50,9 @@ def add_increment(package: str | os.PathLike[str], batches: Iterable[Any]) -> Pa
 
 def _rows_of(manifest: Manifest, batches: Iterable[Any]) -> Iterator[tuple[Ints, Bytes]]:
     """Places and bytes of the rows of each batch."""
-    from shardwright_delta.batches import ids_of, origin_of, values_of  # brings pyarrow
-
+    increments: Any = importlib.import_module("shardwright_delta.batches")  # brings pyarrow
     for batch in batches:
-        origin = origin_of(batch)
+        origin = increments.origin_of(batch)
         place = manifest.places.get(origin.table)
         if place is None:
             raise UnsupportedError(
@@ -65,8 +65,10 @@ def _rows_of(manifest: Manifest, batches: Iterable[Any]) -> Iterator[tuple[Ints,
                 "packages take whole rows: replay it on a model whose plan cuts no columns, and take its changes"
             )
         dtype = _DTYPES[str(batch.column("weight").type.value_type)]
-        rows = torch_rows(quantize_rows(values_of(batch, "weight", dtype), DataType(place.data_type)))
-        yield _starts(place, ids_of(batch), rows.shape[1]), rows.contiguous().numpy()
+        rows = torch_rows(
+            quantize_rows(increments.values_of(batch, "weight", dtype), DataType(place.data_type))
+        )
+        yield _starts(place, increments.ids_of(batch), rows.shape[1]), rows.contiguous().numpy()
 
 
 def _starts(place: Place, ids: Ints, row_bytes: int) -> Ints:

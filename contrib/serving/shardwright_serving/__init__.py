@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from shardwright_serving.packages.export import export_for_inference as export_for_inference
+    from shardwright_serving.packages.increments import add_increment as add_increment
     from shardwright_serving.packages.manifest import Manifest as Manifest
     from shardwright_serving.packages.manifest import PackageError as PackageError
     from shardwright_serving.packages.package import InferencePackage as InferencePackage
@@ -44,6 +45,7 @@ _MODULE_OF_NAME = {
     name: module
     for module, names in {
         "packages.export": ("export_for_inference",),
+        "packages.increments": ("add_increment",),
         "packages.manifest": ("Manifest", "PackageError"),
         "packages.package": ("InferencePackage", "load_package"),
         "rows.formats": ("FORMATS",),

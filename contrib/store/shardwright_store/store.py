@@ -106,6 +106,12 @@ class RowStore:
                 "folder, or remove this one if nobody needs its rows"
             )
 
+    def __deepcopy__(self, memo: Any) -> RowStore:
+        raise sw.UnsupportedError(
+            f"the rows of the store {self.path} are not copied into memory: save without asynchronous=True, and "
+            "they are written piece by piece"
+        )
+
     def _begin(self) -> None:
         self._transaction = self._env.begin(write=True, buffers=True)
 

@@ -77,7 +77,8 @@ class RowExchange:
                 incoming[source].append((own, rows.new, rows.count))
                 continue
             here = _columns_of(move.sources, flow, flow.source, entry)
-            if here.data_ptr() != own.data_ptr():  # else the block stays where it is
+            # Else the block stays where it is. Tensors whose elements are in no memory have the address 0.
+            if not own.data_ptr() or here.data_ptr() != own.data_ptr():
                 _write(own, rows.new, _read(here, rows.old))
         ranks = range(self.env.world_size)
         if len(ranks) > 1:

@@ -19,7 +19,7 @@ from attrs import evolve
 from shardwright_store import FOLDER_VARIABLE
 from tests import readme
 from tests.contrib.distributions import ROOT
-from tests.contrib.store.training import DIM, ROWS, model_of, train
+from tests.contrib.store.training import DIM, ROWS, model_of, planned, train
 from tests.equality import Case, Table, assert_equals_unsharded, train_simulated
 
 import shardwright as sw
@@ -189,6 +189,23 @@ def test_rows_of_a_store_are_read_and_written_as_those_of_a_tensor(folder: Path)
         weight.t().zero_()
     with pytest.raises(IndexError):
         weight.index_select(0, torch.tensor([ROWS]))
+
+
+def test_saving_that_would_copy_all_rows_into_memory_is_refused(folder: Path, tmp_path: Path) -> None:
+    model = model_of()
+    with pytest.raises(sw.UnsupportedError, match="save without asynchronous=True"):
+        sw.save_checkpoint(tmp_path / "saved", model, asynchronous=True)
+    sw.save_checkpoint(tmp_path / "saved", model)
+
+
+def test_running_model_is_resharded_into_other_stores(folder: Path) -> None:
+    model, plain = model_of(), model_of("fused_torch")
+    for each in (model, plain):
+        train(each, 0)
+        each.reshard(planned(KERNEL if each is model else "fused_torch", "column_wise")[2])
+        train(each, 1)
+    torch.testing.assert_close(model.full_state_dict(), plain.full_state_dict())
+    assert len(list(folder.iterdir())) == 2
 
 
 @pytest.mark.slow

@@ -24,18 +24,26 @@ ROWS, DIM, BATCH, IDS, EVERY = 700, 8, 20, 3, 3
 DISK: Any = {"memory_bytes": {"disk": 1 << 40}, "memory_bandwidths": {"disk": 1e6}}
 
 
-def model_of(
-    kernel: str = "lmdb_caching", rows: int = ROWS, dim: int = DIM, held: float = 0.09
-) -> sw.DistributedModelParallel:
-    """One table with Adam, its cache of a tenth of the rows, in this process alone."""
+def planned(
+    kernel: str, sharding_type: str = "table_wise", rows: int = ROWS, dim: int = DIM, held: float = 0.09
+) -> tuple[sw.EmbeddingBagCollection, list[Any], sw.ShardingPlan]:
+    """One table with Adam, its cache of a tenth of the rows, in this process alone: module, sharders and plan."""
     config = sw.EmbeddingBagConfig(name="t", embedding_dim=dim, num_embeddings=rows, feature_names=["f"])
-    torch.manual_seed(0)
     module = sw.EmbeddingBagCollection([config], device="meta")
     fused = {"optimizer": "adam", "learning_rate": 0.1, "cache_load_factor": held}
     sharders = [sw.EmbeddingBagCollectionSharder(fused_params=fused)]
     topology = sw.Topology(world_size=1, compute_device="cpu", ddr_cap=1 << 40, **DISK)
-    rule = sw.ParameterConstraints(compute_kernels=[kernel])
+    rule = sw.ParameterConstraints(
+        compute_kernels=[kernel], sharding_types=[sharding_type], min_partition=dim // 2
+    )
     plan = sw.EmbeddingShardingPlanner(topology, BATCH, constraints={"t": rule}).plan(module, sharders)
+    return module, sharders, plan
+
+
+def model_of(kernel: str = "lmdb_caching", **sizes: Any) -> sw.DistributedModelParallel:
+    """The model of :func:`planned`, with the same weights each time."""
+    torch.manual_seed(0)
+    module, sharders, plan = planned(kernel, **sizes)
     env = sw.ShardingEnv.local(device_type="cpu")
     return sw.DistributedModelParallel(module, env=env, plan=plan, sharders=sharders)
 

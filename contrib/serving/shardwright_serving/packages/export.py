@@ -40,6 +40,7 @@ from shardwright_serving.packages.manifest import (
     Feature,
     Manifest,
     Output,
+    Place,
 )
 from shardwright_serving.packages.program import Inputs, Rows, ServingProgram, without_tables
 from shardwright_serving.packages.programs import check_forms, exported, writers
@@ -249,6 +250,14 @@ class _Export:
             version="",
             rows_bytes=rows.numel(),
             precision={table.name: table.data_type.value for own in self.tables.values() for table in own},
+            places={
+                ".".join(filter(None, (path, table.name))): Place(
+                    table.start, table.embedding_dim, table.data_type.value
+                )
+                for path, own in self.tables.items()
+                for table in own
+                if self.served[path].known_ids(table.name) is None
+            },
             created_with={"shardwright": __version__, "torch": str(torch.__version__)},
         )
 
@@ -307,7 +316,7 @@ def _version(rows: str, manifest: Manifest, program: torch.export.ExportedProgra
         manifest: description of inputs and outputs. Which forms there are, and what made them, is left out.
         program: operators, other weights and constants.
     """
-    told = evolve(manifest, programs={}, tables=None, created_with={}).to_json()
+    told = evolve(manifest, programs={}, tables=None, places={}, created_with={}).to_json()
     made = hashlib.sha256("\0".join((rows, told, program.graph_module.code)).encode())
     weights = {**program.state_dict, **program.constants}
     for name, value in sorted(weights.items()):

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from shardwright_serving.packages.manifest import PackageError
+from shardwright_serving.packages.patches import apply_patch, patches_of, read_patch
 
 __all__ = ["Program", "map_rows", "quiet", "readers"]
 
@@ -21,7 +22,9 @@ Program: TypeAlias = Callable[..., Tensor | Sequence[Tensor]]
 
 
 def map_rows(path: Path, num_bytes: int | None = None) -> Tensor:
-    """Map a file of rows into memory: uint8, read from the disk where it is first used; processes share its pages.
+    """Map a file of rows into memory, with the patches beside it: uint8, read from the disk where it is first used.
+
+    Processes share pages that no patch changes.
 
     Args:
         path: the file.
@@ -39,6 +42,8 @@ def map_rows(path: Path, num_bytes: int | None = None) -> Tensor:
         raise PackageError(
             f"{path} has {rows.numel()} bytes, and its package was written with {num_bytes}: copy the package anew"
         )
+    for patch in patches_of(path.parent):
+        apply_patch(rows.numpy(), read_patch(patch))
     return rows
 
 

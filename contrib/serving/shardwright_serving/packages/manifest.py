@@ -23,6 +23,7 @@ __all__ = [
     "Manifest",
     "Output",
     "PackageError",
+    "Place",
     "state_of",
 ]
 
@@ -78,6 +79,21 @@ class Output:
 
 
 @frozen
+class Place:
+    """A table in the file of rows.
+
+    Attributes:
+        start: first of its bytes.
+        columns: columns of a row.
+        data_type: precision of its rows.
+    """
+
+    start: int
+    columns: int
+    data_type: str
+
+
+@frozen
 class Manifest:
     """The inputs, outputs and programs of a package.
 
@@ -91,6 +107,7 @@ class Manifest:
             predict the same.
         rows_bytes: bytes of the file of rows; None if the package does not say.
         precision: precision of each table by its name.
+        places: place of each table whose ids are rows, by its path in the model.
         created_with: versions of what made it.
     """
 
@@ -102,6 +119,7 @@ class Manifest:
     version: str
     rows_bytes: int | None = None
     precision: Mapping[str, str] = field(factory=dict)
+    places: Mapping[str, Place] = field(factory=dict)
     created_with: Mapping[str, str] = field(factory=dict)
     names: Mapping[str, int] = field(init=False, repr=False)
 
@@ -163,6 +181,7 @@ class Manifest:
             version=str(document["version"]),
             rows_bytes=_whole(document.get("rows_bytes")),
             precision=dict(document.get("precision", {})),
+            places={path: Place(**place) for path, place in document.get("places", {}).items()},
             created_with=dict(document.get("created_with", {})),
         )
 

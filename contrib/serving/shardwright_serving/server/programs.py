@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from shardwright_serving.packages.loading import Program, map_rows, readers
 from shardwright_serving.packages.manifest import FORMS, Manifest, PackageError
+from shardwright_serving.packages.patches import Patch, apply_patch
 from shardwright_serving.server.samples import Samples, joined
 from shardwright_serving.server.settings import Settings
 
@@ -52,6 +54,11 @@ class LoadedProgram:
         self._check(tensors, sum(counts))
         parted = [[part.tolist() for part in tensor.split(counts)] for tensor in tensors]
         return [list(answer) for answer in zip(*parted, strict=True)]
+
+    def patch(self, patches: Sequence[Patch]) -> None:
+        """Take over rows that changed; on the thread that predicts, so that a batch has rows from before or after."""
+        for rows, patch in product(self._rows, patches):
+            apply_patch(rows.numpy(), patch)
 
     def warm_up(self) -> None:
         """Answer empty samples, so that the first request finds all compiled and a misfit shows at once."""

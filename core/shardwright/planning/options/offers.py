@@ -100,7 +100,7 @@ class LayoutOffer:
                 ("local_rank", topology.local_world_size, "ranks of a host"),
             ):
                 firsts = zip(map(attrgetter(name), runs), runs, strict=True)
-                rank = max((first + run.count - 1 for first, run in firsts if first != FREE), default=FREE)
+                rank = max((first + run.length - 1 for first, run in firsts if first != FREE), default=FREE)
                 if rank >= count:
                     raise PlanningError(
                         f"sharding type {kind.name!r} broke its contract: a block of its layout {layout.variant!r} "

@@ -10,11 +10,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from numbers import Real
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import attrs
 
-from shardwright.arguments import brief, checked_only, whole
+from shardwright.arguments import Within, brief, checked_only, whole
 from shardwright.contracts.estimator import Estimator
 from shardwright.contracts.partitioner import Partitioner
 from shardwright.contracts.proposer import Proposer
@@ -77,11 +77,11 @@ class TablePlanner:
     :class:`shardwright.EmbeddingShardingPlanner` is one that plans for models too, and tells of the arguments.
     """
 
-    @checked_only("topology", "option_space", "refinements", "listener", "progress", "debug")
+    @checked_only("topology", "batch_size", "option_space", "refinements", "listener", "progress", "debug")
     def __init__(
         self,
         topology: Topology | None = None,
-        batch_size: int | None = None,
+        batch_size: Annotated[int, Within(ge=1, le=MOST_SAMPLES)] | None = None,
         *,
         constraints: Mapping[str, ParameterConstraints] | None = None,
         estimator: str | Estimator | None = None,
@@ -97,13 +97,8 @@ class TablePlanner:
         progress: bool | None = None,
         debug: bool = False,
     ) -> None:
-        batch_size = whole(batch_size)
-        if batch_size is not None and (type(batch_size) is not int or batch_size < 1):
-            raise InvalidInputError(f"batch_size must be a positive integer, got {batch_size!r}")
-        if batch_size is not None and batch_size > MOST_SAMPLES:
-            raise InvalidInputError(f"batch_size must be {MOST_SAMPLES} samples at most, got {batch_size}")
         self._topology = topology
-        self._batch_size = batch_size
+        self._batch_size = whole(batch_size)
         self._constraints = Constraints(constraints)
         self._choice = PluginChoice(estimator, storage_estimator, proposer, partitioner, option_space)
         self._reservation = None if storage_reservation is None else as_reservation(storage_reservation)

@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from shardwright.planning.watch import Progress, Watch
@@ -27,8 +28,23 @@ def shown(watch: Watch, *, is_wanted: bool | None = None, after_s: float = AFTER
     if not (sys.stderr.isatty() if is_wanted is None else is_wanted):
         yield
         return
-    display = _Display(watch)
-    timer = threading.Timer(after_s, display.start)
+    live: list[Any] = []
+
+    def show() -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        live.append(
+            Live(
+                console=Console(stderr=True),
+                get_renderable=partial(_line, watch),
+                refresh_per_second=4,
+                transient=True,
+            )
+        )
+        live[0].start(refresh=True)
+
+    timer = threading.Timer(after_s, show)
     timer.daemon = True
     timer.start()
     try:
@@ -36,39 +52,15 @@ def shown(watch: Watch, *, is_wanted: bool | None = None, after_s: float = AFTER
     finally:
         timer.cancel()
         timer.join()
-        display.stop()
+        for one in live:
+            one.stop()
 
 
-class _Display:
-    """A line that follows a watch."""
+def _line(watch: Watch) -> Any:
+    from rich.text import Text
 
-    def __init__(self, watch: Watch) -> None:
-        self._watch = watch
-        self._live: Any = None
-
-    def start(self) -> None:
-        """Begin to show it; rich is imported only now."""
-        from rich.console import Console
-        from rich.live import Live
-
-        self._live = Live(
-            console=Console(stderr=True),
-            get_renderable=self._line,
-            refresh_per_second=4,
-            transient=True,
-        )
-        self._live.start(refresh=True)
-
-    def stop(self) -> None:
-        """Take it away."""
-        if self._live is not None:
-            self._live.stop()
-
-    def _line(self) -> Any:
-        from rich.text import Text
-
-        told = progress_text(self._watch.progress, was_interrupted=self._watch.was_interrupted)
-        return Text(told, no_wrap=True, overflow="ellipsis")
+    told = progress_text(watch.progress, was_interrupted=watch.was_interrupted)
+    return Text(told, no_wrap=True, overflow="ellipsis")
 
 
 def progress_text(progress: Progress, *, was_interrupted: bool = False) -> str:

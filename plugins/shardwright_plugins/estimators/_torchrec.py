@@ -13,7 +13,7 @@ from attrs import frozen
 
 from shardwright.contracts.compute_kernel import KernelRequest
 from shardwright.contracts.row_format import FloatRows
-from shardwright.planning.arrays import Bools, Floats
+from shardwright.planning.arrays import Bools, Floats, Ints
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.options import Options
 from shardwright.planning.tables.codecs import FLOAT_BYTES
@@ -62,10 +62,16 @@ class Work:
         return np.where(self.is_copy, 1.0, float(self.topology.world_size))
 
     @cached_property
+    def num_row_parts(self) -> Ints:
+        """Into how many parts the rows of each shard's option are cut: ``[S]``."""
+        parts = [layout.row_map.num_parts for layout in self.options.layouts]
+        return np.array(parts, dtype=np.int64)[self.options.option]
+
+    @cached_property
     def ids(self) -> Floats:
         """Ids looked up, alike for all row parts."""
         options = self.options
-        a_part = options.ids_per_batch[options.shard_table] / options.num_row_parts[options.option]
+        a_part = options.ids_per_batch[options.shard_table] / self.num_row_parts
         return a_part * self.num_batches
 
     @cached_property

@@ -170,7 +170,7 @@ def _prefetch_ms(work: Work) -> Floats:
         return np.zeros(options.num_shards)
     rows = np.where(work.of_kernels(CACHED) & ~work.is_copy, misses, 0.0)
     # The misses are those of the whole table: each row part has its share.
-    moved = rows / options.num_row_parts[options.option] * options.num_columns * work.element_bytes
+    moved = rows / work.num_row_parts * options.num_columns * work.element_bytes
     speeds = [work.topology.read_bandwidth("host", request.device) for request in work.requests]
     return moved / np.array(speeds)[options.request]
 

@@ -11,7 +11,7 @@ from shardwright.contracts.estimator import STORAGE, Estimator
 from shardwright.planning.arrays import Floats
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.options import Options, fold_requests
-from shardwright.planning.options.search_space import kept_bytes, synchronised_bytes, traffic_bytes
+from shardwright.planning.options.search_space import ID_BYTES, synchronised_bytes, traffic_bytes
 
 
 class WeightsAndBuffers(Estimator):
@@ -37,7 +37,33 @@ class WeightsAndBuffers(Estimator):
                 used[topology.tier_of(tier, request.device)][shards] += float(size)
         received, sent = traffic_bytes(options, topology)
         buffers = np.ceil(received) + np.ceil(sent) + np.ceil(synchronised_bytes(options, topology))
-        buffers += kept_bytes(options, topology)
+        buffers += _kept_bytes(options, topology)
         for device in topology.device_types:
             used[topology.tier_of("device", device)] += np.where(options.on_device(device), buffers, 0.0)
         return used
+
+
+def _kept_bytes(options: Options, topology: Topology) -> Floats:
+    """Compute the bytes of gradients that each shard of a run keeps for the optimizer's step: ``[S]``.
+
+    Of tables with ``update="in_step"`` whose kernel has an optimizer: a number and the 32-bit gradient of each row that
+    a batch of every rank looks up, at most as many as there are ids. Batches that are accumulated add their rows.
+    """
+    table = options.shard_table
+    in_step = np.array([spec.update == "in_step" for spec in options.tables], dtype=bool)[table]
+    columns = np.array([_kept_columns(options, code) for code in range(len(options.requests))])[
+        options.request
+    ]
+    # Copies keep the gradients that all ranks have of them, like any other shard.
+    ids = options.ids_per_batch[table] * options.id_fraction * topology.world_size
+    rows = np.minimum(np.ceil(ids), options.num_rows)
+    return np.where(in_step & (columns > 0), rows * (ID_BYTES + 4 * columns), 0.0)
+
+
+def _kept_columns(options: Options, code: int) -> int:
+    """Columns of the gradients that a kernel is given in a request; 0 if the optimizer is the user's."""
+    number, request = options.requests[code]
+    kernel = options.compute_kernels[number]
+    if not kernel.fuses_optimizer or request.optimizer is None:
+        return 0
+    return request.embedding_dim if kernel.needs_whole_rows(request) else request.num_columns

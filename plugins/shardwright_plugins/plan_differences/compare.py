@@ -17,7 +17,8 @@ from shardwright.planning.machines.topology import CPU_DEVICE, Topology
 from shardwright.planning.plan.inputs import InputTables, reading_inputs
 from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.planning.plan.sharding import ParameterSharding
-from shardwright.planning.report.check import is_stated, real_value_ms
+from shardwright.planning.report.check import is_stated
+from shardwright.planning.report.rederived import Rederived
 from shardwright.planning.tables.spec import TableSpec
 from shardwright_plugins.plan_differences.table_moves import ReshardMoves, TableMoves
 from shardwright_plugins.plan_differences.value_bytes import ValueBytes, weight_bits
@@ -132,10 +133,10 @@ def _value(plan: ShardingPlan) -> tuple[float | None, float | None]:
     """A plan's value, and what its document says if that is another."""
     stated: float | None = plan.document.get("objective", {}).get("value_ms")
     try:
-        real = real_value_ms(plan)
-    except ShardwrightError:  # a plugin that is not installed here: moves can be told without it
-        real = None
-    if real is None:
+        real = Rederived.of(plan, host()).loaded_plan().value_ms
+    except (
+        ShardwrightError
+    ):  # no inputs, or a plugin that is not installed here: moves can be told without it
         return stated, None
     return real, None if is_stated(real, plan) else stated
 

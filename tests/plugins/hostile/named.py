@@ -175,7 +175,8 @@ CASES: Mapping[str, Named] = {
     "--ranks 100000000": Named("plan {workload} --ranks 100000000", "from 1 to 65536"),
     "demo --ranks 100000000": Named("demo --ranks 100000000", "less than or equal to 1024"),
     "plan --batch 10**30": Named(
-        f"plan {{workload}} --ranks 2 --batch {10**30}", "batch_size must be 2147483647 samples at most"
+        f"plan {{workload}} --ranks 2 --batch {10**30}",
+        "batch_size must be an integer from 1 to 2147483647 or None",
     ),
     "check of a folder": Named("check /", "the plan document '/' cannot be read: Is a directory"),
 }

@@ -82,7 +82,7 @@ class OptionColumns:
             sums_inside_host=_flags(layouts, "sums_inside_host"),
             first_shard=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
             option=np.repeat(np.arange(len(counts), dtype=np.int64), counts),
-            count=_numbers(runs, "count"),
+            count=_numbers(runs, "length"),
             num_rows=_numbers(runs, "num_rows"),
             num_columns=_numbers(runs, "num_columns"),
             is_copy=_flags(runs, "is_copy"),

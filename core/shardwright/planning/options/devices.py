@@ -83,9 +83,9 @@ def _moved(item: Block | BlockRun, first: int, *, on_one_host: bool) -> Block | 
 def parted_by_device(runs: Runs, topology: Topology) -> Iterator[ShardRun]:
     """Yield runs of shards with given ranks, cut where the device changes."""
     for run in runs:
-        devices = topology.compute_devices[run.rank : run.rank + run.count]
+        devices = topology.compute_devices[run.rank : run.rank + run.length]
         for start, stop in _spans(devices):
-            yield run._replace(rank=run.rank + start, count=stop - start, device=devices[start])
+            yield run._replace(rank=run.rank + start, length=stop - start, device=devices[start])
 
 
 def _spans(devices: Sequence[str]) -> Iterator[tuple[int, int]]:

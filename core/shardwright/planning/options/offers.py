@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -100,7 +101,7 @@ class LayoutOffer:
                 ("local_rank", topology.local_world_size, "ranks of a host"),
             ):
                 firsts = zip(map(attrgetter(name), runs), runs, strict=True)
-                rank = max((first + run.count - 1 for first, run in firsts if first != FREE), default=FREE)
+                rank = max((first + run.length - 1 for first, run in firsts if first != FREE), default=FREE)
                 if rank >= count:
                     raise PlanningError(
                         f"sharding type {kind.name!r} broke its contract: a block of its layout {layout.variant!r} "
@@ -178,15 +179,16 @@ class Offers:
         self.types: dict[str, ShardingType] = {}
         self.kernels: dict[str, ComputeKernel] = {}
         self.request_codes: dict[tuple[int, KernelRequest], int] = {}
-        self._answers: dict[tuple[int, KernelRequest], str] = {}
         self._offers: dict[Hashable, LayoutOffer] = {}
         self._different: dict[Hashable, list[LayoutOffer]] = defaultdict(list)
-        self._rules: dict[ParameterConstraints, ParameterConstraints] = {}
-        self._by_table: dict[ParameterConstraints, list[int]] = {}
-        self._kernel_codes: dict[tuple[Sequence[str] | None, bool], tuple[list[int], list[str]]] = {}
         self._requested: dict[tuple[int, int, str], tuple[int, str]] = {}
         self._requested_for: tuple[TableSpec | None, Mapping[str, Any]] = (None, {})
-        self._type_codes: dict[tuple[str, ...] | None, list[int]] = {}
+        # Each is asked the same only once.
+        self._filled = cache(space.fill)
+        self.types_for = cache(self._types_for)
+        self._types_by_table = cache(self._types_that_look)
+        self._kernels = cache(self._kernels_asked)
+        self._answer = cache(self._ask)
 
     def asked(self, table: TableSpec, rule: ParameterConstraints) -> ParameterConstraints:
         """Fill in what the offers leave to default in a table's constraints; one object for all that are equal.
@@ -201,36 +203,29 @@ class Offers:
                 rule = attrs.evolve(rule, sharding_types=names)
         return self._filled(rule)
 
-    def _filled(self, rule: ParameterConstraints) -> ParameterConstraints:
-        known = self._rules.get(rule)
-        if known is None:
-            known = self._rules[rule] = self.space.fill(rule)
-        return known
-
     def identity(self, table: TableSpec, rule: ParameterConstraints) -> Hashable:
         """Return a key of a table, equal for tables that are alike to all that plans them.
 
         A sharding type that may look at a table's name is asked for each table, and then its answers tell.
         """
-        if rule not in self._by_table:
-            codes, kinds = self.types_for(rule), list(self.types.values())
-            self._by_table[rule] = [code for code in codes if not kinds[code].depends_on_shape_only]
-        answers = tuple(self._offer(code, table, rule) for code in self._by_table[rule])
+        answers = tuple(self._offer(code, table, rule) for code in self._types_by_table(rule))
         return (*shape_key(table), table.num_features, rule, answers)
 
-    def types_for(self, rule: ParameterConstraints) -> list[int]:
+    def _types_that_look(self, rule: ParameterConstraints) -> list[int]:
+        """Codes of the sharding types that may look at a table's name."""
+        codes, kinds = self.types_for(rule), list(self.types.values())
+        return [code for code in codes if not kinds[code].depends_on_shape_only]
+
+    def _types_for(self, rule: ParameterConstraints) -> list[int]:
         """Codes of the sharding types that ``rule`` allows, in the order of names or of the constraint."""
         asked = rule.sharding_types
-        if asked not in self._type_codes:
-            codes = self._codes(self.plugins.sharding_types, self.types, asked)
-            kinds = list(self.types.values())
-            self._type_codes[asked] = [
-                code
-                for code in codes
-                if self.space.has(kinds[code].name, rule)
-                and (asked is not None or kinds[code].offered == ALWAYS)
-            ]
-        return self._type_codes[asked]
+        codes = self._codes(self.plugins.sharding_types, self.types, asked)
+        kinds = list(self.types.values())
+        return [
+            code
+            for code in codes
+            if self.space.has(kinds[code].name, rule) and (asked is not None or kinds[code].offered == ALWAYS)
+        ]
 
     @property
     def types_by_name_only(self) -> list[str]:
@@ -248,10 +243,7 @@ class Offers:
         name = list(self.types)[code]
         allowed = table.kernels_allowed(name)
         asked = rule.compute_kernels or allowed or self.space.kernels_of(name, rule)
-        key = (asked, table.optimizer is None)
-        if key not in self._kernel_codes:
-            self._kernel_codes[key] = self._kernels_asked(*key)
-        kept, left_out = self._kernel_codes[key]
+        kept, left_out = self._kernels(asked, table.optimizer is None)
         refusals += [Refusal(table.path, "compute kernel", name, _SHOWS_GRADIENTS) for name in left_out]
         return kept if allowed is None else self._allowed(kept, table, allowed, refusals)
 
@@ -372,18 +364,15 @@ class Offers:
         request = KernelRequest.of(
             table, width, device=device, on_this_machine=self.on_this_machine, extras=extras
         )
-        reason = self._ask(kernel, request)
+        reason = self._answer(kernel, request)
         code = -1 if reason else self.request_codes.setdefault((kernel, request), len(self.request_codes))
         return code, reason
 
     def _ask(self, code: int, request: KernelRequest) -> str:
-        key = (code, request)
-        if key not in self._answers:
-            kernel = list(self.kernels.values())[code]
-            with calling(f"compute kernel {kernel.name!r}"):
-                answer = kernel.refusal_of_rows(request) or kernel.supports(request)
-                self._answers[key] = self._checked(kernel, request) if answer is True else _reason(answer)
-        return self._answers[key]
+        kernel = list(self.kernels.values())[code]
+        with calling(f"compute kernel {kernel.name!r}"):
+            answer = kernel.refusal_of_rows(request) or kernel.supports(request)
+            return self._checked(kernel, request) if answer is True else _reason(answer)
 
     def _checked(self, kernel: ComputeKernel, request: KernelRequest) -> str:
         """Check what a kernel says of a request that it supports; why it cannot be served here all the same."""

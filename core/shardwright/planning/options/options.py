@@ -27,7 +27,7 @@ from attrs import evolve, frozen
 from shardwright.contracts.compute_kernel import ComputeKernel, KernelRequest
 from shardwright.contracts.row_format import RowFormat
 from shardwright.contracts.sharding_type import ShardingType
-from shardwright.planning.arrays import FREE, NO_GANG, Bools, Floats, Ints
+from shardwright.planning.arrays import FREE, Bools, Floats, Ints
 from shardwright.planning.layouts.layout import Layout
 from shardwright.planning.tables.spec import TableSpec
 
@@ -201,11 +201,6 @@ class Options:
         return [device for code, count in pairs for device in [self.requests[code][1].device] * count]
 
     @cached_property
-    def num_row_parts(self) -> Ints:
-        """Into how many parts the rows of each option are cut: ``[O]``."""
-        return np.array([layout.row_map.num_parts for layout in self.layouts], dtype=np.int64)
-
-    @cached_property
     def row_fraction(self) -> Floats:
         """The part of its table's rows that each shard of a run holds: ``[S]``."""
         rows = np.array([table.num_embeddings for table in self.tables], dtype=np.float64)
@@ -236,14 +231,6 @@ class Options:
     def shards_of(self, option: int) -> slice:
         """The runs of an option."""
         return slice(int(self.first_shard[option]), int(self.first_shard[option + 1]))
-
-    def places_of(self, option: int) -> bytes:
-        """Encode the places that an option's shards may take; equal for options whose shards may be placed alike."""
-        runs = self.shards_of(option)
-        _, gang = np.unique(self.gang[runs], return_inverse=True)
-        is_alone = self.gang[runs] == NO_GANG
-        columns = (self.count[runs], self.rank[runs], self.local_rank[runs], gang.reshape(-1), is_alone)
-        return np.stack(columns).tobytes()
 
     def type_of(self, option: int) -> ShardingType:
         """The sharding type of an option."""

@@ -275,32 +275,6 @@ def synchronised_bytes(options: Options, topology: Topology) -> Floats:
     return np.where(options.is_copy & ~options.is_frozen[table], least, 0.0)
 
 
-def kept_bytes(options: Options, topology: Topology) -> Floats:
-    """Compute the bytes of gradients that each shard of a run keeps for the optimizer's step: ``[S]``.
-
-    Of tables with ``update="in_step"`` whose kernel has an optimizer: a number and the 32-bit gradient of each row that
-    a batch of every rank looks up, at most as many as there are ids. Batches that are accumulated add their rows.
-    """
-    table = options.shard_table
-    in_step = np.array([spec.update == "in_step" for spec in options.tables], dtype=bool)[table]
-    columns = np.array([_kept_columns(options, code) for code in range(len(options.requests))])[
-        options.request
-    ]
-    # Copies keep the gradients that all ranks have of them, like any other shard.
-    ids = options.ids_per_batch[table] * options.id_fraction * topology.world_size
-    rows = np.minimum(np.ceil(ids), options.num_rows)
-    return np.where(in_step & (columns > 0), rows * (ID_BYTES + 4 * columns), 0.0)
-
-
-def _kept_columns(options: Options, code: int) -> int:
-    """Columns of the gradients that a kernel is given in a request; 0 if the optimizer is the user's."""
-    number, request = options.requests[code]
-    kernel = options.compute_kernels[number]
-    if not kernel.fuses_optimizer or request.optimizer is None:
-        return 0
-    return request.embedding_dim if kernel.needs_whole_rows(request) else request.num_columns
-
-
 def _input_bytes_of_id(options: Options) -> Ints:
     """Bytes of an id, with its 32-bit weight where it has one: ``[S]``."""
     return ID_BYTES + 4 * options.is_weighted[options.shard_table].astype(np.int64)

@@ -21,7 +21,7 @@ class ShardRun(NamedTuple):
         id_fraction: the part of the table's lookups that is of the rows of each.
         rank: the rank of the first, the next on the next rank, and so on; or ``FREE``.
         local_rank: the rank of the first inside its host, likewise.
-        count: number of blocks.
+        length: number of blocks.
         device: type of the device of the ranks that they may be on.
     """
 
@@ -32,15 +32,15 @@ class ShardRun(NamedTuple):
     id_fraction: float
     rank: int
     local_rank: int
-    count: int
+    length: int
     device: str = ""
 
     def continues(self, other: ShardRun) -> bool:
         """True if ``other`` begins where this ends and is of its kind."""
         return (
             self[:5] == other[:5]
-            and other.rank == (FREE if self.rank == FREE else self.rank + self.count)
-            and other.local_rank == (FREE if self.local_rank == FREE else self.local_rank + self.count)
+            and other.rank == (FREE if self.rank == FREE else self.rank + self.length)
+            and other.local_rank == (FREE if self.local_rank == FREE else self.local_rank + self.length)
         )
 
 
@@ -55,6 +55,7 @@ def runs_of(layout: Layout, device: str, go_on: Callable[[], None] = lambda: Non
         device: type of the device of the ranks that its blocks may be on.
         go_on: called before a plugin is asked how many rows a block has, which may take long; ends that by raising.
     """
+    pieces: Iterable[ShardRun]
     if isinstance(layout.blocks, BlockRuns):
         pieces = chain.from_iterable(_parts(layout, run, go_on) for run in layout.blocks.runs)
     else:
@@ -105,7 +106,7 @@ def _fold(runs: Iterable[ShardRun]) -> Iterator[ShardRun]:
     last: ShardRun | None = None
     for run in runs:
         if last is not None and last.continues(run):
-            last = last._replace(count=last.count + run.count)
+            last = last._replace(length=last.length + run.length)
             continue
         if last is not None:
             yield last

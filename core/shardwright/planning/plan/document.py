@@ -88,10 +88,10 @@ def _table_line(
         "sharding_type": sharding.sharding_type,
         "compute_kernel": sharding.compute_kernel,
         "num_embeddings": layout.row_map.num_rows,
-        "embedding_dim": shards.dim_of(layout),
+        "embedding_dim": int(layout.columns.stop.max()),
     }
     entries = _entries_of(layout)
-    if entries is not None or not shards.can_be_derived(layout):
+    if entries is not None or not shards.cut(layout)[1]:
         data["row_map"] = to_data(layout.row_map)
     if layout.dataflow != Exchange():
         data["dataflow"] = to_data(layout.dataflow)
@@ -117,39 +117,25 @@ class _ShardWriter:
 
     def __init__(self) -> None:
         self._lines: dict[tuple[int, tuple[int | None, ...]], list[str]] = {}
-        self._sizes: dict[int, list[str]] = {}
-        self._dims: dict[int, int] = {}
-        self._derived: dict[int, bool] = {}
+        self._cuts: dict[int, tuple[list[str], bool]] = {}
 
     def lines(self, layout: Layout) -> list[str]:
         """A line for each shard, without its last bracket."""
         key = (id(_cut(layout)), tuple(layout.ranks))
         if key not in self._lines:
-            sizes = self._sizes_of(layout)
+            sizes = self.cut(layout)[0]
             self._lines[key] = [
                 f'     {{"rank": {rank}, {size}' for rank, size in zip(layout.ranks, sizes, strict=True)
             ]
         return self._lines[key]
 
-    def _sizes_of(self, layout: Layout) -> list[str]:
+    def cut(self, layout: Layout) -> tuple[list[str], bool]:
+        """Texts of its shards' rows and columns, and whether the bounds tell the row map."""
         key = id(_cut(layout))
-        if key not in self._sizes:
-            self._sizes[key] = [_size_text(block) for block in _cut(layout)]
-        return self._sizes[key]
-
-    def dim_of(self, layout: Layout) -> int:
-        """The columns of the table."""
-        key = id(_cut(layout))
-        if key not in self._dims:
-            self._dims[key] = int(layout.columns.stop.max())
-        return self._dims[key]
-
-    def can_be_derived(self, layout: Layout) -> bool:
-        """True if the row map follows from the shards' bounds."""
-        key = id(_cut(layout))
-        if key not in self._derived:
-            self._derived[key] = _can_be_derived(layout)
-        return self._derived[key]
+        if key not in self._cuts:
+            sizes = [_size_text(block) for block in _cut(layout)]
+            self._cuts[key] = sizes, _can_be_derived(layout)
+        return self._cuts[key]
 
 
 def _with_unknown(lines: Sequence[str], known: Sequence[Mapping[str, Any]]) -> list[str]:

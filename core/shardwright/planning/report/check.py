@@ -91,18 +91,6 @@ def check_plan(plan: ShardingPlan) -> CheckedPlan:
     return CheckedPlan([*problems, *misstatements], misstatements, value_ms, bound)
 
 
-def real_value_ms(plan: ShardingPlan) -> float | None:
-    """Add up the cost of a plan's placement again; ``None`` where the document does not state its inputs.
-
-    Raises:
-        ShardwrightError: the planner cannot be asked the same here, for a plugin is missing, say.
-    """
-    if "tables" not in plan.document.get("inputs", {}):
-        return None
-    again = Rederived.of(plan, host())
-    return None if again.unknown_tables() else again.loaded_plan().value_ms
-
-
 def is_stated(value_ms: float, plan: ShardingPlan) -> bool:
     """True if a plan's document states this value."""
     return not list(_value_misstatements(plan.document.get("objective", {}), value_ms))

@@ -15,6 +15,7 @@ from attrs import frozen
 from shardwright.errors import InvalidInputError
 from shardwright.planning.documents import WORKLOAD
 from shardwright.planning.tables.caching import CacheParams
+from shardwright.planning.tables.codecs import QCommsConfig
 from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
 from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright.planning.tables.spec import TableSpec
@@ -141,11 +142,22 @@ def _optimizer(data: Any) -> OptimizerSpec | None:
     return OptimizerSpec(name, rate, values)
 
 
-_DEFAULT_CACHE = CacheParams()
+_OPTIONAL = (
+    "is_weighted",
+    "module",
+    "qcomms_config",
+    "allowed",
+    "update",
+    "max_gradient",
+    "is_frozen",
+    "cache",
+)
+_DEFAULTS = TableSpec("", 1, 1)
 
 
 def table_to_data(table: TableSpec) -> dict[str, Any]:
     """A specification as JSON data: what :func:`table_from_data` reads."""
+    pairs = [(name, getattr(table, name)) for name in _OPTIONAL]
     data: dict[str, Any] = {
         "name": table.name,
         "num_embeddings": table.num_embeddings,
@@ -153,25 +165,8 @@ def table_to_data(table: TableSpec) -> dict[str, Any]:
         **_features_data(table),
         "data_type": str(table.data_type),
         "pooling": table.pooling.value,
+        **{name: _plain(value) for name, value in pairs if value != getattr(_DEFAULTS, name)},
     }
-    if table.is_weighted:
-        data["is_weighted"] = True
-    if table.module:
-        data["module"] = table.module
-    if table.qcomms_config:
-        data["qcomms_config"] = table.qcomms_config.to_data()
-    if table.allowed is not None:
-        data["allowed"] = {
-            name: None if kernels is None else list(kernels) for name, kernels in table.allowed
-        }
-    if table.update != "in_backward":
-        data["update"] = table.update
-    if table.max_gradient is not None:
-        data["max_gradient"] = table.max_gradient
-    if table.is_frozen:
-        data["is_frozen"] = True
-    if table.cache != _DEFAULT_CACHE:
-        data["cache"] = attrs.asdict(table.cache)
     optimizer = table.optimizer
     if optimizer is None:
         data["optimizer"] = None
@@ -181,6 +176,15 @@ def table_to_data(table: TableSpec) -> dict[str, Any]:
         }
         data["optimizer"] = {"name": optimizer.name, "learning_rate": optimizer.learning_rate, **rest}
     return data
+
+
+def _plain(value: Any) -> Any:
+    """A field of a specification as JSON data."""
+    if isinstance(value, tuple):  # the sharding types that are allowed, with their kernels
+        return {name: None if kernels is None else list(kernels) for name, kernels in value}
+    if isinstance(value, QCommsConfig):
+        return value.to_data()
+    return attrs.asdict(value) if attrs.has(type(value)) else value
 
 
 def _features_data(table: TableSpec) -> dict[str, Any]:

@@ -21,6 +21,7 @@ import numpy as np
 from attrs import define, field, frozen
 
 from shardwright.planning.arrays import FREE, NO_GANG, Bools, Floats, Ints
+from shardwright.planning.options.options import Options
 from shardwright.planning.options.search_space import SearchSpace
 from shardwright.planning.search.placement import Proven
 from shardwright.planning.watch import Watch
@@ -300,7 +301,7 @@ def _undominated(space: SearchSpace, options: list[int]) -> list[int]:
         for option in options
         for runs in [columns.shards_of(option)]
     }
-    places = {option: columns.places_of(option) for option in options}
+    places = {option: _places_of(columns, option) for option in options}
     single = [option for option in options if _is_single(space, option)]
 
     def replaces(one: int, other: int) -> bool:
@@ -310,6 +311,15 @@ def _undominated(space: SearchSpace, options: list[int]) -> list[int]:
         return one in single and bool((needs[one][0] <= needs[other]).all(axis=1).any())
 
     return [other for other in options if not any(replaces(one, other) for one in options if one != other)]
+
+
+def _places_of(options: Options, option: int) -> bytes:
+    """Encode the places that an option's shards may take; equal for options whose shards may be placed alike."""
+    runs = options.shards_of(option)
+    _, gang = np.unique(options.gang[runs], return_inverse=True)
+    is_alone = options.gang[runs] == NO_GANG
+    columns = (options.count[runs], options.rank[runs], options.local_rank[runs], gang.reshape(-1), is_alone)
+    return np.stack(columns).tobytes()
 
 
 def _is_single(space: SearchSpace, option: int) -> bool:

@@ -67,7 +67,7 @@ def measure_plans(
     """
     workload = Workload.from_data(data)
     batches = [_batch(workload, number) for number in range(_NUM_BATCHES)]
-    return [_measure(workload, ShardingPlan.from_json(texts[number]), batches, steps) for number in order]
+    return [measure_plan(workload, ShardingPlan.from_json(texts[number]), batches, steps) for number in order]
 
 
 def measure_each(work: Sequence[tuple[Mapping[str, Any], str]], *, steps: int) -> list[Measured]:
@@ -76,14 +76,21 @@ def measure_each(work: Sequence[tuple[Mapping[str, Any], str]], *, steps: int) -
     for data, text in work:
         workload = Workload.from_data(data)
         batches = [_batch(workload, number) for number in range(_NUM_BATCHES)]
-        found.append(_measure(workload, ShardingPlan.from_json(text), batches, steps))
+        found.append(measure_plan(workload, ShardingPlan.from_json(text), batches, steps))
     return found
 
 
-def _measure(
+def measure_plan(
     workload: Workload, plan: ShardingPlan, batches: Sequence[KeyedJaggedTensor], steps: int
 ) -> Measured:
-    """Run steps until other programs leave the machine alone, a few times at most; the quickest run counts."""
+    """Run steps until other programs leave the machine alone, a few times at most; the quickest run counts.
+
+    Args:
+        workload: the tables.
+        plan: the plan, of as many ranks as the process group has; every one of them makes this call.
+        batches: this rank's batches, which steps take in turn.
+        steps: steps that count.
+    """
     keep_memory()
     model = _model(workload, plan)
     clock = kernel_clock(model)

@@ -2,8 +2,8 @@
 
 Usage: python -m tests.benchmarks.skewed_ids [--exponents 0 1.0 1.3] [--steps 12] [--tables 6] [--ids 20] [--rounds 2]
 
-Two ranks on this machine, gloo, one thread each. A profile of eight other steps has the number of distinct rows of a step;
-access counts of 30 batches say which rows are hot.
+Two ranks on this machine, gloo, one thread each. A profile of eight other steps has the number of distinct rows of a
+step; access counts of 30 batches say which rows are hot.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from attrs import frozen
 
-for name in ("hot_rows", "round_robin"):
-    sys.path.insert(0, str(Path(__file__).parents[2] / "contrib" / name))
+sys.path.insert(0, str(Path(__file__).parents[2] / "contrib" / "hot_rows"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "contrib" / "round_robin"))
 
 import shardwright_hot_rows
 import shardwright_round_robin
@@ -43,7 +43,7 @@ PHASES = {
     "backward_communication": ("backward_communication",),
     "backward_compute": ("backward_compute",),
 }
-"""Phase that is measured -> those that are predicted of it; a mixed plan's part, waits and what any step takes are beside."""
+"""Phase that is measured -> those that are predicted of it. Mixing, waits and what any step takes are beside."""
 
 
 def plugin_host() -> PluginHost:

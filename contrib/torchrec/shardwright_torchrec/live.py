@@ -45,7 +45,7 @@ class TorchRecLive(sw.Estimator):
             for phase, field in _PHASES.items()
         }
 
-    def provenance(self) -> Mapping[str, Any]:
+    def provenance(self, options: sw.Options) -> Mapping[str, Any]:
         """Version of TorchRec."""
         return {"torchrec": getattr(torchrec_module("torchrec"), "__version__", "unknown")}
 

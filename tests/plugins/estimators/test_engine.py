@@ -65,7 +65,7 @@ def test_distinct_rows_are_as_many_as_drawn_ids_have(rows: int, ids: int) -> Non
     draw = np.random.default_rng(0)
     counted = np.mean([len(np.unique(draw.integers(rows, size=ids))) for _ in range(50)])
     one = np.ones(1)
-    work = LookupWork(one * ids, one * rows, one, one, one * 256, one, one > 2, cache_bytes=1e6)
+    work = LookupWork(one * ids, one * rows, one * rows, one, one, one * 256, one, one > 2, cache_bytes=1e6)
     np.testing.assert_allclose(work.distinct, counted, rtol=0.01)
 
 
@@ -76,7 +76,9 @@ def test_pages_are_as_many_as_the_rows_of_drawn_ids_lie_on(rows: int, ids: int, 
     draw = np.random.default_rng(0)
     counted = np.mean([len(np.unique(draw.integers(rows, size=ids) * row_bytes // 4096)) for _ in range(50)])
     one = np.ones(1)
-    work = LookupWork(one * ids, one * rows, one, one, one * row_bytes, one, one > 2, cache_bytes=1e6)
+    work = LookupWork(
+        one * ids, one * rows, one * rows, one, one, one * row_bytes, one, one > 2, cache_bytes=1e6
+    )
     np.testing.assert_allclose(work.pages, counted, rtol=0.02)
 
 

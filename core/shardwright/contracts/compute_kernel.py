@@ -101,9 +101,9 @@ class ComputeKernel(ABC, metaclass=OpenNames):
         return 1.0
 
     def times_ms(self, request: KernelRequest, work: KernelWork) -> tuple[Floats, Floats] | None:
-        """Tell how long lookups and updates take, for a machine that has not measured this kernel.
+        """Compute how long lookups and updates take, for a machine on which this kernel was not measured.
 
-        By default nothing is told: it is taken for a measured kernel at its ``bandwidth_fraction``.
+        By default ``None``: the kernel is then taken for a measured one, at its ``bandwidth_fraction``.
 
         Args:
             request: request that all blocks have.

@@ -20,7 +20,7 @@ __all__ = ["KernelRequest", "KernelWork"]
 
 @frozen(eq=False)
 class KernelWork:
-    """Work of a step in blocks of one request, as columns over ``N`` blocks: what a kernel's time is reckoned from.
+    """Work of a step in ``N`` blocks of one request, as columns: what a kernel computes its time from.
 
     Columns, data type and optimizer are in the request; a kernel's ``row_bytes`` says how large a stored row is.
 

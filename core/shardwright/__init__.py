@@ -45,6 +45,7 @@ _MODULE_OF_NAME: dict[str, str] = {
             "Extension",
             "Finding",
             "KernelRequest",
+            "KernelWork",
             "Offered",
             "Optimizer",
             "Partitioner",

@@ -11,6 +11,7 @@ from shardwright.contracts import Estimator as Estimator
 from shardwright.contracts import Extension as Extension
 from shardwright.contracts import Finding as Finding
 from shardwright.contracts import KernelRequest as KernelRequest
+from shardwright.contracts import KernelWork as KernelWork
 from shardwright.contracts import NAMED_ONLY as NAMED_ONLY
 from shardwright.contracts import Offered as Offered
 from shardwright.contracts import Optimizer as Optimizer

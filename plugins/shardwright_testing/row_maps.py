@@ -22,6 +22,9 @@ _A_LIST_BYTES = 1 << 20
 
 def check_row_map(where: str, row_map: RowMap) -> None:
     """A row map of rows or of keys keeps its contract."""
+    assert 0 <= row_map.ns_per_id < 1e9, (
+        f"{where}: ns_per_id is {row_map.ns_per_id}, not nanoseconds of 0 or more"
+    )
     (_check_keys if row_map.takes_any_id else _check_rows)(where, row_map)
     sizes = [rows for rows, count in row_map.part_sizes() for _ in range(count)]
     wanted = [row_map.num_rows_of(part) for part in range(row_map.num_parts)]

@@ -73,6 +73,7 @@ PUBLIC_NAMES = """
     JaggedTensor
     KernelGroup
     KernelRequest
+    KernelWork
     KeyedJaggedTensor
     KeyedOptimizer
     KeyedOptimizerWrapper
@@ -180,6 +181,7 @@ CONTRACTS = """
     EmbeddingComputeKernel
     Finding
     KernelRequest
+    KernelWork
     NAMED_ONLY
     Offered
     Proposals

@@ -81,6 +81,13 @@ def test_cache_is_for_those_kernels_named_that_have_one() -> None:
     assert planner.plan_tables([table()]).plan[""]["t"].compute_kernel == "fused_torch"
 
 
+def test_statistics_of_a_profile_ask_for_no_cache() -> None:
+    stats = sw.EmbeddingOffloadStats(0.5, 5.0, (1.0,), 10)
+    rule = sw.ParameterConstraints(compute_kernels=["fused_torch"], cache_params=sw.CacheParams(stats=stats))
+    planner = sw.EmbeddingShardingPlanner(sw.Topology(2, "cpu"), constraints={"t": rule})
+    assert planner.plan_tables([table()]).plan[""]["t"].compute_kernel == "fused_torch"
+
+
 def runs_here(name: str) -> bool:
     kernel = host().compute_kernels.create(name)
     return kernel.supports(attrs.evolve(request_on("cpu"), on_this_machine=True)) is True

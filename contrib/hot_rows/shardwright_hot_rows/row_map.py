@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -14,6 +14,8 @@ import shardwright as sw
 
 HOT = 0
 """The part of the hot rows; the cold ones are in the parts after it."""
+_WORD, _BITS, _IS_HOT = 8, 4, 8
+"""Rows of a word, bits of each of them, and the bit that says that it is hot."""
 
 
 def _sorted(values: Iterable[int]) -> tuple[int, ...]:
@@ -36,6 +38,8 @@ class HotAndCold(sw.RowMap):
 
     name: ClassVar[str] = "hot_and_cold"
     keeps_neighbours: ClassVar[bool] = False
+    ns_per_id: ClassVar[float] = 12.5
+    """Measured on an AMD EPYC: 15 ns an id of 20 480 in a table of 200 000 rows, where a division takes 2.5."""
     num_rows: int
     hot: tuple[int, ...] = field(converter=_sorted, repr=lambda rows: f"<{len(rows)} rows>")
     cold_parts: int
@@ -58,33 +62,65 @@ class HotAndCold(sw.RowMap):
     def _hot(self) -> npt.NDArray[np.int64]:
         return np.array(self.hot, dtype=np.int64)
 
-    @property
+    @cached_property
     def _cold(self) -> sw.RowsRange:
         """The cold rows, numbered without the hot ones, in their parts."""
         return sw.RowsRange(self.num_rows - len(self.hot), parts=self.cold_parts)
 
+    @cached_property
+    def _words(self) -> npt.NDArray[np.int64]:
+        """Words of eight rows each, a byte a row: so it is found with one read whether a row is hot, and its place.
+
+        The high half counts the hot rows before the word. The low half has four bits a row: 8 if it is hot, plus the
+        number of hot rows before it in the word. (Jacobson 1989, "Space-efficient static trees and graphs".)
+        """
+        is_hot = np.zeros(-(-self.num_rows // _WORD) * _WORD, dtype=np.int64)
+        is_hot[self._hot] = 1
+        is_hot = is_hot.reshape(-1, _WORD)
+        in_word = is_hot.cumsum(axis=1)
+        before = in_word[:, -1].cumsum() - in_word[:, -1]
+        of_rows = (in_word - is_hot + _IS_HOT * is_hot) << _BITS * np.arange(_WORD)
+        words: npt.NDArray[np.int64] = (before << _BITS * _WORD) + of_rows.sum(axis=1)
+        return words
+
     def _placed(self, ids: Any) -> tuple[Any, Any]:
         """Number of hot rows before each id, and a mask of the ids that are hot: ``[N]`` each."""
-        if isinstance(ids, np.ndarray):
-            before = np.searchsorted(self._hot, ids)
-            return before, np.append(self._hot, np.iinfo(np.int64).max)[before] == ids
-        import torch
+        words: Any = self._words
+        if not isinstance(ids, np.ndarray):
+            import torch
 
-        hot = torch.from_numpy(self._hot).to(ids.device, ids.dtype)
-        smaller = torch.searchsorted(hot, ids)
-        # A row is hot if the first hot one that is not before it is itself.
-        following = torch.nn.functional.pad(hot, (0, 1), value=torch.iinfo(ids.dtype).max)[smaller]
-        return smaller, following == ids
+            words = torch.from_numpy(words).to(ids.device)
+        row = ids.clip(0, self.num_rows - 1)
+        word = words[row // _WORD]
+        of_row = word >> row % _WORD * _BITS
+        before = (word >> _BITS * _WORD) + (of_row & (_IS_HOT - 1))
+        # Ids that are no rows are not hot, and so find no place among the cold rows either.
+        return before, (of_row & _IS_HOT != 0) & (row == ids)
 
     def part_of(self, ids: Any) -> Any:
         """0 for a hot row, then the cold runs."""
-        before, is_hot = self._placed(ids)
-        return (1 + self._cold.part_of(ids - before)) * ~is_hot
+        return self._part_and_row(ids)[0]
 
     def local_row_of(self, ids: Any) -> Any:
         """A hot row's place among the hot ones, a cold row's in its run."""
+        return self._part_and_row(ids)[1]
+
+    def _part_and_row(self, ids: Any) -> tuple[Any, Any]:
         before, is_hot = self._placed(ids)
-        return before * is_hot + self._cold.local_row_of(ids - before) * ~is_hot
+        cold = ids - before
+        part = cold // self._cold.block_rows
+        row = cold - part * self._cold.block_rows
+        return (1 + part) * ~is_hot, row + (before - row) * is_hot
+
+    @classmethod
+    def place(cls, maps: Sequence[sw.RowMap], ids: Any, sizes: Sequence[int]) -> tuple[Any, Any]:
+        """Part and local row of the ids of several tables, each id sought once."""
+        import torch
+
+        pieces = zip(maps, ids.split(list(sizes)), strict=True)
+        found = [row_map._part_and_row(piece) for row_map, piece in pieces]  # type: ignore[attr-defined]
+        parts, rows = map(torch.cat, zip(*found, strict=True))
+        return parts, rows
 
     def rows_of(self, part: int) -> npt.NDArray[np.int64]:
         """The rows of a part, in ascending order."""

@@ -113,7 +113,7 @@ class LearnedEstimator(sw.Estimator):
             times["backward"][options.is_frozen[options.shard_table]] = 0.0
         return times
 
-    def provenance(self) -> Mapping[str, Any]:
+    def provenance(self, options: sw.Options) -> Mapping[str, Any]:
         """Number of measurements, name of the regressor, and its mean error on them."""
         regressor = str(self.model.recipe.get("class", "")).rpartition(".")[2]
         errors = {kernel: round(error, 3) for kernel, error in self.model.errors().items()}

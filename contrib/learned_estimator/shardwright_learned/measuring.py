@@ -69,7 +69,7 @@ _FORWARD = ("input_communication", "forward_compute", "forward_communication")
 def _measure_one(
     table: sw.EmbeddingBagConfig, kind: str, kernel: str, batch_size: int, pooling_factor: int, steps: int
 ) -> Measurement:
-    from shardwright_plugins.measuring.steps import measure_plan
+    from shardwright_plugins.measuring.steps import drawn_batches, measure_plan
 
     rule = sw.ParameterConstraints(
         sharding_types=[kind],
@@ -83,7 +83,7 @@ def _measure_one(
     bags = sw.EmbeddingBagCollection([table], device="meta")
     plan = planner.collective_plan(bags, [sw.EmbeddingBagCollectionSharder()])
     workload = sw.Workload("alone", (sw.TableSpec.from_config(table),), {table.name: rule}, batch_size)
-    phases = measure_plan(workload, plan, steps=steps).phases_ms
+    phases = measure_plan(workload, plan, drawn_batches(workload), steps).phases_ms
     forward = sum(phases[name] for name in _FORWARD)
     times = {"forward": forward, "backward": sum(phases.values()) - forward}
     block = max(plan.plan[""][table.name].layout.blocks, key=lambda block: block.num_rows * block.num_columns)

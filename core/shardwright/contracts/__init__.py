@@ -7,6 +7,7 @@ from shardwright.contracts.compute_kernel import (
     ComputeKernel,
     EmbeddingComputeKernel,
     KernelRequest,
+    KernelWork,
 )
 from shardwright.contracts.estimator import Estimator
 from shardwright.contracts.extension import Extension, Finding, StepListener, TrainedCollection
@@ -29,6 +30,7 @@ __all__ = [
     "Extension",
     "Finding",
     "KernelRequest",
+    "KernelWork",
     "Offered",
     "Optimizer",
     "Partitioner",

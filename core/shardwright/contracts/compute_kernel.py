@@ -6,15 +6,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from shardwright.contracts.kernel_request import KernelRequest
+from shardwright.contracts.kernel_request import KernelRequest, KernelWork
 from shardwright.contracts.names import OpenNames
 from shardwright.contracts.row_format import FLOATS, FloatRows, RowFormat
 from shardwright.planning.tables.data_types import DataType
 
 if TYPE_CHECKING:
     from shardwright.contracts.lookup import BlockSpec, Lookup
+    from shardwright.planning.arrays import Floats
 
-__all__ = ["NAMED_ONLY", "ComputeKernel", "KernelRequest"]
+__all__ = ["NAMED_ONLY", "ComputeKernel", "KernelRequest", "KernelWork"]
 
 NAMED_ONLY = -100
 """Preference of a kernel that the planner takes only when it is asked for by name; no unit, below all others."""
@@ -98,6 +99,20 @@ class ComputeKernel(ABC, metaclass=OpenNames):
     def bandwidth_fraction(self, request: KernelRequest) -> float:
         """The part of the memory tier's bandwidth that lookups and updates reach, above 0 and up to 1."""
         return 1.0
+
+    def times_ms(self, request: KernelRequest, work: KernelWork) -> tuple[Floats, Floats] | None:
+        """Compute how long lookups and updates take, for a machine on which this kernel was not measured.
+
+        By default ``None``: the kernel is then taken for a measured one, at its ``bandwidth_fraction``.
+
+        Args:
+            request: request that all blocks have.
+            work: amounts of a step, by block.
+
+        Returns:
+            Milliseconds of the lookups and of the updates of each block: ``[N]`` each, 0 or more.
+        """
+        return None
 
     def reads(self, request: KernelRequest) -> Mapping[str, float]:
         """Return the memory tiers that hold the rows that a step looks up.

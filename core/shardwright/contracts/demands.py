@@ -109,7 +109,9 @@ def demands_on(
         yield OPTIMIZER
     if optimizer is not None and table.update == "in_step":
         yield UPDATE
-    wants_cache = rule is not None and rule.cache_params is not None
+    cache = None if rule is None else rule.cache_params
+    # Statistics say how a table is used, as a profile measures it: alone they ask for no cache.
+    wants_cache = cache is not None and (cache.load_factor is not None or cache.stats is None)
     if wants_cache and named and not any(map(CACHE.is_obeyed_by, named)):
         yield CACHE
 

@@ -125,6 +125,6 @@ class Estimator(ABC, metaclass=OpenNames):
 
         return EVERYTHING
 
-    def provenance(self) -> Mapping[str, Any]:
-        """The constants the model assumes, by name, for the report; JSON data."""
+    def provenance(self, options: Options) -> Mapping[str, Any]:
+        """The constants the model assumes to price these options, by name, for the report; JSON data."""
         return {}

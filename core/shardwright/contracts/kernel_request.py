@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attrs import field, frozen
 
@@ -12,7 +12,31 @@ from shardwright.planning.tables.data_types import DataType
 from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright.planning.tables.spec import TableSpec
 
-__all__ = ["KernelRequest"]
+if TYPE_CHECKING:
+    from shardwright.planning.arrays import Floats
+
+__all__ = ["KernelRequest", "KernelWork"]
+
+
+@frozen(eq=False)
+class KernelWork:
+    """Work of a step in ``N`` blocks of one request, as columns: what a kernel computes its time from.
+
+    Columns, data type and optimizer are in the request; a kernel's ``row_bytes`` says how large a stored row is.
+
+    Args:
+        ids: ids looked up, of all ranks whose batches come to the block: ``[N]``.
+        distinct_rows: distinct rows among them: ``[N]``.
+        vectors: vectors returned, one a bag, or one an id of sequences: ``[N]``.
+        num_rows: rows of the block: ``[N]``.
+        bytes_per_ms: bandwidth of the memory that holds the rows, as one rank reaches it.
+    """
+
+    ids: Floats
+    distinct_rows: Floats
+    vectors: Floats
+    num_rows: Floats
+    bytes_per_ms: float
 
 
 @frozen(cache_hash=True)

@@ -75,7 +75,7 @@ class Roofline(Estimator):
             "backward_compute": np.where(step.is_frozen, 0.0, step.update_ms),
         }
 
-    def provenance(self) -> Mapping[str, Any]:
+    def provenance(self, options: Options) -> Mapping[str, Any]:
         """The constants of the model."""
         return {
             "line_bytes": LINE_BYTES,

@@ -100,7 +100,7 @@ class TorchRecPerformance(Estimator):
             "prefetch": _prefetch_ms(work),
         }
 
-    def provenance(self) -> Mapping[str, Any]:
+    def provenance(self, options: Options) -> Mapping[str, Any]:
         """The constants of the model."""
         return {
             "backward_factor": BACKWARD_FACTOR,

@@ -63,7 +63,7 @@ class TorchRecStorage(Estimator):
             used[topology.tier_of("host", device)] += np.where(mine, outside, 0.0)
         return used
 
-    def provenance(self) -> Mapping[str, Any]:
+    def provenance(self, options: Options) -> Mapping[str, Any]:
         """The constants of the model."""
         return {"index_bytes_a_row": INDEX_BYTES_A_ROW, "bytes_a_cached_row": BYTES_A_CACHED_ROW}
 

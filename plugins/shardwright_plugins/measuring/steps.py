@@ -67,34 +67,36 @@ def measure_plans(
         A figure for each of ``order``, the same on every rank.
     """
     workload = Workload.from_data(data)
-    batches = [_batch(workload, number) for number in range(_NUM_BATCHES)]
-    return [_measure(workload, ShardingPlan.from_json(texts[number]), batches, steps) for number in order]
+    batches = drawn_batches(workload)
+    return [measure_plan(workload, ShardingPlan.from_json(texts[number]), batches, steps) for number in order]
 
 
 def measure_each(work: Sequence[tuple[Mapping[str, Any], str]], *, steps: int) -> list[Measured]:
     """Measure plans of several workloads, each once: pairs of a workload as JSON data and a plan document."""
-    return [
-        measure_plan(Workload.from_data(data), ShardingPlan.from_json(text), steps=steps)
-        for data, text in work
-    ]
+    found = []
+    for data, text in work:
+        workload = Workload.from_data(data)
+        batches = drawn_batches(workload)
+        found.append(measure_plan(workload, ShardingPlan.from_json(text), batches, steps))
+    return found
 
 
-def measure_plan(workload: Workload, plan: ShardingPlan, *, steps: int) -> Measured:
-    """Measure a plan of a workload; every rank of the process group makes this call, and gets the same.
-
-    Args:
-        workload: pooled tables, all with the same optimizer and all weighted or none.
-        plan: their plan.
-        steps: steps that count.
-    """
-    batches = [_batch(workload, number) for number in range(_NUM_BATCHES)]
-    return _measure(workload, plan, batches, steps)
+def drawn_batches(workload: Workload) -> list[KeyedJaggedTensor]:
+    """Batches of this rank for a workload, whose ids are drawn evenly."""
+    return [_batch(workload, number) for number in range(_NUM_BATCHES)]
 
 
-def _measure(
+def measure_plan(
     workload: Workload, plan: ShardingPlan, batches: Sequence[KeyedJaggedTensor], steps: int
 ) -> Measured:
-    """Run steps until other programs leave the machine alone, a few times at most; the quickest run counts."""
+    """Run steps until other programs leave the machine alone, a few times at most; the quickest run counts.
+
+    Args:
+        workload: the tables.
+        plan: the plan, of as many ranks as the process group has; every one of them makes this call.
+        batches: this rank's batches, which steps take in turn.
+        steps: steps that count.
+    """
     keep_memory()
     model = _model(workload, plan)
     clock = kernel_clock(model)

@@ -7,12 +7,13 @@ from functools import partial
 from typing import Any
 
 import attrs
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from shardwright.contracts import ComputeKernel
-from shardwright.contracts.compute_kernel import KernelRequest
+from shardwright.contracts.compute_kernel import KernelRequest, KernelWork
 from shardwright.contracts.lookup import Bags, BlockSpec, Lookup
 from shardwright.optim.fused import spec_to_torch
 from shardwright.planning.tables.caching import CacheParams
@@ -37,6 +38,7 @@ def check_declared(kernel: ComputeKernel, request: KernelRequest) -> None:
     assert sum(reads.values()) == pytest.approx(1), (
         f"{kernel.name}: the parts of reads() {reads} are not 1 together"
     )
+    check_times(kernel, request)
     few, many = (kernel.memory_bytes(request, rows) for rows in (10, 1000))
     for tier, size in many.items():
         assert tier in ("device", "host", *kernel.further_tiers), (
@@ -65,6 +67,27 @@ def check_declared(kernel: ComputeKernel, request: KernelRequest) -> None:
             assert key != kernel.group_key(changed), (
                 f"{kernel.name}: group_key() puts different {what} together"
             )
+
+
+def check_times(kernel: ComputeKernel, request: KernelRequest) -> None:
+    """Check the times that a kernel tells: one a block for any number of blocks, 0 or more, more for more work."""
+    ids = np.array([0.0, 100.0, 10_000.0])
+    told = kernel.times_ms(request, KernelWork(ids, ids / 2, ids / 4, ids * 10, bytes_per_ms=1e7))
+    none = np.zeros(0)
+    of_none = kernel.times_ms(request, KernelWork(none, none, none, none, bytes_per_ms=1e7))
+    assert (told is None) == (of_none is None), (
+        f"{kernel.name}: times_ms() tells {told} for 3 blocks, and {of_none} for none of the same request"
+    )
+    if told is None or of_none is None:
+        return
+    for what, ms, nothing in zip(("lookups", "updates"), told, of_none, strict=True):
+        assert (ms.shape, nothing.shape) == ((3,), (0,)), (
+            f"{kernel.name}: times_ms() of {what} has the shapes {ms.shape} for 3 blocks and {nothing.shape} for none"
+        )
+        assert (np.isfinite(ms) & (ms >= 0)).all(), (
+            f"{kernel.name}: times_ms() of {what} is {ms}, not 0 or more"
+        )
+        assert (np.diff(ms) >= 0).all(), f"{kernel.name}: times_ms() of {what} falls with more work: {ms}"
 
 
 def _other_type(request: KernelRequest) -> DataType:

@@ -93,6 +93,11 @@ def test_row_map_places_each_row_once_hot_ones_in_part_0(num_rows: int, data: An
         (local, rows.local_row_of(torch.from_numpy(ids))),
     ):
         assert tensor.tolist() == array.tolist()
+    beyond = num_rows + np.arange(20)
+    told, limits = rows.part_of(beyond), [rows.num_rows_of(index) for index in range(rows.num_parts)]
+    for index, row in zip(told.tolist(), rows.local_row_of(beyond).tolist(), strict=True):
+        assert index > 0  # not hot
+        assert index >= rows.num_parts or row >= limits[index]
     if len(hot) < num_rows:
         assert sum(rows.id_fraction_of(index) for index in range(rows.num_parts)) == pytest.approx(1.0)
 

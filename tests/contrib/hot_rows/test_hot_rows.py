@@ -12,7 +12,7 @@ import pytest
 import shardwright_hot_rows
 import torch
 from attrs import evolve
-from shardwright_hot_rows import AccessCounts, HotRows
+from shardwright_hot_rows import AccessCounts, HotAndCold, HotRows
 from tests.contrib import distributions
 from tests.contrib.hot_rows import zipf
 from tests.equality import BATCHES, Case, Table, assert_equals_unsharded, shard_case, train_simulated
@@ -20,7 +20,10 @@ from tests.pairs import pairwise
 
 import shardwright as sw
 from shardwright.host import PluginHost, use_host
+from shardwright.planning.options.enumeration import enumerate_options
 from shardwright.planning.options.search_space import traffic_bytes
+from shardwright.planning.tables.constraints import Constraints
+from shardwright_plugins.estimators.engine.step import StepWork
 from shardwright_testing import ShardingTypeTests, installed, run_simulated
 from shardwright_testing.equality import traffic
 from shardwright_testing.equality.random_cases import Cluster
@@ -226,3 +229,33 @@ def test_hot_rows_in_use_change_nothing_of_core_or_plugins() -> None:
     use()  # what is imported or compiled on first use is there
     with distributions.nothing_changes():
         use()
+
+
+def test_engine_prices_the_ids_that_a_step_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies look for their rows among all ids, and so do the other rows: a step of each rank places its ids twice."""
+    placed, right = [], HotAndCold.place.__func__
+
+    def counted(cls: Any, maps: Any, ids: torch.Tensor, sizes: Any) -> Any:
+        placed.append(len(ids))
+        return right(cls, maps, ids, sizes)
+
+    counts = zipf.measured_counts()
+    sharding = zipf.layouts("SUM", counts)
+    monkeypatch.setattr(HotAndCold, "place", classmethod(counted))
+    with use_host(PluginHost(plugins={"hot_rows": shardwright_hot_rows})) as plugins:
+        zipf.step_traffic("SUM", list(sharding.values())[2], batch_size=16, ids_per_bag=10)
+        rule = sw.ParameterConstraints(
+            sharding_types=["hot_rows"],
+            compute_kernels=["fused_torch"],
+            pooling_factors=[10.0],
+            extras=counts.to_extras(),
+        )
+        topology = sw.Topology(zipf.WORLD_SIZE, "cpu")
+        table = sw.TableSpec("item", zipf.ROWS, zipf.DIM, ["item"])
+        constraints = Constraints({"item": rule})
+        options = enumerate_options([table], topology, constraints, plugins, batch_size=16)
+    work = StepWork(options, topology, 1e6)
+    assert sum(placed) == zipf.WORLD_SIZE * 2 * 16 * 10
+    of_options = np.add.reduceat(work.cut_ids * options.count, options.first_shard[:-1])
+    np.testing.assert_allclose(of_options, sum(placed))
+    assert (work.map_ms[work.cut_ids > 0] > 0).all()

@@ -104,7 +104,7 @@ class Cells(Estimator):
         forward = cells / fraction[options.request]
         return {"forward": forward, "backward": 2 * forward}
 
-    def provenance(self):
+    def provenance(self, options):
         return {"cells_per_ms": 1000}
 
 

@@ -34,7 +34,7 @@ class Priced(Estimator):
         cells = self.price * options.num_rows * options.num_columns
         return dict.fromkeys(self.phases, np.asarray(cells, dtype=float))
 
-    def provenance(self):
+    def provenance(self, options):
         return {"price": self.price, "phases": list(self.phases), "label": self.label}
 
 

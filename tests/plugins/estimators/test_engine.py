@@ -26,8 +26,9 @@ from shardwright_plugins.estimators.engine import machine as engine_machine
 from shardwright_plugins.estimators.engine.machine import FIRST, Machine, shipped_machines
 from shardwright_plugins.estimators.engine.mixing import Mixing
 from shardwright_plugins.estimators.engine.step import StepWork
-from shardwright_plugins.estimators.engine.work import LookupWork
+from shardwright_plugins.estimators.engine.work import LookupWork, even_rows
 from shardwright_plugins.following.predicted import Prices
+from shardwright_testing import installed
 
 BATCH = 64
 
@@ -70,7 +71,7 @@ def test_distinct_rows_are_as_many_as_drawn_ids_have(rows: int, ids: int) -> Non
     draw = np.random.default_rng(0)
     counted = np.mean([len(np.unique(draw.integers(rows, size=ids))) for _ in range(50)])
     one = np.ones(1)
-    work = LookupWork(one * ids, one * rows, one, one, one * 256, one, one > 2, cache_bytes=1e6)
+    work = LookupWork(one * ids, one * rows, one * rows, one, one, one * 256, one, one > 2, cache_bytes=1e6)
     np.testing.assert_allclose(work.distinct, counted, rtol=0.01)
 
 
@@ -81,7 +82,9 @@ def test_pages_are_as_many_as_the_rows_of_drawn_ids_lie_on(rows: int, ids: int, 
     draw = np.random.default_rng(0)
     counted = np.mean([len(np.unique(draw.integers(rows, size=ids) * row_bytes // 4096)) for _ in range(50)])
     one = np.ones(1)
-    work = LookupWork(one * ids, one * rows, one, one, one * row_bytes, one, one > 2, cache_bytes=1e6)
+    work = LookupWork(
+        one * ids, one * rows, one * rows, one, one, one * row_bytes, one, one > 2, cache_bytes=1e6
+    )
     np.testing.assert_allclose(work.pages, counted, rtol=0.02)
 
 
@@ -245,6 +248,119 @@ def test_kernel_that_was_not_measured_takes_the_first_ones_time_at_its_bandwidth
     assert phases["forward_compute"].tolist() == [4 * 0.5 * 2 * BATCH * 2]
 
 
+class TellsItsTime(sw.ComputeKernel):
+    """A kernel that no machine has measured, which tells what it takes."""
+
+    name = "tells_its_time"
+
+    def supports(self, request: sw.KernelRequest) -> Any:
+        return True
+
+    def memory_bytes(self, request: sw.KernelRequest, num_rows: int) -> dict[str, int]:
+        return {"device": num_rows * self.row_bytes(request)}
+
+    def times_ms(self, request: sw.KernelRequest, work: sw.KernelWork) -> Any:
+        return work.ids + work.vectors / 4, work.distinct_rows * self.row_bytes(request) / work.bytes_per_ms
+
+    def build(self, blocks: Any, *, device: Any) -> Any:
+        raise NotImplementedError
+
+
+class TellsNothing(TellsItsTime):
+    name = "tells_nothing"
+
+    def times_ms(self, request: sw.KernelRequest, work: sw.KernelWork) -> None:
+        return None
+
+
+def test_kernel_that_tells_its_time_is_priced_by_it_and_not_by_another_ones(tmp_path: Path) -> None:
+    path = machine_with(tmp_path / "machine.json", lookup_id=50.0, update_id=50.0)
+    with installed(TellsItsTime()):
+        options, topology = options_of(1000, 8, 3, "table_wise", kernel="tells_its_time")
+        phases = Engine(machine=str(path)).estimate(options, topology)
+    ids, bags, bandwidth = 2 * BATCH * 3, 2 * BATCH, Engine().machine.topology["ddr_mem_bw"]
+    distinct = 1000 * (1 - np.exp(-ids / 1000))
+    assert phases["forward_compute"].tolist() == [ids + bags / 4]
+    np.testing.assert_allclose(phases["backward_compute"], distinct * 32 / bandwidth)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "assumed"),
+    [
+        ("fused_numba", {}),
+        ("tells_its_time", {}),
+        ("tells_nothing", {"tells_nothing": "fused_numba, at the part of its bandwidth that it declares"}),
+    ],
+)
+def test_plan_lists_as_assumed_that_a_kernel_is_taken_for_another(
+    kernel: str, assumed: dict[str, str], tmp_path: Path
+) -> None:
+    path = machine_with(tmp_path / "machine.json", lookup_id=1.0)
+    with installed(TellsItsTime()), installed(TellsNothing()):
+        planner = sw.EmbeddingShardingPlanner(
+            sw.Topology(2, "cpu"),
+            8,
+            constraints={"t": sw.ParameterConstraints(compute_kernels=[kernel])},
+            estimator=f"engine:machine={path}",
+            progress=False,
+        )
+        inputs = planner.plan_tables([sw.TableSpec("t", 100, 8)]).document["inputs"]
+    assert inputs.get("engine.kernels", {"value": {}})["value"] == assumed
+
+
+def zipf_ids(rows: int, count: int, exponent: float) -> np.ndarray[Any, Any]:
+    weights = np.arange(1.0, rows + 1) ** -exponent
+    return np.random.default_rng(0).choice(rows, size=count, p=weights / weights.sum())
+
+
+@pytest.mark.parametrize("exponent", [1.0, 1.3])
+@pytest.mark.parametrize("kind", ["table_wise", "row_wise"])
+def test_distinct_rows_and_pages_of_a_profile_are_those_of_its_ids(exponent: float, kind: str) -> None:
+    """A profile of a step says how many of its rows are distinct; the tables' shards have so many together."""
+    rows, ids = 20_000, 2 * BATCH * 30
+    drawn = zipf_ids(rows, ids, exponent)
+    distinct = len(np.unique(drawn))
+    stats = sw.EmbeddingOffloadStats(0.5, distinct, (1.0,), rows)
+    table = sw.TableSpec("t", rows, 16, optimizer=OptimizerSpec("row_wise_adagrad"))
+    rule = ParameterConstraints(
+        sharding_types=[kind],
+        compute_kernels=["fused_torch"],  # which has no cache: statistics ask for none
+        pooling_factors=[30.0],
+        cache_params=sw.CacheParams(stats=stats),
+    )
+    topology = sw.Topology(2, "cpu")
+    options = enumerate_options([table], topology, Constraints({"t": rule}), host(), batch_size=BATCH)
+    work = StepWork(options, topology, 1e6)
+    np.testing.assert_allclose((work.lookups().distinct * options.count).sum(), distinct, rtol=1e-6)
+    # Frequent rows lie anywhere among the others.
+    places = np.random.default_rng(1).permutation(rows)[drawn]
+    pages = len(np.unique(places * 64 // 4096))
+    np.testing.assert_allclose((work.lookups().pages * options.count).sum(), pages, rtol=0.03)
+    evenly, _ = options_of(rows, 16, 30, kind)
+    even = StepWork(evenly, topology, 1e6)
+    assert (even.even_rows == evenly.num_rows).all()
+    assert even.updates().amounts()["update_row"].sum() > 1.2 * work.updates().amounts()["update_row"].sum()
+
+
+@pytest.mark.parametrize(("distinct", "ids"), [(100.0, 101.0), (5.0, 4000.0), (1.0, 2.0)])
+def test_even_rows_have_as_many_distinct_ones(distinct: float, ids: float) -> None:
+    rows = even_rows(np.array([distinct]), np.array([ids]))
+    np.testing.assert_allclose(-rows * np.expm1(-ids / rows), distinct, rtol=1e-6)
+
+
+def test_ids_of_a_row_map_take_the_time_that_it_declares(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = machine_with(tmp_path / "machine.json", cut_id=0.5)
+    options, topology = options_of(1000, 8, 2, "row_wise")
+    before = Engine(machine=str(path)).estimate(options, topology)["id_partition"]
+    monkeypatch.setattr(sw.RowsRange, "ns_per_id", 1000.0)
+    after = Engine(machine=str(path)).estimate(options, topology)["id_partition"]
+    ids = BATCH * 2  # on each of two ranks, the ids of both ranks' batches in half of the rows
+    np.testing.assert_allclose(before, 0.5 * ids)
+    np.testing.assert_allclose(after - before, 1e-3 * ids)
+
+
 def test_machine_document_comes_back_as_it_was_written() -> None:
     machine = shipped_machines()[FIRST]
     assert Machine.from_json(machine.to_json()) == machine
@@ -393,7 +509,7 @@ def test_nearest_of_several_shipped_machines_is_taken_unasked(
     found = {own.name: own() for own in engine.engines()}
     assert list(found) == ["engine", "engine_xeon"]
     assert [name for name, own in found.items() if own.serves(sw.Topology(2, "cpu"))] == [taken]
-    told = found[taken].provenance()["machine"]
+    told = found[taken].provenance(options_of(1000, 8, 3, "table_wise")[0])["machine"]
     assert told.startswith(found[taken].machine.made["processor"])
     assert (here in told.partition(";")[2]) == (here not in ("AMD EPYC", XEON))
 

@@ -36,6 +36,9 @@ class RowMap(ABC):
     stored_as: ClassVar[Literal["runs", "index"] | None] = None
     """The form in which checkpoints store rows: ``"runs"`` of neighbouring rows, in the order of the table; or the
     parts one after the other, with an ``"index"`` of their rows. By default, an index where parts are no runs."""
+    ns_per_id: ClassVar[float] = 0.0
+    """Nanoseconds that placing an id takes on one core of a CPU, beyond those of a division, which any map of core
+    takes. Estimators of steps add them for each id that is placed."""
     num_rows: int
 
     @property

@@ -102,7 +102,7 @@ def describe_inputs(
     if unnamed:
         source = f"the default, for the {unnamed} tables that were given none"
         values["optimizer"] = InputValue(str(ASSUMED), "assumed", source)
-    values.update(_estimator_values(plugins))
+    values.update(_estimator_values(plugins, options))
     if request.constraints.rules:
         values["constraints"] = InputValue(request.constraints.to_data(), "given")
     values["tables"] = InputValue([table_to_data(table) for table in options.all_tables], "given")
@@ -127,19 +127,19 @@ def under_assumed_values(inputs: Mapping[str, Any]) -> str:
     return f" under {count} assumed value{'s' * (count > 1)}" if count else ""
 
 
-def _estimator_values(plugins: PlanningPlugins) -> dict[str, InputValue]:
+def _estimator_values(plugins: PlanningPlugins, options: Options) -> dict[str, InputValue]:
     """The estimators and their constants, and what else was chosen."""
     preferred = {"estimator": plugins.performance.name, "storage_estimator": plugins.storage.name}
     values = {name: InputValue(value, "assumed", "the preferred one") for name, value in preferred.items()}
     values |= {name: InputValue(value, "given") for name, value in plugins.given.items()}
     for estimator in (plugins.performance, plugins.storage):
-        for name, value in _provenance_of(estimator).items():
+        for name, value in _provenance_of(estimator, options).items():
             source = f"estimator {estimator.name}"
             values[f"{estimator.name}.{name}"] = InputValue(value, "assumed", source)
     return values
 
 
-def _provenance_of(estimator: Estimator) -> Mapping[str, Any]:
+def _provenance_of(estimator: Estimator, options: Options) -> Mapping[str, Any]:
     """Ask an estimator for its assumptions, and check that they are JSON data.
 
     Raises:
@@ -147,7 +147,7 @@ def _provenance_of(estimator: Estimator) -> Mapping[str, Any]:
     """
     who = f"estimator {estimator.name!r}"
     with calling(who):
-        assumed = estimator.provenance()
+        assumed = estimator.provenance(options)
     check_answer(who, "provenance", assumed, Mapping[str, object])
     try:
         json.dumps(dict(assumed))

@@ -108,6 +108,7 @@ class KernelTimes:
         return LookupWork(
             ids=bags * ids,
             rows=rows,
+            even_rows=rows,
             vectors=bags,
             columns=widths,
             row_bytes=self.row_bytes,

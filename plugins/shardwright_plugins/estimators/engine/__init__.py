@@ -14,7 +14,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from shardwright.contracts.compute_kernel import ComputeKernel, KernelRequest
 from shardwright.contracts.estimator import PERFORMANCE, Estimator
 from shardwright.planning.arrays import Floats, Ints
 from shardwright.planning.assumptions import CPU_DEVICE
@@ -26,13 +25,8 @@ from shardwright.planning.search.objectives import largest_rank_time
 from shardwright.planning.search.placement import LoadedPlan, Placed
 from shardwright.planning.search.refinements import Outcome, Refinement, Search
 from shardwright.planning.watch import Watch
-from shardwright_plugins.estimators.engine.machine import (
-    FIRST,
-    Machine,
-    kernel_key,
-    nearest_machine,
-    shipped_machines,
-)
+from shardwright_plugins.estimators.engine.kernels import KernelPrices
+from shardwright_plugins.estimators.engine.machine import FIRST, Machine, nearest_machine, shipped_machines
 from shardwright_plugins.estimators.engine.mixing import Mixing
 from shardwright_plugins.estimators.engine.step import OF_ENGINE, StepWork
 from shardwright_plugins.estimators.engine.unmixed import unmixed_plans
@@ -56,7 +50,8 @@ class Engine(Estimator):
     """A training step of this engine on a measured machine; elsewhere than on CPUs, and for serving, as ``roofline``.
 
     Between hosts, what travels takes the time of ``roofline`` beside, by the topology's links. A kernel that the
-    machine's document does not have is taken for the first that it has, at the bandwidth that it declares.
+    machine's document does not have takes the time that it tells (``ComputeKernel.times_ms``). If it tells none, it is
+    taken for the first that the document has, at the bandwidth that it declares, and the plan lists that as assumed.
 
     Of several machines that are shipped, each has an estimator, and the one whose processor is nearest to this one's
     may be taken unasked. Its name stands in plans, which so cost the same wherever they are checked.
@@ -103,17 +98,22 @@ class Engine(Estimator):
         self, options: Options, topology: Topology, constants: Mapping[str, float]
     ) -> dict[str, Floats]:
         """Amounts times the engine's constants and those of kernels, ms of each phase: ``[S]``."""
-        amounts = amounts_of(StepWork(options, topology, self.machine.cache_bytes))
-        of_names = {**constants, **self._of_kernels(options)}
+        work = StepWork(options, topology, self.machine.cache_bytes)
+        kernels = KernelPrices(options, self.machine)
+        amounts = amounts_of(work)
+        of_names: Mapping[str, Any] = {**constants, **kernels.constants}
+        beside = {"id_partition": work.map_ms, **kernels.told_ms(work, topology)}
+        none = np.zeros(options.num_shards)
         return {
-            phase: sum((amounts[name] * of_names[name] for name in names), np.zeros(options.num_shards))
+            phase: sum((amounts[name] * of_names[name] for name in names), beside.get(phase, none))
             for phase, names in _PHASES.items()
         }
 
     def _regrouped(self, options: Options, topology: Topology) -> Floats:
         """Cost of a kernel other than the first that the machine's document has, ms: ``[S]``."""
-        first = next(iter(self.machine.kernels))
-        is_other = np.array([kernel.name != first for kernel in options.compute_kernels], dtype=bool)
+        is_other = np.array(
+            [kernel.name != self.machine.first for kernel in options.compute_kernels], dtype=bool
+        )
         work = StepWork(options, topology, self.machine.cache_bytes)
         elements = topology.world_size * work.own_vectors * options.num_columns * ~work.is_copy
         an_element = MIXED * (self.machine.engine["mixed_sent"] + self.machine.engine["mixed_gradient"])
@@ -205,25 +205,12 @@ class Engine(Estimator):
         of_options = np.add.reduceat(own * options.count, options.first_shard[:-1])
         return float(of_options[chosen].sum()) / topology.world_size
 
-    def _of_kernels(self, options: Options) -> Mapping[str, Any]:
-        """Milliseconds a unit of each constant of kernels: ``[S]``."""
-        kernels = options.compute_kernels
-        own = [self._of_kernel(kernels[code], request) for code, request in options.requests]
-        return {name: np.array([one[name] for one in own])[options.request] for name in (*LOOKUP, *UPDATE)}
+    def provenance(self, options: Options) -> Mapping[str, Any]:
+        """Origin of the constants where no machine was given, and kernels that are taken for another one."""
+        assumed = KernelPrices(options, self.machine).assumed
+        return {**self._origin(), **({"kernels": dict(assumed)} if assumed else {})}
 
-    def _of_kernel(self, kernel: ComputeKernel, request: KernelRequest) -> Mapping[str, float]:
-        """Constants that were measured for rows of this data type or another, or those of the first kernel.
-
-        These are taken at the bandwidth that the kernel declares.
-        """
-        known = self.machine.kernels
-        for key in (kernel_key(kernel.name, str(request.data_type)), kernel.name):
-            if key in known:
-                return known[key]
-        slower = 1 / kernel.bandwidth_fraction(request)
-        return {name: value * slower for name, value in next(iter(known.values())).items()}
-
-    def provenance(self) -> Mapping[str, Any]:
+    def _origin(self) -> Mapping[str, str]:
         """Origin of the constants, and whether the plan is made on another processor; nothing for a given machine."""
         made, here = self.machine.made, processor()
         if self._file:

@@ -81,6 +81,11 @@ class Machine:
     fits: Mapping[str, Any] = field(factory=dict)
     unmeasured: Mapping[str, str] = field(factory=dict)
 
+    @property
+    def first(self) -> str:
+        """The kernel that the steps were measured with, the preferred one of the machine."""
+        return next(iter(self.kernels))
+
     @cache_bytes.validator
     def _positive(self, attribute: Any, value: Any) -> None:
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:

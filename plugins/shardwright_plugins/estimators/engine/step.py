@@ -19,9 +19,10 @@ from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.averaging import state_bytes_a_row
 from shardwright.planning.options.options import Options
 from shardwright.planning.options.search_space import ID_BYTES, filled_bags, vector_bytes
-from shardwright_plugins.estimators.engine.work import LookupWork
+from shardwright_plugins.estimators.engine.work import LookupWork, even_rows
 
 _LENGTH_BYTES, _WEIGHT_BYTES, _VALUE_BYTES = 4, 4, 4
+_NS_A_MS = 1e6
 ROWS_EFFORT = 2.0
 """Time of a byte of touched rows beside one of batches, as the engine counts when it chooses a form."""
 
@@ -110,6 +111,7 @@ class StepWork:
         return LookupWork(
             ids=self.own_ids * batches,
             rows=options.num_rows.astype(np.float64),
+            even_rows=self.even_rows,
             vectors=self.own_vectors * batches,
             columns=options.num_columns.astype(np.float64),
             row_bytes=options.row_bytes * self.is_filled,
@@ -117,6 +119,18 @@ class StepWork:
             updates_all=dense[options.compute_kernel[options.option]],
             cache_bytes=self.cache_bytes,
         )
+
+    @cached_property
+    def even_rows(self) -> Floats:
+        """Rows of each shard on which ids fall: its own, or its part of those that its table's profile makes it."""
+        options, rows = self.options, self.options.num_rows.astype(np.float64)
+        stats = [table.cache.stats for table in options.tables]
+        distinct = np.array([own.expected_lookups if own else 0.0 for own in stats])[self.table]
+        ids = options.ids_per_batch[self.table] * self.topology.world_size
+        # A profile is of a step of all ranks. Its rows go to shards as the ids do, of which hot rows get more.
+        is_told = (distinct > 0) & (distinct < ids)
+        found = even_rows(np.where(is_told, distinct, 1.0), np.where(is_told, ids, 2.0)) * options.id_fraction
+        return np.where(is_told, np.minimum(rows, found), rows)
 
     def amounts(self) -> Mapping[str, Floats]:
         """The amounts that constants of :data:`ENGINE` are multiplied by: ``[S]`` each."""
@@ -131,7 +145,7 @@ class StepWork:
             "whole_bag": self.own_vectors * whole,
             "whole_shard": 1.0 * (is_routed & ~self.is_cut),
             "whole_sent": elements * whole,
-            "cut_id": self.own_ids * cut,
+            "cut_id": self.cut_ids,
             "cut_bag": self.own_vectors * cut,
             "cut_shard": 1.0 * (is_routed & self.is_cut),
             "cut_sent": elements * cut,
@@ -164,6 +178,24 @@ class StepWork:
             "copied_shard": 1.0 * updated,
             "copy_shard": 1.0 * updated,
         }
+
+    @cached_property
+    def cut_ids(self) -> Floats:
+        """Ids that are parted by a row map.
+
+        Where a part of the rows is copied, the copies part all of the table's ids once more to find theirs, and those
+        ids are among what the other rows' router parts.
+        """
+        parted_again = self.options.ids_per_batch[self.table] * (1.0 + self.options.id_fraction)
+        ids = np.where(self.is_copy, parted_again, self.own_ids * self.topology.world_size)
+        return ids * (self.is_cut & self.is_filled)
+
+    @cached_property
+    def map_ms(self) -> Floats:
+        """Time of row maps beyond a division of each id, as they declare it, ms."""
+        an_id = np.array([layout.row_map.ns_per_id for layout in self.options.layouts])
+        ms: Floats = self.cut_ids * an_id[self.options.option] / _NS_A_MS
+        return ms
 
     @cached_property
     def least_bytes(self) -> Floats:

@@ -1,6 +1,7 @@
 """The work of lookups and updates as amounts that take time: what constants of a machine are multiplied by.
 
-A row is read in cache lines. Of ``N`` ids that fall evenly on ``R`` rows ``U = R (1 - exp(-N / R))`` are distinct; the
+A row is read in cache lines. Of ``N`` ids that fall evenly on ``R`` rows ``U = R (1 - exp(-N / R))`` are distinct; ids
+of which a profile tells that fewer are distinct fall on as many rows as if those were all (:func:`even_rows`). The
 first read of each comes from memory, and so do further ones as far as the rows read exceed the near cache. Tables of
 pages say where a page is. If many pages are read, these are far away too: few rows of a large table take longer than as
 many of a small one. An update sorts ids, adds the gradients of each row, and reads and writes each distinct row with
@@ -22,6 +23,8 @@ LINE_BYTES = 64
 """A cache line."""
 PAGE_BYTES = 4096
 """A page of memory: the smallest of x86-64 and of most systems on ARM."""
+_HALVINGS = 40
+"""Bits of the number of rows that skewed ids count as."""
 SUM_BYTES = 4
 """Kernels sum in float32."""
 LOOKUP = (
@@ -45,6 +48,7 @@ class LookupWork:
     Args:
         ids: ids looked up, ``N``.
         rows: rows of the block.
+        even_rows: rows of the block on which the ids fall, taken to fall evenly: all, or fewer by a profile.
         vectors: vectors returned, ``V``.
         columns: columns of the block, ``D``.
         row_bytes: bytes of a stored row.
@@ -55,6 +59,7 @@ class LookupWork:
 
     ids: Floats
     rows: Floats
+    even_rows: Floats
     vectors: Floats
     columns: Floats
     row_bytes: Floats
@@ -89,19 +94,46 @@ class LookupWork:
     @property
     def distinct(self) -> Floats:
         """Distinct rows among the ids, ``U``."""
-        return self._distinct_of(self.rows)
+        return _distinct_of(self.ids, self.even_rows)
 
     @property
     def pages(self) -> Floats:
-        """Distinct pages of rows that the ids read."""
-        return self._distinct_of(np.ceil(self.rows * self.row_bytes / PAGE_BYTES))
+        """Distinct pages of rows that the ids read. Frequent rows may be anywhere in the table.
 
-    def _distinct_of(self, number: Floats) -> Floats:
-        """Number of parts of the block, of so many, that ids fall on if they fall evenly."""
-        parts = np.maximum(number, 1)
-        found: Floats = np.minimum(-parts * np.expm1(-self.ids / parts), self.ids)
-        return found
+        Fewer distinct rows count as the ``N'`` ids that would fall on so many of all: ``U = R (1 - exp(-N' / R))``.
+        """
+        rows = np.maximum(self.rows, 1)
+        is_skewed = self.even_rows < self.rows
+        fewer = -rows * np.log1p(-np.where(is_skewed, self.distinct, 0.0) / rows)
+        ids = np.where(is_skewed, fewer, self.ids)
+        return _distinct_of(ids, np.ceil(self.rows * self.row_bytes / PAGE_BYTES))
 
     def _beyond_cache(self, lines: Floats) -> Floats:
         """The part of so many lines that the near cache does not hold."""
         return 1 - np.minimum(1.0, self.cache_bytes / np.maximum(lines * LINE_BYTES, 1))
+
+
+def _distinct_of(ids: Floats, number: Floats) -> Floats:
+    """Number of parts, of so many, that ids fall on if they fall evenly."""
+    parts = np.maximum(number, 1)
+    found: Floats = np.minimum(-parts * np.expm1(-ids / parts), ids)
+    return found
+
+
+def even_rows(distinct: Floats, ids: Floats) -> Floats:
+    """Number of rows ``R`` on which ``N`` ids that fall evenly have ``U`` distinct ones: ``U = R (1 - exp(-N / R))``.
+
+    So one number says how skewed ids are, and estimates how many of another number of them are distinct.
+
+    Args:
+        distinct: ``U``, above 0.
+        ids: ``N``, more than ``U``.
+    """
+    # (1 - exp(-x)) / x = U / N falls in x = N / R, which is between 0 and N / U.
+    low, high = np.zeros_like(ids), ids / distinct
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        is_few = -np.expm1(-middle) * ids < middle * distinct
+        low, high = np.where(is_few, low, middle), np.where(is_few, middle, high)
+    found: Floats = ids / high
+    return found

@@ -59,6 +59,12 @@ MUTANTS = [
         r"adagrad, FP32: memory_bytes\(\) declares 1024000 bytes for 4000 rows, 20480\d\d are allocated \(0.50 of it",
     ),
     (
+        mutants.OneTimeForAll,
+        "ComputeKernelTests",
+        "test_declarations_can_be_planned_with",
+        r"times_ms\(\) of lookups has the shapes \(1,\) for 3 blocks and \(1,\) for none",
+    ),
+    (
         mutants.NoCache,
         "ComputeKernelTests",
         "test_declarations_can_be_planned_with",

@@ -1,0 +1,89 @@
+"""Prices of kernels: measured constants, else the time that a kernel tells, else those of another at its bandwidth."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+
+import numpy as np
+from attrs import frozen
+
+from shardwright.contracts.compute_kernel import ComputeKernel, KernelRequest, KernelWork
+from shardwright.planning.arrays import Floats
+from shardwright.planning.machines.topology import Topology
+from shardwright.planning.options.options import Options
+from shardwright_plugins.estimators.engine.machine import KERNEL, Machine, kernel_key
+from shardwright_plugins.estimators.engine.step import StepWork
+from shardwright_plugins.estimators.engine.work import OF_KERNELS
+
+_NO = np.zeros(0)
+_NO_BLOCKS = KernelWork(_NO, _NO, _NO, _NO, bytes_per_ms=1.0)
+
+
+@frozen(eq=False, slots=False)
+class KernelPrices:
+    """Prices of the kernels of some options, as columns over runs.
+
+    Args:
+        options: options.
+        machine: constants of the kernels that were measured.
+    """
+
+    options: Options
+    machine: Machine
+
+    @cached_property
+    def constants(self) -> Mapping[str, Floats]:
+        """Milliseconds a unit of each amount: ``[S]``; 0 for kernels that tell their time."""
+        kernels = self.options.compute_kernels
+        own = [self._of(kernels[code], request) for code, request in self.options.requests]
+        return {name: np.array([one.get(name, 0.0) for one in own])[self.options.request] for name in KERNEL}
+
+    def _of(self, kernel: ComputeKernel, request: KernelRequest) -> Mapping[str, float]:
+        measured = self._measured(kernel, request)
+        if measured is not None:
+            return measured
+        if _tells(kernel, request):
+            return {}
+        slower = 1 / kernel.bandwidth_fraction(request)
+        return {name: value * slower for name, value in self.machine.kernels[self.machine.first].items()}
+
+    def _measured(self, kernel: ComputeKernel, request: KernelRequest) -> Mapping[str, float] | None:
+        """Constants that were measured for rows of this data type, or else for float32 rows; ``None``: for neither."""
+        known = self.machine.kernels
+        return known.get(kernel_key(kernel.name, str(request.data_type))) or known.get(kernel.name)
+
+    def told_ms(self, work: StepWork, topology: Topology) -> Mapping[str, Floats]:
+        """Phase -> time that kernels tell which were not measured, ms: ``[S]``; 0 for others."""
+        options, lookups = self.options, work.lookups()
+        columns = np.stack([lookups.ids, lookups.distinct, lookups.vectors, lookups.rows])
+        told = np.zeros((len(OF_KERNELS), options.num_shards))
+        for code, (kernel_code, request) in enumerate(options.requests):
+            kernel, runs = options.compute_kernels[kernel_code], options.request == code
+            if self._measured(kernel, request) is None:
+                reached = topology.read_bandwidth("device", request.device)
+                bandwidth = self.machine.topology.get("ddr_mem_bw", reached)
+                ids, distinct, vectors, rows = columns[:, runs]
+                own = kernel.times_ms(request, KernelWork(ids, distinct, vectors, rows, bandwidth))
+                told[:, runs] = 0.0 if own is None else own
+        lookup_ms, update_ms = told
+        # What an update of copies takes is the engine's: it joins all ranks' batches first.
+        return {
+            "forward_compute": lookup_ms,
+            "backward_compute": update_ms * (work.is_trained & ~work.is_copy),
+        }
+
+    @property
+    def assumed(self) -> Mapping[str, str]:
+        """Name of a kernel that was not measured and tells no time -> what it is taken for."""
+        asked = [(self.options.compute_kernels[code], request) for code, request in self.options.requests]
+        return {
+            kernel.name: f"{self.machine.first}, at the part of its bandwidth that it declares"
+            for kernel, request in asked
+            if self._measured(kernel, request) is None and not _tells(kernel, request)
+        }
+
+
+def _tells(kernel: ComputeKernel, request: KernelRequest) -> bool:
+    """True if a kernel tells its time."""
+    return kernel.times_ms(request, _NO_BLOCKS) is not None

@@ -107,7 +107,7 @@ class ComputeKernel(ABC, metaclass=OpenNames):
 
         Args:
             request: request that all blocks have.
-            work: what a step does in them.
+            work: work of a step in those blocks.
 
         Returns:
             Milliseconds of the lookups and of the updates of each block: ``[N]`` each, 0 or more.

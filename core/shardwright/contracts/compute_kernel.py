@@ -107,7 +107,7 @@ class ComputeKernel(ABC, metaclass=OpenNames):
 
         Args:
             request: request that all blocks have.
-            work: amounts of a step, by block.
+            work: work of a step in those blocks.
 
         Returns:
             Milliseconds of the lookups and of the updates of each block: ``[N]`` each, 0 or more.

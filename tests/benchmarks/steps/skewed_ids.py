@@ -1,6 +1,7 @@
 """Steps on ids that follow Zipf's law, by row map: measured, and predicted by `engine` with and without a profile.
 
-Usage: python -m tests.benchmarks.skewed_ids [--exponents 0 1.0 1.3] [--steps 12] [--tables 6] [--ids 20] [--rounds 2]
+Usage: python -m tests.benchmarks.steps.skewed_ids [--exponents 0 1.0 1.3] [--shares 0.5 0.9] [--steps 12] [--tables 6]
+[--ids 20] [--rounds 2]
 
 Two ranks on this machine, gloo, one thread each. A profile of eight other steps has the number of distinct rows of a
 step; access counts of 30 batches say which rows are hot.
@@ -18,8 +19,8 @@ import numpy as np
 import torch
 from attrs import frozen
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "contrib" / "hot_rows"))
-sys.path.insert(0, str(Path(__file__).parents[2] / "contrib" / "round_robin"))
+sys.path.insert(0, str(Path(__file__).parents[3] / "contrib" / "hot_rows"))
+sys.path.insert(0, str(Path(__file__).parents[3] / "contrib" / "round_robin"))
 
 import shardwright_hot_rows
 import shardwright_round_robin

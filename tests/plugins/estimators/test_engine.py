@@ -14,7 +14,10 @@ import pytest
 import shardwright as sw
 from shardwright.errors import InvalidInputError
 from shardwright.host import host
+from shardwright.host.plugin_host import PluginHost
+from shardwright.planning import planner as planner_module
 from shardwright.planning.options.enumeration import enumerate_options
+from shardwright.planning.report.rederived import Rederived
 from shardwright.planning.search.objectives import largest_rank_time
 from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
 from shardwright.planning.tables.optimizers import OptimizerSpec
@@ -396,6 +399,24 @@ def test_nearest_of_several_shipped_machines_is_taken_unasked(
     told = found[taken].provenance()["machine"]
     assert told.startswith(found[taken].machine.made["processor"])
     assert (here in told.partition(";")[2]) == (here not in ("AMD EPYC", XEON))
+
+
+def test_plan_by_the_nearest_machine_costs_the_same_where_another_is_nearer(
+    two_machines: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = shipped_machine()
+    slower = {name: 2 * value for name, value in first.engine.items()}
+    made = {**first.made, "processor": XEON}
+    (two_machines / "xeon.json").write_text(attrs.evolve(first, made=made, engine=slower).to_json())
+    with_both = PluginHost(environment={})
+    monkeypatch.setattr(engine, "processor", lambda: XEON)
+    monkeypatch.setattr(planner_module, "host", lambda: with_both)
+    planner = planner_module.TablePlanner(sw.Topology(2, "cpu"), 8, progress=False)
+    plan = planner.plan_tables([sw.TableSpec("t", 100, 8)])
+    assert plan.document["inputs"]["estimator"]["value"] == "engine_xeon"
+    monkeypatch.setattr(engine, "processor", lambda: "AMD EPYC")
+    again = Rederived.of(plan, with_both).loaded_plan()
+    assert again.value_ms == pytest.approx(plan.document["objective"]["value_ms"])
 
 
 @pytest.mark.parametrize(

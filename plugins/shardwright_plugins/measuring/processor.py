@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import platform
+from functools import cache
 from pathlib import Path
 
 
+@cache
 def processor() -> str:
     """Name this machine's processor, as Linux does, or else its architecture."""
     try:

@@ -14,7 +14,10 @@ import pytest
 import shardwright as sw
 from shardwright.errors import InvalidInputError
 from shardwright.host import host
+from shardwright.host.plugin_host import PluginHost
+from shardwright.planning import planner as planner_module
 from shardwright.planning.options.enumeration import enumerate_options
+from shardwright.planning.report.rederived import Rederived
 from shardwright.planning.search.objectives import largest_rank_time
 from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
 from shardwright.planning.tables.optimizers import OptimizerSpec
@@ -23,7 +26,7 @@ from shardwright_plugins.dataflows.replicated.sizes import Sizes
 from shardwright_plugins.estimators import engine
 from shardwright_plugins.estimators.engine import Engine, amounts_of
 from shardwright_plugins.estimators.engine import machine as engine_machine
-from shardwright_plugins.estimators.engine.machine import FIRST, Machine, shipped_machines
+from shardwright_plugins.estimators.engine.machine import FIRST, Machine, shipped_machine
 from shardwright_plugins.estimators.engine.mixing import Mixing
 from shardwright_plugins.estimators.engine.step import StepWork
 from shardwright_plugins.estimators.engine.work import LookupWork, even_rows
@@ -112,7 +115,7 @@ def test_amounts_of_a_whole_table_are_those_counted_by_hand() -> None:
 
 def machine_with(path: Path, **constants: float) -> Path:
     """A machine on which nothing takes time but what is named."""
-    data = json.loads(shipped_machines()[FIRST].to_json())
+    data = json.loads(shipped_machine().to_json())
     kernels = data["constants"]["kernels"]
     for part in (*kernels.values(), data["constants"]["engine"], data["constants"]["fixed"]):
         for name in part:
@@ -362,7 +365,7 @@ def test_ids_of_a_row_map_take_the_time_that_it_declares(
 
 
 def test_machine_document_comes_back_as_it_was_written() -> None:
-    machine = shipped_machines()[FIRST]
+    machine = shipped_machine()
     assert Machine.from_json(machine.to_json()) == machine
 
 
@@ -384,7 +387,7 @@ def test_machine_document_comes_back_as_it_was_written() -> None:
     ],
 )
 def test_machine_document_that_is_malformed_is_refused(place: tuple[str, ...], value: object) -> None:
-    data = inner = json.loads(shipped_machines()[FIRST].to_json())
+    data = inner = json.loads(shipped_machine().to_json())
     for key in place[:-1]:
         inner = inner[key]
     inner[place[-1]] = value
@@ -394,8 +397,8 @@ def test_machine_document_that_is_malformed_is_refused(place: tuple[str, ...], v
 
 def test_topology_from_machine_has_what_was_measured_and_what_is_given(tmp_path: Path) -> None:
     path = tmp_path / "machine.json"
-    path.write_text(shipped_machines()[FIRST].to_json())
-    measured = shipped_machines()[FIRST].topology
+    path.write_text(shipped_machine().to_json())
+    measured = shipped_machine().topology
     topology = sw.Topology.from_machine(path, 2, ddr_mem_bw=5.0, ddr_cap=1 << 30)
     assert topology.memory_bandwidths["ddr"] == 5.0
     assert topology.link_bandwidths["intra_host"] == measured["intra_host_bw"]
@@ -413,7 +416,7 @@ def test_topology_from_machine_has_what_was_measured_and_what_is_given(tmp_path:
 
 def test_values_measured_with_another_number_of_ranks_count_as_assumed(tmp_path: Path) -> None:
     path = tmp_path / "machine.json"
-    machine = shipped_machines()[FIRST]
+    machine = shipped_machine()
     path.write_text(machine.to_json())
     for ranks, origin in ((2, "measured"), (8, "assumed")):
         topology = sw.Topology.from_machine(path, ranks, local_world_size=2)
@@ -429,7 +432,7 @@ def test_values_measured_with_another_number_of_ranks_count_as_assumed(tmp_path:
 
 
 def test_machine_with_an_accelerator_has_its_memory_and_copies_for_ranks_on_it(tmp_path: Path) -> None:
-    path, first = tmp_path / "machine.json", shipped_machines()[FIRST]
+    path, first = tmp_path / "machine.json", shipped_machine()
     copies = {"hbm_mem_bw": 2e9, "hbm_to_ddr_mem_bw": 5e7}
     machine = attrs.evolve(
         first, made={**first.made, "device": "cuda"}, topology={**first.topology, **copies}
@@ -456,7 +459,7 @@ def _arguments(topology: Mapping[str, float]) -> dict[str, Any]:
 
 
 def test_rows_of_a_data_type_are_priced_by_constants_of_it_where_they_were_measured(tmp_path: Path) -> None:
-    first = shipped_machines()[FIRST]
+    first = shipped_machine()
     dear = {name: 3 * value for name, value in first.kernels["fused_torch"].items()}
     path = tmp_path / "machine.json"
     kernels = {**first.kernels, "fused_torch FP16": dear}
@@ -485,7 +488,7 @@ XEON = "Intel(R) Xeon(R) Platinum 8488C"
 @pytest.fixture
 def two_machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Folder of shipped machines: the first one, and one of another processor."""
-    first = shipped_machines()[FIRST]
+    first = shipped_machine()
     (tmp_path / f"{FIRST}.json").write_text(first.to_json())
     (tmp_path / "xeon.json").write_text(attrs.evolve(first, made={**first.made, "processor": XEON}).to_json())
     monkeypatch.setattr(engine_machine, "SHIPPED", tmp_path)
@@ -512,6 +515,24 @@ def test_nearest_of_several_shipped_machines_is_taken_unasked(
     told = found[taken].provenance(options_of(1000, 8, 3, "table_wise")[0])["machine"]
     assert told.startswith(found[taken].machine.made["processor"])
     assert (here in told.partition(";")[2]) == (here not in ("AMD EPYC", XEON))
+
+
+def test_plan_by_the_nearest_machine_costs_the_same_where_another_is_nearer(
+    two_machines: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = shipped_machine()
+    slower = {name: 2 * value for name, value in first.engine.items()}
+    made = {**first.made, "processor": XEON}
+    (two_machines / "xeon.json").write_text(attrs.evolve(first, made=made, engine=slower).to_json())
+    with_both = PluginHost(environment={})
+    monkeypatch.setattr(engine, "processor", lambda: XEON)
+    monkeypatch.setattr(planner_module, "host", lambda: with_both)
+    planner = planner_module.TablePlanner(sw.Topology(2, "cpu"), 8, progress=False)
+    plan = planner.plan_tables([sw.TableSpec("t", 100, 8)])
+    assert plan.document["inputs"]["estimator"]["value"] == "engine_xeon"
+    monkeypatch.setattr(engine, "processor", lambda: "AMD EPYC")
+    again = Rederived.of(plan, with_both).loaded_plan()
+    assert again.value_ms == pytest.approx(plan.document["objective"]["value_ms"])
 
 
 @pytest.mark.parametrize(

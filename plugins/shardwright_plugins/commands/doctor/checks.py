@@ -116,11 +116,11 @@ def _host_memory() -> Finding:
 
 def _machine() -> Finding:
     """The machine whose constants `engine` plans by where none is named: this one, or another."""
-    from shardwright_plugins.estimators.engine.machine import nearest_machine, shipped_machines
+    from shardwright_plugins.estimators.engine.machine import nearest_machine, shipped_machine
     from shardwright_plugins.measuring.processor import processor
 
     here = processor()
-    made = shipped_machines()[nearest_machine(here)].made
+    made = shipped_machine(nearest_machine(here)).made
     if made["processor"] == here:
         reason = f"measured on {made['date']}; engine plans CPUs by it"
         return Finding("devices", "machine", made["processor"], reason=reason)

@@ -26,7 +26,13 @@ from shardwright.planning.search.placement import LoadedPlan, Placed
 from shardwright.planning.search.refinements import Outcome, Refinement, Search
 from shardwright.planning.watch import Watch
 from shardwright_plugins.estimators.engine.kernels import KernelPrices
-from shardwright_plugins.estimators.engine.machine import FIRST, Machine, nearest_machine, shipped_machines
+from shardwright_plugins.estimators.engine.machine import (
+    FIRST,
+    Machine,
+    nearest_machine,
+    shipped_machine,
+    shipped_names,
+)
 from shardwright_plugins.estimators.engine.mixing import Mixing
 from shardwright_plugins.estimators.engine.step import OF_ENGINE, StepWork
 from shardwright_plugins.estimators.engine.unmixed import unmixed_plans
@@ -72,7 +78,7 @@ class Engine(Estimator):
     @cached_property
     def machine(self) -> Machine:
         """The machine's constants."""
-        return Machine.read(Path(self._file)) if self._file else shipped_machines()[self.shipped]
+        return Machine.read(Path(self._file)) if self._file else shipped_machine(self.shipped)
 
     def estimate(self, options: Options, topology: Topology) -> Mapping[str, Floats]:
         """Milliseconds of each phase, ``[S]``, as a search is to weigh them.
@@ -141,8 +147,9 @@ class Engine(Estimator):
 
     def serves(self, topology: Topology) -> bool:
         """True for several ranks on CPUs, where its plans were measured, if no other shipped machine is nearer."""
-        is_nearest = bool(self._file) or nearest_machine(processor()) == self.shipped
-        return topology.world_size > 1 and _on_cpus(topology) and is_nearest
+        if topology.world_size == 1 or not _on_cpus(topology):
+            return False
+        return bool(self._file) or nearest_machine(processor()) == self.shipped
 
     def step_phases(
         self, phases: Mapping[str, Floats], options: Options, chosen: Ints, topology: Topology
@@ -222,7 +229,7 @@ class Engine(Estimator):
 
 def engines() -> list[type[Engine]]:
     """The estimators of all shipped machines."""
-    others = [name for name in shipped_machines() if name != FIRST]
+    others = [name for name in shipped_names() if name != FIRST]
     return [Engine, *(type(name, (Engine,), {"name": f"engine_{name}", "shipped": name}) for name in others)]
 
 

@@ -149,10 +149,18 @@ def kernel_key(name: str, data_type: str) -> str:
     return name if data_type == BASE else f"{name} {data_type}"
 
 
-def shipped_machines() -> Mapping[str, Machine]:
-    """The machines that were measured beforehand and come with the package, by name, the first one first."""
-    names = sorted((path.stem for path in SHIPPED.glob("*.json")), key=lambda name: (name != FIRST, name))
-    return {name: _read_once(SHIPPED / f"{name}.json") for name in names}
+def shipped_names() -> list[str]:
+    """Names of the machines that were measured beforehand and come with the package, the first one first."""
+    return sorted((path.stem for path in SHIPPED.glob("*.json")), key=lambda name: (name != FIRST, name))
+
+
+def shipped_machine(name: str = FIRST) -> Machine:
+    """A machine that comes with the package.
+
+    Args:
+        name: one of :func:`shipped_names`.
+    """
+    return _read_once(SHIPPED / f"{name}.json")
 
 
 def nearest_machine(processor: str) -> str:
@@ -161,13 +169,13 @@ def nearest_machine(processor: str) -> str:
     Args:
         processor: name, as :func:`~shardwright_plugins.measuring.processor.processor` has it.
     """
-    here, shipped = _words(processor), shipped_machines()
+    here, names = _words(processor), shipped_names()
 
     def alike(name: str) -> float:
-        there = _words(str(shipped[name].made["processor"]))
+        there = _words(shipped_machine(name).made["processor"])
         return len(here & there) / max(len(here | there), 1)
 
-    return max(shipped, key=alike)  # the first of equals
+    return max(names, key=alike)  # the first of equals
 
 
 def _words(text: str) -> set[str]:

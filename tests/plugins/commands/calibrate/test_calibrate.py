@@ -21,7 +21,7 @@ from shardwright_plugins.commands.calibrate.hosts import host_classes, mean_time
 from shardwright_plugins.commands.calibrate.kernels import CASES, KernelCase, KernelTimes
 from shardwright_plugins.commands.calibrate.ranks import Ranks
 from shardwright_plugins.commands.calibrate.steps import StepCase
-from shardwright_plugins.estimators.engine.machine import FIRST, KERNEL, Machine, shipped_machines
+from shardwright_plugins.estimators.engine.machine import KERNEL, Machine, shipped_machine
 from shardwright_plugins.estimators.engine.step import ENGINE
 from shardwright_plugins.estimators.engine.work import LOOKUP, OF_KERNELS, UPDATE
 from shardwright_plugins.measuring.steps import Measured
@@ -239,4 +239,4 @@ def test_calibrate_of_another_device_is_refused(tmp_path: Path) -> None:
 
 
 def test_shipped_machine_says_where_it_was_measured() -> None:
-    assert {"processor", "date", "ranks", "torch"} <= shipped_machines()[FIRST].made.keys()
+    assert {"processor", "date", "ranks", "torch"} <= shipped_machine().made.keys()

@@ -185,10 +185,30 @@ def test_rows_of_a_store_are_read_and_written_as_those_of_a_tensor(folder: Path)
     assert torch.equal(weight.clone(), plain)
     for values in (weight, plain):
         assert torch.equal(values[2:9, 1:].index_select(0, torch.tensor([5, 1])), plain[[7, 3], 1:])
+    square = index[:2, None] + torch.arange(2)
+    assert torch.equal(weight[square], plain[square])
+    assert torch.equal(weight[plain[:, 0] > 1], plain[plain[:, 0] > 1])
     with pytest.raises(sw.UnsupportedError, match="would be a view of rows"):
         weight.t().zero_()
     with pytest.raises(IndexError):
         weight.index_select(0, torch.tensor([ROWS]))
+
+
+def test_rows_are_copied_between_values_of_other_dtypes(tmp_path: Path) -> None:
+    from shardwright_store.rows import StoredRows
+    from shardwright_store.store import RowStore
+
+    store = RowStore(tmp_path, [], 1000)
+    halves, floats = (
+        StoredRows.added(store, 5, name, 3, dtype, 1.5)
+        for name, dtype in (("halves", torch.bfloat16), ("floats", torch.float32))
+    )
+    assert torch.equal(halves.clone(), torch.full((5, 3), 1.5, dtype=torch.bfloat16))
+    floats.copy_(torch.arange(15.0).view(5, 3))
+    halves.copy_(floats)
+    floats[:2].copy_(halves[2:4])
+    assert torch.equal(halves.float(), torch.arange(15.0).view(5, 3))
+    assert floats[:2].clone().tolist() == [[6, 7, 8], [9, 10, 11]]
 
 
 def test_saving_that_would_copy_all_rows_into_memory_is_refused(folder: Path, tmp_path: Path) -> None:

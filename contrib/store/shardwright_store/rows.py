@@ -95,7 +95,8 @@ class StoredRows(torch.Tensor):
         at_once = max(1, _AT_ONCE // self.width)
         for start in range(0, len(numbers), at_once):
             rows, own = numbers[start : start + at_once], values[start : start + at_once]
-            own = own.read() if isinstance(own, StoredRows) else own.to("cpu", self.dtype).contiguous()
+            own = own.read() if isinstance(own, StoredRows) else own
+            own = own.to("cpu", self.dtype).contiguous()
             if own.shape[1] < self.width:
                 whole = self._read(rows)
                 whole[:, self._columns] = own
@@ -163,7 +164,12 @@ def _index_select(rows: StoredRows, dim: int, index: Tensor, *, out: Tensor | No
 
 
 def _index(rows: StoredRows, indices: list[Tensor | None]) -> Any:
-    return rows.read(indices[0]) if len(indices) == 1 and indices[0] is not None else NotImplemented
+    return NotImplemented if (index := _of_rows(indices)) is None else rows.read(index)
+
+
+def _of_rows(indices: list[Tensor | None]) -> Tensor | None:
+    """The index of rows, if there is no other."""
+    return indices[0] if len(indices) == 1 and indices[0] is not None and indices[0].dim() == 1 else None
 
 
 def _index_copy(rows: StoredRows, dim: int, index: Tensor, source: Tensor) -> Any:
@@ -176,9 +182,9 @@ def _index_copy(rows: StoredRows, dim: int, index: Tensor, source: Tensor) -> An
 def _index_put(
     rows: StoredRows, indices: list[Tensor | None], values: Tensor, accumulate: bool = False
 ) -> Any:
-    if accumulate or len(indices) != 1 or indices[0] is None:
+    if accumulate or (index := _of_rows(indices)) is None:
         return NotImplemented
-    rows.write(values, indices[0])
+    rows.write(values, index)
     return rows
 
 

@@ -24,6 +24,7 @@ from tests.equality import Case, Table, assert_equals_unsharded, train_simulated
 
 import shardwright as sw
 from shardwright.host import PluginHost, use_host
+from shardwright_testing import run_simulated
 from shardwright_testing.equality.checkpoints import check_checkpoint
 
 KERNEL = "lmdb_caching"
@@ -108,19 +109,37 @@ def test_process_that_is_killed_loses_nothing_that_was_committed(folder: Path) -
         train(expected, step)
 
 
+def weights_of(model: sw.DistributedModelParallel) -> torch.Tensor:
+    return model.full_state_dict()["embedding_bags.t.weight"].clone()
+
+
 def test_restore_forgets_what_was_not_committed_and_is_refused_where_nothing_was(folder: Path) -> None:
     model = model_of()
     with pytest.raises(sw.InvalidInputError, match=r"committed at the steps \[\[None\]\]"):
         shardwright_store.restore(model)
     train(model, 0)
     shardwright_store.commit(model, 40)
-    committed = {name: value.clone() for name, value in model.full_state_dict().items()}
+    committed = weights_of(model)
     train(model, 1)
-    assert not torch.equal(
-        *(each["embedding_bags.t.weight"] for each in (model.full_state_dict(), committed))
-    )
+    assert not torch.equal(weights_of(model), committed)
     assert shardwright_store.restore(model) == 40
-    assert torch.equal(*(each["embedding_bags.t.weight"] for each in (model.full_state_dict(), committed)))
+    assert torch.equal(weights_of(model), committed)
+
+
+def test_all_ranks_go_back_to_a_commit(folder: Path) -> None:
+    module, sharders, plan = planned(KERNEL, "row_wise", ranks=2)
+
+    def work(env: sw.ShardingEnv) -> tuple[int, bool, bool]:
+        model = sw.DistributedModelParallel(module, env=env, plan=plan, sharders=sharders)
+        train(model, env.rank)
+        shardwright_store.commit(model, 7)
+        committed = weights_of(model)
+        train(model, 2 + env.rank)
+        moved = weights_of(model)
+        step = shardwright_store.restore(model)
+        return step, torch.equal(weights_of(model), committed), torch.equal(moved, committed)
+
+    assert run_simulated(work, 2) == [(7, True, False)] * 2
 
 
 def test_ranks_that_committed_different_steps_are_refused(
@@ -185,10 +204,30 @@ def test_rows_of_a_store_are_read_and_written_as_those_of_a_tensor(folder: Path)
     assert torch.equal(weight.clone(), plain)
     for values in (weight, plain):
         assert torch.equal(values[2:9, 1:].index_select(0, torch.tensor([5, 1])), plain[[7, 3], 1:])
+    square = index[:2, None] + torch.arange(2)
+    assert torch.equal(weight[square], plain[square])
+    assert torch.equal(weight[plain[:, 0] > 1], plain[plain[:, 0] > 1])
     with pytest.raises(sw.UnsupportedError, match="would be a view of rows"):
         weight.t().zero_()
     with pytest.raises(IndexError):
         weight.index_select(0, torch.tensor([ROWS]))
+
+
+def test_rows_are_copied_between_values_of_other_dtypes(tmp_path: Path) -> None:
+    from shardwright_store.rows import StoredRows
+    from shardwright_store.store import RowStore
+
+    store = RowStore(tmp_path, [], 1000)
+    halves, floats = (
+        StoredRows.added(store, 5, name, 3, dtype, 1.5)
+        for name, dtype in (("halves", torch.bfloat16), ("floats", torch.float32))
+    )
+    assert torch.equal(halves.clone(), torch.full((5, 3), 1.5, dtype=torch.bfloat16))
+    floats.copy_(torch.arange(15.0).view(5, 3))
+    halves.copy_(floats)
+    floats[:2].copy_(halves[2:4])
+    assert torch.equal(halves.float(), torch.arange(15.0).view(5, 3))
+    assert floats[:2].clone().tolist() == [[6, 7, 8], [9, 10, 11]]
 
 
 def test_saving_that_would_copy_all_rows_into_memory_is_refused(folder: Path, tmp_path: Path) -> None:

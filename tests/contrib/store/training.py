@@ -25,14 +25,19 @@ DISK: Any = {"memory_bytes": {"disk": 1 << 40}, "memory_bandwidths": {"disk": 1e
 
 
 def planned(
-    kernel: str, sharding_type: str = "table_wise", rows: int = ROWS, dim: int = DIM, held: float = 0.09
+    kernel: str,
+    sharding_type: str = "table_wise",
+    rows: int = ROWS,
+    dim: int = DIM,
+    held: float = 0.09,
+    ranks: int = 1,
 ) -> tuple[sw.EmbeddingBagCollection, list[Any], sw.ShardingPlan]:
-    """One table with Adam, its cache of a tenth of the rows, in this process alone: module, sharders and plan."""
+    """One table with Adam, its cache of a tenth of the rows: module, sharders and plan."""
     config = sw.EmbeddingBagConfig(name="t", embedding_dim=dim, num_embeddings=rows, feature_names=["f"])
     module = sw.EmbeddingBagCollection([config], device="meta")
     fused = {"optimizer": "adam", "learning_rate": 0.1, "cache_load_factor": held}
     sharders = [sw.EmbeddingBagCollectionSharder(fused_params=fused)]
-    topology = sw.Topology(world_size=1, compute_device="cpu", ddr_cap=1 << 40, **DISK)
+    topology = sw.Topology(world_size=ranks, compute_device="cpu", ddr_cap=1 << 40, **DISK)
     rule = sw.ParameterConstraints(
         compute_kernels=[kernel], sharding_types=[sharding_type], min_partition=dim // 2
     )
@@ -41,7 +46,7 @@ def planned(
 
 
 def model_of(kernel: str = "lmdb_caching", **sizes: Any) -> sw.DistributedModelParallel:
-    """The model of :func:`planned`, with the same weights each time."""
+    """The model of :func:`planned`, in this process alone, with the same weights each time."""
     torch.manual_seed(0)
     module, sharders, plan = planned(kernel, **sizes)
     env = sw.ShardingEnv.local(device_type="cpu")

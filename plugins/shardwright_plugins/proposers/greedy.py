@@ -10,7 +10,7 @@ import numpy as np
 from shardwright.contracts.proposer import Proposals, Proposer
 from shardwright.planning.arrays import FREE, Floats, Ints
 from shardwright.planning.options.search_space import SearchSpace
-from shardwright.planning.search.placement import Chosen, Feedback, LoadedPlan, propose
+from shardwright.planning.search.placement import Feedback, LoadedPlan, chosen_runs, propose
 from shardwright.planning.watch import Watch
 from shardwright_plugins.proposers._ranking import Measure, ranked_options
 
@@ -126,12 +126,12 @@ class _Descent:
 
 def _cost_on(space: SearchSpace, proposal: Ints, ranks: Ints, rank: int) -> Floats:
     """Compute the time that each table adds to a rank, ms: ``[A]``."""
-    shards, chosen, count = propose(space, proposal), Chosen.of(space, proposal), len(proposal)
+    shards, (runs, tables) = propose(space, proposal), chosen_runs(space, proposal)
     there = ranks == rank
-    moved = np.bincount(shards.table[there], weights=shards.cost_ms[there], minlength=count)
-    first = space.options.rank[chosen.run]
-    here = (first != FREE) & (first <= rank) & (rank < first + space.options.count[chosen.run])
-    fixed = np.bincount(chosen.table[here], weights=space.cost_ms[chosen.run[here]], minlength=count)
+    moved = np.bincount(shards.table[there], weights=shards.cost_ms[there], minlength=len(proposal))
+    first = space.options.rank[runs]
+    here = (first != FREE) & (first <= rank) & (rank < first + space.options.count[runs])
+    fixed = np.bincount(tables[here], weights=space.cost_ms[runs[here]], minlength=len(proposal))
     both: Floats = np.asarray(moved + fixed, dtype=np.float64)
     return both
 

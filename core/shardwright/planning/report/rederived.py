@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 from attrs import frozen
 
+from shardwright.arguments import PositiveInt, problem
 from shardwright.errors import PlanError
 from shardwright.planning.layouts.layout import Layout
 from shardwright.planning.machines.reservations import as_reservation
@@ -179,13 +180,6 @@ def _ranks_in_order(layout: Layout, planned: Layout) -> list[int] | None:
     return ranks
 
 
-def _value(inputs: Mapping[str, Any], name: str) -> Any:
-    entry = inputs.get(name)
-    if not isinstance(entry, Mapping) or "value" not in entry:
-        raise PlanError(f"the plan document's inputs.{name} must be an object with a value, got {entry!r}")
-    return entry["value"]
-
-
 def _check_same_tables(asked: InputTables, plan: ShardingPlan) -> None:
     listed = set(asked.tables)
     planned = {(path, name) for path, module in plan.plan.items() for name in module}
@@ -201,29 +195,25 @@ def _check_same_tables(asked: InputTables, plan: ShardingPlan) -> None:
 
 
 def _plugins_of(inputs: Mapping[str, Any], plugin_host: PluginHost) -> PlanningPlugins:
-    space = _value(inputs, "option_space") if "option_space" in inputs else None
+    space = inputs.get("option_space")
     return PluginChoice(
-        estimator=_value(inputs, "estimator"),
-        storage_estimator=_value(inputs, "storage_estimator"),
-        option_space=None if space is None else OptionSpace.from_data(space),
+        estimator=inputs["estimator"]["value"],
+        storage_estimator=inputs["storage_estimator"]["value"],
+        option_space=None if space is None else OptionSpace.from_data(space["value"]),
     ).resolve(plugin_host)
 
 
 def _request_of(document: Mapping[str, Any], constraints: Constraints) -> Request:
     inputs = document["inputs"]
+    batch_size = inputs["batch_size"]["value"]
+    if wrong := problem("inputs.batch_size", batch_size, PositiveInt):
+        raise PlanError(f"the plan document's {wrong}")
     return Request(
         topology=Topology.from_data(document["topology"]),
         constraints=constraints,
-        given_batch_size=_batch_size(inputs),
-        given_reservation=as_reservation(_value(inputs, "storage_reservation")),
+        given_batch_size=batch_size,
+        given_reservation=as_reservation(inputs["storage_reservation"]["value"]),
     )
-
-
-def _batch_size(inputs: Mapping[str, Any]) -> int:
-    value = _value(inputs, "batch_size")
-    if type(value) is not int or value < 1:
-        raise PlanError(f"the plan document's inputs.batch_size must be a positive integer, got {value!r}")
-    return value
 
 
 def _some(values: Sequence[object]) -> str:

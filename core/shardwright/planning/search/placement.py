@@ -266,7 +266,7 @@ class LoadedPlan:
             shards: these shards, if they are known.
         """
         shards = propose(space, proposal) if shards is None else shards
-        runs = Chosen.of(space, proposal).run
+        runs, _ = chosen_runs(space, proposal)
         phases = {phase: _by_rank(space, runs, shards, ranks, cost) for phase, cost in space.phases.items()}
         return cls(space, proposal, ranks, phases, shards.used_bytes(ranks))
 
@@ -288,7 +288,7 @@ class LoadedPlan:
 
     def by_rank(self, column: Floats | Ints) -> Floats:
         """A column over runs of shards ``[S]``, added up over the shards of each rank: ``[W]``."""
-        runs = Chosen.of(self.space, self.proposal).run
+        runs, _ = chosen_runs(self.space, self.proposal)
         return _by_rank(self.space, runs, self.shards, self.ranks, column)
 
     @cached_property
@@ -315,25 +315,16 @@ def _by_rank(
     return total
 
 
-@frozen(eq=False)
-class Chosen:
-    """The runs of shards of a proposal, as columns over ``K`` runs.
+def chosen_runs(space: SearchSpace, proposal: Ints) -> tuple[Ints, Ints]:
+    """The ``K`` runs of the options that a proposal ``[A]`` chooses, in the order of tables and shards.
 
-    Args:
-        run: index into the runs of all options: ``[K]``.
-        table: index of its table, of all tables: ``[K]``.
+    Returns:
+        The index of each among the runs of all options ``[K]``, and that of its table among all tables ``[K]``.
     """
-
-    run: Ints
-    table: Ints
-
-    @classmethod
-    def of(cls, space: SearchSpace, proposal: Ints) -> Chosen:
-        """The runs of the options that a proposal ``[A]`` chooses, in the order of tables and shards."""
-        first = space.options.first_shard
-        counts = first[proposal + 1] - first[proposal]
-        table = np.repeat(np.arange(len(proposal), dtype=np.int64), counts)
-        return cls(_spread(first[proposal], counts), table)
+    first = space.options.first_shard
+    counts = first[proposal + 1] - first[proposal]
+    table = np.repeat(np.arange(len(proposal), dtype=np.int64), counts)
+    return _spread(first[proposal], counts), table
 
 
 def _spread(starts: Ints, counts: Ints) -> Ints:
@@ -352,11 +343,11 @@ def propose(space: SearchSpace, proposal: Ints, *, with_fixed: bool = False) -> 
         with_fixed: shards that live on given ranks by their layout are among them too, with their ``rank``; else
             there is only the sum of what they take.
     """
-    options, chosen = space.options, Chosen.of(space, proposal)
-    fixed = options.rank[chosen.run] != FREE
-    fixed_ms, fixed_bytes = fixed_loads(space, chosen.run[fixed & (not with_fixed)])
+    options, (runs, tables) = space.options, chosen_runs(space, proposal)
+    fixed = options.rank[runs] != FREE
+    fixed_ms, fixed_bytes = fixed_loads(space, runs[fixed & (not with_fixed)])
     kept = ~fixed | with_fixed
-    run, table = chosen.run[kept], chosen.table[kept]
+    run, table = runs[kept], tables[kept]
     count = options.count[run]
     shard = np.repeat(run, count)
     place = _spread(np.zeros_like(count), count)  # of each shard in its run
@@ -422,13 +413,13 @@ def fixed_misfit(space: SearchSpace, proposal: Ints, shards: ProposedShards) -> 
     rank, tier = (int(index) for index in np.unravel_index(np.argmax(over), over.shape))
     if over[rank, tier] <= 0:
         return None
-    options, chosen = space.options, Chosen.of(space, proposal)
-    first = options.rank[chosen.run]
-    here = (first != FREE) & (first <= rank) & (rank < first + options.count[chosen.run])
+    options, (runs, tables) = space.options, chosen_runs(space, proposal)
+    first = options.rank[runs]
+    here = (first != FREE) & (first <= rank) & (rank < first + options.count[runs])
     # Of the runs that have a shard on this rank, the one with the largest.
-    largest = int(np.argmax(np.where(here, space.memory_bytes[chosen.run, tier], -1)))
+    largest = int(np.argmax(np.where(here, space.memory_bytes[runs, tier], -1)))
     return Misfit(
-        table=int(chosen.table[largest]),
+        table=int(tables[largest]),
         shard=-1,
         rank=rank,
         is_fixed=True,

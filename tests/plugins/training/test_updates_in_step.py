@@ -311,6 +311,7 @@ def test_what_is_done_to_gradients_in_place_is_done_to_the_step(
 CLIPPED: dict[str, Callable[[list[torch.Tensor]], Any]] = {
     "torch": lambda parameters: torch.nn.utils.clip_grad_norm_(parameters, 0.1),
     "torch, foreach": lambda parameters: torch.nn.utils.clip_grad_norm_(parameters, 0.1, foreach=True),
+    "torch, sum": lambda parameters: torch.nn.utils.clip_grad_norm_(parameters, 0.1, 1.0),
     "torch, greatest": lambda parameters: torch.nn.utils.clip_grad_norm_(parameters, 0.1, math.inf),
     "shardwright": lambda parameters: clip_grad_norm_(parameters, 0.1),
     "shardwright, sum": lambda parameters: clip_grad_norm_(parameters, 0.1, 1.0),
@@ -362,7 +363,8 @@ def test_clipping_by_whomever_equals_one_process(trained: tuple[str, str], how: 
     one, expected = OneProcess(case), []
     for number in range(STEPS):
         one.gradients(number)
-        expected.append(float(clip(list(one.module.parameters())) or 0))
+        by_torch = CLIPPED[how.replace("shardwright", "torch")]
+        expected.append(float(by_torch(list(one.module.parameters())) or 0))
         one.optimizer.step()
     results = run_simulated(run, case.world_size)
     for norms, weights in results:

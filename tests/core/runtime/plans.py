@@ -275,8 +275,12 @@ class Cuts:
             path_of=paths_here(is_pooled=self.is_pooled),
         )
 
+    @property
+    def columns(self) -> dict[str, torch.dtype]:
+        return {"weights": torch.float32} if self.is_weighted else {}
+
     def read(self, batch: KeyedJaggedTensor) -> FeatureBatch:
-        return BatchReader(self.collection(), is_weighted=self.is_weighted).read(batch)
+        return BatchReader(self.collection(), columns=self.columns).read(batch)
 
     def shard(self, env: ShardingEnv, module: Any) -> Any:
         return self.sharder.shard(module, self.shardings(), env, "cpu")

@@ -21,7 +21,7 @@ from shardwright_plugins.dataflows import Hierarchical
 
 def format_of(case, plan):
     return PayloadFormat(
-        routers_of(plan), plan.groups, rank=plan.rank, is_weighted=case.is_weighted, is_pooled=case.is_pooled
+        routers_of(plan), plan.groups, rank=plan.rank, columns=case.columns, is_pooled=case.is_pooled
     )
 
 

@@ -138,8 +138,8 @@ class RowIndex(ABC):
         Args:
             keys: ``[N]`` int64, any number of times each.
             training: a step trains with these keys.
-            columns: what the kernel asks for beside them (``ComputeKernel.columns``), ``[N]`` each; only an index of a
-                kernel that asks is given the argument.
+            columns: columns of the keys that the kernel asks for (``ComputeKernel.columns``), ``[N]`` each; only an
+                index of a kernel that asks is given the argument.
 
         Returns:
             The row of each key, or -1 for one that has none: ``[N]`` int64; and the rows that this call gave to new

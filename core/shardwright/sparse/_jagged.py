@@ -82,7 +82,7 @@ class Jagged(abc.ABC):
         return self._weights
 
     def columns(self) -> dict[str, Tensor]:
-        """What stands beside the values, by name, in the order of the values: `[V]` each; weights are one of them."""
+        """The columns beside the values by name, in the values' order: `[V]` each; weights are one of them."""
         return dict(self._columns)
 
     @property

@@ -69,8 +69,8 @@ class KeyedJaggedTensor(Jagged):
         jt_dict: Not used, since it is derived; it exists because TorchRec has it.
         inverse_indices: K keys, and `[K, B]`: the place of each example of the whole batch among each key's own. With
             it a pooled lookup gives B examples.
-        columns: What else travels beside the ids, by name, as counts or timestamps: `[V]` each, int64 or float32. A
-            table's compute kernel gets those that it asks for (`ComputeKernel.columns`).
+        columns: Further numbers of each id by name, as counts or timestamps: `[V]` each, int64 or float32. A table's
+            compute kernel gets those that it asks for (`ComputeKernel.columns`).
 
     Raises:
         InvalidInputError: Neither lengths nor offsets are given; a dtype, shape or device does not fit. That lengths

@@ -104,7 +104,7 @@ class FeatureBatch:
     Args:
         lengths: ``[F, B]`` int32; where features have batch sizes of their own, filled up with zeros to the greatest.
         values: ``[N]`` int64 ids, feature after feature.
-        columns: what travels beside the ids by name, ``[N]`` each: weights, float32, in weighted collections, and what
+        columns: columns of the ids by name, ``[N]`` each: weights, float32, in weighted collections, and those that
             compute kernels ask for.
         num_ids: ids of each feature, ``[F]``, in host memory.
         sizes: batch size of each feature, ``[F]``, in host memory; ``None`` if each has ``B``.

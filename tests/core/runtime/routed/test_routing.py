@@ -34,9 +34,12 @@ def pieces(values, sizes):
 
 @pytest.mark.parametrize("dataflow", [Exchange(), Hierarchical()], ids=lambda flow: flow.name)
 @EXAMPLES
-@given(cuts(is_pooled=None), st.integers(0, 4), st.integers(0, 3))
-def test_router_slots_get_the_ids_of_their_rows_in_the_bags_order(dataflow, case, batch_size, seed):
-    case = evolve(case, tables=[evolve(table, dataflow=dataflow) for table in case.tables])
+@given(cuts(is_pooled=None), st.integers(0, 4), st.integers(0, 3), st.booleans())
+def test_router_slots_get_the_ids_of_their_rows_in_the_bags_order(
+    dataflow, case, batch_size, seed, has_columns
+):
+    tables = [evolve(table, dataflow=dataflow) for table in case.tables]
+    case = evolve(case, tables=tables, has_columns=has_columns)
     with use_host(host_with_loops()):
         plan = case.plan()
     batch = case.batch(batch_size, seed)
@@ -50,7 +53,7 @@ def test_router_slots_get_the_ids_of_their_rows_in_the_bags_order(dataflow, case
         assert_bags(
             routed.lengths,
             routed.ids,
-            routed.columns.get("weights"),
+            routed.columns,
             [bag for own in expected for _, bag in own],
         )
         for own, place in zip(expected, placed(case, plan, slots, routed, read), strict=True):

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 import shardwright as sw
-from shardwright.contracts.lookup import NO_COLUMNS
 from shardwright_hash_embedding.settings import NEVER, STATE, HashSettings, Ints
 
 NONE = -1
@@ -50,9 +49,9 @@ class HashIndex(sw.RowIndex):
         self._sorted_keys = self.keys[self._sorted_rows]
 
     def resolve(  # noqa: D102 - described in the base class
-        self, keys: Tensor, *, training: bool, columns: Mapping[str, Tensor] = NO_COLUMNS
+        self, keys: Tensor, *, training: bool, columns: Mapping[str, Tensor] | None = None
     ) -> tuple[Tensor, Tensor]:
-        seen = [column.numpy() for column in columns.values()]  # one column is asked for, or none
+        seen = [column.numpy() for column in (columns or {}).values()]  # one column is asked for, or none
         rows, born = self.see(keys.numpy(), *seen) if training else (self.find(keys.numpy()), _NO_ROWS)
         return torch.from_numpy(rows), torch.from_numpy(born)
 

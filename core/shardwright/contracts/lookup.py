@@ -9,7 +9,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -109,10 +108,6 @@ class Bags:
         return per_bag.repeat_interleave(self.lengths, output_size=self.ids.numel())
 
 
-NO_COLUMNS: Mapping[str, Tensor] = MappingProxyType({})
-"""Columns of ids of which no kernel asks for any."""
-
-
 class RowIndex(ABC):
     """The rows of one block of a table whose ids are keys, any 64-bit numbers.
 
@@ -128,7 +123,7 @@ class RowIndex(ABC):
 
     @abstractmethod
     def resolve(
-        self, keys: Tensor, *, training: bool, columns: Mapping[str, Tensor] = NO_COLUMNS
+        self, keys: Tensor, *, training: bool, columns: Mapping[str, Tensor] | None = None
     ) -> tuple[Tensor, Tensor]:
         """Find the rows of keys; in training, first give rows to new ones.
 

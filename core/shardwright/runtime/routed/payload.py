@@ -3,8 +3,8 @@
 A slot has one header field. Its low 32 bits are the number of ids, its high 32 bits the number of bags. These are fewer
 than the batch size if bags without ids are left out, or if the feature has a batch size of its own.
 
-The message to a rank has these parts in turn: the ids of each router's slots (int64); their int64 columns; in pooled
-collections the lengths of their bags (int32); their float32 columns, as weights; zeros up to a multiple of 8 bytes.
+The message to a rank has these parts in turn: the ids of each router's slots (int64); their int64 columns, then their
+float32 columns, as weights; in pooled collections the lengths of their bags (int32); zeros up to a multiple of 8 bytes.
 
 Legend: W ranks, S slots of all ranks, S_r a rank's slots of one router, P parts of a message.
 """
@@ -75,13 +75,11 @@ class PayloadFormat:
         is_pooled: bool,
     ) -> None:
         self._routers, self._groups = routers, groups
-        self._columns, self._is_pooled = columns, is_pooled
-        self._wide = [name for name, dtype in columns.items() if _WORDS[dtype] == 2]
-        self._narrow = [name for name, dtype in columns.items() if _WORDS[dtype] == 1]
-        # The number of each column's part; the ids are part 0.
-        after = 1 + len(self._wide) + is_pooled
-        self._part = {name: 1 + i for i, name in enumerate(self._wide)}
-        self._part |= {name: after + i for i, name in enumerate(self._narrow)}
+        self._is_pooled = is_pooled
+        # Wide columns come first, so that each part begins at a multiple of its elements' size.
+        self._columns = dict(sorted(columns.items(), key=lambda column: -_WORDS[column[1]]))
+        per_id = [_WORDS[dtype] for dtype in (torch.int64, *self._columns.values())]
+        self._words_per_id = np.array(per_id)[:, None, None]
         per_rank = np.stack([router.slots.per_rank for router in routers])
         self.header_size = int(per_rank.sum(0).max())
         before = np.cumsum(per_rank, axis=0) - per_rank  # a rank's slots stand router after router
@@ -108,12 +106,10 @@ class PayloadFormat:
         pairs = zip(routed, self._routers, strict=True)
         sizes = [sums(own.num_ids | own.num_bags << _BAGS, router.slots.first) for own, router in pairs]
         pieces = [own.ids.view(torch.int32) for own in routed]
-        for name in self._wide:
+        for name in self._columns:
             pieces += [own.columns[name].view(torch.int32) for own in routed]
         if self._is_pooled:
             pieces += [own.lengths for own in routed if own.lengths is not None]
-        for name in self._narrow:
-            pieces += [own.columns[name].view(torch.int32) for own in routed]
         words = self._words(np.array(sizes))
         missing = int(total(words[-1]))
         if missing:
@@ -128,9 +124,8 @@ class PayloadFormat:
             sizes: ids and bags of each router's slots together, as a header field has them, ``[routers, W]``.
         """
         ids, bags = sizes & _IDS, sizes >> _BAGS
-        parts = [ids * _WORDS[torch.int64]] * (1 + len(self._wide))
-        parts += [bags if self._is_pooled else ids[:0]] + [ids] * len(self._narrow)
-        words = np.concatenate(parts)
+        per_id = (ids * self._words_per_id).reshape(-1, ids.shape[1])
+        words = np.concatenate([per_id, bags if self._is_pooled else ids[:0]])
         odd = total(words) & 1  # one word of padding makes a multiple of 8 bytes
         return np.concatenate([words, odd[None]])
 
@@ -169,12 +164,11 @@ class PayloadFormat:
             num_ids, num_bags = incoming.num_ids[number], incoming.num_bags[number]
             ids = _run(received, starts[number], num_ids, slots)
             if self._is_pooled:
-                message = received.view(torch.int32)
-                place = num_routers * (1 + len(self._wide)) + number
-                lengths = _run(message, starts[place], num_bags, slots)
+                place = num_routers * (1 + len(self._columns)) + number
+                lengths = _run(received.view(torch.int32), starts[place], num_bags, slots)
             columns = dict[str, Tensor]()
-            for name in self._part:
-                place = num_routers * self._part[name] + number
+            for part, name in enumerate(self._columns, 1):
+                place = num_routers * part + number
                 columns[name] = _run(received.view(self._columns[name]), starts[place], num_ids, slots)
             weights = columns.pop(WEIGHTS, None) if columns else None
             counts, is_ragged = num_bags[:, slots], group.kind.is_ragged

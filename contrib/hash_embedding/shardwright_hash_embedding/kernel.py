@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import shardwright as sw
 from shardwright_hash_embedding.settings import STATE, HashSettings
@@ -23,7 +23,7 @@ class HashTable(IndexedRows):
         """Key, uses, last use and two of the sorted index, 8 bytes each; for ids on trial, a key and a count more."""
         return 40 if HashSettings.of(request).min_sightings == 1 else 56
 
-    def columns(self, request: sw.KernelRequest) -> Mapping[str, Literal["int64", "float32"]]:
+    def columns(self, request: sw.KernelRequest) -> Mapping[str, str]:
         """The column of sightings, where the settings name one."""
         name = HashSettings.of(request).count_column
         return {name: "int64"} if name else {}

@@ -115,14 +115,14 @@ class ComputeKernel(ABC, metaclass=OpenNames):
         """
         return {}
 
-    def columns(self, request: KernelRequest) -> Mapping[str, Literal["int64", "float32"]]:
+    def columns(self, request: KernelRequest) -> Mapping[str, str]:
         """Name the columns of ids, beside weights, that lookups of a table get in :attr:`~shardwright.Bags.columns`.
 
         Every batch of the table's collection must then have them. They travel with all ids of the collection, 8 or 4
         bytes each; must follow from the plan alone.
 
         Returns:
-            ``{name: dtype}``.
+            ``{name: dtype}``, dtypes ``"int64"`` or ``"float32"``.
         """
         return {}
 

@@ -114,7 +114,7 @@ def check_column(owner: str, name: str, column: Tensor, values: Tensor) -> None:
     check_vector(owner, name, column)
 
 
-def check_devices(owner: str, values: Tensor, **others: Tensor | None) -> None:
+def check_devices(owner: str, values: Tensor, /, **others: Tensor | None) -> None:
     """Demand that everything lies where the values lie."""
     for what, tensor in others.items():
         if tensor is not None and tensor.device != values.device:

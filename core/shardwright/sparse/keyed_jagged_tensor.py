@@ -136,7 +136,7 @@ class KeyedJaggedTensor(Jagged):
             self._index_per_key = _validation.check_keys(_NAME, keys, distinct=False)
             self._keys = tuple(keys)
             self._values = _keyed_validation.as_values(_NAME, values)
-            self._columns = {**named(weights), **(columns or {})}
+            self._columns = _foreign.as_columns(_NAME, weights, columns)
             self._lengths = None if lengths is None else _keyed_validation.flat_lengths(lengths, len(keys))
             self._offsets = None if offsets is None else _validation.as_indices(_NAME, "offsets", offsets)
             self._is_checked = False

@@ -92,6 +92,17 @@ def test_column_of_another_length_or_dtype_is_refused(column: Any, text: str) ->
         batch(columns={"count": column})
 
 
+@pytest.mark.parametrize("columns", [{"values": COUNT}, {"weights": TIME}, {3: COUNT}, [COUNT]])
+def test_name_that_no_column_may_have_is_refused(columns: Any) -> None:
+    with pytest.raises(InvalidInputError, match="is not possible: names are strings"):
+        batch(weights=TIME, columns=columns)
+
+
+def test_numpy_columns_are_taken() -> None:
+    arrays = {"count": COUNT.numpy(), "owner": TIME.numpy()}
+    assert lists(batch(columns=arrays)) == {"count": COUNT.tolist(), "owner": TIME.tolist()}
+
+
 def test_concat_of_parts_with_other_columns_is_refused() -> None:
     first, second = batch().split([1, 1])
     other = KeyedJaggedTensor(["b"], second.values(), lengths=second.lengths(), columns={"count": COUNT[1:]})

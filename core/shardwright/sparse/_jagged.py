@@ -6,7 +6,7 @@ Legend: V values in all, N bags in all.
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any, Self
 
 import torch
@@ -30,7 +30,7 @@ class Jagged(abc.ABC):
     __slots__ = ("_columns", "_lengths", "_offsets", "_values")
 
     _values: Tensor
-    _columns: Mapping[str, Tensor]
+    _columns: dict[str, Tensor]
     _lengths: Tensor | None
     _offsets: Tensor | None
 
@@ -55,7 +55,7 @@ class Jagged(abc.ABC):
 
     @abc.abstractmethod
     def _with_tensors(
-        self, values: Tensor, columns: Mapping[str, Tensor], lengths: Tensor | None, offsets: Tensor | None
+        self, values: Tensor, columns: dict[str, Tensor], lengths: Tensor | None, offsets: Tensor | None
     ) -> Self:
         """Make an object of the same kind from other tensors of the same contents, unchecked."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Self, final
 
 import torch
@@ -69,7 +69,7 @@ class JaggedTensor(Jagged):
     def _trusted(
         cls,
         values: Tensor,
-        columns: Mapping[str, Tensor],
+        columns: dict[str, Tensor],
         lengths: Tensor | None = None,
         offsets: Tensor | None = None,
     ) -> Self:
@@ -233,7 +233,7 @@ class JaggedTensor(Jagged):
         )
 
     def _with_tensors(
-        self, values: Tensor, columns: Mapping[str, Tensor], lengths: Tensor | None, offsets: Tensor | None
+        self, values: Tensor, columns: dict[str, Tensor], lengths: Tensor | None, offsets: Tensor | None
     ) -> Self:
         return self._trusted(values, columns, lengths, offsets)
 

@@ -182,7 +182,7 @@ class KeyedJaggedTensor(Jagged):
         values: Tensor,
         stride: int,
         *,
-        columns: Mapping[str, Tensor] | None = None,
+        columns: dict[str, Tensor] | None = None,
         lengths: Tensor | None = None,
         offsets: Tensor | None = None,
         length_per_key: list[int] | None = None,
@@ -665,7 +665,7 @@ class KeyedJaggedTensor(Jagged):
         )
 
     def _with_tensors(
-        self, values: Tensor, columns: Mapping[str, Tensor], lengths: Tensor | None, offsets: Tensor | None
+        self, values: Tensor, columns: dict[str, Tensor], lengths: Tensor | None, offsets: Tensor | None
     ) -> Self:
         return self._trusted(
             self._keys,
@@ -847,10 +847,10 @@ class KeyedJaggedTensor(Jagged):
 
 class _Used(NamedTuple):
     values: Tensor
-    columns: Mapping[str, Tensor]
+    columns: dict[str, Tensor]
 
 
-def _of_each(columns: Mapping[str, Tensor], run: slice) -> dict[str, Tensor]:
+def _of_each(columns: dict[str, Tensor], run: slice) -> dict[str, Tensor]:
     return {name: column[run] for name, column in columns.items()}
 
 

@@ -15,7 +15,10 @@ from torch import Tensor
 
 import shardwright as sw
 
-__all__ = ["DedupEmbeddingCollection", "DedupEmbeddingCollectionSharder", "distinct_pooling_factors"]
+__all__ = ["COUNT", "DedupEmbeddingCollection", "DedupEmbeddingCollectionSharder", "distinct_pooling_factors"]
+
+COUNT = "count"
+"""Name of the column that says how often a distinct id stands in the batch."""
 
 
 class DedupEmbeddingCollection(sw.ShardedEmbeddingCollection):
@@ -24,8 +27,12 @@ class DedupEmbeddingCollection(sw.ShardedEmbeddingCollection):
     Outputs, gradients and updates are those of `ShardedEmbeddingCollection`. Only the order in which gradients of an id
     are summed is another.
 
+    A compute kernel that asks for the column `count` gets the number of times that each id stands in the batch, or the
+    sum of what the batch's own column of that name says of it.
+
     Raises:
-        UnsupportedError: gradients of single outputs are to be clipped, and only their sums are sent.
+        UnsupportedError: gradients of single outputs are to be clipped, and only their sums are sent; or a kernel asks
+            for another column, of which many values would become one.
     """
 
     def __init__(self, inputs: Any) -> None:
@@ -38,6 +45,12 @@ class DedupEmbeddingCollection(sw.ShardedEmbeddingCollection):
                 subject=limited[0].path,
                 asked="max_gradient",
             )
+        if others := set(self.engine.columns) - {COUNT}:
+            raise sw.UnsupportedError(
+                f"a compute kernel asks for the column {min(others)!r} of ids, and dedup knows one value of a distinct "
+                f"id for {COUNT!r} alone",
+                asked=min(others),
+            )
         self._batches: WeakKeyDictionary[Any, tuple[sw.KeyedJaggedTensor, dict[str, Tensor]]]
         self._batches = WeakKeyDictionary()
 
@@ -45,7 +58,7 @@ class DedupEmbeddingCollection(sw.ShardedEmbeddingCollection):
         """Start the exchange of the distinct ids; see `ShardedEmbeddingCollection`."""
         if not isinstance(features, sw.KeyedJaggedTensor) or not _is_whole(features):
             return super().begin_input_dist(features, **further)  # where all ranks refuse it
-        distinct, places = _distinct(features)
+        distinct, places = _distinct(features, self.engine.columns.get(COUNT))
         step = super().begin_input_dist(distinct, **further)
         self._batches[step] = features, places
         return step
@@ -131,12 +144,30 @@ def _is_whole(features: sw.KeyedJaggedTensor) -> bool:
     )
 
 
-def _distinct(features: sw.KeyedJaggedTensor) -> tuple[sw.KeyedJaggedTensor, dict[str, Tensor]]:
-    """The distinct ids of each feature, as one bag, and for each id of the batch its place among them."""
+def _distinct(
+    features: sw.KeyedJaggedTensor, count_dtype: torch.dtype | None
+) -> tuple[sw.KeyedJaggedTensor, dict[str, Tensor]]:
+    """The distinct ids of each feature, as one bag, and for each id of the batch its place among them.
+
+    Args:
+        features: the batch.
+        count_dtype: dtype of the column of counts; ``None`` if no kernel asks for it.
+    """
     keys = features.keys()
     found = [features[key].values().unique(return_inverse=True) for key in keys]
     ids = [own for own, _ in found]
     lengths = torch.tensor([len(own) for own in ids], dtype=torch.int32)
     values = torch.cat(ids) if ids else features.values()
-    distinct = sw.KeyedJaggedTensor(keys=keys, values=values, lengths=lengths.to(values.device))
+    columns = {}
+    if count_dtype is not None:
+        once = torch.ones_like(features.values(), dtype=count_dtype)
+        given = features.columns().get(COUNT, once).split(features.length_per_key())
+        sums = [
+            count.new_zeros(len(own)).index_add(0, place, count)
+            for count, (own, place) in zip(given, found, strict=True)
+        ]
+        columns[COUNT] = torch.cat(sums) if sums else once
+    distinct = sw.KeyedJaggedTensor(
+        keys=keys, values=values, lengths=lengths.to(values.device), columns=columns
+    )
     return distinct, {key: place for key, (_, place) in zip(keys, found, strict=True)}

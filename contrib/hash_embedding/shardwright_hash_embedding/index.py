@@ -48,8 +48,11 @@ class HashIndex(sw.RowIndex):
         self._sorted_rows = np.argsort(self.keys[:num_used])
         self._sorted_keys = self.keys[self._sorted_rows]
 
-    def resolve(self, keys: Tensor, *, training: bool) -> tuple[Tensor, Tensor]:  # noqa: D102 - described in the base class
-        rows, born = self.see(keys.numpy()) if training else (self.find(keys.numpy()), _NO_ROWS)
+    def resolve(  # noqa: D102 - described in the base class
+        self, keys: Tensor, *, training: bool, columns: Mapping[str, Tensor] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        seen = [column.numpy() for column in (columns or {}).values()]  # one column is asked for, or none
+        rows, born = self.see(keys.numpy(), *seen) if training else (self.find(keys.numpy()), _NO_ROWS)
         return torch.from_numpy(rows), torch.from_numpy(born)
 
     def rows_in_use(self) -> Tensor:  # noqa: D102
@@ -66,17 +69,21 @@ class HashIndex(sw.RowIndex):
         places = np.searchsorted(self._sorted_keys, ids).clip(max=len(self._sorted_keys) - 1)
         return np.where(self._sorted_keys[places] == ids, self._sorted_rows[places], NONE)
 
-    def see(self, ids: Ints) -> tuple[Ints, Ints]:
+    def see(self, ids: Ints, seen: Ints | None = None) -> tuple[Ints, Ints]:
         """A training step looks ids up: count their uses, and bear the rows of those that are seen often enough.
 
         Args:
             ids: ``[N]``, any number of times each.
+            seen: number of sightings that each stands for, ``[N]``; ``None`` if one.
 
         Returns:
             The row of each id, or :data:`NONE`: ``[N]``; and the rows that were born.
         """
         self._step += 1
         keys, place, counts = np.unique(ids, return_inverse=True, return_counts=True)
+        if seen is not None:
+            counts = np.zeros_like(counts)
+            np.add.at(counts, place, seen)
         rows = self.find(keys)
         known = rows != NONE
         self._use(rows[known], counts[known])

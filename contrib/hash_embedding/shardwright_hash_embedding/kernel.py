@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import shardwright as sw
@@ -21,6 +22,11 @@ class HashTable(IndexedRows):
     def index_bytes(self, request: sw.KernelRequest) -> int:
         """Key, uses, last use and two of the sorted index, 8 bytes each; for ids on trial, a key and a count more."""
         return 40 if HashSettings.of(request).min_sightings == 1 else 56
+
+    def columns(self, request: sw.KernelRequest) -> Mapping[str, str]:
+        """The column of sightings, where the settings name one."""
+        name = HashSettings.of(request).count_column
+        return {name: "int64"} if name else {}
 
     def build_index(self, block: sw.BlockSpec, *, device: Any) -> HashIndex:
         """Make the index of a block, with the settings that its request brings."""

@@ -41,6 +41,11 @@ def _known(instance: HashSettings, attribute: Any, value: Any) -> None:
     instance.score()
 
 
+def _name(instance: Any, attribute: Any, value: Any) -> None:
+    if not isinstance(value, str):
+        raise sw.InvalidInputError(f"count_column must be the name of a column of ids, got {value!r}")
+
+
 def _positive(instance: Any, attribute: Any, value: Any) -> None:
     if type(value) is not int or value < 1:
         raise sw.InvalidInputError(f"min_sightings must be a number from 1, got {value!r}")
@@ -55,6 +60,7 @@ class HashSettings:
             ``"never"``: new ids of a full table get no row; or the word of an extension at the point ``eviction``,
             which loads a :data:`Score`.
         min_sightings: number of times that an id must be seen, in training, before it gets a row.
+        count_column: name of the int64 column of a batch that says how often each id was seen; empty if once.
 
     Raises:
         InvalidInputError: a value is another.
@@ -63,6 +69,7 @@ class HashSettings:
 
     evict: str = field(default="lru", validator=_known)
     min_sightings: int = field(default=1, validator=_positive)
+    count_column: str = field(default="", validator=_name)
 
     def score(self) -> Score:
         """The function that says which rows are evicted first."""

@@ -130,6 +130,17 @@ class ComputeKernel(ABC, metaclass=OpenNames):
         """
         return {}
 
+    def columns(self, request: KernelRequest) -> Mapping[str, str]:
+        """Name the columns of ids, beside weights, that lookups of a table get in :attr:`~shardwright.Bags.columns`.
+
+        Every batch of the table's collection must then have them. They travel with all ids of the collection, 8 or 4
+        bytes each; must follow from the plan alone.
+
+        Returns:
+            ``{name: dtype}``, dtypes ``"int64"`` or ``"float32"``.
+        """
+        return {}
+
     def group_key(self, request: KernelRequest) -> Hashable:
         """Blocks with equal keys are built and looked up together, in one call; must follow from the plan alone."""
         return (request.data_type, request.optimizer)

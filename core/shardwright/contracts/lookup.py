@@ -55,6 +55,8 @@ class Bags:
             pooled lookups ``B_w`` for all slots, unless the bags are ragged.
         is_ragged: slots have bags of their own number, since bags without ids were left out; only for kernels that
             declare ``takes_ragged_bags``.
+        columns: further columns of the ids that the compute kernels of the collection ask for
+            (``ComputeKernel.columns``), by name, ``[N]`` each.
     """
 
     ids: Tensor
@@ -65,6 +67,7 @@ class Bags:
         converter=partial(np.asarray, dtype=np.int64),  # type: ignore[misc]  # mypy's plugin knows functions only
     )
     is_ragged: bool = False
+    columns: Mapping[str, Tensor] = field(factory=dict)
 
     @property
     def counts(self) -> tuple[tuple[int, ...], ...]:
@@ -73,8 +76,9 @@ class Bags:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """The ids, lengths and weights, as far as they are there."""
-        return [tensor for tensor in (self.ids, self.lengths, self.weights) if tensor is not None]
+        """The ids, lengths, weights and further columns, as far as they are there."""
+        every = (self.ids, self.lengths, self.weights, *self.columns.values())
+        return [tensor for tensor in every if tensor is not None]
 
     @property
     def num_sources(self) -> int:
@@ -118,7 +122,9 @@ class RowIndex(ABC):
     num_evicted: int = 0
 
     @abstractmethod
-    def resolve(self, keys: Tensor, *, training: bool) -> tuple[Tensor, Tensor]:
+    def resolve(
+        self, keys: Tensor, *, training: bool, columns: Mapping[str, Tensor] | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Find the rows of keys; in training, first give rows to new ones.
 
         A key that gets no row in training was refused: it was not seen often enough, or no row is free and none may be
@@ -127,6 +133,8 @@ class RowIndex(ABC):
         Args:
             keys: ``[N]`` int64, any number of times each.
             training: a step trains with these keys.
+            columns: columns of the keys that the kernel asks for (``ComputeKernel.columns``), ``[N]`` each; only an
+                index of a kernel that asks is given the argument.
 
         Returns:
             The row of each key, or -1 for one that has none: ``[N]`` int64; and the rows that this call gave to new

@@ -1,7 +1,8 @@
 """Sparse inputs and keyed outputs of embedding modules."""
 
+from shardwright.sparse._jagged import WEIGHTS
 from shardwright.sparse.jagged_tensor import JaggedTensor
 from shardwright.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from shardwright.sparse.keyed_tensor import KeyedTensor
 
-__all__ = ["JaggedTensor", "KeyedJaggedTensor", "KeyedTensor"]
+__all__ = ["WEIGHTS", "JaggedTensor", "KeyedJaggedTensor", "KeyedTensor"]

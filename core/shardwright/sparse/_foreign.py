@@ -21,8 +21,12 @@ from torch import Tensor
 from shardwright.arguments import check_unmasked
 from shardwright.errors import InvalidInputError
 from shardwright.sparse import _keyed_validation, _validation
+from shardwright.sparse._jagged import WEIGHTS, named
 
 _Convert: TypeAlias = Callable[[str, Any, NDArray[np.int32]], NDArray[Any]]
+
+
+_NO_COLUMNS = ("values", "lengths", "offsets", "inverse_indices")
 
 
 @frozen(eq=False)
@@ -49,6 +53,21 @@ def as_tensors(owner: str, **given: Any) -> list[Any]:
         InvalidInputError: torch makes no tensor of an array, or some of it is masked; names the argument.
     """
     return [_as_tensor(owner, name, value) for name, value in given.items()]
+
+
+def as_columns(owner: str, weights: Tensor | None, columns: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The columns beside ids, weights first; NumPy arrays as tensors.
+
+    Raises:
+        InvalidInputError: a name is none that a column may have, or weights are given twice.
+    """
+    for name in columns or ():
+        if not isinstance(name, str) or name in _NO_COLUMNS or (name == WEIGHTS and weights is not None):
+            raise InvalidInputError(
+                f"{owner}: columns={{{name!r}: ...}} is not possible: names are strings, {WEIGHTS!r} are given once, "
+                f"and no column is named {', '.join(_NO_COLUMNS)}."
+            )
+    return {**named(weights), **{name: _as_tensor(owner, name, own) for name, own in (columns or {}).items()}}
 
 
 def _as_tensor(owner: str, name: str, value: Any) -> Any:

@@ -16,18 +16,21 @@ from shardwright.arguments import checked
 from shardwright.errors import InvalidInputError
 from shardwright.sparse import _ops
 
+WEIGHTS = "weights"
+"""Name of the column that values are multiplied by."""
+
 
 class Jagged(abc.ABC):
-    """Values, perhaps weights, and the bags they fall into, as lengths or as offsets.
+    """Values, columns beside them (weights are one), and the bags they fall into, as lengths or as offsets.
 
     The one of lengths and offsets that was not given is derived on first use, and kept. Tensors given are
     kept as they are, not copied, and must not be changed in place.
     """
 
-    __slots__ = ("_lengths", "_offsets", "_values", "_weights")
+    __slots__ = ("_columns", "_lengths", "_offsets", "_values")
 
     _values: Tensor
-    _weights: Tensor | None
+    _columns: dict[str, Tensor]
     _lengths: Tensor | None
     _offsets: Tensor | None
 
@@ -52,7 +55,7 @@ class Jagged(abc.ABC):
 
     @abc.abstractmethod
     def _with_tensors(
-        self, values: Tensor, weights: Tensor | None, lengths: Tensor | None, offsets: Tensor | None
+        self, values: Tensor, columns: dict[str, Tensor], lengths: Tensor | None, offsets: Tensor | None
     ) -> Self:
         """Make an object of the same kind from other tensors of the same contents, unchecked."""
 
@@ -66,16 +69,25 @@ class Jagged(abc.ABC):
         Raises:
             InvalidInputError: There are none.
         """
-        if self._weights is None:
+        weights = self._weights
+        if weights is None:
             raise InvalidInputError(
                 f"{type(self).__name__}: it has no weights. Give weights= when constructing it, "
                 "or ask weights_or_none()."
             )
-        return self._weights
+        return weights
 
     def weights_or_none(self) -> Tensor | None:
         """The weight of each value, or None if there are none."""
         return self._weights
+
+    def columns(self) -> dict[str, Tensor]:
+        """The columns beside the values by name, in the values' order: `[V]` each; weights are one of them."""
+        return dict(self._columns)
+
+    @property
+    def _weights(self) -> Tensor | None:
+        return self._columns.get(WEIGHTS)
 
     def lengths(self) -> Tensor:
         """Number of values in each bag: `[N]`."""
@@ -126,7 +138,7 @@ class Jagged(abc.ABC):
         """
         moved = self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
         if dtype is not None and moved._weights is not None:
-            moved._weights = moved._weights.to(dtype)
+            moved._columns = {**moved._columns, WEIGHTS: moved._weights.to(dtype)}
         return moved
 
     def pin_memory(self) -> Self:
@@ -139,7 +151,7 @@ class Jagged(abc.ABC):
             tensor.record_stream(stream)
 
     def _tensors(self) -> Iterator[Tensor]:
-        for tensor in (self._values, self._weights, self._lengths, self._offsets):
+        for tensor in (self._values, *self._columns.values(), self._lengths, self._offsets):
             if tensor is not None:
                 yield tensor
 
@@ -147,14 +159,17 @@ class Jagged(abc.ABC):
         def apply(tensor: Tensor | None) -> Any:
             return None if tensor is None else function(tensor)
 
-        return self._with_tensors(
-            function(self._values), apply(self._weights), apply(self._lengths), apply(self._offsets)
-        )
+        columns = {name: function(column) for name, column in self._columns.items()}
+        return self._with_tensors(function(self._values), columns, apply(self._lengths), apply(self._offsets))
 
     def _leaves(self) -> list[Tensor]:
-        """The tensors as pytree leaves: always values, lengths, and weights if any.
+        """The tensors as pytree leaves: always values, lengths, and the columns.
 
         Lengths stand for the offsets too, so that the structure does not depend on what has been derived.
         """
-        leaves = [self._values, self.lengths()]
-        return leaves if self._weights is None else [*leaves, self._weights]
+        return [self._values, self.lengths(), *self._columns.values()]
+
+
+def named(weights: Tensor | None) -> dict[str, Tensor]:
+    """The columns of which weights are the only one, or none."""
+    return {} if weights is None else {WEIGHTS: weights}

@@ -78,14 +78,8 @@ def permute_keys(
             order_tensor = torch.tensor(order, dtype=torch.int32).to(values.device, non_blocking=True)
         return torch.ops.fbgemm.permute_2D_sparse_data(order_tensor, lengths, values, weights, num_values)
     index = torch.tensor(order).to(lengths.device) if order_tensor is None else order_tensor
-    return (lengths.index_select(0, index), *permute_values(order, values, weights, length_per_key))
-
-
-def permute_values(
-    order: Sequence[int], values: Tensor, weights: Tensor | None, length_per_key: Sequence[int]
-) -> tuple[Tensor, Tensor | None]:
-    """Put the values and weights of keys in another order; the arguments are those of `permute_keys`."""
     return (
+        lengths.index_select(0, index),
         permute_runs(values, order, length_per_key),
         None if weights is None else permute_runs(weights, order, length_per_key),
     )

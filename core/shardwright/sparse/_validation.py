@@ -99,7 +99,22 @@ def check_weights_form(owner: str, weights: Tensor, values: Tensor) -> None:
         )
 
 
-def check_devices(owner: str, values: Tensor, **others: Tensor | None) -> None:
+def check_column(owner: str, name: str, column: Tensor, values: Tensor) -> None:
+    """Demand one number of a column per value; of weights any numbers, else such as travel beside ids."""
+    if name == "weights":
+        check_weights_form(owner, column, values)
+    else:
+        check_tensor(owner, name, column)
+        if column.dtype not in (torch.int64, torch.float32) or column.shape[:1] != values.shape[:1]:
+            raise InvalidInputError(
+                f"{owner}: column {name!r} is {column.dtype} {list(column.shape)} for {values.shape[0]} values; a "
+                "column is int64 or float32, one number for each value.",
+                subject=name,
+            )
+    check_vector(owner, name, column)
+
+
+def check_devices(owner: str, values: Tensor, /, **others: Tensor | None) -> None:
     """Demand that everything lies where the values lie."""
     for what, tensor in others.items():
         if tensor is not None and tensor.device != values.device:

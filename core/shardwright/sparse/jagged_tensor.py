@@ -11,7 +11,7 @@ from torch import Tensor
 from shardwright.arguments import checked
 from shardwright.errors import InvalidInputError
 from shardwright.sparse import _foreign, _ops, _text, _tree, _validation
-from shardwright.sparse._jagged import Jagged
+from shardwright.sparse._jagged import Jagged, named
 
 _NAME = "JaggedTensor"
 _MOST_COLUMNS = (1 << 31) - 1
@@ -55,10 +55,10 @@ class JaggedTensor(Jagged):
         offsets: Tensor | None = None,
     ) -> None:
         _validation.check_one_of_lengths_offsets(_NAME, lengths, offsets)
-        values, self._weights, lengths, offsets = _foreign.as_tensors(
+        values, weights, lengths, offsets = _foreign.as_tensors(
             _NAME, values=values, weights=weights, lengths=lengths, offsets=offsets
         )
-        self._values = values
+        self._values, self._columns = values, named(weights)
         self._lengths = None if lengths is None else _validation.as_indices(_NAME, "lengths", lengths)
         self._offsets = None if offsets is None else _validation.as_indices(_NAME, "offsets", offsets)
         self._check_form()
@@ -69,13 +69,13 @@ class JaggedTensor(Jagged):
     def _trusted(
         cls,
         values: Tensor,
-        weights: Tensor | None = None,
+        columns: dict[str, Tensor],
         lengths: Tensor | None = None,
         offsets: Tensor | None = None,
     ) -> Self:
         """Construct from tensors known to fit, without a check."""
         self = cls.__new__(cls)
-        self._values, self._weights, self._lengths, self._offsets = values, weights, lengths, offsets
+        self._values, self._columns, self._lengths, self._offsets = values, columns, lengths, offsets
         return self
 
     @staticmethod
@@ -117,10 +117,12 @@ class JaggedTensor(Jagged):
         Returns:
             A `JaggedTensor` with B = 0 and V = 0.
         """
-        weights = jt.weights_or_none()
         return JaggedTensor._trusted(
             values=jt.values().new_empty((0, *jt.values().shape[1:]), device=device),
-            weights=None if weights is None else weights.new_empty((0, *weights.shape[1:]), device=device),
+            columns={
+                name: column.new_empty((0, *column.shape[1:]), device=device)
+                for name, column in jt._columns.items()
+            },
             lengths=jt.lengths().new_empty(0, device=device),
         )
 
@@ -173,9 +175,7 @@ class JaggedTensor(Jagged):
         lengths = _validation.as_indices(f"{_NAME}.from_dense_lengths", "lengths", lengths)
         _check_dense(values, lengths, weights)
         taken = torch.arange(values.shape[1], device=lengths.device) < lengths[:, None]
-        return JaggedTensor._trusted(
-            values=values[taken], weights=None if weights is None else weights[taken], lengths=lengths
-        )
+        return JaggedTensor._trusted(values[taken], {} if weights is None else named(weights[taken]), lengths)
 
     def to_dense(self) -> list[Tensor]:
         """Each bag as a tensor of its own, a view: B tensors. Reads the lengths."""
@@ -218,11 +218,11 @@ class JaggedTensor(Jagged):
         return _ops.padded_dense(self._weights, self.offsets(), width, padding_value)
 
     def __str__(self) -> str:
-        values = _text.bags(self._values, self.offsets())
-        if self._weights is None:
-            return _text.braces(_NAME, [values], 1)
-        weights = _text.bags(self._weights, self.offsets())
-        return _text.braces(_NAME, [f'"values": {values}', f'"weights": {weights}'], 2)
+        columns = {"values": self._values, **self._columns}
+        texts = {name: _text.bags(column, self.offsets()) for name, column in columns.items()}
+        if not self._columns:
+            return _text.braces(_NAME, texts.values(), 1)
+        return _text.braces(_NAME, (f'"{name}": {text}' for name, text in texts.items()), len(texts))
 
     def __repr__(self) -> str:
         num_bags = self._lengths.numel() if self._lengths is not None else self.offsets().numel() - 1
@@ -233,9 +233,9 @@ class JaggedTensor(Jagged):
         )
 
     def _with_tensors(
-        self, values: Tensor, weights: Tensor | None, lengths: Tensor | None, offsets: Tensor | None
+        self, values: Tensor, columns: dict[str, Tensor], lengths: Tensor | None, offsets: Tensor | None
     ) -> Self:
-        return self._trusted(values, weights, lengths, offsets)
+        return self._trusted(values, columns, lengths, offsets)
 
     def _check_form(self) -> None:
         _validation.check_tensor(_NAME, "values", self._values)
@@ -319,10 +319,8 @@ def _check_dense(values: Tensor, lengths: Tensor, weights: Tensor | None) -> Non
 
 
 def _unflatten(leaves: Any, context: list[Any]) -> JaggedTensor:
-    values, lengths, *weights = leaves
-    return JaggedTensor._trusted(values, weights[0] if weights else None, lengths)
+    values, lengths, *columns = leaves
+    return JaggedTensor._trusted(values, dict(zip(context, columns, strict=True)), lengths)
 
 
-_tree.register(
-    JaggedTensor, lambda jagged: (jagged._leaves(), [jagged.weights_or_none() is not None]), _unflatten
-)
+_tree.register(JaggedTensor, lambda jagged: (jagged._leaves(), list(jagged._columns)), _unflatten)

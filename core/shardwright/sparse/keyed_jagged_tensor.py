@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from typing import Any, NamedTuple, Self, final
 
 import torch
@@ -22,7 +22,7 @@ from shardwright.sparse import (
     _validation,
     _variable_stride,
 )
-from shardwright.sparse._jagged import Jagged
+from shardwright.sparse._jagged import WEIGHTS, Jagged, named
 from shardwright.sparse._variable_stride import InverseIndices, VariableStride
 from shardwright.sparse.jagged_tensor import JaggedTensor
 
@@ -55,7 +55,7 @@ class KeyedJaggedTensor(Jagged):
     Args:
         keys: F names.
         values: `[V]`; ids are int32 or int64.
-        weights: `[V]`, numbers.
+        weights: `[V]`, numbers: the column of that name.
         lengths: How many ids each bag holds: `[F * B]` (or `[F, B]`), int32 or int64.
         offsets: Where each bag starts, and where the last ends: `[F * B + 1]`. Instead of lengths, or beside them.
         stride: B; needed only where it cannot be derived (F = 0), checked otherwise.
@@ -69,6 +69,8 @@ class KeyedJaggedTensor(Jagged):
         jt_dict: Not used, since it is derived; it exists because TorchRec has it.
         inverse_indices: K keys, and `[K, B]`: the place of each example of the whole batch among each key's own. With
             it a pooled lookup gives B examples.
+        columns: Further numbers of each id by name, as counts or timestamps: `[V]` each, int64 or float32. A table's
+            compute kernel gets those that it asks for (`ComputeKernel.columns`).
 
     Raises:
         InvalidInputError: Neither lengths nor offsets are given; a dtype, shape or device does not fit. That lengths
@@ -124,6 +126,7 @@ class KeyedJaggedTensor(Jagged):
         index_per_key: Mapping[str, int] | None = None,
         jt_dict: Mapping[str, JaggedTensor] | None = None,
         inverse_indices: tuple[Sequence[str], Tensor] | None = None,
+        columns: Mapping[str, Tensor] | None = None,
     ) -> None:
         with reporting_errors():  # the ranks that will wait for this batch
             _validation.check_one_of_lengths_offsets(_NAME, lengths, offsets)
@@ -133,7 +136,7 @@ class KeyedJaggedTensor(Jagged):
             self._index_per_key = _validation.check_keys(_NAME, keys, distinct=False)
             self._keys = tuple(keys)
             self._values = _keyed_validation.as_values(_NAME, values)
-            self._weights = weights
+            self._columns = _foreign.as_columns(_NAME, weights, columns)
             self._lengths = None if lengths is None else _keyed_validation.flat_lengths(lengths, len(keys))
             self._offsets = None if offsets is None else _validation.as_indices(_NAME, "offsets", offsets)
             self._is_checked = False
@@ -179,7 +182,7 @@ class KeyedJaggedTensor(Jagged):
         values: Tensor,
         stride: int,
         *,
-        weights: Tensor | None = None,
+        columns: dict[str, Tensor] | None = None,
         lengths: Tensor | None = None,
         offsets: Tensor | None = None,
         length_per_key: list[int] | None = None,
@@ -193,7 +196,7 @@ class KeyedJaggedTensor(Jagged):
             keys: F distinct names.
             values: `[V]`.
             stride: B.
-            weights: `[V]`.
+            columns: `[V]` each.
             lengths: `[F * B]`; these, offsets, or both.
             offsets: `[F * B + 1]`.
             length_per_key: How many values each key has, if known: reading it from a device waits for it.
@@ -203,7 +206,7 @@ class KeyedJaggedTensor(Jagged):
         """
         self = cls.__new__(cls)
         self._keys, self._stride, self._variable = keys, stride, variable
-        self._values, self._weights, self._lengths, self._offsets = values, weights, lengths, offsets
+        self._values, self._columns, self._lengths, self._offsets = values, columns or {}, lengths, offsets
         self._length_per_key, self._index_per_key = length_per_key, index_per_key
         self._offset_per_key, self._is_checked = None, is_checked
         return self
@@ -323,15 +326,15 @@ class KeyedJaggedTensor(Jagged):
         strides = [part.numel() for part in lengths]
         if not force_variable_stride:
             _keyed_validation.check_same_stride(owner, names, strides)
-        return KeyedJaggedTensor.from_lengths_sync(
+        return KeyedJaggedTensor(
             keys=list(jt_dict),
             values=_validation.joined(
                 owner, "values", [_keyed_validation.as_values(owner, part.values()) for part in parts]
             ),
             lengths=torch.cat(lengths),
-            weights=_concatenate_weights(owner, names, parts),
+            columns=_concatenate_columns(owner, names, parts),
             stride_per_key_per_rank=[[stride] for stride in strides] if force_variable_stride else None,
-        )
+        ).sync()
 
     @staticmethod
     @checked
@@ -364,7 +367,7 @@ class KeyedJaggedTensor(Jagged):
             keys,
             _validation.joined(owner, "values", [part._used().values for part in kjt_list]),
             kjt_list[0].stride() if variable is None else variable.stride,
-            weights=_concatenate_weights(owner, names, [part._used_only() for part in kjt_list]),
+            columns=_concatenate_columns(owner, names, [part._used_only() for part in kjt_list]),
             lengths=torch.cat([part.lengths() for part in kjt_list]),
             length_per_key=_joined(counts),
             index_per_key=_validation.check_keys(owner, keys),
@@ -411,12 +414,11 @@ class KeyedJaggedTensor(Jagged):
         Returns:
             A `KeyedJaggedTensor` with F = 0, the other's B, and V = 0.
         """
-        weights = kjt._weights
         return KeyedJaggedTensor._trusted(
             (),
             kjt._values.new_empty(0, device=device),
             kjt._stride,
-            weights=None if weights is None else weights.new_empty(0, device=device),
+            columns={name: column.new_empty(0, device=device) for name, column in kjt._columns.items()},
             lengths=kjt.lengths().new_empty(0, device=device),
             length_per_key=[],
         )
@@ -536,12 +538,12 @@ class KeyedJaggedTensor(Jagged):
         """
         _keyed_validation.check_permutation(indices, len(self._keys), indices_tensor)
         counts = self._counts()
-        lengths, values, weights = self._permuted(indices, indices_tensor)
+        lengths, values, columns = self._permuted(indices, indices_tensor)
         return self._trusted(
             tuple(self._keys[i] for i in indices),
             values,
             self._stride,
-            weights=weights,
+            columns=columns,
             lengths=lengths,
             length_per_key=[counts[i] for i in indices],
             variable=self._variable and self._variable.chosen(indices),
@@ -549,16 +551,22 @@ class KeyedJaggedTensor(Jagged):
 
     def _permuted(
         self, indices: Sequence[int], indices_tensor: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Lengths, values and weights with the keys in another order."""
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """Lengths, values and columns with the keys in another order."""
+        counts, (values, columns), weights = self._counts(), self._used(), None
         if self._variable is not None:
             lengths = _ops.permute_runs(self.lengths(), indices, self._variable.per_key)
-            values, weights = _ops.permute_values(indices, *self._used(), self._counts())
-            return lengths, values, weights
-        lengths, values, weights = _ops.permute_keys(
-            indices, self._lengths_by_key(), *self._used(), self._counts(), indices_tensor
-        )
-        return lengths.flatten(), values, weights
+            values = _ops.permute_runs(values, indices, counts)
+        else:
+            lengths, values, weights = _ops.permute_keys(
+                indices, self._lengths_by_key(), values, columns.get(WEIGHTS), counts, indices_tensor
+            )
+        others = {
+            name: _ops.permute_runs(column, indices, counts)
+            for name, column in columns.items()
+            if name != WEIGHTS or weights is None
+        }
+        return lengths.flatten(), values, {**named(weights), **others}
 
     def validate(self) -> None:
         """Check everything, the contents of lengths or offsets included, wherever they are.
@@ -630,14 +638,16 @@ class KeyedJaggedTensor(Jagged):
         if self._variable is not None:
             return {key: self._run(i, i + 1)._only() for i, key in enumerate(self._keys)}
         lengths = self._lengths_by_key()
-        values, weights = self._used()
-        none = [None] * len(counts)
+        values, columns = self._used()
         offsets = (
-            _ops.offsets_from_lengths(lengths, self._values.shape[0]).unbind() if compute_offsets else none
+            _ops.offsets_from_lengths(lengths, self._values.shape[0]).unbind()
+            if compute_offsets
+            else [None] * len(counts)
         )
+        split = {name: column.split(counts) for name, column in columns.items()}
         parts = zip(
             values.split(counts),
-            none if weights is None else weights.split(counts),
+            [{name: own[i] for name, own in split.items()} for i in range(len(counts))],
             lengths.unbind(),
             offsets,
             strict=True,
@@ -655,13 +665,13 @@ class KeyedJaggedTensor(Jagged):
         )
 
     def _with_tensors(
-        self, values: Tensor, weights: Tensor | None, lengths: Tensor | None, offsets: Tensor | None
+        self, values: Tensor, columns: dict[str, Tensor], lengths: Tensor | None, offsets: Tensor | None
     ) -> Self:
         return self._trusted(
             self._keys,
             values,
             self._stride,
-            weights=weights,
+            columns=columns,
             lengths=lengths,
             offsets=offsets,
             length_per_key=self._length_per_key,
@@ -720,7 +730,7 @@ class KeyedJaggedTensor(Jagged):
         return self._offset_per_key
 
     def _used(self) -> _Used:
-        """Values and weights of the bags, without those beyond them."""
+        """Values and columns of the bags, without those beyond them."""
         self._check_once()
         stop = self._starts()[-1]
         if (
@@ -728,8 +738,8 @@ class KeyedJaggedTensor(Jagged):
         ):  # numbers are not known yet: the program will demand it of every batch
             torch._check(stop == self._values.shape[0])
         if stop == self._values.shape[0]:
-            return _Used(self._values, self._weights)
-        return _Used(self._values[:stop], None if self._weights is None else self._weights[:stop])
+            return _Used(self._values, self._columns)
+        return _Used(self._values[:stop], _of_each(self._columns, slice(stop)))
 
     def _used_only(self) -> KeyedJaggedTensor:
         return self._run(0, len(self._keys))
@@ -778,7 +788,7 @@ class KeyedJaggedTensor(Jagged):
             self._keys[first:end],
             self._values[run],
             self._stride,
-            weights=None if self._weights is None else self._weights[run],
+            columns=_of_each(self._columns, run),
             lengths=self.lengths()[self._bags(first, end)],
             length_per_key=self._counts()[first:end],
             variable=self._variable and self._variable.chosen(range(first, end)),
@@ -786,29 +796,27 @@ class KeyedJaggedTensor(Jagged):
 
     def _only(self) -> JaggedTensor:
         """The bags of the only key."""
-        return JaggedTensor._trusted(self._values, self._weights, self._lengths, self._offsets)
+        return JaggedTensor._trusted(self._values, self._columns, self._lengths, self._offsets)
 
     def _entry(self, position: int) -> str:
         bags = self._bags(position, position + 1)
         offsets = self.offsets()[bags.start : bags.stop + 1]
-        values = _text.bags(self._values, offsets)
-        if self._weights is None:
-            return f'"{self._keys[position]}": {values}'
-        weights = _text.bags(self._weights, offsets)
-        inner = f'"values": {values},\n        "weights": {weights}'
+        if not self._columns:
+            return f'"{self._keys[position]}": {_text.bags(self._values, offsets)}'
+        columns = {"values": self._values, **self._columns}
+        inner = ",\n        ".join(f'"{name}": {_text.bags(own, offsets)}' for name, own in columns.items())
         return f'"{self._keys[position]}": {{\n        {inner}\n    }}'
 
     def _check_form(self) -> None:
         _validation.check_vector(_NAME, "values", self._values)
         if self._offsets is not None:
             _validation.check_offsets_form(_NAME, self._offsets)
-        if self._weights is not None:
-            _validation.check_weights_form(_NAME, self._weights, self._values)
-            _validation.check_vector(_NAME, "weights", self._weights)
+        for name, column in self._columns.items():
+            _validation.check_column(_NAME, name, column, self._values)
         _validation.check_devices(
             _NAME,
             self._values,
-            weights=self._weights,
+            **self._columns,
             lengths=self._lengths,
             offsets=self._offsets,
             inverse_indices=None if self._inverse is None else self._inverse.places,
@@ -839,21 +847,24 @@ class KeyedJaggedTensor(Jagged):
 
 class _Used(NamedTuple):
     values: Tensor
-    weights: Tensor | None
+    columns: dict[str, Tensor]
 
 
-def _concatenate_weights(owner: str, names: Sequence[str], parts: Sequence[Jagged]) -> Tensor | None:
-    weights = [part.weights_or_none() for part in parts]
-    present = [tensor for tensor in weights if tensor is not None]
-    if not present:
-        return None
-    if len(present) != len(weights):
-        without = next(name for name, tensor in zip(names, weights, strict=True) if tensor is None)
-        raise InvalidInputError(
-            f"{owner}: {len(present)} of {len(weights)} have weights, but {without} has none. Give "
-            "weights to all or to none."
-        )
-    return _validation.joined(owner, "weights", present)
+def _of_each(columns: dict[str, Tensor], run: slice) -> dict[str, Tensor]:
+    return {name: column[run] for name, column in columns.items()}
+
+
+def _concatenate_columns(owner: str, names: Sequence[str], parts: Sequence[Jagged]) -> dict[str, Tensor]:
+    joined = {}
+    for column in dict.fromkeys(chain.from_iterable(part._columns for part in parts)):
+        without = [name for name, part in zip(names, parts, strict=True) if column not in part._columns]
+        if without:
+            raise InvalidInputError(
+                f"{owner}: {len(parts) - len(without)} of {len(parts)} have {column}, but {without[0]} has none. Give "
+                f"{column} to all or to none."
+            )
+        joined[column] = _validation.joined(owner, column, [part._columns[column] for part in parts])
+    return joined
 
 
 def _joined_strides(owner: str, parts: Sequence[KeyedJaggedTensor]) -> VariableStride | None:
@@ -875,7 +886,7 @@ def _leaves(kjt: KeyedJaggedTensor) -> list[Tensor]:
 
 
 def _context(kjt: KeyedJaggedTensor) -> list[Any]:
-    context: list[Any] = [kjt.keys(), kjt.stride(), kjt.weights_or_none() is not None]
+    context: list[Any] = [kjt.keys(), kjt.stride(), list(kjt._columns)]
     if kjt._variable is not None:
         inverse = kjt._inverse
         context += [kjt.stride_per_key_per_rank(), None if inverse is None else list(inverse.keys)]
@@ -884,21 +895,25 @@ def _context(kjt: KeyedJaggedTensor) -> list[Any]:
 
 def _unflatten(leaves: Any, context: list[Any]) -> KeyedJaggedTensor:
     values, lengths, *others = leaves
-    keys, stride, is_weighted, *sizes = context
-    weights = others.pop(0) if is_weighted else None
+    keys, stride, columns, *sizes = context
     variable = None
     if sizes:
         numbers, inverse_keys = sizes
-        inverse = None if inverse_keys is None else InverseIndices(tuple(inverse_keys), others[0])
+        inverse = None if inverse_keys is None else InverseIndices(tuple(inverse_keys), others[-1])
         variable = VariableStride(tuple(map(tuple, numbers)), inverse)
     return KeyedJaggedTensor._trusted(
-        tuple(keys), values, stride, weights=weights, lengths=lengths, variable=variable, is_checked=False
+        tuple(keys),
+        values,
+        stride,
+        columns=dict(zip(columns, others, strict=False)),
+        lengths=lengths,
+        variable=variable,
+        is_checked=False,
     )
 
 
 def _leaf_names(kjt: KeyedJaggedTensor) -> list[str]:
-    others = {"weights": kjt._weights, "inverse_indices": kjt._inverse}
-    return ["values", "lengths", *(name for name, leaf in others.items() if leaf is not None)]
+    return ["values", "lengths", *kjt._columns, *([] if kjt._inverse is None else ["inverse_indices"])]
 
 
 _tree.register(KeyedJaggedTensor, lambda kjt: (_leaves(kjt), _context(kjt)), _unflatten, _leaf_names)

@@ -137,11 +137,10 @@ def without_examples(batch: Any) -> Any:
 
 
 def _no_bags(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-    weights = features.weights_or_none()
     return KeyedJaggedTensor(
         keys=features.keys(),
         values=features.values()[:0].clone(),
-        weights=None if weights is None else weights[:0].clone(),
+        columns={name: column[:0].clone() for name, column in features.columns().items()},
         lengths=features.lengths()[:0].clone(),
         stride=0,
     )
@@ -154,7 +153,8 @@ def is_same(one: KeyedJaggedTensor, other: KeyedJaggedTensor) -> bool:
     return (
         one.keys() == other.keys()
         and one.values() is other.values()
-        and one.weights_or_none() is other.weights_or_none()
+        and one.columns().keys() == other.columns().keys()
+        and all(column is other.columns()[name] for name, column in one.columns().items())
         and (
             _is_one(one.lengths_or_none(), other.lengths_or_none())
             or _is_one(one.offsets_or_none(), other.offsets_or_none())

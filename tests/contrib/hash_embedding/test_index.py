@@ -75,15 +75,17 @@ class Loops:
 
 
 @settings(max_examples=300)
-@given(st.integers(1, 6), SETTINGS, BATCHES)
+@given(st.integers(1, 6), SETTINGS, BATCHES, st.booleans())
 def test_index_gives_the_rows_that_loops_give(
-    num_rows: int, rules: HashSettings, batches: list[list[int]]
+    num_rows: int, rules: HashSettings, batches: list[list[int]], is_counted: bool
 ) -> None:
     index, loops = HashIndex(num_rows, rules), Loops(num_rows, rules)
     for ids in batches:
         before = dict(loops.row_of)
-        rows, born = index.see(np.array(ids, dtype=np.int64))
-        assert rows.tolist() == loops.see(ids)
+        seen = np.array([1 + key % 3 if is_counted else 1 for key in ids], dtype=np.int64)
+        rows, born = index.see(np.array(ids, dtype=np.int64), *([seen] if is_counted else []))
+        loops.see(np.repeat(ids, seen).tolist())
+        assert rows.tolist() == [loops.row_of.get(key, NONE) for key in ids]
         assert set(index.keys[born].tolist()) == loops.row_of.keys() - before.keys()
         assert index.find(np.arange(-3, 13)).tolist() == [
             loops.row_of.get(key, NONE) for key in range(-3, 13)
@@ -138,6 +140,7 @@ def test_ids_in_a_row_are_dealt_evenly() -> None:
         ({"evict": "mru"}, "no eviction 'mru'. Known: lfu, lru"),
         ({"evict": 3}, "evict must be the name of an eviction, got 3"),
         ({"min_sightings": 0}, "min_sightings must be a number from 1, got 0"),
+        ({"count_column": 3}, "count_column must be the name of a column of ids, got 3"),
         ({"capacity": 3}, "unexpected keyword argument 'capacity'"),
     ],
 )

@@ -10,9 +10,10 @@ EXAMPLES = settings(max_examples=60, deadline=None)
 
 
 def bags_of(batch, feature):
-    """Lists of (id, weight), one a bag."""
+    """Lists of (id, weight), one a bag; without weights the column `count` stands for them."""
     jagged = batch[feature]
     weights = jagged.weights_or_none()
+    weights = jagged.columns().get("count") if weights is None else weights
     weights = [1.0] * len(jagged.values()) if weights is None else weights.tolist()
     pairs = list(zip(jagged.values().tolist(), weights, strict=True))
     offsets = jagged.offsets().tolist()
@@ -43,9 +44,16 @@ def slot_bags(case, plan, slot, batch):
     return [(sample, bag) for sample, bag in bags if bag or not kind.is_ragged]
 
 
-def assert_bags(lengths, ids, weights, expected):
+def assert_bags(lengths, ids, columns, expected):
     if lengths is not None:
         assert lengths.tolist() == [len(bag) for bag in expected]
     assert ids.tolist() == [id for bag in expected for id, _ in bag]
-    if weights is not None:
-        assert weights.tolist() == [weight for bag in expected for _, weight in bag]
+    weights = [weight for bag in expected for _, weight in bag]
+    if "weights" in columns:
+        assert columns["weights"].tolist() == weights
+        of_weight = {"count": lambda weight: int(weight * 2**24), "time": lambda weight: 1 - weight}
+    else:
+        of_weight = {"count": lambda count: count, "time": lambda count: 1 - count / 2**24}
+    for name, function in of_weight.items():
+        if name in columns:
+            assert columns[name].tolist() == [function(weight) for weight in weights]

@@ -217,6 +217,8 @@ class Cuts:
     tables: tuple[Cut, ...] = field(converter=tuple)
     world_size: int
     is_weighted: bool = False
+    has_columns: bool = False
+    """Ids carry two columns that follow from their weights."""
 
     @property
     def features(self) -> list[str]:
@@ -275,8 +277,13 @@ class Cuts:
             path_of=paths_here(is_pooled=self.is_pooled),
         )
 
+    @property
+    def columns(self) -> dict[str, torch.dtype]:
+        weights = {"weights": torch.float32} if self.is_weighted else {}
+        return {**weights, "count": torch.int64, "time": torch.float32} if self.has_columns else weights
+
     def read(self, batch: KeyedJaggedTensor) -> FeatureBatch:
-        return BatchReader(self.collection(), is_weighted=self.is_weighted).read(batch)
+        return BatchReader(self.collection(), columns=self.columns).read(batch)
 
     def shard(self, env: ShardingEnv, module: Any) -> Any:
         return self.sharder.shard(module, self.shardings(), env, "cpu")
@@ -289,9 +296,13 @@ class Cuts:
             lengths.append(torch.randint(0, max_length + 1, (batch_size,), generator=generator))
             values.append(torch.randint(0, rows, (int(lengths[-1].sum()),), generator=generator))
         ids = torch.cat(values)
-        weights = torch.rand(ids.numel(), generator=generator) if self.is_weighted else None
+        weights = torch.rand(ids.numel(), generator=generator)
+        every = {"weights": weights, "count": (weights * 2**24).long(), "time": 1 - weights}
         return KeyedJaggedTensor(
-            keys=self.features, values=ids, lengths=torch.cat(lengths).int(), weights=weights
+            keys=self.features,
+            values=ids,
+            lengths=torch.cat(lengths).int(),
+            columns={name: every[name] for name in self.columns},
         )
 
 

@@ -22,7 +22,7 @@ INDEX_DTYPES = st.sampled_from([torch.int32, torch.int64])
 
 @st.composite
 def batches(draw: st.DrawFn) -> tuple[Bags, KeyedJaggedTensor]:
-    """Bags by key, and the same as a `KeyedJaggedTensor`; weights, if any, are a quarter of the ids."""
+    """Bags by key, and the same as a `KeyedJaggedTensor`; weights, if any, are a quarter of the ids, counts double."""
     stride = draw(st.integers(0, 4))
     keys = draw(st.lists(st.text(max_size=3), max_size=5, unique=True))
     bag = st.lists(st.integers(0, 2**31 - 1), max_size=4)
@@ -35,9 +35,10 @@ def batches(draw: st.DrawFn) -> tuple[Bags, KeyedJaggedTensor]:
         weights=values.double() / 4 if draw(st.booleans()) else None,
         lengths=torch.tensor([len(bag) for bag in flat], dtype=draw(INDEX_DTYPES)),
         stride=stride,
+        columns={"count": values.long() * 2} if draw(st.booleans()) else None,
     )
     if draw(st.booleans()):
-        kjt = KeyedJaggedTensor(keys, values, kjt.weights_or_none(), offsets=kjt.offsets(), stride=stride)
+        kjt = KeyedJaggedTensor(keys, values, offsets=kjt.offsets(), stride=stride, columns=kjt.columns())
     return bags, kjt
 
 
@@ -46,13 +47,16 @@ def lists(kjt: KeyedJaggedTensor) -> Bags:
 
 
 def state(kjt: KeyedJaggedTensor) -> tuple[Any, ...]:
-    weights = kjt.weights_or_none()
+    for name, column in kjt.columns().items():
+        assert torch.equal(
+            column, kjt.values().double() / 4 if name == "weights" else kjt.values().long() * 2
+        )
     return (
         kjt.keys(),
         kjt.stride(),
         (kjt.values().dtype, kjt.values().tolist()),
         (kjt.lengths().dtype, kjt.lengths().tolist()),
-        None if weights is None else (weights.dtype, weights.tolist()),
+        {name: (column.dtype, column.tolist()) for name, column in kjt.columns().items()},
         kjt.length_per_key(),
     )
 

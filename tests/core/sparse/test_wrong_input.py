@@ -202,7 +202,7 @@ def sharded(module: Any) -> Callable[[KeyedJaggedTensor], Any]:
         TableSpec(own.name, own.num_embeddings, own.embedding_dim, tuple(own.feature_names))
         for own in module.tables
     ]
-    return BatchReader(Collection.of(tables), is_weighted=False).read
+    return BatchReader(Collection.of(tables), columns={}).read
 
 
 def test_lookup_of_another_key_than_the_repeated_one_is_right() -> None:
@@ -266,7 +266,7 @@ def test_validate_finds_what_construction_off_the_cpu_did_not_look_at() -> None:
     with pytest.raises(InvalidInputError, match=r"lengths add up to 4, but there are 3 values"):
         kjt.validate()
     with pytest.raises(InvalidInputError, match=r"offsets end at 2, but there are 3 values"):
-        JaggedTensor._trusted(IDS, offsets=torch.tensor([0, 2])).validate()
+        JaggedTensor._trusted(IDS, {}, offsets=torch.tensor([0, 2])).validate()
 
 
 def test_constructor_off_the_cpu_does_not_read_contents() -> None:

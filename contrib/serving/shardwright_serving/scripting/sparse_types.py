@@ -31,7 +31,7 @@ class _JaggedMethods:
     """The methods that both jagged types have."""
 
     _values: Tensor
-    _weights: Tensor | None
+    _columns: dict[str, Tensor]
     _lengths: Tensor | None
     _offsets: Tensor | None
 
@@ -41,13 +41,16 @@ class _JaggedMethods:
 
     def weights_or_none(self) -> Tensor | None:
         """The weight of each value, if there are any."""
-        return self._weights
+        return self._columns.get("weights")
 
     def weights(self) -> Tensor:
         """The weight of each value."""
-        weights = self._weights
-        assert weights is not None, "the ids have no weights"
-        return weights
+        assert "weights" in self._columns, "the ids have no weights"
+        return self._columns["weights"]
+
+    def columns(self) -> dict[str, Tensor]:
+        """The columns beside the values, by name."""
+        return self._columns
 
     def lengths(self) -> Tensor:
         """Number of values in each bag."""
@@ -105,7 +108,9 @@ class ScriptJaggedTensor(_Shared):
         offsets: Tensor | None = None,
     ):
         self._values: Tensor = values
-        self._weights: Tensor | None = weights
+        self._columns = torch.jit.annotate(dict[str, Tensor], {})
+        if weights is not None:
+            self._columns["weights"] = weights
         self._lengths: Tensor | None = lengths
         self._offsets: Tensor | None = offsets
 
@@ -145,7 +150,9 @@ class ScriptKeyedJaggedTensor(_Shared):
     ):
         self._keys: list[str] = keys
         self._values: Tensor = values
-        self._weights: Tensor | None = weights
+        self._columns = torch.jit.annotate(dict[str, Tensor], {})
+        if weights is not None:
+            self._columns["weights"] = weights
         self._lengths: Tensor | None = lengths
         self._offsets: Tensor | None = offsets
         self._variable = torch.jit.annotate(Optional[int], None)  # noqa: UP045
@@ -204,18 +211,18 @@ class ScriptKeyedJaggedTensor(_Shared):
         counts = self.length_per_key()
         values = torch.split(self._values, counts)
         lengths = self.lengths().view(len(self._keys), self._stride)
-        weights = self._weights
-        if weights is not None:
-            own = torch.split(weights, counts)
-            weights = torch.cat([weights[:0]] + [own[index] for index in indices])
-        return ScriptKeyedJaggedTensor(
+        made = ScriptKeyedJaggedTensor(
             [self._keys[index] for index in indices],
             torch.cat([self._values[:0]] + [values[index] for index in indices]),
-            weights,
+            None,
             torch.cat([lengths.flatten()[:0]] + [lengths[index] for index in indices]),
             None,
             self._stride,
         )
+        for name, column in self._columns.items():
+            own = torch.split(column, counts)
+            made._columns[name] = torch.cat([column[:0]] + [own[index] for index in indices])
+        return made
 
     def sync(self) -> "ScriptKeyedJaggedTensor":
         """The batch itself: sizes are read where they are asked for."""
@@ -223,30 +230,29 @@ class ScriptKeyedJaggedTensor(_Shared):
 
     def to(self, device: torch.device, non_blocking: bool = False) -> "ScriptKeyedJaggedTensor":
         """The batch on a device."""
-        weights = self._weights
-        if weights is not None:
-            weights = weights.to(device, non_blocking=non_blocking)
-        return ScriptKeyedJaggedTensor(
+        made = ScriptKeyedJaggedTensor(
             self._keys,
             self._values.to(device, non_blocking=non_blocking),
-            weights,
+            None,
             self.lengths().to(device, non_blocking=non_blocking),
             None,
             self._stride,
         )
+        for name, column in self._columns.items():
+            made._columns[name] = column.to(device, non_blocking=non_blocking)
+        return made
 
     def to_dict(self) -> dict[str, JaggedTensor]:
         """The bags of each feature."""
         lengths = self.lengths().view(len(self._keys), self._stride)
         counts = self.length_per_key()
         values = torch.split(self._values, counts)
-        weights = self._weights
         found: dict[str, JaggedTensor] = {}
         for index, key in enumerate(self._keys):
-            own: Tensor | None = None
-            if weights is not None:
-                own = torch.split(weights, counts)[index]
-            found[key] = JaggedTensor(values[index], own, lengths[index])
+            bags = JaggedTensor(values[index], None, lengths[index])
+            for name, column in self._columns.items():
+                bags._columns[name] = torch.split(column, counts)[index]
+            found[key] = bags
         return found
 
     def __getitem__(self, key: str) -> JaggedTensor:

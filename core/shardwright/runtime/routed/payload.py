@@ -3,15 +3,15 @@
 A slot has one header field. Its low 32 bits are the number of ids, its high 32 bits the number of bags. These are fewer
 than the batch size if bags without ids are left out, or if the feature has a batch size of its own.
 
-The message to a rank has these parts in turn: the ids of each router's slots (int64); in pooled collections the lengths
-of their bags (int32); if weighted, the weights (float32); zeros up to a multiple of 8 bytes.
+The message to a rank has these parts in turn: the ids of each router's slots (int64); their int64 columns, then their
+float32 columns, as weights; in pooled collections the lengths of their bags (int32); zeros up to a multiple of 8 bytes.
 
 Legend: W ranks, S slots of all ranks, S_r a rank's slots of one router, P parts of a message.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from shardwright.runtime.routed.routing import Bucketed, Router, own_slots, runs
 from shardwright.runtime.step.executor import PeerHeaders
 from shardwright.runtime.step.kernel_groups import KernelGroup
 from shardwright.runtime.step.segments import all_true, filled_up, interleave, places_of, sums, take, total
+from shardwright.sparse import WEIGHTS
 
 _BAGS = 32
 _IDS = (1 << _BAGS) - 1
@@ -57,7 +58,7 @@ class PayloadFormat:
         routers: routers of all slots.
         groups: this rank's kernel groups.
         rank: this rank.
-        is_weighted: ids carry weights.
+        columns: dtype of each column that the ids carry, by name, int64 or float32.
         is_pooled: bags have lengths.
 
     Attributes:
@@ -70,11 +71,15 @@ class PayloadFormat:
         groups: Sequence[KernelGroup],
         *,
         rank: int,
-        is_weighted: bool,
+        columns: Mapping[str, torch.dtype],
         is_pooled: bool,
     ) -> None:
         self._routers, self._groups = routers, groups
-        self._is_weighted, self._is_pooled = is_weighted, is_pooled
+        self._is_pooled = is_pooled
+        # Wide columns come first, so that each part begins at a multiple of its elements' size.
+        self._columns = dict(sorted(columns.items(), key=lambda column: -_WORDS[column[1]]))
+        per_id = [_WORDS[dtype] for dtype in (torch.int64, *self._columns.values())]
+        self._words_per_id = np.array(per_id)[:, None, None]
         per_rank = np.stack([router.slots.per_rank for router in routers])
         self.header_size = int(per_rank.sum(0).max())
         before = np.cumsum(per_rank, axis=0) - per_rank  # a rank's slots stand router after router
@@ -101,10 +106,10 @@ class PayloadFormat:
         pairs = zip(routed, self._routers, strict=True)
         sizes = [sums(own.num_ids | own.num_bags << _BAGS, router.slots.first) for own, router in pairs]
         pieces = [own.ids.view(torch.int32) for own in routed]
+        for name in self._columns:
+            pieces += [own.columns[name].view(torch.int32) for own in routed]
         if self._is_pooled:
             pieces += [own.lengths for own in routed if own.lengths is not None]
-        if self._is_weighted:
-            pieces += [own.weights.view(torch.int32) for own in routed if own.weights is not None]
         words = self._words(np.array(sizes))
         missing = int(total(words[-1]))
         if missing:
@@ -119,9 +124,8 @@ class PayloadFormat:
             sizes: ids and bags of each router's slots together, as a header field has them, ``[routers, W]``.
         """
         ids, bags = sizes & _IDS, sizes >> _BAGS
-        parts = [ids * _WORDS[torch.int64], bags if self._is_pooled else ids[:0]]
-        parts += [ids] if self._is_weighted else []
-        words = np.concatenate(parts)
+        per_id = (ids * self._words_per_id).reshape(-1, ids.shape[1])
+        words = np.concatenate([per_id, bags if self._is_pooled else ids[:0]])
         odd = total(words) & 1  # one word of padding makes a multiple of 8 bytes
         return np.concatenate([words, odd[None]])
 
@@ -155,20 +159,22 @@ class PayloadFormat:
         A group's slots are a run of its router's slots, so its elements are a run of each part of each message.
         """
         num_routers, starts = len(self._routers), incoming.starts
-        found, lengths, weights = [], None, None
+        found, lengths = [], None
         for group, (number, slots) in zip(self._groups, self._of_group, strict=True):
             num_ids, num_bags = incoming.num_ids[number], incoming.num_bags[number]
             ids = _run(received, starts[number], num_ids, slots)
             if self._is_pooled:
-                message = received.view(torch.int32)
-                lengths = _run(message, starts[num_routers + number], num_bags, slots)
-            if self._is_weighted:
-                place = num_routers * (1 + self._is_pooled) + number
-                weights = _run(received.view(torch.float32), starts[place], num_ids, slots)
+                place = num_routers * (1 + len(self._columns)) + number
+                lengths = _run(received.view(torch.int32), starts[place], num_bags, slots)
+            columns = dict[str, Tensor]()
+            for part, name in enumerate(self._columns, 1):
+                place = num_routers * part + number
+                columns[name] = _run(received.view(self._columns[name]), starts[place], num_ids, slots)
+            weights = columns.pop(WEIGHTS, None) if columns else None
             counts, is_ragged = num_bags[:, slots], group.kind.is_ragged
             if lengths is not None and not is_ragged:
                 lengths, counts = _with_all_bags(lengths, counts, incoming.batch_sizes)
-            found.append(Bags(ids, lengths, weights, counts, is_ragged))
+            found.append(Bags(ids, lengths, weights, counts, is_ragged, columns))
         return found
 
 

@@ -80,6 +80,7 @@ class FillingLookup:
             lengths=lengths,
             weights=None if bags.weights is None else bags.weights.index_select(0, order),
             counts=((most,) * bags.num_slots,),
+            columns={name: column.index_select(0, order) for name, column in bags.columns.items()},
         )
         row = place * bags.num_slots + slot if self._batch_major else target
         return filled, row, len(lengths)

@@ -9,7 +9,7 @@ Legend: F features, B batch size, N ids, R readings, Q buckets, S slots.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate, groupby
 from typing import ClassVar, TypeAlias
 
@@ -35,6 +35,7 @@ from shardwright.runtime.step.segments import (
     take,
     total,
 )
+from shardwright.sparse import WEIGHTS
 
 
 @frozen(eq=False)
@@ -48,7 +49,7 @@ class Bucketed:
             which a feature is filled up to ``B`` are left out where its ids are not parted.
         ids: row of each id in the slot's block, ``[sum of num_ids]`` int64.
         lengths: number of ids of each bag, ``[sum of num_bags]`` int32; ``None`` for sequences.
-        weights: weight of each id, ``[sum of num_ids]`` float32, or ``None``.
+        columns: columns of the ids by name, ``[sum of num_ids]`` each, as the batch has them.
         places: sample of each bag, or for sequences its place among the feature's ids, ``[sum of num_bags]``;
             ``None`` if each slot has all of them in order.
     """
@@ -58,23 +59,23 @@ class Bucketed:
     num_bags: Ints
     ids: Tensor
     lengths: Tensor | None
-    weights: Tensor | None
+    columns: Mapping[str, Tensor]
     places: Tensor | None
 
     @property
     def tensors(self) -> list[Tensor]:
         """The tensors of the routed batch."""
-        every = (self.ids, self.lengths, self.weights, self.places)
+        every = (self.ids, self.lengths, *self.columns.values(), self.places)
         return [tensor for tensor in every if tensor is not None]
 
     def bags_of(self, slots: slice) -> Bags:
-        """The bags of a run of slots, as those of one source."""
-        counts = self.num_bags[None, slots]
+        """The bags of a run of slots, as those of one source, with weights and no further column."""
+        counts, weights = self.num_bags[None, slots], self.columns.get(WEIGHTS)
         if counts.size == self.num_bags.size:
-            return Bags(self.ids, self.lengths, self.weights, counts)
+            return Bags(self.ids, self.lengths, weights, counts)
         ids, bags = _span(self.num_ids, slots), _span(self.num_bags, slots)
         lengths = None if self.lengths is None else self.lengths[bags]
-        return Bags(self.ids[ids], lengths, None if self.weights is None else self.weights[ids], counts)
+        return Bags(self.ids[ids], lengths, None if weights is None else weights[ids], counts)
 
     def with_places_on(self, device: torch.device) -> Bucketed:
         """The same with the places, which results are put in order by, on a device."""
@@ -142,14 +143,16 @@ def route_all(routers: Sequence[Router], batch: FeatureBatch) -> tuple[list[Buck
         The sorted ids; and, where their weights are trained, for each router the place of each sorted id in the batch,
         by which gradients come back to it; else none.
     """
-    if batch.weights is None or batch.trained_weights is None:
+    if batch.trained_weights is None:
         return [router.route(batch) for router in routers], []
     # Numbers of the ids take the place of their weights, and so arrive where these would.
-    numbers = torch.arange(len(batch.weights), device=batch.weights.device)
-    routed = [router.route(evolve(batch, weights=numbers)) for router in routers]
-    places = [own.weights for own in routed if own.weights is not None]
-    weights = [batch.weights.index_select(0, own) for own in places]
-    return [evolve(own, weights=of) for own, of in zip(routed, weights, strict=True)], places
+    weights = batch.columns[WEIGHTS]
+    numbers = torch.arange(len(weights), device=weights.device)
+    numbered_batch = evolve(batch, columns={**batch.columns, WEIGHTS: numbers})
+    routed = [router.route(numbered_batch) for router in routers]
+    places = [own.columns[WEIGHTS] for own in routed]
+    found = [{**own.columns, WEIGHTS: weights.index_select(0, own.columns[WEIGHTS])} for own in routed]
+    return [evolve(own, columns=of) for own, of in zip(routed, found, strict=True)], places
 
 
 def added_at_home(
@@ -184,21 +187,21 @@ class WholeRouter(Router):
 
     def route(self, batch: FeatureBatch) -> Bucketed:  # noqa: D102 - described in the base class
         size, sizes = batch.batch_size, batch.sizes
-        lengths, num_ids, ids, weights = batch.lengths, batch.num_ids, batch.values, batch.weights
+        lengths, num_ids, ids, columns = batch.lengths, batch.num_ids, batch.values, batch.columns
         if self._index is not None:
             num_ids, starts = num_ids[self._features], batch.starts[self._features]
             lengths = lengths.index_select(0, self._index.on(lengths.device))
             ids = take(ids, starts, num_ids)
-            weights = None if weights is None else take(weights, starts, num_ids)
+            columns = columns and {name: take(own, starts, num_ids) for name, own in columns.items()}
             sizes = None if sizes is None else sizes[self._features]
         lengths = lengths.reshape(-1)
         if not self._is_pooled:
-            return Bucketed(size, num_ids, num_ids, ids, None, weights, None)
+            return Bucketed(size, num_ids, num_ids, ids, None, columns, None)
         if sizes is None:
             sizes = np.zeros_like(num_ids) + size
         else:
             lengths = take(lengths, np.arange(len(sizes)) * size, sizes)
-        return Bucketed(size, num_ids, sizes, ids, lengths, weights, None)
+        return Bucketed(size, num_ids, sizes, ids, lengths, columns, None)
 
 
 @frozen(eq=False)
@@ -296,9 +299,11 @@ class _BucketRouter(Router):
         if self._has_unread:
             place = place[: int(read_on_host(counts.sum()))]
         num_ids, num_bags, lengths, places = self._bags(_Sorted(batch, sizes, place, counts))
-        weights = None if batch.weights is None else take(batch.weights, starts, sizes).index_select(0, place)
+        columns = batch.columns and {
+            name: take(own, starts, sizes).index_select(0, place) for name, own in batch.columns.items()
+        }
         ids = rows.index_select(0, place)
-        routed = Bucketed(batch.batch_size, num_ids, num_bags, ids, lengths, weights, places)
+        routed = Bucketed(batch.batch_size, num_ids, num_bags, ids, lengths, columns, places)
         return routed if self._bucket_of_slot is None else _repeated(routed, self._bucket_of_slot)
 
     def _placed(self, ids: Tensor, sizes: Ints) -> tuple[Tensor, Tensor]:
@@ -389,7 +394,7 @@ def _repeated(buckets: Bucketed, bucket_of_slot: Ints) -> Bucketed:
         num_bags=num_bags,
         ids=take(buckets.ids, first_id, num_ids),
         lengths=None if buckets.lengths is None else take(buckets.lengths, first_bag, num_bags),
-        weights=None if buckets.weights is None else take(buckets.weights, first_id, num_ids),
+        columns={name: take(own, first_id, num_ids) for name, own in buckets.columns.items()},
         places=None if buckets.places is None else take(buckets.places, first_bag, num_bags),
     )
 

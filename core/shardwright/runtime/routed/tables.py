@@ -77,7 +77,7 @@ class RoutedTables(Executor):
             self.routers,
             self.groups,
             rank=config.env.rank,
-            is_weighted=config.is_weighted,
+            columns=config.columns,
             is_pooled=is_pooled,
         )
         self.bucketings = [router.bucketing for router in self.routers]

@@ -5,7 +5,7 @@ Legend: F features, B batch size, N ids, D columns of a table.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from functools import cached_property
 from itertools import accumulate
@@ -104,7 +104,8 @@ class FeatureBatch:
     Args:
         lengths: ``[F, B]`` int32; where features have batch sizes of their own, filled up with zeros to the greatest.
         values: ``[N]`` int64 ids, feature after feature.
-        weights: ``[N]`` float32 weights of the ids, or ``None``.
+        columns: columns of the ids by name, ``[N]`` each: weights, float32, in weighted collections, and those that
+            compute kernels ask for.
         num_ids: ids of each feature, ``[F]``, in host memory.
         sizes: batch size of each feature, ``[F]``, in host memory; ``None`` if each has ``B``.
         inverse: place of each example of the whole batch among those of each feature, ``[F, examples]`` int64; ``None``
@@ -114,7 +115,7 @@ class FeatureBatch:
 
     lengths: Tensor
     values: Tensor
-    weights: Tensor | None
+    columns: Mapping[str, Tensor]
     num_ids: Ints
     sizes: Ints | None = None
     inverse: Tensor | None = None
@@ -144,6 +145,5 @@ class FeatureBatch:
     @property
     def tensors(self) -> list[Tensor]:
         """The tensors of the batch."""
-        weights = () if self.weights is None else (self.weights,)
         inverse = () if self.inverse is None else (self.inverse,)
-        return [self.lengths, self.values, *weights, *inverse]
+        return [self.lengths, self.values, *self.columns.values(), *inverse]

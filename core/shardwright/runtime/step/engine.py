@@ -52,11 +52,12 @@ from shardwright.runtime.step.kernel_groups import (
     LookupBuilder,
     build_lookup,
     check_layout,
+    columns_of,
     is_updated_in_backward,
     rows_of_parts,
 )
 from shardwright.runtime.step.step_events import StepEvents
-from shardwright.sparse import KeyedJaggedTensor
+from shardwright.sparse import WEIGHTS, KeyedJaggedTensor
 
 _STATUSES = {int(status): status for status in Status}
 _NUM_FIELDS, _BATCH_SIZE = 4, 1
@@ -80,6 +81,8 @@ class CollectionEngine:
         build_lookup: makes the lookup of a group of local blocks.
 
     Attributes:
+        columns: dtype of each column that batches must have beside their ids, by name: weights if they are weighted,
+            and what compute kernels ask for.
         updated_in_backward: description of the first table that a kernel updates in the backward pass; empty if none.
         kept: the lookups that keep gradients for the optimizer's step.
         limits: the largest elements of the outputs' gradients.
@@ -108,9 +111,11 @@ class CollectionEngine:
         self.env, self.device = env, device
         any_id = {i for i, table in enumerate(tables) if shardings[table.name].layout.row_map.takes_any_id}
         refusals = (weights_refusal(table, shardings[table.name]) for table in tables) if is_weighted else ()
+        weights = {WEIGHTS: torch.float32} if is_weighted else {}
+        self.columns = {**weights, **columns_of(tables, shardings, device)}
         self.reader = BatchReader(
             self.collection,
-            is_weighted=is_weighted,
+            columns=self.columns,
             checks=checks,
             any_id=any_id,
             weights_refusal=next(filter(None, refusals), ""),
@@ -119,7 +124,7 @@ class CollectionEngine:
         self.executors = [
             executor(
                 ExecutorConfig(
-                    self.collection, members, {**shardings, **own}, env, device, is_weighted, build_lookup
+                    self.collection, members, {**shardings, **own}, env, device, self.columns, build_lookup
                 )
             )
             for (executor, _), (members, own) in dealt.items()

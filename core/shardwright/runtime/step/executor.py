@@ -37,7 +37,8 @@ class ExecutorConfig:
             that it serves: all blocks, unless a layout has several dataflows.
         env: the ranks.
         device: device of the local blocks.
-        is_weighted: ids carry weights.
+        columns: dtype of each column that travels beside the ids, by name: weights in weighted collections, and what
+            compute kernels ask for.
         build_lookup: makes the lookup of a group of local blocks; by default its kernel builds it.
     """
 
@@ -46,7 +47,7 @@ class ExecutorConfig:
     shardings: Mapping[str, ParameterSharding]
     env: ShardingEnv
     device: torch.device
-    is_weighted: bool
+    columns: Mapping[str, torch.dtype]
     build_lookup: LookupBuilder = build_lookup
 
     def lookups(self, groups: Sequence[KernelGroup]) -> list[Lookup]:

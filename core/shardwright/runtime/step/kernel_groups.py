@@ -5,15 +5,17 @@ Legend: W ranks, B_w batch size of rank w.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from enum import IntEnum
 from typing import Any, TypeAlias
 
 import numpy as np
+import torch
 from attrs import field, frozen
 
 from shardwright.contracts.codec import Codec
 from shardwright.contracts.compute_kernel import ComputeKernel
+from shardwright.contracts.kernel_request import KernelRequest
 from shardwright.contracts.lookup import BlockSpec, Lookup
 from shardwright.errors import PlanError, UnsupportedError
 from shardwright.host.plugin_host import host
@@ -21,6 +23,7 @@ from shardwright.planning.layouts.blocks import Ints
 from shardwright.planning.layouts.row_maps import RowMap
 from shardwright.planning.plan.sharding import ParameterSharding
 from shardwright.planning.tables.spec import TableSpec
+from shardwright.sparse import WEIGHTS
 
 
 class Bucketing(IntEnum):
@@ -122,6 +125,36 @@ def build_lookup(group: KernelGroup, device: Any) -> Lookup:
 def kernel_of(name: str) -> ComputeKernel:
     """Make an object of the registered compute kernel called ``name``."""
     return host().compute_kernels.create(name)
+
+
+_DTYPES = {"int64": torch.int64, "float32": torch.float32}
+"""The dtypes that columns beside ids may have."""
+
+
+def columns_of(
+    tables: Sequence[TableSpec], shardings: Mapping[str, ParameterSharding], device: torch.device
+) -> dict[str, torch.dtype]:
+    """The dtype of each column that the kernels of some tables ask for beside ids and weights, in order of their names.
+
+    Raises:
+        UnsupportedError: two ask for one name with different dtypes, or one for a dtype that does not travel.
+    """
+    found: dict[str, str] = {}
+    for table in tables:
+        sharding = shardings[table.name]
+        request = KernelRequest.of(
+            table, table.embedding_dim, device=device.type, extras=sharding.layout.extras
+        )
+        for name, dtype in kernel_of(sharding.compute_kernel).columns(request).items():
+            if dtype not in _DTYPES or found.setdefault(name, dtype) != dtype or name == WEIGHTS:
+                raise UnsupportedError(
+                    f"table {table.describe()}: compute kernel {sharding.compute_kernel!r} asks for the column "
+                    f"{name!r} of {dtype}. A column is int64 or float32, the same for all tables of a collection, and "
+                    f"not {WEIGHTS!r}, which weighted collections have.",
+                    subject=table.path,
+                    asked=name,
+                )
+    return {name: _DTYPES[found[name]] for name in sorted(found)}
 
 
 def is_updated_in_backward(table: TableSpec, sharding: ParameterSharding) -> bool:

@@ -67,7 +67,8 @@ class IndexedRows(ComputeKernel):
         from shardwright_plugins.compute_kernels.indexed_rows._lookup import IndexedLookup, with_one_more
 
         rows = self._rows.build([with_one_more(block) for block in blocks], device=device)
-        return IndexedLookup(blocks, rows, [self.build_index(block, device=device) for block in blocks])
+        indexes = [self.build_index(block, device=device) for block in blocks]
+        return IndexedLookup(blocks, rows, indexes, [self.columns(block.request) for block in blocks])
 
     @property
     def _rows(self) -> ComputeKernel:

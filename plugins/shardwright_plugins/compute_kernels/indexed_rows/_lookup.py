@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -31,10 +31,17 @@ class IndexedLookup(Lookup):
         blocks: specifications of the blocks.
         rows: lookup of their rows, each block with one row more.
         indexes: index of each block.
+        columns: names of the columns of ids that each block's index is given.
     """
 
-    def __init__(self, blocks: Sequence[BlockSpec], rows: Lookup, indexes: Sequence[RowIndex]) -> None:
-        self.blocks, self._rows, self._indexes = blocks, rows, indexes
+    def __init__(
+        self,
+        blocks: Sequence[BlockSpec],
+        rows: Lookup,
+        indexes: Sequence[RowIndex],
+        columns: Sequence[Collection[str]],
+    ) -> None:
+        self.blocks, self._rows, self._indexes, self._columns = blocks, rows, indexes, columns
         self.states_per_row = rows.states_per_row
         self._sizes = [spec.block.num_rows for spec in blocks]
         self._block_of_slot = torch.tensor(
@@ -102,7 +109,9 @@ class IndexedLookup(Lookup):
         block_of = self._block_of_each(bags)
         for block, index in enumerate(self._indexes):
             mine = slice(None) if block_of is None else block_of == block
-            found, born = index.resolve(bags.ids[mine], training=training)
+            columns = {name: bags.columns[name][mine] for name in self._columns[block]}
+            asked: dict[str, Any] = {"columns": columns} if columns else {}
+            found, born = index.resolve(bags.ids[mine], training=training, **asked)
             self._begin(block, born)
             rows[mine] = found.where(found >= 0, self._sizes[block])
         return evolve(bags, ids=rows)
@@ -148,8 +157,8 @@ class _BlockIndex(RowIndex):
     def num_evicted(self) -> int:  # type: ignore[override]
         return self._index.num_evicted
 
-    def resolve(self, keys: Tensor, *, training: bool) -> tuple[Tensor, Tensor]:
-        return self._index.resolve(keys, training=training)
+    def resolve(self, keys: Tensor, *, training: bool, **further: Any) -> tuple[Tensor, Tensor]:
+        return self._index.resolve(keys, training=training, **further)
 
     def rows_in_use(self) -> Tensor:
         return self._index.rows_in_use()

@@ -10,6 +10,7 @@ from attrs import evolve
 from torch import Tensor
 
 from shardwright.contracts.lookup import Bags
+from shardwright.errors import UnsupportedError
 from shardwright.planning.layouts.blocks import Ints
 from shardwright.planning.layouts.layout import Dataflow
 from shardwright.planning.plan.sharding import ParameterSharding
@@ -31,6 +32,7 @@ from shardwright.runtime.step.backward.kept_gradients import keeping_gradients
 from shardwright.runtime.step.backward.weight_gradients import weight_gradients
 from shardwright.runtime.step.collection import FeatureBatch
 from shardwright.runtime.step.executor import Executor, ExecutorConfig, ExecutorStep, PeerHeaders
+from shardwright.runtime.step.kernel_groups import KernelGroup
 from shardwright_plugins.dataflows.replicated import forms
 from shardwright_plugins.dataflows.replicated.exchange import Gathering, Summing
 from shardwright_plugins.dataflows.replicated.forms import CopiedBatch, UpdateForm
@@ -64,6 +66,7 @@ class ReplicatedTables(Executor):
         )
         self.plan = alone(plan)
         self.groups = self.plan.groups
+        _check_columns(self.groups)
         self.lookups = keeping_gradients(config.lookups(self.groups), self.groups)
         self.routers = routers_of(self.plan)
         self.bucketings = [router.bucketing for router in self.routers]
@@ -115,15 +118,33 @@ def alone(plan: RoutingPlan) -> RoutingPlan:
     return evolve(plan, rank=0, slots=slots)
 
 
+def _check_columns(groups: Sequence[KernelGroup]) -> None:
+    """Check that no kernel asks for columns beside ids: ids of other ranks, by which replicas are updated, bring none.
+
+    Raises:
+        UnsupportedError: one does.
+    """
+    for group in groups:
+        for spec in group.blocks:
+            if columns := group.kernel.columns(spec.request):
+                raise UnsupportedError(
+                    f"table {spec.table.describe()}: compute kernel {group.kernel_name!r} asks for the columns "
+                    f"{', '.join(columns)}, which reach no table that every rank has a copy of: take another sharding "
+                    "type",
+                    subject=spec.table.path,
+                    asked="columns",
+                )
+
+
 def on_device(routed: Bucketed, device: torch.device) -> Bucketed:
     """The sorted ids on a device; themselves where they are there."""
     if routed.ids.device == device:
         return routed
-    lengths, weights, places = (
-        None if tensor is None else sent_to(device, tensor)
-        for tensor in (routed.lengths, routed.weights, routed.places)
+    lengths, places = (
+        None if tensor is None else sent_to(device, tensor) for tensor in (routed.lengths, routed.places)
     )
-    return evolve(routed, ids=sent_to(device, routed.ids), lengths=lengths, weights=weights, places=places)
+    columns = {name: sent_to(device, column) for name, column in routed.columns.items()}
+    return evolve(routed, ids=sent_to(device, routed.ids), lengths=lengths, columns=columns, places=places)
 
 
 class ReplicatedStep(ExecutorStep):

@@ -21,16 +21,16 @@ from shardwright_plugins.dataflows import Hierarchical
 
 def format_of(case, plan):
     return PayloadFormat(
-        routers_of(plan), plan.groups, rank=plan.rank, is_weighted=case.is_weighted, is_pooled=case.is_pooled
+        routers_of(plan), plan.groups, rank=plan.rank, columns=case.columns, is_pooled=case.is_pooled
     )
 
 
 @pytest.mark.parametrize("dataflow", [Exchange(), Hierarchical()], ids=lambda flow: flow.name)
 @EXAMPLES
-@given(cuts(is_pooled=None), st.lists(st.integers(0, 3), min_size=3, max_size=3))
-def test_payload_what_the_ranks_pack_for_a_rank_is_what_it_unpacks(dataflow, case, batch_sizes):
+@given(cuts(is_pooled=None), st.lists(st.integers(0, 3), min_size=3, max_size=3), st.booleans())
+def test_payload_what_the_ranks_pack_for_a_rank_is_what_it_unpacks(dataflow, case, batch_sizes, has_columns):
     last = evolve(case.tables[-1], dataflow=dataflow)
-    case = evolve(case, tables=[*case.tables[:-1], last])
+    case = evolve(case, tables=[*case.tables[:-1], last], has_columns=has_columns)
     ranks = range(case.world_size)
     with use_host(host_with_loops()):
         plans = [case.plan(rank) for rank in ranks]
@@ -56,7 +56,10 @@ def test_payload_what_the_ranks_pack_for_a_rank_is_what_it_unpacks(dataflow, cas
             own = [slot + int(plan.slots.first[rank]) for slot in group.slots]
             by_slot = [[slot_bags(case, plan, slot, batch) for slot in own] for batch in batches]
             expected = [bag for source in by_slot for slot in source for _, bag in slot]
-            assert_bags(bags.lengths, bags.ids, bags.weights, expected)
+            weights = {} if bags.weights is None else {"weights": bags.weights}
+            columns = {**weights, **bags.columns}
+            assert columns.keys() == case.columns.keys()
+            assert_bags(bags.lengths, bags.ids, columns, expected)
             assert (bags.lengths is None) != case.is_pooled
             assert bags.counts == tuple(tuple(len(slot) for slot in source) for source in by_slot)
             assert bags.is_ragged == group.kind.is_ragged

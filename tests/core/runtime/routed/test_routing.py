@@ -34,9 +34,12 @@ def pieces(values, sizes):
 
 @pytest.mark.parametrize("dataflow", [Exchange(), Hierarchical()], ids=lambda flow: flow.name)
 @EXAMPLES
-@given(cuts(is_pooled=None), st.integers(0, 4), st.integers(0, 3))
-def test_router_slots_get_the_ids_of_their_rows_in_the_bags_order(dataflow, case, batch_size, seed):
-    case = evolve(case, tables=[evolve(table, dataflow=dataflow) for table in case.tables])
+@given(cuts(is_pooled=None), st.integers(0, 4), st.integers(0, 3), st.booleans())
+def test_router_slots_get_the_ids_of_their_rows_in_the_bags_order(
+    dataflow, case, batch_size, seed, has_columns
+):
+    tables = [evolve(table, dataflow=dataflow) for table in case.tables]
+    case = evolve(case, tables=tables, has_columns=has_columns)
     with use_host(host_with_loops()):
         plan = case.plan()
     batch = case.batch(batch_size, seed)
@@ -46,8 +49,13 @@ def test_router_slots_get_the_ids_of_their_rows_in_the_bags_order(dataflow, case
         expected = [slot_bags(case, plan, slot, batch) for slot in slots]
         assert routed.num_bags.tolist() == [len(own) for own in expected]
         assert routed.num_ids.tolist() == [sum(len(bag) for _, bag in own) for own in expected]
-        assert (routed.weights is not None) == case.is_weighted
-        assert_bags(routed.lengths, routed.ids, routed.weights, [bag for own in expected for _, bag in own])
+        assert routed.columns.keys() == case.columns.keys()
+        assert_bags(
+            routed.lengths,
+            routed.ids,
+            routed.columns,
+            [bag for own in expected for _, bag in own],
+        )
         for own, place in zip(expected, placed(case, plan, slots, routed, read), strict=True):
             if place is None:
                 assert not case.is_pooled or [sample for sample, _ in own] == list(range(batch_size))
@@ -76,7 +84,7 @@ def test_batch_reader_hands_features_out_in_the_collections_order():
     assert batch.keys() == ["b", "a"]
     read = case.read(batch)
     assert (case.collection().features, read.batch_size) == (("a", "b"), 3)
-    weights = pieces(read.weights, read.num_ids)
+    weights = pieces(read.columns["weights"], read.num_ids)
     for index, feature in enumerate("ab"):
         pairs = [pair for bag in bags_of(batch, feature) for pair in bag]
         assert read.lengths[index].tolist() == batch[feature].lengths().tolist()

@@ -128,7 +128,7 @@ def test_columns_that_stand_as_they_should_are_not_copied():
     tables = [TableSpec(f"t{index}", 9, dim, (f"f{index}",)) for index, dim in enumerate((64, 32, 4))]
     collection = Collection.of(tables)
     arrangement = PooledArrangement(collection, [as_columns([(0, 0, 64), (1, 0, 32), (2, 0, 4)])])
-    batch = FeatureBatch(torch.ones(3, 7, dtype=torch.int32), torch.zeros(21), None, ints([7] * 3))
+    batch = FeatureBatch(torch.ones(3, 7, dtype=torch.int32), torch.zeros(21), {}, ints([7] * 3))
     brought = torch.rand(7, 100)
     (output,) = arrangement.outputs([brought], batch)
     assert output.data_ptr() == brought.data_ptr()

@@ -26,7 +26,7 @@ from shardwright.runtime.ranks.devices import Constant, is_host, read_on_host, s
 from shardwright.runtime.step.collection import Collection, FeatureBatch
 from shardwright.runtime.step.segments import all_true, filled_up, index_of, starts_of, take, total
 from shardwright.settings import CHECKS_VARIABLE
-from shardwright.sparse import KeyedJaggedTensor
+from shardwright.sparse import WEIGHTS, KeyedJaggedTensor
 
 _ANY = -1
 
@@ -131,7 +131,7 @@ class BatchReader:
 
     Args:
         collection: tables and features that are looked up.
-        is_weighted: ids must carry weights.
+        columns: dtype of each column that ids must carry, by name; weights are made floats.
         checks: the level of checks.
         any_id: indices of the tables that any id may be looked up in.
         weights_refusal: the reason why weights of ids cannot be trained; empty if they can.
@@ -141,12 +141,12 @@ class BatchReader:
         self,
         collection: Collection,
         *,
-        is_weighted: bool,
+        columns: Mapping[str, torch.dtype],
         checks: InputChecks = InputChecks.STANDARD,
         any_id: AbstractSet[int] = frozenset(),
         weights_refusal: str = "",
     ) -> None:
-        self.collection, self.checks, self._is_weighted = collection, checks, is_weighted
+        self.collection, self.checks, self._columns = collection, checks, columns
         self._any_id, self._weights_refusal = any_id, weights_refusal
         self._warned: set[int] = set()
         self._known_keys: _Keys | None = None
@@ -171,10 +171,11 @@ class BatchReader:
             self._refuse(problem)
         if not are_fine:
             values = self._in_range(values, counts, features)
-        weights = trained = None
-        if self._is_weighted:
-            weights = self._weights(features, counts)
-            trained = features.weights().to(torch.float32) if _is_trained(features.weights()) else None
+        columns, trained = dict[str, Tensor](), None
+        for name in self._columns:
+            columns[name] = self._column(name, features, counts)
+        if WEIGHTS in columns and _is_trained(features.weights()):
+            trained = features.weights().to(torch.float32)
         lengths, sizes = _lengths_of(features, keys)
         inverse = None
         if features.variable_stride_per_key() and self.collection.is_pooled:
@@ -182,10 +183,10 @@ class BatchReader:
         if not keys.in_order:
             starts, counts = starts_of(counts)[keys.places], counts[keys.places]
             values = take(values, starts, counts)
-            weights = None if weights is None else take(weights, starts, counts)
+            columns = columns and {name: take(own, starts, counts) for name, own in columns.items()}
             if trained is not None:
                 trained = trained.index_select(0, index_of(starts, counts, trained.device))
-        return FeatureBatch(lengths, values, weights, counts, sizes, inverse, trained)
+        return FeatureBatch(lengths, values, columns, counts, sizes, inverse, trained)
 
     def _counted(self, features: KeyedJaggedTensor, values: Tensor, keys: _Keys) -> tuple[Ints, bool]:
         """Number of ids of each key, and True if the ids are in range or not to be checked.
@@ -277,17 +278,30 @@ class BatchReader:
         return f"feature {self.collection.features[feature]!r} of table {table.describe()}"
 
     def _check_form(self, features: KeyedJaggedTensor) -> None:
-        """Check that there are ids, and weights if the collection is weighted, and, if strict, no unused input."""
+        """Check that there are ids and all columns that are asked for, and, if strict, no unused input."""
         if features.values().is_meta:
             self._refuse("the KeyedJaggedTensor is on 'meta', where there are no ids")
-        if self._is_weighted:
-            weights = features.weights_or_none()
-            if weights is None:
-                self._refuse("the collection is weighted but the KeyedJaggedTensor has no weights")
-            if self._weights_refusal and _is_trained(weights):
-                raise BatchProblem(self._weights_refusal)
+        if self._columns:
+            self._check_columns(features.columns())
         if self.checks is InputChecks.STRICT and features.stride():
             self._check_all_is_used(features)
+
+    def _check_columns(self, columns: Mapping[str, Tensor]) -> None:
+        for name, dtype in self._columns.items():
+            if name not in columns:
+                why = (
+                    "the collection is weighted"
+                    if name == WEIGHTS
+                    else "a compute kernel asks for that column"
+                )
+                self._refuse(f"{why} but the KeyedJaggedTensor has no {name}")
+            if name != WEIGHTS and columns[name].dtype != dtype:
+                self._refuse(
+                    f"a compute kernel asks for the column {name!r} of {dtype}, and the KeyedJaggedTensor has it of "
+                    f"{columns[name].dtype}"
+                )
+        if self._weights_refusal and _is_trained(columns[WEIGHTS]):
+            raise BatchProblem(self._weights_refusal)
 
     def _check_all_is_used(self, features: KeyedJaggedTensor) -> None:
         known, module = self.collection.features, self.collection.tables[0].module
@@ -298,22 +312,27 @@ class BatchReader:
                 f"feature {unknown[0]!r}: no table of {where} looks it up, which strict checks refuse: leave it out."
                 f"{nearest(unknown[0], known)}"
             )
-        if not self._is_weighted and features.weights_or_none() is not None:
-            self._refuse(
-                "the collection is not weighted but the KeyedJaggedTensor has weights, which strict checks refuse: "
-                "leave them out"
-            )
+        for name in features.columns():
+            if name not in self._columns:
+                why = (
+                    "the collection is not weighted"
+                    if name == WEIGHTS
+                    else "no compute kernel asks for that column"
+                )
+                self._refuse(
+                    f"{why} but the KeyedJaggedTensor has {name}, which strict checks refuse: leave them out"
+                )
 
-    def _weights(self, features: KeyedJaggedTensor, counts: Ints) -> Tensor:
-        weights = _in_a_row(features.weights().detach().to(torch.float32))
+    def _column(self, name: str, features: KeyedJaggedTensor, counts: Ints) -> Tensor:
+        column = _in_a_row(features.columns()[name].detach().to(self._columns[name]))
         if self.checks is InputChecks.STRICT:
-            for feature, _, wrong, own in self._features_with(~weights.isfinite(), weights, counts, features):
+            for feature, _, wrong, own in self._features_with(~column.isfinite(), column, counts, features):
                 position = int(wrong.nonzero()[0])
                 raise BatchProblem(
-                    f"{self._where(feature)} has the weight {own[position].item()} at position {position} "
-                    "of its values; weights must be finite"
+                    f"{self._where(feature)} has the {name.removesuffix('s')} {own[position].item()} at position "
+                    f"{position} of its values; {name} must be finite"
                 )
-        return weights
+        return column
 
     def _features_with(
         self, wrong: Tensor, values: Tensor, counts: Ints, features: KeyedJaggedTensor

@@ -43,8 +43,9 @@ def sent_to(device: torch.device, values: Tensor | Array) -> Tensor:
         own = values
     if is_host(device) or own.device == device:
         return own
-    is_pinned = has_streams(device) and is_host(own.device)
-    return (own.pin_memory() if is_pinned else own).to(device, non_blocking=True)
+    return (own.pin_memory() if has_streams(device) and is_host(own.device) else own).to(
+        device, non_blocking=True
+    )
 
 
 def read_on_host(values: Tensor) -> Tensor:

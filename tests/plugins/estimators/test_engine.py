@@ -555,6 +555,7 @@ def test_engine_of_steps_that_were_not_measured_says_what_the_roofline_does(
     options = enumerate_options(
         [table.served() if is_served else table], topology, Constraints({"t": rule}), host(), batch_size=BATCH
     )
+    assert "kernels" not in Engine().provenance(options)  # none is taken for another
     expected = host().estimators.create("roofline").estimate(options, topology)
     for phase, column in Engine().estimate(options, topology).items():
         np.testing.assert_array_equal(column, expected[phase])

@@ -214,7 +214,10 @@ class Engine(Estimator):
 
     def provenance(self, options: Options) -> Mapping[str, Any]:
         """Origin of the constants where no machine was given, and kernels that are taken for another one."""
-        assumed = KernelPrices(options, self.machine).assumed
+        # Elsewhere than on CPUs, and for serving, kernels have the prices of ``roofline``.
+        is_measured = {request.device for _, request in options.requests} == {CPU_DEVICE}
+        is_measured &= not options.is_frozen.all()
+        assumed = KernelPrices(options, self.machine).assumed if is_measured else {}
         return {**self._origin(), **({"kernels": dict(assumed)} if assumed else {})}
 
     def _origin(self) -> Mapping[str, str]:

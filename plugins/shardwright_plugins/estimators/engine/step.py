@@ -125,12 +125,13 @@ class StepWork:
         """Rows of each shard on which ids fall: its own, or its part of those that its table's profile makes it."""
         options, rows = self.options, self.options.num_rows.astype(np.float64)
         stats = [table.cache.stats for table in options.tables]
-        distinct = np.array([own.expected_lookups if own else 0.0 for own in stats])[self.table]
-        ids = options.ids_per_batch[self.table] * self.topology.world_size
+        distinct = np.array([own.expected_lookups if own else 0.0 for own in stats])
+        ids = options.ids_per_batch * self.topology.world_size
         # A profile is of a step of all ranks. Its rows go to shards as the ids do, of which hot rows get more.
         is_told = (distinct > 0) & (distinct < ids)
-        found = even_rows(np.where(is_told, distinct, 1.0), np.where(is_told, ids, 2.0)) * options.id_fraction
-        return np.where(is_told, np.minimum(rows, found), rows)
+        found = even_rows(np.where(is_told, distinct, 1.0), np.where(is_told, ids, 2.0))
+        of_shard = np.minimum(rows, found[self.table] * options.id_fraction)
+        return np.where(is_told[self.table], of_shard, rows)
 
     def amounts(self) -> Mapping[str, Floats]:
         """The amounts that constants of :data:`ENGINE` are multiplied by: ``[S]`` each."""

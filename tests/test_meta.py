@@ -42,7 +42,6 @@ HOMONYMS = {
         (f"core/shardwright/serving/{name}.py", "dense"): "the input of a model beside its features"
         for name in ("export", "manifest", "program", "programs")
     },
-    ("core/shardwright/runtime/checkpoint/saving.py", "checkpoint"): "where ranks meet before they save one",
 }
 # Words that leave a docstring's reader to find the noun, and an argument without a subject.
 QUESTION = re.compile(r"(What|Whether|How|Where|Which|Who|Whose|When|Why|That|If)\b")
@@ -240,8 +239,6 @@ STATE = {
     "error_reports.py": {"_LISTENERS"},
     "runtime/ranks/environment.py": {"_LOCKSTEPS"},
     "runtime/ranks/group_ranks.py": {"_known"},
-    "runtime/checkpoint/saving.py": {"_known"},
-    "runtime/checkpoint/folder.py": {"_LOCKS"},  # a lock of a file is the process's
     "runtime/sharded/tables/table_state.py": {"_AS_BLOCKS"},
     # Checks of users' loops.
     "runtime/sharded/tables/data_parallel.py": {"_TAKEN_IN"},

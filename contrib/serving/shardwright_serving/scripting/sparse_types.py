@@ -345,13 +345,13 @@ def empty_keyed(
 def empty_like_keyed(kjt: KeyedJaggedTensor, device: torch.device | None = None) -> KeyedJaggedTensor:
     """`KeyedJaggedTensor.empty_like` in TorchScript."""
     place = kjt.values().device if device is None else device
-    weights = kjt.weights_or_none()
-    if weights is not None:
-        weights = torch.empty(0, dtype=weights.dtype, device=place)
     values = torch.empty(0, dtype=kjt.values().dtype, device=place)
     lengths = torch.empty(0, dtype=kjt.lengths().dtype, device=place)
     keys = torch.jit.annotate(list[str], [])
-    return KeyedJaggedTensor(keys, values, weights, lengths, None, kjt.stride())
+    made = KeyedJaggedTensor(keys, values, None, lengths, None, kjt.stride())
+    for name, column in kjt.columns().items():
+        made._columns[name] = torch.empty(0, dtype=column.dtype, device=place)
+    return made
 
 
 def from_lengths(
@@ -380,21 +380,20 @@ def concat(kjt_list: list[KeyedJaggedTensor]) -> KeyedJaggedTensor:
     """`KeyedJaggedTensor.concat` in TorchScript."""
     stride = kjt_list[0].stride()
     keys = torch.jit.annotate(list[str], [])
-    weights = torch.jit.annotate(list[Tensor], [])
+    names = kjt_list[0].columns().keys()
     for part in kjt_list:
         assert part.stride() == stride, "the batches have different numbers of samples"
+        assert len(part.columns()) == len(names), (
+            "some batches have weights or other columns and some have none"
+        )
         keys += part.keys()
-        own = part.weights_or_none()
-        if own is not None:
-            weights.append(own)
-    assert len(weights) == 0 or len(weights) == len(kjt_list), "some batches have weights and some have none"
-    joined: Tensor | None = None
-    if len(weights) > 0:
-        joined = torch.cat(weights)
     values = torch.cat([part.values() for part in kjt_list])
-    return KeyedJaggedTensor(
-        keys, values, joined, torch.cat([part.lengths() for part in kjt_list]), None, stride
+    made = KeyedJaggedTensor(
+        keys, values, None, torch.cat([part.lengths() for part in kjt_list]), None, stride
     )
+    for name in names:
+        made._columns[name] = torch.cat([part.columns()[name] for part in kjt_list])
+    return made
 
 
 def jagged_from_dense(values: list[Tensor], weights: list[Tensor] | None = None) -> JaggedTensor:
@@ -413,7 +412,10 @@ def from_jt_dict(jt_dict: dict[str, JaggedTensor]) -> KeyedJaggedTensor:
     """`KeyedJaggedTensor.from_jt_dict`."""
     parts: list[KeyedJaggedTensor] = []
     for key, bags in jt_dict.items():
-        parts.append(KeyedJaggedTensor([key], bags.values(), bags.weights_or_none(), bags.lengths()))
+        part = KeyedJaggedTensor([key], bags.values(), None, bags.lengths())
+        for name, column in bags.columns().items():
+            part._columns[name] = column
+        parts.append(part)
     return concat(parts)
 
 

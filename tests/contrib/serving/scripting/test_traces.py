@@ -148,6 +148,25 @@ def test_torchscript_makes_and_parts_batches_as_python_does(code: Any, weighted:
         assert (found.weights_or_none() is None) == (wanted.weights_or_none() is None)
 
 
+def rejoined(kjt: KeyedJaggedTensor) -> list[KeyedJaggedTensor]:
+    found = parts_of(kjt)
+    found.append(KeyedJaggedTensor.from_jt_dict(kjt.to_dict()))
+    found.append(kjt.to(torch.device("cpu")))
+    return found
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_torchscript_keeps_columns_as_python_does(weighted: bool) -> None:
+    plain = two_keys(weighted=weighted)
+    columns = {**plain.columns(), "count": torch.arange(5) * 3}
+    kjt = KeyedJaggedTensor(plain.keys(), plain.values(), lengths=plain.lengths(), columns=columns)
+    for found, wanted in zip(scripted(rejoined)(kjt), rejoined(kjt), strict=True):
+        assert {name: column.tolist() for name, column in found.columns().items()} == {
+            name: column.tolist() for name, column in wanted.columns().items()
+        }
+        assert "count" in found.columns()
+
+
 def test_torchscript_reads_bags_and_sizes_as_python_does() -> None:
     kjt = two_keys(weighted=False)
     found = scripted(bags_of)(kjt)

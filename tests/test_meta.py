@@ -38,7 +38,6 @@ HOMONYMS = {
         ("core/shardwright/optim/fused.py", name): "the name in specifications of an optimizer of torch's"
         for name in ("sgd", "adagrad", "row_wise_adagrad", "adam")
     },
-    ("core/shardwright/runtime/checkpoint/saving.py", "checkpoint"): "where ranks meet before they save one",
 }
 # Words that leave a docstring's reader to find the noun, and an argument without a subject.
 QUESTION = re.compile(r"(What|Whether|How|Where|Which|Who|Whose|When|Why|That|If)\b")
@@ -211,8 +210,6 @@ STATE = {
     "error_reports.py": {"_LISTENERS"},
     "runtime/ranks/environment.py": {"_LOCKSTEPS"},
     "runtime/ranks/group_ranks.py": {"_known"},
-    "runtime/checkpoint/saving.py": {"_known"},
-    "runtime/checkpoint/folder.py": {"_LOCKS"},  # a lock of a file is the process's
     "runtime/sharded/tables/table_state.py": {"_AS_BLOCKS"},
     # Checks of users' loops.
     "runtime/sharded/tables/data_parallel.py": {"_TAKEN_IN"},

@@ -77,10 +77,8 @@ _MODULE_OF_NAME: dict[str, str] = {
         "shardwright.planning.tables.codecs": ("QCommsConfig",),
         "shardwright.planning.tables.caching": ("CacheParams", "CacheStatistics", "EmbeddingOffloadStats"),
         "shardwright.planning.report.check": ("CheckedPlan", "check_plan"),
-        "shardwright.planning.report.compare": ("PlanDifference", "compare_plans"),
         "shardwright.planning.tables.constraints": ("ParameterConstraints",),
         "shardwright.planning.documents": ("DocumentKind",),
-        "shardwright.planning.report.explain": ("Explanation", "explain_table"),
         "shardwright.planning.layouts.layout": (
             "Block",
             "BlockRun",
@@ -130,9 +128,6 @@ _MODULE_OF_NAME: dict[str, str] = {
         "shardwright.planning.machines.topology": ("Topology",),
         "shardwright.planning.watch": ("Progress", "Watch"),
         "shardwright.planning.tables.workload": ("Workload",),
-        "shardwright.runtime.checkpoint.loading": ("LoadedCheckpoint", "load_checkpoint"),
-        "shardwright.runtime.checkpoint.reading": ("StoredCheckpoint", "StoredTensor", "open_checkpoint"),
-        "shardwright.runtime.checkpoint.saving": ("SavedCheckpoint", "save_checkpoint"),
         "shardwright.runtime.step.awaitable": ("Awaitable", "LazyAwaitable"),
         "shardwright.runtime.ranks.comm": ("TorchCommunicator",),
         "shardwright.runtime.ranks.environment": ("ShardingEnv",),
@@ -157,34 +152,50 @@ _MODULE_OF_NAME: dict[str, str] = {
         "shardwright.runtime.step.columns": ("Columns",),
         "shardwright.runtime.step.kernel_groups": ("KernelGroup", "LookupBuilder"),
         "shardwright.runtime.step.executor": ("Executor", "ExecutorConfig", "ExecutorStep", "PeerHeaders"),
-        "shardwright.runtime.pipeline.stages": (
-            "Backward",
-            "CopyToDevice",
-            "Evaluate",
-            "ExchangeHeaders",
-            "ExchangeIds",
-            "Forward",
-            "OptimizerStep",
-            "PipelineStep",
-            "Prefetch",
-            "PipelineStage",
-            "StageAround",
-            "ZeroGrad",
-        ),
-        "shardwright.runtime.pipeline.train_pipeline": (
-            "EvalPipelineSparseDist",
-            "PrefetchTrainPipelineSparseDist",
-            "TrainPipeline",
-            "TrainPipelineBase",
-            "TrainPipelineSparseDist",
-            "lockstep_batches",
-        ),
         "shardwright.sparse": ("JaggedTensor", "KeyedJaggedTensor", "KeyedTensor"),
     }.items()
     for name in names
 }
 
-__all__ = sorted([*_MODULE_OF_NAME, "__version__"])  # pyright: ignore[reportUnsupportedDunderAll]
+# Public name -> the word of the extension at the point ``names`` that brings it.
+_EXTENSION_OF_NAME: dict[str, str] = {
+    name: word
+    for word, names in {
+        "checkpoints": (
+            "LoadedCheckpoint",
+            "SavedCheckpoint",
+            "StoredCheckpoint",
+            "StoredTensor",
+            "load_checkpoint",
+            "open_checkpoint",
+            "save_checkpoint",
+        ),
+        "comparisons": ("Explanation", "PlanDifference", "compare_plans", "explain_table"),
+        "pipelines": (
+            "Backward",
+            "CopyToDevice",
+            "EvalPipelineSparseDist",
+            "Evaluate",
+            "ExchangeHeaders",
+            "ExchangeIds",
+            "Forward",
+            "OptimizerStep",
+            "PipelineStage",
+            "PipelineStep",
+            "Prefetch",
+            "PrefetchTrainPipelineSparseDist",
+            "StageAround",
+            "TrainPipeline",
+            "TrainPipelineBase",
+            "TrainPipelineSparseDist",
+            "ZeroGrad",
+            "lockstep_batches",
+        ),
+    }.items()
+    for name in names
+}
+
+__all__ = sorted([*_MODULE_OF_NAME, *_EXTENSION_OF_NAME, "__version__"])  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def _plugin_host() -> Any:
@@ -200,14 +211,23 @@ def __getattr__(name: str) -> Any:
     """Import a public name on first use, and keep it."""
     if name == "host":
         return importlib.import_module("shardwright.host")
-    module = _MODULE_OF_NAME.get(name)
-    if module is None:
+    if name in _EXTENSION_OF_NAME:
+        value = _brought(name)
+    elif name in _MODULE_OF_NAME:
+        value = getattr(importlib.import_module(_MODULE_OF_NAME[name]), name)
+    else:
         # Dunder lookups come from the import machinery and from tools: they get no guesses.
         hint = "" if name.startswith("__") else _near_names(name)
         raise AttributeError(f"module 'shardwright' has no attribute {name!r}.{hint}")
-    value = getattr(importlib.import_module(module), name)
     globals()[name] = value
     return value
+
+
+def _brought(name: str) -> Any:
+    """A public name that a plugin brings."""
+    from shardwright.host.extensions import load_at
+
+    return load_at("names", _EXTENSION_OF_NAME[name], _plugin_host().extensions)(name)
 
 
 def __dir__() -> list[str]:

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from shardwright.arguments import check_unmasked
 from shardwright.errors import InvalidInputError, UnknownNameError, UnsupportedError, nearest
-from shardwright.runtime.checkpoint.entries import NamedTable, Trained
 from shardwright.runtime.sharded.tables.table_state import LocalBlock
+from shardwright_plugins.checkpoint.entries import NamedTable, Trained
 
 AT_ONCE_BYTES = 64 << 20
 """Bytes of the rows that are in memory at once beside the table's."""

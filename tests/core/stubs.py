@@ -14,6 +14,9 @@ from shardwright import host
 
 PACKAGES: tuple[ModuleType, ...] = (shardwright, host, testing)
 
+OWN_NAMES = sorted([*shardwright._MODULE_OF_NAME, "__version__"])
+"""Public names that core brings itself; plugins bring the others."""
+
 
 def path_of(package: ModuleType) -> Path:
     """The stub beside a package's `__init__.py`."""
@@ -26,8 +29,11 @@ def text_of(package: ModuleType) -> str:
     for name in package.__all__:
         if name == "__version__":
             continue
-        module = package._MODULE_OF_NAME[name]
-        module = module if module.startswith(package.__name__) else f"{package.__name__}.{module}"
+        module = (
+            package._MODULE_OF_NAME.get(name) or getattr(package, name).__module__
+        )  # which a plugin brings
+        if not module.startswith("shardwright"):
+            module = f"{package.__name__}.{module}"
         lines.append(f"from {module} import {name} as {name}")
     if package is shardwright:
         lines.append("from shardwright import host as host")

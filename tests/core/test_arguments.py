@@ -11,6 +11,7 @@ import attrs
 import numpy as np
 import pytest
 import torch
+from tests.core.stubs import OWN_NAMES
 
 import shardwright as sw
 from shardwright.arguments import (
@@ -182,7 +183,7 @@ def test_brief_is_short_and_never_an_error() -> None:
 
 def test_signatures_of_public_values_say_what_their_arguments_take():
     """A converter takes more than the field holds; `help()` and the reference show what it takes."""
-    public = [getattr(sw, name) for name in sw.__all__]
+    public = [getattr(sw, name) for name in OWN_NAMES]
     values = [found for found in public if isinstance(found, type) and attrs.has(found)]
     told = {
         f"{cls.__name__}.{argument.name}": argument.annotation

@@ -6,6 +6,7 @@ import importlib
 import pkgutil
 
 import pytest
+from tests.core.stubs import OWN_NAMES
 
 import shardwright
 import shardwright.contracts
@@ -76,7 +77,7 @@ def test_importing_the_package_imports_nothing_but_what_asks_for_the_plugin_host
     assert found == ["shardwright", "shardwright.host", "shardwright.host.process"]
 
 
-@pytest.mark.parametrize("name", [name for name in shardwright.__all__ if name != "__version__"])
+@pytest.mark.parametrize("name", [name for name in OWN_NAMES if name != "__version__"])
 def test_public_name_is_what_its_module_defines(name):
     value = getattr(shardwright, name)
     assert getattr(importlib.import_module(shardwright._MODULE_OF_NAME[name]), name) is value

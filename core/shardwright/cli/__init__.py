@@ -1,6 +1,6 @@
 """The command line. One file a command; nothing heavy is imported before a command runs.
 
-Here are the commands about plans and plugins; others are offered by plugins (`shardwright_commands`).
+Here are the commands that make and check plans and show plugins; others come from plugins.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from shardwright.cli.docs import docs
 from shardwright.cli.new_plugin import plugin
 from shardwright.cli.offered import Program
 from shardwright.cli.plan import plan
-from shardwright.cli.plans import check, diff, explain
+from shardwright.cli.plans import check
 from shardwright.cli.plugins import plugins
 from shardwright.errors import ShardwrightError
 
 __all__ = ["app", "main"]
 
 # A command is a function with options, in a module of its own. It is added by its name here.
-_COMMANDS = (check, diff, docs, explain, plan, plugins)
+_COMMANDS = (check, docs, plan, plugins)
 
 app = typer.Typer(
     name="shardwright",

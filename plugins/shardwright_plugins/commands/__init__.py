@@ -9,10 +9,24 @@ from shardwright_plugins.commands.calibrate import Calibrate
 from shardwright_plugins.commands.checkpoint import Checkpoint
 from shardwright_plugins.commands.demo import Demo
 from shardwright_plugins.commands.doctor import Devices, Doctor, Environment, Plugins, Python
+from shardwright_plugins.commands.plans import Diff, Explain
 from shardwright_plugins.commands.profile import ProfileData
 
 
 @hookimpl
 def shardwright_extensions() -> list[type[Extension]]:
     """Offer the built-in commands."""
-    return [Bench, Calibrate, Checkpoint, Demo, Devices, Doctor, Environment, Plugins, ProfileData, Python]
+    return [
+        Bench,
+        Calibrate,
+        Checkpoint,
+        Demo,
+        Devices,
+        Diff,
+        Doctor,
+        Environment,
+        Explain,
+        Plugins,
+        ProfileData,
+        Python,
+    ]

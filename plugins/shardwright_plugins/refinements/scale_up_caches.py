@@ -21,7 +21,6 @@ from shardwright.errors import NoPlanError
 from shardwright.planning.arrays import Ints
 from shardwright.planning.machines.topology import device_and_rest
 from shardwright.planning.options.inputs import Request
-from shardwright.planning.options.moving import weight_bits
 from shardwright.planning.options.search_space import SearchSpace
 from shardwright.planning.search.placement import LoadedPlan
 from shardwright.planning.search.refinements import Outcome, Search
@@ -29,6 +28,7 @@ from shardwright.planning.tables.caching import CacheParams
 from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.planning.watch import Watch
+from shardwright_plugins.plan_differences.value_bytes import weight_bits
 
 _STEPS = 32
 """Sizes that are tried for each table, from the one that was asked for to the whole table."""

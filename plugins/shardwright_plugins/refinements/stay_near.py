@@ -33,8 +33,6 @@ from shardwright.planning.options.inputs import Request
 from shardwright.planning.options.search_space import SearchSpace
 from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.planning.plan.sharding import EmbeddingModuleShardingPlan, ParameterSharding
-from shardwright.planning.report.compare import value_bytes
-from shardwright.planning.report.moves import SAME_RANK, TableMoves
 from shardwright.planning.report.rederived import matched_option
 from shardwright.planning.search.objectives import OBJECTIVES
 from shardwright.planning.search.placement import Placed
@@ -42,6 +40,8 @@ from shardwright.planning.search.refinements import Outcome, Search
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.planning.text import bytes_text
 from shardwright.planning.watch import Watch
+from shardwright_plugins.plan_differences.compare import value_bytes
+from shardwright_plugins.plan_differences.table_moves import SAME_RANK, TableMoves
 
 __all__ = ["StayNear"]
 

@@ -18,7 +18,6 @@ from shardwright.contracts.lookup import Lookup
 from shardwright.errors import DistributedError
 from shardwright.planning.layouts.blocks import Ints
 from shardwright.planning.layouts.layout import Block
-from shardwright.planning.layouts.moves import Flow, LayoutMove
 from shardwright.planning.plan.sharding import ParameterSharding
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.runtime.sharded.collections.sharded_collection import (
@@ -31,6 +30,7 @@ from shardwright.runtime.sharded.tables.sharded_table import ShardedTable
 from shardwright.runtime.sharded.tables.table_state import LocalBlock
 from shardwright.runtime.step.engine import CollectionEngine
 from shardwright.runtime.step.kernel_groups import kernel_of
+from shardwright_plugins.plan_differences.layout_moves import Flow, LayoutMove
 from shardwright_plugins.resharding.unbuilt import UnbuiltLookup
 from shardwright_plugins.resharding.users import Holder
 from shardwright_plugins.resharding.windows import SharedRows

@@ -16,8 +16,8 @@ from attrs import define, field
 from torch import Tensor
 
 from shardwright.planning.layouts.layout import Block
-from shardwright.planning.layouts.moves import Flow
 from shardwright.runtime.ranks.environment import ShardingEnv
+from shardwright_plugins.plan_differences.layout_moves import Flow
 from shardwright_plugins.resharding.blocks import (
     MovedValue,
     Place,

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from shardwright.contracts.lookup import Lookup
 from shardwright.planning.layouts.blocks import Block
-from shardwright.planning.layouts.moves import Flow
 from shardwright.runtime.ranks.environment import ShardingEnv
+from shardwright_plugins.plan_differences.layout_moves import Flow
 from shardwright_plugins.resharding.blocks import (
     FlowId,
     KeyedRows,

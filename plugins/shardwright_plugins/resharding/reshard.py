@@ -29,7 +29,6 @@ from torch.optim import Optimizer
 from shardwright.contracts.extension import Resharded
 from shardwright.contracts.lookup import Lookup
 from shardwright.errors import InvalidInputError, PlanError, UnsupportedError, nearest
-from shardwright.planning.layouts.moves import Flow
 from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.planning.plan.sharding import ParameterSharding
 from shardwright.planning.tables.spec import TableSpec
@@ -45,6 +44,7 @@ from shardwright.runtime.step.kernel_groups import (
     is_updated_in_backward,
     kernel_of,
 )
+from shardwright_plugins.plan_differences.layout_moves import Flow
 from shardwright_plugins.resharding.blocks import (
     LookupId,
     ModuleMove,

@@ -28,8 +28,7 @@ def check_checkpoint(name: str, case: Case, moved: Case) -> None:
 
 def _check_rows(where: str, case: Case, moved: Case, folder: str) -> None:
     """A whole state dict under the other plan, and from there a checkpoint in shards back under the first."""
-    from shardwright.runtime.checkpoint.loading import load_checkpoint
-    from shardwright.runtime.checkpoint.saving import save_checkpoint
+    from shardwright import load_checkpoint, save_checkpoint
 
     trained = train_simulated(case)[0]
     expected = {name: weight.clone() for name, weight in trained.weights.items()}
@@ -71,8 +70,7 @@ def _check_state(
 
 def _check_keys(where: str, case: Case, moved: Case, folder: str) -> None:
     """Check that keys bring the same rows, also after a step that uses the optimizer state."""
-    from shardwright.runtime.checkpoint.loading import load_checkpoint
-    from shardwright.runtime.checkpoint.saving import save_checkpoint
+    from shardwright import load_checkpoint, save_checkpoint
 
     module, moved_module = case.module_to_shard(), moved.module_to_shard()
 

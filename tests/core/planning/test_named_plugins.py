@@ -13,9 +13,9 @@ from shardwright.errors import InvalidInputError, UnknownPluginError
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.planning.report.check import check_plan
-from shardwright.planning.report.explain import explain_table
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner
+from shardwright_plugins.plan_differences.explain import explain_table
 
 TABLE = TableSpec("t", 10, 8, ["f"])
 

@@ -124,8 +124,9 @@ class Kernels:
         return [Loop, LoopBySample]
 
 
-def host_with_loops() -> PluginHost:
-    return PluginHost(entry_points=(), plugins={"loops": Kernels()}, environment={})
+def host_with_loops(**plugins: Any) -> PluginHost:
+    """The plugin host with the kernels that are loops, and with plugins by name."""
+    return PluginHost(entry_points=(), plugins={"loops": Kernels(), **plugins}, environment={})
 
 
 @frozen

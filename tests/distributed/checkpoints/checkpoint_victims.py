@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 import shardwright as sw
-from shardwright.runtime.checkpoint.folder import steps_in
+from shardwright_plugins.checkpoint.folder import steps_in
 
 WAYS = ("sync", "async", "staging", "removing")
 RANKS, START_S = 2, 180.0

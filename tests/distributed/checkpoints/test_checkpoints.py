@@ -8,7 +8,7 @@ import pytest
 import torch
 from tests.distributed.checkpoints import checkpoint_workers as workers
 
-from shardwright.runtime.checkpoint.folder import steps_in
+from shardwright_plugins.checkpoint.folder import steps_in
 from shardwright_testing.ranks import RankPool
 
 pytestmark = pytest.mark.distributed

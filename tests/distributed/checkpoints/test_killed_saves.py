@@ -14,7 +14,7 @@ from tests.distributed.checkpoints.checkpoint_victims import WAYS, strike
 
 import shardwright as sw
 from shardwright.errors import CheckpointError
-from shardwright.runtime.checkpoint.folder import steps_in
+from shardwright_plugins.checkpoint.folder import steps_in
 
 pytestmark = pytest.mark.distributed
 

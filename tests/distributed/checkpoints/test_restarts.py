@@ -19,7 +19,7 @@ import torch
 from tests.distributed.checkpoints import restart_workers
 from tests.ports import own_port
 
-from shardwright.runtime.checkpoint.folder import steps_in
+from shardwright_plugins.checkpoint.folder import steps_in
 from shardwright_plugins.commands.demo.rank import train_and_evaluate
 from shardwright_testing.ranks import RankPool
 

@@ -15,9 +15,9 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 import shardwright as sw
 from shardwright.errors import ShardwrightError
-from shardwright.runtime.checkpoint.reading import StoredCheckpoint
-from shardwright.runtime.checkpoint.saving import _FolderWriter
 from shardwright.runtime.ranks.group_ranks import GroupRanks
+from shardwright_plugins.checkpoint.reading import StoredCheckpoint
+from shardwright_plugins.checkpoint.saving import _FolderWriter
 from shardwright_plugins.resharding.exchange import RowExchange
 from shardwright_plugins.sharding_groups import DMPCollection
 

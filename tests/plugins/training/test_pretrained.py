@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tests.core.runtime.checkpoint.test_save_and_load import BY_INDEX, IN_RUNS, ROWS
 from tests.core.runtime.conftest import only_loops  # noqa: F401 - kernels that are there in any case
 from tests.core.runtime.plans import Cut, Cuts
 from tests.errors import raises
+from tests.plugins.checkpoint.test_save_and_load import BY_INDEX, IN_RUNS, ROWS
 
 from shardwright.errors import InvalidInputError, UnknownNameError
 from shardwright_plugins import pretrained

@@ -16,7 +16,7 @@ from shardwright.errors import InvalidInputError
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-    from shardwright.runtime.checkpoint.reading import StoredCheckpoint
+    from shardwright_plugins.checkpoint.reading import StoredCheckpoint
 
 __all__ = ["checkpoint"]
 
@@ -94,7 +94,7 @@ def convert(
     What goes into one file has to be in memory; folders do not. States of TorchRec's fused optimizers come too. Its
     hyperparameters do not: load with strict=False.
     """
-    from shardwright.runtime.checkpoint.folder import folder_of
+    from shardwright_plugins.checkpoint.folder import folder_of
     from shardwright_plugins.commands.checkpoint import converting
 
     into_file = target.suffix in (".pt", ".pth", ".bin")
@@ -137,7 +137,7 @@ def _bar(what: str, total: int | None, *, hidden: bool) -> Iterator[tuple[Progre
 
 
 def _opened(folder: Path, step: int | None, *, dcp_only: bool = False) -> StoredCheckpoint:
-    from shardwright.runtime.checkpoint.reading import open_checkpoint
+    from shardwright_plugins.checkpoint.reading import open_checkpoint
 
     return open_checkpoint(folder, step, dcp_only=dcp_only)
 
@@ -146,7 +146,7 @@ def _contents(stored: StoredCheckpoint) -> dict[str, Any]:
     """Return what `show` prints, as JSON data."""
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-    from shardwright.runtime.checkpoint.entries import GROUPS
+    from shardwright_plugins.checkpoint.entries import GROUPS
 
     tensors = {
         key: entry for key, entry in stored.entries.items() if isinstance(entry, TensorStorageMetadata)

@@ -105,7 +105,7 @@ def _check(settings: DemoSettings) -> None:
     """
     import torch
 
-    from shardwright.runtime.checkpoint.folder import has_checkpoint
+    from shardwright_plugins.checkpoint.folder import has_checkpoint
 
     if importlib.util.find_spec("torchmetrics") is None:
         raise UnsupportedError(

@@ -14,7 +14,7 @@ from attrs import frozen
 from torch import Tensor
 
 from shardwright import InvalidInputError, ShardingEnv, load_checkpoint, save_checkpoint
-from shardwright.runtime.checkpoint.folder import has_checkpoint
+from shardwright_plugins.checkpoint.folder import has_checkpoint
 from shardwright_plugins.commands.demo.examples import Clicks
 from shardwright_plugins.commands.demo.model import Batch, ShardedDLRM
 from shardwright_plugins.commands.demo.settings import DemoSettings

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 import shardwright as sw
 from shardwright import DataType
-from shardwright.runtime.checkpoint import entries
+from shardwright_plugins.checkpoint import entries
 
 # torch.export takes a second or two a model; in each run, the model of `package` is exported.
 FORMS = ["torchscript", pytest.param("exported", marks=pytest.mark.slow)]

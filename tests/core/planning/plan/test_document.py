@@ -23,12 +23,12 @@ from shardwright.planning.machines.topology import Topology
 from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.planning.plan.sharding import EmbeddingModuleShardingPlan, ParameterSharding, ShardMetadata
 from shardwright.planning.report.check import check_plan
-from shardwright.planning.report.explain import explain_table
 from shardwright.planning.tables.constraints import ParameterConstraints
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.planning.text import plain_json
 from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner
 from shardwright_plugins.dataflows import Replicate
+from shardwright_plugins.plan_differences.explain import explain_table
 
 
 def planned(*tables, **rules):

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.core.runtime.checkpoint.stored import save_of_ranks
 from tests.errors import files_of_at_most, raises
+from tests.plugins.checkpoint.stored import save_of_ranks
 from typer.testing import CliRunner
 
 import shardwright as sw
 from shardwright.cli import app
 from shardwright.errors import CheckpointError, InvalidInputError
-from shardwright.runtime.checkpoint.reading import StoredCheckpoint, box_requests
+from shardwright_plugins.checkpoint.reading import StoredCheckpoint, box_requests
 from shardwright_plugins.commands.checkpoint.converting import to_file
 
 ROWS = 1200

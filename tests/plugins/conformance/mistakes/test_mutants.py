@@ -189,7 +189,7 @@ MUTANTS = [
         wrong_extensions.NameOfCore,
         "ExtensionTests",
         "test_extension_does_what_its_point_asks",
-        r"has a command diff already",
+        r"has a command check already",
     ),
     (
         wrong_extensions.LosesTables,

@@ -27,7 +27,7 @@ class LongHelp(RightExtension):
 
 
 class NameOfCore(RightExtension):
-    name = "command:diff"
+    name = "command:check"
 
 
 class LosesTables(RightExtension):

@@ -1,1 +1,0 @@
-"""Checkpoints in shards, over ``torch.distributed.checkpoint`` (DCP)."""

@@ -1,1 +1,0 @@
-"""Training pipelines: batches that are moved and exchanged ahead."""

@@ -1,0 +1,156 @@
+"""`shardwright explain` and `diff`: questions about plan documents; none needs torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shardwright.cli.plans import check_writable, read_plan
+from shardwright.cli.tables import console
+
+if TYPE_CHECKING:
+    from shardwright.planning.plan.plan import ShardingPlan
+    from shardwright_plugins.plan_differences.compare import PlanDifference
+    from shardwright_plugins.plan_differences.explain import ExplainedOption
+    from shardwright_plugins.plan_differences.table_moves import ReshardMoves
+
+_Document = Annotated[Path, typer.Argument(metavar="plan.json", help="A plan document.")]
+
+
+def explain(
+    document: _Document,
+    table: Annotated[str | None, typer.Option(metavar="T", help="The table's name or path.")] = None,
+    measured: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Measured times of steps, to be compared with the plan's."),
+    ] = None,
+    refit: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="With --measured: write the machine, refitted to the times."),
+    ] = None,
+) -> None:
+    """Explain a table's option: the runner-up, and what ruled the others out. Or compare the plan with real steps."""
+    from shardwright.errors import InvalidInputError
+
+    check_writable(refit)
+    plan = read_plan(document)
+    if measured is not None:
+        _explain_measured(plan, measured, refit)
+    elif refit is not None:
+        raise InvalidInputError("--refit needs --measured FILE, the times that the machine is refitted to")
+    elif table is None:
+        raise InvalidInputError("explain needs --table T, a table of the plan, or --measured FILE")
+    if table is not None:
+        _explain_table(plan, table)
+
+
+def _explain_measured(plan: ShardingPlan, measured: Path, refit: Path | None) -> None:
+    """Print what extensions at the point ``explain`` tell of measured times."""
+    from shardwright.host.extensions import load_at, words_at
+    from shardwright.host.plugin_host import host
+
+    offered = host().extensions
+    for word in words_at("explain", offered):
+        for line in load_at("explain", word, offered)(plan, measured, refit):
+            typer.echo(line)
+
+
+def _explain_table(plan: ShardingPlan, table: str) -> None:
+    from rich.table import Table
+
+    from shardwright_plugins.plan_differences.explain import explain_table, explanation_lines
+
+    explanation = explain_table(plan, table)
+    head, *refusals = explanation_lines(explanation)
+    rows = Table(box=None, pad_edge=False)
+    for header in ("option", "shards", "all ms", "dearest ms", "largest shard", "why"):
+        rows.add_column(header, overflow="fold", justify="right" if header.endswith("ms") else "left")
+    for option in (explanation.chosen, *explanation.others):
+        rows.add_row(*_cells(option))
+    typer.echo(head)
+    typer.echo(refusals[0])
+    console().print(rows)
+    for line in refusals[1:]:
+        typer.echo(line)
+
+
+def _cells(option: ExplainedOption) -> tuple[str, ...]:
+    from shardwright.planning.text import bytes_text
+
+    memory = ", ".join(f"{bytes_text(size)} {tier}" for tier, size in option.largest_bytes.items() if size)
+    return (
+        option.name,
+        str(option.num_shards),
+        f"{option.total_ms:.4g}",
+        f"{option.largest_ms:.4g}",
+        memory,
+        option.reason,
+    )
+
+
+def diff(
+    first: Annotated[Path, typer.Argument(metavar="a.json", help="The plan before.")],
+    second: Annotated[Path, typer.Argument(metavar="b.json", help="The plan after.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Compare two plans: what a reshard sends between which ranks, how many bytes, and how long that takes."""
+    from shardwright.planning.text import json_text
+    from shardwright_plugins.plan_differences.compare import compare_plans
+
+    found = compare_plans(read_plan(first), read_plan(second))
+    if as_json:
+        typer.echo(json_text(found.to_data()))
+        return
+    _show_changes(found)
+    if found.moves.sent_bytes:
+        _show_moves(found.moves)
+    if None not in found.values_ms:
+        typer.echo(f"value: {found.values_ms[0]:.6g} ms before, {found.values_ms[1]:.6g} ms after")
+    for path, value, stated in zip((first, second), found.values_ms, found.stated_ms, strict=True):
+        if stated is not None:
+            typer.echo(
+                f"{path} says value_ms = {stated:.6g}; its shards' costs add up to {value:.6g} ms. "
+                f"`shardwright check --rewrite {path}` writes that."
+            )
+
+
+def _show_changes(found: PlanDifference) -> None:
+    from rich.table import Table
+
+    from shardwright.planning.text import bytes_text
+
+    rows = Table(box=None, pad_edge=False)
+    for header in ("table", "before", "after", "moves", "of"):
+        rows.add_column(header, overflow="fold")
+    for change in found.changes:
+        before, after = (" / ".join(side) if side else "none" for side in (change.before, change.after))
+        rows.add_row(
+            change.path, before, after, bytes_text(change.moved_bytes), bytes_text(change.total_bytes)
+        )
+    if found.changes:
+        console().print(rows)
+    typer.echo(
+        f"{len(found.changes)} tables differ, {found.num_equal} do not; {bytes_text(found.moved_bytes)} of weights move"
+    )
+
+
+def _show_moves(moves: ReshardMoves) -> None:
+    """Tell what a reshard sends, weights and optimizer states, over which links and how long."""
+    from shardwright.planning.text import bytes_text, number_text
+
+    what = "weights and optimizer states" if moves.counts_states else "weights; states are not known"
+    same, near, far = (bytes_text(size) for size in moves.by_link.values())
+    typer.echo(
+        f"a reshard sends {bytes_text(moves.sent_bytes)} ({what}): {near} inside hosts, {far} between hosts; "
+        f"{same} of these tables stay on their ranks"
+    )
+    ranks = moves.by_rank
+    sender = max(ranks, key=lambda rank: ranks[rank][0])
+    receiver = max(ranks, key=lambda rank: ranks[rank][1])
+    typer.echo(
+        f"most leaves rank {sender}, {bytes_text(ranks[sender][0])}; most comes to rank {receiver}, "
+        f"{bytes_text(ranks[receiver][1])}"
+    )
+    typer.echo(f"by the topology's bandwidths that takes {number_text(moves.ms)} ms")

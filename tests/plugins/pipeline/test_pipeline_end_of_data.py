@@ -1,0 +1,141 @@
+"""The end of data in train pipelines on simulated ranks: one step for all."""
+
+from __future__ import annotations
+
+import datetime
+
+import pytest
+from tests.pairs import in_turns
+from tests.plugins.pipeline.pipelines import (
+    PIPELINES,
+    assert_same,
+    batches,
+    examples,
+    on_ranks,
+    piped,
+    raised,
+    run_out,
+    train_plainly,
+)
+
+from shardwright.errors import InvalidInputError
+
+
+@pytest.mark.parametrize(
+    ("kind", "counts"),
+    in_turns(PIPELINES, [(3, 5), (5, 1), (0, 2), (2, 0), (0, 0), (4, 4), (1, 3, 0)]),
+)
+def test_first_rank_without_data_ends_the_loop_for_all(kind, counts):
+    world_size, shortest = len(counts), min(counts)
+
+    def train(model, env):
+        pipeline, loader = piped(model, kind), batches(counts[env.rank], env.rank, world_size)
+        outputs = run_out(pipeline, loader)
+        with pytest.raises(StopIteration):
+            pipeline.progress(iter(()))
+        return len(outputs), model.full_state_dict()
+
+    def train_plain(model, env):
+        train_plainly(model, batches(shortest, env.rank, world_size))
+        return model.full_state_dict()
+
+    results = on_ranks(train, world_size)
+    assert [count for count, _ in results] == [shortest] * world_size
+    for (_, actual), expected in zip(results, on_ranks(train_plain, world_size), strict=True):
+        assert_same(actual, expected)
+
+
+@pytest.mark.parametrize(
+    ("kind", "counts"), in_turns(PIPELINES, [(3, 5), (4, 1), (0, 2), (2, 0), (0, 0), (1, 3, 0)])
+)
+def test_last_rank_with_data_ends_the_loop_and_the_others_go_on_with_empty_batches(kind, counts):
+    world_size, longest = len(counts), max(counts)
+
+    def train(model, env):
+        loader = batches(counts[env.rank], env.rank, world_size)
+        outputs = run_out(piped(model, kind, end_of_data="last_rank"), loader)
+        return [len(output) for output in outputs], model.full_state_dict()
+
+    def train_plain(model, env):
+        own = list(batches(counts[env.rank], env.rank, world_size))
+        own += [examples(step, env.rank, world_size, size=0) for step in range(len(own), longest)]
+        train_plainly(model, iter(own))
+        return model.full_state_dict()
+
+    results = on_ranks(train, world_size)
+    for rank, (sizes, _) in enumerate(results):
+        own = [len(batch.dense) for batch in batches(counts[rank], rank, world_size)]
+        assert sizes == own + [0] * (longest - counts[rank])
+    for (_, actual), expected in zip(results, on_ranks(train_plain, world_size), strict=True):
+        assert_same(actual, expected)
+
+
+def test_empty_batch_can_be_made_of_any_batch_that_can_be_pickled():
+    def train(model, env):
+        loader = list(batches(2 * env.rank, env.rank, 2))
+        for batch in loader:
+            batch.name = datetime.date(2024, 2, 29)
+        return [len(output) for output in run_out(piped(model, end_of_data="last_rank"), iter(loader))]
+
+    empty, full = on_ranks(train, 2)
+    assert empty == [0, 0]
+    assert min(full) > 0
+
+
+def test_empty_batch_of_the_users_is_used():
+    def train(model, env):
+        made = []
+
+        def empty_batch():
+            made.append(examples(0, env.rank, 2, size=0))
+            return made[-1]
+
+        pipeline = piped(model, end_of_data="last_rank", empty_batch=empty_batch)
+        outputs = run_out(pipeline, batches(1 + env.rank, env.rank, 2))
+        return len(outputs), len(made)
+
+    assert on_ranks(train, 2) == [(2, 2), (2, 1)]  # the last is that of the end
+
+
+def test_rank_without_data_raises_on_all_where_no_empty_batch_can_be_made():
+    def train(model, env, kind):
+        loader = list(batches(2 * env.rank, env.rank, 2))
+        for batch in loader:
+            batch.name = lambda: "does not travel"
+        pipeline = piped(model, kind, end_of_data="last_rank")
+        iterator = iter(loader)
+        return [raised(pipeline.progress, iterator) for _ in range(2)]
+
+    for kind in PIPELINES:
+        first, second = on_ranks(lambda model, env, kind=kind: train(model, env, kind), 2)
+        assert [text.split(",")[0] for text in first] == ["InvalidInputError: this rank's data has ended"] * 2
+        assert all(text.startswith("DistributedError: rank 0") for text in second)
+
+
+def test_second_epoch_goes_on_with_another_iterator():
+    def train(model, env):
+        pipeline = piped(model)
+        counts = [len(run_out(pipeline, batches(count, env.rank, 2))) for count in (2 + env.rank, 3)]
+        return counts, len(env.communicator.labels)
+
+    (first, labels), (second, others) = on_ranks(train, 2)
+    assert first == second == [2, 3]
+    assert labels == others
+
+
+def test_ranks_that_choose_differently_raise_on_all():
+    def train(model, env):
+        pipeline = piped(model, end_of_data=("first_rank", "last_rank")[env.rank])
+        return raised(pipeline.progress, batches(2, env.rank, 2))
+
+    texts = on_ranks(train, 2)
+    (text,) = set(texts)
+    assert text.startswith("DistributedError: ")
+    assert "end_of_data is rank 0: first_rank; rank 1: last_rank" in text
+
+
+def test_unknown_end_of_data_raises_with_the_nearest():
+    with pytest.raises(
+        InvalidInputError, match=r"end_of_data must be .* got 'last_rnk'\. Did you mean 'last_rank'"
+    ):
+        on_ranks(lambda model, env: piped(model, end_of_data="last_rnk"), 1)

@@ -1,0 +1,198 @@
+"""What fails on one rank of a train pipeline fails on all in that step, and the next trains; simulated ranks."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import pytest
+from tests.pairs import pairwise
+from tests.plugins.pipeline.pipelines import (
+    PIPELINES,
+    Fails,
+    assert_same,
+    batches,
+    examples,
+    on_ranks,
+    piped,
+    raised,
+    run_out,
+    towers,
+    train_plainly,
+)
+
+
+def bad(step: int, rank: int, world_size: int) -> Any:
+    batch = examples(step, rank, world_size, size=2)
+    batch.sparse["bags"].values()[:] = 99
+    return batch
+
+
+@pytest.mark.parametrize("kind", PIPELINES)
+@pytest.mark.parametrize("bad_step", [0, 1, 3])
+def test_wrong_batch_on_one_rank_raises_on_all_in_its_step_and_the_next_trains(kind, bad_step):
+    def loader_of(env):
+        for step in range(5):
+            is_bad = env.rank == 1 and step == bad_step
+            yield bad(step, 1, 2) if is_bad else examples(step, env.rank, 2)
+
+    def train(model, env):
+        pipeline, loader = piped(model, kind), loader_of(env)
+        texts = [raised(pipeline.progress, loader) for _ in range(5)]
+        return texts, raised(pipeline.progress, loader), model.full_state_dict()
+
+    def plainly(model, env):
+        good = [examples(step, env.rank, 2) for step in range(5) if step != bad_step]
+        train_plainly(model, iter(good))
+        return model.full_state_dict()
+
+    results = on_ranks(train, 2)
+    assert results[0][0] == results[1][0]
+    texts, end, _ = results[0]
+    assert "rank 1: " in texts.pop(bad_step)
+    assert texts == ["nothing was raised"] * 4
+    assert end.startswith("StopIteration")
+    for (_, _, actual), expected in zip(results, on_ranks(plainly, 2), strict=True):
+        assert_same(actual, expected)
+
+
+@pytest.mark.parametrize("end_of_data", ["first_rank", "last_rank"])
+@pytest.mark.parametrize("collection", ["bags", "rows"])
+def test_wrong_batch_in_the_step_where_another_ranks_data_ends_raises_on_all(collection, end_of_data):
+    def loader_of(env):
+        yield from (examples(step, env.rank, 3) for step in range(2))
+        if env.rank == 1:
+            batch = examples(2, 1, 3, size=2)
+            batch.sparse[collection].values()[:] = 99
+            yield batch
+        if env.rank == 2:
+            yield examples(2, 2, 3)
+
+    def train(model, env):
+        pipeline, loader = piped(model, end_of_data=end_of_data), loader_of(env)
+        return [raised(pipeline.progress, loader) for _ in range(4)], model.full_state_dict()
+
+    def plainly(model, env):
+        train_plainly(model, batches(2, env.rank, 3))
+        return model.full_state_dict()
+
+    results = on_ranks(train, 3)
+    assert results[0][0] == results[1][0] == results[2][0]
+    *before, told, end = results[0][0]
+    assert before == ["nothing was raised"] * 2
+    assert told.startswith("IdRangeError: rank 1: feature ")
+    assert "has the id 99" in told
+    assert end.startswith("StopIteration")
+    for (_, actual), expected in zip(results, on_ranks(plainly, 3), strict=True):
+        assert_same(actual, expected)
+
+
+@pytest.mark.parametrize("kind", PIPELINES)
+def test_iterator_that_raises_in_the_step_where_another_ranks_data_ends_raises_on_all(kind):
+    def loader_of(env):
+        yield examples(0, env.rank, 2)
+        if env.rank == 1:
+            raise OSError("the disk is gone")
+
+    def train(model, env):
+        pipeline, loader = piped(model, kind), loader_of(env)
+        return [raised(pipeline.progress, loader) for _ in range(3)]
+
+    first, second = on_ranks(train, 2)
+    assert first[0] == second[0] == "nothing was raised"
+    assert first[1].startswith("DistributedError: rank 1")
+    assert second[1] == "OSError: the disk is gone"
+    assert first[2].startswith("StopIteration")
+    assert second[2].startswith("StopIteration")
+
+
+@pytest.mark.parametrize("kind", PIPELINES)
+@pytest.mark.parametrize("bad_step", [0, 1, 2])
+def test_iterator_that_raises_on_one_rank_raises_on_all_in_that_step_and_the_next_trains(kind, bad_step):
+    class Loader:
+        def __init__(self, rank):
+            self.step, self.rank = -1, rank
+
+        def __next__(self):
+            self.step += 1
+            if self.rank == 1 and self.step == bad_step:
+                raise OSError("the disk is gone")
+            return examples(self.step, self.rank, 2)
+
+    def train(model, env):
+        pipeline, loader = piped(model, kind), Loader(env.rank)
+        return [raised(pipeline.progress, loader) for _ in range(4)]
+
+    first, second = on_ranks(train, 2)
+    assert second.pop(bad_step) == "OSError: the disk is gone"
+    assert first.pop(bad_step).startswith("DistributedError: rank 1")
+    assert first == second == ["nothing was raised"] * 3
+
+
+@pytest.mark.parametrize(
+    ("kind", "where", "bad_step"), pairwise(product(PIPELINES, ["before", "between", "after"], [0, 1, 3]))
+)
+def test_model_that_raises_on_one_rank_raises_on_all_in_that_step_and_no_batch_is_lost(kind, where, bad_step):
+    def train(model, env):
+        model.module.when = f"{bad_step} of 1"
+        pipeline, loader = piped(model, kind), batches(5, env.rank, 2)
+        texts = [raised(pipeline.progress, loader) for _ in range(5)]
+        return texts, raised(pipeline.progress, loader), model.full_state_dict()
+
+    def plainly(model, env):
+        good = [examples(step, env.rank, 2) for step in range(5) if step != bad_step]
+        train_plainly(model, iter(good))
+        return model.full_state_dict()
+
+    results = on_ranks(train, 2, Fails(towers(2), where))
+    assert results[1][0].pop(bad_step) == f"ArithmeticError: in {bad_step} of 1"
+    assert results[0][0].pop(bad_step).startswith("DistributedError: rank 1 failed in the forward pass")
+    for (texts, end, actual), expected in zip(results, on_ranks(plainly, 2), strict=True):
+        assert texts == ["nothing was raised"] * 4
+        assert end.startswith("StopIteration")
+        assert_same(actual, expected)
+
+
+def test_model_that_raises_on_all_ranks_raises_its_own_error_on_each():
+    class Always(Fails):
+        def _maybe(self, batch, where):
+            if where == "after" and batch.name.startswith("1 "):
+                raise ArithmeticError(batch.name)
+
+    def train(model, env):
+        pipeline, loader = piped(model), batches(3, env.rank, 2)
+        return [raised(pipeline.progress, loader) for _ in range(3)]
+
+    fine = "nothing was raised"
+    assert on_ranks(train, 2, Always(towers(2), "")) == [
+        [fine, f"ArithmeticError: 1 of {rank}", fine] for rank in range(2)
+    ]
+
+
+def test_update_that_raises_closes_the_pipeline_until_it_is_reset():
+    def train(model, env):
+        pipeline, loader = piped(model), batches(6, env.rank, 2)
+        pipeline.progress(loader)
+        step, pipeline._optimizer.step = pipeline._optimizer.step, lambda: 1 / 0
+        texts = [raised(pipeline.progress, loader) for _ in range(2)]
+        pipeline._optimizer.step = step
+        pipeline.reset()
+        return [*texts, raised(pipeline.progress, loader), len(run_out(pipeline, loader))]
+
+    for texts in on_ranks(train, 2):
+        assert texts[0] == "ZeroDivisionError: division by zero"
+        assert texts[1].startswith(
+            "DistributedError: this pipeline was closed by ZeroDivisionError in the update"
+        )
+        assert texts[2:] == ["nothing was raised", 2]  # the third batch was under way
+
+
+def test_model_that_returns_no_pair_raises_on_all_with_what_it_returned():
+    def train(model, env):
+        pipeline = piped(model, custom_model_fwd=lambda batch: model(batch)[0])
+        return raised(pipeline.progress, batches(2, env.rank, 2))
+
+    for text in on_ranks(train, 2):
+        assert text.startswith(
+            "InvalidInputError: the model returned a Tensor; a pipeline wants (losses, output)"
+        )

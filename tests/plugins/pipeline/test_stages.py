@@ -1,0 +1,343 @@
+"""Pipelines of stages on simulated ranks: replaced, wrapped and added ones, and stages that fail."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tests.core.runtime.plans import LoopLookup
+from tests.plugins.pipeline.pipelines import (
+    assert_same,
+    batches,
+    dense_optimizer,
+    on_ranks,
+    raised,
+    run_out,
+    train_plainly,
+)
+
+import shardwright as sw
+
+STEPS = 4
+
+
+class Calls(sw.PipelineStage):
+    """A stage that calls a function."""
+
+    def __init__(self, name: str, phase: str, function: Any) -> None:
+        self.name, self.phase, self.function = name, phase, function
+
+    def run(self, step: sw.PipelineStep) -> None:
+        self.function(step)
+
+
+class Noted(sw.StageAround):
+    """A stage whose runs are noted."""
+
+    def __init__(self, inner: sw.PipelineStage, notes: list[tuple[int, str]]) -> None:
+        super().__init__(inner)
+        self.notes = notes
+
+    def run(self, step: sw.PipelineStep) -> None:
+        self.notes.append((step.number, self.name))
+        self.inner.run(step)
+
+
+def piped(model: Any, stages: Any) -> Any:
+    return sw.TrainPipeline(model, dense_optimizer(model), "cpu", stages=stages)
+
+
+def assert_trains_as_the_plain_loop(train: Any) -> None:
+    """Compare `train(model, loader)` with a plain loop, bit for bit."""
+
+    def staged(model, env):
+        train(model, batches(STEPS, env.rank, 2))
+        return model.full_state_dict()
+
+    def plainly(model, env):
+        train_plainly(model, batches(STEPS, env.rank, 2))
+        return model.full_state_dict()
+
+    for actual, expected in zip(on_ranks(staged, 2), on_ranks(plainly, 2), strict=True):
+        assert_same(actual, expected)
+
+
+@pytest.mark.parametrize(
+    "kind", [sw.TrainPipelineBase, sw.TrainPipelineSparseDist, sw.PrefetchTrainPipelineSparseDist]
+)
+def test_wrapped_stages_of_every_pipeline_run_in_order_and_train_as_the_plain_loop(kind):
+    def train(model, loader):
+        notes: list[tuple[int, str]] = []
+        stages = kind.stages()
+        assert len(run_out(piped(model, [Noted(stage, notes) for stage in stages]), loader)) == STEPS
+        for number in range(STEPS):
+            assert [name for other, name in notes if other == number] == [stage.name for stage in stages]
+        is_ahead = any(stage.phase == "exchange" for stage in stages)
+        # The next batch is copied in the forward pass, after lookups, or right after it.
+        assert notes.index((2, "copy to device")) < notes.index((1, "backward"))
+        assert not is_ahead or notes.index((2, "exchange ids")) < notes.index((1, "backward"))
+
+    assert_trains_as_the_plain_loop(train)
+
+
+def test_stage_that_transforms_batches_sees_each_once_and_what_it_keeps_reaches_later_stages():
+    def double(step):
+        step.batch.dense = step.batch.dense * 2
+        step.extras["seen"] = step.batch.name
+
+    def train(model, env):
+        stages = sw.TrainPipelineSparseDist.stages()
+        stages.insert(1, Calls("double", "input", double))
+        seen: list[str] = []
+        stages.append(Calls("log", "update", lambda step: seen.append(step.extras["seen"])))
+        run_out(piped(model, stages), batches(STEPS, env.rank, 2))
+        return seen, model.full_state_dict()
+
+    def plainly(model, env):
+        doubled = list(batches(STEPS, env.rank, 2))
+        for batch in doubled:
+            batch.dense = batch.dense * 2
+        train_plainly(model, iter(doubled))
+        return [batch.name for batch in doubled], model.full_state_dict()
+
+    for actual, expected in zip(on_ranks(train, 2), on_ranks(plainly, 2), strict=True):
+        assert actual[0] == expected[0]
+        assert_same(actual[1], expected[1])
+
+
+def test_form_of_empty_batches_is_that_which_the_iterator_gives():
+    def tell(step):
+        step.batch = step.batch["examples"]
+
+    def train(model, env):
+        stages = sw.TrainPipelineSparseDist.stages()
+        stages.insert(0, Calls("open", "input", tell))
+        loader = iter([{"examples": batch} for batch in batches(2 + env.rank, env.rank, 2)])
+        pipeline = sw.TrainPipeline(
+            model, dense_optimizer(model), "cpu", stages=stages, end_of_data="last_rank"
+        )
+        return len(run_out(pipeline, loader))
+
+    assert on_ranks(train, 2) == [3, 3]
+
+
+def fails_once(place: int, phase: str, kind: Any = sw.PrefetchTrainPipelineSparseDist) -> Any:
+    """A loop, and all its errors, whose stage at `place` fails on rank 1 in step 2."""
+
+    def fail(step):
+        if step.batch.name == "2 of 1":
+            raise ArithmeticError("a stage of 2")
+
+    def train(model, env):
+        stages = kind.stages()
+        stages.insert(place, Calls("failing", phase, fail))
+        pipeline, loader = piped(model, stages), batches(5, env.rank, 2)
+        return [raised(pipeline.progress, loader) for _ in range(6)], model.full_state_dict()
+
+    return on_ranks(train, 2)
+
+
+@pytest.mark.parametrize(
+    ("place", "phase"),
+    [
+        (0, "input"),
+        (1, "input"),
+        (1, "exchange"),
+        (2, "exchange"),
+        (3, "exchange"),
+        (4, "prefetch"),
+        (4, "forward"),
+        (6, "forward"),
+    ],
+)
+def test_stage_that_fails_on_one_rank_fails_the_step_of_its_batch_on_all_and_the_next_trains(place, phase):
+    def plainly(model, env):
+        train_plainly(model, (batch for batch in batches(5, env.rank, 2) if not batch.name.startswith("2")))
+        return model.full_state_dict()
+
+    results = fails_once(place, phase)
+    for rank, ((texts, actual), expected) in enumerate(zip(results, on_ranks(plainly, 2), strict=True)):
+        failed = texts.pop(2)
+        assert "a stage of 2" in failed or (rank == 0 and "rank 1 failed in the forward pass" in failed)
+        assert texts[:4] == ["nothing was raised"] * 4
+        assert texts[4].startswith("StopIteration")
+        assert_same(actual, expected)
+
+
+@pytest.mark.parametrize(("place", "phase"), [(1, "input"), (3, "exchange"), (4, "prefetch"), (6, "forward")])
+def test_stage_that_fails_in_the_first_step_fails_it_on_all_ranks(place, phase):
+    def fail(step):
+        if step.batch.name == "0 of 1":
+            raise ArithmeticError("the first")
+
+    def train(model, env):
+        stages = sw.PrefetchTrainPipelineSparseDist.stages()
+        stages.insert(place, Calls("failing", phase, fail))
+        pipeline, loader = piped(model, stages), batches(3, env.rank, 2)
+        return [raised(pipeline.progress, loader) for _ in range(3)]
+
+    for first, *rest in on_ranks(train, 2):
+        assert "the first" in first or "rank 1 failed in the forward pass" in first
+        assert rest == ["nothing was raised"] * 2
+
+
+def test_stage_that_fails_in_the_update_closes_the_pipeline():
+    def fail(step):
+        raise ArithmeticError("half made")
+
+    def train(model, env):
+        stages = [*sw.TrainPipelineSparseDist.stages(), Calls("failing", "update", fail)]
+        pipeline, loader = piped(model, stages), batches(3, env.rank, 2)
+        return [raised(pipeline.progress, loader) for _ in range(2)]
+
+    for first, second in on_ranks(train, 2):
+        assert first == "ArithmeticError: half made"
+        assert "closed by ArithmeticError" in second
+
+
+def test_stage_that_raises_stop_iteration_does_not_end_the_data():
+    def fail(step):
+        raise StopIteration
+
+    def train(model, env):
+        stages = [Calls("stops", "input", fail), *sw.TrainPipelineSparseDist.stages()]
+        return raised(piped(model, stages).progress, batches(3, env.rank, 2))
+
+    for text in on_ranks(train, 2):
+        assert "the stage 'stops' raised StopIteration" in text
+
+
+# Loops of others, as stages
+
+
+def test_backward_pass_outside_of_the_pipeline_trains_as_the_plain_loop():
+    def hand_out(step):
+        step.output = step.losses, step.output
+
+    def train(model, loader):
+        stages = [stage for stage in sw.TrainPipelineSparseDist.stages() if stage.phase != "update"]
+        pipeline = piped(model, [*stages, Calls("losses", "forward", hand_out)])
+        optimizer = dense_optimizer(model)
+        for _ in range(STEPS):
+            losses, _ = pipeline.progress(loader)
+            losses.sum().backward()
+            optimizer.step()
+
+    assert_trains_as_the_plain_loop(train)
+
+
+def forward_backward(forward_step_func: Any, data_iterator: Any, model: Any) -> Any:
+    """A schedule of one micro-batch, in the manner of those that make both passes."""
+    losses, loss_func = forward_step_func(data_iterator, model)
+    loss_func(losses).backward()
+    return losses
+
+
+class BothPasses(sw.PipelineStage):
+    """Forward and backward pass by one function."""
+
+    name, phase = "forward and backward", "forward"
+
+    def run(self, step: sw.PipelineStep) -> None:
+        def forward_step(iterator: Any, model: Any) -> Any:
+            losses, step.output = model(next(iterator))
+            step.agree()
+            return losses, torch.sum
+
+        step.losses = forward_backward(forward_step, iter([step.batch]), step.model)
+
+
+def both_passes() -> list[sw.PipelineStage]:
+    ahead = [stage for stage in sw.TrainPipelineSparseDist.stages() if stage.phase in ("input", "exchange")]
+    return [*ahead, sw.ZeroGrad(), BothPasses(), sw.OptimizerStep()]
+
+
+def test_forward_and_backward_pass_as_one_function_train_as_the_plain_loop():
+    assert_trains_as_the_plain_loop(lambda model, loader: run_out(piped(model, both_passes()), loader))
+
+
+def test_forward_pass_that_fails_in_one_function_with_the_backward_pass_fails_on_all_and_the_next_trains():
+    def train(model, env):
+        def forward(module, args, result):
+            if args[0].name == "1 of 1":
+                raise ArithmeticError("in 1")
+
+        model.register_forward_hook(forward)
+        pipeline, loader = piped(model, both_passes()), batches(3, env.rank, 2)
+        return [raised(pipeline.progress, loader) for _ in range(3)]
+
+    for rank, texts in enumerate(on_ranks(train, 2)):
+        assert "rank 1 failed in the forward pass" in texts[1] if rank == 0 else "in 1" in texts[1]
+        assert texts[::2] == ["nothing was raised"] * 2
+
+
+def test_eval_pipeline_gives_outputs_of_batches_and_updates_nothing():
+    def evaluate(model, env):
+        before = model.full_state_dict()
+        pipeline = sw.EvalPipelineSparseDist(model.eval(), dense_optimizer(model), "cpu")
+        outputs = run_out(pipeline, batches(3, env.rank, 2))
+        with torch.no_grad():
+            expected = [model(batch)[1] for batch in batches(3, env.rank, 2)]
+        assert_same(model.full_state_dict(), before)
+        return all(torch.equal(*pair) for pair in zip(outputs, expected, strict=True))
+
+    assert on_ranks(evaluate, 2) == [True, True]
+
+
+def test_prefetch_has_kernels_see_the_bags_of_the_next_batch_before_the_backward_pass(monkeypatch):
+    forward = LoopLookup.forward
+
+    def prefetch(self, bags):
+        self.near = bags.ids.clone()
+
+    def noting(self, bags, *, training):
+        if hasattr(self, "near"):
+            self.was_near = [*getattr(self, "was_near", []), torch.equal(self.near, bags.ids)]
+        return forward(self, bags, training=training)
+
+    monkeypatch.setattr(LoopLookup, "prefetch", prefetch)
+    monkeypatch.setattr(LoopLookup, "forward", noting)
+
+    def train(model, env):
+        notes: list[tuple[int, str]] = []
+        stages = [Noted(stage, notes) for stage in sw.PrefetchTrainPipelineSparseDist.stages()]
+        outputs = run_out(piped(model, stages), batches(STEPS, env.rank, 2))
+        assert notes.index((2, "prefetch")) < notes.index((1, "backward"))
+        for lookup in model.module.bags.engine.executors[0].lookups:  # those that ids are sent to
+            assert lookup.was_near == [True] * (STEPS - 1)  # the first batch is exchanged in its forward pass
+        return len(outputs)
+
+    assert on_ranks(train, 2) == [STEPS, STEPS]
+
+
+# Lists that are no pipeline
+
+
+def test_lists_that_are_no_pipeline_are_refused_by_name():
+    def refuse(model, env):
+        listed = sw.TrainPipelineSparseDist.stages()
+        return [
+            raised(piped, model, stages)
+            for stages in (
+                [*listed, sw.CopyToDevice()],
+                [stage for stage in listed if stage.phase != "forward"],
+                [*listed, "backward"],
+                [Calls("mask", "inputs", print), *listed],
+            )
+        ]
+
+    order, no_forward, no_stage, no_phase = on_ranks(refuse, 1)[0]
+    assert "'copy to device' has the phase 'input', and stands behind one of the phase 'update'" in order
+    assert "no stage has the phase 'forward'" in no_forward
+    assert "stages[7] must be a PipelineStage" in no_stage
+    assert "Did you mean 'input'?" in no_phase
+
+
+def test_call_of_a_step_outside_its_phase_is_refused_by_name():
+    def train(model, env):
+        stages = [*sw.TrainPipelineBase.stages()]
+        stages.insert(1, Calls("too early", "input", lambda step: step.exchange_ids()))
+        return raised(piped(model, stages).progress, batches(3, env.rank, 1))
+
+    assert "exchange_ids() was called outside the phase 'exchange'" in on_ranks(train, 1)[0]

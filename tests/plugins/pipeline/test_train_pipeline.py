@@ -1,0 +1,234 @@
+"""Train pipelines on simulated ranks: equal to the plain loop, in any order of use."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.plugins.pipeline.pipelines import (
+    PIPELINES,
+    Watched,
+    assert_same,
+    batches,
+    examples,
+    on_ranks,
+    piped,
+    run_out,
+    train_plainly,
+)
+from torch import nn
+
+from shardwright import DistributedModelParallel
+from shardwright.planning.plan.plan import ShardingPlan
+from shardwright_testing.simulated import run_simulated
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("kind", PIPELINES)
+def test_pipeline_equals_the_plain_loop_bit_for_bit(kind, world_size):
+    def train(model, env):
+        loader = batches(5, env.rank, world_size)
+        outputs = run_out(piped(model, kind), loader)
+        return outputs, model.full_state_dict()
+
+    def train_plain(model, env):
+        return train_plainly(model, batches(5, env.rank, world_size)), model.full_state_dict()
+
+    for actual, expected in zip(on_ranks(train, world_size), on_ranks(train_plain, world_size), strict=True):
+        assert len(actual[0]) == 5
+        assert all(torch.equal(*pair) for pair in zip(actual[0], expected[0], strict=True))
+        assert_same(actual[1], expected[1])
+
+
+def test_next_ids_are_sent_before_the_backward_pass_and_all_before_any_is_waited_for():
+    def train(model, env):
+        watched = Watched(env.communicator)
+        pipeline, loader = piped(model), batches(4, env.rank, 2)
+        for _ in range(2):
+            pipeline.progress(loader)
+        watched.clear()
+        pipeline.progress(loader)
+        return watched.events
+
+    for events in on_ranks(train, 2, local_world_size=1):
+        starts = [label for event, label in events if event == "start"]
+        first_gradient = next(i for i, label in enumerate(starts) if "gradients" in label)
+        assert starts[:first_gradient].count("ids") == 2  # of both collections
+        assert "ids" not in starts[first_gradient:]
+        headers = [event for event in events if event[1] == "headers"]
+        assert headers == [("start", "headers")] * 2 + [("wait", "headers")] * 2
+        waits_for_ids = [i for i, event in enumerate(events) if event == ("wait", "ids")]
+        assert max(waits_for_ids) < events.index(("start", "ids"))  # those of this batch, sent a step before
+
+
+def test_step_takes_the_collectives_of_the_plain_loop_and_a_status_word():
+    def count(model, env, loop):
+        loader = batches(6, env.rank, 2)
+        step = loop(model, loader)
+        for _ in range(2):
+            step()
+        before = len(env.communicator.labels)
+        step()
+        return sorted(env.communicator.labels[before:])
+
+    def pipeline_step(model, loader):
+        pipeline = piped(model)
+        return lambda: pipeline.progress(loader)
+
+    def plain_step(model, loader):
+        return lambda: train_plainly(model, iter([next(loader)]))
+
+    counts = [
+        on_ranks(lambda model, env, loop=loop: count(model, env, loop), 2)
+        for loop in (pipeline_step, plain_step)
+    ]
+    assert counts[0] == [sorted([*labels, "status"]) for labels in counts[1]]
+
+
+def test_ids_of_the_next_batch_are_sent_before_results_of_this_one_are_waited_for():
+    def watch(model, env):
+        loader, pipeline = batches(6, env.rank, 2), piped(model)
+        for _ in range(2):
+            pipeline.progress(loader)
+        watched = Watched(env.communicator)
+        pipeline.progress(loader)
+        return watched.events
+
+    for events in on_ranks(watch, 2):
+        # The second collection's results, which the model waits for last, travel beside the next batch's ids.
+        waits = [place for place, event in enumerate(events) if event == ("wait", "results")]
+        sent = [place for place, event in enumerate(events) if event == ("start", "ids")]
+        assert len(sent) == 2
+        assert max(sent) < max(waits)
+        assert ("start", "status") in events[max(waits) :]
+
+
+def test_learning_rates_hold_for_the_step_they_are_set_before():
+    def train(model, env, step):
+        for rate, _ in zip((0.5, 0.0, 2.0, 0.1), range(4), strict=True):
+            for group in model.fused_optimizer.param_groups:
+                group["lr"] = rate
+            step()
+        return model.full_state_dict()
+
+    def with_pipeline(model, env):
+        pipeline, loader = piped(model), batches(4, env.rank, 2)
+        return train(model, env, lambda: pipeline.progress(loader))
+
+    def plainly(model, env):
+        loader = batches(4, env.rank, 2)
+        return train(model, env, lambda: train_plainly(model, iter([next(loader)])))
+
+    for actual, expected in zip(on_ranks(with_pipeline, 2), on_ranks(plainly, 2), strict=True):
+        assert_same(actual, expected)
+
+
+@pytest.mark.parametrize("kind", PIPELINES)
+def test_same_batch_again_and_again_trains_as_in_the_plain_loop(kind):
+    def train(model, env):
+        batch = examples(0, env.rank, 2)
+        run_out(piped(model, kind), iter([batch] * 3))
+        return model.full_state_dict()
+
+    def plainly(model, env):
+        train_plainly(model, iter([examples(0, env.rank, 2)] * 3))
+        return model.full_state_dict()
+
+    for actual, expected in zip(on_ranks(train, 2), on_ranks(plainly, 2), strict=True):
+        assert_same(actual, expected)
+
+
+def test_evaluation_between_steps_leaves_them_alone():
+    def train(model, env, *, evaluates):
+        pipeline, loader = piped(model), batches(4, env.rank, 2)
+        for step in range(4):
+            pipeline.progress(loader)
+            if evaluates:
+                with torch.no_grad():
+                    model(examples(90 + step, env.rank, 2))
+        return model.full_state_dict()
+
+    for actual, expected in zip(
+        on_ranks(lambda model, env: train(model, env, evaluates=True), 2),
+        on_ranks(lambda model, env: train(model, env, evaluates=False), 2),
+        strict=True,
+    ):
+        assert_same(actual, expected)
+
+
+def test_batch_under_way_that_one_rank_evaluates_is_exchanged_again_for_it():
+    def train(model, env, *, evaluates):
+        own = list(batches(4, env.rank, 2))
+        pipeline, loader = piped(model), iter(own)
+        for step in range(4):
+            pipeline.progress(loader)
+            if evaluates:
+                with torch.no_grad():  # on rank 0 the next batch, whose ids are under way, on rank 1 another
+                    model(own[min(step + 1, 3)] if env.rank == 0 else examples(90, 1, 2))
+        return model.full_state_dict()
+
+    for actual, expected in zip(
+        on_ranks(lambda model, env: train(model, env, evaluates=True), 2),
+        on_ranks(lambda model, env: train(model, env, evaluates=False), 2),
+        strict=True,
+    ):
+        assert_same(actual, expected)
+
+
+def test_two_pipelines_of_one_model_take_turns():
+    def train(model, env, loop):
+        training, others = batches(5, env.rank, 2), batches(5, env.rank, 2, start=50)
+        return loop(model, training, others), model.full_state_dict()
+
+    def pipelines(model, training, others):
+        first, second = piped(model), piped(model, end_of_data="last_rank")
+        outputs = []
+        for _ in range(5):
+            model.train()
+            outputs.append(first.progress(training))
+            model.eval()
+            outputs.append(second.progress(others))
+        return outputs
+
+    def plainly(model, training, others):
+        outputs = []
+        for batch, other in zip(training, others, strict=True):
+            outputs += train_plainly(model, iter([batch]))
+            outputs.append(model(other)[1])
+        return outputs
+
+    for actual, expected in zip(
+        on_ranks(lambda model, env: train(model, env, pipelines), 2),
+        on_ranks(lambda model, env: train(model, env, plainly), 2),
+        strict=True,
+    ):
+        assert all(torch.equal(*pair) for pair in zip(actual[0], expected[0], strict=True))
+        assert_same(actual[1], expected[1])
+
+
+def test_evaluation_mode_gives_outputs_and_updates_nothing():
+    def evaluate(model, env):
+        before = model.full_state_dict()
+        model.eval()
+        with torch.no_grad():
+            outputs = run_out(piped(model), batches(3, env.rank, 2))
+            expected = [model(batch)[1] for batch in batches(3, env.rank, 2)]
+        assert_same(model.full_state_dict(), before)
+        return all(torch.equal(*pair) for pair in zip(outputs, expected, strict=True))
+
+    assert on_ranks(evaluate, 2) == [True, True]
+
+
+def test_model_without_collections_ends_in_step():
+    class Dense(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.over = nn.Linear(2, 1)
+
+        def forward(self, batch):
+            return self.over(batch), batch
+
+    def train(env):
+        model = DistributedModelParallel(Dense(), env=env, device="cpu", plan=ShardingPlan({}))
+        return len(run_out(piped(model), iter([torch.ones(3, 2)] * (2 + env.rank))))
+
+    assert run_simulated(train, 2) == [2, 2]

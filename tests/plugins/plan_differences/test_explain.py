@@ -1,0 +1,221 @@
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+from tests.core.planning.conftest import WithBound
+
+from shardwright.errors import PlanError, UnknownNameError
+from shardwright.planning.machines.topology import Topology
+from shardwright.planning.plan.plan import ShardingPlan
+from shardwright.planning.report.check import check_plan, restate
+from shardwright.planning.tables.constraints import ParameterConstraints
+from shardwright.planning.tables.spec import TableSpec
+from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner
+from shardwright_plugins.plan_differences.compare import compare_plans
+from shardwright_plugins.plan_differences.explain import explain_table, explanation_lines
+
+TABLES = [
+    TableSpec("a", 10, 8, ["f"]),
+    TableSpec("b", 100, 8, ["g"], module="tower"),
+    TableSpec("c", 3, 8, ["h"]),
+]
+
+
+def planned(cap=100_000, proposer=None, **rules):
+    constraints = {name: ParameterConstraints(**rule) for name, rule in rules.items()}
+    topology = Topology(2, "cpu", ddr_cap=cap)
+    planner = EmbeddingShardingPlanner(topology, 64, constraints=constraints, proposer=proposer)
+    return ShardingPlan.from_json(planner.plan_tables(TABLES).to_json())
+
+
+def value_with(explained, **rules):
+    """The value of a plan in which table b has one option, wherever its shards may go; all others have theirs."""
+    taken = planned()
+    fixed = {
+        path: {
+            "sharding_types": [sharding.sharding_type],
+            "compute_kernels": [sharding.compute_kernel],
+            "ranks": sorted(set(sharding.ranks)),
+        }
+        for module, tables in taken.plan.items()
+        for path, sharding in tables.items()
+        if path != "b"
+    }
+    rule = {"sharding_types": [explained.sharding_type], "compute_kernels": [explained.compute_kernel]}
+    return planned(**fixed, b=rule).document["objective"]["value_ms"]
+
+
+def test_explain_values_are_those_of_plans_with_that_option():
+    explanation = explain_table(planned(), "tower.b")
+    options = {
+        (o.sharding_type, o.compute_kernel): o for o in explanation.others if o.sharding_type == "whole"
+    }
+    assert options
+    for option in options.values():
+        assert value_with(option) == pytest.approx(option.value_ms)
+
+
+def test_explain_others_stand_in_the_order_of_their_plans():
+    explanation = explain_table(planned(), "b")
+    values = [option.value_ms for option in explanation.others]
+    assert values == sorted(values)
+    assert explanation.runner_up == explanation.others[0]
+    assert explanation.chosen.value_ms == explanation.value_ms == planned().document["objective"]["value_ms"]
+
+
+def test_explain_options_without_room_say_what_is_short():
+    # b takes 3200 bytes whole, 1600 on each rank cut; "thorough" takes twice that.
+    explanation = explain_table(planned(cap=3000), "b")
+    whole = [option for option in explanation.others if option.name == "whole / plain"]
+    assert [math.isinf(option.value_ms) for option in whole] == [True]
+    assert whole[0].reason == "does not fit: a shard needs 3.1 KiB of ddr, no rank has more than 2.5 KiB"
+
+
+def test_explain_refusals_and_constraints_are_told():
+    lines = explanation_lines(explain_table(planned(b={"sharding_types": ["slices"], "ranks": [0, 1]}), "b"))
+    assert lines[0].startswith("'tower.b' (100 x 8 FP32): slices")
+    assert "not an option: compute kernel 'visible': applies no optimizer" in "\n".join(lines)
+
+
+def test_explain_unknown_table_raises_with_the_nearest():
+    with pytest.raises(UnknownNameError, match=r"no table 'towr\.b'.*Did you mean 'tower\.b'"):
+        explain_table(planned(), "towr.b")
+
+
+def test_check_of_a_bound_above_the_value_says_so_whatever_its_proof(monkeypatch):
+    monkeypatch.setattr(
+        "shardwright.planning.report.check.why_unproven", lambda space, bound, certificate, registry: ""
+    )
+    document = json.loads(planned().to_json())
+    document["objective"].update(lower_bound_ms=2 * document["objective"]["value_ms"], gap=0.0)
+    (problem,) = check_plan(ShardingPlan.from_json(json.dumps(document))).problems
+    assert "is above the plan's own value" in problem
+
+
+def test_explain_name_of_several_tables_raises_with_their_paths():
+    tables = [TableSpec("a", 10, 8, ["f"], module=module) for module in ("x", "y")]
+    made = EmbeddingShardingPlanner(Topology(2, "cpu", ddr_cap=100_000), 64).plan_tables(tables)
+    plan = ShardingPlan.from_json(made.to_json())
+    with pytest.raises(UnknownNameError, match=r"2 tables of the plan are named 'a': 'x\.a', 'y\.a'"):
+        explain_table(plan, "a")
+    assert explain_table(plan, "y.a").table.module == "y"
+
+
+DAMAGES = [
+    lambda inputs: inputs["tables"].update(value=None),
+    lambda inputs: inputs["tables"].update(value=3),
+    lambda inputs: inputs["batch_size"].update(value="64"),
+    lambda inputs: inputs.update(estimator=[]),
+    lambda inputs: inputs.update(constraints=3),
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_check_and_explain_of_damaged_inputs_raise_saying_so(damage):
+    """What is edited in a document is found where it is read, what is made in Python where it is asked."""
+    document = json.loads(planned().to_json())
+    damage(document["inputs"])
+    with pytest.raises(PlanError, match=r"the plan document: inputs\."):
+        ShardingPlan.from_json(json.dumps(document))
+    plan = ShardingPlan(planned().plan, document)
+    for ask in (check_plan, lambda plan: explain_table(plan, "a")):
+        with pytest.raises(PlanError, match=r"the plan document's inputs"):
+            ask(plan)
+
+
+def test_compare_of_damaged_inputs_raises_saying_so():
+    document = json.loads(planned().to_json())
+    document["inputs"]["tables"] = 3
+    with pytest.raises(PlanError, match="inputs are not as a planner writes them"):
+        compare_plans(planned(), ShardingPlan(planned().plan, document))
+
+
+def edited_by_hand():
+    """A planned document in which somebody moved the largest table to another rank."""
+    document = json.loads(planned(proposer=WithBound(), b={"sharding_types": ["whole"]}).to_json())
+    shard = document["modules"]["tower"]["b"]["shards"][0]
+    others = [
+        s["rank"] for tables in document["modules"].values() for t in tables.values() for s in t["shards"]
+    ]
+    shard["rank"] = next(rank for rank in others if rank != shard["rank"])
+    return ShardingPlan.from_json(json.dumps(document))
+
+
+def test_compare_of_a_hand_edited_plan_says_what_it_costs_and_what_it_says():
+    plan, edited = planned(b={"sharding_types": ["whole"]}), edited_by_hand()
+    found = compare_plans(plan, edited)
+    stated = plan.document["objective"]["value_ms"]
+    real = check_plan(edited).value_ms
+    assert abs(real - stated) > 0.01 * stated
+    assert found.values_ms == (stated, real)
+    assert found.stated_ms == (None, stated)
+
+
+def test_restate_of_a_hand_edited_plan_makes_it_right_and_keeps_its_proof():
+    edited = edited_by_hand()
+    found = check_plan(edited)
+    assert found.problems == found.misstatements != []
+    again = ShardingPlan.from_json(restate(edited, found).to_json())
+    checked = check_plan(again)
+    assert checked.problems == []
+    assert (checked.value_ms, checked.lower_bound_ms) == (found.value_ms, found.lower_bound_ms)
+    assert found.lower_bound_ms > 0
+    objective = again.document["objective"]
+    assert objective["gap"] == pytest.approx(objective["value_ms"] / objective["lower_bound_ms"] - 1)
+
+
+def test_restate_drops_a_bound_that_is_not_proven():
+    document = json.loads(planned().to_json())
+    document["objective"]["lower_bound_ms"] *= 1.5
+    plan = ShardingPlan.from_json(json.dumps(document))
+    again = restate(plan, check_plan(plan))
+    assert check_plan(again).problems == []
+    objective = again.document["objective"]
+    assert (objective["lower_bound_ms"], objective["gap"]) == (0.0, None)
+    assert "certificate" not in objective
+
+
+def test_check_of_a_gap_that_is_not_that_of_value_and_bound_says_so():
+    document = json.loads(planned(proposer=WithBound()).to_json())
+    document["objective"]["gap"] += 0.25
+    (problem,) = check_plan(ShardingPlan.from_json(json.dumps(document))).problems
+    assert problem.startswith("the document says gap = 0.")
+
+
+def test_explain_and_check_of_a_document_without_inputs_raise():
+    plan = planned()
+    bare = ShardingPlan(plan.plan, {key: value for key, value in plan.document.items() if key != "inputs"})
+    for ask in (check_plan, lambda plan: explain_table(plan, "a")):
+        with pytest.raises(PlanError, match=r"has no inputs\.tables"):
+            ask(bare)
+
+
+def test_explain_of_a_document_whose_plugins_are_edited_goes_on():
+    document = json.loads(planned().to_json())
+    for plugin in document["plugins"]:
+        del plugin["name"]
+    named = explain_table(planned(), "a")
+    unnamed = explain_table(ShardingPlan.from_json(json.dumps(document)), "a")
+    assert [option.value_ms for option in unnamed.others] == [option.value_ms for option in named.others]
+    document["plugins"][0]["kind"] = []
+    with pytest.raises(PlanError, match=r"the plan document: plugins\[0\]\.kind must be a text, got \[\]"):
+        ShardingPlan.from_json(json.dumps(document))
+
+
+def test_check_of_a_plan_with_other_tables_than_its_inputs_raises():
+    plan = planned()
+    del plan.plan[""]["a"]
+    with pytest.raises(PlanError, match=r"tables in inputs\.tables that are not in modules: a"):
+        check_plan(plan)
+
+
+@pytest.mark.parametrize(
+    "rules", [{}, {"a": {"ranks": 1}, "c": {"together": "x"}, "b": {"min_partition": 4}}]
+)
+def test_check_of_a_plan_as_it_was_made_finds_nothing(rules):
+    plan = planned(**rules)
+    found = check_plan(plan)
+    assert found.problems == []
+    assert found.value_ms == pytest.approx(plan.document["objective"]["value_ms"])

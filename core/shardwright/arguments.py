@@ -158,7 +158,9 @@ def checked_only(*arguments: str) -> Callable[[F], F]:
                 raise InvalidInputError(f"{caller(args)}: {wrong[1]}", subject=wrong[0])
             if not (takes_any or kwargs.keys() <= taken):
                 unknown = min(kwargs.keys() - taken)
-                raise TypeError(f"{caller(args)} has no argument {unknown!r}.{nearest(unknown, taken)}")
+                raise TypeError(
+                    f"{caller(args)}() got an unexpected keyword argument {unknown!r}.{nearest(unknown, taken)}"
+                )
             return function(*args, **kwargs)
 
         return cast(F, checking)

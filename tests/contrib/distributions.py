@@ -38,6 +38,7 @@ PUBLIC = (
     "shardwright_plugins.dataflows",
     "shardwright_plugins.following",
     "shardwright_plugins.launch",
+    "shardwright_plugins.measuring.steps",
     "shardwright_plugins.sharding_groups",
     *(f"shardwright_plugins.kernel_parts.{name}" for name in PARTS),
 )

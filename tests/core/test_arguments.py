@@ -193,7 +193,9 @@ class Derived(Base):
 
 
 def test_unexpected_argument_is_an_error_of_the_class_that_was_called() -> None:
-    with pytest.raises(TypeError, match=r"^Derived has no argument 'sise'\. Did you mean 'size'\?"):
+    with pytest.raises(
+        TypeError, match=r"^Derived\(\) got an unexpected keyword argument 'sise'\. Did you mean 'size'\?"
+    ):
         Derived(sise=3)  # type: ignore[call-arg]
 
 

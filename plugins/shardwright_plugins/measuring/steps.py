@@ -26,6 +26,8 @@ from shardwright.sparse import KeyedJaggedTensor
 from shardwright_plugins.following.clocks import LOOKUP, UPDATE, KernelClock
 from shardwright_plugins.measuring.phases import MARKS, keep_memory, kernel_clock, phases_of
 
+__all__ = ["Measured", "drawn_batches", "measure_each", "measure_plan", "measure_plans"]
+
 _NUM_BATCHES = 4
 
 _QUIET = 0.04

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from shardwright.runtime.step.batches.inputs_ahead import SideStream
 
 from shardwright import (
     DistributedModelParallel,
@@ -30,6 +29,7 @@ from shardwright.runtime.ranks.devices import (
 from shardwright.runtime.ranks.environment import ShardingEnv, device_of_rank
 from shardwright.runtime.sharded.models.planner import _topology_of
 from shardwright_plugins.pipeline.batch_tree import moved
+from shardwright_plugins.pipeline.inputs_ahead import SideStream
 
 CUDA = torch.device("cuda")
 

@@ -226,9 +226,15 @@ def __getattr__(name: str) -> Any:
 
 def _brought(name: str) -> Any:
     """A public name that a plugin brings."""
+    from shardwright.errors import UnknownPluginError
     from shardwright.host.extensions import load_at
 
-    return load_at("names", _EXTENSION_OF_NAME[name], _plugin_host().extensions)(name)
+    try:
+        return load_at("names", _EXTENSION_OF_NAME[name], _plugin_host().extensions)(name)
+    except UnknownPluginError as error:
+        raise UnknownPluginError(
+            f"shardwright.{name} comes from a plugin that is not loaded: {error}"
+        ) from error
 
 
 def __dir__() -> list[str]:

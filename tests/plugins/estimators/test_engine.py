@@ -351,6 +351,13 @@ def test_even_rows_have_as_many_distinct_ones(distinct: float, ids: float) -> No
     np.testing.assert_allclose(-rows * np.expm1(-ids / rows), distinct, rtol=1e-6)
 
 
+def test_pages_of_a_block_of_one_row_on_which_less_than_one_is_expected_are_one() -> None:
+    one = np.ones(1)
+    work = LookupWork(one * 125, one, one / 2, one, one, one * 256, one, one > 2, cache_bytes=1e6)
+    with np.errstate(all="raise"):
+        assert work.pages.tolist() == [1.0]
+
+
 def test_ids_of_a_row_map_take_the_time_that_it_declares(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -103,7 +103,8 @@ class LookupWork:
         Fewer distinct rows count as the ``N'`` ids that would fall on so many of all: ``U = R (1 - exp(-N' / R))``.
         """
         rows = np.maximum(self.rows, 1)
-        is_skewed = self.even_rows < self.rows
+        # Ids fall on one row at least, so that ids of a block of one row are not skewed.
+        is_skewed = np.maximum(self.even_rows, 1) < rows
         fewer = -rows * np.log1p(-np.where(is_skewed, self.distinct, 0.0) / rows)
         ids = np.where(is_skewed, fewer, self.ids)
         return _distinct_of(ids, np.ceil(self.rows * self.row_bytes / PAGE_BYTES))

@@ -28,7 +28,7 @@ _PRELOADED = (
     "torch.distributed.checkpoint",
     "torch.profiler",
     "torch._dynamo",
-    "shardwright.runtime.sharded.model_parallel",
+    "shardwright.runtime.sharded.models.model_parallel",
     "shardwright_testing.equality.training",
 )
 

@@ -49,10 +49,14 @@ def host_classes(
     """
     speeds, classes = _speeds(times, local_size), list[HostClass]()
     for host in np.argsort(-speeds, kind="stable").tolist():
-        name, last = processors[host * local_size], classes[-1] if classes else None
-        if last is not None and last.processor == name and speeds[host] >= _ALIKE * speeds[last.hosts[0]]:
+        name = processors[host * local_size]
+        # The slowest class of this processor; hosts of others may be between its fastest host and this one.
+        last = next((own for own in reversed(classes) if own.processor == name), None)
+        if last is not None and speeds[host] >= _ALIKE * speeds[last.hosts[0]]:
             hosts = (*last.hosts, host)
-            classes[-1] = evolve(last, hosts=hosts, speed=float(np.median(speeds[list(hosts)])))
+            classes[classes.index(last)] = evolve(
+                last, hosts=hosts, speed=float(np.median(speeds[list(hosts)]))
+            )
         else:
             classes.append(HostClass(name, (host,), float(speeds[host])))
     return classes

@@ -162,13 +162,13 @@ def test_hosts_of_one_processor_and_about_one_speed_are_one_class() -> None:
         ms = factor * np.array([1.0, 5.0])
         return KernelTimes(CASES[:2], ms, 2 * ms, np.ones(2), np.ones(2), updates_all=False), processor
 
-    of_hosts = [took(2.0, "a"), took(1.05, "a"), took(1.0, "b"), took(1.0, "a")]
+    of_hosts = [took(2.0, "a"), took(1.05, "a"), took(1.02, "b"), took(1.0, "a")]
     of_ranks = [own for own in of_hosts for _ in range(2)]
     times = {"made_up": [one for one, _ in of_ranks]}
     found = host_classes(times, [name for _, name in of_ranks], 2)
     assert [(own.processor, own.hosts, own.speed) for own in found] == [
-        ("b", (2,), 1.0),
         ("a", (3, 1), pytest.approx((1 + 1 / 1.05) / 2)),
+        ("b", (2,), pytest.approx(1 / 1.02)),  # between the two
         ("a", (0,), 0.5),
     ]
     slowest = mean_times(times["made_up"], found[-1].hosts, 2)

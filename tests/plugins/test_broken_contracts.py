@@ -55,6 +55,20 @@ class SaysFalse(BuildsNothing):
     name, answer = "says_false", False
 
 
+class ListsColumns(BuildsNothing):
+    name = "lists_columns"
+
+    def columns(self, request: Any) -> Any:
+        return ["count"]
+
+
+class TellsOtherBlocks(BuildsNothing):
+    name = "tells_other_blocks"
+
+    def times_ms(self, request: Any, work: Any) -> Any:
+        return np.zeros(7), np.zeros(7)
+
+
 def test_sharding_type_that_gives_no_layouts_is_named() -> None:
     text = r"'gives_blocks' failed for table 'user' .*: layouts\(\) must give Layouts, it gave a Block"
     with installed(GivesBlocks()), pytest.raises(sw.PlanningError, match=text):
@@ -71,6 +85,20 @@ def test_kernel_that_gives_no_reason_is_told_so() -> None:
     text = r"compute kernel 'says_false': supports\(\) returned False; it must be True, or a text"
     with installed(SaysFalse()), pytest.raises(sw.PlanningError, match=text):
         plan(compute_kernels=["says_false"])
+
+
+def test_kernel_whose_columns_have_no_dtypes_is_named() -> None:
+    text = r"'lists_columns' broke its contract: what columns\(\) returns must be a dict"
+    with installed(ListsColumns()), pytest.raises(sw.PlanningError, match=text):
+        plan(compute_kernels=["lists_columns"])
+
+
+def test_kernel_that_tells_times_of_other_blocks_is_named() -> None:
+    with (
+        installed(TellsOtherBlocks()),
+        pytest.raises(sw.PlanningError, match="'tells_other_blocks' failed: "),
+    ):
+        plan("engine", compute_kernels=["tells_other_blocks"])
 
 
 def test_kernel_that_builds_no_lookup_is_named_with_the_tables() -> None:

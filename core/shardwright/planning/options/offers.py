@@ -383,6 +383,7 @@ class Offers:
         check_answer(who, "reads", reads, Mapping[str, float])
         check_answer(who, "extras", kernel.extras(request), Mapping[str, object])
         check_answer(who, "bandwidth_fraction", fraction, float)
+        check_answer(who, "columns", kernel.columns(request), Mapping[str, str])
         for must, is_so, answer in (
             ("bandwidth_fraction() must be above 0 and up to 1", 0 < fraction <= 1, fraction),
             (

@@ -12,6 +12,7 @@ from shardwright.contracts.compute_kernel import ComputeKernel, KernelRequest, K
 from shardwright.planning.arrays import Floats
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.options import Options
+from shardwright.planning.plugin_calls import calling
 from shardwright_plugins.estimators.engine.machine import KERNEL, Machine, kernel_key
 from shardwright_plugins.estimators.engine.step import StepWork
 from shardwright_plugins.estimators.engine.work import OF_KERNELS
@@ -64,8 +65,9 @@ class KernelPrices:
                 reached = topology.read_bandwidth("device", request.device)
                 bandwidth = self.machine.topology.get("ddr_mem_bw", reached)
                 ids, distinct, vectors, rows = columns[:, runs]
-                own = kernel.times_ms(request, KernelWork(ids, distinct, vectors, rows, bandwidth))
-                told[:, runs] = 0.0 if own is None else own
+                with calling(f"compute kernel {kernel.name!r}"):
+                    own = kernel.times_ms(request, KernelWork(ids, distinct, vectors, rows, bandwidth))
+                    told[:, runs] = 0.0 if own is None else own
         lookup_ms, update_ms = told
         # What an update of copies takes is the engine's: it joins all ranks' batches first.
         return {
@@ -86,4 +88,5 @@ class KernelPrices:
 
 def _tells(kernel: ComputeKernel, request: KernelRequest) -> bool:
     """True if a kernel tells its time."""
-    return kernel.times_ms(request, _NO_BLOCKS) is not None
+    with calling(f"compute kernel {kernel.name!r}"):
+        return kernel.times_ms(request, _NO_BLOCKS) is not None

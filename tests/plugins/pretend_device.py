@@ -33,7 +33,9 @@ NAME = "pretend"
 
 
 class _Module(_DummyBackendModule):
-    """What torch asks of a device's module."""
+    """What torch asks of a device's module; it has streams, as that of a GPU."""
+
+    Stream = torch.Stream
 
     def get_rng_state(self, device: Any = None) -> torch.Tensor:
         return torch.get_rng_state()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal
@@ -11,6 +10,7 @@ import attrs
 import numpy as np
 import pytest
 import torch
+from tests.core.public_values import arguments_of, untold
 from tests.core.stubs import OWN_NAMES
 
 import shardwright as sw
@@ -212,13 +212,6 @@ def test_brief_is_short_and_never_an_error() -> None:
 
 def test_signatures_of_public_values_say_what_their_arguments_take():
     """A converter takes more than the field holds; `help()` and the reference show what it takes."""
-    public = [getattr(sw, name) for name in OWN_NAMES]
-    values = [found for found in public if isinstance(found, type) and attrs.has(found)]
-    told = {
-        f"{cls.__name__}.{argument.name}": argument.annotation
-        for cls in values
-        for argument in inspect.signature(cls).parameters.values()
-    }
-    held = {f"{cls.__name__}.{field.alias}": field.type for cls in values for field in attrs.fields(cls)}
-    assert [name for name, annotation in told.items() if annotation == "Any" != held.get(name)] == []
+    told = arguments_of(OWN_NAMES)
+    assert untold(OWN_NAMES) == []
     assert told["ParameterConstraints.ranks"] == "int | Iterable[int] | None"

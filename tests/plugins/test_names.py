@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from tests.core import stubs
+from tests.core.public_values import untold
 
 import shardwright
 import shardwright_plugins
@@ -32,6 +33,10 @@ def test_name_of_a_plugin_is_what_the_plugin_defines(name: str) -> None:
     value = getattr(shardwright, name)
     assert value.__name__ == name
     assert value.__module__.startswith("shardwright_plugins.")
+
+
+def test_signatures_of_values_that_plugins_bring_say_what_their_arguments_take() -> None:
+    assert untold(BROUGHT) == []
 
 
 def test_name_of_a_plugin_that_is_off_is_an_error_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:

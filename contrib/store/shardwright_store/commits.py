@@ -37,11 +37,14 @@ def commit(model: sw.DistributedModelParallel, step: int) -> None:
     Args:
         model: the model, between two steps.
         step: number of the training step, which :func:`restore` returns.
+
+    Raises:
+        DistributedError: another rank could not commit, or was lost; it is named.
     """
-    for kept in _kept_of(model):
-        num_steps = kept.lookup.optimizer_state(kept.index).get("step")
-        kept.store.commit({"step": step, "num_steps": None if num_steps is None else float(num_steps)})
-    model.env.everyone.communicator.barrier()
+    with model.env.everyone.together("committing the stores"):
+        for kept in _kept_of(model):
+            num_steps = kept.lookup.optimizer_state(kept.index).get("step")
+            kept.store.commit({"step": step, "num_steps": None if num_steps is None else float(num_steps)})
 
 
 def restore(model: sw.DistributedModelParallel) -> int:

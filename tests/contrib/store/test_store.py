@@ -17,6 +17,7 @@ import shardwright_store
 import torch
 from attrs import evolve
 from shardwright_store import FOLDER_VARIABLE
+from shardwright_store.store import RowStore
 from tests import readme
 from tests.contrib.distributions import ROOT
 from tests.contrib.store.training import DIM, ROWS, model_of, planned, train
@@ -142,6 +143,25 @@ def test_all_ranks_go_back_to_a_commit(folder: Path) -> None:
     assert run_simulated(work, 2) == [(7, True, False)] * 2
 
 
+def test_rank_that_cannot_commit_is_named_on_the_others(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, sharders, plan = planned(KERNEL, "row_wise", ranks=2)
+
+    def run(env: sw.ShardingEnv) -> str:
+        model = sw.DistributedModelParallel(module, env=env, plan=plan, sharders=sharders)
+        with pytest.raises(Exception, match="the disk is gone") as told:
+            shardwright_store.commit(model, 7)
+        return type(told.value).__name__
+
+    def commit(store: Any, told: Any) -> None:
+        if "part1of2" in store.path.name:
+            raise OSError("the disk is gone")
+
+    monkeypatch.setattr(RowStore, "commit", commit)
+    assert run_simulated(run, 2) == ["DistributedError", "OSError"]
+
+
 def test_ranks_that_committed_different_steps_are_refused(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -183,8 +203,6 @@ def test_store_without_a_folder_leaves_no_file(tmp_path: Path, monkeypatch: pyte
 
 
 def test_store_that_the_disk_has_no_room_for_is_refused(tmp_path: Path) -> None:
-    from shardwright_store.store import RowStore
-
     with pytest.raises(sw.UnsupportedError, match=r"do not fit on the disk of .*, which has \d+ bytes left"):
         RowStore(tmp_path, [], 1 << 60)
 
@@ -215,7 +233,6 @@ def test_rows_of_a_store_are_read_and_written_as_those_of_a_tensor(folder: Path)
 
 def test_rows_are_copied_between_values_of_other_dtypes(tmp_path: Path) -> None:
     from shardwright_store.rows import StoredRows
-    from shardwright_store.store import RowStore
 
     store = RowStore(tmp_path, [], 1000)
     halves, floats = (

@@ -21,12 +21,9 @@ from torch import Tensor
 from shardwright.arguments import check_unmasked
 from shardwright.errors import InvalidInputError
 from shardwright.sparse import _keyed_validation, _validation
-from shardwright.sparse._jagged import WEIGHTS, named
+from shardwright.sparse._jagged import NO_COLUMNS, WEIGHTS, named
 
 _Convert: TypeAlias = Callable[[str, Any, NDArray[np.int32]], NDArray[Any]]
-
-
-_NO_COLUMNS = ("values", "lengths", "offsets", "inverse_indices")
 
 
 @frozen(eq=False)
@@ -62,10 +59,10 @@ def as_columns(owner: str, weights: Tensor | None, columns: Mapping[str, Any] | 
         InvalidInputError: a name is none that a column may have, or weights are given twice.
     """
     for name in columns or ():
-        if not isinstance(name, str) or name in _NO_COLUMNS or (name == WEIGHTS and weights is not None):
+        if not isinstance(name, str) or name in NO_COLUMNS or (name == WEIGHTS and weights is not None):
             raise InvalidInputError(
                 f"{owner}: columns={{{name!r}: ...}} is not possible: names are strings, {WEIGHTS!r} are given once, "
-                f"and no column is named {', '.join(_NO_COLUMNS)}."
+                f"and no column is named {', '.join(NO_COLUMNS)}."
             )
     return {**named(weights), **{name: _as_tensor(owner, name, own) for name, own in (columns or {}).items()}}
 

@@ -19,6 +19,9 @@ from shardwright.sparse import _ops
 WEIGHTS = "weights"
 """Name of the column that values are multiplied by."""
 
+NO_COLUMNS = ("values", "lengths", "offsets", "inverse_indices")
+"""Names that no column has, since batches have others under them."""
+
 
 class Jagged(abc.ABC):
     """Values, columns beside them (weights are one), and the bags they fall into, as lengths or as offsets.

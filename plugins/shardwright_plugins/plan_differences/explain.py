@@ -30,7 +30,7 @@ class ExplainedOption:
         compute_kernel: its name.
         num_shards: into how many blocks the table is cut.
         total_ms: time of all its shards together.
-        largest_ms: time of its dearest shard.
+        largest_ms: time of its slowest shard.
         largest_bytes: memory tier -> what its largest shard needs.
         value_ms: the objective of the plan with this option in place of the table's own, on the ranks where that is
             least; infinite where it does not fit.
@@ -213,7 +213,7 @@ def explanation_lines(explanation: Explanation) -> Sequence[str]:
     chosen, runner_up = explanation.chosen, explanation.runner_up
     lines = [
         f"{explanation.table.describe()}: {chosen.name}, {chosen.num_shards} shards, {chosen.total_ms:.4g} ms "
-        f"together, the dearest {chosen.largest_ms:.4g} ms; the plan takes {explanation.value_ms:.4g} ms",
+        f"together, the slowest {chosen.largest_ms:.4g} ms; the plan takes {explanation.value_ms:.4g} ms",
         f"runner-up: {runner_up.name}: {runner_up.reason}" if runner_up else "runner-up: none fits",
     ]
     return [*lines, *(f"not an option: {refusal}" for refusal in dict.fromkeys(explanation.refusals))]

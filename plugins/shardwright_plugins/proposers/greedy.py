@@ -24,7 +24,7 @@ class Greedy(Proposer):
     """Starts with the cheapest option of each table and moves one table at a time on to its next option.
 
     The idea is TorchRec's ``GreedyProposer``. The outcome of the last proposal tells which table
-    moves. If it fitted, the dearest on the most loaded rank moves. If not, the one whose shard takes most of the
+    moves. If it fitted, the slowest on the most loaded rank moves. If not, the one whose shard takes most of the
     memory that was short moves, or the smallest of those that are cut over all ranks, if these were too many.
     Four descents are made: from the options of least cost on any rank, of least cost over all ranks, of least
     memory on any rank, and of least memory over all ranks.
@@ -101,7 +101,7 @@ class _Descent:
         return self._move([largest], np.argsort(-size, kind="stable"))
 
     def _bottleneck_tables(self, plan: LoadedPlan) -> Ints:
-        """The tables with shards on the most loaded rank, the dearest first."""
+        """The tables with shards on the most loaded rank, the slowest first."""
         rank = int(np.argmax(plan.load_ms))
         cost = _cost_on(self.space, plan.proposal, plan.ranks, rank)
         order = np.argsort(-cost, kind="stable")

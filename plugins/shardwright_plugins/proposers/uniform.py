@@ -23,7 +23,7 @@ class Uniform(Proposer):
     preference: ClassVar[int] = 0
 
     def proposals(self, space: SearchSpace, watch: Watch) -> Proposals:
-        """Each type in turn, by the cost of the dearest shard and by that of all shards."""
+        """Each type in turn, by the cost of the slowest shard and by that of all shards."""
         for code in np.unique(space.options.sharding_type).tolist():
             for cost in (space.largest_cost_ms, space.total_cost_ms):
                 yield _of_type(space, code, ranked_options(space, cost))

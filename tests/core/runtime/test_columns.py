@@ -58,10 +58,17 @@ class Wrong(Loop):
         return {"time": "int64"}
 
 
+class OfValues(Loop):
+    name, aliases = "of_values", ()
+
+    def columns(self, request):
+        return {"values": "int64"}
+
+
 class Columns:
     @hookimpl
     def shardwright_compute_kernels(self):
-        return [Timed, Wrong]
+        return [Timed, Wrong, OfValues]
 
 
 @pytest.fixture(autouse=True)
@@ -165,6 +172,10 @@ def test_strict_checks_refuse_columns_that_nothing_reads_and_numbers_that_are_no
     ("kernels", "text"),
     [
         (("timed", "wrong"), "table 't1' .* kernel 'wrong' asks for the column 'time' of int64"),
+        (
+            ("timed", "of_values"),
+            "table 't1' .* asks for the column 'values' of int64.* nor one of values, lengths",
+        ),
         (("loop", "timed"), "every rank has a copy of"),
     ],
 )

@@ -66,7 +66,7 @@ class SearchSpace:
 
     @cached_property
     def largest_cost_ms(self) -> Floats:
-        """Cost of each option's dearest shard: ``[O]``."""
+        """Cost of each option's slowest shard: ``[O]``."""
         return np.maximum.reduceat(self.cost_ms, self.options.first_shard[:-1])
 
     @cached_property
@@ -87,9 +87,9 @@ class SearchSpace:
 
     @cached_property
     def most_ms(self) -> float:
-        """No plan takes longer: all shards of each table's dearest option on one rank."""
-        dearest = np.maximum.reduceat(self.total_cost_ms, self.options.first_option[:-1])
-        return float(dearest @ self.options.multiplicity)
+        """No plan takes longer: all shards of each table's slowest option on one rank."""
+        slowest = np.maximum.reduceat(self.total_cost_ms, self.options.first_option[:-1])
+        return float(slowest @ self.options.multiplicity)
 
     @cached_property
     def fits_alone(self) -> Bools:

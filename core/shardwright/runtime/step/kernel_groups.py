@@ -23,7 +23,7 @@ from shardwright.planning.layouts.blocks import Ints
 from shardwright.planning.layouts.row_maps import RowMap
 from shardwright.planning.plan.sharding import ParameterSharding
 from shardwright.planning.tables.spec import TableSpec
-from shardwright.sparse import WEIGHTS
+from shardwright.sparse import NO_COLUMNS, WEIGHTS
 
 
 class Bucketing(IntEnum):
@@ -146,11 +146,15 @@ def columns_of(
             table, table.embedding_dim, device=device.type, extras=sharding.layout.extras
         )
         for name, dtype in kernel_of(sharding.compute_kernel).columns(request).items():
-            if dtype not in _DTYPES or found.setdefault(name, dtype) != dtype or name == WEIGHTS:
+            if (
+                dtype not in _DTYPES
+                or found.setdefault(name, dtype) != dtype
+                or name in (WEIGHTS, *NO_COLUMNS)
+            ):
                 raise UnsupportedError(
                     f"table {table.describe()}: compute kernel {sharding.compute_kernel!r} asks for the column "
                     f"{name!r} of {dtype}. A column is int64 or float32, the same for all tables of a collection, and "
-                    f"not {WEIGHTS!r}, which weighted collections have.",
+                    f"not {WEIGHTS!r}, which weighted collections have, nor one of {', '.join(NO_COLUMNS)}.",
                     subject=table.path,
                     asked=name,
                 )

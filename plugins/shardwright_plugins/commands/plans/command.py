@@ -65,7 +65,7 @@ def _explain_table(plan: ShardingPlan, table: str) -> None:
     explanation = explain_table(plan, table)
     head, *refusals = explanation_lines(explanation)
     rows = Table(box=None, pad_edge=False)
-    for header in ("option", "shards", "all ms", "dearest ms", "largest shard", "why"):
+    for header in ("option", "shards", "all ms", "slowest ms", "largest shard", "why"):
         rows.add_column(header, overflow="fold", justify="right" if header.endswith("ms") else "left")
     for option in (explanation.chosen, *explanation.others):
         rows.add_row(*_cells(option))

@@ -17,9 +17,9 @@ class Checkpoints(Extension):
 
     def load(self) -> Callable[[str], Any]:
         """The function that gives what has a public name."""
-        from shardwright_plugins.checkpoint import public
+        from shardwright_plugins.checkpoint import loading, reading, saving
 
-        return public.__dict__.__getitem__
+        return (vars(loading) | vars(reading) | vars(saving)).__getitem__
 
 
 @hookimpl

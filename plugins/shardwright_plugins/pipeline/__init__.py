@@ -17,9 +17,9 @@ class Pipelines(Extension):
 
     def load(self) -> Callable[[str], Any]:
         """The function that gives what has a public name."""
-        from shardwright_plugins.pipeline import public
+        from shardwright_plugins.pipeline import stages, train_pipeline
 
-        return public.__dict__.__getitem__
+        return (vars(stages) | vars(train_pipeline)).__getitem__
 
 
 @hookimpl

@@ -17,9 +17,9 @@ class Comparisons(Extension):
 
     def load(self) -> Callable[[str], Any]:
         """The function that gives what has a public name."""
-        from shardwright_plugins.plan_differences import public
+        from shardwright_plugins.plan_differences import compare, explain
 
-        return public.__dict__.__getitem__
+        return (vars(compare) | vars(explain)).__getitem__
 
 
 @hookimpl

@@ -239,8 +239,8 @@ class GroupRanks(Ranks):
             try:
                 return work.wait(timedelta(seconds=_LOOK_S))
             except RuntimeError:
-                if work.is_completed():
-                    raise
+                if work.is_completed():  # if it ended just after that time was up, that was not its error
+                    return work.wait()
             if heard is not None:  # what that rank sent before it failed has not come since
                 self.close()
                 raise heard

@@ -224,3 +224,29 @@ def test_failure_is_heard_by_a_rank_that_waits_for_a_collective() -> None:
 
     for error in on_each(ranks, work):
         assert isinstance(error, InvalidInputError)
+
+
+class EndsLate:
+    """A collective that ends just after the first wait for it was given up, well or with an error."""
+
+    def __init__(self, error: str = "") -> None:
+        self._error, self._is_completed = error, False
+
+    def wait(self, timeout: timedelta | None = None) -> str:
+        if not self._is_completed:
+            self._is_completed = True
+            raise RuntimeError("Operation timed out!")
+        if self._error:
+            raise RuntimeError(self._error)
+        return "ended"
+
+    def is_completed(self) -> bool:
+        return self._is_completed
+
+
+def test_collective_that_ends_as_a_wait_for_it_is_given_up_has_ended() -> None:
+    own, *_ = ranks_of(dist.HashStore())
+    with mock.patch.object(own, "meet"), own.together("the work"):
+        assert own.wait(EndsLate(), timedelta(seconds=FAR_OFF_S)) == "ended"
+        with pytest.raises(RuntimeError, match="connection closed"):
+            own.wait(EndsLate("connection closed"), timedelta(seconds=FAR_OFF_S))

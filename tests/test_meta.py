@@ -35,10 +35,6 @@ HOMONYMS = {
         ): "a name of FBGEMM's, which has other spellings"
         for name in ("sgd", "adagrad", "row_wise_adagrad", "adam", "partial_row_wise_adam", "lars")
     },
-    **{
-        ("core/shardwright/optim/fused.py", name): "the name in specifications of an optimizer of torch's"
-        for name in ("sgd", "adagrad", "row_wise_adagrad", "adam")
-    },
 }
 # Words that leave a docstring's reader to find the noun, and an argument without a subject.
 QUESTION = re.compile(r"(What|Whether|How|Where|Which|Who|Whose|When|Why|That|If)\b")

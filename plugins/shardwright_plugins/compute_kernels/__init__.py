@@ -21,6 +21,7 @@ from shardwright_plugins.compute_kernels.row_cache.kernels import MappedCaching,
 from shardwright_plugins.optimizers import (
     Clipping,
     OptimizerNames,
+    OverRanks,
     TorchOptimizers,
     shardwright_optimizers,
 )
@@ -60,4 +61,4 @@ def shardwright_compute_kernels() -> list[type[ComputeKernel]]:
 @hookimpl
 def shardwright_extensions() -> list[type[Extension]]:
     """Offer the check of the libraries, and what optimizers bring beside updates."""
-    return [Clipping, KernelCheck, OptimizerNames, TorchOptimizers]
+    return [Clipping, KernelCheck, OptimizerNames, OverRanks, TorchOptimizers]

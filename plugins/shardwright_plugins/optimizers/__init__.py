@@ -30,6 +30,19 @@ class Clipping(Extension):
         return clipping.__dict__.__getitem__
 
 
+class OverRanks(Extension):
+    """Takes norms, sums and extremes of gradients of sharded tables over all ranks."""
+
+    name = "gradients:over_ranks"
+    help = "Norms, sums, means and extremes of gradients of sharded tables, over all ranks."
+
+    def load(self) -> Callable[[], Any]:
+        """The function that gives what does each of torch's operators."""
+        from shardwright_plugins.optimizers.over_ranks import over_ranks
+
+        return over_ranks
+
+
 class TorchOptimizers(Extension):
     """Says which optimizers of torch the built-in ones stand for, and what does the same without sharding."""
 

@@ -26,7 +26,8 @@ from shardwright import (
 )
 from shardwright.errors import ShardwrightError
 from shardwright.runtime.sharded.models import model_parallel
-from shardwright.settings import CHECKS_VARIABLE, SHARED_MEMORY_VARIABLE
+from shardwright.settings import CHECKS_VARIABLE
+from shardwright_plugins.comm_backends.settings import SHARED_MEMORY_VARIABLE
 
 VICTIM = 1
 FAR_OFF_S = 300.0  # longer than a test may take: who waits for this time-out fails it

@@ -201,7 +201,8 @@ def environment() -> Iterator[Finding]:
 
 
 def _runtime_readers(environment: Mapping[str, str]) -> Mapping[str, Callable[[], Any]]:
-    from shardwright.settings import CHECKS_VARIABLE, SHARED_MEMORY_VARIABLE, may_share_memory
+    from shardwright.settings import CHECKS_VARIABLE
+    from shardwright_plugins.comm_backends.settings import SHARED_MEMORY_VARIABLE, may_share_memory
 
     readers: dict[str, Callable[[], Any]] = {SHARED_MEMORY_VARIABLE: lambda: may_share_memory(environment)}
     if not has_torch():

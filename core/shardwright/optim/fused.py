@@ -44,7 +44,7 @@ class _RegisteredOptimizer:
     torch_class: type[Optimizer]
     name: str
     mapping: Mapper
-    unsharded: Builder | None
+    unsharded: Builder | None = None
 
 
 _POINT = "torch_optimizers"

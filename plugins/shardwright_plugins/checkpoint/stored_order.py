@@ -55,7 +55,7 @@ def stored_rows(state: TableState, name: str) -> dict[str, BlockedTensor]:
 
 
 def _number_pieces(state: TableState, block: Block) -> Iterator[Piece]:
-    first, num_rows = _first_stored_row(state, block), state.table.num_embeddings
+    first, num_rows = _first_stored_row(state, block), state.sharding.layout.row_map.num_rows
     is_written = state.is_first_owner(block) and block.columns.start == 0
     rows, most = block.rows.rows, PIECE_BYTES // 8
     for start in range(0, block.num_rows, most):

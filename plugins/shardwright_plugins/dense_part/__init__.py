@@ -12,7 +12,7 @@ from shardwright.hookspecs import hookimpl
 class DataParallel(Extension):
     """Wraps the dense part of a model in `DistributedDataParallel`."""
 
-    name = "method:data_parallel"
+    name = "method:dense_part"
     help = "Dense parameters are the same on all ranks, by DistributedDataParallel."
 
     def load(self) -> Callable[..., Any]:

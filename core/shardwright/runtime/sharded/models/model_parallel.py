@@ -243,7 +243,7 @@ class DistributedModelParallel(nn.Module):
     def init_data_parallel(self) -> None:
         """Wrap what is not sharded in ``DistributedDataParallel``, if it has parameters; done once.
 
-        The extension ``method:data_parallel`` does it.
+        The extension ``method:dense_part`` does it.
 
         Raises:
             UnknownPluginError: no plugin that wraps the dense part is loaded.
@@ -254,7 +254,7 @@ class DistributedModelParallel(nn.Module):
             self._wrap_dense()
 
     def _wrap_dense(self) -> None:
-        wrap = load_at("method", "data_parallel", host().extensions)
+        wrap = load_at("method", "dense_part", host().extensions)
         ignored, options = leave_out_tables(self.module), self._data_parallel.options()
         wrapper = wrap(self.module, self.env.everyone, self.device, ignored, options)
         self._wrapper = () if wrapper is None else (wrapper,)

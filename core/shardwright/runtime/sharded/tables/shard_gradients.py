@@ -2,8 +2,8 @@
 
 Whoever calls an operation gets the unsharded module's result: torch's clipping, a gradient scaler, a training
 framework, a line of the user's own. What is done to each element is done here. A norm, a sum or a greatest element of
-the whole is taken over all ranks, which all come to this line, since each has as many parameters of a table: by the
-extension ``gradients:over_ranks``. All else would give each rank another result, and is refused by name.
+the whole is taken over all ranks, which all come to this line, since each has as many parameters of a table: by
+extensions at the point ``gradients``. All else would give each rank another result, and is refused by name.
 
 Legend: U rows of a block that have a gradient, D columns of a block, C columns of its gradient (D, or those of the
 whole table where the kernel needs whole rows).
@@ -11,7 +11,7 @@ whole table where the kernel needs whole rows).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_flatten, tree_map_only
 
 from shardwright.error_reports import reporting_errors
 from shardwright.errors import UnsupportedError
-from shardwright.host.extensions import load_at
+from shardwright.host.extensions import load_at, words_at
 from shardwright.host.plugin_host import host
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.step.backward.kept_gradients import KeptGradients
@@ -175,8 +175,7 @@ class ShardGradient(torch.Tensor):
     ) -> Any:
         if any(issubclass(each, AppliedGradient) for each in types):
             return NotImplemented
-        name, kwargs = name_of(func), kwargs or {}
-        return _handler_of(name)(func, name, args, kwargs)
+        return _by_element(func, name_of(func), args, kwargs or {})
 
 
 class AppliedGradient(torch.Tensor):
@@ -228,23 +227,22 @@ def name_of(func: Any) -> str:
     return name.rpartition("::")[2].partition(".")[0]
 
 
-def _handler_of(name: str) -> Callable[..., Any]:
-    """What does an operator of a name: over all ranks, where a plugin brings that, or to each element."""
-    offered = host().extensions
-    brought = load_at("gradients", "over_ranks", offered)() if "gradients:over_ranks" in offered else {}
-    handler: Callable[..., Any] = brought.get(name, _by_element)
-    return handler
-
-
 def _by_element(func: Any, name: str, args: Any, kwargs: Any) -> Any:
-    """Do to each element what torch does to each; all else is refused."""
+    """Do to each element what torch does to each; all else is a plugin's work over all ranks, or refused."""
     given = [each for each in tree_flatten((args, kwargs))[0] if isinstance(each, Tensor)]
     own = next(each for each in given if isinstance(each, ShardGradient))
     plain, is_many = name.removeprefix("_foreach_").rstrip("_"), name.startswith("_foreach_")
     if plain == "detach":
         return ShardGradient(own.part, own.local, own.shape, own.rows, own.whole)
     is_in_place = name.endswith("_")  # as torch names them; it has no tag of them before 2.13
-    is_local = (is_many and plain != "max") or torch.Tag.pointwise in func.tags or plain in _LOCAL
+    is_local = (
+        (is_many and plain not in ("max", "norm")) or torch.Tag.pointwise in func.tags or plain in _LOCAL
+    )
+    if not is_local:
+        offered = host().extensions
+        for word in words_at("gradients", offered):
+            if (over_ranks := load_at("gradients", word, offered)().get(name)) is not None:
+                return over_ranks(func, name, args, kwargs)
     if not is_local or any(_misses_rows(each, given, plain, is_in_place, is_many) for each in given):
         own.refuse(f"{name}()")
     if not is_in_place:

@@ -59,7 +59,7 @@ def test_dense_part_is_wrapped_by_what_a_plugin_brings() -> None:
         asked.append((device, sorted(ignored), options["static_graph"]))
         return nn.Sequential(module)
 
-    with use_host(host_with("method:data_parallel", wrap, "builtin_dense_part")):
+    with use_host(host_with("method:dense_part", wrap, "builtin_dense_part")):
         model = sharded(data_parallel_wrapper=sw.DefaultDataParallelWrapper(static_graph=True))
     assert asked == [(torch.device("cpu"), ["bags.embedding_bags.item.weight"], True)]
     batch = sw.KeyedJaggedTensor.from_lists({"item": [[1, 2], []]})

@@ -124,6 +124,10 @@ class GroupStore:
             _append(self._store, self._host, f"{self._rank} {os.getpid()}")
         return question(self._store)
 
+    def set(self, key: str, value: str, deadline: float) -> None:
+        """Set the value of a key; raises as :meth:`ask`."""
+        self.ask(lambda store: store.set(key, value), deadline)
+
     def add(self, key: str, number: int, deadline: float) -> int:
         """Add to a number, 0 at first, and return it; raises as :meth:`ask`."""
         return self.ask(lambda store: int(store.add(key, number)), deadline)

@@ -50,10 +50,6 @@ def stuck() -> Iterator[Stuck]:
     store.goes_on.set()
 
 
-def put(store: GroupStore, key: str, value: str) -> None:
-    store.ask(lambda own: own.set(key, value), later())
-
-
 @pytest.fixture
 def store() -> GroupStore:
     return GroupStore(dist.HashStore(), FAR_OFF_S, 0, [0])
@@ -80,7 +76,7 @@ def test_call_after_one_that_was_given_up_waits_for_that(stuck: Stuck) -> None:
 
 def test_file_that_another_process_has_locked_is_given_up(tmp_path: Path) -> None:
     store = GroupStore(dist.FileStore(str(tmp_path / "store"), 1), FAR_OFF_S, 0, [0])
-    put(store, "a", "1")
+    store.set("a", "1", later())
     with (tmp_path / "store").open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # as a process has it that is stopped while it writes
         with pytest.raises(StoreError, match="no answer"):
@@ -126,7 +122,7 @@ def test_keys_are_read_when_all_are_there(store: GroupStore) -> None:
         values = threads.submit(store.read, ["key 1", "key 2"], later())
         for number in (1, 2):
             assert not values.done()
-            put(store, f"key {number}", f"value {number}")
+            store.set(f"key {number}", f"value {number}", later())
         assert values.result() == ["value 1", "value 2"]
 
 
@@ -135,7 +131,7 @@ def test_wait_begins_anew_with_each_sign_of_life(store: GroupStore) -> None:
         for _ in range(8):
             time.sleep(0.2)
             store.add("beats", 1, later())
-        put(store, "key", "told")
+        store.set("key", "told", later())
 
     with ThreadPoolExecutor() as threads:
         threads.submit(beat)
@@ -181,5 +177,5 @@ def test_process_that_ended_after_its_keys_were_set_is_no_error() -> None:
         introduce(shared, host, rank, process.pid)
     store = GroupStore(shared, FAR_OFF_S, 0, range(3))
 
-    put(store, "key", "told")
+    store.set("key", "told", later())
     assert store.read(["key"], later()) == ["told"]

@@ -1,0 +1,104 @@
+"""What ranks do whose exchanges travel by several process groups; importable by their processes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from tests.distributed import loop_workers, workers
+from tests.equality import Case, RankResult, count_profiled, train_rank
+from torch import Tensor, nn
+
+import shardwright as sw
+
+CPU, PATIENCE = torch.device("cpu"), timedelta(seconds=60)
+Labels = dict[str, list[str]]
+
+
+class ByExchange(sw.TorchCommunicator):
+    """Ids travel by a process group of their own, as between hosts' CPUs; all else by the one that it is made for."""
+
+    def __init__(self, process_group: Any) -> None:
+        super().__init__(process_group, CPU)
+        ranks = dist.get_process_group_ranks(process_group)
+        self.of_ids = sw.TorchCommunicator(dist.new_group(ranks, timeout=PATIENCE, backend="gloo"), CPU)
+        self.labels: dict[str, Counter[str]] = {"ids": Counter(), "others": Counter()}
+
+    def all_to_all(
+        self,
+        output: Tensor,
+        input: Tensor,
+        output_splits: Sequence[int],
+        input_splits: Sequence[int],
+        *,
+        label: str = "",
+    ) -> Any:
+        self.labels["ids" if label == "ids" else "others"][label] += 1
+        start = self.of_ids.all_to_all if label == "ids" else super().all_to_all
+        return start(output, input, output_splits, input_splits, label=label)
+
+
+class TwoChannels(sw.CommBackend):
+    """gloo over two process groups."""
+
+    name, devices = "two_channels", ("cpu",)
+
+    def connect(self, process_group: Any) -> sw.Communicator:
+        return ByExchange(process_group)
+
+
+def train_by_two_channels(case: Case) -> tuple[RankResult, Labels]:
+    """Train a case; returns what each channel carried, too."""
+    env = sw.ShardingEnv.from_process_group(comm_backend=TwoChannels())
+    result = train_rank(case, env, case.module(), count_profiled)
+    return result, {name: sorted(labels) for name, labels in env.communicator.labels.items()}  # type: ignore[attr-defined]
+
+
+class Elsewhere(sw.EmbeddingBagCollection):
+    """A collection that is sharded over a process group of its own."""
+
+
+class ElsewhereSharder(sw.EmbeddingBagCollectionSharder):
+    """Shards over the ranks of its own environment, whatever the model's."""
+
+    module_type = Elsewhere
+
+    def __init__(self, fused_params: Mapping[str, Any], env: sw.ShardingEnv) -> None:
+        super().__init__(fused_params)
+        self.env = env
+
+    def shard(
+        self,
+        module: nn.Module,
+        params: Mapping[str, Any],
+        env: sw.ShardingEnv,
+        device: Any = None,
+        module_fqn: str | None = None,
+    ) -> Any:
+        return super().shard(module, params, self.env, device, module_fqn)
+
+
+def towers() -> loop_workers.TwoTowers:
+    """Two collections, the right one of the class that is sharded elsewhere."""
+    model = loop_workers.TwoTowers()
+    bags = model.right.sparse.bags
+    model.right.sparse.bags = Elsewhere(bags.embedding_bag_configs())
+    model.right.sparse.bags.load_state_dict(bags.state_dict())
+    return model
+
+
+def train_over_two_groups(steps: int) -> tuple[Labels, dict[str, Tensor]]:
+    """Train two collections over two process groups and backends; returns what the second carried, and the state."""
+    group = dist.new_group(timeout=PATIENCE, backend="gloo")
+    env = sw.ShardingEnv.from_process_group(group, comm_backend=TwoChannels())
+    sgd = {"optimizer": "sgd", "learning_rate": workers.LEARNING_RATE}
+    sharders = [ElsewhereSharder(sgd, env), sw.EmbeddingBagCollectionSharder(sgd)]
+    model = sw.DistributedModelParallel(towers(), sharders=sharders)
+    assert model.module.left.sparse.bags.env.process_group is not group
+    loop_workers.train(model, range(steps), loop_workers.dense_optimizer(model))
+    labels = {name: sorted(own) for name, own in env.communicator.labels.items()}  # type: ignore[attr-defined]
+    return labels, model.full_state_dict()

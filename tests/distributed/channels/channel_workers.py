@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -51,9 +53,59 @@ class TwoChannels(sw.CommBackend):
         return ByExchange(process_group)
 
 
+class ByHost(ByExchange):
+    """What stays inside a host travels by a process group of its ranks alone, as over a faster link."""
+
+    def __init__(self, process_group: Any, local_world_size: int) -> None:
+        super().__init__(process_group)
+        ranks = dist.get_process_group_ranks(process_group)
+        for start in range(0, len(ranks), local_world_size):  # every rank makes all groups
+            group = dist.new_group(ranks[start : start + local_world_size], timeout=PATIENCE, backend="gloo")
+            if start <= self.rank < start + local_world_size:
+                self._inside = sw.TorchCommunicator(group, CPU)
+                self._host = slice(start, start + local_world_size)
+        self.labels["inside"] = Counter()
+
+    def all_to_all(
+        self,
+        output: Tensor,
+        input: Tensor,
+        output_splits: Sequence[int],
+        input_splits: Sequence[int],
+        *,
+        label: str = "",
+    ) -> Any:
+        if not label.endswith("inside the host"):
+            return super().all_to_all(output, input, output_splits, input_splits, label=label)
+        self.labels["inside"][label] += 1
+        assert sum(input_splits) == sum(input_splits[self._host])  # nothing is for other hosts
+        own = (output_splits[self._host], input_splits[self._host])
+        return self._inside.all_to_all(output, input, *own, label=label)
+
+
+class Tiers(TwoChannels):
+    """gloo over a process group for each host, and two for all ranks."""
+
+    name = "tiers"
+
+    def connect(self, process_group: Any) -> sw.Communicator:
+        return ByHost(process_group, int(os.environ["LOCAL_WORLD_SIZE"]))
+
+
+def train_by_tiers(case: Case) -> tuple[RankResult, Labels]:
+    """Train a case on hosts of two ranks; returns what each channel carried, too."""
+    with mock.patch.dict(os.environ, {"LOCAL_WORLD_SIZE": "2"}):
+        return train_by_channels(case, Tiers())
+
+
 def train_by_two_channels(case: Case) -> tuple[RankResult, Labels]:
-    """Train a case; returns what each channel carried, too."""
-    env = sw.ShardingEnv.from_process_group(comm_backend=TwoChannels())
+    """Train a case with ids beside all else; returns what each channel carried, too."""
+    return train_by_channels(case, TwoChannels())
+
+
+def train_by_channels(case: Case, backend: sw.CommBackend) -> tuple[RankResult, Labels]:
+    """Train a case over a comm backend; returns what each channel carried, too."""
+    env = sw.ShardingEnv.from_process_group(comm_backend=backend)
     result = train_rank(case, env, case.module(), count_profiled)
     return result, {name: sorted(labels) for name, labels in env.communicator.labels.items()}  # type: ignore[attr-defined]
 
@@ -91,7 +143,7 @@ def towers() -> loop_workers.TwoTowers:
     return model
 
 
-def train_over_two_groups(steps: int) -> tuple[Labels, dict[str, Tensor]]:
+def train_over_two_groups(steps: int, *, is_piped: bool) -> tuple[Labels, dict[str, Tensor]]:
     """Train two collections over two process groups and backends; returns what the second carried, and the state."""
     group = dist.new_group(timeout=PATIENCE, backend="gloo")
     env = sw.ShardingEnv.from_process_group(group, comm_backend=TwoChannels())
@@ -99,6 +151,15 @@ def train_over_two_groups(steps: int) -> tuple[Labels, dict[str, Tensor]]:
     sharders = [ElsewhereSharder(sgd, env), sw.EmbeddingBagCollectionSharder(sgd)]
     model = sw.DistributedModelParallel(towers(), sharders=sharders)
     assert model.module.left.sparse.bags.env.process_group is not group
-    loop_workers.train(model, range(steps), loop_workers.dense_optimizer(model))
+    optimizer = loop_workers.dense_optimizer(model)
+    if is_piped:
+        batches = iter([workers.batch(step, dist.get_rank()) for step in range(steps)])
+        pipeline = sw.TrainPipelineSparseDist(
+            model, optimizer, CPU, custom_model_fwd=lambda batch: (model(batch).square().mean(), None)
+        )
+        for _ in range(steps):
+            pipeline.progress(batches)
+    else:
+        loop_workers.train(model, range(steps), optimizer)
     labels = {name: sorted(own) for name, own in env.communicator.labels.items()}  # type: ignore[attr-defined]
     return labels, model.full_state_dict()

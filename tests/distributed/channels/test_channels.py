@@ -29,7 +29,21 @@ def test_ids_that_travel_by_a_process_group_of_their_own_train_as_unsharded(pool
         }  # headers have a communicator too
 
 
-def test_collection_over_ranks_of_its_sharder_trains_beside_others_as_in_one_process(pool: RankPool) -> None:
+def test_sums_inside_a_host_that_travel_by_a_group_of_its_ranks_train_as_unsharded(pool: RankPool) -> None:
+    tables = [*tables_of("table_row_wise", "fused_torch")[:2], *tables_of("row_wise", "fused_torch")[:1]]
+    case = Case(tables, (3, 0, 2, 4), local_world_size=2)
+    results = pool.run(channel_workers.train_by_tiers, 4, case)
+    assert_equals_unsharded(case, [result for result, _ in results])
+    for _, carried in results:
+        assert carried["inside"] == ["gradients inside the host", "results inside the host"]
+        assert carried["ids"] == ["ids"]
+        assert "results across hosts" in carried["others"]
+
+
+@pytest.mark.parametrize("is_piped", [False, True])
+def test_collection_over_ranks_of_its_sharder_trains_beside_others_as_in_one_process(
+    pool: RankPool, is_piped: bool
+) -> None:
     expected = channel_workers.towers()
     optimizer = torch.optim.SGD(expected.parameters(), lr=workers.LEARNING_RATE)
     for step in range(STEPS):
@@ -37,6 +51,6 @@ def test_collection_over_ranks_of_its_sharder_trains_beside_others_as_in_one_pro
         for rank in range(2):
             (expected(workers.batch(step, rank)).square().mean() / 2).backward()
         optimizer.step()
-    for carried, state in pool.run(channel_workers.train_over_two_groups, 2, STEPS):
+    for carried, state in pool.run(channel_workers.train_over_two_groups, 2, STEPS, is_piped=is_piped):
         assert carried["ids"] == ["ids"]
         assert_same_state(state, expected.state_dict())

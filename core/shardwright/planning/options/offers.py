@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import attrs
 from attrs import frozen
@@ -21,9 +21,8 @@ from shardwright.planning.arrays import FREE
 from shardwright.planning.layouts.layout import Layout
 from shardwright.planning.layouts.row_maps import RowMap
 from shardwright.planning.machines.topology import Topology
-from shardwright.planning.options.devices import layouts_on_devices
 from shardwright.planning.options.options import Refusal
-from shardwright.planning.options.shapes import Runs
+from shardwright.planning.options.shapes import Runs, layouts_on_devices
 from shardwright.planning.plugin_calls import calling, check_answer
 from shardwright.planning.tables.constraints import ParameterConstraints
 from shardwright.planning.tables.option_space import OptionSpace
@@ -31,24 +30,8 @@ from shardwright.planning.tables.spec import TableSpec
 from shardwright.planning.watch import Watch
 
 if TYPE_CHECKING:
-    from shardwright.contracts.optimizer import Optimizer
+    from shardwright.host.plugin_host import PluginHost
     from shardwright.host.registry import Registry
-
-
-class Plugins(Protocol):
-    """The registries that planning asks; the plugin host is one of these."""
-
-    @property
-    def sharding_types(self) -> Registry[ShardingType]:
-        """Registry of these plugins, by name or alias."""
-
-    @property
-    def compute_kernels(self) -> Registry[ComputeKernel]:
-        """Registry of these plugins, by name or alias."""
-
-    @property
-    def optimizers(self) -> Registry[Optimizer]:
-        """Registry of these plugins, by name or alias."""
 
 
 @frozen(eq=False)
@@ -167,7 +150,7 @@ class Offers:
     """The sharding types and kernels in use, with codes, and what they answered."""
 
     def __init__(
-        self, plugins: Plugins, topology: Topology, on_this_machine: bool, space: OptionSpace, watch: Watch
+        self, plugins: PluginHost, topology: Topology, on_this_machine: bool, space: OptionSpace, watch: Watch
     ) -> None:
         self.plugins = plugins
         self.topology = topology

@@ -115,7 +115,12 @@ class SearchSpace:
 
 
 def estimate_costs(
-    options: Options, topology: Topology, performance: Estimator, storage: Estimator, capacity_bytes: Ints
+    options: Options,
+    topology: Topology,
+    performance: Estimator,
+    storage: Estimator,
+    capacity_bytes: Ints,
+    rules: RankRules | None = None,
 ) -> SearchSpace:
     """The options with what the estimators say.
 
@@ -137,7 +142,7 @@ def estimate_costs(
     }
     if topology.replicas is not None:  # whatever the model of costs: it is asked for one sharding group
         phases[AVERAGING] = phases.get(AVERAGING, 0.0) + averaging_ms(options, topology)
-    return SearchSpace(options, topology, phases, memory, capacity_bytes)
+    return SearchSpace(options, topology, phases, memory, capacity_bytes, rules=rules)
 
 
 def _known_tier(tier: str, topology: Topology) -> str:

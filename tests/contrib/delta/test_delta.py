@@ -110,6 +110,29 @@ def test_base_and_increments_are_the_model_bit_for_bit_under_another_plan(
         assert_same(found, wanted)
 
 
+@pytest.mark.parametrize("sharding_type", ["row_wise", "column_wise"])
+def test_held_blocks_of_all_ranks_are_the_table_and_its_states(sharding_type: str) -> None:
+    make = model_of(sharding_type, 2, "adam")
+
+    def work(env: sw.ShardingEnv) -> Any:
+        sharded = make(env)
+        step(sharded, env, 1, 7)
+        return [*delta.held_blocks(sharded)], whole(sharded)
+
+    (mine, (state, optimizer)), (theirs, _) = run_simulated(work, 2)
+    weight = state["embedding_bags.t.weight"]
+    found = {name: torch.full_like(weight, torch.nan) for name in ("weight", "optimizer.exp_avg")}
+    for held in (*mine, *theirs):
+        rows, ids = held.rows_and_ids()
+        columns = slice(held.block.columns.start, held.block.columns.stop)
+        for name, value in found.items():
+            value[torch.from_numpy(ids), columns] = held.values()[name][rows]
+    assert {held.path for held in (*mine, *theirs)} == {"t"}
+    (states,) = optimizer["state"].values()
+    assert torch.equal(found["weight"], weight)
+    assert torch.equal(found["optimizer.exp_avg"], states["exp_avg"])
+
+
 @pytest.mark.parametrize("data_type", ["FP16", "BF16"])
 def test_increment_of_halves_has_their_bits(data_type: str) -> None:
     make = model_of("row_wise", 1, "row_wise_adagrad", data_type)

@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import shardwright_hash_embedding
 import shardwright_store
 import torch
 from attrs import evolve
+from shardwright_hash_embedding import HashSettings, HashTable
 from shardwright_store import FOLDER_VARIABLE
 from shardwright_store.store import RowStore
 from tests import readme
@@ -25,7 +27,7 @@ from tests.equality import Case, Table, assert_equals_unsharded, train_simulated
 
 import shardwright as sw
 from shardwright.host import PluginHost, use_host
-from shardwright_testing import run_simulated
+from shardwright_testing import installed, run_simulated
 from shardwright_testing.equality.checkpoints import check_checkpoint
 
 KERNEL = "lmdb_caching"
@@ -63,6 +65,24 @@ def test_types_of_tables_of_ten_times_their_caches_equal_unsharded(
     assert_equals_unsharded(case, train_simulated(case))
     stores = [path.name for path in folder.iterdir()]
     assert len(stores) == len({*stores}) >= 6  # one of each group of blocks of each rank
+
+
+class StoredKeys(HashTable):
+    """Rows are born and evicted in a store: a hash table before the kernel of stored rows."""
+
+    name, rows_kernel = "stored_keys", KERNEL
+    caches_rows, further_tiers = True, ("disk",)
+
+
+@pytest.mark.parametrize("pooling", ["SUM", "NONE"])
+def test_keys_have_rows_in_a_store(pooling: str, folder: Path) -> None:
+    rule = evolve(HashSettings().constraints(), cache_params=sw.CacheParams(0.5))
+    table = Table(40, 4, ("a",), pooling, "hash_rows", "stored_keys")
+    case = Case([table], (6, 4), "adam", has_keys=True, constraints=rule)
+    own = PluginHost(plugins={"store": shardwright_store, "keys": shardwright_hash_embedding})
+    with use_host(own), installed(StoredKeys()):
+        assert_equals_unsharded(case, train_simulated(case))
+    assert len({path.name for path in folder.iterdir()}) >= 2
 
 
 @pytest.mark.parametrize(("other", "ranks"), [("fused_torch", (3, 2, 2)), (KERNEL, (3,))])

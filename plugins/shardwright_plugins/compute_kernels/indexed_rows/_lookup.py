@@ -51,7 +51,7 @@ class IndexedLookup(Lookup):
         for block in range(len(blocks)):
             rows.weight(block).zero_()
             self._first_states.append(
-                {name: value[-1].clone() for name, value in self._states(block).items()}
+                {name: value[-1:].clone() for name, value in self._states(block).items()}
             )
 
     def forward(self, bags: Bags, *, training: bool) -> tuple[Tensor, Any]:

@@ -127,7 +127,7 @@ def in_step(kernel: Mapping[str, float], fits: Mapping[str, Fit]) -> dict[str, f
     }
 
 
-def _told(loads: Sequence[Any], runs: Sequence[Measured], fits: Mapping[str, Fit]) -> dict[str, Any]:
+def _told(runs: Sequence[Measured], fits: Mapping[str, Fit]) -> dict[str, Any]:
     """Number of experiments with steps, errors of the whole and of phases as parts of the step, and factors."""
     whole = Fit({}, sum((own.errors for own in fits.values()), np.zeros(len(runs))))
     return {
@@ -202,7 +202,7 @@ def calibrate(
         fits={
             **{f"{name} lookup": own.lookup.to_data() for name, own in fits.items()},
             **{f"{name} update": own.update.to_data() for name, own in fits.items()},
-            **_told(loads, runs, phases),
+            **_told(runs, phases),
         },
         unmeasured={**unmeasured, **_not_there(ranks, device)} | ({"most": _QUICK} if quick else {}),
     )

@@ -1,4 +1,4 @@
-"""The columns of which planning is made, and the marks that stand in them."""
+"""The columns of which planning is made, the marks that stand in them, and the size of an id."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ import numpy.typing as npt
 Ints: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
 Bools: TypeAlias = npt.NDArray[np.bool_]
+
+ID_BYTES = 8
+"""Ids travel as 64-bit integers."""
 
 FREE = -1
 """The rank, or rank inside a host, of a shard that may go to any."""

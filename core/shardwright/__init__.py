@@ -66,9 +66,7 @@ _MODULE_OF_NAME: dict[str, str] = {
             "CombinedOptimizer",
             "KeyedOptimizer",
             "KeyedOptimizerWrapper",
-            "LazyAdam",
             "OptimizerWrapper",
-            "RowWiseAdagrad",
             "apply_optimizer_in_backward",
             "in_backward_optimizer_filter",
             "optimizer_spec_of",
@@ -172,6 +170,7 @@ _EXTENSION_OF_NAME: dict[str, str] = {
         "clipping": ("clip_grad_norm_",),
         "communicators": ("TorchCommunicator",),
         "comparisons": ("Explanation", "PlanDifference", "compare_plans", "explain_table"),
+        "optimizers": ("LazyAdam", "RowWiseAdagrad"),
         "pipelines": (
             "Backward",
             "CopyToDevice",

@@ -47,9 +47,7 @@ from shardwright.modules.embedding_modules import TableCollection as TableCollec
 from shardwright.optim import CombinedOptimizer as CombinedOptimizer
 from shardwright.optim import KeyedOptimizer as KeyedOptimizer
 from shardwright.optim import KeyedOptimizerWrapper as KeyedOptimizerWrapper
-from shardwright.optim import LazyAdam as LazyAdam
 from shardwright.optim import OptimizerWrapper as OptimizerWrapper
-from shardwright.optim import RowWiseAdagrad as RowWiseAdagrad
 from shardwright.optim import apply_optimizer_in_backward as apply_optimizer_in_backward
 from shardwright.optim import in_backward_optimizer_filter as in_backward_optimizer_filter
 from shardwright.optim import optimizer_spec_of as optimizer_spec_of
@@ -141,6 +139,8 @@ from shardwright_plugins.checkpoint.saving import SavedCheckpoint as SavedCheckp
 from shardwright_plugins.checkpoint.saving import save_checkpoint as save_checkpoint
 from shardwright_plugins.comm_backends.torch_communicator import TorchCommunicator as TorchCommunicator
 from shardwright_plugins.optimizers.clipping import clip_grad_norm_ as clip_grad_norm_
+from shardwright_plugins.optimizers.torch_optimizers import LazyAdam as LazyAdam
+from shardwright_plugins.optimizers.torch_optimizers import RowWiseAdagrad as RowWiseAdagrad
 from shardwright_plugins.pipeline.stages import Backward as Backward
 from shardwright_plugins.pipeline.stages import CopyToDevice as CopyToDevice
 from shardwright_plugins.pipeline.stages import Evaluate as Evaluate

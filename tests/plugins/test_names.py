@@ -15,10 +15,10 @@ from tests.core.public_values import untold
 import shardwright
 import shardwright_plugins
 from shardwright import hookimpl
-from shardwright.cli.docs import docs
 from shardwright.contracts import Extension
 from shardwright.errors import UnknownPluginError
 from shardwright.host import PluginHost, use_host
+from shardwright_plugins.commands.pages.command import docs
 
 BROUGHT = sorted({*shardwright.__all__} - {*stubs.OWN_NAMES})
 

@@ -175,6 +175,11 @@ def test_keys_that_are_born_and_evicted_are_replayed_on_another_number_of_ranks(
         return whole(sharded)
 
     wanted, (found, *_) = results[0][1], run_simulated(load, other)
+    assert_same_keys(found, wanted)
+
+
+def assert_same_keys(found: Any, wanted: Any) -> None:
+    """Rows, and what is known of each key, are the same, wherever they are."""
     for name, values in (
         *((name, None) for name in wanted[0] if ".item." in name),
         *wanted[1]["state"][hashed.WEIGHT].items(),
@@ -187,6 +192,32 @@ def test_keys_that_are_born_and_evicted_are_replayed_on_another_number_of_ranks(
             for state, states in (found, wanted)
         )
         assert hashed.rows_by_key(found[0], mine) == hashed.rows_by_key(wanted[0], theirs)
+
+
+@pytest.mark.parametrize("other", [1, 3])
+def test_every_row_replayed_in_a_new_model_makes_it_the_old_one(other: int, tmp_path: Path) -> None:
+    make, anew = model_of("row_wise", 2, "adam"), model_of("column_wise", other, "adam")
+    keyed = hashed.Setup(capacity=90, optimizer="adam")
+    plans = keyed.plan(2), keyed.plan(other)
+
+    def save(env: sw.ShardingEnv) -> Any:
+        models = make(env), keyed.shard(env, plans[0])
+        step(models[0], env, *range(0, 30, 2))
+        hashed.train(keyed, models[1], env, range(3))
+        for number, model in enumerate(models):
+            delta.write_increment(tmp_path / str(number), delta.every_row(model), rank=env.rank)
+        return [whole(model) for model in models]
+
+    def load(env: sw.ShardingEnv) -> Any:
+        models = anew(env), keyed.shard(env, plans[1])
+        for number, model in enumerate(models):
+            delta.replay(model, delta.read_increment(tmp_path / str(number)))
+        return [whole(model) for model in models]
+
+    rows, keys = run_simulated(save, 2)[0]
+    for found_rows, found_keys in run_simulated(load, other):
+        assert_same(found_rows, rows)
+        assert_same_keys(found_keys, keys)
 
 
 @pytest.mark.parametrize("kind", ["row_wise", "table_wise"])

@@ -65,6 +65,10 @@ def _labels(values: str | Iterable[str] | None) -> tuple[str, ...] | None:
     return _plain_names([values] if isinstance(values, str) else values)
 
 
+def _cache(value: CacheParams | Mapping[str, Any] | None) -> CacheParams | None:
+    return CacheParams.of(value)  # type: ignore[no-any-return]
+
+
 @frozen(cache_hash=True, field_transformer=typed)
 class ParameterConstraints:
     """Demands on one table, or on all tables that a pattern matches.
@@ -115,7 +119,7 @@ class ParameterConstraints:
         default=None, converter=_whole_numbers, validator=not_empty
     )
     is_weighted: bool | None = None
-    cache_params: CacheParams | None = field(default=None, converter=lambda value: CacheParams.of(value))
+    cache_params: CacheParams | None = field(default=None, converter=_cache)
     device_group: str | None = field(default=None, validator=not_empty)
     ranks: tuple[NonNegativeInt, ...] | None = field(default=None, converter=_ranks, validator=not_empty)
     together: str | None = field(default=None, validator=not_empty)

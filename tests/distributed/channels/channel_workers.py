@@ -143,8 +143,12 @@ def towers() -> loop_workers.TwoTowers:
     return model
 
 
-def train_over_two_groups(steps: int, *, is_piped: bool) -> tuple[Labels, dict[str, Tensor]]:
-    """Train two collections over two process groups and backends; returns what the second carried, and the state."""
+def train_over_two_groups(steps: int, folder: str, *, is_piped: bool) -> tuple[Labels, dict[str, Tensor]]:
+    """Train two collections over two process groups and backends, and save them.
+
+    Returns:
+        What the second group carried, and the state.
+    """
     group = dist.new_group(timeout=PATIENCE, backend="gloo")
     env = sw.ShardingEnv.from_process_group(group, comm_backend=TwoChannels())
     sgd = {"optimizer": "sgd", "learning_rate": workers.LEARNING_RATE}
@@ -162,4 +166,5 @@ def train_over_two_groups(steps: int, *, is_piped: bool) -> tuple[Labels, dict[s
     else:
         loop_workers.train(model, range(steps), optimizer)
     labels = {name: sorted(own) for name, own in env.communicator.labels.items()}  # type: ignore[attr-defined]
+    sw.save_checkpoint(folder, model, step=steps)
     return labels, model.full_state_dict()

@@ -65,6 +65,10 @@ def _labels(values: str | Iterable[str] | None) -> tuple[str, ...] | None:
     return _plain_names([values] if isinstance(values, str) else values)
 
 
+def _cache(value: CacheParams | Mapping[str, Any] | None) -> CacheParams | None:
+    return CacheParams.of(value)  # type: ignore[no-any-return]
+
+
 Rates = tuple[Annotated[float, Within(ge=0, le=MOST_RATE)], ...]
 
 
@@ -114,7 +118,7 @@ class ParameterConstraints:
         default=None, converter=_whole_numbers, validator=not_empty
     )
     is_weighted: bool | None = None
-    cache_params: CacheParams | None = field(default=None, converter=lambda value: CacheParams.of(value))
+    cache_params: CacheParams | None = field(default=None, converter=_cache)
     device_group: str | None = field(default=None, validator=not_empty)
     ranks: tuple[NonNegativeInt, ...] | None = field(default=None, converter=_ranks, validator=not_empty)
     together: str | None = field(default=None, validator=not_empty)

@@ -74,7 +74,8 @@ class HashIndex(sw.RowIndex):
 
         Args:
             ids: ``[N]``, any number of times each.
-            seen: number of sightings that each stands for, ``[N]``; ``None`` if one.
+            seen: number of sightings that each stands for, ``[N]``; ``None`` if one. Below 1 it is none: an id has its
+                row, if it has one, and is not counted.
 
         Returns:
             The row of each id, or :data:`NONE`: ``[N]``; and the rows that were born.
@@ -83,11 +84,11 @@ class HashIndex(sw.RowIndex):
         keys, place, counts = np.unique(ids, return_inverse=True, return_counts=True)
         if seen is not None:
             counts = np.zeros_like(counts)
-            np.add.at(counts, place, seen)
+            np.add.at(counts, place, seen.clip(min=0))
         rows = self.find(keys)
-        known = rows != NONE
+        known, new = rows != NONE, (rows == NONE) & (counts > 0)
         self._use(rows[known], counts[known])
-        born = self._bear(*self._tried(keys[~known], counts[~known]))
+        born = self._bear(*self._tried(keys[new], counts[new]))
         if len(born):
             rows = self.find(keys)
         return rows[place], born

@@ -36,12 +36,14 @@ class Loops:
         self.last: dict[int, int] = {}
         self.trial: Counter[int] = Counter()
 
-    def see(self, ids: list[int]) -> list[int]:
+    def see(self, ids: list[int], seen: list[int]) -> list[int]:
         self.step += 1
-        counts = Counter(ids)
+        counts = Counter[int]()
+        for key, sightings in zip(ids, seen, strict=True):
+            counts[key] += max(sightings, 0)
         for key in counts.keys() & self.row_of.keys():
             self.use(key, counts[key])
-        new = {key: count for key, count in counts.items() if key not in self.row_of}
+        new = {key: count for key, count in counts.items() if count and key not in self.row_of}
         if self.rules.min_sightings > 1:
             self.trial.update(new)
             new = {key: seen for key, seen in self.trial.items() if seen >= self.rules.min_sightings}
@@ -82,9 +84,9 @@ def test_index_gives_the_rows_that_loops_give(
     index, loops = HashIndex(num_rows, rules), Loops(num_rows, rules)
     for ids in batches:
         before = dict(loops.row_of)
-        seen = np.array([1 + key % 3 if is_counted else 1 for key in ids], dtype=np.int64)
+        seen = np.array([key % 5 - 2 if is_counted else 1 for key in ids], dtype=np.int64)
         rows, born = index.see(np.array(ids, dtype=np.int64), *([seen] if is_counted else []))
-        loops.see(np.repeat(ids, seen).tolist())
+        loops.see(ids, seen.tolist())
         assert rows.tolist() == [loops.row_of.get(key, NONE) for key in ids]
         assert set(index.keys[born].tolist()) == loops.row_of.keys() - before.keys()
         assert index.find(np.arange(-3, 13)).tolist() == [

@@ -248,10 +248,9 @@ def _brought(name: str) -> Any:
             f"shardwright.{name} comes from a plugin that is not loaded: {error}"
         ) from error
     except (AttributeError, LookupError) as error:
-        plugin = extensions.entry(f"names:{word}").provenance
         raise NameNotLoadedError(
-            f"shardwright.{name} is not among the names that {f'names:{word}'!r} of plugin {plugin} brings: "
-            f"{type(error).__name__}: {error}"
+            f"shardwright.{name} is not among the names that {f'names:{word}'!r} of plugin "
+            f"{extensions.entry(f'names:{word}').provenance} brings: {type(error).__name__}: {error}"
         ) from error
 
 

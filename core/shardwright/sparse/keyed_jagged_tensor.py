@@ -785,7 +785,7 @@ class KeyedJaggedTensor(Jagged):
             self._keys[first:end],
             self._values[run],
             self._stride,
-            columns=_of_each(self._columns, run),
+            columns={name: column[run] for name, column in self._columns.items()},
             lengths=self.lengths()[self._bags(first, end)],
             length_per_key=self._counts()[first:end],
             variable=self._variable and self._variable.chosen(range(first, end)),
@@ -832,10 +832,6 @@ class KeyedJaggedTensor(Jagged):
         else:
             key, example = divmod(position, self._stride)
         return f"key {self._keys[key]!r}, example {example}"
-
-
-def _of_each(columns: dict[str, Tensor], run: slice) -> dict[str, Tensor]:
-    return {name: column[run] for name, column in columns.items()}
 
 
 def _concatenate_columns(owner: str, names: Sequence[str], parts: Sequence[Jagged]) -> dict[str, Tensor]:

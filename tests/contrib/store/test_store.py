@@ -356,6 +356,19 @@ def test_folder_in_which_no_store_can_be_is_named(tmp_path: Path, monkeypatch: p
     assert told.value.subject == FOLDER_VARIABLE
 
 
+def test_reading_a_parameter_says_where_its_rows_are(folder: Path) -> None:
+    model = model_of()
+    (weight,) = model.parameters()
+    assert tuple(weight.shape) == (ROWS, DIM)
+    for read in (lambda: weight[0], lambda: weight.sum(), lambda: weight.detach().clone()):
+        with pytest.raises(sw.UnsupportedError, match="full_state_dict"):
+            read()
+    assert "Parameter" in repr(weight)
+    assert weight.grad is None
+    train(model, 0)
+    assert tuple(weight.grad.shape) == (ROWS, DIM)
+
+
 def test_forked_process_is_refused_and_the_store_stays_as_it_was(folder: Path) -> None:
     """It would write into the same file, whose pages its parent knows otherwise."""
     model = model_of()

@@ -100,7 +100,7 @@ class HashIndex(sw.RowIndex):
         rows = self.find(keys)
         is_new = rows < 0
         new = (is_new & (seen > 0)).nonzero().flatten()
-        known = ~is_new
+        known = ~is_new if bool(is_new.any()) else slice(None)
         self.uses.index_add_(0, rows[known], seen[known])
         self.last_use[rows[known]] = self._step
         if not len(new):

@@ -10,7 +10,14 @@ from unittest.mock import Mock
 import attrs
 import pytest
 import shardwright_hash_embedding
-from shardwright_hash_embedding import HashedIds, HashRows, HashSettings, HashTable, HashTableNumba
+from shardwright_hash_embedding import (
+    HashedIds,
+    HashRows,
+    HashSettings,
+    HashTable,
+    HashTableNumba,
+    numba_search,
+)
 from shardwright_hash_embedding.index import HashIndex
 from tests.plugins.conformance.mistakes.test_mutants import failure_of
 
@@ -48,7 +55,7 @@ class TestHashTableNumba(TestHashTable):
 class TestHashIndex(RowIndexTests):
     @pytest.fixture
     def make_index(self, rules: HashSettings) -> Callable[[int], sw.RowIndex]:
-        return lambda num_rows: HashIndex(num_rows, rules)
+        return lambda num_rows: HashIndex(num_rows, rules, numba_search)
 
 
 @pytest.mark.parametrize("sightings", [1, 2])

@@ -20,7 +20,7 @@ from shardwright.arguments import NonNegativeFloat, PositiveFloat, PositiveInt, 
 from shardwright.errors import InvalidInputError, UnknownNameError, UnsupportedError, nearest
 from shardwright.host.extensions import load_at
 from shardwright.host.process import process_host
-from shardwright.planning.assumptions import CPU_DEVICE, GIB, Assumption, assumptions_of
+from shardwright.planning.assumptions import CPU_DEVICE, GIB, InputValue, assumptions_of
 from shardwright.planning.documents import MACHINE
 from shardwright.planning.documents.limits import MOST_MEMORY_BYTES, MOST_RANKS
 from shardwright.planning.machines.replicas import Replicas
@@ -35,20 +35,6 @@ CPU_TIER = "cpu_ddr"
 
 
 MemoryBytes = Annotated[float, Within(ge=0, le=MOST_MEMORY_BYTES)]
-
-
-@frozen
-class InputValue:
-    """Value with its origin: ``given``, ``detected``, ``measured`` or ``assumed``, and the source of the last two."""
-
-    value: Any
-    origin: str
-    source: str = ""
-
-    def to_data(self) -> dict[str, Any]:
-        """Return JSON data."""
-        data = {"value": self.value, "provenance": self.origin}
-        return {**data, "source": self.source} if self.source else data
 
 
 def _tiers_of(device: str) -> tuple[str, ...]:
@@ -140,7 +126,9 @@ class Topology:
         given = _Given(tuple(detected), assumptions_of(own, with_cpus=is_mixed))
         given.note("world_size", world_size)
         given.note("compute_device", compute_device)
-        given.choose("local_world_size", local_world_size, Assumption(world_size, "all ranks on one host"))
+        given.choose(
+            "local_world_size", local_world_size, InputValue(world_size, "assumed", "all ranks on one host")
+        )
         _check_of_device(own, hbm_cap=hbm_cap, hbm_mem_bw=hbm_mem_bw, hbm_to_ddr_mem_bw=hbm_to_ddr_mem_bw)
         caps, bandwidths = {"hbm": hbm_cap, "ddr": ddr_cap}, {"hbm": hbm_mem_bw, "ddr": ddr_mem_bw}
         tiers = _tiers_of(own)
@@ -453,7 +441,7 @@ class Topology:
 class _Given:
     """Collects values with where they came from."""
 
-    def __init__(self, detected: tuple[str, ...], assumptions: Mapping[str, Assumption]) -> None:
+    def __init__(self, detected: tuple[str, ...], assumptions: Mapping[str, InputValue]) -> None:
         self.values: dict[str, InputValue] = {}
         self._detected = detected
         self._assumptions = assumptions
@@ -467,11 +455,10 @@ class _Given:
             self.note(f"{name}.{key}", value)
         return values
 
-    def choose(self, name: str, value: Any, assumed: Assumption | None = None) -> Any:
+    def choose(self, name: str, value: Any, assumed: InputValue | None = None) -> Any:
         if value is None:
-            assumed = assumed or self._assumptions[name]
-            self.values[name] = InputValue(assumed.value, "assumed", assumed.source)
-            return assumed.value
+            self.values[name] = assumed or self._assumptions[name]
+            return self.values[name].value
         self.note(name, value)
         return value
 

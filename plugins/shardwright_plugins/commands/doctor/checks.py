@@ -140,7 +140,7 @@ def _bandwidths(accelerator: Any) -> Iterator[Finding]:
     """Bandwidths of the device's memory and links, as plans are made with where no topology is given."""
     from shardwright.planning.assumptions import assumptions_of
     from shardwright.runtime.ranks.devices import with_index
-    from shardwright_plugins.bandwidths._measured import device_bandwidths
+    from shardwright_plugins.bandwidths.measured import device_bandwidths
 
     found = device_bandwidths(with_index(accelerator))
     for name, value in found.items():

@@ -28,6 +28,7 @@ from shardwright.runtime.ranks.environment import ShardingEnv, device_of_rank, e
 from shardwright.runtime.sharded.collections.sharded_collection import ShardedCollection
 from shardwright.runtime.sharded.collections.sharders import (
     ModuleSharder,
+    collect_tables,
     default_sharders,
     shardable_modules,
 )
@@ -164,7 +165,11 @@ class DistributedModelParallel(nn.Module):
             self._build(module, plan, sharders, init_data_parallel, update, sync_module_states)
         # One object, since learning-rate schedulers mark the optimizer that they are given.
         self.fused_optimizer = CombinedOptimizer(
-            [(path, sharded.fused_optimizer) for path, sharded in self.sharded_modules.items()]  # type: ignore[misc]
+            [
+                (path, sharded.fused_optimizer)  # type: ignore[misc]
+                for path, sharded in self.sharded_modules.items()
+                if hasattr(sharded, "fused_optimizer")
+            ]
         )
         leave_out_tables(self)  # should somebody else wrap it
         self.register_load_state_dict_pre_hook(_find_inner_names)  # should it be inside another
@@ -198,7 +203,7 @@ class DistributedModelParallel(nn.Module):
     def _make_plan(self, module: nn.Module, sharders: Sequence[ModuleSharder]) -> ShardingPlan:
         from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner
 
-        if next(shardable_modules(module, sharders), None) is None:
+        if not collect_tables(module, sharders):
             return ShardingPlan({})
         plan: ShardingPlan = EmbeddingShardingPlanner().collective_plan(module, sharders, env=self.env)
         return plan
@@ -214,11 +219,11 @@ class DistributedModelParallel(nn.Module):
                 )
         _refuse_wrapped(module, paths)
         for path, child, sharder in found:
-            if path not in self.plan.plan:
+            if path not in self.plan.plan and sharder.tables(child, path):
                 raise InvalidInputError(
                     f"the plan has nothing for {type(child).__name__} at {path!r}; it is for {sorted(self.plan.plan)}"
                 )
-            sharded = sharder.shard(child, self.plan.plan[path], self.env, self.device, path)
+            sharded = sharder.shard(child, self.plan.plan.get(path, {}), self.env, self.device, path)
             self.sharded_modules[path] = sharded
             if not path:
                 return sharded

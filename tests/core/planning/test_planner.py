@@ -177,7 +177,7 @@ def test_plan_tables_without_tables_raises():
 @pytest.mark.parametrize(
     ("tables", "text"),
     [
-        (TABLES[0], r"expected a list, got TableSpec\("),
+        (TABLES[0], r"tables must be a list \(each: a TableSpec\), got TableSpec\("),
         ([TABLES[0], "b"], r"tables\[1\] must be a TableSpec, got 'b'"),
     ],
 )

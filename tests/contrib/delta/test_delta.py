@@ -299,6 +299,46 @@ def test_increments_are_arrow_files_that_others_read(tmp_path: Path) -> None:
     run_simulated(work, 1)
 
 
+def test_increment_that_is_written_again_has_nothing_of_the_one_before(tmp_path: Path) -> None:
+    def work(env: sw.ShardingEnv) -> None:
+        sharded = model_of("row_wise", 1, "row_wise_adagrad")(env)
+        changes = delta.Changes(sharded)
+        step(sharded, env, 5)
+        (batch,) = changes.take()
+        delta.write_increment(str(tmp_path), [batch, batch])
+        delta.write_increment(tmp_path, [batch], rank=1)
+        delta.write_increment(tmp_path, [batch])
+        assert [own.equals(batch) for own in delta.read_increment(str(tmp_path))] == [True] * 2
+        delta.write_increment(tmp_path, [])
+        assert len(list(delta.read_increment(tmp_path))) == 1
+
+    run_simulated(work, 1)
+
+
+def test_folder_that_is_none_of_an_increment_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(sw.InvalidInputError, match="no folder of an increment"):
+        list(delta.read_increment(tmp_path / "increment"))
+
+
+@pytest.mark.parametrize("row", [-1, ROWS])
+def test_row_that_the_table_has_not_is_refused_and_nothing_is_changed(row: int) -> None:
+    def work(env: sw.ShardingEnv) -> None:
+        sharded = model_of("table_wise", 1, "row_wise_adagrad")(env)
+        changes = delta.Changes(sharded)
+        step(sharded, env, 5)
+        before, (batch,) = whole(sharded), changes.take()
+        wrong = batch.set_column(0, "id", pa.array([row])).replace_schema_metadata(batch.schema.metadata)
+        step(sharded, env, 5)
+        now = whole(sharded)
+        with pytest.raises(sw.InvalidInputError, match=f"row {row} of table 't'"):
+            delta.replay(sharded, [batch, wrong])
+        assert_same(whole(sharded), now)
+        delta.replay(sharded, [batch])
+        assert_same(whole(sharded), before)
+
+    run_simulated(work, 1)
+
+
 def test_example_of_the_readme_prints_what_it_shows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:

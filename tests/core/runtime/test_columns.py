@@ -170,6 +170,24 @@ def test_column_that_one_rank_lacks_is_the_same_error_on_all(spoil, text):
     assert simulate(case, work) == [expected, expected]
 
 
+def test_rank_without_ids_may_have_columns_of_another_dtype():
+    """`torch.tensor([])` is float32, and no numbers are those of either dtype."""
+    case = Cuts(TABLES, 2)
+
+    def work(sharded, batch, env):
+        ids = batch.values()[:0] if env.rank else batch.values()
+        dtypes = (torch.int64, torch.float32) if env.rank else (torch.float32, torch.int64)
+        columns = {
+            name: torch.zeros(len(ids), dtype=dtype)
+            for name, dtype in zip(("time", "count"), dtypes, strict=True)
+        }
+        lengths = torch.zeros_like(batch.lengths()) if env.rank else batch.lengths()
+        output = sharded(KeyedJaggedTensor(batch.keys(), ids, lengths=lengths, columns=columns))
+        return output.values().shape[0]
+
+    assert all(simulate(case, work))
+
+
 def test_strict_checks_refuse_columns_that_nothing_reads_and_numbers_that_are_not_finite():
     case = Cuts(TABLES, 1)
     case = evolve(case, tables=[evolve(table, ranks=(0,)) for table in TABLES])

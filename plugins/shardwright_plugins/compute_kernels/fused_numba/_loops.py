@@ -44,7 +44,7 @@ _ROW_SHIFT = 32  # of a sort key: the row above, the number of the id below
 # Sums may be made in any order and with fused multiply-adds, so that they use vector registers. Divisions by zero give
 # infinities, as they do in torch; a test for each would forbid vector instructions.
 _OPTIONS = {"fastmath": {"reassoc", "contract", "nsz"}, "error_model": "numpy"}
-_compiled = partial(compiled, **_OPTIONS)
+_compiled: Any = partial(compiled, **_OPTIONS)
 
 
 # Numba counts references to arrays that are passed on or cut into slices, and tests every index for being negative: at

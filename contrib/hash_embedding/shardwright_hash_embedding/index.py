@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import shardwright as sw
-from shardwright_hash_embedding.settings import NEVER, STATE, HashSettings
+from shardwright_hash_embedding.settings import NEVER, SCORES, STATE, HashSettings
 
 _MOST_ROWS = (1 << 31) - 1  # that slots can number
 
@@ -53,7 +53,8 @@ class HashIndex(sw.RowIndex):
             raise sw.InvalidInputError(
                 f"a block has {num_rows} rows for keys, an index numbers {_MOST_ROWS} at most: use more ranks"
             )
-        self._least, self._score, self._search = settings.min_sightings, settings.score(), search
+        self._least, self._search = settings.min_sightings, search
+        self._scores = tuple(dict.fromkeys((settings.score(), SCORES["lru"], SCORES["lfu"])))
         self._evicts, self._lifetime = settings.evict != NEVER, settings.steps_to_live
         room = num_rows if self._least > 1 else 0
         self.keys, self.uses, self.last_use, self._trial_keys, self._trial_counts = (
@@ -111,15 +112,15 @@ class HashIndex(sw.RowIndex):
 
     def _expire(self) -> None:
         """Give up the rows that were not looked up for too long."""
-        old = self._idle_since(self._step - self._lifetime)
+        old = self._idle_since(self._step - self._lifetime).nonzero().flatten()
         self.uses[old] = 0
         self.num_evicted += len(old)
         self._free = torch.cat([self._free, old]).sort().values
         self._fill_slots()
 
     def _idle_since(self, step: int) -> Tensor:
-        """The rows of ids that were not looked up in a step or later."""
-        return ((self.uses > 0) & (self.last_use < step)).nonzero().flatten()
+        """A mask of the rows of ids that were not looked up in a step or later: ``[R]``."""
+        return (self.uses > 0) & (self.last_use < step)
 
     def _tried(self, keys: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
         """Those of new ids that were seen often enough; the others are on trial, as many as there are rows."""
@@ -160,21 +161,27 @@ class HashIndex(sw.RowIndex):
         """The rows that make room, of those that this step does not use."""
         if not count or not self._evicts:
             return self.keys[:0]
-        idle = self._idle_since(self._step)
-        if count < len(idle):  # most are not near: what is left to sort is little
-            scores = self._score(self.uses[idle], self.last_use[idle])
-            idle = idle[scores <= scores.kthvalue(count).values]
-        return self._in_order(idle, self.uses, self.last_use)[:count]
+        # Nothing is sorted but what is chosen: many rows may have one score, as those that were used once under "lfu".
+        is_left = self._idle_since(self._step)
+        is_chosen = torch.zeros_like(is_left)
+        for score in self._scores:
+            scores = score(self.uses, self.last_use)
+            left = scores[is_left]
+            if count >= len(left):
+                break
+            bound = left.kthvalue(count).values
+            is_below = is_left & (scores < bound)
+            count -= int(is_below.sum())
+            is_chosen |= is_below
+            is_left &= scores == bound
+        rows = torch.cat([is_chosen.nonzero(), is_left.nonzero()[:count]]).flatten().sort().values
+        return self._in_order(rows, self.uses, self.last_use)
 
     def _in_order(self, rows: Tensor, uses: Tensor, last_use: Tensor) -> Tensor:
-        """Rows in the order in which they make room: by score, then last use, then uses."""
-        if not len(rows):
-            return rows
-        own_uses, own_last = uses[rows], last_use[rows]
-        order = own_uses.argsort(stable=True)
-        for values in (own_last, self._score(own_uses, own_last)):
-            order = order[values[order].argsort(stable=True)]
-        return rows[order]
+        """Rows in the order in which they make room: by score, then last use, then uses, then as they are given."""
+        for score in reversed(self._scores) if len(rows) else ():
+            rows = rows[score(uses[rows], last_use[rows]).argsort(stable=True)]
+        return rows
 
     def load(self, state: Mapping[str, Tensor]) -> Tensor:
         """Take over keys; if there are more than room for, those that would be evicted last.

@@ -56,12 +56,21 @@ def _first_slot(key: int, num_slots: int) -> int:
 
 
 @compiled
+def _next(place: int, num_slots: int) -> int:
+    return place + 1 if place + 1 < num_slots else 0
+
+
+@compiled
 def _find(slots: Ints, keys: Ints, ids: Ints, rows: Ints) -> None:
+    # First slots are read in a loop of their own, so that the processor waits for many of them at once.
     for number in range(len(ids)):
-        place = _first_slot(ids[number], len(slots))
-        while slots[place] >= 0 and keys[slots[place]] != ids[number]:
-            place = place + 1 if place + 1 < len(slots) else 0
-        rows[number] = slots[place]
+        rows[number] = slots[_first_slot(ids[number], len(slots))]
+    for number in range(len(ids)):
+        if rows[number] >= 0 and keys[rows[number]] != ids[number]:
+            place = _next(_first_slot(ids[number], len(slots)), len(slots))
+            while slots[place] >= 0 and keys[slots[place]] != ids[number]:
+                place = _next(place, len(slots))
+            rows[number] = slots[place]
 
 
 @compiled
@@ -69,5 +78,5 @@ def _put(slots: Ints, keys: Ints, rows: Ints) -> None:
     for row in rows:
         place = _first_slot(keys[row], len(slots))
         while slots[place] >= 0:
-            place = place + 1 if place + 1 < len(slots) else 0
+            place = _next(place, len(slots))
         slots[place] = row

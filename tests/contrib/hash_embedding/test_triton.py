@@ -55,11 +55,11 @@ def test_compiled_index_keeps_what_all_checks_ask() -> None:
 
 def test_tables_of_keys_are_planned_for_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    planner = sw.EmbeddingShardingPlanner(
-        topology=sw.Topology(world_size=2, compute_device="cuda"),
-        constraints={"t": HashSettings().constraints()},
-        batch_size=64,
-    )
     table = sw.TableSpec("t", 1000, 16, optimizer=OptimizerSpec("sgd"))
     with use_host(PluginHost(plugins={"hash_embedding": shardwright_hash_embedding})):
+        planner = sw.EmbeddingShardingPlanner(
+            topology=sw.Topology(world_size=2, compute_device="cuda"),
+            constraints={"t": HashSettings().constraints()},
+            batch_size=64,
+        )
         assert planner.plan_tables([table]).plan[""]["t"].compute_kernel == "hash_table_triton"

@@ -52,7 +52,7 @@ def commit(model: sw.DistributedModelParallel, step: int) -> None:
     env = model.env.everyone
     with env.together("committing the stores"):
         check("step", step, _STEP)
-        env.agree("the arguments of commit()", {"step": int(step)}, "all ranks commit the same step")
+        env.agree("the arguments of commit()", {"step": int(step)}, "All ranks commit the same step")
         stores = list(_kept_of(model))
         _check_some(sum(env.communicator.all_gather_objects(len(stores))))
         for kept in stores:

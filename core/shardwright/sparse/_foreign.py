@@ -105,7 +105,7 @@ def beside_lists(owner: str, weights: Any, columns: Mapping[str, Any] | None) ->
     return {
         name: {
             key: _column(f"{owner}: {name} of key {key!r}", own[key], partial(_reals, name))
-            for key in _keys(owner, own)
+            for key in _keys(f"{owner}: {name}", own)
         }
         for name, own in _beside(owner, weights, columns).items()
     }

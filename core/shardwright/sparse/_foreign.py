@@ -62,7 +62,7 @@ def as_columns(owner: str, weights: Tensor | None, columns: Mapping[str, Any] | 
 
 
 def _beside(owner: str, weights: Any, columns: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What was given for each column, weights first."""
+    """The values of each column as they were given, weights first."""
     own, taken = {} if columns is None else columns, ("", *NO_COLUMNS, *named(weights))
     if not isinstance(own, Mapping) or not all(isinstance(name, str) and name not in taken for name in own):
         raise InvalidInputError(

@@ -396,7 +396,9 @@ def test_forked_process_is_refused_and_the_store_stays_as_it_was(folder: Path) -
     assert shardwright_store.restore(model) == 1
 
 
-def test_increments_of_a_store_are_replayed_on_another_and_on_plain_rows(folder: Path, tmp_path: Path) -> None:
+def test_increments_of_a_store_are_replayed_on_another_and_on_plain_rows(
+    folder: Path, tmp_path: Path
+) -> None:
     delta = pytest.importorskip("shardwright_delta")
     model, plain = model_of(), model_of("fused_torch")
     with pytest.MonkeyPatch.context() as patch:

@@ -279,6 +279,6 @@ def input_bytes_of_id(options: Options) -> Ints:
     options are priced one by one, whatever kernels other tables get.
     """
     asked = [options.compute_kernels[code].columns(request).values() for code, request in options.requests]
-    columns = np.array([sum(np.dtype(dtype).itemsize for dtype in dtypes) for dtypes in asked])
+    columns: Ints = np.array([sum(np.dtype(dtype).itemsize for dtype in dtypes) for dtypes in asked])
     weights = 4 * options.is_weighted[options.shard_table].astype(np.int64)
     return ID_BYTES + weights + columns[options.request]

@@ -269,13 +269,13 @@ def synchronised_bytes(options: Options, topology: Topology) -> Floats:
     return np.where(options.is_copy & ~options.is_frozen[table], least, 0.0)
 
 
-def input_bytes_of_id(options: Options) -> Ints:
+def input_bytes_of_id(options: Options) -> Floats:
     """Compute the bytes of an id as it travels, with its 32-bit weight where it has one: ``[S]``.
 
     So do the columns that its table's kernel asks for. The collection's other ids have them too, which is in no price:
     options are priced one by one, whatever kernels other tables get.
     """
-    asked = [options.compute_kernels[code].columns(request).values() for code, request in options.requests]
-    columns: Ints = np.array([sum(np.dtype(dtype).itemsize for dtype in dtypes) for dtypes in asked])
-    weights = 4 * options.is_weighted[options.shard_table].astype(np.int64)
-    return ID_BYTES + weights + columns[options.request]
+    columns = options.by_request(
+        lambda kernel, request: sum(np.dtype(dtype).itemsize for dtype in kernel.columns(request).values())
+    )
+    return ID_BYTES + 4.0 * options.is_weighted[options.shard_table] + columns

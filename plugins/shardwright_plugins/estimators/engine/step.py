@@ -121,7 +121,6 @@ class StepWork:
 
     def _work(self, batches: Floats) -> LookupWork:
         options = self.options
-        dense = np.array([not kernel.fuses_optimizer for kernel in options.compute_kernels], dtype=bool)
         return LookupWork(
             ids=self.own_ids * batches,
             rows=options.num_rows.astype(np.float64),
@@ -130,7 +129,7 @@ class StepWork:
             columns=options.num_columns.astype(np.float64),
             row_bytes=options.row_bytes * self.is_filled,
             state_bytes=state_bytes_a_row(options) * self.is_filled,
-            updates_all=dense[options.compute_kernel[options.option]],
+            updates_all=options.by_request(lambda kernel, _: kernel.fuses_optimizer) == 0,
             cache_bytes=self.cache_bytes,
         )
 

@@ -7,12 +7,12 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import attrs
 from attrs import frozen
 
-from shardwright.arguments import brief
+from shardwright.arguments import Within, brief
 from shardwright.contracts.compute_kernel import NAMED_ONLY, ComputeKernel, KernelRequest
 from shardwright.contracts.demands import Demand, demands_on, disobeyed
 from shardwright.contracts.sharding_type import ALWAYS, ShardingType
@@ -32,6 +32,9 @@ from shardwright.planning.watch import Watch
 if TYPE_CHECKING:
     from shardwright.host.plugin_host import PluginHost
     from shardwright.host.registry import Registry
+
+
+_FRACTION = Annotated[float, Within(ge=0, le=1 + 1e-9)]
 
 
 @frozen(eq=False)
@@ -61,7 +64,7 @@ class LayoutOffer:
 
         Raises:
             PlanningError: it raised, or gave something that is no layout, two layouts that nothing tells apart, or a
-                rank that there is not.
+                rank that there is not; or a row map's part gets no part of the ids.
         """
         try:
             answer = kind.supports(table, topology)
@@ -79,6 +82,8 @@ class LayoutOffer:
                 f"{type(error).__name__}: {error}"
             ) from error
         for layout, runs in layouts:
+            for run in runs:
+                check_answer(f"row map {layout.row_map.name!r}", "id_fraction_of", run.id_fraction, _FRACTION)
             for name, count, of in (
                 ("rank", topology.world_size, "ranks"),
                 ("local_rank", topology.local_world_size, "ranks of a host"),

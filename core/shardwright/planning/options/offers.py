@@ -130,7 +130,11 @@ def _reason(answer: object) -> str:
 
 _NO_COLUMNS = "it asks for columns beside ids, which reach no table that every rank has a copy of"
 _NOT_ALLOWED = "the sharder of the table's module does not allow it"
-_SHOWS_GRADIENTS = "applies no optimizer in the backward pass, and is taken only when asked for by name"
+# Whether a kernel runs optimizers -> the reason why it is not offered unasked.
+_BY_NAME_ALONE = {
+    True: "is taken only when asked for by name",
+    False: "applies no optimizer in the backward pass, and is taken only when asked for by name",
+}
 
 
 def _first_equal(offer: LayoutOffer, known: list[LayoutOffer]) -> LayoutOffer:
@@ -233,7 +237,10 @@ class Offers:
         allowed = table.kernels_allowed(name)
         asked = rule.compute_kernels or allowed or self.space.kernels_of(name, rule)
         kept, left_out = self._kernels(asked, table.optimizer is None)
-        refusals += [Refusal(table.path, "compute kernel", name, _SHOWS_GRADIENTS) for name in left_out]
+        refusals += [
+            Refusal(table.path, "compute kernel", name, _BY_NAME_ALONE[self.kernels[name].fuses_optimizer])
+            for name in left_out
+        ]
         return kept if allowed is None else self._allowed(kept, table, allowed, refusals)
 
     def _allowed(

@@ -133,7 +133,9 @@ def estimate_costs(
     for tier, column in by_tier.items():
         checked = _checked(storage, tier, column, options)
         whole = np.ceil(np.minimum(checked, _MOST_BYTES)).astype(np.int64)
-        memory[:, topology.tiers.index(_known_tier(tier, topology))] += whole
+        # Tiers bear the topology's names, or those that kernels have for them.
+        name = tier if tier in topology.tiers else topology.tier_of(tier)
+        memory[:, topology.tiers.index(name)] += whole
     if topology.is_mixed:
         _keep_on_devices(memory, options, topology)
     phases = {
@@ -143,11 +145,6 @@ def estimate_costs(
     if topology.replicas is not None:  # whatever the model of costs: it is asked for one sharding group
         phases[AVERAGING] = phases.get(AVERAGING, 0.0) + averaging_ms(options, topology)
     return SearchSpace(options, topology, phases, memory, capacity_bytes, rules=rules)
-
-
-def _known_tier(tier: str, topology: Topology) -> str:
-    """A tier that an estimator names: by the topology's name, or by a kernel's."""
-    return tier if tier in topology.tiers else topology.tier_of(tier)
 
 
 def _keep_on_devices(memory: Ints, options: Options, topology: Topology) -> None:

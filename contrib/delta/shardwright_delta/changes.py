@@ -18,7 +18,7 @@ from shardwright_delta.batches import Origin, batch_of
 from shardwright_delta.blocks import HeldBlock, held_blocks, sharded_tables
 from shardwright_delta.digests import Ints, digests
 
-__all__ = ["Changes"]
+__all__ = ["Changes", "every_row"]
 
 
 @frozen(eq=False)
@@ -59,11 +59,20 @@ class Changes:
 
     Args:
         model: a ``DistributedModelParallel``, or any module with sharded collections. The first mark is made now.
+
+    Raises:
+        InvalidInputError: the model has no sharded collection, so that no change of its would be seen.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self.mark()
+        if not self._layouts:
+            raise sw.InvalidInputError(
+                f"{type(model).__name__} has no sharded collection, whose changes could be told: give the "
+                "DistributedModelParallel around it",
+                subject="model",
+            )
 
     def mark(self) -> None:
         """Set the mark: what changed before is in no increment."""
@@ -88,20 +97,35 @@ class Changes:
         now = self._now()
         batches = [
             batch
-            for held in self._held()
+            for held in _written(self._model)
             for batch in _batches(held, now[held.path, held.block], self._marks[held.path, held.block])
         ]
         self._marks = now
         return batches
 
-    def _held(self) -> Iterator[HeldBlock]:
-        return (held for held in held_blocks(self._model) if held.is_written)
-
     def _layouts_now(self) -> dict[str, sw.Layout]:
         return {table.state.table.path: table.state.sharding.layout for table in sharded_tables(self._model)}
 
     def _now(self) -> dict[tuple[str, sw.Block], _Mark]:
-        return {(held.path, held.block): _Mark.of(held) for held in self._held()}
+        return {(held.path, held.block): _Mark.of(held) for held in _written(self._model)}
+
+
+def every_row(model: nn.Module) -> list[pa.RecordBatch]:
+    """Return this rank's rows, those of all ids that have one: an increment from nothing on, for :func:`replay`.
+
+    Args:
+        model: a ``DistributedModelParallel``, or any module with sharded collections; no rank waits for another.
+
+    Returns:
+        A record batch for each block with rows.
+    """
+    nothing = _Mark(np.empty(0, dtype=np.int64), np.empty((0, 2), dtype=np.int64))
+    return [batch for held in _written(model) for batch in _batches(held, _Mark.of(held), nothing)]
+
+
+def _written(model: nn.Module) -> Iterator[HeldBlock]:
+    """The blocks that this rank writes."""
+    return (held for held in held_blocks(model) if held.is_written)
 
 
 def _batches(held: HeldBlock, now: _Mark, before: _Mark) -> Iterator[pa.RecordBatch]:

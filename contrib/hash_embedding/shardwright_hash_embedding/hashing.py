@@ -8,21 +8,16 @@ from attrs import frozen
 
 import shardwright as sw
 
-# The finaliser of splitmix64 (Steele, Lea, Flood 2014), its constants as signed numbers that wrap: NumPy arrays and
-# torch tensors give the same.
-_FIRST, _SECOND = 0xBF58476D1CE4E5B9 - (1 << 64), 0x94D049BB133111EB - (1 << 64)
 
+def mixed(values):  # type: ignore[no-untyped-def]  # Triton compiles it too, and would read annotations
+    """A hash of each int64, int64, of arrays, of tensors, and in compiled loops: a bijection.
 
-def mixed(values: Any) -> Any:
-    """A hash of each int64, int64: a bijection."""
-    values = (values ^ _shifted(values, 30)) * _FIRST
-    values = (values ^ _shifted(values, 27)) * _SECOND
-    return values ^ _shifted(values, 31)
-
-
-def _shifted(values: Any, bits: int) -> Any:
-    """Shifted right, zeros coming in: shifts of signed numbers bring in the sign."""
-    return (values >> bits) & ((1 << (64 - bits)) - 1)
+    The finaliser of splitmix64 (Steele, Lea, Flood 2014). Its constants are signed numbers, and products wrap. Shifts
+    of signed numbers bring the sign in, which is masked.
+    """
+    values = (values ^ ((values >> 30) & 0x3FFFFFFFF)) * -0x40A7B892E31B1A47
+    values = (values ^ ((values >> 27) & 0x1FFFFFFFFF)) * -0x6B2FB644ECCEEE15
+    return values ^ ((values >> 31) & 0x1FFFFFFFF)
 
 
 @frozen
@@ -46,7 +41,7 @@ class HashedIds(sw.RowMap):
 
     def part_of(self, ids: Any) -> Any:
         """Part of each id, by its hash."""
-        return _shifted(mixed(ids), 1) % self.parts
+        return ((mixed(ids) >> 1) & 0x7FFFFFFFFFFFFFFF) % self.parts
 
     def local_row_of(self, ids: Any) -> Any:
         """The id itself: the kernel finds it a row."""

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import attrs
-import numpy as np
-import numpy.typing as npt
 from attrs import field, frozen
 
 import shardwright as sw
 from shardwright.host.extensions import load_at
 
-Ints: TypeAlias = npt.NDArray[np.int64]
+if TYPE_CHECKING:
+    from torch import Tensor
 
 KEY = "hash_embedding"
 """Where the settings stand in ``extras``, of constraints and of a plan's table."""
@@ -21,9 +20,9 @@ KEY = "hash_embedding"
 STATE = ("row_keys", "row_uses", "row_last_use")
 """The names of what the index knows of each row."""
 
-Score: TypeAlias = Callable[[Ints, Ints], npt.NDArray[Any]]
-"""A function of the uses of rows and the steps of their last uses, ``[n]`` each, that returns their scores. The lowest
-is evicted first; of equal ones the row that was not used for longest."""
+Score: TypeAlias = "Callable[[Tensor, Tensor], Tensor]"
+"""A function of the uses of rows and the steps of their last uses, int64 ``[n]`` each, of some rows, that returns their
+scores. The lowest is evicted first; of equal ones the row that was not used for longest."""
 
 NEVER = "never"
 """No row is evicted. Of a checkpoint with more ids than rows, those that were not used for longest are left out."""
@@ -46,9 +45,10 @@ def _name(instance: Any, attribute: Any, value: Any) -> None:
         raise sw.InvalidInputError(f"count_column must be the name of a column of ids, got {value!r}")
 
 
-def _positive(instance: Any, attribute: Any, value: Any) -> None:
-    if type(value) is not int or value < 1:
-        raise sw.InvalidInputError(f"min_sightings must be a number from 1, got {value!r}")
+def _number(instance: Any, attribute: Any, value: Any) -> None:
+    least = attribute.default
+    if type(value) is not int or value < least:
+        raise sw.InvalidInputError(f"{attribute.name} must be a number from {least}, got {value!r}")
 
 
 @frozen
@@ -61,6 +61,8 @@ class HashSettings:
             which loads a :data:`Score`.
         min_sightings: number of times that an id must be seen, in training, before it gets a row.
         count_column: name of the int64 column of a batch that says how often each id was seen; empty if once.
+        steps_to_live: number of steps after which a row that was not looked up is given up, be the table full or
+            not; up to an eighth more may pass. 0 if it is kept.
 
     Raises:
         InvalidInputError: a value is another.
@@ -68,8 +70,9 @@ class HashSettings:
     """
 
     evict: str = field(default="lru", validator=_known)
-    min_sightings: int = field(default=1, validator=_positive)
+    min_sightings: int = field(default=1, validator=_number)
     count_column: str = field(default="", validator=_name)
+    steps_to_live: int = field(default=0, validator=_number)
 
     def score(self) -> Score:
         """The function that says which rows are evicted first."""

@@ -112,7 +112,8 @@ class RowIndex(ABC):
     """The rows of one block of a table whose ids are keys, any 64-bit numbers.
 
     It gives rows to keys, up to the block's number of rows, and may take them away again. It holds no weights: what
-    holds them looks rows up and updates them, as it does where ids are rows. Tensors are on the block's device.
+    holds them looks rows up and updates them, as it does where ids are rows. Tensors are on the block's device, but for
+    what :meth:`load` is given and returns.
 
     Attributes:
         num_evicted: number of rows that were taken from their keys so far. A row that was found is still its key's
@@ -163,8 +164,8 @@ class RowIndex(ABC):
                 rows without a key may be among them.
 
         Returns:
-            For each row of this block, which of the ``M`` it is, or -1: ``[R]`` int64. With more keys than rows, it
-            chooses which have a row.
+            For each row of this block, which of the ``M`` it is, or -1: ``[R]`` int64, on the device of ``state``. With
+            more keys than rows, it chooses which have a row.
         """
 
 

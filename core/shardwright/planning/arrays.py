@@ -1,4 +1,4 @@
-"""The columns of which planning is made, the marks that stand in them, and their distinct values."""
+"""The columns of which planning is made, the marks that stand in them, their distinct values, the size of an id."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
 Bools: TypeAlias = npt.NDArray[np.bool_]
 _Number = TypeVar("_Number", np.int64, np.float64)
+
+ID_BYTES = 8
+"""Ids travel as 64-bit integers."""
 
 FREE = -1
 """The rank, or rank inside a host, of a shard that may go to any."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from shardwright.planning.layouts.stored_rows import rows_between
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.sharded.tables.blocked_tensor import BlockedTensor
 from shardwright.runtime.sharded.tables.fused_optimizer import FusedOptimizer
-from shardwright.runtime.sharded.tables.table_state import STORED, STORED_ROWS, LocalBlock
+from shardwright.runtime.sharded.tables.table_state import LocalBlock
 from shardwright_plugins.checkpoint.entries import (
     EXTRA,
     GROUPS,
@@ -46,6 +47,7 @@ from shardwright_plugins.checkpoint.reading import (
     row_requests,
 )
 from shardwright_plugins.checkpoint.saving import NAME_ALIKE, env_of
+from shardwright_plugins.checkpoint.stored_order import STORED, STORED_ROWS
 
 _MOST_NAMED = 5  # names in an error; the others are counted
 ALL, _WEIGHTS = PARTS = ("all", "weights")
@@ -482,7 +484,10 @@ class _Loading:
         if isinstance(leaf, FusedOptimizer):
             keys = {name: f"{STATE}{prefix}{name}.{STEP}" for name in leaf.tables}
             read = {name: self._wanted[key].blocks for name, key in keys.items() if key in self._wanted}
-            leaf.take_steps({name: float(step) for name, own in read.items() for _, step in own})
+            for name, own in read.items():
+                table = leaf.tables[name]
+                for (_, step), local in product(own, table.state.local):
+                    table.lookup_of(local).load_step(float(step))
         for held in self.trained.held(prefix, leaf):
             start = f"{STATE}{held.name}."
             for own in () if held.name in self._others else held.blocks.values():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -369,6 +370,50 @@ def test_id_without_a_row_brings_zeros_and_bears_none_without_gradients() -> Non
     assert not state[USES].any()
     torch.testing.assert_close(after[0], trained[0] - RATE)
     assert not after[1].any()
+
+
+@pytest.mark.parametrize("device", ["meta", "cpu"])
+def test_row_that_was_not_born_has_no_first_values(device: str) -> None:
+    """A large capacity takes no time, and no memory, before it is used."""
+    setup = Setup()
+
+    def work(env: sw.ShardingEnv) -> Any:
+        configs = [config for config in setup.module().tables if config.name == "item"]
+        module = sw.EmbeddingBagCollection(configs, device=device)
+        plan = {"item": setup.plan(1).plan[""]["item"]}
+        sharded = setup.sharder.shard(module, plan, env, "cpu")
+        before = sharded.full_state_dict()[WEIGHT]
+        look_up(sharded, 5)
+        return before, sharded.full_state_dict()
+
+    before, state = run_simulated(work, 1)[0]
+    assert not before.any()
+    assert (state[WEIGHT].any(dim=1) == state[USES].flatten().bool()).all()
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("kernel", ["hash_table", "hash_table_numba"])
+def test_capacity_takes_no_memory_before_rows_are_born(kernel: str, optimizer: str) -> None:
+    def grown(capacity: int) -> tuple[int, int]:
+        setup = Setup(capacity, optimizer=optimizer)
+        item = attrs.evolve(setup.plan(1).plan[""]["item"], compute_kernel=kernel)
+        module = sw.EmbeddingBagCollection(
+            [config for config in setup.module().tables if config.name == "item"], device="meta"
+        )
+        before = resident_bytes()
+        sharded = setup.sharder.shard(module, {"item": item}, sw.ShardingEnv.local(device_type="cpu"), "cpu")
+        first = [look_up(sharded, 5, -7).tolist() for _ in range(2)]
+        assert all(map(any, first[1]))
+        return resident_bytes() - before, capacity * DIM * 4
+
+    grown(100)  # what is imported or compiled once
+    taken, capacity_bytes = grown(4_000_000)
+    assert capacity_bytes == 64_000_000
+    assert taken < 20_000_000
 
 
 def test_id_gets_a_row_when_it_was_seen_often_enough() -> None:

@@ -12,9 +12,9 @@ import shardwright_hash_embedding
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from shardwright_hash_embedding import HashedIds, HashSettings
+from shardwright_hash_embedding import HashedIds, HashSettings, numba_search
 from shardwright_hash_embedding.hashing import mixed
-from shardwright_hash_embedding.index import NONE, HashIndex
+from shardwright_hash_embedding.index import HashIndex
 from tests import readme
 
 import shardwright as sw
@@ -22,8 +22,14 @@ from shardwright.host import PluginHost, use_host
 from shardwright.planning.layouts.blocks import ColumnRange
 from shardwright_plugins.compute_kernels.indexed_rows._lookup import first_values
 
+NONE = -1
 BATCHES = st.lists(st.lists(st.integers(-3, 12), max_size=8), max_size=12)
-SETTINGS = st.builds(HashSettings, st.sampled_from(["lru", "lfu", "never"]), st.integers(1, 3))
+SETTINGS = st.builds(
+    HashSettings,
+    st.sampled_from(["lru", "lfu", "never"]),
+    st.integers(1, 3),
+    steps_to_live=st.sampled_from([0, 2, 16]),
+)
 
 
 class Loops:
@@ -35,13 +41,21 @@ class Loops:
         self.uses: dict[int, int] = {}
         self.last: dict[int, int] = {}
         self.trial: Counter[int] = Counter()
+        self.born: set[int] = set()
 
-    def see(self, ids: list[int]) -> list[int]:
+    def see(self, ids: list[int], seen: list[int]) -> list[int]:
         self.step += 1
-        counts = Counter(ids)
+        self.born = set()
+        lifetime = self.rules.steps_to_live
+        if lifetime and self.step % max(1, lifetime // 8) == 0:
+            for key in [key for key in self.row_of if self.last[key] < self.step - lifetime]:
+                self.forget(key)
+        counts = Counter[int]()
+        for key, sightings in zip(ids, seen, strict=True):
+            counts[key] += max(sightings, 0)
         for key in counts.keys() & self.row_of.keys():
             self.use(key, counts[key])
-        new = {key: count for key, count in counts.items() if key not in self.row_of}
+        new = {key: count for key, count in counts.items() if count and key not in self.row_of}
         if self.rules.min_sightings > 1:
             self.trial.update(new)
             new = {key: seen for key, seen in self.trial.items() if seen >= self.rules.min_sightings}
@@ -63,11 +77,14 @@ class Loops:
             idle = [other for other in self.row_of if self.last[other] < self.step]
             if not idle or self.rules.evict == "never":
                 return
-            worst = min(idle, key=self.rank)
-            row = self.row_of.pop(worst)
-            del self.uses[worst], self.last[worst]
+            row = self.forget(min(idle, key=self.rank))
         self.row_of[key] = row
+        self.born.add(key)
         self.use(key, count)
+
+    def forget(self, key: int) -> int:
+        del self.uses[key], self.last[key]
+        return self.row_of.pop(key)
 
     def rank(self, key: int) -> tuple[int, int, int]:
         own = (self.last[key], self.uses[key])
@@ -79,20 +96,55 @@ class Loops:
 def test_index_gives_the_rows_that_loops_give(
     num_rows: int, rules: HashSettings, batches: list[list[int]], is_counted: bool
 ) -> None:
-    index, loops = HashIndex(num_rows, rules), Loops(num_rows, rules)
+    index, loops = HashIndex(num_rows, rules, numba_search), Loops(num_rows, rules)
     for ids in batches:
-        before = dict(loops.row_of)
-        seen = np.array([1 + key % 3 if is_counted else 1 for key in ids], dtype=np.int64)
-        rows, born = index.see(np.array(ids, dtype=np.int64), *([seen] if is_counted else []))
-        loops.see(np.repeat(ids, seen).tolist())
+        keys = torch.tensor(ids, dtype=torch.int64)
+        seen = keys % 5 - 2 if is_counted else torch.ones_like(keys)
+        rows, born = index.resolve(keys, training=True, columns={"count": seen} if is_counted else None)
+        loops.see(ids, seen.tolist())
         assert rows.tolist() == [loops.row_of.get(key, NONE) for key in ids]
-        assert set(index.keys[born].tolist()) == loops.row_of.keys() - before.keys()
-        assert index.find(np.arange(-3, 13)).tolist() == [
+        assert set(index.keys[born].tolist()) == loops.born
+        assert index.find(torch.arange(-3, 13)).tolist() == [
             loops.row_of.get(key, NONE) for key in range(-3, 13)
         ]
         for key, row in loops.row_of.items():
             assert (index.uses[row], index.last_use[row]) == (loops.uses[key], loops.last[key])
     assert (index.uses > 0).sum() == len(loops.row_of) <= num_rows
+
+
+def test_id_that_was_seen_no_time_gets_no_row() -> None:
+    index = HashIndex(3, HashSettings(count_column="count"), numba_search)
+    keys, counts = torch.tensor([7, 8, 7]), torch.tensor([0, 2, 0])
+    rows, born = index.resolve(keys, training=True, columns={"count": counts})
+    assert rows.tolist() == [NONE, 0, NONE]
+    assert born.tolist() == [0]
+
+
+def test_row_that_was_not_used_for_its_steps_is_given_up_and_its_id_begins_anew() -> None:
+    index = HashIndex(4, HashSettings(steps_to_live=3), numba_search)
+    uses = []
+    for keys in ([5, 6], [6], [6], [6], [6], [5, 6]):
+        index.resolve(torch.tensor(keys), training=True)
+        uses.append(dict(zip(index.keys.tolist(), index.uses.tolist(), strict=True)).get(5))
+    assert uses == [1, 1, 1, 1, 0, 1]
+    assert index.num_evicted == 1
+    assert index.rows_in_use().tolist() == [0, 1]
+
+
+def test_full_index_finds_all_its_keys_however_many_it_has_evicted() -> None:
+    """Slots of evicted keys stay until too few are empty."""
+    index, rng = HashIndex(50, HashSettings(), numba_search), np.random.default_rng(0)
+    for _ in range(40):
+        keys = torch.from_numpy(rng.integers(-(1 << 63), (1 << 63) - 1, size=30))
+        rows, _ = index.resolve(keys, training=True)
+        assert torch.equal(index.keys[rows], keys)
+        assert torch.equal(index.find(index.keys[index.rows_in_use()]), index.rows_in_use())
+    assert index.num_evicted == 40 * 30 - 50
+
+
+def test_block_of_more_rows_than_slots_can_number_is_refused() -> None:
+    with pytest.raises(sw.InvalidInputError, match="use more ranks"):
+        HashIndex(1 << 31, HashSettings(), numba_search)
 
 
 @given(
@@ -140,6 +192,7 @@ def test_ids_in_a_row_are_dealt_evenly() -> None:
         ({"evict": "mru"}, "no eviction 'mru'. Known: lfu, lru"),
         ({"evict": 3}, "evict must be the name of an eviction, got 3"),
         ({"min_sightings": 0}, "min_sightings must be a number from 1, got 0"),
+        ({"steps_to_live": -1}, "steps_to_live must be a number from 0, got -1"),
         ({"count_column": 3}, "count_column must be the name of a column of ids, got 3"),
         ({"capacity": 3}, "unexpected keyword argument 'capacity'"),
     ],
@@ -154,10 +207,12 @@ def test_score_of_a_plugin_says_which_row_is_evicted() -> None:
     plugin = ModuleType("acme_decayed")
     exec(readme.source("acme_decayed.py", page), plugin.__dict__)
     with use_host(PluginHost(plugins={"acme_decayed": plugin})):
-        index = HashIndex(2, HashSettings("decayed"))
+        index = HashIndex(2, HashSettings("decayed"), numba_search)
         for key in [1, 1, 1, *[2] * 3000, 3]:  # 2 is used more often and later than 1, and 3 needs a row
-            index.see(np.array([key]))
+            index.resolve(torch.tensor([key]), training=True)
         assert sorted(index.keys.tolist()) == [2, 3]
         for _ in range(2):
-            index.see(np.array([4]))  # the uses of 2 count more than the one of 3, which is later
+            index.resolve(
+                torch.tensor([4]), training=True
+            )  # the uses of 2 count more than the one of 3, which is later
         assert sorted(index.keys.tolist()) == [2, 4]

@@ -10,7 +10,15 @@ from unittest.mock import Mock
 import attrs
 import pytest
 import shardwright_hash_embedding
-from shardwright_hash_embedding import HashedIds, HashRows, HashSettings, HashTable, HashTableNumba
+from shardwright_hash_embedding import (
+    HashedIds,
+    HashRows,
+    HashSettings,
+    HashTable,
+    HashTableNumba,
+    kernel,
+    numba_search,
+)
 from shardwright_hash_embedding.index import HashIndex
 from tests.plugins.conformance.mistakes.test_mutants import failure_of
 
@@ -48,7 +56,7 @@ class TestHashTableNumba(TestHashTable):
 class TestHashIndex(RowIndexTests):
     @pytest.fixture
     def make_index(self, rules: HashSettings) -> Callable[[int], sw.RowIndex]:
-        return lambda num_rows: HashIndex(num_rows, rules)
+        return lambda num_rows: HashIndex(num_rows, rules, numba_search)
 
 
 @pytest.mark.parametrize("sightings", [1, 2])
@@ -56,6 +64,14 @@ def test_declared_memory_is_that_of_the_settings(sightings: int) -> None:
     rules = HashSettings(min_sightings=sightings)
     blocks = [block_spec(3000, optimizer=spec_of("sgd"), takes_any_id=True, extras=rules.to_extras())]
     check_memory(f"min_sightings={sightings}", HashTable(), blocks)
+
+
+def test_search_that_cannot_be_compiled_here_is_the_reason_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel, "import_failure", lambda module, compiler: f"{compiler} is broken ({module})")
+    request = block_spec(30, optimizer=spec_of("sgd"), takes_any_id=True).request
+    assert HashTable().supports(request) == "Numba is broken (shardwright_hash_embedding.numba_search)"
+    assert HashTable().supports(attrs.evolve(request, on_this_machine=False)) is True
+    assert "memory of cpu" in str(HashTable().supports(attrs.evolve(request, device="cuda")))
 
 
 @pytest.mark.slow

@@ -16,9 +16,11 @@ from typing import Any
 
 import llvmlite.binding as llvm
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
+
+from shardwright_plugins.kernel_parts.by_numba import compiled
 
 INT8, INT4, INT2, FP8, FP16 = range(5)
 KINDS: Mapping[str, int] = {"INT8": INT8, "INT4": INT4, "INT2": INT2, "FP8": FP8, "FP16": FP16}
@@ -37,14 +39,6 @@ _CAN_CONVERT = llvm.get_host_cpu_features().get("f16c", False) or "aarch64" in l
 """This processor converts float16 by itself; elsewhere LLVM would call a function that Numba has not."""
 
 _FLOAT, _INT, _LONG, _BYTE = ir.FloatType(), ir.IntType(32), ir.IntType(64), ir.IntType(8)
-
-
-def _compiled(function: Any) -> Any:
-    """Compile on first use; kept on disk, unless there is no place that may be written to."""
-    try:
-        return njit(cache=True, nogil=True)(function)
-    except RuntimeError:
-        return njit(nogil=True)(function)
 
 
 def _lanes(kind: Any, lanes: int) -> Any:
@@ -322,7 +316,7 @@ def _prefetch(typing_context: Any, address: Any) -> Any:
     return types.void(types.int64), generate
 
 
-@_compiled
+@compiled
 def _prefetch_row(address: int, size: int) -> None:
     for offset in range(0, size, _CACHE_LINE):
         _prefetch(address + offset)
@@ -351,7 +345,7 @@ def _int_at(typing_context: Any, address: Any) -> Any:
     return _read(_INT, types.int64)
 
 
-@_compiled
+@compiled
 def _look_up_bags(
     slot: Any,
     first: int,
@@ -407,7 +401,7 @@ def _look_up_bags(
     return at
 
 
-@_compiled
+@compiled
 def look_up(
     slots: Any,
     share: Any,
@@ -457,7 +451,7 @@ def look_up(
                 raise IndexError("an id is no row of its table")
 
 
-@_compiled
+@compiled
 def look_up_batch(
     slots: Any, ids: int, num_ids: int, weights: int, lengths: int, size: int, out: int, stride: int
 ) -> None:

@@ -7,12 +7,12 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import attrs
 from attrs import frozen
 
-from shardwright.arguments import brief
+from shardwright.arguments import Within, brief
 from shardwright.contracts.compute_kernel import NAMED_ONLY, ComputeKernel, KernelRequest
 from shardwright.contracts.demands import Demand, demands_on, disobeyed
 from shardwright.contracts.sharding_type import ALWAYS, ShardingType
@@ -32,6 +32,9 @@ from shardwright.planning.watch import Watch
 if TYPE_CHECKING:
     from shardwright.host.plugin_host import PluginHost
     from shardwright.host.registry import Registry
+
+
+_FRACTION = Annotated[float, Within(ge=0, le=1 + 1e-9)]
 
 
 @frozen(eq=False)
@@ -61,7 +64,7 @@ class LayoutOffer:
 
         Raises:
             PlanningError: it raised, or gave something that is no layout, two layouts that nothing tells apart, or a
-                rank that there is not.
+                rank that there is not; or a row map's part gets no part of the ids.
         """
         try:
             answer = kind.supports(table, topology)
@@ -79,6 +82,8 @@ class LayoutOffer:
                 f"{type(error).__name__}: {error}"
             ) from error
         for layout, runs in layouts:
+            for run in runs:
+                check_answer(f"row map {layout.row_map.name!r}", "id_fraction_of", run.id_fraction, _FRACTION)
             for name, count, of in (
                 ("rank", topology.world_size, "ranks"),
                 ("local_rank", topology.local_world_size, "ranks of a host"),
@@ -123,6 +128,7 @@ def _reason(answer: object) -> str:
     return f"supports() returned {answer!r}; it must be True, or a text that says why not"
 
 
+_NO_COLUMNS = "it asks for columns beside ids, which reach no table that every rank has a copy of"
 _NOT_ALLOWED = "the sharder of the table's module does not allow it"
 _SHOWS_GRADIENTS = "applies no optimizer in the backward pass, and is taken only when asked for by name"
 
@@ -160,7 +166,7 @@ class Offers:
         self.request_codes: dict[tuple[int, KernelRequest], int] = {}
         self._offers: dict[Hashable, LayoutOffer] = {}
         self._different: dict[Hashable, list[LayoutOffer]] = defaultdict(list)
-        self._requested: dict[tuple[int, int, str], tuple[int, str]] = {}
+        self._requested: dict[tuple[int, int, str, bool], tuple[int, str]] = {}
         self._requested_for: tuple[TableSpec | None, Mapping[str, Any]] = (None, {})
         # Each is asked the same only once.
         self._filled = cache(space.fill)
@@ -320,30 +326,31 @@ class Offers:
             extras: JSON data of plugins, of its constraints and its layout.
             refusals: get one more if the kernel refuses.
         """
-        codes: dict[tuple[int, str], int] = {}
+        codes: dict[tuple[int, str, bool], int] = {}
         if self._requested_for[0] is not table or self._requested_for[1] != extras:
             self._requested_for, self._requested = (table, extras), {}
-        asked_of_runs = [(run.num_columns, run.device) for run in runs]
+        asked_of_runs = [(run.num_columns, run.device, run.is_copy) for run in runs]
         for asked in dict.fromkeys(asked_of_runs):
             key = (kernel, *asked)
             if key not in self._requested:
                 self._requested[key] = self._request(kernel, table, asked, extras)
             codes[asked], reason = self._requested[key]
             if reason:
-                name = list(self.kernels)[kernel]
-                refusals.append(Refusal(table.path, "compute kernel", name, reason))
+                refusals.append(Refusal(table.path, "compute kernel", list(self.kernels)[kernel], reason))
                 return None
         return [codes[asked] for asked in asked_of_runs]
 
     def _request(
-        self, kernel: int, table: TableSpec, asked: tuple[int, str], extras: Mapping[str, Any]
+        self, kernel: int, table: TableSpec, asked: tuple[int, str, bool], extras: Mapping[str, Any]
     ) -> tuple[int, str]:
-        """The code of the request for a block of so many columns on a device, and why the kernel refuses it, if so."""
-        width, device = asked
+        """The code of the request for a block: of so many columns, on a device, a copy or not; or why it is refused."""
+        width, device, is_copy = asked
         request = KernelRequest.of(
             table, width, device=device, on_this_machine=self.on_this_machine, extras=extras
         )
         reason = self._answer(kernel, request)
+        if not reason and is_copy and list(self.kernels.values())[kernel].columns(request):
+            reason = _NO_COLUMNS
         code = -1 if reason else self.request_codes.setdefault((kernel, request), len(self.request_codes))
         return code, reason
 
@@ -356,13 +363,16 @@ class Offers:
     def _checked(self, kernel: ComputeKernel, request: KernelRequest) -> str:
         """Check what a kernel says of a request that it supports; why it cannot be served here all the same."""
         who = f"compute kernel {kernel.name!r}"
-        declared = kernel.memory_bytes(request, 1)
-        check_answer(who, "memory_bytes", declared, Mapping[str, int])
-        reads, fraction = kernel.reads(request), kernel.bandwidth_fraction(request)
-        check_answer(who, "reads", reads, Mapping[str, float])
-        check_answer(who, "extras", kernel.extras(request), Mapping[str, object])
-        check_answer(who, "bandwidth_fraction", fraction, float)
-        check_answer(who, "columns", kernel.columns(request), Mapping[str, str])
+        declared, reads = kernel.memory_bytes(request, 1), kernel.reads(request)
+        fraction = kernel.bandwidth_fraction(request)
+        for method, told, hint in (
+            ("memory_bytes", declared, Mapping[str, int]),
+            ("reads", reads, Mapping[str, float]),
+            ("extras", kernel.extras(request), Mapping[str, object]),
+            ("bandwidth_fraction", fraction, float),
+            ("columns", kernel.columns(request), Mapping[str, Literal["int64", "float32"]]),
+        ):
+            check_answer(who, method, told, hint)
         for must, is_so, answer in (
             ("bandwidth_fraction() must be above 0 and up to 1", 0 < fraction <= 1, fraction),
             (

@@ -11,7 +11,7 @@ from attrs import frozen
 from shardwright.arguments import brief
 from shardwright.contracts.estimator import STORAGE, Estimator
 from shardwright.errors import PlanningError
-from shardwright.planning.arrays import FREE, Bools, Floats, Ints
+from shardwright.planning.arrays import FREE, ID_BYTES, Bools, Floats, Ints
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.averaging import AVERAGING, averaging_ms
 from shardwright.planning.options.options import Options
@@ -21,9 +21,6 @@ from shardwright.planning.tables.codecs import FLOAT_BYTES, QCommsConfig
 
 # A shard of more fits nowhere (256 TiB), and sums of what is no more stay within 64 bits.
 _MOST_BYTES = float(1 << 48)
-
-ID_BYTES = 8
-"""Ids travel as 64-bit integers."""
 
 
 @frozen(eq=False)
@@ -133,9 +130,9 @@ def estimate_costs(
     for tier, column in by_tier.items():
         checked = _checked(storage, tier, column, options)
         whole = np.ceil(np.minimum(checked, _MOST_BYTES)).astype(np.int64)
-        # Tiers bear the topology's names, or those that kernels have for them.
-        name = tier if tier in topology.tiers else topology.tier_of(tier)
-        memory[:, topology.tiers.index(name)] += whole
+        # By the topology's name, or by a kernel's.
+        known = tier if tier in topology.tiers else topology.tier_of(tier)
+        memory[:, topology.tiers.index(known)] += whole
     if topology.is_mixed:
         _keep_on_devices(memory, options, topology)
     phases = {
@@ -215,11 +212,11 @@ def vector_bytes(options: Options) -> tuple[Floats, Floats]:
 def traffic_bytes(options: Options, topology: Topology) -> tuple[Floats, Floats]:
     """Compute the bytes that each shard of a run receives and sends in a step: ``[S]`` each.
 
-    Ids (and their weights) of all ranks' samples come in; the vectors of all ranks' bags go out, of cut rows only those
-    of bags with ids (:func:`filled_bags`); if they are added inside the host, those of all bags, and then also the sums
-    for this rank's counterparts on all hosts. A copy of the whole table has its own rank's ids and vectors only. A
-    shard without rows has neither, but where sums are made inside the host: all ranks of it take part in them, those
-    without rows with zeros.
+    Ids of all ranks' samples, with what travels beside each, come in; the vectors of all ranks' bags go out, of cut
+    rows only those of bags with ids (:func:`filled_bags`); if they are added inside the host, those of all bags, and
+    then also the sums for this rank's counterparts on all hosts. A copy of the whole table has its own rank's ids and
+    vectors only. A shard without rows has neither, but where sums are made inside the host: all ranks of it take part
+    in them, those without rows with zeros.
     """
     table = options.shard_table
     fraction = options.id_fraction
@@ -235,7 +232,7 @@ def traffic_bytes(options: Options, topology: Topology) -> tuple[Floats, Floats]
     sends = (options.num_rows > 0) | (crosses & (crossing > 0))
     bags = options.bags_per_batch[table] * filled_bags(options, topology)
     vectors = np.where(pooled, bags * num_sums * sends, ids)
-    input_bytes = ids * _input_bytes_of_id(options)
+    input_bytes = ids * input_bytes_of_id(options)
     return input_bytes, vectors * vector_bytes(options)[0]
 
 
@@ -269,11 +266,18 @@ def synchronised_bytes(options: Options, topology: Topology) -> Floats:
     vectors = np.where(options.is_pooled[table], options.bags_per_batch[table], ids)
     row_bytes = vector_bytes(options)[1]
     # First form: ids and gradients of every rank's batch. Second form: the gradient of all rows.
-    of_a_batch = ids * _input_bytes_of_id(options) + vectors * row_bytes
+    of_a_batch = ids * input_bytes_of_id(options) + vectors * row_bytes
     least = np.minimum(of_a_batch * topology.world_size, options.num_rows * row_bytes)
     return np.where(options.is_copy & ~options.is_frozen[table], least, 0.0)
 
 
-def _input_bytes_of_id(options: Options) -> Ints:
-    """Bytes of an id, with its 32-bit weight where it has one: ``[S]``."""
-    return ID_BYTES + 4 * options.is_weighted[options.shard_table].astype(np.int64)
+def input_bytes_of_id(options: Options) -> Floats:
+    """Compute the bytes of an id as it travels, with its 32-bit weight where it has one: ``[S]``.
+
+    So do the columns that its table's kernel asks for. The collection's other ids have them too, which is in no price:
+    options are priced one by one, whatever kernels other tables get.
+    """
+    columns = options.by_request(
+        lambda kernel, request: sum(np.dtype(dtype).itemsize for dtype in kernel.columns(request).values())
+    )
+    return ID_BYTES + 4.0 * options.is_weighted[options.shard_table] + columns

@@ -25,7 +25,7 @@ from shardwright.planning.tables.constraints import Constraints
 from shardwright.planning.text import bytes_text
 
 # Above this part of the memory, that shards pack badly is the likely reason; and so much more than is needed suffices
-# for most workloads of tests/benchmarks/planning/plan_gaps.py.
+# for most instances of tests/benchmarks/planning/plan_instances.py.
 _TIGHT, _SPARE = 0.8, 0.1
 _MORE = (
     " More ranks or memory, a smaller data type or storage_reservation, or a sharding type or kernel that needs "

@@ -17,13 +17,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
+
+from shardwright_plugins.compute_kernels._compiled import compiled
 
 SGD, ADAGRAD, ROW_WISE_ADAGRAD, ADAM = range(4)
 
@@ -40,15 +43,8 @@ _ROW_SHIFT = 32  # of a sort key: the row above, the number of the id below
 
 # Sums may be made in any order and with fused multiply-adds, so that they use vector registers. Divisions by zero give
 # infinities, as they do in torch; a test for each would forbid vector instructions.
-_OPTIONS = {"nogil": True, "fastmath": {"reassoc", "contract", "nsz"}, "error_model": "numpy"}
-
-
-def _compiled(function: Any) -> Any:
-    """Compile on first use; kept on disk, unless there is no place that may be written to."""
-    try:
-        return njit(cache=True, **_OPTIONS)(function)
-    except RuntimeError:
-        return njit(**_OPTIONS)(function)
+_OPTIONS = {"fastmath": {"reassoc", "contract", "nsz"}, "error_model": "numpy"}
+_compiled: Any = partial(compiled, **_OPTIONS)
 
 
 # Numba counts references to arrays that are passed on or cut into slices, and tests every index for being negative: at

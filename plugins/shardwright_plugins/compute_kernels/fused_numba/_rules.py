@@ -26,7 +26,7 @@ from shardwright_plugins.compute_kernels.fused_numba import _loops as loops
 
 def _compiled(function: Any) -> Any:
     """Compile a function on first use, in this process."""
-    return njit(**loops._OPTIONS)(function)
+    return njit(nogil=True, **loops._OPTIONS)(function)
 
 
 def _functions() -> ModuleType:

@@ -27,6 +27,8 @@ class IndexedRows(ComputeKernel):
     rows_kernel: ClassVar[str] = "fused_torch"
     """The name of the kernel that holds the rows, which runs an optimizer. Declare the ``batch_major``,
     ``takes_ragged_bags`` and ``preference`` that it has."""
+    index_devices: ClassVar[tuple[str, ...]] = ("cpu",)
+    """Types of device that the index may be on, with the rows."""
     takes_ragged_bags: ClassVar[bool] = True
 
     @abstractmethod
@@ -43,9 +45,9 @@ class IndexedRows(ComputeKernel):
         """
 
     def supports(self, request: KernelRequest) -> Literal[True] | str:
-        """``True`` for whole rows on the CPU that the kernel of rows supports; else the reason."""
-        if request.device != "cpu":
-            return "its index is in the memory of the CPU"
+        """``True`` for whole rows on the index's devices that the kernel of rows supports; else the reason."""
+        if request.device not in self.index_devices:
+            return f"its index is in the memory of {' or '.join(self.index_devices)}, not of {request.device}"
         return "it keeps whole rows" if request.cuts_columns else self._rows.supports(request)
 
     def memory_bytes(self, request: KernelRequest, num_rows: int) -> Mapping[str, int]:

@@ -5,21 +5,27 @@ Legend: N ids, R rows of a block, D columns.
 
 from __future__ import annotations
 
+import ctypes
 import math
+import mmap
 import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
 from attrs import evolve
 from torch import Tensor
+from torch.nn.functional import pad
 
 from shardwright.contracts.lookup import Bags, BlockSpec, Lookup, RowIndex
 from shardwright.planning.layouts.blocks import Block, ColumnRange
 from shardwright.planning.layouts.row_maps import RowsRange
+from shardwright.runtime.ranks.devices import sent_to
 from shardwright.runtime.sharded.tables.initialization import hashed
+from shardwright.runtime.step.segments import starts_of
 
 _STEP = "step"
 
@@ -44,15 +50,16 @@ class IndexedLookup(Lookup):
         self.blocks, self._rows, self._indexes, self._columns = blocks, rows, indexes, columns
         self.states_per_row = rows.states_per_row
         self._sizes = [spec.block.num_rows for spec in blocks]
-        self._block_of_slot = torch.tensor(
-            [block for block, spec in enumerate(blocks) for _ in range(spec.num_slots)]
-        )
+        self._first_slots = starts_of(np.array([spec.num_slots for spec in blocks]))
         self._first_states = []
         for block in range(len(blocks)):
-            rows.weight(block).zero_()
+            rows.weight(block)[-1:].zero_()
             self._first_states.append(
-                {name: value[-1].clone() for name, value in self._states(block).items()}
+                {name: value[-1:].clone() for name, value in self._states(block).items()}
             )
+            for value in (rows.weight(block), *self._states(block).values()):
+                if not value[-1].any():
+                    _give_back(value)
 
     def forward(self, bags: Bags, *, training: bool) -> tuple[Tensor, Any]:
         """Sum the rows of each bag; in training rows are born and evicted first."""
@@ -71,7 +78,7 @@ class IndexedLookup(Lookup):
             inner = self._rows.prepare(self._found(bags, training=False))
         gradients = self._rows.backward(inner, gradient)
         for block, size in enumerate(self._sizes):
-            self._reset(block, torch.tensor([size]))
+            self._reset(block, slice(size, None))
         return gradients
 
     def weight(self, block: int) -> Tensor:
@@ -106,22 +113,25 @@ class IndexedLookup(Lookup):
     def _found(self, bags: Bags, *, training: bool) -> Bags:
         """The bags with rows for keys; a key without one has the block's last."""
         rows = torch.empty_like(bags.ids)
-        block_of = self._block_of_each(bags)
+        spans = self._spans(bags)
         for block, index in enumerate(self._indexes):
-            mine = slice(None) if block_of is None else block_of == block
-            columns = {name: bags.columns[name][mine] for name in self._columns[block]}
+            mine = spans[block :: len(self.blocks)]
+            columns = {name: _joined(bags.columns[name], mine) for name in self._columns[block]}
             asked: dict[str, Any] = {"columns": columns} if columns else {}
-            found, born = index.resolve(bags.ids[mine], training=training, **asked)
+            found, born = index.resolve(_joined(bags.ids, mine), training=training, **asked)
             self._begin(block, born)
-            rows[mine] = found.where(found >= 0, self._sizes[block])
+            found = found.where(found >= 0, self._sizes[block])
+            for span, own in zip(mine, found.split([span.stop - span.start for span in mine]), strict=True):
+                rows[span] = own
         return evolve(bags, ids=rows)
 
-    def _block_of_each(self, bags: Bags) -> Tensor | None:
-        """The block that each id is looked up in: ``[N]``; ``None`` if there is but one."""
-        if len(self.blocks) == 1:
-            return None
-        of_slot = self._block_of_slot.repeat(bags.num_sources)
-        return bags.per_id(of_slot.repeat_interleave(torch.tensor(bags.flat_counts)))
+    def _spans(self, bags: Bags) -> list[slice]:
+        """The ids of each source and block, which follow one another."""
+        stops = np.add.reduceat(bags.table, self._first_slots, axis=1).reshape(-1).cumsum()
+        if bags.lengths is not None:
+            ends = pad(bags.lengths.cumsum(0), (1, 0))
+            stops = ends[sent_to(ends.device, stops)].cpu().numpy()
+        return [slice(*span) for span in pairwise([0, *stops.tolist()])]
 
     def _begin(self, block: int, born: Tensor) -> None:
         """Set rows that were born to the values that they begin with."""
@@ -132,7 +142,7 @@ class IndexedLookup(Lookup):
         scale = math.sqrt(1 / spec.table.num_embeddings)  # as tables are initialised by default
         keys = next(iter(self._indexes[block].state().values())).flatten()[born]
         values = first_values(keys, spec.block.columns, table=spec.table.name, scale=scale)
-        weight[born] = values.to(weight.dtype)
+        weight[born] = values.to(weight)
 
     @torch.no_grad()
     def _reset(self, block: int, rows: Tensor | slice) -> None:
@@ -140,6 +150,10 @@ class IndexedLookup(Lookup):
         self._rows.weight(block)[rows] = 0
         for name, value in self._states(block).items():
             value[rows] = self._first_states[block][name]
+
+
+def _joined(values: Tensor, spans: Sequence[slice]) -> Tensor:
+    return torch.cat([values[span] for span in spans])
 
 
 class _BlockIndex(RowIndex):
@@ -171,6 +185,19 @@ class _BlockIndex(RowIndex):
         return self._index.load(state)
 
 
+def _give_back(values: Tensor) -> None:
+    """Let the system have the memory of rows that nobody has, until they are written: it is zeros then.
+
+    Pages of which a part belongs to others are left out. Memory that is a file's stays as it is.
+    """
+    start, end = values.data_ptr(), values.data_ptr() + values.numel() * values.itemsize
+    first, last = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
+    if values.is_contiguous() and first < last:
+        ctypes.CDLL(None).madvise(
+            ctypes.c_void_p(first), ctypes.c_size_t(last - first), ctypes.c_int(mmap.MADV_DONTNEED)
+        )
+
+
 def first_values(keys: Tensor, columns: ColumnRange, *, table: str, scale: float) -> Tensor:
     """Draw the first values of the rows of keys, evenly from ``[-scale, scale)``; they follow from table and key alone.
 
@@ -181,10 +208,10 @@ def first_values(keys: Tensor, columns: ColumnRange, *, table: str, scale: float
         scale: end of the range.
 
     Returns:
-        ``[N, D]`` float32.
+        ``[N, D]`` float32, on the CPU.
     """
     places = np.arange(columns.start, columns.stop, dtype=np.uint32)
-    drawn = torch.from_numpy(hashed(zlib.crc32(table.encode()), keys.numpy().view(np.uint64), places))
+    drawn = torch.from_numpy(hashed(zlib.crc32(table.encode()), keys.cpu().numpy().view(np.uint64), places))
     return drawn.mul_(2 * scale).sub_(scale)
 
 

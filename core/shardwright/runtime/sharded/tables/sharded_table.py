@@ -150,7 +150,7 @@ class ShardedTable(nn.Module):
         if local not in loaded:
             return None
         source, keys = loaded[local]
-        return source.where(self._keys_of(local) == keys, -1)
+        return source.where(self._keys_of(local).to(keys.device) == keys, -1)
 
     def _check_loaded(self) -> dict[LocalBlock, tuple[Tensor, Tensor]]:
         if self._loaded is None:
@@ -244,6 +244,6 @@ class ShardedTable(nn.Module):
             source = self.index_of(local).load({name: tables[name][mine] for name in self.row_state})
             self._loaded[local] = (
                 torch.cat([mine, mine.new_tensor([-1])])[source],
-                self._keys_of(local).clone(),
+                self._keys_of(local).to(source.device, copy=True),
             )
         self.state.scatter_rows(tables["weight"], self.weight_of, self.loaded_rows)

@@ -146,14 +146,10 @@ def _first_equal(offer: LayoutOffer, known: list[LayoutOffer]) -> LayoutOffer:
     return offer
 
 
-_SHAPE_OF: Callable[[TableSpec], tuple[Any, ...]] = attrgetter(
+shape_key: Callable[[TableSpec], tuple[Any, ...]] = attrgetter(
     *(a.name for a in attrs.fields(TableSpec) if a.name not in ("name", "module", "feature_names"))
 )
-
-
-def shape_key(table: TableSpec) -> tuple[Any, ...]:
-    """All of a table but its name, its module and its features: tables with equal answers are alike."""
-    return _SHAPE_OF(table)
+"""All of a table but its name, its module and its features: tables with equal answers are alike."""
 
 
 class Offers:

@@ -171,14 +171,11 @@ def _checked(estimator: Estimator, what: str, column: Floats, options: Options) 
     try:
         values = np.asarray(column, dtype=np.float64)
     except (TypeError, ValueError):
+        values = np.array(np.nan)
+    if values.shape != (options.num_shards,):
         raise PlanningError(
             f"estimator {estimator.name!r} broke its contract: {what!r} must be one number for each of the "
             f"{options.num_shards} runs of shards, it is {brief(column)}"
-        ) from None
-    if values.shape != (options.num_shards,):
-        raise PlanningError(
-            f"estimator {estimator.name!r} returned {values.shape} values of {what!r} "
-            f"for {options.num_shards} shards"
         )
     wrong = np.flatnonzero(~(values >= 0) | np.isinf(values))
     if len(wrong):

@@ -13,7 +13,7 @@ from pathlib import Path
 from attrs import frozen
 
 from shardwright import hookspecs
-from shardwright.cli.docs import page_of
+from shardwright.cli.plugins import page_of
 
 README = Path(__file__).parents[1] / "README.md"
 CORE_DOCS = README.parent / "core/shardwright/docs"

@@ -20,10 +20,11 @@ from tests import readme
 import shardwright
 import shardwright_testing as testing
 from shardwright import contracts, hookspecs
-from shardwright.cli.docs import page_of
+from shardwright.cli.plugins import page_of
 from shardwright.hookspecs import KINDS
 
 ROOT = Path(__file__).parents[1]
+TEMPLATES = "plugins/shardwright_plugins/commands/new_plugin/templates"
 # Strings in core that are equal to the name of a built-in and mean something else, and what they mean.
 HOMONYMS = {
     ("core/shardwright/optim/fused.py", "fused"): "a keyword of torch's own optimizers",
@@ -33,10 +34,6 @@ HOMONYMS = {
             name,
         ): "a name of FBGEMM's, which has other spellings"
         for name in ("sgd", "adagrad", "row_wise_adagrad", "adam", "partial_row_wise_adam", "lars")
-    },
-    **{
-        ("core/shardwright/optim/fused.py", name): "the name in specifications of an optimizer of torch's"
-        for name in ("sgd", "adagrad", "row_wise_adagrad", "adam")
     },
 }
 # Words that leave a docstring's reader to find the noun, and an argument without a subject.
@@ -85,7 +82,7 @@ def test_kind_has_all_that_belongs_to_it(kind):
     module, _, kit = kind.kit.rpartition(".")
     assert getattr(contracts, kind.contract.__name__) is kind.contract
     assert getattr(importlib.import_module(f"shardwright_testing.{module}"), kit) is getattr(testing, kit)
-    assert (ROOT / "core/shardwright/cli/templates" / kind.template / "__init__.py.txt").is_file()
+    assert (ROOT / TEMPLATES / kind.template / "__init__.py.txt").is_file()
     assert page_of(kind).is_file()
 
 

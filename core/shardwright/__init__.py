@@ -22,6 +22,7 @@ _MODULE_OF_NAME: dict[str, str] = {
             "DuplicateNameError",
             "IdRangeError",
             "InvalidInputError",
+            "NameNotLoadedError",
             "NoPlanError",
             "PlanError",
             "PlanningError",
@@ -66,9 +67,7 @@ _MODULE_OF_NAME: dict[str, str] = {
             "CombinedOptimizer",
             "KeyedOptimizer",
             "KeyedOptimizerWrapper",
-            "LazyAdam",
             "OptimizerWrapper",
-            "RowWiseAdagrad",
             "apply_optimizer_in_backward",
             "in_backward_optimizer_filter",
             "optimizer_spec_of",
@@ -91,7 +90,7 @@ _MODULE_OF_NAME: dict[str, str] = {
         ),
         "shardwright.planning.tables.optimizers": ("OptimizerSpec",),
         "shardwright.planning.tables.option_space": ("OptionSpace",),
-        "shardwright.planning.options.options": ("Options",),
+        "shardwright.planning.options.options": ("Options", "Refusal"),
         "shardwright.planning.search.refinements": ("Outcome",),
         "shardwright.planning.search.placement": (
             "Feedback",
@@ -162,6 +161,7 @@ _EXTENSION_OF_NAME: dict[str, str] = {
     for word, names in {
         "checkpoints": (
             "LoadedCheckpoint",
+            "PieceRequest",
             "SavedCheckpoint",
             "StoredCheckpoint",
             "StoredTensor",
@@ -170,8 +170,18 @@ _EXTENSION_OF_NAME: dict[str, str] = {
             "save_checkpoint",
         ),
         "clipping": ("clip_grad_norm_",),
-        "communicators": ("TorchCommunicator",),
-        "comparisons": ("Explanation", "PlanDifference", "compare_plans", "explain_table"),
+        "communicators": ("AllToAll", "CollectiveWatch", "TorchCommunicator", "Transport"),
+        "comparisons": (
+            "ExplainedOption",
+            "Explanation",
+            "PlanDifference",
+            "ReshardMoves",
+            "TableChange",
+            "TableMoves",
+            "compare_plans",
+            "explain_table",
+        ),
+        "optimizers": ("LazyAdam", "RowWiseAdagrad"),
         "pipelines": (
             "Backward",
             "CopyToDevice",
@@ -226,14 +236,20 @@ def __getattr__(name: str) -> Any:
 
 def _brought(name: str) -> Any:
     """A public name that a plugin brings."""
-    from shardwright.errors import UnknownPluginError
+    from shardwright.errors import NameNotLoadedError, UnknownPluginError
     from shardwright.host.extensions import load_at
 
+    word, extensions = _EXTENSION_OF_NAME[name], _plugin_host().extensions
     try:
-        return load_at("names", _EXTENSION_OF_NAME[name], _plugin_host().extensions)(name)
+        return load_at("names", word, extensions)(name)
     except UnknownPluginError as error:
-        raise UnknownPluginError(
+        raise NameNotLoadedError(
             f"shardwright.{name} comes from a plugin that is not loaded: {error}"
+        ) from error
+    except (AttributeError, LookupError) as error:
+        raise NameNotLoadedError(
+            f"shardwright.{name} is not among the names that {f'names:{word}'!r} of plugin "
+            f"{extensions.entry(f'names:{word}').provenance} brings: {type(error).__name__}: {error}"
         ) from error
 
 

@@ -31,6 +31,7 @@ from shardwright.errors import DistributedError as DistributedError
 from shardwright.errors import DuplicateNameError as DuplicateNameError
 from shardwright.errors import IdRangeError as IdRangeError
 from shardwright.errors import InvalidInputError as InvalidInputError
+from shardwright.errors import NameNotLoadedError as NameNotLoadedError
 from shardwright.errors import NoPlanError as NoPlanError
 from shardwright.errors import PlanError as PlanError
 from shardwright.errors import PlanningError as PlanningError
@@ -47,9 +48,7 @@ from shardwright.modules.embedding_modules import TableCollection as TableCollec
 from shardwright.optim import CombinedOptimizer as CombinedOptimizer
 from shardwright.optim import KeyedOptimizer as KeyedOptimizer
 from shardwright.optim import KeyedOptimizerWrapper as KeyedOptimizerWrapper
-from shardwright.optim import LazyAdam as LazyAdam
 from shardwright.optim import OptimizerWrapper as OptimizerWrapper
-from shardwright.optim import RowWiseAdagrad as RowWiseAdagrad
 from shardwright.optim import apply_optimizer_in_backward as apply_optimizer_in_backward
 from shardwright.optim import in_backward_optimizer_filter as in_backward_optimizer_filter
 from shardwright.optim import optimizer_spec_of as optimizer_spec_of
@@ -72,6 +71,7 @@ from shardwright.planning.machines.replicas import Replicas as Replicas
 from shardwright.planning.machines.reservations import StorageReservation as StorageReservation
 from shardwright.planning.machines.topology import Topology as Topology
 from shardwright.planning.options.options import Options as Options
+from shardwright.planning.options.options import Refusal as Refusal
 from shardwright.planning.options.search_space import SearchSpace as SearchSpace
 from shardwright.planning.plan.plan import ShardingPlan as ShardingPlan
 from shardwright.planning.plan.sharding import EmbeddingModuleShardingPlan as EmbeddingModuleShardingPlan
@@ -134,13 +134,19 @@ from shardwright.sparse import KeyedJaggedTensor as KeyedJaggedTensor
 from shardwright.sparse import KeyedTensor as KeyedTensor
 from shardwright_plugins.checkpoint.loading import LoadedCheckpoint as LoadedCheckpoint
 from shardwright_plugins.checkpoint.loading import load_checkpoint as load_checkpoint
+from shardwright_plugins.checkpoint.reading import PieceRequest as PieceRequest
 from shardwright_plugins.checkpoint.reading import StoredCheckpoint as StoredCheckpoint
 from shardwright_plugins.checkpoint.reading import StoredTensor as StoredTensor
 from shardwright_plugins.checkpoint.reading import open_checkpoint as open_checkpoint
 from shardwright_plugins.checkpoint.saving import SavedCheckpoint as SavedCheckpoint
 from shardwright_plugins.checkpoint.saving import save_checkpoint as save_checkpoint
+from shardwright_plugins.comm_backends.torch_communicator import AllToAll as AllToAll
+from shardwright_plugins.comm_backends.torch_communicator import CollectiveWatch as CollectiveWatch
 from shardwright_plugins.comm_backends.torch_communicator import TorchCommunicator as TorchCommunicator
+from shardwright_plugins.comm_backends.torch_communicator import Transport as Transport
 from shardwright_plugins.optimizers.clipping import clip_grad_norm_ as clip_grad_norm_
+from shardwright_plugins.optimizers.torch_optimizers import LazyAdam as LazyAdam
+from shardwright_plugins.optimizers.torch_optimizers import RowWiseAdagrad as RowWiseAdagrad
 from shardwright_plugins.pipeline.stages import Backward as Backward
 from shardwright_plugins.pipeline.stages import CopyToDevice as CopyToDevice
 from shardwright_plugins.pipeline.stages import Evaluate as Evaluate
@@ -160,9 +166,13 @@ from shardwright_plugins.pipeline.train_pipeline import TrainPipelineBase as Tra
 from shardwright_plugins.pipeline.train_pipeline import TrainPipelineSparseDist as TrainPipelineSparseDist
 from shardwright_plugins.pipeline.train_pipeline import lockstep_batches as lockstep_batches
 from shardwright_plugins.plan_differences.compare import PlanDifference as PlanDifference
+from shardwright_plugins.plan_differences.compare import TableChange as TableChange
 from shardwright_plugins.plan_differences.compare import compare_plans as compare_plans
+from shardwright_plugins.plan_differences.explain import ExplainedOption as ExplainedOption
 from shardwright_plugins.plan_differences.explain import Explanation as Explanation
 from shardwright_plugins.plan_differences.explain import explain_table as explain_table
+from shardwright_plugins.plan_differences.table_moves import ReshardMoves as ReshardMoves
+from shardwright_plugins.plan_differences.table_moves import TableMoves as TableMoves
 
 __version__: str
 __all__: list[str]

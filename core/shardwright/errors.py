@@ -16,6 +16,7 @@ __all__ = [
     "DuplicateNameError",
     "IdRangeError",
     "InvalidInputError",
+    "NameNotLoadedError",
     "NoPlanError",
     "PlanError",
     "PlanningError",
@@ -110,6 +111,16 @@ class UnknownPluginError(UnknownNameError):
         ...     sw.EmbeddingShardingPlanner(sw.Topology(2, "cuda"), estimator="rofline")
         ... except sw.UnknownPluginError as error:
         ...     print("roofline" in str(error))
+        True
+    """
+
+
+class NameNotLoadedError(UnknownPluginError, AttributeError):
+    """A public name of `shardwright` comes from a plugin that is not loaded, so that the module has no such attribute.
+
+    Example:
+        >>> import shardwright as sw
+        >>> issubclass(sw.NameNotLoadedError, AttributeError)  # so that hasattr() is False
         True
     """
 

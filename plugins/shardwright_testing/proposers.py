@@ -186,7 +186,7 @@ def _feedback(space: SearchSpace, proposed: Any, partitioner: Partitioner) -> Fe
     if over:
         whole = propose(space, proposal, with_fixed=True)
         return Feedback(misfit=whole.fixed_misfit())
-    return Feedback(LoadedPlan.of(space, proposal, placed, shards))
+    return Feedback(LoadedPlan(space, proposal, placed, shards))
 
 
 def _check_same(proposer: Proposer, first: Sequence[Any], again: Sequence[Any]) -> None:

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from shardwright.contracts.comm_backend import Communicator, Work
 from shardwright.errors import DistributedError
-from shardwright.planning.machines.replicas import RankGrid
 from shardwright.runtime.ranks.alone import CompletedWork
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.ranks.together import Failure, Ranks
@@ -173,6 +172,8 @@ class _Boards:
         timeout_s: float,
         device_type: str,
     ) -> None:
+        from shardwright_plugins.sharding_groups.grid import RankGrid
+
         self._device_type = device_type
         self._world_size, self._local_world_size, self._timeout_s = world_size, local_world_size, timeout_s
         self._grid = (

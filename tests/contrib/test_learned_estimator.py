@@ -71,7 +71,7 @@ def test_learned_estimates_follow_the_law_they_were_fitted_to() -> None:
         bags = 64 * TOPOLOGY.world_size  # a rank with the whole table serves all ranks' bags, one id each
         vector_bytes = bags * table.embedding_dim * 4
         expected[table.name] = 2 * 0.01 + sum(MS_A_BYTE.values()) * vector_bytes * (1 + 3 / 4)
-    told = {table.path: table.time_ms for table in report.statistics.tables}
+    told = {table["path"]: table["time_ms"] for table in report.tables}
     assert told == pytest.approx(expected, rel=1e-6)
 
 

@@ -17,6 +17,7 @@ from shardwright import contracts, hookspecs, host
 from shardwright.host.offers import Kind
 
 PUBLIC_NAMES = """
+    AllToAll
     Answers
     Arrivals
     Awaitable
@@ -30,6 +31,7 @@ PUBLIC_NAMES = """
     CheckedPlan
     CheckpointError
     Collection
+    CollectiveWatch
     ColumnRange
     Columns
     CombinedOptimizer
@@ -63,6 +65,7 @@ PUBLIC_NAMES = """
     Executor
     ExecutorConfig
     ExecutorStep
+    ExplainedOption
     Explanation
     FeatureBatch
     Feedback
@@ -89,6 +92,7 @@ PUBLIC_NAMES = """
     Misfit
     ModuleSharder
     NAMED_ONLY
+    NameNotLoadedError
     NoPlanError
     Offered
     OptimizerSpec
@@ -101,6 +105,7 @@ PUBLIC_NAMES = """
     ParameterSharding
     PathSlots
     PeerHeaders
+    PieceRequest
     PipelineStage
     PipelineStep
     Placed
@@ -117,7 +122,9 @@ PUBLIC_NAMES = """
     ProposedShards
     Proven
     QCommsConfig
+    Refusal
     Replicas
+    ReshardMoves
     ReturnPath
     ReturnStep
     Routed
@@ -143,13 +150,16 @@ PUBLIC_NAMES = """
     StorageReservation
     StoredCheckpoint
     StoredTensor
+    TableChange
     TableCollection
+    TableMoves
     TableSpec
     Topology
     TorchCommunicator
     TrainPipeline
     TrainPipelineBase
     TrainPipelineSparseDist
+    Transport
     UnknownNameError
     UnknownPluginError
     UnsupportedError

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
-import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 from tests.core import stubs
+from tests.core.public_values import classes_of, hidden_in
 
 import shardwright
 
@@ -65,40 +63,12 @@ PUBLIC = [getattr(shardwright, name) for name in stubs.OWN_NAMES]
 CONTRACTS = {value for value in PUBLIC if inspect.isabstract(value) or getattr(value, "_is_protocol", False)}
 
 
-@functools.cache
-def classes_of_core() -> set[str]:
-    return {
-        name
-        for path in Path(shardwright.__file__).parent.rglob("*.py")
-        for name in re.findall(r"^class (\w+)", path.read_text(), re.MULTILINE)
-    }
-
-
-def spoken_by(contract: type) -> Iterator[tuple[str, str]]:
-    """Names of the public attributes and methods of a contract, each with an annotation of its signature."""
-    for cls in contract.__mro__:
-        if not cls.__module__.startswith("shardwright"):
-            continue
-        yield from inspect.get_annotations(cls).items()
-        for name, value in vars(cls).items():
-            function = getattr(value, "fget", None) or getattr(value, "__func__", value)
-            if inspect.isfunction(function) and (name == "__init__" or not name.startswith("_")):
-                yield from ((name, str(told)) for told in function.__annotations__.values())
-
-
 @pytest.mark.parametrize(
     "contract", sorted(CONTRACTS | {shardwright.ExecutorConfig}, key=str), ids=lambda own: own.__name__
 )
 def test_what_contracts_speak_of_is_public(contract: type) -> None:
     """Who implements a contract imports each class in its signatures from `shardwright`; so of an executor's config."""
-    own = classes_of_core() | {"LookupBuilder"}
-    hidden = [
-        (name, word)
-        for name, told in spoken_by(contract)
-        for word in re.findall(r"\w+", told)
-        if word in own and word not in shardwright.__all__ and not name.startswith("_")
-    ]
-    assert hidden == []
+    assert hidden_in(contract, classes_of(shardwright) | {"LookupBuilder"}) == []
 
 
 @pytest.mark.slow

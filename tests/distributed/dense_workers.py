@@ -22,7 +22,7 @@ from shardwright import (
     ShardingEnv,
 )
 from shardwright.errors import DistributedError
-from shardwright.runtime.sharded.models import dense_sync
+from shardwright_plugins.dense_part import data_parallel as dense_sync
 
 TIMEOUT_S = 6.0
 

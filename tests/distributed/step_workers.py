@@ -29,7 +29,7 @@ from shardwright import (
     ZeroGrad,
     clip_grad_norm_,
 )
-from shardwright.runtime.sharded.models.dense_sync import _Sums
+from shardwright_plugins.dense_part.data_parallel import _Sums
 
 State = dict[str, torch.Tensor]
 MICRO_BATCHES, MAX_NORM = 3, 0.05

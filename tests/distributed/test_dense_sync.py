@@ -6,7 +6,7 @@ import pytest
 from tests.distributed import dense_workers
 from tests.distributed.failures.strikes import VICTIM
 
-from shardwright.runtime.sharded.models import dense_sync
+from shardwright_plugins.dense_part import data_parallel as dense_sync
 from shardwright_testing.ranks import RankError, RankPool
 
 pytestmark = pytest.mark.distributed

@@ -7,7 +7,7 @@ import torch
 from tests.distributed import step_workers, workers
 from tests.distributed.test_training import assert_same_state
 
-from shardwright.optim import RowWiseAdagrad
+from shardwright import RowWiseAdagrad
 from shardwright_testing.ranks import RankPool
 
 pytestmark = pytest.mark.distributed

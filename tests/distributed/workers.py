@@ -38,7 +38,7 @@ from shardwright import (
 )
 from shardwright.host import PluginHost, host, use_host
 from shardwright.runtime.ranks.group_store import store_of
-from shardwright.settings import SHARED_MEMORY_VARIABLE
+from shardwright_plugins.comm_backends.settings import SHARED_MEMORY_VARIABLE
 
 TABLES = [("user", 50, 8, ["user"]), ("item", 31, 16, ["item", "liked"]), ("shop", 2, 8, ["shop"])]
 FEATURES = ["user", "item", "liked", "shop"]

@@ -155,7 +155,11 @@ BATCH = {
 }
 entry("JaggedTensor", sw.JaggedTensor, **BATCH)
 entry("JaggedTensor by offsets", partial(sw.JaggedTensor, T([1, 2, 3])), offsets=A(T([0, 1, 3])))
-KEYED = {"keys": A(["a", "b"]), "stride": A(1, "none one")}
+KEYED = {
+    "keys": A(["a", "b"]),
+    "stride": A(1, "none one"),
+    "columns": A({"count": T([1, 2, 3])}, "none nodict", says="column"),
+}
 entry("KeyedJaggedTensor", sw.KeyedJaggedTensor, **KEYED, **BATCH)
 entry("KeyedJaggedTensor.from_lengths_sync", sw.KeyedJaggedTensor.from_lengths_sync, **KEYED, **BATCH)
 entry(

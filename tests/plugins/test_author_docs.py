@@ -14,6 +14,7 @@ import pytest
 from tests import readme
 from tests.plugins import author_pages
 
+import shardwright_plugins
 import shardwright_testing as testing
 from shardwright.hookspecs import KINDS
 from shardwright.planning.options.options import Options
@@ -21,7 +22,7 @@ from shardwright.planning.options.options import Options
 NAMES = sorted(author_pages.PAGES)
 OTHER_PAGES = {"dataflow", "plugins", "row_index", "rows_in_checkpoints", "sharder", "versions"}  # of no kind
 VERSIONS = author_pages.FOLDER / "versions.md"
-TEMPLATES = author_pages.FOLDER.parent.parent / "cli" / "templates"
+TEMPLATES = Path(shardwright_plugins.__file__).parent / "commands/new_plugin/templates"
 TAUGHT = sorted([*author_pages.FOLDER.glob("*.md"), *TEMPLATES.glob("*/__init__.py.txt")])
 
 

@@ -62,13 +62,6 @@ class ListsColumns(BuildsNothing):
         return ["count"]
 
 
-class TellsOtherBlocks(BuildsNothing):
-    name = "tells_other_blocks"
-
-    def times_ms(self, request: Any, work: Any) -> Any:
-        return np.zeros(7), np.zeros(7)
-
-
 def test_sharding_type_that_gives_no_layouts_is_named() -> None:
     text = r"'gives_blocks' failed for table 'user' .*: layouts\(\) must give Layouts, it gave a Block"
     with installed(GivesBlocks()), pytest.raises(sw.PlanningError, match=text):
@@ -93,12 +86,51 @@ def test_kernel_whose_columns_have_no_dtypes_is_named() -> None:
         plan(compute_kernels=["lists_columns"])
 
 
-def test_kernel_that_tells_times_of_other_blocks_is_named() -> None:
-    with (
-        installed(TellsOtherBlocks()),
-        pytest.raises(sw.PlanningError, match="'tells_other_blocks' failed: "),
-    ):
-        plan("engine", compute_kernels=["tells_other_blocks"])
+def test_kernel_whose_columns_are_of_a_dtype_that_does_not_travel_is_named() -> None:
+    kernel = broken.answering(broken.Kernel, "columns", lambda request: {"count": "int32"})
+    text = r"what columns\(\) returns\['count'\] must be 'int64' or 'float32', got 'int32'"
+    with pytest.raises(sw.PlanningError, match=text):
+        planned(kernel)
+
+
+def zeros_of(work: Any) -> Any:
+    return np.zeros(len(work.ids))
+
+
+TIMES: dict[str, Any] = {
+    "one array": lambda work: zeros_of(work),
+    "an array of both": lambda work: np.zeros((2, len(work.ids))),
+    "two scalars": lambda work: (0.0, 0.0),
+    "lists": lambda work: ([0.0] * len(work.ids), zeros_of(work)),
+    "a third": lambda work: (zeros_of(work),) * 3,
+    "of other blocks": lambda work: (np.zeros(7), np.zeros(7)),
+    "a column": lambda work: (zeros_of(work)[:, None], zeros_of(work)),
+    "complex": lambda work: (zeros_of(work), 1j * zeros_of(work)),
+    "texts": lambda work: (zeros_of(work).astype(str), zeros_of(work)),
+    "below 0": lambda work: (zeros_of(work), zeros_of(work) - 1),
+    "not a number": lambda work: (zeros_of(work), zeros_of(work) * np.nan),
+    "infinite": lambda work: (zeros_of(work) + np.inf, zeros_of(work)),
+    "none of these blocks": lambda work: None if len(work.ids) else (zeros_of(work), zeros_of(work)),
+}
+
+
+@pytest.mark.parametrize("answer", TIMES.values(), ids=list(TIMES))
+def test_kernel_that_tells_what_are_no_times_of_its_blocks_is_told_what_to_tell(answer: Any) -> None:
+    kernel = broken.answering(broken.Kernel, "times_ms", lambda request, work: answer(work))
+    text = (
+        r"compute kernel 'broken_kernel' broke its contract: times_ms\(\) must return a pair, .* it returned "
+    )
+    with pytest.raises(sw.PlanningError, match=text):
+        planned(kernel, estimator="engine")
+
+
+def test_kernel_cannot_change_the_work_that_it_is_asked_about() -> None:
+    def answer(request: Any, work: Any) -> Any:
+        work.ids[:] = 0
+        return zeros_of(work), zeros_of(work)
+
+    with pytest.raises(sw.PlanningError, match=r"'broken_kernel' failed: ValueError: .* read-only"):
+        planned(broken.answering(broken.Kernel, "times_ms", answer), estimator="engine")
 
 
 def test_kernel_that_builds_no_lookup_is_named_with_the_tables() -> None:
@@ -133,6 +165,8 @@ def planned(*plugins: Any, **parts: Any) -> Any:
         return planner.plan_tables([broken.TABLE]).to_json()
 
 
+_ASKS = {"times_ms": "engine"}
+
 # What is asked, its method, the planner's argument or none where it is installed, and which answers will do.
 METHODS: list[tuple[Any, str, str, str]] = [
     (broken.Kind, "supports", "", "True"),
@@ -147,6 +181,8 @@ METHODS: list[tuple[Any, str, str, str]] = [
     (broken.Kernel, "memory_bytes", "", ""),
     (broken.Kernel, "reads", "", ""),
     (broken.Kernel, "bandwidth_fraction", "", "0.5"),
+    (broken.Kernel, "columns", "", "{}"),
+    (broken.Kernel, "times_ms", "", "None"),
     (broken.Kernel, "extras", "", "{}|{'a': None}|{'a': 'b'}|{'device': -1}"),
     (broken.Coded, "row_bytes", "", ""),
 ]
@@ -163,8 +199,8 @@ def test_answer_against_the_contract_is_an_error_that_names_the_plugin(
     taken, raw, unnamed = set(), {}, {}
     for kind, answer in broken.VALUES.items():
         changed = broken.answering(plugin, method, answer)
-        # A kernel's bandwidth and what it reads are asked by this estimator.
-        parts = {argument: changed} if argument else {"estimator": "roofline"}
+        # A kernel's bandwidth and what it reads are asked by the one estimator, its times by the other.
+        parts = {argument: changed} if argument else {"estimator": _ASKS.get(method, "roofline")}
         if argument == "partitioner":
             parts["proposer"] = broken.Search()  # the usual one brings ranks of its own
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import types
 from collections.abc import Callable
@@ -10,15 +11,15 @@ from typing import Any
 
 import pytest
 from tests.core import stubs
-from tests.core.public_values import untold
+from tests.core.public_values import classes_of, hidden_in, untold
 
 import shardwright
 import shardwright_plugins
 from shardwright import hookimpl
-from shardwright.cli.docs import docs
 from shardwright.contracts import Extension
-from shardwright.errors import UnknownPluginError
+from shardwright.errors import NameNotLoadedError, UnknownPluginError
 from shardwright.host import PluginHost, use_host
+from shardwright_plugins.commands.pages.command import docs
 
 BROUGHT = sorted({*shardwright.__all__} - {*stubs.OWN_NAMES})
 
@@ -39,6 +40,12 @@ def test_signatures_of_values_that_plugins_bring_say_what_their_arguments_take()
     assert untold(BROUGHT) == []
 
 
+@pytest.mark.parametrize("name", BROUGHT)
+def test_what_names_of_plugins_speak_of_is_public(name: str) -> None:
+    classes = classes_of(shardwright) | classes_of(shardwright_plugins)
+    assert hidden_in(getattr(shardwright, name), classes) == []
+
+
 def test_name_of_a_plugin_that_is_off_is_an_error_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(shardwright.__dict__, "save_checkpoint", raising=False)
     with (
@@ -48,6 +55,18 @@ def test_name_of_a_plugin_that_is_off_is_an_error_that_names_it(monkeypatch: pyt
         shardwright.save_checkpoint  # noqa: B018
     assert str(told.value).startswith("shardwright.save_checkpoint comes from a plugin that is not loaded: ")
     assert "'builtin_checkpoint'" in str(told.value)
+
+
+def test_names_of_plugins_that_are_off_are_no_attributes(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in BROUGHT:
+        monkeypatch.delitem(shardwright.__dict__, name, raising=False)
+    with use_host(PluginHost(environment={"SHARDWRIGHT_PLUGINS": ""})):
+        assert not any(hasattr(shardwright, name) for name in BROUGHT)
+        found = {name for name, _ in inspect.getmembers(shardwright)}
+        with pytest.raises(ImportError, match="'save_checkpoint'"):
+            from shardwright import save_checkpoint  # noqa: F401
+    assert {*stubs.OWN_NAMES} <= found
+    assert not found & {*BROUGHT}
 
 
 def test_reference_has_every_name_of_a_plugin_on_one_page(capsys: pytest.CaptureFixture[str]) -> None:
@@ -64,6 +83,23 @@ class OwnCheckpoints(Extension):
 
     def load(self) -> Callable[[str], Any]:
         return lambda name: f"my {name}"
+
+
+class NoCheckpoints(OwnCheckpoints):
+    def load(self) -> Callable[[str], Any]:
+        return {"load_checkpoint": 1}.__getitem__
+
+
+def test_name_that_an_extension_lacks_is_an_error_that_names_its_plugin(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delitem(shardwright.__dict__, "save_checkpoint", raising=False)
+    plugin = types.SimpleNamespace(shardwright_extensions=hookimpl(lambda: [NoCheckpoints]))
+    with (
+        use_host(PluginHost(entry_points=(), plugins={"mine": plugin}, environment={})),
+        pytest.raises(NameNotLoadedError, match=r"save_checkpoint.*'names:checkpoints'.*mine"),
+    ):
+        shardwright.save_checkpoint  # noqa: B018
 
 
 def test_name_of_a_plugin_is_what_another_plugin_brings_in_its_place(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from shardwright_delta.blocks import HeldBlock, held_blocks
 from shardwright_delta.changes import Changes, every_row
 from shardwright_delta.files import read_increment, write_increment
 from shardwright_delta.replay import replay
 
-__all__ = ["Changes", "every_row", "read_increment", "replay", "write_increment"]
+__all__ = ["Changes", "HeldBlock", "every_row", "held_blocks", "read_increment", "replay", "write_increment"]

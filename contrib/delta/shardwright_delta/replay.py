@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import shardwright as sw
 from shardwright_delta.batches import ids_of, origin_of, values_of
 from shardwright_delta.blocks import HeldBlock, held_blocks, sharded_tables
+from shardwright_delta.digests import Ints
 
 __all__ = ["replay"]
 
@@ -30,15 +31,17 @@ def replay(model: nn.Module, batches: Iterable[pa.RecordBatch]) -> None:
         batches: record batches of all ranks of one increment.
 
     Raises:
-        InvalidInputError: a table is not the model's, or has other columns or states.
+        InvalidInputError: a table is not the model's, or has other rows, columns or states. Nothing is changed where it
+            has other rows.
     """
-    by_table: dict[str, list[pa.RecordBatch]] = {
-        table.state.table.path: [] for table in sharded_tables(model)
-    }
+    tables = {table.state.table.path: table for table in sharded_tables(model)}
+    by_table: dict[str, list[pa.RecordBatch]] = {path: [] for path in tables}
     for batch in batches:
         path = origin_of(batch).table
         if path not in by_table:
             raise sw.InvalidInputError(f"the increment has table {path!r}, the model {', '.join(by_table)}")
+        if not tables[path].row_state:
+            _check_rows(tables[path].state.table, ids_of(batch))
         by_table[path].append(batch)
     for held in held_blocks(model):
         own = by_table[held.path]
@@ -46,6 +49,16 @@ def replay(model: nn.Module, batches: Iterable[pa.RecordBatch]) -> None:
         steps = [step for batch in own if (step := origin_of(batch).step) is not None]
         if steps:
             held.lookup.load_step(max(steps))
+
+
+def _check_rows(table: sw.TableSpec, ids: Ints) -> None:
+    wrong = ids[(ids < 0) | (ids >= table.num_embeddings)]
+    if len(wrong):
+        raise sw.InvalidInputError(
+            f"the increment has row {wrong[0]} of table {table.describe()}: it is one of a table of other rows",
+            subject=table.path,
+            asked=int(wrong[0]),
+        )
 
 
 def _replay_rows(held: HeldBlock, batches: Sequence[pa.RecordBatch]) -> None:

@@ -94,19 +94,20 @@ class HashIndex(sw.RowIndex):
         if not training:
             return self.find(keys), keys[:0]
         (seen,) = (columns or {"": torch.ones_like(keys)}).values()
+        seen = seen.clamp(min=0)
         self._step += 1
         if self._lifetime and self._step % max(1, self._lifetime // 8) == 0:
             self._expire()
         rows = self.find(keys)
         is_new = rows < 0
-        new = is_new.nonzero().flatten()
-        known = ~is_new if len(new) else slice(None)
+        new = (is_new & (seen > 0)).nonzero().flatten()
+        known = ~is_new if bool(is_new.any()) else slice(None)
         self.uses.index_add_(0, rows[known], seen[known])
         self.last_use[rows[known]] = self._step
         if not len(new):
             return rows, new
         born = self._bear(*self._tried(*_summed(keys[new], seen[new])))
-        rows[new] = self.find(keys[new])
+        rows[is_new] = self.find(keys[is_new])
         return rows, born
 
     def _expire(self) -> None:
@@ -124,7 +125,7 @@ class HashIndex(sw.RowIndex):
     def _tried(self, keys: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
         """Those of new ids that were seen often enough; the others are on trial, as many as there are rows."""
         if self._least == 1:
-            return keys[counts > 0], counts[counts > 0]
+            return keys, counts
         before = slice(self._num_on_trial)
         every, seen = _summed(
             torch.cat([self._trial_keys[before], keys]), torch.cat([self._trial_counts[before], counts])

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any
 
 from attrs import frozen
 
 import shardwright as sw
+from shardwright.arguments import Within, check, checked_only
+from shardwright_store.kernel import FOLDER_VARIABLE, LmdbCaching
 from shardwright_store.rows import StoredRows
 from shardwright_store.store import RowStore
 
 __all__ = ["commit", "restore"]
+
+_STEP = Annotated[int, Within(ge=0, lt=1 << 63)]
 
 
 @frozen(eq=False)
@@ -29,6 +33,7 @@ class _Kept:
     index: int
 
 
+@checked_only("model")
 def commit(model: sw.DistributedModelParallel, step: int) -> None:
     """Keep the rows of all stores of a model, with their optimizer state, as they are now; every rank makes this call.
 
@@ -36,17 +41,28 @@ def commit(model: sw.DistributedModelParallel, step: int) -> None:
 
     Args:
         model: the model, between two steps.
-        step: number of the training step, which :func:`restore` returns.
+        step: number of the training step, which :func:`restore` returns: the same on every rank. It may be lower than
+            that of the last commit, as after a return to a checkpoint.
 
     Raises:
-        DistributedError: another rank could not commit, or was lost; it is named.
+        InvalidInputError: the step is no such number, or no table is in a store. Nothing is committed then.
+        DistributedError: another rank commits another step, in which case nothing is committed; or could not commit, or
+            was lost. It is named.
     """
-    with model.env.everyone.together("committing the stores"):
-        for kept in _kept_of(model):
+    env = model.env.everyone
+    with env.together("committing the stores"):
+        check("step", step, _STEP)
+        env.agree("the arguments of commit()", {"step": int(step)}, "all ranks commit the same step")
+        stores = list(_kept_of(model))
+        _check_some(sum(env.communicator.all_gather_objects(len(stores))))
+        for kept in stores:
             num_steps = kept.lookup.optimizer_state(kept.index).get("step")
-            kept.store.commit({"step": step, "num_steps": None if num_steps is None else float(num_steps)})
+            kept.store.commit(
+                {"step": int(step), "num_steps": None if num_steps is None else float(num_steps)}
+            )
 
 
+@checked_only("model")
 def restore(model: sw.DistributedModelParallel) -> int:
     """Go back to the last commit, which another process may have made; every rank makes this call.
 
@@ -59,23 +75,36 @@ def restore(model: sw.DistributedModelParallel) -> int:
         The step of the commit.
 
     Raises:
-        InvalidInputError: nothing was committed, or ranks were killed while they committed, so that some are ahead.
-            Nothing is changed then.
+        InvalidInputError: nothing was committed, no table is in a store, or ranks were killed while they committed,
+            so that some are ahead. Nothing is changed then.
     """
     stores = list(_kept_of(model))
     steps = [(kept.store.committed or {}).get("step") for kept in stores]
     told = model.env.everyone.communicator.all_gather_objects(steps)
     found = {step for own in told for step in own}
+    _check_some(len(found))
     if len(found) != 1 or None in found:
+        why = "nothing was committed yet" if found == {None} else "none is common to all"
+        if not all(kept.store.stays for kept in stores):
+            why += f". {FOLDER_VARIABLE} is not set, so that each process begins with stores of its own"
         raise sw.InvalidInputError(
-            f"the stores of ranks 0 to {len(told) - 1} were committed at the steps {told}: none is common to all. "
-            "Load a checkpoint that save_checkpoint() made"
+            f"the stores of ranks 0 to {len(told) - 1} were committed at the steps {told}: {why}. Load a checkpoint "
+            "that save_checkpoint() made, or train from the start"
         )
     for kept in stores:
         num_steps = kept.store.restore()["num_steps"]
         if num_steps is not None:
             kept.lookup.load_step(num_steps)
     return int(found.pop())
+
+
+def _check_some(number: int) -> None:
+    if not number:
+        raise sw.InvalidInputError(
+            "no table of the model is in a store: name the kernel in its constraints, "
+            f"compute_kernels=[{LmdbCaching.name!r}]",
+            subject="model",
+        )
 
 
 def _kept_of(model: sw.DistributedModelParallel) -> Iterator[_Kept]:

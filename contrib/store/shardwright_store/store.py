@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 import shardwright as sw
+from shardwright_store.kernel import FOLDER_VARIABLE
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Bytes: TypeAlias = npt.NDArray[np.uint8]
@@ -46,15 +47,16 @@ class RowStore:
     Attributes:
         path: the folder.
         committed: what was said at the last commit; ``None`` if there was none.
+        stays: its file has a name, and stays when the process ends.
 
     Raises:
         InvalidInputError: the store is one of other blocks, or is in use.
-        UnsupportedError: the disk has less room.
+        UnsupportedError: the disk has less room; or, of all methods, the process was forked since.
     """
 
     def __init__(self, path: Path, blocks: Sequence[Mapping[str, Any]], num_bytes: int) -> None:
         path.mkdir(parents=True, exist_ok=True)
-        self.path = path
+        self.path, self.stays = path, True
         self._own(list(blocks))
         if (free := shutil.disk_usage(path).free) < num_bytes:
             raise sw.UnsupportedError(
@@ -63,6 +65,7 @@ class RowStore:
         size = _MAP_PER_BYTE * num_bytes + _MAP_LEAST
         self._env = lmdb.open(str(path), map_size=size, max_dbs=64, lock=False, writemap=True)
         self._databases: dict[str, tuple[Any, bytes]] = {}
+        self._process = os.getpid()
         self._begin()
         found = self._transaction.get(_COMMIT)
         self.committed: Mapping[str, Any] | None = json.loads(bytes(found)) if found else None
@@ -76,15 +79,28 @@ class RowStore:
             num_bytes: bytes of all values.
             folder: folder in which it has one of its own, named after the first block. ``None`` is a file that has no
                 name and goes with the process.
+
+        Raises:
+            InvalidInputError: there can be no store in the folder.
         """
         described = [_described(spec) for spec in blocks]
         if folder:
-            return cls(Path(folder, _name_of(blocks[0])), described, num_bytes)
+            try:
+                return cls(Path(folder, _name_of(blocks[0])), described, num_bytes)
+            except (OSError, lmdb.Error) as error:
+                raise sw.InvalidInputError(
+                    f"{FOLDER_VARIABLE} is {folder!r}, where no store can be: {type(error).__name__}: {error}. Name a "
+                    "folder on a local disk that may be written into",
+                    subject=FOLDER_VARIABLE,
+                    asked=folder,
+                ) from error
         path = Path(tempfile.mkdtemp())
         try:
-            return cls(path, described, num_bytes)
+            made = cls(path, described, num_bytes)
         finally:
             shutil.rmtree(path)
+        made.stays = False
+        return made
 
     def _own(self, blocks: list[Mapping[str, Any]]) -> None:
         """Lock the folder for this store, as long as it lives, and compare the blocks that it is of."""
@@ -113,7 +129,17 @@ class RowStore:
         )
 
     def _begin(self) -> None:
-        self._transaction = self._env.begin(write=True, buffers=True)
+        self._begun = self._env.begin(write=True, buffers=True)
+
+    @property
+    def _transaction(self) -> Any:
+        """The open transaction; not in a process that was forked since, which would write into the same file."""
+        if os.getpid() != self._process:
+            raise sw.UnsupportedError(
+                f"the store {self.path} belongs to process {self._process}, from which this one, {os.getpid()}, was "
+                "forked: make the model in the process that trains it, or start that with the method 'spawn'"
+            )
+        return self._begun
 
     def add(self, name: str, initial: bytes) -> None:
         """Give rows one more value, which no row has yet.

@@ -139,7 +139,7 @@ ADAPTED: Mapping[str, Mapping[str, str]] = {
         **_in(_INTERFACES, "ShardedModule"),
     },
     "torchrec.distributed.embedding_types": {
-        **_in("distributed.embedding_types", "BaseEmbeddingSharder", "KJTList"),
+        **_in("distributed.embedding_types", "BaseEmbeddingSharder"),
         **_in("parallel.kernel_names", "EmbeddingComputeKernel"),
     },
     "torchrec.distributed.fbgemm_qcomm_codec": _in(
@@ -192,7 +192,6 @@ ADAPTED: Mapping[str, Mapping[str, str]] = {
     "torchrec.distributed.planner.proposers": {
         **_in(_PROPOSERS, "DynamicProgrammingProposer", "GreedyProposer"),
         **_in(_PROPOSERS, "EmbeddingOffloadScaleupProposer", "GridSearchProposer", "UniformProposer"),
-        **_in(_UTILS, "proposers_to_proposals_list"),
     },
     "torchrec.distributed.planner.shard_estimators": _in(
         _ESTIMATORS, "EmbeddingPerfEstimator", "EmbeddingStorageEstimator"
@@ -228,22 +227,14 @@ ADAPTED: Mapping[str, Mapping[str, str]] = {
         *("get_group_rank", "get_local_rank", "get_local_size", "get_num_groups"),
         "intra_and_cross_node_pg",
     ),
-    "torchrec.sparse.jagged_tensor": _in(
-        _JAGGED, "ComputeJTDictToKJT", "ComputeKJTToJTDict", "jt_is_equal", "kjt_is_equal"
-    ),
-    "torchrec.sparse.jagged_tensor_validator": _in(_JAGGED, "validate_keyed_jagged_tensor"),
+    "torchrec.sparse.jagged_tensor": _in(_JAGGED, "jt_is_equal", "kjt_is_equal"),
     "torchrec.distributed.types": {
         **_in("distributed.types", "BoundsCheckMode", "CacheAlgorithm", "ModuleShardingPlan", "NoWait"),
         **_in("distributed.types", "PipelineType", "Shard", "ShardedTensor", "ShardedTensorMetadata"),
         **_in("distributed.types", "TensorProperties", "get_tensor_size_bytes"),
         **_in(_CONSTRAINTS, "CacheParams"),
-        **_in(_INTERFACES, "CommOp", "MultiPassPrefetchConfig", "ShardedModule", "ShardingPlanner"),
+        **_in(_INTERFACES, "ShardedModule", "ShardingPlanner"),
     },
-    "torchrec.distributed.utils": _in(
-        "distributed.utils",
-        *("CopyableMixin", "add_prefix_to_state_dict", "append_prefix", "copy_to_device"),
-        *("filter_state_dict", "get_unsharded_module_names", "init_parameters", "none_throws"),
-    ),
     "torchrec.datasets": {},
     "torchrec.datasets.criteo": _in(
         "datasets.criteo",
@@ -274,9 +265,7 @@ ADAPTED: Mapping[str, Mapping[str, str]] = {
         *("InteractionDCNArch", "InteractionProjectionArch", "OverArch", "SparseArch", "choose"),
     ),
     "torchrec.modules.activation": _in("modules.activation", "SwishLayerNorm"),
-    "torchrec.modules.crossnet": _in(
-        "modules.crossnet", "CrossNet", "LowRankCrossNet", "LowRankMixtureCrossNet", "VectorCrossNet"
-    ),
+    "torchrec.modules.crossnet": _in("modules.crossnet", "CrossNet", "LowRankCrossNet"),
     "torchrec.modules.deepfm": _in("modules.deepfm", "DeepFM", "FactorizationMachine"),
     "torchrec.modules.embedding_configs": {
         **_in("modules.embedding_configs", "DATA_TYPE_NUM_BITS", "data_type_to_dtype"),
@@ -284,8 +273,7 @@ ADAPTED: Mapping[str, Mapping[str, str]] = {
         **_in(_TABLES, "BaseEmbeddingConfig", "EmbeddingBagConfig", "EmbeddingConfig"),
     },
     "torchrec.inference.state_dict_transform": _in(
-        "inference.state_dict_transform",
-        *("state_dict_all_gather_keys", "state_dict_gather", "state_dict_to_device"),
+        "inference.state_dict_transform", "state_dict_gather", "state_dict_to_device"
     ),
     "torchrec.modules.embedding_modules": _in(
         "modules.interfaces",

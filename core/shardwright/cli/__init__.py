@@ -11,8 +11,6 @@ from typing import Annotated
 import typer
 
 from shardwright import __version__
-from shardwright.cli.docs import docs
-from shardwright.cli.new_plugin import plugin
 from shardwright.cli.offered import Program
 from shardwright.cli.plan import plan
 from shardwright.cli.plans import check
@@ -22,7 +20,7 @@ from shardwright.errors import ShardwrightError
 __all__ = ["app", "main"]
 
 # A command is a function with options, in a module of its own. It is added by its name here.
-_COMMANDS = (check, docs, plan, plugins)
+_COMMANDS = (check, plan, plugins)
 
 app = typer.Typer(
     name="shardwright",
@@ -34,7 +32,6 @@ app = typer.Typer(
 )
 for _command in _COMMANDS:
     app.command()(_command)
-app.add_typer(plugin, name="plugin")
 
 
 def main() -> None:

@@ -26,10 +26,12 @@ def check(
 ) -> None:
     """Check a plan: it covers its tables, fits, costs what it says, and its bound is proven again."""
     from shardwright.planning.options.inputs import under_assumed_values
+    from shardwright.planning.proofs import checked_by
     from shardwright.planning.report.check import check_plan
 
     plan = read_plan(document)
     found = check_plan(plan)
+    certificate = plan.document.get("objective", {}).get("certificate") or {}
     for problem in found.problems:
         if not (rewrite and problem in found.misstatements):
             typer.echo(f"problem: {problem}")
@@ -39,7 +41,7 @@ def check(
     typer.echo(f"{num_tables} tables: each row and column is covered once, and everything fits")
     typer.echo(f"value: {found.value_ms:.6g} ms")
     typer.echo(
-        f"bound: {found.lower_bound_ms:.6g} ms, proven again; gap {_gap(found)}"
+        f"bound: {found.lower_bound_ms:.6g} ms, proven again, {checked_by(certificate)}; gap {_gap(found)}"
         f"{under_assumed_values(plan.document.get('inputs', {}))}"
         if found.lower_bound_ms > 0
         else "bound: none is claimed"

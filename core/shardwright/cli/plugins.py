@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import inspect
 import json as json_format
 import os
 import textwrap
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import attrs
 import typer
 
-from shardwright.cli.docs import docs_of, page_of
+import shardwright
 from shardwright.cli.quiet import quiet_host
 from shardwright.cli.tables import PAGE_WIDTH, flowing, page
 from shardwright.errors import UnknownNameError, nearest
 
 if TYPE_CHECKING:
     from shardwright.host.loading import PluginRecord
-    from shardwright.host.offers import Entry
+    from shardwright.host.offers import Entry, Kind, Provenance
     from shardwright.host.plugin_host import PluginHost
     from shardwright.host.registry import Registry
 
-__all__ = ["plugins"]
+__all__ = ["page_of", "plugins"]
+
+_LABELS = ("documentation", "docs", "homepage", "repository", "source")
+"""Labels of links in a distribution's metadata, the best first (PyPA's well-known ones, "Project URLs")."""
 
 _STYLES = {"off": "dim", "failed": "red", "conflict": "red"}
 
@@ -129,10 +134,25 @@ def _contract(entry: Entry[Any]) -> list[str]:
     kind = next(kind for kind in KINDS if issubclass(item, kind.contract))
     contract = kind.contract
     lines = [f"  contract {contract.__module__}.{contract.__name__}, version {item.api}"]
-    lines += [f"  docs {place}" for place in docs_of(entry.provenance)]
+    lines += [f"  docs {place}" for place in _docs_of(entry.provenance)]
     lines += [f"  docs of the kind {page_of(kind)}"]
     lines += [f"  also called {', '.join(entry.aliases)}"] if entry.aliases else []
     return [*lines, "", textwrap.indent(flowing(inspect.getdoc(item) or ""), "  ")]
+
+
+def _docs_of(provenance: Provenance) -> Iterator[str]:
+    """The link to docs that the distribution gives in its `[project.urls]`; nothing if it gives none."""
+    try:
+        listed = importlib.metadata.metadata(provenance.distribution).get_all("Project-URL") or []
+    except (importlib.metadata.PackageNotFoundError, ValueError):  # the latter of an empty name
+        return
+    urls = {label.strip().lower(): url.strip() for label, _, url in (text.partition(",") for text in listed)}
+    yield from [urls[label] for label in _LABELS if label in urls][:1]
+
+
+def page_of(kind: Kind[Any]) -> Path:
+    """The page for authors of a kind: contract, example and tests."""
+    return Path(shardwright.__file__).parent / "docs" / "authors" / kind.page
 
 
 def _order(row: _Row) -> tuple[bool, int, str, str]:

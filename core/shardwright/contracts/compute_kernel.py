@@ -110,7 +110,8 @@ class ComputeKernel(ABC, metaclass=OpenNames):
             work: work of a step in those blocks.
 
         Returns:
-            Milliseconds of the lookups and of the updates of each block: ``[N]`` each, 0 or more.
+            Milliseconds of the lookups and of the updates of each block: a pair of arrays ``[N]``, 0 or more. For one
+            request always, also where ``N`` is 0, or never.
         """
         return None
 

@@ -22,7 +22,8 @@ __all__ = ["KernelRequest", "KernelWork"]
 class KernelWork:
     """Work of a step in ``N`` blocks of one request, as columns: what a kernel computes its time from.
 
-    Columns, data type and optimizer are in the request; a kernel's ``row_bytes`` says how large a stored row is.
+    Arrays are read-only. Columns, data type and optimizer are in the request; a kernel's ``row_bytes`` says how large a
+    stored row is.
 
     Args:
         ids: ids looked up, of all ranks whose batches come to the block: ``[N]``.

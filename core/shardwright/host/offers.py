@@ -92,7 +92,7 @@ class Kind(Generic[C]):
         hook: The hook that offers it, such as `shardwright_sharding_types`.
         contract: The abstract class that it fulfils.
         kit: The class of its conformance tests, as `module.Class` of `shardwright_testing`.
-        template: The folder of files that `shardwright plugin new` fills in, below `shardwright/cli/templates`.
+        template: The folder of files that `shardwright plugin new` fills in.
         page: The page for authors, below `shardwright/docs/authors`.
     """
 

@@ -14,7 +14,7 @@ from shardwright.planning.tables.spec import EmbeddingBagConfig, EmbeddingConfig
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["DataType", "EmbeddingBagConfig", "EmbeddingConfig", "PoolingType", "data_type_of", "dtype_of"]
+__all__ = ["DataType", "EmbeddingBagConfig", "EmbeddingConfig", "PoolingType", "dtype_of"]
 
 
 def dtype_of(data_type: DataType) -> torch.dtype:
@@ -32,17 +32,3 @@ def dtype_of(data_type: DataType) -> torch.dtype:
     dtype = getattr(torch, TORCH_NAMES[data_type])
     assert isinstance(dtype, torch.dtype)
     return dtype
-
-
-def data_type_of(dtype: torch.dtype) -> DataType:
-    """The data type of weights of a torch dtype: the reverse of `dtype_of`.
-
-    Raises:
-        InvalidInputError: no trainable data type has that dtype.
-    """
-    import torch
-
-    known = {getattr(torch, torch_name): name for name, torch_name in TORCH_NAMES.items()}
-    if dtype not in known:
-        raise InvalidInputError(f"no table has weights of {dtype}; possible: {', '.join(map(str, known))}")
-    return DataType(known[dtype])

@@ -4,15 +4,12 @@ from shardwright.optim.combined import CombinedOptimizer
 from shardwright.optim.fused import optimizer_spec_of, register_fused_optimizer, renaming, spec_to_torch
 from shardwright.optim.keyed import KeyedOptimizer, KeyedOptimizerWrapper, OptimizerWrapper
 from shardwright.optim.optimizers import apply_optimizer_in_backward, in_backward_optimizer_filter
-from shardwright.optim.rows import LazyAdam, RowWiseAdagrad
 
 __all__ = [
     "CombinedOptimizer",
     "KeyedOptimizer",
     "KeyedOptimizerWrapper",
-    "LazyAdam",
     "OptimizerWrapper",
-    "RowWiseAdagrad",
     "apply_optimizer_in_backward",
     "in_backward_optimizer_filter",
     "optimizer_spec_of",

@@ -19,8 +19,6 @@ from shardwright.planning.tables.optimizers import OptimizerSpec
 
 __all__ = ["RuleOptimizer", "rule_of", "rule_or_reason", "updated_rows"]
 
-_MASK = (1 << 32) - 1
-
 
 class _Functions:
     """The functions that the update of an optimizer may use, of torch's tensors."""
@@ -99,36 +97,6 @@ def updated_rows(
     new, of_elements = optimizer.update(xp, weights, gradient[:, own], of_elements, row, numbers)
     names = (*rule.states_of(ELEMENT), *rule.states_of(ROW))
     return new, dict(zip(names, (*of_elements, *of_rows), strict=True))
-
-
-def rounded(values: Tensor, dtype: torch.dtype, rows: Tensor, step: float) -> Tensor:
-    """Round float32 values to a 16-bit type, up or down at random, so that their mean stays.
-
-    The chance is drawn from a value's bits, its row and column, and the step: copies on several ranks round alike.
-
-    Args:
-        values: ``[N, D]`` float32.
-        dtype: ``torch.float16`` or ``torch.bfloat16``.
-        rows: number of each row, the same on all ranks that have a copy, ``[N]``.
-        step: number of the update.
-    """
-    # Bits of the significand that the type has not: 23 - 10 and 23 - 7.
-    num_lost = 13 if dtype is torch.float16 else 16
-    bits = values.contiguous().view(torch.int32).to(torch.int64)
-    column = torch.arange(values.shape[1], device=values.device)
-    mixed = _mixed(_mixed(rows[:, None] + (int(step) << 20)) ^ (column * 0x9E3779B1) ^ bits)
-    # Adding less than a unit of the last kept bit and cutting rounds up as often as the cut part is large.
-    raised = bits + (mixed & ((1 << num_lost) - 1))
-    cut = (raised & ~((1 << num_lost) - 1)).to(torch.int32).view(torch.float32)
-    return torch.where(values.isfinite(), cut, values).to(dtype)
-
-
-def _mixed(numbers: Tensor) -> Tensor:
-    """Mix the bits of 32-bit numbers: murmur3's finaliser (Appleby 2011)."""
-    mixed = numbers & _MASK
-    mixed = ((mixed ^ (mixed >> 16)) * 0x85EBCA6B) & _MASK
-    mixed = ((mixed ^ (mixed >> 13)) * 0xC2B2AE35) & _MASK
-    return mixed ^ (mixed >> 16)
 
 
 @final

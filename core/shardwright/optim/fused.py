@@ -1,14 +1,14 @@
 """Translation of torch's optimizers to `OptimizerSpec`, which kernels read, and back to unsharded optimizers.
 
-The pairs are kept in a registry, which is open to other packages.
+The pairs come from plugins, as extensions at the point ``torch_optimizers``, and are registered by programs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
 from typing import Any
 
-import torch
 from attrs import frozen
 from torch import Tensor
 from torch.optim import Optimizer
@@ -22,10 +22,10 @@ from shardwright.errors import (
     UnsupportedError,
     nearest,
 )
+from shardwright.host.extensions import load_at, words_at
 from shardwright.host.plugin_host import host
 from shardwright.optim.by_rows import RuleOptimizer, rule_or_reason
 from shardwright.optim.optimizers import in_backward_optimizers
-from shardwright.optim.rows import LazyAdam, RowWiseAdagrad
 from shardwright.planning.tables.optimizers import OptimizerSpec
 
 __all__ = ["optimizer_spec_of", "register_fused_optimizer", "renaming", "spec_to_torch"]
@@ -36,10 +36,6 @@ Builder = Callable[[OptimizerSpec, Iterable[Tensor]], Optimizer]
 # These choose an implementation, or were left by a scheduler: they do not change what a step computes.
 _WITHOUT_EFFECT = frozenset({"params", "capturable", "differentiable", "foreach", "fused", "initial_lr"})
 
-# FBGEMM's defaults (split_table_batched_embeddings_ops_training.py), which differ from torch's.
-_EPS = 1e-8
-_BETA1, _BETA2 = 0.9, 0.999
-_OF_TORCH = ("beta1", "beta2", "eps")
 _DECOUPLED = "decoupled_weight_decay"  # of torch's Adam and AdamW, which differ in nothing else
 
 
@@ -48,9 +44,10 @@ class _RegisteredOptimizer:
     torch_class: type[Optimizer]
     name: str
     mapping: Mapper
-    unsharded: Builder | None
+    unsharded: Builder | None = None
 
 
+_POINT = "torch_optimizers"
 _REGISTERED: dict[type[Optimizer], _RegisteredOptimizer] = {}
 
 
@@ -72,11 +69,20 @@ def register_fused_optimizer(
         DuplicateNameError: the class was registered otherwise before.
     """
     entry = _RegisteredOptimizer(torch_class, name, mapping, unsharded)
-    known = _REGISTERED.setdefault(torch_class, entry)
-    if known != entry:
+    known = _known().get(torch_class)
+    if known is None:
+        _REGISTERED[torch_class] = entry
+    elif known != entry:
         raise DuplicateNameError(
             f"{_name_of(torch_class)} is registered as {known.name!r} already, cannot be as {name!r} too"
         )
+
+
+def _known() -> dict[type[Optimizer], _RegisteredOptimizer]:
+    """The optimizers of torch that fused ones stand for: those of plugins, and those registered in this process."""
+    offered = host().extensions
+    brought = [load_at(_POINT, word, offered)() for word in words_at(_POINT, offered)]
+    return {own[0]: _RegisteredOptimizer(*own) for own in chain.from_iterable(brought)} | _REGISTERED
 
 
 @checked
@@ -141,17 +147,18 @@ def optimizer_spec_of(parameter: Tensor, name: str = "") -> OptimizerSpec | None
             f"{what} has {len(optimizers)} optimizers in backward ({classes}); only one can be fused",
             subject=name,
         )
-    entry, group = _REGISTERED.get(type(optimizers[0])), optimizers[0].param_groups[0]
+    registered, group = _known(), optimizers[0].param_groups[0]
+    entry = registered.get(type(optimizers[0]))
     class_name = _name_of(type(optimizers[0]))
     if entry is None:
         instead = _by_fused_params(optimizers[0], type(optimizers[0]).__name__.lower())
-        known = ", ".join(sorted(map(_name_of, _REGISTERED)))
+        known = sorted(map(_name_of, registered))
         raise UnsupportedError(
-            f"{what} has {class_name} in backward, for which no fused optimizer stands.{instead} Known: {known}. "
-            "Others can be added with register_fused_optimizer().",
+            f"{what} has {class_name} in backward, for which no fused optimizer stands.{instead} Known: "
+            f"{', '.join(known)}. Others can be added with register_fused_optimizer().",
             subject=name,
             asked=class_name,
-            possible=sorted(map(_name_of, _REGISTERED)),
+            possible=known,
         )
     try:
         mapped = dict(entry.mapping(group))
@@ -207,7 +214,7 @@ def spec_to_torch(spec: OptimizerSpec, params: Iterable[Tensor]) -> Optimizer:
         >>> sw.spec_to_torch(spec, [torch.nn.Parameter(torch.zeros(3))]).param_groups[0]["lr"]
         0.1
     """
-    builders = {entry.name: entry.unsharded for entry in _REGISTERED.values() if entry.unsharded is not None}
+    builders = {entry.name: entry.unsharded for entry in _known().values() if entry.unsharded is not None}
     if spec.name not in builders and spec.name not in host().optimizers:
         raise UnknownNameError(
             f"no unsharded optimizer for {spec.name!r}. Known: {', '.join(sorted(builders))}."
@@ -219,60 +226,16 @@ def spec_to_torch(spec: OptimizerSpec, params: Iterable[Tensor]) -> Optimizer:
             raise InvalidInputError(f"spec_to_torch: params must be tensors, got {brief(param)} among them")
     if not listed:
         raise InvalidInputError("spec_to_torch: params are empty, there is nothing to update")
-    if spec.name in builders and not _is_of_plugin(spec):
-        return builders[spec.name](spec, listed)
+    if spec.name in builders:
+        try:
+            return builders[spec.name](spec, listed)
+        except (
+            InvalidInputError
+        ):  # the registered optimizer of the name may take more parameters than torch's
+            if not isinstance(rule_or_reason(spec), RowRule):
+                raise
     return RuleOptimizer(listed, spec)
-
-
-def _is_of_plugin(spec: OptimizerSpec) -> bool:
-    """True if a registered optimizer takes parameters that the torch optimizer of its name does not have."""
-    has_more = any(name not in _OF_TORCH and not _is_idle(name, value) for name, value in spec.parameters)
-    return has_more and isinstance(rule_or_reason(spec), RowRule)
 
 
 def _name_of(torch_class: type[Optimizer]) -> str:
     return f"{torch_class.__module__.rpartition('.')[0] or torch_class.__module__}.{torch_class.__name__}"
-
-
-def _parameters(spec: OptimizerSpec, **defaults: Any) -> dict[str, Any]:
-    given = {name: value for name, value in spec.parameters if name in defaults or not _is_idle(name, value)}
-    for name in given:
-        if name not in defaults:
-            known = ", ".join(["learning_rate", *sorted(defaults)])
-            raise InvalidInputError(
-                f"optimizer {spec.name!r} has no parameter {name!r}. Known: {known}.{nearest(name, defaults)}"
-            )
-    return {**defaults, **given}
-
-
-def _is_idle(name: str, value: Any) -> bool:
-    """True if a parameter has no effect on an optimizer that does not know it: FBGEMM accepts these for all."""
-    return name in _OF_TORCH or not value
-
-
-def _sgd(spec: OptimizerSpec, params: Iterable[Tensor]) -> Optimizer:
-    return torch.optim.SGD(params, lr=spec.learning_rate, **_parameters(spec))
-
-
-def _adagrad(spec: OptimizerSpec, params: Iterable[Tensor]) -> Optimizer:
-    return torch.optim.Adagrad(params, lr=spec.learning_rate, **_parameters(spec, eps=_EPS))
-
-
-def _adam(spec: OptimizerSpec, params: Iterable[Tensor]) -> Optimizer:
-    parameters = _parameters(spec, eps=_EPS, beta1=_BETA1, beta2=_BETA2)
-    betas = (parameters["beta1"], parameters["beta2"])
-    return LazyAdam(params, lr=spec.learning_rate, betas=betas, eps=parameters["eps"])
-
-
-def _row_wise_adagrad(spec: OptimizerSpec, params: Iterable[Tensor]) -> Optimizer:
-    return RowWiseAdagrad(params, lr=spec.learning_rate, **_parameters(spec, eps=_EPS))
-
-
-# No weight decay and no momentum: torch's are of all rows, touched or not; fused_params have those of touched rows.
-_ADAGRAD = renaming({"lr": "learning_rate", "eps": "eps"})
-_ADAM = renaming({"lr": "learning_rate", "betas": ("beta1", "beta2"), "eps": "eps"})
-register_fused_optimizer(torch.optim.SGD, "sgd", renaming({"lr": "learning_rate"}), _sgd)
-register_fused_optimizer(torch.optim.Adagrad, "adagrad", _ADAGRAD, _adagrad)
-register_fused_optimizer(RowWiseAdagrad, "row_wise_adagrad", _ADAGRAD, _row_wise_adagrad)
-register_fused_optimizer(torch.optim.Adam, "adam", _ADAM, _adam)
-register_fused_optimizer(LazyAdam, "adam", _ADAM, _adam)

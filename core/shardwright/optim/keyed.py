@@ -173,8 +173,13 @@ class KeyedOptimizer(Optimizer):
         return {name: value for name, value in self.__dict__.items() if name != "step"}
 
 
-class _Delegating(KeyedOptimizer):
-    """Steps by another optimizer, whose state and groups it shares."""
+class Delegating(KeyedOptimizer):
+    """Steps by another optimizer, whose state and groups it shares.
+
+    Args:
+        params: the optimizer's parameters by name.
+        optimizer: any optimizer of torch.
+    """
 
     def __init__(self, params: Mapping[str, Tensor], optimizer: Optimizer) -> None:
         self._optimizer = optimizer
@@ -189,7 +194,7 @@ class _Delegating(KeyedOptimizer):
         self._optimizer.zero_grad(set_to_none=set_to_none)
 
 
-class KeyedOptimizerWrapper(_Delegating):
+class KeyedOptimizerWrapper(Delegating):
     """Any torch optimizer, with its state by parameter names.
 
     Args:
@@ -227,7 +232,7 @@ class KeyedOptimizerWrapper(_Delegating):
         super().__init__(params, optimizer)
 
 
-class OptimizerWrapper(_Delegating):
+class OptimizerWrapper(Delegating):
     """A base for optimizers around another keyed one, such as one that warms up or clips gradients.
 
     Args:
@@ -264,20 +269,6 @@ class OptimizerWrapper(_Delegating):
     def save_param_groups(self, save: bool) -> None:
         """Set if hyperparameters are part of the state dict."""
         self._keyed.save_param_groups(save)
-
-
-def named_optimizer(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> KeyedOptimizer:
-    """A torch optimizer as a keyed one, which shares its state and groups.
-
-    Args:
-        optimizer: any.
-        parameters: those of the model by name, or more.
-
-    Raises:
-        InvalidInputError: one of the optimizer's is not among them.
-    """
-    own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    return _Delegating({name: value for name, value in parameters.items() if id(value) in own}, optimizer)
 
 
 def _check_names(

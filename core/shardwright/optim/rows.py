@@ -1,7 +1,6 @@
-"""Optimizers of embedding tables that update only the rows a batch used, as the fused kernels do.
+"""The base of torch optimizers that update only the rows of tables which a batch used, as the fused kernels do.
 
-They define, without sharding, what ``row_wise_adagrad`` and ``adam`` mean. State and arithmetic are float32
-whatever the table's type.
+State and arithmetic are float32 whatever the table's type.
 
 Legend: R rows, D columns, N rows touched in a step.
 """
@@ -11,16 +10,16 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from typing import Any, final
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from shardwright.arguments import brief, checked
+from shardwright.arguments import brief
 from shardwright.errors import InvalidInputError
 
-__all__ = ["LazyAdam", "RowWiseAdagrad", "touched_rows"]
+__all__ = ["RowOptimizer", "touched_rows"]
 
 
 def touched_rows(gradient: Tensor) -> tuple[Tensor, Tensor]:
@@ -118,126 +117,3 @@ class RowOptimizer(Optimizer, ABC):
         self, rows: Tensor, gradient: Tensor, index: Tensor, state: dict[str, Tensor], group: dict[str, Any]
     ) -> Tensor:
         """The new values of the rows at ``index``; updates their state in place."""
-
-
-@final
-class RowWiseAdagrad(RowOptimizer):
-    """Adagrad with one accumulator a row: FBGEMM's exact row-wise Adagrad.
-
-    With ``g`` the gradient of a row (duplicates in the batch summed first), ``sum += mean(g ** 2)`` over the
-    columns, then ``row -= lr * g / (sqrt(sum) + eps)``. Against Adagrad it saves all but one column of state.
-
-    Weight decay is the L2 kind, on touched rows: ``g + weight_decay * row`` in place of ``g``.
-
-    Args:
-        params: tables, ``[R, D]``, or groups of them.
-        lr: learning rate.
-        eps: added to the root of the accumulator.
-        weight_decay: L2 penalty.
-        initial_accumulator_value: initial value of the accumulators.
-
-    Raises:
-        InvalidInputError: a number is negative, or a parameter is no table.
-
-    Example:
-        >>> import shardwright as sw
-        >>> weight = torch.nn.Parameter(torch.zeros(3, 2))
-        >>> optimizer = sw.RowWiseAdagrad([weight], lr=0.1)
-        >>> weight[0].sum().backward()
-        >>> optimizer.step()
-        >>> weight.detach()
-        tensor([[-0.1000, -0.1000],
-                [ 0.0000,  0.0000],
-                [ 0.0000,  0.0000]])
-    """
-
-    @checked
-    def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float = 1e-2,
-        eps: float = 1e-10,
-        weight_decay: float = 0.0,
-        initial_accumulator_value: float = 0.0,
-    ) -> None:
-        hyperparameters = {
-            "lr": lr,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "initial_accumulator_value": initial_accumulator_value,
-        }
-        super().__init__(params, hyperparameters)
-
-    def _initial_state(self, param: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
-        start = group["initial_accumulator_value"]
-        return {"sum": param.new_full((param.shape[0], 1), start, dtype=torch.float32)}
-
-    def _updated_rows(
-        self, rows: Tensor, gradient: Tensor, index: Tensor, state: dict[str, Tensor], group: dict[str, Any]
-    ) -> Tensor:
-        gradient = gradient + group["weight_decay"] * rows
-        sums = state["sum"][index] + gradient.square().mean(dim=1, keepdim=True)
-        state["sum"][index] = sums
-        return rows - group["lr"] * gradient / (sums.sqrt() + group["eps"])
-
-
-@final
-class LazyAdam(RowOptimizer):
-    """Adam that leaves rows alone in steps that do not touch them: FBGEMM's Adam.
-
-    ``torch.optim.Adam`` decays the moments of every row in each step, and moves it. Here a row's moments
-    decay when it is touched; the bias correction counts the table's steps. ``torch.optim.SparseAdam`` does
-    the same, but adds ``eps`` before the bias correction; here it is added after, as in ``torch.optim.Adam``
-    and FBGEMM.
-
-    Weight decay is decoupled, on touched rows: they lose ``lr * weight_decay * row`` besides.
-
-    Args:
-        params: tables, ``[R, D]``, or groups of them.
-        lr: learning rate.
-        betas: decay of the first and of the second moment.
-        eps: added to the root of the second moment.
-        weight_decay: decoupled weight decay.
-
-    Raises:
-        InvalidInputError: a number is negative, a beta is not in [0, 1), or a parameter is no table.
-
-    Example:
-        >>> import shardwright as sw
-        >>> weight = torch.nn.Parameter(torch.zeros(3, 2))
-        >>> optimizer = sw.LazyAdam([weight], lr=0.1)
-        >>> weight[0].sum().backward()
-        >>> optimizer.step()
-        >>> weight.detach()
-        tensor([[-0.1000, -0.1000],
-                [ 0.0000,  0.0000],
-                [ 0.0000,  0.0000]])
-    """
-
-    @checked
-    def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-    ) -> None:
-        if not all(0 <= beta < 1 for beta in betas):
-            raise InvalidInputError(f"LazyAdam: betas must be in [0, 1), got {betas}")
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
-
-    def _initial_state(self, param: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
-        return {name: torch.zeros_like(param, dtype=torch.float32) for name in ("exp_avg", "exp_avg_sq")}
-
-    def _updated_rows(
-        self, rows: Tensor, gradient: Tensor, index: Tensor, state: dict[str, Tensor], group: dict[str, Any]
-    ) -> Tensor:
-        beta1, beta2 = group["betas"]
-        step = float(state["step"])
-        first = state["exp_avg"][index].lerp(gradient, 1 - beta1)
-        second = state["exp_avg_sq"][index].lerp(gradient.square(), 1 - beta2)
-        state["exp_avg"][index], state["exp_avg_sq"][index] = first, second
-        root = (second / (1 - beta2**step)).sqrt() + group["eps"]
-        direction = first / (1 - beta1**step) / root + group["weight_decay"] * rows
-        return rows - group["lr"] * direction

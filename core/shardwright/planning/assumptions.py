@@ -18,15 +18,21 @@ CPU_DEVICE = "cpu"
 
 
 @frozen
-class Assumption:
-    """A value and where it comes from."""
+class InputValue:
+    """Value with its origin: ``given``, ``detected``, ``measured`` or ``assumed``, and the source of the last two."""
 
     value: Any
-    source: str
+    origin: str
+    source: str = ""
+
+    def to_data(self) -> dict[str, Any]:
+        """Return JSON data."""
+        data = {"value": self.value, "provenance": self.origin}
+        return {**data, "source": self.source} if self.source else data
 
 
-def _all_from(source: str, values: Mapping[str, Any]) -> dict[str, Assumption]:
-    return {name: Assumption(value, source) for name, value in values.items()}
+def _all_from(source: str, values: Mapping[str, Any]) -> dict[str, InputValue]:
+    return {name: InputValue(value, "assumed", source) for name, value in values.items()}
 
 
 # torchrec/distributed/planner/constants.py.
@@ -59,7 +65,7 @@ _NETWORK = _all_from(
 _OF_A_DEVICE = frozenset(name for name in _TORCHREC if name.startswith("hbm"))
 
 
-def assumptions_of(device: str, *, with_cpus: bool = False) -> Mapping[str, Assumption]:
+def assumptions_of(device: str, *, with_cpus: bool = False) -> Mapping[str, InputValue]:
     """Return the assumptions about a machine with ranks of ``device``, by the names of ``Topology``'s arguments.
 
     Args:

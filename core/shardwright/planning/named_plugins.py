@@ -34,7 +34,12 @@ def make_plugin(registry: Registry[_Plugin], asked: str | _Plugin, argument: str
     """
     if isinstance(asked, str):
         name, arguments = split_name(registry, asked)
-        return _with(registry, name, arguments) if arguments else registry.create(name)
+        entry = registry.entry(name)
+        make: Callable[..., Any] = entry.item if isinstance(entry.item, type) else lambda: entry.item
+        made: _Plugin = made_with(
+            make, f"{registry.kind.title} {entry.name!r} of plugin {entry.provenance}", arguments
+        )
+        return made
     contract = registry.kind.contract
     if isinstance(asked, contract):
         try:
@@ -80,19 +85,6 @@ def _value(text: str) -> Any:
         return text
 
 
-def _with(registry: Registry[_Plugin], name: str, arguments: dict[str, Any]) -> _Plugin:
-    entry = registry.entry(name)
-    what = f"{registry.kind.title} {entry.name!r} of plugin {entry.provenance}"
-    if not isinstance(entry.item, type):
-        raise InvalidInputError(f"{what} takes no arguments, got {_shown(arguments)}")
-    made: _Plugin = made_with(entry.item, what, arguments)
-    return made
-
-
-def _shown(arguments: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key}={value!r}" for key, value in arguments.items()) or "nothing"
-
-
 def made_with(make: Callable[..., Any], what: str, arguments: Mapping[str, Any]) -> Any:
     """Make a plugin with the arguments after its name.
 
@@ -105,6 +97,7 @@ def made_with(make: Callable[..., Any], what: str, arguments: Mapping[str, Any])
         InvalidInputError: it does not take them.
     """
     taken = [key for key in inspect.signature(make).parameters if key not in ("args", "kwargs")]
+    shown = ", ".join(f"{key}={value!r}" for key, value in arguments.items()) or "nothing"
     try:
         inspect.signature(make).bind(**arguments)
         return make(**arguments)
@@ -114,5 +107,5 @@ def made_with(make: Callable[..., Any], what: str, arguments: Mapping[str, Any])
         near = next((hint for key in arguments if key not in taken and (hint := nearest(key, taken))), "")
         reason = str(error).rstrip(".")
         raise InvalidInputError(
-            f"{what} cannot be made with {_shown(arguments)}: {reason}. It takes: {', '.join(taken) or 'none'}.{near}"
+            f"{what} cannot be made with {shown}: {reason}. It takes: {', '.join(taken) or 'none'}.{near}"
         ) from error

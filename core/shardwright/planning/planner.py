@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import attrs
 
-from shardwright.arguments import Within, brief, checked_only, whole
+from shardwright.arguments import Within, check, checked_only, listed, whole
 from shardwright.contracts.estimator import Estimator
 from shardwright.contracts.partitioner import Partitioner
 from shardwright.contracts.proposer import Proposer
-from shardwright.errors import InvalidInputError, NoPlanError, PlanningError
+from shardwright.errors import InvalidInputError, PlanningError
 from shardwright.host.plugin_host import host
-from shardwright.planning.arrays import Ints
-from shardwright.planning.distinct import distinct
+from shardwright.planning.arrays import Ints, distinct
 from shardwright.planning.documents.limits import MOST_SAMPLES
 from shardwright.planning.layouts.layout import Layout
 from shardwright.planning.machines.reservations import (
@@ -31,10 +30,10 @@ from shardwright.planning.machines.reservations import (
     as_reservation,
 )
 from shardwright.planning.machines.topology import Topology
+from shardwright.planning.options.enumeration import prepare
 from shardwright.planning.options.inputs import STORAGE_RESERVATION, Request, describe_inputs
 from shardwright.planning.options.options import Options
 from shardwright.planning.options.planning_plugins import PlanningPlugins, PluginChoice, origin
-from shardwright.planning.options.preparation import prepare
 from shardwright.planning.options.search_space import SearchSpace
 from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.planning.plan.sharding import (
@@ -42,7 +41,6 @@ from shardwright.planning.plan.sharding import (
     ParameterSharding,
     device_of_shards,
 )
-from shardwright.planning.progress import shown
 from shardwright.planning.report.report import Report, objective_data
 from shardwright.planning.search.failure import explain_no_plan, why_impossible
 from shardwright.planning.search.objectives import LARGEST_RANK_TIME, SERVING, checked_objective
@@ -55,12 +53,12 @@ from shardwright.planning.search.refinements import (
     named_refinements,
     refined,
 )
-from shardwright.planning.search.search import SearchResult, search
+from shardwright.planning.search.search import search
 from shardwright.planning.tables.codecs import codecs_of
 from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
 from shardwright.planning.tables.option_space import OptionSpace
 from shardwright.planning.tables.spec import TableSpec
-from shardwright.planning.watch import Listener, Watch
+from shardwright.planning.watch import Listener, Watch, shown
 
 if TYPE_CHECKING:
     from shardwright.host.registry import Registry
@@ -128,7 +126,9 @@ class TablePlanner:
         Raises:
             PlanningError: no plan fits; the text has the numbers and what would help.
         """
-        return self._plan(_as_tables(tables), self._known_topology(), on_this_machine=False)
+        specs = listed(tables)
+        check("tables", specs, tuple[TableSpec, ...])
+        return self._plan(specs, self._known_topology(), on_this_machine=False)
 
     def _known_topology(self) -> Topology:
         if self._topology is None:
@@ -167,8 +167,15 @@ class TablePlanner:
             found = run(request, watch)
         request, space, result = found.request, found.space, found.result
         if result.plan is None:
-            raise self._no_plan(space, result, request, plugins, watch, on_this_machine=on_this_machine)
-        modules = _in_order(given, _shardings(result.plan))
+            if watch.was_interrupted:
+                raise KeyboardInterrupt
+            limit = "budget of work" if self._seconds is None else f"limit of {self._seconds} s"
+            raise explain_no_plan(space, result, request, plugins, limit, on_this_machine=on_this_machine)
+        shardings, modules = _shardings(result.plan), dict[str, EmbeddingModuleShardingPlan]()
+        for table in given:
+            modules.setdefault(table.module, EmbeddingModuleShardingPlan())[table.name] = shardings[
+                table.path
+            ]
         seconds = time.perf_counter() - start
         inputs = describe_inputs(
             request, space.options, plugins, seconds=seconds, seconds_limit=self._seconds
@@ -240,39 +247,6 @@ class TablePlanner:
         """A watch with the user's limit of time, or one of work."""
         return Watch(self._seconds, self._listener, WORK_US if self._seconds is None else math.inf)
 
-    def _no_plan(
-        self,
-        space: SearchSpace,
-        result: SearchResult,
-        request: Request,
-        plugins: PlanningPlugins,
-        watch: Watch,
-        *,
-        on_this_machine: bool,
-    ) -> BaseException:
-        """Make the error for a search without a plan: it was interrupted, or there is none to find."""
-        if watch.was_interrupted:
-            return KeyboardInterrupt()
-        error = explain_no_plan(space, result, request, plugins, on_this_machine=on_this_machine)
-        is_proven = not str(error).startswith("no plan found")
-        if is_proven or not result.is_cut_short:
-            return error
-        limit = "budget of work" if self._seconds is None else f"limit of {self._seconds} s"
-        return NoPlanError(f"{error} The search ended at its {limit}; allow it more (seconds=...).")
-
-
-def _as_tables(tables: Any) -> tuple[TableSpec, ...]:
-    try:
-        listed = tuple(tables)
-    except TypeError:
-        raise InvalidInputError(f"plan_tables takes a list of TableSpecs, got {brief(tables)}") from None
-    for index, table in enumerate(listed):
-        if not isinstance(table, TableSpec):
-            raise InvalidInputError(
-                f"plan_tables takes a list of TableSpecs; number {index} is {brief(table)}"
-            )
-    return listed
-
 
 def _check_tables(tables: Sequence[TableSpec]) -> None:
     if not tables:
@@ -292,20 +266,9 @@ def _natural_order(table: TableSpec) -> tuple[list[Any], str]:
     return [int(piece) if index % 2 else piece for index, piece in enumerate(pieces)], table.path
 
 
-def _in_order(
-    tables: Sequence[TableSpec], modules: Mapping[str, EmbeddingModuleShardingPlan]
-) -> dict[str, EmbeddingModuleShardingPlan]:
-    """Modules and their tables in the order of the tables given."""
-    ordered: dict[str, EmbeddingModuleShardingPlan] = {}
-    for table in tables:
-        module = ordered.setdefault(table.module, EmbeddingModuleShardingPlan())
-        module[table.name] = modules[table.module][table.name]
-    return ordered
-
-
-def _shardings(plan: LoadedPlan) -> dict[str, EmbeddingModuleShardingPlan]:
-    """The chosen options with their ranks, by module."""
-    space, options, modules = plan.space, plan.space.options, dict[str, EmbeddingModuleShardingPlan]()
+def _shardings(plan: LoadedPlan) -> dict[str, ParameterSharding]:
+    """The chosen options with their ranks, by a table's path."""
+    space, options, found = plan.space, plan.space.options, dict[str, ParameterSharding]()
     _check_layouts(space, plan.proposal)
     placed: dict[tuple[int, tuple[int, ...]], Layout] = {}
     for table, option, ranks in zip(
@@ -314,8 +277,7 @@ def _shardings(plan: LoadedPlan) -> dict[str, EmbeddingModuleShardingPlan]:
         layout = placed.get((option, ranks))
         if layout is None:
             layout = placed[option, ranks] = _with_extras(options, option).placed(ranks)
-        module = modules.setdefault(table.module, EmbeddingModuleShardingPlan())
-        module[table.name] = ParameterSharding(
+        found[table.path] = ParameterSharding(
             options.type_of(option).name,
             options.kernel_of(option).name,
             layout,
@@ -323,7 +285,7 @@ def _shardings(plan: LoadedPlan) -> dict[str, EmbeddingModuleShardingPlan]:
             qcomms_config=table.qcomms_config,
             local_world_size=space.topology.local_world_size,
         )
-    return modules
+    return found
 
 
 def _with_extras(options: Options, option: int) -> Layout:

@@ -18,7 +18,7 @@ from attrs import frozen
 from numpy.typing import NDArray
 from torch import Tensor
 
-from shardwright.arguments import check_unmasked
+from shardwright.arguments import brief, check_unmasked
 from shardwright.errors import InvalidInputError
 from shardwright.sparse import _keyed_validation, _validation
 from shardwright.sparse._jagged import NO_COLUMNS, WEIGHTS, named
@@ -56,15 +56,22 @@ def as_columns(owner: str, weights: Tensor | None, columns: Mapping[str, Any] | 
     """The columns beside ids, weights first; NumPy arrays as tensors.
 
     Raises:
-        InvalidInputError: a name is none that a column may have, or weights are given twice.
+        InvalidInputError: columns are no mapping, a name is none that a column may have, or weights are given twice.
     """
-    for name in columns or ():
-        if not isinstance(name, str) or name in NO_COLUMNS or (name == WEIGHTS and weights is not None):
-            raise InvalidInputError(
-                f"{owner}: columns={{{name!r}: ...}} is not possible: names are strings, {WEIGHTS!r} are given once, "
-                f"and no column is named {', '.join(NO_COLUMNS)}."
-            )
-    return {**named(weights), **{name: _as_tensor(owner, name, own) for name, own in (columns or {}).items()}}
+    return {name: _as_tensor(owner, name, own) for name, own in _beside(owner, weights, columns).items()}
+
+
+def _beside(owner: str, weights: Any, columns: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What was given for each column, weights first."""
+    own, taken = {} if columns is None else columns, ("", *NO_COLUMNS, *named(weights))
+    if not isinstance(own, Mapping) or not all(isinstance(name, str) and name not in taken for name in own):
+        names = list(own) if isinstance(own, Mapping) else own
+        raise InvalidInputError(
+            f"{owner}: columns={brief(names)} is not possible: names are strings, each with its numbers in a mapping; "
+            f"{WEIGHTS!r} are given once, and no column is named '' or {', '.join(NO_COLUMNS)}.",
+            subject="columns",
+        )
+    return {**named(weights), **own}
 
 
 def _as_tensor(owner: str, name: str, value: Any) -> Any:
@@ -93,30 +100,39 @@ def columns_of_lists(owner: str, lists: Any) -> dict[str, Column]:
     return {key: _column(f"{owner}: key {key!r}", lists[key], _ids) for key in _keys(owner, lists)}
 
 
-def weights_of_lists(owner: str, weights: Any) -> dict[str, Column]:
-    """The weights of each feature, likewise."""
+def beside_lists(owner: str, weights: Any, columns: Mapping[str, Any] | None) -> dict[str, dict[str, Column]]:
+    """The weights and other columns by name, of each feature likewise."""
     return {
-        key: _column(f"{owner}: weights of key {key!r}", weights[key], _floats)
-        for key in _keys(owner, weights)
+        name: {
+            key: _column(f"{owner}: {name} of key {key!r}", own[key], partial(_reals, name))
+            for key in _keys(owner, own)
+        }
+        for name, own in _beside(owner, weights, columns).items()
     }
 
 
-def joined(owner: str, ids: Mapping[str, Column], weights: Mapping[str, Column] | None) -> dict[str, Any]:
+def joined(
+    owner: str, ids: Mapping[str, Column], columns: Mapping[str, Mapping[str, Column]]
+) -> dict[str, Any]:
     """The arguments of a ``KeyedJaggedTensor``: all features, one after the other.
 
+    Weights are float32; so is another column unless all its numbers are integers.
+
     Raises:
-        InvalidInputError: features differ in their examples, or weights in theirs from the ids.
+        InvalidInputError: features differ in their examples, or columns in theirs from the ids.
     """
     names = [f"key {key!r}" for key in ids]
     _keyed_validation.check_same_stride(owner, names, [len(column.lengths) for column in ids.values()])
-    arguments = {
-        "values": np.concatenate([column.values for column in ids.values()]),
-        "lengths": np.concatenate([column.lengths for column in ids.values()]),
+    beside = {}
+    for name, own in columns.items():
+        _check_beside(owner, name, ids, own)
+        array = np.concatenate([own[key].values for key in ids])
+        beside[name] = array.astype(np.float32) if name == WEIGHTS or array.dtype.kind == "f" else array
+    return {
+        "values": torch.from_numpy(np.concatenate([column.values for column in ids.values()])),
+        "lengths": torch.from_numpy(np.concatenate([column.lengths for column in ids.values()])),
+        "columns": beside,
     }
-    if weights is not None:
-        _check_weights(owner, ids, weights)
-        arguments["weights"] = np.concatenate([weights[key].values for key in ids])
-    return {name: torch.from_numpy(array) for name, array in arguments.items()}
 
 
 def _keys(owner: str, lists: Any) -> list[str]:
@@ -202,15 +218,14 @@ def _ids(where: str, flat: Sequence[Any] | NDArray[Any], lengths: NDArray[np.int
     return array.astype(np.int64, copy=False)
 
 
-def _floats(
-    where: str, flat: Sequence[Any] | NDArray[Any], lengths: NDArray[np.int32]
-) -> NDArray[np.float32]:
+def _reals(
+    column: str, where: str, flat: Sequence[Any] | NDArray[Any], lengths: NDArray[np.int32]
+) -> NDArray[Any]:
     array = _numbers(flat, "iuf")
     if array is None:
-        raise InvalidInputError(
-            f"{where}{_first_wrong(flat, lengths, (Real,))} is no weight: weights are numbers."
-        )
-    return array.astype(np.float32, copy=False)
+        wrong = _first_wrong(flat, lengths, (Real,))
+        raise InvalidInputError(f"{where}{wrong} is no {column.removesuffix('s')}: {column} must be numbers.")
+    return array.astype(np.float32 if array.dtype.kind == "f" else np.int64, copy=False)
 
 
 def _numbers(flat: Sequence[Any] | NDArray[Any], kinds: str) -> NDArray[Any] | None:
@@ -238,23 +253,23 @@ def _first_wrong(flat: Any, lengths: NDArray[np.int32], kinds: tuple[type, ...])
     return ": what it holds"
 
 
-def _check_weights(owner: str, ids: Mapping[str, Column], weights: Mapping[str, Column]) -> None:
-    if set(ids) != set(weights):
-        without = [key for key in ids if key not in weights] or sorted(set(weights) - set(ids))
+def _check_beside(owner: str, name: str, ids: Mapping[str, Column], given: Mapping[str, Column]) -> None:
+    if set(ids) != set(given):
+        without = [key for key in ids if key not in given] or sorted(set(given) - set(ids))
         raise InvalidInputError(
-            f"{owner}: weights are of the keys {list(weights)}, ids of {list(ids)}; {without[0]!r} has only one of "
-            "both. All keys have weights, or none."
+            f"{owner}: {name} are of the keys {list(given)}, ids of {list(ids)}; {without[0]!r} has only one of "
+            f"both. All keys have {name}, or none."
         )
     for key, column in ids.items():
-        own = weights[key].lengths
+        own = given[key].lengths
         if len(own) != len(column.lengths):
             raise InvalidInputError(
-                f"{owner}: key {key!r} has ids of {len(column.lengths)} examples, and weights of {len(own)}."
+                f"{owner}: key {key!r} has ids of {len(column.lengths)} examples, and {name} of {len(own)}."
             )
         unlike = np.flatnonzero(own != column.lengths)
         if len(unlike):
             example = int(unlike[0])
             raise InvalidInputError(
-                f"{owner}: key {key!r}, example {example}: {column.lengths[example]} ids and {own[example]} weights. "
-                "Each id needs one weight."
+                f"{owner}: key {key!r}, example {example}: {column.lengths[example]} ids and {own[example]} {name}. "
+                "Each id needs one."
             )

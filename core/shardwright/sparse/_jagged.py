@@ -14,7 +14,7 @@ from torch import Tensor
 
 from shardwright.arguments import checked
 from shardwright.errors import InvalidInputError
-from shardwright.sparse import _ops
+from shardwright.sparse import _ops, _text
 
 WEIGHTS = "weights"
 """Name of the column that values are multiplied by."""
@@ -152,6 +152,15 @@ class Jagged(abc.ABC):
         """Keep the memory from being reused until the work queued on `stream` by now is done."""
         for tensor in self._tensors():
             tensor.record_stream(stream)
+
+    def _described(self) -> str:
+        """Text of dtype, columns and device, for `repr`."""
+        others = [name for name in self._columns if name != WEIGHTS]
+        columns = f"columns={_text.keys(others)}, " if others else ""
+        return (
+            f"dtype={_text.dtype_name(self._values)}, weighted={self._weights is not None}, {columns}"
+            f"device='{self._values.device}'"
+        )
 
     def _tensors(self) -> Iterator[Tensor]:
         for tensor in (self._values, *self._columns.values(), self._lengths, self._offsets):

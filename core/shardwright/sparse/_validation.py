@@ -64,8 +64,29 @@ def check_one_of_lengths_offsets(owner: str, lengths: Tensor | None, offsets: Te
         )
 
 
-def check_same_bags(owner: str, lengths: Tensor | None, offsets: Tensor | None) -> None:
-    """Demand that lengths and offsets, if both are given, are of the same bags. Reads them."""
+def check_bags(
+    owner: str,
+    lengths: Tensor | None,
+    offsets: Tensor | None,
+    num_values: int,
+    whose: Callable[[int], str] | None = None,
+    *,
+    others_allowed: bool = False,
+) -> None:
+    """Demand lengths and offsets, those that are given, of the same bags that hold the values. Reads them.
+
+    Args:
+        owner: The type that speaks.
+        lengths: `[N]`.
+        offsets: `[N + 1]`.
+        num_values: Number of values.
+        whose: Says, of the position of a bag, which one it is.
+        others_allowed: There may be more values than the bags hold.
+    """
+    if lengths is not None:
+        _check_lengths(owner, lengths, num_values, whose, others_allowed=others_allowed)
+    if offsets is not None:
+        _check_offsets(owner, offsets, num_values, whose, others_allowed=others_allowed)
     if lengths is None or offsets is None:
         return
     own = offsets.diff()
@@ -104,7 +125,7 @@ def check_column(owner: str, name: str, column: Tensor, values: Tensor) -> None:
     if name == "weights":
         check_weights_form(owner, column, values)
     else:
-        check_tensor(owner, name, column)
+        check_tensor(owner, f"column {name!r}", column)
         if column.dtype not in (torch.int64, torch.float32) or column.shape[:1] != values.shape[:1]:
             raise InvalidInputError(
                 f"{owner}: column {name!r} is {column.dtype} {list(column.shape)} for {values.shape[0]} values; a "
@@ -161,7 +182,11 @@ def check_keys(owner: str, keys: Sequence[str], *, distinct: bool = True) -> dic
             )
     index = {key: i for i, key in enumerate(keys)}
     if distinct and len(index) != len(keys):
-        _raise_duplicate(owner, keys)
+        first = next(place for place, key in enumerate(keys) if index[key] != place)
+        raise DuplicateNameError(
+            f"{owner}: key {keys[first]!r} occurs at positions {first} and {index[keys[first]]}; keys must be "
+            "distinct. (A feature of several tables is one key: name it in feature_names of each.)"
+        )
     return index
 
 
@@ -182,24 +207,12 @@ def check_derived(owner: str, given: Mapping[str, tuple[Any, Callable[[], Any]]]
             )
 
 
-def check_lengths_content(
-    owner: str,
-    lengths: Tensor,
-    num_values: int,
-    whose: Callable[[int], str] | None = None,
-    *,
-    others_allowed: bool = False,
+def _check_lengths(
+    owner: str, lengths: Tensor, num_values: int, whose: Callable[[int], str] | None, *, others_allowed: bool
 ) -> None:
-    """Demand lengths >= 0 that add up to the number of values. Reads the lengths.
+    """Demand lengths >= 0 that add up to the number of values.
 
     None may exceed that number by itself: huge lengths could add up to it again, modulo 2^64.
-
-    Args:
-        owner: The type that speaks.
-        lengths: `[N]`.
-        num_values: What they must add up to.
-        whose: Says, of the position of a bag, which one it is.
-        others_allowed: There may be more values than the bags hold.
     """
     least, most = torch.aminmax(lengths) if lengths.numel() else (0, 0)
     if int(least) < 0:
@@ -217,23 +230,10 @@ def check_lengths_content(
         raise InvalidInputError(f"{owner}: lengths add up to {total}, but there are {num_values} values.")
 
 
-def check_offsets_content(
-    owner: str,
-    offsets: Tensor,
-    num_values: int,
-    whose: Callable[[int], str] | None = None,
-    *,
-    others_allowed: bool = False,
+def _check_offsets(
+    owner: str, offsets: Tensor, num_values: int, whose: Callable[[int], str] | None, *, others_allowed: bool
 ) -> None:
-    """Demand offsets from 0 to the number of values that never fall. Reads the offsets.
-
-    Args:
-        owner: The type that speaks.
-        offsets: `[N + 1]`.
-        num_values: What the last one must be.
-        whose: Says, of the position of a bag, which one it is.
-        others_allowed: There may be more values than the bags hold.
-    """
+    """Demand offsets from 0 to the number of values that never fall."""
     first, last = int(offsets[0]), int(offsets[-1])
     if first != 0:
         raise InvalidInputError(f"{owner}: offsets must start at 0, got {first} at their start.")
@@ -263,17 +263,6 @@ def unknown_key(owner: str, key: object, known: Iterable[str]) -> UnknownNameErr
     some = ", ".join(names[:20]) + (f", ... ({len(names) - 20} more)" if len(names) > 20 else "")
     hint = nearest(key, names) if isinstance(key, str) else " Keys are strings."
     return UnknownNameError(f"{owner}: no key {brief(key)}. It has {len(names)}: {some or 'none'}.{hint}")
-
-
-def _raise_duplicate(owner: str, keys: Sequence[str]) -> None:
-    seen: dict[str, int] = {}
-    for position, key in enumerate(keys):
-        if key in seen:
-            raise DuplicateNameError(
-                f"{owner}: key {key!r} occurs at positions {seen[key]} and {position}; keys must be "
-                "distinct. (A feature of several tables is one key: name it in feature_names of each.)"
-            )
-        seen[key] = position
 
 
 def _of(whose: Callable[[int], str] | None, position: int) -> str:

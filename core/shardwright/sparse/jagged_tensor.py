@@ -226,11 +226,7 @@ class JaggedTensor(Jagged):
 
     def __repr__(self) -> str:
         num_bags = self._lengths.numel() if self._lengths is not None else self.offsets().numel() - 1
-        return (
-            f"{_NAME}(bags={num_bags}, values={self._values.shape[0]}, "
-            f"dtype={_text.dtype_name(self._values)}, weighted={self._weights is not None}, "
-            f"device='{self._values.device}')"
-        )
+        return f"{_NAME}(bags={num_bags}, values={self._values.shape[0]}, {self._described()})"
 
     def _with_tensors(
         self, values: Tensor, columns: dict[str, Tensor], lengths: Tensor | None, offsets: Tensor | None
@@ -252,12 +248,7 @@ class JaggedTensor(Jagged):
         )
 
     def _check_content(self) -> None:
-        num_values = self._values.shape[0]
-        if self._lengths is not None:
-            _validation.check_lengths_content(_NAME, self._lengths, num_values)
-        if self._offsets is not None:
-            _validation.check_offsets_content(_NAME, self._offsets, num_values)
-        _validation.check_same_bags(_NAME, self._lengths, self._offsets)
+        _validation.check_bags(_NAME, self._lengths, self._offsets, self._values.shape[0])
 
     def _width(self, desired_length: int | None) -> int:
         if desired_length is None:

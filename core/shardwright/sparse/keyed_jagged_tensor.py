@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import accumulate, chain, pairwise
-from typing import Any, NamedTuple, Self, final
+from typing import Any, Self, final
 
 import torch
 from torch import Tensor
@@ -220,6 +220,7 @@ class KeyedJaggedTensor(Jagged):
         stride: int | None = None,
         stride_per_key_per_rank: Sequence[Sequence[int]] | Tensor | None = None,
         inverse_indices: tuple[Sequence[str], Tensor] | None = None,
+        columns: Mapping[str, Tensor] | None = None,
     ) -> KeyedJaggedTensor:
         """Construct from lengths, and read at once how many values each key has (see `sync`).
 
@@ -234,6 +235,7 @@ class KeyedJaggedTensor(Jagged):
             stride,
             stride_per_key_per_rank,
             inverse_indices=inverse_indices,
+            columns=columns,
         ).sync()
 
     @staticmethod
@@ -245,6 +247,7 @@ class KeyedJaggedTensor(Jagged):
         stride: int | None = None,
         stride_per_key_per_rank: Sequence[Sequence[int]] | Tensor | None = None,
         inverse_indices: tuple[Sequence[str], Tensor] | None = None,
+        columns: Mapping[str, Tensor] | None = None,
     ) -> KeyedJaggedTensor:
         """Construct from offsets, and read at once how many values each key has (see `sync`).
 
@@ -259,23 +262,30 @@ class KeyedJaggedTensor(Jagged):
             stride,
             stride_per_key_per_rank,
             inverse_indices=inverse_indices,
+            columns=columns,
         ).sync()
 
     @staticmethod
-    def from_lists(lists: Mapping[str, Any], weights: Mapping[str, Any] | None = None) -> KeyedJaggedTensor:
+    def from_lists(
+        lists: Mapping[str, Any],
+        weights: Mapping[str, Any] | None = None,
+        columns: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> KeyedJaggedTensor:
         """Construct from the ids of each example, as nested lists or the columns of a pandas `DataFrame`.
 
         Args:
             lists: For each key a bag per example: a list or array of ids, a single id, or None for an empty bag. An
                 array `[B]` or `[B, n]` has 1 or n ids of each example.
             weights: Likewise, a weight per id; all keys have some, or none.
+            columns: Further numbers of each id by name, each column like weights: int64 where all its numbers are
+                integers, else float32.
 
         Returns:
             A `KeyedJaggedTensor` on the CPU, with int64 values, int32 lengths and float32 weights.
 
         Raises:
-            InvalidInputError: Keys differ in their number of examples, something is no integer, or weights do not fit;
-                names key and example.
+            InvalidInputError: Keys differ in their number of examples, something is no integer, or weights or columns
+                do not fit; names key and example.
 
         Example:
             >>> print(KeyedJaggedTensor.from_lists({"user": [7, 8, 9], "seen": [[4, 5], None, [6]]}))
@@ -287,16 +297,10 @@ class KeyedJaggedTensor(Jagged):
         owner = f"{_NAME}.from_lists"
         with reporting_errors():
             ids = _foreign.columns_of_lists(owner, lists)
-            own = None if weights is None else _foreign.weights_of_lists(owner, weights)
-            return KeyedJaggedTensor._of_columns(owner, ids, own)
-
-    @staticmethod
-    def _of_columns(
-        owner: str, ids: Mapping[str, _foreign.Column], weights: Mapping[str, _foreign.Column] | None
-    ) -> KeyedJaggedTensor:
-        if not ids:
-            return KeyedJaggedTensor.empty(is_weighted=weights is not None)
-        return KeyedJaggedTensor(list(ids), **_foreign.joined(owner, ids, weights)).sync()
+            beside = _foreign.beside_lists(owner, weights, columns)
+            if not ids:
+                return KeyedJaggedTensor.empty(is_weighted=WEIGHTS in beside)
+            return KeyedJaggedTensor(list(ids), **_foreign.joined(owner, ids, beside)).sync()
 
     @staticmethod
     @checked
@@ -362,12 +366,12 @@ class KeyedJaggedTensor(Jagged):
         if variable is None:
             _keyed_validation.check_same_stride(owner, names, [part.stride() for part in kjt_list])
         keys = tuple(key for part in kjt_list for key in part._keys)
-        counts = [part._length_per_key for part in kjt_list]
+        counts, used = [part._length_per_key for part in kjt_list], [part._used() for part in kjt_list]
         return KeyedJaggedTensor._trusted(
             keys,
-            _validation.joined(owner, "values", [part._used().values for part in kjt_list]),
+            _validation.joined(owner, "values", [part._values for part in used]),
             kjt_list[0].stride() if variable is None else variable.stride,
-            columns=_concatenate_columns(owner, names, [part._used_only() for part in kjt_list]),
+            columns=_concatenate_columns(owner, names, used),
             lengths=torch.cat([part.lengths() for part in kjt_list]),
             length_per_key=_joined(counts),
             index_per_key=_validation.check_keys(owner, keys),
@@ -553,7 +557,8 @@ class KeyedJaggedTensor(Jagged):
         self, indices: Sequence[int], indices_tensor: Tensor | None
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Lengths, values and columns with the keys in another order."""
-        counts, (values, columns), weights = self._counts(), self._used(), None
+        counts, used, weights = self._counts(), self._used(), None
+        values, columns = used._values, used._columns
         if self._variable is not None:
             lengths = _ops.permute_runs(self.lengths(), indices, self._variable.per_key)
             values = _ops.permute_runs(values, indices, counts)
@@ -638,15 +643,15 @@ class KeyedJaggedTensor(Jagged):
         if self._variable is not None:
             return {key: self._run(i, i + 1)._only() for i, key in enumerate(self._keys)}
         lengths = self._lengths_by_key()
-        values, columns = self._used()
+        used = self._used()
         offsets = (
             _ops.offsets_from_lengths(lengths, self._values.shape[0]).unbind()
             if compute_offsets
             else [None] * len(counts)
         )
-        split = {name: column.split(counts) for name, column in columns.items()}
+        split = {name: column.split(counts) for name, column in used._columns.items()}
         parts = zip(
-            values.split(counts),
+            used._values.split(counts),
             [{name: own[i] for name, own in split.items()} for i in range(len(counts))],
             lengths.unbind(),
             offsets,
@@ -658,11 +663,8 @@ class KeyedJaggedTensor(Jagged):
         return _text.braces(_NAME, (self._entry(i) for i in range(len(self._keys))), len(self._keys))
 
     def __repr__(self) -> str:
-        return (
-            f"{_NAME}(keys={_text.keys(self._keys)}, stride={self._stride}, values={self._values.shape[0]}, "
-            f"dtype={_text.dtype_name(self._values)}, weighted={self._weights is not None}, "
-            f"device='{self._values.device}')"
-        )
+        sizes = f"stride={self._stride}, values={self._values.shape[0]}"
+        return f"{_NAME}(keys={_text.keys(self._keys)}, {sizes}, {self._described()})"
 
     def _with_tensors(
         self, values: Tensor, columns: dict[str, Tensor], lengths: Tensor | None, offsets: Tensor | None
@@ -729,20 +731,15 @@ class KeyedJaggedTensor(Jagged):
             self._offset_per_key = [0, *accumulate(self._counts())]
         return self._offset_per_key
 
-    def _used(self) -> _Used:
-        """Values and columns of the bags, without those beyond them."""
+    def _used(self) -> KeyedJaggedTensor:
+        """The batch without values beyond its bags."""
         self._check_once()
         stop = self._starts()[-1]
         if (
             torch.compiler.is_exporting()
         ):  # numbers are not known yet: the program will demand it of every batch
             torch._check(stop == self._values.shape[0])
-        if stop == self._values.shape[0]:
-            return _Used(self._values, self._columns)
-        return _Used(self._values[:stop], _of_each(self._columns, slice(stop)))
-
-    def _used_only(self) -> KeyedJaggedTensor:
-        return self._run(0, len(self._keys))
+        return self if stop == self._values.shape[0] else self._run(0, len(self._keys))
 
     def _strides(self) -> VariableStride:
         return self._variable or VariableStride(((self._stride,),) * len(self._keys))
@@ -788,7 +785,7 @@ class KeyedJaggedTensor(Jagged):
             self._keys[first:end],
             self._values[run],
             self._stride,
-            columns=_of_each(self._columns, run),
+            columns={name: column[run] for name, column in self._columns.items()},
             lengths=self.lengths()[self._bags(first, end)],
             length_per_key=self._counts()[first:end],
             variable=self._variable and self._variable.chosen(range(first, end)),
@@ -823,16 +820,8 @@ class KeyedJaggedTensor(Jagged):
         )
 
     def _check_content(self) -> None:
-        num_values = self._values.shape[0]
-        if self._lengths is not None:
-            _validation.check_lengths_content(
-                _NAME, self._lengths, num_values, self._bag_name, others_allowed=True
-            )
-        if self._offsets is not None:
-            _validation.check_offsets_content(
-                _NAME, self._offsets, num_values, self._bag_name, others_allowed=True
-            )
-        _validation.check_same_bags(_NAME, self._lengths, self._offsets)
+        bags = self._lengths, self._offsets, self._values.shape[0]
+        _validation.check_bags(_NAME, *bags, self._bag_name, others_allowed=True)
         if self._variable is not None:
             _variable_stride.check_places(self._keys, self._variable)
 
@@ -845,15 +834,6 @@ class KeyedJaggedTensor(Jagged):
         return f"key {self._keys[key]!r}, example {example}"
 
 
-class _Used(NamedTuple):
-    values: Tensor
-    columns: dict[str, Tensor]
-
-
-def _of_each(columns: dict[str, Tensor], run: slice) -> dict[str, Tensor]:
-    return {name: column[run] for name, column in columns.items()}
-
-
 def _concatenate_columns(owner: str, names: Sequence[str], parts: Sequence[Jagged]) -> dict[str, Tensor]:
     joined = {}
     for column in dict.fromkeys(chain.from_iterable(part._columns for part in parts)):
@@ -863,7 +843,15 @@ def _concatenate_columns(owner: str, names: Sequence[str], parts: Sequence[Jagge
                 f"{owner}: {len(parts) - len(without)} of {len(parts)} have {column}, but {without[0]} has none. Give "
                 f"{column} to all or to none."
             )
-        joined[column] = _validation.joined(owner, column, [part._columns[column] for part in parts])
+        own = [part._columns[column] for part in parts]
+        if column != WEIGHTS and len({tensor.dtype for tensor in own}) > 1:
+            own = [tensor for tensor in own if tensor.numel()] or own[:1]  # torch.tensor([]) is float32
+            if len(dtypes := {_text.dtype_name(tensor) for tensor in own}) > 1:
+                raise InvalidInputError(
+                    f"{owner}: the column {column!r} is {' and '.join(sorted(dtypes))}: give it one dtype.",
+                    subject=column,
+                )
+        joined[column] = _validation.joined(owner, column, own)
     return joined
 
 

@@ -141,7 +141,8 @@ class KeyedTensor:
                 f"{owner}: cat_dim is {cat_dim}, but must be key_dim, which is {key_dim}."
             )
         _check_key_dim(owner, key_dim, tensors[0])
-        _check_same_shape(owner, keys, [_without(tensor.shape, key_dim) for tensor in tensors], key_dim)
+        shapes = [[*tensor.shape[:key_dim], *tensor.shape[key_dim + 1 :]] for tensor in tensors]
+        _check_same_shape(owner, keys, shapes, key_dim)
         lengths = [tensor.shape[key_dim] for tensor in tensors]
         return KeyedTensor(keys, lengths, torch.cat(list(tensors), dim=key_dim), key_dim)
 
@@ -306,10 +307,6 @@ def _check_key_dim(owner: str, key_dim: int, values: Tensor) -> None:
             f"{owner}: key_dim is {key_dim}, but the values have {values.dim()} dimensions, which "
             "count from 0."
         )
-
-
-def _without(shape: Sequence[int], dim: int) -> list[int]:
-    return [*shape[:dim], *shape[dim + 1 :]]
 
 
 def _check_same_shape(owner: str, keys: Sequence[str], shapes: Sequence[list[int]], key_dim: int) -> None:

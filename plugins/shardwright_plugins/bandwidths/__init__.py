@@ -17,7 +17,7 @@ class Bandwidths(Extension):
 
     def load(self) -> Callable[..., Any]:
         """The function that measures, together with all other ranks."""
-        from shardwright_plugins.bandwidths._measured import bandwidths
+        from shardwright_plugins.bandwidths.measured import bandwidths
 
         return bandwidths
 

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from shardwright.errors import DuplicateNameError, InvalidInputError
 from shardwright.optim.combined import leaves_of
-from shardwright.optim.keyed import KeyedOptimizer, named_optimizer
+from shardwright.optim.keyed import Delegating, KeyedOptimizer
 from shardwright.runtime.sharded.collections.sharded_collection import ShardedCollection
 from shardwright.runtime.sharded.models.model_parallel import DistributedModelParallel
 from shardwright.runtime.sharded.tables.blocked_tensor import (
@@ -32,6 +32,7 @@ from shardwright.runtime.sharded.tables.blocked_tensor import (
 from shardwright.runtime.sharded.tables.fused_optimizer import FusedOptimizer
 from shardwright.runtime.sharded.tables.sharded_table import ShardedTable
 from shardwright.runtime.sharded.tables.table_state import LocalBlock
+from shardwright_plugins.checkpoint.stored_order import in_stored_order, stored_rows
 
 MODEL, STATE, GROUPS, EXTRA = "model.", "optimizer.state.", "optimizer.param_groups", "extra."
 STEP = "step"
@@ -138,7 +139,7 @@ class Trained:
         found = {id(leaf): (prefix, leaf) for each in given for prefix, leaf in leaves_of(each)}
         named = dict(self.root.named_parameters())
         return [
-            (prefix, leaf if isinstance(leaf, KeyedOptimizer) else named_optimizer(leaf, named))
+            (prefix, leaf if isinstance(leaf, KeyedOptimizer) else _named(leaf, named))
             for prefix, leaf in found.values()
         ]
 
@@ -192,7 +193,7 @@ class Trained:
         """
         state = _stored(self.model_state())
         for named in self.tables:
-            state |= named.table.state.stored_rows(MODEL + named.name)
+            state |= stored_rows(named.table.state, MODEL + named.name)
         groups: list[dict[str, Any]] = []
         for prefix, leaf in self.leaves:
             for key, value in _stored(dict(self.states(prefix, leaf))).items():
@@ -223,12 +224,18 @@ class Trained:
                 yield f"{STATE}{held.name}.{entry}", held.state(states, entry)
 
 
+def _named(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> KeyedOptimizer:
+    """A torch optimizer with its state by the names that its parameters have in the model; shared state and groups."""
+    own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    return Delegating({name: value for name, value in parameters.items() if id(value) in own}, optimizer)
+
+
 def _stored(entries: Mapping[str, Any]) -> dict[str, Any]:
     """Entries as they are stored: large tensors in pieces of bounded size, rows in their stored order."""
     stored: dict[str, Any] = {}
     for name, value in entries.items():
         state = value.form.memory if isinstance(value, BlockedTensor) else None
-        stored |= {name: _in_pieces(value)} if state is None else state.in_stored_order(name, value)
+        stored |= {name: _in_pieces(value)} if state is None else in_stored_order(state, name, value)
     return stored
 
 

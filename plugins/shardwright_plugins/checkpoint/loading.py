@@ -22,7 +22,7 @@ from shardwright.planning.layouts.stored_rows import rows_between
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.sharded.tables.blocked_tensor import BlockedTensor
 from shardwright.runtime.sharded.tables.fused_optimizer import FusedOptimizer
-from shardwright.runtime.sharded.tables.table_state import STORED, STORED_ROWS, LocalBlock
+from shardwright.runtime.sharded.tables.table_state import LocalBlock
 from shardwright_plugins.checkpoint.entries import (
     EXTRA,
     GROUPS,
@@ -46,6 +46,7 @@ from shardwright_plugins.checkpoint.reading import (
     row_requests,
 )
 from shardwright_plugins.checkpoint.saving import NAME_ALIKE, env_of
+from shardwright_plugins.checkpoint.stored_order import STORED, STORED_ROWS
 
 _MOST_NAMED = 5  # names in an error; the others are counted
 ALL, _WEIGHTS = PARTS = ("all", "weights")

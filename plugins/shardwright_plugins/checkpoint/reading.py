@@ -32,11 +32,11 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 from torch.distributed.checkpoint.storage import StorageReader
 
 from shardwright.errors import CheckpointError, nearest
-from shardwright.runtime.sharded.tables.table_state import STORED, STORED_ROWS
 from shardwright_plugins.checkpoint.entries import MODEL, STATE
 from shardwright_plugins.checkpoint.files import StoredFile, StoredFiles, name_of
 from shardwright_plugins.checkpoint.folder import find_checkpoint
 from shardwright_plugins.checkpoint.metadata import MANIFEST, METADATA, Manifest, metadata_from, reason_of
+from shardwright_plugins.checkpoint.stored_order import STORED, STORED_ROWS
 
 _Answer = TypeVar("_Answer")
 Ints: TypeAlias = npt.NDArray[np.int64]

@@ -28,11 +28,11 @@ from torch.profiler import record_function
 
 from shardwright.contracts.comm_backend import EXCHANGE_EVENT
 from shardwright.runtime.ranks.group_store import GroupStore
-from shardwright.settings import may_share_memory
 from shardwright_plugins.comm_backends._large_pieces import REFERENCE_BYTES, LargePieces
 from shardwright_plugins.comm_backends._mailboxes import Mailboxes, deadline_of
 from shardwright_plugins.comm_backends._meeting import NOTHING, OFFER, Meeting
 from shardwright_plugins.comm_backends._segments import Segment, Segments, bytes_of, memory_of
+from shardwright_plugins.comm_backends.settings import may_share_memory
 from shardwright_plugins.comm_backends.torch_communicator import AllToAll, TorchTransport, Transport
 
 LEAST_BYTES = 1 << 18

@@ -6,6 +6,7 @@ import pickle
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -164,7 +165,7 @@ class TorchCommunicator(Communicator):
     def global_ranks(self) -> Sequence[int]:  # noqa: D102 - described in the base class
         return self._global_ranks
 
-    def named(self, collective: str, since: float | None = None) -> Named:
+    def named(self, collective: str, since: float | None = None) -> AbstractContextManager[None]:
         """A context whose errors are raised as failures of that collective."""
         if self._watch is not None:
             self._watch.check()

@@ -9,6 +9,8 @@ from shardwright_plugins.commands.calibrate import Calibrate
 from shardwright_plugins.commands.checkpoint import Checkpoint
 from shardwright_plugins.commands.demo import Demo
 from shardwright_plugins.commands.doctor import Devices, Doctor, Environment, Plugins, Python
+from shardwright_plugins.commands.new_plugin import NewPlugin
+from shardwright_plugins.commands.pages import Docs
 from shardwright_plugins.commands.plans import Diff, Explain
 from shardwright_plugins.commands.profile import ProfileData
 
@@ -23,9 +25,11 @@ def shardwright_extensions() -> list[type[Extension]]:
         Demo,
         Devices,
         Diff,
+        Docs,
         Doctor,
         Environment,
         Explain,
+        NewPlugin,
         Plugins,
         ProfileData,
         Python,

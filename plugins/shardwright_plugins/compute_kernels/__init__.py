@@ -18,7 +18,13 @@ from shardwright_plugins.compute_kernels.fused_triton import FusedTriton
 from shardwright_plugins.compute_kernels.plain_torch.dense import Dense
 from shardwright_plugins.compute_kernels.plain_torch.fused_torch import FusedTorch
 from shardwright_plugins.compute_kernels.row_cache.kernels import MappedCaching, PinnedCaching
-from shardwright_plugins.optimizers import Clipping, shardwright_optimizers
+from shardwright_plugins.optimizers import (
+    Clipping,
+    OptimizerNames,
+    OverRanks,
+    TorchOptimizers,
+    shardwright_optimizers,
+)
 
 __all__ = ["shardwright_compute_kernels", "shardwright_extensions", "shardwright_optimizers"]
 
@@ -54,5 +60,5 @@ def shardwright_compute_kernels() -> list[type[ComputeKernel]]:
 
 @hookimpl
 def shardwright_extensions() -> list[type[Extension]]:
-    """Offer the check of the libraries, and what clips gradients."""
-    return [Clipping, KernelCheck]
+    """Offer the check of the libraries, and what optimizers bring beside updates."""
+    return [Clipping, KernelCheck, OptimizerNames, OverRanks, TorchOptimizers]

@@ -6,8 +6,9 @@ dataflow, and takes every bandwidth and latency from the topology. ``B`` a rank'
 ``D`` columns of a shard, ``f`` the part of the table's lookups that are of its rows (0 for an empty one, which costs
 nothing):
 
-- input: ``f N W`` ids of 8 bytes (12 with weights) and ``B W`` lengths of 4 bytes come in. Where rows are cut, only
-  bags with ids travel, of bags of ``n`` ids ``1 - (1 - f)^n``; so ``B`` is less, here and below.
+- input: ``f N W`` ids of 8 bytes (12 with weights; more with columns that the kernel asks for) and ``B W`` lengths of
+  4 bytes come in. Where rows are cut, only bags with ids travel, of bags of ``n`` ids ``1 - (1 - f)^n``; so ``B`` is
+  less, here and below.
 - lookup: the ids, ``f N W`` rows, each a whole number of cache lines, from where the kernel reads them (a cache's
   misses from the host's memory), and ``B W D`` float32 sums written.
 - results: ``B W`` vectors go out, float32 or what their codec makes of them. Where sums are made inside the host, these
@@ -38,10 +39,14 @@ from shardwright.planning.arrays import Bools, Floats
 from shardwright.planning.machines.topology import CPU_DEVICE, Topology
 from shardwright.planning.options.averaging import state_bytes_a_row
 from shardwright.planning.options.options import Options
-from shardwright.planning.options.search_space import ID_BYTES, filled_bags, synchronised_bytes, vector_bytes
+from shardwright.planning.options.search_space import (
+    filled_bags,
+    input_bytes_of_id,
+    synchronised_bytes,
+    vector_bytes,
+)
 
 LENGTH_BYTES = 4
-WEIGHT_BYTES = 4
 SUM_BYTES = 4
 """Kernels sum in float32."""
 LINE_BYTES = 64
@@ -131,10 +136,9 @@ class _Step:
 
     @cached_property
     def input_bytes(self) -> Floats:
-        """Ids with their weights, and lengths."""
-        weights = WEIGHT_BYTES * self.options.is_weighted[self.table]
+        """Ids with what travels beside each, and lengths."""
         lengths = np.where(self.options.is_pooled[self.table], self.vectors, 0.0)
-        return self.ids * (ID_BYTES + weights) + lengths * LENGTH_BYTES
+        return self.ids * input_bytes_of_id(self.options) + lengths * LENGTH_BYTES
 
     @cached_property
     def row_bytes(self) -> Floats:

@@ -33,10 +33,9 @@ import numpy as np
 
 from shardwright.contracts.compute_kernel import ComputeKernel, KernelRequest
 from shardwright.contracts.estimator import PERFORMANCE, Estimator
-from shardwright.planning.arrays import Floats
+from shardwright.planning.arrays import ID_BYTES, Floats
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.options import Options
-from shardwright.planning.options.search_space import ID_BYTES
 from shardwright.planning.tables.option_space import EVERYTHING, OptionSpace
 from shardwright_plugins.estimators._torchrec import CACHED, KERNELS, MIN_PARTITION, Work
 

@@ -22,10 +22,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from shardwright.contracts.estimator import STORAGE, Estimator
-from shardwright.planning.arrays import Floats
+from shardwright.planning.arrays import ID_BYTES, Floats
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.options import Options
-from shardwright.planning.options.search_space import ID_BYTES
 from shardwright.planning.tables.spec import TableSpec
 from shardwright_plugins.estimators._torchrec import CACHED, UVM, Work
 

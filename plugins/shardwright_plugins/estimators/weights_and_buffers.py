@@ -8,10 +8,10 @@ from typing import ClassVar
 import numpy as np
 
 from shardwright.contracts.estimator import STORAGE, Estimator
-from shardwright.planning.arrays import Floats
+from shardwright.planning.arrays import ID_BYTES, Floats
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.options import Options, fold_requests
-from shardwright.planning.options.search_space import ID_BYTES, synchronised_bytes, traffic_bytes
+from shardwright.planning.options.search_space import synchronised_bytes, traffic_bytes
 
 
 class WeightsAndBuffers(Estimator):

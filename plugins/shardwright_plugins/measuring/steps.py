@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.planning.tables.spec import EmbeddingBagConfig, TableSpec
 from shardwright.planning.tables.workload import Workload
 from shardwright.runtime.ranks.environment import ShardingEnv
+from shardwright.runtime.ranks.group_store import this_host
 from shardwright.runtime.sharded.collections.sharders import EmbeddingBagCollectionSharder
 from shardwright.runtime.sharded.models.model_parallel import DistributedModelParallel
 from shardwright.sparse import KeyedJaggedTensor
@@ -161,7 +161,7 @@ class OtherPrograms:
         """
         passed = [now - then for now, then in zip(_clocks(), self._start, strict=True)]
         told: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(told, (platform.node(), *passed))
+        dist.all_gather_object(told, (this_host(), *passed))
         shares = [0.0]
         for host in {name for name, *_ in told}:
             here = [own for name, *own in told if name == host]

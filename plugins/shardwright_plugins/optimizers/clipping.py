@@ -10,13 +10,8 @@ import torch
 from torch import Tensor
 
 from shardwright.errors import InvalidInputError
-from shardwright.runtime.sharded.tables.shard_gradients import (
-    AppliedGradient,
-    ShardGradient,
-    power_of,
-    share_of,
-    total_of,
-)
+from shardwright.runtime.sharded.tables.shard_gradients import AppliedGradient, ShardGradient
+from shardwright_plugins.optimizers.over_ranks import power_of, share_of, total_of
 
 
 @torch.no_grad()

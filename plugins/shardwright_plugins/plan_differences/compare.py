@@ -20,7 +20,7 @@ from shardwright.planning.plan.sharding import ParameterSharding
 from shardwright.planning.report.check import is_stated
 from shardwright.planning.report.rederived import Rederived
 from shardwright.planning.tables.spec import TableSpec
-from shardwright_plugins.plan_differences.table_moves import ReshardMoves, TableMoves
+from shardwright_plugins.plan_differences.table_moves import ReshardMoves, TableMoves, moves_of
 from shardwright_plugins.plan_differences.value_bytes import ValueBytes, weight_bits
 
 
@@ -192,7 +192,7 @@ class _Comparison:
         """The moves of one table; those of tables that are alike are counted once."""
         key = old.layout.digest(), new.layout.digest(), values
         if key not in self._known:
-            self._known[key] = TableMoves.of(old.layout, new.layout, values, self.topology)
+            self._known[key] = moves_of(old.layout, new.layout, values, self.topology)
         return self._known[key]
 
 

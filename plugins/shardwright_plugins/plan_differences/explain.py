@@ -138,7 +138,7 @@ class _Explainer:
         plan = self._plan
         self._own = int(plan.proposal[table])
         others = plan.ranks[plan.shards.table != table]
-        self._rest = LoadedPlan.of(self._space, np.delete(plan.proposal, table), others)
+        self._rest = LoadedPlan(self._space, np.delete(plan.proposal, table), others)
 
     def explanation(self) -> Explanation:
         """All options, the best first."""
@@ -181,7 +181,7 @@ class _Explainer:
         placed = misfit or self._again.plugins.partitioner.place(shards)
         if isinstance(placed, Misfit):
             return math.inf, self._why_misfit(option, placed)
-        own = LoadedPlan.of(self._space, alone, placed, shards).phases_ms
+        own = LoadedPlan(self._space, alone, placed, shards).phases_ms
         phases = {phase: own[phase] + rest for phase, rest in self._rest.phases_ms.items()}
         return OBJECTIVES[self._space.objective](phases), ""
 

@@ -48,22 +48,6 @@ class TableMoves:
     sent: ByLink = field(factory=dict)
     received: ByLink = field(factory=dict)
 
-    @classmethod
-    def of(cls, old: Layout, new: Layout, values: ValueBytes, topology: Topology) -> TableMoves:
-        """The moves that a resharding makes, of blocks of the one layout to those of the other."""
-        move = LayoutMove(old, new, has_row_values=values.row_state_bytes > 0)
-        weights, sent, received = 0, Counter[tuple[int, str]](), Counter[tuple[int, str]]()
-        for flow in move.flows():
-            source, target = flow.source.rank, flow.target.rank
-            assert source is not None  # a plan's blocks have ranks
-            assert target is not None
-            num_elements, num_rows = move.num_cells(flow)
-            link, size = link_of(source, target, topology), values.all(num_elements, num_rows)
-            sent[source, link] += size
-            received[target, link] += size
-            weights += values.weights(num_elements) * (source != target)
-        return cls(weights, sent, received)
-
     def ms(self, topology: Topology) -> float:
         """Time that it takes by the model, ms."""
         ranks = {rank for rank, _ in (*self.sent, *self.received)}
@@ -78,6 +62,22 @@ class TableMoves:
         # All is read and written once: from block to block, from a block to a piece, from a piece to a block.
         touched = sent[SAME_RANK] + sum(sent[link] + received[link] for link in both)
         return travel + 2 * touched / topology.read_bandwidth("device", topology.compute_devices[rank])
+
+
+def moves_of(old: Layout, new: Layout, values: ValueBytes, topology: Topology) -> TableMoves:
+    """The moves that a resharding makes, of blocks of the one layout to those of the other."""
+    move = LayoutMove(old, new, has_row_values=values.row_state_bytes > 0)
+    weights, sent, received = 0, Counter[tuple[int, str]](), Counter[tuple[int, str]]()
+    for flow in move.flows():
+        source, target = flow.source.rank, flow.target.rank
+        assert source is not None  # a plan's blocks have ranks
+        assert target is not None
+        num_elements, num_rows = move.num_cells(flow)
+        link, size = link_of(source, target, topology), values.all(num_elements, num_rows)
+        sent[source, link] += size
+        received[target, link] += size
+        weights += values.weights(num_elements) * (source != target)
+    return TableMoves(weights, sent, received)
 
 
 @frozen(eq=False)

@@ -41,7 +41,7 @@ from shardwright.planning.tables.spec import TableSpec
 from shardwright.planning.text import bytes_text
 from shardwright.planning.watch import Watch
 from shardwright_plugins.plan_differences.compare import value_bytes
-from shardwright_plugins.plan_differences.table_moves import SAME_RANK, TableMoves
+from shardwright_plugins.plan_differences.table_moves import SAME_RANK, moves_of
 
 __all__ = ["StayNear"]
 
@@ -199,7 +199,7 @@ class _OldPlan:
         if (table, choice) not in self._known:
             values, _ = value_bytes(self.space.options.all_tables[table], sharding)
             layout = self.space.options.layouts[choice.option].placed(choice.ranks)
-            moves = TableMoves.of(sharding.layout, layout, values, self.space.topology)
+            moves = moves_of(sharding.layout, layout, values, self.space.topology)
             is_same_cut = was is not None and was.option == choice.option
             self._known[table, choice] = sum(
                 size for (_, link), size in moves.sent.items() if not (is_same_cut and link == SAME_RANK)

@@ -7,10 +7,10 @@ from typing import Any
 from attrs import evolve, field, frozen
 
 from shardwright.contracts.comm_backend import CommBackend
-from shardwright.planning.machines.replicas import RankGrid
 from shardwright.runtime.ranks.alone import LoneCommunicator
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.ranks.group_ranks import GroupRanks
+from shardwright_plugins.sharding_groups.grid import RankGrid
 
 
 @frozen
@@ -37,6 +37,14 @@ class ShardingEnv2D(ShardingEnv):
     def ranks_of_all(self) -> range:
         """Numbers of the ranks of the sharding group among all."""
         return self.grid.sharding_group(self.everyone.rank)
+
+    def planning_topology(self, topology: Any) -> Any:
+        """The topology of the sharding group, of that of all ranks."""
+        return topology.sharding_group(
+            self.grid.sharding_group_size,
+            use_inter_host_allreduce=self.grid.use_inter_host_allreduce,
+            node_group_size=self.local_world_size,
+        )
 
     @classmethod
     def of(

@@ -28,9 +28,9 @@ from attrs import frozen
 from shardwright.contracts.proposer import Proposer
 from shardwright.host import host
 from shardwright.planning.machines.topology import Topology
+from shardwright.planning.options.enumeration import prepare
 from shardwright.planning.options.inputs import Request
 from shardwright.planning.options.planning_plugins import PluginChoice
-from shardwright.planning.options.preparation import prepare
 from shardwright.planning.options.search_space import SearchSpace
 from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
 from shardwright.planning.tables.spec import TableSpec

@@ -110,6 +110,29 @@ def test_base_and_increments_are_the_model_bit_for_bit_under_another_plan(
         assert_same(found, wanted)
 
 
+@pytest.mark.parametrize("sharding_type", ["row_wise", "column_wise"])
+def test_held_blocks_of_all_ranks_are_the_table_and_its_states(sharding_type: str) -> None:
+    make = model_of(sharding_type, 2, "adam")
+
+    def work(env: sw.ShardingEnv) -> Any:
+        sharded = make(env)
+        step(sharded, env, 1, 7)
+        return [*delta.held_blocks(sharded)], whole(sharded)
+
+    (mine, (state, optimizer)), (theirs, _) = run_simulated(work, 2)
+    weight = state["embedding_bags.t.weight"]
+    found = {name: torch.full_like(weight, torch.nan) for name in ("weight", "optimizer.exp_avg")}
+    for held in (*mine, *theirs):
+        rows, ids = held.rows_and_ids()
+        columns = slice(held.block.columns.start, held.block.columns.stop)
+        for name, value in found.items():
+            value[torch.from_numpy(ids), columns] = held.values()[name][rows]
+    assert {held.path for held in (*mine, *theirs)} == {"t"}
+    (states,) = optimizer["state"].values()
+    assert torch.equal(found["weight"], weight)
+    assert torch.equal(found["optimizer.exp_avg"], states["exp_avg"])
+
+
 @pytest.mark.parametrize("data_type", ["FP16", "BF16"])
 def test_increment_of_halves_has_their_bits(data_type: str) -> None:
     make = model_of("row_wise", 1, "row_wise_adagrad", data_type)
@@ -272,6 +295,46 @@ def test_increments_are_arrow_files_that_others_read(tmp_path: Path) -> None:
         weight = sharded.full_state_dict()["embedding_bags.t.weight"]
         assert table["id"].to_pylist() == [5, 7]
         assert table["weight"].to_pylist() == weight[[5, 7]].tolist()
+
+    run_simulated(work, 1)
+
+
+def test_increment_that_is_written_again_has_nothing_of_the_one_before(tmp_path: Path) -> None:
+    def work(env: sw.ShardingEnv) -> None:
+        sharded = model_of("row_wise", 1, "row_wise_adagrad")(env)
+        changes = delta.Changes(sharded)
+        step(sharded, env, 5)
+        (batch,) = changes.take()
+        delta.write_increment(str(tmp_path), [batch, batch])
+        delta.write_increment(tmp_path, [batch], rank=1)
+        delta.write_increment(tmp_path, [batch])
+        assert [own.equals(batch) for own in delta.read_increment(str(tmp_path))] == [True] * 2
+        delta.write_increment(tmp_path, [])
+        assert len(list(delta.read_increment(tmp_path))) == 1
+
+    run_simulated(work, 1)
+
+
+def test_folder_that_is_none_of_an_increment_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(sw.InvalidInputError, match="no folder of an increment"):
+        list(delta.read_increment(tmp_path / "increment"))
+
+
+@pytest.mark.parametrize("row", [-1, ROWS])
+def test_row_that_the_table_has_not_is_refused_and_nothing_is_changed(row: int) -> None:
+    def work(env: sw.ShardingEnv) -> None:
+        sharded = model_of("table_wise", 1, "row_wise_adagrad")(env)
+        changes = delta.Changes(sharded)
+        step(sharded, env, 5)
+        before, (batch,) = whole(sharded), changes.take()
+        wrong = batch.set_column(0, "id", pa.array([row])).replace_schema_metadata(batch.schema.metadata)
+        step(sharded, env, 5)
+        now = whole(sharded)
+        with pytest.raises(sw.InvalidInputError, match=f"row {row} of table 't'"):
+            delta.replay(sharded, [batch, wrong])
+        assert_same(whole(sharded), now)
+        delta.replay(sharded, [batch])
+        assert_same(whole(sharded), before)
 
     run_simulated(work, 1)
 

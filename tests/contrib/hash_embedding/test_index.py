@@ -43,17 +43,19 @@ class Loops:
         self.trial: Counter[int] = Counter()
         self.born: set[int] = set()
 
-    def see(self, ids: list[int]) -> list[int]:
+    def see(self, ids: list[int], seen: list[int]) -> list[int]:
         self.step += 1
         self.born = set()
         lifetime = self.rules.steps_to_live
         if lifetime and self.step % max(1, lifetime // 8) == 0:
             for key in [key for key in self.row_of if self.last[key] < self.step - lifetime]:
                 self.forget(key)
-        counts = Counter(ids)
+        counts = Counter[int]()
+        for key, sightings in zip(ids, seen, strict=True):
+            counts[key] += max(sightings, 0)
         for key in counts.keys() & self.row_of.keys():
             self.use(key, counts[key])
-        new = {key: count for key, count in counts.items() if key not in self.row_of}
+        new = {key: count for key, count in counts.items() if count and key not in self.row_of}
         if self.rules.min_sightings > 1:
             self.trial.update(new)
             new = {key: seen for key, seen in self.trial.items() if seen >= self.rules.min_sightings}
@@ -97,9 +99,9 @@ def test_index_gives_the_rows_that_loops_give(
     index, loops = HashIndex(num_rows, rules, numba_search), Loops(num_rows, rules)
     for ids in batches:
         keys = torch.tensor(ids, dtype=torch.int64)
-        seen = 1 + keys % 3 if is_counted else torch.ones_like(keys)
+        seen = keys % 5 - 2 if is_counted else torch.ones_like(keys)
         rows, born = index.resolve(keys, training=True, columns={"count": seen} if is_counted else None)
-        loops.see(keys.repeat_interleave(seen).tolist())
+        loops.see(ids, seen.tolist())
         assert rows.tolist() == [loops.row_of.get(key, NONE) for key in ids]
         assert set(index.keys[born].tolist()) == loops.born
         assert index.find(torch.arange(-3, 13)).tolist() == [

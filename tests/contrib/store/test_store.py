@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import runpy
 import signal
@@ -12,10 +13,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import shardwright_hash_embedding
 import shardwright_store
 import torch
 from attrs import evolve
+from shardwright_hash_embedding import HashSettings, HashTable
 from shardwright_store import FOLDER_VARIABLE
 from shardwright_store.store import RowStore
 from tests import readme
@@ -25,7 +29,7 @@ from tests.equality import Case, Table, assert_equals_unsharded, train_simulated
 
 import shardwright as sw
 from shardwright.host import PluginHost, use_host
-from shardwright_testing import run_simulated
+from shardwright_testing import installed, run_simulated
 from shardwright_testing.equality.checkpoints import check_checkpoint
 
 KERNEL = "lmdb_caching"
@@ -63,6 +67,24 @@ def test_types_of_tables_of_ten_times_their_caches_equal_unsharded(
     assert_equals_unsharded(case, train_simulated(case))
     stores = [path.name for path in folder.iterdir()]
     assert len(stores) == len({*stores}) >= 6  # one of each group of blocks of each rank
+
+
+class StoredKeys(HashTable):
+    """Rows are born and evicted in a store: a hash table before the kernel of stored rows."""
+
+    name, rows_kernel = "stored_keys", KERNEL
+    caches_rows, further_tiers = True, ("disk",)
+
+
+@pytest.mark.parametrize("pooling", ["SUM", "NONE"])
+def test_keys_have_rows_in_a_store(pooling: str, folder: Path) -> None:
+    rule = evolve(HashSettings().constraints(), cache_params=sw.CacheParams(0.5))
+    table = Table(40, 4, ("a",), pooling, "hash_rows", "stored_keys")
+    case = Case([table], (6, 4), "adam", has_keys=True, constraints=rule)
+    own = PluginHost(plugins={"store": shardwright_store, "keys": shardwright_hash_embedding})
+    with use_host(own), installed(StoredKeys()):
+        assert_equals_unsharded(case, train_simulated(case))
+    assert len({path.name for path in folder.iterdir()}) >= 2
 
 
 @pytest.mark.parametrize(("other", "ranks"), [("fused_torch", (3, 2, 2)), (KERNEL, (3,))])
@@ -282,3 +304,113 @@ def test_example_of_the_readme_prints_what_it_shows(
     monkeypatch.chdir(tmp_path)
     runpy.run_path("train_and_go_on.py")
     assert capsys.readouterr().out == readme.output_of("train_and_go_on.py", page)
+
+
+@pytest.mark.parametrize("step", ["x", -1, 1.5, True, 1 << 70, None])
+def test_step_that_is_no_number_of_a_step_is_refused_and_nothing_is_committed(
+    step: Any, folder: Path
+) -> None:
+    model = model_of()
+    shardwright_store.commit(model, np.int64(5))
+    committed = weights_of(model)
+    train(model, 1)
+    with pytest.raises(sw.InvalidInputError, match="step must be") as told:
+        shardwright_store.commit(model, step)
+    assert told.value.subject == "step"
+    found = shardwright_store.restore(model)
+    assert (found, type(found)) == (5, int)
+    assert torch.equal(weights_of(model), committed)
+
+
+def test_commit_of_an_earlier_step_is_what_restore_goes_back_to(folder: Path) -> None:
+    """After a return to a checkpoint steps are counted from there."""
+    model = model_of()
+    shardwright_store.commit(model, 5)
+    shardwright_store.commit(model, 3)
+    assert shardwright_store.restore(model) == 3
+
+
+def test_ranks_that_commit_different_steps_raise_and_commit_nothing(folder: Path) -> None:
+    module, sharders, plan = planned(KERNEL, "row_wise", ranks=2)
+
+    def work(env: sw.ShardingEnv) -> int:
+        model = sw.DistributedModelParallel(module, env=env, plan=plan, sharders=sharders)
+        shardwright_store.commit(model, 7)
+        with pytest.raises(sw.DistributedError, match="step"):
+            shardwright_store.commit(model, 8 + env.rank)
+        with pytest.raises(sw.ShardwrightError, match="step must be"):
+            shardwright_store.commit(model, -1 if env.rank else 9)
+        return shardwright_store.restore(model)
+
+    assert run_simulated(work, 2) == [7, 7]
+
+
+@pytest.mark.parametrize(
+    "call", [lambda model: shardwright_store.commit(model, 1), shardwright_store.restore]
+)
+def test_model_without_a_store_is_refused(call: Any, folder: Path) -> None:
+    with pytest.raises(sw.InvalidInputError, match="model must be a DistributedModelParallel, got Linear"):
+        call(torch.nn.Linear(1, 1))
+    with pytest.raises(sw.InvalidInputError, match=r"no table of the model is in a store.*lmdb_caching"):
+        call(model_of("fused_torch"))
+
+
+def test_restore_without_a_folder_says_why_nothing_was_committed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(FOLDER_VARIABLE, raising=False)
+    model = model_of()
+    with pytest.raises(
+        sw.InvalidInputError, match=f"nothing was committed yet. {FOLDER_VARIABLE} is not set"
+    ):
+        shardwright_store.restore(model)
+    shardwright_store.commit(model, 4)
+    assert shardwright_store.restore(model) == 4
+
+
+def test_folder_in_which_no_store_can_be_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "file"))
+    with pytest.raises(
+        sw.InvalidInputError, match=f"{FOLDER_VARIABLE} is .*file.*NotADirectoryError"
+    ) as told:
+        model_of()
+    assert told.value.subject == FOLDER_VARIABLE
+
+
+def test_reading_a_parameter_says_where_its_rows_are(folder: Path) -> None:
+    model = model_of()
+    (weight,) = model.parameters()
+    assert tuple(weight.shape) == (ROWS, DIM)
+    for read in (lambda: weight[0], lambda: weight.sum(), lambda: weight.detach().clone()):
+        with pytest.raises(sw.UnsupportedError, match="full_state_dict"):
+            read()
+    assert "Parameter" in repr(weight)
+    assert weight.grad is None
+    train(model, 0)
+    assert tuple(weight.grad.shape) == (ROWS, DIM)
+
+
+def test_forked_process_is_refused_and_the_store_stays_as_it_was(folder: Path) -> None:
+    """It would write into the same file, whose pages its parent knows otherwise."""
+    model = model_of()
+    train(model, 0)
+    shardwright_store.commit(model, 0)
+    expected = weights_of(model)
+    receiver, sender = multiprocessing.get_context("fork").Pipe(duplex=False)
+
+    def work() -> None:
+        with pytest.raises(
+            sw.UnsupportedError, match="was forked: make the model in the process that trains it"
+        ) as told:
+            train(model, 1)
+        sender.send(str(told.value))
+
+    child = multiprocessing.get_context("fork").Process(target=work)
+    child.start()
+    assert receiver.poll(60)
+    assert f"belongs to process {os.getpid()}" in receiver.recv()
+    child.join(60)
+    assert child.exitcode == 0
+    assert torch.equal(weights_of(model), expected)
+    train(model, 1)
+    shardwright_store.commit(model, 1)
+    assert shardwright_store.restore(model) == 1

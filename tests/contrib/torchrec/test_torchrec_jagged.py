@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 from shardwright_torchrec.sparse.jagged_tensors import (
-    ComputeJTDictToKJT,
-    ComputeKJTToJTDict,
     jt_is_equal,
     kjt_is_equal,
-    validate_keyed_jagged_tensor,
 )
 
 import shardwright as sw
@@ -44,21 +40,3 @@ def test_other_things_equal_no_batch() -> None:
     assert jt_is_equal(batch()["a"], batch()["a"])
     assert not jt_is_equal(batch()["a"], batch(weights=torch.ones(4))["a"])
     assert not jt_is_equal(batch()["a"], "a text")  # type: ignore[arg-type]
-
-
-def test_modules_part_and_join_a_batch() -> None:
-    parts = ComputeKJTToJTDict()(batch())
-    assert [part.lengths().tolist() for part in parts.values()] == [[1, 2], [0, 1]]
-    assert kjt_is_equal(ComputeJTDictToKJT()(parts), batch())
-
-
-def test_validation_raises_what_is_no_batch_and_warns_of_ids_that_are_no_rows() -> None:
-    table = sw.EmbeddingBagConfig(name="t", num_embeddings=3, embedding_dim=4, feature_names=["a", "b"])
-    assert validate_keyed_jagged_tensor(batch())
-    assert validate_keyed_jagged_tensor(batch(values=torch.tensor([0, 1, 2, 0])), [table])
-    with pytest.warns(
-        RuntimeWarning, match="feature 'b': 1 of 1 ids are no rows of table 't', which has 3; .* 3"
-    ):
-        assert not validate_keyed_jagged_tensor(batch(), [table])
-    with pytest.raises(ValueError, match="add up to 4, but there are 5 values"):
-        validate_keyed_jagged_tensor(batch(values=torch.arange(5)))

@@ -27,8 +27,6 @@ from shardwright_torchrec.models.dlrm import DLRM, DLRM_DCN, DLRM_Projection, DL
 from shardwright_torchrec.modules.crossnet import (
     CrossNet,
     LowRankCrossNet,
-    LowRankMixtureCrossNet,
-    VectorCrossNet,
 )
 from shardwright_torchrec.modules.feature_processors import (
     FeatureProcessedEmbeddingBagCollection,
@@ -106,26 +104,17 @@ def test_deepfm_gives_probabilities() -> None:
 
 def test_crossnets_follow_their_formulas() -> None:
     x = torch.rand(B, 4)
-    full, thin, vector = CrossNet(4, 2), LowRankCrossNet(4, 2, 3), VectorCrossNet(4, 2)
-    expected = [x, x, x]
+    full, thin = CrossNet(4, 2), LowRankCrossNet(4, 2, 3)
+    expected = [x, x]
     for i in range(2):
-        a, b, c = expected
+        a, b = expected
         w, v = thin.W_kernels[i], thin.V_kernels[i]
         expected = [
             x * torch.stack([full.kernels[i] @ row + full.bias[i][:, 0] for row in a]) + a,
             x * torch.stack([w @ (v @ row) + thin.bias[i] for row in b]) + b,
-            x * torch.stack([vector.kernels[i][:, 0] @ row for row in c])[:, None] + vector.bias[i][:, 0] + c,
         ]
-    for module, value in zip((full, thin, vector), expected, strict=True):
+    for module, value in zip((full, thin), expected, strict=True):
         torch.testing.assert_close(module(x), value)
-
-
-def test_mixture_of_one_expert_is_that_expert() -> None:
-    x, net = torch.rand(B, 4), LowRankMixtureCrossNet(4, 1, 1, 2)
-    v, c, u = net.V_kernels[0][0], net.C_kernels[0][0], net.U_kernels[0][0]
-    hidden = torch.relu(torch.relu(x @ v.T) @ c.T)
-    torch.testing.assert_close(net(x), x * (hidden @ u.T + net.bias[0][:, 0]) + x)
-    assert LowRankMixtureCrossNet(4, 2, 3, 2)(x).shape == (B, 4)
 
 
 @pytest.mark.parametrize("activation", ["relu", "sigmoid", "swish_layernorm", torch.tanh, torch.nn.GELU])

@@ -11,7 +11,6 @@ from shardwright_torchrec.planner.enumerators import EmbeddingEnumerator
 from shardwright_torchrec.planner.partitioners import (
     GreedyPerfPartitioner,
     MemoryBalancedPartitioner,
-    Ranks,
     SortBy,
 )
 from shardwright_torchrec.planner.planners import EmbeddingShardingPlanner
@@ -38,7 +37,6 @@ from shardwright_torchrec.planner.types import (
     ShardEstimator,
     ShardingOption,
     Stats,
-    Storage,
 )
 
 import shardwright as sw
@@ -125,61 +123,35 @@ def test_enumerator_lists_options_with_torchrecs_costs() -> None:
     assert whole.tensor.shape == (2000, 64)
 
 
-@pytest.mark.parametrize(
-    "proposer",
-    [
-        GreedyProposer(),
-        GreedyProposer(use_depth=False, threshold=5),
-        UniformProposer(),
-        GridSearchProposer(),
-        DynamicProgrammingProposer(10),
-    ],
-)
-def test_proposer_proposes_one_option_of_each_table_until_its_end(proposer: Proposer) -> None:
-    proposer.load(options())
-    seen = []
-    while (proposal := proposer.propose()) is not None:
-        assert sorted(option.name for option in proposal) == [f"t{number}" for number in range(NUM_TABLES)]
-        seen.append(tuple(option.index for option in proposal))
-        proposer.feedback(partitionable=True)
-    assert len(set(seen)) == len(seen) > 0
-    if isinstance(proposer, GridSearchProposer):
-        assert len(seen) == 2**NUM_TABLES
+def test_proposers_and_partitioners_by_hand_are_refused_with_the_argument_of_the_planner() -> None:
+    with pytest.raises(
+        sw.UnsupportedError, match=r"EmbeddingShardingPlanner\(proposer=UniformProposer\(\)\)"
+    ):
+        UniformProposer().load(options())
+    with pytest.raises(sw.UnsupportedError, match=r"partitioner=MemoryBalancedPartitioner\(\)"):
+        MemoryBalancedPartitioner().partition(options(), TOPOLOGY)
 
 
-def test_grid_search_of_more_than_its_limit_proposes_nothing() -> None:
-    proposer = GridSearchProposer(max_proposals=2)
-    proposer.load(options())
-    assert proposer.propose() is None
-
-
-@pytest.mark.parametrize(
-    "partitioner", [GreedyPerfPartitioner(), GreedyPerfPartitioner(SortBy.PERF), MemoryBalancedPartitioner()]
-)
-def test_partitioner_places_within_memory(partitioner: GreedyPerfPartitioner) -> None:
-    proposal = [option for option in options() if option.sharding_type == "table_wise"]
-    partitioner.partition(proposal, TOPOLOGY)
-    assert {shard.rank for option in proposal for shard in option.shards} == {0, 1}
-    assert NoopPerfModel(TOPOLOGY).rate(proposal) < sum(option.total_perf for option in proposal)
-    ranks = Ranks.of(TOPOLOGY)
-    for device in ranks.devices:
-        device.storage = Storage(0, 1000)
-    with pytest.raises(PlannerError, match=r"needs Storage.*of 2 ranks none"):
-        partitioner.partition(proposal, ranks)
+def test_rating_is_the_time_of_the_slowest_rank() -> None:
+    whole = [option for option in options() if option.sharding_type == "table_wise"]
+    for number, option in enumerate(whole):
+        option.shards[0].rank = min(number, 1)
+    assert NoopPerfModel(TOPOLOGY).rate(whole) == sum(option.total_perf for option in whole[1:])
 
 
 @pytest.mark.parametrize(
     "arguments",
     [
-        {"proposer": GreedyProposer(), "partitioner": GreedyPerfPartitioner()},
-        {"proposer": [UniformProposer(), GridSearchProposer()], "partitioner": MemoryBalancedPartitioner()},
+        {"proposer": GreedyProposer(use_depth=False), "partitioner": GreedyPerfPartitioner(SortBy.PERF)},
+        {"proposer": [UniformProposer(), GridSearchProposer(5)], "partitioner": MemoryBalancedPartitioner()},
+        {"proposer": DynamicProgrammingProposer(10)},
         {
             "performance_model": NoopPerfModel(TOPOLOGY),
             "storage_reservation": HeuristicalStorageReservation(0.1),
         },
         {"enumerator": EmbeddingEnumerator(TOPOLOGY, 64), "timeout_seconds": 20},
     ],
-    ids=["one of each", "several", "ratings", "enumerator"],
+    ids=["one of each", "several", "bins", "ratings", "enumerator"],
 )
 def test_planner_takes_torchrecs_parts(arguments: dict[str, Any]) -> None:
     assert sorted(planned(**arguments)) == [f"t{number}" for number in range(NUM_TABLES)]
@@ -213,8 +185,8 @@ def test_planner_takes_a_scripts_proposer_and_tells_it_what_became_of_proposals(
     enumerator = EmbeddingEnumerator(TOPOLOGY, 64)
     last = {option.name: option for option in enumerator.enumerate(bags(), SHARDERS)}
     plan = planned(proposer=proposer, enumerator=enumerator)
-    assert {name: sharding.sharding_type for name, sharding in plan.items()} == {
-        name: option.sharding_type for name, option in last.items()
+    assert {name: (sharding.sharding_type, sharding.compute_kernel) for name, sharding in plan.items()} == {
+        name: (option.sharding_type, option.compute_kernel) for name, option in last.items()
     }
     ((fits, rating),) = proposer.told
     assert fits
@@ -347,19 +319,3 @@ def test_estimator_of_an_option_made_by_hand_is_an_error() -> None:
     )
     with pytest.raises(sw.UnsupportedError, match="made by hand"):
         EmbeddingPerfEstimator(TOPOLOGY).estimate([option])
-
-
-def _option(table: str, hbm: int, time: float) -> ShardingOption:
-    shard = Shard([1, 1], [0, 0], Storage(hbm, 0), perf=Perf(time, 0.0, 0.0, 0.0))
-    module = ("m", torch.nn.Linear(1, 1))
-    return ShardingOption(table, torch.zeros(1, 1), module, [], 8, "table_wise", "device", "fused", [shard])
-
-
-def test_dynamic_programming_tells_memory_apart_by_the_devices() -> None:
-    proposer = DynamicProgrammingProposer()
-    proposer.load([_option(table, *own) for table in ("a", "b") for own in ((1, 2.0), (50, 1.0), (99, 3.0))])
-    found = []
-    while (proposal := proposer.propose()) is not None:
-        found.append([option.total_storage.hbm for option in proposal])
-        proposer.feedback(True, storage_constraint=sw.Topology(2, "cuda", hbm_cap=10**6))
-    assert found == [[1, 1], [50, 50]]

@@ -13,8 +13,6 @@ from shardwright_torchrec.modules.activation import SwishLayerNorm
 from shardwright_torchrec.modules.crossnet import (
     CrossNet,
     LowRankCrossNet,
-    LowRankMixtureCrossNet,
-    VectorCrossNet,
 )
 from shardwright_torchrec.modules.deepfm import DeepFM, FactorizationMachine
 from shardwright_torchrec.modules.feature_processors import (
@@ -52,8 +50,6 @@ DENSE_MODULES: dict[str, tuple[Callable[[], nn.Module], Any]] = {
     "activation": (lambda: SwishLayerNorm(4), DENSE[0]),
     "cross network": (lambda: CrossNet(4, 2), DENSE[0]),
     "cross network of low rank": (lambda: LowRankCrossNet(4, 2), DENSE[0]),
-    "cross network of vectors": (lambda: VectorCrossNet(4, 2), DENSE[0]),
-    "cross network of experts": (lambda: LowRankMixtureCrossNet(4, 2, 3, 2), DENSE[0]),
     "factorisation machine": (FactorizationMachine, DENSE),
     "deep part": (lambda: DeepFM(nn.Linear(7, 2)), DENSE),
 }

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -141,3 +142,26 @@ def test_cli_plugins_imports_no_torch(run_source):
         """
     )
     assert found is False
+
+
+def test_plugins_of_a_name_shows_contract_and_where_it_comes_from(run_python, site):
+    done = run_python("-m", "shardwright", "plugins", "good", SHARDWRIGHT_PLUGINS="acme_good")
+    assert done.returncode == 0, done.stderr
+    assert "good (sharding_types), loaded" in done.stdout
+    assert "plugin acme_good of acme-good 1.2.0" in done.stdout
+    assert f"file {site / 'acme_good.py'}" in done.stdout
+    assert "contract shardwright.contracts.sharding_type.ShardingType, version 1" in done.stdout
+    (link,) = re.findall(r"^  docs (\S+)$", done.stdout, re.MULTILINE)
+    assert link == "https://acme.example/docs/acme-good"
+
+
+def test_plugins_of_a_failed_plugin_says_why(run_python):
+    done = run_python("-m", "shardwright", "plugins", "acme_bad_import")
+    assert "acme_bad_import (offers nothing), failed" in done.stdout
+    assert "why not: ModuleNotFoundError: No module named 'acme_needs_this'" in done.stdout
+
+
+def test_plugins_of_an_unknown_name_is_told_the_nearest(run_python):
+    done = run_python("-m", "shardwright", "plugins", "goood", SHARDWRIGHT_PLUGINS="acme_good")
+    assert done.returncode == 1
+    assert "Did you mean 'good'" in done.stderr

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from shardwright.errors import InvalidInputError
-from shardwright.modules.embedding_configs import DataType, data_type_of, dtype_of
+from shardwright.modules.embedding_configs import DataType, dtype_of
 
 TRAINABLE = {
     DataType.FP32: torch.float32,
@@ -17,9 +17,8 @@ TRAINABLE = {
 
 
 @pytest.mark.parametrize("data_type", TRAINABLE)
-def test_dtype_of_trainable_type_and_back(data_type: DataType) -> None:
+def test_dtype_of_trainable_type_is_torchs(data_type: DataType) -> None:
     assert dtype_of(data_type) is TRAINABLE[data_type]
-    assert data_type_of(TRAINABLE[data_type]) is data_type
 
 
 def test_dtype_of_another_type_names_those_that_train_and_the_nearest() -> None:
@@ -27,11 +26,6 @@ def test_dtype_of_another_type_names_those_that_train_and_the_nearest() -> None:
         InvalidInputError, match=r"FP61 is no type that torch trains: FP32, FP16, BF16\. Did you mean 'FP16'"
     ):
         dtype_of(DataType("FP61"))
-
-
-def test_data_type_of_unknown_dtype_names_it_and_the_possible() -> None:
-    with pytest.raises(InvalidInputError, match=r"torch.float64; possible: torch.float32, torch.float16"):
-        data_type_of(torch.float64)
 
 
 def test_embedding_configs_import_leaves_torch_out() -> None:

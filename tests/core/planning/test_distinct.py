@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwright.planning.distinct import distinct, without
+from shardwright.planning.arrays import distinct, without
 
 NUMBERS = st.lists(st.integers(0, 12), max_size=30)
 
@@ -31,7 +31,7 @@ def test_distinct_imports_no_masked_arrays():
 import sys
 import numpy as np
 before = "numpy.ma" in sys.modules  # NumPy 1 imports them itself
-from shardwright.planning.distinct import distinct, without
+from shardwright.planning.arrays import distinct, without
 distinct(np.arange(3)), without(np.arange(3), np.arange(2))
 assert ("numpy.ma" in sys.modules) == before
 """

@@ -20,13 +20,12 @@ from shardwright.host import host
 from shardwright.planning.layouts.layout import Block, Layout
 from shardwright.planning.layouts.row_maps import RowMap
 from shardwright.planning.machines.topology import Topology
+from shardwright.planning.options.enumeration import prepare
 from shardwright.planning.options.inputs import Request
 from shardwright.planning.options.planning_plugins import PluginChoice
-from shardwright.planning.options.preparation import prepare
-from shardwright.planning.progress import progress_text, shown
 from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
 from shardwright.planning.tables.spec import TableSpec
-from shardwright.planning.watch import Progress, Watch
+from shardwright.planning.watch import Progress, Watch, progress_text, shown
 from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner
 
 TABLES = [TableSpec(f"t{i}", 10 + i, 8, ["f"]) for i in range(12)]

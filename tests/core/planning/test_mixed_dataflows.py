@@ -195,3 +195,22 @@ def test_extras_of_constraints_reach_the_sharding_type_and_the_plan():
         "t": {"extras": {"counts": [3, 1]}}
     }
     hash(rule)
+
+
+class Counted(Plain):
+    name, aliases = "counted", ()
+
+    def columns(self, request):
+        return {"count": "int64", "time": "float32"}
+
+
+def test_kernel_that_asks_for_columns_is_offered_no_table_of_which_rows_are_copied():
+    rule = {"t": ParameterConstraints(compute_kernels=["counted"])}
+    types = [FirstRowsCopied, Slices, Whole]
+    with use_host(make_host(sharding_types=types, compute_kernels=[Counted])):
+        options = enumerate_options([TABLE], RANKS, Constraints(rule), host(), batch_size=16)
+        assert {options.type_of(option).name for option in range(options.num_options)} == {"slices", "whole"}
+        with pytest.raises(
+            PlanningError, match="columns beside ids, which reach no table that every rank has"
+        ):
+            options_of(compute_kernels=["counted"])

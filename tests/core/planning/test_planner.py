@@ -176,7 +176,10 @@ def test_plan_tables_without_tables_raises():
 
 @pytest.mark.parametrize(
     ("tables", "text"),
-    [(TABLES[0], "list of TableSpecs, got TableSpec"), ([TABLES[0], "b"], "TableSpecs; number 1 is 'b'")],
+    [
+        (TABLES[0], r"expected a list, got TableSpec\("),
+        ([TABLES[0], "b"], r"tables\[1\] must be a TableSpec, got 'b'"),
+    ],
 )
 def test_plan_tables_other_things_than_tables_raise(tables, text):
     with pytest.raises(InvalidInputError, match=text):

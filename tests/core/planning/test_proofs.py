@@ -14,9 +14,9 @@ from shardwright.contracts import Extension
 from shardwright.errors import PlanError
 from shardwright.host import host, use_host
 from shardwright.planning.machines.topology import Topology
+from shardwright.planning.options.enumeration import prepare
 from shardwright.planning.options.inputs import Request
 from shardwright.planning.options.planning_plugins import PluginChoice
-from shardwright.planning.options.preparation import prepare
 from shardwright.planning.proofs import checked_by, why_unproven
 from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
 from shardwright.planning.tables.spec import TableSpec

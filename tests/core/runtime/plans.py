@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 from shardwright import hookimpl
-from shardwright.contracts import ComputeKernel
+from shardwright.contracts import ComputeKernel, Extension
 from shardwright.contracts.lookup import Lookup
 from shardwright.host import PluginHost
 from shardwright.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from shardwright.optim.fused import renaming
 from shardwright.planning.layouts.layout import Block, ColumnRange, Dataflow, Exchange, Layout
 from shardwright.planning.layouts.row_maps import RowMap, RowsModulo, RowsRange, RowsSplit
 from shardwright.planning.plan.sharding import ParameterSharding
@@ -118,10 +119,27 @@ class LoopBySample(Loop):
     name, aliases, batch_major = "loop_by_sample", (), True
 
 
+class Descent(Extension):
+    """Gradient descent as torch has it, for the loops' one optimizer."""
+
+    name = "torch_optimizers:sgd"
+
+    def load(self):
+        return lambda: [(torch.optim.SGD, "sgd", renaming({"lr": "learning_rate"}), _descent)]
+
+
+def _descent(spec, params):
+    return torch.optim.SGD(params, lr=spec.learning_rate)
+
+
 class Kernels:
     @hookimpl
     def shardwright_compute_kernels(self):
         return [Loop, LoopBySample]
+
+    @hookimpl
+    def shardwright_extensions(self):
+        return [Descent]
 
 
 def host_with_loops(**plugins: Any) -> PluginHost:

@@ -24,9 +24,17 @@ from tests.core.runtime.plans import (
 )
 
 from shardwright import hookimpl
+from shardwright.contracts import ShardingType
 from shardwright.errors import InvalidInputError, UnsupportedError
 from shardwright.host import PluginHost, use_host
+from shardwright.planning.layouts.layout import Block, Layout
 from shardwright.planning.layouts.row_maps import RowsRange
+from shardwright.planning.machines.topology import Topology
+from shardwright.planning.options.enumeration import enumerate_options
+from shardwright.planning.options.search_space import traffic_bytes
+from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
+from shardwright.planning.tables.optimizers import OptimizerSpec
+from shardwright.planning.tables.spec import TableSpec
 from shardwright.runtime.step.batches.inputs import InputChecks
 from shardwright.sparse import KeyedJaggedTensor
 from shardwright_plugins.dataflows import Replicate
@@ -65,10 +73,22 @@ class OfValues(Loop):
         return {"values": "int64"}
 
 
+class Halves(ShardingType):
+    name, abbreviation, offered = "halves", "HV", "always"
+
+    def layouts(self, table, topology, constraints):
+        rows = RowsRange(table.num_embeddings, parts=2)
+        yield Layout([Block(part, table.all_columns, rank) for rank, part in enumerate(rows)])
+
+
 class Columns:
     @hookimpl
     def shardwright_compute_kernels(self):
         return [Timed, Wrong, OfValues]
+
+    @hookimpl
+    def shardwright_sharding_types(self):
+        return [Halves]
 
 
 @pytest.fixture(autouse=True)
@@ -150,6 +170,24 @@ def test_column_that_one_rank_lacks_is_the_same_error_on_all(spoil, text):
     assert simulate(case, work) == [expected, expected]
 
 
+def test_rank_without_ids_may_have_columns_of_another_dtype():
+    """`torch.tensor([])` is float32, and no numbers are those of either dtype."""
+    case = Cuts(TABLES, 2)
+
+    def work(sharded, batch, env):
+        ids = batch.values()[:0] if env.rank else batch.values()
+        dtypes = (torch.int64, torch.float32) if env.rank else (torch.float32, torch.int64)
+        columns = {
+            name: torch.zeros(len(ids), dtype=dtype)
+            for name, dtype in zip(("time", "count"), dtypes, strict=True)
+        }
+        lengths = torch.zeros_like(batch.lengths()) if env.rank else batch.lengths()
+        output = sharded(KeyedJaggedTensor(batch.keys(), ids, lengths=lengths, columns=columns))
+        return output.values().shape[0]
+
+    assert all(simulate(case, work))
+
+
 def test_strict_checks_refuse_columns_that_nothing_reads_and_numbers_that_are_not_finite():
     case = Cuts(TABLES, 1)
     case = evolve(case, tables=[evolve(table, ranks=(0,)) for table in TABLES])
@@ -194,3 +232,31 @@ def test_kernels_that_ask_for_what_cannot_come_are_refused(kernels, text):
             case.shard(env, case.module())
 
     run_simulated(work, 2)
+
+
+def test_bytes_of_columns_that_the_planner_counts_are_those_that_ranks_send(with_timed):
+    table, topology = TableSpec("t0", 8, 4, ["a"], optimizer=OptimizerSpec("sgd")), Topology(2, "cpu")
+    ids = torch.arange(8)
+    columns = {"time": torch.zeros(8), "count": torch.zeros_like(ids)}
+    batch = KeyedJaggedTensor(["a"], ids, lengths=torch.full((4,), 2, dtype=torch.int32), columns=columns)
+
+    def sent_by(kernel):
+        case = Cuts([Cut(8, 4, ("a",), row_map=RowsRange(8, parts=2), ranks=(0, 1), kernel=kernel)], 2)
+
+        def work(env):
+            sharded = case.shard(env, case.module())
+            first = len(env.communicator.sent_bytes)
+            sharded(batch).values()
+            told = env.communicator.sent_bytes[first:]
+            return sum(sum(by_rank) for label, by_rank in told if label.split()[0] == "ids")
+
+        return sum(run_simulated(work, 2))
+
+    def counted_by(kernel):
+        rule = ParameterConstraints(compute_kernels=[kernel], pooling_factors=[2])
+        rules = Constraints({"t0": rule})
+        options = enumerate_options([table], topology, rules, with_timed, batch_size=4)
+        return float(traffic_bytes(options, topology)[0] @ options.count)
+
+    more = sent_by("timed") - sent_by("loop")
+    assert more == counted_by("timed") - counted_by("loop") == 2 * 8 * (4 + 8)

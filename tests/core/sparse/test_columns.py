@@ -92,7 +92,9 @@ def test_column_of_another_length_or_dtype_is_refused(column: Any, text: str) ->
         batch(columns={"count": column})
 
 
-@pytest.mark.parametrize("columns", [{"values": COUNT}, {"weights": TIME}, {3: COUNT}, [COUNT]])
+@pytest.mark.parametrize(
+    "columns", [{"values": COUNT}, {"weights": TIME}, {3: COUNT}, [COUNT], {"": COUNT}, COUNT]
+)
 def test_name_that_no_column_may_have_is_refused(columns: Any) -> None:
     with pytest.raises(InvalidInputError, match="is not possible: names are strings"):
         batch(weights=TIME, columns=columns)
@@ -108,3 +110,65 @@ def test_concat_of_parts_with_other_columns_is_refused() -> None:
     other = KeyedJaggedTensor(["b"], second.values(), lengths=second.lengths(), columns={"count": COUNT[1:]})
     with pytest.raises(InvalidInputError, match="1 of 2 have time, but part 1 has none"):
         KeyedJaggedTensor.concat([first, other])
+
+
+def test_concat_of_a_column_of_two_dtypes_is_refused() -> None:
+    """Joined they would be float32, which holds no count beyond 2**24."""
+    first, second = batch(columns={"count": COUNT}).split([1, 1])
+    other = KeyedJaggedTensor(["b"], second.values(), lengths=second.lengths(), columns={"count": TIME[1:]})
+    with pytest.raises(InvalidInputError, match="the column 'count' is float32 and int64"):
+        KeyedJaggedTensor.concat([first, other])
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float32])
+def test_concat_with_a_column_of_no_numbers_keeps_the_other_dtype(dtype: torch.dtype) -> None:
+    empty = KeyedJaggedTensor(
+        ["c"],
+        IDS[:0],
+        lengths=torch.zeros(2, dtype=torch.int64),
+        columns={"count": torch.tensor([], dtype=dtype)},
+    )
+    found = KeyedJaggedTensor.concat([empty, batch(columns={"count": COUNT})]).columns()["count"]
+    assert (found.dtype, found.tolist()) == (torch.int64, COUNT.tolist())
+
+
+def test_every_constructor_takes_columns() -> None:
+    keys, columns = ["a", "b"], {"count": COUNT, "time": TIME}
+    lengths = torch.tensor([1, 0, 2, 1])
+    offsets = torch.tensor([0, 1, 1, 3, 4])
+    for made in (
+        KeyedJaggedTensor.from_lengths_sync(keys, IDS, lengths, columns=columns),
+        KeyedJaggedTensor.from_offsets_sync(keys, IDS, offsets, columns=columns),
+        KeyedJaggedTensor.from_lists(
+            {"a": [[5], []], "b": [[6, 7], [8]]},
+            columns={
+                "count": {"a": [[1], []], "b": [[2, 3], [4]]},
+                "time": {"a": [[0.5], []], "b": [[1.5, 2.5], [3.5]]},
+            },
+        ),
+    ):
+        assert lists(made) == lists(batch())
+        assert {name: own.dtype for name, own in made.columns().items()} == {
+            "count": torch.int64,
+            "time": torch.float32,
+        }
+
+
+@pytest.mark.parametrize(
+    ("column", "text"),
+    [
+        ({"a": [[1], []]}, "'b' has only one of both"),
+        ({"a": [[1], []], "b": [[2], [4]]}, "key 'b', example 0: 2 ids and 1 count"),
+        ({"a": [[1], []], "b": [[2, "x"], [4]]}, "count of key 'b', example 0: 'x' is no count"),
+        ([[1], []], "a mapping from each feature"),
+    ],
+)
+def test_column_of_lists_that_does_not_fit_is_refused(column: Any, text: str) -> None:
+    with pytest.raises(InvalidInputError, match=text):
+        KeyedJaggedTensor.from_lists({"a": [[5], []], "b": [[6, 7], [8]]}, columns={"count": column})
+
+
+def test_repr_names_the_columns() -> None:
+    assert "weighted=True, columns=['count', 'time']" in repr(batch(weights=TIME))
+    assert "weighted=False, columns=['count', 'time']" in repr(batch()["a"])
+    assert "columns" not in repr(batch(weights=TIME, columns=None))

@@ -19,9 +19,9 @@ from tests.equality import Case, Table, shard_case
 from shardwright import KeyedJaggedTensor, ShardingEnv
 from shardwright.errors import DistributedError, ShardwrightError
 from shardwright.runtime.ranks.group_ranks import GroupRanks
-from shardwright.settings import SHARED_MEMORY_VARIABLE
 from shardwright_plugins.comm_backends import _same_host
 from shardwright_plugins.comm_backends.nccl import beside
+from shardwright_plugins.comm_backends.settings import SHARED_MEMORY_VARIABLE
 from shardwright_plugins.dataflows.replicated import forms as replicated
 
 TIMEOUT_S = 6.0

@@ -25,8 +25,9 @@ from shardwright import (
     ShardingPlan,
 )
 from shardwright.errors import ShardwrightError
-from shardwright.runtime.sharded.models import model_parallel
-from shardwright.settings import CHECKS_VARIABLE, SHARED_MEMORY_VARIABLE
+from shardwright.settings import CHECKS_VARIABLE
+from shardwright_plugins.comm_backends.settings import SHARED_MEMORY_VARIABLE
+from shardwright_plugins.dense_part import data_parallel
 
 VICTIM = 1
 FAR_OFF_S = 300.0  # longer than a test may take: who waits for this time-out fails it
@@ -66,7 +67,7 @@ WRONG: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "connected": lambda: _variable("LOCAL_WORLD_SIZE"),
     "planning": lambda: _raising(ShardingPlan, "from_json", MemoryError("no memory")),
     "sharding": lambda: _variable(CHECKS_VARIABLE),
-    "wrapping": lambda: _raising(model_parallel, "DenseDataParallel", OSError("no dense part")),
+    "wrapping": lambda: _raising(data_parallel, "DenseDataParallel", OSError("no dense part")),
 }
 
 

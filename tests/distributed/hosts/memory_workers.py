@@ -21,10 +21,10 @@ from tests.equality import Case, RankResult
 
 from shardwright import ShardingEnv
 from shardwright.errors import DistributedError
-from shardwright.settings import SHARED_MEMORY_VARIABLE
 from shardwright_plugins.comm_backends import _mailboxes as mailboxes
 from shardwright_plugins.comm_backends import _same_host as same_host
 from shardwright_plugins.comm_backends import _segments
+from shardwright_plugins.comm_backends.settings import SHARED_MEMORY_VARIABLE
 from shardwright_plugins.comm_backends.torch_communicator import TorchCommunicator
 
 LARGE = same_host.LEAST_BYTES // 4 + 5  # float32 values

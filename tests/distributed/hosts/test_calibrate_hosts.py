@@ -55,3 +55,13 @@ def test_calibrate_of_another_number_of_ranks_than_the_job_has_is_refused(
         assert code == 1
         assert "2 ranks" in printed
     assert not path.exists()
+
+
+def test_calibrate_whose_result_rank_0_cannot_write_ends_with_that_error_on_every_rank(
+    pool: RankPool, tmp_path: Path
+) -> None:
+    path = tmp_path / "missing" / "machine.json"
+    results = pool.run(calibrate_workers.calibrate, 2, str(path), 2)
+    assert [code for code, _ in results] == [1, 1]
+    for _, printed in results:
+        assert f"cannot write '{path}': there is no folder" in printed

@@ -80,18 +80,6 @@ def same_but_for_time(result: DemoResult) -> DemoResult:
     return attrs.evolve(result, examples_per_second=0.0, plan=plan)
 
 
-@pytest.mark.slow
-def test_demo_two_runs_with_one_seed_give_the_same(pool: RankPool) -> None:
-    settings = attrs.evolve(SMALL, ranks=2)
-    first, second = on_pool(pool, settings), on_pool(pool, settings)
-    assert same_but_for_time(first) == same_but_for_time(second)
-
-
-@slow
-def test_demo_another_seed_gives_another_auc(pool: RankPool, alone: DemoResult) -> None:
-    assert on_pool(pool, attrs.evolve(SMALL, seed=1)).auc != alone.auc
-
-
 @pytest.mark.parametrize(
     ("ranks", "batch_size"),
     [(2, 511), *(pytest.param(*others, marks=slow) for others in ((2, 512), (3, 511), (3, 512)))],
@@ -106,35 +94,12 @@ def test_demo_number_of_ranks_does_not_matter(pool: RankPool, ranks: int, batch_
     assert shared.auc == pytest.approx(alone.auc, abs=0.002)
 
 
-@pytest.mark.parametrize(
-    "types",
-    [("column_wise", "row_wise"), *(pytest.param((one,), marks=slow) for one in ("row_wise", "table_wise"))],
-    ids="+".join,
-)
-def test_demo_types_do_not_matter(pool: RankPool, alone: DemoResult, types: tuple[str, ...]) -> None:
-    result = on_pool(pool, attrs.evolve(SMALL, ranks=2, types=types))
-    assert {table["sharding_type"] for table in tables_of(result)} <= set(types)
-    assert result.auc == pytest.approx(alone.auc, abs=0.002)
-
-
-def tables_of(result: DemoResult) -> list[dict[str, str]]:
-    (tables,) = result.plan["modules"].values()
-    return list(tables.values())
-
-
 def test_demo_best_auc_is_that_of_the_true_probabilities(alone: DemoResult) -> None:
     held_out = list(Clicks(SMALL.seed, SMALL.batch_size).held_out_batches(SMALL.num_held_out, 0, 1))
     labels, logits = (
         np.concatenate([getattr(part, name) for part in held_out]) for name in ("labels", "true_logits")
     )
     assert alone.best_auc == pytest.approx(roc_auc_score(labels, logits), abs=1e-6)
-
-
-@slow
-def test_demo_more_steps_bring_the_auc_nearer_to_the_best(pool: RankPool, alone: DemoResult) -> None:
-    longer = on_pool(pool, attrs.evolve(SMALL, ranks=2, steps=100))
-    assert 0.5 < alone.auc < longer.auc < longer.best_auc
-    assert longer.auc > 0.9 * longer.best_auc
 
 
 @pytest.mark.slow
@@ -158,23 +123,6 @@ def test_demo_prints_and_writes_the_result(tmp_path: Path) -> None:
     assert f"{document['examples_per_second']:,.0f} examples/s" in output
     assert f"{document['auc']:.4f} over 65,536 held-out examples" in output
     assert f"{document['best_auc']:.4f} can be reached" in output
-
-
-@slow
-def test_demo_killed_rank_ends_the_job_and_is_named() -> None:
-    with demo("--steps", "1000000") as process:
-        assert process.stdout is not None
-        # Each line comes within seconds; should none come, pytest's time-out ends this.
-        line = next(line for line in process.stdout if line.startswith("ranks: "))
-        pids = dict(re.findall(r"(\d+) is process (\d+)", line))
-        next(line for line in process.stdout if line.startswith("training "))
-        # Rank 0 suffers at once from the death of rank 1, and is looked at first: it must not be named.
-        os.kill(int(pids["1"]), signal.SIGKILL)
-        _, errors = process.communicate(timeout=TIMEOUT_S)
-    assert process.returncode == 1
-    assert f"error: rank 1 of 2 (process {pids['1']}) was killed by signal 9 (SIGKILL)" in errors
-    for pid in pids.values():
-        assert not Path(f"/proc/{pid}").exists()
 
 
 @slow
@@ -209,17 +157,6 @@ def test_demo_resumes_on_as_many_ranks_with_the_bits_of_a_run_that_was_not_stopp
     assert sorted(path.name for path in tmp_path.glob("step_*")) == ["step_0000000004", "step_0000000008"]
     resumed = on_pool(pool, attrs.evolve(first, steps=15, resume=True))
     assert same_but_for_time(resumed) == same_but_for_time(alone)
-
-
-@pytest.mark.slow
-def test_demo_resumes_on_more_ranks_within_the_noise(
-    pool: RankPool, alone: DemoResult, tmp_path: Path
-) -> None:
-    first = attrs.evolve(SMALL, ranks=2, steps=10, checkpoint=tmp_path, checkpoint_every=5)
-    on_pool(pool, first)
-    resumed = on_pool(pool, attrs.evolve(first, ranks=3, steps=15, resume=True))
-    assert resumed.steps == 15
-    assert resumed.auc == pytest.approx(alone.auc, abs=2e-3)
 
 
 def test_demo_resumes_with_the_batches_that_it_was_saved_with(pool: RankPool, tmp_path: Path) -> None:

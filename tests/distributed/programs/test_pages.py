@@ -29,6 +29,7 @@ ONE_PROCESS = {
     "parquet.py": readme.CORE_DOCS / "howto/parquet.md",
     "mixed_precision.py": RECIPES,
     "frozen.py": RECIPES,
+    "maximum.py": RECIPES,
     "leave_alone.py": RECIPES,
     "weights_only.py": RECIPES,
     "schedule.py": RECIPES,
@@ -63,6 +64,7 @@ def test_pages_have_no_program_that_is_not_run() -> None:
         "recipes.md": [
             "mixed_precision.py",
             "frozen.py",
+            "maximum.py",
             "leave_alone.py",
             "schedule.py",
             "weights_only.py",

@@ -16,7 +16,7 @@ from shardwright.runtime.ranks import devices
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.sharded.models import planner as planners
 from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner, _measured, _topology_of
-from shardwright_plugins.bandwidths import _measured as bandwidths
+from shardwright_plugins.bandwidths import measured as bandwidths
 from shardwright_testing.simulated import run_simulated
 
 CPU = torch.device("cpu")

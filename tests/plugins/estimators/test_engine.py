@@ -37,9 +37,16 @@ BATCH = 64
 
 
 def options_of(
-    rows: int, columns: int, ids: float, kind: str, *, ranks: int = 2, kernel: str = "fused_torch"
+    rows: int,
+    columns: int,
+    ids: float,
+    kind: str,
+    *,
+    ranks: int = 2,
+    kernel: str = "fused_torch",
+    **table: Any,
 ):
-    table = sw.TableSpec("t", rows, columns, optimizer=OptimizerSpec("row_wise_adagrad"))
+    table = sw.TableSpec("t", rows, columns, optimizer=OptimizerSpec("row_wise_adagrad"), **table)
     rule = ParameterConstraints(sharding_types=[kind], compute_kernels=[kernel], pooling_factors=[ids])
     topology = sw.Topology(ranks, "cpu")
     return enumerate_options([table], topology, Constraints({"t": rule}), host(), batch_size=BATCH), topology
@@ -369,6 +376,36 @@ def test_ids_of_a_row_map_take_the_time_that_it_declares(
     ids = BATCH * 2  # on each of two ranks, the ids of both ranks' batches in half of the rows
     np.testing.assert_allclose(before, 0.5 * ids)
     np.testing.assert_allclose(after - before, 1e-3 * ids)
+
+
+@pytest.mark.parametrize("declared", [-3.0, float("nan"), float("inf"), None, "5", 1j, np.ones(2)], ids=str)
+def test_row_map_that_declares_no_time_is_named(declared: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    options, topology = options_of(1000, 8, 2, "row_wise")
+    monkeypatch.setattr(sw.RowsRange, "ns_per_id", declared)
+    text = r"row map 'range' broke its contract: ns_per_id must be a finite number from 0, got "
+    with pytest.raises(sw.PlanningError, match=text):
+        Engine().estimate(options, topology)
+
+
+@pytest.mark.parametrize("kind", ["table_wise", "row_wise"])
+def test_ids_with_weights_or_columns_beside_them_are_routed_as_so_many_more_bytes(kind: str) -> None:
+    def routed(**changes: Any) -> Any:
+        options, topology = options_of(1000, 8, 2, kind, kernel="has_columns", **changes)
+        amounts = StepWork(options, topology, 1e6).amounts()
+        return amounts["whole_id"] + amounts["cut_id"]
+
+    class HasColumns(TellsItsTime):
+        name = "has_columns"
+        asked: Mapping[str, str] = {}
+
+        def columns(self, request: sw.KernelRequest) -> Mapping[str, str]:
+            return self.asked
+
+    with installed(HasColumns()):
+        plain, weighted = routed(), routed(is_weighted=True)
+        HasColumns.asked = {"count": "int64", "time": "float32"}
+        both = routed(is_weighted=True)
+    np.testing.assert_allclose([weighted / plain, both / plain], [[12 / 8], [24 / 8]])
 
 
 def test_machine_document_comes_back_as_it_was_written() -> None:

@@ -207,7 +207,7 @@ def test_explain_of_a_document_whose_plugins_are_edited_goes_on():
 def test_check_of_a_plan_with_other_tables_than_its_inputs_raises():
     plan = planned()
     del plan.plan[""]["a"]
-    with pytest.raises(PlanError, match=r"tables in inputs\.tables that are not in modules: a"):
+    with pytest.raises(PlanError, match=r"tables in inputs\.tables that are not in modules: 'a'"):
         check_plan(plan)
 
 

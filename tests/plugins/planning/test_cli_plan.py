@@ -24,6 +24,7 @@ from shardwright.host import PluginHost, use_host
 from shardwright.planning.machines import host_memory
 from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.planning.planner import TablePlanner
+from shardwright.planning.proofs import checked_by
 from shardwright.planning.report.check import check_plan
 from shardwright.planning.search.placement import Placed
 from shardwright_plugins.proposers.proving.search import Search
@@ -389,7 +390,8 @@ def test_check_of_a_planned_document_proves_its_bound(planned, options):
     assert "8 tables: each row and column is covered once, and everything fits" in told
     assert f"value: {objective['value_ms']:.6g} ms" in told
     assert objective["lower_bound_ms"] > 0
-    assert f"bound: {objective['lower_bound_ms']:.6g} ms, proven again" in told
+    by = checked_by(objective["certificate"])
+    assert f"bound: {objective['lower_bound_ms']:.6g} ms, proven again, {by}; gap" in told
     inputs = json.loads(path.read_text())["inputs"].values()
     assumed = sum(data["provenance"] == "assumed" for data in inputs)
     assert told.splitlines()[2].endswith(f" under {assumed} assumed values")

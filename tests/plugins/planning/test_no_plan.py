@@ -15,9 +15,9 @@ from shardwright.errors import NoPlanError
 from shardwright.host import host
 from shardwright.planning.machines.reservations import StorageReservation
 from shardwright.planning.machines.topology import Topology
+from shardwright.planning.options.enumeration import prepare
 from shardwright.planning.options.inputs import Request
 from shardwright.planning.options.planning_plugins import PluginChoice
-from shardwright.planning.options.preparation import prepare
 from shardwright.planning.search.placement import propose
 from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
 from shardwright.planning.tables.spec import TableSpec

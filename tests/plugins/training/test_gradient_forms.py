@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 from attrs import evolve
 from hypothesis import strategies as st
 from tests.drawn import drawn
-from tests.equality import Case, Table, assert_equals_unsharded, train_simulated
-from tests.plugins.training.test_equality import cases, sharding_types
+from tests.equality import Case
+from tests.plugins.training.test_equality import cases
 from torch import Tensor
 
 from shardwright import QCommsConfig
@@ -94,12 +93,3 @@ def test_weights_do_not_depend_on_the_form_of_gradients(
     plain = trained(case, codec, update, form, is_plain=True)
     for weights, expected in zip(trained(case, codec, update, form, is_plain=False), plain, strict=True):
         assert all(torch.equal(weights[name], expected[name]) for name in expected)
-
-
-@pytest.mark.parametrize("pooling", ["SUM", "MEAN", "NONE"])
-@pytest.mark.parametrize("sharding_type", sharding_types())
-def test_one_table_on_several_hosts_trains_by_gradients_of_any_form(sharding_type: str, pooling: str) -> None:
-    case = Case(
-        [Table(7, 8, ("a",), pooling, sharding_type, "fused_numba")], (3, 1, 2, 4), local_world_size=2
-    )
-    assert_equals_unsharded(case, train_simulated(case))

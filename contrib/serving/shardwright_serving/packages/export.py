@@ -252,7 +252,7 @@ class _Export:
             precision={table.name: table.data_type.value for own in self.tables.values() for table in own},
             places={
                 ".".join(filter(None, (path, table.name))): Place(
-                    table.start, table.embedding_dim, table.data_type.value
+                    table.start, table.num_embeddings, table.embedding_dim, table.data_type.value
                 )
                 for path, own in self.tables.items()
                 for table in own

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from shardwright import DataType, UnsupportedError
-from shardwright_serving.packages.manifest import Manifest, Place
+from shardwright import DataType, InvalidInputError, UnsupportedError
+from shardwright_serving.packages.manifest import Manifest
 from shardwright_serving.packages.patches import Bytes, Ints, write_patch
 from shardwright_serving.rows.quantized_rows import quantize_rows
 from shardwright_serving.rows.torch_rows import torch_rows
@@ -42,6 +42,7 @@ def add_increment(package: str | os.PathLike[str], batches: Iterable[Any]) -> Pa
     Raises:
         PackageError: there is no package.
         UnsupportedError: a table is none of the package's, its rows are found by keys, or its columns are cut.
+        InvalidInputError: a table has rows that the package's has not, or numbers of another type than weights.
     """
     folder = Path(package).resolve()
     manifest = Manifest.read(folder)
@@ -64,12 +65,26 @@ def _rows_of(manifest: Manifest, batches: Iterable[Any]) -> Iterator[tuple[Ints,
                 f"the increment has columns {list(origin.columns)} of the {place.columns} of table {origin.table!r}; "
                 "packages take whole rows: replay it on a model whose plan cuts no columns, and take its changes"
             )
-        dtype = _DTYPES[str(batch.column("weight").type.value_type)]
-        rows = torch_rows(
-            quantize_rows(increments.values_of(batch, "weight", dtype), DataType(place.data_type))
+        ids = increments.ids_of(batch)
+        wrong = ids[(ids < 0) | (ids >= place.rows)]
+        if len(wrong):  # what lies there in the file is another table
+            raise InvalidInputError(
+                f"the increment has row {wrong[0]} of table {origin.table!r}, which has {place.rows} rows in the "
+                "package",
+                subject=origin.table,
+                asked=int(wrong[0]),
+            )
+        values = increments.values_of(batch, "weight", _dtype_of(batch, origin.table))
+        rows = torch_rows(quantize_rows(values, DataType(place.data_type)))
+        yield np.asarray(place.start + ids * rows.shape[1]), rows.contiguous().numpy()
+
+
+def _dtype_of(batch: Any, table: str) -> torch.dtype:
+    name = str(batch.column("weight").type.value_type)
+    if name not in _DTYPES:
+        raise InvalidInputError(
+            f"the increment has weights of table {table!r} as {name}; weights are {', '.join(_DTYPES)}",
+            subject=table,
+            asked=name,
         )
-        yield _starts(place, increments.ids_of(batch), rows.shape[1]), rows.contiguous().numpy()
-
-
-def _starts(place: Place, ids: Ints, row_bytes: int) -> Ints:
-    return np.asarray(place.start + ids * row_bytes)
+    return _DTYPES[name]

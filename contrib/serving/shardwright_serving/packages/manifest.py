@@ -84,11 +84,13 @@ class Place:
 
     Attributes:
         start: first of its bytes.
+        rows: number of its rows.
         columns: columns of a row.
         data_type: precision of its rows.
     """
 
     start: int
+    rows: int
     columns: int
     data_type: str
 

@@ -383,8 +383,8 @@ def concat(kjt_list: list[KeyedJaggedTensor]) -> KeyedJaggedTensor:
     names = kjt_list[0].columns().keys()
     for part in kjt_list:
         assert part.stride() == stride, "the batches have different numbers of samples"
-        assert len(part.columns()) == len(names), (
-            "some batches have weights or other columns and some have none"
+        assert sorted(part.columns().keys()) == sorted(names), (
+            "some batches have weights or other columns that others do not have"
         )
         keys += part.keys()
     values = torch.cat([part.values() for part in kjt_list])
@@ -392,7 +392,10 @@ def concat(kjt_list: list[KeyedJaggedTensor]) -> KeyedJaggedTensor:
         keys, values, None, torch.cat([part.lengths() for part in kjt_list]), None, stride
     )
     for name in names:
-        made._columns[name] = torch.cat([part.columns()[name] for part in kjt_list])
+        own = [part.columns()[name] for part in kjt_list]
+        for column in own:
+            assert name == "weights" or column.dtype == own[0].dtype, "a column has several dtypes: " + name
+        made._columns[name] = torch.cat(own)
     return made
 
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 import shardwright as sw
 
 __all__ = [
-    "CommOp",
     "DataParallelWrapper",
-    "MultiPassPrefetchConfig",
     "ShardedModule",
     "ShardingPlanner",
 ]
@@ -58,18 +55,3 @@ class DataParallelWrapper(ABC):
 
 
 DataParallelWrapper.register(sw.DefaultDataParallelWrapper)
-
-
-class CommOp(Enum):
-    """Collectives of embeddings, as codecs are chosen for them in TorchRec."""
-
-    POOLED_EMBEDDINGS_ALL_TO_ALL = "pooled_embeddings_all_to_all"
-    POOLED_EMBEDDINGS_REDUCE_SCATTER = "pooled_embeddings_reduce_scatter"
-    SEQUENCE_EMBEDDINGS_ALL_TO_ALL = "sequence_embeddings_all_to_all"
-
-
-class MultiPassPrefetchConfig(NamedTuple):
-    """Parts in which a cache is filled: their number, and the least bytes of one."""
-
-    num_passes: int = 12
-    min_splitable_pass_size: int = 6 * 1024 * 1024

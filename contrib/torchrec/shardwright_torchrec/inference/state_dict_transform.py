@@ -10,16 +10,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor, init_from_local_shards
 
-__all__ = ["state_dict_all_gather_keys", "state_dict_gather", "state_dict_to_device"]
+__all__ = ["state_dict_gather", "state_dict_to_device"]
 
 State = Mapping[str, Tensor | ShardedTensor]
-
-
-def state_dict_all_gather_keys(state_dict: State, pg: dist.ProcessGroup) -> list[str]:
-    """Names that a rank of a group has in its state dict, sorted; every rank makes this call."""
-    names: list[Any] = [None] * dist.get_world_size(pg)
-    dist.all_gather_object(names, list(state_dict), group=pg)
-    return sorted({name for own in names for name in own})
 
 
 def state_dict_gather(src: State, dst: Mapping[str, Tensor]) -> None:

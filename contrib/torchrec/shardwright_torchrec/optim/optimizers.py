@@ -126,7 +126,7 @@ class RowWiseAdagrad(sw.RowWiseAdagrad):  # type: ignore[misc]  # final, so that
         if lr_decay or maximize:
             raise sw.UnsupportedError(
                 f"RowWiseAdagrad(lr_decay={lr_decay}, maximize={maximize}) is not supported: set the rate with "
-                "torchrec.optim.warmup.WarmupOptimizer; give the loss with the other sign"
+                "a torch.optim.lr_scheduler; give the loss with the other sign"
             )
         super().__init__(params, lr, eps, weight_decay, initial_accumulator_value)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, ClassVar
@@ -11,14 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 import shardwright as sw
-from shardwright_torchrec.planner.topologies import devices_of
 from shardwright_torchrec.planner.types import (
     DeviceHardware,
     PartitionByType,
     Partitioner,
     Perf,
     PlannerError,
-    PlannerErrorType,
     Shard,
     ShardingOption,
     Storage,
@@ -53,24 +51,12 @@ class Ranks:
         """Number of ranks."""
         return len(self.devices)
 
-    @classmethod
-    def of(cls, topology: Any) -> Ranks:
-        """The ranks of a `Topology`, with all of their memory."""
-        if isinstance(topology, Ranks):
-            return topology
-        return cls(devices_of(topology), topology.local_world_size)
-
-    def hosts(self) -> list[list[DeviceHardware]]:
-        """The ranks host by host."""
-        size = self.local_world_size
-        return [self.devices[first : first + size] for first in range(0, self.world_size, size)]
-
 
 class GreedyPerfPartitioner(Partitioner):
-    """Gives each shard to the rank that has taken the least time and has room.
+    """Gives each shard to the rank that has taken the least time and has room, inside the planner.
 
     Args:
-        sort_by: order of the options.
+        sort_by: not needed: slowest first, and largest first where that leaves a shard without room.
         balance_modules: not supported.
     """
 
@@ -78,57 +64,25 @@ class GreedyPerfPartitioner(Partitioner):
 
     def __init__(self, sort_by: SortBy = SortBy.STORAGE, balance_modules: bool = False) -> None:
         _refuse_balance(self, balance_modules)
-        self._sort_by = sort_by
 
-    def partition(
-        self,
-        proposal: list[ShardingOption],
-        storage_constraint: Any,
-        hbm_per_device: int | None = None,
-    ) -> list[ShardingOption]:
-        """The proposal with the rank of each shard.
-
-        Args:
-            proposal: an option of each table, with costs.
-            storage_constraint: a `Topology`, or `Ranks`, whose devices are filled.
-            hbm_per_device: less device memory than the ranks have, bytes.
+    def partition(self, *arguments: Any, **further: Any) -> Any:
+        """Refuse, by name: nothing is placed beside a planner.
 
         Raises:
-            PlannerError: a shard fits nowhere.
+            UnsupportedError: always.
         """
-        ranks = Ranks.of(storage_constraint)
-        for device in ranks.devices if hbm_per_device is not None else ():
-            device.storage = Storage(min(device.storage.hbm, hbm_per_device or 0), device.storage.ddr)
-        self._place(proposal, ranks, self._cost_of())
-        return proposal
-
-    def _cost_of(self) -> Callable[[ShardingOption], Any]:
-        if self._sort_by is SortBy.PERF:
-            return lambda option: option.total_perf
-        return lambda option: (option.total_storage.hbm, option.total_storage.ddr)
-
-    @staticmethod
-    def _place(
-        proposal: Sequence[ShardingOption], ranks: Ranks, cost: Callable[[ShardingOption], Any]
-    ) -> None:
-        order = [
-            PartitionByType.UNIFORM,
-            PartitionByType.MULTI_HOST,
-            PartitionByType.HOST,
-            PartitionByType.DEVICE,
-        ]
-        for kind in order:  # those with least choice first
-            own = [option for option in proposal if option.partition_by == kind.value]
-            for option in sorted(own, key=cost, reverse=True):
-                _place_option(option, kind, ranks)
+        name = type(self).__name__
+        raise sw.UnsupportedError(
+            f"{name} places shards inside a planner: give it as EmbeddingShardingPlanner(partitioner={name}())"
+        )
 
 
 class MemoryBalancedPartitioner(GreedyPerfPartitioner):
-    """Gives each shard to the rank with the most memory left.
+    """Gives each shard to the rank with the most memory left, inside the planner.
 
     Args:
-        max_search_count: steps of TorchRec's search, which is not needed here.
-        tolerance: part of the time that TorchRec's search may lose, which is not needed here.
+        max_search_count: not needed.
+        tolerance: not needed.
         balance_modules: not supported.
     """
 
@@ -146,33 +100,6 @@ def _refuse_balance(partitioner: Partitioner, balance_modules: bool) -> None:
             f"{type(partitioner).__name__}(balance_modules=True) is not supported: shards of all modules are placed "
             "together"
         )
-
-
-def _place_option(option: ShardingOption, kind: PartitionByType, ranks: Ranks) -> None:
-    if kind is PartitionByType.UNIFORM:
-        places = [
-            [ranks.devices[index if shard.rank is None else shard.rank]]
-            for index, shard in enumerate(option.shards)
-        ]
-    elif kind is PartitionByType.HOST:
-        room = max(ranks.hosts(), key=lambda host: min(device.storage for device in host))
-        places = [[room[index % len(room)]] for index in range(option.num_shards)]
-    else:
-        places = [ranks.devices] * option.num_shards
-    for shard, offered in zip(option.shards, places, strict=True):
-        _place_shard(option, shard, offered)
-
-
-def _place_shard(option: ShardingOption, shard: Shard, offered: Sequence[DeviceHardware]) -> None:
-    needed, time = shard.storage or Storage(0, 0), shard.perf or Perf(0, 0, 0, 0)
-    fitting = [device for device in offered if needed.fits_in(device.storage)]
-    if not fitting:
-        raise PlannerError(
-            f"a shard of {option.fqn!r} needs {needed}; of {len(offered)} ranks none has that left",
-            PlannerErrorType.PARTITION,
-        )
-    device = min(fitting, key=lambda device: (device.perf.total, device.rank))
-    device.storage, device.perf, shard.rank = device.storage - needed, device.perf + time, device.rank
 
 
 class OwnPartitioner(sw.Partitioner):

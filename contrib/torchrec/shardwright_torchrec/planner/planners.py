@@ -271,5 +271,4 @@ def _plugin(asked: Any, interface: type, wrapper: Callable[[Any], Any]) -> Any:
     """The name of the plugin that TorchRec's class stands for, or a script's object in its wrapper."""
     if not isinstance(asked, interface):
         return asked
-    name = vars(type(asked)).get("plugin")
-    return name if name is not None and vars(asked) == vars(type(asked)()) else wrapper(asked)
+    return vars(type(asked)).get("plugin") or wrapper(asked)

@@ -14,7 +14,6 @@ __all__ = [
     "get_partition_by_type",
     "mb_to_bytes",
     "placement",
-    "proposers_to_proposals_list",
     "reset_shard_rank",
     "sharder_name",
 ]
@@ -59,19 +58,6 @@ def reset_shard_rank(proposal: Iterable[ShardingOption]) -> None:
     for option in proposal:
         for shard in option.shards:
             shard.rank = None
-
-
-def proposers_to_proposals_list(
-    proposers: Iterable[Any], search_space: list[ShardingOption]
-) -> list[list[ShardingOption]]:
-    """All proposals of proposers that learn nothing from feedback, each once."""
-    found: dict[int, list[ShardingOption]] = {}
-    for proposer in proposers:
-        proposer.load(search_space)
-        while (proposal := proposer.propose()) is not None:
-            found.setdefault(hash(tuple(option.index for option in proposal)), proposal)
-            proposer.feedback(True)
-    return list(found.values())
 
 
 _PARTITION_BY = {

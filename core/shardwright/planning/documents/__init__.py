@@ -18,12 +18,9 @@ def _in_workload(document: Any, place: Place) -> tuple[str, Place]:
     """``table 3 ('user_id')``."""
     if len(place) < 2 or place[0] != "tables":
         return "", place
-    return _table_words(f"table {place[1]}", document["tables"][place[1]]), place[2:]
-
-
-def _table_words(words: str, entry: Any) -> str:
+    entry = document["tables"][place[1]]
     name = entry.get("name") if isinstance(entry, dict) else None
-    return f"{words} ({name!r})" if isinstance(name, str) else words
+    return f"table {place[1]} ({name!r})" if isinstance(name, str) else f"table {place[1]}", place[2:]
 
 
 def _in_constraints(document: Any, place: Place) -> tuple[str, Place]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TypeAlias, cast, final, overload
+from itertools import compress, repeat
+from operator import eq
+from typing import TypeAlias, final, overload
 
-import attrs
 import numpy as np
 import numpy.typing as npt
 from attrs import frozen
@@ -72,15 +72,7 @@ class Block:
     dataflow: Dataflow | None = None
 
     def __attrs_post_init__(self) -> None:
-        if self.rank is not None and self.host_group is not None:
-            raise InvalidInputError(
-                f"a block has rank {self.rank} and host_group {self.host_group}; with a rank its host is given, "
-                "leave host_group out"
-            )
-        if self.local_rank is not None and self.host_group is None:
-            raise InvalidInputError(
-                f"a block has local_rank {self.local_rank} and no host_group; a rank inside a host needs one"
-            )
+        _check_place(self)
 
     @property
     def num_rows(self) -> int:
@@ -125,24 +117,26 @@ class BlockRun:
     count: PositiveInt = 1
     first_part: NonNegativeInt = 0
     is_copied: bool = False
-    rank: int | None = None
-    host_group: int | None = None
-    local_rank: int | None = None
+    rank: NonNegativeInt | None = None
+    host_group: NonNegativeInt | None = None
+    local_rank: NonNegativeInt | None = None
     dataflow: Dataflow | None = None
 
     def __attrs_post_init__(self) -> None:
+        _check_place(self)
         needed = self.first_part + (1 if self.is_copied else self.count)
         if needed > self.row_map.num_parts:
             raise InvalidInputError(
                 f"a run of blocks needs {needed} row parts, its row map has {self.row_map.num_parts}"
             )
-        self.block(0)
 
-    def block(self, index: int) -> Block:
-        """One of the blocks."""
-        part = self.first_part + (0 if self.is_copied else index)
+    def block(self, index: int, rank: int | None = None) -> Block:
+        """One of the blocks, on its own rank if it was given one."""
+        rows = RowPart(self.row_map, self.first_part + (0 if self.is_copied else index))
+        if rank is not None:
+            return Block(rows, self.columns, rank, dataflow=self.dataflow)
         return Block(
-            rows=RowPart(self.row_map, part),
+            rows=rows,
             columns=self.columns,
             rank=None if self.rank is None else self.rank + index,
             host_group=self.host_group,
@@ -152,7 +146,7 @@ class BlockRun:
 
     def sizes(self) -> Iterator[tuple[int, int, int]]:
         """Runs of blocks with equally many rows: ``(index of the first, rows of each, how many)``."""
-        if self.is_copied:
+        if self.is_copied or self.count == 1:  # without asking about the parts before
             yield 0, self.row_map.num_rows_of(self.first_part), self.count
             return
         start, stop, part = self.first_part, self.first_part + self.count, 0
@@ -163,13 +157,42 @@ class BlockRun:
             part += count
 
 
-class _LazyBlocks(Sequence[Block]):
-    """Blocks that are made when they are looked at, and equal any sequence of the same blocks."""
+def _check_place(item: Block | BlockRun) -> None:
+    if item.rank is not None and item.host_group is not None:
+        raise InvalidInputError(
+            f"a block has rank {item.rank} and host_group {item.host_group}; with a rank its host is given, "
+            "leave host_group out"
+        )
+    if item.local_rank is not None and item.host_group is None:
+        raise InvalidInputError(
+            f"a block has local_rank {item.local_rank} and no host_group; a rank inside a host needs one"
+        )
+
+
+@final
+@frozen(eq=False, repr=False)
+class Blocks(Sequence[Block]):
+    """The blocks of runs, one run after the other: they are made when they are looked at, and equal any such sequence.
+
+    Args:
+        runs: the runs.
+        ranks: the rank that each block was given, instead of what its run says; ``None``: none was.
+    """
+
+    runs: tuple[BlockRun, ...]
+    ranks: tuple[int, ...] | None = None
+
+    def __len__(self) -> int:
+        return sum(run.count for run in self.runs)
+
+    def __iter__(self) -> Iterator[Block]:
+        ranks = repeat(None) if self.ranks is None else iter(self.ranks)
+        return (run.block(index, next(ranks)) for run in self.runs for index in range(run.count))
 
     def __eq__(self, other: object) -> bool:
-        if isinstance(self, BlockRuns) and isinstance(other, BlockRuns) and self.runs == other.runs:
+        if isinstance(other, Blocks) and (self.runs, self.ranks) == (other.runs, other.ranks):
             return True  # without making a block; other runs may be the same blocks
-        return isinstance(other, Sequence) and tuple(self) == tuple(other)
+        return isinstance(other, Sequence) and len(self) == len(other) and all(map(eq, self, other))
 
     def __repr__(self) -> str:
         return repr(tuple(self))  # ranks compare what they shard by it, however it was made
@@ -181,56 +204,26 @@ class _LazyBlocks(Sequence[Block]):
     @overload
     def __getitem__(self, index: slice) -> tuple[Block, ...]: ...
     def __getitem__(self, index: int | slice) -> Block | tuple[Block, ...]:
-        if isinstance(index, slice):
-            return tuple(self._block(position) for position in range(len(self))[index])
-        return self._block(range(len(self))[index])
-
-    @abstractmethod
-    def _block(self, index: int) -> Block:
-        """The block at a position from 0."""
-
-
-@final
-@frozen(eq=False, repr=False)
-class BlockRuns(_LazyBlocks):
-    """The blocks of runs, one run after the other."""
-
-    runs: tuple[BlockRun, ...]
-
-    def __len__(self) -> int:
-        return sum(run.count for run in self.runs)
-
-    def __iter__(self) -> Iterator[Block]:
-        return (run.block(index) for run in self.runs for index in range(run.count))
-
-    def _block(self, index: int) -> Block:
+        places = range(len(self))[index]
+        if isinstance(places, range):
+            return tuple(self[place] for place in places)
+        rank, place = None if self.ranks is None else self.ranks[places], places
         for run in self.runs:
-            if index < run.count:
-                return run.block(index)
-            index -= run.count
-        raise IndexError(index)
+            if place < run.count:
+                break
+            place -= run.count
+        return run.block(place, rank)
 
+    @property
+    def ranked_runs(self) -> tuple[BlockRun, ...]:
+        """Runs with all ranks in them: one for each block, where these were given ranks."""
+        return self.runs if self.ranks is None else as_blocks(tuple(self)).runs
 
-@final
-@frozen(eq=False, repr=False)
-class PlacedBlocks(_LazyBlocks):
-    """Blocks with the rank that each was given."""
-
-    blocks: Sequence[Block]
-    ranks: Sequence[int]
-
-    def __len__(self) -> int:
-        return len(self.ranks)
-
-    def __iter__(self) -> Iterator[Block]:
-        return (
-            Block(block.rows, block.columns, rank, dataflow=block.dataflow)
-            for block, rank in zip(self.blocks, self.ranks, strict=True)
-        )
-
-    def _block(self, index: int) -> Block:
-        block = self.blocks[index]
-        return Block(block.rows, block.columns, self.ranks[index], dataflow=block.dataflow)
+    def only(self, kept: Sequence[bool]) -> Blocks:
+        """The blocks of some of the runs."""
+        counts = [run.count for run in self.runs]
+        ranks = self.ranks and tuple(compress(self.ranks, np.repeat(kept, counts)))
+        return Blocks(tuple(compress(self.runs, kept)), ranks)
 
 
 @frozen(eq=False)
@@ -254,75 +247,55 @@ class BlockColumns:
     dataflows: tuple[Dataflow | None, ...]
 
     @classmethod
-    def of(cls, blocks: Sequence[Block]) -> BlockColumns:
-        """The columns of any sequence of blocks; runs are not taken apart."""
-        if isinstance(blocks, PlacedBlocks):
-            return attrs.evolve(cls.of(blocks.blocks), rank=np.asarray(blocks.ranks, dtype=np.int64))
-        if isinstance(blocks, BlockRuns):
-            return cls._joined([cls._of_run(run) for run in blocks.runs])
-        return cls._of_objects(blocks)
-
-    @classmethod
-    def _of_run(cls, run: BlockRun) -> BlockColumns:
-        count = run.count
-        steps, zeros = np.arange(count), np.zeros(count, dtype=np.int64)
-        return cls(
-            part=run.first_part + (zeros if run.is_copied else steps),
-            start=zeros + run.columns.start,
-            stop=zeros + run.columns.stop,
-            rank=zeros + UNPLACED if run.rank is None else run.rank + steps,
-            dataflow=zeros,
-            dataflows=(run.dataflow,),
-        )
-
-    @classmethod
-    def _of_objects(cls, blocks: Sequence[Block]) -> BlockColumns:
+    def of(cls, blocks: Blocks) -> BlockColumns:
+        """The columns of blocks; runs are not taken apart."""
         place: dict[Dataflow | None, int] = {}
-        rows = [
+        # Of each run: what its blocks have in common, and by how much part and rank grow from one block to the next.
+        runs = [
             (
-                block.rows.index,
-                block.columns.start,
-                block.columns.stop,
-                UNPLACED if block.rank is None else block.rank,
-                place.setdefault(block.dataflow, len(place)),
+                run.first_part,
+                0 if run.is_copied else 1,
+                UNPLACED if run.rank is None else run.rank,
+                0 if run.rank is None else 1,
+                run.columns.start,
+                run.columns.stop,
+                place.setdefault(run.dataflow, len(place)),
             )
-            for block in blocks
+            for run in blocks.runs
         ]
-        part, start, stop, rank, dataflow = np.array(rows, dtype=np.int64).reshape(-1, 5).T.copy()
-        return cls(part, start, stop, rank, dataflow, tuple(place))
-
-    @classmethod
-    def _joined(cls, pieces: Sequence[BlockColumns]) -> BlockColumns:
-        if len(pieces) == 1:
-            return pieces[0]
-        place: dict[Dataflow | None, int] = {}
-        own = [
-            np.array([place.setdefault(dataflow, len(place)) for dataflow in piece.dataflows])
-            for piece in pieces
-        ]
-        return cls(
-            part=np.concatenate([piece.part for piece in pieces]),
-            start=np.concatenate([piece.start for piece in pieces]),
-            stop=np.concatenate([piece.stop for piece in pieces]),
-            rank=np.concatenate([piece.rank for piece in pieces]),
-            dataflow=np.concatenate([new[piece.dataflow] for new, piece in zip(own, pieces, strict=True)]),
-            dataflows=tuple(place),
-        )
+        count = np.array([run.count for run in blocks.runs])
+        step = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
+        part, next_part, rank, next_rank, start, stop, dataflow = np.repeat(
+            np.array(runs), count, axis=0
+        ).T.copy()
+        own = rank + next_rank * step if blocks.ranks is None else np.array(blocks.ranks, dtype=np.int64)
+        return cls(part + next_part * step, start, stop, own, dataflow, tuple(place))
 
     def __len__(self) -> int:
         return len(self.part)
 
 
-def as_blocks(values: Iterable[Block | BlockRun]) -> Sequence[Block]:
-    """Blocks as they are; runs of them as lazy blocks."""
-    if isinstance(values, _LazyBlocks):
+def as_blocks(values: Iterable[Block | BlockRun]) -> Blocks:
+    """Blocks and runs of blocks as they stand, one after the other."""
+    if isinstance(values, Blocks):
         return values
     if not isinstance(values, Iterable):
         raise InvalidInputError(f"the blocks of a layout must be a list of Blocks, got {brief(values)}")
-    given = tuple(values)
-    for index, block in enumerate(given):
-        if not isinstance(block, Block | BlockRun):
-            raise InvalidInputError(f"blocks[{index}] of a layout must be a Block, got {brief(block)}")
-    if given and all(isinstance(item, BlockRun) for item in given):
-        return BlockRuns(cast("tuple[BlockRun, ...]", given))
-    return cast("tuple[Block, ...]", given)
+    runs = []
+    for index, item in enumerate(values):
+        if not isinstance(item, Block | BlockRun):
+            raise InvalidInputError(f"blocks[{index}] of a layout must be a Block, got {brief(item)}")
+        runs.append(item if isinstance(item, BlockRun) else _run_of(item))
+    return Blocks(tuple(runs))
+
+
+def _run_of(block: Block) -> BlockRun:
+    return BlockRun(
+        row_map=block.rows.row_map,
+        columns=block.columns,
+        first_part=block.rows.index,
+        rank=block.rank,
+        host_group=block.host_group,
+        local_rank=block.local_rank,
+        dataflow=block.dataflow,
+    )

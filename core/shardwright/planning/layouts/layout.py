@@ -18,16 +18,15 @@ from attrs import field, frozen
 
 from shardwright.arguments import typed
 from shardwright.errors import InvalidInputError, nearest
-from shardwright.planning.distinct import distinct, without
+from shardwright.planning.arrays import distinct, without
 from shardwright.planning.layouts.blocks import (
     UNPLACED,
     Block,
     BlockColumns,
     BlockRun,
-    BlockRuns,
+    Blocks,
     ColumnRange,
     Ints,
-    PlacedBlocks,
     as_blocks,
 )
 from shardwright.planning.layouts.dataflows import (
@@ -45,12 +44,11 @@ __all__ = [
     "DATAFLOWS",
     "Block",
     "BlockRun",
-    "BlockRuns",
+    "Blocks",
     "ColumnRange",
     "Dataflow",
     "Exchange",
     "Layout",
-    "PlacedBlocks",
     "Routed",
     "from_data",
     "to_data",
@@ -78,24 +76,18 @@ class Layout:
         'exchange'
     """
 
-    blocks: Sequence[Block] = field(converter=as_blocks)
+    blocks: Blocks = field(converter=as_blocks)
     dataflow: Dataflow = field(factory=Exchange)
     variant: str = ""
     extras: Mapping[str, Any] = field(factory=dict)
 
     @blocks.validator
-    def _some(self, attribute: Any, value: Sequence[Block]) -> None:
+    def _some(self, attribute: Any, value: Blocks) -> None:
         if not value:
             raise InvalidInputError("a layout needs at least one block")
-        if isinstance(value, PlacedBlocks):
-            return
-        maps = (
-            [run.row_map for run in value.runs]
-            if isinstance(value, BlockRuns)
-            else [block.rows.row_map for block in value]
-        )
+        first, *rest = (run.row_map for run in value.runs)
         # Mostly it is one object; comparing maps of many bounds with themselves would take the square of their number.
-        if any(row_map is not maps[0] and row_map != maps[0] for row_map in maps):
+        if any(row_map is not first and row_map != first for row_map in rest):
             raise InvalidInputError("the blocks of a layout must be parts of one row map")
 
     @property
@@ -106,15 +98,12 @@ class Layout:
     @property
     def row_map(self) -> RowMap:
         """The row map of all its blocks."""
-        cut = self.blocks.blocks if isinstance(self.blocks, PlacedBlocks) else self.blocks
-        return cut.runs[0].row_map if isinstance(cut, BlockRuns) else cut[0].rows.row_map
+        return self.blocks.runs[0].row_map
 
     @property
     def dataflows(self) -> tuple[Dataflow, ...]:
         """The dataflows of its blocks, each once, in the order of the blocks."""
-        cut = self.blocks.blocks if isinstance(self.blocks, PlacedBlocks) else self.blocks
-        items = cut.runs if isinstance(cut, BlockRuns) else cut
-        return tuple(dict.fromkeys(item.dataflow or self.dataflow for item in items))
+        return tuple(dict.fromkeys(run.dataflow or self.dataflow for run in self.blocks.runs))
 
     @property
     def is_replicated(self) -> bool:
@@ -139,15 +128,8 @@ class Layout:
         chosen = set(dataflows)
         if chosen.issuperset(self.dataflows):
             return self
-        cut = self.blocks.blocks if isinstance(self.blocks, PlacedBlocks) else self.blocks
-        items: Sequence[Block | BlockRun] = cut.runs if isinstance(cut, BlockRuns) else cut
-        is_kept = [(item.dataflow or self.dataflow) in chosen for item in items]
-        kept = as_blocks([item for item, keep in zip(items, is_kept, strict=True) if keep])
-        if isinstance(self.blocks, PlacedBlocks):
-            counts = [item.count if isinstance(item, BlockRun) else 1 for item in items]
-            ranks = np.asarray(self.blocks.ranks)[np.repeat(is_kept, counts)]
-            kept = PlacedBlocks(kept, tuple(ranks.tolist()))
-        return attrs.evolve(self, blocks=kept)
+        is_kept = [(run.dataflow or self.dataflow) in chosen for run in self.blocks.runs]
+        return attrs.evolve(self, blocks=self.blocks.only(is_kept))
 
     def distinct_blocks(self) -> Iterator[Block]:
         """Blocks, of copies only the first: together they hold each row and column once."""
@@ -177,15 +159,12 @@ class Layout:
     @property
     def is_placed(self) -> bool:
         """True if each block has a rank."""
-        if isinstance(self.blocks, PlacedBlocks):
-            return True
-        items = self.blocks.runs if isinstance(self.blocks, BlockRuns) else self.blocks
-        return all(item.rank is not None for item in items)
+        return self.blocks.ranks is not None or all(run.rank is not None for run in self.blocks.runs)
 
     @property
     def ranks(self) -> Sequence[int | None]:
         """The rank of each block."""
-        if isinstance(self.blocks, PlacedBlocks):
+        if self.blocks.ranks is not None:
             return self.blocks.ranks
         return [None if rank == UNPLACED else rank for rank in self.columns.rank.tolist()]
 
@@ -204,7 +183,7 @@ class Layout:
         chosen = tuple(ranks)
         if len(chosen) != len(self.blocks):
             raise InvalidInputError(f"{len(chosen)} ranks were given for {len(self.blocks)} blocks")
-        return attrs.evolve(self, blocks=PlacedBlocks(self.blocks, chosen))
+        return attrs.evolve(self, blocks=attrs.evolve(self.blocks, ranks=chosen))
 
     def check(self, table: TableSpec, *, world_size: int | None = None) -> None:
         """Check that each row and column of ``table`` is covered exactly once, or once on every rank, and ranks exist.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 _LIMITS = {"": "memory.max", "memory": "memory.limit_in_bytes"}
@@ -14,22 +15,12 @@ def host_memory_bytes(root: Path = Path("/")) -> int | None:
     """Bytes of host memory; ``None`` where the system does not say.
 
     Args:
-        root: the folder that ``proc`` and ``sys`` are in.
+        root: the folder that ``proc`` and ``sys`` are in, which tell the limits of control groups.
     """
-    found = [*_of_machine(root), *_limits(root)]
+    found = list(_limits(root))
+    with suppress(ValueError, OSError, AttributeError):  # a system that does not say
+        found.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     return min(found, default=None)
-
-
-def _of_machine(root: Path) -> Iterator[int]:
-    """The memory of the machine, as Linux tells it, or else as POSIX does."""
-    try:
-        lines = (root / "proc/meminfo").read_text().splitlines()
-        yield from (int(line.split()[1]) * 1024 for line in lines if line.startswith("MemTotal:"))
-    except OSError:
-        try:
-            yield os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        except (ValueError, OSError, AttributeError):  # a system without these
-            return
 
 
 def _limits(root: Path) -> Iterator[int]:

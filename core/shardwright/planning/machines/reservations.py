@@ -14,11 +14,9 @@ from attrs import frozen
 
 from shardwright.arguments import NonNegativeFloat, NonNegativeInt, Within, as_value, check, typed
 from shardwright.errors import InvalidInputError, NoPlanError
-from shardwright.planning.arrays import Ints
+from shardwright.planning.arrays import ID_BYTES, Ints
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.text import bytes_text
-
-ID_BYTES = 8
 
 
 @frozen

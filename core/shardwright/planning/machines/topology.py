@@ -18,11 +18,12 @@ from attrs import field, frozen
 
 from shardwright.arguments import NonNegativeFloat, PositiveFloat, PositiveInt, Within, brief, checked, whole
 from shardwright.errors import InvalidInputError, UnknownNameError, UnsupportedError, nearest
+from shardwright.host.extensions import load_at
 from shardwright.host.process import process_host
-from shardwright.planning.assumptions import CPU_DEVICE, GIB, Assumption, assumptions_of
+from shardwright.planning.assumptions import CPU_DEVICE, GIB, InputValue, assumptions_of
 from shardwright.planning.documents import MACHINE
 from shardwright.planning.documents.limits import MOST_MEMORY_BYTES, MOST_RANKS
-from shardwright.planning.machines.replicas import RankGrid, Replicas
+from shardwright.planning.machines.replicas import Replicas
 
 __all__ = ["CPU_DEVICE", "GIB", "InputValue", "Topology", "known_devices"]
 
@@ -34,20 +35,6 @@ CPU_TIER = "cpu_ddr"
 
 
 MemoryBytes = Annotated[float, Within(ge=0, le=MOST_MEMORY_BYTES)]
-
-
-@frozen
-class InputValue:
-    """Value with its origin: ``given``, ``detected``, ``measured`` or ``assumed``, and the source of the last two."""
-
-    value: Any
-    origin: str
-    source: str = ""
-
-    def to_data(self) -> dict[str, Any]:
-        """Return JSON data."""
-        data = {"value": self.value, "provenance": self.origin}
-        return {**data, "source": self.source} if self.source else data
 
 
 def _tiers_of(device: str) -> tuple[str, ...]:
@@ -139,7 +126,9 @@ class Topology:
         given = _Given(tuple(detected), assumptions_of(own, with_cpus=is_mixed))
         given.note("world_size", world_size)
         given.note("compute_device", compute_device)
-        given.choose("local_world_size", local_world_size, Assumption(world_size, "all ranks on one host"))
+        given.choose(
+            "local_world_size", local_world_size, InputValue(world_size, "assumed", "all ranks on one host")
+        )
         _check_of_device(own, hbm_cap=hbm_cap, hbm_mem_bw=hbm_mem_bw, hbm_to_ddr_mem_bw=hbm_to_ddr_mem_bw)
         caps, bandwidths = {"hbm": hbm_cap, "ddr": ddr_cap}, {"hbm": hbm_mem_bw, "ddr": ddr_mem_bw}
         tiers = _tiers_of(own)
@@ -262,7 +251,7 @@ class Topology:
             for name, value in measured.items()
             if values[name].value == value
         }
-        return topology._with(provenance={**values, **noted})
+        return topology.evolved(provenance={**values, **noted})
 
     @checked
     def sharding_group(
@@ -276,7 +265,7 @@ class Topology:
         """The topology of one sharding group, where these ranks are several with a replica of each table.
 
         Plans for models with sharding groups are made for it. Of memory, each of its ranks has what the least
-        of its replicas has.
+        of its replicas has. The extension ``method:sharding_group`` makes it.
 
         Args:
             sharding_group_size: ranks of a group; tables are sharded over so many.
@@ -287,37 +276,24 @@ class Topology:
 
         Raises:
             InvalidInputError: the ranks do not divide into such groups, or a group not into such hosts.
+            UnknownPluginError: no plugin that makes such groups is loaded.
 
         Example:
             >>> group = Topology(64, "cuda", local_world_size=8).sharding_group(16, use_inter_host_allreduce=True)
             >>> group.world_size, group.local_world_size, group.replicas.num_groups
             (16, 8, 4)
         """
-        if self.replicas is not None:
-            raise InvalidInputError("this is the topology of a sharding group already")
-        if self.is_mixed:
-            raise InvalidInputError(
-                f"sharding groups are of ranks with one type of device; these have {' and '.join(self.device_types)}"
-            )
-        size = whole(sharding_group_size)
-        grid = RankGrid(self.world_size, size, self.local_world_size, use_inter_host_allreduce)
-        own = grid.local_size(grid.sharding_group(0))
-        local = own if node_group_size is None else grid.hosts_of(node_group_size)
-        replicas = grid.replicas(sync_every)
-        changed = {"world_size": size, "local_world_size": local, "replicas": attrs.asdict(replicas)}
-        return self._with(
-            world_size=size,
-            compute_devices=self.compute_devices[:size],
-            local_world_size=local,
-            memory_bytes={tier: _least(values, grid) for tier, values in self.memory_bytes.items()},
-            replicas=replicas,
-            provenance={
-                **self.provenance,
-                **{name: InputValue(value, "given") for name, value in changed.items()},
-            },
+        make = load_at("method", "sharding_group", process_host().extensions)
+        made: Topology = make(
+            self,
+            whole(sharding_group_size),
+            sync_every=sync_every,
+            use_inter_host_allreduce=use_inter_host_allreduce,
+            node_group_size=node_group_size,
         )
+        return made
 
-    def _with(self, **changed: Any) -> Topology:
+    def evolved(self, **changed: Any) -> Topology:
         """Copy with other values of attributes."""
         own = {attribute.name: getattr(self, attribute.name) for attribute in attrs.fields(Topology)}
         copied = object.__new__(Topology)
@@ -369,7 +345,7 @@ class Topology:
             return self
         ranks = self.ranks_of(device)
         kept = {tier: own for tier in _tiers_of(device) for own in [_own_name(tier, device)]}
-        return self._with(
+        return self.evolved(
             world_size=len(ranks),
             compute_devices=(device,) * len(ranks),
             local_world_size=min(self.local_world_size, len(ranks)),
@@ -465,7 +441,7 @@ class Topology:
 class _Given:
     """Collects values with where they came from."""
 
-    def __init__(self, detected: tuple[str, ...], assumptions: Mapping[str, Assumption]) -> None:
+    def __init__(self, detected: tuple[str, ...], assumptions: Mapping[str, InputValue]) -> None:
         self.values: dict[str, InputValue] = {}
         self._detected = detected
         self._assumptions = assumptions
@@ -479,11 +455,10 @@ class _Given:
             self.note(f"{name}.{key}", value)
         return values
 
-    def choose(self, name: str, value: Any, assumed: Assumption | None = None) -> Any:
+    def choose(self, name: str, value: Any, assumed: InputValue | None = None) -> Any:
         if value is None:
-            assumed = assumed or self._assumptions[name]
-            self.values[name] = InputValue(assumed.value, "assumed", assumed.source)
-            return assumed.value
+            self.values[name] = assumed or self._assumptions[name]
+            return self.values[name].value
         self.note(name, value)
         return value
 
@@ -593,13 +568,6 @@ def _per_rank(name: str, value: Any, world_size: int) -> tuple[int, ...]:
     if any(item != int(item) for item in values):
         raise InvalidInputError(f"{name} must be bytes, and whole, got {value!r}")
     return tuple(int(item) for item in values)
-
-
-def _least(values: tuple[int, ...], grid: RankGrid) -> tuple[int, ...]:
-    """Take the least of the values of each rank's replicas, for the ranks of a sharding group."""
-    if len(set(values)) == 1:
-        return values[: grid.sharding_group_size]
-    return tuple(min(values[other] for other in grid.replica_group(rank)) for rank in grid.sharding_group(0))
 
 
 def _compact(values: tuple[int, ...]) -> int | list[int]:

@@ -1,31 +1,106 @@
-"""Enumeration: tables x sharding types x layouts x compute kernels, into columns."""
+"""Enumeration: tables x sharding types x layouts x compute kernels, into columns, with their costs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import chain
+from operator import attrgetter
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from attrs import frozen
 
 from shardwright.contracts.demands import refusal_of_sums
 from shardwright.errors import NoPlanError, PlanningError, UnknownPluginError
+from shardwright.planning.arrays import FREE, NO_GANG, Bools, Ints
 from shardwright.planning.layouts.layout import Layout
 from shardwright.planning.machines.topology import Topology
-from shardwright.planning.options.columns import Option, OptionColumns
-from shardwright.planning.options.offers import Offers, Plugins
+from shardwright.planning.options.inputs import Request
+from shardwright.planning.options.offers import Offers
 from shardwright.planning.options.options import Options, Refusal
+from shardwright.planning.options.planning_plugins import PlanningPlugins
 from shardwright.planning.options.rank_rules import RankRules
+from shardwright.planning.options.search_space import SearchSpace, estimate_costs
+from shardwright.planning.options.shapes import Runs, ShardRun
 from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
 from shardwright.planning.tables.option_space import EVERYTHING, OptionSpace
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.planning.watch import OutOfTime, Watch
+
+if TYPE_CHECKING:
+    from shardwright.host.plugin_host import PluginHost
+
+_Option: TypeAlias = tuple[int, int, Layout, Runs, list[int]]
+"""Codes of a sharding type and a kernel, a layout, its runs, and the code of what the kernel is asked for each run."""
+
+_Refuses: TypeAlias = Callable[[Layout], str]
+"""Explains why the rules on ranks forbid a table's layout; empty if they do not."""
+
+
+@frozen(eq=False)
+class _TableOptions:
+    """A distinct table with its options.
+
+    Args:
+        table: the table.
+        lookups: ids that a rank looks up in it in a step, and vectors that it gets back.
+        options: its options.
+        refused: sharding types and kernels that were refused for it.
+    """
+
+    table: TableSpec
+    lookups: tuple[float, float]
+    options: list[_Option]
+    refused: tuple[Refusal, ...]
+
+
+def prepare(
+    tables: Sequence[TableSpec],
+    request: Request,
+    plugins: PlanningPlugins,
+    *,
+    on_this_machine: bool = False,
+    watch: Watch | None = None,
+) -> SearchSpace:
+    """Ask sharding types and kernels for options, and the estimators for their costs.
+
+    Args:
+        tables: tables to shard.
+        request: over what, and what the user asks.
+        plugins: the plugins that plan.
+        on_this_machine: plan for this machine, so what is installed here counts.
+        watch: watch of the search to come; ends this too.
+
+    Raises:
+        KeyboardInterrupt: somebody asked for an end before the options were known.
+        PlanningError: nothing is left for some table, or an estimator broke its contract.
+        NoPlanError: constraints contradict each other.
+        UnknownNameError: the constraints name a table, type or kernel that does not exist.
+    """
+    rules = RankRules.of(request.constraints, tables, request.topology)
+    options = enumerate_options(
+        tables,
+        request.topology,
+        request.constraints,
+        plugins.plugin_host,
+        batch_size=request.batch_size,
+        on_this_machine=on_this_machine,
+        fold_tables=plugins.performance.depends_on_shape_only and plugins.storage.depends_on_shape_only,
+        space=plugins.offered_space(request.topology),
+        rules=rules,
+        watch=watch,
+    )
+    ids_per_batch = float(options.ids_per_batch @ options.multiplicity)
+    capacity = request.reservation.capacity_bytes(request.topology, ids_per_batch)
+    return estimate_costs(options, request.topology, plugins.performance, plugins.storage, capacity, rules)
 
 
 def enumerate_options(
     tables: Sequence[TableSpec],
     topology: Topology,
     constraints: Constraints,
-    plugins: Plugins,
+    plugins: PluginHost,
     *,
     batch_size: int,
     on_this_machine: bool = False,
@@ -56,23 +131,29 @@ def enumerate_options(
     """
     constraints.check(tables)
     offers = Offers(plugins, topology, on_this_machine, space, watch or Watch())
-    collected = OptionColumns()
+    specs: list[TableSpec] = []
+    alike: list[int] = []
+    known: dict[Hashable, int] = {}
+    found: list[_TableOptions] = []
     for index, table in enumerate(tables):
         rule = offers.asked(table, constraints.of(table))
         try:
             spec = rule.applied_to(table)
             _check_device(spec, rule, topology)
             key = offers.identity(spec, rule) if fold_tables else table.path
-            if collected.add_table(spec, key):
-                collected.add_lookups(*_lookups(spec, rule, batch_size))
-                _enumerate_table(collected, offers, _Demands(rule, rules, index))
+            alike.append(known.setdefault(key, len(found)))
+            if alike[-1] == len(found):
+                lookups = _lookups(spec, rule, batch_size)
+                refuses: _Refuses = partial(rules.refusal, index) if rules else lambda layout: ""
+                found.append(_table_options(spec, lookups, offers, rule, refuses))
+            specs.append(spec)
         except UnknownPluginError as error:
             raise UnknownPluginError(
                 f"what is asked of table {table.describe()}: {error}", **error.facts
             ) from error
         except OutOfTime:
             raise _ended_early(offers, table, index, len(tables)) from None
-    return collected.finish(offers)
+    return _as_columns(found, specs, alike, offers)
 
 
 def _ended_early(offers: Offers, table: TableSpec, index: int, count: int) -> BaseException:
@@ -117,70 +198,66 @@ def _lookups(table: TableSpec, rule: ParameterConstraints, batch_size: int) -> t
     return float((pooling * bags).sum()), float(vectors.sum())
 
 
-@frozen
-class _Demands:
-    """Demands on a table: its own constraints, and the rules on ranks that it shares with others."""
-
-    rule: ParameterConstraints
-    rules: RankRules | None
-    index: int
-
-    def refusal(self, layout: Layout) -> str:
-        """Explain why the rules on ranks forbid a layout; empty if they do not."""
-        return self.rules.refusal(self.index, layout) if self.rules else ""
-
-    @property
-    def demands(self) -> tuple[str, ...]:
-        """The constraints that leave options out."""
-        cutting = (
-            *("sharding_types", "compute_kernels", "cache_params", "min_partition"),
-            *("ranks", "together", "apart"),
-        )
-        return tuple(name for name in cutting if name in self.rule.given)
+def _cutting(rule: ParameterConstraints) -> tuple[str, ...]:
+    """The constraints that leave options out."""
+    cutting = (
+        *("sharding_types", "compute_kernels", "cache_params", "min_partition"),
+        *("ranks", "together", "apart"),
+    )
+    return tuple(name for name in cutting if name in rule.given)
 
 
-def _enumerate_table(collected: OptionColumns, offers: Offers, own: _Demands) -> None:
-    table = collected.tables[-1]
+def _table_options(
+    table: TableSpec,
+    lookups: tuple[float, float],
+    offers: Offers,
+    rule: ParameterConstraints,
+    refuses: _Refuses,
+) -> _TableOptions:
     refusals: list[Refusal] = []
-    found = list(_offered(offers, table, own, refusals))
+    found = list(_offered(offers, table, rule, refuses, refusals))
     unique = tuple(dict.fromkeys(refusals))
     if not found:
         optimizers, named = offers.plugins.optimizers, table.optimizer and table.optimizer.name
         if named and optimizers.names and named not in optimizers:
             optimizers.entry(named)  # which raises: no plugin has it, and no kernel took one of that name
-        asked = (*own.demands, *(demand.name for demand in offers.demands_on(table, own.rule)))
+        asked = (*_cutting(rule), *(demand.name for demand in offers.demands_on(table, rule)))
         raise PlanningError(
-            _no_option(table, own, unique, offers), subject=table.path, asked=tuple(dict.fromkeys(asked))
+            _no_option(table, rule, unique, offers), subject=table.path, asked=tuple(dict.fromkeys(asked))
         )
-    collected.add_options(found, unique)
+    return _TableOptions(table, lookups, found, unique)
 
 
-def _offered(offers: Offers, table: TableSpec, own: _Demands, refusals: list[Refusal]) -> Iterator[Option]:
+def _offered(
+    offers: Offers, table: TableSpec, rule: ParameterConstraints, refuses: _Refuses, refusals: list[Refusal]
+) -> Iterator[_Option]:
     """The options of a table: codes of type and kernel, the layout, and what the kernel is asked for each run."""
     codec = table.qcomms_config.forward if table.qcomms_config else None
-    for code in offers.types_for(own.rule):
-        kernels = offers.kernels_for(code, table, own.rule, refusals)
-        for layout, runs in offers.layouts(code, table, own.rule, refusals):
-            reason = own.refusal(layout) or refusal_of_sums(table, codec, cuts_rows=layout.cuts_rows)
+    for code in offers.types_for(rule):
+        kernels = offers.kernels_for(code, table, rule, refusals)
+        for layout, runs in offers.layouts(code, table, rule, refusals):
+            reason = refuses(layout) or refusal_of_sums(table, codec, cuts_rows=layout.cuts_rows)
             if reason:
                 name = list(offers.types)[code]
                 refusals.append(Refusal(table.path, "sharding type", name, reason))
                 continue
             for kernel in kernels:
-                if not offers.goes_with(kernel, layout, table, own.rule, refusals):
+                if not offers.goes_with(kernel, layout, table, rule, refusals):
                     continue
-                extras = {**(own.rule.extras or {}), **layout.extras}
+                extras = {**(rule.extras or {}), **layout.extras}
                 requests = offers.requests(kernel, table, runs, extras, refusals)
                 if requests is not None:
                     yield code, kernel, layout, runs, requests
 
 
-def _no_option(table: TableSpec, own: _Demands, refusals: Iterable[Refusal], offers: Offers) -> str:
-    given = own.rule.to_data()
-    constraints = ", ".join(f"{name}={given[name]}" for name in own.demands)
+def _no_option(
+    table: TableSpec, rule: ParameterConstraints, refusals: Iterable[Refusal], offers: Offers
+) -> str:
+    given = rule.to_data()
+    constraints = ", ".join(f"{name}={given[name]}" for name in _cutting(rule))
     told = "; ".join(str(refusal).rstrip(".") for refusal in refusals)
     reasons = told or "no sharding type and no compute kernel is loaded"
-    by_name = [] if own.rule.sharding_types else offers.types_by_name_only
+    by_name = [] if rule.sharding_types else offers.types_by_name_only
     unasked = (
         f"Offered only to tables whose sharding_types name them: {', '.join(by_name)}. " if by_name else ""
     )
@@ -190,6 +267,79 @@ def _no_option(table: TableSpec, own: _Demands, refusals: Iterable[Refusal], off
         f"constraints: {constraints or 'none'}. Refused: {reasons}. "
         f"{unasked}Known sharding types: {', '.join(offers.plugins.sharding_types.names) or 'none'}; "
         f"compute kernels: {', '.join(offers.plugins.compute_kernels.names) or 'none'}. "
-        + (f"Loosen what is asked of {table.name!r}, or change" if own.demands else "Change")
+        + (f"Loosen what is asked of {table.name!r}, or change" if _cutting(rule) else "Change")
         + " what the refusals name."
     )
+
+
+def _as_columns(
+    found: Sequence[_TableOptions], all_tables: Iterable[TableSpec], alike: Sequence[int], offers: Offers
+) -> Options:
+    """The options of all tables, as columns.
+
+    Args:
+        found: distinct tables, in order.
+        all_tables: all tables.
+        alike: the distinct table that each of them is like.
+        offers: sharding types and kernels, by code.
+    """
+    types, kernels, layouts, of_options, requests = zip(
+        *chain.from_iterable(own.options for own in found), strict=True
+    )
+    counts = np.array(list(map(len, of_options)), dtype=np.int64)
+    num_options = [len(own.options) for own in found]
+    ids, bags = np.array([own.lookups for own in found], dtype=np.float64).T.copy()
+    runs = list(chain.from_iterable(of_options))
+    rank, gang, local_rank = _places(runs, of_options, offers.topology)
+    return Options(
+        tables=tuple(own.table for own in found),
+        all_tables=tuple(all_tables),
+        distinct_table=np.array(alike, dtype=np.int64),
+        sharding_types=tuple(offers.types.values()),
+        compute_kernels=tuple(offers.kernels.values()),
+        requests=tuple(offers.request_codes),
+        refused=tuple(own.refused for own in found),
+        ids_per_batch=ids,
+        bags_per_batch=bags,
+        first_option=np.concatenate([[0], np.cumsum(num_options)]).astype(np.int64),
+        table=np.repeat(np.arange(len(found)), num_options),
+        sharding_type=np.array(types, dtype=np.int64),
+        compute_kernel=np.array(kernels, dtype=np.int64),
+        layouts=layouts,
+        cuts_rows=_flags(layouts, "cuts_rows"),
+        is_replicated=_flags(layouts, "is_replicated"),
+        sums_inside_host=_flags(layouts, "sums_inside_host"),
+        first_shard=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+        option=np.repeat(np.arange(len(counts), dtype=np.int64), counts),
+        count=_numbers(runs, "length"),
+        num_rows=_numbers(runs, "num_rows"),
+        num_columns=_numbers(runs, "num_columns"),
+        is_copy=_flags(runs, "is_copy"),
+        id_fraction=np.array([run.id_fraction for run in runs], dtype=np.float64),
+        rank=rank,
+        gang=gang,
+        local_rank=local_rank,
+        request=np.array(list(chain.from_iterable(requests)), dtype=np.int64),
+    )
+
+
+def _flags(values: Iterable[object], name: str) -> Bools:
+    return np.array(list(map(attrgetter(name), values)), dtype=bool)
+
+
+def _numbers(runs: Iterable[ShardRun], name: str) -> Ints:
+    return np.array(list(map(attrgetter(name), runs)), dtype=np.int64)
+
+
+def _places(
+    runs: Sequence[ShardRun], of_options: Sequence[Runs], topology: Topology
+) -> tuple[Ints, Ints, Ints]:
+    """Rank, gang and rank in the host of each run; on one host that rank is the rank, and there are no gangs."""
+    rank, gang, local_rank = (_numbers(runs, name) for name in ("rank", "gang", "local_rank"))
+    if topology.num_hosts == 1:
+        rank = np.where(local_rank == FREE, rank, local_rank)
+        return rank, np.full_like(rank, NO_GANG), np.full_like(rank, FREE)
+    # Gangs are numbered from 0 inside an option: they are shifted by the gangs of the options before it.
+    counts = np.array([1 + max(run.gang for run in own) for own in of_options], dtype=np.int64)
+    before = np.repeat(np.cumsum(counts) - counts, list(map(len, of_options)))
+    return rank, np.where(gang == NO_GANG, NO_GANG, gang + before), local_rank

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 from attrs import frozen
@@ -21,9 +21,8 @@ from shardwright.planning.arrays import FREE
 from shardwright.planning.layouts.layout import Layout
 from shardwright.planning.layouts.row_maps import RowMap
 from shardwright.planning.machines.topology import Topology
-from shardwright.planning.options.devices import layouts_on_devices
 from shardwright.planning.options.options import Refusal
-from shardwright.planning.options.shapes import Runs
+from shardwright.planning.options.shapes import Runs, layouts_on_devices
 from shardwright.planning.plugin_calls import calling, check_answer
 from shardwright.planning.tables.constraints import ParameterConstraints
 from shardwright.planning.tables.option_space import OptionSpace
@@ -31,24 +30,8 @@ from shardwright.planning.tables.spec import TableSpec
 from shardwright.planning.watch import Watch
 
 if TYPE_CHECKING:
-    from shardwright.contracts.optimizer import Optimizer
+    from shardwright.host.plugin_host import PluginHost
     from shardwright.host.registry import Registry
-
-
-class Plugins(Protocol):
-    """The registries that planning asks; the plugin host is one of these."""
-
-    @property
-    def sharding_types(self) -> Registry[ShardingType]:
-        """Registry of these plugins, by name or alias."""
-
-    @property
-    def compute_kernels(self) -> Registry[ComputeKernel]:
-        """Registry of these plugins, by name or alias."""
-
-    @property
-    def optimizers(self) -> Registry[Optimizer]:
-        """Registry of these plugins, by name or alias."""
 
 
 @frozen(eq=False)
@@ -140,6 +123,7 @@ def _reason(answer: object) -> str:
     return f"supports() returned {answer!r}; it must be True, or a text that says why not"
 
 
+_NO_COLUMNS = "it asks for columns beside ids, which reach no table that every rank has a copy of"
 _NOT_ALLOWED = "the sharder of the table's module does not allow it"
 _SHOWS_GRADIENTS = "applies no optimizer in the backward pass, and is taken only when asked for by name"
 
@@ -167,7 +151,7 @@ class Offers:
     """The sharding types and kernels in use, with codes, and what they answered."""
 
     def __init__(
-        self, plugins: Plugins, topology: Topology, on_this_machine: bool, space: OptionSpace, watch: Watch
+        self, plugins: PluginHost, topology: Topology, on_this_machine: bool, space: OptionSpace, watch: Watch
     ) -> None:
         self.plugins = plugins
         self.topology = topology
@@ -181,7 +165,7 @@ class Offers:
         self.request_codes: dict[tuple[int, KernelRequest], int] = {}
         self._offers: dict[Hashable, LayoutOffer] = {}
         self._different: dict[Hashable, list[LayoutOffer]] = defaultdict(list)
-        self._requested: dict[tuple[int, int, str], tuple[int, str]] = {}
+        self._requested: dict[tuple[int, int, str, bool], tuple[int, str]] = {}
         self._requested_for: tuple[TableSpec | None, Mapping[str, Any]] = (None, {})
         # Each is asked the same only once.
         self._filled = cache(space.fill)
@@ -341,30 +325,31 @@ class Offers:
             extras: JSON data of plugins, of its constraints and its layout.
             refusals: get one more if the kernel refuses.
         """
-        codes: dict[tuple[int, str], int] = {}
+        codes: dict[tuple[int, str, bool], int] = {}
         if self._requested_for[0] is not table or self._requested_for[1] != extras:
             self._requested_for, self._requested = (table, extras), {}
-        asked_of_runs = [(run.num_columns, run.device) for run in runs]
+        asked_of_runs = [(run.num_columns, run.device, run.is_copy) for run in runs]
         for asked in dict.fromkeys(asked_of_runs):
             key = (kernel, *asked)
             if key not in self._requested:
                 self._requested[key] = self._request(kernel, table, asked, extras)
             codes[asked], reason = self._requested[key]
             if reason:
-                name = list(self.kernels)[kernel]
-                refusals.append(Refusal(table.path, "compute kernel", name, reason))
+                refusals.append(Refusal(table.path, "compute kernel", list(self.kernels)[kernel], reason))
                 return None
         return [codes[asked] for asked in asked_of_runs]
 
     def _request(
-        self, kernel: int, table: TableSpec, asked: tuple[int, str], extras: Mapping[str, Any]
+        self, kernel: int, table: TableSpec, asked: tuple[int, str, bool], extras: Mapping[str, Any]
     ) -> tuple[int, str]:
-        """The code of the request for a block of so many columns on a device, and why the kernel refuses it, if so."""
-        width, device = asked
+        """The code of the request for a block: of so many columns, on a device, a copy or not; or why it is refused."""
+        width, device, is_copy = asked
         request = KernelRequest.of(
             table, width, device=device, on_this_machine=self.on_this_machine, extras=extras
         )
         reason = self._answer(kernel, request)
+        if not reason and is_copy and list(self.kernels.values())[kernel].columns(request):
+            reason = _NO_COLUMNS
         code = -1 if reason else self.request_codes.setdefault((kernel, request), len(self.request_codes))
         return code, reason
 
@@ -377,13 +362,16 @@ class Offers:
     def _checked(self, kernel: ComputeKernel, request: KernelRequest) -> str:
         """Check what a kernel says of a request that it supports; why it cannot be served here all the same."""
         who = f"compute kernel {kernel.name!r}"
-        declared = kernel.memory_bytes(request, 1)
-        check_answer(who, "memory_bytes", declared, Mapping[str, int])
-        reads, fraction = kernel.reads(request), kernel.bandwidth_fraction(request)
-        check_answer(who, "reads", reads, Mapping[str, float])
-        check_answer(who, "extras", kernel.extras(request), Mapping[str, object])
-        check_answer(who, "bandwidth_fraction", fraction, float)
-        check_answer(who, "columns", kernel.columns(request), Mapping[str, str])
+        declared, reads = kernel.memory_bytes(request, 1), kernel.reads(request)
+        fraction = kernel.bandwidth_fraction(request)
+        for method, told, hint in (
+            ("memory_bytes", declared, Mapping[str, int]),
+            ("reads", reads, Mapping[str, float]),
+            ("extras", kernel.extras(request), Mapping[str, object]),
+            ("bandwidth_fraction", fraction, float),
+            ("columns", kernel.columns(request), Mapping[str, Literal["int64", "float32"]]),
+        ):
+            check_answer(who, method, told, hint)
         for must, is_so, answer in (
             ("bandwidth_fraction() must be above 0 and up to 1", 0 < fraction <= 1, fraction),
             (

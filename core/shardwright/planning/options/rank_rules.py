@@ -2,22 +2,30 @@
 
 Proofs of bounds leave them out: fewer plans keep the rules, so that a bound of all plans is one of these too, a loose
 one where the rules cost time.
+
+What places shards knows memory, and no rules: it keeps these as resources beside memory. A set of ranks that tables may
+use is a resource of which other ranks have too little for one shard. Tables that are kept apart share a resource of
+which each rank has enough for one shard.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 
 import numpy as np
 from attrs import field, frozen
 
 from shardwright.errors import InvalidInputError, NoPlanError
-from shardwright.planning.arrays import Bools
+from shardwright.planning.arrays import Bools, Ints
 from shardwright.planning.layouts.layout import Layout
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.tables.constraints import Constraints
 from shardwright.planning.tables.spec import TableSpec
+
+# What a shard takes of a resource, and what a rank has of it: too little for any, or enough for one. None has nothing,
+# or is full with one shard, since resources are compared by the part that is taken.
+NEED, TOO_LITTLE, _FOR_ONE = 2, 1, 3
 
 
 @frozen(eq=False, slots=False)
@@ -75,8 +83,9 @@ class RankRules:
             return f"has blocks on the ranks {some(sorted(fixed - allowed))}, which 'ranks' does not allow"
         if table in self.rivals and fixed:
             return "has blocks that must live on given ranks, and is kept apart from other tables"
-        gang_ranks = {block.local_rank for block in layout.blocks if block.host_group is not None} - {None}
-        if gang_ranks and not any(self._host_allows(host, gang_ranks, allowed) for host in self._hosts):
+        gang_ranks = {block.local_rank for block in layout.blocks if block.local_rank is not None}
+        hosts = range(0, self.topology.world_size, self.topology.local_world_size)
+        if not any(allowed.issuperset(first + rank for rank in gang_ranks) for first in hosts):
             return "has blocks that share a host, and 'ranks' does not allow all of them on any"
         return ""
 
@@ -99,37 +108,40 @@ class RankRules:
                 return f"two of the tables {self.names(group)} share a rank"
         return ""
 
+    @cached_property
+    def rivals(self) -> frozenset[int]:
+        """The tables that are kept apart from others."""
+        return frozenset(table for group in self.apart for table in group)
+
     @property
     def concerned(self) -> frozenset[int]:
         """The tables that a rule is for."""
-        return frozenset([*self.ranks, *self.together, *(table for group in self.apart for table in group)])
-
-    @property
-    def _hosts(self) -> range:
-        return range(self.topology.num_hosts)
-
-    def _host_allows(self, host: int, local_ranks: set[int | None], allowed: frozenset[int]) -> bool:
-        first = host * self.topology.local_world_size
-        return all(first + local in allowed for local in local_ranks if local is not None)
+        return self.rivals | {*self.ranks, *self.together}
 
     @cached_property
     def masks(self) -> Mapping[int, Bools]:
         """Ranks that each table under a rule may use: ``[W]`` each."""
-        ranks = range(self.topology.world_size)
-        return {
-            table: np.array([rank in allowed for rank in ranks])
-            for table in sorted(self.concerned)
-            for allowed in [self.allowed(table)]
-        }
+        ranks = np.arange(self.topology.world_size)
+        return {table: np.isin(ranks, sorted(self.allowed(table))) for table in sorted(self.concerned)}
 
-    @cached_property
-    def rivals(self) -> Mapping[int, frozenset[int]]:
-        """The tables that each table is kept apart from."""
-        found: dict[int, set[int]] = {}
+    def resources(self, held: Mapping[int, Bools], num_shards: int) -> Iterator[tuple[tuple[int, ...], Ints]]:
+        """The rules as resources.
+
+        Args:
+            held: table -> the ranks that it may use, ``[W]`` each.
+            num_shards: number of shards that may take of a resource, or more.
+
+        Returns:
+            For each resource the tables of which a shard takes ``NEED``, and what each rank has: ``[W]``.
+        """
+        sets: dict[bytes, list[int]] = {}
+        for table, mask in held.items():
+            if not mask.all():
+                sets.setdefault(mask.tobytes(), []).append(table)
+        for tables in sets.values():
+            yield tuple(tables), np.where(held[tables[0]], NEED * num_shards + 1, TOO_LITTLE)
         for group in self.apart:
-            for table in group:
-                found.setdefault(table, set()).update(other for other in group if other != table)
-        return {table: frozenset(others) for table, others in found.items()}
+            yield group, np.full(self.topology.world_size, _FOR_ONE)
 
     def allowed(self, table: int) -> frozenset[int]:
         """The ranks a table may use: those that it and all that are kept together with it may."""

@@ -11,7 +11,7 @@ from attrs import frozen
 from shardwright.arguments import brief
 from shardwright.contracts.estimator import STORAGE, Estimator
 from shardwright.errors import PlanningError
-from shardwright.planning.arrays import FREE, Bools, Floats, Ints
+from shardwright.planning.arrays import FREE, ID_BYTES, Bools, Floats, Ints
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.averaging import AVERAGING, averaging_ms
 from shardwright.planning.options.options import Options
@@ -21,9 +21,6 @@ from shardwright.planning.tables.codecs import FLOAT_BYTES, QCommsConfig
 
 # A shard of more fits nowhere (256 TiB), and sums of what is no more stay within 64 bits.
 _MOST_BYTES = float(1 << 48)
-
-ID_BYTES = 8
-"""Ids travel as 64-bit integers."""
 
 
 @frozen(eq=False)
@@ -115,7 +112,12 @@ class SearchSpace:
 
 
 def estimate_costs(
-    options: Options, topology: Topology, performance: Estimator, storage: Estimator, capacity_bytes: Ints
+    options: Options,
+    topology: Topology,
+    performance: Estimator,
+    storage: Estimator,
+    capacity_bytes: Ints,
+    rules: RankRules | None = None,
 ) -> SearchSpace:
     """The options with what the estimators say.
 
@@ -137,7 +139,7 @@ def estimate_costs(
     }
     if topology.replicas is not None:  # whatever the model of costs: it is asked for one sharding group
         phases[AVERAGING] = phases.get(AVERAGING, 0.0) + averaging_ms(options, topology)
-    return SearchSpace(options, topology, phases, memory, capacity_bytes)
+    return SearchSpace(options, topology, phases, memory, capacity_bytes, rules=rules)
 
 
 def _known_tier(tier: str, topology: Topology) -> str:
@@ -216,11 +218,11 @@ def vector_bytes(options: Options) -> tuple[Floats, Floats]:
 def traffic_bytes(options: Options, topology: Topology) -> tuple[Floats, Floats]:
     """Compute the bytes that each shard of a run receives and sends in a step: ``[S]`` each.
 
-    Ids (and their weights) of all ranks' samples come in; the vectors of all ranks' bags go out, of cut rows only those
-    of bags with ids (:func:`filled_bags`); if they are added inside the host, those of all bags, and then also the sums
-    for this rank's counterparts on all hosts. A copy of the whole table has its own rank's ids and vectors only. A
-    shard without rows has neither, but where sums are made inside the host: all ranks of it take part in them, those
-    without rows with zeros.
+    Ids of all ranks' samples, with what travels beside each, come in; the vectors of all ranks' bags go out, of cut
+    rows only those of bags with ids (:func:`filled_bags`); if they are added inside the host, those of all bags, and
+    then also the sums for this rank's counterparts on all hosts. A copy of the whole table has its own rank's ids and
+    vectors only. A shard without rows has neither, but where sums are made inside the host: all ranks of it take part
+    in them, those without rows with zeros.
     """
     table = options.shard_table
     fraction = options.id_fraction
@@ -236,7 +238,7 @@ def traffic_bytes(options: Options, topology: Topology) -> tuple[Floats, Floats]
     sends = (options.num_rows > 0) | (crosses & (crossing > 0))
     bags = options.bags_per_batch[table] * filled_bags(options, topology)
     vectors = np.where(pooled, bags * num_sums * sends, ids)
-    input_bytes = ids * _input_bytes_of_id(options)
+    input_bytes = ids * input_bytes_of_id(options)
     return input_bytes, vectors * vector_bytes(options)[0]
 
 
@@ -270,11 +272,19 @@ def synchronised_bytes(options: Options, topology: Topology) -> Floats:
     vectors = np.where(options.is_pooled[table], options.bags_per_batch[table], ids)
     row_bytes = vector_bytes(options)[1]
     # First form: ids and gradients of every rank's batch. Second form: the gradient of all rows.
-    of_a_batch = ids * _input_bytes_of_id(options) + vectors * row_bytes
+    of_a_batch = ids * input_bytes_of_id(options) + vectors * row_bytes
     least = np.minimum(of_a_batch * topology.world_size, options.num_rows * row_bytes)
     return np.where(options.is_copy & ~options.is_frozen[table], least, 0.0)
 
 
-def _input_bytes_of_id(options: Options) -> Ints:
-    """Bytes of an id, with its 32-bit weight where it has one: ``[S]``."""
-    return ID_BYTES + 4 * options.is_weighted[options.shard_table].astype(np.int64)
+def input_bytes_of_id(options: Options) -> Ints:
+    """Compute the bytes of an id as it travels, with its 32-bit weight where it has one: ``[S]``.
+
+    So do the columns that its table's kernel asks for. The collection's other ids have them too, which is in no price:
+    options are priced one by one, whatever kernels other tables get.
+    """
+    asked = [options.compute_kernels[code].columns(request).values() for code, request in options.requests]
+    columns = np.array([sum(np.dtype(dtype).itemsize for dtype in dtypes) for dtypes in asked])
+    weights = 4 * options.is_weighted[options.shard_table].astype(np.int64)
+    found: Ints = ID_BYTES + weights + columns[options.request]
+    return found

@@ -1,13 +1,25 @@
-"""The blocks of layouts as runs: neighbouring blocks of one size that are placed alike."""
+"""The blocks of layouts as runs: neighbouring blocks of one size that are placed alike, on ranks with one device.
+
+Where all ranks have one type of device, a sharding type is asked once. Where some have a CPU, it is asked for the ranks
+of each type by themselves, so that a table's shards stay on one type, and for all ranks together, of which the layouts
+are kept whose shards each have a given rank, such as copies on every rank. What keeps a shard on ranks of its device is
+memory: its kernel's tier, which other ranks have none of.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from itertools import chain
-from typing import NamedTuple, TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, pairwise
+from typing import Any, NamedTuple, TypeAlias
 
+import attrs
+
+from shardwright.contracts.sharding_type import ShardingType
 from shardwright.planning.arrays import FREE, NO_GANG
-from shardwright.planning.layouts.layout import Block, BlockRun, BlockRuns, Layout
+from shardwright.planning.layouts.layout import BlockRun, Layout
+from shardwright.planning.machines.topology import Topology
+from shardwright.planning.tables.constraints import ParameterConstraints
+from shardwright.planning.tables.spec import TableSpec
 
 
 class ShardRun(NamedTuple):
@@ -55,11 +67,7 @@ def runs_of(layout: Layout, device: str, go_on: Callable[[], None] = lambda: Non
         device: type of the device of the ranks that its blocks may be on.
         go_on: called before a plugin is asked how many rows a block has, which may take long; ends that by raising.
     """
-    pieces: Iterable[ShardRun]
-    if isinstance(layout.blocks, BlockRuns):
-        pieces = chain.from_iterable(_parts(layout, run, go_on) for run in layout.blocks.runs)
-    else:
-        pieces = (_single(layout, block, go_on) for block in layout.blocks)
+    pieces = chain.from_iterable(_parts(layout, run, go_on) for run in layout.blocks.ranked_runs)
     runs = list(_fold(pieces))
     labels = sorted({run.gang for run in runs} - {NO_GANG})
     gangs = {NO_GANG: NO_GANG, **{label: gang for gang, label in enumerate(labels)}}
@@ -70,23 +78,10 @@ def _number(value: int | None, offset: int = 0) -> int:
     return FREE if value is None else value + offset
 
 
-def _single(layout: Layout, block: Block, go_on: Callable[[], None]) -> ShardRun:
-    go_on()
-    return ShardRun(
-        block.num_rows,
-        block.num_columns,
-        NO_GANG if block.host_group is None else block.host_group,
-        layout.dataflow_of(block).is_replicated,
-        layout.row_map.id_fraction_of(block.rows.index),
-        _number(block.rank),
-        _number(block.local_rank),
-        1,
-    )
-
-
 def _parts(layout: Layout, run: BlockRun, go_on: Callable[[], None]) -> Iterator[ShardRun]:
     """A run of blocks in pieces of equally many rows; what is known of one's ids is known of all."""
     is_copy = (run.dataflow or layout.dataflow).is_replicated
+    go_on()
     for start, rows, count in run.sizes():
         go_on()
         yield ShardRun(
@@ -113,3 +108,69 @@ def _fold(runs: Iterable[ShardRun]) -> Iterator[ShardRun]:
         last = run
     if last is not None:
         yield last
+
+
+Asked = Callable[[Topology], Sequence[Layout]]
+"""Question to a sharding type: its layouts on some ranks."""
+
+
+def layouts_on_devices(
+    kind: ShardingType,
+    table: TableSpec,
+    topology: Topology,
+    rule: ParameterConstraints,
+    asked: Asked,
+    go_on: Callable[[], None],
+) -> Iterator[tuple[Layout, Runs]]:
+    """Yield the layouts of a table with their runs, which each have a device.
+
+    Args:
+        kind: the sharding type.
+        table: table to cut.
+        topology: over what.
+        rule: demands of the user on the table; with a ``device_group`` its shards stay on ranks of that.
+        asked: asks the sharding type.
+        go_on: called now and then; ends the work by raising.
+    """
+    if not topology.is_mixed:
+        for layout in asked(topology):
+            yield layout, runs_of(layout, topology.compute_device, go_on)
+        return
+    for device in topology.device_types:
+        group = topology.of_device(device)
+        if rule.device_group in (None, device) and kind.supports(table, group) is True:
+            for layout in asked(group):
+                if not any(dataflow.is_replicated for dataflow in layout.dataflows):
+                    moved = _on_ranks_of(device, layout, topology)
+                    yield moved, runs_of(moved, device, go_on)
+    if rule.device_group is None:
+        for layout in asked(topology):
+            runs = runs_of(layout, "", go_on)
+            if all(run.rank != FREE for run in runs):
+                yield layout, tuple(parted_by_device(runs, topology))
+
+
+def _on_ranks_of(device: str, layout: Layout, topology: Topology) -> Layout:
+    """A layout that was made for the ranks of one device alone, on these ranks of all."""
+    first = topology.ranks_of(device).start
+    moved = [_moved(run, first, on_one_host=topology.num_hosts == 1) for run in layout.blocks.ranked_runs]
+    variant = f"{layout.variant}, {device}" if layout.variant else device
+    return attrs.evolve(layout, blocks=moved, variant=variant)
+
+
+def _moved(run: BlockRun, first: int, *, on_one_host: bool) -> BlockRun:
+    """Blocks whose given ranks begin at another first one; on one host a rank inside it is a rank."""
+    rank = run.local_rank if on_one_host and run.local_rank is not None else run.rank
+    moved: dict[str, Any] = {"rank": None if rank is None else rank + first}
+    if on_one_host:
+        moved |= {"host_group": None, "local_rank": None}
+    return attrs.evolve(run, **moved)
+
+
+def parted_by_device(runs: Runs, topology: Topology) -> Iterator[ShardRun]:
+    """Yield runs of shards with given ranks, cut where the device changes."""
+    for run in runs:
+        devices = topology.compute_devices[run.rank : run.rank + run.length]
+        changes = [index for index in range(1, len(devices)) if devices[index] != devices[index - 1]]
+        for start, stop in pairwise([0, *changes, len(devices)]):
+            yield run._replace(rank=run.rank + start, length=stop - start, device=devices[start])

@@ -16,13 +16,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from shardwright.errors import PlanError
+from shardwright.errors import InvalidInputError
 from shardwright.planning.layouts.blocks import BlockColumns
-from shardwright.planning.layouts.layout import Block, Exchange, Layout, PlacedBlocks, to_data
+from shardwright.planning.layouts.layout import Block, Exchange, Layout, to_data
 from shardwright.planning.layouts.row_maps import RowsRange
 from shardwright.planning.plan.rows import derive_row_map
 from shardwright.planning.plan.sharding import EmbeddingModuleShardingPlan, ParameterSharding
@@ -40,6 +40,9 @@ _TABLE_KEYS = frozenset(
 )
 _SHARD_KEYS = frozenset(["rank", "ranks", "rows", "columns", "dataflow"])
 
+_Cut: TypeAlias = tuple[list[str], bool]
+"""Texts of the rows and columns of a layout's shards, and whether the bounds of these tell the row map."""
+
 
 def write_plan(plan: Mapping[str, EmbeddingModuleShardingPlan], document: Mapping[str, Any]) -> str:
     """The JSON document of a plan, a line for each shard, so that documents can be compared line by line.
@@ -55,10 +58,10 @@ def write_plan(plan: Mapping[str, EmbeddingModuleShardingPlan], document: Mappin
     lines = [
         f" {json.dumps(key)}: {json_text(value, ' ')}" for key, value in {**head, **rest, **head}.items()
     ]
-    shards = _ShardWriter()
+    cuts: dict[int, _Cut] = {}
     modules = []
     for path, tables in plan.items():
-        entries = [_table_line(name, entry, known.get(path, {}), shards) for name, entry in tables.items()]
+        entries = [_table_line(name, entry, known.get(path, {}), cuts) for name, entry in tables.items()]
         modules.append(f"  {json.dumps(path)}: {_block(entries, '  ')}")
     return _block([*lines, f' "modules": {_block(modules, " ")}'], "")
 
@@ -80,7 +83,7 @@ def _least_topology(plan: Mapping[str, EmbeddingModuleShardingPlan]) -> dict[str
 
 
 def _table_line(
-    name: str, sharding: ParameterSharding, known_tables: Mapping[str, Any], shards: _ShardWriter
+    name: str, sharding: ParameterSharding, known_tables: Mapping[str, Any], cuts: dict[int, _Cut]
 ) -> str:
     known = known_tables.get(name, {})
     layout = sharding.layout
@@ -90,8 +93,14 @@ def _table_line(
         "num_embeddings": layout.row_map.num_rows,
         "embedding_dim": int(layout.columns.stop.max()),
     }
-    entries = _entries_of(layout)
-    if entries is not None or not shards.cut(layout)[1]:
+    entries, is_derived = _entries_of(layout), False
+    if entries is None:
+        runs = layout.blocks.runs  # one object for tables that are alike
+        if id(runs) not in cuts:
+            cuts[id(runs)] = [_size_text(block) for block in layout.blocks], _can_be_derived(layout)
+        sizes, is_derived = cuts[id(runs)]
+        entries = [f'     {{"rank": {rank}, {size}' for rank, size in zip(layout.ranks, sizes, strict=True)]
+    if not is_derived:
         data["row_map"] = to_data(layout.row_map)
     if layout.dataflow != Exchange():
         data["dataflow"] = to_data(layout.dataflow)
@@ -103,39 +112,8 @@ def _table_line(
         data["extras"] = dict(layout.extras)
     data.update((key, value) for key, value in known.items() if key not in _TABLE_KEYS)
     lines = [f"    {json.dumps(key)}: {json_text(value, '    ')}" for key, value in data.items()]
-    own = shards.lines(layout) if entries is None else entries
-    lines.append(f'    "shards": {_block(_with_unknown(own, known.get("shards", ())), "    ", "[]")}')
+    lines.append(f'    "shards": {_block(_with_unknown(entries, known.get("shards", ())), "    ", "[]")}')
     return f"   {json.dumps(name)}: {_block(lines, '   ')}"
-
-
-class _ShardWriter:
-    """Writes shards, and what layouts have in common once for all of them.
-
-    The layouts of tables that are alike are made of the same blocks (:class:`PlacedBlocks` of one sequence), and of
-    these many are on the same ranks.
-    """
-
-    def __init__(self) -> None:
-        self._lines: dict[tuple[int, tuple[int | None, ...]], list[str]] = {}
-        self._cuts: dict[int, tuple[list[str], bool]] = {}
-
-    def lines(self, layout: Layout) -> list[str]:
-        """A line for each shard, without its last bracket."""
-        key = (id(_cut(layout)), tuple(layout.ranks))
-        if key not in self._lines:
-            sizes = self.cut(layout)[0]
-            self._lines[key] = [
-                f'     {{"rank": {rank}, {size}' for rank, size in zip(layout.ranks, sizes, strict=True)
-            ]
-        return self._lines[key]
-
-    def cut(self, layout: Layout) -> tuple[list[str], bool]:
-        """Texts of its shards' rows and columns, and whether the bounds tell the row map."""
-        key = id(_cut(layout))
-        if key not in self._cuts:
-            sizes = [_size_text(block) for block in _cut(layout)]
-            self._cuts[key] = sizes, _can_be_derived(layout)
-        return self._cuts[key]
 
 
 def _with_unknown(lines: Sequence[str], known: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -180,11 +158,6 @@ def _run_line(layout: Layout, columns: BlockColumns, start: int, stop: int) -> s
     return f'     {{"ranks": [{block.rank}, {columns.rank[stop - 1]}], {_size_text(block, rows)}'
 
 
-def _cut(layout: Layout) -> Sequence[Block]:
-    """The blocks of a layout before they were given ranks; the same object for layouts made of the same."""
-    return layout.blocks.blocks if isinstance(layout.blocks, PlacedBlocks) else layout.blocks
-
-
 def _rows_text(block: Block) -> str:
     bounds = block.rows.bounds
     part = f'{{"part": {block.rows.index}, "num_rows": {block.num_rows}}}'
@@ -207,12 +180,9 @@ def _unknown(known: Mapping[str, Any]) -> str:
 def _can_be_derived(layout: Layout) -> bool:
     if layout.dataflow.is_replicated:
         return layout.row_map == RowsRange(layout.row_map.num_rows)
-    bounds = [block.rows.bounds for block in _cut(layout)]
-    if any(pair is None for pair in bounds):
-        return False
+    bounds = [(block.rows.bounds, block.columns) for block in layout.blocks]
+    given = [(pair, columns) for pair, columns in bounds if pair is not None]
     try:
-        columns = [block.columns for block in _cut(layout)]
-        row_map, _ = derive_row_map([b for b in bounds if b], columns, layout.row_map.num_rows)
-    except PlanError:
+        return len(given) == len(bounds) and derive_row_map(given, layout.row_map.num_rows) == layout.row_map
+    except InvalidInputError:
         return False
-    return row_map == layout.row_map

@@ -3,30 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import attrs
 
 from shardwright.contracts.sharding_type import ShardingType
-from shardwright.errors import PlanError, ShardwrightError
+from shardwright.errors import InvalidInputError, PlanError, ShardwrightError
 from shardwright.planning.documents import PLAN
-from shardwright.planning.layouts.layout import (
-    Block,
-    BlockRun,
-    ColumnRange,
-    Dataflow,
-    Exchange,
-    Layout,
-    PlacedBlocks,
-    from_data,
-    to_data,
-)
+from shardwright.planning.layouts.layout import BlockRun, ColumnRange, Dataflow, Exchange, Layout, from_data
 from shardwright.planning.layouts.row_maps import ROW_MAPS, RowMap, RowsRange
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.plan.document import FORMAT, VERSION
 from shardwright.planning.plan.inputs import InputTables
-from shardwright.planning.plan.rows import row_parts
+from shardwright.planning.plan.rows import Bounds, derive_row_map, parts_of
 from shardwright.planning.plan.sharding import (
     EmbeddingModuleShardingPlan,
     ParameterSharding,
@@ -100,6 +90,22 @@ def _has_runs(shards: Sequence[Mapping[str, Any]]) -> bool:
     return any("ranks" in shard for shard in shards)
 
 
+class _Shards(NamedTuple):
+    """An entry for a shard, or for shards on neighbouring ranks.
+
+    Args:
+        ranks: rank of each.
+        rows: bounds of the rows that each has, or the parts of the row map, one for all of them or one each.
+        columns: columns of each.
+        dataflow: the dataflow that is named.
+    """
+
+    ranks: range
+    rows: Bounds | range
+    columns: ColumnRange
+    dataflow: Dataflow | None
+
+
 class _Reader:
     """Reads the tables of a document, whose form is known to be right, for one topology."""
 
@@ -153,91 +159,82 @@ class _Reader:
         layout = known.layout
         if any(dataflow.is_replicated for dataflow in layout.dataflows) and ranks != tuple(layout.ranks):
             return None  # every rank must have one copy
-        blocks = layout.blocks.blocks if isinstance(layout.blocks, PlacedBlocks) else layout.blocks
-        return attrs.evolve(known, layout=attrs.evolve(layout, blocks=PlacedBlocks(blocks, ranks)))
+        return attrs.evolve(known, layout=layout.placed(ranks))
 
     def _layout(
         self, kind: type[ShardingType] | ShardingType, entry: Mapping[str, Any], where: str
     ) -> Layout:
-        num_rows, dim, shards = int(entry["num_embeddings"]), int(entry["embedding_dim"]), entry["shards"]
-        places = [f"{where}, shard {index}" for index in range(len(shards))]
         dataflow = _dataflow(entry, kind) or Exchange()
-        own = [_dataflow(shard, kind) for shard in shards]
-        given: RowMap | None = RowsRange(num_rows) if dataflow.is_replicated else None
-        if "row_map" in entry:
-            given = from_data(entry["row_map"], _maps_of(kind))
-        read = self._runs if _has_runs(shards) else self._blocks
+        shards = []
+        for index, shard in enumerate(entry["shards"]):
+            try:
+                rows, columns = _rows(shard, entry["num_embeddings"]), _columns(shard, entry["embedding_dim"])
+                shards.append(_Shards(self._ranks(shard), rows, columns, _dataflow(shard, kind)))
+            except InvalidInputError as error:
+                raise PlanError(f"{where}, shard {index}: {error}") from error
+        row_map = _row_map(entry, kind, dataflow, shards)
         return Layout(
-            read(shards, given, own, (num_rows, dim), places),
+            _runs(row_map, shards),
             dataflow=dataflow,
             variant=entry.get("variant", ""),
             extras=entry.get("extras", {}),
         )
 
-    def _blocks(
-        self,
-        shards: Sequence[Mapping[str, Any]],
-        given: RowMap | None,
-        own: Sequence[Dataflow | None],
-        shape: tuple[int, int],
-        places: Sequence[str],
-    ) -> Sequence[Block | BlockRun]:
-        """A block for each shard, which each have an entry."""
-        num_rows, dim = shape
-        ranks = [self._rank(shard, place) for shard, place in zip(shards, places, strict=True)]
-        columns = [_columns(shard, dim, place) for shard, place in zip(shards, places, strict=True)]
-        rows = [_rows(shard, num_rows, place) for shard, place in zip(shards, places, strict=True)]
-        parts = row_parts(given, rows, columns, num_rows, places)
-        return [
-            Block(part, span, rank=rank, dataflow=dataflow)
-            for part, span, rank, dataflow in zip(parts, columns, ranks, own, strict=True)
-        ]
-
-    def _runs(
-        self,
-        shards: Sequence[Mapping[str, Any]],
-        given: RowMap | None,
-        own: Sequence[Dataflow | None],
-        shape: tuple[int, int],
-        places: Sequence[str],
-    ) -> Sequence[Block | BlockRun]:
-        """A run of blocks for each entry, of which some stand for shards of several ranks."""
-        if given is None:
-            raise PlanError(
-                f"{places[0].rpartition(', ')[0]}: shards of several ranks need the table's row_map"
-            )
-        runs = []
-        for shard, dataflow, place in zip(shards, own, places, strict=True):
-            first, last = self._span(shard, place)
-            count = last - first + 1
-            part, is_copied = _parts(shard, given, count, shape[0], place)
-            columns = _columns(shard, shape[1], place)
-            runs.append(
-                BlockRun(given, columns, count, part, is_copied=is_copied, rank=first, dataflow=dataflow)
-            )
-        return runs
-
-    def _span(self, shard: Mapping[str, Any], place: str) -> tuple[int, int]:
-        """The first and the last rank of an entry."""
+    def _ranks(self, shard: Mapping[str, Any]) -> range:
+        """The ranks of an entry, which are neighbours."""
+        if "rank" not in shard and "ranks" not in shard:
+            raise InvalidInputError("'rank' is missing (or 'ranks', of shards on neighbouring ranks)")
+        # 1.0 is an integer in JSON schemas.
+        first, last = map(int, shard.get("ranks") or (shard["rank"],) * 2)
+        if first <= last < self._world_size:
+            return range(first, last + 1)
         if "ranks" not in shard:
-            rank = self._rank(shard, place)
-            return rank, rank
-        first, last = map(int, shard["ranks"])
-        if not first <= last < self._world_size:
-            raise PlanError(
-                f"{place}: ranks {first} to {last} are not among the {self._world_size} ranks of the topology"
+            raise InvalidInputError(
+                f"rank {first} is not one of the {self._world_size} ranks of the topology"
             )
-        return first, last
+        raise InvalidInputError(
+            f"ranks {first} to {last} are not among the {self._world_size} ranks of the topology"
+        )
 
-    def _rank(self, shard: Mapping[str, Any], place: str) -> int:
-        if "rank" not in shard:
-            raise PlanError(f"{place}: 'rank' is missing (or 'ranks', of shards on neighbouring ranks)")
-        rank = int(shard["rank"])  # 1.0 is an integer in JSON schemas
-        if rank >= self._world_size:
-            raise PlanError(
-                f"{place}: rank {rank!r} is not one of the {self._world_size} ranks of the topology"
+
+def _row_map(
+    entry: Mapping[str, Any],
+    kind: type[ShardingType] | ShardingType,
+    dataflow: Dataflow,
+    shards: Sequence[_Shards],
+) -> RowMap:
+    """The row map that an entry has, or that the bounds of its shards tell."""
+    num_rows, num_shards = int(entry["num_embeddings"]), sum(len(shard.ranks) for shard in shards)
+    if "row_map" in entry:
+        row_map = from_data(entry["row_map"], _maps_of(kind))
+    elif dataflow.is_replicated:
+        row_map = RowsRange(num_rows)
+    else:
+        bounded = [(shard.rows, shard.columns) for shard in shards if isinstance(shard.rows, tuple)]
+        if len(bounded) < len(shards):
+            index = [isinstance(shard.rows, range) for shard in shards].index(True)
+            raise InvalidInputError(f"shard {index}: rows are given by part, which needs the table's row_map")
+        row_map = derive_row_map(bounded, num_rows)
+    for index, (ranks, parts, *_) in enumerate(shards):
+        if isinstance(parts, range) and (len(parts) not in (1, len(ranks)) or parts.stop > row_map.num_parts):
+            raise InvalidInputError(
+                f"shard {index}: parts {parts.start} to {parts.stop - 1} of the {row_map.num_parts} of the row_map are "
+                f"to be {len(ranks)}, one for each of its ranks"
             )
-        return rank
+    if row_map.num_parts > num_shards:
+        raise InvalidInputError(
+            f"the row_map has {row_map.num_parts} parts, and there are {num_shards} shards for them"
+        )
+    return row_map
+
+
+def _runs(row_map: RowMap, shards: Sequence[_Shards]) -> Iterator[BlockRun]:
+    bounded = [(shard.rows, shard.columns) for shard in shards if isinstance(shard.rows, tuple)]
+    of_bounds = iter(parts_of(row_map, bounded) if bounded else ())
+    for ranks, rows, columns, dataflow in shards:
+        parts = rows if isinstance(rows, range) else range(first := next(of_bounds), first + 1)
+        is_copied = len(ranks) > len(parts)
+        yield BlockRun(row_map, columns, len(ranks), parts.start, is_copied, ranks.start, dataflow=dataflow)
 
 
 def _maps_of(kind: type[ShardingType] | ShardingType) -> list[type[RowMap]]:
@@ -251,46 +248,26 @@ def _dataflow(entry: Mapping[str, Any], kind: type[ShardingType] | ShardingType)
     return from_data(entry["dataflow"], kind.dataflows) if "dataflow" in entry else None
 
 
-def _rows(shard: Mapping[str, Any], num_rows: int, place: str) -> tuple[int, int] | int:
+def _rows(shard: Mapping[str, Any], num_rows: int) -> Bounds | range:
+    """Bounds of the rows of each shard of an entry, or the parts of its shards, one for all or one each."""
     rows = shard["rows"]
     if isinstance(rows, dict):
-        if "part" not in rows:
-            raise PlanError(
-                f'{place}: rows must be [start, stop] or {{"part": i, "num_rows": n}}, got {rows!r}'
+        if not rows.keys() & {"part", "parts"}:
+            raise InvalidInputError(
+                f'rows must be [start, stop] or {{"part": i, "num_rows": n}}, got {rows!r}'
             )
-        return int(rows["part"])
+        first, last = map(int, rows.get("parts") or (rows["part"],) * 2)
+        return range(first, last + 1)
     start, stop = map(int, rows)
     if not start <= stop <= num_rows:
-        raise PlanError(f"{place}: rows [{start}, {stop}) are not within the table's {num_rows} rows")
+        raise InvalidInputError(f"rows [{start}, {stop}) are not within the table's {num_rows} rows")
     return start, stop
 
 
-def _parts(
-    shard: Mapping[str, Any], given: RowMap, count: int, num_rows: int, place: str
-) -> tuple[int, bool]:
-    """The row part of an entry's first shard, and whether all of its shards have that."""
-    rows = shard["rows"]
-    if not isinstance(rows, dict) or "parts" not in rows:
-        found = _rows(shard, num_rows, place)
-        fitting = (
-            [found] if isinstance(found, int) else [part.index for part in given if part.bounds == found]
-        )
-        if not fitting or fitting[0] >= given.num_parts:
-            raise PlanError(f"{place}: the row_map {to_data(given)} has no part {found}")
-        return fitting[0], count > 1
-    first, last = map(int, rows["parts"])
-    if last - first + 1 != count or not first <= last < given.num_parts:
-        raise PlanError(
-            f"{place}: parts {first} to {last} of the {given.num_parts} of the row_map are to be {count}, one for each "
-            "of its ranks"
-        )
-    return first, False
-
-
-def _columns(shard: Mapping[str, Any], dim: int, place: str) -> ColumnRange:
+def _columns(shard: Mapping[str, Any], dim: int) -> ColumnRange:
     start, stop = map(int, shard["columns"])
     if not start < stop <= dim:
-        raise PlanError(
-            f"{place}: columns [{start}, {stop}) are empty or not within the table's {dim} columns"
+        raise InvalidInputError(
+            f"columns [{start}, {stop}) are empty or not within the table's {dim} columns"
         )
     return ColumnRange(start, stop)

@@ -1,91 +1,70 @@
-"""The rows of a plan document: which part of which row map each shard holds."""
+"""The rows of a plan document: which part of which row map each shard holds, where its bounds tell.
+
+Empty parts may have equal bounds. They are told apart by their columns: shards of the same columns are of different
+parts.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import TypeAlias
 
-from shardwright.errors import PlanError
-from shardwright.planning.layouts.layout import ColumnRange
-from shardwright.planning.layouts.row_maps import RowMap, RowPart, RowsRange, RowsSplit
+from shardwright.errors import InvalidInputError
+from shardwright.planning.layouts.blocks import ColumnRange
+from shardwright.planning.layouts.row_maps import RowMap, RowsRange, RowsSplit
+
+Bounds: TypeAlias = tuple[int, int]
+Shard: TypeAlias = tuple[Bounds | None, ColumnRange | None]
+"""Bounds of a shard's rows, and its columns."""
 
 
-def row_parts(
-    given: RowMap | None,
-    rows: Sequence[tuple[int, int] | int],
-    columns: Sequence[ColumnRange],
-    num_rows: int,
-    places: Sequence[str],
-) -> list[RowPart]:
-    """The part of the rows that each shard holds: by the row map given, or one derived from the bounds."""
-    if given is None:
-        bounds = [pair for pair in rows if isinstance(pair, tuple)]
-        if len(bounds) < len(rows):
-            index = next(index for index, pair in enumerate(rows) if not isinstance(pair, tuple))
-            raise PlanError(f"{places[index]}: rows are given by part, which needs the table's row_map")
-        row_map, parts = derive_row_map(bounds, columns, num_rows, places)
-        return [row_map[part] for part in parts]
-    if given.num_parts > len(rows):
-        place = places[0].rpartition(", ")[0]
-        raise PlanError(
-            f"{place}: the row_map has {given.num_parts} parts, and there are {len(rows)} shards for them"
-        )
-    of_bounds: dict[tuple[int, int] | None, list[int]] = {}
-    for part in given if any(isinstance(pair, tuple) for pair in rows) else ():
-        of_bounds.setdefault(part.bounds, []).append(part.index)
-    seen: Counter[Any] = Counter()
+def parts_of(row_map: RowMap, shards: Sequence[Shard]) -> list[int]:
+    """The part of each shard's rows, by their bounds.
+
+    Raises:
+        InvalidInputError: no part of the row map has such bounds.
+    """
+    part = {key: part for part, key in enumerate(_numbered((own.bounds, None) for own in row_map))}
     found = []
-    for pair, span, place in zip(rows, columns, places, strict=True):
-        # Empty parts may have the same bounds: shards of the same columns are of different ones.
-        fitting = of_bounds.get(pair, []) if isinstance(pair, tuple) else [pair]
-        index = fitting[min(seen[pair, span], len(fitting) - 1)] if fitting else given.num_parts
-        seen[pair, span] += 1
-        if index >= given.num_parts:
-            raise PlanError(f"{place}: the row_map {given!r:.200} has no part {pair}")
-        found.append(given[index])
+    for bounds, number in _numbered(shards):
+        if (bounds, 0) not in part:
+            raise InvalidInputError(f"the row_map {row_map!r:.200} has no part {bounds}")
+        found.append(part.get((bounds, number), part[bounds, 0]))  # copies are of one part
     return found
 
 
-def derive_row_map(
-    bounds: Sequence[tuple[int, int]],
-    columns: Sequence[ColumnRange],
-    num_rows: int,
-    places: Sequence[str] = (),
-) -> tuple[RowMap, list[int]]:
-    """The row map whose parts have these bounds, and the part of each: equal runs where they are equal.
-
-    Empty parts are told apart by their columns: shards of the same columns are of different parts.
+def derive_row_map(shards: Sequence[tuple[Bounds, ColumnRange]], num_rows: int) -> RowMap:
+    """The row map whose parts have the bounds of shards: equal runs where they are equal.
 
     Raises:
-        PlanError: the bounds overlap, or leave rows out.
+        InvalidInputError: the bounds overlap, or leave rows out.
     """
-    seen: Counter[tuple[tuple[int, int], ColumnRange]] = Counter()
-    keys: list[tuple[int, int, int]] = []
-    for (start, stop), span in zip(bounds, columns, strict=True):
-        occurrence = seen[(start, stop), span]
-        seen[(start, stop), span] += 1
-        if occurrence and start != stop:
-            place = places[len(keys)] if places else "a shard"
-            raise PlanError(
-                f"{place}: rows [{start}, {stop}) and columns [{span.start}, {span.stop}) are covered twice"
+    keys = _numbered(shards)
+    for index, (((start, stop), span), (_, number)) in enumerate(zip(shards, keys, strict=True)):
+        if number and start != stop:
+            raise InvalidInputError(
+                f"shard {index}: rows [{start}, {stop}) and columns [{span.start}, {span.stop}) are covered twice"
             )
-        keys.append((start, stop, occurrence))
-    distinct = sorted(set(keys))
+    distinct = [bounds for bounds, _ in sorted(set(keys)) if bounds is not None]
     reached = 0
-    for start, stop, _ in distinct:
+    for start, stop in distinct:
         if start != reached:
             what = "not covered" if start > reached else "covered twice, or cut elsewhere in other columns"
-            place = f"{places[0].rpartition(', ')[0]}: " if places else ""
-            raise PlanError(f"{place}rows [{min(start, reached)}, {max(start, reached)}) are {what}")
+            raise InvalidInputError(f"rows [{min(start, reached)}, {max(start, reached)}) are {what}")
         reached = stop
     if reached != num_rows:
-        place = f"{places[0].rpartition(', ')[0]}: " if places else ""
-        raise PlanError(f"{place}the shards cover {reached} of {num_rows} rows")
+        raise InvalidInputError(f"the shards cover {reached} of {num_rows} rows")
     even = RowsRange(num_rows, parts=len(distinct))
-    if [part.bounds for part in even] == [(start, stop) for start, stop, _ in distinct]:
-        row_map: RowMap = even
-    else:
-        row_map = RowsSplit((0, *(stop for _, stop, _ in distinct)))
-    index = {key: part for part, key in enumerate(distinct)}
-    return row_map, [index[key] for key in keys]
+    is_even = [part.bounds for part in even] == distinct
+    return even if is_even else RowsSplit((0, *(stop for _, stop in distinct)))
+
+
+def _numbered(shards: Iterable[Shard]) -> list[tuple[Bounds | None, int]]:
+    """The bounds of shards, each with the number of shards before it that have the same bounds and columns."""
+    seen = Counter[Shard]()
+    found = []
+    for shard in shards:
+        found.append((shard[0], seen[shard]))
+        seen[shard] += 1
+    return found

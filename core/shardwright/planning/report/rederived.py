@@ -18,10 +18,11 @@ from shardwright.errors import PlanError
 from shardwright.planning.layouts.layout import Layout
 from shardwright.planning.machines.reservations import as_reservation
 from shardwright.planning.machines.topology import Topology
+from shardwright.planning.options.enumeration import prepare
 from shardwright.planning.options.inputs import Request
 from shardwright.planning.options.options import Options
 from shardwright.planning.options.planning_plugins import PlanningPlugins, PluginChoice
-from shardwright.planning.options.preparation import prepare
+from shardwright.planning.options.rank_rules import some
 from shardwright.planning.options.search_space import SearchSpace
 from shardwright.planning.plan.inputs import InputTables, reading_inputs
 from shardwright.planning.plan.plan import ShardingPlan
@@ -60,7 +61,7 @@ class Rederived:
 
         Raises:
             PlanError: the document does not say what was asked, or speaks of other tables than its plan.
-            ShardwrightError: raised by :func:`~shardwright.planning.options.preparation.prepare`.
+            ShardwrightError: raised by :func:`~shardwright.planning.options.enumeration.prepare`.
         """
         document = plan.document
         inputs = document.get("inputs")
@@ -113,14 +114,14 @@ class Rederived:
             raise PlanError(unknown)
         chosen, ranks = self.match
         placed = Placed.of(self.space, [option for option in chosen if option is not None], ranks)
-        return LoadedPlan.of(self.space, placed.proposal, placed.ranks)
+        return LoadedPlan(self.space, placed.proposal, placed.ranks)
 
     def _unknown_text(self, table: TableSpec) -> str:
         """Say that the shards of a table are those of no option."""
         sharding = self.sharding(table)
         return (
             f"table {table.describe()}: no option has the plan's {len(sharding.layout.blocks)} shards on ranks "
-            f"{_some(sharding.ranks)} as {sharding.sharding_type!r} with kernel {sharding.compute_kernel!r}, so "
+            f"{some(sharding.ranks)} as {sharding.sharding_type!r} with kernel {sharding.compute_kernel!r}, so "
             "their cost is not known"
         )
 
@@ -189,9 +190,7 @@ def _check_same_tables(asked: InputTables, plan: ShardingPlan) -> None:
     ):
         if missing:
             names = [f"{path}.{name}" if path else name for path, name in sorted(missing)]
-            raise PlanError(
-                f"the plan document has tables in {where} that are not in {other}: {_some(names)}"
-            )
+            raise PlanError(f"the plan document has tables in {where} that are not in {other}: {some(names)}")
 
 
 def _plugins_of(inputs: Mapping[str, Any], plugin_host: PluginHost) -> PlanningPlugins:
@@ -214,8 +213,3 @@ def _request_of(document: Mapping[str, Any], constraints: Constraints) -> Reques
         given_batch_size=batch_size,
         given_reservation=as_reservation(inputs["storage_reservation"]["value"]),
     )
-
-
-def _some(values: Sequence[object]) -> str:
-    listed = ", ".join(map(str, values[:8]))
-    return f"{listed} and {len(values) - 8} more" if len(values) > 8 else listed

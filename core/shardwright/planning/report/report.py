@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -13,9 +14,9 @@ from shardwright.host.extensions import load_at
 from shardwright.planning.options.averaging import AVERAGING, sent_bytes
 from shardwright.planning.options.inputs import assumed_inputs, under_assumed_values
 from shardwright.planning.options.search_space import SearchSpace
-from shardwright.planning.plan.sharding import aligned, codecs_text
+from shardwright.planning.plan.sharding import aligned, codecs_text, ranks_text
 from shardwright.planning.proofs import checked_by
-from shardwright.planning.report.statistics import Statistics, averaged_on_ranks, rank_cells
+from shardwright.planning.report.statistics import averaged_on_ranks, rank_data, table_data
 from shardwright.planning.search.objectives import OBJECTIVE_TEXTS
 from shardwright.planning.search.placement import LoadedPlan, Proven
 from shardwright.planning.search.search import SearchResult
@@ -54,9 +55,14 @@ class Report:
         return self.result.plan
 
     @cached_property
-    def statistics(self) -> Statistics:
-        """Load of each rank and cost of each table."""
-        return Statistics(self.plan)
+    def ranks(self) -> list[dict[str, Any]]:
+        """Load of each rank; see :func:`~shardwright.planning.report.statistics.rank_data`."""
+        return rank_data(self.plan)
+
+    @cached_property
+    def tables(self) -> list[dict[str, Any]]:
+        """Cost of each table; see :func:`~shardwright.planning.report.statistics.table_data`."""
+        return table_data(self.plan)
 
     @property
     def gap(self) -> float:
@@ -65,12 +71,13 @@ class Report:
 
     @property
     def headline(self) -> str:
-        """``fits; 1.69 ms; proven within 0.1 % under 9 assumed values``."""
+        """``fits; 1.69 ms; proven within 0.1 % under 9 assumed values (checked by arithmetic alone)``."""
         value = f"fits; {self.plan.value_ms:.4g} ms"
         if not math.isfinite(self.gap):
             return f"{value}; no bound proven"
         proof = f"within {percent_at_most(max(self.gap, _LEAST_GAP))}" if self.gap else "best"
-        return f"{value}; proven {proof}{under_assumed_values(self.inputs)}"
+        by = checked_by(self.result.proven.certificate)
+        return f"{value}; proven {proof}{under_assumed_values(self.inputs)} ({by})"
 
     @property
     def summary(self) -> list[str]:
@@ -160,7 +167,9 @@ class Report:
                 "num_placed": result.num_placed,
                 "proposer": result.proposer,
             },
-            **self.statistics.to_data(),
+            "ranks": self.ranks,
+            "tables": self.tables,
+            "compute_kernels": self._kernels,
             "refusals": self.refusal_lines,
             "inputs": dict(self.inputs),
             "topology": self.space.topology.to_data(),
@@ -186,7 +195,7 @@ class Report:
 
     def _ranks(self) -> Iterator[str]:
         header = ("rank", *self.space.tiers, "time (ms)", "input (MB)", "output (MB)", "shards")
-        yield aligned(header, [rank_cells(rank) for rank in self.statistics.ranks])
+        yield aligned(header, [_rank_cells(rank) for rank in self.ranks])
         yield (
             f"  memory: weights, optimizer state, input and output; {self.reserved_text} is kept free\n"
             "  input, output: per step, MB = 10^6 bytes; time: of all shards together"
@@ -205,20 +214,32 @@ class Report:
 
     def _tables(self) -> Iterator[str]:
         header = ["table", "sharding", "compute kernel", "time (ms)", "ranks"]
-        tables = self.statistics.tables
         rows = [
-            [table.path, table.sharding, table.compute_kernel, f"{table.time_ms:.4g}", table.ranks_text]
-            for table in tables
+            [
+                table["path"],
+                f"{table['abbreviation']} ({', '.join(filter(None, [table['sharding_type'], table['variant']]))})",
+                table["compute_kernel"],
+                f"{table['time_ms']:.4g}",
+                ranks_text(table["ranks"])
+                + ", a copy on each" * (table["is_replicated"] and len(table["ranks"]) > 1),
+            ]
+            for table in self.tables
         ]
-        if any(table.qcomms_config for table in tables):
+        codecs = [table.qcomms_config for table in self.space.options.all_tables]
+        if any(codecs):
             header.append("codecs of results / gradients")
-            rows = [[*row, codecs_text(table.qcomms_config)] for row, table in zip(rows, tables, strict=True)]
+            rows = [[*row, codecs_text(config)] for row, config in zip(rows, codecs, strict=True)]
         yield aligned(header, rows)
+
+    @property
+    def _kernels(self) -> dict[str, int]:
+        """Compute kernel -> how many tables it serves."""
+        return dict(sorted(Counter(table["compute_kernel"] for table in self.tables).items()))
 
     @property
     def kernel_lines(self) -> list[str]:
         """List the kernels that were taken, and the refusals."""
-        counts = ", ".join(f"{name}: {count}" for name, count in self.statistics.kernels.items())
+        counts = ", ".join(f"{name}: {count}" for name, count in self._kernels.items())
         return [f"compute kernels: {counts}", *(f"  {line}" for line in self.refusal_lines)]
 
     @cached_property
@@ -227,7 +248,7 @@ class Report:
         tables: dict[tuple[str, str, str], list[str]] = {}
         for refusal in self.space.options.refusals:
             tables.setdefault((refusal.kind, refusal.name, refusal.reason), []).append(refusal.table)
-        taken_by = {table.path: table.compute_kernel for table in self.statistics.tables}
+        taken_by = {table["path"]: table["compute_kernel"] for table in self.tables}
         lines = []
         for (kind, name, reason), paths in tables.items():
             took = (
@@ -260,19 +281,14 @@ def writer_of(name: str) -> Callable[[Report, str], str]:
     """The function that renders a report in a format, with a title; see :meth:`Report.to_format`."""
     from shardwright.host.plugin_host import host
 
-    own = {"txt": _as_text, "json": _as_json}
+    own: Mapping[str, Callable[[Report, str], str]] = {
+        "txt": lambda report, _: f"{report}\n",
+        "json": lambda report, _: json_text(report.to_data()) + "\n",
+    }
     if name in own:
         return own[name]
     page = load_at("report", name, host().extensions, besides=own)
     return lambda report, title: page(report.to_data(), title)
-
-
-def _as_text(report: Report, title: str) -> str:
-    return f"{report}\n"
-
-
-def _as_json(report: Report, title: str) -> str:
-    return json_text(report.to_data()) + "\n"
 
 
 def objective_data(plan: LoadedPlan, proven: Proven) -> dict[str, Any]:
@@ -301,3 +317,17 @@ def value_text(name: str, value: Any) -> str:
     if name.endswith("_bw"):
         return f"{bytes_text(1000 * value)}/s"
     return str(value)
+
+
+def _rank_cells(rank: Mapping[str, Any]) -> tuple[str, ...]:
+    """A rank's row of a table: its number, memory tiers, time, input, output, shards."""
+    counts = ", ".join(f"{name}: {count}" for name, count in rank["num_shards"].items())
+    memory = zip(rank["used_bytes"].values(), rank["capacity_bytes"].values(), strict=True)
+    return (
+        str(rank["rank"]),
+        *(f"{bytes_text(used)} ({100 * used / (capacity or 1):.0f}%)" for used, capacity in memory),
+        f"{rank['time_ms']:.4g}",
+        f"{rank['input_bytes'] / _MB:.2f}",
+        f"{rank['output_bytes'] / _MB:.2f}",
+        counts or "none",
+    )

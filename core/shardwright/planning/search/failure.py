@@ -22,11 +22,10 @@ from shardwright.planning.options.search_space import SearchSpace, estimate_cost
 from shardwright.planning.search.placement import Misfit, fixed_misfit, propose
 from shardwright.planning.search.search import SearchResult
 from shardwright.planning.tables.constraints import Constraints
-from shardwright.planning.tables.spec import TableSpec
 from shardwright.planning.text import bytes_text
 
 # Above this part of the memory, that shards pack badly is the likely reason; and so much more than is needed suffices
-# for most workloads of tests/benchmarks/planning/plan_gaps.py.
+# for most instances of tests/benchmarks/planning/plan_instances.py.
 _TIGHT, _SPARE = 0.8, 0.1
 _MORE = (
     " More ranks or memory, a smaller data type or storage_reservation, or a sharding type or kernel that needs "
@@ -44,9 +43,9 @@ def why_impossible(
     """The error, if no plan can fit for a reason that needs no search; else ``None``."""
     too_large = _too_large(space)
     if too_large is not None:
-        table, text, ranks = too_large
+        table, text, help_text = too_large
         would_fit = _what_would_fit(space, table, request, plugins, on_this_machine=on_this_machine)
-        return NoPlanError(text + (would_fit or (_MORE if ranks is None else _LOOSEN)))
+        return NoPlanError(text + (would_fit or help_text))
     need = next((need for need in _needs(space) if need.least_bytes > need.usable_bytes), None)
     if need is None:
         return None
@@ -59,57 +58,72 @@ def explain_no_plan(
     result: SearchResult,
     request: Request,
     plugins: PlanningPlugins,
+    limit: str,
     *,
     on_this_machine: bool,
 ) -> NoPlanError:
-    """The error for a search that found nothing: a proof if there is one, else what was short."""
+    """The error for a search that found nothing: a proof if there is one, else what was short.
+
+    Args:
+        space: options and costs.
+        result: outcome of the search.
+        request: request of the user.
+        plugins: the plugins that planned.
+        limit: name of the limit that the search had.
+        on_this_machine: planned for this machine.
+    """
+    misfit, room = result.misfit, _room_text(space)
+    nearest = "" if misfit is None else _misfit_text(space, misfit)
     if result.lower_bound_ms > space.most_ms:
-        return NoPlanError(_refuted_text(space, result))
-    if result.misfit is None:
+        came = f" In what came nearest, {nearest}." if nearest else ""
+        return NoPlanError(
+            f"no plan: it is proven that no choice of options for the {len(space.options.all_tables)} tables fits in "
+            f"the memory of {len(space.capacity_bytes)} ranks.{came}{room}{_MORE}"
+        )
+    ended = f" The search ended at its {limit}; allow it more (seconds=...)." if result.is_cut_short else ""
+    if misfit is None:
         names = ", ".join(repr(proposer.name) for proposer in plugins.proposers)
         return NoPlanError(
             f"no plan found: proposer {names} proposed nothing that fits, and nothing proves that there is none."
-            f"{_room_text(space)} Another proposer may find one."
+            f"{room} Another proposer may find one.{ended}"
         )
-    text = _nearest_text(space, result, result.misfit)
     return NoPlanError(
-        text + _what_would_fit(space, result.misfit.table, request, plugins, on_this_machine=on_this_machine)
+        f"no plan found: {result.num_proposals} proposals were tried, none fitted. In the one that came nearest, "
+        f"{nearest}.{room} A plan may exist all the same: try another proposer or partitioner, a smaller "
+        "storage_reservation, or more ranks."
+        + _what_would_fit(space, misfit.table, request, plugins, on_this_machine=on_this_machine)
+        + ended
     )
 
 
-def _too_large(space: SearchSpace) -> tuple[int, str, list[int] | None] | None:
+def _too_large(space: SearchSpace) -> tuple[int, str, str] | None:
     """The first table of which no option fits on the ranks that it may use, were they empty.
 
     Returns:
-        Its index among all tables, a text, and these ranks if they are not all.
+        Its index among all tables, a text, and what would help.
     """
-    options, rules = space.options, space.rules
+    options, rules, world_size = space.options, space.rules, len(space.capacity_bytes)
     fits = np.logical_or.reduceat(space.fits_alone, options.first_option[:-1])[options.distinct_table]
     ruled = rules.concerned if rules else frozenset[int]()
     for table in sorted({*np.flatnonzero(~fits).tolist(), *ruled}):
-        ranks = sorted(rules.allowed(table)) if rules and table in ruled else None
+        ranks = sorted(rules.allowed(table)) if rules else list(range(world_size))
         mine = np.array(options.of_table(int(options.distinct_table[table])))
-        there = space.capacity_bytes if ranks is None else space.capacity_bytes[ranks]
-        # Of each option: what its largest shard needs of one rank, and, of some ranks, all of it of all: [O, 2, M].
-        needs = np.stack([space.largest_bytes[mine], space.total_bytes[mine]], axis=1)[
-            :, : 1 if ranks is None else 2
-        ]
-        has = np.stack([there.max(axis=0), there.sum(axis=0)])[: needs.shape[1]]
-        nearest = int(np.argmin((needs - has).max(axis=(1, 2))))
-        if fits[table] and (needs[nearest] <= has).all():
+        has = space.capacity_bytes[ranks].max(axis=0)
+        short = space.largest_bytes[mine] - has  # of one rank, by option and tier
+        nearest = int(np.argmin(short.max(axis=1)))
+        tier, option = int(np.argmax(short[nearest])), int(mine[nearest])
+        if short[nearest, tier] <= 0:
             continue
-        together = int(len(has) > 1 and (needs[nearest, 0] <= has[0]).all())
-        tier = int(np.argmax(needs[nearest, together] - has[together]))
-        rank = int(np.argmax(there[:, tier])) if ranks is None else ranks[int(np.argmax(there[:, tier]))]
-        who = "they have" if together else f"the emptiest rank ({rank}) has"
-        only = "" if ranks is None else f" may use no ranks but {some(ranks)}, and"
+        rank = ranks[int(np.argmax(space.capacity_bytes[ranks, tier]))]
+        is_kept = len(ranks) < world_size
+        only = f" may use no ranks but {some(ranks)}, and" if is_kept else ""
         text = (
             f"no plan: table {options.all_tables[table].describe()}{only} needs "
-            f"{bytes_text(needs[nearest, together, tier])} of {space.tiers[tier]} "
-            f"{'there' if together else 'on one rank'}, as {_option_text(space, int(mine[nearest]))}; {who} "
-            f"{bytes_text(has[together, tier])}{'' if together else _of_total(space, rank, tier)}."
+            f"{bytes_text(space.largest_bytes[option, tier])} of {space.tiers[tier]} on one rank, as "
+            f"{_option_text(space, option)}; the emptiest rank ({rank}) has {bytes_text(has[tier])}"
+            f"{_of_total(space, rank, tier)}."
         )
-        return table, text, ranks
+        return table, text, _LOOSEN if is_kept else _MORE
     return None
 
 
@@ -216,24 +230,6 @@ def _room_text(space: SearchSpace) -> str:
     return f"{text} Shards do not fill ranks to the last byte: {_enough_text(space, need, spare=_SPARE)}"
 
 
-def _refuted_text(space: SearchSpace, result: SearchResult) -> str:
-    text = (
-        f"no plan: it is proven that no choice of options for the {len(space.options.all_tables)} tables fits in the "
-        f"memory of {len(space.capacity_bytes)} ranks."
-    )
-    if result.misfit is not None:
-        text += f" In what came nearest, {_misfit_text(space, result.misfit)}."
-    return text + _room_text(space) + _MORE
-
-
-def _nearest_text(space: SearchSpace, result: SearchResult, misfit: Misfit) -> str:
-    return (
-        f"no plan found: {result.num_proposals} proposals were tried, none fitted. In the one that came nearest, "
-        f"{_misfit_text(space, misfit)}.{_room_text(space)} A plan may exist all the same: try another proposer or "
-        "partitioner, a smaller storage_reservation, or more ranks."
-    )
-
-
 def _misfit_text(space: SearchSpace, misfit: Misfit) -> str:
     table = space.options.all_tables[misfit.table].describe()
     needed = f"{bytes_text(misfit.needed_bytes)} of {misfit.tier}"
@@ -274,11 +270,23 @@ def _what_would_fit(
     rule = request.constraints.of(spec)
     if rule.sharding_types is None and rule.compute_kernels is None:
         return ""
+    rule = attrs.evolve(rule, sharding_types=None, compute_kernels=None)
     try:
-        freed = _freed_space(space, spec, request, plugins, on_this_machine=on_this_machine)
+        options = enumerate_options(
+            [spec],
+            space.topology,
+            Constraints({spec.path: rule}),
+            plugins.plugin_host,
+            batch_size=request.batch_size,
+            on_this_machine=on_this_machine,
+            space=plugins.offered_space(space.topology),
+        )
+        freed = estimate_costs(
+            options, space.topology, plugins.performance, plugins.storage, space.capacity_bytes
+        )
     except ShardwrightError:
         return ""
-    for option in range(freed.options.num_options):
+    for option in range(options.num_options):
         alone = np.array([option])
         shards = propose(freed, alone)
         fits = fixed_misfit(freed, alone, shards) is None
@@ -289,20 +297,3 @@ def _what_would_fit(
                 f"{space.tiers[tier]} for its largest block: allow it in constraints[{spec.name!r}]."
             )
     return ""
-
-
-def _freed_space(
-    space: SearchSpace, table: TableSpec, request: Request, plugins: PlanningPlugins, *, on_this_machine: bool
-) -> SearchSpace:
-    """The options of one table without its constraints on types and kernels, and their memory."""
-    rule = attrs.evolve(request.constraints.of(table), sharding_types=None, compute_kernels=None)
-    options = enumerate_options(
-        [table],
-        space.topology,
-        Constraints({table.path: rule}),
-        plugins.plugin_host,
-        batch_size=request.batch_size,
-        on_this_machine=on_this_machine,
-        space=plugins.offered_space(space.topology),
-    )
-    return estimate_costs(options, space.topology, plugins.performance, plugins.storage, space.capacity_bytes)

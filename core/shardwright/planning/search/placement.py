@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from attrs import Factory, evolve, field, frozen
 
-from shardwright.planning.arrays import FREE, NO_GANG, Bools, Floats, Ints
-from shardwright.planning.distinct import without
+from shardwright.planning.arrays import FREE, NO_GANG, Bools, Floats, Ints, without
 from shardwright.planning.search.objectives import OBJECTIVES, Phases
 
 if TYPE_CHECKING:
@@ -241,34 +240,25 @@ class LoadedPlan:
 
     Args:
         space: options and costs.
-        proposal: the option of each of all tables: ``[A]``.
+        proposal: the option of each of all tables: ``[A]``; some of all tables, if loads are all that is asked for.
         ranks: ranks of its shards that have none by their layout, in the order of tables and shards: ``[N]``.
-        phases_ms: phase of a step -> time of each rank: ``[W]``.
-        used_bytes: memory used on each rank: ``[W, M]``.
+        shards: these shards.
     """
 
     space: SearchSpace
     proposal: Ints
     ranks: Ints
-    phases_ms: Phases
-    used_bytes: Ints
+    shards: ProposedShards = Factory(lambda self: propose(self.space, self.proposal), takes_self=True)
 
-    @classmethod
-    def of(
-        cls, space: SearchSpace, proposal: Ints, ranks: Ints, shards: ProposedShards | None = None
-    ) -> LoadedPlan:
-        """Add up the loads of a placement.
+    @cached_property
+    def phases_ms(self) -> Phases:
+        """Phase of a step -> time of each rank: ``[W]``."""
+        return {phase: self.by_rank(cost) for phase, cost in self.space.phases.items()}
 
-        Args:
-            space: options and costs.
-            proposal: the option of each table: ``[A]``; some of all tables, if loads are all that is asked for.
-            ranks: ranks of its shards that have none by their layout: ``[N]``.
-            shards: these shards, if they are known.
-        """
-        shards = propose(space, proposal) if shards is None else shards
-        runs, _ = chosen_runs(space, proposal)
-        phases = {phase: _by_rank(space, runs, shards, ranks, cost) for phase, cost in space.phases.items()}
-        return cls(space, proposal, ranks, phases, shards.used_bytes(ranks))
+    @cached_property
+    def used_bytes(self) -> Ints:
+        """Memory used on each rank: ``[W, M]``."""
+        return self.shards.used_bytes(self.ranks)
 
     @cached_property
     def load_ms(self) -> Floats:
@@ -282,14 +272,18 @@ class LoadedPlan:
         return OBJECTIVES[self.space.objective](self.phases_ms)
 
     @cached_property
-    def shards(self) -> ProposedShards:
-        """The shards that have no rank by their layout."""
-        return propose(self.space, self.proposal)
+    def _fixed_runs(self) -> Ints:
+        runs, _ = chosen_runs(self.space, self.proposal)
+        fixed: Ints = runs[self.space.options.rank[runs] != FREE]
+        return fixed
 
     def by_rank(self, column: Floats | Ints) -> Floats:
         """A column over runs of shards ``[S]``, added up over the shards of each rank: ``[W]``."""
-        runs, _ = chosen_runs(self.space, self.proposal)
-        return _by_rank(self.space, runs, self.shards, self.ranks, column)
+        fixed = fixed_loads(self.space, self._fixed_runs, cost_ms=column)[0]
+        total: Floats = fixed + np.bincount(
+            self.ranks, weights=column[self.shards.shard], minlength=len(fixed)
+        )
+        return total
 
     @cached_property
     def ranks_of_tables(self) -> list[tuple[int, ...]]:
@@ -305,14 +299,6 @@ class LoadedPlan:
                 tuple(next(moved) if rank == FREE else rank for rank in ranks) if FREE in ranks else ranks
             )
         return tables
-
-
-def _by_rank(
-    space: SearchSpace, runs: Ints, shards: ProposedShards, ranks: Ints, column: Floats | Ints
-) -> Floats:
-    fixed = fixed_loads(space, runs[space.options.rank[runs] != FREE], cost_ms=column)[0]
-    total: Floats = fixed + np.bincount(ranks, weights=column[shards.shard], minlength=len(fixed))
-    return total
 
 
 def chosen_runs(space: SearchSpace, proposal: Ints) -> tuple[Ints, Ints]:

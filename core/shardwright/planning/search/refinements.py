@@ -104,11 +104,7 @@ def named_refinements(
             make = load_at(REFINEMENT, name, registry)
             found[name] = partial(made_with, make, f"refinement {name!r}", arguments)
         elif callable(one) and not isinstance(one, type):
-            found[getattr(one, "__name__", type(one).__name__)] = partial(_as_given, one)
+            found[getattr(one, "__name__", type(one).__name__)] = partial(lambda given: given, one)
         else:
             raise InvalidInputError(f"refinements are names of refinements, or functions; got {brief(one)}")
     return found
-
-
-def _as_given(refinement: Refinement) -> Refinement:
-    return refinement

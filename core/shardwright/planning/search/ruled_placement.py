@@ -1,8 +1,7 @@
 """Placing shards within the rules on ranks, by any partitioner: it sees rules as fixed ranks and as resources.
 
-Tables kept together are one shard. A shard that may use one rank only is fixed there. A larger set of ranks is a
-resource of which all others have too little. Tables kept apart share a resource of which each rank has enough for one
-shard. Legend: N shards that may move, U units of shards that get one rank, W ranks, M memory tiers.
+Tables kept together are one shard. A shard that may use one rank only is fixed there. Legend: N shards that may move,
+U units of shards that get one rank, W ranks, M memory tiers.
 """
 
 from __future__ import annotations
@@ -15,13 +14,9 @@ import numpy as np
 from shardwright.contracts.partitioner import Partitioner
 from shardwright.errors import PlanningError
 from shardwright.planning.arrays import NO_GANG, Ints
-from shardwright.planning.options.rank_rules import RankRules
+from shardwright.planning.options.rank_rules import NEED, RankRules
 from shardwright.planning.plugin_calls import calling, whole_numbers
 from shardwright.planning.search.placement import Misfit, ProposedShards
-
-# A shard's need of a resource, and what a rank has of it: too little for any, or enough for one. None has nothing, or
-# looks full with one shard, since partitioners compare resources by the part that is taken.
-_NEED, _TOO_LITTLE, _FOR_ONE = 2, 1, 3
 
 
 def place_within(rules: RankRules | None, partitioner: Partitioner, shards: ProposedShards) -> Ints | Misfit:
@@ -83,7 +78,14 @@ def _placed_units(
     leaders, unit = np.unique(units, return_inverse=True)
     memory = np.zeros((len(leaders), len(shards.tiers)), dtype=np.int64)
     np.add.at(memory, unit, shards.memory_bytes)
-    rank, needs, has = _as_resources(rules, shards, units)
+    rank = shards.rank.copy()
+    for table, mask in rules.masks.items():
+        if mask.sum() == 1:
+            rank[(shards.table == table) & (shards.gang == NO_GANG)] = np.argmax(mask)
+    needs, has = [], []
+    for tables, of_ranks in rules.resources(rules.masks, len(shards)):
+        needs.append(np.where(np.isin(units, units[np.isin(shards.table, tables)]), NEED, 0))
+        has.append(of_ranks)
     columns = {name: getattr(shards, name)[leaders] for name in ("shard", "table", "gang", "local_rank")}
     asked = attrs.evolve(
         shards,
@@ -101,9 +103,8 @@ def _placed_units(
     shard = int(leaders[placed.shard])
     if placed.tier in shards.tiers:
         return attrs.evolve(placed, shard=shard)
-    tier = int(
-        np.argmax(memory[placed.shard])
-    )  # the rules leave no rank open: none of its memory is free for it
+    # The rules leave no rank open: none of its memory is free for it.
+    tier = int(np.argmax(memory[placed.shard]))
     return attrs.evolve(
         placed,
         shard=shard,
@@ -112,30 +113,3 @@ def _placed_units(
         free_bytes=0,
         capacity_bytes=int(shards.capacity_bytes[placed.rank, tier]),
     )
-
-
-def _as_resources(
-    rules: RankRules, shards: ProposedShards, units: Ints
-) -> tuple[Ints, list[Ints], list[Ints]]:
-    """The rules for units.
-
-    Returns:
-        The rank of units that may use one only ``[N]``, and for each resource what units need ``[N]`` and ranks have
-        ``[W]``; of units, the element of their first shard counts.
-    """
-    rank, needs, has = shards.rank.copy(), list[Ints](), list[Ints]()
-    tables: dict[bytes, list[int]] = {}
-    for table in sorted(rules.concerned):
-        tables.setdefault(rules.masks[table].tobytes(), []).append(table)
-    for own in tables.values():
-        mask, is_own = rules.masks[own[0]], np.isin(shards.table, own)
-        is_pinned = is_own & (shards.gang == NO_GANG) & (mask.sum() == 1)
-        rank[is_pinned] = np.argmax(mask)
-        if not mask.all() and (is_own & ~is_pinned).any():
-            needs.append(np.where(is_own & ~is_pinned, _NEED, 0))
-            has.append(np.where(mask, _NEED * len(shards) + 1, _TOO_LITTLE))
-    for group in rules.apart:
-        of_group = np.isin(units, units[np.isin(shards.table, group)])
-        needs.append(np.where(of_group, _NEED, 0))
-        has.append(np.full(shards.world_size, _FOR_ONE))
-    return rank, needs, has

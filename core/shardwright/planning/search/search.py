@@ -214,7 +214,7 @@ def _numbers(proposed: Ints | Placed, who: str) -> tuple[Ints, Ints | None]:
 def _loaded(space: SearchSpace, proposal: Ints, shards: ProposedShards, ranks: Ints, who: str) -> LoadedPlan:
     """A placement, which is checked, with its loads."""
     _check_placement(space, shards, ranks, f"{who} broke its contract:")
-    return LoadedPlan.of(space, proposal, ranks, shards)
+    return LoadedPlan(space, proposal, ranks, shards)
 
 
 def _run(state: _Search, proposer: Proposer, max_proposals: int) -> None:

@@ -69,9 +69,6 @@ def _cache(value: CacheParams | Mapping[str, Any] | None) -> CacheParams | None:
     return CacheParams.of(value)  # type: ignore[no-any-return]
 
 
-Rates = tuple[Annotated[float, Within(ge=0, le=MOST_RATE)], ...]
-
-
 @frozen(cache_hash=True, field_transformer=typed)
 class ParameterConstraints:
     """Demands on one table, or on all tables that a pattern matches.
@@ -83,10 +80,10 @@ class ParameterConstraints:
         compute_kernels: the compute kernels allowed, the preferred first; by default every kernel that
             supports the table and applies its optimizer in the backward pass.
         min_partition: the fewest columns a block may have, where columns are cut.
-        pooling_factors: ids per bag of each feature, on average; one number stands for every feature. 1 by
-            default.
-        num_poolings: bags per sample of each feature; one number stands for every feature. 1 by default.
-        batch_sizes: samples per rank and step of each feature; the planner's batch size by default.
+        pooling_factors: ids per bag of each feature, on average, 0 where bags are always empty; one number stands for
+            every feature. 1 by default.
+        num_poolings: bags per sample of each feature, above 0; one number stands for every feature. 1 by default.
+        batch_sizes: samples per rank and step of each feature, 1 or more; the planner's batch size by default.
         is_weighted: true if ids carry weights; as the module says by default.
         cache_params: the cache on the device, should the table be kept in host memory; as ``fused_params`` say by
             default.
@@ -112,9 +109,13 @@ class ParameterConstraints:
     sharding_types: tuple[str, ...] | None = field(default=None, converter=_plain_names, validator=not_empty)
     compute_kernels: tuple[str, ...] | None = field(default=None, converter=_plain_names, validator=not_empty)
     min_partition: PositiveInt | None = field(default=None, converter=whole)
-    pooling_factors: Rates | None = field(default=None, converter=_floats, validator=not_empty)
-    num_poolings: Rates | None = field(default=None, converter=_floats, validator=not_empty)
-    batch_sizes: tuple[Annotated[int, Within(ge=0, le=MOST_SAMPLES)], ...] | None = field(
+    pooling_factors: tuple[Annotated[float, Within(ge=0, le=MOST_RATE)], ...] | None = field(
+        default=None, converter=_floats, validator=not_empty
+    )
+    num_poolings: tuple[Annotated[float, Within(gt=0, le=MOST_RATE)], ...] | None = field(
+        default=None, converter=_floats, validator=not_empty
+    )
+    batch_sizes: tuple[Annotated[int, Within(ge=1, le=MOST_SAMPLES)], ...] | None = field(
         default=None, converter=_whole_numbers, validator=not_empty
     )
     is_weighted: bool | None = None

@@ -53,10 +53,6 @@ def _pooling(value: PoolingType | str) -> PoolingType:
         raise InvalidInputError(f"{brief(value)} is no PoolingType. Known: {known}.") from None
 
 
-def _tuple(value: Iterable[str]) -> tuple[str, ...]:
-    return listed(value)
-
-
 def _list(value: Iterable[str]) -> list[str]:
     return list(listed(value))
 
@@ -206,7 +202,7 @@ class TableSpec:
     name: str
     num_embeddings: RowsOrColumns = field(converter=whole)
     embedding_dim: RowsOrColumns = field(converter=whole)
-    feature_names: tuple[str, ...] = field(default=(), converter=_tuple)
+    feature_names: tuple[str, ...] = field(default=(), converter=listed)
     data_type: DataType = field(default=DataType("FP32"), converter=DataType)
     pooling: PoolingType = field(default=PoolingType.SUM, converter=_pooling)
     is_weighted: bool = False

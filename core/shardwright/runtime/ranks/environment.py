@@ -168,6 +168,10 @@ class ShardingEnv:
         """Numbers of these ranks among all (:attr:`everyone`)."""
         return range(self.world_size)
 
+    def planning_topology(self, topology: Any) -> Any:
+        """The topology that tables are planned for, of that of all ranks (:attr:`everyone`): itself."""
+        return topology
+
     def agree(self, what: str, values: Mapping[str, Any] = MappingProxyType({}), advice: str = "") -> None:
         """Wait until every rank makes this call, without a collective, and check that all give the same values.
 

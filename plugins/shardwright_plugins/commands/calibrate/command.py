@@ -43,7 +43,7 @@ def calibrate(
     """
     import importlib.util
 
-    from shardwright.cli.plans import check_writable, write_text
+    from shardwright.cli.plans import write_text
     from shardwright.host import host
     from shardwright.planning.documents.limits import MOST_PROCESSES
     from shardwright.planning.tables.data_types import DataType
@@ -60,9 +60,7 @@ def calibrate(
         )
     precisions = [str(DataType(own.strip())) for own in precision.split(",") if own.strip()]
     names = [host().compute_kernels.canonical(name.strip()) for name in kernel.split(",")] if kernel else None
-    with of_job(ranks) if is_rank() else started(ranks or _RANKS) as own:
-        if own.is_first:
-            check_writable(output)
+    with of_job(output, ranks) if is_rank() else started(output, ranks or _RANKS) as own:
         machine = running.calibrate(
             own, names, _note if own.is_first else _silence, precisions=precisions, quick=quick
         )

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from shardwright.runtime.ranks.environment import ShardingEnv
-from shardwright_plugins.bandwidths import _measured
+from shardwright_plugins.bandwidths.measured import device_bandwidths
 
 _SIZES = (8, 1 << 12, 1 << 15, 1 << 18, 1 << 21, 1 << 23)
 _ROUNDS = 12
@@ -49,7 +49,7 @@ def measure_copies() -> dict[str, Any] | None:
     number = int(os.environ.get("LOCAL_RANK", 0)) % torch.accelerator.device_count()
     return {
         "device": accelerator.type,
-        **_measured.device_bandwidths(torch.device(accelerator.type, number)),
+        **device_bandwidths(torch.device(accelerator.type, number)),
     }
 
 

@@ -6,10 +6,12 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 from attrs import frozen
 
+from shardwright.cli.plans import check_writable
 from shardwright.errors import InvalidInputError
 
 _TIMEOUT_S = 300.0
@@ -45,14 +47,19 @@ def is_rank() -> bool:
 
 
 @contextmanager
-def started(count: int) -> Iterator[Ranks]:
+def started(output: Path, count: int) -> Iterator[Ranks]:
     """Start ranks on this host, and end them afterwards.
 
     Args:
+        output: file that is to be written.
         count: number of ranks, a process of one thread each.
+
+    Raises:
+        InvalidInputError: the file cannot be written.
     """
     from shardwright_testing.ranks import RankPool
 
+    check_writable(output)
     with RankPool(count, backend="gloo") as pool:
 
         def run(function: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
@@ -62,14 +69,15 @@ def started(count: int) -> Iterator[Ranks]:
 
 
 @contextmanager
-def of_job(asked: int | None = None) -> Iterator[Ranks]:
+def of_job(output: Path, asked: int | None = None) -> Iterator[Ranks]:
     """Join the ranks of the job that this process is a rank of; every rank makes the same calls.
 
     Args:
+        output: file that rank 0 is to write.
         asked: number of ranks that are expected.
 
     Raises:
-        InvalidInputError: the job has another number of ranks.
+        InvalidInputError: the job has another number of ranks, or rank 0 cannot write the file; on every rank.
         DistributedError: ranks do not come, or their hosts have unlike numbers of them.
     """
     import torch
@@ -93,6 +101,7 @@ def of_job(asked: int | None = None) -> Iterator[Ranks]:
             env.agree("calibrate")
             return env.communicator.all_gather_objects(own)
 
+    run(check_writable, output if env.rank == 0 else None)
     yield Ranks(env.world_size, env.local_world_size, env.rank == 0, run)
     # Only where all went well: else the process ends, and must not wait for ranks that are gone.
     if joins:

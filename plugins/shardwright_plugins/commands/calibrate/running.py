@@ -127,7 +127,7 @@ def in_step(kernel: Mapping[str, float], fits: Mapping[str, Fit]) -> dict[str, f
     }
 
 
-def _told(loads: Sequence[Any], runs: Sequence[Measured], fits: Mapping[str, Fit]) -> dict[str, Any]:
+def _told(runs: Sequence[Measured], fits: Mapping[str, Fit]) -> dict[str, Any]:
     """Number of experiments with steps, errors of the whole and of phases as parts of the step, and factors."""
     whole = Fit({}, sum((own.errors for own in fits.values()), np.zeros(len(runs))))
     return {
@@ -162,16 +162,14 @@ def calibrate(
         quick: make few small experiments.
 
     Raises:
-        UnsupportedError: no kernel can be measured here.
+        UnsupportedError: no kernel can be measured here with rows of :data:`BASE`.
         DistributedError: a rank failed, or does not answer.
     """
     start = time.monotonic()
     unmeasured: dict[str, str] = {}
-    experiments = [
-        (name, precision)
-        for name in asked or ranks.run(kernel_names)[0]
-        for precision in dict.fromkeys((BASE, *precisions))
-    ]
+    names = asked or ranks.run(kernel_names)[0]
+    # Steps are measured with rows of BASE, by the first kernel that is measured: none of another type before it.
+    experiments = [(name, precision) for precision in dict.fromkeys((BASE, *precisions)) for name in names]
     of_ranks = _measured_kernels(ranks, experiments, unmeasured, note, quick=quick)
     classes = host_classes(of_ranks, ranks.run(processor), ranks.local_size)
     slowest = min(classes, key=lambda own: own.speed)
@@ -202,7 +200,7 @@ def calibrate(
         fits={
             **{f"{name} lookup": own.lookup.to_data() for name, own in fits.items()},
             **{f"{name} update": own.update.to_data() for name, own in fits.items()},
-            **_told(loads, runs, phases),
+            **_told(runs, phases),
         },
         unmeasured={**unmeasured, **_not_there(ranks, device)} | ({"most": _QUICK} if quick else {}),
     )
@@ -246,8 +244,10 @@ def _measured_kernels(
             unmeasured[f"kernel {key}"] = times[0]
         else:
             found[key] = times
-    if not found:
-        raise UnsupportedError(f"no compute kernel can be measured here: {unmeasured}")
+    if not any(kernel_key(name, BASE) in found for name, _ in experiments):
+        raise UnsupportedError(
+            f"no compute kernel can be measured here with rows of {BASE}, with which steps are: {unmeasured}"
+        )
     return found
 
 

@@ -133,7 +133,7 @@ def loads_of(plan: ShardingPlan, cache_bytes: float) -> Mapping[str, Floats]:
     again = Rederived.of(plan, host())
     placed, space = again.loaded_plan(), again.space
     amounts = amounts_of(StepWork(space.options, space.topology, cache_bytes))
-    return LoadedPlan.of(evolve(space, phases=amounts), placed.proposal, placed.ranks).phases_ms
+    return LoadedPlan(evolve(space, phases=amounts), placed.proposal, placed.ranks).phases_ms
 
 
 def without_travel(run: Measured, plan: ShardingPlan) -> Measured:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shardwright.errors import InvalidInputError
+from shardwright.planning.text import bytes_text
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -32,8 +33,6 @@ _DcpOnly = Annotated[
 ]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
-
 
 @checkpoint.command()
 def show(folder: _Folder, step: _Step = None, dcp_only: _DcpOnly = False, as_json: _Json = False) -> None:
@@ -46,7 +45,7 @@ def show(folder: _Folder, step: _Step = None, dcp_only: _DcpOnly = False, as_jso
     _print_table(found["entries"])
     total = sum(entry["bytes"] for entry in found["entries"])
     tensors, files = _count(len(found["entries"]), "tensor"), _count(found["files"], "file")
-    typer.echo(f"{tensors}, {_size(total)}, in {files}")
+    typer.echo(f"{tensors}, {bytes_text(total)}, in {files}")
     for group in found["param_groups"]:
         others = ", ".join(f"{key}={value}" for key, value in group.items() if key != "params")
         typer.echo(f"optimizer of {len(group['params'])} parameters: {others}")
@@ -66,7 +65,7 @@ def verify(folder: _Folder, step: _Step = None, as_json: _Json = False) -> None:
     if as_json:
         typer.echo(json.dumps({"path": str(stored.path), "files": len(stored.files), "bytes": total}))
         return
-    typer.echo(f"{stored.path}: {len(stored.files)} files, {_size(total)}: as they were written")
+    typer.echo(f"{stored.path}: {len(stored.files)} files, {bytes_text(total)}: as they were written")
 
 
 @checkpoint.command()
@@ -204,19 +203,10 @@ def _print_table(entries: list[dict[str, Any]]) -> None:
         table.add_column(name, justify="right")
     for entry in entries:
         shape = " x ".join(map(str, entry["shape"]))
-        table.add_row(entry["name"], shape, entry["dtype"], _size(entry["bytes"]), str(entry["pieces"]))
+        table.add_row(entry["name"], shape, entry["dtype"], bytes_text(entry["bytes"]), str(entry["pieces"]))
     console().print(table)
 
 
 def _count(number: int, noun: str) -> str:
     """``1 rank`` or ``2 ranks``."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def _size(count: float) -> str:
-    """Bytes in the unit that reads well."""
-    for unit in _UNITS[:-1]:
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} {_UNITS[-1]}"

@@ -15,13 +15,13 @@ from torch.distributed.checkpoint.filesystem import FileSystem
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from shardwright.errors import CheckpointError
-from shardwright.runtime.sharded.tables.table_state import STORED, STORED_ROWS
 from shardwright_plugins.checkpoint.entries import MODEL, STATE
 from shardwright_plugins.checkpoint.files import StoredFiles, writing
 from shardwright_plugins.checkpoint.folder import complete, prepare, saving_folder
 from shardwright_plugins.checkpoint.metadata import METADATA, Manifest, reason_of
 from shardwright_plugins.checkpoint.reading import StoredCheckpoint
 from shardwright_plugins.checkpoint.saving import Progress, save_entries, write_manifest
+from shardwright_plugins.checkpoint.stored_order import STORED, STORED_ROWS
 from shardwright_plugins.commands.checkpoint.torchrec import translate
 
 _TOP = ("model", "optimizer", "extra")

@@ -140,7 +140,7 @@ def _bandwidths(accelerator: Any) -> Iterator[Finding]:
     """Bandwidths of the device's memory and links, as plans are made with where no topology is given."""
     from shardwright.planning.assumptions import assumptions_of
     from shardwright.runtime.ranks.devices import with_index
-    from shardwright_plugins.bandwidths._measured import device_bandwidths
+    from shardwright_plugins.bandwidths.measured import device_bandwidths
 
     found = device_bandwidths(with_index(accelerator))
     for name, value in found.items():
@@ -201,7 +201,8 @@ def environment() -> Iterator[Finding]:
 
 
 def _runtime_readers(environment: Mapping[str, str]) -> Mapping[str, Callable[[], Any]]:
-    from shardwright.settings import CHECKS_VARIABLE, SHARED_MEMORY_VARIABLE, may_share_memory
+    from shardwright.settings import CHECKS_VARIABLE
+    from shardwright_plugins.comm_backends.settings import SHARED_MEMORY_VARIABLE, may_share_memory
 
     readers: dict[str, Callable[[], Any]] = {SHARED_MEMORY_VARIABLE: lambda: may_share_memory(environment)}
     if not has_torch():

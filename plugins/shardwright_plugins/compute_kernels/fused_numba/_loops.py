@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -43,10 +44,7 @@ _ROW_SHIFT = 32  # of a sort key: the row above, the number of the id below
 # Sums may be made in any order and with fused multiply-adds, so that they use vector registers. Divisions by zero give
 # infinities, as they do in torch; a test for each would forbid vector instructions.
 _OPTIONS = {"fastmath": {"reassoc", "contract", "nsz"}, "error_model": "numpy"}
-
-
-def _compiled(function: Any) -> Any:
-    return compiled(function, **_OPTIONS)
+_compiled: Any = partial(compiled, **_OPTIONS)
 
 
 # Numba counts references to arrays that are passed on or cut into slices, and tests every index for being negative: at

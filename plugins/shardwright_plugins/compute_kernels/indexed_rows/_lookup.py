@@ -51,9 +51,9 @@ class IndexedLookup(Lookup):
         self._first_slots = starts_of(np.array([spec.num_slots for spec in blocks]))
         self._first_states = []
         for block in range(len(blocks)):
-            rows.weight(block).zero_()
+            rows.weight(block)[-1:].zero_()
             self._first_states.append(
-                {name: value[-1].clone() for name, value in self._states(block).items()}
+                {name: value[-1:].clone() for name, value in self._states(block).items()}
             )
 
     def forward(self, bags: Bags, *, training: bool) -> tuple[Tensor, Any]:

@@ -12,10 +12,12 @@ from torch import Tensor
 
 from shardwright.contracts.lookup import Bags, BlockSpec
 from shardwright.contracts.optimizer import ROW
-from shardwright.optim.by_rows import rounded, updated_rows
+from shardwright.optim.by_rows import updated_rows
 from shardwright.runtime.step.backward.row_gradients import row_gradients
 from shardwright_plugins.compute_kernels._optimizers import STARTED, is_plain, needs_whole_rows, rule_of
 from shardwright_plugins.compute_kernels.plain_torch._row_updates import ROW_UPDATES
+
+_MASK = (1 << 32) - 1
 
 # Rounding comes after the update.
 _WRITTEN = {name: known | {"stochastic_rounding"} for name, known in STARTED.items()}
@@ -113,3 +115,33 @@ class RowOptimizer:
     def named_state(self, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """State of some rows as a lookup shows it: with the number of steps, where there is any."""
         return {"step": self.num_steps, **state} if state else {}
+
+
+def rounded(values: Tensor, dtype: torch.dtype, rows: Tensor, step: float) -> Tensor:
+    """Round float32 values to a 16-bit type, up or down at random, so that their mean stays.
+
+    The chance is drawn from a value's bits, its row and column, and the step: copies on several ranks round alike.
+
+    Args:
+        values: ``[N, D]`` float32.
+        dtype: ``torch.float16`` or ``torch.bfloat16``.
+        rows: number of each row, the same on all ranks that have a copy, ``[N]``.
+        step: number of the update.
+    """
+    # Bits of the significand that the type has not: 23 - 10 and 23 - 7.
+    num_lost = 13 if dtype is torch.float16 else 16
+    bits = values.contiguous().view(torch.int32).to(torch.int64)
+    column = torch.arange(values.shape[1], device=values.device)
+    mixed = _mixed(_mixed(rows[:, None] + (int(step) << 20)) ^ (column * 0x9E3779B1) ^ bits)
+    # Adding less than a unit of the last kept bit and cutting rounds up as often as the cut part is large.
+    raised = bits + (mixed & ((1 << num_lost) - 1))
+    cut = (raised & ~((1 << num_lost) - 1)).to(torch.int32).view(torch.float32)
+    return torch.where(values.isfinite(), cut, values).to(dtype)
+
+
+def _mixed(numbers: Tensor) -> Tensor:
+    """Mix the bits of 32-bit numbers: murmur3's finaliser (Appleby 2011)."""
+    mixed = numbers & _MASK
+    mixed = ((mixed ^ (mixed >> 16)) * 0x85EBCA6B) & _MASK
+    mixed = ((mixed ^ (mixed >> 13)) * 0xC2B2AE35) & _MASK
+    return mixed ^ (mixed >> 16)

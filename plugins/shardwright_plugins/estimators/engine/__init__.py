@@ -203,7 +203,7 @@ class Engine(Estimator):
 
     def _step_ms(self, space: SearchSpace, plan: Placed) -> float:
         """Time of a step, ms."""
-        loads = LoadedPlan.of(space, plan.proposal, plan.ranks).phases_ms
+        loads = LoadedPlan(space, plan.proposal, plan.ranks).phases_ms
         return largest_rank_time(self.step_phases(loads, space.options, plan.proposal, space.topology))
 
     @staticmethod

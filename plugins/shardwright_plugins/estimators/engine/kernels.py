@@ -8,7 +8,9 @@ from functools import cached_property
 import numpy as np
 from attrs import frozen
 
+from shardwright.arguments import brief
 from shardwright.contracts.compute_kernel import ComputeKernel, KernelRequest, KernelWork
+from shardwright.errors import PlanningError
 from shardwright.planning.arrays import Floats
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.options import Options
@@ -61,13 +63,12 @@ class KernelPrices:
         told = np.zeros((len(OF_KERNELS), options.num_shards))
         for code, (kernel_code, request) in enumerate(options.requests):
             kernel, runs = options.compute_kernels[kernel_code], options.request == code
-            if self._measured(kernel, request) is None:
+            if self._measured(kernel, request) is None and _tells(kernel, request):
                 reached = topology.read_bandwidth("device", request.device)
                 bandwidth = self.machine.topology.get("ddr_mem_bw", reached)
-                ids, distinct, vectors, rows = columns[:, runs]
-                with calling(f"compute kernel {kernel.name!r}"):
-                    own = kernel.times_ms(request, KernelWork(ids, distinct, vectors, rows, bandwidth))
-                    told[:, runs] = 0.0 if own is None else own
+                own = columns[:, runs]
+                own.flags.writeable = False
+                told[:, runs] = _times_ms(kernel, request, KernelWork(*own, bytes_per_ms=bandwidth))
         lookup_ms, update_ms = told
         # What an update of copies takes is the engine's: it joins all ranks' batches first.
         return {
@@ -90,3 +91,26 @@ def _tells(kernel: ComputeKernel, request: KernelRequest) -> bool:
     """True if a kernel tells its time."""
     with calling(f"compute kernel {kernel.name!r}"):
         return kernel.times_ms(request, _NO_BLOCKS) is not None
+
+
+def _times_ms(kernel: ComputeKernel, request: KernelRequest, work: KernelWork) -> tuple[Floats, Floats]:
+    """Ask a kernel for its times: of lookups and of updates, ms, ``[N]`` each.
+
+    Raises:
+        PlanningError: it raised, or told anything else.
+    """
+    who = f"compute kernel {kernel.name!r}"
+    with calling(who):
+        told = kernel.times_ms(request, work)
+    if isinstance(told, tuple) and len(told) == 2 and all(_are_times(own, len(work.ids)) for own in told):
+        return told
+    raise PlanningError(
+        f"{who} broke its contract: times_ms() must return a pair, milliseconds of lookups and of updates, each an "
+        f"array of {len(work.ids)} finite numbers of 0 or more, one a block; it returned {brief(told)}"
+    )
+
+
+def _are_times(told: object, count: int) -> bool:
+    """True for an array of so many finite numbers of 0 or more."""
+    is_column = isinstance(told, np.ndarray) and told.shape == (count,) and told.dtype.kind in "iuf"
+    return is_column and bool((np.isfinite(told) & (told >= 0)).all())

@@ -14,14 +14,17 @@ from functools import cached_property
 import numpy as np
 from attrs import frozen
 
-from shardwright.planning.arrays import Bools, Floats, Ints
+from shardwright.arguments import NonNegativeFloat, problem
+from shardwright.errors import PlanningError
+from shardwright.planning.arrays import ID_BYTES, Bools, Floats, Ints
+from shardwright.planning.layouts.row_maps import RowMap
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.averaging import state_bytes_a_row
 from shardwright.planning.options.options import Options
-from shardwright.planning.options.search_space import ID_BYTES, filled_bags, vector_bytes
+from shardwright.planning.options.search_space import filled_bags, input_bytes_of_id, vector_bytes
 from shardwright_plugins.estimators.engine.work import LookupWork, even_rows
 
-_LENGTH_BYTES, _WEIGHT_BYTES, _VALUE_BYTES = 4, 4, 4
+_LENGTH_BYTES, _VALUE_BYTES = 4, 4
 _NS_A_MS = 1e6
 ROWS_EFFORT = 2.0
 """Time of a byte of touched rows beside one of batches, as the engine counts when it chooses a form."""
@@ -87,6 +90,12 @@ class StepWork:
         return self.options.ids_per_batch[self.table] * self.options.id_fraction * self.is_filled
 
     @cached_property
+    def id_size(self) -> Floats:
+        """Bytes of an id with what travels beside it, as a multiple of those of one that travels alone."""
+        size: Floats = input_bytes_of_id(self.options) / ID_BYTES
+        return size
+
+    @cached_property
     def own_vectors(self) -> Floats:
         """Vectors that one rank's batch gets from each shard."""
         bags = self.options.bags_per_batch[self.table] * filled_bags(self.options, self.topology)
@@ -142,11 +151,11 @@ class StepWork:
         is_routed = ~self.is_copy & self.is_filled
         elements = self.own_vectors * self.options.num_columns
         return {
-            "whole_id": self.own_ids * whole,
+            "whole_id": self.own_ids * self.id_size * whole,
             "whole_bag": self.own_vectors * whole,
             "whole_shard": 1.0 * (is_routed & ~self.is_cut),
             "whole_sent": elements * whole,
-            "cut_id": self.cut_ids,
+            "cut_id": self.cut_ids * self.id_size,
             "cut_bag": self.own_vectors * cut,
             "cut_shard": 1.0 * (is_routed & self.is_cut),
             "cut_sent": elements * cut,
@@ -193,8 +202,12 @@ class StepWork:
 
     @cached_property
     def map_ms(self) -> Floats:
-        """Time of row maps beyond a division of each id, as they declare it, ms."""
-        an_id = np.array([layout.row_map.ns_per_id for layout in self.options.layouts])
+        """Time of row maps beyond a division of each id, as they declare it, ms.
+
+        Raises:
+            PlanningError: one declares no time.
+        """
+        an_id = np.array([ns_per_id(layout.row_map) for layout in self.options.layouts])
         ms: Floats = self.cut_ids * an_id[self.options.option] / _NS_A_MS
         return ms
 
@@ -216,9 +229,8 @@ class StepWork:
         """Bytes that one rank sends another in each form: its batch, rows that it touched, the dense gradient."""
         options, table = self.options, self.table
         row_bytes = vector_bytes(options)[1]
-        weights = _WEIGHT_BYTES * options.is_weighted[table]
         lengths = _LENGTH_BYTES * options.is_pooled[table] * self.own_vectors
-        batch = self.own_ids * (ID_BYTES + weights) + lengths + self.own_vectors * row_bytes
+        batch = self.own_ids * input_bytes_of_id(options) + lengths + self.own_vectors * row_bytes
         room: Floats = np.minimum(self.own_ids, options.num_rows)
         rows: Floats = room * (ID_BYTES + _VALUE_BYTES * options.num_columns)
         # As the engine counts: each rank sends 2 (W - 1) / W of the values, which are 2 / W of them to each other rank.
@@ -226,3 +238,15 @@ class StepWork:
             2 / self.topology.world_size * options.num_rows * (options.num_columns + 1.0) * _VALUE_BYTES
         )
         return batch, rows, dense
+
+
+def ns_per_id(row_map: RowMap) -> float:
+    """Time that a row map declares for each id, ns.
+
+    Raises:
+        PlanningError: it is no finite number of 0 or more.
+    """
+    declared = row_map.ns_per_id
+    if wrong := problem("ns_per_id", declared, NonNegativeFloat):
+        raise PlanningError(f"row map {row_map.name!r} broke its contract: {wrong}")
+    return declared

@@ -18,8 +18,7 @@ from collections.abc import Sequence
 import numpy as np
 from attrs import frozen
 
-from shardwright.planning.arrays import FREE, NO_GANG, Bools, Floats, Ints
-from shardwright.planning.distinct import distinct
+from shardwright.planning.arrays import FREE, NO_GANG, Bools, Floats, Ints, distinct
 from shardwright.planning.options.search_space import SearchSpace
 from shardwright.planning.watch import Watch
 from shardwright_plugins.proposers.proving.effort import Effort

@@ -1,8 +1,7 @@
 """Rules on ranks as resources: a space in which a search that knows nothing of rules keeps them.
 
-A set of ranks that tables may use is a resource of which other ranks have too little for any shard. Tables that are
-kept apart share one of which each rank has enough for one shard. A table that may use one rank only, or is kept
-together with others, gets its rank here, and its options live there by their layout.
+What the resources are, :mod:`shardwright.planning.options.rank_rules` says. A table that may use one rank only, or is
+kept together with others, gets its rank here, and its options live there by their layout.
 
 Legend: A tables, O options, S runs of shards, W ranks.
 """
@@ -17,16 +16,12 @@ import numpy as np
 
 from shardwright.contracts.proposer import Proposals
 from shardwright.planning.arrays import FREE, Bools, Floats, Ints
-from shardwright.planning.options.rank_rules import RankRules
+from shardwright.planning.options.rank_rules import NEED, TOO_LITTLE, RankRules
 from shardwright.planning.options.search_space import SearchSpace
 from shardwright.planning.search.placement import Feedback, Misfit, Placed, Proven, propose
 from shardwright.planning.search.ruled_placement import place_within
 from shardwright_plugins.partitioners.greedy_perf import GreedyPerf
 from shardwright_plugins.proposers.proving.search import Search
-
-# What a shard takes of a resource. A rank outside a set has half of that; one rank has room for one of the shards that
-# are kept apart, and is two thirds full then, so that it does not look full to others.
-_NEED, _TOO_LITTLE, _FOR_ONE = 2, 1, 3
 
 
 def within_rules(search: Search) -> Proposals:
@@ -73,7 +68,7 @@ def ruled_space(search: Search, rules: RankRules) -> tuple[SearchSpace, float] |
     rules, so that its bounds are none of the other's. ``None`` if the tables that get their ranks at once do not fit.
     """
     given_ranks = _given_ranks(search, rules)
-    return None if given_ranks is None else _Resources(search.space, rules, given_ranks).space()
+    return None if given_ranks is None else _with_resources(search.space, rules, given_ranks)
 
 
 def _given_ranks(search: Search, rules: RankRules) -> dict[int, int] | None:
@@ -111,89 +106,65 @@ def _single_shards(search: Search, settled: Iterable[int]) -> Iterator[Ints]:
         yield proposal
 
 
-class _Resources:
-    """The columns that stand for rules."""
+def _with_resources(
+    space: SearchSpace, rules: RankRules, given_ranks: Mapping[int, int]
+) -> tuple[SearchSpace, float]:
+    """The space with columns that stand for rules, and what no plan in it is faster than."""
+    options, ranks = space.options, np.arange(len(space.capacity_bytes))
+    is_seated, is_barred = _seated_options(space, given_ranks)
+    held = {
+        table: mask for table, mask in rules.masks.items() if options.distinct_table[table] not in given_ranks
+    }
+    seated = set(options.table[is_seated].tolist())
+    for table in sorted(rules.concerned - held.keys()):
+        distinct = int(options.distinct_table[table])
+        if distinct not in seated:
+            held[table] = ranks == given_ranks[distinct]
+    num_shards = int((options.shards_per_option * options.multiplicity[options.table]).sum())
+    resources = [
+        (np.isin(options.table, options.distinct_table[list(tables)]), has)
+        for tables, has in rules.resources(held, num_shards)
+    ]
+    if is_barred.any():
+        resources.append((is_barred, np.full(len(ranks), TOO_LITTLE)))
+    needs = [np.where(takes[options.option], NEED, 0) for takes, _ in resources]
+    given = np.array([given_ranks.get(table, FREE) for table in range(len(options.tables))])
+    rank = np.where(is_seated[options.option], given[options.shard_table], options.rank)
+    ruled = attrs.evolve(
+        space,
+        options=attrs.evolve(options, rank=rank),
+        memory_bytes=np.column_stack([space.memory_bytes, *needs]),
+        capacity_bytes=np.column_stack([space.capacity_bytes, *(has for _, has in resources)]),
+        rules=None,
+        further_tiers=tuple(f"rule {number}" for number in range(len(resources))),
+    )
+    return ruled, _least_ms(space, rules, given_ranks, ~is_barred)
 
-    def __init__(self, space: SearchSpace, rules: RankRules, given_ranks: Mapping[int, int]) -> None:
-        self._space, self._options, self._rules, self._given = space, space.options, rules, given_ranks
-        self._world_size = len(space.capacity_bytes)
-        self._names: list[str] = []
-        self._needs: list[Ints] = []
-        self._has: list[Ints] = []
 
-    def space(self) -> tuple[SearchSpace, float]:
-        """The space with these columns, and what no plan in it is faster than."""
-        is_seated, barred = self._seated_options()
-        if barred.any():
-            self._add("elsewhere than its tables' rank", barred, np.full(self._world_size, _TOO_LITTLE))
-        for ranks, tables in self._sets().items():
-            self._add_set(ranks, self._of_tables(tables))
-        for group in self._rules.apart:
-            one = np.full(self._world_size, _FOR_ONE)
-            members = {int(self._options.distinct_table[table]) for table in group}
-            self._add("apart", self._of_tables(members), one)
-        run_table = self._options.shard_table
-        given_rank = np.array([self._given.get(table, FREE) for table in range(len(self._options.tables))])
-        rank = np.where(is_seated[self._options.option], given_rank[run_table], self._options.rank)
-        space = attrs.evolve(
-            self._space,
-            options=attrs.evolve(self._options, rank=rank),
-            memory_bytes=np.column_stack([self._space.memory_bytes, *self._needs]),
-            capacity_bytes=np.column_stack([self._space.capacity_bytes, *self._has]),
-            rules=None,
-            further_tiers=tuple(self._names),
-        )
-        return space, self._least_ms(~barred)
+def _seated_options(space: SearchSpace, given_ranks: Iterable[int]) -> tuple[Bools, Bools]:
+    """Mark options that live on their table's rank, and others of these tables that are left out: ``[O]`` each.
 
-    def _add(self, what: str, options: Bools, has: Ints) -> None:
-        """A resource that each shard of some options takes of, and what each rank has of it."""
-        self._names.append(f"rule {len(self._names)}: {what}")
-        self._needs.append(np.where(options[self._options.option], _NEED, 0))
-        self._has.append(has)
+    Several shards of a table on one rank are no better than one; where there is no option of one, they are left
+    to a resource.
+    """
+    options = space.options
+    of_given = np.isin(options.table, sorted(given_ranks))
+    is_free = np.logical_and.reduceat(options.rank == FREE, options.first_shard[:-1])
+    is_seated = of_given & (options.shards_per_option == 1) & is_free & space.fits_alone
+    has_one = np.bincount(options.table, is_seated, len(options.tables)) > 0
+    return is_seated, of_given & ~is_seated & has_one[options.table]
 
-    def _add_set(self, ranks: frozenset[int], options: Bools) -> None:
-        shards = self._options.shards_per_option * self._options.multiplicity[self._options.table]
-        plenty = _NEED * int(shards[options].sum()) + 1
-        has = [plenty if rank in ranks else _TOO_LITTLE for rank in range(self._world_size)]
-        self._add("ranks", options, np.array(has))
 
-    def _of_tables(self, tables: Iterable[int]) -> Bools:
-        """The options of some distinct tables: ``[O]``."""
-        return np.isin(self._options.table, sorted(tables))
-
-    def _seated_options(self) -> tuple[Bools, Bools]:
-        """Mark options that live on their table's rank, and others of these tables that are left out: ``[O]`` each.
-
-        Several shards of a table on one rank are no better than one; where there is no option of one, they are left
-        to a resource.
-        """
-        of_given = self._of_tables(self._given)
-        is_free = np.logical_and.reduceat(self._options.rank == FREE, self._options.first_shard[:-1])
-        is_seated = of_given & (self._options.shards_per_option == 1) & is_free & self._space.fits_alone
-        has_one = np.bincount(self._options.table, is_seated, len(self._options.tables)) > 0
-        return is_seated, of_given & ~is_seated & has_one[self._options.table]
-
-    def _sets(self) -> dict[frozenset[int], set[int]]:
-        """The distinct tables under each set of ranks that is a resource."""
-        found: dict[frozenset[int], set[int]] = {}
-        is_seated, _ = self._seated_options()
-        seated = set(self._options.table[is_seated].tolist())
-        for table in sorted(self._rules.concerned):
-            allowed, distinct = self._rules.allowed(table), int(self._options.distinct_table[table])
-            allowed = allowed if distinct not in self._given else frozenset([self._given[distinct]])
-            if distinct not in seated and len(allowed) < self._world_size:
-                found.setdefault(allowed, set()).add(distinct)
-        return found
-
-    def _least_ms(self, usable: Bools) -> float:
-        """Compute the least time of ranks that some tables must share among themselves, ms."""
-        cost: Floats = np.where(usable & self._space.fits_alone, self._space.total_cost_ms, np.inf)
-        least = np.minimum.reduceat(cost, self._options.first_option[:-1])
-        needs: dict[frozenset[int], float] = {}
-        for table in self._rules.concerned:
-            distinct = int(self._options.distinct_table[table])
-            given_rank = self._given.get(distinct)
-            allowed = self._rules.allowed(table) if given_rank is None else frozenset([given_rank])
-            needs[allowed] = needs.get(allowed, 0.0) + float(least[distinct])
-        loads = (sum(need for part, need in needs.items() if part <= ranks) / len(ranks) for ranks in needs)
-        return max(loads, default=0.0)
+def _least_ms(space: SearchSpace, rules: RankRules, given_ranks: Mapping[int, int], usable: Bools) -> float:
+    """Compute the least time of ranks that some tables must share among themselves, ms."""
+    options = space.options
+    cost: Floats = np.where(usable & space.fits_alone, space.total_cost_ms, np.inf)
+    least = np.minimum.reduceat(cost, options.first_option[:-1])
+    needs: dict[frozenset[int], float] = {}
+    for table in rules.concerned:
+        distinct = int(options.distinct_table[table])
+        given_rank = given_ranks.get(distinct)
+        allowed = rules.allowed(table) if given_rank is None else frozenset([given_rank])
+        needs[allowed] = needs.get(allowed, 0.0) + float(least[distinct])
+    loads = (sum(need for part, need in needs.items() if part <= ranks) / len(ranks) for ranks in needs)
+    return max(loads, default=0.0)

@@ -180,6 +180,10 @@ def test_static_functions_of_sparse_types_are_scripted_by_themselves() -> None:
     assert scripted(JaggedTensor.empty)().to_dense() == []
 
 
+def with_column(kjt: KeyedJaggedTensor, name: str, column: Tensor) -> KeyedJaggedTensor:
+    return KeyedJaggedTensor(kjt.keys(), kjt.values(), lengths=kjt.lengths(), columns={name: column})
+
+
 def test_torchscript_takes_and_makes_no_batch_that_contradicts_itself() -> None:
     kjt = two_keys(weighted=False)
     with pytest.raises(torch.jit.Error, match="as many lengths as there are samples"):
@@ -188,6 +192,10 @@ def test_torchscript_takes_and_makes_no_batch_that_contradicts_itself() -> None:
         scripted(KeyedJaggedTensor.concat)([kjt, batch("c")])
     with pytest.raises(torch.jit.Error, match="some batches have weights"):
         scripted(KeyedJaggedTensor.concat)([kjt, two_keys(weighted=True)])
+    for name, column in (("count", torch.arange(5)), ("time", torch.arange(5.0))):
+        one, other = (with_column(kjt, name, column), with_column(kjt, "time", torch.arange(5)))
+        with pytest.raises(torch.jit.Error, match=r"some batches have|a column has several dtypes: time"):
+            scripted(KeyedJaggedTensor.concat)([one, other])
     with pytest.raises(torch.jit.Error, match="do not add up to the number of keys"):
         scripted(parts_of)(batch("c"))
     own_sizes = KeyedJaggedTensor(["b"], VALUES, lengths=LENGTHS, stride_per_key_per_rank=[[2]])

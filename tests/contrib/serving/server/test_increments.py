@@ -13,6 +13,7 @@ import torch
 pytest.importorskip("fastapi", reason="shardwright-serving needs FastAPI")
 pytest.importorskip("pyarrow", reason="shardwright-delta needs pyarrow")
 
+import pyarrow as pa
 import shardwright_delta as delta
 import shardwright_serving as serving
 from fastapi.testclient import TestClient
@@ -29,11 +30,11 @@ FEATURES = sw.KeyedJaggedTensor.from_lists({"f": [[3, 1], []], "g": [[2], [5, 7]
 class Model(torch.nn.Module):
     """Two tables, of several precisions when they are served."""
 
-    def __init__(self) -> None:
+    def __init__(self, rows: int = 20) -> None:
         super().__init__()
         torch.manual_seed(0)
         tables = [
-            sw.EmbeddingBagConfig(name=name, num_embeddings=20, embedding_dim=8, feature_names=[feature])
+            sw.EmbeddingBagConfig(name=name, num_embeddings=rows, embedding_dim=8, feature_names=[feature])
             for name, feature in (("t", "f"), ("u", "g"))
         ]
         self.bags = sw.EmbeddingBagCollection(tables)
@@ -42,11 +43,11 @@ class Model(torch.nn.Module):
         return self.bags(features).values()
 
 
-def trained(sharding_type: str = "table_wise") -> sw.DistributedModelParallel:
+def trained(sharding_type: str = "table_wise", rows: int = 20) -> sw.DistributedModelParallel:
     sharders = [sw.EmbeddingBagCollectionSharder({"optimizer": "adagrad", "learning_rate": 0.5})]
     rule = sw.ParameterConstraints(sharding_types=[sharding_type], min_partition=4)
     planner = sw.EmbeddingShardingPlanner(sw.Topology(1, "cpu"), batch_size=2, constraints={"*": rule})
-    module = Model()
+    module = Model(rows)
     plan = planner.plan(module, sharders)
     return sw.DistributedModelParallel(
         module, env=sw.ShardingEnv.local(device_type="cpu"), plan=plan, sharders=sharders
@@ -140,3 +141,26 @@ def test_increments_of_other_tables_and_of_cut_columns_are_refused(tmp_path: Pat
     with pytest.raises(sw.UnsupportedError, match=r"rows of table 't'; packages take .* bags\.t, bags\.u"):
         serving.add_increment(package, changes.take())
     assert not (package / "patches").exists() or not list((package / "patches").glob("*.npz"))
+
+
+def test_increment_of_rows_that_the_table_has_not_leaves_the_table_after_it(tmp_path: Path) -> None:
+    """They would be written over rows of another table in the package's file."""
+    package = packed(trained(), tmp_path / "base")
+    larger = trained(rows=30)
+    changes = delta.Changes(larger)
+    step(larger, 3, 25)
+    with pytest.raises(sw.InvalidInputError, match=r"row 25 of table 'bags.t', which has 20 rows"):
+        serving.add_increment(package, changes.take())
+    assert not list((package / "patches").glob("*"))
+
+
+def test_increment_of_numbers_that_are_no_weights_is_refused(tmp_path: Path) -> None:
+    model = trained()
+    package, changes = packed(model, tmp_path / "base"), delta.Changes(model)
+    step(model, 3)
+    batches = [
+        batch.set_column(1, "weight", batch.column("weight").cast(pa.list_(pa.float64(), 8)))
+        for batch in changes.take()
+    ]
+    with pytest.raises(sw.InvalidInputError, match=r"weights of table 'bags.t' as double"):
+        serving.add_increment(package, batches)

@@ -15,7 +15,6 @@ from shardwright_torchrec.parallel.model_parallel import DistributedModelParalle
 from shardwright_torchrec.parallel.sharders import EmbeddingBagCollectionSharder
 from shardwright_torchrec.planner.enumerators import EmbeddingEnumerator
 from shardwright_torchrec.planner.planners import EmbeddingShardingPlanner
-from shardwright_torchrec.planner.proposers import GreedyProposer
 
 import shardwright as sw
 from shardwright_plugins.compute_kernels.fbgemm.fused import Fused
@@ -83,13 +82,6 @@ def test_options_of_a_table_have_one_fused_kernel(device: str) -> None:
     offered = [option.compute_kernel for option in options if option.sharding_type == "table_wise"]
     assert offered.count("fused") == 1
     assert not {"fused_numba", "fused_torch", "fused_triton"} & set(offered)
-
-
-def test_plan_of_a_scripts_proposer_says_fused() -> None:
-    class Own(GreedyProposer):
-        pass
-
-    assert planned("cpu", proposer=Own()).plan[""]["t"].compute_kernel == "fused"
 
 
 @pytest.mark.usefixtures("without_fbgemm")

@@ -72,7 +72,6 @@ def test_hosts_have_groups_and_shards_become_whole(pool: RankPool) -> None:
     assert second["again"]
     assert first["whole"] == {"w": [[0.0] * 3] * 2 + [[1.0] * 3] * 2, "b": [1.0, 1.0]}
     assert second["whole"] == {"w": [[0.0] * 3] * 4, "b": [1.0, 1.0]}  # sharded ones are whole on rank 0
-    assert first["keys"] == ["b", "of 0", "of 1"]
 
 
 def check_positions(found: list[dict[str, torch.Tensor]], form: str, num_ranks: int) -> None:

@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 from shardwright_torchrec.distributed.comm import intra_and_cross_node_pg
 from shardwright_torchrec.inference.state_dict_transform import (
-    state_dict_all_gather_keys,
     state_dict_gather,
     state_dict_to_device,
 )
@@ -97,7 +96,6 @@ def lead() -> dict[str, Any]:
     whole = {"w": torch.zeros(4, 3), "b": torch.zeros(2)}
     state_dict_gather(state_dict_to_device(state, world, torch.device("cpu")), whole)
     seen["whole"] = {name: value.tolist() for name, value in whole.items()}
-    seen["keys"] = state_dict_all_gather_keys({f"of {rank}": state["b"], "b": state["b"]}, world)
     return seen
 
 

@@ -386,6 +386,22 @@ def test_layout_of_two_dataflows_made_of_runs_has_the_same_blocks():
     Layout(runs).check(TABLE, world_size=2)
 
 
+def test_layout_of_blocks_among_runs_has_the_same_blocks_placed_or_not():
+    run = BlockRun(HOT_AND_COLD, TABLE.all_columns, 2, is_copied=True, rank=0, dataflow=Replicate())
+    blocks = list(hot_and_cold().blocks)
+    mixed = Layout([run, *blocks[2:]])
+    assert (mixed, mixed.digest()) == (hot_and_cold(), hot_and_cold().digest())
+    placed = mixed.placed([1, 0, 1, 0])
+    assert (placed, placed.digest()) == (hot_and_cold().placed([1, 0, 1, 0]), Layout(placed.blocks).digest())
+    assert placed != mixed
+    assert [placed.blocks[place].rank for place in range(-4, 4)] == [1, 0, 1, 0] * 2
+    assert placed.blocks[1:3] == (placed.blocks[1], placed.blocks[2])
+    assert [block.rank for block in placed.served_by([Exchange()]).blocks] == [1, 0]
+    assert list(Layout(list(placed.blocks)).columns.rank) == list(placed.columns.rank) == [1, 0, 1, 0]
+    with pytest.raises(IndexError):
+        placed.blocks[4]
+
+
 def test_layout_of_two_dataflows_with_a_copy_missing_raises_naming_rank_and_part():
     with pytest.raises(InvalidInputError, match="rank 1 has 0 copies of row part 0; dataflow 'replicate'"):
         hot_and_cold([0]).check(TABLE, world_size=2)

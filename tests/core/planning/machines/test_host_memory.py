@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,8 @@ TOTAL = 64 << 30
 
 
 def machine(root: Path, groups: str, limits: dict[str, str]) -> Path:
-    """A machine of 64 GiB whose control groups have these limits, by file below `/sys/fs/cgroup`."""
+    """A machine whose control groups have these limits, by file below `/sys/fs/cgroup`."""
     (root / "proc/self").mkdir(parents=True)
-    (root / "proc/meminfo").write_text(f"MemTotal:       {TOTAL // 1024} kB\nMemFree:        1 kB\n")
     (root / "proc/self/cgroup").write_text(groups)
     for name, text in limits.items():
         file = root / "sys/fs/cgroup" / name
@@ -35,8 +35,14 @@ def machine(root: Path, groups: str, limits: dict[str, str]) -> Path:
     ],
 )
 def test_host_memory_is_the_least_of_machine_and_groups(
-    tmp_path: Path, groups: str, limits: dict[str, str], expected: int
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    groups: str,
+    limits: dict[str, str],
+    expected: int,
 ) -> None:
+    told = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": TOTAL // 4096}
+    monkeypatch.setattr(os, "sysconf", told.__getitem__)
     assert host_memory_bytes(machine(tmp_path, groups, limits)) == expected
 
 

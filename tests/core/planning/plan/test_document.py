@@ -519,8 +519,20 @@ def test_from_json_refuses_runs_of_shards_without_a_row_map():
     with use_host(make_host(sharding_types=[Spread])):
         document = json.loads(spread_over([BlockRun(PARTS, COLUMNS, RANKS, rank=0)]).to_json())
         del document["modules"]["m"]["t"]["row_map"]
-        with pytest.raises(PlanError, match="need the table's row_map"):
+        with pytest.raises(PlanError, match="needs the table's row_map"):
             ShardingPlan.from_json(json.dumps(document))
+
+
+def test_from_json_derives_the_row_map_from_the_bounds_of_copies_too():
+    copied = {"ranks": [0, RANKS - 1], "rows": [0, 2], "columns": [0, 8], "dataflow": {"name": "replicate"}}
+    with use_host(make_host(sharding_types=[Spread])):
+        document = json.loads(spread_over([BlockRun(PARTS, COLUMNS, RANKS, rank=0)]).to_json())
+        entry = document["modules"]["m"]["t"]
+        del entry["row_map"]
+        entry["shards"] = [copied, shard(3, [2, 100], [0, 8])]
+        layout = ShardingPlan.from_json(json.dumps(document)).plan["m"]["t"].layout
+    assert layout.row_map == RowsSplit((0, 2, 100))
+    assert layout.ranks == [*range(RANKS), 3]
 
 
 def test_numbers_of_numpy_are_written_as_numbers() -> None:

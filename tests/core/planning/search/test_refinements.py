@@ -76,6 +76,18 @@ def test_refinement_changes_what_is_asked_and_the_plan_says_so() -> None:
     assert plan.document["inputs"]["constraints"]["value"] == {"*": {"ranks": [1]}}
 
 
+def test_refinement_keeps_other_memory_free_and_the_plan_says_so() -> None:
+    def keeping(num_bytes: int) -> Any:
+        kept = sw.StorageReservation(fixed_bytes=num_bytes)
+        return lambda search, request, watch: search(attrs.evolve(request, given_reservation=kept), watch)
+
+    plan, _ = planned(keeping(500))  # of 1000, of which a table takes 320
+    assert plan.document["inputs"]["storage_reservation"]["value"]["fixed_bytes"] == 500
+    assert sw.check_plan(plan).problems == []
+    with pytest.raises(sw.NoPlanError):
+        planned(keeping(800))
+
+
 def test_refinement_places_another_plan_which_is_rated() -> None:
     plan, report = planned(placed_on(1, 0))
     assert [sharding.ranks for sharding in plan.plan[""].values()] == [[1], [0]]

@@ -88,6 +88,8 @@ def test_parameter_constraints_accept_members_with_a_value():
         {"pooling_factors": [True]},
         {"pooling_factors": [float("nan")]},
         {"num_poolings": [float("inf")]},
+        {"num_poolings": [0]},
+        {"batch_sizes": [8, 0]},
         {"num_poolings": [1e30]},
         {"batch_sizes": [2.7]},
         {"batch_sizes": {8, 9}},

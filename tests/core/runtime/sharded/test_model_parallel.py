@@ -21,6 +21,7 @@ from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.planning.plan.sharding import EmbeddingModuleShardingPlan
 from shardwright.planning.tables.spec import EmbeddingBagConfig
 from shardwright.runtime.sharded.tables.initialization import initialize, seeded
+from shardwright_plugins import dense_part
 from shardwright_plugins.comm_backends.torch_communicator import AllToAll, TorchCommunicator, TorchTransport
 from shardwright_testing.simulated import run_simulated
 
@@ -66,7 +67,7 @@ class Backends:
 @pytest.fixture
 def group_of_one() -> Iterator[ShardingEnv]:
     """An environment over a gloo group of this process alone."""
-    plugins = {"loops": Kernels(), "backends": Backends()}
+    plugins = {"loops": Kernels(), "backends": Backends(), "dense_part": dense_part}
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         with use_host(PluginHost(entry_points=(), plugins=plugins, environment={})):

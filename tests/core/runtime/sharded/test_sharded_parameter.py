@@ -44,7 +44,7 @@ def test_fast_forms_of_optimizers_train_it(form: dict[str, bool]) -> None:
 def test_copy_can_be_clipped_as_any_tensor() -> None:
     original = sharded()
     original.square().sum().backward()
-    with pytest.raises(UnsupportedError, match=r"sum\(\) over some dimensions of the gradient of table 't'"):
+    with pytest.raises(UnsupportedError, match=r"sum\(\).* of the gradient of table 't'"):
         original.grad.sum(0)
     copied = copy.deepcopy(original)
     copied.square().sum().backward()

@@ -11,7 +11,7 @@ from shardwright.errors import InvalidInputError, PluginLoadError, UnsupportedEr
 from shardwright.hookspecs import hookimpl
 from shardwright.host.plugin_host import PluginHost, use_host
 from shardwright.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
-from shardwright.optim import apply_optimizer_in_backward
+from shardwright.optim import apply_optimizer_in_backward, fused
 from shardwright.planning.tables.optimizers import ASSUMED, OptimizerSpec
 from shardwright.planning.tables.spec import EmbeddingBagConfig, EmbeddingConfig
 from shardwright.runtime.sharded.collections.sharders import (
@@ -184,11 +184,17 @@ def test_collect_tables_has_path_and_optimizer_of_each():
     assert [table.optimizer for table in collect_tables(bags())] == [ASSUMED]
 
 
-def test_tables_optimizer_applied_in_backward_wins_over_fused_params_table_by_table():
+class Own(torch.optim.Adagrad):
+    """An optimizer that a fused one stands for."""
+
+
+def test_tables_optimizer_applied_in_backward_wins_over_fused_params_table_by_table(monkeypatch):
+    monkeypatch.setattr(fused, "_REGISTERED", {})
+    fused.register_fused_optimizer(Own, "own", lambda group: {"learning_rate": group["lr"]})
     collection = bags("x", "y")
-    apply_optimizer_in_backward(torch.optim.Adagrad, [collection.embedding_bags["y"].weight], {"lr": 0.2})
+    apply_optimizer_in_backward(Own, [collection.embedding_bags["y"].weight], {"lr": 0.2})
     specs = EmbeddingBagCollectionSharder({"optimizer": "sgd", "learning_rate": 0.3}).tables(collection)
     assert [(spec.optimizer.name, spec.optimizer.learning_rate) for spec in specs] == [
         ("sgd", 0.3),
-        ("adagrad", 0.2),
+        ("own", 0.2),
     ]

@@ -7,6 +7,7 @@ import platform
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -66,16 +67,14 @@ def test_truth_measures_different_plans_each_as_often_as_asked(run: tuple[Path, 
         assert sum(entry["tables"].values()) == 4
 
 
-def test_truth_measures_the_phases_that_estimators_price_and_they_are_the_step(
-    run: tuple[Path, dict],
-) -> None:
+def test_truth_measures_the_phases_that_estimators_price(run: tuple[Path, dict]) -> None:
     for entry in run[1]["workloads"][0]["plans"]:
         for measured in entry["runs"]:
-            phases = measured["phases_ms"]
-            assert set(phases) >= set(entry["predicted"]["roofline"]["phases_ms"])
-            assert min(phases.values()) > 0
-            # Medians of parts are not parts of the median; what kernels do at once on two ranks counts twice.
-            assert 0.5 < sum(phases.values()) / measured["step_ms"] < 2
+            found = measured["phases_ms"]
+            assert set(found) >= set(entry["predicted"]["roofline"]["phases_ms"])
+            # An exchange takes nothing where a rank was ahead, as on a busy machine.
+            assert min(found.values()) >= 0
+            assert min(measured["step_ms"], found["forward_compute"], found["backward_compute"]) > 0
 
 
 def test_truth_predicts_what_the_plan_says_of_itself(run: tuple[Path, dict]) -> None:
@@ -161,17 +160,36 @@ def test_truth_report_without_plans_that_can_be_priced_is_empty() -> None:
     assert not [tag for tag, _ in Page(measured_page(data)).tags if tag in ("path", "b")]
 
 
-def test_phases_of_a_rank_that_is_far_ahead_are_none_below_0(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Calls of the module, its outputs, backward pass; lookup, update ahead, update: the first rank updates for 8 s
-    # while the second one waits for its outputs, 9 s after the start.
-    ranks = np.array([[[1.0, 0.5, 8.5, 1.0, 0.0, 8.0]], [[1.0, 8.0, 1.5, 1.0, 0.0, 0.5]]])
-    monkeypatch.setattr(phases.dist, "get_world_size", lambda: 2)
+def phases_of(ranks: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> tuple[np.ndarray, Any]:
+    """Phases of steps of ranks: calls of the module, its outputs, backward pass; lookup, update ahead, update."""
+    monkeypatch.setattr(phases.dist, "get_world_size", lambda: len(ranks))
     monkeypatch.setattr(
         phases.dist,
         "all_gather",
         lambda into, _: [mine.copy_(torch.from_numpy(own)) for mine, own in zip(into, ranks, strict=True)],
     )
-    step, found = phases.phases_of(ranks[0])
+    return phases.phases_of(ranks[0])
+
+
+def test_phases_of_ranks_in_step_are_the_step_and_each_is_its_own_part(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parts = np.random.default_rng(0).uniform(0.1, 1, (5, 20))
+    routed, looked_up, home, sent, updated = parts
+    one = np.stack([routed + looked_up, home, sent + updated, looked_up, 0 * updated, updated], axis=-1)
+    step, found = phases_of(np.stack([one, one]), monkeypatch)
+    np.testing.assert_allclose(step, parts.sum(0))
+    names = (
+        *("input_communication", "forward_compute", "forward_communication"),
+        *("backward_communication", "backward_compute"),
+    )
+    np.testing.assert_allclose([found[name] for name in names], parts)
+
+
+def test_phases_of_a_rank_that_is_far_ahead_are_none_below_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The first rank updates for 8 s while the second one waits for its outputs, 9 s after the start.
+    ranks = np.array([[[1.0, 0.5, 8.5, 1.0, 0.0, 8.0]], [[1.0, 8.0, 1.5, 1.0, 0.0, 0.5]]])
+    step, found = phases_of(ranks, monkeypatch)
     assert step.tolist() == [10.5]
     assert found["backward_communication"].tolist() == [0.0]
     assert found["backward_compute"].tolist() == [8.0]

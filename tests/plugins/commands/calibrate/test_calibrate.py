@@ -14,16 +14,17 @@ from tests.plugins.commands.every_command import WORKLOAD
 from typer.testing import CliRunner
 
 from shardwright.cli import app
-from shardwright.errors import InvalidInputError
-from shardwright_plugins.commands.calibrate import links, running, steps
+from shardwright.errors import InvalidInputError, UnsupportedError
+from shardwright_plugins.commands.calibrate import kernels, links, running, steps
 from shardwright_plugins.commands.calibrate.fitting import fit
 from shardwright_plugins.commands.calibrate.hosts import host_classes, mean_times
 from shardwright_plugins.commands.calibrate.kernels import CASES, KernelCase, KernelTimes
 from shardwright_plugins.commands.calibrate.ranks import Ranks
 from shardwright_plugins.commands.calibrate.steps import StepCase
-from shardwright_plugins.estimators.engine.machine import KERNEL, Machine, shipped_machine
+from shardwright_plugins.estimators.engine.machine import BASE, KERNEL, Machine, shipped_machine
 from shardwright_plugins.estimators.engine.step import ENGINE
 from shardwright_plugins.estimators.engine.work import LOOKUP, OF_KERNELS, UPDATE
+from shardwright_plugins.measuring import steps as measuring
 from shardwright_plugins.measuring.steps import Measured
 
 
@@ -109,8 +110,6 @@ def test_phases_of_steps_give_back_the_constants_they_were_made_of() -> None:
 def test_calibrate_writes_a_machine_that_plans_are_made_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from shardwright_plugins.commands.calibrate import kernels
-
     monkeypatch.setattr(kernels, "CASES", (KernelCase(2, 50, 8, 16, 2), KernelCase(1, 80, 16, 8, 3)))
     monkeypatch.setattr(
         steps,
@@ -202,7 +201,7 @@ def test_copies_are_those_of_the_rank_s_own_device(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(links.dist, "barrier", lambda: None)
     monkeypatch.setattr(links.torch.accelerator, "current_accelerator", lambda **_: torch.device("cuda"))
     monkeypatch.setattr(links.torch.accelerator, "device_count", lambda: 4)
-    monkeypatch.setattr(links._measured, "device_bandwidths", bandwidths)
+    monkeypatch.setattr(links, "device_bandwidths", bandwidths)
     monkeypatch.setenv("LOCAL_RANK", "3")
     assert links.measure_copies() == {"device": "cuda", "hbm_mem_bw": 2e9, "hbm_to_ddr_mem_bw": 5e7}
     assert measured == [torch.device("cuda", 3)]
@@ -240,3 +239,49 @@ def test_calibrate_of_another_device_is_refused(tmp_path: Path) -> None:
 
 def test_shipped_machine_says_where_it_was_measured() -> None:
     assert {"processor", "date", "ranks", "torch"} <= shipped_machine().made.keys()
+
+
+class _Reached(Exception):
+    pass
+
+
+@pytest.mark.parametrize(("refusing", "expected"), [((), "a"), (("a",), "b"), (("a", "b"), None)])
+def test_steps_are_measured_by_the_first_kernel_that_reads_their_rows(
+    refusing: tuple[str, ...], expected: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ms = np.linspace(1, 2, len(CASES))
+    times = KernelTimes(CASES, ms, ms, np.full(len(CASES), 32.0), np.zeros(len(CASES)), updates_all=False)
+
+    def run(function: Any, *args: Any, **_: Any) -> list[Any]:
+        if function is kernels.measure_kernel:
+            name, _, precision = args
+            return ["no such rows" if precision == BASE and name in refusing else times]
+        return [{running.processor: "made up", links.measure_links: {}}.get(function)]
+
+    def steps_of(ranks: Ranks, kernel: str, *_: Any, **__: Any) -> Any:
+        raise _Reached(kernel)
+
+    monkeypatch.setattr(running, "_measured_steps", steps_of)
+    with pytest.raises(_Reached if expected else UnsupportedError, match=expected or f"rows of {BASE}"):
+        running.calibrate(Ranks(1, 1, True, run), ["a", "b"], lambda what: None, precisions=["FP16"])
+
+
+def test_programs_beside_the_ranks_are_told_host_by_host_where_two_have_one_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: list[Any] = []
+    passed = {"idle": (1.0, 10.0, 1.0), "busy": (10.0, 10.0, 1.0)}  # busy and all seconds, and the rank's own
+
+    def gather(into: list[Any], own: Any) -> None:
+        told.append(own)
+        into[: len(told)] = told
+
+    monkeypatch.setattr(measuring.dist, "get_world_size", lambda: len(told) + 1)
+    monkeypatch.setattr(measuring.dist, "all_gather_object", gather)
+    for host, clocks in passed.items():
+        monkeypatch.setattr(measuring, "this_host", lambda host=host: host)
+        monkeypatch.setattr(measuring, "_clocks", lambda: (0.0, 0.0, 0.0))
+        others = measuring.OtherPrograms()
+        monkeypatch.setattr(measuring, "_clocks", lambda clocks=clocks: clocks)
+        share = others.share()
+    assert share == pytest.approx(0.9)

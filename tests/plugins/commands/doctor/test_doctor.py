@@ -269,10 +269,10 @@ def test_doctor_torch_that_cannot_be_imported_is_the_one_thing_broken(tmp_path: 
 
 
 def test_doctor_tells_what_of_a_device_is_detected_and_what_assumed(monkeypatch: pytest.MonkeyPatch) -> None:
-    from shardwright_plugins.bandwidths import _measured
+    from shardwright_plugins.bandwidths import measured
 
     speeds = {"hbm_mem_bw": 2**30, "hbm_to_ddr_mem_bw": 2**25}  # bytes/ms
-    monkeypatch.setattr(_measured, "device_bandwidths", lambda device: speeds)
+    monkeypatch.setattr(measured, "device_bandwidths", lambda device: speeds)
     told = {one.name: (one.found, one.reason) for one in checks._bandwidths(torch.device("cuda", 0))}
     assert told["hbm_mem_bw"] == ("1000 GiB/s", "detected: by the device's attributes, or a timed copy")
     assert told["hbm_to_ddr_mem_bw"][0] == "31 GiB/s"

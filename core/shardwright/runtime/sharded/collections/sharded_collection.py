@@ -296,22 +296,28 @@ class ShardedCollection(nn.Module, ABC):
         )
 
     def take_weights(self, module: TableCollection) -> None:
-        """Take the unsharded module's rows over, or draw them, the same for any plan, if it is on ``meta``."""
+        """Take the unsharded module's rows over, or draw them, the same for any plan, if it is on ``meta``.
+
+        A table of keys has no rows yet.
+        """
         if module.device.type == "meta":
             self.initialize(self.env.communicator.broadcast_object(torch.initial_seed()))
             return
         for name, table in self.sharded_tables.items():
-            table.state.scatter_rows(module.table_weight(name).detach(), table.weight_of)
+            if not table.row_state:
+                table.state.scatter_rows(module.table_weight(name).detach(), table.weight_of)
 
     def initialize(self, seed: int) -> None:
         """Give all tables of floats new initial weights, the same for any plan; other rows stay zeros.
+
+        Rows of keys get theirs when they are born.
 
         Args:
             seed: the same on every rank.
         """
         for config in self._configs:
             table = self.sharded_tables[config.name]
-            if not table.state.is_float:
+            if table.row_state or not table.state.is_float:
                 continue
             for local in table.state.local:
                 path = table.state.table.path

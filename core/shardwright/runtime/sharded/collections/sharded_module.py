@@ -131,7 +131,10 @@ class ModuleSharder(ABC):
 
     @abstractmethod
     def tables(self, module: nn.Module, path: str = "") -> list[TableSpec]:
-        """The specifications of the tables of ``module``, which stands at ``path`` in the model."""
+        """The specifications of the tables of ``module``, which stands at ``path`` in the model.
+
+        An empty list leaves the module out of plans; :meth:`shard` is called all the same.
+        """
 
     @abstractmethod
     def shard(
@@ -144,9 +147,11 @@ class ModuleSharder(ABC):
     ) -> nn.Module:
         """The sharded module; every rank of ``env`` makes this call.
 
+        An attribute ``fused_optimizer`` of it, a ``KeyedOptimizer``, becomes a part of the model's.
+
         Args:
             module: the unsharded one; its weights are taken over, or initialised if they are on ``meta``.
-            params: table name -> its part of the plan.
+            params: table name -> its part of the plan; empty without tables.
             env: the ranks.
             device: device of this rank's blocks; the environment's device by default.
             module_fqn: path of the module in the model.

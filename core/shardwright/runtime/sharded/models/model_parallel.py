@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -24,25 +23,18 @@ from shardwright.optim._keyed_state import full
 from shardwright.optim.combined import CombinedOptimizer
 from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.planning.tables.spec import Update
-from shardwright.runtime.ranks.devices import has_accelerator, is_host, make_current, with_index
+from shardwright.runtime.ranks.devices import has_accelerator, make_current, with_index
 from shardwright.runtime.ranks.environment import ShardingEnv, device_of_rank, environment_of
 from shardwright.runtime.sharded.collections.sharded_collection import ShardedCollection
 from shardwright.runtime.sharded.collections.sharders import (
     ModuleSharder,
+    collect_tables,
     default_sharders,
     shardable_modules,
 )
-from shardwright.runtime.sharded.models.dense_sync import DenseDataParallel, compare_dense_values
 from shardwright.runtime.sharded.tables.data_parallel import leave_out_tables
 from shardwright.runtime.sharded.tables.initialization import seeded
 from shardwright.runtime.step.step_events import step_listeners
-
-# Buffers are copied when the model is wrapped, not in each step: under its new name where torch has it.
-_BUFFERS_ONCE: Mapping[str, Any] = (
-    {"forward_sync_buffers": False}
-    if "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
-    else {"broadcast_buffers": False}
-)
 
 
 @frozen
@@ -173,7 +165,11 @@ class DistributedModelParallel(nn.Module):
             self._build(module, plan, sharders, init_data_parallel, update, sync_module_states)
         # One object, since learning-rate schedulers mark the optimizer that they are given.
         self.fused_optimizer = CombinedOptimizer(
-            [(path, sharded.fused_optimizer) for path, sharded in self.sharded_modules.items()]  # type: ignore[misc]
+            [
+                (path, sharded.fused_optimizer)  # type: ignore[misc]
+                for path, sharded in self.sharded_modules.items()
+                if hasattr(sharded, "fused_optimizer")
+            ]
         )
         leave_out_tables(self)  # should somebody else wrap it
         self.register_load_state_dict_pre_hook(_find_inner_names)  # should it be inside another
@@ -207,7 +203,7 @@ class DistributedModelParallel(nn.Module):
     def _make_plan(self, module: nn.Module, sharders: Sequence[ModuleSharder]) -> ShardingPlan:
         from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner
 
-        if next(shardable_modules(module, sharders), None) is None:
+        if not collect_tables(module, sharders):
             return ShardingPlan({})
         plan: ShardingPlan = EmbeddingShardingPlanner().collective_plan(module, sharders, env=self.env)
         return plan
@@ -223,11 +219,11 @@ class DistributedModelParallel(nn.Module):
                 )
         _refuse_wrapped(module, paths)
         for path, child, sharder in found:
-            if path not in self.plan.plan:
+            if path not in self.plan.plan and sharder.tables(child, path):
                 raise InvalidInputError(
                     f"the plan has nothing for {type(child).__name__} at {path!r}; it is for {sorted(self.plan.plan)}"
                 )
-            sharded = sharder.shard(child, self.plan.plan[path], self.env, self.device, path)
+            sharded = sharder.shard(child, self.plan.plan.get(path, {}), self.env, self.device, path)
             self.sharded_modules[path] = sharded
             if not path:
                 return sharded
@@ -250,24 +246,23 @@ class DistributedModelParallel(nn.Module):
         self.module.to(self.device)
 
     def init_data_parallel(self) -> None:
-        """Wrap what is not sharded in ``DistributedDataParallel``, if it has parameters; done once."""
+        """Wrap what is not sharded in ``DistributedDataParallel``, if it has parameters; done once.
+
+        The extension ``method:dense_part`` does it.
+
+        Raises:
+            UnknownPluginError: no plugin that wraps the dense part is loaded.
+        """
         if self._wrapper or self.env.everyone.process_group is None:
             return
         with self.env.everyone.together("wrapping the dense part of the model"):
             self._wrap_dense()
 
     def _wrap_dense(self) -> None:
-        ignored = leave_out_tables(self.module)
-        everyone = self.env.everyone
-        compare_dense_values(self.module, everyone, ignored)
-        if all(name in ignored or not p.requires_grad for name, p in self.module.named_parameters()):
-            return
-        options = {"gradient_as_bucket_view": True, **_BUFFERS_ONCE, **self._data_parallel.options()}
-        if is_host(self.device):
-            self._wrapper = (DenseDataParallel(self.module, everyone, **options),)
-            return
-        options |= {"device_ids": [self.device], "process_group": everyone.process_group}
-        self._wrapper = (DistributedDataParallel(self.module, **options),)
+        wrap = load_at("method", "dense_part", host().extensions)
+        ignored, options = leave_out_tables(self.module), self._data_parallel.options()
+        wrapper = wrap(self.module, self.env.everyone, self.device, ignored, options)
+        self._wrapper = () if wrapper is None else (wrapper,)
 
     def no_sync(self) -> AbstractContextManager[None]:
         """A context in which gradients of dense parameters add up without an average over the ranks.

@@ -251,22 +251,18 @@ def _memory_of(env: Any) -> dict[str, Any]:
 
 def _topology_of(env: Any, measured: Mapping[str, Any] = MappingProxyType({})) -> Topology:
     """The topology of a ``ShardingEnv``; of one sharding group, where there are several."""
-    everyone, grid = env.everyone, getattr(env, "grid", None)
+    everyone: Any = env.everyone
     found = {**_memory_of(everyone), **measured}
-    topology = Topology(
-        world_size=everyone.world_size,
-        compute_device=everyone.device_type,
-        local_world_size=everyone.local_world_size,
-        detected=("world_size", "compute_device", "local_world_size", *found),
-        **found,
+    planned: Topology = env.planning_topology(
+        Topology(
+            world_size=everyone.world_size,
+            compute_device=everyone.device_type,
+            local_world_size=everyone.local_world_size,
+            detected=("world_size", "compute_device", "local_world_size", *found),
+            **found,
+        )
     )
-    if grid is None:
-        return topology
-    return topology.sharding_group(
-        grid.sharding_group_size,
-        use_inter_host_allreduce=grid.use_inter_host_allreduce,
-        node_group_size=env.local_world_size,
-    )
+    return planned
 
 
 def _check_ranks(topology: Topology, env: Any) -> None:

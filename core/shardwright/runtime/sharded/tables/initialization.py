@@ -9,7 +9,6 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -42,11 +41,14 @@ def initialize(weights: Tensor, config: EmbeddingConfig, block: Block, *, path: 
         _fill_evenly(weights, config, block, key=_mix(seed, path, 0))
         return
     columns = slice(block.columns.start, block.columns.stop)
+    rows = torch.from_numpy(rows_between(block.rows.rows, 0, block.num_rows, config.num_embeddings))
+    in_order, places = rows.sort()  # so that those of each run stand together
     for number, start, stop in _chunks(config):
-        chosen, here = _rows_within(block.rows.rows, start, stop, config.num_embeddings)
-        if len(here):
+        first, last = torch.searchsorted(in_order, torch.tensor([start, stop])).tolist()
+        if first < last:
             values = _chunk(config, stop - start, seed=_mix(seed, path, number))
-            weights[here] = values[chosen, columns].to(weights.device, weights.dtype)
+            chosen = values[in_order[first:last] - start, columns]
+            weights[places[first:last]] = chosen.to(weights.device, weights.dtype)
 
 
 def _fill_evenly(weights: Tensor, config: EmbeddingConfig, block: Block, *, key: int) -> None:
@@ -99,24 +101,6 @@ def _chunks(config: EmbeddingConfig) -> Iterator[tuple[int, int, int]]:
     size = max(1, _CHUNK_ELEMENTS // config.embedding_dim)
     for number, start in enumerate(range(0, config.num_embeddings, size)):
         yield number, start, min(start + size, config.num_embeddings)
-
-
-def _rows_within(
-    rows: slice | np.ndarray[Any, Any], start: int, stop: int, num_rows: int
-) -> tuple[Tensor, Tensor]:
-    """The members of ``rows`` in ``[start, stop)``: as rows of the run, and their places in ``rows``."""
-    if isinstance(rows, slice):
-        return _range_within(range(*rows.indices(num_rows)), start, stop)
-    wanted = torch.as_tensor(rows)
-    here = ((wanted >= start) & (wanted < stop)).nonzero().squeeze(1)
-    return wanted[here] - start, here
-
-
-def _range_within(rows: range, start: int, stop: int) -> tuple[Tensor, Tensor]:
-    first = max(0, -(-(start - rows.start) // rows.step))
-    last = max(first, min(len(rows), -(-(stop - rows.start) // rows.step)))
-    members = rows[first:last]
-    return torch.arange(members.start, members.stop, members.step) - start, torch.arange(first, last)
 
 
 def _chunk(config: EmbeddingConfig, num_rows: int, *, seed: int) -> Tensor:

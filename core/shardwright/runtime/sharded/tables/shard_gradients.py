@@ -2,8 +2,8 @@
 
 Whoever calls an operation gets the unsharded module's result: torch's clipping, a gradient scaler, a training
 framework, a line of the user's own. What is done to each element is done here. A norm, a sum or a greatest element of
-the whole is taken over all ranks, which all come to this line, since each has as many parameters of a table. All else
-would give each rank another result, and is refused by name.
+the whole is taken over all ranks, which all come to this line, since each has as many parameters of a table: by
+extensions at the point ``gradients``. All else would give each rank another result, and is refused by name.
 
 Legend: U rows of a block that have a gradient, D columns of a block, C columns of its gradient (D, or those of the
 whole table where the kernel needs whole rows).
@@ -11,8 +11,7 @@ whole table where the kernel needs whole rows).
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -22,6 +21,8 @@ from torch.utils._pytree import tree_flatten, tree_map_only
 
 from shardwright.error_reports import reporting_errors
 from shardwright.errors import UnsupportedError
+from shardwright.host.extensions import load_at, words_at
+from shardwright.host.plugin_host import host
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.step.backward.kept_gradients import KeptGradients
 from shardwright.runtime.step.step_events import StepEvents
@@ -174,9 +175,7 @@ class ShardGradient(torch.Tensor):
     ) -> Any:
         if any(issubclass(each, AppliedGradient) for each in types):
             return NotImplemented
-        name, kwargs = name_of(func), kwargs or {}
-        over_ranks = _OVER_RANKS.get(name, _by_element)
-        return over_ranks(func, name, args, kwargs)
+        return _by_element(func, name_of(func), args, kwargs or {})
 
 
 class AppliedGradient(torch.Tensor):
@@ -228,135 +227,22 @@ def name_of(func: Any) -> str:
     return name.rpartition("::")[2].partition(".")[0]
 
 
-def power_of(values: Tensor, norm_type: float, num_copies: int = 1) -> float:
-    """The sum of the powers of elements, divided by the number of copies; or the greatest of infinitely great power."""
-    if values.numel() == 0:
-        return 0.0
-    norm = float(torch.linalg.vector_norm(values, norm_type, dtype=torch.float64))
-    return norm if norm_type == math.inf else norm**norm_type / num_copies
-
-
-def total_of(powers: Sequence[float], norm_type: float) -> float:
-    """The sum, or for the infinite norm the maximum, which is no number if a value is none."""
-    return _most(powers) if norm_type == math.inf else sum(powers)
-
-
-def _most(values: Sequence[float]) -> float:
-    return math.nan if any(map(math.isnan, values)) else max(values, default=0.0)
-
-
-def share_of(env: ShardingEnv) -> float:
-    """The weight of a sum over all ranks: each sharding group has a replica of the tables, and the mean counts."""
-    return env.world_size / env.everyone.world_size
-
-
-def norms_over_ranks(gradients: Sequence[ShardGradient], norm_type: float) -> list[float]:
-    """The norm of each gradient over all ranks, by one collective.
-
-    Args:
-        gradients: this rank's parts.
-        norm_type: exponent above 0; may be ``math.inf``.
-    """
-    if not norm_type > 0:
-        gradients[0].refuse(f"the norm of exponent {norm_type}")
-    mine = [power_of(own.local, norm_type, own.part.num_copies) for own in gradients]
-    env = gradients[0].part.env
-    told = env.everyone.communicator.all_gather_objects(mine)
-    totals = [total_of(powers, norm_type) for powers in zip(*told, strict=True)]
-    return totals if norm_type == math.inf else [(share_of(env) * own) ** (1 / norm_type) for own in totals]
-
-
-def _norms(func: Any, name: str, args: Any, kwargs: Any) -> list[Tensor]:
-    gradients, norm_type = args[0], float(args[1]) if len(args) > 1 else 2.0
-    norms = iter(norms_over_ranks([own for own in gradients if isinstance(own, ShardGradient)], norm_type))
-    dtype = args[2] if len(args) > 2 else kwargs.get("dtype")
-    return [
-        torch.tensor(next(norms), dtype=dtype or own.dtype, device=own.device)
-        if isinstance(own, ShardGradient)
-        else torch.linalg.vector_norm(own, norm_type, dtype=dtype)
-        for own in gradients
-    ]
-
-
-def _norm(func: Any, name: str, args: Any, kwargs: Any) -> Tensor:
-    _check_whole(args[0], name, args[2:])
-    return _norms(func, name, ([args[0]], *args[1:2]), kwargs)[0]
-
-
-def _check_whole(own: ShardGradient, name: str, rest: Sequence[Any]) -> None:
-    """Check that a reduction is over all dimensions, and that its result has none."""
-    dims = rest[0] if rest else None
-    is_whole = dims is None or (isinstance(dims, list) and {dim % 2 for dim in dims} in ({0, 1}, set()))
-    if not is_whole or any(rest[1:2]):
-        own.refuse(f"{name}() over some dimensions")
-
-
-def _reduced(func: Any, name: str, args: Any, kwargs: Any) -> Tensor:
-    own, values, kind = args[0], args[0].local, name.replace("am", "m")
-    _check_whole(own, name, args[1:])
-    if own.rows is not None and len(own.rows) < len(own) and kind != "sum":
-        values = torch.cat([values.flatten(), values.new_zeros(1)])  # that of the other rows
-    if kind in ("max", "min") and not values.numel():
-        values = values.new_tensor([-math.inf if kind == "max" else math.inf])
-    mine, env = getattr(values, kind)(**kwargs), own.part.env
-    number = mine.item() / own.part.num_copies if kind == "sum" else mine.item()
-    result = _COMBINED[kind](env.everyone.communicator.all_gather_objects(number))
-    total = share_of(env) * result if kind == "sum" else result
-    return torch.tensor(
-        total if mine.is_floating_point() else round(total), dtype=mine.dtype, device=own.device
-    )
-
-
-def _moment(func: Any, name: str, args: Any, kwargs: Any) -> Tensor:
-    """Mean, variance or standard deviation over the elements of all ranks; rows without a gradient are zeros."""
-    own, values = args[0], args[0].local.double()
-    dims = args[1] if len(args) > 1 else kwargs.get("dim")
-    _check_whole(own, name, [dims, kwargs.get("keepdim", False)])
-    share = share_of(own.part.env) / own.part.num_copies
-    mine = [share * own.numel(), share * values.sum().item(), share * values.square().sum().item()]
-    told = own.part.env.everyone.communicator.all_gather_objects(mine)
-    count, total, squares = (sum(numbers) for numbers in zip(*told, strict=True))
-    result = total / count
-    if name != "mean":
-        correction = kwargs.get("correction")
-        result = max(squares - total * result, 0.0) / (count - (1 if correction is None else correction))
-    result = math.sqrt(result) if name == "std" else result
-    return torch.tensor(result, dtype=kwargs.get("dtype") or own.dtype, device=own.device)
-
-
-def _unscaled(func: Any, name: str, args: Any, kwargs: Any) -> None:
-    """Unscale as ``GradScaler`` does; an infinity that one rank sees is seen by all, which skip the same steps."""
-    gradients, found, inverse = args
-    func([own.whole if isinstance(own, ShardGradient) else own for own in gradients], found, inverse)
-    env = next(own.part.env for own in gradients if isinstance(own, ShardGradient))
-    found.fill_(float(any(env.everyone.communicator.all_gather_objects(bool(found)))))
-
-
-_COMBINED: Mapping[str, Callable[[Sequence[Any]], Any]] = {
-    "all": all,
-    "any": any,
-    "max": _most,
-    "min": lambda values: -_most([-value for value in values]),
-    "sum": sum,
-}
-_OVER_RANKS: Mapping[str, Callable[..., Any]] = {
-    **dict.fromkeys(("all", "amax", "amin", "any", "max", "min", "sum"), _reduced),
-    **dict.fromkeys(("mean", "std", "var"), _moment),
-    "linalg_vector_norm": _norm,
-    "_foreach_norm": _norms,
-    "_amp_foreach_non_finite_check_and_unscale_": _unscaled,
-}
-
-
 def _by_element(func: Any, name: str, args: Any, kwargs: Any) -> Any:
-    """Do to each element what torch does to each; all else is refused."""
+    """Do to each element what torch does to each; all else is a plugin's work over all ranks, or refused."""
     given = [each for each in tree_flatten((args, kwargs))[0] if isinstance(each, Tensor)]
     own = next(each for each in given if isinstance(each, ShardGradient))
     plain, is_many = name.removeprefix("_foreach_").rstrip("_"), name.startswith("_foreach_")
     if plain == "detach":
         return ShardGradient(own.part, own.local, own.shape, own.rows, own.whole)
     is_in_place = name.endswith("_")  # as torch names them; it has no tag of them before 2.13
-    is_local = (is_many and plain != "max") or torch.Tag.pointwise in func.tags or plain in _LOCAL
+    is_local = (
+        (is_many and plain not in ("max", "norm")) or torch.Tag.pointwise in func.tags or plain in _LOCAL
+    )
+    if not is_local:
+        offered = host().extensions
+        for word in words_at("gradients", offered):
+            if (over_ranks := load_at("gradients", word, offered)().get(name)) is not None:
+                return over_ranks(func, name, args, kwargs)
     if not is_local or any(_misses_rows(each, given, plain, is_in_place, is_many) for each in given):
         own.refuse(f"{name}()")
     if not is_in_place:

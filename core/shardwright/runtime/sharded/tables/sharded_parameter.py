@@ -43,7 +43,7 @@ class ShardedParameter(nn.Parameter):
     @classmethod
     def of(cls, parameter: nn.Parameter, part: Part) -> ShardedParameter:
         """A parameter, made such a one in place: autograd goes on to know it."""
-        parameter.__class__ = cls
+        parameter.__class__ = cls if issubclass(type(parameter), nn.Parameter) else _StoredParameter
         assert isinstance(parameter, cls)
         parameter.part = part
         return parameter
@@ -123,6 +123,22 @@ class ShardedParameter(nn.Parameter):
         self.grad = None
 
 
+class _StoredParameter(ShardedParameter):
+    """A block whose kernel keeps its rows elsewhere than in memory, in a tensor that answers torch's functions itself.
+
+    What it would answer may be older than the rows in the kernel's cache.
+    """
+
+    __repr__ = object.__repr__
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise UnsupportedError(
+            f"{func} reads a parameter whose rows are not in memory: the model's state_dict() and full_state_dict() "
+            "have them"
+        )
+
+
 # Optimizers take their fast forms on accelerators only if all their parameters are of types on this list.
 _foreach_supported_types.append(ShardedParameter)
 
@@ -150,7 +166,9 @@ def _after_step(optimizer: Optimizer, *_: Any) -> None:
 def _sharded_of(optimizer: Optimizer) -> Iterator[ShardedParameter]:
     if not isinstance(optimizer, KeyedOptimizer):  # which makes others step, or a kernel
         for group in optimizer.param_groups:
-            yield from (own for own in group["params"] if type(own) is ShardedParameter and own.part)
+            yield from (
+                own for own in group["params"] if issubclass(type(own), ShardedParameter) and own.part
+            )
 
 
 def _that_show_gradients() -> list[str]:

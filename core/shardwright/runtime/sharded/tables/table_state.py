@@ -8,9 +8,8 @@ Legend: R rows of a table, D its columns; C columns of a value that a state keep
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property, partial
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -21,8 +20,7 @@ from shardwright.contracts.comm_backend import Communicator
 from shardwright.contracts.row_format import FloatRows, RowFormat
 from shardwright.errors import UnsupportedError
 from shardwright.planning.layouts.layout import Block
-from shardwright.planning.layouts.row_maps import RowMap
-from shardwright.planning.layouts.stored_rows import is_stored_by_index, rows_between, runs_of
+from shardwright.planning.layouts.stored_rows import is_stored_by_index, runs_of
 from shardwright.planning.plan.sharding import ParameterSharding
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.runtime.ranks.meeting import Meeting
@@ -34,9 +32,6 @@ from shardwright.runtime.sharded.tables.blocked_tensor import (
     own_storage,
 )
 from shardwright.runtime.step.kernel_groups import kernel_of, rows_of_parts
-
-STORED, STORED_ROWS = "stored", "stored_rows"
-"""Ends of the names under which rows stand that are stored by an index: their values, and which rows they are."""
 
 
 @frozen(eq=False)
@@ -188,7 +183,7 @@ class TableState:
             dtype: dtype of the tensor.
         """
         form = BlockForm(
-            lambda values: self._all_pieces(values, columns),
+            lambda values: self.pieces(values, columns),
             lambda values: self._gather(values, columns, dtype),
             self.local,
             self._layout,
@@ -293,31 +288,6 @@ class TableState:
         """True if rows are stored part after part, with an index of their rows."""
         return is_stored_by_index(self.sharding.layout.row_map)
 
-    def in_stored_order(self, name: str, value: BlockedTensor) -> dict[str, BlockedTensor]:
-        """A sharded tensor as it is stored: itself, or the rows part after part; :meth:`stored_rows` says which.
-
-        Args:
-            name: name of the tensor in the state dict.
-            value: the tensor, of this table.
-        """
-        if not self.is_stored_by_index or not value.dim():
-            return {name: value}
-        form = BlockForm(
-            lambda values: self._all_pieces(values, value.shape[1], by_index=True), places=self.local
-        )
-        stored = [own for _, own in value.blocks]
-        return {f"{name}.{STORED}": BlockedTensor(value.shape, value.dtype, value.device, stored, form)}
-
-    def stored_rows(self, name: str) -> dict[str, BlockedTensor]:
-        """The index of rows that are stored by one: int64 ``[R, 1]``; nothing for others."""
-        if not self.is_stored_by_index:
-            return {}
-        form = BlockForm(
-            lambda values: [piece for local in self.local for piece in self._number_pieces(local)]
-        )
-        shape = (self.table.num_embeddings, 1)
-        return {f"{name}.{STORED_ROWS}": BlockedTensor(shape, torch.int64, form=form)}
-
     @property
     def _no_reading(self) -> str:
         if self.sharding.layout.row_map.takes_any_id:
@@ -331,38 +301,32 @@ class TableState:
             "shardwright.save_checkpoint and load_checkpoint"
         )
 
-    def _all_pieces(
-        self, values: Sequence[Tensor], columns: int, *, by_index: bool = False
+    def pieces(
+        self,
+        values: Sequence[Tensor],
+        columns: int,
+        runs_of_block: Callable[[Block], Iterable[tuple[int, int, int]]] | None = None,
     ) -> Iterator[Piece]:
-        """The blocks here in pieces of bounded size, each a box of what is stored."""
+        """The blocks here in pieces of bounded size, each a box of what is stored.
+
+        Args:
+            values: values of the blocks here.
+            columns: ``C``.
+            runs_of_block: function that gives the runs of a block: the first row of each in what is stored and in the
+                block, and its number of rows. By default rows are stored as the table has them.
+        """
+        row_map = self.sharding.layout.row_map
         for local, own in zip(self.local, values, strict=True):
             span = _columns(local.block, columns)
-            is_written = self._is_first_owner(local.block) and (columns > 1 or local.block.columns.start == 0)
+            is_written = self.is_first_owner(local.block) and (columns > 1 or local.block.columns.start == 0)
             most = max(1, PIECE_BYTES // max(1, (span.stop - span.start) * own.element_size()))
-            for stored, first, count in self._runs(local.block, by_index):
+            runs = runs_of_block(local.block) if runs_of_block else runs_of(row_map, local.block.rows.index)
+            for stored, first, count in runs:
                 for start in range(0, count, most):
                     part = own_storage(own[first + start : first + min(start + most, count)])
                     yield Piece((stored + start, span.start), tuple(part.shape), part, is_written)
 
-    def _number_pieces(self, local: LocalBlock) -> Iterator[Piece]:
-        block, row_map = local.block, self.sharding.layout.row_map
-        first = _first_stored_row(row_map, block.rows.index)
-        is_written = self._is_first_owner(block) and block.columns.start == 0
-        rows, most = block.rows.rows, PIECE_BYTES // 8
-        for start in range(0, block.num_rows, most):
-            count = min(most, block.num_rows - start)
-            numbers = partial(_row_numbers, rows, start, start + count, row_map.num_rows)
-            yield Piece((first + start, 0), (count, 1), numbers, is_written)
-
-    def _runs(self, block: Block, by_index: bool) -> Iterator[tuple[int, int, int]]:
-        """The runs of a block: where each begins in what is stored and in the block, and its rows."""
-        row_map, part = self.sharding.layout.row_map, block.rows.index
-        if by_index:
-            yield _first_stored_row(row_map, part), 0, block.num_rows
-            return
-        yield from runs_of(row_map, part)
-
-    def _is_first_owner(self, block: Block) -> bool:
+    def is_first_owner(self, block: Block) -> bool:
         """True if this rank writes a block: of copies the first in the plan is written."""
         layout = self.sharding.layout
         if not layout.dataflow_of(block).is_replicated:
@@ -420,16 +384,6 @@ class TableState:
 def _place(block: Block) -> tuple[int, int, int | None]:
     """Key of a block in its layout; layouts may make new block objects each time they are read."""
     return block.rows.index, block.columns.start, block.rank
-
-
-def _row_numbers(rows: Any, start: int, stop: int, num_rows: int) -> Tensor:
-    """Numbers of some of a part's rows, int64 ``[stop - start, 1]``."""
-    return torch.from_numpy(rows_between(rows, start, stop, num_rows)).unsqueeze(1)
-
-
-def _first_stored_row(row_map: RowMap, part: int) -> int:
-    """The stored row of a part's first row where the parts are stored one after the other."""
-    return int(rows_of_parts(row_map)[:part].sum())
 
 
 def row_index(block: Block) -> slice | Tensor:

@@ -295,7 +295,7 @@ class BatchReader:
                     else "a compute kernel asks for that column"
                 )
                 self._refuse(f"{why} but the KeyedJaggedTensor has no {name}")
-            if name != WEIGHTS and columns[name].dtype != dtype:
+            if name != WEIGHTS and columns[name].dtype != dtype and columns[name].numel():
                 self._refuse(
                     f"a compute kernel asks for the column {name!r} of {dtype}, and the KeyedJaggedTensor has it of "
                     f"{columns[name].dtype}"

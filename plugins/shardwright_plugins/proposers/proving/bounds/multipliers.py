@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from shardwright.planning.arrays import Bools, Floats, Ints
-from shardwright.planning.distinct import without
+from shardwright.planning.arrays import Bools, Floats, Ints, without
 from shardwright_plugins.proposers.proving.bounds.relaxation import TOLERANCE, Choice, Relaxation
 
 # Lines tried along one multiplier, and sweeps over all of them.

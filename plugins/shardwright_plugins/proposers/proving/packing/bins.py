@@ -14,8 +14,7 @@ from copy import copy
 
 import numpy as np
 
-from shardwright.planning.arrays import FREE, NO_GANG, Floats, Ints
-from shardwright.planning.distinct import distinct
+from shardwright.planning.arrays import FREE, NO_GANG, Floats, Ints, distinct
 from shardwright.planning.watch import Watch
 
 # Rounding: a bin is over its limit by more than this part of it.

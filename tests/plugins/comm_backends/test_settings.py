@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shardwright.errors import InvalidInputError
-from shardwright.settings import SHARED_MEMORY_VARIABLE, may_share_memory
+from shardwright_plugins.comm_backends.settings import SHARED_MEMORY_VARIABLE, may_share_memory
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from shardwright.host.offers import Kind, qualified
 
 __all__ = ["plugin"]
 
-_TEMPLATES = files("shardwright.cli") / "templates"
+_TEMPLATES = files("shardwright_plugins.commands.new_plugin") / "templates"
 
 _KINDS = {kind.name: kind for kind in KINDS}
 

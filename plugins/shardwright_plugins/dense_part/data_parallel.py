@@ -10,8 +10,9 @@ runs on another thread; a bucket takes some 30 microseconds more.
 
 from __future__ import annotations
 
+import inspect
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 from itertools import chain
 from typing import Any, final
@@ -21,6 +22,7 @@ from torch import Tensor
 from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel
 
+from shardwright.runtime.ranks.devices import is_host
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.sharded.tables.same_weights import copy_from_first
 from shardwright.runtime.step.compiling import untraced
@@ -29,6 +31,41 @@ GRADIENTS = "the sum of the dense gradients"
 BUCKETS = "the agreement on buckets of dense gradients"
 _BUILD_ALIKE = "Build the same model, with the same dtypes and the same parameters frozen, on every rank"
 _NOT_LOST = "Expected to have finished reduction"  # what a user is to do about parameters without gradients
+
+# Buffers are copied when the model is wrapped, not in each step: under its new name where torch has it.
+_BUFFERS_ONCE: Mapping[str, Any] = (
+    {"forward_sync_buffers": False}
+    if "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+    else {"broadcast_buffers": False}
+)
+
+
+def data_parallel(
+    module: torch.nn.Module,
+    env: ShardingEnv,
+    device: torch.device,
+    ignored: Collection[str],
+    options: Mapping[str, Any],
+) -> DistributedDataParallel | None:
+    """Wrap the dense part of a model, if it has parameters that are trained; every rank makes this call.
+
+    Args:
+        module: the model with its sharded collections.
+        env: all ranks, with a process group.
+        device: this rank's device.
+        ignored: names of the parameters and buffers of sharded tables.
+        options: keyword arguments of ``DistributedDataParallel``.
+
+    Raises:
+        DistributedError: the dense part differs on some ranks; on all.
+    """
+    compare_dense_values(module, env, ignored)
+    if all(name in ignored or not own.requires_grad for name, own in module.named_parameters()):
+        return None
+    options = {"gradient_as_bucket_view": True, **_BUFFERS_ONCE, **options}
+    if is_host(device):
+        return DenseDataParallel(module, env, **options)
+    return DistributedDataParallel(module, **options, device_ids=[device], process_group=env.process_group)
 
 
 @final

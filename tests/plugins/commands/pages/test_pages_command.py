@@ -6,15 +6,15 @@ import inspect
 import re
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.core.stubs import OWN_NAMES
+from tests.stranger import run_python
 
 import shardwright
-from shardwright.cli.docs import docs, pages
 from shardwright.hookspecs import KINDS
 from shardwright.host import PluginHost
+from shardwright_plugins.commands.pages.command import docs, pages
 
 DOCS = Path(shardwright.__file__).parent / "docs"
 
@@ -49,7 +49,7 @@ def test_pages_have_names_of_their_own() -> None:
     assert sorted(set(names)) == sorted(names)
 
 
-def test_docs_lists_every_page_and_prints_one(run_python: Any) -> None:
+def test_docs_lists_every_page_and_prints_one() -> None:
     listed = run_python("-m", "shardwright", "docs").stdout
     assert all(Path(kind.page).stem in listed for kind in KINDS)
     assert "Documents: workloads, constraints, machines, plans" in listed
@@ -63,7 +63,7 @@ def test_docs_page_is_found_by_its_path(name: str, capsys: pytest.CaptureFixture
     assert capsys.readouterr().out.startswith(f"{DOCS / 'howto' / 'reshard.md'}\n")
 
 
-def test_docs_page_unknown_tells_the_nearest(run_python: Any) -> None:
+def test_docs_page_unknown_tells_the_nearest() -> None:
     done = run_python("-m", "shardwright", "docs", "engin")
     assert done.returncode == 1
     assert "error: no page 'engin'. Known: " in done.stderr

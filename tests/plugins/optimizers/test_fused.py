@@ -7,6 +7,7 @@ import torch
 from tests.errors import raises
 from torch import nn
 
+from shardwright import LazyAdam, RowWiseAdagrad
 from shardwright.errors import (
     DuplicateNameError,
     InvalidInputError,
@@ -15,8 +16,6 @@ from shardwright.errors import (
     UnsupportedError,
 )
 from shardwright.optim import (
-    LazyAdam,
-    RowWiseAdagrad,
     apply_optimizer_in_backward,
     fused,
     optimizer_spec_of,

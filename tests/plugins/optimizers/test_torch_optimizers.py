@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
+from shardwright import LazyAdam, RowWiseAdagrad
 from shardwright.errors import InvalidInputError
-from shardwright.optim import LazyAdam, RowWiseAdagrad
 from shardwright.optim.rows import touched_rows
 
 ROWS, COLUMNS = 6, 3

@@ -6,7 +6,8 @@ import pytest
 
 from shardwright import Topology
 from shardwright.errors import InvalidInputError
-from shardwright.planning.machines.replicas import RankGrid, Replicas
+from shardwright.planning.machines.replicas import Replicas
+from shardwright_plugins.sharding_groups.grid import RankGrid
 
 
 @pytest.mark.parametrize("is_inter_host", [False, True])

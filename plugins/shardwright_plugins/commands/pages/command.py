@@ -1,13 +1,11 @@
-"""`shardwright docs`: the pages of core and of plugins; and where the docs of a distribution are."""
+"""`shardwright docs`: the pages of core and of plugins."""
 
 from __future__ import annotations
 
-import importlib.metadata
 import inspect
 import os
 import pydoc
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,16 +14,14 @@ import typer
 
 import shardwright
 from shardwright.cli.quiet import quiet_host
+from shardwright.cli.tables import page as width
 from shardwright.errors import UnknownNameError, nearest
 
 if TYPE_CHECKING:
-    from shardwright.host.offers import Kind, Provenance
+    from shardwright.host.offers import Provenance
     from shardwright.host.plugin_host import PluginHost
 
-__all__ = ["docs", "docs_of", "page_of", "pages"]
-
-_LABELS = ("documentation", "docs", "homepage", "repository", "source")
-"""Labels of links in a distribution's metadata, the best first (PyPA's well-known ones, "Project URLs")."""
+__all__ = ["docs", "pages"]
 
 _FOLDER = "docs"
 """Folder of pages inside of a package: core's, and that of any plugin."""
@@ -80,23 +76,8 @@ def docs(
 def pages(host: PluginHost) -> list[Page]:
     """The pages of core, then those of the packages of plugins, also of plugins that are off or failed."""
     folders = {_package_folder(record.provenance) for record in host.plugins}
-    roots = [_core(), *sorted(folder for folder in folders if folder is not None)]
+    roots = [Path(shardwright.__file__).parent, *sorted(folder for folder in folders if folder is not None)]
     return [Page(root.name, path) for root in roots for path in sorted((root / _FOLDER).rglob("*.md"))]
-
-
-def docs_of(provenance: Provenance) -> Iterator[str]:
-    """The link to docs that the distribution gives in its `[project.urls]`; nothing if it gives none."""
-    try:
-        listed = importlib.metadata.metadata(provenance.distribution).get_all("Project-URL") or []
-    except (importlib.metadata.PackageNotFoundError, ValueError):  # the latter of an empty name
-        return
-    urls = {label.strip().lower(): url.strip() for label, _, url in (text.partition(",") for text in listed)}
-    yield from [urls[label] for label in _LABELS if label in urls][:1]
-
-
-def page_of(kind: Kind[Any]) -> Path:
-    """The page for authors of a kind: contract, example and tests."""
-    return _core() / _FOLDER / "authors" / kind.page
 
 
 def _expanded(page: Page) -> str:
@@ -113,10 +94,6 @@ def _described(found: re.Match[str]) -> str:
     return f"## {found[1]}{signature}\n\n{inspect.getdoc(value) if callable(value) else value}"
 
 
-def _core() -> Path:
-    return Path(shardwright.__file__).parent
-
-
 def _package_folder(provenance: Provenance) -> Path | None:
     """The folder of the outermost package that a plugin's module is in; None for a module outside of packages."""
     if not provenance.file:
@@ -131,8 +108,6 @@ def _package_folder(provenance: Provenance) -> Path | None:
 def _print_table(found: list[Page]) -> None:
     from rich.table import Table
     from rich.text import Text
-
-    from shardwright.cli.tables import page as width
 
     table = Table(box=None, pad_edge=False)
     for header in ("page", "what it is on", "package"):

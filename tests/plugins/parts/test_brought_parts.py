@@ -1,0 +1,116 @@
+"""Parts of core's classes that plugins bring: another plugin's are used, and without one what needs it is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from attrs import evolve
+from torch import nn
+
+import shardwright as sw
+from shardwright.contracts import Extension
+from shardwright.errors import UnknownPluginError, UnsupportedError
+from shardwright.hookspecs import hookimpl
+from shardwright.host import PluginHost, use_host
+from shardwright.optim.fused import renaming
+
+
+def host_with(name: str, loaded: Callable[..., Any], off: str) -> PluginHost:
+    """A host in which an extension takes the place of a built-in plugin."""
+    members = {"name": name, "load": lambda self: loaded}
+    extension: type[Extension] = type("Made", (Extension,), members)
+
+    @hookimpl
+    def shardwright_extensions() -> list[type[Extension]]:
+        return [extension]
+
+    plugin = SimpleNamespace(shardwright_extensions=shardwright_extensions)
+    return PluginHost(plugins={"other": plugin}, environment={"SHARDWRIGHT_PLUGINS": f"-{off}"})
+
+
+def host_without(plugin: str) -> PluginHost:
+    return PluginHost(environment={"SHARDWRIGHT_PLUGINS": f"-{plugin}"})
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.bags = sw.EmbeddingBagCollection([sw.EmbeddingBagConfig(9, 4, "item", feature_names=["item"])])
+        self.over = nn.Linear(4, 1)
+
+    def forward(self, batch: sw.KeyedJaggedTensor) -> torch.Tensor:
+        return self.over(self.bags(batch).values())
+
+
+def sharded(**options: Any) -> sw.DistributedModelParallel:
+    alone = sw.ShardingEnv.local(device_type="cpu")
+    env = evolve(alone, process_group=object())
+    return sw.DistributedModelParallel(Model(), env=env, **options)
+
+
+def test_dense_part_is_wrapped_by_what_a_plugin_brings() -> None:
+    asked: list[Any] = []
+
+    def wrap(module: nn.Module, env: Any, device: Any, ignored: Any, options: Any) -> nn.Module:
+        asked.append((device, sorted(ignored), options["static_graph"]))
+        return nn.Sequential(module)
+
+    with use_host(host_with("method:dense_part", wrap, "builtin_dense_part")):
+        model = sharded(data_parallel_wrapper=sw.DefaultDataParallelWrapper(static_graph=True))
+    assert asked == [(torch.device("cpu"), ["bags.embedding_bags.item.weight"], True)]
+    batch = sw.KeyedJaggedTensor.from_lists({"item": [[1, 2], []]})
+    assert torch.equal(model(batch), model.module(batch))
+
+
+def test_dense_part_without_a_plugin_is_refused() -> None:
+    with use_host(host_without("builtin_dense_part")), pytest.raises(UnknownPluginError):
+        sharded()
+    with use_host(host_without("builtin_dense_part")):
+        sharded(init_data_parallel=False)
+
+
+def test_sharding_group_is_what_a_plugin_brings() -> None:
+    topology, asked = sw.Topology(8, "cpu"), []
+
+    def group(topology: sw.Topology, size: int, **options: Any) -> sw.Topology:
+        asked.append((size, options))
+        return topology.evolved(replicas=sw.Replicas(2))
+
+    with use_host(host_with("method:sharding_group", group, "builtin_sharding_groups")):
+        assert topology.sharding_group(4, sync_every=3).replicas == sw.Replicas(2)
+    options = {"sync_every": 3, "use_inter_host_allreduce": False, "node_group_size": None}
+    assert asked == [(4, options)]
+
+
+def test_sharding_group_without_a_plugin_is_refused() -> None:
+    with use_host(host_without("builtin_sharding_groups")), pytest.raises(UnknownPluginError):
+        sw.Topology(8, "cpu").sharding_group(4)
+
+
+def test_norm_of_a_gradient_over_ranks_is_refused_without_a_plugin() -> None:
+    model = sharded(init_data_parallel=False, update="in_step")
+    model(sw.KeyedJaggedTensor.from_lists({"item": [[1, 2], [3]]})).sum().backward()
+    (table,) = (own for name, own in model.named_parameters() if "item" in name)
+    assert table.grad is not None
+    expected = table.grad.to_local().norm()
+    assert float(table.grad.norm()) == pytest.approx(float(expected))
+    with use_host(host_without("builtin_compute_kernels")), pytest.raises(UnsupportedError):
+        table.grad.norm()
+    assert float(table.grad.mul_(2.0).norm()) == pytest.approx(2 * float(expected))
+
+
+def test_torch_optimizers_are_those_that_plugins_bring_and_programs_register() -> None:
+    row = (torch.optim.RMSprop, "root", renaming({"lr": "learning_rate", "alpha": "decay", "eps": "eps"}))
+    weight = nn.Parameter(torch.ones(3, 2))
+    sw.apply_optimizer_in_backward(torch.optim.RMSprop, [weight], {"lr": 0.5})
+    with pytest.raises(UnsupportedError):
+        sw.optimizer_spec_of(weight)
+    with use_host(host_with("torch_optimizers:root", lambda: [row], "builtin_guards")):
+        spec = sw.optimizer_spec_of(weight)
+        with pytest.raises(sw.DuplicateNameError):
+            sw.register_fused_optimizer(torch.optim.RMSprop, "other", row[2])
+    assert spec == sw.OptimizerSpec("root", 0.5, {"decay": 0.99, "eps": 1e-8})

@@ -1,0 +1,82 @@
+"""A device that core never heard of: a comm backend declares it, a kernel runs on it, and tables are planned for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+import shardwright as sw
+from shardwright.host import PluginHost, use_host
+from shardwright_plugins import estimators, partitioners, proposers, sharding_types
+
+TABLES = [sw.TableSpec(name, 1000, 16, [name]) for name in ("user", "item")]
+
+
+class AcmeLinks(sw.CommBackend):
+    """Sends from the device; planning asks it for nothing but that."""
+
+    name, devices = "acme_links", ("acme",)
+
+    def connect(self, process_group: Any) -> sw.Communicator:
+        raise NotImplementedError
+
+
+class AcmeKernel(sw.ComputeKernel):
+    """Float32 rows on the device, two thirds of its memory's bandwidth."""
+
+    name = "acme_rows"
+
+    def supports(self, request: sw.KernelRequest) -> Any:
+        return True if request.device == "acme" else f"it runs on 'acme', not on {request.device!r}"
+
+    def memory_bytes(self, request: sw.KernelRequest, num_rows: int) -> Mapping[str, int]:
+        return {"device": num_rows * self.row_bytes(request)}
+
+    def bandwidth_fraction(self, request: sw.KernelRequest) -> float:
+        return 2 / 3
+
+    def build(self, blocks: Any, *, device: Any) -> Any:
+        raise NotImplementedError
+
+
+class Acme:
+    """The plugin."""
+
+    @sw.hookimpl
+    def shardwright_comm_backends(self) -> list[type[sw.CommBackend]]:
+        return [AcmeLinks]
+
+    @sw.hookimpl
+    def shardwright_compute_kernels(self) -> list[type[sw.ComputeKernel]]:
+        return [AcmeKernel]
+
+
+def host_with(**plugins: Any) -> PluginHost:
+    """What plans, and no kernels or backends but those of some plugins."""
+    own = {
+        "estimators": estimators,
+        "partitioners": partitioners,
+        "proposers": proposers,
+        "sharding_types": sharding_types,
+    }
+    return PluginHost(entry_points=(), plugins={**own, **plugins}, environment={})
+
+
+def test_tables_are_planned_for_the_device_of_a_plugin() -> None:
+    with use_host(host_with(acme=Acme())):
+        topology = sw.Topology(2, "acme", hbm_cap=80_000, ddr_cap=1 << 30)
+        plan = sw.EmbeddingShardingPlanner(topology, 8, storage_reservation=0.0).plan_tables(TABLES)
+        assert sw.ShardingPlan.from_json(plan.to_json()) == plan
+        told = [sharding for sharding in plan.plan[""].values()]
+        assert {sharding.compute_kernel for sharding in told} == {"acme_rows"}
+        assert "rank:0/acme" in str(plan)
+        small = sw.Topology(2, "acme", hbm_cap=60_000, ddr_cap=1 << 30)
+        with pytest.raises(sw.NoPlanError):
+            sw.EmbeddingShardingPlanner(small, 8, storage_reservation=0.0).plan_tables(TABLES)
+
+
+def test_device_that_no_backend_declares_is_refused_by_name() -> None:
+    with use_host(host_with()), pytest.raises(sw.UnknownNameError, match="'acme'"):
+        sw.Topology(2, "acme")

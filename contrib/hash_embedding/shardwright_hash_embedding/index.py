@@ -5,7 +5,7 @@ Legend: N ids, K new ids, R rows, M rows of other blocks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 import torch
@@ -131,8 +131,7 @@ class HashIndex(sw.RowIndex):
             torch.cat([self._trial_keys[before], keys]), torch.cat([self._trial_counts[before], counts])
         )
         is_ready = seen >= self._least
-        kept = (~is_ready).nonzero().flatten()
-        kept = kept[seen[kept].argsort(descending=True, stable=True)[: len(self.keys)]].sort().values
+        kept = _lowest(~is_ready, len(self.keys), [-seen])
         self._num_on_trial = len(kept)
         self._trial_keys[: len(kept)], self._trial_counts[: len(kept)] = every[kept], seen[kept]
         return every[is_ready], seen[is_ready]
@@ -161,21 +160,8 @@ class HashIndex(sw.RowIndex):
         """The rows that make room, of those that this step does not use."""
         if not count or not self._evicts:
             return self.keys[:0]
-        # Nothing is sorted but what is chosen: many rows may have one score, as those that were used once under "lfu".
-        is_left = self._idle_since(self._step)
-        is_chosen = torch.zeros_like(is_left)
-        for score in self._scores:
-            scores = score(self.uses, self.last_use)
-            left = scores[is_left]
-            if count >= len(left):
-                break
-            bound = left.kthvalue(count).values
-            is_below = is_left & (scores < bound)
-            count -= int(is_below.sum())
-            is_chosen |= is_below
-            is_left &= scores == bound
-        rows = torch.cat([is_chosen.nonzero(), is_left.nonzero()[:count]]).flatten().sort().values
-        return self._in_order(rows, self.uses, self.last_use)
+        scores = (score(self.uses, self.last_use) for score in self._scores)
+        return self._in_order(_lowest(self._idle_since(self._step), count, scores), self.uses, self.last_use)
 
     def _in_order(self, rows: Tensor, uses: Tensor, last_use: Tensor) -> Tensor:
         """Rows in the order in which they make room: by score, then last use, then uses, then as they are given."""
@@ -205,3 +191,26 @@ def _summed(keys: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
     """The different keys, rising, and the sum of each one's counts."""
     distinct, place = keys.unique(return_inverse=True)
     return distinct, torch.zeros_like(distinct).index_add_(0, place, counts)
+
+
+def _lowest(is_left: Tensor, count: int, scores: Iterable[Tensor]) -> Tensor:
+    """The places, rising, of those of the lowest scores; of equal ones, of the lowest next scores, then the first.
+
+    Nothing is sorted: many may have one score, as rows that were used once.
+
+    Args:
+        is_left: mask of those to choose from, ``[n]``.
+        count: how many are wanted, from 1.
+        scores: scores of all, ``[n]`` each.
+    """
+    is_chosen = torch.zeros_like(is_left)
+    for values in scores:
+        left = values[is_left]
+        if count >= len(left):
+            break
+        bound = left.kthvalue(count).values
+        is_below = is_left & (values < bound)
+        count -= int(is_below.sum())
+        is_chosen, is_left = is_chosen | is_below, is_left & (values == bound)
+    is_chosen[is_left.nonzero().flatten()[:count]] = True
+    return is_chosen.nonzero().flatten()

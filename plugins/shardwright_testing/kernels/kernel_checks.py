@@ -38,6 +38,7 @@ def check_declared(kernel: ComputeKernel, request: KernelRequest) -> None:
     assert sum(reads.values()) == pytest.approx(1), (
         f"{kernel.name}: the parts of reads() {reads} are not 1 together"
     )
+    assert min(reads.values()) >= 0, f"{kernel.name}: a part of reads() {reads} is below 0"
     check_times(kernel, request)
     few, many = (kernel.memory_bytes(request, rows) for rows in (10, 1000))
     for tier, size in many.items():

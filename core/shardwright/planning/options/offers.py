@@ -387,7 +387,11 @@ class Offers:
                 min(declared.values(), default=-1) >= 0,
                 declared,
             ),
-            ("the parts of reads() must be 1 together", abs(sum(reads.values()) - 1) < 1e-6, reads),
+            (
+                "the parts of reads() must be 0 or more, and 1 together",
+                abs(sum(reads.values()) - 1) < 1e-6 and min(reads.values()) >= 0,
+                reads,
+            ),
         ):
             if not is_so:
                 raise PlanningError(f"{who} broke its contract: {must}; it is {brief(answer)}")

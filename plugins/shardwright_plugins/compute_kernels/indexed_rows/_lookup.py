@@ -58,7 +58,7 @@ class IndexedLookup(Lookup):
                 {name: value[-1:].clone() for name, value in self._states(block).items()}
             )
             for value in (rows.weight(block), *self._states(block).values()):
-                if not value[-1].any():
+                if type(value) is Tensor and not value[-1:].any():
                     _give_back(value)
 
     def forward(self, bags: Bags, *, training: bool) -> tuple[Tensor, Any]:

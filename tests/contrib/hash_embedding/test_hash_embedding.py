@@ -651,9 +651,9 @@ def test_plan_reckons_with_capacity_and_index_and_comes_back_from_its_document()
     assert (item.sharding_type, item.compute_kernel) == ("hash_rows", "hash_table_numba")
     assert sw.ShardingPlan.from_json(plan.to_json()) == plan
     sw.check_plan(plan)
-    # 500 rows of 16 bytes and 40 of index each do not fit into 30 kB of which 15 % are kept free; of 16 alone they do.
+    # 500 rows of 16 bytes and 32 of index each do not fit into 28 kB of which 15 % are kept free; of 16 alone they do.
     with pytest.raises(sw.PlanningError):
-        setup.plan(2, ddr_cap=30_000)
+        setup.plan(2, ddr_cap=28_000)
     setup.plan(2, ddr_cap=60_000)
 
 

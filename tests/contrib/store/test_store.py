@@ -12,7 +12,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -30,7 +29,6 @@ from tests.equality import Case, Table, assert_equals_unsharded, train_simulated
 
 import shardwright as sw
 from shardwright.host import PluginHost, use_host
-from shardwright_plugins.compute_kernels.indexed_rows import _lookup
 from shardwright_testing import installed, run_simulated
 from shardwright_testing.equality.checkpoints import check_checkpoint
 
@@ -87,22 +85,6 @@ def test_keys_have_rows_in_a_store(pooling: str, folder: Path) -> None:
     with use_host(own), installed(StoredKeys()):
         assert_equals_unsharded(case, train_simulated(case))
     assert len({path.name for path in folder.iterdir()}) >= 2
-
-
-def test_rows_of_a_store_have_no_memory_that_could_be_given_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Their address is 0: so many bytes from there on are the program's own, where it lies low."""
-    from shardwright_store.rows import StoredRows
-
-    system = mock.Mock()
-    monkeypatch.setattr(_lookup, "ctypes", system)
-    rows = StoredRows.added(RowStore(tmp_path, [], 1000), 10_000, "rows", 8, torch.float32, 0.0)
-    assert rows.data_ptr() == 0
-    _lookup._give_back(rows)
-    assert not system.mock_calls
-    _lookup._give_back(torch.zeros(10_000, 8))
-    assert system.mock_calls
 
 
 @pytest.mark.parametrize(("other", "ranks"), [("fused_torch", (3, 2, 2)), (KERNEL, (3,))])

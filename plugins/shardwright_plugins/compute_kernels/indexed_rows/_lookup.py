@@ -58,7 +58,7 @@ class IndexedLookup(Lookup):
                 {name: value[-1:].clone() for name, value in self._states(block).items()}
             )
             for value in (rows.weight(block), *self._states(block).values()):
-                if not value[-1:].any():
+                if type(value) is Tensor and not value[-1:].any():
                     _give_back(value)
 
     def forward(self, bags: Bags, *, training: bool) -> tuple[Tensor, Any]:
@@ -188,12 +188,11 @@ class _BlockIndex(RowIndex):
 def _give_back(values: Tensor) -> None:
     """Let the system have the memory of rows that nobody has, until they are written: it is zeros then.
 
-    Pages of which a part belongs to others are left out. Memory that is a file's or a device's stays as it is, and so
-    does a tensor without memory, whose rows a store has.
+    Pages of which a part belongs to others are left out. Memory that is a file's or a device's stays as it is.
     """
     start, end = values.data_ptr(), values.data_ptr() + values.numel() * values.itemsize
     first, last = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
-    if start and is_host(values.device) and values.is_contiguous() and first < last:
+    if is_host(values.device) and values.is_contiguous() and first < last:
         ctypes.CDLL(None).madvise(
             ctypes.c_void_p(first), ctypes.c_size_t(last - first), ctypes.c_int(mmap.MADV_DONTNEED)
         )

@@ -7,6 +7,7 @@ blocks and no others. Where the user gave an ``init_fn``, each run of rows has a
 from __future__ import annotations
 
 import zlib
+from bisect import bisect_left
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -41,14 +42,17 @@ def initialize(weights: Tensor, config: EmbeddingConfig, block: Block, *, path: 
         _fill_evenly(weights, config, block, key=_mix(seed, path, 0))
         return
     columns = slice(block.columns.start, block.columns.stop)
-    rows = torch.from_numpy(rows_between(block.rows.rows, 0, block.num_rows, config.num_embeddings))
-    in_order, places = rows.sort()  # so that those of each run stand together
+    rows, num_rows = block.rows.rows, config.num_embeddings
+    order = None if isinstance(rows, slice) else np.argsort(rows)  # so that rows of each run stand together
+    rows = rows if order is None else np.asarray(rows)[order]
+    rising = range(num_rows)[rows] if isinstance(rows, slice) else rows  # a range takes no memory
     for number, start, stop in _chunks(config):
-        first, last = torch.searchsorted(in_order, torch.tensor([start, stop])).tolist()
+        first, last = bisect_left(rising, start), bisect_left(rising, stop)
         if first < last:
             values = _chunk(config, stop - start, seed=_mix(seed, path, number))
-            chosen = values[in_order[first:last] - start, columns]
-            weights[places[first:last]] = chosen.to(weights.device, weights.dtype)
+            chosen = values[rows_between(rows, first, last, num_rows) - start, columns]
+            places = slice(first, last) if order is None else order[first:last]
+            weights[places] = chosen.to(weights.device, weights.dtype)
 
 
 def _fill_evenly(weights: Tensor, config: EmbeddingConfig, block: Block, *, key: int) -> None:

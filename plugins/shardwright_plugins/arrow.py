@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from shardwright.error_reports import reporting_errors
 from shardwright.errors import DuplicateNameError, InvalidInputError, UnsupportedError
-from shardwright.sparse import KeyedJaggedTensor, _validation
+from shardwright.sparse import WEIGHTS, KeyedJaggedTensor, _validation
 from shardwright.sparse._foreign import Column, joined
 
 __all__ = ["from_arrow"]
@@ -53,7 +53,8 @@ def from_arrow(
         ids, own = columns(_OWNER, table, keys, weights)
         if not ids:
             return KeyedJaggedTensor.empty(is_weighted=own is not None)
-        return KeyedJaggedTensor(list(ids), **joined(_OWNER, ids, own)).sync()
+        beside = {} if own is None else {WEIGHTS: own}
+        return KeyedJaggedTensor(list(ids), **joined(_OWNER, ids, beside)).sync()
 
 
 def columns(owner: str, table: Any, keys: Iterable[str], weights: Mapping[str, str] | None) -> Any:

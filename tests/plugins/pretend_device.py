@@ -3,6 +3,8 @@
 Its tensors are CPU tensors in a wrapper that says ``pretend:0``, so the runtime treats them as a GPU's. What a GPU's
 host would wait for is noted with the line of the project that asked: copies to the host, blocking copies from it, and
 operations whose result's size depends on values. Registering a device is for good, so this has a process of its own.
+
+Usage: python -m tests.plugins.pretend_device CASES [--without-streams]
 """
 
 from __future__ import annotations
@@ -280,6 +282,9 @@ def waits_of(num_ranks: int, *case: str) -> list[str]:
 
 
 if __name__ == "__main__":
+    if "--without-streams" in sys.argv:
+        del _Module.Stream
+        assert not devices.has_streams(DEVICE)
     with any_kernel():
         print(json.dumps([waits_of(*case) for case in json.loads(sys.argv[1])]), flush=True)
     os._exit(0)  # torch's threads of backward passes end with the process, not after Python's objects

@@ -86,6 +86,12 @@ def test_kernel_whose_columns_have_no_dtypes_is_named() -> None:
         plan(compute_kernels=["lists_columns"])
 
 
+def test_kernel_that_reads_less_than_nothing_of_a_tier_is_named() -> None:
+    kernel = broken.answering(broken.Kernel, "reads", lambda request: {"device": 1.5, "host": -0.5})
+    with pytest.raises(sw.PlanningError, match=r"'broken_kernel' broke its contract: the parts of reads\(\)"):
+        planned(kernel, estimator="roofline")
+
+
 def test_kernel_whose_columns_are_of_a_dtype_that_does_not_travel_is_named() -> None:
     kernel = broken.answering(broken.Kernel, "columns", lambda request: {"count": "int32"})
     text = r"what columns\(\) returns\['count'\] must be 'int64' or 'float32', got 'int32'"

@@ -36,9 +36,9 @@ CUT: list[Case] = [(2, "row_wise", pooling, "fused_triton", "device") for poolin
 TORCH: list[Case] = [(1, "table_wise", "SUM", kernel, "host") for kernel in ("fused_torch", "dense")]
 
 
-def waits_of(cases: list[Case]) -> Waits:
+def waits_of(cases: list[Case], *options: str) -> Waits:
     """The places at which the host waits in a training step of each case, without numbers of lines."""
-    command = [sys.executable, "-m", "tests.plugins.pretend_device", json.dumps(cases)]
+    command = [sys.executable, "-m", "tests.plugins.pretend_device", json.dumps(cases), *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     found = [[place.rpartition(":")[0] for place in places] for places in json.loads(done.stdout)]
@@ -67,3 +67,16 @@ def test_weights_of_ids_are_trained_wherever_the_batch_is() -> None:
         for place in PLACES
     ]
     assert waits_of(cases).keys() == set(cases)
+
+
+@pytest.mark.slow
+def test_device_without_streams_trains_by_copies_that_the_host_waits_for() -> None:
+    cases: list[Case] = [
+        (2, "row_wise", "MEAN", "fused_torch", "device"),
+        (2, "table_wise", "NONE", "fused_torch", "host"),
+        (2, "data_parallel", "SUM", "fused_torch", "host"),
+        (1, "table_wise", "WEIGHTED", "fused_torch", "host"),
+    ]
+    for places in waits_of(cases, "--without-streams").values():
+        assert any(place.startswith("blocking _to_copy") for place in places)
+        assert not any(place.startswith("event") for place in places)

@@ -14,6 +14,7 @@ import torch
 from attrs import asdict, field, frozen
 from torch import Tensor
 
+import shardwright as sw
 from shardwright_delta.digests import Ints
 
 __all__ = ["Origin", "batch_of", "ids_of", "origin_of", "values_of"]
@@ -61,7 +62,16 @@ def _column(value: Tensor) -> pa.Array:
 
 
 def origin_of(batch: pa.RecordBatch) -> Origin:
-    """Read where the rows of a batch come from."""
+    """Read where the rows of a batch come from.
+
+    Raises:
+        InvalidInputError: it is no record batch, or has lost the metadata that say so.
+    """
+    if _ORIGIN not in (getattr(getattr(batch, "schema", None), "metadata", None) or {}):
+        raise sw.InvalidInputError(
+            f"an increment has record batches with {_ORIGIN.decode()!r} in the metadata of their schema, as "
+            f"Changes.take() and read_increment() give them; got {type(batch).__name__} without"
+        )
     return Origin(**json.loads(batch.schema.metadata[_ORIGIN]))
 
 

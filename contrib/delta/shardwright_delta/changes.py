@@ -59,11 +59,20 @@ class Changes:
 
     Args:
         model: a ``DistributedModelParallel``, or any module with sharded collections. The first mark is made now.
+
+    Raises:
+        InvalidInputError: the model has no sharded collection, so that no change of its would be seen.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self.mark()
+        if not self._layouts:
+            raise sw.InvalidInputError(
+                f"{type(model).__name__} has no sharded collection, whose changes could be told: give the "
+                "DistributedModelParallel around it",
+                subject="model",
+            )
 
     def mark(self) -> None:
         """Set the mark: what changed before is in no increment."""

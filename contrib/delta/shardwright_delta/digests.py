@@ -45,7 +45,13 @@ def _sums(value: Tensor, drawn: np.random.Generator) -> Ints:
     sums = np.empty((num_rows, LANES), dtype=np.int64)
     at_once = max(1, _ELEMENTS_AT_ONCE // num_words)
     for start in range(0, num_rows, at_once):
-        octets = value[start : start + at_once].cpu().contiguous().view(torch.uint8)
+        # A copy, since rows that a store has are read so.
+        octets = (
+            value[start : start + at_once]
+            .clone(memory_format=torch.contiguous_format)
+            .cpu()
+            .view(torch.uint8)
+        )
         padded = torch.nn.functional.pad(octets, (0, 4 * num_words - octets.shape[1]))
         sums[start : start + at_once] = padded.view(torch.int32).numpy().astype(np.int64) @ factors
     return sums

@@ -59,22 +59,21 @@ class HashIndex(sw.RowIndex):
         self._evicts, self._lifetime = settings.evict != NEVER, settings.steps_to_live
         room = num_rows if self._least > 1 else 0
         self.keys, self.uses, self.last_use, self._trial_keys, self._trial_counts = (
-            torch.zeros(size, dtype=torch.int64, device=device) for size in (*[num_rows] * 3, room, room)
+            _zeros(size, torch.int64, device) for size in (*[num_rows] * 3, room, room)
         )
-        self._slots = torch.empty(2 * num_rows + 1, dtype=torch.int32, device=device)
         self._step = 0
         self._begin(0)
 
     def _begin(self, num_used: int) -> None:
         """Begin with the first rows in use, so many, and none on trial."""
-        self._free = torch.arange(num_used, len(self.keys), device=self.keys.device)  # rising
+        self._given_back, self._first_unused = self.keys.new_empty(0), num_used
         self._num_on_trial = 0
         self._fill_slots()
 
     def _fill_slots(self) -> None:
-        """Make the slots anew."""
+        """Make the slots anew; zeros take no memory until they are written."""
         rows = self.rows_in_use()
-        self._slots.fill_(-1)
+        self._slots = _zeros(2 * len(self.keys) + 1, torch.int32, self.keys.device)
         self._search.put(self._slots, self.keys, rows)
         self._num_filled = len(rows)
 
@@ -116,7 +115,7 @@ class HashIndex(sw.RowIndex):
         old = _places(self._idle_since(self._step - self._lifetime))
         self.uses[old] = 0
         self.num_evicted += len(old)
-        self._free = torch.cat([self._free, old]).sort().values
+        self._given_back = torch.cat([self._given_back, old]).sort().values
         self._fill_slots()
 
     def _idle_since(self, step: int) -> Tensor:
@@ -144,7 +143,7 @@ class HashIndex(sw.RowIndex):
             keys: different ids, rising: ``[K]``.
             counts: how often each was seen. Should there be too few rows, those seen most get one.
         """
-        free, self._free = self._free[: len(keys)], self._free[len(keys) :]
+        free = self._free(len(keys))
         evicted = self._worst(len(keys) - len(free))
         rows = torch.cat([free, evicted])
         chosen = counts.argsort(descending=True, stable=True)[: len(rows)]
@@ -156,6 +155,13 @@ class HashIndex(sw.RowIndex):
         else:
             self._search.put(self._slots, self.keys, rows)
         return rows
+
+    def _free(self, count: int) -> Tensor:
+        """Take rows that nobody has, so many if there are: the lowest first, rising."""
+        back, self._given_back = self._given_back[:count], self._given_back[count:]
+        first = self._first_unused
+        self._first_unused = min(first + count - len(back), len(self.keys))
+        return torch.cat([back, torch.arange(first, self._first_unused, device=self.keys.device)])
 
     def _worst(self, count: int) -> Tensor:
         """The rows that make room, of those that this step does not use."""
@@ -186,6 +192,13 @@ class HashIndex(sw.RowIndex):
         self._step = int(last_use.max()) if len(last_use) else 0
         self._begin(len(kept))
         return torch.cat([kept, kept.new_full((len(self.keys) - len(kept),), -1)])
+
+
+def _zeros(size: int, dtype: torch.dtype, device: torch.device | str) -> Tensor:
+    """Make zeros; on the CPU those of NumPy, which take no memory until they are written."""
+    if torch.device(device).type != "cpu":
+        return torch.zeros(size, dtype=dtype, device=device)
+    return torch.from_numpy(np.zeros(size, dtype=str(dtype).removeprefix("torch.")))
 
 
 def _summed(keys: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:

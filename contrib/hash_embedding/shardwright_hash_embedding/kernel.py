@@ -34,8 +34,9 @@ class HashTable(IndexedRows):
         return answer
 
     def index_bytes(self, request: sw.KernelRequest) -> int:
-        """Key, uses, last use, the list of free rows, 8 bytes each, two slots of 4; for ids on trial, key and count."""
-        return 40 if HashSettings.of(request).min_sightings == 1 else 56
+        """Key, uses, last use, 8 bytes each, two slots of 4; for ids on trial, key and count; rows that were given back."""
+        settings = HashSettings.of(request)
+        return 32 + 16 * (settings.min_sightings > 1) + 8 * bool(settings.steps_to_live)
 
     def columns(self, request: sw.KernelRequest) -> Mapping[str, str]:
         """The column of sightings, where the settings name one."""

@@ -1,7 +1,7 @@
 """The search for the rows of keys on the CPU, compiled by Numba.
 
-A hash table with open addressing. Legend: R rows, N ids, S slots, more than R. A slot holds a row, or -1. The row of a
-key is looked for from the slot that the key's hash says, slot after slot, as far as the first empty one (linear
+A hash table with open addressing. Legend: R rows, N ids, S slots, more than R. A slot holds ``~row``, or 0 if it is empty.
+The row of a key is looked for from the slot that the key's hash says, slot after slot, as far as the first empty one (linear
 probing: Knuth, The Art of Computer Programming 3, section 6.4). A slot of a row that has another key by now is passed
 over, so that nothing is taken out of slots but by clearing them all.
 
@@ -64,19 +64,19 @@ def _next(place: int, num_slots: int) -> int:
 def _find(slots: Ints, keys: Ints, ids: Ints, rows: Ints) -> None:
     # First slots are read in a loop of their own, so that the processor waits for many of them at once.
     for number in range(len(ids)):
-        rows[number] = slots[_first_slot(ids[number], len(slots))]
+        rows[number] = ~slots[_first_slot(ids[number], len(slots))]
     for number in range(len(ids)):
         if rows[number] >= 0 and keys[rows[number]] != ids[number]:
             place = _next(_first_slot(ids[number], len(slots)), len(slots))
-            while slots[place] >= 0 and keys[slots[place]] != ids[number]:
+            while slots[place] < 0 and keys[~slots[place]] != ids[number]:
                 place = _next(place, len(slots))
-            rows[number] = slots[place]
+            rows[number] = ~slots[place]
 
 
 @compiled
 def _put(slots: Ints, keys: Ints, rows: Ints) -> None:
     for row in rows:
         place = _first_slot(keys[row], len(slots))
-        while slots[place] >= 0:
+        while slots[place] < 0:
             place = _next(place, len(slots))
-        slots[place] = row
+        slots[place] = ~row

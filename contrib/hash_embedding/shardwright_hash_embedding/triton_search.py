@@ -63,7 +63,7 @@ def find_rows(slots, num_slots, keys, ids, num_ids, rows, ITEMS: tl.constexpr): 
     row = tl.full([ITEMS], -1, tl.int32)
     is_sought = is_id
     while tl.max(is_sought.to(tl.int32)) > 0:
-        row = tl.load(slots + place, mask=is_sought, other=row)  # a lane that is through keeps its row
+        row = ~tl.load(slots + place, mask=is_sought, other=~row)  # a lane that is through keeps its row
         is_sought = is_sought & (row >= 0)
         is_sought = is_sought & (tl.load(keys + row, mask=is_sought, other=0) != key)
         place = tl.where(place + 1 < num_slots, place + 1, 0)
@@ -78,7 +78,7 @@ def put_rows(slots, num_slots, keys, rows, num_rows, ITEMS: tl.constexpr):  # ty
     row = tl.load(rows + at, mask=is_left, other=0)
     place = _first_slot(tl.load(keys + row, mask=is_left, other=0), num_slots)
     while tl.max(is_left.to(tl.int32)) > 0:
-        # Compare-and-swap has no mask: no slot holds -2, so that a lane that is through changes none.
-        before = tl.atomic_cas(slots + place, tl.where(is_left, -1, -2), row.to(tl.int32))
-        is_left = is_left & (before != -1)
+        # Compare-and-swap has no mask: no slot holds 1, so that a lane that is through changes none.
+        before = tl.atomic_cas(slots + place, tl.where(is_left, 0, 1), ~row.to(tl.int32))
+        is_left = is_left & (before != 0)
         place = tl.where(place + 1 < num_slots, place + 1, 0)

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any
+from numbers import Integral
+from typing import Any
 
 from attrs import frozen
 
 import shardwright as sw
-from shardwright.arguments import Within, check, checked_only
 from shardwright_store.kernel import FOLDER_VARIABLE, LmdbCaching
 from shardwright_store.rows import StoredRows
 from shardwright_store.store import RowStore
 
 __all__ = ["commit", "restore"]
-
-_STEP = Annotated[int, Within(ge=0, lt=1 << 63)]
 
 
 @frozen(eq=False)
@@ -33,7 +31,6 @@ class _Kept:
     index: int
 
 
-@checked_only("model")
 def commit(model: sw.DistributedModelParallel, step: int) -> None:
     """Keep the rows of all stores of a model, with their optimizer state, as they are now; every rank makes this call.
 
@@ -49,10 +46,10 @@ def commit(model: sw.DistributedModelParallel, step: int) -> None:
         DistributedError: another rank commits another step, in which case nothing is committed; or could not commit, or
             was lost. It is named.
     """
-    env = model.env.everyone
+    env = _env_of(model)
     with env.together("committing the stores"):
-        check("step", step, _STEP)
-        env.agree("the arguments of commit()", {"step": int(step)}, "all ranks commit the same step")
+        _check_step(step)
+        env.agree("the arguments of commit()", {"step": int(step)}, "All ranks commit the same step")
         stores = list(_kept_of(model))
         _check_some(sum(env.communicator.all_gather_objects(len(stores))))
         for kept in stores:
@@ -62,7 +59,6 @@ def commit(model: sw.DistributedModelParallel, step: int) -> None:
             )
 
 
-@checked_only("model")
 def restore(model: sw.DistributedModelParallel) -> int:
     """Go back to the last commit, which another process may have made; every rank makes this call.
 
@@ -78,9 +74,9 @@ def restore(model: sw.DistributedModelParallel) -> int:
         InvalidInputError: nothing was committed, no table is in a store, or ranks were killed while they committed,
             so that some are ahead. Nothing is changed then.
     """
-    stores = list(_kept_of(model))
+    env, stores = _env_of(model), list(_kept_of(model))
     steps = [(kept.store.committed or {}).get("step") for kept in stores]
-    told = model.env.everyone.communicator.all_gather_objects(steps)
+    told = env.communicator.all_gather_objects(steps)
     found = {step for own in told for step in own}
     _check_some(len(found))
     if len(found) != 1 or None in found:
@@ -96,6 +92,21 @@ def restore(model: sw.DistributedModelParallel) -> int:
         if num_steps is not None:
             kept.lookup.load_step(num_steps)
     return int(found.pop())
+
+
+def _env_of(model: Any) -> sw.ShardingEnv:
+    if not isinstance(model, sw.DistributedModelParallel):
+        raise sw.InvalidInputError(
+            f"model must be a DistributedModelParallel, got {type(model).__name__}", subject="model"
+        )
+    return model.env.everyone
+
+
+def _check_step(step: Any) -> None:
+    if isinstance(step, bool) or not isinstance(step, Integral) or not 0 <= int(step) < 1 << 63:
+        raise sw.InvalidInputError(
+            f"step must be a whole number from 0 below 2**63, got {step!r}", subject="step", asked=step
+        )
 
 
 def _check_some(number: int) -> None:

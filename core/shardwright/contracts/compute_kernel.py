@@ -119,7 +119,7 @@ class ComputeKernel(ABC, metaclass=OpenNames):
         """Return the memory tiers that hold the rows that a step looks up.
 
         Returns:
-            ``{tier: part of the rows}``, tiers named as in :meth:`memory_bytes`; the parts add up to 1.
+            ``{tier: part of the rows}``, tiers named as in :meth:`memory_bytes`; parts are 0 or more and add up to 1.
         """
         return {"device": 1.0}
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import attrs
 
-from shardwright.arguments import Within, check, checked_only, listed, whole
+from shardwright.arguments import Within, check, checked, checked_only, whole
 from shardwright.contracts.estimator import Estimator
 from shardwright.contracts.partitioner import Partitioner
 from shardwright.contracts.proposer import Proposer
@@ -120,13 +120,14 @@ class TablePlanner:
         self.report: Report | None = None
         """The report of the last plan made in this process."""
 
+    @checked
     def plan_tables(self, tables: Iterable[TableSpec]) -> ShardingPlan:
         """Plan tables given by their specifications; needs no torch.
 
         Raises:
             PlanningError: no plan fits; the text has the numbers and what would help.
         """
-        specs = listed(tables)
+        specs = tuple(tables)
         check("tables", specs, tuple[TableSpec, ...])
         return self._plan(specs, self._known_topology(), on_this_machine=False)
 

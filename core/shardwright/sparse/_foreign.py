@@ -62,13 +62,13 @@ def as_columns(owner: str, weights: Tensor | None, columns: Mapping[str, Any] | 
 
 
 def _beside(owner: str, weights: Any, columns: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What was given for each column, weights first."""
+    """The values of each column as they were given, weights first."""
     own, taken = {} if columns is None else columns, ("", *NO_COLUMNS, *named(weights))
     if not isinstance(own, Mapping) or not all(isinstance(name, str) and name not in taken for name in own):
-        names = list(own) if isinstance(own, Mapping) else own
         raise InvalidInputError(
-            f"{owner}: columns={brief(names)} is not possible: names are strings, each with its numbers in a mapping; "
-            f"{WEIGHTS!r} are given once, and no column is named '' or {', '.join(NO_COLUMNS)}.",
+            f"{owner}: columns={brief(list(own) if isinstance(own, Mapping) else own)} is not possible: names are "
+            f"strings, each with its numbers in a mapping; {WEIGHTS!r} are given once, and no column is named '' or "
+            f"{', '.join(NO_COLUMNS)}.",
             subject="columns",
         )
     return {**named(weights), **own}
@@ -105,7 +105,7 @@ def beside_lists(owner: str, weights: Any, columns: Mapping[str, Any] | None) ->
     return {
         name: {
             key: _column(f"{owner}: {name} of key {key!r}", own[key], partial(_reals, name))
-            for key in _keys(owner, own)
+            for key in _keys(f"{owner}: {name}", own)
         }
         for name, own in _beside(owner, weights, columns).items()
     }
@@ -223,8 +223,9 @@ def _reals(
 ) -> NDArray[Any]:
     array = _numbers(flat, "iuf")
     if array is None:
-        wrong = _first_wrong(flat, lengths, (Real,))
-        raise InvalidInputError(f"{where}{wrong} is no {column.removesuffix('s')}: {column} must be numbers.")
+        raise InvalidInputError(
+            f"{where}{_first_wrong(flat, lengths, (Real,))} is no {column.removesuffix('s')}: {column} must be numbers."
+        )
     return array.astype(np.float32 if array.dtype.kind == "f" else np.int64, copy=False)
 
 

@@ -663,8 +663,10 @@ class KeyedJaggedTensor(Jagged):
         return _text.braces(_NAME, (self._entry(i) for i in range(len(self._keys))), len(self._keys))
 
     def __repr__(self) -> str:
-        sizes = f"stride={self._stride}, values={self._values.shape[0]}"
-        return f"{_NAME}(keys={_text.keys(self._keys)}, {sizes}, {self._described()})"
+        return (
+            f"{_NAME}(keys={_text.keys(self._keys)}, stride={self._stride}, values={self._values.shape[0]}, "
+            f"{self._described()})"
+        )
 
     def _with_tensors(
         self, values: Tensor, columns: dict[str, Tensor], lengths: Tensor | None, offsets: Tensor | None

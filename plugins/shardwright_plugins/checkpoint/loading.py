@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -483,7 +484,10 @@ class _Loading:
         if isinstance(leaf, FusedOptimizer):
             keys = {name: f"{STATE}{prefix}{name}.{STEP}" for name in leaf.tables}
             read = {name: self._wanted[key].blocks for name, key in keys.items() if key in self._wanted}
-            leaf.take_steps({name: float(step) for name, own in read.items() for _, step in own})
+            for name, own in read.items():
+                table = leaf.tables[name]
+                for (_, step), local in product(own, table.state.local):
+                    table.lookup_of(local).load_step(float(step))
         for held in self.trained.held(prefix, leaf):
             start = f"{STATE}{held.name}."
             for own in () if held.name in self._others else held.blocks.values():

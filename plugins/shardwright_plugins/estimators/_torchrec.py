@@ -11,7 +11,6 @@ from functools import cached_property
 import numpy as np
 from attrs import frozen
 
-from shardwright.contracts.compute_kernel import KernelRequest
 from shardwright.contracts.row_format import FloatRows
 from shardwright.planning.arrays import Bools, Floats, Ints
 from shardwright.planning.machines.topology import Topology
@@ -112,11 +111,6 @@ class Work:
         return known[options.compute_kernel[options.option]]
 
     @cached_property
-    def requests(self) -> list[KernelRequest]:
-        """Requests to kernels, by code."""
-        return [request for _, request in self.options.requests]
-
-    @cached_property
     def load_factor(self) -> Floats:
         """The part of the rows that a cache holds."""
-        return np.array([request.cache.held for request in self.requests])[self.options.request]
+        return self.options.by_request(lambda _, request: request.cache.held)

@@ -222,7 +222,7 @@ class _Step:
     @cached_property
     def _memory_bandwidth(self) -> Floats:
         """Bytes per millisecond at which a kernel streams through the device's memory."""
-        return self._per_request(
+        return self.options.by_request(
             lambda kernel, request: (
                 self.topology.read_bandwidth("device", request.device) * kernel.bandwidth_fraction(request)
             )
@@ -231,7 +231,7 @@ class _Step:
     @cached_property
     def _read_ms_a_byte(self) -> Floats:
         """Milliseconds a byte of rows takes, from wherever it comes."""
-        return self._per_request(self._read_cost)
+        return self.options.by_request(self._read_cost)
 
     def _read_cost(self, kernel: ComputeKernel, request: KernelRequest) -> float:
         parts = kernel.reads(request).items()
@@ -243,16 +243,9 @@ class _Step:
     @cached_property
     def _updates_all(self) -> Bools:
         """The kernel shows a dense gradient, which updates every row."""
-        options = self.options
-        dense = np.array([not kernel.fuses_optimizer for kernel in options.compute_kernels], dtype=bool)
-        return dense[options.compute_kernel[options.option]]
+        return self.options.by_request(lambda kernel, _: kernel.fuses_optimizer) == 0
 
     @cached_property
     def _state_bytes_a_row(self) -> Floats:
         """Optimizer state of one row: what a kernel declares beyond weights (and gradient), caches left out."""
         return state_bytes_a_row(self.options)
-
-    def _per_request(self, value: Any) -> Floats:
-        kernels = self.options.compute_kernels
-        values = [value(kernels[code], request) for code, request in self.options.requests]
-        return np.array(values, dtype=np.float64)[self.options.request]

@@ -26,6 +26,7 @@ synchronised by less than their dense gradient.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, ClassVar
 
 import attrs
@@ -148,12 +149,10 @@ def _synchronisation_ms(work: Work, bandwidth: Floats) -> Floats:
 
 def _memory_bandwidth(work: Work) -> Floats:
     """Bytes per millisecond at which each shard's kernel reads rows: ``[S]``."""
-    kernels = work.options.compute_kernels
-    speeds = [_read_speed(kernels[code], request, work.topology) for code, request in work.options.requests]
-    return np.array(speeds, dtype=np.float64)[work.options.request]
+    return work.options.by_request(partial(_read_speed, work.topology))
 
 
-def _read_speed(kernel: ComputeKernel, request: KernelRequest, topology: Topology) -> float:
+def _read_speed(topology: Topology, kernel: ComputeKernel, request: KernelRequest) -> float:
     """The mean bandwidth of what a kernel reads, a cache taken to be hit as often as it is large."""
     blind = attrs.evolve(request, cache=attrs.evolve(request.cache, stats=None))
     parts = kernel.reads(blind)
@@ -164,14 +163,13 @@ def _read_speed(kernel: ComputeKernel, request: KernelRequest, topology: Topolog
 def _prefetch_ms(work: Work) -> Floats:
     """Compute the time of the rows that a cache misses to come from the host's memory, ms: ``[S]``."""
     options = work.options
-    misses = np.array([_expected_misses(request) for request in work.requests])[options.request]
+    misses = options.by_request(lambda _, request: _expected_misses(request))
     if not misses.any():
         return np.zeros(options.num_shards)
     rows = np.where(work.of_kernels(CACHED) & ~work.is_copy, misses, 0.0)
     # The misses are those of the whole table: each row part has its share.
     moved = rows / work.num_row_parts * options.num_columns * work.element_bytes
-    speeds = [work.topology.read_bandwidth("host", request.device) for request in work.requests]
-    return moved / np.array(speeds)[options.request]
+    return moved / options.by_request(lambda _, request: work.topology.read_bandwidth("host", request.device))
 
 
 def _expected_misses(request: KernelRequest) -> float:

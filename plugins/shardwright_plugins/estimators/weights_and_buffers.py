@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from shardwright.contracts.compute_kernel import ComputeKernel, KernelRequest
 from shardwright.contracts.estimator import STORAGE, Estimator
 from shardwright.planning.arrays import ID_BYTES, Floats
 from shardwright.planning.machines.topology import Topology
@@ -51,19 +52,15 @@ def _kept_bytes(options: Options, topology: Topology) -> Floats:
     """
     table = options.shard_table
     in_step = np.array([spec.update == "in_step" for spec in options.tables], dtype=bool)[table]
-    columns = np.array([_kept_columns(options, code) for code in range(len(options.requests))])[
-        options.request
-    ]
+    columns = options.by_request(_kept_columns)
     # Copies keep the gradients that all ranks have of them, like any other shard.
     ids = options.ids_per_batch[table] * options.id_fraction * topology.world_size
     rows = np.minimum(np.ceil(ids), options.num_rows)
     return np.where(in_step & (columns > 0), rows * (ID_BYTES + 4 * columns), 0.0)
 
 
-def _kept_columns(options: Options, code: int) -> int:
+def _kept_columns(kernel: ComputeKernel, request: KernelRequest) -> int:
     """Columns of the gradients that a kernel is given in a request; 0 if the optimizer is the user's."""
-    number, request = options.requests[code]
-    kernel = options.compute_kernels[number]
     if not kernel.fuses_optimizer or request.optimizer is None:
         return 0
     return request.embedding_dim if kernel.needs_whole_rows(request) else request.num_columns

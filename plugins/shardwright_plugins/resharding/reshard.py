@@ -262,7 +262,11 @@ class _Resharding:
             raise UnsupportedError(f"the module at {path!r} cannot be resharded now: {reason}")
         for spec in owner.inputs.specs:
             table = owner.module.sharded_tables[spec.name]
-            table.state.check_float("do not move between plans: shard the unsharded model by the new one")
+            if not table.state.is_float:
+                raise UnsupportedError(
+                    f"table {spec.describe()}: rows of {table.state.row_format.name} do not move between plans: shard "
+                    "the unsharded model by the new one"
+                )
             _check_change(spec, table.state.sharding, owner.inputs.params[spec.name])
             holder = self.users.holder_of(table)
             values[spec.path] = describe_values(table, self.users.states_of(table), holder)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import ClassVar
 
 from shardwright.contracts import Offered, ShardingType
-from shardwright.planning.layouts.layout import Block, Layout
+from shardwright.planning.layouts.layout import BlockRun, Layout
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.tables.constraints import ParameterConstraints
 from shardwright.planning.tables.spec import TableSpec
@@ -31,6 +31,7 @@ class ColumnWise(ShardingType):
         self, table: TableSpec, topology: Topology, constraints: ParameterConstraints
     ) -> Iterable[Layout]:
         """One layout for each number of blocks."""
+        rows = table.all_rows.row_map
         for columns in column_blocks(table, constraints, type_name=self.name):
-            blocks = [Block(table.all_rows, span) for span in columns]
-            yield Layout(blocks, variant=f"{len(columns)} blocks")
+            runs = [BlockRun(rows, span) for span in columns]
+            yield Layout(runs, variant=f"{len(columns)} blocks")

@@ -38,6 +38,7 @@ def check_declared(kernel: ComputeKernel, request: KernelRequest) -> None:
     assert sum(reads.values()) == pytest.approx(1), (
         f"{kernel.name}: the parts of reads() {reads} are not 1 together"
     )
+    assert min(reads.values()) >= 0, f"{kernel.name}: a part of reads() {reads} is below 0"
     check_times(kernel, request)
     few, many = (kernel.memory_bytes(request, rows) for rows in (10, 1000))
     for tier, size in many.items():
@@ -73,7 +74,8 @@ def check_times(kernel: ComputeKernel, request: KernelRequest) -> None:
     """Check the times that a kernel tells: one a block for any number of blocks, 0 or more, more for more work."""
     columns = np.outer([1.0, 0.5, 0.25, 10.0], [0.0, 100.0, 10_000.0])
     columns.flags.writeable = False  # as a planner gives them
-    told = kernel.times_ms(request, KernelWork(*columns, bytes_per_ms=1e7))
+    ids, distinct, vectors, rows = columns
+    told = kernel.times_ms(request, KernelWork(ids, distinct, vectors, rows, bytes_per_ms=1e7))
     none = np.zeros(0)
     of_none = kernel.times_ms(request, KernelWork(none, none, none, none, bytes_per_ms=1e7))
     assert (told is None) == (of_none is None), (

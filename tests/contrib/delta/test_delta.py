@@ -315,6 +315,18 @@ def test_increment_that_is_written_again_has_nothing_of_the_one_before(tmp_path:
     run_simulated(work, 1)
 
 
+def test_model_that_is_not_sharded_has_no_changes() -> None:
+    bags = sw.EmbeddingBagCollection([sw.EmbeddingBagConfig(ROWS, DIM, "t", feature_names=["f"])])
+    with pytest.raises(sw.InvalidInputError, match="EmbeddingBagCollection has no sharded collection"):
+        delta.Changes(bags)
+
+
+@pytest.mark.parametrize("batch", [pa.record_batch({"id": [1]}), 5])
+def test_batch_without_its_metadata_is_refused(batch: Any) -> None:
+    with pytest.raises(sw.InvalidInputError, match=r"'shardwright.delta' in the metadata .* got .* without"):
+        run_simulated(lambda env: delta.replay(model_of("table_wise", 1, "sgd")(env), [batch]), 1)
+
+
 def test_folder_that_is_none_of_an_increment_is_refused(tmp_path: Path) -> None:
     with pytest.raises(sw.InvalidInputError, match="no folder of an increment"):
         list(delta.read_increment(tmp_path / "increment"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -390,6 +391,31 @@ def test_row_that_was_not_born_has_no_first_values(device: str) -> None:
     assert (state[WEIGHT].any(dim=1) == state[USES].flatten().bool()).all()
 
 
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("kernel", ["hash_table", "hash_table_numba"])
+def test_capacity_takes_no_memory_before_rows_are_born(kernel: str, optimizer: str) -> None:
+    def grown(capacity: int) -> tuple[int, int]:
+        setup = Setup(capacity, optimizer=optimizer)
+        item = attrs.evolve(setup.plan(1).plan[""]["item"], compute_kernel=kernel)
+        module = sw.EmbeddingBagCollection(
+            [config for config in setup.module().tables if config.name == "item"], device="meta"
+        )
+        before = resident_bytes()
+        sharded = setup.sharder.shard(module, {"item": item}, sw.ShardingEnv.local(device_type="cpu"), "cpu")
+        first = [look_up(sharded, 5, -7).tolist() for _ in range(2)]
+        assert all(map(any, first[1]))
+        return resident_bytes() - before, capacity * DIM * 4
+
+    grown(100)  # what is imported or compiled once
+    taken, capacity_bytes = grown(4_000_000)
+    assert capacity_bytes == 64_000_000
+    assert taken < 20_000_000
+
+
 def test_id_gets_a_row_when_it_was_seen_often_enough() -> None:
     def work(sharded: Any) -> Any:
         return [bool(look_up(sharded, 5).any()) for _ in range(4)]
@@ -625,9 +651,9 @@ def test_plan_reckons_with_capacity_and_index_and_comes_back_from_its_document()
     assert (item.sharding_type, item.compute_kernel) == ("hash_rows", "hash_table_numba")
     assert sw.ShardingPlan.from_json(plan.to_json()) == plan
     sw.check_plan(plan)
-    # 500 rows of 16 bytes and 40 of index each do not fit into 30 kB of which 15 % are kept free; of 16 alone they do.
+    # 500 rows of 16 bytes and 32 of index each do not fit into 28 kB of which 15 % are kept free; of 16 alone they do.
     with pytest.raises(sw.PlanningError):
-        setup.plan(2, ddr_cap=30_000)
+        setup.plan(2, ddr_cap=28_000)
     setup.plan(2, ddr_cap=60_000)
 
 

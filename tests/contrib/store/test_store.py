@@ -414,3 +414,32 @@ def test_forked_process_is_refused_and_the_store_stays_as_it_was(folder: Path) -
     train(model, 1)
     shardwright_store.commit(model, 1)
     assert shardwright_store.restore(model) == 1
+
+
+def test_increments_of_a_store_are_replayed_on_another_and_on_plain_rows(
+    folder: Path, tmp_path: Path
+) -> None:
+    delta = pytest.importorskip("shardwright_delta")
+    model, plain = model_of(), model_of("fused_torch")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(FOLDER_VARIABLE, str(tmp_path / "others"))
+        other = model_of()
+    changes = delta.Changes(model)
+    for step in range(2):
+        train(model, step)
+        batches = changes.take()
+        assert 0 < sum(len(batch) for batch in batches) < ROWS
+        for follower in (other, plain):
+            delta.replay(follower, batches)
+            torch.testing.assert_close(model.full_state_dict(), follower.full_state_dict(), rtol=0, atol=0)
+            states = (each.fused_optimizer.full_state_dict()["state"] for each in (model, follower))
+            torch.testing.assert_close(*states, rtol=0, atol=0)
+
+
+def test_explanation_says_why_the_store_is_not_taken_unasked() -> None:
+    """It runs optimizers, as a kernel that does not would be refused for."""
+    topology = sw.Topology(1, "cpu", memory_bytes={"disk": 1 << 40}, memory_bandwidths={"disk": 1e6})
+    plan = sw.EmbeddingShardingPlanner(topology).plan_tables([sw.TableSpec("t", ROWS, DIM, ["f"])])
+    reasons = {refusal.name: refusal.reason for refusal in sw.explain_table(plan, "t").refusals}
+    assert reasons[KERNEL] == "is taken only when asked for by name"
+    assert reasons["dense"].startswith("applies no optimizer in the backward pass, and is taken")

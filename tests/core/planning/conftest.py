@@ -99,9 +99,9 @@ class Cells(Estimator):
     name, preference = "cells", 1
 
     def estimate(self, options, topology):
-        fraction = np.array([options.compute_kernels[k].bandwidth_fraction(r) for k, r in options.requests])
+        fraction = options.by_request(lambda kernel, request: kernel.bandwidth_fraction(request))
         cells = options.ids_per_batch[options.shard_table] * options.num_rows * options.num_columns / 1000
-        forward = cells / fraction[options.request]
+        forward = cells / fraction
         return {"forward": forward, "backward": 2 * forward}
 
     def provenance(self, options):

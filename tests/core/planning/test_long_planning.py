@@ -226,6 +226,19 @@ def test_shown_on_a_terminal_shows_the_best_after_a_moment(monkeypatch):
         while "gap 50.00%" not in screen.getvalue() and time.monotonic() < deadline:
             time.sleep(0.02)
     assert "best 3 ms, bound 2 ms, gap 50.00%; Ctrl-C takes the best so far" in screen.getvalue()
+    assert screen.getvalue().endswith("\r\x1b[K")  # and leaves the line empty
+
+
+def test_shown_on_a_narrow_terminal_stays_on_its_line(monkeypatch):
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setenv("COLUMNS", "20")
+    with shown(Watch(), after_s=0.01):
+        deadline = time.monotonic() + 60
+        while "planning" not in screen.getvalue() and time.monotonic() < deadline:
+            time.sleep(0.02)
+    lines = screen.getvalue().replace("\x1b[K", "").split("\r")
+    assert max(map(len, lines)) == 19
 
 
 @pytest.mark.parametrize("is_wanted", [True, False])

@@ -197,6 +197,14 @@ def test_extras_of_constraints_reach_the_sharding_type_and_the_plan():
     hash(rule)
 
 
+@pytest.mark.parametrize("fraction", [1.5, -0.5, float("nan"), None, "x"], ids=str)
+def test_row_map_that_gives_no_part_of_the_ids_is_named(fraction, monkeypatch):
+    monkeypatch.setattr(FirstRowsAskedFor, "id_fraction_of", lambda self, part: fraction)
+    text = r"row map 'first_rows_asked_for' broke its contract: what id_fraction_of\(\) returns must be a finite number"
+    with pytest.raises(PlanningError, match=text):
+        options_of()
+
+
 class Counted(Plain):
     name, aliases = "counted", ()
 

@@ -177,7 +177,7 @@ def test_plan_tables_without_tables_raises():
 @pytest.mark.parametrize(
     ("tables", "text"),
     [
-        (TABLES[0], r"expected a list, got TableSpec\("),
+        (TABLES[0], r"tables must be a list \(each: a TableSpec\), got TableSpec\("),
         ([TABLES[0], "b"], r"tables\[1\] must be a TableSpec, got 'b'"),
     ],
 )
@@ -242,7 +242,10 @@ def test_plan_tables_no_plugin_that_may_be_taken_unasked_raises(host_with):
 @pytest.mark.parametrize(
     ("column", "text"),
     [
-        (lambda n: np.zeros(n + 1), "returned .* values of 'forward' for"),
+        (
+            lambda n: np.zeros(n + 1),
+            r"broke its contract: 'forward' must be one number for .* a ndarray of float64 \[",
+        ),
         (lambda n: np.full(n, -1.0), "returned -1.0 as 'forward'"),
         (lambda n: np.full(n, np.nan), "returned nan as 'forward'"),
         (lambda n: np.full(n, np.inf), "returned inf as 'forward'"),

@@ -388,12 +388,7 @@ def test_row_map_that_declares_no_time_is_named(declared: Any, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("kind", ["table_wise", "row_wise"])
-def test_ids_with_weights_or_columns_beside_them_are_routed_as_so_many_more_bytes(kind: str) -> None:
-    def routed(**changes: Any) -> Any:
-        options, topology = options_of(1000, 8, 2, kind, kernel="has_columns", **changes)
-        amounts = StepWork(options, topology, 1e6).amounts()
-        return amounts["whole_id"] + amounts["cut_id"]
-
+def test_weights_and_columns_beside_ids_take_as_long_as_ids_of_so_many_bytes(kind: str) -> None:
     class HasColumns(TellsItsTime):
         name = "has_columns"
         asked: Mapping[str, str] = {}
@@ -401,11 +396,17 @@ def test_ids_with_weights_or_columns_beside_them_are_routed_as_so_many_more_byte
         def columns(self, request: sw.KernelRequest) -> Mapping[str, str]:
             return self.asked
 
+    def routed(**changes: Any) -> Any:
+        options, topology = options_of(1000, 8, 2, kind, kernel="has_columns", **changes)
+        return (StepWork(options, topology, 1e6).amounts()["whole_id"] * options.count).sum()
+
+    ids = 2 * BATCH * 2
     with installed(HasColumns()):
         plain, weighted = routed(), routed(is_weighted=True)
         HasColumns.asked = {"count": "int64", "time": "float32"}
         both = routed(is_weighted=True)
-    np.testing.assert_allclose([weighted / plain, both / plain], [[12 / 8], [24 / 8]])
+    assert plain == ids * (kind == "table_wise")
+    assert [weighted - plain, both - plain] == pytest.approx([ids * 4 / 8, ids * 16 / 8])
 
 
 def test_machine_document_comes_back_as_it_was_written() -> None:

@@ -115,26 +115,6 @@ def test_grid_search_finds_the_best_of_all_combinations_where_the_cheapest_do_no
     assert found.value_ms == pytest.approx(best_placed(space))
 
 
-def test_dynamic_programming_proposes_the_least_time_together_for_each_amount_of_memory():
-    space = space_of([TableSpec(f"t{i}", 3000 * (i + 1), 64, [f"f{i}"]) for i in range(3)])
-    options = space.options
-    proposals = list(host().proposers.create("dynamic_programming").proposals(space, Watch()))
-    best = np.minimum.reduceat(
-        np.where(space.fits_alone, space.total_cost_ms, np.inf), options.first_option[:-1]
-    )
-    totals = [float(space.total_cost_ms[proposal].sum()) for proposal in proposals]
-    assert min(totals) == pytest.approx(best[options.distinct_table].sum())
-    for proposal, total in zip(proposals, totals, strict=True):
-        size = space.total_bytes[proposal, 0].sum()
-        cheaper = [
-            chosen
-            for chosen in product(*(options.of_table(table) for table in options.distinct_table.tolist()))
-            if space.total_bytes[list(chosen), 0].sum() < 0.97 * size
-            and space.total_cost_ms[list(chosen)].sum() < 0.999 * total
-        ]
-        assert not cheaper
-
-
 @drawn(
     rows=st.lists(st.integers(1, 20_000), min_size=1, max_size=6),
     dims=st.lists(st.sampled_from([16, 64, 128]), min_size=6, max_size=6),

@@ -66,7 +66,7 @@ def near(old, cost, **arguments):
                 {},
                 {"proposer": None},  # the preferred one
                 {"proposer": "uniform"},
-                {"proposer": "dynamic_programming"},
+                {"proposer": "greedy"},
                 {"partitioner": "greedy_perf"},
                 {"partitioner": "memory_balanced"},
                 {"partitioner": "longest_first"},

@@ -147,12 +147,16 @@ class ScriptKeyedJaggedTensor(_Shared):
         lengths: Tensor | None = None,
         offsets: Tensor | None = None,
         stride: int | None = None,
+        columns: dict[str, Tensor] | None = None,
     ):
         self._keys: list[str] = keys
         self._values: Tensor = values
         self._columns = torch.jit.annotate(dict[str, Tensor], {})
         if weights is not None:
             self._columns["weights"] = weights
+        if columns is not None:
+            for name, column in columns.items():
+                self._columns[name] = column
         self._lengths: Tensor | None = lengths
         self._offsets: Tensor | None = offsets
         self._variable = torch.jit.annotate(Optional[int], None)  # noqa: UP045
@@ -218,6 +222,7 @@ class ScriptKeyedJaggedTensor(_Shared):
             torch.cat([lengths.flatten()[:0]] + [lengths[index] for index in indices]),
             None,
             self._stride,
+            None,
         )
         for name, column in self._columns.items():
             own = torch.split(column, counts)
@@ -237,6 +242,7 @@ class ScriptKeyedJaggedTensor(_Shared):
             self.lengths().to(device, non_blocking=non_blocking),
             None,
             self._stride,
+            None,
         )
         for name, column in self._columns.items():
             made._columns[name] = column.to(device, non_blocking=non_blocking)
@@ -360,9 +366,10 @@ def from_lengths(
     lengths: Tensor,
     weights: Tensor | None = None,
     stride: int | None = None,
+    columns: dict[str, Tensor] | None = None,
 ) -> KeyedJaggedTensor:
     """`KeyedJaggedTensor.from_lengths_sync` in TorchScript."""
-    return KeyedJaggedTensor(keys, values, weights, lengths, None, stride)
+    return KeyedJaggedTensor(keys, values, weights, lengths, None, stride, columns=columns)
 
 
 def from_offsets(
@@ -371,9 +378,10 @@ def from_offsets(
     offsets: Tensor,
     weights: Tensor | None = None,
     stride: int | None = None,
+    columns: dict[str, Tensor] | None = None,
 ) -> KeyedJaggedTensor:
     """`KeyedJaggedTensor.from_offsets_sync` in TorchScript."""
-    return KeyedJaggedTensor(keys, values, weights, None, offsets, stride)
+    return KeyedJaggedTensor(keys, values, weights, None, offsets, stride, columns=columns)
 
 
 def concat(kjt_list: list[KeyedJaggedTensor]) -> KeyedJaggedTensor:

@@ -97,13 +97,13 @@ class GridSearchProposer(_OfPlanner):
 
 
 class DynamicProgrammingProposer(_OfPlanner):
-    """Takes the options of least time in all for every amount of memory.
+    """Looks for the fastest plan within memory by ``proving``, which needs no parts of memory for that.
 
     Args:
-        hbm_bins_per_device: not needed: 200 amounts of memory are told apart.
+        hbm_bins_per_device: not needed.
     """
 
-    plugin: ClassVar[str] = "dynamic_programming"
+    plugin: ClassVar[str] = "proving"
 
     def __init__(self, hbm_bins_per_device: int = 100) -> None: ...
 

@@ -133,9 +133,6 @@ class Layout:
 
     def distinct_blocks(self) -> Iterator[Block]:
         """Blocks, of copies only the first: together they hold each row and column once."""
-        if self.dataflows == (self.dataflow,) and not self.is_replicated:
-            yield from self.blocks
-            return
         copied: set[tuple[int, ColumnRange]] = set()
         for block in self.blocks:
             place = (block.rows.index, block.columns)

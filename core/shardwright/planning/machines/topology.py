@@ -25,7 +25,7 @@ from shardwright.planning.documents import MACHINE
 from shardwright.planning.documents.limits import MOST_MEMORY_BYTES, MOST_RANKS
 from shardwright.planning.machines.replicas import Replicas
 
-__all__ = ["CPU_DEVICE", "GIB", "InputValue", "Topology", "known_devices"]
+__all__ = ["CPU_DEVICE", "GIB", "InputValue", "Topology"]
 
 _KNOWN_DEVICES = (CPU_DEVICE, "cuda")
 _LINKS = ("intra_host", "inter_host")
@@ -498,13 +498,6 @@ def _parted(capacities: Mapping[str, tuple[int, ...]], devices: Sequence[str]) -
     return {**kept, CPU_TIER: own}
 
 
-def known_devices() -> tuple[str, ...]:
-    """The device types that can be planned for: host and CUDA, and what the loaded comm backends declare."""
-    backends = process_host().comm_backends
-    declared = [device for name in backends.names for device in backends[name].devices]
-    return tuple(sorted({*_KNOWN_DEVICES, *declared}))
-
-
 def _devices_of_ranks(given: str | Sequence[str], world_size: int) -> tuple[str, ...]:
     """The type of each rank's device: one for all, or one a rank."""
     devices = (given,) * world_size if isinstance(given, str) else tuple(given)
@@ -535,9 +528,12 @@ def _check_mixed(devices: Sequence[str], local_world_size: int) -> None:
 
 
 def _check_device(device: str) -> None:
+    """Check that a device type can be planned for: host, CUDA, or what a loaded comm backend declares."""
     if device in _KNOWN_DEVICES:
         return
-    known = known_devices()
+    backends = process_host().comm_backends
+    declared = [one for name in backends.names for one in backends[name].devices]
+    known = sorted({*_KNOWN_DEVICES, *declared})
     if device not in known:
         near = nearest(str(device), known)
         raise UnknownNameError(f"no compute_device {device!r}. Known: {', '.join(known)}.{near}")

@@ -26,9 +26,7 @@ _REFERENCE_ROWS = 1 << 20  # rows asked about, so many that memory per table rou
 
 def state_bytes_a_row(options: Options) -> Floats:
     """Optimizer state of one row, caches and gradients left out, from what kernels declare: ``[S]``, in bytes."""
-    kernels = options.compute_kernels
-    values = [state_bytes_of_row(kernels[code], request) for code, request in options.requests]
-    return np.array(values, dtype=np.float64)[options.request]
+    return options.by_request(state_bytes_of_row)
 
 
 def state_bytes_of_row(kernel: ComputeKernel, request: KernelRequest) -> float:
@@ -46,9 +44,8 @@ def averaged_bytes(options: Options) -> Floats:
 
     The state of kernels that show gradients is that of an optimizer of the user's, which keeps it for itself.
     """
-    fuses = np.array([kernel.fuses_optimizer for kernel in options.compute_kernels], dtype=bool)
-    has_state = fuses[options.compute_kernel[options.option]]
-    return options.num_rows * (options.row_bytes + np.where(has_state, state_bytes_a_row(options), 0.0))
+    has_state = options.by_request(lambda kernel, _: kernel.fuses_optimizer)
+    return options.num_rows * (options.row_bytes + has_state * state_bytes_a_row(options))
 
 
 def sent_bytes(averaged: Floats, num_groups: int) -> Floats:

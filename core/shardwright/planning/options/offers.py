@@ -7,12 +7,12 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import attrs
 from attrs import frozen
 
-from shardwright.arguments import brief
+from shardwright.arguments import Within, brief
 from shardwright.contracts.compute_kernel import NAMED_ONLY, ComputeKernel, KernelRequest
 from shardwright.contracts.demands import Demand, demands_on, disobeyed
 from shardwright.contracts.sharding_type import ALWAYS, ShardingType
@@ -32,6 +32,9 @@ from shardwright.planning.watch import Watch
 if TYPE_CHECKING:
     from shardwright.host.plugin_host import PluginHost
     from shardwright.host.registry import Registry
+
+
+_FRACTION = Annotated[float, Within(ge=0, le=1 + 1e-9)]
 
 
 @frozen(eq=False)
@@ -61,7 +64,7 @@ class LayoutOffer:
 
         Raises:
             PlanningError: it raised, or gave something that is no layout, two layouts that nothing tells apart, or a
-                rank that there is not.
+                rank that there is not; or a row map's part gets no part of the ids.
         """
         try:
             answer = kind.supports(table, topology)
@@ -79,6 +82,8 @@ class LayoutOffer:
                 f"{type(error).__name__}: {error}"
             ) from error
         for layout, runs in layouts:
+            for run in runs:
+                check_answer(f"row map {layout.row_map.name!r}", "id_fraction_of", run.id_fraction, _FRACTION)
             for name, count, of in (
                 ("rank", topology.world_size, "ranks"),
                 ("local_rank", topology.local_world_size, "ranks of a host"),
@@ -125,7 +130,11 @@ def _reason(answer: object) -> str:
 
 _NO_COLUMNS = "it asks for columns beside ids, which reach no table that every rank has a copy of"
 _NOT_ALLOWED = "the sharder of the table's module does not allow it"
-_SHOWS_GRADIENTS = "applies no optimizer in the backward pass, and is taken only when asked for by name"
+# Whether a kernel runs optimizers -> the reason why it is not offered unasked.
+_BY_NAME_ALONE = {
+    True: "is taken only when asked for by name",
+    False: "applies no optimizer in the backward pass, and is taken only when asked for by name",
+}
 
 
 def _first_equal(offer: LayoutOffer, known: list[LayoutOffer]) -> LayoutOffer:
@@ -137,14 +146,10 @@ def _first_equal(offer: LayoutOffer, known: list[LayoutOffer]) -> LayoutOffer:
     return offer
 
 
-_SHAPE_OF: Callable[[TableSpec], tuple[Any, ...]] = attrgetter(
+shape_key: Callable[[TableSpec], tuple[Any, ...]] = attrgetter(
     *(a.name for a in attrs.fields(TableSpec) if a.name not in ("name", "module", "feature_names"))
 )
-
-
-def shape_key(table: TableSpec) -> tuple[Any, ...]:
-    """All of a table but its name, its module and its features: tables with equal answers are alike."""
-    return _SHAPE_OF(table)
+"""All of a table but its name, its module and its features: tables with equal answers are alike."""
 
 
 class Offers:
@@ -228,7 +233,10 @@ class Offers:
         allowed = table.kernels_allowed(name)
         asked = rule.compute_kernels or allowed or self.space.kernels_of(name, rule)
         kept, left_out = self._kernels(asked, table.optimizer is None)
-        refusals += [Refusal(table.path, "compute kernel", name, _SHOWS_GRADIENTS) for name in left_out]
+        refusals += [
+            Refusal(table.path, "compute kernel", name, _BY_NAME_ALONE[self.kernels[name].fuses_optimizer])
+            for name in left_out
+        ]
         return kept if allowed is None else self._allowed(kept, table, allowed, refusals)
 
     def _allowed(
@@ -379,7 +387,11 @@ class Offers:
                 min(declared.values(), default=-1) >= 0,
                 declared,
             ),
-            ("the parts of reads() must be 1 together", abs(sum(reads.values()) - 1) < 1e-6, reads),
+            (
+                "the parts of reads() must be 0 or more, and 1 together",
+                abs(sum(reads.values()) - 1) < 1e-6 and min(reads.values()) >= 0,
+                reads,
+            ),
         ):
             if not is_so:
                 raise PlanningError(f"{who} broke its contract: {must}; it is {brief(answer)}")

@@ -15,7 +15,7 @@ Tables, and options inside a table, stand in a fixed order that depends on nothi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -190,9 +190,16 @@ class Options:
 
     def on_device(self, device: str) -> Bools:
         """True for runs whose shards are on ranks with a type of device: ``[S]``."""
-        asked = np.array([request.device == device for _, request in self.requests], dtype=bool)
-        result: Bools = asked[self.request]
-        return result
+        return self.by_request(lambda _, request: request.device == device) > 0
+
+    def by_request(self, value: Callable[[ComputeKernel, KernelRequest], float]) -> Floats:
+        """Values of what kernels are asked, each computed once, for each run: ``[S]``.
+
+        Args:
+            value: function of a kernel and what it is asked for a shard.
+        """
+        values = [value(self.compute_kernels[code], request) for code, request in self.requests]
+        return np.array(values, dtype=np.float64)[self.request]
 
     def devices_of(self, option: int) -> list[str]:
         """The type of device of each shard of an option, in the order of its blocks."""

@@ -130,7 +130,9 @@ def estimate_costs(
     for tier, column in by_tier.items():
         checked = _checked(storage, tier, column, options)
         whole = np.ceil(np.minimum(checked, _MOST_BYTES)).astype(np.int64)
-        memory[:, topology.tiers.index(_known_tier(tier, topology))] += whole
+        # By the topology's name, or by a kernel's.
+        known = tier if tier in topology.tiers else topology.tier_of(tier)
+        memory[:, topology.tiers.index(known)] += whole
     if topology.is_mixed:
         _keep_on_devices(memory, options, topology)
     phases = {
@@ -140,11 +142,6 @@ def estimate_costs(
     if topology.replicas is not None:  # whatever the model of costs: it is asked for one sharding group
         phases[AVERAGING] = phases.get(AVERAGING, 0.0) + averaging_ms(options, topology)
     return SearchSpace(options, topology, phases, memory, capacity_bytes, rules=rules)
-
-
-def _known_tier(tier: str, topology: Topology) -> str:
-    """A tier that an estimator names: by the topology's name, or by a kernel's."""
-    return tier if tier in topology.tiers else topology.tier_of(tier)
 
 
 def _keep_on_devices(memory: Ints, options: Options, topology: Topology) -> None:
@@ -174,14 +171,11 @@ def _checked(estimator: Estimator, what: str, column: Floats, options: Options) 
     try:
         values = np.asarray(column, dtype=np.float64)
     except (TypeError, ValueError):
+        values = np.array(np.nan)
+    if values.shape != (options.num_shards,):
         raise PlanningError(
             f"estimator {estimator.name!r} broke its contract: {what!r} must be one number for each of the "
             f"{options.num_shards} runs of shards, it is {brief(column)}"
-        ) from None
-    if values.shape != (options.num_shards,):
-        raise PlanningError(
-            f"estimator {estimator.name!r} returned {values.shape} values of {what!r} "
-            f"for {options.num_shards} shards"
         )
     wrong = np.flatnonzero(~(values >= 0) | np.isinf(values))
     if len(wrong):
@@ -277,14 +271,13 @@ def synchronised_bytes(options: Options, topology: Topology) -> Floats:
     return np.where(options.is_copy & ~options.is_frozen[table], least, 0.0)
 
 
-def input_bytes_of_id(options: Options) -> Ints:
+def input_bytes_of_id(options: Options) -> Floats:
     """Compute the bytes of an id as it travels, with its 32-bit weight where it has one: ``[S]``.
 
     So do the columns that its table's kernel asks for. The collection's other ids have them too, which is in no price:
     options are priced one by one, whatever kernels other tables get.
     """
-    asked = [options.compute_kernels[code].columns(request).values() for code, request in options.requests]
-    columns = np.array([sum(np.dtype(dtype).itemsize for dtype in dtypes) for dtypes in asked])
-    weights = 4 * options.is_weighted[options.shard_table].astype(np.int64)
-    found: Ints = ID_BYTES + weights + columns[options.request]
-    return found
+    columns = options.by_request(
+        lambda kernel, request: sum(np.dtype(dtype).itemsize for dtype in kernel.columns(request).values())
+    )
+    return ID_BYTES + 4.0 * options.is_weighted[options.shard_table] + columns

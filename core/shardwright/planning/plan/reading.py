@@ -114,7 +114,6 @@ class _Reader:
         self._kernels = plugin_host.compute_kernels
         self._topology = topology
         self._world_size = topology.world_size
-        self._device = device_of_shards(topology)
         self._cuts: dict[str, ParameterSharding] = {}
 
     def table(self, path: str, name: str, entry: Mapping[str, Any]) -> ParameterSharding:
@@ -145,8 +144,8 @@ class _Reader:
         codecs = QCommsConfig(**entry["qcomms_config"]).resolved() if "qcomms_config" in entry else None
         table = TableSpec(name, layout.row_map.num_rows, int(entry["embedding_dim"]), module=path)
         layout.check(table, world_size=self._world_size)
-        local = self._topology.local_world_size
-        return ParameterSharding(kind.name, kernel, layout, self._device, codecs, local)
+        device, local = device_of_shards(self._topology), self._topology.local_world_size
+        return ParameterSharding(kind.name, kernel, layout, device, codecs, local)
 
     def _known(self, cut: str, entry: Mapping[str, Any]) -> ParameterSharding | None:
         """Copy the sharding of a table that is cut as one before, with ranks that need no check but their range."""

@@ -11,10 +11,13 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import attrs
+import numpy as np
 from attrs import frozen
 
 from shardwright.arguments import PositiveInt, problem
 from shardwright.errors import PlanError
+from shardwright.planning.arrays import distinct
+from shardwright.planning.layouts.blocks import UNPLACED
 from shardwright.planning.layouts.layout import Layout
 from shardwright.planning.machines.reservations import as_reservation
 from shardwright.planning.machines.topology import Topology
@@ -154,12 +157,14 @@ def _are_on(devices: Sequence[str], ranks: Sequence[int], sharding: ParameterSha
     return not is_mixed or [sharding.device_on(rank) for rank in ranks] == list(devices)
 
 
-def _blocks_by_cut(layout: Layout) -> dict[Any, list[tuple[int, int | None]]]:
+def _blocks_by_cut(layout: Layout) -> dict[Any, list[tuple[int, int]]]:
     """Rows and columns of blocks -> the place and rank of each; parts of equal bounds are the same rows."""
-    found: dict[Any, list[tuple[int, int | None]]] = {}
-    for place, block in enumerate(layout.blocks):
-        rows = block.rows.bounds or (block.rows.row_map, block.rows.index)
-        found.setdefault((rows, block.columns.start, block.columns.stop), []).append((place, block.rank))
+    found: dict[Any, list[tuple[int, int]]] = {}
+    columns, row_map = layout.columns, layout.row_map
+    rows = {part: row_map[part].bounds or (row_map, part) for part in distinct(columns.part).tolist()}
+    numbers = np.stack([columns.part, columns.start, columns.stop, columns.rank], axis=1).tolist()
+    for place, (part, start, stop, rank) in enumerate(numbers):
+        found.setdefault((rows[part], start, stop), []).append((place, rank))
     return found
 
 
@@ -170,14 +175,14 @@ def _ranks_in_order(layout: Layout, planned: Layout) -> list[int] | None:
         return None
     ranks = [0] * len(layout.blocks)
     for cut, blocks in offered.items():
-        left = Counter(rank for _, rank in placed[cut] if rank is not None)
-        free = [place for place, rank in blocks if rank is None]
-        left.subtract(rank for _, rank in blocks if rank is not None)
+        left = Counter(rank for _, rank in placed[cut])
+        free = [place for place, rank in blocks if rank == UNPLACED]
+        left.subtract(rank for _, rank in blocks if rank != UNPLACED)
         if left.total() != len(free) or min(left.values()) < 0:
             return None
         taken = dict(zip(free, left.elements(), strict=True))
         for place, rank in blocks:
-            ranks[place] = taken[place] if rank is None else rank
+            ranks[place] = taken.get(place, rank)
     return ranks
 
 

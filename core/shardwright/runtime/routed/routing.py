@@ -18,7 +18,6 @@ import torch
 from attrs import evolve, frozen
 from torch import Tensor
 
-from shardwright.contracts.lookup import Bags
 from shardwright.planning.layouts.blocks import Ints
 from shardwright.runtime.ranks.devices import Constant, read_on_host, sent_to
 from shardwright.runtime.routed.plan import Reading, RoutingPlan, SlotColumns
@@ -68,24 +67,9 @@ class Bucketed:
         every = (self.ids, self.lengths, *self.columns.values(), self.places)
         return [tensor for tensor in every if tensor is not None]
 
-    def bags_of(self, slots: slice) -> Bags:
-        """The bags of a run of slots, as those of one source, with weights and no further column."""
-        counts, weights = self.num_bags[None, slots], self.columns.get(WEIGHTS)
-        if counts.size == self.num_bags.size:
-            return Bags(self.ids, self.lengths, weights, counts)
-        ids, bags = _span(self.num_ids, slots), _span(self.num_bags, slots)
-        lengths = None if self.lengths is None else self.lengths[bags]
-        return Bags(self.ids[ids], lengths, None if weights is None else weights[ids], counts)
-
     def with_places_on(self, device: torch.device) -> Bucketed:
         """The same with the places, which results are put in order by, on a device."""
         return self if self.places is None else evolve(self, places=sent_to(device, self.places))
-
-
-def _span(sizes: Ints, slots: slice) -> slice:
-    """The elements of a run of slots."""
-    start = int(total(sizes[: slots.start]))
-    return slice(start, start + int(total(sizes[slots])))
 
 
 class Router(ABC):

@@ -5,7 +5,9 @@ Legend: N ids, R rows of a block, D columns.
 
 from __future__ import annotations
 
+import ctypes
 import math
+import mmap
 import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
@@ -55,6 +57,9 @@ class IndexedLookup(Lookup):
             self._first_states.append(
                 {name: value[-1:].clone() for name, value in self._states(block).items()}
             )
+            for value in (rows.weight(block), *self._states(block).values()):
+                if type(value) is Tensor and not value[-1:].any():
+                    _give_back(value)
 
     def forward(self, bags: Bags, *, training: bool) -> tuple[Tensor, Any]:
         """Sum the rows of each bag; in training rows are born and evicted first."""
@@ -178,6 +183,19 @@ class _BlockIndex(RowIndex):
     def load(self, state: Mapping[str, Tensor]) -> Tensor:
         self._clear()
         return self._index.load(state)
+
+
+def _give_back(values: Tensor) -> None:
+    """Let the system have the memory of rows that nobody has, until they are written: it is zeros then.
+
+    Pages of which a part belongs to others are left out. Memory that is a file's stays as it is.
+    """
+    start, end = values.data_ptr(), values.data_ptr() + values.numel() * values.itemsize
+    first, last = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
+    if values.is_contiguous() and first < last:
+        ctypes.CDLL(None).madvise(
+            ctypes.c_void_p(first), ctypes.c_size_t(last - first), ctypes.c_int(mmap.MADV_DONTNEED)
+        )
 
 
 def first_values(keys: Tensor, columns: ColumnRange, *, table: str, scale: float) -> Tensor:

@@ -33,6 +33,8 @@ from shardwright.runtime.step.backward.weight_gradients import weight_gradients
 from shardwright.runtime.step.collection import FeatureBatch
 from shardwright.runtime.step.executor import Executor, ExecutorConfig, ExecutorStep, PeerHeaders
 from shardwright.runtime.step.kernel_groups import KernelGroup
+from shardwright.runtime.step.segments import total
+from shardwright.sparse import WEIGHTS
 from shardwright_plugins.dataflows.replicated import forms
 from shardwright_plugins.dataflows.replicated.exchange import Gathering, Summing
 from shardwright_plugins.dataflows.replicated.forms import CopiedBatch, UpdateForm
@@ -177,7 +179,7 @@ class ReplicatedStep(ExecutorStep):
 
     def lookup(self, *, training: bool, trains_weights: bool = False) -> None:  # noqa: D102
         tables, self._training, self._trains_weights = self._tables, training, trains_weights
-        self._bags: list[Bags] = [self._own[router].bags_of(slots) for router, slots in tables.runs]
+        self._bags: list[Bags] = [_bags_of(self._own[router], slots) for router, slots in tables.runs]
         pairs = zip(tables.lookups, self._bags, strict=True)
         answers = Answers(
             results=[lookup.forward(bags, training=False)[0].reshape(-1) for lookup, bags in pairs],
@@ -242,3 +244,19 @@ class ReplicatedStep(ExecutorStep):
         self._summing.release()
         del self._forms, self._gathering, self._summing
         return updated
+
+
+def _bags_of(own: Bucketed, slots: slice) -> Bags:
+    """The bags of a run of slots, as those of one source, with weights and no further column."""
+    counts, weights = own.num_bags[None, slots], own.columns.get(WEIGHTS)
+    if counts.size == own.num_bags.size:
+        return Bags(own.ids, own.lengths, weights, counts)
+    ids, bags = _span(own.num_ids, slots), _span(own.num_bags, slots)
+    lengths = None if own.lengths is None else own.lengths[bags]
+    return Bags(own.ids[ids], lengths, None if weights is None else weights[ids], counts)
+
+
+def _span(sizes: Ints, slots: slice) -> slice:
+    """The elements of a run of slots."""
+    start = int(total(sizes[: slots.start]))
+    return slice(start, start + int(total(sizes[slots])))

@@ -68,7 +68,10 @@ class KernelPrices:
                 bandwidth = self.machine.topology.get("ddr_mem_bw", reached)
                 own = columns[:, runs]
                 own.flags.writeable = False
-                told[:, runs] = _times_ms(kernel, request, KernelWork(*own, bytes_per_ms=bandwidth))
+                ids, distinct, vectors, rows = own
+                told[:, runs] = _times_ms(
+                    kernel, request, KernelWork(ids, distinct, vectors, rows, bandwidth)
+                )
         lookup_ms, update_ms = told
         # What an update of copies takes is the engine's: it joins all ranks' batches first.
         return {
@@ -112,5 +115,6 @@ def _times_ms(kernel: ComputeKernel, request: KernelRequest, work: KernelWork) -
 
 def _are_times(told: object, count: int) -> bool:
     """True for an array of so many finite numbers of 0 or more."""
-    is_column = isinstance(told, np.ndarray) and told.shape == (count,) and told.dtype.kind in "iuf"
-    return is_column and bool((np.isfinite(told) & (told >= 0)).all())
+    if not isinstance(told, np.ndarray) or told.shape != (count,) or told.dtype.kind not in "iuf":
+        return False
+    return bool((np.isfinite(told) & (told >= 0)).all())

@@ -167,6 +167,24 @@ def test_torchscript_keeps_columns_as_python_does(weighted: bool) -> None:
         assert "count" in found.columns()
 
 
+def with_counts(kjt: KeyedJaggedTensor, counts: Tensor) -> list[KeyedJaggedTensor]:
+    columns = {"count": counts}
+    return [
+        KeyedJaggedTensor(kjt.keys(), kjt.values(), lengths=kjt.lengths(), columns=columns),
+        KeyedJaggedTensor.from_lengths_sync(kjt.keys(), kjt.values(), kjt.lengths(), columns=columns),
+        KeyedJaggedTensor.from_offsets_sync(kjt.keys(), kjt.values(), kjt.offsets(), columns=columns),
+    ]
+
+
+def test_torchscript_makes_batches_with_columns_as_python_does() -> None:
+    kjt, counts = two_keys(weighted=False), torch.arange(5) * 3
+    for found in [*scripted(with_counts)(kjt, counts), *with_counts(kjt, counts)]:
+        assert {name: column.tolist() for name, column in found.columns().items()} == {
+            "count": counts.tolist()
+        }
+        assert found.lengths().tolist() == kjt.lengths().tolist()
+
+
 def test_torchscript_reads_bags_and_sizes_as_python_does() -> None:
     kjt = two_keys(weighted=False)
     found = scripted(bags_of)(kjt)

@@ -106,12 +106,6 @@ class FusedOptimizer(KeyedOptimizer):
         """The tables whose optimizer it is, by parameter name."""
         return self._tables
 
-    def take_steps(self, steps: Mapping[str, float]) -> None:
-        """Set the number of updates done, by parameter name."""
-        for name, step in steps.items():
-            for local in self._tables[name].state.local:
-                self._tables[name].lookup_of(local).load_step(step)
-
     def check_groups(self, groups: Sequence[dict[str, Any]]) -> None:
         """Check groups as any keyed optimizer does; beyond that only learning rates may differ.
 

@@ -129,10 +129,10 @@ class _StoredParameter(ShardedParameter):
     What it would answer may be older than the rows in the kernel's cache.
     """
 
-    __repr__ = object.__repr__
+    __repr__: Any = object.__repr__
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, *_: Any) -> Any:
         raise UnsupportedError(
             f"{func} reads a parameter whose rows are not in memory: the model's state_dict() and full_state_dict() "
             "have them"

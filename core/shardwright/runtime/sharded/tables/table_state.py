@@ -78,18 +78,6 @@ class TableState:
         """True if its rows are floats of torch, of which any columns are a slice."""
         return isinstance(self.row_format, FloatRows)
 
-    def check_float(self, what: str) -> None:
-        """Check that its rows are floats of torch.
-
-        Args:
-            what: end of the sentence about others.
-
-        Raises:
-            UnsupportedError: they are others.
-        """
-        if not self.is_float:
-            raise UnsupportedError(f"table {self.table.describe()}: rows of {self.row_format.name} {what}")
-
     def check_optimizer_state(self, local: LocalBlock, name: str, value: Tensor) -> None:
         """Check that a state that an optimizer keeps of a block has a value for each element, or for each row.
 

@@ -372,22 +372,8 @@ class BatchReader:
         return values.masked_fill(wrong, 0)
 
 
-def are_in_range(values: Tensor, counts: Ints, highest: Tensor) -> bool:
-    """Tell whether all ids are ``0 <= id <= highest`` of their feature, in one pass over the ids.
-
-    Args:
-        values: ids, feature after feature, ``[N]`` int64.
-        counts: number of ids of each feature, ``[F]``.
-        highest: greatest id of each feature, ``[F]`` int64 on the CPU; -1 if any id is allowed.
-    """
-    if is_host(values.device):
-        return _are_in_range_on_cpu(values, counts, highest)
-    own = (sent_to(values.device, array) for array in (counts, highest))
-    return not bool(_out_of_range(values, *own).any())
-
-
 def _out_of_range(values: Tensor, counts: Tensor, highest: Tensor) -> Tensor:
-    """True for each id that is out of range: ``[N]``; arguments are those of :func:`are_in_range`, on one device."""
+    """True for each id that is out of range: ``[N]``; arguments are those of :func:`are_in_range`, on a device."""
     # Not by repeating each feature's: counts that do not add up to N, of which is told later, would write beyond it.
     places = torch.arange(values.numel(), device=values.device)
     feature = torch.searchsorted(counts.cumsum(0), places, right=True).clamp_(max=len(counts) - 1)
@@ -395,10 +381,15 @@ def _out_of_range(values: Tensor, counts: Tensor, highest: Tensor) -> Tensor:
     return ((values < 0) | (values > most)) & (most != _ANY)
 
 
-def _are_in_range_on_cpu(values: Tensor, counts: Ints, highest: Tensor) -> bool:
-    """Compare each feature's greatest id, found in one call of NumPy.
+def are_in_range(values: Tensor, counts: Ints, highest: Tensor) -> bool:
+    """Tell whether all ids in the host's memory are ``0 <= id <= highest`` of their feature, in one call of NumPy.
 
     Read as unsigned numbers, negative ids are greater than any row, and ``highest`` of -1 allows all.
+
+    Args:
+        values: ids, feature after feature, ``[N]`` int64.
+        counts: number of ids of each feature, ``[F]``.
+        highest: greatest id of each feature, ``[F]`` int64; -1 if any id is allowed.
     """
     used = counts.nonzero()[0]  # reduceat would take the next feature's first id for the maximum of none
     if not used.size:

@@ -1,9 +1,9 @@
 """The search for the rows of keys on the CPU, compiled by Numba.
 
-A hash table with open addressing. Legend: R rows, N ids, S slots, more than R. A slot holds ``~row``, or 0 if it is empty.
-The row of a key is looked for from the slot that the key's hash says, slot after slot, as far as the first empty one (linear
-probing: Knuth, The Art of Computer Programming 3, section 6.4). A slot of a row that has another key by now is passed
-over, so that nothing is taken out of slots but by clearing them all.
+A hash table with open addressing. Legend: R rows, N ids, S slots, more than R. A slot holds ``~row``, or 0 if it is
+empty. The row of a key is looked for from the slot that the key's hash says, slot after slot, as far as the first empty
+one (linear probing: Knuth, The Art of Computer Programming 3, section 6.4). A slot of a row that has another key by now
+is passed over, so that nothing is taken out of slots but by clearing them all.
 
 :mod:`.triton_search` has the same functions for CUDA.
 """

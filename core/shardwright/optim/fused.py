@@ -5,7 +5,7 @@ The pairs come from plugins, as extensions at the point ``torch_optimizers``, an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -22,7 +22,7 @@ from shardwright.errors import (
     UnsupportedError,
     nearest,
 )
-from shardwright.host.extensions import load_at, words_at
+from shardwright.host.extensions import ask_at, words_at
 from shardwright.host.plugin_host import host
 from shardwright.optim.by_rows import RuleOptimizer, rule_or_reason
 from shardwright.optim.optimizers import in_backward_optimizers
@@ -48,6 +48,7 @@ class _RegisteredOptimizer:
 
 
 _POINT = "torch_optimizers"
+_BROUGHT = Sequence[tuple[type[Optimizer], str, Mapper] | tuple[type[Optimizer], str, Mapper, Builder | None]]
 _REGISTERED: dict[type[Optimizer], _RegisteredOptimizer] = {}
 
 
@@ -81,7 +82,7 @@ def register_fused_optimizer(
 def _known() -> dict[type[Optimizer], _RegisteredOptimizer]:
     """The optimizers of torch that fused ones stand for: those of plugins, and those registered in this process."""
     offered = host().extensions
-    brought = [load_at(_POINT, word, offered)() for word in words_at(_POINT, offered)]
+    brought = [ask_at(_POINT, word, offered, _BROUGHT) for word in words_at(_POINT, offered)]
     return {own[0]: _RegisteredOptimizer(*own) for own in chain.from_iterable(brought)} | _REGISTERED
 
 

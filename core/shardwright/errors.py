@@ -118,6 +118,9 @@ class UnknownPluginError(UnknownNameError):
 class NameNotLoadedError(UnknownPluginError, AttributeError):
     """A public name of `shardwright` comes from a plugin that is not loaded, so that the module has no such attribute.
 
+    ``from shardwright import NAME`` says only that the name cannot be imported: Python drops the reason. That of
+    ``shardwright.NAME`` says which plugin is off, or failed and why, as `shardwright plugins` does.
+
     Example:
         >>> import shardwright as sw
         >>> issubclass(sw.NameNotLoadedError, AttributeError)  # so that hasattr() is False

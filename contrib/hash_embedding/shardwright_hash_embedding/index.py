@@ -221,13 +221,13 @@ def _lowest(is_left: Tensor, count: int, scores: Iterable[Tensor]) -> Tensor:
 
     Args:
         is_left: mask of those to choose from, ``[n]``.
-        count: how many are wanted, from 1.
+        count: how many are wanted.
         scores: scores of all, ``[n]`` each.
     """
     is_chosen = torch.zeros_like(is_left)
     for values in scores:
         left = values.masked_select(is_left)
-        if count >= len(left):
+        if not 0 < count < len(left):
             break
         bound = left.kthvalue(count).values
         is_below = is_left & (values < bound)

@@ -34,7 +34,7 @@ class HashTable(IndexedRows):
         return answer
 
     def index_bytes(self, request: sw.KernelRequest) -> int:
-        """Key, uses, last use, 8 bytes each, two slots of 4; for ids on trial, key and count; rows given back."""
+        """Key, uses and last use, 8 bytes each, two slots of 4; key and count of an id on trial; a row given back."""
         settings = HashSettings.of(request)
         return 32 + 16 * (settings.min_sightings > 1) + 8 * bool(settings.steps_to_live)
 

@@ -6,7 +6,7 @@ The pairs come from plugins, as extensions at the point ``torch_optimizers``, an
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import chain
+from itertools import starmap
 from typing import Any
 
 from attrs import frozen
@@ -80,10 +80,21 @@ def register_fused_optimizer(
 
 
 def _known() -> dict[type[Optimizer], _RegisteredOptimizer]:
-    """The optimizers of torch that fused ones stand for: those of plugins, and those registered in this process."""
-    offered = host().extensions
-    brought = [ask_at(_POINT, word, offered, _BROUGHT) for word in words_at(_POINT, offered)]
-    return {own[0]: _RegisteredOptimizer(*own) for own in chain.from_iterable(brought)} | _REGISTERED
+    """The optimizers of torch that fused ones stand for: those of plugins, and those registered in this process.
+
+    Raises:
+        DuplicateNameError: two extensions bring one class, each otherwise.
+    """
+    offered, brought = host().extensions, dict[type[Optimizer], _RegisteredOptimizer]()
+    for word in words_at(_POINT, offered):
+        for entry in starmap(_RegisteredOptimizer, ask_at(_POINT, word, offered, _BROUGHT)):
+            known = brought.setdefault(entry.torch_class, entry)
+            if known != entry:
+                raise DuplicateNameError(
+                    f"{_name_of(entry.torch_class)} stands for {known.name!r} by one plugin already, and for "
+                    f"{entry.name!r} by {f'{_POINT}:{word}'!r}: turn one of them off (SHARDWRIGHT_PLUGINS)"
+                )
+    return brought | _REGISTERED
 
 
 @checked
@@ -230,9 +241,8 @@ def spec_to_torch(spec: OptimizerSpec, params: Iterable[Tensor]) -> Optimizer:
     if spec.name in builders:
         try:
             return builders[spec.name](spec, listed)
-        except (
-            InvalidInputError
-        ):  # the registered optimizer of the name may take more parameters than torch's
+        except InvalidInputError:
+            # The registered optimizer of the name may take more parameters than torch's.
             if not isinstance(rule_or_reason(spec), RowRule):
                 raise
     return RuleOptimizer(listed, spec)

@@ -6,6 +6,7 @@ import mmap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import attrs
 import numpy as np
@@ -22,6 +23,7 @@ from tests.plugins.resharding.one_collection import reshard_collection
 import shardwright as sw
 from shardwright.host import PluginHost, use_host
 from shardwright.planning.layouts.blocks import ColumnRange
+from shardwright_plugins.compute_kernels.indexed_rows import _lookup
 from shardwright_plugins.compute_kernels.indexed_rows._lookup import first_values
 from shardwright_testing import run_simulated
 
@@ -414,6 +416,16 @@ def test_capacity_takes_no_memory_before_rows_are_born(kernel: str, optimizer: s
     taken, capacity_bytes = grown(4_000_000)
     assert capacity_bytes == 64_000_000
     assert taken < 20_000_000
+
+
+def test_memory_of_a_device_is_not_given_back_to_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    system = mock.Mock()
+    monkeypatch.setattr(_lookup, "ctypes", system)
+    _lookup._give_back(torch.empty(10_000, 8, device="cpu"))
+    assert system.CDLL.call_count == 1
+    values = mock.Mock(wraps=torch.empty(10_000, 8), device=torch.device("cuda"), itemsize=4)
+    _lookup._give_back(values)
+    assert system.CDLL.call_count == 1
 
 
 def test_id_gets_a_row_when_it_was_seen_often_enough() -> None:

@@ -142,6 +142,13 @@ def test_full_index_finds_all_its_keys_however_many_it_has_evicted() -> None:
     assert index.num_evicted == 40 * 30 - 50
 
 
+def test_block_without_rows_has_none_for_ids_on_trial_either() -> None:
+    index = HashIndex(0, HashSettings(min_sightings=3), numba_search)
+    for _ in range(3):
+        rows, born = index.resolve(torch.tensor([7, 8, 7]), training=True)
+        assert (rows.tolist(), len(born)) == ([NONE, NONE, NONE], 0)
+
+
 def test_block_of_more_rows_than_slots_can_number_is_refused() -> None:
     with pytest.raises(sw.InvalidInputError, match="use more ranks"):
         HashIndex(1 << 31, HashSettings(), numba_search)

@@ -149,3 +149,20 @@ def test_what_an_extension_gives_against_its_contract_is_refused_by_name(
         ),
     ):
         asking[name]()
+
+
+def test_optimizer_of_torch_that_two_plugins_bring_otherwise_is_an_error_that_names_it() -> None:
+    row = (torch.optim.Adam, "adam_of_acme", renaming({"lr": "learning_rate"}))
+    weight = nn.Parameter(torch.ones(3, 2))
+    sw.apply_optimizer_in_backward(torch.optim.SGD, [weight], {"lr": 0.5})
+    for word in (
+        "acme",
+        "zeta",
+    ):  # before and after the built-in one: which is taken must not follow from that
+        with (
+            use_host(host_with(f"torch_optimizers:{word}", lambda: [row], "builtin_guards")),
+            pytest.raises(
+                sw.DuplicateNameError, match=r"torch\.optim\.Adam stands for '.*SHARDWRIGHT_PLUGINS"
+            ),
+        ):
+            sw.optimizer_spec_of(weight)

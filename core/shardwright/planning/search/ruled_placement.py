@@ -78,12 +78,14 @@ def _placed_units(
     leaders, unit = np.unique(units, return_inverse=True)
     memory = np.zeros((len(leaders), len(shards.tiers)), dtype=np.int64)
     np.add.at(memory, unit, shards.memory_bytes)
-    rank = shards.rank.copy()
+    rank, held = shards.rank.copy(), dict(rules.masks)
     for table, mask in rules.masks.items():
-        if mask.sum() == 1:
-            rank[(shards.table == table) & (shards.gang == NO_GANG)] = np.argmax(mask)
+        own = shards.table == table
+        if mask.sum() == 1 and (shards.gang[own] == NO_GANG).all():
+            # Fixed there, it takes of no resource: its rank would look fuller than others to what compares resources.
+            rank[own] = np.argmax(held.pop(table))
     needs, has = [], []
-    for tables, of_ranks in rules.resources(rules.masks, len(shards)):
+    for tables, of_ranks in rules.resources(held, len(shards)):
         needs.append(np.where(np.isin(units, units[np.isin(shards.table, tables)]), NEED, 0))
         has.append(of_ranks)
     columns = {name: getattr(shards, name)[leaders] for name in ("shard", "table", "gang", "local_rank")}

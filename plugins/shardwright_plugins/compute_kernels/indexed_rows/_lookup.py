@@ -23,7 +23,7 @@ from torch.nn.functional import pad
 from shardwright.contracts.lookup import Bags, BlockSpec, Lookup, RowIndex
 from shardwright.planning.layouts.blocks import Block, ColumnRange
 from shardwright.planning.layouts.row_maps import RowsRange
-from shardwright.runtime.ranks.devices import sent_to
+from shardwright.runtime.ranks.devices import is_host, sent_to
 from shardwright.runtime.sharded.tables.initialization import hashed
 from shardwright.runtime.step.segments import starts_of
 
@@ -188,11 +188,11 @@ class _BlockIndex(RowIndex):
 def _give_back(values: Tensor) -> None:
     """Let the system have the memory of rows that nobody has, until they are written: it is zeros then.
 
-    Pages of which a part belongs to others are left out. Memory that is a file's stays as it is.
+    Pages of which a part belongs to others are left out. Memory that is a file's or a device's stays as it is.
     """
     start, end = values.data_ptr(), values.data_ptr() + values.numel() * values.itemsize
     first, last = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
-    if values.is_contiguous() and first < last:
+    if is_host(values.device) and values.is_contiguous() and first < last:
         ctypes.CDLL(None).madvise(
             ctypes.c_void_p(first), ctypes.c_size_t(last - first), ctypes.c_int(mmap.MADV_DONTNEED)
         )

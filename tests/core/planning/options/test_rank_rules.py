@@ -58,6 +58,16 @@ def test_place_within_pins_keeps_together_and_apart():
     assert broken_rule(rules, shards_of(range(6)), ranks) == ""
 
 
+def test_place_within_a_pinned_table_takes_of_memory_alone(monkeypatch):
+    """Its rank is fixed; to what balances resources, one more would make that rank look full."""
+    seen, place = [], FirstFit.place
+    monkeypatch.setattr(FirstFit, "place", lambda self, shards: seen.append(shards) or place(self, shards))
+    place_within(rules_of(a={"ranks": 2}, b={"ranks": [0, 1]}), FirstFit(), shards_of(range(6)))
+    (asked,) = seen
+    assert asked.rank.tolist() == [2, *[-1] * 5]
+    assert [bool(needs.any()) for needs in asked.memory_bytes[:, 1:]] == [False, True, *[False] * 4]
+
+
 def test_place_within_a_set_of_ranks_uses_no_others():
     rules = rules_of(**{name: {"ranks": [1, 2]} for name in "abc"})
     ranks = place_within(rules, FirstFit(), shards_of(range(6), sizes=[60, 60, 40, 60, 1, 1], room=100))

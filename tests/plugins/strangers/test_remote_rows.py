@@ -131,3 +131,26 @@ def test_rows_of_a_server_train_beside_sharded_ones_as_in_one_process(beside: bo
         if expected.near is not None:
             near = "near.embedding_bags.near.weight"
             torch.testing.assert_close(state[near], expected.state_dict()[near])
+
+
+def test_model_with_rows_of_a_server_goes_to_another_plan() -> None:
+    """The module without tables is in neither plan, and stays as it is."""
+    server = Server(Model(beside=True).far.table_weight("far").detach(), RANKS)
+    sharded = [Model(beside=True) for _ in range(RANKS)]
+    features = batch(0, 0)
+
+    def work(env: sw.ShardingEnv) -> bool:
+        sharders = [RemoteSharder(server), sw.EmbeddingBagCollectionSharder()]
+        model = sw.DistributedModelParallel(sharded[env.rank], env=env, device="cpu", sharders=sharders)
+        before, asking = model(features).detach(), model.sharded_modules["far"]
+        planned = model.plan.plan["near"]["near"].sharding_type
+        other = "row_wise" if planned == "table_wise" else "table_wise"
+        rule = {"near": sw.ParameterConstraints(sharding_types=[other])}
+        topology = sw.Topology(RANKS, "cpu")
+        plan = sw.EmbeddingShardingPlanner(topology, constraints=rule).plan(Model(beside=True), sharders)
+        model.reshard(plan)
+        assert model.plan.plan["near"]["near"].sharding_type == other
+        assert model.sharded_modules["far"] is asking
+        return torch.equal(model(features).detach(), before)
+
+    assert all(run_simulated(work, RANKS))

@@ -106,7 +106,7 @@ class HashIndex(sw.RowIndex):
         self.last_use[rows[known]] = self._step
         if not len(new):
             return rows, new
-        born = self._bear(*self._tried(*_summed(keys[new], seen[new])))
+        born = self._insert(*self._tried(*_summed(keys[new], seen[new])))
         rows[is_new] = self.find(keys[is_new])
         return rows, born
 
@@ -136,7 +136,7 @@ class HashIndex(sw.RowIndex):
         self._trial_keys[: len(kept)], self._trial_counts[: len(kept)] = every[kept], seen[kept]
         return every[is_ready], seen[is_ready]
 
-    def _bear(self, keys: Tensor, counts: Tensor) -> Tensor:
+    def _insert(self, keys: Tensor, counts: Tensor) -> Tensor:
         """Give ids rows: first those that nobody has, then those that are evicted; no row that this step uses.
 
         Args:

@@ -126,7 +126,7 @@ def shardwright_comm_backends() -> Sequence[type[CommBackend] | CommBackend]:  #
 
 @hookspec
 def shardwright_codecs() -> Sequence[type[Codec] | Codec]:  # type: ignore[empty-body]
-    """Offer codecs: ways to write vectors into fewer bytes for the way between ranks.
+    """Offer codecs, which compress vectors that are sent between ranks.
 
     Implement it for a new precision or compression of pooled outputs, sequence outputs and their gradients. A codec
     is independent of the comm backend, which moves its bytes; users choose it for all tables or for one, by name.

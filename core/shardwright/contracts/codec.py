@@ -1,4 +1,4 @@
-"""The contract of a codec: how vectors are written into bytes for the way between ranks, and read again."""
+"""The contract of a codec: how vectors are compressed to be sent between ranks, and read again."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ Proposals: TypeAlias = "Generator[npt.NDArray[np.int64] | Placed | Proven, Feedb
 
 
 class Proposer(ABC, metaclass=OpenNames):
-    """Proposes which option each table takes, and learns what became of each proposal.
+    """Proposes which option each table takes, and receives feedback on each proposal.
 
     The planner calls, on the one rank that plans:
 

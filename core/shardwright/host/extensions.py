@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+from shardwright.arguments import problem
 from shardwright.errors import PluginLoadError, UnknownPluginError, nearest
 
 if TYPE_CHECKING:
     from shardwright.contracts.extension import Extension
     from shardwright.host.registry import Registry
 
-__all__ = ["load_at", "words_at"]
+__all__ = ["ask_at", "load_at", "words_at"]
 
 
 def words_at(point: str, registry: Registry[Extension]) -> tuple[str, ...]:
@@ -50,3 +51,27 @@ def load_at(
     if not callable(target):
         raise PluginLoadError(f"{whose} loads {target!r}, which cannot be called")
     return target
+
+
+def ask_at(
+    point: str, word: str, registry: Registry[Extension], gives: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Import an extension, call it, and check what it gives.
+
+    Args:
+        point: the place at which it is called, such as ``method``.
+        word: name of the extension there, such as ``reshard``.
+        registry: the extensions that are installed.
+        gives: annotation of what the point takes.
+        args: arguments of the call.
+        kwargs: arguments of the call by name.
+
+    Raises:
+        UnknownPluginError: there is none.
+        PluginLoadError: it cannot be imported, is nothing to be called, or gives something else.
+    """
+    answer = load_at(point, word, registry)(*args, **kwargs)
+    if wrong := problem("what it gives", answer, gives):
+        whose = registry.entry(f"{point}:{word}").provenance
+        raise PluginLoadError(f"'{point}:{word}' of plugin {whose} broke its contract: {wrong}")
+    return answer

@@ -5,7 +5,7 @@ The pairs come from plugins, as extensions at the point ``torch_optimizers``, an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import starmap
 from typing import Any
 
@@ -22,7 +22,7 @@ from shardwright.errors import (
     UnsupportedError,
     nearest,
 )
-from shardwright.host.extensions import load_at, words_at
+from shardwright.host.extensions import ask_at, words_at
 from shardwright.host.plugin_host import host
 from shardwright.optim.by_rows import RuleOptimizer, rule_or_reason
 from shardwright.optim.optimizers import in_backward_optimizers
@@ -48,6 +48,7 @@ class _RegisteredOptimizer:
 
 
 _POINT = "torch_optimizers"
+_BROUGHT = Sequence[tuple[type[Optimizer], str, Mapper] | tuple[type[Optimizer], str, Mapper, Builder | None]]
 _REGISTERED: dict[type[Optimizer], _RegisteredOptimizer] = {}
 
 
@@ -86,7 +87,7 @@ def _known() -> dict[type[Optimizer], _RegisteredOptimizer]:
     """
     offered, brought = host().extensions, dict[type[Optimizer], _RegisteredOptimizer]()
     for word in words_at(_POINT, offered):
-        for entry in starmap(_RegisteredOptimizer, load_at(_POINT, word, offered)()):
+        for entry in starmap(_RegisteredOptimizer, ask_at(_POINT, word, offered, _BROUGHT)):
             known = brought.setdefault(entry.torch_class, entry)
             if known != entry:
                 raise DuplicateNameError(

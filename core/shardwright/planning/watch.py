@@ -72,7 +72,7 @@ class Watch:
     """Keeps the time and the work of a search, passes on its progress, and ends it early.
 
     A search calls :meth:`tell` when its best value or its bound improve, and looks at :attr:`is_over` in every loop
-    that can last; when that is true, it returns what it has. Who searches long counts its work with :meth:`spend`: a
+    that can last; when that is true, it returns what it has. A long search counts its work with :meth:`spend`: a
     limit of work, unlike one of time, gives the same plan on any machine.
 
     Args:

@@ -21,7 +21,7 @@ from shardwright.runtime.sharded.tables.table_state import TableState
 from shardwright.runtime.step.kernel_groups import rows_of_parts
 
 STORED, STORED_ROWS = "stored", "stored_rows"
-"""Ends of the names under which rows stand that are stored by an index: their values, and which rows they are."""
+"""Suffixes of the keys of tables stored in the order of an index: the values, and their row numbers."""
 
 
 def in_stored_order(state: TableState, name: str, value: BlockedTensor) -> dict[str, BlockedTensor]:

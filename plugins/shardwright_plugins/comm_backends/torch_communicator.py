@@ -25,7 +25,7 @@ T = TypeVar("T")
 _GATHERING = "a gathering of objects"
 
 
-@define(eq=False)  # made four times a step, which frozen classes take several times as long for
+@define(eq=False)  # made four times a step, and a frozen class takes several times as long
 class AllToAll:
     """The arguments of an all-to-all; see :meth:`Communicator.all_to_all`.
 

@@ -21,7 +21,7 @@ from shardwright_plugins.plan_differences.value_bytes import ValueBytes
 
 SAME_RANK, INTRA_HOST, INTER_HOST = "same_rank", "intra_host", "inter_host"
 LINKS = (SAME_RANK, INTRA_HOST, INTER_HOST)
-"""Classes of ways from rank to rank."""
+"""Kinds of link between two ranks."""
 
 ByLink: TypeAlias = Mapping[tuple[int, str], int]
 """Bytes by rank and class of way."""

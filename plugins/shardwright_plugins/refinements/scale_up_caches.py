@@ -35,7 +35,7 @@ _STEPS = 32
 _DEVICE = "device"
 
 
-_OF_FIRST = 0.5
+_FIRST_SEARCH_SHARE = 0.5
 """Part of the time and the work that the first search may use."""
 
 
@@ -47,7 +47,7 @@ def scale_up_caches(search: Search, request: Request, watch: Watch) -> Outcome:
         request: constraints and ranks; the second search has other caches in its constraints.
         watch: the watch over both.
     """
-    first = search(request, watch.share(_OF_FIRST))
+    first = search(request, watch.share(_FIRST_SEARCH_SHARE))
     if first.result.plan is None or not (caches := _larger_caches(first.result.plan)):
         return first
     rules = request.constraints.rules

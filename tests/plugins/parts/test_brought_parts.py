@@ -13,7 +13,7 @@ from torch import nn
 
 import shardwright as sw
 from shardwright.contracts import Extension
-from shardwright.errors import UnknownPluginError, UnsupportedError
+from shardwright.errors import PluginLoadError, UnknownPluginError, UnsupportedError
 from shardwright.hookspecs import hookimpl
 from shardwright.host import PluginHost, use_host
 from shardwright.optim.fused import renaming
@@ -114,6 +114,41 @@ def test_torch_optimizers_are_those_that_plugins_bring_and_programs_register() -
         with pytest.raises(sw.DuplicateNameError):
             sw.register_fused_optimizer(torch.optim.RMSprop, "other", row[2])
     assert spec == sw.OptimizerSpec("root", 0.5, {"decay": 0.99, "eps": 1e-8})
+
+
+@pytest.mark.parametrize(
+    ("name", "off", "gives", "said"),
+    [
+        ("method:dense_part", "builtin_dense_part", 7, "a Module or None, got 7"),
+        ("method:sharding_group", "builtin_sharding_groups", None, "a Topology, got None"),
+        ("gradients:mine", "builtin_guards", {"sum": 7}, r"\['sum'\] must be a function, got 7"),
+        ("torch_optimizers:mine", "builtin_guards", [(torch.optim.SGD, "sgd")], "got .*SGD"),
+        ("step:mine", "builtin_guards", 7, "StepListener, got 7"),
+    ],
+)
+def test_what_an_extension_gives_against_its_contract_is_refused_by_name(
+    name: str, off: str, gives: object, said: str
+) -> None:
+    model = sharded(init_data_parallel=False, update="in_step")
+    model(sw.KeyedJaggedTensor.from_lists({"item": [[1, 2], [3]]})).sum().backward()
+    (table,) = (own for path, own in model.named_parameters() if "item" in path)
+    assert table.grad is not None
+    weight = nn.Parameter(torch.ones(3, 2))
+    sw.apply_optimizer_in_backward(torch.optim.SGD, [weight], {"lr": 0.5})
+    asking: dict[str, Callable[[], object]] = {
+        "method:dense_part": sharded,
+        "method:sharding_group": lambda: sw.Topology(8, "cpu").sharding_group(4),
+        "gradients:mine": table.grad.sum,
+        "torch_optimizers:mine": lambda: sw.optimizer_spec_of(weight),
+        "step:mine": sharded,
+    }
+    with (
+        use_host(host_with(name, lambda *args, **kwargs: gives, off)),
+        pytest.raises(
+            PluginLoadError, match=f"{name}' of plugin .* broke its contract: what it gives.*{said}"
+        ),
+    ):
+        asking[name]()
 
 
 def test_optimizer_of_torch_that_two_plugins_bring_otherwise_is_an_error_that_names_it() -> None:

@@ -13,7 +13,7 @@ from shardwright_torchrec.modules.replaceable import replaceable
 from shardwright_torchrec.parallel.kernel_names import all_fused
 from shardwright_torchrec.parallel.sharders import REPLICATED, kernels_with_gradients
 
-__all__ = ["CacheParams", "ParameterConstraints", "bent", "check_precisions"]
+__all__ = ["CacheParams", "ParameterConstraints", "as_torchrec_reads", "check_precisions"]
 
 
 class CacheParams(sw.CacheParams):
@@ -177,7 +177,7 @@ def check_precisions(
             )
 
 
-def bent(
+def as_torchrec_reads(
     constraints: Mapping[str, sw.ParameterConstraints] | None,
 ) -> dict[str, sw.ParameterConstraints] | None:
     """The constraints as TorchRec reads them.

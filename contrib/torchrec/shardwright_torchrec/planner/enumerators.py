@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import shardwright as sw
-from shardwright_torchrec.parallel.constraints import bent
+from shardwright_torchrec.parallel.constraints import as_torchrec_reads
 from shardwright_torchrec.planner.proposers import listed
 from shardwright_torchrec.planner.shard_estimators import (
     EmbeddingPerfEstimator,
@@ -63,7 +63,7 @@ class EmbeddingEnumerator(Enumerator):
                 sharders,
                 topology=self.topology,
                 batch_size=self.batch_size,
-                constraints=bent(self.constraints),
+                constraints=as_torchrec_reads(self.constraints),
                 storage_reservation=0.0,
                 **estimators_of(self.estimators),
             )

@@ -10,7 +10,7 @@ import attrs
 
 import shardwright as sw
 from shardwright_torchrec.modules.embedding_configs import DATA_TYPE_NUM_BITS
-from shardwright_torchrec.parallel.constraints import bent, check_precisions
+from shardwright_torchrec.parallel.constraints import as_torchrec_reads, check_precisions
 from shardwright_torchrec.parallel.kernel_names import FUSED, named
 from shardwright_torchrec.parallel.sharders import get_default_sharders
 from shardwright_torchrec.planner import partitioners, proposers
@@ -84,7 +84,7 @@ class EmbeddingShardingPlanner(sw.EmbeddingShardingPlanner):
         super().__init__(
             topology,
             batch_size,
-            constraints=bent(constraints),
+            constraints=as_torchrec_reads(constraints),
             debug=debug and stats is None,
             storage_reservation=storage_reservation,
             proposer=_proposers(_without_scaling(proposer)),

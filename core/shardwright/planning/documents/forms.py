@@ -116,7 +116,7 @@ class DocumentKind:
             raise self.error(min((self._told(value, fault) for fault in faults), key=itemgetter(0))[1])
 
     def _told(self, value: Any, fault: jsonschema_rs.ValidationError) -> tuple[int, str]:
-        """Urgency and text of a fault; urgency 0 is told first."""
+        """Priority and text of a fault; the lowest priority is reported."""
         words, rest = self.locate(value, list(_place_in(value, fault.instance_path)))
         where = ": ".join(filter(None, [words, _dotted(rest)])) or f"the {self.title}"
         nodes = _nodes(self.schema, fault.evaluation_path)

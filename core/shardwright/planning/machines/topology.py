@@ -18,7 +18,7 @@ from attrs import field, frozen
 
 from shardwright.arguments import NonNegativeFloat, PositiveFloat, PositiveInt, Within, brief, checked, whole
 from shardwright.errors import InvalidInputError, UnknownNameError, UnsupportedError, nearest
-from shardwright.host.extensions import load_at
+from shardwright.host.extensions import ask_at
 from shardwright.host.process import process_host
 from shardwright.planning.assumptions import CPU_DEVICE, GIB, InputValue, assumptions_of
 from shardwright.planning.documents import MACHINE
@@ -283,8 +283,11 @@ class Topology:
             >>> group.world_size, group.local_world_size, group.replicas.num_groups
             (16, 8, 4)
         """
-        make = load_at("method", "sharding_group", process_host().extensions)
-        made: Topology = make(
+        made: Topology = ask_at(
+            "method",
+            "sharding_group",
+            process_host().extensions,
+            Topology,
             self,
             whole(sharding_group_size),
             sync_every=sync_every,

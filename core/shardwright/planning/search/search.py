@@ -38,7 +38,7 @@ MAX_PROPOSALS = 2000
 """Largest number of different proposals of each proposer that are tried."""
 
 # So many plans and proofs of a proposer are heard after the search's time is over.
-_MOST_LATE = 8
+_MAX_LATE_PROPOSALS = 8
 
 
 @frozen(eq=False)
@@ -234,7 +234,7 @@ def _run(state: _Search, proposer: Proposer, max_proposals: int) -> None:
         if state.watch.is_over and bool(state.tried):
             # What was found in time is heard; nothing more is placed.
             num_late += 1
-            if num_late > _MOST_LATE or not isinstance(proposed, Placed | Proven):
+            if num_late > _MAX_LATE_PROPOSALS or not isinstance(proposed, Placed | Proven):
                 break
         if len(state.tried) >= limit:
             break

@@ -1,6 +1,6 @@
 """The joint with autograd: one node sends the outputs' gradients early, another updates tables last of all.
 
-Of the nodes that are ready, autograd runs the one that was made last. The sending node is made when the outputs are
+Of the nodes that are ready, autograd runs the newest first. The sending node is made when the outputs are
 waited for, so it runs as soon as their gradients are there. The updating node is made one step ahead. It is older than
 all dense layers of its forward pass, also those before the lookup, so it runs after their backward passes. Meanwhile
 the gradients travel.

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from shardwright.contracts.extension import StepListener, TrainedCollection
-from shardwright.host.extensions import load_at, words_at
+from shardwright.host.extensions import ask_at, words_at
 from shardwright.host.plugin_host import host
 
 
 def step_listeners() -> list[StepListener]:
     """The listeners of all extensions at the point ``step``."""
     offered = host().extensions
-    return [load_at("step", word, offered)() for word in words_at("step", offered)]
+    return [ask_at("step", word, offered, StepListener) for word in words_at("step", offered)]
 
 
 class StepEvents:

@@ -111,14 +111,14 @@ def _with_resources(
 ) -> tuple[SearchSpace, float]:
     """The space with columns that stand for rules, and what no plan in it is faster than."""
     options, ranks = space.options, np.arange(len(space.capacity_bytes))
-    is_seated, is_barred = _seated_options(space, given_ranks)
+    is_placed, is_barred = _placed_options(space, given_ranks)
     held = {
         table: mask for table, mask in rules.masks.items() if options.distinct_table[table] not in given_ranks
     }
-    seated = set(options.table[is_seated].tolist())
+    placed = set(options.table[is_placed].tolist())
     for table in sorted(rules.concerned - held.keys()):
         distinct = int(options.distinct_table[table])
-        if distinct not in seated:
+        if distinct not in placed:
             held[table] = ranks == given_ranks[distinct]
     num_shards = int((options.shards_per_option * options.multiplicity[options.table]).sum())
     resources = [
@@ -129,7 +129,7 @@ def _with_resources(
         resources.append((is_barred, np.full(len(ranks), TOO_LITTLE)))
     needs = [np.where(takes[options.option], NEED, 0) for takes, _ in resources]
     given = np.array([given_ranks.get(table, FREE) for table in range(len(options.tables))])
-    rank = np.where(is_seated[options.option], given[options.shard_table], options.rank)
+    rank = np.where(is_placed[options.option], given[options.shard_table], options.rank)
     ruled = attrs.evolve(
         space,
         options=attrs.evolve(options, rank=rank),
@@ -141,7 +141,7 @@ def _with_resources(
     return ruled, _least_ms(space, rules, given_ranks, ~is_barred)
 
 
-def _seated_options(space: SearchSpace, given_ranks: Iterable[int]) -> tuple[Bools, Bools]:
+def _placed_options(space: SearchSpace, given_ranks: Iterable[int]) -> tuple[Bools, Bools]:
     """Mark options that live on their table's rank, and others of these tables that are left out: ``[O]`` each.
 
     Several shards of a table on one rank are no better than one; where there is no option of one, they are left
@@ -150,9 +150,9 @@ def _seated_options(space: SearchSpace, given_ranks: Iterable[int]) -> tuple[Boo
     options = space.options
     of_given = np.isin(options.table, sorted(given_ranks))
     is_free = np.logical_and.reduceat(options.rank == FREE, options.first_shard[:-1])
-    is_seated = of_given & (options.shards_per_option == 1) & is_free & space.fits_alone
-    has_one = np.bincount(options.table, is_seated, len(options.tables)) > 0
-    return is_seated, of_given & ~is_seated & has_one[options.table]
+    is_placed = of_given & (options.shards_per_option == 1) & is_free & space.fits_alone
+    has_one = np.bincount(options.table, is_placed, len(options.tables)) > 0
+    return is_placed, of_given & ~is_placed & has_one[options.table]
 
 
 def _least_ms(space: SearchSpace, rules: RankRules, given_ranks: Mapping[int, int], usable: Bools) -> float:

@@ -49,7 +49,8 @@ def test_pages_have_names_of_their_own() -> None:
     assert sorted(set(names)) == sorted(names)
 
 
-def test_docs_lists_every_page_and_prints_one() -> None:
+def test_docs_lists_every_page_and_prints_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     listed = run_python("-m", "shardwright", "docs").stdout
     assert all(Path(kind.page).stem in listed for kind in KINDS)
     assert "Documents: workloads, constraints, machines, plans" in listed

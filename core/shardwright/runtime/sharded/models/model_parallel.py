@@ -17,7 +17,7 @@ from shardwright.arguments import check, checked, checked_only
 from shardwright.contracts.comm_backend import CommBackend
 from shardwright.contracts.extension import Resharded
 from shardwright.errors import InvalidInputError, PlanError, UnsupportedError, nearest
-from shardwright.host.extensions import load_at
+from shardwright.host.extensions import ask_at
 from shardwright.host.plugin_host import host
 from shardwright.optim._keyed_state import full
 from shardwright.optim.combined import CombinedOptimizer
@@ -259,9 +259,9 @@ class DistributedModelParallel(nn.Module):
             self._wrap_dense()
 
     def _wrap_dense(self) -> None:
-        wrap = load_at("method", "dense_part", host().extensions)
-        ignored, options = leave_out_tables(self.module), self._data_parallel.options()
-        wrapper = wrap(self.module, self.env.everyone, self.device, ignored, options)
+        given = (self.module, self.env.everyone, self.device, leave_out_tables(self.module))
+        options, offered = self._data_parallel.options(), host().extensions
+        wrapper = ask_at("method", "dense_part", offered, nn.Module | None, *given, options)
         self._wrapper = () if wrapper is None else (wrapper,)
 
     def no_sync(self) -> AbstractContextManager[None]:
@@ -339,11 +339,12 @@ class DistributedModelParallel(nn.Module):
             Resharded(tables=(), sent_bytes=0, peak_bytes=0)
         """
         with self.env.everyone.together("resharding the model"):
-            reshard = load_at("method", "reshard", host().extensions)
             self.check_plan(plan)
-            resharded: Resharded = reshard(
-                self, plan, optimizers, max_extra_bytes=max_extra_bytes, piece_bytes=piece_bytes
+            given, limits = (
+                (self, plan, optimizers),
+                {"max_extra_bytes": max_extra_bytes, "piece_bytes": piece_bytes},
             )
+            resharded: Resharded = ask_at("method", "reshard", host().extensions, Resharded, *given, **limits)
             self.plan = plan  # here: a rank that is lost from now on leaves plan and blocks the new ones
             leave_out_tables(self)  # the new blocks, should somebody else wrap it
         return resharded

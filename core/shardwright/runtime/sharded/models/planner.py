@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardwright.arguments import checked
 from shardwright.errors import PlanningError, UnsupportedError
-from shardwright.host.extensions import load_at, words_at
+from shardwright.host.extensions import ask_at, words_at
 from shardwright.host.plugin_host import host
 from shardwright.planning.machines.host_memory import host_memory_bytes
 from shardwright.planning.machines.topology import Topology
@@ -232,7 +232,7 @@ def _measured(env: Any, *, is_wanted: bool) -> dict[str, Any]:
             return {}
         offered, found = host().extensions, _memory_of(env)
         for word in words_at("topology", offered):
-            found |= load_at("topology", word, offered)(env)
+            found |= ask_at("topology", word, offered, Mapping[str, float], env)
         told = env.communicator.all_gather_objects(found)
         return {name: min(one[name] for one in told if name in one) for name in found}
 

@@ -11,7 +11,7 @@ whole table where the kernel needs whole rows).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_flatten, tree_map_only
 
 from shardwright.error_reports import reporting_errors
 from shardwright.errors import UnsupportedError
-from shardwright.host.extensions import load_at, words_at
+from shardwright.host.extensions import ask_at, words_at
 from shardwright.host.plugin_host import host
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.step.backward.kept_gradients import KeptGradients
@@ -241,7 +241,8 @@ def _by_element(func: Any, name: str, args: Any, kwargs: Any) -> Any:
     if not is_local:
         offered = host().extensions
         for word in words_at("gradients", offered):
-            if (over_ranks := load_at("gradients", word, offered)().get(name)) is not None:
+            brought = ask_at("gradients", word, offered, Mapping[str, Callable[..., Any]])
+            if (over_ranks := brought.get(name)) is not None:
                 return over_ranks(func, name, args, kwargs)
     if not is_local or any(_misses_rows(each, given, plain, is_in_place, is_many) for each in given):
         own.refuse(f"{name}()")

@@ -182,5 +182,5 @@ class KeptGradients(Lookup):
 
 
 def have_gradients(lookups: Sequence[KeptGradients]) -> bool:
-    """Tell if some lookups keep gradients, be they of no row."""
+    """Tell if a backward pass ran since the last drop, even one without ids."""
     return any(lookup.has_gradients for lookup in lookups)

@@ -132,6 +132,19 @@ def test_proposers_and_partitioners_by_hand_are_refused_with_the_argument_of_the
         MemoryBalancedPartitioner().partition(options(), TOPOLOGY)
 
 
+def test_change_of_a_proposer_or_partitioner_of_torchrecs_is_told_what_to_derive_from() -> None:
+    class Own(GreedyProposer):
+        pass
+
+    class OwnPlaces(GreedyPerfPartitioner):
+        pass
+
+    with pytest.raises(sw.UnsupportedError, match=r"Own, which changes .* derives from .*types\.Proposer"):
+        planned(proposer=Own())
+    with pytest.raises(sw.UnsupportedError, match=r"OwnPlaces, which .* derives from .*types\.Partitioner"):
+        planned(proposer=GreedyProposer(), partitioner=OwnPlaces())
+
+
 def test_rating_is_the_time_of_the_slowest_rank() -> None:
     whole = [option for option in options() if option.sharding_type == "table_wise"]
     for number, option in enumerate(whole):

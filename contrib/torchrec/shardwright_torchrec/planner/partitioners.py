@@ -72,8 +72,14 @@ class GreedyPerfPartitioner(Partitioner):
             UnsupportedError: always.
         """
         name = type(self).__name__
+        how = (
+            f"give it as EmbeddingShardingPlanner(partitioner={name}()). A partitioner"
+            if type(self).__module__ == __name__
+            else f"{name}, which changes one of these, cannot. One"
+        )
         raise sw.UnsupportedError(
-            f"{name} places shards inside a planner: give it as EmbeddingShardingPlanner(partitioner={name}())"
+            f"TorchRec's partitioners place shards inside a planner: {how} that places them itself derives from "
+            "torchrec.distributed.planner.types.Partitioner"
         )
 
 

@@ -38,9 +38,14 @@ class _OfPlanner(Proposer):
             UnsupportedError: always.
         """
         name = type(self).__name__
+        how = (
+            f"give it as EmbeddingShardingPlanner(proposer={name}()). A proposer"
+            if type(self).__module__ == __name__
+            else f"{name}, which changes one of these, cannot. One"
+        )
         raise sw.UnsupportedError(
-            f"{name} proposes inside a planner: give it as EmbeddingShardingPlanner(proposer={name}()). A proposer "
-            "whose proposals are to be seen derives from torchrec.distributed.planner.types.Proposer"
+            f"TorchRec's proposers propose inside a planner: {how} whose proposals are to be seen derives from "
+            "torchrec.distributed.planner.types.Proposer"
         )
 
     propose = feedback = load

@@ -70,10 +70,10 @@ def test_rows_births_and_evictions_are_those_of_numba(rules: HashSettings) -> No
 def test_rows_fill_all_slots_but_one_and_are_found() -> None:
     """Programs take slots from each other, and go on at the first after the last."""
     keys = keys_of(600)
-    slots = torch.full((601,), -1, dtype=torch.int32, device=DEVICE)
+    slots = torch.zeros(601, dtype=torch.int32, device=DEVICE)
     rows = torch.arange(600, device=DEVICE)
     triton_search.put(slots, keys.to(DEVICE), rows)
-    assert slots.sort().values.tolist() == list(range(-1, 600))
+    assert slots.sort().values.tolist() == list(range(-600, 1))  # ~row, and one that is empty
     assert torch.equal(triton_search.find(slots, keys.to(DEVICE), keys.to(DEVICE)), rows)
     assert triton_search.find(slots, keys.to(DEVICE), keys_of(9, first=5000).to(DEVICE)).tolist() == [-1] * 9
 

@@ -17,7 +17,7 @@ from tests.plugins.compute_kernels.triton_compile import Launch, compiled
 def launches() -> list[Launch]:
     """What putting rows and finding them would launch."""
     seen: list[Launch] = []
-    slots, keys, rows = torch.full((21,), -1, dtype=torch.int32), torch.arange(10), torch.arange(10)
+    slots, keys, rows = torch.zeros(21, dtype=torch.int32), torch.arange(10), torch.arange(10)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             triton_search,

@@ -100,17 +100,30 @@ class HeldBlock:
 
 
 def held_blocks(model: nn.Module) -> Iterator[HeldBlock]:
-    """List the blocks of a model's sharded tables on this rank."""
+    """List the blocks of a model's sharded tables on this rank.
+
+    Raises:
+        InvalidInputError: the model has no sharded collection.
+    """
     return (HeldBlock(table, local) for table in sharded_tables(model) for local in table.state.local)
 
 
-def sharded_tables(model: nn.Module) -> Iterator[Any]:
+def sharded_tables(model: nn.Module) -> list[Any]:
     """List the sharded tables of a model, whether this rank has blocks of them or not.
 
     Args:
         model: a ``DistributedModelParallel``, or any module with sharded collections.
+
+    Raises:
+        InvalidInputError: the model has no sharded collection.
     """
     kinds = (sw.ShardedEmbeddingBagCollection, sw.ShardedEmbeddingCollection)
-    for module in model.modules():
-        if isinstance(module, kinds):
-            yield from module.sharded_tables.values()
+    modules = model.modules() if isinstance(model, nn.Module) else ()
+    tables = [table for one in modules if isinstance(one, kinds) for table in one.sharded_tables.values()]
+    if not tables:
+        raise sw.InvalidInputError(
+            f"{type(model).__name__} has no sharded collection, whose rows could be told or set: give the "
+            "DistributedModelParallel around it",
+            subject="model",
+        )
+    return tables

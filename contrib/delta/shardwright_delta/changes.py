@@ -67,12 +67,6 @@ class Changes:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self.mark()
-        if not self._layouts:
-            raise sw.InvalidInputError(
-                f"{type(model).__name__} has no sharded collection, whose changes could be told: give the "
-                "DistributedModelParallel around it",
-                subject="model",
-            )
 
     def mark(self) -> None:
         """Set the mark: what changed before is in no increment."""
@@ -118,6 +112,9 @@ def every_row(model: nn.Module) -> list[pa.RecordBatch]:
 
     Returns:
         A record batch for each block with rows.
+
+    Raises:
+        InvalidInputError: the model has no sharded collection.
     """
     nothing = _Mark(np.empty(0, dtype=np.int64), np.empty((0, 2), dtype=np.int64))
     return [batch for held in _written(model) for batch in _batches(held, _Mark.of(held), nothing)]

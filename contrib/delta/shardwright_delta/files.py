@@ -45,7 +45,7 @@ def read_increment(folder: str | os.PathLike[str]) -> Iterator[pa.RecordBatch]:
         folder: folder of the increment.
 
     Raises:
-        InvalidInputError: there is no such folder.
+        InvalidInputError: there is no such folder, or a file in it is no Arrow file.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -54,5 +54,10 @@ def read_increment(folder: str | os.PathLike[str]) -> Iterator[pa.RecordBatch]:
             subject=str(folder),
         )
     for path in sorted(folder.glob("*.arrow")):
-        reader = pa.ipc.open_file(pa.memory_map(str(path)))
+        try:
+            reader = pa.ipc.open_file(pa.memory_map(str(path)))
+        except pa.ArrowInvalid as error:
+            raise sw.InvalidInputError(
+                f"{path} is no file of an increment, or is damaged: {error}", subject=str(path)
+            ) from error
         yield from (reader.get_batch(number) for number in range(reader.num_record_batches))

@@ -48,7 +48,7 @@ def _name(instance: Any, attribute: Any, value: Any) -> None:
 def _number(instance: Any, attribute: Any, value: Any) -> None:
     least = attribute.default
     if type(value) is not int or value < least:
-        raise sw.InvalidInputError(f"{attribute.name} must be a number from {least}, got {value!r}")
+        raise sw.InvalidInputError(f"{attribute.name} must be a whole number from {least}, got {value!r}")
 
 
 @frozen

@@ -84,8 +84,9 @@ def restore(model: sw.DistributedModelParallel) -> int:
         if not all(kept.store.stays for kept in stores):
             why += f". {FOLDER_VARIABLE} is not set, so that each process begins with stores of its own"
         raise sw.InvalidInputError(
-            f"the stores of ranks 0 to {len(told) - 1} were committed at the steps {told}: {why}. Load a checkpoint "
-            "that save_checkpoint() made, or train from the start"
+            f"the stores of ranks 0 to {len(told) - 1} were committed at the steps {told}: {why}. What was committed "
+            "is restored under the plan of then; under any other, load a checkpoint that save_checkpoint() made, or "
+            "train from the start"
         )
     for kept in stores:
         num_steps = kept.store.restore()["num_steps"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import runpy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -315,10 +315,15 @@ def test_increment_that_is_written_again_has_nothing_of_the_one_before(tmp_path:
     run_simulated(work, 1)
 
 
-def test_model_that_is_not_sharded_has_no_changes() -> None:
+@pytest.mark.parametrize(
+    "ask", [delta.Changes, delta.every_row, delta.held_blocks, lambda model: delta.replay(model, [])]
+)
+def test_model_that_is_not_sharded_has_no_changes(ask: Callable[[Any], Any]) -> None:
     bags = sw.EmbeddingBagCollection([sw.EmbeddingBagConfig(ROWS, DIM, "t", feature_names=["f"])])
     with pytest.raises(sw.InvalidInputError, match="EmbeddingBagCollection has no sharded collection"):
-        delta.Changes(bags)
+        ask(bags)
+    with pytest.raises(sw.InvalidInputError, match="NoneType has no sharded collection"):
+        ask(None)
 
 
 @pytest.mark.parametrize("batch", [pa.record_batch({"id": [1]}), 5])
@@ -330,6 +335,9 @@ def test_batch_without_its_metadata_is_refused(batch: Any) -> None:
 def test_folder_that_is_none_of_an_increment_is_refused(tmp_path: Path) -> None:
     with pytest.raises(sw.InvalidInputError, match="no folder of an increment"):
         list(delta.read_increment(tmp_path / "increment"))
+    (tmp_path / "00000-00000.arrow").write_bytes(b"ARROW1" * 9)
+    with pytest.raises(sw.InvalidInputError, match=r"00000-00000.arrow is no file of an increment"):
+        list(delta.read_increment(tmp_path))
 
 
 @pytest.mark.parametrize("row", [-1, ROWS])

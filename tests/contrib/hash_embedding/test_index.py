@@ -198,8 +198,9 @@ def test_ids_in_a_row_are_dealt_evenly() -> None:
     [
         ({"evict": "mru"}, "no eviction 'mru'. Known: lfu, lru"),
         ({"evict": 3}, "evict must be the name of an eviction, got 3"),
-        ({"min_sightings": 0}, "min_sightings must be a number from 1, got 0"),
-        ({"steps_to_live": -1}, "steps_to_live must be a number from 0, got -1"),
+        ({"min_sightings": 0}, "min_sightings must be a whole number from 1, got 0"),
+        ({"steps_to_live": -1}, "steps_to_live must be a whole number from 0, got -1"),
+        ({"steps_to_live": 1.5}, "steps_to_live must be a whole number from 0, got 1.5"),
         ({"count_column": 3}, "count_column must be the name of a column of ids, got 3"),
         ({"capacity": 3}, "unexpected keyword argument 'capacity'"),
     ],

@@ -143,8 +143,14 @@ def without(name):
 @pytest.mark.parametrize(
     ("spoil", "text"),
     [
-        (without("time"), "a compute kernel asks for that column but the KeyedJaggedTensor has no time"),
-        (without("count"), "a compute kernel asks for that column but the KeyedJaggedTensor has no count"),
+        (
+            without("time"),
+            "a compute kernel asks for the column 'time' but the KeyedJaggedTensor has no time",
+        ),
+        (
+            without("count"),
+            "a compute kernel asks for the column 'count' but the KeyedJaggedTensor has no count",
+        ),
         (
             lambda columns: {**columns, "count": columns["count"].float()},
             "a compute kernel asks for the column 'count' of torch.int64, and the KeyedJaggedTensor has it of "

@@ -292,7 +292,7 @@ class BatchReader:
                 why = (
                     "the collection is weighted"
                     if name == WEIGHTS
-                    else "a compute kernel asks for that column"
+                    else f"a compute kernel asks for the column {name!r}"
                 )
                 self._refuse(f"{why} but the KeyedJaggedTensor has no {name}")
             if name != WEIGHTS and columns[name].dtype != dtype and columns[name].numel():

@@ -152,7 +152,7 @@ class Homecoming:
         own = np.argsort(first_columns(plan, columns), kind="stable")
         self.brings = Columns(columns.output[own], columns.start[own], columns.stop[own])
         widths = self.brings.stop - self.brings.start
-        source = Placement(placed.matrix[own], placed.width[own], placed.offset[own])
+        source = placed.of(own)
         self._width = self.brings.width
         self._move = Move(widths, source, Placement.in_one(starts_of(widths), self._width))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from unittest import mock
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ from tests.core.runtime.buckets import EXAMPLES
 from tests.core.runtime.plans import cuts
 
 from shardwright.planning.tables.spec import TableSpec
+from shardwright.runtime.step import columns
 from shardwright.runtime.step.arrangement import PooledArrangement, SequenceArrangement
 from shardwright.runtime.step.collection import Collection, FeatureBatch
 from shardwright.runtime.step.columns import Columns, Move, Placement
@@ -97,8 +99,9 @@ def test_sequence_arrangement_adds_what_is_brought_and_puts_columns_side_by_side
     st.integers(0, 3),
     st.integers(1, 3),
     st.randoms(use_true_random=False),
+    st.sampled_from([0, columns._LARGE]),
 )
-def test_move_puts_columns_from_several_matrices_into_one(widths, size, num_matrices, random):
+def test_move_puts_columns_from_several_matrices_into_one(widths, size, num_matrices, random, least):
     matrix = sorted(random.randrange(num_matrices) for _ in widths)
     source = Placement.in_a_row(ints(widths), ints(matrix), num_matrices)
     order = list(range(len(widths)))
@@ -115,10 +118,11 @@ def test_move_puts_columns_from_several_matrices_into_one(widths, size, num_matr
     flat = torch.cat([own.reshape(-1) for own in rows])
     kept = flat.clone()
     expected = torch.cat([pieces[own] for own in order], 1).reshape(-1)
-    for _ in range(2):  # the second time by the index that was kept
-        assert torch.equal(move(flat, size), expected)
     rooms = []
-    made = move(flat, size, lambda count: rooms.append(torch.empty(count)) or rooms[-1])
+    with mock.patch.object(columns, "_LARGE", least):  # by slices, and by an index
+        for _ in range(2):  # the second time by what was kept
+            assert torch.equal(move(flat, size), expected)
+        made = move(flat, size, lambda count: rooms.append(torch.empty(count)) or rooms[-1])
     assert torch.equal(made, expected)
     assert all(made.data_ptr() == own.data_ptr() for own in rooms)
     assert torch.equal(flat, kept)

@@ -58,7 +58,7 @@ class RowIndexTests:
     def test_full_index_keeps_the_keys_of_the_step_and_counts_evictions(
         self, make_index: Callable[[int], RowIndex]
     ) -> None:
-        """Whatever it evicts or refuses, also in a step of more keys than rows; rows stay the rows of one key each."""
+        """Whatever it evicts or refuses, also in a step of more keys than rows; else a row stays one key's."""
         index, rows_of = make_index(CAPACITY), dict[int, int]()
         for step in range(12):
             num_new = CAPACITY if step % 3 == 2 else CAPACITY - 4

@@ -55,6 +55,7 @@ class HashIndex(sw.RowIndex):
             )
         self._least, self._search = settings.min_sightings, search
         self._scores = tuple(dict.fromkeys((settings.score(), SCORES["lru"], SCORES["lfu"])))
+        self._eviction = settings.evict
         self._evicts, self._lifetime = settings.evict != NEVER, settings.steps_to_live
         room = num_rows if self._least > 1 else 0
         self.keys, self.uses, self.last_use, self._trial_keys, self._trial_counts = (
@@ -166,6 +167,11 @@ class HashIndex(sw.RowIndex):
         is_chosen = torch.zeros_like(is_left)
         for score in self._scores:
             scores = score(self.uses, self.last_use)
+            if not isinstance(scores, Tensor) or scores.shape != self.uses.shape:
+                raise sw.InvalidInputError(
+                    f"the eviction {self._eviction!r} must give a tensor of {len(self.uses)} scores, it gave "
+                    f"{list(scores.shape) if isinstance(scores, Tensor) else scores!r}"
+                )
             left = scores[is_left]
             if count >= len(left):
                 break

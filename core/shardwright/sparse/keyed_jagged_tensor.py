@@ -721,21 +721,12 @@ class KeyedJaggedTensor(Jagged):
 
     def _counts(self) -> list[int]:
         if self._length_per_key is None:
-            self._length_per_key = self._counted()
-        return self._length_per_key
-
-    def _counted(self) -> list[int]:
-        number = self._values.shape[0]
-        if self._values.is_meta:
-            return _keyed_validation.even_counts(len(self._keys), number)
-        if len(self._keys) == 1 and torch.compiler.is_exporting():
-            # A number that is read would be taken for that of all values, and compiled for 2 or more.
-            torch._assert_async(
-                self._lengths_by_key().sum() == number, f"{_NAME}: lengths of another number of values"
+            self._length_per_key = (
+                _keyed_validation.even_counts(len(self._keys), self._values.shape[0])
+                if self._values.is_meta
+                else self._sums_by_key().tolist()
             )
-            return [number]
-        counts: list[int] = self._sums_by_key().tolist()
-        return counts
+        return self._length_per_key
 
     def _starts(self) -> list[int]:
         if self._offset_per_key is None:

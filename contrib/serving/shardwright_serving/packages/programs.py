@@ -64,7 +64,7 @@ def _write_exported(made: Any, path: Path) -> None:
 
 def _write_compiled(made: Any, path: Path) -> None:
     try:
-        with quiet():
+        with quiet(), _config.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
             torch._inductor.aoti_compile_and_package(made, package_path=str(path))
     except Exception as error:  # the compiler's, and those of torch that know no better class
         raise UnsupportedError(
@@ -92,20 +92,14 @@ def _scriptable(made: Any) -> nn.Module:
             graph.erase_node(node)  # operators check what these do
         elif node.target is torch.ops.aten.item.default:
             node.target = _NUMBERS[type(node.meta["val"])]
-        elif node.target is torch.ops.aten._assert_async.msg:
-            node.target = _demand  # TorchScript leaves the operator out, which returns nothing
         elif isinstance(node.target, torch._ops.OpOverload):
             _call_by_name(node)
-    graph.eliminate_dead_code(lambda node: node.is_impure() or node.target is _demand)
+    graph.eliminate_dead_code()
     graph.set_codegen(torch.fx.graph.CodeGen())
     return torch.fx.GraphModule(module, graph)
 
 
 _CHECKS = (torch.ops.aten._assert_scalar.default, torch.ops.aten._assert_tensor_metadata.default)
-
-
-def _demand(holds: Tensor, message: str) -> None:
-    assert bool(holds), message
 
 
 def _call_by_name(node: torch.fx.Node) -> None:

@@ -329,7 +329,7 @@ def test_model_of_one_feature_serves_any_numbers_of_its_ids_and_refuses_wrong_le
         wanted = serving.quantize_embeddings(copy.deepcopy(model))(batch)["f"].values()
         found, *_ = package.run(batch.values(), batch.lengths().long())
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
-    with pytest.raises(Exception, match="lengths of another number of values"):
+    with pytest.raises(RuntimeError):
         package.run(torch.tensor([1, 2, 3]), torch.tensor([1, 20]))
 
 

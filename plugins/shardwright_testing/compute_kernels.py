@@ -40,7 +40,7 @@ from shardwright_testing.kernels.kernel_groups import (
     takes,
     with_other_parameters,
 )
-from shardwright_testing.kernels.loops import OPTIMIZERS, Batch, block_spec, build, draw_sequences
+from shardwright_testing.kernels.loops import OPTIMIZERS, Batch, block_spec, build, draw_sequences, lookup_of
 
 SOURCES = ((3,), (2, 3), (4, 0, 1), (0, 0), (0,))
 """Batch sizes of the ranks whose bags a lookup gets."""
@@ -50,7 +50,8 @@ class ComputeKernelTests:
     """The tests of a compute kernel: give the fixture ``compute_kernel``, an instance.
 
     They run on the CPU, or where the kernel refuses that, on the accelerator if there is one. What the kernel says it
-    does not support is left out. A kernel that takes any id is asked for rows by 64-bit keys, all of which get one.
+    does not support is left out. A kernel that takes any id is asked for rows by 64-bit keys, all of which get one. One
+    that asks for columns of ids gets 1 for each id in them.
 
     Attributes:
         optimizers: the optimizers that it is tested with, by name or with parameters; those of the built-in kernels by
@@ -401,7 +402,7 @@ class ComputeKernelTests:
         if not compute_kernel.row_state:
             pytest.skip(f"{compute_kernel.name} takes rows, and no keys")
         for blocks, device in self._groups(compute_kernel, self._any_optimizer(compute_kernel)):
-            lookup = compute_kernel.build(blocks, device=device)
+            lookup = lookup_of(compute_kernel, blocks, device)
             what = f"{compute_kernel.name}: keys that were never trained"
             check_unborn(what, lookup, blocks, list(compute_kernel.row_state))
 

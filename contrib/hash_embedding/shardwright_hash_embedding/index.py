@@ -5,7 +5,7 @@ Legend: N ids, K new ids, R rows, M rows of other blocks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 import numpy as np
@@ -56,6 +56,7 @@ class HashIndex(sw.RowIndex):
             )
         self._least, self._search = settings.min_sightings, search
         self._scores = tuple(dict.fromkeys((settings.score(), SCORES["lru"], SCORES["lfu"])))
+        self._eviction = settings.evict
         self._evicts, self._lifetime = settings.evict != NEVER, settings.steps_to_live
         room = num_rows if self._least > 1 else 0
         self.keys, self.uses, self.last_use, self._trial_keys, self._trial_counts = (
@@ -167,8 +168,18 @@ class HashIndex(sw.RowIndex):
         """The rows that make room, of those that this step does not use."""
         if not count or not self._evicts:
             return self.keys[:0]
-        scores = (score(self.uses, self.last_use) for score in self._scores)
+        scores = map(self._scored, self._scores)
         return self._in_order(_lowest(self._idle_since(self._step), count, scores), self.uses, self.last_use)
+
+    def _scored(self, score: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        """The score of each row, ``[R]``, if it is that."""
+        scores: object = score(self.uses, self.last_use)
+        if not isinstance(scores, Tensor) or scores.shape != self.uses.shape:
+            raise sw.InvalidInputError(
+                f"the eviction {self._eviction!r} must give a tensor of {len(self.uses)} scores, it gave "
+                f"{list(scores.shape) if isinstance(scores, Tensor) else scores!r}"
+            )
+        return scores
 
     def _in_order(self, rows: Tensor, uses: Tensor, last_use: Tensor) -> Tensor:
         """Rows in the order in which they make room: by score, then last use, then uses, then as they are given."""

@@ -12,6 +12,7 @@ import importlib
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -324,6 +325,7 @@ ADAPTED: Mapping[str, Mapping[str, str]] = {
     ),
     "torchrec.optim.optimizers": _in(_OPTIMIZERS, *_OF_FBGEMM),
     "torchrec.optim.rowwise_adagrad": _in(_OPTIMIZERS, "RowWiseAdagrad"),
+    "torchrec.test_utils": _in("distributed.comm", "get_free_port"),
     "torchrec.types": _in("types", "CacheMixin", "CopyMixIn", "ModuleNoCopyMixin"),
     "torchrec.streamable": _in("streamable", "Multistreamable", "Pipelineable"),
 }
@@ -346,6 +348,11 @@ class _Names(ModuleType):
             return importlib.import_module(below)
         return find(self.__name__, name)
 
+    def __reduce__(
+        self,
+    ) -> tuple[Any, ...]:  # functions of a script's own module refer to it where they are sent
+        return importlib.import_module, (self.__name__,)
+
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *_names(self.__name__)})
 
@@ -363,6 +370,7 @@ def find(module: str, name: str) -> Any:
     if name in MODULES.get(module, ()):
         if name in _SCRIPTED and is_installed():
             importlib.import_module(_SCRIPTING).install(lazily=True)  # not before: it imports torch
+            _load_operators()
         return getattr(shardwright, name)
     if name in QUANTIZED.get(module, ()):
         return getattr(importlib.import_module("shardwright_torchrec.quant"), QUANTIZED[module][name])
@@ -370,6 +378,12 @@ def find(module: str, name: str) -> Any:
         return getattr(*owner)
     hint = "" if name.startswith("__") else f" {_whereabouts(module, name)}"
     raise AttributeError(f"{module!r} is shardwright here, which has no {name!r} there.{hint}")
+
+
+def _load_operators() -> None:
+    """Load FBGEMM where it is installed: scripts that import TorchRec have `torch.ops.fbgemm` by that."""
+    with suppress(ImportError, OSError):  # without it, or with one of another torch, what needs it says so
+        importlib.import_module("fbgemm_gpu")
 
 
 def _owner(module: str, name: str) -> tuple[ModuleType, str] | None:

@@ -40,6 +40,10 @@ def check_declared(kernel: ComputeKernel, request: KernelRequest) -> None:
     )
     assert min(reads.values()) >= 0, f"{kernel.name}: a part of reads() {reads} is below 0"
     check_times(kernel, request)
+    for name, dtype in kernel.columns(request).items():
+        assert dtype in ("int64", "float32"), (
+            f"{kernel.name}: columns() asks for {name!r} of {dtype}, columns of ids are int64 or float32"
+        )
     few, many = (kernel.memory_bytes(request, rows) for rows in (10, 1000))
     for tier, size in many.items():
         assert tier in ("device", "host", *kernel.further_tiers), (

@@ -294,11 +294,30 @@ class _Unsharded:
         found.update({name: value[source] for name, value in found.items() if value.dim() == 2})
 
 
+def lookup_of(kernel: ComputeKernel, blocks: Sequence[BlockSpec], device: torch.device) -> Lookup:
+    """The kernel's lookup. It gets the columns of ids that the kernel asks for with all bags, 1 for each id."""
+    lookup = kernel.build(blocks, device=device)
+    asked = {name: dtype for spec in blocks for name, dtype in kernel.columns(spec.request).items()}
+
+    def given(method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(bags: Bags, *further: Any, **options: Any) -> Any:
+            ones = {
+                name: torch.ones_like(bags.ids, dtype=getattr(torch, dtype)) for name, dtype in asked.items()
+            }
+            return method(evolve(bags, columns=ones), *further, **options)
+
+        return call
+
+    for name in ("forward", "prepare", "prefetch", "row_sums") if asked else ():
+        setattr(lookup, name, given(getattr(lookup, name)))
+    return lookup
+
+
 def build(
     kernel: ComputeKernel, blocks: Sequence[BlockSpec], *, seed: int = 1, device: torch.device = CPU
 ) -> tuple[Lookup, Loops]:
     """The kernel's lookup and the loops, with the same random weights; if ids are keys, those of all rows are known."""
-    lookup = kernel.build(blocks, device=device)
+    lookup = lookup_of(kernel, blocks, device)
     if kernel.row_state:
         lookup = RowsOfKeys(lookup, kernel.name)
     generator = torch.Generator().manual_seed(seed)

@@ -58,10 +58,13 @@ class RowIndexTests:
     def test_full_index_keeps_the_keys_of_the_step_and_counts_evictions(
         self, make_index: Callable[[int], RowIndex]
     ) -> None:
-        """Whatever it evicts or refuses; rows stay the rows of one key each while nothing is evicted."""
+        """Whatever it evicts or refuses, also in a step of more keys than rows; else a row stays one key's."""
         index, rows_of = make_index(CAPACITY), dict[int, int]()
         for step in range(12):
-            keys = torch.cat([keys_of(3), keys_of(CAPACITY - 4, first=10 + 4 * step)])  # old keys stay in use
+            num_new = CAPACITY if step % 3 == 2 else CAPACITY - 4
+            keys = torch.cat(
+                [keys_of(3), keys_of(num_new, first=10 + CAPACITY * step)]
+            )  # old keys stay in use
             for _ in range(SIGHTINGS):
                 kept, before = _rows_of(index, keys), index.num_evicted
                 found, _ = index.resolve(keys, training=True)

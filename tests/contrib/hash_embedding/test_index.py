@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -208,6 +209,28 @@ def test_ids_in_a_row_are_dealt_evenly() -> None:
 def test_settings_that_cannot_be_raise(wrong: dict[str, object], text: str) -> None:
     with pytest.raises(sw.ShardwrightError, match=text):
         HashSettings.from_extras({"hash_embedding": wrong})
+
+
+@pytest.mark.parametrize(("of", "told"), [(lambda uses: uses[:1], r"\[1\]"), (lambda uses: 3, "3")])
+def test_score_that_is_none_of_each_row_is_refused(of: Any, told: str) -> None:
+    decayed = type("Decayed", (sw.Extension,), {"name": "eviction:mine", "load": lambda self: score})
+
+    def score(uses: torch.Tensor, last_use: torch.Tensor) -> Any:
+        return of(uses)
+
+    @sw.hookimpl
+    def shardwright_extensions() -> list[type[sw.Extension]]:
+        return [decayed]
+
+    with use_host(
+        PluginHost(plugins={"mine": SimpleNamespace(shardwright_extensions=shardwright_extensions)})
+    ):
+        index = HashIndex(2, HashSettings("mine"), numba_search)
+    index.resolve(torch.tensor([1, 2]), training=True)
+    with pytest.raises(
+        sw.InvalidInputError, match=rf"the eviction 'mine' must give .* 2 scores.* gave {told}"
+    ):
+        index.resolve(torch.tensor([3]), training=True)
 
 
 def test_score_of_a_plugin_says_which_row_is_evicted() -> None:

@@ -44,6 +44,10 @@ class TestHashTable(ComputeKernelTests):
         return HashTable()
 
 
+class TestHashTableOfCounts(TestHashTable):
+    extras = HashSettings(min_sightings=2, count_column="count").to_extras()
+
+
 class TestHashTableNumba(TestHashTable):
     @pytest.fixture
     def compute_kernel(self) -> sw.ComputeKernel:

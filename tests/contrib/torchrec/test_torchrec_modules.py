@@ -17,6 +17,7 @@ from shardwright_torchrec.datasets.criteo import (
 from shardwright_torchrec.datasets.random import RandomRecDataset
 from shardwright_torchrec.datasets.utils import Batch
 from shardwright_torchrec.distributed.comm import (
+    get_free_port,
     get_group_rank,
     get_local_rank,
     get_local_size,
@@ -298,6 +299,10 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_local_ranks_are_the_launchers() -> None:
     assert (get_local_size(4), get_local_rank(4, 3), get_group_rank(4, 3), get_num_groups(4)) == (2, 1, 1, 2)
     assert get_local_size(3) == 3  # what the launcher says cannot be
+
+
+def test_free_port_can_be_listened_at() -> None:
+    dist.TCPStore("localhost", get_free_port(), world_size=1, is_master=True).set("key", "value")
 
 
 def test_local_ranks_without_a_launcher_are_one_host(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import json
 import os
+import pickle
 import re
 import shutil
 import subprocess
@@ -105,6 +106,15 @@ def test_install_submodules_are_attributes_as_in_torchrec() -> None:
 
 
 @pytest.mark.usefixtures("installed")
+def test_install_functions_that_are_sent_to_processes_find_their_modules() -> None:
+    """Cloudpickle (Ray, Spark) and dill (`multiprocess` in notebooks) send the modules that a function names."""
+    import torchrec
+
+    assert pickle.loads(pickle.dumps(torchrec)) is torchrec
+    assert pickle.loads(pickle.dumps(torchrec.distributed)) is torchrec.distributed
+
+
+@pytest.mark.usefixtures("installed")
 def test_install_what_is_missing_says_so_with_the_nearest() -> None:
     import torchrec
 
@@ -151,6 +161,23 @@ def test_installed_names_are_inherited_by_the_environment(interpreter: str) -> N
     starts = f"import shardwright_torchrec as s, subprocess; {{}}; {child}"
     assert run_script("-c", starts.format("s.install()"), python=interpreter) == told
     assert run_script("-c", starts.format("s.install(); s.uninstall()"), python=interpreter) != told
+
+
+_SUMS = "import torch; print(torch.ops.fbgemm.asynchronous_complete_cumsum(torch.tensor([2, 3])).tolist())"
+
+
+def test_scripts_have_fbgemms_operators_where_it_is_installed(interpreter: str) -> None:
+    pytest.importorskip("fbgemm_gpu")
+    lines = f"from torchrec import KeyedJaggedTensor; {_SUMS}"
+    assert run_script("-c", lines, python=interpreter, SHARDWRIGHT_TORCHREC="1") == "[0, 2, 5]\n"
+
+
+def test_scripts_do_without_fbgemm(interpreter: str) -> None:
+    lines = (
+        "import sys; sys.modules['fbgemm_gpu'] = None; import torchrec; print(torchrec.KeyedTensor.__name__)"
+    )
+    told = run_script("-c", lines, python=interpreter, SHARDWRIGHT_TORCHREC="1")
+    assert told == "KeyedTensor\n"
 
 
 def test_installed_names_are_there_for_any_first_import(interpreter: str) -> None:

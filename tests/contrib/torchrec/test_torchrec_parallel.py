@@ -108,6 +108,14 @@ def test_modules_of_other_seeds_are_sharded_with_the_first_ranks_weights() -> No
         assert all(torch.equal(state[name], weight) for name, weight in expected.items())
 
 
+def test_model_keeps_its_plan_where_scripts_print_it(group: None) -> None:
+    """`--print_sharding_plan` of DLRM's reference reads `model._plan.plan`."""
+    model = DistributedModelParallel(bags(), device=torch.device("cpu"))
+    printed = {name for tables in model._plan.plan.values() for name, _ in tables.items()}
+    assert printed == set(TYPES)
+    assert model._plan is model.plan
+
+
 def test_sharders_override_of_kernels_is_honoured() -> None:
     class Own(EmbeddingBagCollectionSharder):
         def sharding_types(self, compute_device_type: str) -> list[str]:

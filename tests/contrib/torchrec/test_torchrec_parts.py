@@ -123,7 +123,8 @@ def test_row_wise_adagrads_arguments_stand_in_torchrecs_order() -> None:
     assert [group[name] for name in names] == [0.5, 0.25, 0.125, 1e-3]
     with pytest.raises(sw.UnsupportedError, match=r"lr_decay=0\.1.*lr_scheduler"):
         RowWiseAdagrad([parameter], lr_decay=0.1)
-    sw.apply_optimizer_in_backward(RowWiseAdagrad, [parameter], {"lr": 0.5, "eps": 1e-3})
+    betas = {"beta1": 0.95, "beta2": 0.999}  # of scripts that choose among optimizers
+    sw.apply_optimizer_in_backward(RowWiseAdagrad, [parameter], {"lr": 0.5, "eps": 1e-3, **betas})
     spec = sw.optimizer_spec_of(parameter)
     assert spec == sw.OptimizerSpec("row_wise_adagrad", 0.5, {"eps": 1e-3})
 

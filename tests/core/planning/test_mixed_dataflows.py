@@ -10,7 +10,7 @@ import pytest
 from attrs import frozen
 from tests.core.planning.conftest import Plain, Slices, Whole, make_host
 
-from shardwright.contracts import ShardingType
+from shardwright.contracts import NAMED_ONLY, ShardingType
 from shardwright.errors import NoPlanError, PlanError, PlanningError
 from shardwright.host import host, use_host
 from shardwright.planning.layouts.layout import BlockRun, Exchange, Layout
@@ -166,6 +166,20 @@ def test_kernels_of_rows_and_of_keys_are_offered_where_they_belong():
         "plain": "its ids are rows, and the layout sends it keys",
         "finds_keys": "its ids are keys, and the layout sends it rows",
     }
+
+
+def test_kernel_that_is_named_only_is_offered_where_constraints_name_it_alone():
+    class OnRequest(Plain):
+        name, aliases, preference = "on_request", (), NAMED_ONLY
+
+    def offered(**rule):
+        rules = Constraints({"t": ParameterConstraints(**rule)})
+        with use_host(make_host(sharding_types=[Whole], compute_kernels=[Plain, OnRequest])):
+            options = enumerate_options([TABLE], RANKS, rules, host(), batch_size=4)
+        return {options.kernel_of(option).name for option in range(options.num_options)}
+
+    assert offered() == {"plain"}
+    assert offered(compute_kernels=["on_request"]) == {"on_request"}
 
 
 def test_kernel_of_rows_asked_for_keys_is_an_error_with_the_reason():

@@ -454,6 +454,10 @@ def test_topology_from_machine_has_what_was_measured_and_what_is_given(tmp_path:
     slow = sw.Topology.from_machine(path, 2, link_latencies_ms={"intra_host": 9.0})
     assert slow.link_latencies_ms["intra_host"] == 9.0
     assert slow.provenance["intra_host_latency_ms"].origin == "given"
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps({**json.loads(path.read_text()), "version": 99}))
+    with pytest.raises(sw.InvalidInputError, match=r"other.json: version must be 1, got 99"):
+        sw.Topology.from_machine(other, 2)
     for devices in ("cuda", ["cpu", "cuda"]):  # gloo's bandwidth would be taken for that of their links
         with pytest.raises(sw.InvalidInputError, match="measured on CPUs"):
             sw.Topology.from_machine(path, 2, devices)

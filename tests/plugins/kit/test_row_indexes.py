@@ -67,6 +67,11 @@ class EvictsFromTheStep(FifoIndex):
         return super().bear(key, ())
 
 
+class EvictsFromAFullStep(FifoIndex):
+    def bear(self, key: int, wanted: Any) -> Any:
+        return super().bear(key, wanted) or super().bear(key, ())
+
+
 class CountsNoEviction(FifoIndex):
     def bear(self, key: int, wanted: Any) -> Any:
         born = super().bear(key, wanted)
@@ -92,6 +97,11 @@ class HidesBirths(FifoIndex):
         ),
         (
             EvictsFromTheStep,
+            "test_full_index_keeps_the_keys_of_the_step_and_counts_evictions",
+            "lost the rows that the same step looks them up in",
+        ),
+        (
+            EvictsFromAFullStep,
             "test_full_index_keeps_the_keys_of_the_step_and_counts_evictions",
             "lost the rows that the same step looks them up in",
         ),

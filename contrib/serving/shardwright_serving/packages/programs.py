@@ -64,7 +64,7 @@ def _write_exported(made: Any, path: Path) -> None:
 
 def _write_compiled(made: Any, path: Path) -> None:
     try:
-        with quiet():
+        with quiet(), _config.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
             torch._inductor.aoti_compile_and_package(made, package_path=str(path))
     except Exception as error:  # the compiler's, and those of torch that know no better class
         raise UnsupportedError(

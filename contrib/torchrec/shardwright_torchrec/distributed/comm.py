@@ -1,13 +1,15 @@
-"""Places of ranks on hosts, from the launcher's environment."""
+"""Places of ranks on hosts, from the launcher's environment, and a port for them to meet."""
 
 from __future__ import annotations
 
 import os
+import socket
 
 import torch
 import torch.distributed as dist
 
 __all__ = [
+    "get_free_port",
     "get_group_rank",
     "get_local_rank",
     "get_local_size",
@@ -22,6 +24,12 @@ _groups: dict[tuple[dist.ProcessGroup, str], tuple[dist.ProcessGroup, dist.Proce
 def _from_environment(*names: str) -> int | None:
     found = [os.environ[name] for name in names if name in os.environ]
     return int(found[0]) if found else None
+
+
+def get_free_port() -> int:
+    """Number of a port of this host that nothing listens at now."""
+    with socket.create_server(("localhost", 0)) as server:
+        return int(server.getsockname()[1])
 
 
 def get_local_size(world_size: int | None = None) -> int:

@@ -11,9 +11,10 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
+from attrs import frozen
 from torch import Tensor
 from torchmetrics import Metric
 
@@ -40,8 +41,15 @@ class MetricPrefix(StrEnum):
     WINDOW = "window_"
 
 
-class MetricComputationReport(NamedTuple):
-    """A computed value: name, prefix, and one number a task ``[T]``."""
+@frozen(eq=False)  # and no tuple, in which torchmetrics would make the value of one task a scalar
+class MetricComputationReport:
+    """A computed value.
+
+    Args:
+        name: the metric's name.
+        metric_prefix: samples that the value is over.
+        value: one number a task, ``[T]``.
+    """
 
     name: str
     metric_prefix: MetricPrefix

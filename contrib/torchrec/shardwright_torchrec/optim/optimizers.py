@@ -107,6 +107,8 @@ class RowWiseAdagrad(sw.RowWiseAdagrad):  # type: ignore[misc]  # final, so that
         initial_accumulator_value: initial value of the accumulators.
         eps: added to the root of the accumulator.
         maximize: must be False.
+        beta1: not needed: a script that chooses among optimizers gives it to all.
+        beta2: not needed, too.
 
     Raises:
         UnsupportedError: the rate decays, or values are to grow.
@@ -122,6 +124,8 @@ class RowWiseAdagrad(sw.RowWiseAdagrad):  # type: ignore[misc]  # final, so that
         eps: float = 1e-10,
         *,
         maximize: bool = False,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
     ) -> None:
         if lr_decay or maximize:
             raise sw.UnsupportedError(

@@ -94,6 +94,11 @@ class DistributedModelParallel(sw.DistributedModelParallel):
         self.fused_optimizer = _WholeStates(self.fused_optimizer.optimizers)
         join_maps(self.module, self.env.process_group)
 
+    @property
+    def _plan(self) -> sw.ShardingPlan:
+        """The plan, by the name at which TorchRec keeps it: scripts print it from there (`--print_sharding_plan`)."""
+        return self.plan
+
     def reshard(self, plan: sw.ShardingPlan, *optimizers: Any, **limits: Any) -> Any:
         """See `shardwright.DistributedModelParallel.reshard`; the plan may say TorchRec's names of compute kernels."""
         return super().reshard(own_plan(plan), *optimizers, **limits)

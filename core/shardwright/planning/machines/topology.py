@@ -221,7 +221,10 @@ class Topology:
             InvalidInputError: the document is malformed, an argument is wrong, or the devices are others.
         """
         data = MACHINE.read(Path(path))
-        MACHINE.check(data)
+        try:
+            MACHINE.check(data)
+        except InvalidInputError as error:
+            raise InvalidInputError(f"{path}: {error}") from error
         made, devices = data["made"], {*np.atleast_1d(compute_device).tolist()}
         known = {CPU_DEVICE, made.get("device", CPU_DEVICE)}
         if len(devices) > 1 or devices - known:

@@ -60,7 +60,8 @@ def _pictures(workloads: Sequence[Mapping[str, Any]]) -> Iterator[Dots]:
         for place, (estimator, own) in enumerate(workload["estimators"].items()):
             plans = [plan for plan in workload["plans"] if plan["predicted"].get(estimator) is not None]
             points = [(plan["step_ms"], plan["predicted"][estimator]["step_ms"]) for plan in plans]
-            judged = f"rank correlation {own['spearman']:.2f}, median error {own['median_error']:.0%}"
+            correlation = "none" if own["spearman"] is None else f"{own['spearman']:.2f}"
+            judged = f"rank correlation {correlation}, median error {own['median_error']:.0%}"
             yield Dots(
                 f"measured-{number}-{place}",
                 f"{workload['workload'].get('name', '')}: {estimator}, {judged}",

@@ -316,6 +316,23 @@ def test_example_of_one_sample_without_ids_will_do(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("form", ["exported", "torchscript", pytest.param("pt2", marks=pytest.mark.slow)])
+def test_model_of_one_feature_serves_any_numbers_of_its_ids_and_refuses_wrong_lengths(
+    form: str, tmp_path: Path
+) -> None:
+    model = sw.EmbeddingCollection([sw.EmbeddingConfig(9, 4, "t", feature_names=["f"])])
+    example = sw.KeyedJaggedTensor.from_lists({"f": [[3, 1], []]})
+    path = serving.export_for_inference(model, example, tmp_path / "p", forms=[form])
+    package = serving.load_package(path, form)
+    for bags in ([[]], [[5]], [[1, 2], [], [3]]):
+        batch = sw.KeyedJaggedTensor.from_lists({"f": bags})
+        wanted = serving.quantize_embeddings(copy.deepcopy(model))(batch)["f"].values()
+        found, *_ = package.run(batch.values(), batch.lengths().long())
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+    with pytest.raises(RuntimeError):
+        package.run(torch.tensor([1, 2, 3]), torch.tensor([1, 20]))
+
+
 @pytest.mark.slow
 def test_every_form_is_checked_in_a_fresh_process(tmp_path: Path) -> None:
     model = Model()

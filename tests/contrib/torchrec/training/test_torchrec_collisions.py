@@ -92,6 +92,41 @@ def test_ids_get_the_rows_that_torchrec_gives_them(
     assert (module.output_size(), module.input_size(), module.buckets()) == (ROWS, 2**63 - 1, 1)
 
 
+class Fading(MCHEvictionPolicy):
+    """A stranger's policy: a use counts half as much two steps later."""
+
+    def scores(self, counts: torch.Tensor, last_access: torch.Tensor, step: int) -> torch.Tensor:
+        return counts * 2.0 ** ((last_access - step) / 2)
+
+
+def test_policy_of_a_stranger_says_which_ids_have_rows() -> None:
+    module, generator = MCHManagedCollisionModule(ROWS, CPU, Fading(), 2), torch.Generator().manual_seed(3)
+    known: dict[int, tuple[int, int]] = {}  # uses and last use of the ids that have rows
+    evicted = set[int]()
+    for step in range(1, 21, 2):
+        seen: dict[int, tuple[int, int]] = {}
+        for now in (step, step + 1):
+            own = (torch.rand(9, generator=generator) ** 2 * 60).long() * 7
+            module(ids(own))
+            for one in own.tolist():
+                seen[one] = (seen.get(one, (0, 0))[0] + 1, now)
+        before = set(known)
+        for one, (uses, last) in sorted(seen.items(), key=lambda item: -item[1][0]):
+            known[one] = (known.get(one, (0, 0))[0] + uses, last)
+        scores = {one: uses * 2 ** ((last - step - 1) / 2) for one, (uses, last) in known.items()}
+        # Of equal scores those that had a row keep it, in the order of ids; then new ones, those used most first.
+        order = sorted(
+            known,
+            key=lambda one: (-scores[one], one not in before, 0 if one in before else -known[one][0], one),
+        )
+        known = {one: known[one] for one in order[: ROWS - 1]}
+        evicted |= before - set(known)
+        everything = list(range(0, 420, 7))
+        found = dict(zip(everything, rows(module, everything), strict=True))
+        assert {one for one, row in found.items() if row != ROWS - 1} == set(known), step
+    assert evicted
+
+
 def test_saved_map_is_torchrecs() -> None:
     state = {
         name: value.tolist() for name, value in trained(DistanceLFU_EvictionPolicy()).state_dict().items()

@@ -83,6 +83,13 @@ def test_tasks_have_the_values_of_torchrec() -> None:
     assert (found["lifetime_gauc_num_samples"][0], found["window_gauc_num_samples"][1]) == (6, 3)
 
 
+@pytest.mark.parametrize("kind", [NEMetricComputation, AUCMetricComputation])
+def test_value_of_one_task_is_read_by_its_number(kind: type[RecMetricComputation]) -> None:
+    module = kind(0, workers.BATCH, 1, workers.WINDOW)
+    workers.count(module, BATCHES[0])
+    assert [report.value.shape for report in module.compute()] == [(1,)] * len(module.compute())
+
+
 def test_areas_without_samples_or_of_one_label_are_those_of_no_knowledge() -> None:
     area = AUCMetricComputation(0, 8, 1, 24)
     assert workers.values([area]) == {"window_auc": 0.5}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from shardwright_testing import RankPool
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[RankPool]:
-    with RankPool(2, backend="gloo", initializer=functools.partial(sys.path.extend, list(sys.path))) as made:
+    with RankPool(3, backend="gloo", initializer=functools.partial(sys.path.extend, list(sys.path))) as made:
         yield made
 
 
@@ -62,6 +63,31 @@ def test_sharded_maps_and_tables_are_those_of_one_process(pool: RankPool) -> Non
         assert torch.equal(value, model.state_dict()[name]), name
     for name, value in model.state_dict().items():
         torch.testing.assert_close(tables[name], value)
+
+
+@pytest.mark.distributed
+def test_maps_and_tables_that_two_ranks_saved_go_on_on_three_as_in_one_process(
+    pool: RankPool, tmp_path: Path
+) -> None:
+    steps, later = range(4), range(4, workers.ZCH_STEPS)
+    pool.run(workers.train_mapped, 2, steps, saved=tmp_path)
+    found = pool.run(workers.train_mapped, 3, later, loaded=tmp_path)
+    torch.manual_seed(0)
+    model = workers.mapped_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    for ranks, own in (((0, 1), steps), ((0, 1, 2), later)):
+        torch.manual_seed(0)  # the draws of rank 0
+        for step in own:
+            values, _ = model["mc"](workers.mapped_batch(step, *ranks))
+            optimizer.zero_grad()
+            (values.values().sum() / len(ranks)).backward()
+            optimizer.step()
+    for _, maps, tables in found:
+        assert len(maps) == 7  # of ids, rows, uses and last uses; the first counts no last uses
+        for name, value in maps.items():
+            assert torch.equal(value, model.state_dict()[name]), name
+        for name, value in model.state_dict().items():
+            torch.testing.assert_close(tables[name], value)
 
 
 @pytest.mark.distributed

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -149,8 +151,16 @@ def map_ids() -> dict[str, torch.Tensor]:
     return maps.state_dict()
 
 
-def train_mapped() -> tuple[list[torch.Tensor], dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """Train sharded; pooled rows and mapped ids by step, the maps, and whole tables."""
+def train_mapped(
+    steps: Sequence[int] = range(ZCH_STEPS), *, loaded: Path | None = None, saved: Path | None = None
+) -> tuple[list[torch.Tensor], dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Train sharded; pooled rows and mapped ids by step, the maps, and whole tables.
+
+    Args:
+        steps: numbers of the steps' batches.
+        loaded: a checkpoint to begin with.
+        saved: where to save one at the end.
+    """
     sharders = [EmbeddingBagCollectionSharder({"optimizer": "sgd", "learning_rate": 0.5})]
     constraints = {
         "a": sw.ParameterConstraints(sharding_types=["row_wise"]),
@@ -160,11 +170,15 @@ def train_mapped() -> tuple[list[torch.Tensor], dict[str, torch.Tensor], dict[st
     planner = EmbeddingShardingPlanner(constraints=constraints, debug=False)
     plan = planner.collective_plan(unsharded, sharders)
     model = DistributedModelParallel(unsharded, plan=plan, sharders=sharders)
+    if loaded is not None:
+        sw.load_checkpoint(loaded, model)
     torch.manual_seed(dist.get_rank())  # filters that draw must agree all the same
     pooled = []
-    for step in range(ZCH_STEPS):
+    for step in steps:
         values, rows = model.module["mc"](mapped_batch(step, dist.get_rank()))
         values.values().sum().backward()
         pooled += [values.values().detach(), rows.values()]
+    if saved is not None:
+        sw.save_checkpoint(saved, model)
     maps = {name: value for name, value in model.state_dict().items() if "_mch" in name}
     return pooled, maps, model.full_state_dict()

@@ -17,10 +17,10 @@ from tests.plugins.reports.test_html_page import Page
 from typer.testing import CliRunner
 
 from shardwright.cli import app
-from shardwright.errors import UnsupportedError
+from shardwright.errors import InvalidInputError, UnsupportedError
 from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.planning.tables.workload import Workload
-from shardwright_plugins.commands.bench.truth import running
+from shardwright_plugins.commands.bench.truth import command, running
 from shardwright_plugins.commands.bench.truth.figures import Judgement
 from shardwright_plugins.commands.bench.truth.workloads import drawn_workload
 from shardwright_plugins.measuring import phases
@@ -201,6 +201,33 @@ def test_judgement_leaves_out_plans_that_the_estimator_cannot_price() -> None:
     assert found.ratio == 2
     assert found.slower == 5  # beside the best of all that were measured
     assert found.picked_slower == 1
+
+
+def test_predictions_that_do_not_vary_have_no_correlation_and_are_read_again(
+    run: tuple[Path, dict], tmp_path: Path
+) -> None:
+    judged = Judgement.of(np.ones(2), np.array([2.0, 1.0]), own=None).to_data()
+    assert judged["spearman"] is None
+    data, path = json.loads(run[0].read_text()), tmp_path / "truth.json"
+    data["workloads"][0]["estimators"] = {"roofline": judged}
+    path.write_text(json.dumps(data, allow_nan=False))
+    assert running.read(path)["workloads"][0]["estimators"] == {"roofline": judged}
+    assert next(command.judgements(data["workloads"][0]).columns[1].cells) == "-"
+    assert "rank correlation none" in measured_page(data)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ([], "workload 'nameless' has no batch_size_per_rank"),
+        (["--again", "truth.json"], "--again judges what truth.json has, and measures no"),
+    ],
+)
+def test_truth_refuses_what_it_cannot_measure(options: list[str], said: str, tmp_path: Path) -> None:
+    workload = tmp_path / "nameless.json"
+    workload.write_text(json.dumps({"tables": WORKLOAD["tables"]}))
+    with pytest.raises(InvalidInputError, match=said):
+        CliRunner().invoke(app, ["bench", "truth", str(workload), *options], catch_exceptions=False)
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -195,6 +195,32 @@ class OneTimeForAll(RightKernel):
         return lookup_ms, lookup_ms
 
 
+class AsksForDoubles(RightKernel):
+    """Asks for a column of ids of a type that does not travel."""
+
+    name = "asks_for_doubles"
+
+    def columns(self, request: KernelRequest) -> Mapping[str, str]:
+        return {"time": "float64"}
+
+
+class _WeighsLookupsByAColumn(Delegate):
+    def forward(self, bags: Bags, *, training: bool) -> Any:
+        return self._right.forward(attrs.evolve(bags, weights=bags.columns["time"]), training=training)
+
+
+class WeighsByAColumn(RightKernel):
+    """Takes a column of ids for their weights, which it loses."""
+
+    name = "weighs_by_a_column"
+
+    def columns(self, request: KernelRequest) -> Mapping[str, str]:
+        return {"time": "float32"}
+
+    def changed(self, lookup: Lookup) -> Any:
+        return _WeighsLookupsByAColumn(lookup)
+
+
 class NoCache(RightKernel):
     """Declares a cache of rows, whose parameters it drops."""
 

@@ -65,6 +65,18 @@ MUTANTS = [
         r"times_ms\(\) of lookups has the shapes \(1,\) for 3 blocks and \(1,\) for none",
     ),
     (
+        mutants.AsksForDoubles,
+        "ComputeKernelTests",
+        "test_declarations_can_be_planned_with",
+        r"columns\(\) asks for 'time' of float64, columns of ids are int64 or float32",
+    ),
+    (
+        mutants.WeighsByAColumn,
+        "ComputeKernelTests",
+        "test_forward_sums_the_rows_of_each_bag",
+        r"the weights of ids are lost: these are the plain sums",
+    ),
+    (
         mutants.NoCache,
         "ComputeKernelTests",
         "test_declarations_can_be_planned_with",

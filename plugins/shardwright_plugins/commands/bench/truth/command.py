@@ -50,6 +50,7 @@ def truth(
     Real steps on this machine's CPU, a process a rank: the ids of each bag are drawn evenly.
     """
     from shardwright.cli.plans import check_writable, write_text
+    from shardwright.errors import InvalidInputError
     from shardwright.planning.documents import WORKLOAD
     from shardwright_plugins.commands.bench.truth import running
     from shardwright_plugins.commands.bench.truth.workloads import drawn_workload
@@ -72,12 +73,16 @@ def truth(
 
     words: Mapping[str, Any]
     if again is not None:
+        if workloads:
+            raise InvalidInputError(
+                f"--again judges what {again} has, and measures no {workloads[0]}: leave out one of both"
+            )
         earlier = running.read(again)
         words = {**earlier["settings"], "estimators": list(names)}
         for result in earlier["workloads"]:
             note(running.judge(result, names))
     else:
-        given = [WORKLOAD.read(path) for path in workloads or ()]
+        given = [_named(WORKLOAD.read(path), path) for path in workloads or ()]
         asked = given or [drawn_workload(seed + number) for number in range(drawn)]
         words = {"estimators": list(names), "ranks": ranks, "plans": plans, "steps": steps, "rounds": rounds}
         running.run(asked, settings, note=note)
@@ -89,6 +94,11 @@ def truth(
         typer.echo(json_format.dumps(told()))
     else:
         typer.echo(f"{told()['processor']}, {words['ranks']} ranks, {words['steps']} steps of each plan")
+
+
+def _named(data: Any, path: Path) -> Any:
+    """A workload that has no name is called after its file."""
+    return {"name": path.stem, **data} if isinstance(data, dict) else data
 
 
 def _known_estimators() -> list[str]:
@@ -126,7 +136,7 @@ def judgements(result: Mapping[str, Any]) -> Table:
 
 
 def _cells(own: Mapping[str, Any]) -> Iterator[str]:
-    yield f"{own['spearman']:.2f}"
+    yield "-" if own["spearman"] is None else f"{own['spearman']:.2f}"
     yield f"{own['ratio']:.2f}"
     for name in ("median_error", "worst_error", "error_after_ratio"):
         yield f"{own[name]:.0%}"

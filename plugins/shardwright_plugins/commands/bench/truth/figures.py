@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ class Judgement:
     """Truth of an estimator about one workload's plans.
 
     Args:
-        spearman: rank correlation of predicted and measured times.
+        spearman: rank correlation of predicted and measured times; NaN where one does not vary.
         ratio: measured over predicted, the median.
         median_error: median of ``|predicted / measured - 1|``.
         worst_error: the largest.
@@ -62,8 +63,11 @@ class Judgement:
         )
 
     def to_data(self) -> dict[str, Any]:
-        """Return JSON data."""
-        return {name: value if value is None else round(value, 4) for name, value in asdict(self).items()}
+        """Return JSON data, which has no word for NaN: ``None`` stands for it."""
+        return {
+            name: None if value is None or math.isnan(value) else round(value, 4)
+            for name, value in asdict(self).items()
+        }
 
 
 def rank_correlation(first: Floats, second: Floats) -> float:

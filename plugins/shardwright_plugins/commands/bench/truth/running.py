@@ -116,7 +116,10 @@ def _check(workload: Workload) -> None:
                 "bench truth measures collections of tables with one of each"
             )
     if workload.batch_size is None:
-        raise InvalidInputError(f"workload {workload.name!r} has no batch_size_per_rank")
+        raise InvalidInputError(
+            f"workload {workload.name!r} has no batch_size_per_rank, so that no batch can be drawn: write it beside "
+            "'tables'"
+        )
 
 
 def judge(measured: Mapping[str, Any], estimators: Sequence[str]) -> dict[str, Any]:

@@ -179,6 +179,10 @@ class HashIndex(sw.RowIndex):
                 f"the eviction {self._eviction!r} must give a tensor of {len(self.uses)} scores, it gave "
                 f"{list(scores.shape) if isinstance(scores, Tensor) else scores!r}"
             )
+        if bool(scores.isnan().any()):
+            raise sw.InvalidInputError(
+                f"the eviction {self._eviction!r} gave NaN, which no row can be ordered by"
+            )
         return scores
 
     def _in_order(self, rows: Tensor, uses: Tensor, last_use: Tensor) -> Tensor:

@@ -154,3 +154,15 @@ def test_model_with_rows_of_a_server_goes_to_another_plan() -> None:
         return torch.equal(model(features).detach(), before)
 
     assert all(run_simulated(work, RANKS))
+
+
+def test_sharder_that_gives_no_module_is_refused_by_name() -> None:
+    class Nothing(RemoteSharder):
+        def shard(self, *args: Any, **kwargs: Any) -> Any:
+            return None
+
+    sharder = Nothing(Server(torch.zeros(ROWS, DIM), 1))
+    with pytest.raises(sw.UnsupportedError, match=r"sharder Nothing broke its contract: .* 'far' gave None"):
+        sw.DistributedModelParallel(
+            Model(beside=False), env=sw.ShardingEnv.local(), device="cpu", sharders=[sharder]
+        )

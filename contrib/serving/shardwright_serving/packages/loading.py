@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeAlias
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -43,7 +44,12 @@ def map_rows(path: Path, num_bytes: int | None = None) -> Tensor:
             f"{path} has {rows.numel()} bytes, and its package was written with {num_bytes}: copy the package anew"
         )
     for patch in patches_of(path.parent):
-        apply_patch(rows.numpy(), read_patch(patch))
+        try:
+            apply_patch(rows.numpy(), read_patch(patch))
+        except (OSError, ValueError, KeyError, BadZipFile) as error:
+            raise PackageError(
+                f"{patch} is no patch, or is damaged: add its increment to the package anew"
+            ) from error
     return rows
 
 

@@ -333,6 +333,14 @@ def test_model_of_one_feature_serves_any_numbers_of_its_ids_and_refuses_wrong_le
         package.run(torch.tensor([1, 2, 3]), torch.tensor([1, 20]))
 
 
+def test_patch_that_is_damaged_is_named(tmp_path: Path) -> None:
+    path = serving.export_for_inference(items(), FEATURES, tmp_path / "p", forms=["exported"], check=False)
+    (path / "patches").mkdir()
+    (path / "patches" / "00000001.npz").write_bytes(b"no archive")
+    with pytest.raises(serving.PackageError, match=r"00000001\.npz is no patch, or is damaged"):
+        serving.load_package(path)
+
+
 @pytest.mark.slow
 def test_every_form_is_checked_in_a_fresh_process(tmp_path: Path) -> None:
     model = Model()

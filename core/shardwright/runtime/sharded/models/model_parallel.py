@@ -224,6 +224,11 @@ class DistributedModelParallel(nn.Module):
                     f"the plan has nothing for {type(child).__name__} at {path!r}; it is for {sorted(self.plan.plan)}"
                 )
             sharded = sharder.shard(child, self.plan.plan.get(path, {}), self.env, self.device, path)
+            if not isinstance(sharded, nn.Module):
+                raise UnsupportedError(
+                    f"sharder {type(sharder).__name__} broke its contract: shard() of the module at {path!r} gave "
+                    f"{sharded!r}; it must give a Module, as LeaveAlone gives the module itself"
+                )
             self.sharded_modules[path] = sharded
             if not path:
                 return sharded

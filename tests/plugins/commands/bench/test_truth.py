@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -48,7 +49,19 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
     folder = tmp_path_factory.mktemp("truth")
     workload, output = folder / "tiny.json", folder / "truth.json"
     workload.write_text(json.dumps(WORKLOAD))
-    words = ["bench", "truth", str(workload), "--plans", "4", "--steps", "2", "--output", str(output)]
+    words = [
+        "bench",
+        "truth",
+        str(workload),
+        "--plans",
+        "4",
+        "--steps",
+        "2",
+        "--finals",
+        "3",
+        "--output",
+        str(output),
+    ]
     words += ["--estimator", "torchrec", "--estimator", "roofline", "--json"]
     found = CliRunner().invoke(app, words, catch_exceptions=False)
     assert found.exit_code == 0
@@ -96,8 +109,18 @@ def test_truth_judges_as_another_computation_does(run: tuple[Path, dict]) -> Non
             assert judgement["spearman"] == pytest.approx(spearmanr(said, took).statistic, abs=1e-3)
         assert judgement["median_error"] == pytest.approx(np.median(abs(said - took) / took), abs=1e-3)
         assert judgement["worst_error"] == pytest.approx(max(abs(said - took) / took), abs=1e-3)
-        own = next(entry["step_ms"] for entry in result["plans"] if name in entry["chosen_by"])
-        assert judgement["slower"] == pytest.approx(own / took.min() - 1, abs=1e-3)
+        own = next(entry for entry in result["plans"] if name in entry["chosen_by"])
+        assert judgement["own_ms"] == pytest.approx(own["step_ms"], abs=1e-3)
+        finals = [[run["step_ms"] for run in entry["finals"]] for entry in result["plans"] if entry["finals"]]
+        quickest = min(finals, key=statistics.median)
+        beside = [run["step_ms"] / best for run, best in zip(own["finals"], quickest, strict=True)]
+        assert judgement["slower"] == pytest.approx(statistics.median(beside) - 1, abs=1e-3)
+
+
+def test_final_is_of_the_plans_that_were_chosen_and_of_the_quickest(run: tuple[Path, dict]) -> None:
+    assert all(len(entry["finals"]) == 3 for entry in run[1]["workloads"][0]["plans"])  # three others at most
+    chosen = [False, True, False, False, True, False, False]
+    assert sorted(running.finalists([4, 9, 3, 2, 1, 5, 6], chosen)) == [0, 1, 2, 3, 4]
 
 
 def test_truth_again_judges_others_by_the_same_measurements(run: tuple[Path, dict]) -> None:
@@ -200,7 +223,17 @@ def test_judgement_leaves_out_plans_that_the_estimator_cannot_price() -> None:
     assert found.spearman == pytest.approx(1)
     assert found.ratio == 2
     assert found.slower == 5  # beside the best of all that were measured
-    assert found.picked_slower == 1
+    assert found.slower_noise is None
+
+
+def test_plan_that_was_lucky_once_is_not_the_best() -> None:
+    measured = np.array([5.0, 4.0, 9.0])
+    finals = {0: np.array([5.0, 6.0, 5.5]), 1: np.array([5.5, 6.3, 6.05])}
+    own, lucky = (Judgement.of(measured, measured, number, finals) for number in (0, 1))
+    assert (own.slower, own.slower_noise) == (0, 0)
+    assert lucky.slower == pytest.approx(0.1)
+    assert lucky.slower_noise == pytest.approx(0.025)
+    assert Judgement.of(measured, measured, 2, finals).slower == 1.25  # was in no final
 
 
 def test_predictions_that_do_not_vary_have_no_correlation_and_are_read_again(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from attrs import asdict
 
 from shardwright.cli.tables import page
 
@@ -24,6 +25,10 @@ def truth(
     plans: Annotated[int, typer.Option(min=2, help="Plans of each workload.")] = 30,
     steps: Annotated[int, typer.Option(min=1, help="Timed steps of each run of a plan.")] = 20,
     rounds: Annotated[int, typer.Option(min=1, help="Runs of each plan; the quickest counts.")] = 2,
+    finals: Annotated[
+        int,
+        typer.Option(min=0, help="Rounds in which the quickest plans and those of estimators run in turn."),
+    ] = 6,
     drawn: Annotated[int, typer.Option(min=1, help="How many workloads are drawn.")] = 4,
     seed: Annotated[int, typer.Option(min=0, help="Number of the first drawn workload.")] = 0,
     estimator: Annotated[
@@ -58,7 +63,7 @@ def truth(
     for path in (output, report):
         check_writable(path)
     names = tuple(estimator or _known_estimators())
-    settings = running.TruthSettings(names, ranks, plans, steps, rounds)
+    settings = running.TruthSettings(names, ranks, plans, steps, rounds, finals)
     results: list[dict[str, Any]] = []
 
     def note(result: dict[str, Any]) -> None:
@@ -84,7 +89,7 @@ def truth(
     else:
         given = [_named(WORKLOAD.read(path), path) for path in workloads or ()]
         asked = given or [drawn_workload(seed + number) for number in range(drawn)]
-        words = {"estimators": list(names), "ranks": ranks, "plans": plans, "steps": steps, "rounds": rounds}
+        words = asdict(settings)
         running.run(asked, settings, note=note)
     if report is not None:
         from shardwright_plugins.reports.html.measured import measured_page
@@ -127,7 +132,7 @@ def judgements(result: Mapping[str, Any]) -> Table:
     table.add_column("estimator")
     for name in (
         *("Spearman", "measured / predicted", "median error", "worst", "after the factor"),
-        *("own plan ms", "slower than best", "its pick slower"),
+        *("own plan ms", "slower than best", "noise of that"),
     ):
         table.add_column(name, justify="right")
     for name, own in result["estimators"].items():
@@ -141,5 +146,5 @@ def _cells(own: Mapping[str, Any]) -> Iterator[str]:
     for name in ("median_error", "worst_error", "error_after_ratio"):
         yield f"{own[name]:.0%}"
     yield "-" if own["own_ms"] is None else f"{own['own_ms']:.1f}"
-    yield "-" if own["slower"] is None else f"{own['slower']:.0%}"
-    yield f"{own['picked_slower']:.0%}"
+    for name in ("slower", "slower_noise"):
+        yield "-" if own[name] is None else f"{own[name]:.0%}"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -23,7 +25,7 @@ class Judgement:
         error_after_ratio: median after all predictions were multiplied by ``ratio``.
         own_ms: measured time of the plan that the planner makes with it; ``None`` if that was not measured.
         slower: time of that beyond the best measured plan, as a part of the best.
-        picked_slower: the same of the measured plan that it says is best.
+        slower_noise: distance of the quartiles of that over the rounds of the final; ``None`` without a final.
     """
 
     spearman: float
@@ -33,24 +35,39 @@ class Judgement:
     error_after_ratio: float
     own_ms: float | None
     slower: float | None
-    picked_slower: float
+    slower_noise: float | None
 
     @classmethod
-    def of(cls, predicted: Floats, measured: Floats, own: int | None) -> Judgement:
+    def of(
+        cls,
+        predicted: Floats,
+        measured: Floats,
+        own: int | None,
+        finals: Mapping[int, Floats] = MappingProxyType({}),
+    ) -> Judgement:
         """Judge an estimator.
+
+        The quickest of many runs is in part the luckiest, so that a plan that was chosen before it was measured looks
+        slower beside it than it is. Where a final was run, ``slower`` is of its times alone: the median over its rounds
+        of the time beside that of the plan whose median is least.
 
         Args:
             predicted: times that it says, ms; NaN where it says none.
             measured: times that were measured, ms.
             own: its own plan, by number, if that was measured.
+            finals: times of the final, ms, one a round, by numbers of plans.
         """
         known = ~np.isnan(predicted)
         said, took = predicted[known], measured[known]
         ratio, best = float(np.median(took / said)), float(measured.min())
         errors = np.abs(said / took - 1)
         scaled = np.abs(said * ratio / took - 1)
-        picked = float(took[said.argmin()])
         own_ms = None if own is None else float(measured[own])
+        slower, slower_noise = None if own_ms is None else own_ms / best - 1, None
+        if own is not None and own in finals:
+            quickest = min(finals.values(), key=np.median)
+            first, middle, third = np.quantile(finals[own] / quickest, (0.25, 0.5, 0.75)).tolist()
+            slower, slower_noise = middle - 1, third - first
         return cls(
             spearman=rank_correlation(said, took),
             ratio=ratio,
@@ -58,8 +75,8 @@ class Judgement:
             worst_error=float(errors.max()),
             error_after_ratio=float(np.median(scaled)),
             own_ms=own_ms,
-            slower=None if own_ms is None else own_ms / best - 1,
-            picked_slower=picked / best - 1,
+            slower=slower,
+            slower_noise=slower_noise,
         )
 
     def to_data(self) -> dict[str, Any]:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 FORMAT, VERSION = "shardwright-truth", 1
 _TIMEOUT_S = 1800.0
+_QUICKEST = 3  # plans of the final that no estimator chose
 _DOCUMENT = DocumentKind("run of bench truth")
 
 
@@ -41,6 +42,7 @@ class TruthSettings:
         plans: plans of each workload.
         steps: timed steps of each run of a plan.
         rounds: runs of each plan, far apart; the least counts, and what they differ is the noise.
+        finals: rounds of the final, in which the quickest plans and those that estimators chose run in turn.
     """
 
     estimators: tuple[str, ...]
@@ -48,6 +50,7 @@ class TruthSettings:
     plans: int = 30
     steps: int = 40
     rounds: int = 3
+    finals: int = 6
 
 
 def measure(pool: RankPool, data: Mapping[str, Any], settings: TruthSettings) -> dict[str, Any]:
@@ -73,14 +76,21 @@ def measure(pool: RankPool, data: Mapping[str, Any], settings: TruthSettings) ->
         detected=("ddr_cap",),
     )
     found = candidates(workload, topology, settings.estimators, count=settings.plans)
-    order = order_of_runs(len(found), settings.rounds)
     texts = [candidate.plan.to_json() for candidate in found]
-    results = pool.run(
-        measure_plans, settings.ranks, data, texts, order, steps=settings.steps, timeout_s=_TIMEOUT_S
-    )[0]
-    runs: list[list[dict[str, Any]]] = [[] for _ in found]
-    for number, figures in zip(order, results, strict=True):
-        runs[number].append(asdict(figures))
+
+    def times(numbers: Sequence[int], rounds: int) -> list[list[dict[str, Any]]]:
+        order = [numbers[place] for place in order_of_runs(len(numbers), rounds)]
+        results = pool.run(
+            measure_plans, settings.ranks, data, texts, order, steps=settings.steps, timeout_s=_TIMEOUT_S
+        )[0]
+        runs: list[list[dict[str, Any]]] = [[] for _ in found]
+        for number, figures in zip(order, results, strict=True):
+            runs[number].append(asdict(figures))
+        return runs
+
+    runs = times(range(len(found)), settings.rounds)
+    final = finalists([_least(own) for own in runs], [bool(candidate.chosen_by) for candidate in found])
+    finals = times(final, settings.finals)
     return {
         "workload": dict(data),
         "plans": [
@@ -89,11 +99,18 @@ def measure(pool: RankPool, data: Mapping[str, Any], settings: TruthSettings) ->
                 "tables": dict(described(candidate.plan)),
                 "chosen_by": list(candidate.chosen_by),
                 "runs": own,
-                "plan": candidate.plan.to_json(),
+                "finals": final,
+                "plan": text,
             }
-            for candidate, own in zip(found, runs, strict=True)
+            for candidate, own, final, text in zip(found, runs, finals, texts, strict=True)
         ],
     }
+
+
+def finalists(step_ms: Sequence[float], is_chosen: Sequence[bool]) -> list[int]:
+    """Numbers of the plans that were chosen, and of the quickest others."""
+    others = [number for number, own in enumerate(is_chosen) if not own]
+    return [*np.flatnonzero(is_chosen).tolist(), *sorted(others, key=step_ms.__getitem__)[:_QUICKEST]]
 
 
 def order_of_runs(plans: int, rounds: int) -> list[int]:
@@ -136,11 +153,16 @@ def judge(measured: Mapping[str, Any], estimators: Sequence[str]) -> dict[str, A
     took = np.array([step_ms_of(entry) for entry in measured["plans"]])
     by = {name: Prices.by(plans[0], name) for name in estimators}
     prices = {name: [own.of(plan) for plan in plans] for name, own in by.items()}
+    finals = {
+        number: np.array([run["step_ms"] for run in entry["finals"]])
+        for number, entry in enumerate(measured["plans"])
+        if entry.get("finals")
+    }
     judgements = {}
     for name, own in prices.items():
         said = np.array([np.nan if one is None else one.step_ms for one in own])
         number = next((n for n, entry in enumerate(measured["plans"]) if name in entry["chosen_by"]), None)
-        judgements[name] = Judgement.of(said, took, number).to_data()
+        judgements[name] = Judgement.of(said, took, number, finals).to_data()
     entries = [
         {
             **entry,
@@ -156,7 +178,11 @@ def judge(measured: Mapping[str, Any], estimators: Sequence[str]) -> dict[str, A
 
 def step_ms_of(entry: Mapping[str, Any]) -> float:
     """Measured time of a plan, ms: that of its quickest run, since other work only adds."""
-    return float(min(run["step_ms"] for run in entry["runs"]))
+    return _least(entry["runs"])
+
+
+def _least(runs: Sequence[Mapping[str, Any]]) -> float:
+    return float(min(run["step_ms"] for run in runs))
 
 
 def noise_of(entries: Sequence[Mapping[str, Any]]) -> float | None:

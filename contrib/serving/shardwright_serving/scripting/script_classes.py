@@ -1,18 +1,27 @@
-"""The classes that stand for our sparse types in TorchScript: they have the attributes of ours.
+"""The sparse types in TorchScript.
 
-TorchScript reads annotations, so they are no text here.
+For TorchScript they are the small classes below, which have the attributes of ours: by these torch converts one into
+the other. Where `torch.jit.script` meets one of our types it finds its class here.
 
-Legend: B samples, D columns.
+All keys of a batch have the same samples: batch sizes per key, and exchanges between ranks, are not in TorchScript.
+
+TorchScript reads annotations, so they are no text here. It looks up what they, and the methods, name in this module.
+
+Legend: F keys, B samples, D columns.
 """
 
 import inspect
+import warnings
 from typing import TYPE_CHECKING, Any, Optional, TypeVar
 
 import torch
 from torch import Tensor
+from torch.jit import _state
 from torch.nn import functional
 
-from shardwright import JaggedTensor
+from shardwright import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+
+__all__ = ["register_script_types"]
 
 _C = TypeVar("_C", bound=type[Any])
 
@@ -305,3 +314,32 @@ class ScriptKeyedTensor:
     def __getitem__(self, key: str) -> Tensor:
         """The tensor of a name."""
         return self.to_dict()[key]
+
+
+_registered: list[type] = []
+
+
+def register_script_types() -> None:
+    """Have TorchScript take our sparse types for the classes here, and give them back as ours.
+
+    Programs that have them in inputs or results are scripted, and loaded, in processes that did this.
+    """
+    pairs: dict[type[Any], Any] = {
+        JaggedTensor: ScriptJaggedTensor,
+        KeyedJaggedTensor: ScriptKeyedJaggedTensor,
+        KeyedTensor: ScriptKeyedTensor,
+    }
+    if _registered:
+        return
+    _registered.extend(pairs)  # first: torch asks again while it compiles
+    for ours, script in pairs.items():
+        # The class has the name of ours there, which code that constructs one of ours looks up.
+        name = torch._jit_internal._qualified_name(ours)
+        script._jit_override_qualname = name
+        with warnings.catch_warnings():
+            warnings.simplefilter(
+                "ignore"
+            )  # torch's, that TorchScript is deprecated: it is said of the user's code
+            torch.jit.script(script)
+        _state._add_script_class(ours, _state._script_classes[script])
+        _state._name_to_pyclass[name] = ours

@@ -1,31 +1,20 @@
-"""The sparse types in TorchScript.
-
-For TorchScript they are the small classes of `script_classes`, which have the attributes of ours: by these torch
-converts one into the other. Where `torch.jit.script` meets one of our types it finds its class here.
+"""Functions of the sparse types in TorchScript, which scripts call in the place of ours.
 
 All keys of a batch have the same samples: batch sizes per key, and exchanges between ranks, are not in TorchScript.
 
 TorchScript reads annotations, so they are no text here.
-
-Legend: F keys, B samples.
 """
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.jit import _state
 
 from shardwright import JaggedTensor, KeyedJaggedTensor, KeyedTensor, UnsupportedError
-from shardwright_serving.scripting.script_classes import (
-    ScriptJaggedTensor,
-    ScriptKeyedJaggedTensor,
-    ScriptKeyedTensor,
-)
+from shardwright_serving.scripting.script_classes import register_script_types
 
-__all__ = ["function_for", "register_script_types"]
+__all__ = ["function_for"]
 
 
 def empty_jagged(
@@ -206,32 +195,3 @@ def function_for(name: str) -> Callable[..., Any]:
             f"TorchScript has no {name}; of functions that make sparse types it has {', '.join(_FUNCTIONS)}"
         )
     return _FUNCTIONS[name]
-
-
-_registered: list[type] = []
-
-
-def register_script_types() -> None:
-    """Have TorchScript take our sparse types for the classes here, and give them back as ours.
-
-    Programs that have them in inputs or results are scripted, and loaded, in processes that did this.
-    """
-    pairs: dict[type[Any], Any] = {
-        JaggedTensor: ScriptJaggedTensor,
-        KeyedJaggedTensor: ScriptKeyedJaggedTensor,
-        KeyedTensor: ScriptKeyedTensor,
-    }
-    if _registered:
-        return
-    _registered.extend(pairs)  # first: torch asks again while it compiles
-    for ours, script in pairs.items():
-        # The class has the name of ours there, which code that constructs one of ours looks up.
-        name = torch._jit_internal._qualified_name(ours)
-        script._jit_override_qualname = name
-        with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # torch's, that TorchScript is deprecated: it is said of the user's code
-            torch.jit.script(script)
-        _state._add_script_class(ours, _state._script_classes[script])
-        _state._name_to_pyclass[name] = ours

@@ -45,6 +45,14 @@ DANGLING = re.compile(
 MOST_MODULES = 15
 # Folders with more, and why.
 CROWDED: dict[str, str] = {}
+# Most lines of a file: a longer one is about several things, each of which has a name.
+MOST_LINES = 400
+# Files with more, and why.
+LONG = {
+    "core/shardwright/planning/machines/topology.py": "the class of topologies and its ways to be made",
+    "core/shardwright/planning/options/offers.py": "has not been parted yet",
+    "core/shardwright/planning/search/placement.py": "has not been parted yet",
+}
 HOOKS = sorted(name for name in dir(hookspecs) if name.startswith("shardwright_"))
 
 
@@ -95,6 +103,16 @@ def test_no_folder_is_crowded():
     crowded = {folder: number for folder, number in counted.items() if number > MOST_MODULES}
     assert {folder: number for folder, number in crowded.items() if folder not in CROWDED} == {}
     assert CROWDED.keys() <= crowded.keys(), "an exception is not one any more"
+
+
+def test_no_file_is_long():
+    counted = {
+        str(path.relative_to(ROOT)): len(path.read_text().splitlines())
+        for path in python_files("core", "plugins", "contrib")
+    }
+    long = {path: number for path, number in counted.items() if number > MOST_LINES}
+    assert {path: number for path, number in long.items() if path not in LONG} == {}
+    assert LONG.keys() <= long.keys(), "an exception is not one any more"
 
 
 def test_no_property_is_held_to_a_deadline():

@@ -61,8 +61,8 @@ _MODULE_OF_NAME: dict[str, str] = {
         "shardwright.modules.embedding_modules": (
             "EmbeddingBagCollection",
             "EmbeddingCollection",
-            "TableCollection",
         ),
+        "shardwright.modules.table_collection": ("TableCollection",),
         "shardwright.optim": (
             "CombinedOptimizer",
             "KeyedOptimizer",
@@ -131,10 +131,8 @@ _MODULE_OF_NAME: dict[str, str] = {
         "shardwright.runtime.step.awaitable": ("Awaitable", "LazyAwaitable"),
         "shardwright.runtime.ranks.environment": ("ShardingEnv",),
         "shardwright.contracts.lookup": ("Bags", "BlockSpec", "Lookup", "RowIndex"),
-        "shardwright.runtime.sharded.models.model_parallel": (
-            "DefaultDataParallelWrapper",
-            "DistributedModelParallel",
-        ),
+        "shardwright.runtime.sharded.models.model_parallel": ("DistributedModelParallel",),
+        "shardwright.runtime.sharded.tables.data_parallel": ("DefaultDataParallelWrapper",),
         "shardwright.runtime.routed.direct": ("DirectReturn",),
         "shardwright.runtime.routed.plan": ("RoutingPlan",),
         "shardwright.runtime.routed.return_path": ("Answers", "PathSlots", "ReturnPath", "ReturnStep"),

@@ -44,7 +44,7 @@ from shardwright.errors import UnsupportedError as UnsupportedError
 from shardwright.hookspecs import hookimpl as hookimpl
 from shardwright.modules.embedding_modules import EmbeddingBagCollection as EmbeddingBagCollection
 from shardwright.modules.embedding_modules import EmbeddingCollection as EmbeddingCollection
-from shardwright.modules.embedding_modules import TableCollection as TableCollection
+from shardwright.modules.table_collection import TableCollection as TableCollection
 from shardwright.optim import CombinedOptimizer as CombinedOptimizer
 from shardwright.optim import KeyedOptimizer as KeyedOptimizer
 from shardwright.optim import KeyedOptimizerWrapper as KeyedOptimizerWrapper
@@ -115,9 +115,9 @@ from shardwright.runtime.sharded.collections.sharders import LeaveAlone as Leave
 from shardwright.runtime.sharded.collections.sharders import ModuleSharder as ModuleSharder
 from shardwright.runtime.sharded.collections.sharders import ShardedEmbeddingBagCollection as ShardedEmbeddingBagCollection
 from shardwright.runtime.sharded.collections.sharders import ShardedEmbeddingCollection as ShardedEmbeddingCollection
-from shardwright.runtime.sharded.models.model_parallel import DefaultDataParallelWrapper as DefaultDataParallelWrapper
 from shardwright.runtime.sharded.models.model_parallel import DistributedModelParallel as DistributedModelParallel
 from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner as EmbeddingShardingPlanner
+from shardwright.runtime.sharded.tables.data_parallel import DefaultDataParallelWrapper as DefaultDataParallelWrapper
 from shardwright.runtime.step.awaitable import Awaitable as Awaitable
 from shardwright.runtime.step.awaitable import LazyAwaitable as LazyAwaitable
 from shardwright.runtime.step.collection import Collection as Collection
@@ -134,10 +134,10 @@ from shardwright.sparse import KeyedJaggedTensor as KeyedJaggedTensor
 from shardwright.sparse import KeyedTensor as KeyedTensor
 from shardwright_plugins.checkpoint.loading import LoadedCheckpoint as LoadedCheckpoint
 from shardwright_plugins.checkpoint.loading import load_checkpoint as load_checkpoint
-from shardwright_plugins.checkpoint.reading import PieceRequest as PieceRequest
 from shardwright_plugins.checkpoint.reading import StoredCheckpoint as StoredCheckpoint
 from shardwright_plugins.checkpoint.reading import StoredTensor as StoredTensor
 from shardwright_plugins.checkpoint.reading import open_checkpoint as open_checkpoint
+from shardwright_plugins.checkpoint.requests import PieceRequest as PieceRequest
 from shardwright_plugins.checkpoint.saving import SavedCheckpoint as SavedCheckpoint
 from shardwright_plugins.checkpoint.saving import save_checkpoint as save_checkpoint
 from shardwright_plugins.comm_backends.torch_communicator import AllToAll as AllToAll

@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import functools
 import inspect
-import math
 import sys
-import types
-import typing
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, KeysView, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, KeysView, Mapping, Sequence, Set
 from numbers import Integral, Real
-from typing import Annotated, Any, TypeAlias, TypeVar, cast
+from typing import Annotated, Any, TypeVar, cast
 
 import attrs
 import numpy as np
 
+from shardwright._annotations import NOT_PLAIN, Kinds, Within, brief, plain_kinds, problem, some
 from shardwright.errors import InvalidInputError, ShardwrightError, nearest
 
 __all__ = [
@@ -41,47 +39,15 @@ __all__ = [
     "not_empty",
     "problem",
     "real",
+    "some",
     "typed",
     "whole",
 ]
 
 F = TypeVar("F", bound=Callable[..., Any])
-_Kinds: TypeAlias = "Mapping[type[Any], Within | None]"
 
-_MOST_SHOWN = 120
-_WORDS: Mapping[Any, str] = {
-    int: "an integer",
-    float: "a number",
-    bool: "True or False",
-    str: "a text",
-    types.NoneType: "None",
-    Any: "anything",
-    object: "anything",
-}
-_NUMBERS: Mapping[Any, type[Any]] = {int: Integral, float: Real}
-_LISTS = (Sequence, Collection, list, tuple)
-_ANYTHING: tuple[Any, _Kinds] = (Any, {})
-_NOT_PLAIN: Any = ()
+_ANYTHING: tuple[Any, Kinds] = (Any, {})
 _RAW_ERRORS = (TypeError, ValueError, AttributeError, LookupError, OverflowError, RuntimeError)
-
-
-@attrs.frozen(kw_only=True)
-class Within:
-    """Range of a number, in an annotation: ``Annotated[float, Within(gt=0, le=1)]``. Infinity is outside by default."""
-
-    ge: float = -math.inf
-    gt: float = -math.inf
-    le: float = math.inf
-    lt: float = math.inf
-
-    def holds(self, value: Any) -> bool:
-        """True if a number is in the range; not a number (NaN) is in none."""
-        return bool(self.ge <= value <= self.le and self.gt < value < self.lt)
-
-    def __str__(self) -> str:
-        """``from 0 to 1``."""
-        words = {"from": self.ge, "above": self.gt, "to": self.le, "below": self.lt}
-        return "".join(f" {word} {limit}" for word, limit in words.items() if math.isfinite(limit))
 
 
 PositiveInt = Annotated[int, Within(ge=1)]
@@ -139,14 +105,15 @@ def checked_only(*arguments: str) -> Callable[[F], F]:
         names = [one.name for one in parameters if one.kind <= one.POSITIONAL_OR_KEYWORD]
         takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters)
         taken = {one.name for one in parameters}
-        of, _, method = function.__qualname__.rpartition(".")
-        owner = of if of and method.startswith("_") else function.__qualname__
+        method = function.__name__
         annotations = {name: function.__annotations__.get(name, Any) for name in arguments}
         expected = _Annotations(annotations, function.__module__)
 
         def caller(args: Sequence[Any]) -> str:
-            # A constructor speaks for the class that the user calls, which may be derived from the one that has it.
-            return type(args[0]).__name__ if method == "__init__" else owner
+            # A method speaks for the class that the user calls, which may be derived from the one that has it.
+            if not args or "self" not in taken:
+                return function.__qualname__
+            return type(args[0]).__name__ + (f".{method}" if not method.startswith("_") else "")
 
         @functools.wraps(function)
         def checking(*args: Any, **kwargs: Any) -> Any:
@@ -184,17 +151,17 @@ class _Annotations:
 
     def __init__(self, annotations: Mapping[str, Any], module: str) -> None:
         self._annotations, self._module = annotations, module
-        self._hints: dict[str, tuple[Any, _Kinds]] = {}
+        self._hints: dict[str, tuple[Any, Kinds]] = {}
 
     def wrong(self, values: Iterable[tuple[str, Any]]) -> tuple[str, str] | None:
         """Name the first value that contradicts its annotation, and explain how."""
         if not self._hints:
             names = vars(sys.modules[self._module])
             hints = {name: _evaluated(hint, names) for name, hint in self._annotations.items()}
-            self._hints = {name: (hint, _plain_kinds(hint)) for name, hint in hints.items()}
+            self._hints = {name: (hint, plain_kinds(hint)) for name, hint in hints.items()}
         for name, value in values:
             hint, plain = self._hints.get(name, _ANYTHING)
-            within = plain.get(type(value), _NOT_PLAIN)
+            within = plain.get(type(value), NOT_PLAIN)
             if within is None or (within and within.holds(value)):
                 continue
             if text := problem(name, value, hint):
@@ -308,53 +275,6 @@ def _naming_field(cls: type[Any], field: attrs.Attribute[Any]) -> attrs.Attribut
     return field.evolve(converter=converted)
 
 
-@functools.cache
-def _plain_kinds(hint: Any) -> _Kinds:
-    """The classes whose very instances go with an annotation, whatever is in them; the range of those of numbers."""
-    kinds: dict[type[Any], Within | None] = {}
-    for one in _alternatives(hint):
-        kind, within = typing.get_args(one) if typing.get_origin(one) is Annotated else (one, None)
-        kinds |= {plain: within for plain in (int, kind) if plain is kind or kind is float}
-    return {kind: within for kind, within in kinds.items() if isinstance(kind, type)}
-
-
-@functools.cache
-def _alternatives(hint: Any) -> tuple[Any, ...]:
-    """The alternatives of an annotation. Beside a device, a text or a number names one, which there must be."""
-    if (typing.get_origin(hint) or hint) not in (typing.Union, types.UnionType):
-        return (hint,)
-    kinds = typing.get_args(hint)
-    names = (int, str) if any(map(_is_device, kinds)) else ()
-    return tuple(kind for kind in kinds if kind not in names)
-
-
-def _is_device(kind: Any) -> bool:
-    return getattr(kind, "__module__", "") == "torch" and _name(kind) == "device"
-
-
-def problem(name: str, value: Any, hint: Any) -> str:
-    """Explain how a value contradicts an annotation; empty if it does not.
-
-    Integers are no numbers with a fraction of 0, nor is ``True`` one; texts are no lists of texts.
-    """
-    alternatives = _alternatives(hint)
-    if hint is Any or isinstance(hint, TypeVar) or _plain_kinds(hint).get(type(value), _NOT_PLAIN) is None:
-        return ""
-    if len(alternatives) > 1:
-        found = [problem(name, value, one) for one in alternatives]
-        # The alternative that a value comes nearest to says what is wrong with what is in it.
-        inside = [text for text in found if text and not text.startswith(f"{name} must")]
-        return "" if "" in found else inside[0] if inside else _must(name, value, hint)
-    (hint,) = alternatives
-    kind, of = typing.get_origin(hint) or hint, typing.get_args(hint)
-    if kind is Annotated:
-        is_right = not problem(name, value, of[0]) and of[1].holds(value)
-        return "" if is_right else _must(name, value, hint)
-    if not _is_of(kind, value, of):
-        return _must(name, value, hint)
-    return next(filter(None, _problems_inside(name, value, kind, of)), "")
-
-
 def check(name: str, value: Any, hint: Any) -> None:
     """Check a value against an annotation.
 
@@ -363,92 +283,3 @@ def check(name: str, value: Any, hint: Any) -> None:
     """
     if wrong := problem(name, value, hint):
         raise InvalidInputError(wrong, subject=name)
-
-
-def _must(name: str, value: Any, hint: Any) -> str:
-    is_name = typing.get_origin(hint) is typing.Literal and isinstance(value, str)
-    guess = nearest(value, [str(one) for one in typing.get_args(hint)]) if is_name else ""
-    return f"{name} must be {_described(hint)}, got {brief(value)}{'.' * bool(guess)}{guess}"
-
-
-def _is_of(kind: Any, value: Any, of: tuple[Any, ...]) -> bool:
-    """True if a value is of a kind, whatever is in it."""
-    if kind is typing.Literal:
-        return value in of
-    if kind in _NUMBERS:
-        return isinstance(value, _NUMBERS[kind]) and not isinstance(value, bool)
-    if _is_function(kind):
-        return callable(value)
-    if kind is type:
-        return isinstance(value, type) and (not isinstance(of[0], type) or issubclass(value, of[0]))
-    if _is_device(kind) and type(value) in (str, int):
-        try:
-            return bool(kind(value))
-        except (RuntimeError, ValueError):
-            return False
-    if kind in (*_LISTS, Iterable):
-        is_scalar = getattr(value, "ndim", None) == 0  # which says that it can be gone through, and cannot
-        if is_scalar or isinstance(value, str | bytes | Mapping):
-            return False
-    return not isinstance(kind, type) or isinstance(value, kind)
-
-
-def _is_function(kind: Any) -> bool:
-    return kind in (Callable, typing.Callable) or getattr(kind, "_is_protocol", False)
-
-
-def _problems_inside(name: str, value: Any, kind: Any, of: tuple[Any, ...]) -> Iterator[str]:
-    if kind in _LISTS and of and isinstance(value, list | tuple):  # others may be made as they are looked at
-        is_fixed = kind is tuple and of[-1] is not Ellipsis
-        if is_fixed and len(value) != len(of):
-            yield f"{name} must have {len(of)} items, got {brief(value)}"
-        elif is_fixed or any(_plain_kinds(of[0]).get(type(one), _NOT_PLAIN) is not None for one in value):
-            kinds = of if is_fixed else of[:1] * len(value)
-            yield from (
-                problem(f"{name}[{place}]", *pair)
-                for place, pair in enumerate(zip(value, kinds, strict=True))
-            )
-    elif of and isinstance(kind, type) and issubclass(kind, Mapping):
-        for key, item in value.items():
-            yield problem(f"a key of {name}", key, of[0])
-            yield problem(f"{name}[{key!r}]", item, of[-1])
-
-
-def _described(hint: Any) -> str:
-    """``an integer or None``, ``a list of texts``."""
-    kind, of = typing.get_origin(hint) or hint, typing.get_args(hint)
-    if hint in _WORDS:
-        return _WORDS[hint]
-    if kind is Annotated:
-        return ("a finite number" if of[0] is float else _described(of[0])) + str(of[1])
-    if kind in (typing.Union, types.UnionType):
-        return " or ".join(dict.fromkeys(map(_described, of)))
-    if kind is typing.Literal:
-        return " or ".join(map(repr, of))
-    if kind in (*_LISTS, Iterable):
-        return f"a list (each: {_described(of[0])})" if of and of[0] is not Any else "a list"
-    if _is_function(kind):
-        return "a function"
-    if kind is type:
-        return f"a class of {_name(of[0])}" if of else "a class"
-    if isinstance(kind, type) and issubclass(kind, Mapping):
-        return f"a dict (from {_described(of[0])} to {_described(of[1])})" if of else "a dict"
-    return f"a {_name(kind)}" if _name(kind)[:1].lower() not in "aeiou" else f"an {_name(kind)}"
-
-
-def _name(hint: Any) -> str:
-    return str(getattr(hint, "__name__", hint))
-
-
-def brief(value: Any) -> str:
-    """A value for an error text: short, and never another error."""
-    if isinstance(value, type):
-        return f"the class {value.__name__}"
-    shape = getattr(value, "shape", None)
-    if shape is not None and not isinstance(value, Real):
-        return f"a {type(value).__name__} of {getattr(value, 'dtype', 'shape')} {list(shape)}"
-    try:
-        text = " ".join(repr(value).split())
-    except Exception:
-        return f"a {type(value).__name__}"
-    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}... ({type(value).__name__})"

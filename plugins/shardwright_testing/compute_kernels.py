@@ -14,14 +14,16 @@ from shardwright.contracts import ComputeKernel
 from shardwright.contracts.lookup import BlockSpec
 from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright.runtime.step.backward.learning_rates import LearningRates
-from shardwright.runtime.step.backward.weight_gradients import weight_gradients
 from shardwright_testing.kernels.kernel_checks import (
     check_close,
     check_declared,
     check_memory,
+    check_same_update,
+    check_shared_storage,
     check_state,
     check_sums,
     check_unborn,
+    check_weight_gradients,
     copy_state,
     go_back,
     gradient_of,
@@ -40,7 +42,7 @@ from shardwright_testing.kernels.kernel_groups import (
     takes,
     with_other_parameters,
 )
-from shardwright_testing.kernels.loops import OPTIMIZERS, Batch, block_spec, build, draw_sequences, lookup_of
+from shardwright_testing.kernels.loops import OPTIMIZERS, block_spec, build, draw_sequences, lookup_of
 
 SOURCES = ((3,), (2, 3), (4, 0, 1), (0, 0), (0,))
 """Batch sizes of the ranks whose bags a lookup gets."""
@@ -255,10 +257,8 @@ class ComputeKernelTests:
             batch = draw(blocks, (2, 3), is_weighted=True, seed=step)
             train(f"{compute_kernel.name}: row_wise_adagrad, cut columns", lookup, loops, batch, device)
         if not compute_kernel.refusal_of_weight_gradients():
-            gradient = gradient_of(loops, batch, 1)
-            found = weight_gradients(compute_kernel, lookup, batch.as_bags(device), gradient.to(device))
-            expected = loops.weight_gradients(batch, gradient)
-            check_close(f"{compute_kernel.name}: gradients of weights, cut columns", found, expected)
+            what = f"{compute_kernel.name}: gradients of weights, cut columns"
+            check_weight_gradients(what, compute_kernel, lookup, loops, batch, device)
 
     def test_gradients_of_weights_are_rows_times_gradients(self, compute_kernel: ComputeKernel) -> None:
         """The engine asks for them before the update, and reads rows itself where there is no answer."""
@@ -268,12 +268,9 @@ class ComputeKernelTests:
         for blocks, device in self._groups(compute_kernel, self._any_optimizer(compute_kernel)):
             lookup, loops = built(compute_kernel.name, compute_kernel, blocks, device)
             batch = draw(blocks, (2, 3), is_weighted=True)
-            gradient = gradient_of(loops, batch, 1)
-            bags = batch.as_bags(device)
-            _, saved = lookup.forward(bags, training=True)
+            _, saved = lookup.forward(batch.as_bags(device), training=True)
             for asked in (saved, None):
-                found = weight_gradients(compute_kernel, lookup, bags, gradient.to(device), asked)
-                check_close(what, found, loops.weight_gradients(batch, gradient))
+                check_weight_gradients(what, compute_kernel, lookup, loops, batch, device, asked)
             go_back(f"{what}, then the update", lookup, loops, batch, saved, device)
 
     def test_prepare_serves_backward_as_forward_does(self, compute_kernel: ComputeKernel) -> None:
@@ -287,12 +284,8 @@ class ComputeKernelTests:
             _, saved = looked_up.forward(batch.as_bags(device), training=True)
             shown = looked_up.backward(saved, gradient.clone())
             again = prepared.backward(prepared.prepare(batch.as_bags(device)), gradient.clone())
-            for one, other in zip(
-                [*shown, *weights_of(looked_up)], [*again, *weights_of(prepared)], strict=True
-            ):
-                assert one is not None
-                assert other is not None
-                check_close(f"{compute_kernel.name}: after prepare()", other, one)
+            what = f"{compute_kernel.name}: after prepare()"
+            check_same_update(what, [*again, *weights_of(prepared)], [*shown, *weights_of(looked_up)])
 
     def test_backward_scaled_is_backward_of_the_scaled_gradient(self, compute_kernel: ComputeKernel) -> None:
         """Averages over ranks are made so."""
@@ -304,12 +297,8 @@ class ComputeKernelTests:
             shown = scaled.backward_scaled(saved, gradient.clone(), 0.25)
             _, saved = plain.forward(batch.as_bags(device), training=True)
             expected = plain.backward(saved, gradient * 0.25)
-            for one, other in zip(
-                [*shown, *weights_of(scaled)], [*expected, *weights_of(plain)], strict=True
-            ):
-                assert one is not None
-                assert other is not None
-                check_close(f"{compute_kernel.name}: backward_scaled() by 0.25", one, other)
+            what = f"{compute_kernel.name}: backward_scaled() by 0.25"
+            check_same_update(what, [*shown, *weights_of(scaled)], [*expected, *weights_of(plain)])
 
     def test_anticipate_leaves_backward_as_it_is(self, compute_kernel: ComputeKernel) -> None:
         """The engine calls it while results travel, or not at all; it changes nothing that is read or written."""
@@ -350,22 +339,7 @@ class ComputeKernelTests:
         """Lookups read the weights that a checkpoint loads into ``weight``."""
         for blocks, device in self._groups(compute_kernel, self._any_optimizer(compute_kernel)):
             lookup, _ = build(compute_kernel, blocks, device=device)
-            for index, spec in enumerate(blocks):
-                weight, shape = lookup.weight(index), (spec.block.num_rows, spec.block.num_columns)
-                assert tuple(weight.shape) == shape, (
-                    f"{compute_kernel.name}: weight({index}) is {weight.shape}"
-                )
-                assert not weight.requires_grad, f"{compute_kernel.name}: weight({index}) requires a gradient"
-                weight.fill_(index + 1)
-            batch = Batch([[[[(0, 1.0)]] for spec in blocks for _ in range(spec.num_slots)]], False)
-            sums, _ = lookup.forward(batch.as_bags(device), training=False)
-            wanted = {float(index + 1) for index in range(len(blocks))}
-            assert set(sums.reshape(-1).tolist()) == wanted, (
-                f"{compute_kernel.name}: what was written into weight() is lost: lookups give "
-                f"{sorted(set(sums.reshape(-1).tolist()))[:4]}, not {sorted(wanted)}. Give the storage, not a copy"
-            )
-            for index, parameter in enumerate(lookup.parameters()):
-                assert (parameter == index + 1).all(), f"{compute_kernel.name}: parameter {index} is a copy"
+            check_shared_storage(compute_kernel.name, lookup, blocks, device)
 
     def test_forward_runs_in_inference_mode(self, compute_kernel: ComputeKernel) -> None:
         """And gives the same."""

@@ -10,7 +10,7 @@ import pytest
 
 TYPES = ("table_wise", "column_wise", "row_wise", "table_row_wise", "data_parallel")
 # Events of a stream beside the main one. Sizes of a batch on the device, together with whether its ids are in range.
-SIZES = "event at /sparse/keyed_jagged_tensor.py"
+SIZES = "event at /sparse/_keyed_bags.py"
 # Ids of each rank, where rows are cut: one copy more.
 ROUTED = "event at /runtime/routed/routing.py"
 # The update of plain torch, which counts the distinct rows.

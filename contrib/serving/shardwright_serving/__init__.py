@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from shardwright_serving.tables.collections import QuantEmbeddingCollection as QuantEmbeddingCollection
     from shardwright_serving.tables.known_ids import KnownIds as KnownIds
     from shardwright_serving.tables.known_ids import with_zero_row as with_zero_row
-    from shardwright_serving.tables.one_process import (
+    from shardwright_serving.tables.one_process import shard_for_serving as shard_for_serving
+    from shardwright_serving.tables.placed_collections import (
         PlacedQuantEmbeddingBagCollection as PlacedQuantEmbeddingBagCollection,
     )
-    from shardwright_serving.tables.one_process import (
+    from shardwright_serving.tables.placed_collections import (
         PlacedQuantEmbeddingCollection as PlacedQuantEmbeddingCollection,
     )
-    from shardwright_serving.tables.one_process import shard_for_serving as shard_for_serving
     from shardwright_serving.tables.quantizing import quantize_embeddings as quantize_embeddings
     from shardwright_serving.tables.sharders import (
         QuantEmbeddingBagCollectionSharder as QuantEmbeddingBagCollectionSharder,

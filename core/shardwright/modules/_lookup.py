@@ -17,15 +17,6 @@ from shardwright.errors import IdRangeError, InvalidInputError, UnknownNameError
 from shardwright.planning.tables.spec import EmbeddingConfig
 from shardwright.sparse import JaggedTensor, KeyedJaggedTensor
 
-__all__ = [
-    "bags_by_feature_of",
-    "bags_of_feature",
-    "look_up",
-    "look_up_and_pool",
-    "places_of_examples",
-    "weights_of_ids",
-]
-
 
 def bags_of_feature(
     bags_by_feature: Mapping[str, JaggedTensor], feature: str, table: EmbeddingConfig

@@ -12,21 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shardwright.arguments import some
 from shardwright.errors import InvalidInputError, UnknownNameError, nearest
-
-__all__ = [
-    "check_form",
-    "check_groups",
-    "check_names",
-    "check_state",
-    "full",
-    "make_state",
-    "names_of",
-    "pack_groups",
-    "pack_state",
-    "write_groups",
-    "write_state",
-]
 
 State = MutableMapping[Tensor, dict[str, Any]]
 Group = dict[str, Any]
@@ -119,7 +106,7 @@ def check_form(state_dict: Mapping[str, Any]) -> None:
     """
     if "state" not in state_dict:
         raise InvalidInputError(
-            f"this is no optimizer's state dict: it has {_some(sorted(state_dict))}, but no 'state'"
+            f"this is no optimizer's state dict: it has {some(sorted(state_dict))}, but no 'state'"
         )
 
 
@@ -135,7 +122,7 @@ def check_state(params: Mapping[str, Tensor], state: State, loaded: Mapping[str,
     if lacking:
         raise InvalidInputError(
             f"the state dict has no state for {len(lacking)} of the {len(params)} parameters, which have "
-            f"some here: {_some(lacking)}"
+            f"some here: {some(lacking)}"
         )
     for name, entries in loaded.items():
         param = params[name]
@@ -156,7 +143,7 @@ def check_names(params: Mapping[str, Tensor], loaded: Iterable[Any]) -> None:
     if unknown:
         raise UnknownNameError(
             f"the state dict names {len(unknown)} parameters that the optimizer does not have: "
-            f"{_some(unknown)}. It has {len(params)}: {_some(sorted(params))}."
+            f"{some(unknown)}. It has {len(params)}: {some(sorted(params))}."
             f"{nearest(str(unknown[0]), params)}"
         )
 
@@ -165,8 +152,8 @@ def _check_entries(name: str, current: Mapping[str, Any], loaded: Mapping[str, A
     for entry in [*loaded, *current]:
         if entry not in loaded or entry not in current:
             raise InvalidInputError(
-                f"the state of {name!r} has the entries {_some(sorted(current))}; the state dict has "
-                f"{_some(sorted(loaded))}. Was it saved by another optimizer?"
+                f"the state of {name!r} has the entries {some(sorted(current))}; the state dict has "
+                f"{some(sorted(loaded))}. Was it saved by another optimizer?"
             )
     for entry, value in loaded.items():
         own = _shape(current[entry])
@@ -229,7 +216,7 @@ def check_groups(params: Mapping[str, Tensor], groups: Iterable[Group], loaded: 
         if lacking:
             raise InvalidInputError(
                 f"the saved group of {own[0]['params'][0]!r} has no {lacking[0]!r}; it has "
-                f"{_some(sorted(own[0].keys() - _OPTIONAL))}. Was it saved by another optimizer?"
+                f"{some(sorted(own[0].keys() - _OPTIONAL))}. Was it saved by another optimizer?"
             )
 
 
@@ -251,7 +238,7 @@ def _matched(
         lacking = [name for name in own if name not in place]
         if lacking:
             raise InvalidInputError(
-                f"the state dict's param_groups lack {len(lacking)} parameters: {_some(lacking)}"
+                f"the state dict's param_groups lack {len(lacking)} parameters: {some(lacking)}"
             )
         yield [loaded[index] for index in sorted({place[name] for name in own})], group
 
@@ -278,8 +265,3 @@ def _shape(value: Any) -> list[int] | None:
 def _described(value: Any) -> str:
     shape = _shape(value)
     return f"a {type(value).__name__}" if shape is None else str(shape)
-
-
-def _some(names: Sequence[Any], limit: int = 5) -> str:
-    shown = ", ".join(repr(name) for name in names[:limit])
-    return f"{shown}, ... ({len(names) - limit} more)" if len(names) > limit else shown or "none"

@@ -96,7 +96,7 @@ class Jagged(abc.ABC):
         """Number of values in each bag: `[N]`."""
         if self._lengths is None:
             assert self._offsets is not None
-            self._lengths = _ops.lengths_from_offsets(self._offsets)
+            self._lengths = self._offsets.diff()
         return self._lengths
 
     def lengths_or_none(self) -> Tensor | None:

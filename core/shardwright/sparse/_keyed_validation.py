@@ -67,7 +67,14 @@ def lookup_problem(keys: Sequence[str], values: Tensor, num_used: int, wanted: C
 def derive_stride(num_keys: int, num_bags: int, stride: int | None) -> int:
     """The number of examples; one that was given must fit."""
     if stride is None:
-        return _stride_of(num_keys, num_bags)
+        if not num_keys and num_bags:
+            raise InvalidInputError(f"{_NAME}: got {num_bags} bags (lengths) for 0 keys.")
+        if num_bags % max(num_keys, 1):
+            raise InvalidInputError(
+                f"{_NAME}: {num_bags} bags (lengths) do not divide by {num_keys} keys; each key needs one "
+                "per example."
+            )
+        return num_bags // max(num_keys, 1)
     if isinstance(stride, bool) or not isinstance(stride, int | Integral | torch.SymInt):
         raise InvalidInputError(f"{_NAME}: stride must be an integer, got {brief(stride)}.")
     if stride < 0 or stride * num_keys != num_bags:
@@ -80,10 +87,7 @@ def derive_stride(num_keys: int, num_bags: int, stride: int | None) -> int:
 
 def even_counts(num_keys: int, num_values: int) -> list[int]:
     """Numbers of values of each key where lengths cannot be read, as even as can be."""
-    if num_keys == 0:
-        return []
-    each, others = divmod(num_values, num_keys)
-    return [each + (position < others) for position in range(num_keys)]
+    return [num_values // num_keys + (place < num_values % num_keys) for place in range(num_keys)]
 
 
 def check_segments(segments: Sequence[int], num_keys: int) -> None:
@@ -120,14 +124,3 @@ def check_same_stride(owner: str, names: Sequence[str], strides: Sequence[int]) 
                 f"{owner}: {names[0]} has {strides[0]} examples, {name} has {stride}. An example without the "
                 "feature needs an empty bag (a length of 0)."
             )
-
-
-def _stride_of(num_keys: int, num_bags: int) -> int:
-    if num_keys == 0 and num_bags:
-        raise InvalidInputError(f"{_NAME}: got {num_bags} bags (lengths) for 0 keys.")
-    if num_keys and num_bags % num_keys:
-        raise InvalidInputError(
-            f"{_NAME}: {num_bags} bags (lengths) do not divide by {num_keys} keys; each key needs one "
-            "per example."
-        )
-    return num_bags // num_keys if num_keys else 0

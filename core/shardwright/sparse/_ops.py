@@ -43,11 +43,6 @@ def offsets_from_lengths(lengths: Tensor, num_values: int) -> Tensor:
     return functional.pad(torch.cumsum(lengths, dim=-1, dtype=lengths.dtype), (1, 0))
 
 
-def lengths_from_offsets(offsets: Tensor) -> Tensor:
-    """Number of values in each bag: `[N + 1]` offsets to `[N]` lengths."""
-    return offsets[1:] - offsets[:-1]
-
-
 def permute_keys(
     order: Sequence[int],
     lengths: Tensor,

@@ -6,7 +6,6 @@ import hashlib
 import importlib
 import pickle
 import uuid
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -40,7 +39,8 @@ class _FilePerOverload:
     Args:
         folder: the folder of the files.
         name: beginning of their names.
-        stamp: what code must have been compiled with and from to be loaded: Numba's version, the source's stamp.
+        stamp: Numba's version and the stamps of the sources, with and from which code must have been compiled to be
+            loaded.
     """
 
     folder: Path
@@ -76,6 +76,9 @@ class _FilePerOverload:
 def compiled(function: Any, **options: Any) -> Any:
     """Have Numba compile a loop on first use; kept on disk, unless there is no place that may be written to.
 
+    What is kept is thrown away when a file of the loop's folder changes: functions of other files there may have been
+    compiled into it.
+
     Args:
         function: the loop, which gives the GIL up.
         options: further options of ``numba.njit``.
@@ -84,12 +87,17 @@ def compiled(function: Any, **options: Any) -> Any:
 
     try:
         made = numba.njit(cache=True, nogil=True, **options)(function)
-    except RuntimeError:
-        return numba.njit(nogil=True, **options)(function)
-    with suppress(AttributeError):  # a Numba that keeps them otherwise
         impl = made._cache._impl
-        stamp = numba.__version__, impl.locator.get_source_stamp()
+        stamp = numba.__version__, impl.locator.get_source_stamp(), _sources_beside(function)
         made._cache._cache_file = _FilePerOverload(
             Path(impl.locator.get_cache_path()), impl.filename_base, stamp
         )
+    except (RuntimeError, AttributeError):  # no such place, or a Numba that keeps them otherwise
+        return numba.njit(nogil=True, **options)(function)
     return made
+
+
+def _sources_beside(function: Any) -> list[tuple[str, float, int]]:
+    """Name, time of change and size of each file of a function's folder."""
+    files = sorted(Path(function.__code__.co_filename).parent.glob("*.py"))
+    return [(file.name, stat.st_mtime, stat.st_size) for file in files for stat in [file.stat()]]

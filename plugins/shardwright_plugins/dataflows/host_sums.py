@@ -27,7 +27,8 @@ from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.routed.direct import GRADIENTS, RESULTS, DirectReturn
 from shardwright.runtime.routed.plan import RoutingPlan
 from shardwright.runtime.routed.return_path import Answers, PathSlots, ReturnPath, ReturnStep
-from shardwright.runtime.routed.sections import Matrices, columns_of, wire_of
+from shardwright.runtime.routed.section import columns_of, wire_of
+from shardwright.runtime.routed.sections import Matrices
 from shardwright.runtime.routed.wire import Transfer, Wire
 from shardwright.runtime.step.columns import Move, Placement
 from shardwright.runtime.step.kernel_groups import GroupKind

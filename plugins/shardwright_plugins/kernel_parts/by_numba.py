@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shardwright_plugins.compute_kernels._compiled import compiled
-from shardwright_plugins.compute_kernels._threads import in_threads
-from shardwright_plugins.compute_kernels.fused_numba._lookup import Cells, Geometry, Share, shares_of
+from shardwright_plugins.compute_kernels._threads import Share, in_threads, shares_of
+from shardwright_plugins.compute_kernels.fused_numba._lookup import Cells, Geometry
 
 __all__ = ["Cells", "Geometry", "Share", "compiled", "in_threads", "shares_of"]

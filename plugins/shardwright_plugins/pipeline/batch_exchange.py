@@ -8,7 +8,7 @@ from attrs import frozen
 
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.ranks.together import is_lost
-from shardwright.runtime.step.batches.inputs import Status, goes_on
+from shardwright.runtime.step.batches.rank_problems import Status, goes_on
 from shardwright.runtime.step.engine import EngineStep
 from shardwright_plugins.pipeline.batch_tree import Path
 from shardwright_plugins.pipeline.fetching import Fetched
@@ -111,3 +111,21 @@ def _send_all(steps: Sequence[EngineStep]) -> tuple[Exception | None, list[Engin
                 raise
             first = first or error
     return first, sent
+
+
+def agreed_calls(told: Sequence[Sequence[tuple[str, Path | None]]]) -> list[CollectionCall]:
+    """Select the calls of collections that all ranks called in the same order, with inputs at the same places."""
+
+    def calls_of(calls: Sequence[tuple[str, Path | None]], name: str) -> list[Path | None]:
+        return [path for other, path in calls if other == name]
+
+    names = {
+        name
+        for name, _ in told[0]
+        if None not in calls_of(told[0], name)
+        and all(calls_of(calls, name) == calls_of(told[0], name) for calls in told)
+    }
+    kept = [[call for call in calls if call[0] in names] for calls in told]
+    if any(calls != kept[0] for calls in kept):
+        return []
+    return [CollectionCall(name, path) for name, path in kept[0] if path is not None]

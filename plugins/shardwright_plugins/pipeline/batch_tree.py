@@ -162,6 +162,14 @@ def is_same(one: KeyedJaggedTensor, other: KeyedJaggedTensor) -> bool:
     )
 
 
+def path_of(batch: Any, features: KeyedJaggedTensor) -> Path | None:
+    """The place in a batch of features that share their tensors with it; ``None`` if it has none."""
+    for path, leaf in leaves(batch):
+        if isinstance(leaf, KeyedJaggedTensor) and is_same(leaf, features):
+            return path
+    return None
+
+
 def _is_one(tensor: Tensor | None, other: Tensor | None) -> bool:
     return tensor is not None and tensor is other
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -36,23 +36,20 @@ from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.ranks.together import is_lost
 from shardwright.runtime.sharded.collections.sharded_collection import ShardedCollection
 from shardwright.runtime.sharded.models.model_parallel import DistributedModelParallel
-from shardwright.runtime.step.batches.inputs import Status
-from shardwright.runtime.step.batches.rank_problems import who_ended
+from shardwright.runtime.step.batches.rank_problems import Status
 from shardwright.sparse import KeyedJaggedTensor
-from shardwright_plugins.pipeline.batch_exchange import BatchExchange, CollectionCall
+from shardwright_plugins.pipeline.batch_exchange import BatchExchange, CollectionCall, agreed_calls
 from shardwright_plugins.pipeline.batch_settings import BatchSettings
 from shardwright_plugins.pipeline.batch_tree import (
-    Path,
     follow,
-    is_same,
-    leaves,
+    path_of,
     path_text,
     record_stream,
 )
 from shardwright_plugins.pipeline.fetching import NO_FORM, Fetched, Fetcher
-from shardwright_plugins.pipeline.inputs_ahead import Begun, InputsAhead, SideStream
+from shardwright_plugins.pipeline.inputs_ahead import Begun, InputsAhead, SideStream, call_weakly
 from shardwright_plugins.pipeline.stages import EXCHANGE, PREFETCH, PipelineStep, run_stage
-from shardwright_plugins.pipeline.status_word import exchange_statuses
+from shardwright_plugins.pipeline.status_word import exchange_statuses, raise_if_stopped
 
 _log = logging.getLogger("shardwright")
 
@@ -96,7 +93,7 @@ class BatchesInStep:
             name: InputsAhead(
                 partial(_note, self._made, name),
                 is_strict=settings.is_strict,
-                looked_up=partial(_call_weakly, weakref.WeakMethod(self._has_looked_up)),
+                looked_up=partial(call_weakly, weakref.WeakMethod(self._has_looked_up)),
             )
             for name in self._collections
         }
@@ -170,7 +167,7 @@ class BatchesInStep:
             self._fetched = self._fetcher.fetch(iterator)
         self._fetched = self._fetcher.meet(self._fetched)  # collective 1
         coming, statuses = self._exchange(self._fetched)
-        _raise_if_stopped(statuses)
+        raise_if_stopped(statuses)
         self._fetched, self._coming = None, coming
 
     # Where inputs stand
@@ -204,23 +201,17 @@ class BatchesInStep:
         Raises:
             DistributedError: the forward pass failed on a rank; raised on all ranks.
         """
-        mine = [(name, self._path_of(features)) for name, features in self._made]
+        mine = [(name, path_of(self._batch, features)) for name, features in self._made]
         if not self._settings.is_strict:  # other batches may have come between
             mine = [call for call in mine if call[1] is not None]
         told = self._env.communicator.all_gather_objects(mine)
-        _raise_if_stopped([Status.FINE if calls is not None else Status.STOPPED for calls in told])
+        raise_if_stopped([Status.FINE if calls is not None else Status.STOPPED for calls in told])
         if any(told):
             self._expected = [name for name, _ in mine]
-            self._calls = _agreed(told)
+            self._calls = agreed_calls(told)
             self._tell_who_stays({call.name for call in self._calls})
         self._batch = None
         self._made.clear()
-
-    def _path_of(self, features: KeyedJaggedTensor) -> Path | None:
-        for path, leaf in leaves(self._batch):
-            if isinstance(leaf, KeyedJaggedTensor) and is_same(leaf, features):
-                return path
-        return None
 
     def _tell_who_stays(self, ahead: set[str]) -> None:
         stays = sorted({name for name, _ in self._made} - ahead)
@@ -330,7 +321,7 @@ class BatchesInStep:
             if not self.learns:
                 self._made.clear()
         if self._calls:
-            _raise_if_stopped(exchange_statuses(self._env, Status.FINE)[0])
+            raise_if_stopped(exchange_statuses(self._env, Status.FINE)[0])
         else:
             if self.learns:
                 self.learn()
@@ -390,42 +381,6 @@ class BatchesInStep:
             self._exchange(self._fetcher.without_batch(Status.STOPPED))
 
 
-def _call_weakly(method: weakref.WeakMethod[Callable[[], None]]) -> None:
-    """Call a method if its object still lives."""
-    own = method()
-    if own is not None:
-        own()
-
-
-def _note(made: list[tuple[str, KeyedJaggedTensor]], name: str, features: KeyedJaggedTensor) -> None:
-    made.append((name, features))
-
-
-def _agreed(told: Sequence[Sequence[tuple[str, Path | None]]]) -> list[CollectionCall]:
-    """Select the calls of collections that all ranks called in the same order, with inputs at the same places."""
-
-    def calls_of(calls: Sequence[tuple[str, Path | None]], name: str) -> list[Path | None]:
-        return [path for other, path in calls if other == name]
-
-    names = {
-        name
-        for name, _ in told[0]
-        if None not in calls_of(told[0], name)
-        and all(calls_of(calls, name) == calls_of(told[0], name) for calls in told)
-    }
-    kept = [[call for call in calls if call[0] in names] for calls in told]
-    if any(calls != kept[0] for calls in kept):
-        return []
-    return [CollectionCall(name, path) for name, path in kept[0] if path is not None]
-
-
-def _raise_if_stopped(statuses: Sequence[Status]) -> None:
-    if Status.STOPPED in statuses:
-        raise DistributedError(
-            f"{who_ended(statuses)}. The step was given up on all ranks, nothing was updated"
-        )
-
-
 def _raise(error: Exception) -> None:
     raise error
 
@@ -433,3 +388,7 @@ def _raise(error: Exception) -> None:
 def _env_of(model: nn.Module, collections: Sequence[ShardedCollection]) -> ShardingEnv:
     env = collections[0].env if collections else getattr(model, "env", None)
     return env if isinstance(env, ShardingEnv) else ShardingEnv.from_process_group()
+
+
+def _note(made: list[tuple[str, KeyedJaggedTensor]], name: str, features: KeyedJaggedTensor) -> None:
+    made.append((name, features))

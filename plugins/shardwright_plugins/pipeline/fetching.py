@@ -15,7 +15,7 @@ from torch import nn
 from shardwright.errors import InvalidInputError
 from shardwright.runtime.ranks.devices import is_host
 from shardwright.runtime.ranks.environment import ShardingEnv
-from shardwright.runtime.step.batches.inputs import Status
+from shardwright.runtime.step.batches.rank_problems import Status
 from shardwright_plugins.pipeline.batch_settings import BatchSettings
 from shardwright_plugins.pipeline.batch_tree import device_of, leaves, moved, without_examples
 from shardwright_plugins.pipeline.inputs_ahead import SideStream

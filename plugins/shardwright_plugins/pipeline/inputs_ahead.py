@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -140,3 +141,10 @@ class InputsAhead:
         """Wait for all exchanges under way, and forget them."""
         while self._begun:
             self.next()
+
+
+def call_weakly(method: weakref.WeakMethod[Callable[[], None]]) -> None:
+    """Call a method if its object still lives."""
+    own = method()
+    if own is not None:
+        own()

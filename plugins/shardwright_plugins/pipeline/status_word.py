@@ -6,10 +6,15 @@ from collections.abc import Sequence
 
 import torch
 
-from shardwright.errors import ShardwrightError
+from shardwright.errors import DistributedError, ShardwrightError
 from shardwright.runtime.ranks.environment import ShardingEnv
-from shardwright.runtime.step.batches.inputs import Status
-from shardwright.runtime.step.batches.rank_problems import RankProblem, kind_of, kind_of_all
+from shardwright.runtime.step.batches.rank_problems import (
+    RankProblem,
+    Status,
+    kind_of,
+    kind_of_all,
+    who_ended,
+)
 
 
 def exchange_statuses(
@@ -51,3 +56,15 @@ def _told(
         return kind_of(error), str(error)
     problem, name = RankProblem.of(error), env.communicator.global_ranks[env.rank]
     return problem.kind, f"rank {name}: {problem.text}"
+
+
+def raise_if_stopped(statuses: Sequence[Status]) -> None:
+    """Raise where a rank has stopped.
+
+    Raises:
+        DistributedError: a rank gave the step up.
+    """
+    if Status.STOPPED in statuses:
+        raise DistributedError(
+            f"{who_ended(statuses)}. The step was given up on all ranks, nothing was updated"
+        )

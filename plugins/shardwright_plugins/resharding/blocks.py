@@ -24,9 +24,8 @@ from shardwright.runtime.sharded.collections.sharded_collection import (
     ShardedCollection,
     ShardingInputs,
     engine_of,
-    local_blocks,
 )
-from shardwright.runtime.sharded.tables.sharded_table import ShardedTable
+from shardwright.runtime.sharded.tables.sharded_table import ShardedTable, local_blocks
 from shardwright.runtime.sharded.tables.table_state import LocalBlock
 from shardwright.runtime.step.engine import CollectionEngine
 from shardwright.runtime.step.kernel_groups import kernel_of

@@ -18,23 +18,20 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
-from typing import Any, TypeAlias
+from typing import Any
 
 from attrs import define, evolve, field
-from torch import nn
 from torch.optim import Optimizer
 
 from shardwright.contracts.extension import Resharded
 from shardwright.contracts.lookup import Lookup
-from shardwright.errors import InvalidInputError, PlanError, UnsupportedError, nearest
+from shardwright.errors import InvalidInputError, UnsupportedError
 from shardwright.planning.plan.plan import ShardingPlan
-from shardwright.planning.plan.sharding import ParameterSharding
-from shardwright.planning.tables.spec import TableSpec
 from shardwright.planning.text import bytes_text
 from shardwright.runtime.ranks.environment import ShardingEnv
-from shardwright.runtime.sharded.collections.sharded_collection import ShardedCollection, engine_of
+from shardwright.runtime.sharded.collections.sharded_collection import engine_of
 from shardwright.runtime.sharded.collections.sharded_module import check_plan_covers
 from shardwright.runtime.sharded.models.model_parallel import DistributedModelParallel
 from shardwright.runtime.step.kernel_groups import (
@@ -42,7 +39,6 @@ from shardwright.runtime.step.kernel_groups import (
     build_lookup,
     check_layout,
     is_updated_in_backward,
-    kernel_of,
 )
 from shardwright_plugins.plan_differences.layout_moves import Flow
 from shardwright_plugins.resharding.blocks import (
@@ -57,6 +53,14 @@ from shardwright_plugins.resharding.blocks import (
     place_of,
     values_of,
 )
+from shardwright_plugins.resharding.checks import (
+    Asked,
+    changes,
+    check_change,
+    check_optimizer,
+    check_rows_can_move,
+    modules_under,
+)
 from shardwright_plugins.resharding.exchange import RowExchange
 from shardwright_plugins.resharding.keyed import copy_rows, exchange_keys
 from shardwright_plugins.resharding.users import UserOptimizers
@@ -64,35 +68,6 @@ from shardwright_plugins.resharding.users import UserOptimizers
 PIECE_BYTES = 64 << 20
 """Most that a rank sends or receives at once, unless asked otherwise."""
 _BUFFERS = 3  # pieces in memory at once: what is sent, what is received, and what is cut out of a table
-
-Asked: TypeAlias = Mapping[str, tuple[ShardedCollection, Mapping[str, ParameterSharding]]]
-"""By path: a module, and how its tables are to be sharded."""
-
-
-def modules_under(plan: ShardingPlan, sharded: Mapping[str, nn.Module]) -> Asked:
-    """The modules of a model with the parts of a plan that are for them.
-
-    Raises:
-        PlanError: the plan is for other modules.
-        UnsupportedError: a module is none of shardwright's own.
-    """
-    if not isinstance(plan, ShardingPlan):
-        raise InvalidInputError(f"reshard() takes a ShardingPlan, got a {type(plan).__name__}")
-    for path in plan.plan:
-        if path not in sharded:
-            raise PlanError(
-                f"the plan is for a module at {path!r}, which is not sharded.{nearest(path, sharded)}"
-            )
-    asked = {}
-    for path, module in sharded.items():
-        if path not in plan.plan:
-            if not isinstance(module, ShardedCollection):  # a sharder's that has no tables is in no plan
-                continue
-            raise PlanError(f"the plan has nothing for the module at {path!r}; it is for {sorted(plan.plan)}")
-        if not isinstance(module, ShardedCollection):
-            raise UnsupportedError(f"a {type(module).__name__} at {path!r} cannot be resharded")
-        asked[path] = (module, plan.plan[path])
-    return asked
 
 
 def reshard_model(
@@ -138,21 +113,6 @@ def _order(move: TableMove) -> tuple[bool, str, bool, int, str]:
     return move.is_moving, old.compute_kernel, old.layout.is_replicated, spec.embedding_dim, spec.path
 
 
-def _changes(module: ShardedCollection, params: Mapping[str, ParameterSharding]) -> bool:
-    own = module.inputs.params
-    return any(own[name].digest() != params[name].digest() for name in own)
-
-
-def _check_change(spec: TableSpec, old: ParameterSharding, new: ParameterSharding) -> None:
-    was, will_be = is_updated_in_backward(spec, old), is_updated_in_backward(spec, new)
-    if was != will_be:
-        raise UnsupportedError(
-            f"table {spec.describe()}: the kernel {old.compute_kernel!r} {_runs(was)}, {new.compute_kernel!r} "
-            f"{_runs(will_be)}: it cannot go from one to the other while it is trained. Save a checkpoint and build "
-            "the model again"
-        )
-
-
 def _give_back() -> None:
     """Have the C library give freed memory back to the system, where it can be asked to.
 
@@ -163,35 +123,6 @@ def _give_back() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
-
-
-def _runs(is_fused: bool) -> str:
-    return "runs the optimizer" if is_fused else "leaves it to one of your own"
-
-
-def _check_optimizer(spec: TableSpec, values: TableValues) -> None:
-    if values.optimizer is None:
-        raise InvalidInputError(
-            f"table {spec.describe()} gets new parameters, and no optimizer that was given has its old ones: give "
-            "those that train it, reshard(plan, optimizer)"
-        )
-
-
-def _check_rows_can_move(move: TableMove) -> None:
-    """Check that it can be told where a row is: by the plan, or by a kernel that says which keys it has."""
-    old, new = (side.layout.row_map.takes_any_id for side in (move.old, move.new))
-    states = [kernel_of(side.compute_kernel).row_state for side in (move.old, move.new)]
-    if old != new:
-        raise UnsupportedError(
-            f"table {move.spec.describe()}: its ids are {'keys' if old else 'rows'} now, and "
-            f"{'keys' if new else 'rows'} under the new plan: it cannot go from one to the other while it is trained"
-        )
-    if states[0] != states[1]:
-        raise UnsupportedError(
-            f"table {move.spec.describe()}: its ids are keys, and where a key's row is, its kernel alone knows; "
-            f"{move.old.compute_kernel!r} tells {list(states[0])} of a row, {move.new.compute_kernel!r} "
-            f"takes {list(states[1])}. Leave this table and those that share its kernel group as they are"
-        )
 
 
 @define(eq=False)
@@ -238,7 +169,7 @@ class _Resharding:
                 check_layout(spec, params[spec.name], self.env.world_size)
                 kind, digest = params[spec.name].sharding_type, hashlib.sha256(params[spec.name].digest())
                 stated[f"the plan of table {spec.path!r}"] = f"{kind} {digest.hexdigest()[:12]}"
-            if _changes(module, params):
+            if changes(module, params):
                 inputs = evolve(module.inputs, params=dict(params))
                 self.modules.append(ModuleMove(len(self.modules), module, inputs))
                 values |= self._checked(path, self.modules[-1])
@@ -252,7 +183,7 @@ class _Resharding:
                 said = agreed_values(spec, [other[spec.path] for other in group])
                 move = TableMove(owner, spec, said, table.state.sharding, table.state.local)
                 if not spec.is_frozen and not is_updated_in_backward(spec, move.old):
-                    _check_optimizer(spec, said)
+                    check_optimizer(spec, said)
                 self.moves.append(move)
         self.moves.sort(key=_order)
 
@@ -269,7 +200,7 @@ class _Resharding:
                     f"table {spec.describe()}: rows of {table.state.row_format.name} do not move between plans: shard "
                     "the unsharded model by the new one"
                 )
-            _check_change(spec, table.state.sharding, owner.inputs.params[spec.name])
+            check_change(spec, table.state.sharding, owner.inputs.params[spec.name])
             holder = self.users.holder_of(table)
             values[spec.path] = describe_values(table, self.users.states_of(table), holder)
         return values
@@ -288,7 +219,7 @@ class _Resharding:
         built: set[LookupId] = set()
         for move in self.moves:
             if not move.is_kept:
-                _check_rows_can_move(move)
+                check_rows_can_move(move)
             owner, coming = move.owner, move.coming - built
             built |= coming
             extra += sum(_bytes_of(owner.unbuilt.groups[number]) for _, number in coming)

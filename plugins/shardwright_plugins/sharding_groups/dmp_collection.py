@@ -16,10 +16,8 @@ from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.planning.tables.spec import Update
 from shardwright.runtime.sharded.collections.sharded_collection import ShardedCollection
 from shardwright.runtime.sharded.collections.sharders import ModuleSharder
-from shardwright.runtime.sharded.models.model_parallel import (
-    DefaultDataParallelWrapper,
-    DistributedModelParallel,
-)
+from shardwright.runtime.sharded.models.model_parallel import DistributedModelParallel
+from shardwright.runtime.sharded.tables.data_parallel import DefaultDataParallelWrapper
 from shardwright.runtime.step.compiling import untraced
 from shardwright_plugins.sharding_groups.averaging import Averaging
 from shardwright_plugins.sharding_groups.environment import ShardingEnv2D

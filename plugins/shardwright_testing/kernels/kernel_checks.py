@@ -18,6 +18,7 @@ from shardwright.contracts.lookup import Bags, BlockSpec, Lookup
 from shardwright.optim.fused import spec_to_torch
 from shardwright.planning.tables.caching import CacheParams
 from shardwright.planning.tables.data_types import DataType
+from shardwright.runtime.step.backward.weight_gradients import weight_gradients
 from shardwright_testing.kernels.kernel_faults import sums_look_like, updates_look_like
 from shardwright_testing.kernels.keys import RowsOfKeys, keys_of
 from shardwright_testing.kernels.loops import Batch, Loops, build, draw_batch
@@ -123,6 +124,49 @@ def check_close(what: str, actual: Tensor, expected: Tensor, *, hint: Callable[[
         f"{what}: the shape is {list(actual.shape)}, not {list(expected.shape)}"
     )
     torch.testing.assert_close(actual, expected, **close, msg=lambda text: f"{what}: {hint()}{text}")
+
+
+def check_same_update(what: str, found: Sequence[Tensor | None], expected: Sequence[Tensor | None]) -> None:
+    """Two backward passes showed the same gradients and left the same weights."""
+    for one, other in zip(found, expected, strict=True):
+        assert one is not None
+        assert other is not None
+        check_close(what, one, other)
+
+
+def check_weight_gradients(
+    what: str,
+    kernel: ComputeKernel,
+    lookup: Lookup,
+    loops: Loops,
+    batch: Batch,
+    device: torch.device,
+    saved: Any = None,
+) -> None:
+    """Gradients of ids' weights are those that loops give, by what a forward pass has saved or without it."""
+    gradient = gradient_of(loops, batch, 1)
+    found = weight_gradients(kernel, lookup, batch.as_bags(device), gradient.to(device), saved)
+    check_close(what, found, loops.weight_gradients(batch, gradient))
+
+
+def check_shared_storage(
+    what: str, lookup: Lookup, blocks: Sequence[BlockSpec], device: torch.device
+) -> None:
+    """Lookups, and parameters, have what is written into ``weight``."""
+    for index, spec in enumerate(blocks):
+        weight, shape = lookup.weight(index), (spec.block.num_rows, spec.block.num_columns)
+        assert tuple(weight.shape) == shape, f"{what}: weight({index}) is {weight.shape}"
+        assert not weight.requires_grad, f"{what}: weight({index}) requires a gradient"
+        weight.fill_(index + 1)
+    batch = Batch([[[[(0, 1.0)]] for spec in blocks for _ in range(spec.num_slots)]], False)
+    sums, _ = lookup.forward(batch.as_bags(device), training=False)
+    wanted = {float(index + 1) for index in range(len(blocks))}
+    assert set(sums.reshape(-1).tolist()) == wanted, (
+        f"{what}: what was written into weight() is lost: lookups give "
+        f"{sorted(set(sums.reshape(-1).tolist()))[:4]}, not {sorted(wanted)}. Give the storage, not a copy"
+    )
+    for index, parameter in enumerate(lookup.parameters()):
+        assert (parameter == index + 1).all(), f"{what}: parameter {index} is a copy"
 
 
 def check_sums(

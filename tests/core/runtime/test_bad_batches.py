@@ -12,7 +12,7 @@ from tests.core.runtime.plans import (
 )
 
 from shardwright.errors import IdRangeError, InvalidInputError
-from shardwright.runtime.step.batches.inputs import Status
+from shardwright.runtime.step.batches.rank_problems import Status
 
 
 def test_something_that_is_no_batch_is_the_same_error_on_all_ranks():

@@ -9,8 +9,7 @@ from attrs import frozen
 
 from shardwright import Dataflow, DirectReturn, Exchange, Routed
 from shardwright.errors import UnsupportedError
-from shardwright.runtime.routed.tables import RoutedTables, return_path_of
-from shardwright.runtime.sharded.collections.executors import executor_of
+from shardwright.runtime.routed.tables import RoutedTables, executor_of, return_path_of
 from shardwright_plugins.dataflows import Hierarchical, Replicate
 from shardwright_plugins.dataflows.host_sums import HostReturn
 from shardwright_plugins.dataflows.replicated.tables import ReplicatedTables

@@ -17,7 +17,7 @@ import shardwright as sw
 from shardwright.errors import ShardwrightError
 from shardwright.runtime.ranks.group_ranks import GroupRanks
 from shardwright_plugins.checkpoint.reading import StoredCheckpoint
-from shardwright_plugins.checkpoint.saving import _FolderWriter
+from shardwright_plugins.checkpoint.writers import FolderWriter
 from shardwright_plugins.resharding.exchange import RowExchange
 from shardwright_plugins.sharding_groups import DMPCollection
 
@@ -80,8 +80,8 @@ def struck(owner: Any, name: str, fault: str, victim: int) -> Iterator[None]:
 CALLS: dict[str, tuple[Any, str, int]] = {
     "planning": (sw.EmbeddingShardingPlanner, "_plan_for", 0),
     "planning a checkpoint": (DefaultSavePlanner, "create_local_plan", VICTIM),
-    "writing a checkpoint": (_FolderWriter, "write_data", VICTIM),
-    "naming a checkpoint": (_FolderWriter, "finish", 0),
+    "writing a checkpoint": (FolderWriter, "write_data", VICTIM),
+    "naming a checkpoint": (FolderWriter, "finish", 0),
     "reading a checkpoint": (StoredCheckpoint, "verify", VICTIM),
     "moving rows": (RowExchange, "make", VICTIM),
 }

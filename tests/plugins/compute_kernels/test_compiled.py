@@ -11,10 +11,11 @@ import pytest
 
 pytest.importorskip("numba")
 
-SOURCE = """\
-from shardwright_plugins.kernel_parts.by_numba import compiled
+IMPORT = "from shardwright_plugins.kernel_parts.by_numba import compiled"
+SOURCE = f"""\
+{IMPORT}
 
-inner = compiled(lambda x: x + {added})
+inner = compiled(lambda x: x + {{added}})
 outer = compiled(lambda x: inner(x) * 2)
 """
 CALL = "import loops; print(loops.outer({}), sum(loops.outer.stats.cache_hits.values()))"
@@ -65,6 +66,15 @@ def test_code_of_another_source_is_not_loaded(folder: Path, before: str) -> None
     write(folder, added=5)
     assert run(folder, before + CALL.format(20)) == "50 0"
     assert run(folder, CALL.format(20)).startswith("50 ")
+
+
+def test_code_of_another_source_beside_it_is_not_loaded(folder: Path) -> None:
+    inner, outer = SOURCE.split("\n\n")[1].splitlines()
+    (folder / "loops.py").write_text(f"{IMPORT}\nfrom parts import inner\n{outer}\n")
+    for added, result in [(1, "42"), (5, "50")]:
+        (folder / "parts.py").write_text(f"{IMPORT}\n{inner.format(added=added)}\n")
+        os.utime(folder / "parts.py", (added, added))
+        assert run(folder, CALL.format(20)) == f"{result} 0"
 
 
 @pytest.mark.slow

@@ -69,6 +69,7 @@ def test_numba_with_several_threads_gives_the_same_bits(
     slots_of: tuple[int, ...],
     optimizer: str,
 ) -> None:
+    from shardwright_plugins.compute_kernels import _threads
     from shardwright_plugins.compute_kernels.fused_numba import _lookup
 
     used: list[int] = []
@@ -80,7 +81,7 @@ def test_numba_with_several_threads_gives_the_same_bits(
         return found
 
     monkeypatch.setattr(_lookup, "shares_of", shares)
-    monkeypatch.setattr(_lookup, "_ELEMENTS_PER_THREAD", 1000)
+    monkeypatch.setattr(_threads, "_ELEMENTS_PER_THREAD", 1000)
     result, changed = trained(num_threads, slots_of, optimizer)
     assert set(used) == {num_threads}  # forward and backward passes alike
     used.clear()

@@ -11,8 +11,7 @@ from tests.plugins.pipeline.pipelines import examples, on_ranks
 
 from shardwright.errors import DistributedError
 from shardwright.runtime.ranks.devices import sent_to
-from shardwright.runtime.step.batches.inputs import Status
-from shardwright.runtime.step.batches.rank_problems import who_ended
+from shardwright.runtime.step.batches.rank_problems import Status, who_ended
 from shardwright.sparse import KeyedJaggedTensor
 from shardwright_plugins.pipeline import batches
 from shardwright_plugins.pipeline.batch_settings import BatchSettings

@@ -16,6 +16,7 @@ from shardwright import Bags, BlockSpec
 from shardwright_plugins.kernel_parts.by_numba import Cells, Geometry, Share, in_threads, shares_of
 from shardwright_serving.kernels import _numba_loops as loops
 from shardwright_serving.kernels._lookup import QuantizedLookup, row_bytes_of, stored_zeros
+from shardwright_serving.kernels._numba_rows import KINDS
 
 _SMALL = 400_000
 """Elements that one thread reads before a second is woken, as in ``fused_numba``: twice its share."""
@@ -35,7 +36,7 @@ class QuantNumbaLookup(QuantizedLookup):
                 row_bytes_of(spec),
                 spec.block.num_columns,
                 spec.block.num_rows,
-                loops.KINDS[spec.request.data_type],
+                KINDS[spec.request.data_type],
             )
             for spec in blocks
         ]

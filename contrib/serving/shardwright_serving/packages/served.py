@@ -28,9 +28,9 @@ from shardwright import (
 from shardwright_serving.packages.rows_file import Blocks, TableRows
 from shardwright_serving.rows.formats import SERVED
 from shardwright_serving.rows.quantized_rows import check_served
-from shardwright_serving.tables.collections import QuantizedCollection
 from shardwright_serving.tables.known_ids import KnownIds
-from shardwright_serving.tables.one_process import PlacedCollection
+from shardwright_serving.tables.placed_collections import PlacedCollection
+from shardwright_serving.tables.quantized_collection import QuantizedCollection
 
 __all__ = ["KEYED", "Collection", "Served", "served_in", "tables_of"]
 

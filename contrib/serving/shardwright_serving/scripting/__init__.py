@@ -17,7 +17,8 @@ from shardwright import (
     KeyedTensor,
 )
 from shardwright_serving.scripting.floats import scriptable_collection
-from shardwright_serving.scripting.sparse_types import function_for, register_script_types
+from shardwright_serving.scripting.script_classes import register_script_types
+from shardwright_serving.scripting.script_functions import function_for
 from shardwright_serving.scripting.traces import Tracer, made, made_or_traced, symbolic_trace, traced
 
 __all__ = ["Tracer", "install", "symbolic_trace", "uninstall"]

@@ -2,7 +2,7 @@
 
 `torch.jit.script` asks a module for what it compiles (``__prepare_scriptable__``): here a module of whole tables, whose
 rows are in the layouts of torch's operators. Batches and results are the types of
-`shardwright_serving.scripting.sparse_types`.
+`shardwright_serving.scripting.script_functions`.
 
 TorchScript reads annotations, so they are no text here.
 
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from shardwright import EmbeddingConfig, JaggedTensor, KeyedJaggedTensor, KeyedTensor, PoolingType
 from shardwright_serving.rows.quantized_rows import QuantizedRows
 from shardwright_serving.rows.torch_rows import look_up, sum_bags, torch_rows
-from shardwright_serving.scripting.sparse_types import register_script_types
+from shardwright_serving.scripting.script_classes import register_script_types
 
 __all__ = ["scriptable"]
 

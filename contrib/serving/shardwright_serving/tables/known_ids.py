@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from shardwright import InvalidInputError, KeyedJaggedTensor, UnsupportedError
 from shardwright_serving.rows.quantized_rows import QuantizedRows
-from shardwright_serving.tables.collections import QuantEmbeddingCollection, QuantizedCollection
+from shardwright_serving.tables.collections import QuantEmbeddingCollection
+from shardwright_serving.tables.quantized_collection import QuantizedCollection
 
 __all__ = ["KnownIds", "ids_of", "with_zero_row"]
 

@@ -18,12 +18,9 @@ from shardwright import (
     UnknownNameError,
 )
 from shardwright_serving.rows.quantized_rows import check_served, quantize_rows
-from shardwright_serving.tables.collections import (
-    QuantEmbeddingBagCollection,
-    QuantEmbeddingCollection,
-    QuantizedCollection,
-)
+from shardwright_serving.tables.collections import QuantEmbeddingBagCollection, QuantEmbeddingCollection
 from shardwright_serving.tables.known_ids import KnownIds, ids_of, with_zero_row
+from shardwright_serving.tables.quantized_collection import QuantizedCollection
 
 __all__ = ["quantize_collection", "quantize_embeddings"]
 

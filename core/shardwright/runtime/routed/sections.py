@@ -1,31 +1,28 @@
-"""Sections of the direct return path, by kinds of kernel groups: matrices, rows of bags, and rows of sequences.
+"""Sections of the direct return path, by kinds of kernel groups: matrices here, rows in :mod:`row_sections`.
 
-A section is one part of the path's messages. It knows the places of its slots' results in the outputs, and the part of
-the outputs' gradients that its slots need. A target is a distinct range of output columns among those of its slots.
-
-Legend: W ranks, B batch size of this rank, B_w of rank w, S slots of the section, D columns of a row, T targets.
+Legend: B batch size of this rank, B_w of rank w.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from functools import partial
 
 import numpy as np
 import torch
-from attrs import evolve
 from torch import Tensor
 
 from shardwright.planning.layouts.blocks import Ints
 from shardwright.runtime.routed.plan import RoutingPlan
-from shardwright.runtime.routed.return_path import Answers, PathSlots
-from shardwright.runtime.routed.section_steps import SectionStep, Trim, TrimmedStep
-from shardwright.runtime.routed.wire import WireSegment
+from shardwright.runtime.routed.return_path import Answers
+from shardwright.runtime.routed.section import (
+    Section,
+    SectionStep,
+    columns_of,
+    first_columns,
+    wire_of,
+)
 from shardwright.runtime.step.columns import Columns, Move, Placement, Room, selected
-from shardwright.runtime.step.kernel_groups import Bucketing, GroupKind
 from shardwright.runtime.step.segments import (
-    all_true,
     counts_of,
     index_of,
     order_of,
@@ -33,105 +30,7 @@ from shardwright.runtime.step.segments import (
     starts_of,
     sums,
     take,
-    total,
 )
-
-_SUM = 0  # of the modes of torch.embedding_bag
-
-
-class Section(ABC):
-    """The slots of some kinds of kernel groups.
-
-    Args:
-        plan: routing plan of all slots.
-        kinds: indices of the kinds, which have one bucketing and one pair of codecs.
-
-    Attributes:
-        slots: slots of the section on all ranks.
-        groups: indices of the local groups.
-        brings: columns of each tensor that comes home.
-        wire: message segment of results, and of gradients.
-    """
-
-    brings: Sequence[Columns]
-    wire: tuple[WireSegment, WireSegment]
-
-    def __init__(self, plan: RoutingPlan, kinds: Sequence[int]) -> None:
-        own = PathSlots.of_kinds(plan, kinds)
-        self.slots, self.groups = own.columns, own.groups
-        self.kind: GroupKind = plan.kinds[kinds[0]]
-        self.rank = plan.rank
-        self._may_be_trimmed = self.kind.bucketing is Bucketing.WHOLE and plan.collection.is_pooled
-        # Places of the section's slots among those of their router.
-        routed = plan.slots.chosen(plan.bucketing_of_piece[plan.slots.piece] == self.kind.bucketing)
-        is_own = np.isin(plan.pieces.group[routed.piece], kinds)
-        self.places = None if is_own.all() else np.flatnonzero(is_own)
-        first, stop = routed.first[plan.rank : plan.rank + 2]
-        self.local = np.flatnonzero(is_own[first:stop])
-        columns = [columns_of(plan, self.slots.piece, gradient=own) for own in (False, True)]
-        self._slot_widths = [own.stop - own.start for own in columns]
-
-    def begin(self, answers: Answers) -> SectionStep:
-        """Start with the results of a batch."""
-        if not self._may_be_trimmed or self._is_filled_up(answers):
-            return self._begin(answers)
-        # The section sees slots that are filled up to the batch size; what travels is trimmed.
-        step = self._begin(_filled_up(answers, self.kind.bucketing, self.rank))
-        sizes, bounds = answers.batch_sizes, self.slots.first
-        edges, own = bounds[1:-1], slice(*bounds[self.rank : self.rank + 2])
-        bags_asked = np.split(self.bags_asked(answers), edges)
-        bags_answered = list(answers.answered[self.kind.bucketing][:, self.local])
-        asked, answered = [], []
-        trim = partial(Trim.of, is_matrix=self.kind.is_matrix, device=answers.device)
-        for widths, wire in zip(self._slot_widths, self.wire, strict=True):  # results, then gradients
-            here = np.full_like(sizes, sizes[self.rank])
-            asked.append(trim(bags_asked, here, np.split(widths, edges), unit=wire.width))
-            answered.append(trim(bags_answered, sizes, [widths[own]] * len(sizes), unit=wire.width))
-        return TrimmedStep(step, asked, answered)
-
-    def _is_filled_up(self, answers: Answers) -> bool:
-        """True if all slots have the batch size of their source, on both sides."""
-        bucketing, sizes = self.kind.bucketing, answers.batch_sizes
-        is_own = all_true(answers.asked[bucketing].num_bags == sizes[self.rank])
-        return bool(is_own and all_true(answers.answered[bucketing] == sizes[:, None], axis=None))
-
-    @abstractmethod
-    def _begin(self, answers: Answers) -> SectionStep:
-        """Start with the results of a batch whose slots have all bags, or, where ids are parted, some."""
-
-    def bags_asked(self, answers: Answers) -> Ints:
-        """Number of bags that this rank sent to each slot: ``[S]``."""
-        bags = answers.asked[self.kind.bucketing].num_bags
-        return bags if self.places is None else bags[self.places]
-
-    def bags_answered(self, answers: Answers) -> Ints:
-        """Number of bags that each rank sent to the local slots together: ``[W]``."""
-        answered: Ints = total(answers.answered[self.kind.bucketing][:, self.local], axis=1)
-        return answered
-
-
-def _filled_up(answers: Answers, bucketing: Bucketing, rank: int) -> Answers:
-    """The same results, as if each slot of a bucketing had as many bags as its source has examples."""
-    asked, answered, sizes = answers.asked[bucketing], answers.answered[bucketing], answers.batch_sizes
-    whole = evolve(asked, num_bags=np.full_like(asked.num_bags, sizes[rank]))
-    return evolve(
-        answers,
-        asked={**answers.asked, bucketing: whole},
-        answered={**answers.answered, bucketing: np.zeros_like(answered) + sizes[:, None]},
-    )
-
-
-def columns_of(plan: RoutingPlan, pieces: Ints, *, gradient: bool = False) -> Columns:
-    """The columns that pieces bring, or, with ``gradient``, those whose gradient they get."""
-    own = plan.pieces
-    start, stop = (own.gradient_start, own.gradient_stop) if gradient else (own.start, own.stop)
-    return Columns(own.output[pieces], start[pieces], stop[pieces])
-
-
-def first_columns(plan: RoutingPlan, columns: Columns) -> Ints:
-    """First column of each piece in the collection's pooled output: ``[n]``."""
-    starts = np.array([output.start for output in plan.collection.outputs], dtype=np.int64)
-    return starts[columns.output] + columns.start
 
 
 class Homecoming:
@@ -212,12 +111,6 @@ class MatrixSection(Section):
         return _MatrixStep(self, answers)
 
 
-def wire_of(kind: GroupKind, widths: Sequence[int]) -> tuple[WireSegment, WireSegment]:
-    """Message segments of results and gradients of these widths."""
-    results, gradients = map(WireSegment, kind.codecs, widths)
-    return results, gradients
-
-
 class _MatrixStep(SectionStep):
     def __init__(self, section: MatrixSection, answers: Answers) -> None:
         self._section, self._device = section, answers.device
@@ -251,6 +144,23 @@ class _MatrixStep(SectionStep):
         return [own.reshape(-1) for own in rows.split_with_sizes(widths, dim=1)]
 
 
+def sections_of(plan: RoutingPlan, kinds: Sequence[int]) -> list[Section]:
+    """Make the sections of some kinds of groups: one for all matrices of the same codecs, one for each kind of rows."""
+    matrices: dict[object, list[int]] = {}
+    rows = BagsSection if plan.collection.is_pooled else SequenceSection
+    made: list[Section] = []
+    for kind in kinds:
+        own = plan.kinds[kind]
+        if own.is_matrix:
+            matrices.setdefault((own.codecs, own.widths), []).append(kind)
+        else:
+            made.append(rows(plan, [kind]))
+    return [MatrixSection(plan, own) for own in matrices.values()] + made
+
+
+_SUM = 0  # of the modes of torch.embedding_bag
+
+
 class _Targets:
     """The distinct columns among those of a section's slots, all of one width, in the order of the outputs.
 
@@ -266,16 +176,12 @@ class _Targets:
     """
 
     def __init__(self, plan: RoutingPlan, pieces: Ints, *, gradient: bool) -> None:
-        is_used = np.zeros(len(plan.pieces.output), dtype=bool)
-        is_used[pieces] = True
-        used = np.flatnonzero(is_used)
+        used, place = np.unique(pieces, return_inverse=True)
         columns = columns_of(plan, used, gradient=gradient)
         _, first, target = np.unique(
             np.stack([columns.output, columns.start]), axis=1, return_index=True, return_inverse=True
         )
-        of_piece = np.zeros(len(is_used), dtype=np.int64)
-        of_piece[used] = target.reshape(-1)
-        self.of_slot: Ints = of_piece[pieces]
+        self.of_slot: Ints = target.reshape(-1)[place]
         self.columns = Columns(columns.output[first], columns.start[first], columns.stop[first])
         self.number = len(first)
 
@@ -436,17 +342,3 @@ class _SequenceStep(_RowsStep):
         every = torch.cat([gradients[output][:, start:stop] for output, start, stop in spans])
         rows = self._rows_of(targets, self._num_ids[self.section.gradient_feature])
         return selected(every, rows, room)
-
-
-def sections_of(plan: RoutingPlan, kinds: Sequence[int]) -> list[Section]:
-    """Make the sections of some kinds of groups: one for all matrices of the same codecs, one for each kind of rows."""
-    matrices: dict[object, list[int]] = {}
-    rows = BagsSection if plan.collection.is_pooled else SequenceSection
-    made: list[Section] = []
-    for kind in kinds:
-        own = plan.kinds[kind]
-        if own.is_matrix:
-            matrices.setdefault((own.codecs, own.widths), []).append(kind)
-        else:
-            made.append(rows(plan, [kind]))
-    return [MatrixSection(plan, own) for own in matrices.values()] + made

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from shardwright.contracts.lookup import Bags
+from shardwright.errors import UnsupportedError
 from shardwright.planning.layouts.blocks import Ints
 from shardwright.planning.layouts.layout import Dataflow, Routed
 from shardwright.planning.plan.sharding import ParameterSharding
@@ -247,3 +248,18 @@ class RoutedStep(ExecutorStep):
         for group, (taking, saved) in enumerate(zip(self._tables.taking, self._saved, strict=True)):
             updated += taking.backward_scaled(saved, *received.pop(group))
         return updated
+
+
+def executor_of(dataflow: Dataflow) -> type[Executor]:
+    """The executor class of all tables of a module with such a dataflow.
+
+    Raises:
+        UnsupportedError: it names none and is not routed.
+    """
+    own = dataflow.executor()
+    if own is None and not isinstance(dataflow, Routed):
+        raise UnsupportedError(
+            f"dataflow {dataflow.name!r}: {type(dataflow).__qualname__}.executor() gave None, which only a class "
+            "derived from Routed may; return an Executor"
+        )
+    return own or RoutedTables

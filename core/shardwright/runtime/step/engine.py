@@ -21,10 +21,8 @@ from weakref import WeakSet
 
 import numpy as np
 import torch
-from attrs import evolve
 from torch import Tensor
 
-from shardwright.contracts.extension import TrainedCollection
 from shardwright.contracts.lookup import Lookup
 from shardwright.errors import UnsupportedError
 from shardwright.planning.layouts.layout import Dataflow
@@ -36,27 +34,24 @@ from shardwright.runtime.step.arrangement import Arrangement, PooledArrangement,
 from shardwright.runtime.step.autograd import Anchors
 from shardwright.runtime.step.backward.gradient_limits import GradientLimits
 from shardwright.runtime.step.backward.kept_gradients import (
-    KeptGradients,
     have_gradients,
-    is_kept,
+    lookups_that_keep,
     prefetches,
 )
 from shardwright.runtime.step.backward.learning_rates import LearningRates
 from shardwright.runtime.step.backward.weight_gradients import weights_refusal
-from shardwright.runtime.step.batches.inputs import BatchProblem, BatchReader, InputChecks, Status, goes_on
-from shardwright.runtime.step.batches.rank_problems import RankProblem, raise_problems
+from shardwright.runtime.step.batches.inputs import BatchReader, InputChecks
+from shardwright.runtime.step.batches.rank_problems import BatchProblem, Status, goes_on, raise_problems
 from shardwright.runtime.step.collection import Collection, FeatureBatch
-from shardwright.runtime.step.executor import Executor, ExecutorConfig, PeerHeaders, parameters_of
+from shardwright.runtime.step.executor import Executor, ExecutorConfig, PeerHeaders, deal
 from shardwright.runtime.step.kernel_groups import (
     KernelGroup,
     LookupBuilder,
     build_lookup,
-    check_layout,
     columns_of,
     is_updated_in_backward,
-    rows_of_parts,
 )
-from shardwright.runtime.step.step_events import StepEvents
+from shardwright.runtime.step.step_events import StepEvents, trained_collection
 from shardwright.sparse import WEIGHTS, KeyedJaggedTensor
 
 _STATUSES = {int(status): status for status in Status}
@@ -120,43 +115,29 @@ class CollectionEngine:
             any_id=any_id,
             weights_refusal=next(filter(None, refusals), ""),
         )
-        dealt = _deal(tables, shardings, executor_of, env.world_size)
+        shared = (env, device, self.columns, build_lookup)
+        dealt = deal(tables, shardings, executor_of, env.world_size)
         self.executors = [
-            executor(
-                ExecutorConfig(
-                    self.collection, members, {**shardings, **own}, env, device, self.columns, build_lookup
-                )
-            )
+            executor(ExecutorConfig(self.collection, members, {**shardings, **own}, *shared))
             for (executor, _), (members, own) in dealt.items()
         ]
         self.is_trained = [not is_frozen for _, is_frozen in dealt]
         self.lookups: list[Lookup] = [lookup for executor in self.executors for lookup in executor.lookups]
         self.rates = LearningRates(self.lookups)
         self.groups: list[KernelGroup] = [group for executor in self.executors for group in executor.groups]
-        self.kept = _keeping(self.lookups, self.groups)
+        self.kept = lookups_that_keep(self.lookups, self.groups)
         arrange = PooledArrangement if self.collection.is_pooled else SequenceArrangement
-        self.arrangement: Arrangement = arrange(
-            self.collection,
-            [columns for executor in self.executors for columns in executor.brings],
-        )
+        brought = [columns for executor in self.executors for columns in executor.brings]
+        self.arrangement: Arrangement = arrange(self.collection, brought)
         updated = [table for table in tables if is_updated_in_backward(table, shardings[table.name])]
         self.updated_in_backward = updated[0].describe() if updated else ""
         self.limits = GradientLimits(self.collection, env.world_size)
-        at_once = [table for table in updated if table.update == "in_backward"]
-        self.events = StepEvents(
-            TrainedCollection(
-                at_once[0].describe() if at_once else "",
-                all(table.optimizer is not None and table.optimizer.adds_up for table in at_once),
-                [table.describe() for table in updated if table.update == "in_step"],
-                partial(have_gradients, self.kept),  # which does not keep the engine
-                next((table.describe() for table in tables if table.max_gradient is not None), ""),
-                device.type,
-            )
-        )
+        has_gradients = partial(have_gradients, self.kept)  # which does not keep the engine
+        self.events = StepEvents(trained_collection(tables, updated, has_gradients, device.type))
         # Places of each executor's fields in a header, after those that all ranks get alike.
         edges = accumulate((executor.header_size for executor in self.executors), initial=_NUM_FIELDS)
         self.spans = list(pairwise(places := list(edges)))
-        known: str | None = None if before is None else before.name
+        known = None if before is None else before.name
         self.name: str = env.lockstep.join(self.collection.name, places[-1], known)
         self.channel, header_device = env.header_channel
         self.header_device = device if device.type == header_device else torch.device(header_device)
@@ -164,9 +145,8 @@ class CollectionEngine:
         self.all_fine = [Status.FINE] * env.world_size
         self._steps: WeakSet[EngineStep] = WeakSet()
         trained = compress(self.executors, self.is_trained)
-        self.anchors = Anchors(
-            device, [own for executor in trained for own in parameters_of(executor.lookups)]
-        )
+        parameters = [own for each in trained for lookup in each.lookups for own in lookup.parameters()]
+        self.anchors = Anchors(device, parameters)
 
     def begin(
         self,
@@ -204,52 +184,6 @@ class CollectionEngine:
         return ""
 
 
-def _keeping(lookups: Sequence[Lookup], groups: Sequence[KernelGroup]) -> list[KeptGradients]:
-    """The lookups that keep gradients for the optimizer's step.
-
-    Raises:
-        UnsupportedError: one is to, but does not.
-    """
-    for lookup, group in zip(lookups, groups, strict=True):
-        table = group.blocks[0].table
-        if is_kept(group) and not isinstance(lookup, KeptGradients):
-            raise UnsupportedError(
-                f"table {table.describe()} is to be updated in_step, but the executor of its dataflow updates it in "
-                "the backward pass. Shard it with update='in_backward'"
-            )
-    return [lookup for lookup in lookups if isinstance(lookup, KeptGradients)]
-
-
-def _deal(
-    tables: Sequence[TableSpec],
-    shardings: Mapping[str, ParameterSharding],
-    executor_of: Callable[[Dataflow], type[Executor]],
-    world_size: int,
-) -> dict[tuple[type[Executor], bool], tuple[list[int], dict[str, ParameterSharding]]]:
-    """Deal the tables to executors: each one's tables by index, and their shardings by name, with the blocks it serves.
-
-    Frozen tables have executors of their own, since nothing goes back to them.
-
-    Raises:
-        PlanError: a layout names a rank that does not exist or does not cover its table.
-    """
-    dealt: dict[tuple[type[Executor], bool], tuple[list[int], dict[str, ParameterSharding]]] = {}
-    for index, table in enumerate(tables):
-        sharding = shardings[table.name]
-        check_layout(table, sharding, world_size)
-        served: dict[type[Executor], list[Dataflow]] = {}
-        for dataflow in sharding.layout.dataflows:
-            served.setdefault(executor_of(dataflow), []).append(dataflow)
-        for executor, dataflows in served.items():
-            layout = sharding.layout.served_by(dataflows)
-            if not rows_of_parts(layout.row_map)[layout.columns.part].any():
-                continue  # fewer rows than parts: nothing is ever looked up there
-            members, own = dealt.setdefault((executor, table.is_frozen), ([], {}))
-            members.append(index)
-            own[table.name] = evolve(sharding, layout=layout)
-    return dealt
-
-
 class EngineStep:
     """One batch on its way through the engine; made when its headers are sent.
 
@@ -257,9 +191,7 @@ class EngineStep:
 
     Args:
         engine: the collection's engine.
-        features: this rank's batch, or ``None``.
-        status: this rank's status word if its batch is fine.
-        prepare: function called first.
+        features, status, prepare: see :meth:`CollectionEngine.begin`.
 
     Attributes:
         batch: this rank's checked batch.
@@ -313,12 +245,7 @@ class EngineStep:
         # All collections' headers have one length, so that a header taken for another collection's is read whole.
         size, world_size = lockstep.header_size, len(engine.ranks)
         rows = np.zeros((world_size, size), dtype=np.int64)
-        rows[:, :_NUM_FIELDS] = (
-            lockstep.word,
-            batch_size,
-            self._status,
-            self._trains_weights,
-        )
+        rows[:, :_NUM_FIELDS] = (lockstep.word, batch_size, self._status, self._trains_weights)
         for executor, (start, stop) in zip(self._executors, engine.spans, strict=True):
             rows[:, start:stop] = executor.headers()
         sent = sent_to(engine.header_device, rows.reshape(-1))
@@ -347,7 +274,8 @@ class EngineStep:
         if Status.STOPPED in self.statuses:
             return False
         if self.statuses is not engine.all_fine:
-            self._complain()  # also in the step in which some rank's data ends
+            # Also in the step in which some rank's data ends.
+            raise_problems(self.statuses, env.communicator, self._cause)
             if not goes_on(self.statuses):
                 return False
         sizes = rows[:, _BATCH_SIZE].copy()
@@ -355,16 +283,6 @@ class EngineStep:
             executor.send(PeerHeaders(sizes, rows[:, start:stop]))
         self.is_begun = True
         return True
-
-    def _complain(self) -> None:
-        """Raise the problems of any rank's batch, on all ranks."""
-        own = RankProblem.of(self._cause)
-        try:
-            raise_problems(self.statuses, self._engine.env.communicator, own)
-        except Exception:
-            if self._cause is not None and self._status is Status.FAILED:
-                raise self._cause from None  # here it says more than its text
-            raise
 
     def receive(self) -> list[Tensor]:
         """Wait for the ids, the first time; done by :meth:`lookup` if not before.
@@ -464,8 +382,8 @@ class EngineStep:
     def weight_gradients(self) -> Tensor:
         """Wait for the gradients of ids' weights, before rows are updated: ``[N]`` of this rank's batch."""
         self._engine.env.lockstep.gradients.need(self._number)
-        num_ids = self.batch.values.numel()
-        return torch.stack([executor.weight_gradients(num_ids) for executor in self._executors]).sum(0)
+        found = [executor.weight_gradients(self.batch.values.numel()) for executor in self._executors]
+        return torch.stack(found).sum(0)
 
     def update(self) -> list[Tensor | None]:
         """Wait for gradients; update blocks of fused kernels, and return the gradients of other parameters."""

@@ -11,19 +11,27 @@ Legend: W ranks, B batch size of this rank, C columns of the collection's pooled
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 from torch import Tensor
 
 from shardwright.contracts.lookup import Lookup
 from shardwright.planning.layouts.blocks import Ints
+from shardwright.planning.layouts.layout import Dataflow
 from shardwright.planning.plan.sharding import ParameterSharding
+from shardwright.planning.tables.spec import TableSpec
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.step.collection import Collection, FeatureBatch
 from shardwright.runtime.step.columns import Columns
-from shardwright.runtime.step.kernel_groups import KernelGroup, LookupBuilder, build_lookup
+from shardwright.runtime.step.kernel_groups import (
+    KernelGroup,
+    LookupBuilder,
+    build_lookup,
+    check_layout,
+    rows_of_parts,
+)
 
 
 @frozen(eq=False)
@@ -159,6 +167,31 @@ class Executor(ABC):
         """Lines that describe the routing to people, under ``"input"`` and ``"output"``."""
 
 
-def parameters_of(lookups: Sequence[Lookup]) -> list[torch.nn.Parameter]:
-    """The lookups' parameters that autograd sees."""
-    return [parameter for lookup in lookups for parameter in lookup.parameters()]
+def deal(
+    tables: Sequence[TableSpec],
+    shardings: Mapping[str, ParameterSharding],
+    executor_of: Callable[[Dataflow], type[Executor]],
+    world_size: int,
+) -> dict[tuple[type[Executor], bool], tuple[list[int], dict[str, ParameterSharding]]]:
+    """Deal the tables to executors: each one's tables by index, and their shardings by name, with the blocks it serves.
+
+    Frozen tables have executors of their own, since nothing goes back to them.
+
+    Raises:
+        PlanError: a layout names a rank that does not exist or does not cover its table.
+    """
+    dealt: dict[tuple[type[Executor], bool], tuple[list[int], dict[str, ParameterSharding]]] = {}
+    for index, table in enumerate(tables):
+        sharding = shardings[table.name]
+        check_layout(table, sharding, world_size)
+        served: dict[type[Executor], list[Dataflow]] = {}
+        for dataflow in sharding.layout.dataflows:
+            served.setdefault(executor_of(dataflow), []).append(dataflow)
+        for executor, dataflows in served.items():
+            layout = sharding.layout.served_by(dataflows)
+            if not rows_of_parts(layout.row_map)[layout.columns.part].any():
+                continue  # fewer rows than parts: nothing is ever looked up there
+            members, own = dealt.setdefault((executor, table.is_frozen), ([], {}))
+            members.append(index)
+            own[table.name] = evolve(sharding, layout=layout)
+    return dealt

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from shardwright.contracts.extension import StepListener, TrainedCollection
 from shardwright.host.extensions import ask_at, words_at
 from shardwright.host.plugin_host import host
+from shardwright.planning.tables.spec import TableSpec
 
 
 def step_listeners() -> list[StepListener]:
@@ -50,3 +51,28 @@ class StepEvents:
         """Tell that gradients are dropped."""
         for listener in self._listeners:
             listener.drops(self.collection)
+
+
+def trained_collection(
+    tables: Sequence[TableSpec],
+    updated: Sequence[TableSpec],
+    has_gradients: Callable[[], bool],
+    device_type: str,
+) -> TrainedCollection:
+    """A collection as listeners know it.
+
+    Args:
+        tables: its tables.
+        updated: tables whose kernels run their optimizer.
+        has_gradients: function that tells if gradients are kept for the optimizer's step now.
+        device_type: type of the device of its tables.
+    """
+    at_once = [table for table in updated if table.update == "in_backward"]
+    return TrainedCollection(
+        at_once[0].describe() if at_once else "",
+        all(table.optimizer is not None and table.optimizer.adds_up for table in at_once),
+        [table.describe() for table in updated if table.update == "in_step"],
+        has_gradients,
+        next((table.describe() for table in tables if table.max_gradient is not None), ""),
+        device_type,
+    )

@@ -20,8 +20,9 @@ from shardwright_plugins.checkpoint.files import StoredFiles, writing
 from shardwright_plugins.checkpoint.folder import complete, prepare, saving_folder
 from shardwright_plugins.checkpoint.metadata import METADATA, Manifest, reason_of
 from shardwright_plugins.checkpoint.reading import StoredCheckpoint
-from shardwright_plugins.checkpoint.saving import Progress, save_entries, write_manifest
+from shardwright_plugins.checkpoint.saving import save_entries
 from shardwright_plugins.checkpoint.stored_order import STORED, STORED_ROWS
+from shardwright_plugins.checkpoint.writers import Progress, write_manifest
 from shardwright_plugins.commands.checkpoint.torchrec import translate
 
 _TOP = ("model", "optimizer", "extra")

@@ -30,7 +30,8 @@ from torch.distributed.checkpoint.metadata import (
 
 from shardwright.errors import UnsupportedError
 from shardwright_plugins.checkpoint.entries import MODEL, STATE, STEP
-from shardwright_plugins.checkpoint.reading import StoredCheckpoint, box_requests
+from shardwright_plugins.checkpoint.reading import StoredCheckpoint
+from shardwright_plugins.checkpoint.requests import box_requests
 
 FILE = "__converted_0.distcp"
 """File of the entries that have another shape than in TorchRec's checkpoint."""

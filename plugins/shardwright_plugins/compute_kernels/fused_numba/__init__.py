@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from shardwright.contracts.lookup import BlockSpec, Lookup
 
 
-_LOOPS = "shardwright_plugins.compute_kernels.fused_numba._loops"
+_LOOPS = "shardwright_plugins.compute_kernels.fused_numba._update_loops"
 
 
 class FusedNumba(ComputeKernel):

@@ -5,41 +5,39 @@ Legend: W sources, S slots, K blocks, D columns of a block, C columns of a slot'
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
-from itertools import accumulate, pairwise
-from typing import Any, TypeAlias
+from itertools import accumulate
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from attrs import field, frozen
 from torch import Tensor
 
 from shardwright.contracts.lookup import Bags, BlockSpec, Lookup
 from shardwright.contracts.optimizer import ELEMENT, ROW, RowRule
+from shardwright.planning.arrays import Ints
 from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright_plugins.compute_kernels._optimizers import STARTED, is_plain, rule_of
-from shardwright_plugins.compute_kernels._threads import in_threads
-from shardwright_plugins.compute_kernels.fused_numba import _loops as loops
+from shardwright_plugins.compute_kernels._threads import Share, in_threads, shares_of
+from shardwright_plugins.compute_kernels.fused_numba import _look_up_loops as look_ups
+from shardwright_plugins.compute_kernels.fused_numba import _sort_loops as sorts
+from shardwright_plugins.compute_kernels.fused_numba import _update_loops as updates
+from shardwright_plugins.compute_kernels.fused_numba._row_loops import LINE
 from shardwright_plugins.compute_kernels.fused_numba._rules import loops_of_rule
 
-Ints = npt.NDArray[np.int64]
-
 _OPTIMIZERS = {
-    "sgd": loops.SGD,
-    "adagrad": loops.ADAGRAD,
-    "row_wise_adagrad": loops.ROW_WISE_ADAGRAD,
-    "adam": loops.ADAM,
+    "sgd": updates.SGD,
+    "adagrad": updates.ADAGRAD,
+    "row_wise_adagrad": updates.ROW_WISE_ADAGRAD,
+    "adam": updates.ADAM,
 }
-# Fewer elements than this are not worth handing to a second thread, which takes some 50 microseconds to wake.
-_ELEMENTS_PER_THREAD = 200_000
-_EVEN = 1.25  # times its fair share that a thread may have before slots or blocks are parted
 
 
 @frozen(eq=False)
 class Cells:
-    """Bags as arrays; see :mod:`_loops`."""
+    """Bags as arrays; see :mod:`_look_up_loops`."""
 
     ids: Any
     id_weights: Any
@@ -59,7 +57,7 @@ class Cells:
             id_weights=_NO_FLOATS if bags.weights is None else bags.weights.contiguous().numpy(),
             lengths=lengths,
             bags=per_cell,
-            first_id=loops.first_ids(lengths, per_cell),
+            first_id=look_ups.first_ids(lengths, per_cell),
             counts=bags.table,
             is_matrix=bags.lengths is not None and not bags.is_ragged,
         )
@@ -67,7 +65,7 @@ class Cells:
 
 @frozen(eq=False)
 class _Sorted:
-    """The ids of a share of the blocks, sorted by rows; see :func:`_loops.sort_ids`."""
+    """The ids of a share of the blocks, sorted by rows; see :func:`_sort_loops.sort_ids`."""
 
     share: Share
     ends: Ints
@@ -78,11 +76,11 @@ class _Sorted:
     @classmethod
     def of(cls, share: Share, blocks: Ints, cells: Cells, places: Ints) -> _Sorted:
         num_slots = cells.counts.shape[1]
-        most, total = loops.most_ids(blocks, share, num_slots, cells.bags, cells.first_id)
+        most, total = sorts.most_ids(blocks, share, num_slots, cells.bags, cells.first_id)
         starts, rows = np.empty(total, np.int64), np.empty(total, np.int32)
         factors = np.empty(total if len(cells.id_weights) else 0, np.float32)
         made = cls(share, np.empty(share[1] - share[0], np.int64), rows, starts, factors)
-        loops.sort_ids(
+        sorts.sort_ids(
             blocks, share, num_slots, cells.ids, cells.id_weights, cells.lengths, cells.bags, cells.first_id, places,
             most, made.ends, rows, starts, factors,
         )  # fmt: skip
@@ -123,7 +121,7 @@ class FusedNumbaLookup(Lookup):
         out, weights = result.data_ptr(), self._weights.data_ptr()
 
         def look_up(share: Share) -> None:
-            loops.look_up(
+            look_ups.look_up(
                 weights, geometry.slots, share, cells.ids, cells.id_weights, cells.lengths, cells.bags,
                 cells.first_id, places, out,
             )  # fmt: skip
@@ -177,7 +175,7 @@ class FusedNumbaLookup(Lookup):
 
         def add_up(share: Share) -> None:
             start, stop, *_ = share
-            loops.add_up_rows(
+            updates.add_up_rows(
                 places, geometry.blocks, wanted[start:stop], cells.ids, cells.id_weights, cells.lengths, cells.bags,
                 cells.first_id, starts[start:stop], out.data_ptr(),
             )  # fmt: skip
@@ -227,12 +225,12 @@ class _BuiltIn:
     """An update that the loops have built in."""
 
     def __init__(self, spec: OptimizerSpec, rule: RowRule) -> None:
-        self.number, self.loops = _OPTIMIZERS[spec.name], loops
+        self.number, self.loops = _OPTIMIZERS[spec.name], updates
         get = rule.parameters.get
         self._eps, self._beta1, self._beta2 = get("eps", 0.0), get("beta1", 0.9), get("beta2", 0.999)
 
     def numbers(self, learning_rate: float, step: Tensor) -> Any:
-        """Numbers of an update; see :func:`_loops.update`."""
+        """Numbers of an update; see :func:`_update_loops.update`."""
         beta1, beta2, number = self._beta1, self._beta2, float(step)
         numbers = (1 - beta1, beta2, 1 - beta2, 1 - beta1**number, 1 - beta2**number)
         return np.array([learning_rate, self._eps, *numbers], dtype=np.float32)
@@ -248,7 +246,7 @@ class _OfPlugin:
 
     def __init__(self, rule: RowRule) -> None:
         self.number, self.loops, self._rule = (
-            loops.SGD,
+            updates.SGD,
             loops_of_rule(rule),
             rule,
         )  # the number is not looked at
@@ -269,8 +267,8 @@ class Geometry:
     """Places of blocks, slots and rows in flat memory, computed once.
 
     Attributes:
-        slots: ``[S, 3]``, see :func:`_loops.look_up`.
-        blocks: ``[K, 7]``, see :func:`_loops.update`.
+        slots: ``[S, 3]``, see :func:`_look_up_loops.look_up`.
+        blocks: ``[K, 7]``, see :func:`_update_loops.update`.
         num_elements: weights of all blocks, each of which begins with a cache line.
         elements: weights of each block: ``[K]``.
         num_rows: rows of all blocks.
@@ -285,7 +283,7 @@ class Geometry:
         dims = [spec.block.num_columns for spec in blocks]
         sizes = [count * dim for count, dim in zip(rows, dims, strict=True)]
         # Blocks begin with a cache line, so that a row is in as few of them as it can be.
-        rooms = [-(-size // loops.LINE) * loops.LINE for size in sizes]
+        rooms = [-(-size // LINE) * LINE for size in sizes]
         bases, self.num_elements = _starts(rooms), sum(rooms)
         first_rows, self.num_rows = _starts(rows), sum(rows)
         first_slots = _starts([spec.num_slots for spec in blocks])
@@ -319,7 +317,7 @@ class Geometry:
     @staticmethod
     def _places(counts: Ints, dims: Ints, is_matrix: bool) -> tuple[Ints, int]:
         if not is_matrix:
-            return loops.places_in_a_row(counts, dims)
+            return look_ups.places_in_a_row(counts, dims)
         totals = (counts * dims).sum(1)
         starts = (np.cumsum(totals) - totals)[:, None] + (np.cumsum(dims) - dims)
         first_bags = (np.cumsum(counts) - counts.reshape(-1)).reshape(counts.shape)
@@ -368,36 +366,3 @@ def _starts(sizes: Sequence[int]) -> list[int]:
 
 def _table(*columns: Sequence[int]) -> Ints:
     return np.array(columns, dtype=np.int64).T.copy()
-
-
-Share: TypeAlias = tuple[int, int, int, int]
-"""The first of a thread's slots or blocks and the one after the last; and which part of each, of how many."""
-
-
-def shares_of(sizes_of: Callable[[], Ints], count: int, *, may_part: bool = True) -> list[Share]:
-    """Shares of about equal size that together are everything, for as many threads as pay.
-
-    Args:
-        sizes_of: function that returns the work of each slot or block, in elements.
-        count: number of slots or blocks.
-        may_part: a slot or block may be parted between threads.
-    """
-    if torch.get_num_threads() == 1:
-        return [(0, count, 0, 1)]
-    sizes = sizes_of()
-    num_threads = min(torch.get_num_threads(), 1 + int(sizes.sum()) // _ELEMENTS_PER_THREAD)
-    return _dealt(sizes, num_threads, may_part=may_part)
-
-
-def _dealt(sizes: Ints, num_threads: int, *, may_part: bool) -> list[Share]:
-    """Ranges of whole slots or blocks, where they come out even; else a part of each."""
-    count, total = len(sizes), int(sizes.sum())
-    if num_threads == 1:
-        return [(0, count, 0, 1)]
-    ends = np.searchsorted(np.cumsum(sizes), total * np.arange(1, num_threads) / num_threads) + 1
-    bounds = [0, *(min(int(end), count) for end in ends), count]
-    spans = [span for span in pairwise(bounds) if span[0] < span[1]]
-    largest = max(int(sizes[start:stop].sum()) for start, stop in spans)
-    if may_part and largest > _EVEN * total / num_threads:
-        return [(0, count, part, num_threads) for part in range(num_threads)]
-    return [(start, stop, 0, 1) for start, stop in spans]

@@ -1,6 +1,6 @@
 """Registered optimizers in the compiled loops of the ``fused_numba`` kernel.
 
-The loops over rows are those of :mod:`_loops`, compiled once more with another update of a row in the place of
+The loops over rows are those of :mod:`_update_loops`, compiled once more with another update of a row in the place of
 theirs: the optimizer's own functions, given an element at a time. So they need no memory of their own, and become
 vector instructions like loops that were written for one optimizer. They are compiled in each process, since what Numba
 keeps on disk would not be thrown away when an optimizer changes.
@@ -21,12 +21,13 @@ from numba import njit
 from numba.extending import overload
 
 from shardwright.contracts.optimizer import ELEMENT, ROW, WEIGHTS, RowRule
-from shardwright_plugins.compute_kernels.fused_numba import _loops as loops
+from shardwright_plugins.compute_kernels.fused_numba import _update_loops as loops
+from shardwright_plugins.compute_kernels.fused_numba._row_loops import OPTIONS, read, write
 
 
 def _compiled(function: Any) -> Any:
     """Compile a function on first use, in this process."""
-    return njit(nogil=True, **loops._OPTIONS)(function)
+    return njit(nogil=True, **OPTIONS)(function)
 
 
 def _functions() -> ModuleType:
@@ -45,11 +46,11 @@ _XP = _functions()
 
 @frozen
 class RowLoops:
-    """The loops over rows of one optimizer, as :mod:`_loops` has them for its own.
+    """The loops over rows of one optimizer, as :mod:`_update_loops` has them for its own.
 
     Args:
-        update: stands for :func:`_loops.update`, its states being tuples of addresses.
-        update_all: stands for :func:`_loops.update_all`, likewise.
+        update: stands for :func:`_update_loops.update`, its states being tuples of addresses.
+        update_all: stands for :func:`_update_loops.update_all`, likewise.
     """
 
     update: Callable[..., None]
@@ -90,7 +91,7 @@ def _no_prefetch(optimizer: int, first: Any, row: int, dim: int, number: int) ->
 
 
 def _row_update(optimizer: type[Any], states: tuple[int, int], reads: str) -> Any:
-    """Compile the update of one row; its arguments are those of :func:`_loops._update_row`.
+    """Compile the update of one row; its arguments are those of :func:`_update_loops._update_row`.
 
     ``first`` and ``second`` are tuples of addresses: of states of elements, and of rows.
     """
@@ -98,7 +99,6 @@ def _row_update(optimizer: type[Any], states: tuple[int, int], reads: str) -> An
     get, put = _reader(states[0]), _writer(states[0])
     get_of_row, put_of_row = _reader(states[1]), _writer(states[1])
     means_of, xp = _means(optimizer, states[0], reads), _XP
-    read, write = loops._get, loops._set
 
     @_compiled
     def update_row(
@@ -128,7 +128,7 @@ def _means(optimizer: type[Any], num_states: int, reads: str) -> Any:
             return ()
 
         return no_means
-    terms, get, read, xp = _compiled(optimizer.row_terms), _reader(num_states), loops._get, _XP
+    terms, get, xp = _compiled(optimizer.row_terms), _reader(num_states), _XP
     has_weights, no_weight = reads == WEIGHTS, np.float32(0)
 
     @_compiled
@@ -176,7 +176,7 @@ def _reader(count: int) -> Any:
     """Compile the reading of a float32 at each of so many addresses, as a tuple."""
     if count == 0:
         return _compiled(lambda addresses, index: ())
-    read, rest = loops._get, _reader(count - 1)
+    rest = _reader(count - 1)
     return _compiled(lambda addresses, index: (read(addresses[0], index),) + rest(addresses[1:], index))  # noqa: RUF005
 
 
@@ -184,7 +184,7 @@ def _writer(count: int) -> Any:
     """Compile the writing of a tuple's values as float32 to as many addresses."""
     if count == 0:
         return _compiled(lambda addresses, index, values: None)
-    write, rest = loops._set, _writer(count - 1)
+    rest = _writer(count - 1)
 
     @_compiled
     def put(addresses: Any, index: Any, values: Any) -> None:

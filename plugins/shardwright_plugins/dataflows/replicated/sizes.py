@@ -14,7 +14,7 @@ from torch import Tensor
 from shardwright.contracts.lookup import Lookup
 from shardwright.planning.layouts.blocks import Ints
 from shardwright.runtime.routed.wire import WireSegment
-from shardwright.runtime.step.backward.block_bags import BlockBags
+from shardwright.runtime.step.backward.row_gradients import BlockBags
 from shardwright.runtime.step.kernel_groups import KernelGroup
 from shardwright_plugins.dataflows.replicated.buffers import padded
 

@@ -26,7 +26,7 @@ from shardwright.runtime.routed.routing import (
     routers_of,
     runs_of_groups,
 )
-from shardwright.runtime.routed.section_steps import SectionStep
+from shardwright.runtime.routed.section import SectionStep
 from shardwright.runtime.routed.sections import sections_of
 from shardwright.runtime.step.backward.kept_gradients import keeping_gradients
 from shardwright.runtime.step.backward.weight_gradients import weight_gradients

@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 import shardwright as sw
 from shardwright.cli import app
 from shardwright.errors import CheckpointError, InvalidInputError
-from shardwright_plugins.checkpoint.reading import StoredCheckpoint, box_requests
+from shardwright_plugins.checkpoint.reading import StoredCheckpoint
+from shardwright_plugins.checkpoint.requests import box_requests
 from shardwright_plugins.commands.checkpoint.converting import to_file
 
 ROWS = 1200

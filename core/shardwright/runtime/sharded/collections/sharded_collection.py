@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Protocol
@@ -13,26 +12,31 @@ from attrs import evolve, frozen
 from torch import nn
 
 from shardwright.errors import DistributedError, UnsupportedError
-from shardwright.modules.embedding_modules import TableCollection
+from shardwright.modules.table_collection import TableCollection
 from shardwright.optim._keyed_state import full
-from shardwright.optim.fused import optimizer_spec_of
 from shardwright.planning.plan.sharding import ParameterSharding
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.runtime.ranks.environment import ShardingEnv, device_of_rank
 from shardwright.runtime.ranks.meeting import Meeting
+from shardwright.runtime.routed.tables import executor_of
 from shardwright.runtime.sharded.collections import anatomy
-from shardwright.runtime.sharded.collections.executors import executor_of
-from shardwright.runtime.sharded.collections.sharded_module import ModuleSharder, check_plan_covers
+from shardwright.runtime.sharded.collections.sharded_module import (
+    PLAN_ONCE,
+    ModuleSharder,
+    check_plan_covers,
+    digests_of,
+    spec_of,
+)
 from shardwright.runtime.sharded.tables.data_parallel import watch_data_parallel
 from shardwright.runtime.sharded.tables.fused_optimizer import FusedOptimizer
-from shardwright.runtime.sharded.tables.initialization import initialize
+from shardwright.runtime.sharded.tables.initialization import check_first_values, initialize
 from shardwright.runtime.sharded.tables.same_weights import agree_on_weights
 from shardwright.runtime.sharded.tables.sharded_parameter import watch_steps
-from shardwright.runtime.sharded.tables.sharded_table import ShardedTable
-from shardwright.runtime.sharded.tables.table_state import LocalBlock, TableState
+from shardwright.runtime.sharded.tables.sharded_table import ShardedTable, local_blocks
+from shardwright.runtime.sharded.tables.table_state import TableState
 from shardwright.runtime.step.awaitable import LazyAwaitable
-from shardwright.runtime.step.batches.inputs import InputChecks, Status
-from shardwright.runtime.step.batches.rank_problems import who_ended
+from shardwright.runtime.step.batches.inputs import InputChecks
+from shardwright.runtime.step.batches.rank_problems import Status, who_ended
 from shardwright.runtime.step.compiling import untraced, waited_for
 from shardwright.runtime.step.engine import CollectionEngine, EngineStep
 from shardwright.runtime.step.kernel_groups import LookupBuilder, build_lookup
@@ -49,7 +53,6 @@ class ShardingInputs:
         params: each table's part of the plan, by table name.
         env: the ranks.
         device: device of this rank's blocks.
-        is_weighted: ids carry weights.
         checks: level of checks of each batch.
         sharder: sharder that made it, which says what planners may choose.
     """
@@ -61,11 +64,6 @@ class ShardingInputs:
     device: torch.device
     checks: InputChecks = InputChecks.STANDARD
     sharder: ModuleSharder | None = None
-
-    @property
-    def is_weighted(self) -> bool:
-        """True if ids carry weights."""
-        return self.unsharded.is_weighted()
 
 
 class ExchangesAhead(Protocol):
@@ -103,7 +101,9 @@ class ShardedCollection(nn.Module, ABC):
     def __init__(self, inputs: ShardingInputs, *, tables_name: str) -> None:
         super().__init__()
         # First: what one rank alone would raise leaves the others waiting.
-        inputs.env.agree("the plan", _digests(inputs), _PLAN_ONCE)
+        inputs.env.agree(
+            "the plan", digests_of(inputs.specs, inputs.params, inputs.env.local_world_size), PLAN_ONCE
+        )
         check_plan_covers(inputs.specs, inputs.params, inputs.specs[0].module)
         self.env, self.device, self._configs = inputs.env, inputs.device, list(inputs.unsharded.tables)
         self._tables_name, self.output_dtype = tables_name, inputs.unsharded.output_dtype
@@ -112,7 +112,9 @@ class ShardedCollection(nn.Module, ABC):
         self._take_engine(inputs, engine)
         self.fused_optimizer = FusedOptimizer(self._by_parameter(), engine, self._meeting)
         # A function of the module that it is called with: one that held it would keep it from being freed at once.
-        self.register_load_state_dict_pre_hook(_meet_to_load)
+        self.register_load_state_dict_pre_hook(
+            lambda module, *_: module._meeting.to_load("load_state_dict()")
+        )
         watch_data_parallel()
         watch_steps()
         self.inputs_ahead: ExchangesAhead | None = None
@@ -342,78 +344,11 @@ def engine_of(
         executor_of=executor_of,
         env=inputs.env,
         device=inputs.device,
-        is_weighted=inputs.is_weighted,
+        is_weighted=inputs.unsharded.is_weighted(),
         checks=inputs.checks,
         before=before,
         build_lookup=build_lookup,
     )
-
-
-def _meet_to_load(module: ShardedCollection, *_: Any) -> None:
-    module._meeting.to_load("load_state_dict()")
-
-
-_PLAN_ONCE = "Plan once, with collective_plan, and give every rank the same tables, plan and fused_params"
-
-
-def _digests(inputs: ShardingInputs) -> dict[str, str]:
-    """Each table and how it is sharded, by name, with a hash of it all: a plan may leave tables out or name others."""
-    specs = {spec.name: spec for spec in inputs.specs}
-    digests = {"LOCAL_WORLD_SIZE": str(inputs.env.local_world_size)}
-    for name in {**specs, **inputs.params}:
-        sharding = inputs.params.get(name)
-        planned, kind = (
-            (b"", "not planned") if sharding is None else (sharding.digest(), sharding.sharding_type)
-        )
-        digest = hashlib.sha256(repr(specs.get(name)).encode() + planned).hexdigest()
-        digests[f"table {name!r}"] = f"{kind} {digest[:12]}"
-    return digests
-
-
-def local_blocks(engine: CollectionEngine) -> dict[str, list[LocalBlock]]:
-    """This rank's blocks of each table that has some here."""
-    local: dict[str, list[LocalBlock]] = {}
-    for lookup, group in enumerate(engine.groups):
-        for index, spec in enumerate(group.blocks):
-            local.setdefault(spec.table.name, []).append(LocalBlock(spec.block, index, lookup))
-    return {name: sorted(blocks, key=_by_place) for name, blocks in local.items()}
-
-
-def _by_place(local: LocalBlock) -> tuple[int, int]:
-    """The order of a table's blocks, whatever groups they are in."""
-    return local.block.rows.index, local.block.columns.start
-
-
-def _spec_of(sharder: ModuleSharder, module: TableCollection, config: Any, path: str) -> TableSpec:
-    weight = module.table_weight(config.name)
-    spec = TableSpec.from_config(
-        config,
-        module=path,
-        is_weighted=module.is_weighted(),
-        optimizer=(optimizer_spec_of(weight, config.name) or sharder.optimizer)
-        if weight.requires_grad
-        else None,
-        qcomms_config=sharder.qcomm_codecs_registry,
-        cache=sharder.cache,
-        update=sharder.update,
-        max_gradient=sharder.max_gradient,
-    )
-    return spec if weight.requires_grad else spec.served()
-
-
-def _check_first_values(module: TableCollection, params: Mapping[str, ParameterSharding]) -> None:
-    """Check that no table of keys asks for first values of its own: rows of keys are born later, by their kernel."""
-    for config in module.tables:
-        asked = [
-            name
-            for name in ("weight_init_min", "weight_init_max", "init_fn")
-            if getattr(config, name) is not None
-        ]
-        if asked and params[config.name].layout.row_map.takes_any_id:
-            raise UnsupportedError(
-                f"table {config.name!r} has {' and '.join(asked)}, and its ids are keys, whose rows begin with values "
-                f"that its compute kernel draws: leave {' and '.join(asked)} out, or take a sharding type of rows"
-            )
 
 
 class CollectionSharder(ModuleSharder):
@@ -428,7 +363,7 @@ class CollectionSharder(ModuleSharder):
         parameter requires no gradient is frozen.
         """
         assert isinstance(module, TableCollection)  # find_sharder
-        return [_spec_of(self, module, config, path) for config in module.tables]
+        return [spec_of(self, module, config, path) for config in module.tables]
 
     def shard(  # noqa: D102 - described in the base class
         self,
@@ -444,7 +379,7 @@ class CollectionSharder(ModuleSharder):
             unsharded = module.of_tables(module.tables, "meta")
             inputs = ShardingInputs(unsharded, specs, params, env, place, self.input_checks, self)
             sharded = self.sharded_type(inputs)  # type: ignore[call-arg]
-            _check_first_values(module, params)
+            check_first_values(module, params)
             weights = {
                 table.name: module.table_weight(table.name).detach()
                 for table in module.tables

@@ -49,7 +49,7 @@ class ShardedEmbeddingBagCollection(ShardedCollection):
 
     def is_weighted(self) -> bool:
         """True if ids carry weights."""
-        return self.inputs.is_weighted
+        return self.inputs.unsharded.is_weighted()
 
 
 class EmbeddingBagCollectionSharder(CollectionSharder):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
@@ -12,9 +13,16 @@ import torch
 from torch import nn
 
 from shardwright.arguments import brief, checked, checked_only
-from shardwright.errors import InvalidInputError, UnknownPluginError, UnsupportedError, nearest
+from shardwright.errors import (
+    InvalidInputError,
+    UnknownPluginError,
+    UnsupportedError,
+    nearest,
+)
 from shardwright.host.plugin_host import host
 from shardwright.host.registry import Registry
+from shardwright.modules.table_collection import TableCollection
+from shardwright.optim.fused import optimizer_spec_of
 from shardwright.planning.plan.sharding import ParameterSharding
 from shardwright.planning.tables.caching import CacheParams
 from shardwright.planning.tables.codecs import QCommsConfig, as_qcomms
@@ -222,8 +230,6 @@ def shardable_modules(
     Raises:
         UnsupportedError: a collection of tables that no sharder in the list serves.
     """
-    from shardwright.modules.embedding_modules import TableCollection
-
     _check_sharders(module, sharders)
     alone = [sharder for sharder in sharders if isinstance(sharder, LeaveAlone)]
     found: list[str] = []
@@ -304,3 +310,40 @@ def check_plan_covers(
         raise InvalidInputError(
             f"{where} leaves out {len(missing)} of {len(names)} tables: {', '.join(missing[:5])}"
         )
+
+
+PLAN_ONCE = "Plan once, with collective_plan, and give every rank the same tables, plan and fused_params"
+
+
+def digests_of(
+    tables: Sequence[TableSpec], params: Mapping[str, ParameterSharding], local_world_size: int
+) -> dict[str, str]:
+    """Each table and how it is sharded, by name, with a hash of it all: a plan may leave tables out or name others."""
+    specs = {spec.name: spec for spec in tables}
+    digests = {"LOCAL_WORLD_SIZE": str(local_world_size)}
+    for name in {**specs, **params}:
+        sharding = params.get(name)
+        planned, kind = (
+            (b"", "not planned") if sharding is None else (sharding.digest(), sharding.sharding_type)
+        )
+        digest = hashlib.sha256(repr(specs.get(name)).encode() + planned).hexdigest()
+        digests[f"table {name!r}"] = f"{kind} {digest[:12]}"
+    return digests
+
+
+def spec_of(sharder: ModuleSharder, module: TableCollection, config: Any, path: str) -> TableSpec:
+    """The specification of a table of a collection, with its optimizer; without one if it is frozen."""
+    weight = module.table_weight(config.name)
+    spec = TableSpec.from_config(
+        config,
+        module=path,
+        is_weighted=module.is_weighted(),
+        optimizer=(optimizer_spec_of(weight, config.name) or sharder.optimizer)
+        if weight.requires_grad
+        else None,
+        qcomms_config=sharder.qcomm_codecs_registry,
+        cache=sharder.cache,
+        update=sharder.update,
+        max_gradient=sharder.max_gradient,
+    )
+    return spec if weight.requires_grad else spec.served()

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from attrs import evolve
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
-from shardwright.errors import PluginLoadError
+from shardwright.errors import InvalidInputError, PluginLoadError, UnsupportedError, nearest
 from shardwright.host.extensions import load_at, words_at
 from shardwright.host.plugin_host import host
+from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.planning.tables.spec import TableSpec
+from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.sharded.collections.sharded_embedding import (
     EmbeddingCollectionSharder,
     ShardedEmbeddingCollection,
@@ -86,3 +90,78 @@ def collect_tables(
         for path, child, sharder in shardable_modules(module, sharders)
         for table in sharder.tables(child, path)
     ]
+
+
+def replaced(
+    model: nn.Module,
+    sharders: Sequence[ModuleSharder],
+    plan: ShardingPlan,
+    env: ShardingEnv,
+    device: torch.device,
+    sharded: dict[str, nn.Module],
+) -> nn.Module:
+    """Shard the collections of a model in place.
+
+    Args:
+        model: the model.
+        sharders: one for each class of collections.
+        plan: plan of all of them.
+        env: the ranks.
+        device: this rank's device.
+        sharded: receives the sharded modules by their paths.
+
+    Returns:
+        The model; the sharded module, if the model itself is a collection.
+
+    Raises:
+        InvalidInputError: plan and model have different collections, or one is inside a ``DistributedDataParallel``.
+        UnsupportedError: a sharder gives no module.
+    """
+    found = list(shardable_modules(model, sharders))
+    paths = [path for path, _, _ in found]
+    for path in plan.plan:
+        if path not in paths:
+            raise InvalidInputError(
+                f"the plan is for a module at {path!r}, and no sharder shards what the model has there: give the "
+                f"model and the sharders that the plan was made with.{nearest(path, paths)}"
+            )
+    _refuse_wrapped(model, paths)
+    for path, child, sharder in found:
+        if path not in plan.plan and sharder.tables(child, path):
+            raise InvalidInputError(
+                f"the plan has nothing for {type(child).__name__} at {path!r}; it is for {sorted(plan.plan)}"
+            )
+        made = sharder.shard(child, plan.plan.get(path, {}), env, device, path)
+        if not isinstance(made, nn.Module):
+            raise UnsupportedError(
+                f"sharder {type(sharder).__name__} broke its contract: shard() of the module at {path!r} gave "
+                f"{made!r}; it must give a Module, as LeaveAlone gives the module itself"
+            )
+        sharded[path] = made
+        if not path:
+            return made
+        _replace(model, child, made)
+    return model
+
+
+def _refuse_wrapped(model: nn.Module, paths: Sequence[str]) -> None:
+    """Check that no collection at ``paths`` is inside a ``DistributedDataParallel``, which has taken its tables in.
+
+    Raises:
+        InvalidInputError: one is.
+    """
+    for outer, module in model.named_modules():
+        inside = [path for path in paths if not outer or path.startswith(outer + ".")]
+        if inside and isinstance(module, DistributedDataParallel):
+            raise InvalidInputError(
+                f"the collection at {inside[0]!r} is inside a DistributedDataParallel ({outer!r}), which "
+                "copies and averages whole tables: give DistributedModelParallel the model unwrapped; it wraps what is "
+                "not sharded by itself"
+            )
+
+
+def _replace(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
+    """Put ``new`` wherever ``old`` stands in ``model``: a collection may be shared by several parents."""
+    for path in [path for path, child in model.named_modules(remove_duplicate=False) if child is old]:
+        parent, _, name = path.rpartition(".")
+        setattr(model.get_submodule(parent), name, new)

@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from attrs import field, frozen
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -16,7 +15,7 @@ from torch.optim import Optimizer
 from shardwright.arguments import check, checked, checked_only
 from shardwright.contracts.comm_backend import CommBackend
 from shardwright.contracts.extension import Resharded
-from shardwright.errors import InvalidInputError, PlanError, UnsupportedError, nearest
+from shardwright.errors import InvalidInputError, PlanError
 from shardwright.host.extensions import ask_at
 from shardwright.host.plugin_host import host
 from shardwright.optim._keyed_state import full
@@ -30,55 +29,11 @@ from shardwright.runtime.sharded.collections.sharders import (
     ModuleSharder,
     collect_tables,
     default_sharders,
-    shardable_modules,
+    replaced,
 )
-from shardwright.runtime.sharded.tables.data_parallel import leave_out_tables
-from shardwright.runtime.sharded.tables.initialization import seeded
+from shardwright.runtime.sharded.tables.data_parallel import DefaultDataParallelWrapper, leave_out_tables
+from shardwright.runtime.sharded.tables.initialization import initialise
 from shardwright.runtime.step.step_events import step_listeners
-
-
-@frozen
-class DefaultDataParallelWrapper:
-    """Options of the ``DistributedDataParallel`` that averages gradients of a model's dense part.
-
-    Args:
-        bucket_cap_mb: size of its buckets of gradients, MiB; by default torch's 25, the first bucket 1.
-        static_graph: every step uses the same parameters, in the same order.
-        find_unused_parameters: a step may use only some of the parameters, other ones on each rank.
-        ddp_kwargs: further keyword arguments of ``DistributedDataParallel``; they go before the others.
-
-    Raises:
-        InvalidInputError: ``ddp_kwargs`` has what the model itself says: module, device or process group.
-
-    Example:
-        >>> import shardwright as sw
-        >>> sw.DefaultDataParallelWrapper(find_unused_parameters=True, ddp_kwargs={"bucket_cap_mb": 1}).options()
-        {'static_graph': False, 'find_unused_parameters': True, 'bucket_cap_mb': 1}
-    """
-
-    bucket_cap_mb: float | None = None
-    static_graph: bool = False
-    find_unused_parameters: bool = False
-    ddp_kwargs: Mapping[str, Any] = field(factory=dict)
-
-    @ddp_kwargs.validator
-    def _are_free(self, attribute: Any, value: Any) -> None:
-        taken = sorted(
-            {"module", "device_ids", "output_device", "process_group", "device_mesh", "init_sync"}
-            & set(value)
-        )
-        if taken:
-            raise InvalidInputError(
-                f"ddp_kwargs has {', '.join(map(repr, taken))}, which follow from the model, its env and device: leave "
-                "them out"
-            )
-
-    def options(self) -> dict[str, Any]:
-        """Keyword arguments of ``DistributedDataParallel``."""
-        own = {"static_graph": self.static_graph, "find_unused_parameters": self.find_unused_parameters}
-        # Given as a number, it would be the first bucket's size, too.
-        buckets = {} if self.bucket_cap_mb is None else {"bucket_cap_mb": self.bucket_cap_mb}
-        return {**own, **buckets, **self.ddp_kwargs}
 
 
 class DistributedModelParallel(nn.Module):
@@ -195,8 +150,8 @@ class DistributedModelParallel(nn.Module):
             sharders = [sharder.syncing_module_states() for sharder in sharders]
         self.plan = self._make_plan(module, sharders) if plan is None else plan
         self.check_plan(self.plan)
-        self._model = self._shard(module, sharders)
-        self._materialise()
+        self._model = replaced(module, sharders, self.plan, self.env, self.device, self.sharded_modules)
+        initialise(self._model, self.sharded_modules, self.env, self.device)
         if init_data_parallel:
             self.init_data_parallel()
 
@@ -207,48 +162,6 @@ class DistributedModelParallel(nn.Module):
             return ShardingPlan({})
         plan: ShardingPlan = EmbeddingShardingPlanner().collective_plan(module, sharders, env=self.env)
         return plan
-
-    def _shard(self, module: nn.Module, sharders: Sequence[ModuleSharder]) -> nn.Module:
-        found = list(shardable_modules(module, sharders))
-        paths = [path for path, _, _ in found]
-        for path in self.plan.plan:
-            if path not in paths:
-                raise InvalidInputError(
-                    f"the plan is for a module at {path!r}, and no sharder shards what the model has there: give the "
-                    f"model and the sharders that the plan was made with.{nearest(path, paths)}"
-                )
-        _refuse_wrapped(module, paths)
-        for path, child, sharder in found:
-            if path not in self.plan.plan and sharder.tables(child, path):
-                raise InvalidInputError(
-                    f"the plan has nothing for {type(child).__name__} at {path!r}; it is for {sorted(self.plan.plan)}"
-                )
-            sharded = sharder.shard(child, self.plan.plan.get(path, {}), self.env, self.device, path)
-            if not isinstance(sharded, nn.Module):
-                raise UnsupportedError(
-                    f"sharder {type(sharder).__name__} broke its contract: shard() of the module at {path!r} gave "
-                    f"{sharded!r}; it must give a Module, as LeaveAlone gives the module itself"
-                )
-            self.sharded_modules[path] = sharded
-            if not path:
-                return sharded
-            _replace(module, child, sharded)
-        return module
-
-    def _materialise(self) -> None:
-        """Allocate and initialise what is on ``meta``, from rank 0's seed; move the rest to the device."""
-        seed = self.env.everyone.communicator.broadcast_object(torch.initial_seed())
-        own = [path + "." if path else "" for path in self.sharded_modules]
-        tied = _shared_parameters(self.module)
-        with seeded(seed, self.device):
-            for path, child in self.module.named_modules():
-                if any((path + ".").startswith(prefix) for prefix in own):
-                    continue
-                _initialise_if_meta(path, child, self.device)
-        for (first, name), *others in tied:
-            for holder, other in others:
-                setattr(holder, other, getattr(first, name))
-        self.module.to(self.device)
 
     def init_data_parallel(self) -> None:
         """Wrap what is not sharded in ``DistributedDataParallel``, if it has parameters; done once.
@@ -261,13 +174,10 @@ class DistributedModelParallel(nn.Module):
         if self._wrapper or self.env.everyone.process_group is None:
             return
         with self.env.everyone.together("wrapping the dense part of the model"):
-            self._wrap_dense()
-
-    def _wrap_dense(self) -> None:
-        given = (self.module, self.env.everyone, self.device, leave_out_tables(self.module))
-        options, offered = self._data_parallel.options(), host().extensions
-        wrapper = ask_at("method", "dense_part", offered, nn.Module | None, *given, options)
-        self._wrapper = () if wrapper is None else (wrapper,)
+            given = (self.module, self.env.everyone, self.device, leave_out_tables(self.module))
+            options, offered = self._data_parallel.options(), host().extensions
+            wrapper = ask_at("method", "dense_part", offered, nn.Module | None, *given, options)
+            self._wrapper = () if wrapper is None else (wrapper,)
 
     def no_sync(self) -> AbstractContextManager[None]:
         """A context in which gradients of dense parameters add up without an average over the ranks.
@@ -345,10 +255,8 @@ class DistributedModelParallel(nn.Module):
         """
         with self.env.everyone.together("resharding the model"):
             self.check_plan(plan)
-            given, limits = (
-                (self, plan, optimizers),
-                {"max_extra_bytes": max_extra_bytes, "piece_bytes": piece_bytes},
-            )
+            limits = {"max_extra_bytes": max_extra_bytes, "piece_bytes": piece_bytes}
+            given = (self, plan, optimizers)
             resharded: Resharded = ask_at("method", "reshard", host().extensions, Resharded, *given, **limits)
             self.plan = plan  # here: a rank that is lost from now on leaves plan and blocks the new ones
             leave_out_tables(self)  # the new blocks, should somebody else wrap it
@@ -474,49 +382,3 @@ def _show_outer_names(model: Any, keys: Any) -> None:
     inner, outer = f"{model._loaded_at}_model.", model._loaded_at
     for names in keys:
         names[:] = [outer + name.removeprefix(inner) if name.startswith(inner) else name for name in names]
-
-
-def _refuse_wrapped(model: nn.Module, paths: Sequence[str]) -> None:
-    """Check that no collection at ``paths`` is inside a ``DistributedDataParallel``, which has taken its tables in.
-
-    Raises:
-        InvalidInputError: one is.
-    """
-    for outer, module in model.named_modules():
-        inside = [path for path in paths if not outer or path.startswith(outer + ".")]
-        if inside and isinstance(module, DistributedDataParallel):
-            raise InvalidInputError(
-                f"the collection at {inside[0]!r} is inside a DistributedDataParallel ({outer!r}), which "
-                "copies and averages whole tables: give DistributedModelParallel the model unwrapped; it wraps what is "
-                "not sharded by itself"
-            )
-
-
-def _replace(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
-    """Put ``new`` wherever ``old`` stands in ``model``: a collection may be shared by several parents."""
-    for path in [path for path, child in model.named_modules(remove_duplicate=False) if child is old]:
-        parent, _, name = path.rpartition(".")
-        setattr(model.get_submodule(parent), name, new)
-
-
-def _shared_parameters(model: nn.Module) -> list[list[tuple[nn.Module, str]]]:
-    """The places of each parameter that stands in more than one; materialising would tear them apart."""
-    places: dict[int, list[tuple[nn.Module, str]]] = {}
-    for module in model.modules():
-        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
-            places.setdefault(id(parameter), []).append((module, name))
-    return [own for own in places.values() if len(own) > 1]
-
-
-def _initialise_if_meta(path: str, module: nn.Module, device: torch.device) -> None:
-    tensors = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
-    if not any(tensor.is_meta for tensor in tensors):
-        return
-    reset = getattr(module, "reset_parameters", None)
-    if reset is None:
-        raise UnsupportedError(
-            f"{type(module).__name__} at {path!r} is on 'meta' and has no reset_parameters() to initialise it: "
-            "build it on a real device, or add that method"
-        )
-    module.to_empty(device=device, recurse=False)
-    reset()

@@ -7,13 +7,17 @@ lists then, and plugins hear of it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from itertools import chain
+from typing import Any
 
+from attrs import field, frozen
 from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from shardwright.errors import InvalidInputError
 from shardwright.runtime.sharded.tables.sharded_table import ShardedTable
 from shardwright.runtime.step.step_events import step_listeners
 
@@ -67,3 +71,47 @@ def _see_to(parent: nn.Module, name: str, module: nn.Module | None) -> None:
     parent._module_parameters = dense
     for listener in step_listeners():
         listener.has_dense_part(parent, module, dense)
+
+
+@frozen
+class DefaultDataParallelWrapper:
+    """Options of the ``DistributedDataParallel`` that averages gradients of a model's dense part.
+
+    Args:
+        bucket_cap_mb: size of its buckets of gradients, MiB; by default torch's 25, the first bucket 1.
+        static_graph: every step uses the same parameters, in the same order.
+        find_unused_parameters: a step may use only some of the parameters, other ones on each rank.
+        ddp_kwargs: further keyword arguments of ``DistributedDataParallel``; they go before the others.
+
+    Raises:
+        InvalidInputError: ``ddp_kwargs`` has what the model itself says: module, device or process group.
+
+    Example:
+        >>> import shardwright as sw
+        >>> sw.DefaultDataParallelWrapper(find_unused_parameters=True, ddp_kwargs={"bucket_cap_mb": 1}).options()
+        {'static_graph': False, 'find_unused_parameters': True, 'bucket_cap_mb': 1}
+    """
+
+    bucket_cap_mb: float | None = None
+    static_graph: bool = False
+    find_unused_parameters: bool = False
+    ddp_kwargs: Mapping[str, Any] = field(factory=dict)
+
+    @ddp_kwargs.validator
+    def _are_free(self, attribute: Any, value: Any) -> None:
+        taken = sorted(
+            {"module", "device_ids", "output_device", "process_group", "device_mesh", "init_sync"}
+            & set(value)
+        )
+        if taken:
+            raise InvalidInputError(
+                f"ddp_kwargs has {', '.join(map(repr, taken))}, which follow from the model, its env and device: leave "
+                "them out"
+            )
+
+    def options(self) -> dict[str, Any]:
+        """Keyword arguments of ``DistributedDataParallel``."""
+        own = {"static_graph": self.static_graph, "find_unused_parameters": self.find_unused_parameters}
+        # Given as a number, it would be the first bucket's size, too.
+        buckets = {} if self.bucket_cap_mb is None else {"bucket_cap_mb": self.bucket_cap_mb}
+        return {**own, **buckets, **self.ddp_kwargs}

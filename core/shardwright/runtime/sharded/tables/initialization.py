@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import zlib
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from shardwright.errors import UnsupportedError
 from shardwright.modules.embedding_configs import dtype_of
+from shardwright.modules.table_collection import TableCollection
 from shardwright.planning.layouts.layout import Block
 from shardwright.planning.layouts.stored_rows import rows_between
+from shardwright.planning.plan.sharding import ParameterSharding
 from shardwright.planning.tables.spec import EmbeddingConfig
 from shardwright.runtime.ranks.devices import is_host
+from shardwright.runtime.ranks.environment import ShardingEnv
 
 _CHUNK_ELEMENTS = 1 << 20
 _HASHED_AT_ONCE = 1 << 16  # elements, which a near cache holds
@@ -147,3 +151,68 @@ def _mix(seed: int, path: str, number: int) -> int:
     low = zlib.crc32(f"{seed}/{path}/{number}".encode())
     high = zlib.crc32(f"{number}/{path}/{seed}".encode())
     return (high << 32 | low) & _MASK
+
+
+def initialise(
+    model: nn.Module, sharded: Mapping[str, nn.Module], env: ShardingEnv, device: torch.device
+) -> None:
+    """Allocate and initialise what is on ``meta``, from rank 0's seed; move the rest to the device.
+
+    Args:
+        model: the model.
+        sharded: the sharded modules by their paths, which are left as they are.
+        env: the ranks.
+        device: this rank's device.
+
+    Raises:
+        UnsupportedError: a module on ``meta`` has no ``reset_parameters``.
+    """
+    seed = env.everyone.communicator.broadcast_object(torch.initial_seed())
+    own = [path + "." if path else "" for path in sharded]
+    tied = _shared_parameters(model)
+    with seeded(seed, device):
+        for path, child in model.named_modules():
+            if not any((path + ".").startswith(prefix) for prefix in own):
+                _initialise_if_meta(path, child, device)
+    for (first, name), *others in tied:
+        for holder, other in others:
+            setattr(holder, other, getattr(first, name))
+    model.to(device)
+
+
+def _shared_parameters(model: nn.Module) -> list[list[tuple[nn.Module, str]]]:
+    """The places of each parameter that stands in more than one; materialising would tear them apart."""
+    places: dict[int, list[tuple[nn.Module, str]]] = {}
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            places.setdefault(id(parameter), []).append((module, name))
+    return [own for own in places.values() if len(own) > 1]
+
+
+def _initialise_if_meta(path: str, module: nn.Module, device: torch.device) -> None:
+    tensors = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+    if not any(tensor.is_meta for tensor in tensors):
+        return
+    reset = getattr(module, "reset_parameters", None)
+    if reset is None:
+        raise UnsupportedError(
+            f"{type(module).__name__} at {path!r} is on 'meta' and has no reset_parameters() to initialise it: "
+            "build it on a real device, or add that method"
+        )
+    module.to_empty(device=device, recurse=False)
+    reset()
+
+
+def check_first_values(module: TableCollection, params: Mapping[str, ParameterSharding]) -> None:
+    """Check that no table of keys asks for first values of its own: rows of keys are born later, by their kernel."""
+    for config in module.tables:
+        asked = [
+            name
+            for name in ("weight_init_min", "weight_init_max", "init_fn")
+            if getattr(config, name) is not None
+        ]
+        if asked and params[config.name].layout.row_map.takes_any_id:
+            raise UnsupportedError(
+                f"table {config.name!r} has {' and '.join(asked)}, and its ids are keys, whose rows begin with values "
+                f"that its compute kernel draws: leave {' and '.join(asked)} out, or take a sharding type of rows"
+            )

@@ -22,6 +22,7 @@ from shardwright.runtime.sharded.tables.shard_gradients import Part
 from shardwright.runtime.sharded.tables.sharded_parameter import ShardedParameter
 from shardwright.runtime.sharded.tables.table_state import LocalBlock, TableState
 from shardwright.runtime.step.backward.kept_gradients import KeptGradients, is_updated_in_step
+from shardwright.runtime.step.engine import CollectionEngine
 from shardwright.runtime.step.kernel_groups import is_updated_in_backward, kernel_of
 from shardwright.runtime.step.step_events import StepEvents
 
@@ -247,3 +248,16 @@ class ShardedTable(nn.Module):
                 self._keys_of(local).to(source.device, copy=True),
             )
         self.state.scatter_rows(tables["weight"], self.weight_of, self.loaded_rows)
+
+
+def local_blocks(engine: CollectionEngine) -> dict[str, list[LocalBlock]]:
+    """This rank's blocks of each table that has some here."""
+    local: dict[str, list[LocalBlock]] = {}
+    for lookup, group in enumerate(engine.groups):
+        for index, spec in enumerate(group.blocks):
+            local.setdefault(spec.table.name, []).append(LocalBlock(spec.block, index, lookup))
+    # The order of a table's blocks is the same whatever groups they are in.
+    return {
+        name: sorted(blocks, key=lambda own: (own.block.rows.index, own.block.columns.start))
+        for name, blocks in local.items()
+    }

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from shardwright.contracts.lookup import Bags, Lookup
+from shardwright.errors import UnsupportedError
 from shardwright.planning.plan.sharding import ParameterSharding
 from shardwright.planning.tables.spec import TableSpec
-from shardwright.runtime.step.backward.block_bags import BlockBags
-from shardwright.runtime.step.backward.row_gradients import row_gradients, rows_as_bags
+from shardwright.runtime.step.backward.row_gradients import BlockBags, row_gradients, rows_as_bags
 from shardwright.runtime.step.kernel_groups import KernelGroup, is_updated_in_backward
 
 
@@ -184,3 +184,19 @@ class KeptGradients(Lookup):
 def have_gradients(lookups: Sequence[KeptGradients]) -> bool:
     """Tell if a backward pass ran since the last drop, even one without ids."""
     return any(lookup.has_gradients for lookup in lookups)
+
+
+def lookups_that_keep(lookups: Sequence[Lookup], groups: Sequence[KernelGroup]) -> list[KeptGradients]:
+    """The lookups that keep gradients for the optimizer's step.
+
+    Raises:
+        UnsupportedError: one is to, but does not.
+    """
+    for lookup, group in zip(lookups, groups, strict=True):
+        table = group.blocks[0].table
+        if is_kept(group) and not isinstance(lookup, KeptGradients):
+            raise UnsupportedError(
+                f"table {table.describe()} is to be updated in_step, but the executor of its dataflow updates it in "
+                "the backward pass. Shard it with update='in_backward'"
+            )
+    return [lookup for lookup in lookups if isinstance(lookup, KeptGradients)]

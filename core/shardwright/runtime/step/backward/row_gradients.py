@@ -1,20 +1,22 @@
-"""The gradient of each row that a batch looked up, and updates of rows by their gradients.
+"""The gradient of each row that a batch looked up, block by block, and updates of rows by their gradients.
 
-Legend: S slots, U rows of a block that have a gradient, D columns of its gradient.
+Legend: W sources, S slots, U rows of a block that have a gradient, D columns of a block, C columns of its gradient (D,
+or those of the whole table where the kernel needs whole rows), N ids.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shardwright.contracts.lookup import Bags
+from shardwright.contracts.compute_kernel import ComputeKernel
+from shardwright.contracts.lookup import Bags, BlockSpec
 from shardwright.planning.layouts.blocks import Ints
-from shardwright.runtime.step.segments import starts_of
+from shardwright.runtime.step.segments import starts_of, sums, take
 
 
 def row_gradients(bags: Bags, gradient: Tensor) -> tuple[Tensor, Tensor]:
@@ -25,10 +27,10 @@ def row_gradients(bags: Bags, gradient: Tensor) -> tuple[Tensor, Tensor]:
 
     Args:
         bags: bags that were looked up; their ids are rows of one tensor.
-        gradient: gradients of the bags, ``[bags, D]`` float32.
+        gradient: gradients of the bags, ``[bags, C]`` float32.
 
     Returns:
-        ``[U]`` rows in rising order and ``[U, D]`` gradients.
+        ``[U]`` rows in rising order and ``[U, C]`` gradients.
     """
     if bags.ids.numel() == 0:
         return bags.ids, gradient.new_zeros(0, gradient.shape[1])
@@ -73,7 +75,7 @@ def rows_as_bags(
     bags are ragged.
 
     Args:
-        rows_of: rows ``[U]`` of each block, which may repeat, and their gradients ``[U, D]``.
+        rows_of: rows ``[U]`` of each block, which may repeat, and their gradients ``[U, C]``.
         dims: gradient columns of each slot, ``[S]``.
         first_slots: first slot of each block.
         is_pooled: the lookup has a result for each bag.
@@ -106,3 +108,62 @@ def rows_as_bags(
     # The weights of ids are in the rows' gradients already.
     weights = torch.ones(len(ids), dtype=torch.float32, device=ids.device) if is_weighted else None
     return Bags(ids, lengths if is_pooled else None, weights, counts[None], is_ragged), gradient
+
+
+class BlockBags:
+    """The order in which a kernel group's lookups and gradients stand.
+
+    Args:
+        blocks: the group's blocks, in the order of their slots.
+        kernel: their compute kernel.
+
+    Attributes:
+        first_slots: first slot of each block.
+        dims: ``C`` of each block.
+        slot_dims: ``C`` of each slot, ``[S]``.
+    """
+
+    def __init__(self, blocks: Sequence[BlockSpec], kernel: ComputeKernel) -> None:
+        self._kernel = kernel
+        counts = np.array([spec.num_slots for spec in blocks], dtype=np.int64)
+        self.first_slots = starts_of(counts)
+        self._slots = [slice(first, first + n) for first, n in zip(self.first_slots, counts, strict=True)]
+        self.dims = [
+            spec.table.embedding_dim if kernel.needs_whole_rows(spec.request) else spec.block.num_columns
+            for spec in blocks
+        ]
+        self.slot_dims = np.repeat(np.array(self.dims, dtype=np.int64), counts)
+
+    def of(self, bags: Bags, gradient: Tensor) -> Iterator[tuple[Bags, Tensor]]:
+        """Yield the bags of each block, slot after slot, in each source after source; their gradients ``[bags, C]``."""
+        counts, num_ids = bags.table, _ids_of_cells(bags)
+        bag_starts, id_starts = (starts_of(own.reshape(-1)).reshape(own.shape) for own in (counts, num_ids))
+        sizes = counts * self.slot_dims
+        value_starts = starts_of(sizes.reshape(-1)).reshape(sizes.shape)
+        # Pooled results of a kernel that declares it are [bags, columns of all slots], sources one after the other.
+        is_matrix = self._kernel.batch_major and bags.lengths is not None and not bags.is_ragged
+        columns = gradient.view(-1, int(self.slot_dims.sum())) if is_matrix else None
+        first_columns = starts_of(self.slot_dims)
+
+        def cells(values: Tensor, starts: Ints, lengths: Ints, slots: slice) -> Tensor:
+            return take(values, starts[:, slots].T.reshape(-1), lengths[:, slots].T.reshape(-1))
+
+        for slots, dim in zip(self._slots, self.dims, strict=True):
+            own = Bags(
+                ids=cells(bags.ids, id_starts, num_ids, slots),
+                lengths=None if bags.lengths is None else cells(bags.lengths, bag_starts, counts, slots),
+                weights=None if bags.weights is None else cells(bags.weights, id_starts, num_ids, slots),
+                counts=(),
+            )
+            if columns is None:
+                yield own, cells(gradient, value_starts, sizes, slots).view(-1, dim)
+            else:
+                yield own, torch.cat([columns[:, at : at + dim] for at in first_columns[slots].tolist()])
+
+
+def _ids_of_cells(bags: Bags) -> Ints:
+    """The ids of each source and slot: ``[W, S]``."""
+    if bags.lengths is None:
+        return bags.table
+    bounds = np.append(0, np.cumsum(bags.table))
+    return sums(bags.lengths.cpu().numpy(), bounds).reshape(bags.table.shape)

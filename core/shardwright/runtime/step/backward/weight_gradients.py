@@ -17,7 +17,7 @@ from shardwright.contracts.lookup import Bags, Lookup
 from shardwright.planning.plan.sharding import ParameterSharding
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.runtime.ranks.devices import is_host
-from shardwright.runtime.step.backward.block_bags import BlockBags
+from shardwright.runtime.step.backward.row_gradients import BlockBags
 from shardwright.runtime.step.kernel_groups import kernel_of
 from shardwright.runtime.step.segments import numbered
 

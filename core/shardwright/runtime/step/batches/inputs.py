@@ -20,9 +20,11 @@ import torch
 from attrs import field, frozen
 from torch import Tensor
 
-from shardwright.errors import IdRangeError, InvalidInputError, nearest
+from shardwright.arguments import some
+from shardwright.errors import InvalidInputError, nearest
 from shardwright.planning.layouts.blocks import Ints
 from shardwright.runtime.ranks.devices import Constant, is_host, read_on_host, sent_to
+from shardwright.runtime.step.batches.rank_problems import BatchProblem, IdProblem
 from shardwright.runtime.step.collection import Collection, FeatureBatch
 from shardwright.runtime.step.segments import all_true, filled_up, index_of, starts_of, take, total
 from shardwright.settings import CHECKS_VARIABLE
@@ -67,36 +69,6 @@ class InputChecks(IntEnum):
                 f"{where} is {told!r}; it must be one of {', '.join(known)}.{nearest(told, known)}"
             )
         return cls[told.upper()]
-
-
-class Status(IntEnum):
-    """The status word of a rank's batch in its header."""
-
-    FINE = 0
-    BAD_INPUT = 1
-    FAILED = 2
-    NO_BATCH = 3  # its data has ended, and it takes no further part
-    EMPTY_BATCH = 4  # its data has ended, and it goes on with empty batches
-    STOPPED = 5  # the step before this batch's failed there
-
-    @property
-    def is_problem(self) -> bool:
-        """True if something is wrong that all ranks must be told of."""
-        return self in (Status.BAD_INPUT, Status.FAILED)
-
-
-def goes_on(statuses: Sequence[Status]) -> bool:
-    """True if the ranks train on these batches: all take part, and at least one has examples."""
-    said = set(statuses)
-    return not said & {Status.NO_BATCH, Status.STOPPED} and bool(said - {Status.EMPTY_BATCH})
-
-
-class BatchProblem(InvalidInputError):
-    """A problem of a rank's batch; every rank raises it, with the rank before the text."""
-
-
-class IdProblem(BatchProblem, IdRangeError):
-    """Likewise, of an id that is no row of its table."""
 
 
 @frozen(eq=False)
@@ -222,7 +194,7 @@ class BatchReader:
             if name not in row:
                 raise BatchProblem(
                     f"{self._where(index)} has no row in the KeyedJaggedTensor's inverse_indices, whose keys are "
-                    f"{_some(keys)}"
+                    f"{some(keys)}"
                 )
         if self.checks is not InputChecks.OFF and not is_host(
             places.device
@@ -261,7 +233,7 @@ class BatchReader:
         for index, name in enumerate(wanted):
             if name not in place:
                 raise BatchProblem(
-                    f"{self._where(index)} is missing from the KeyedJaggedTensor, whose keys are {_some(keys)}."
+                    f"{self._where(index)} is missing from the KeyedJaggedTensor, whose keys are {some(keys)}."
                     f"{nearest(name, keys)}"
                 )
         places = [place[name] for name in wanted]
@@ -417,12 +389,6 @@ def _lengths_of(features: KeyedJaggedTensor, keys: _Keys) -> tuple[Tensor, Ints 
 
 def _is_trained(weights: Tensor) -> bool:
     return weights.requires_grad and torch.is_grad_enabled()
-
-
-def _some(names: Sequence[str]) -> str:
-    """List at most ten names for an error message."""
-    listed = ", ".join(repr(name) for name in names[:10])
-    return f"{listed} and {len(names) - 10} more" if len(names) > 10 else listed or "none"
 
 
 def _in_a_row(tensor: Tensor) -> Tensor:

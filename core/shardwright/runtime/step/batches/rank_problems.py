@@ -1,4 +1,4 @@
-"""Problems of the ranks' batches, raised by every rank in the same step.
+"""Status words and problems of the ranks' batches, which every rank raises in the same step.
 
 A word of the header tells that there is a problem, and costs nothing. Only then do the ranks exchange its text.
 """
@@ -6,13 +6,38 @@ A word of the header tells that there is a problem, and costs nothing. Only then
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from enum import IntEnum
 
 from attrs import frozen
 
 from shardwright.contracts.comm_backend import Communicator
 from shardwright.errors import DistributedError, IdRangeError, InvalidInputError, ShardwrightError
 from shardwright.runtime.ranks.together import name_ranks
-from shardwright.runtime.step.batches.inputs import BatchProblem, Status
+
+
+class Status(IntEnum):
+    """The status word of a rank's batch in its header."""
+
+    FINE = 0
+    BAD_INPUT = 1
+    FAILED = 2
+    NO_BATCH = 3  # its data has ended, and it takes no further part
+    EMPTY_BATCH = 4  # its data has ended, and it goes on with empty batches
+    STOPPED = 5  # the step before this batch's failed there
+
+
+def goes_on(statuses: Sequence[Status]) -> bool:
+    """True if the ranks train on these batches: all take part, and at least one has examples."""
+    said = set(statuses)
+    return not said & {Status.NO_BATCH, Status.STOPPED} and bool(said - {Status.EMPTY_BATCH})
+
+
+class BatchProblem(InvalidInputError):
+    """A problem of a rank's batch; every rank raises it, with the rank before the text."""
+
+
+class IdProblem(BatchProblem, IdRangeError):
+    """Likewise, of an id that is no row of its table."""
 
 
 @frozen
@@ -37,26 +62,31 @@ class RankProblem:
         return cls(f"its batch could not be had: {type(cause).__name__}: {cause}", DistributedError)
 
 
-def raise_problems(statuses: Sequence[Status], communicator: Communicator, own: RankProblem) -> None:
+def raise_problems(statuses: Sequence[Status], communicator: Communicator, cause: Exception | None) -> None:
     """Raise the problems of any rank's batch, with the same text on every rank.
 
     Args:
         statuses: status word of each rank, ``[W]``.
         communicator: communicator that exchanges the texts, if there are any.
-        own: this rank's report.
+        cause: error of this rank's batch, if there was one.
 
     Raises:
         InvalidInputError: batches are wrong.
         IdRangeError: batches are wrong by ids that are no rows, and by nothing else.
         DistributedError: a rank failed for another reason.
+        Exception: the cause itself, on the rank that failed by it.
     """
-    if not any(status.is_problem for status in set(statuses)):
+    if not {Status.BAD_INPUT, Status.FAILED} & set(statuses):
         return
-    told: list[RankProblem] = communicator.all_gather_objects(own)
-    names = communicator.global_ranks
-    texts = [f"rank {rank}: {other.text}" for rank, other in zip(names, told, strict=True) if other.text]
-    kind = kind_of_all(other.kind for other in told if other.text)
-    raise kind("; ".join(texts))
+    try:
+        told: list[RankProblem] = communicator.all_gather_objects(RankProblem.of(cause))
+        named = zip(communicator.global_ranks, told, strict=True)
+        texts = [f"rank {rank}: {other.text}" for rank, other in named if other.text]
+        raise kind_of_all(other.kind for other in told if other.text)("; ".join(texts))
+    except Exception:
+        if cause is None or isinstance(cause, BatchProblem):
+            raise
+        raise cause from None  # here it says more than its text
 
 
 def kind_of(error: Exception) -> type[ShardwrightError]:

@@ -267,7 +267,7 @@ class _Plan:
     def _add(self, table: int, choice: _Choice, sign: int) -> None:
         space, ranks = self.old.space, np.array(choice.ranks)
         for load, cost in zip(self.loads, space.phases.values(), strict=True):
-            np.add.at(load, ranks, sign * space.options.spread(cost, choice.option))
+            np.add.at(load, ranks, sign * space.on_ranks(cost, choice.option, ranks))
         np.add.at(self.used, ranks, sign * space.options.spread(space.memory_bytes, choice.option))
         self.moved_bytes += sign * self.old.moved(table, choice)
 
@@ -394,7 +394,7 @@ def _changes(plan: _Plan, found: list[_Choice] | None) -> Iterator[tuple[int, _C
 def _renamed(old: _OldPlan, found: Sequence[_Choice]) -> list[_Choice]:
     """A plan with ranks renamed, so that shards that may go anywhere are where most of their bytes are.
 
-    Ranks are matched greedily, those first that have most bytes in common.
+    Ranks of one speed are matched greedily, those first that have most bytes in common.
     """
     options, world_size = old.space.options, old.space.topology.world_size
     is_fixed = (options.rank != FREE) | (options.gang != NO_GANG)
@@ -407,7 +407,8 @@ def _renamed(old: _OldPlan, found: Sequence[_Choice]) -> list[_Choice]:
     name: dict[int, int] = {}
     order = np.argsort(-common, axis=None, kind="stable")
     for rank, other in zip(*(index.tolist() for index in np.unravel_index(order, common.shape)), strict=True):
-        if rank not in name and other not in name.values():
+        is_alike = old.space.topology.speeds[rank] == old.space.topology.speeds[other]
+        if is_alike and rank not in name and other not in name.values():
             name[rank] = other
     return [
         _Choice(choice.option, tuple(name[rank] for rank in choice.ranks)) if is_free else choice

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from typing import TypeVar
 
 import attrs
 from attrs import field, frozen
@@ -18,6 +19,8 @@ from shardwright.arguments import PositiveInt, checked, typed, whole
 from shardwright.errors import InvalidInputError
 from shardwright.planning.machines.replicas import Replicas
 from shardwright.planning.machines.topology import InputValue, Topology
+
+_Number = TypeVar("_Number", int, float)
 
 
 @frozen(field_transformer=typed)
@@ -122,6 +125,7 @@ def sharding_group(
         local_world_size=local,
         memory_bytes={tier: _least(values, grid) for tier, values in topology.memory_bytes.items()},
         replicas=replicas,
+        speeds=_least(topology.speeds, grid),
         provenance={
             **topology.provenance,
             **{name: InputValue(value, "given") for name, value in changed.items()},
@@ -129,7 +133,7 @@ def sharding_group(
     )
 
 
-def _least(values: tuple[int, ...], grid: RankGrid) -> tuple[int, ...]:
+def _least(values: tuple[_Number, ...], grid: RankGrid) -> tuple[_Number, ...]:
     """Take the least of the values of each rank's replicas, for the ranks of a sharding group."""
     if len(set(values)) == 1:
         return values[: grid.sharding_group_size]

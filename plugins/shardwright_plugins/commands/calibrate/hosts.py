@@ -1,5 +1,7 @@
 """Hosts of unlike speed: a step waits for the slowest ranks, so constants are those of the slowest class of hosts.
 
+Plans give the hosts of other classes as much more as they are faster.
+
 Legend: H hosts, W ranks, E experiments.
 """
 
@@ -34,7 +36,12 @@ class HostClass:
 
     def to_data(self) -> dict[str, Any]:
         """Return JSON data."""
-        return {"processor": self.processor, "hosts": len(self.hosts), "speed": round(self.speed, 3)}
+        return {
+            "processor": self.processor,
+            "hosts": len(self.hosts),
+            "numbers": sorted(self.hosts),
+            "speed": round(self.speed, 3),
+        }
 
 
 def host_classes(

@@ -19,7 +19,7 @@ Legend: O options, S runs of equal shards, M memory tiers, W ranks, C classes of
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -67,7 +67,7 @@ def why_unproven(
         if word != _MULTIPLIERS:
             check = load_at(_POINT, word, registry, besides=[_MULTIPLIERS])
             return str(check(space, z, certificate[word], watch or Watch()))
-        prices, weights = _prices(space, certificate[word]), _weights(space, certificate.get(_WEIGHTS))
+        prices, weights = _prices(space, certificate[word], certificate.get(_WEIGHTS, 1.0))
     except UnknownPluginError as error:
         return str(error)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
@@ -82,31 +82,25 @@ def checked_by(certificate: Mapping[str, Any]) -> str:
     return f"checked by the extension {_POINT}:{min(words)}" if words else "checked by arithmetic alone"
 
 
-def _prices(space: SearchSpace, multipliers: Mapping[str, Any]) -> Floats:
-    """Read the price of a byte of each tier, ms: ``[M]``."""
-    prices = np.zeros(len(space.tiers))
+def _prices(space: SearchSpace, multipliers: Mapping[str, Any], given: Any) -> tuple[Floats, Floats]:
+    """Read the price of a byte of each tier, ms, ``[M]``, and the weight of each class of ranks, or of all: ``[C]``."""
+    prices, weights = np.zeros(len(space.tiers)), np.empty(len(space.topology.classes))
+    weights[:] = given
+    if not ((weights > 0) & (weights < np.inf)).all():
+        raise ValueError(f"weights are {given}; they must be finite and above 0")
     for tier, price in multipliers.items():
         if not 0 <= float(price) < np.inf:
             raise ValueError(f"a multiplier is {price}; it must be finite and not negative")
         prices[space.tiers.index(tier)] = price
-    return prices
-
-
-def _weights(space: SearchSpace, given: Sequence[float] | None) -> Floats:
-    """Read the weight of each class of ranks: ``[C]``; 1 where none is given."""
-    weights = np.ones(len(space.topology.classes))
-    if given is not None:
-        weights[:] = given
-    if not (weights > 0).all() or not np.isfinite(weights).all():
-        raise ValueError(f"weights are {given}; they must be finite and above 0")
-    return weights
+    return prices, weights
 
 
 def _gap(space: SearchSpace, z_ms: float, prices: Floats, weights: Floats) -> str:
     """Explain why plans faster than ``z_ms`` are not ruled out by prices and weights; empty if they are."""
     options, rank_class = space.options, space.topology.rank_class
     first, is_free = options.first_shard[:-1], options.rank == FREE
-    by_class: Floats = sum(map(space.by_class, space.phases.values()), np.zeros((len(is_free), len(weights))))
+    phases = [phase.reshape(len(is_free), -1) for phase in space.phases.values()]
+    by_class: Floats = sum(phases, np.zeros((len(is_free), len(weights))))
     # A shard with a rank takes what it takes there; others what they take on the class of ranks where it is least.
     elsewhere = rank_class[options.rank][:, None] != np.arange(len(weights))
     by_class[~is_free[:, None] & elsewhere] = np.inf

@@ -81,7 +81,7 @@ class Prices:
             phase: {
                 table.path: np.bincount(
                     ranks,
-                    space.on_ranks(costs, option, np.array(ranks)),
+                    space.on_ranks(space.options.spread(costs, option), np.array(ranks)),
                     minlength=space.topology.world_size,
                 ).astype(np.float64)
                 for table, option, ranks in tables

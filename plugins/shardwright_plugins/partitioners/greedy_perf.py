@@ -76,8 +76,8 @@ class _Ranks:
         used = shards.fixed_bytes.copy()
         np.add.at(used, shards.rank[fixed], shards.memory_bytes[fixed])
         self._room: list[list[int]] = (shards.capacity_bytes - used).tolist()
-        loads, rank = shards.fixed_ms.copy(), shards.rank[fixed]
-        np.add.at(loads, rank, shards.class_ms[fixed, shards.rank_class[rank]])
+        loads, own = shards.fixed_ms.copy(), shards.rank[fixed]
+        np.add.at(loads, own, shards.class_ms[fixed, shards.rank_class[own]])
         self._loads: list[float] = loads.tolist()
         self._needs, self._costs = shards.memory_bytes.tolist(), shards.class_ms.tolist()
         self._class = shards.rank_class.tolist()

@@ -267,7 +267,7 @@ class _Plan:
     def _add(self, table: int, choice: _Choice, sign: int) -> None:
         space, ranks = self.old.space, np.array(choice.ranks)
         for load, cost in zip(self.loads, space.phases.values(), strict=True):
-            np.add.at(load, ranks, sign * space.on_ranks(cost, choice.option, ranks))
+            np.add.at(load, ranks, sign * space.on_ranks(space.options.spread(cost, choice.option), ranks))
         np.add.at(self.used, ranks, sign * space.options.spread(space.memory_bytes, choice.option))
         self.moved_bytes += sign * self.old.moved(table, choice)
 

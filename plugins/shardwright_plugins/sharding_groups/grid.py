@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any
 
 import attrs
 from attrs import field, frozen
@@ -19,8 +19,6 @@ from shardwright.arguments import PositiveInt, checked, typed, whole
 from shardwright.errors import InvalidInputError
 from shardwright.planning.machines.replicas import Replicas
 from shardwright.planning.machines.topology import InputValue, Topology
-
-_Number = TypeVar("_Number", int, float)
 
 
 @frozen(field_transformer=typed)
@@ -133,7 +131,7 @@ def sharding_group(
     )
 
 
-def _least(values: tuple[_Number, ...], grid: RankGrid) -> tuple[_Number, ...]:
+def _least(values: tuple[Any, ...], grid: RankGrid) -> tuple[Any, ...]:
     """Take the least of the values of each rank's replicas, for the ranks of a sharding group."""
     if len(set(values)) == 1:
         return values[: grid.sharding_group_size]

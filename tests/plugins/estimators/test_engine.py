@@ -481,28 +481,20 @@ def test_values_measured_with_another_number_of_ranks_count_as_assumed(tmp_path:
     assert any("with 2 ranks, not 8" in line for line in planner.report.assumption_lines)
 
 
-def test_hosts_that_were_measured_as_unlike_have_their_speeds_in_a_topology_of_as_many(
+def test_ranks_that_were_measured_as_unlike_have_their_speeds_in_a_topology_of_as_many(
     tmp_path: Path,
 ) -> None:
     path, first = tmp_path / "machine.json", shipped_machine()
-    classes = [
-        {"processor": "new", "hosts": 2, "numbers": [0, 2], "speed": 1.0},
-        {"processor": "old", "hosts": 1, "numbers": [1], "speed": 0.5},
-    ]
-    made = {**first.made, "ranks": 6, "hosts": 3, "classes": classes}
-    path.write_text(attrs.evolve(first, made=made).to_json())
-    topology = sw.Topology.from_machine(path, 6, local_world_size=2)
-    assert topology.speeds == (2.0, 2.0, 1.0, 1.0, 2.0, 2.0)  # constants are those of the slowest class
+    speeds = [2.0, 2.0, 1.0, 1.0]  # constants are those of the slowest
+    machine = attrs.evolve(
+        first, made={**first.made, "ranks": 4}, topology={**first.topology, "speed": speeds}
+    )
+    path.write_text(machine.to_json())
+    topology = sw.Topology.from_machine(path, 4, local_world_size=2)
+    assert topology.speeds == tuple(speeds)
     assert topology.provenance["speed"].origin == "measured"
-    assert sw.Topology.from_machine(path, 3, local_world_size=1).provenance["speed"].origin == "assumed"
-    given = sw.Topology.from_machine(path, 6, local_world_size=2, speed=1.5)
-    assert set(given.speeds) == {1.5}
-    for ranks, local in ((4, 2), (6, None), (6, 3)):  # other hosts: which of them are slow is not known
-        assert set(sw.Topology.from_machine(path, ranks, local_world_size=local).speeds) == {1.0}
-    for own in classes:  # of a document of an earlier version
-        del own["numbers"]
-    path.write_text(attrs.evolve(first, made=made).to_json())
-    assert set(sw.Topology.from_machine(path, 6, local_world_size=2).speeds) == {1.0}
+    assert set(sw.Topology.from_machine(path, 4, speed=1.5).speeds) == {1.5}
+    assert set(sw.Topology.from_machine(path, 2).speeds) == {1.0}  # which of them these are is not known
 
 
 def test_ranks_of_half_the_speed_take_twice_as_long_for_lookups_and_updates_alone() -> None:

@@ -151,7 +151,7 @@ def listed(space: sw.SearchSpace, *, every: bool = False) -> list[list[ShardingO
     """
     options = space.options
     # Of ranks of unlike speed the mean over classes: TorchRec's options have one time.
-    phases = {phase: space.by_class(column).mean(axis=1) for phase, column in space.phases.items()}
+    phases = {phase: column.reshape(len(column), -1).mean(axis=1) for phase, column in space.phases.items()}
     memory = {tier: space.memory_bytes[:, number] for number, tier in enumerate(space.tiers)}
     found = [
         options_of(options, table, number) for number, table in enumerate(options.distinct_table.tolist())

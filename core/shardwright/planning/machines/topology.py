@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import attrs
 import numpy as np
@@ -23,12 +23,11 @@ from shardwright.host.extensions import ask_at
 from shardwright.host.process import process_host
 from shardwright.planning.assumptions import CPU_DEVICE, GIB, InputValue, assumptions_of
 from shardwright.planning.documents import MACHINE
-from shardwright.planning.documents.limits import MOST_MEMORY_BYTES, MOST_RANKS
+from shardwright.planning.documents.limits import MOST_MEMORY_BYTES, MOST_RANKS, MOST_SPEED
 from shardwright.planning.machines.replicas import Replicas
 
 __all__ = ["CPU_DEVICE", "GIB", "InputValue", "Topology"]
 
-_Number = TypeVar("_Number", int, float)
 _KNOWN_DEVICES = (CPU_DEVICE, "cuda")
 _LINKS = ("intra_host", "inter_host")
 _LATENCY = "_latency_ms"
@@ -37,7 +36,7 @@ CPU_TIER = "cpu_ddr"
 
 
 MemoryBytes = Annotated[float, Within(ge=0, le=MOST_MEMORY_BYTES)]
-Speed = Annotated[float, Within(ge=1e-3, le=1e3)]
+Speed = Annotated[float, Within(ge=1 / MOST_SPEED, le=MOST_SPEED)]
 
 
 def _tiers_of(device: str) -> tuple[str, ...]:
@@ -226,8 +225,7 @@ class Topology:
             compute_device: type of their devices: ``"cpu"``, or that of the accelerators whose memory and copies were
                 measured; links between these are assumed.
             given: further arguments of :class:`Topology`, which count instead of what was measured. Values that were
-                measured with another number of ranks count as assumed; hosts of unlike speed are those of the plan
-                where these are as many.
+                measured with another number of ranks count as assumed, and the speeds of unlike ranks not at all.
 
         Raises:
             InvalidInputError: the document is malformed, an argument is wrong, or the devices are others.
@@ -247,14 +245,13 @@ class Topology:
                 asked=compute_device,
                 possible=tuple(sorted(known)),
             )
-        # Of an accelerator its memory and copies are measured, and no links between ranks.
+        # Of an accelerator its memory and copies are measured, and no links between ranks. Speeds are of these ranks.
         is_host = devices == {CPU_DEVICE}
         measured = {
-            name: value for name, value in data["topology"].items() if name.startswith("hbm_") != is_host
+            name: value
+            for name, value in data["topology"].items()
+            if name.startswith("hbm_") != is_host and (name != "speed" or made["ranks"] == world_size)
         }
-        speeds, local = _speeds_of_hosts(made), given.get("local_world_size") or world_size
-        if is_host and len(speeds) * local == world_size:
-            measured["speed"] = np.repeat(speeds, local).tolist()
         own = {name: value for name, value in given.items() if value is not None}
         latencies = {
             name.removesuffix(_LATENCY): measured[name] for name in measured if name.endswith(_LATENCY)
@@ -331,7 +328,7 @@ class Topology:
         """The names of the memory tiers, the device's own first."""
         return tuple(self.memory_bytes)
 
-    @property
+    @cached_property
     def device_types(self) -> tuple[str, ...]:
         """The types of the ranks' devices, each once, in the order of the ranks."""
         return tuple(dict.fromkeys(self.compute_devices))
@@ -480,13 +477,6 @@ class Topology:
         }
 
 
-def _speeds_of_hosts(made: Mapping[str, Any]) -> list[float]:
-    """Speed of each host that was measured, as a part of the slowest class's; none where they are of one class."""
-    classes = made.get("classes", ())
-    speed_of = {host: own["speed"] for own in classes for host in own.get("numbers", ())}
-    return [speed_of[host] / min(speed_of.values()) for host in sorted(speed_of)] if len(classes) > 1 else []
-
-
 class _Given:
     """Collects values with where they came from."""
 
@@ -620,5 +610,5 @@ def _per_rank(name: str, value: Any, world_size: int) -> tuple[int, ...]:
     return tuple(int(item) for item in values)
 
 
-def _compact(values: tuple[_Number, ...]) -> _Number | list[_Number]:
+def _compact(values: tuple[Any, ...]) -> Any:
     return values[0] if len(set(values)) == 1 else list(values)

@@ -34,7 +34,7 @@ class SearchSpace:
         options: the options of all tables.
         topology: the ranks.
         phases: phase of a step -> milliseconds that each shard of a run adds to its rank: ``[S]``, or ``[S, C]`` where
-            there are several classes of ranks; see :meth:`by_class`.
+            there are several classes of ranks.
         memory_bytes: bytes of each shard of a run, ``[S, M]``.
         capacity_bytes: bytes that may be used on each rank, after reservations: ``[W, M]``.
         objective: measure that rates plans, a name in :data:`~shardwright.planning.search.objectives.OBJECTIVES`.
@@ -57,16 +57,9 @@ class SearchSpace:
         """The names of the memory tiers."""
         return (*self.topology.tiers, *self.further_tiers)
 
-    def by_class(self, column: Floats | Ints) -> Floats:
-        """A column over runs of shards, ``[S]`` or by class ``[S, C]``, by class: ``[S, C]``."""
-        size = len(column), len(self.topology.classes)
-        spread: Floats = np.broadcast_to(column.reshape(len(column), -1), size)
-        return spread
-
-    def on_ranks(self, column: Floats | Ints, option: int, ranks: Ints) -> Floats:
-        """The values of a column, ``[S]`` or by class, for each shard of an option on its rank: ``[N]``."""
-        own = self.options.spread(self.by_class(column), option)
-        return own[np.arange(len(own)), self.topology.rank_class[ranks]]
+    def on_ranks(self, column: Floats | Ints, ranks: Ints) -> Floats | Ints:
+        """The values of shards on their ranks: ``[N]``; of a column by class, ``[N, C]``, each of its rank's class."""
+        return column if column.ndim == 1 else column[np.arange(len(ranks)), self.topology.rank_class[ranks]]
 
     @cached_property
     def class_ms(self) -> Floats:
@@ -74,11 +67,11 @@ class SearchSpace:
 
         Shards with a rank have the time that they take there in all columns.
         """
-        rank_class, fixed = self.topology.rank_class, np.flatnonzero(self.options.rank != FREE)
+        fixed = np.flatnonzero(self.options.rank != FREE)
         total = np.zeros((self.options.num_shards, len(self.topology.classes)))
         for phase in self.phases.values():
-            total += self.by_class(phase)
-        total[fixed] = total[fixed, rank_class[self.options.rank[fixed]]][:, None]
+            total += phase.reshape(len(phase), -1)
+        total[fixed] = self.on_ranks(total[fixed], self.options.rank[fixed])[:, None]
         return total
 
     @cached_property
@@ -115,8 +108,9 @@ class SearchSpace:
     @cached_property
     def most_ms(self) -> float:
         """No plan takes longer: all shards of each table's slowest option on one rank, the slowest."""
-        total = self.total_of(self.class_ms.max(axis=1))
-        slowest = np.maximum.reduceat(total, self.options.first_option[:-1])
+        slowest = np.maximum.reduceat(
+            self.total_of(self.class_ms.max(axis=1)), self.options.first_option[:-1]
+        )
         return float(slowest @ self.options.multiplicity)
 
     @cached_property
@@ -128,17 +122,15 @@ class SearchSpace:
     def _room_bytes(self) -> Ints:
         """Find the capacity of the smallest rank that a shard of each run may have to live on, bytes: ``[S, M]``."""
         most, least = self.capacity_bytes.max(axis=0), self.capacity_bytes.min(axis=0)
-        room = np.broadcast_to(most, self.memory_bytes.shape)
-        if (most == least).all():
-            return room
-        room = room.copy()
-        # Shards of a run with ranks live on `count` ranks in turn: the smallest of these decides. Many runs share
-        # their ranks, so each distinct pair (first rank, count) is looked at once.
-        fixed = np.flatnonzero(self.options.rank != FREE)
-        places = np.stack([self.options.rank[fixed], self.options.count[fixed]])
-        distinct, inverse = np.unique(places, axis=1, return_inverse=True)
-        smallest = [self.capacity_bytes[first : first + count].min(axis=0) for first, count in distinct.T]
-        room[fixed] = np.array(smallest)[inverse.reshape(-1)] if len(fixed) else room[fixed]
+        room = np.tile(most, (len(self.memory_bytes), 1))
+        if (most > least).any():
+            # Shards of a run with ranks live on `count` ranks in turn: the smallest of these decides. Many runs share
+            # their ranks, so each distinct pair (first rank, count) is looked at once.
+            fixed = np.flatnonzero(self.options.rank != FREE)
+            places = np.stack([self.options.rank[fixed], self.options.count[fixed]])
+            distinct, inverse = np.unique(places, axis=1, return_inverse=True)
+            smallest = [self.capacity_bytes[first : first + count].min(axis=0) for first, count in distinct.T]
+            room[fixed] = np.reshape(smallest, (-1, len(most)))[inverse.reshape(-1)]
         return room
 
 

@@ -138,7 +138,7 @@ def layouts_on_devices(
     if not topology.is_mixed:
         for layout in asked(topology):
             runs = runs_of(layout, topology.compute_device, go_on)
-            yield layout, tuple(parted_by_class(runs, topology))
+            yield layout, tuple(parted_by_class(runs, topology)) if len(topology.classes) > 1 else runs
         return
     for device in topology.device_types:
         group = topology.of_device(device)
@@ -176,8 +176,7 @@ def parted_by_class(runs: Runs, topology: Topology) -> Iterator[ShardRun]:
     of_ranks = list(zip(topology.compute_devices, topology.speeds, strict=True))
     for run in runs:
         # On one host the rank inside it is the rank.
-        is_local = run.rank == FREE and topology.num_hosts == 1
-        first = run.local_rank if is_local else run.rank
+        first = run.local_rank if run.rank == FREE and topology.num_hosts == 1 else run.rank
         own = of_ranks[first : first + run.length] if first != FREE else []
         changes = [index for index in range(1, len(own)) if own[index] != own[index - 1]]
         for start, stop in pairwise([0, *changes, run.length]):

@@ -57,9 +57,7 @@ def _by_type(plan: LoadedPlan) -> list[tuple[dict[str, int], dict[str, dict[str,
     found = [({}, {}) for _ in range(space.topology.world_size)]
     for code, kind in enumerate(options.sharding_types):
         is_own = options.sharding_type[options.option] == code
-        sums = np.stack(
-            [plan.by_rank(space.by_class(column) * is_own[:, None]) for column in columns], axis=1
-        )
+        sums = np.stack([plan.by_rank((column.T * is_own).T) for column in columns], axis=1)
         for (counts, totals), (number, time_ms, *used) in zip(found, sums.tolist(), strict=True):
             if number:
                 counts[kind.abbreviation] = counts.get(kind.abbreviation, 0) + int(number)

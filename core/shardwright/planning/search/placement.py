@@ -84,8 +84,11 @@ class ProposedShards:
 
     def loads_ms(self, ranks: Ints) -> Floats:
         """Each rank's time when the shards live on ``ranks``: ``[W]``."""
-        cost = self.class_ms[np.arange(len(self)), self.rank_class[ranks]]
-        loads: Floats = self.fixed_ms + np.bincount(ranks, weights=cost, minlength=self.world_size)
+        loads: Floats = self.fixed_ms + np.bincount(
+            ranks,
+            weights=self.class_ms[np.arange(len(self)), self.rank_class[ranks]],
+            minlength=self.world_size,
+        )
         return loads
 
     def used_bytes(self, ranks: Ints) -> Ints:
@@ -278,10 +281,9 @@ class LoadedPlan:
     def table_ms(self) -> Floats:
         """Time of all shards of each table on their ranks: ``[A]``."""
         shards, space = self.shards, self.space
-        here = space.class_ms[shards.shard, space.topology.rank_class[self.ranks]]
-        beyond = np.bincount(shards.table, here - space.cost_ms[shards.shard], minlength=len(self.proposal))
-        total: Floats = space.total_cost_ms[self.proposal] + beyond
-        return total
+        beyond_mean = space.on_ranks(shards.class_ms, self.ranks) - shards.cost_ms
+        total: Floats = space.total_cost_ms[self.proposal]
+        return total + np.bincount(shards.table, beyond_mean, minlength=len(total))
 
     @cached_property
     def value_ms(self) -> float:
@@ -296,9 +298,8 @@ class LoadedPlan:
 
     def by_rank(self, column: Floats | Ints) -> Floats:
         """A column over runs of shards, ``[S]`` or by class ``[S, C]``, added up over each rank's shards: ``[W]``."""
-        by_class = self.space.by_class(column)
-        fixed = fixed_loads(self.space, self._fixed_runs, cost_ms=by_class)[0]
-        moved = by_class[self.shards.shard, self.space.topology.rank_class[self.ranks]]
+        fixed = fixed_loads(self.space, self._fixed_runs, cost_ms=column)[0]
+        moved = self.space.on_ranks(column[self.shards.shard], self.ranks)
         total: Floats = fixed + np.bincount(self.ranks, weights=moved, minlength=len(fixed))
         return total
 
@@ -385,7 +386,9 @@ def _gangs(gang: Ints, table: Ints) -> Ints:
     return numbered
 
 
-def fixed_loads(space: SearchSpace, runs: Ints, *, cost_ms: Floats | None = None) -> tuple[Floats, Ints]:
+def fixed_loads(
+    space: SearchSpace, runs: Ints, *, cost_ms: Floats | Ints | None = None
+) -> tuple[Floats, Ints]:
     """Time and memory on each rank of runs whose shards must live on given ranks: ``[W]``, ``[W, M]``.
 
     Runs over the same ranks are added first, so that the work does not grow with the number of ranks.
@@ -393,14 +396,14 @@ def fixed_loads(space: SearchSpace, runs: Ints, *, cost_ms: Floats | None = None
     Args:
         space: options and costs.
         runs: indices of runs.
-        cost_ms: the time of each shard of all runs on each class, if not that of all phases: ``[S, C]``.
+        cost_ms: the time of each shard of all runs, if not that of all phases: ``[S]``, or by class ``[S, C]``.
     """
     loads, used = np.zeros(len(space.capacity_bytes)), np.zeros_like(space.capacity_bytes)
     first, count = space.options.rank[runs], space.options.count[runs]
     # (first rank, count) as one number: runs over the same ranks have one.
     _, leader, place = np.unique(first * (len(loads) + 1) + count, return_index=True, return_inverse=True)
-    times = (space.class_ms if cost_ms is None else cost_ms)[runs, space.topology.rank_class[first]]
-    cost = np.bincount(place, weights=times, minlength=len(leader))
+    times = space.class_ms if cost_ms is None else cost_ms
+    cost = np.bincount(place, weights=space.on_ranks(times[runs], first), minlength=len(leader))
     memory = np.zeros((len(leader), used.shape[1]), dtype=np.int64)
     np.add.at(memory, place, space.memory_bytes[runs])
     for index, run in enumerate(leader.tolist()):

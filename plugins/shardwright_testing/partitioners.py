@@ -89,7 +89,7 @@ class PartitionerTests:
 
 @st.composite
 def proposed_shards(draw: st.DrawFn) -> ProposedShards:
-    """Shards, free, fixed and in gangs, on ranks of which some have less room than others."""
+    """Shards, free, fixed and in gangs, on ranks of which some have less room or speed than others."""
     cluster = draw(clusters(most_hosts=2, most_local=3))
     fixed = st.integers(0, cluster.world_size - 1)
     sizes = st.tuples(st.integers(0, 40), st.integers(0, 40))
@@ -104,7 +104,8 @@ def proposed_shards(draw: st.DrawFn) -> ProposedShards:
     ]
     shards = _shards(cluster, rows, capacity=draw(st.tuples(st.integers(30, 200), st.integers(30, 200))))
     seed = draw(st.integers(0, 100))
-    return _with_room(_with_gangs(shards, cluster, gangs, are_pinned=draw(st.booleans())), seed)
+    placed = _with_gangs(shards, cluster, gangs, are_pinned=draw(st.booleans()))
+    return _with_speeds(_with_room(placed, seed), seed, num_classes=draw(st.integers(1, 3)))
 
 
 def _shards(
@@ -137,11 +138,13 @@ def _with_gangs(
     count = len(shards) + len(added)
     locals_ = [place % cluster.local_world_size if are_pinned else FREE for _, place, _, _ in added]
     sizes = np.array([size for *_, size in added], dtype=np.int64)
+    cost_ms = np.append(shards.cost_ms, [cost for _, _, cost, _ in added])
     return attrs.evolve(
         shards,
         shard=np.arange(count),
         table=np.arange(count),
-        cost_ms=np.append(shards.cost_ms, [cost for _, _, cost, _ in added]),
+        cost_ms=cost_ms,
+        class_ms=cost_ms[:, None],
         memory_bytes=np.concatenate([shards.memory_bytes, sizes]),
         rank=np.append(shards.rank, np.full(len(added), FREE)),
         gang=np.append(shards.gang, [number for number, *_ in added]),
@@ -154,6 +157,19 @@ def _with_room(shards: ProposedShards, seed: int) -> ProposedShards:
     random = np.random.default_rng(seed)
     taken = (shards.capacity_bytes * random.uniform(0, 0.5, shards.capacity_bytes.shape)).astype(np.int64)
     return attrs.evolve(shards, fixed_bytes=taken, fixed_ms=random.uniform(0, 5, shards.world_size))
+
+
+def _with_speeds(shards: ProposedShards, seed: int, *, num_classes: int) -> ProposedShards:
+    """Deal ranks to classes of speed, on each of which shards take other times."""
+    random = np.random.default_rng(seed)
+    rank_class = np.append(num_classes - 1, random.integers(num_classes, size=shards.world_size - 1))
+    class_ms = shards.cost_ms[:, None] * random.uniform(0.5, 2, (len(shards), num_classes))
+    return attrs.evolve(
+        shards,
+        cost_ms=class_ms[:, rank_class].mean(axis=1),
+        class_ms=class_ms,
+        rank_class=rank_class.astype(np.int64),
+    )
 
 
 def _arrays(shards: ProposedShards) -> dict[str, Ints]:

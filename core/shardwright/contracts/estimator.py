@@ -26,7 +26,8 @@ class Estimator(ABC, metaclass=OpenNames):
     The planner calls, on the one rank that plans:
 
     1. ``estimate`` of the storage estimator, once;
-    2. ``estimate`` of the performance estimator, once.
+    2. ``estimate`` of the performance estimator, once for each class of ranks of one speed, with a topology of which
+       all ranks have that speed (``topology.speed``, which ``topology.read_bandwidth`` takes into account).
 
     Tables of which ``options.is_frozen`` is true are looked up and never updated: no gradient travels for them and no
     update is made, so that only what goes forward costs anything. All tables of a plan for serving are such.

@@ -3,14 +3,18 @@
 Suppose a plan whose slowest rank takes less than ``z``. Each of its shards takes less than ``z``, all together less
 than ``W * z``, and they fit. Priced with multipliers of each tier's memory, no choice of options is cheaper than the
 sum of each table's cheapest (Lagrangian relaxation; Everett 1963): if that is ``W * z`` or more, there is no such plan.
+Where ranks are of ``C`` classes of speed, times on the ranks of a class are multiplied by a weight above 0 of the
+class. All together are then less than ``z`` times the sum of all ranks' weights, and each is no less than the least of
+what its shard takes on the ranks of any class where it may go, so multiplied.
 Options with a shard on every rank leave less of each rank to shards that are free to go anywhere: an option whose
 largest free shard needs more than what is left is in no such plan.
 
-A certificate is ``{"z_ms": z, "multipliers": {tier: ms per byte}}``, which is checked here. Or it is ``{"z_ms": z,
+A certificate is ``{"z_ms": z, "multipliers": {tier: ms per byte}}``, which is checked here, with ``"weights": [weight
+of each class]`` where there are several classes. Or it is ``{"z_ms": z,
 WORD: data}``, which an extension ``proof:WORD`` checks: it is called with the options, z, the data and the watch, and
 returns why it is no proof, or an empty text.
 
-Legend: O options, S runs of equal shards, M memory tiers, W ranks.
+Legend: O options, S runs of equal shards, M memory tiers, W ranks, C classes of ranks.
 """
 
 from __future__ import annotations
@@ -32,7 +36,8 @@ if TYPE_CHECKING:
 
 # Sums of the same numbers in another order differ by rounding.
 TOLERANCE = 1e-9
-_POINT, _MULTIPLIERS = "proof", "multipliers"
+_POINT, _MULTIPLIERS, _WEIGHTS = "proof", "multipliers", "weights"
+_NO_WORDS = {"z_ms", _WEIGHTS}
 
 
 def why_unproven(
@@ -58,40 +63,48 @@ def why_unproven(
     if not isinstance(z, int | float) or bound_ms > z * (1 + TOLERANCE):
         return f"the certificate is for z_ms = {z}"
     try:
-        (word,) = certificate.keys() - {"z_ms"}
+        (word,) = certificate.keys() - _NO_WORDS
         if word != _MULTIPLIERS:
             check = load_at(_POINT, word, registry, besides=[_MULTIPLIERS])
             return str(check(space, z, certificate[word], watch or Watch()))
-        prices = _prices(space, certificate[word])
+        prices, weights = _prices(space, certificate[word], certificate.get(_WEIGHTS, 1.0))
     except UnknownPluginError as error:
         return str(error)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise PlanError(f"the certificate is malformed: {type(error).__name__}: {error}") from error
     with np.errstate(over="ignore", invalid="ignore"):  # absurd numbers prove nothing
-        return _gap(space, z * (1 - TOLERANCE), prices)
+        return _gap(space, z * (1 - TOLERANCE), prices, weights)
 
 
 def checked_by(certificate: Mapping[str, Any]) -> str:
     """Words for what goes through a certificate: arithmetic that shares nothing with a search, or an extension."""
-    words = certificate.keys() - {"z_ms", _MULTIPLIERS}
+    words = certificate.keys() - {*_NO_WORDS, _MULTIPLIERS}
     return f"checked by the extension {_POINT}:{min(words)}" if words else "checked by arithmetic alone"
 
 
-def _prices(space: SearchSpace, multipliers: Mapping[str, Any]) -> Floats:
-    """Read the price of a byte of each tier, ms: ``[M]``."""
-    prices = np.zeros(len(space.tiers))
+def _prices(space: SearchSpace, multipliers: Mapping[str, Any], given: Any) -> tuple[Floats, Floats]:
+    """Read the price of a byte of each tier, ms, ``[M]``, and the weight of each class of ranks, or of all: ``[C]``."""
+    prices, weights = np.zeros(len(space.tiers)), np.empty(len(space.topology.classes))
+    weights[:] = given
+    if not ((weights > 0) & (weights < np.inf)).all():
+        raise ValueError(f"weights are {given}; they must be finite and above 0")
     for tier, price in multipliers.items():
         if not 0 <= float(price) < np.inf:
             raise ValueError(f"a multiplier is {price}; it must be finite and not negative")
         prices[space.tiers.index(tier)] = price
-    return prices
+    return prices, weights
 
 
-def _gap(space: SearchSpace, z_ms: float, prices: Floats) -> str:
-    """Explain why plans faster than ``z_ms`` are not ruled out by the prices; empty if they are."""
-    options, world_size = space.options, len(space.capacity_bytes)
+def _gap(space: SearchSpace, z_ms: float, prices: Floats, weights: Floats) -> str:
+    """Explain why plans faster than ``z_ms`` are not ruled out by prices and weights; empty if they are."""
+    options, rank_class = space.options, space.topology.rank_class
     first, is_free = options.first_shard[:-1], options.rank == FREE
-    cost: Floats = sum(space.phases.values(), np.zeros(options.num_shards))
+    phases = [phase.reshape(len(is_free), -1) for phase in space.phases.values()]
+    by_class: Floats = sum(phases, np.zeros((len(is_free), len(weights))))
+    # A shard with a rank takes what it takes there; others what they take on the class of ranks where it is least.
+    elsewhere = rank_class[options.rank][:, None] != np.arange(len(weights))
+    by_class[~is_free[:, None] & elsewhere] = np.inf
+    cost, weighed = by_class.min(axis=1), (by_class * weights).min(axis=1)
     # Of each shard its time and its bytes of each tier, [S, 1 + M]; and what one rank has of each.
     needs: Floats = np.column_stack([cost, space.memory_bytes])
     rank_has: Floats = np.array([z_ms, *space.capacity_bytes.max(axis=0)])
@@ -104,10 +117,10 @@ def _gap(space: SearchSpace, z_ms: float, prices: Floats) -> str:
     largest_free = np.maximum.reduceat(np.where(is_free[:, None], needs, 0.0), first)
     # An option costs its time, and its bytes at the tiers' prices. All memory at these prices is given back, since no
     # plan uses more.
-    priced = np.add.reduceat((cost + space.memory_bytes @ prices) * options.count, first)
+    priced = np.add.reduceat((weighed + space.memory_bytes @ prices) * options.count, first)
     given = float((space.capacity_bytes.sum(axis=0) * prices).sum())
     needed = _cheapest(space, priced, fits & (largest_free <= room).all(axis=1)) - given
-    wanted = world_size * z_ms
+    wanted = float(weights[rank_class].sum()) * z_ms
     return "" if needed >= wanted else f"tables need {needed} ms at its prices; there are {wanted} ms"
 
 

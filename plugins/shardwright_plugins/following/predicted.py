@@ -80,7 +80,9 @@ class Prices:
         return {
             phase: {
                 table.path: np.bincount(
-                    ranks, space.options.spread(costs, option), minlength=space.topology.world_size
+                    ranks,
+                    space.on_ranks(space.options.spread(costs, option), np.array(ranks)),
+                    minlength=space.topology.world_size,
                 ).astype(np.float64)
                 for table, option, ranks in tables
                 if option is not None

@@ -16,7 +16,8 @@ from shardwright.planning.search.placement import Misfit, ProposedShards
 class GreedyPerf(Partitioner):
     """Longest processing time first (Graham 1969), within memory.
 
-    Shards with a rank of their own are placed first; then the rest, longest first. A gang, whose shards must share a
+    Shards with a rank of their own are placed first; then the rest, longest first. Where ranks are of unlike speed, the
+    rank counts that would then be least loaded (Graham's rule on related machines). A gang, whose shards must share a
     host, is as long as its longest shard, and goes to the host where the most loaded of the ranks that it takes is
     least loaded. If something is left without room, largest first is tried.
     """
@@ -75,35 +76,46 @@ class _Ranks:
         used = shards.fixed_bytes.copy()
         np.add.at(used, shards.rank[fixed], shards.memory_bytes[fixed])
         self._room: list[list[int]] = (shards.capacity_bytes - used).tolist()
-        loads: Floats = shards.fixed_ms.copy()
-        np.add.at(loads, shards.rank[fixed], shards.cost_ms[fixed])
+        loads, own = shards.fixed_ms.copy(), shards.rank[fixed]
+        np.add.at(loads, own, shards.class_ms[fixed, shards.rank_class[own]])
         self._loads: list[float] = loads.tolist()
-        self._needs, self._costs = shards.memory_bytes.tolist(), shards.cost_ms.tolist()
+        self._needs, self._costs = shards.memory_bytes.tolist(), shards.class_ms.tolist()
+        self._class = shards.rank_class.tolist()
         self._local_rank = shards.local_rank.tolist()
         # Gangs are tried on all hosts at once, on arrays that are kept in step with the lists.
         self._has_gangs = bool((shards.gang != NO_GANG).any())
         self._load_array, self._room_array = np.array(self._loads), np.array(self._room, dtype=np.int64)
-        # Every rank with its load; entries with a load that a rank no longer has are passed over.
-        self._heap = [(load, rank) for rank, load in enumerate(self._loads)]
-        heapq.heapify(self._heap)
+        # Of each class every rank with its load; entries with a load that a rank no longer has are passed over.
+        self._heaps: list[list[tuple[float, int]]] = [[] for _ in range(shards.class_ms.shape[1])]
+        for rank, load in enumerate(self._loads):
+            heapq.heappush(self._heaps[self._class[rank]], (load, rank))
 
     def place_shard(self, shard: int) -> list[int] | Misfit:
-        """Take room for a shard on the least loaded rank that has it."""
-        need, passed = self._needs[shard], []
-        chosen: int | None = None
-        while self._heap and chosen is None:
-            load, rank = heapq.heappop(self._heap)
-            if load != self._loads[rank]:
-                continue
-            left = _left(self._room[rank], need)
-            if left is None:
+        """Take room for a shard on the rank that has it and would be least loaded."""
+        need, best = self._needs[shard], (np.inf, -1)
+        for heap, cost in zip(self._heaps, self._costs[shard], strict=True):
+            load, rank = self._least_loaded(heap, need)
+            best = min(best, (load + cost, rank))
+        load, chosen = best
+        if chosen < 0:
+            return self._misfit(shard, self._room)
+        self._take(chosen, load, [have - want for have, want in zip(self._room[chosen], need, strict=True)])
+        return [chosen]
+
+    def _least_loaded(self, heap: list[tuple[float, int]], need: list[int]) -> tuple[float, int]:
+        """The load of the least loaded rank of a class that has room, and that rank; infinite and -1 if none has."""
+        passed, found = [], (np.inf, -1)
+        while heap:
+            load, rank = heap[0]
+            if load == self._loads[rank]:
+                if all(have >= want for have, want in zip(self._room[rank], need, strict=True)):
+                    found = load, rank
+                    break
                 passed.append((load, rank))
-            else:
-                chosen = rank
-                self._take(rank, load + self._costs[shard], left)
+            heapq.heappop(heap)
         for entry in passed:
-            heapq.heappush(self._heap, entry)
-        return self._misfit(shard, self._room) if chosen is None else [chosen]
+            heapq.heappush(heap, entry)
+        return found
 
     def place_gang(self, members: Sequence[int]) -> list[int] | Misfit:
         """Take room for a gang on the host where the most loaded of the ranks it takes is least loaded."""
@@ -127,7 +139,7 @@ class _Ranks:
         self._loads[rank], self._room[rank] = load, room
         if self._has_gangs:
             self._load_array[rank], self._room_array[rank] = load, room
-        heapq.heappush(self._heap, (load, rank))
+        heapq.heappush(self._heaps[self._class[rank]], (load, rank))
 
     def _misfit(self, shard: int, room: Sequence[list[int]] | Ints, *, host: int | None = None) -> Misfit:
         return self._shards.misfit(shard, self._shards.capacity_bytes - np.array(room), host=host)
@@ -155,6 +167,7 @@ class _GangTrial:
         """Hosts without room: the shard that had none there, and what was left of all ranks, ``[W, M]``."""
         self._largest_ms = np.zeros(size[0])
         self._hosts = np.arange(size[0])[:, None]
+        self._class: Ints = shards.rank_class.reshape(size)
         self._columns: dict[int, Ints] = {}
 
     def add(self, step: list[int]) -> None:
@@ -163,15 +176,20 @@ class _GangTrial:
         places: Ints = self._shards.local_rank[step]
         if places[0] == FREE:
             has_room = (self.room >= need).all(axis=2)
-            # The least loaded rank with room, on each host; where none has room, one that is noted as stuck below.
-            columns = np.where(has_room, self.loads, np.inf).argmin(axis=1)[:, None]
+            # The rank with room that would be least loaded, on each host; where none has room, one that is noted as
+            # stuck below.
+            cost: Floats = self._shards.class_ms[step[0]]
+            after = self.loads + (cost - cost.min())[self._class]
+            columns = np.where(has_room, after, np.inf).argmin(axis=1)[:, None]
         else:
             columns = np.broadcast_to(places, (len(self._hosts), len(step)))
         left = self.room[self._hosts, columns] - need
         if left.min() < 0:
             self._note_stuck(step, left)
         self.room[self._hosts, columns] = left
-        loads = self.loads[self._hosts, columns] + self._shards.cost_ms[step]
+        loads = (
+            self.loads[self._hosts, columns] + self._shards.class_ms[step, self._class[self._hosts, columns]]
+        )
         self.loads[self._hosts, columns] = loads
         np.maximum(self._largest_ms, loads.max(axis=1), out=self._largest_ms)
         self._columns.update((shard, columns[:, index]) for index, shard in enumerate(step))
@@ -191,9 +209,3 @@ class _GangTrial:
     def rank_of(self, host: int, shard: int) -> int:
         """The rank of a shard if the gang is on ``host``."""
         return host * self._shards.local_world_size + int(self._columns[shard][host])
-
-
-def _left(room: list[int], need: list[int]) -> list[int] | None:
-    """Subtract a need from a rank's room; ``None`` if it is too little."""
-    left = [have - want for have, want in zip(room, need, strict=True)]
-    return left if min(left) >= 0 else None

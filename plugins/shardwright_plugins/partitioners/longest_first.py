@@ -11,7 +11,7 @@ from shardwright.planning.arrays import FREE, NO_GANG, Floats, Ints
 from shardwright.planning.search.placement import Misfit, ProposedShards
 from shardwright.planning.watch import Watch
 from shardwright_plugins.partitioners.greedy_perf import GreedyPerf
-from shardwright_plugins.proposers.proving.packing.bins import SLACK, Bins, memory_limits
+from shardwright_plugins.proposers.proving.packing.bins import SLACK, Bins, largest, limits, memory_limits
 
 _STEPS, _BISECTIONS = 400, 8
 
@@ -41,12 +41,12 @@ class LongestFirst(Partitioner):
 
 def as_bins(shards: ProposedShards, limit_ms: float = np.inf) -> Bins:
     """Shards to be placed, and ranks, as items and bins; shards with a rank are in theirs."""
-    time = np.full((shards.world_size, 1), limit_ms)
-    limit = np.hstack([time, memory_limits(shards.capacity_bytes)])
+    fixed_ms = np.repeat(shards.fixed_ms[:, None], shards.class_ms.shape[1], axis=1)
     bins = Bins(
-        np.hstack([shards.cost_ms[:, None], shards.memory_bytes]),
-        np.hstack([shards.fixed_ms[:, None], shards.fixed_bytes]),
-        limit,
+        np.hstack([shards.class_ms, shards.memory_bytes]),
+        np.hstack([fixed_ms, shards.fixed_bytes]),
+        limits(limit_ms, shards.rank_class, memory_limits(shards.capacity_bytes)),
+        shards.rank_class,
         shards.gang,
         shards.local_rank,
         shards.local_world_size,
@@ -62,13 +62,13 @@ def as_bins(shards: ProposedShards, limit_ms: float = np.inf) -> Bins:
 def _kinds(shards: ProposedShards) -> Ints:
     """Equal numbers for equal shards, members of gangs apart from others: ``[N]``."""
     is_alone = (shards.gang == NO_GANG)[:, None]
-    columns = np.hstack([shards.cost_ms[:, None], shards.memory_bytes, is_alone])
+    columns = np.hstack([shards.class_ms, shards.memory_bytes, is_alone])
     return np.unique(columns, axis=0, return_inverse=True)[1].reshape(-1) if len(columns) else shards.shard
 
 
 def _weight(bins: Bins, limit_ms: float) -> Floats:
-    most = bins.limit.max(axis=0).copy()
-    most[0] = limit_ms
+    most = largest(bins.limit, bins.num_classes)
+    most[: bins.num_classes] = limit_ms
     weight: Floats = (bins.size / most).max(axis=1)
     return weight
 
@@ -90,22 +90,22 @@ def _placed(shards: ProposedShards, ranks: Ints) -> Bins:
 
 def _has_room(bins: Bins) -> bool:
     """Bring all within memory, whatever the time: by moves and swaps."""
-    if (bins.used.sum(axis=0) > bins.limit.sum(axis=0) * (1 + SLACK))[1:].any():
+    if (bins.used.sum(axis=0) > bins.limit.sum(axis=0) * (1 + SLACK))[bins.num_classes :].any():
         return False  # whatever is moved
     return _repaired(bins, np.inf) or bins.repair(5 * _STEPS)
 
 
 def _repaired(bins: Bins, limit_ms: float) -> bool:
-    bins.limit = bins.limit.copy()
-    bins.limit[:, 0] = limit_ms
+    bins.within(limit_ms)
     return bins.repair(_STEPS)
 
 
 def _bisected(shards: ProposedShards, bins: Bins) -> Ints:
     """The ranks of the least largest time that repair reaches."""
-    best, best_ms = bins.bin.copy(), float(bins.used[:, 0].max())
-    # No placement is below the mean load, nor below the load that a rank has already.
-    low = max(float(bins.used[:, 0].mean()), float(shards.fixed_ms.max()))
+    best, best_ms = bins.bin.copy(), float(bins.time_ms.max())
+    # No placement is below the mean load were all ranks the fastest, nor below the load that a rank has already.
+    fastest = bins.used[:, : bins.num_classes].min(axis=1)
+    low = max(float(fastest.mean()), float(shards.fixed_ms.max()))
     for _ in range(_BISECTIONS):
         if best_ms <= low * (1 + 1e-3):
             break
@@ -113,7 +113,7 @@ def _bisected(shards: ProposedShards, bins: Bins) -> Ints:
         middle = (low + best_ms) / 2
         trial = bins.copy()
         if _repaired(trial, middle):
-            bins, best, best_ms = trial, trial.bin.copy(), float(trial.used[:, 0].max())
+            bins, best, best_ms = trial, trial.bin.copy(), float(trial.time_ms.max())
         else:
             low = middle
     return best

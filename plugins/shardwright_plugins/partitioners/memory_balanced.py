@@ -31,9 +31,9 @@ class MemoryBalanced(Partitioner):
         bins.fill(weight)
         if bins.repair(400):
             return bins.bin
-        over = (bins.used / bins.limit)[:, 1:].max(axis=1)
+        over = (bins.used / bins.limit)[:, bins.num_classes :].max(axis=1)
         there = np.flatnonzero((bins.bin == int(np.argmax(over))) & ~shards.is_fixed)
         shard = int(there[np.argmax(weight[there])])
-        rest = bins.used[:, 1:].copy()
+        rest = bins.memory_bytes.copy()
         rest[bins.bin[shard]] -= shards.memory_bytes[shard]
         return shards.misfit(shard, rest.astype(np.int64))

@@ -11,14 +11,14 @@ from shardwright.planning.options.search_space import SearchSpace
 def efficient_options(space: SearchSpace) -> Bools:
     """True for options that no other of their table equals in every respect and beats in one: ``[O]``.
 
-    The respects are time and memory, of all shards together and of the largest one; whether shards must share a host;
-    and the number of shards. Of two that are equal in all, the first one stays.
+    The respects are time, on each class of ranks, and memory, of all shards together and of the largest one; whether
+    shards must share a host; and the number of shards. Of two that are equal in all, the first one stays.
     """
     gangs = np.logical_or.reduceat(space.options.gang != NO_GANG, space.options.first_shard[:-1])
     measures = np.column_stack(
         [
-            space.total_cost_ms,
-            space.largest_cost_ms,
+            *(space.total_of(own) for own in space.class_ms.T),
+            np.maximum.reduceat(space.class_ms, space.options.first_shard[:-1]),
             space.total_bytes,
             space.largest_bytes,
             gangs.astype(np.float64),

@@ -186,7 +186,7 @@ class _Plan:
     def _add(self, table: int, choice: Choice, sign: int) -> None:
         space, ranks = self.old.space, np.array(choice.ranks)
         for load, cost in zip(self.loads, space.phases.values(), strict=True):
-            np.add.at(load, ranks, sign * space.options.spread(cost, choice.option))
+            np.add.at(load, ranks, sign * space.on_ranks(space.options.spread(cost, choice.option), ranks))
         np.add.at(self.used, ranks, sign * space.options.spread(space.memory_bytes, choice.option))
         self.moved_bytes += sign * self.old.moved(table, choice)
 
@@ -313,7 +313,7 @@ def _changes(plan: _Plan, found: list[Choice] | None) -> Iterator[tuple[int, Cho
 def _renamed(old: OldPlan, found: Sequence[Choice]) -> list[Choice]:
     """A plan with ranks renamed, so that shards that may go anywhere are where most of their bytes are.
 
-    Ranks are matched greedily, those first that have most bytes in common.
+    Ranks of one speed are matched greedily, those first that have most bytes in common.
     """
     options, world_size = old.space.options, old.space.topology.world_size
     is_fixed = (options.rank != FREE) | (options.gang != NO_GANG)
@@ -326,7 +326,8 @@ def _renamed(old: OldPlan, found: Sequence[Choice]) -> list[Choice]:
     name: dict[int, int] = {}
     order = np.argsort(-common, axis=None, kind="stable")
     for rank, other in zip(*(index.tolist() for index in np.unravel_index(order, common.shape)), strict=True):
-        if rank not in name and other not in name.values():
+        is_alike = old.space.topology.speeds[rank] == old.space.topology.speeds[other]
+        if is_alike and rank not in name and other not in name.values():
             name[rank] = other
     return [
         Choice(choice.option, tuple(name[rank] for rank in choice.ranks)) if is_free else choice

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import attrs
 from attrs import field, frozen
@@ -122,6 +123,7 @@ def sharding_group(
         local_world_size=local,
         memory_bytes={tier: _least(values, grid) for tier, values in topology.memory_bytes.items()},
         replicas=replicas,
+        speeds=_least(topology.speeds, grid),
         provenance={
             **topology.provenance,
             **{name: InputValue(value, "given") for name, value in changed.items()},
@@ -129,7 +131,7 @@ def sharding_group(
     )
 
 
-def _least(values: tuple[int, ...], grid: RankGrid) -> tuple[int, ...]:
+def _least(values: tuple[Any, ...], grid: RankGrid) -> tuple[Any, ...]:
     """Take the least of the values of each rank's replicas, for the ranks of a sharding group."""
     if len(set(values)) == 1:
         return values[: grid.sharding_group_size]

@@ -35,6 +35,10 @@ def test_calibrate_over_hosts_measures_both_links_and_keeps_the_slowest(
     assert machine.topology["ddr_mem_bw"] in [pytest.approx(speed, rel=1e-3) for speed in speeds]
     topology = Topology.from_machine(path, 4, local_world_size=2)
     assert topology.link_bandwidths["inter_host"] == machine.topology["inter_host_bw"]
+    # Constants are those of the slower host, of which the other is so many times as fast.
+    ratio = pytest.approx(calibrate_workers.SLOWER, rel=5e-3)
+    assert topology.speeds == (ratio, ratio, 1.0, 1.0)
+    assert topology.provenance["speed"].origin == "measured"
 
 
 @pytest.mark.slow  # processes of its own, which join the launcher's group and leave it

@@ -10,6 +10,7 @@ from typing import Any
 import attrs
 import numpy as np
 import pytest
+from tests.plugins.proposers.spaces import costed
 
 import shardwright as sw
 from shardwright.errors import InvalidInputError
@@ -478,6 +479,35 @@ def test_values_measured_with_another_number_of_ranks_count_as_assumed(tmp_path:
     planner = sw.EmbeddingShardingPlanner(topology, 8, progress=False)
     planner.plan_tables([sw.TableSpec("t", 100, 8)])
     assert any("with 2 ranks, not 8" in line for line in planner.report.assumption_lines)
+
+
+def test_ranks_that_were_measured_as_unlike_have_their_speeds_in_a_topology_of_as_many(
+    tmp_path: Path,
+) -> None:
+    path, first = tmp_path / "machine.json", shipped_machine()
+    speeds = [2.0, 2.0, 1.0, 1.0]  # constants are those of the slowest
+    machine = attrs.evolve(
+        first, made={**first.made, "ranks": 4}, topology={**first.topology, "speed": speeds}
+    )
+    path.write_text(machine.to_json())
+    topology = sw.Topology.from_machine(path, 4, local_world_size=2)
+    assert topology.speeds == tuple(speeds)
+    assert topology.provenance["speed"].origin == "measured"
+    assert set(sw.Topology.from_machine(path, 4, speed=1.5).speeds) == {1.5}
+    assert set(sw.Topology.from_machine(path, 2).speeds) == {1.0}  # which of them these are is not known
+
+
+def test_ranks_of_half_the_speed_take_twice_as_long_for_lookups_and_updates_alone() -> None:
+    tables = [sw.TableSpec("t0", 10_000, 32, ["f"]), sw.TableSpec("t1", 400, 16, ["f"])]
+    topology = sw.Topology(4, "cpu", local_world_size=2, speed=[1.0, 1.0, 0.5, 0.5])
+    for estimator in ("engine", "roofline"):
+        space = costed(tables, topology, estimators=(estimator, "weights_and_buffers"))
+        for phase, column in space.phases.items():
+            fast, slow = column.T
+            # What exchanges of whole tables take is told as a part of lookups and updates.
+            is_compute = phase in ("forward_compute", "backward_compute")
+            if is_compute or phase != "exchanges":
+                assert slow == pytest.approx((2 if is_compute else 1) * fast), (estimator, phase)
 
 
 def test_machine_with_an_accelerator_has_its_memory_and_copies_for_ranks_on_it(tmp_path: Path) -> None:

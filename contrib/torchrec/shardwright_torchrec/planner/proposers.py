@@ -150,12 +150,14 @@ def listed(space: sw.SearchSpace, *, every: bool = False) -> list[list[ShardingO
         every: list all compute kernels that TorchRec calls `fused`; else the one that planners prefer.
     """
     options = space.options
+    # Of ranks of unlike speed the mean over classes: TorchRec's options have one time.
+    phases = {phase: column.reshape(len(column), -1).mean(axis=1) for phase, column in space.phases.items()}
     memory = {tier: space.memory_bytes[:, number] for number, tier in enumerate(space.tiers)}
     found = [
         options_of(options, table, number) for number, table in enumerate(options.distinct_table.tolist())
     ]
     for own in found:
-        set_costs(own, options, space.phases, memory)
+        set_costs(own, options, phases, memory)
     return found if every else [_preferred(own) for own in found]
 
 

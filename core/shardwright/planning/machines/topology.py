@@ -7,6 +7,7 @@ in milliseconds). What was not given is assumed, listed as such in the report an
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any
@@ -22,7 +23,7 @@ from shardwright.host.extensions import ask_at
 from shardwright.host.process import process_host
 from shardwright.planning.assumptions import CPU_DEVICE, GIB, InputValue, assumptions_of
 from shardwright.planning.documents import MACHINE
-from shardwright.planning.documents.limits import MOST_MEMORY_BYTES, MOST_RANKS
+from shardwright.planning.documents.limits import MOST_MEMORY_BYTES, MOST_RANKS, MOST_SPEED
 from shardwright.planning.machines.replicas import Replicas
 
 __all__ = ["CPU_DEVICE", "GIB", "InputValue", "Topology"]
@@ -35,6 +36,7 @@ CPU_TIER = "cpu_ddr"
 
 
 MemoryBytes = Annotated[float, Within(ge=0, le=MOST_MEMORY_BYTES)]
+Speed = Annotated[float, Within(ge=1 / MOST_SPEED, le=MOST_SPEED)]
 
 
 def _tiers_of(device: str) -> tuple[str, ...]:
@@ -68,6 +70,8 @@ class Topology:
             (``"intra_host"``, ``"inter_host"``, or a further one).
         replicas: the other sharding groups that have the same shards, where these ranks are one of several; see
             :meth:`sharding_group`.
+        speed: speed of lookups and updates, as a part of that of the machine that costs are of (one number, or one a
+            rank); 1 by default. What travels between ranks takes as long on each.
         detected: names of the arguments that were read from the machine, not given by the user.
 
     Raises:
@@ -94,6 +98,7 @@ class Topology:
     link_bandwidths: Mapping[str, float]
     link_latencies_ms: Mapping[str, float]
     replicas: Replicas | None
+    speeds: tuple[float, ...] = field(repr=lambda speeds: repr(_compact(speeds)))
     provenance: Mapping[str, InputValue] = field(eq=False, repr=False)
 
     @checked
@@ -115,6 +120,7 @@ class Topology:
         link_bandwidths: Mapping[str, PositiveFloat] = MappingProxyType({}),
         link_latencies_ms: Mapping[str, NonNegativeFloat] = MappingProxyType({}),
         replicas: Replicas | None = None,
+        speed: Speed | Sequence[Speed] | None = None,
         detected: Sequence[str] = (),
     ) -> None:
         world_size, local_world_size = whole(world_size), whole(local_world_size)
@@ -159,6 +165,8 @@ class Topology:
         }
         if replicas is not None:
             given.note("replicas", attrs.asdict(replicas))
+        if speed is not None:
+            given.note("speed", speed)
         self.__attrs_init__(
             world_size=world_size,
             compute_devices=devices,
@@ -168,6 +176,7 @@ class Topology:
             link_bandwidths=links,
             link_latencies_ms=latencies,
             replicas=replicas,
+            speeds=tuple(map(float, _one_a_rank("speed", 1.0 if speed is None else speed, world_size))),
             provenance=given.values,
         )
 
@@ -201,6 +210,7 @@ class Topology:
             link_bandwidths=links,
             link_latencies_ms=dict(data.get("link_latencies_ms", {})),
             replicas=Replicas(**data["replicas"]) if data.get("replicas") else None,
+            speed=data.get("speed"),
         )
 
     @classmethod
@@ -215,7 +225,7 @@ class Topology:
             compute_device: type of their devices: ``"cpu"``, or that of the accelerators whose memory and copies were
                 measured; links between these are assumed.
             given: further arguments of :class:`Topology`, which count instead of what was measured. Values that were
-                measured with another number of ranks count as assumed.
+                measured with another number of ranks count as assumed, and the speeds of unlike ranks not at all.
 
         Raises:
             InvalidInputError: the document is malformed, an argument is wrong, or the devices are others.
@@ -235,10 +245,12 @@ class Topology:
                 asked=compute_device,
                 possible=tuple(sorted(known)),
             )
-        # Of an accelerator its memory and copies are measured, and no links between ranks.
+        # Of an accelerator its memory and copies are measured, and no links between ranks. Speeds are of these ranks.
         is_host = devices == {CPU_DEVICE}
         measured = {
-            name: value for name, value in data["topology"].items() if name.startswith("hbm_") != is_host
+            name: value
+            for name, value in data["topology"].items()
+            if name.startswith("hbm_") != is_host and (name != "speed" or made["ranks"] == world_size)
         }
         own = {name: value for name, value in given.items() if value is not None}
         latencies = {
@@ -316,7 +328,7 @@ class Topology:
         """The names of the memory tiers, the device's own first."""
         return tuple(self.memory_bytes)
 
-    @property
+    @cached_property
     def device_types(self) -> tuple[str, ...]:
         """The types of the ranks' devices, each once, in the order of the ranks."""
         return tuple(dict.fromkeys(self.compute_devices))
@@ -360,7 +372,27 @@ class Topology:
             },
             memory_bandwidths={tier: self.memory_bandwidths[own] for tier, own in kept.items()},
             replicas=None,
+            speeds=self.speeds[ranks.start : ranks.stop],
         )
+
+    @cached_property
+    def classes(self) -> tuple[Topology, ...]:
+        """The ranks once for each class of ranks of one speed, ``C`` in all, as if all had that speed."""
+        speeds = dict.fromkeys(self.speeds)
+        if len(speeds) == 1:
+            return (self,)
+        return tuple(self.evolved(speeds=(speed,) * self.world_size) for speed in speeds)
+
+    @cached_property
+    def rank_class(self) -> npt.NDArray[np.int64]:
+        """The class of each rank, the place of its speed in :attr:`classes`: ``[W]``."""
+        number = {speed: index for index, speed in enumerate(dict.fromkeys(self.speeds))}
+        return np.array([number[speed] for speed in self.speeds], dtype=np.int64)
+
+    @property
+    def speed(self) -> float:
+        """Speed of the slowest ranks; that of all in a topology of :attr:`classes`."""
+        return min(self.speeds)
 
     @property
     def device_tiers(self) -> tuple[str, ...]:
@@ -401,7 +433,7 @@ class Topology:
         """Bytes per millisecond at which a rank's device reads a tier, named as for :meth:`tier_of`.
 
         A tier that is not the device's own is read through the link that bears both their names (``hbm_to_ddr``), if
-        there is one.
+        there is one. Ranks of another speed than 1 read at that part of it.
 
         Args:
             kernel_tier: a kernel's name of the tier.
@@ -419,7 +451,7 @@ class Topology:
                 f"the bandwidth of memory tier {tier!r} is not known. "
                 f"Give it: Topology(..., memory_bandwidths={{{tier!r}: bytes per millisecond}})."
             )
-        return speed
+        return speed * self.speed
 
     def link_between(self, num_ranks: int) -> str:
         """The slowest link in a collective over ``num_ranks`` neighbouring ranks."""
@@ -441,6 +473,7 @@ class Topology:
             "link_bandwidths_bytes_per_ms": dict(self.link_bandwidths),
             "link_latencies_ms": dict(self.link_latencies_ms),
             **replicas,
+            **({} if set(self.speeds) == {1.0} else {"speed": _compact(self.speeds)}),
         }
 
 
@@ -563,14 +596,19 @@ def _check_of_device(device: str, **given: Any) -> None:
         )
 
 
-def _per_rank(name: str, value: Any, world_size: int) -> tuple[int, ...]:
+def _one_a_rank(name: str, value: Any, world_size: int) -> tuple[Any, ...]:
     values = tuple(value) if isinstance(value, Sequence) else (value,) * world_size
     if len(values) != world_size:
         raise InvalidInputError(f"{name} has {len(values)} values for {world_size} ranks")
+    return values
+
+
+def _per_rank(name: str, value: Any, world_size: int) -> tuple[int, ...]:
+    values = _one_a_rank(name, value, world_size)
     if any(item != int(item) for item in values):
         raise InvalidInputError(f"{name} must be bytes, and whole, got {value!r}")
     return tuple(int(item) for item in values)
 
 
-def _compact(values: tuple[int, ...]) -> int | list[int]:
+def _compact(values: tuple[Any, ...]) -> Any:
     return values[0] if len(set(values)) == 1 else list(values)

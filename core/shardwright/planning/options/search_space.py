@@ -27,10 +27,14 @@ _MOST_BYTES = float(1 << 48)
 class SearchSpace:
     """Options with their costs: columns over ``S`` runs of shards, ``O`` options, ``M`` memory tiers, ``W`` ranks.
 
+    Ranks of one speed are a class: ``C`` classes, of :attr:`Topology.classes`. What rates or bounds plans goes by costs
+    by class; who needs no more than to compare shards goes by the mean over ranks, ``cost_ms``.
+
     Args:
         options: the options of all tables.
         topology: the ranks.
-        phases: phase of a step -> milliseconds that each shard of a run adds to its rank: ``[S]``.
+        phases: phase of a step -> milliseconds that each shard of a run adds to its rank: ``[S]``, or ``[S, C]`` where
+            there are several classes of ranks.
         memory_bytes: bytes of each shard of a run, ``[S, M]``.
         capacity_bytes: bytes that may be used on each rank, after reservations: ``[W, M]``.
         objective: measure that rates plans, a name in :data:`~shardwright.planning.search.objectives.OBJECTIVES`.
@@ -53,23 +57,42 @@ class SearchSpace:
         """The names of the memory tiers."""
         return (*self.topology.tiers, *self.further_tiers)
 
+    def on_ranks(self, column: Floats | Ints, ranks: Ints) -> Floats | Ints:
+        """The values of shards on their ranks: ``[N]``; of a column by class, ``[N, C]``, each of its rank's class."""
+        return column if column.ndim == 1 else column[np.arange(len(ranks)), self.topology.rank_class[ranks]]
+
     @cached_property
-    def cost_ms(self) -> Floats:
-        """Time that each shard of a run adds to its rank, all phases together, ms: ``[S]``."""
-        total = np.zeros(self.options.num_shards)
+    def class_ms(self) -> Floats:
+        """Time that each shard of a run adds to a rank of each class, all phases together, ms: ``[S, C]``.
+
+        Shards with a rank have the time that they take there in all columns.
+        """
+        fixed = np.flatnonzero(self.options.rank != FREE)
+        total = np.zeros((self.options.num_shards, len(self.topology.classes)))
         for phase in self.phases.values():
-            total += phase
+            total += phase.reshape(len(phase), -1)
+        total[fixed] = self.on_ranks(total[fixed], self.options.rank[fixed])[:, None]
         return total
 
     @cached_property
+    def cost_ms(self) -> Floats:
+        """Time that each shard of a run adds to its rank, the mean over ranks, ms: ``[S]``."""
+        ranks: Ints = np.bincount(self.topology.rank_class)
+        return self.class_ms @ (ranks / ranks.sum())
+
+    @cached_property
     def largest_cost_ms(self) -> Floats:
-        """Cost of each option's slowest shard: ``[O]``."""
-        return np.maximum.reduceat(self.cost_ms, self.options.first_shard[:-1])
+        """Cost of each option's slowest shard, each on the fastest rank that it may go to: ``[O]``."""
+        return np.maximum.reduceat(self.class_ms.min(axis=1), self.options.first_shard[:-1])
 
     @cached_property
     def total_cost_ms(self) -> Floats:
-        """Cost of all shards of each option together: ``[O]``."""
-        return np.add.reduceat(self.cost_ms * self.options.count, self.options.first_shard[:-1])
+        """Cost of all shards of each option together, the mean over ranks: ``[O]``."""
+        return self.total_of(self.cost_ms)
+
+    def total_of(self, column: Floats) -> Floats:
+        """A column over runs of shards ``[S]``, added up over all shards of each option: ``[O]``."""
+        return np.add.reduceat(column * self.options.count, self.options.first_shard[:-1])
 
     @cached_property
     def largest_bytes(self) -> Ints:
@@ -84,8 +107,10 @@ class SearchSpace:
 
     @cached_property
     def most_ms(self) -> float:
-        """No plan takes longer: all shards of each table's slowest option on one rank."""
-        slowest = np.maximum.reduceat(self.total_cost_ms, self.options.first_option[:-1])
+        """No plan takes longer: all shards of each table's slowest option on one rank, the slowest."""
+        slowest = np.maximum.reduceat(
+            self.total_of(self.class_ms.max(axis=1)), self.options.first_option[:-1]
+        )
         return float(slowest @ self.options.multiplicity)
 
     @cached_property
@@ -97,17 +122,15 @@ class SearchSpace:
     def _room_bytes(self) -> Ints:
         """Find the capacity of the smallest rank that a shard of each run may have to live on, bytes: ``[S, M]``."""
         most, least = self.capacity_bytes.max(axis=0), self.capacity_bytes.min(axis=0)
-        room = np.broadcast_to(most, self.memory_bytes.shape)
-        if (most == least).all():
-            return room
-        room = room.copy()
-        # Shards of a run with ranks live on `count` ranks in turn: the smallest of these decides. Many runs share
-        # their ranks, so each distinct pair (first rank, count) is looked at once.
-        fixed = np.flatnonzero(self.options.rank != FREE)
-        places = np.stack([self.options.rank[fixed], self.options.count[fixed]])
-        distinct, inverse = np.unique(places, axis=1, return_inverse=True)
-        smallest = [self.capacity_bytes[first : first + count].min(axis=0) for first, count in distinct.T]
-        room[fixed] = np.array(smallest)[inverse.reshape(-1)] if len(fixed) else room[fixed]
+        room = np.tile(most, (len(self.memory_bytes), 1))
+        if (most > least).any():
+            # Shards of a run with ranks live on `count` ranks in turn: the smallest of these decides. Many runs share
+            # their ranks, so each distinct pair (first rank, count) is looked at once.
+            fixed = np.flatnonzero(self.options.rank != FREE)
+            places = np.stack([self.options.rank[fixed], self.options.count[fixed]])
+            distinct, inverse = np.unique(places, axis=1, return_inverse=True)
+            smallest = [self.capacity_bytes[first : first + count].min(axis=0) for first, count in distinct.T]
+            room[fixed] = np.reshape(smallest, (-1, len(most)))[inverse.reshape(-1)]
         return room
 
 
@@ -135,13 +158,23 @@ def estimate_costs(
         memory[:, topology.tiers.index(known)] += whole
     if topology.is_mixed:
         _keep_on_devices(memory, options, topology)
+    by_class = [_phases(performance, options, ranks) for ranks in topology.classes]
+    none, phases = np.zeros(options.num_shards), by_class[0]
+    if len(by_class) > 1:
+        names = dict.fromkeys(name for own in by_class for name in own)
+        phases = {name: np.stack([own.get(name, none) for own in by_class], axis=1) for name in names}
+    return SearchSpace(options, topology, phases, memory, capacity_bytes, rules=rules)
+
+
+def _phases(performance: Estimator, options: Options, ranks: Topology) -> dict[str, Floats]:
+    """Phase -> milliseconds of each shard on ranks that all have one speed: ``[S]``."""
     phases = {
         phase: _checked(performance, phase, column, options)
-        for phase, column in _estimated(performance, options, topology).items()
+        for phase, column in _estimated(performance, options, ranks).items()
     }
-    if topology.replicas is not None:  # whatever the model of costs: it is asked for one sharding group
-        phases[AVERAGING] = phases.get(AVERAGING, 0.0) + averaging_ms(options, topology)
-    return SearchSpace(options, topology, phases, memory, capacity_bytes, rules=rules)
+    if ranks.replicas is not None:  # whatever the model of costs: it is asked for one sharding group
+        phases[AVERAGING] = phases.get(AVERAGING, 0.0) + averaging_ms(options, ranks)
+    return phases
 
 
 def _keep_on_devices(memory: Ints, options: Options, topology: Topology) -> None:

@@ -1,5 +1,8 @@
 """The blocks of layouts as runs: neighbouring blocks of one size that are placed alike, on ranks with one device.
 
+Runs whose shards have given ranks are cut where the device or the speed of ranks changes, so that each shard of a run
+costs the same.
+
 Where all ranks have one type of device, a sharding type is asked once. Where some have a CPU, it is asked for the ranks
 of each type by themselves, so that a table's shards stay on one type, and for all ranks together, of which the layouts
 are kept whose shards each have a given rank, such as copies on every rank. What keeps a shard on ranks of its device is
@@ -134,7 +137,8 @@ def layouts_on_devices(
     """
     if not topology.is_mixed:
         for layout in asked(topology):
-            yield layout, runs_of(layout, topology.compute_device, go_on)
+            runs = runs_of(layout, topology.compute_device, go_on)
+            yield layout, tuple(parted_by_class(runs, topology)) if len(topology.classes) > 1 else runs
         return
     for device in topology.device_types:
         group = topology.of_device(device)
@@ -142,12 +146,12 @@ def layouts_on_devices(
             for layout in asked(group):
                 if not any(dataflow.is_replicated for dataflow in layout.dataflows):
                     moved = _on_ranks_of(device, layout, topology)
-                    yield moved, runs_of(moved, device, go_on)
+                    yield moved, tuple(parted_by_class(runs_of(moved, device, go_on), topology))
     if rule.device_group is None:
         for layout in asked(topology):
             runs = runs_of(layout, "", go_on)
             if all(run.rank != FREE for run in runs):
-                yield layout, tuple(parted_by_device(runs, topology))
+                yield layout, tuple(parted_by_class(runs, topology))
 
 
 def _on_ranks_of(device: str, layout: Layout, topology: Topology) -> Layout:
@@ -167,10 +171,18 @@ def _moved(run: BlockRun, first: int, *, on_one_host: bool) -> BlockRun:
     return attrs.evolve(run, **moved)
 
 
-def parted_by_device(runs: Runs, topology: Topology) -> Iterator[ShardRun]:
-    """Yield runs of shards with given ranks, cut where the device changes."""
+def parted_by_class(runs: Runs, topology: Topology) -> Iterator[ShardRun]:
+    """Yield the runs, those of shards with given ranks cut where the device or the speed changes."""
+    of_ranks = list(zip(topology.compute_devices, topology.speeds, strict=True))
     for run in runs:
-        devices = topology.compute_devices[run.rank : run.rank + run.length]
-        changes = [index for index in range(1, len(devices)) if devices[index] != devices[index - 1]]
-        for start, stop in pairwise([0, *changes, len(devices)]):
-            yield run._replace(rank=run.rank + start, length=stop - start, device=devices[start])
+        # On one host the rank inside it is the rank.
+        first = run.local_rank if run.rank == FREE and topology.num_hosts == 1 else run.rank
+        own = of_ranks[first : first + run.length] if first != FREE else []
+        changes = [index for index in range(1, len(own)) if own[index] != own[index - 1]]
+        for start, stop in pairwise([0, *changes, run.length]):
+            yield run._replace(
+                rank=_number(None if run.rank == FREE else run.rank, start),
+                local_rank=_number(None if run.local_rank == FREE else run.local_rank, start),
+                length=stop - start,
+                device=own[start][0] if own else run.device,
+            )

@@ -195,7 +195,11 @@ class Report:
 
     def _ranks(self) -> Iterator[str]:
         header = ("rank", *self.space.tiers, "time (ms)", "input (MB)", "output (MB)", "shards")
-        yield aligned(header, [_rank_cells(rank) for rank in self.ranks])
+        rows, speeds = [_rank_cells(rank) for rank in self.ranks], self.space.topology.speeds
+        if len(set(speeds)) > 1:
+            header = ("rank", "speed", *header[1:])
+            rows = [(row[0], f"{speed:.3g}", *row[1:]) for row, speed in zip(rows, speeds, strict=True)]
+        yield aligned(header, rows)
         yield (
             f"  memory: weights, optimizer state, input and output; {self.reserved_text} is kept free\n"
             "  input, output: per step, MB = 10^6 bytes; time: of all shards together"

@@ -52,12 +52,12 @@ def rank_data(plan: LoadedPlan) -> list[dict[str, Any]]:
 def _by_type(plan: LoadedPlan) -> list[tuple[dict[str, int], dict[str, dict[str, Any]]]]:
     """Every rank's shards by sharding type: abbreviation -> their number, name -> their time and memory."""
     space, options = plan.space, plan.space.options
-    columns = np.column_stack([np.ones(options.num_shards), space.cost_ms, space.memory_bytes])
+    columns = [np.ones(options.num_shards), space.class_ms, *space.memory_bytes.T]
     found: list[tuple[dict[str, int], dict[str, dict[str, Any]]]]
     found = [({}, {}) for _ in range(space.topology.world_size)]
     for code, kind in enumerate(options.sharding_types):
         is_own = options.sharding_type[options.option] == code
-        sums = np.stack([plan.by_rank(np.where(is_own, column, 0)) for column in columns.T], axis=1)
+        sums = np.stack([plan.by_rank((column.T * is_own).T) for column in columns], axis=1)
         for (counts, totals), (number, time_ms, *used) in zip(found, sums.tolist(), strict=True):
             if number:
                 counts[kind.abbreviation] = counts.get(kind.abbreviation, 0) + int(number)
@@ -85,14 +85,14 @@ def table_data(plan: LoadedPlan) -> list[dict[str, Any]]:
             "abbreviation": options.type_of(option).abbreviation,
             "variant": options.layouts[option].variant,
             "compute_kernel": options.kernel_of(option).name,
-            "time_ms": float(space.total_cost_ms[option]),
+            "time_ms": float(time_ms),
             "used_bytes": dict(zip(space.tiers, space.total_bytes[option].tolist(), strict=True)),
             "ranks": list(ranks),
             "is_replicated": options.layouts[option].is_replicated,
             "qcomms_config": table.qcomms_config and attrs.asdict(table.qcomms_config),
         }
-        for table, option, ranks in zip(
-            options.all_tables, plan.proposal.tolist(), plan.ranks_of_tables, strict=True
+        for table, option, ranks, time_ms in zip(
+            options.all_tables, plan.proposal.tolist(), plan.ranks_of_tables, plan.table_ms, strict=True
         )
     ]
 

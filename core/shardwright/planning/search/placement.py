@@ -26,7 +26,7 @@ class ProposedShards:
     Args:
         shard: the run of equal shards it is of: ``[N]``.
         table: the table it belongs to, of all tables: ``[N]``.
-        cost_ms: time that it adds to its rank, ms: ``[N]``.
+        cost_ms: time that it adds to its rank, ms, the mean over ranks: ``[N]``.
         memory_bytes: bytes that it takes of each tier: ``[N, M]``.
         tiers: the names of the tiers.
         capacity_bytes: bytes of each tier that each rank has: ``[W, M]``.
@@ -37,6 +37,9 @@ class ProposedShards:
             default there are no gangs.
         local_rank: the rank inside its host that a shard of a gang must have, or ``FREE``: ``[N]``.
         local_world_size: ranks of one host, neighbours; by default all.
+        class_ms: time that it adds to a rank of each of ``C`` classes of ranks of one speed, ms: ``[N, C]``; by default
+            there is one class.
+        rank_class: the class of each rank: ``[W]``.
     """
 
     shard: Ints
@@ -51,6 +54,10 @@ class ProposedShards:
     gang: Ints = Factory(lambda self: np.full(len(self.table), NO_GANG), takes_self=True)
     local_rank: Ints = Factory(lambda self: np.full(len(self.table), FREE), takes_self=True)
     local_world_size: int = Factory(lambda self: len(self.capacity_bytes), takes_self=True)
+    class_ms: Floats = Factory(lambda self: self.cost_ms[:, None], takes_self=True)
+    rank_class: Ints = Factory(
+        lambda self: np.zeros(len(self.capacity_bytes), dtype=np.int64), takes_self=True
+    )
 
     def __len__(self) -> int:
         """``N``."""
@@ -63,7 +70,7 @@ class ProposedShards:
 
     def only(self, kept: Bools | Ints) -> ProposedShards:
         """Some of the shards, on the same ranks; ``kept`` is a mask or indices."""
-        columns = ("shard", "table", "cost_ms", "memory_bytes", "rank", "gang", "local_rank")
+        columns = ("shard", "table", "cost_ms", "class_ms", "memory_bytes", "rank", "gang", "local_rank")
         return evolve(self, **{name: getattr(self, name)[kept] for name in columns})
 
     @property
@@ -77,7 +84,11 @@ class ProposedShards:
 
     def loads_ms(self, ranks: Ints) -> Floats:
         """Each rank's time when the shards live on ``ranks``: ``[W]``."""
-        loads: Floats = self.fixed_ms + np.bincount(ranks, weights=self.cost_ms, minlength=self.world_size)
+        loads: Floats = self.fixed_ms + np.bincount(
+            ranks,
+            weights=self.class_ms[np.arange(len(self)), self.rank_class[ranks]],
+            minlength=self.world_size,
+        )
         return loads
 
     def used_bytes(self, ranks: Ints) -> Ints:
@@ -267,6 +278,14 @@ class LoadedPlan:
         return total
 
     @cached_property
+    def table_ms(self) -> Floats:
+        """Time of all shards of each table on their ranks: ``[A]``."""
+        shards, space = self.shards, self.space
+        beyond_mean = space.on_ranks(shards.class_ms, self.ranks) - shards.cost_ms
+        total: Floats = space.total_cost_ms[self.proposal]
+        return total + np.bincount(shards.table, beyond_mean, minlength=len(total))
+
+    @cached_property
     def value_ms(self) -> float:
         """The objective."""
         return OBJECTIVES[self.space.objective](self.phases_ms)
@@ -278,11 +297,10 @@ class LoadedPlan:
         return fixed
 
     def by_rank(self, column: Floats | Ints) -> Floats:
-        """A column over runs of shards ``[S]``, added up over the shards of each rank: ``[W]``."""
+        """A column over runs of shards, ``[S]`` or by class ``[S, C]``, added up over each rank's shards: ``[W]``."""
         fixed = fixed_loads(self.space, self._fixed_runs, cost_ms=column)[0]
-        total: Floats = fixed + np.bincount(
-            self.ranks, weights=column[self.shards.shard], minlength=len(fixed)
-        )
+        moved = self.space.on_ranks(column[self.shards.shard], self.ranks)
+        total: Floats = fixed + np.bincount(self.ranks, weights=moved, minlength=len(fixed))
         return total
 
     @cached_property
@@ -351,6 +369,8 @@ def propose(space: SearchSpace, proposal: Ints, *, with_fixed: bool = False) -> 
         gang=np.repeat(_gangs(options.gang[run], table), count),
         local_rank=np.where(local == FREE, FREE, local + place),
         local_world_size=space.topology.local_world_size,
+        class_ms=space.class_ms[shard],
+        rank_class=space.topology.rank_class,
     )
 
 
@@ -376,14 +396,14 @@ def fixed_loads(
     Args:
         space: options and costs.
         runs: indices of runs.
-        cost_ms: the time of each shard of all runs, if not that of all phases: ``[S]``.
+        cost_ms: the time of each shard of all runs, if not that of all phases: ``[S]``, or by class ``[S, C]``.
     """
     loads, used = np.zeros(len(space.capacity_bytes)), np.zeros_like(space.capacity_bytes)
     first, count = space.options.rank[runs], space.options.count[runs]
     # (first rank, count) as one number: runs over the same ranks have one.
     _, leader, place = np.unique(first * (len(loads) + 1) + count, return_index=True, return_inverse=True)
-    times = space.cost_ms if cost_ms is None else cost_ms
-    cost = np.bincount(place, weights=times[runs], minlength=len(leader))
+    times = space.class_ms if cost_ms is None else cost_ms
+    cost = np.bincount(place, weights=space.on_ranks(times[runs], first), minlength=len(leader))
     memory = np.zeros((len(leader), used.shape[1]), dtype=np.int64)
     np.add.at(memory, place, space.memory_bytes[runs])
     for index, run in enumerate(leader.tolist()):

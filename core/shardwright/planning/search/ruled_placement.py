@@ -78,6 +78,8 @@ def _placed_units(
     leaders, unit = np.unique(units, return_inverse=True)
     memory = np.zeros((len(leaders), len(shards.tiers)), dtype=np.int64)
     np.add.at(memory, unit, shards.memory_bytes)
+    class_ms = np.zeros((len(leaders), shards.class_ms.shape[1]))
+    np.add.at(class_ms, unit, shards.class_ms)
     rank, held = shards.rank.copy(), dict(rules.masks)
     for table, mask in rules.masks.items():
         own = shards.table == table
@@ -94,6 +96,7 @@ def _placed_units(
         **columns,
         rank=rank[leaders],
         cost_ms=np.bincount(unit, shards.cost_ms).astype(np.float64),
+        class_ms=class_ms,
         memory_bytes=np.column_stack([memory, *(need[leaders] for need in needs)]),
         tiers=(*shards.tiers, *(f"rule {number}" for number in range(len(has)))),
         capacity_bytes=np.column_stack([shards.capacity_bytes, *has]),

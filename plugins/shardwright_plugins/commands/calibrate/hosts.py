@@ -1,5 +1,7 @@
 """Hosts of unlike speed: a step waits for the slowest ranks, so constants are those of the slowest class of hosts.
 
+Plans give the hosts of other classes as much more as they are faster.
+
 Legend: H hosts, W ranks, E experiments.
 """
 
@@ -60,6 +62,14 @@ def host_classes(
         else:
             classes.append(HostClass(name, (host,), float(speeds[host])))
     return classes
+
+
+def speeds_of_ranks(classes: Sequence[HostClass], local_size: int) -> list[float]:
+    """Speed of each rank as a part of the slowest class's: ``[W]``; none where all hosts are of one class."""
+    slowest = min(own.speed for own in classes)
+    speed_of = {host: round(own.speed / slowest, 3) for own in classes for host in own.hosts}
+    of_hosts = [speed_of[host] for host in sorted(speed_of)] if len(classes) > 1 else []
+    return [speed for speed in of_hosts for _ in range(local_size)]
 
 
 def _speeds(times: Mapping[str, Sequence[KernelTimes]], local_size: int) -> Floats:

@@ -18,7 +18,12 @@ from shardwright.errors import UnsupportedError
 from shardwright.planning.arrays import Floats
 from shardwright.planning.machines.topology import Topology
 from shardwright_plugins.commands.calibrate.fitting import Fit, fit
-from shardwright_plugins.commands.calibrate.hosts import HostClass, host_classes, mean_times
+from shardwright_plugins.commands.calibrate.hosts import (
+    HostClass,
+    host_classes,
+    mean_times,
+    speeds_of_ranks,
+)
 from shardwright_plugins.commands.calibrate.kernels import KernelTimes, kernel_names
 from shardwright_plugins.commands.calibrate.ranks import Ranks
 from shardwright_plugins.commands.calibrate.steps import alone, amounts_of_ranks
@@ -183,6 +188,7 @@ def calibrate(
     phases = fit_phases(loads, runs, fits[first].constants)
     memory = _memory_bandwidth(kernels[first])
     others = float(np.median([run.others for run in runs]))
+    speeds = speeds_of_ranks(classes, ranks.local_size)
     return Machine(
         made={**_made(ranks, classes, time.monotonic() - start, others), **device},
         cache_bytes=cache_bytes,
@@ -196,7 +202,10 @@ def calibrate(
         fixed={
             name: _rounded(sum(own.constants.get(name, 0.0) for own in phases.values())) for name in FIXED
         },
-        topology={name: _rounded(value) for name, value in {"ddr_mem_bw": memory, **links, **copies}.items()},
+        topology={
+            **{name: _rounded(value) for name, value in {"ddr_mem_bw": memory, **links, **copies}.items()},
+            **({"speed": speeds} if speeds else {}),
+        },
         fits={
             **{f"{name} lookup": own.lookup.to_data() for name, own in fits.items()},
             **{f"{name} update": own.update.to_data() for name, own in fits.items()},

@@ -103,17 +103,21 @@ class Engine(Estimator):
     def _phases(
         self, options: Options, topology: Topology, constants: Mapping[str, float]
     ) -> dict[str, Floats]:
-        """Amounts times the engine's constants and those of kernels, ms of each phase: ``[S]``."""
+        """Amounts times the engine's constants and those of kernels, ms of each phase: ``[S]``.
+
+        On ranks of a speed lookups and updates take their times over that speed.
+        """
         work = StepWork(options, topology, self.machine.cache_bytes)
         kernels = KernelPrices(options, self.machine)
         amounts = amounts_of(work)
         of_names: Mapping[str, Any] = {**constants, **kernels.constants}
         beside = {"id_partition": work.map_ms, **kernels.told_ms(work, topology)}
         none = np.zeros(options.num_shards)
-        return {
+        phases = {
             phase: sum((amounts[name] * of_names[name] for name in names), beside.get(phase, none))
             for phase, names in _PHASES.items()
         }
+        return phases | {phase: phases[phase] / topology.speed for phase in _PHASES if phase in _COMPUTE}
 
     def _regrouped(self, options: Options, topology: Topology) -> Floats:
         """Cost of a kernel other than the first that the machine's document has, ms: ``[S]``."""

@@ -65,7 +65,8 @@ class KernelPrices:
             kernel, runs = options.compute_kernels[kernel_code], options.request == code
             if self._measured(kernel, request) is None and _tells(kernel, request):
                 reached = topology.read_bandwidth("device", request.device)
-                bandwidth = self.machine.topology.get("ddr_mem_bw", reached)
+                # The estimator takes the speed of ranks into account, for all kernels alike.
+                bandwidth = self.machine.topology.get("ddr_mem_bw", reached / topology.speed)
                 own = columns[:, runs]
                 own.flags.writeable = False
                 ids, distinct, vectors, rows = own

@@ -8,7 +8,7 @@ of two matrices for all shards and ranks. So in each round all tables are asked 
 another option or other ranks, and the best of them change, one after the other.
 
 Legend: A tables, K runs of equal shards (of the options in question), W ranks, H hosts of L ranks, D dimensions
-(time, then memory tiers).
+(time by class of ranks, of which a rank has its own's limit alone, then memory tiers).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from shardwright.planning.options.search_space import SearchSpace
 from shardwright.planning.watch import Watch
 from shardwright_plugins.proposers.proving.effort import Effort
 from shardwright_plugins.proposers.proving.packing.assignment import Assignment
+from shardwright_plugins.proposers.proving.packing.bins import largest, limits
 
 # Tables that are tried in a round, as many as there are ranks, times; and tries in vain.
 _MOST_TRIED, _MOST_VAIN = 2, 8
@@ -73,7 +74,7 @@ class Menu:
         first, stop = columns.first_shard[options], columns.first_shard[options + 1]
         number = stop - first
         run = np.repeat(first - np.cumsum(number) + number, number) + np.arange(int(number.sum()))
-        needs = np.column_stack([space.cost_ms[run], space.memory_bytes[run]])
+        needs = np.column_stack([space.class_ms[run], space.memory_bytes[run]])
         return cls(
             options=options,
             run_option=np.repeat(np.arange(len(options)), number),
@@ -115,10 +116,9 @@ class Descent:
         self, space: SearchSpace, is_efficient: Bools, limit_ms: float, effort: Effort, watch: Watch
     ) -> None:
         self._space, self._effort, self._watch = space, effort, watch
-        self._limits: Floats = np.column_stack(
-            [np.full(len(space.capacity_bytes), limit_ms), space.capacity_bytes]
-        )
-        self._most: Floats = np.maximum(self._limits.max(axis=0), 1e-30)
+        rank_class, num_classes = space.topology.rank_class, space.class_ms.shape[1]
+        self._limits: Floats = limits(limit_ms, rank_class, space.capacity_bytes)
+        self._most: Floats = np.maximum(largest(self._limits, num_classes), 1e-30)
         allowed = is_efficient & (space.largest_cost_ms <= limit_ms)
         self._allowed = allowed
         self.local_size = space.topology.local_world_size
@@ -126,7 +126,7 @@ class Descent:
         self._menus: dict[int, Menu] = {}
         self._alone: dict[int, Menu] = {}
         self._joint: dict[bytes, Menu] = {}
-        # Loads count from the limit of each rank down.
+        # Loads count from the limit of each rank down; without a limit, from so far down that they never count.
         self._used: Floats = 1 - self._limits / self._most
         self._sharpness = effort.sharpness[0]
         self.proposal: Ints = np.empty(0, dtype=np.int64)

@@ -7,10 +7,12 @@ counted, not told apart. It minimises ``v``, the largest rank's time in parts of
 
     sum of the counts at rank r times what each takes of r's time  <=  v,    of r's memory  <=  1
 
+What a shard takes of a rank's time depends on the rank's class of speed.
+
 The solver's own bound is the proof: :mod:`shardwright_plugins.proposers.proving.proof` makes the program of the claim
 from the options' columns, and solves it.
 
-Legend: W ranks, H hosts of L ranks, D dimensions (time, then memory tiers), N columns.
+Legend: W ranks, C classes of ranks, H hosts of L ranks, D dimensions (time, then memory tiers), N columns.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ class Run:
     """Equal shards of an option that may go to several places, with the columns that count them.
 
     Args:
-        needs: load of each shard, in time and memory: ``[D]``.
+        needs: time of each shard on a rank of each class, then memory: ``[C + M]``.
         shards: positions of its shards among the option's free shards.
         first: the first of the columns, one a rank; -1 for shards that have their ranks with their gang's host.
         local: the rank inside its host that the first of a gang's shards must have, or ``FREE``.
@@ -120,7 +122,7 @@ class Program:
         runs = options.shards_of(option)
         for run in range(runs.start, runs.stop):
             count, gang, local = (int(x[run]) for x in (options.count, options.gang, options.local_rank))
-            needs = np.append(self.space.cost_ms[run], self.space.memory_bytes[run])
+            needs = np.append(self.space.class_ms[run], self.space.memory_bytes[run])
             if options.rank[run] != FREE:
                 self._load(column, int(options.rank[run]), count, needs)
                 continue
@@ -153,9 +155,11 @@ class Program:
 
     def _load(self, column: int, first_rank: int, count: int, needs: Floats) -> None:
         """Put a shard on each of some ranks in turn, for each that the column counts."""
+        times, memory = np.split(needs, [self.space.class_ms.shape[1]])
+        by_class, rank_class = [np.append(own, memory) for own in times], self.space.topology.rank_class
         for rank in range(first_rank, first_rank + count):
-            if (needs[1:] <= self.space.capacity_bytes[rank]).all():
-                self._loads.append((rank, column, needs))
+            if (memory <= self.space.capacity_bytes[rank]).all():
+                self._loads.append((rank, column, by_class[rank_class[rank]]))
             else:  # it fits on no such rank: the column counts none
                 self._most[column] = 0.0
 
@@ -297,7 +301,7 @@ def _undominated(space: SearchSpace, options: list[int]) -> list[int]:
     """
     columns = space.options
     needs = {
-        option: np.column_stack([space.cost_ms[runs], space.memory_bytes[runs]])
+        option: np.column_stack([space.class_ms[runs], space.memory_bytes[runs]])
         for option in options
         for runs in [columns.shards_of(option)]
     }

@@ -158,7 +158,8 @@ def _placed_options(space: SearchSpace, given_ranks: Iterable[int]) -> tuple[Boo
 def _least_ms(space: SearchSpace, rules: RankRules, given_ranks: Mapping[int, int], usable: Bools) -> float:
     """Compute the least time of ranks that some tables must share among themselves, ms."""
     options = space.options
-    cost: Floats = np.where(usable & space.fits_alone, space.total_cost_ms, np.inf)
+    total = space.total_of(space.class_ms.min(axis=1))
+    cost: Floats = np.where(usable & space.fits_alone, total, np.inf)
     least = np.minimum.reduceat(cost, options.first_option[:-1])
     needs: dict[frozenset[int], float] = {}
     for table in rules.concerned:

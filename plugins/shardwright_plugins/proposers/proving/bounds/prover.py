@@ -2,7 +2,8 @@
 
 For a time, the options that are fast enough are priced with the multipliers that raise the Lagrangian most; where it
 reaches ``W z``, no plan is faster than ``z``. The certificate is ``{"z_ms": z, "multipliers": {tier: ms per byte}}``,
-which :mod:`shardwright.planning.proofs` checks.
+with ``"weights": [weight of each class]`` where ranks are of several classes of speed, which
+:mod:`shardwright.planning.proofs` checks.
 """
 
 from __future__ import annotations
@@ -85,7 +86,9 @@ class Prover:
         multipliers = no_prices if dual is None or dual.best is None else dual.best.multipliers
         per_byte = (multipliers / np.maximum(problem.capacity, 1)).tolist()
         prices = dict(zip(problem.space.tiers, per_byte, strict=True))
-        self.accept(Proven(z_ms, {"z_ms": z_ms, "multipliers": prices}))
+        weights = problem.weights.tolist()
+        classes = {"weights": weights} if len(weights) > 1 else {}
+        self.accept(Proven(z_ms, {"z_ms": z_ms, "multipliers": prices, **classes}))
 
     def begin(self) -> None:
         """Find the bound of the relaxation, by bisection of the time."""

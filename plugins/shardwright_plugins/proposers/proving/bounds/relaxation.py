@@ -5,11 +5,13 @@ all its shards together take less than ``W z``. So if for some multipliers ``lam
 
     sum over tables of min over these options of (total cost + lambda . total bytes)  -  lambda . capacity  >=  W z
 
-then no plan is faster than ``z``: with any such plan the left side is at most its total cost, as it fits. This is
+then no plan is faster than ``z``: with any such plan the left side is at most its total cost, as it fits. Where ranks
+are of several classes of speed, times on the ranks of a class are weighed, so that all ranks' weights are ``W``
+together, and a shard costs the least of its weighed times. This is
 Lagrangian relaxation of the multiple-choice knapsack problem (Sinha and Zoltners 1979; Kellerer, Pferschy and Pisinger,
 Knapsack Problems, 2004, chapter 11). ``z`` and the multipliers are the certificate of the bound.
 
-Legend: T distinct tables, O options, M memory tiers, W ranks.
+Legend: T distinct tables, O options, S runs of shards, M memory tiers, W ranks, C classes of ranks.
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ from attrs import frozen
 from shardwright.planning.arrays import FREE, Bools, Floats, Ints
 from shardwright.planning.options.search_space import SearchSpace
 
+_WEIGHT_STEPS = (0.5, 0.5, 0.2, 0.2, 0.1, 0.1, 0.05, 0.02, 0.01, 0.005)
+"""Parts by which weights of classes are changed, one after the other."""
 TOLERANCE = 1e-9
 """A claim must hold by this part more than rounding."""
 
@@ -45,6 +49,39 @@ class Choice:
     value_ms: float
 
 
+def best_weights(space: SearchSpace) -> Floats:
+    """The weights of the classes of ranks with which the least costs of all tables make most: ``[C]``.
+
+    The sum is concave in the weights. From those at which a class's shards take as long as another's, each is changed
+    by less and less as long as the sum grows.
+    """
+    ranks, count = np.bincount(space.topology.rank_class), space.options.multiplicity
+    if len(ranks) == 1:
+        return np.ones(1)
+
+    def scaled(weights: Floats) -> Floats:
+        return weights * ranks.sum() / (ranks @ weights)
+
+    def value(weights: Floats) -> float:
+        least = np.minimum.reduceat(space.total_of(_weighed(space, weights)), space.options.first_option[:-1])
+        return float(least @ count)
+
+    best = scaled(1 / np.maximum(space.class_ms.sum(axis=0), 1e-300))
+    for step in _WEIGHT_STEPS:
+        for factor in step * np.eye(len(ranks)):
+            for tried in (scaled(best * (1 + factor)), scaled(best / (1 + factor))):
+                best = max(best, tried, key=value)
+    return best
+
+
+def _weighed(space: SearchSpace, weights: Floats) -> Floats:
+    """The least of the weighed times of each shard on the ranks that it may go to: ``[S]``."""
+    rank, fixed = space.options.rank, space.options.rank != FREE
+    own = space.class_ms[:, 0] * weights[space.topology.rank_class[rank]]
+    result: Floats = np.where(fixed, own, (space.class_ms * weights).min(axis=1))
+    return result
+
+
 class Relaxation:
     """The columns of the relaxed problem, one value an option.
 
@@ -57,7 +94,8 @@ class Relaxation:
         self.space, self._given_least_ms = space, least_ms
         self.capacity: Ints = space.capacity_bytes.sum(axis=0)
         self.world_size = len(space.capacity_bytes)
-        self.cost, self.largest = space.total_cost_ms, space.largest_cost_ms
+        self.weights, self.largest = best_weights(space), space.largest_cost_ms
+        self.cost = space.total_of(_weighed(space, self.weights))
         self.share: Floats = space.total_bytes / np.maximum(self.capacity, 1)
         self.first = space.options.first_option[:-1]
         self.count: Floats = space.options.multiplicity.astype(np.float64)
@@ -83,7 +121,7 @@ class Relaxation:
     @cached_property
     def _needs(self) -> Floats:
         """Time and memory of each shard of a run: ``[S, 1 + M]``."""
-        return np.column_stack([self.space.cost_ms, self.space.memory_bytes])
+        return np.column_stack([self.space.class_ms.min(axis=1), self.space.memory_bytes])
 
     @cached_property
     def _spread(self) -> Floats:

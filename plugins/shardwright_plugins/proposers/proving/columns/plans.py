@@ -59,9 +59,9 @@ class ColumnSearch:
 
     @property
     def is_worth_it(self) -> bool:
-        """True if there are so many tables alike, and so many ranks, that patterns are worth it."""
+        """True if there are so many tables alike, and so many ranks of one speed, that patterns are worth it."""
         space, effort = self.catalogue.space, self.effort
-        is_many = len(space.capacity_bytes) >= effort.column_ranks
+        is_many = len(space.capacity_bytes) >= effort.column_ranks and self.catalogue.num_classes == 1
         is_alike = len(space.options.all_tables) >= effort.column_alike * len(space.options.tables)
         return effort.has("columns") and is_many and is_alike
 

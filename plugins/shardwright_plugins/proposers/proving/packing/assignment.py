@@ -1,7 +1,7 @@
 """Options of tables together with the ranks of their shards: repaired by moving, swapping, and changing options.
 
-Legend: A tables, O options, N items (shards that their layout gives no rank), W ranks, D dimensions (time, then
-memory tiers).
+Legend: A tables, O options, N items (shards that their layout gives no rank), W ranks, C classes of ranks, D dimensions
+(time by class, then memory tiers).
 """
 
 from __future__ import annotations
@@ -18,7 +18,15 @@ from shardwright.planning.options.search_space import SearchSpace
 from shardwright.planning.search.placement import fixed_loads, propose
 from shardwright.planning.watch import Watch
 from shardwright_plugins.proposers.dominance import efficient_options
-from shardwright_plugins.proposers.proving.packing.bins import SLACK, Bins, excess, gang_bins, memory_limits
+from shardwright_plugins.proposers.proving.packing.bins import (
+    SLACK,
+    Bins,
+    excess,
+    gang_bins,
+    largest,
+    limits,
+    memory_limits,
+)
 
 _NO_GAIN = -1e-9
 # Microseconds of looking at a table's options: of each call, of each option that is placed shard after shard, and of
@@ -71,7 +79,7 @@ class Catalogue:
 
     def __init__(self, space: SearchSpace, watch: Watch) -> None:
         self.space, self.watch = space, watch
-        self.world_size = len(space.capacity_bytes)
+        self.world_size, self.num_classes = len(space.capacity_bytes), space.class_ms.shape[1]
         self.local_world_size = space.topology.local_world_size
         self.capacity: Floats = space.capacity_bytes.astype(np.float64)
         self._pieces: dict[int, Pieces] = {}
@@ -91,7 +99,7 @@ class Catalogue:
         fixed = None
         if is_fixed.any():
             loads, used = fixed_loads(space, runs[is_fixed])
-            fixed = np.hstack([loads[:, None], used])
+            fixed = np.hstack([np.repeat(loads[:, None], self.num_classes, axis=1), used])
         rest = runs[~is_fixed]
         count = options.count[rest]
         shard = np.repeat(rest, count)
@@ -99,7 +107,7 @@ class Catalogue:
         local = options.local_rank[shard]
         return Pieces(
             fixed=fixed,
-            size=np.hstack([space.cost_ms[shard][:, None], space.memory_bytes[shard]]),
+            size=np.hstack([space.class_ms[shard], space.memory_bytes[shard]]),
             gang=options.gang[shard],
             local=np.where(local == FREE, FREE, local + place),
             kind=shard,
@@ -119,7 +127,7 @@ class Catalogue:
         ]
         spread = [i for i, p in enumerate(pieces) if p.fixed is not None and not len(p.size)]
         rest = set(range(len(mine))) - {*singles, *spread}
-        dims = 1 + self.capacity.shape[1]
+        dims = self.num_classes + self.capacity.shape[1]
         return Menu(
             singles=np.array([mine[i] for i in singles], dtype=np.int64),
             single_size=np.array([pieces[i].size[0] for i in singles]).reshape(-1, dims),
@@ -147,12 +155,12 @@ class Assignment:
         self.catalogue, self.space = catalogue, catalogue.space
         self.proposal = proposal.copy()
         shards = propose(self.space, proposal)
-        memory = memory_limits(self.space.capacity_bytes)
-        limit = np.hstack([np.full((catalogue.world_size, 1), limit_ms), memory])
+        fixed_ms = np.repeat(shards.fixed_ms[:, None], catalogue.num_classes, axis=1)
         self.bins = Bins(
-            np.hstack([shards.cost_ms[:, None], shards.memory_bytes]),
-            np.hstack([shards.fixed_ms[:, None], shards.fixed_bytes]),
-            limit,
+            np.hstack([shards.class_ms, shards.memory_bytes]),
+            np.hstack([fixed_ms, shards.fixed_bytes]),
+            limits(limit_ms, shards.rank_class, memory_limits(shards.capacity_bytes)),
+            shards.rank_class,
             shards.gang,
             shards.local_rank,
             catalogue.local_world_size,
@@ -166,18 +174,17 @@ class Assignment:
     @property
     def limit_ms(self) -> float:
         """The time that no rank should exceed."""
-        return float(self.bins.limit[0, 0])
+        return self.bins.limit_ms
 
     @limit_ms.setter
     def limit_ms(self, value: float) -> None:
-        self.bins.limit = self.bins.limit.copy()
-        self.bins.limit[:, 0] = value
+        self.bins.within(value)
 
     @property
     def value_ms(self) -> float:
         """The largest rank's time; infinite if memory is exceeded."""
-        fits = (self.bins.used[:, 1:] <= self.catalogue.capacity * (1 + 1e-12)).all()
-        return float(self.bins.used[:, 0].max()) if fits else np.inf
+        fits = (self.bins.memory_bytes <= self.catalogue.capacity * (1 + 1e-12)).all()
+        return float(self.bins.time_ms.max()) if fits else np.inf
 
     @property
     def excess(self) -> float:
@@ -202,7 +209,8 @@ class Assignment:
 
     def fill(self) -> None:
         """Put every shard somewhere, the largest first."""
-        self.bins.fill((self.bins.size / self.bins.limit.max(axis=0)).max(axis=1))
+        most = largest(self.bins.limit, self.bins.num_classes)
+        self.bins.fill((self.bins.size / most).max(axis=1))
 
     def place(self, ranks: Ints) -> None:
         """Put every shard where it is said to be: ``[N]``, in the order of tables and shards."""
@@ -354,7 +362,12 @@ class Assignment:
         for gang in dict.fromkeys(pieces.gang[pieces.gang != NO_GANG].tolist()):
             members = np.flatnonzero(pieces.gang == gang)
             chosen = gang_bins(
-                used, limit, pieces.size[members], pieces.local[members], self.catalogue.local_world_size
+                used,
+                limit,
+                self.catalogue.num_classes,
+                pieces.size[members],
+                pieces.local[members],
+                self.catalogue.local_world_size,
             )
             np.add.at(used, chosen, pieces.size[members])
             for member, where in zip(members.tolist(), chosen, strict=True):

@@ -4,7 +4,10 @@ Vector bin packing with a fixed number of bins: units are put longest first (Gra
 the rank stays least full. Local search then moves and swaps items as long as that takes away from the *excess*, the sum
 over bins and dimensions of ``max(0, used / limit - 1)``.
 
-Legend: N items, W bins (ranks), D dimensions (time first, then memory tiers), L ranks of a host.
+Each of the ``C`` classes of ranks of one speed has a dimension of time. A bin adds up what its items would take on
+ranks of each class, and only its own class has a limit there. So an item takes as long as its bin makes it.
+
+Legend: N items, W bins (ranks), C classes, D dimensions (time by class first, then memory tiers), L ranks of a host.
 """
 
 from __future__ import annotations
@@ -34,7 +37,8 @@ class Bins:
     Args:
         size: load of each item, ``[N, D]``.
         used: load of the bins before: ``[W, D]``.
-        limit: ``[W, D]``.
+        limit: ``[W, D]``, of time that of the own class alone; see :func:`limits`.
+        rank_class: the class of each bin: ``[W]``.
         gang: items of one number go to one host; ``NO_GANG``: alone. ``[N]``.
         local: the bin of its host that an item of a gang must have, or ``FREE``: ``[N]``.
         bins_per_host: ``L``.
@@ -47,6 +51,7 @@ class Bins:
         size: Floats,
         used: Floats,
         limit: Floats,
+        rank_class: Ints,
         gang: Ints,
         local: Ints,
         bins_per_host: int,
@@ -56,12 +61,34 @@ class Bins:
         self.kind, self.watch = kind, watch
         self.size, self.limit = size, np.maximum(limit, 1e-30)
         self.used = used.copy()
+        self.num_classes = int(rank_class.max()) + 1
+        self._own_time = np.arange(len(used)), rank_class
         self.gang, self.local, self.bins_per_host = gang, local, bins_per_host
         self.bin: Ints = np.full(len(size), FREE)
         self._alone = gang == NO_GANG
         self.members = _members(gang)
         """The items of each gang."""
         self._is_settled = np.zeros(len(size), dtype=bool)
+
+    @property
+    def time_ms(self) -> Floats:
+        """Time of each bin: ``[W]``."""
+        return self.used[self._own_time]
+
+    @property
+    def memory_bytes(self) -> Floats:
+        """Memory that is used in each bin: ``[W, M]``."""
+        return self.used[:, self.num_classes :]
+
+    @property
+    def limit_ms(self) -> float:
+        """Limit of the time of each bin."""
+        return float(self.limit[self._own_time][0])
+
+    def within(self, limit_ms: float) -> None:
+        """Limit the time of all bins."""
+        self.limit = self.limit.copy()
+        self.limit[self._own_time] = limit_ms
 
     # -- filling ---------------------------------------------------------------------------------------------
 
@@ -90,9 +117,10 @@ class Bins:
         if count > 1:
             deep = min(count, 2 + 2 * -(-count // len(self.used)))
             levels = np.arange(1, deep + 1)
-            room = (self.limit[:, 1:] * (1 + SLACK) - self.used[:, 1:]) / np.maximum(size[1:], 1e-30)
+            memory = self.limit[:, self.num_classes :] * (1 + SLACK)
+            room = (memory - self.memory_bytes) / np.maximum(size[self.num_classes :], 1e-30)
             after = (self.used[:, None] + levels[:, None] * size) / self.limit[:, None]
-            load = fullness(after)
+            load = fullness(after, self.num_classes)
             load = np.where(levels <= room.min(axis=1, initial=np.inf)[:, None], load, np.inf)
             first = np.argsort(load, axis=None, kind="stable")[:count]
             first = first[np.isfinite(load.flat[first])]
@@ -106,13 +134,15 @@ class Bins:
     def _best_bin(self, item: int) -> int:
         """Find the bin whose fullest dimension is least full with the item; within limits, if that can be."""
         after = (self.used + self.size[item]) / self.limit
-        fullest = fullness(after)
-        fits = after[:, 1:].max(axis=1, initial=0.0) <= 1 + SLACK
+        fullest = fullness(after, self.num_classes)
+        fits = after[:, self.num_classes :].max(axis=1, initial=0.0) <= 1 + SLACK
         return int(np.argmin(np.where(fits, fullest, 1e6 + fullest)))
 
     def _put_gang(self, unit: Sequence[int]) -> None:
         """Put a gang on the host where it does least harm."""
-        places = gang_bins(self.used, self.limit, self.size[unit], self.local[unit], self.bins_per_host)
+        places = gang_bins(
+            self.used, self.limit, self.num_classes, self.size[unit], self.local[unit], self.bins_per_host
+        )
         for item, where in zip(unit, places, strict=True):
             self.put(item, where)
 
@@ -270,7 +300,27 @@ def memory_limits(capacity_bytes: Ints) -> Floats:
     return limits
 
 
-def gang_bins(used: Floats, limit: Floats, size: Floats, local: Ints, bins_per_host: int) -> list[int]:
+def limits(limit_ms: float, rank_class: Ints, memory: Floats | Ints) -> Floats:
+    """Limits of bins: ``[W, D]``.
+
+    Args:
+        limit_ms: the time that no rank should exceed.
+        rank_class: the class of each rank: ``[W]``.
+        memory: limits of memory: ``[W, M]``.
+    """
+    time = np.full((len(rank_class), int(rank_class.max()) + 1), np.inf)
+    time[np.arange(len(rank_class)), rank_class] = limit_ms
+    return np.hstack([time, memory])
+
+
+def largest(limit: Floats, num_classes: int) -> Floats:
+    """The limit of time, of each class, and the largest limits of memory: ``[D]``."""
+    return np.append(limit[:, :num_classes].min(axis=0), limit[:, num_classes:].max(axis=0))
+
+
+def gang_bins(
+    used: Floats, limit: Floats, num_classes: int, size: Floats, local: Ints, bins_per_host: int
+) -> list[int]:
     """The bins of the host where a gang of items ``[K, D]`` does least harm, one an item."""
     hosts = len(used) // bins_per_host
     trial = used.reshape(hosts, bins_per_host, -1).copy()
@@ -284,14 +334,14 @@ def gang_bins(used: Floats, limit: Floats, size: Floats, local: Ints, bins_per_h
         trial[rows, column] += size[index]
         places.append(column)
     over = np.maximum(trial / most - 1, 0).sum(axis=(1, 2))
-    fullest = (trial[..., 0] / most[..., 0]).max(axis=1)
+    fullest = (trial / most)[..., :num_classes].max(axis=(1, 2))
     host = int(np.lexsort((fullest, over))[0])
     return [host * bins_per_host + int(column[host]) for column in places]
 
 
-def fullness(parts: Floats) -> Floats:
+def fullness(parts: Floats, num_classes: int) -> Floats:
     """Rate the load of bins by their fullest dimension; of equally full ones, that with less time comes first."""
-    result: Floats = parts.max(axis=-1) + 0.05 * parts[..., 0]
+    result: Floats = parts.max(axis=-1) + 0.05 * parts[..., :num_classes].max(axis=-1)
     return result
 
 

@@ -1,0 +1,145 @@
+"""Searches and partitioners on ranks of unlike speed, beside all plans of small problems."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import attrs
+import numpy as np
+import pytest
+from hypothesis import assume
+from hypothesis import strategies as st
+from tests.drawn import drawn
+from tests.plugins.proposers.spaces import MIB, costed
+
+from shardwright.host import host
+from shardwright.planning.machines.topology import Topology
+from shardwright.planning.proofs import why_unproven
+from shardwright.planning.search.placement import Misfit, propose
+from shardwright.planning.search.search import search
+from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
+from shardwright.planning.tables.spec import TableSpec
+from shardwright_plugins.proposers.proving import Proving
+from shardwright_plugins.proposers.proving.effort import Effort
+
+ROWS = st.lists(st.integers(500, 60_000), min_size=1, max_size=4)
+SPEEDS = st.lists(st.sampled_from([0.25, 0.5, 1.0, 3.0]), min_size=2, max_size=3)
+TYPES = st.sampled_from([["table_wise"], ["table_wise", "row_wise"], ["column_wise", "row_wise"]])
+
+
+def space_of(rows, speeds, types=("table_wise",), *, mib=64, local=None, are_links_free=False):
+    tables = [TableSpec(f"t{i}", count, 32, ["f"] * (1 + i % 3)) for i, count in enumerate(rows)]
+    links = dict.fromkeys(("intra_host", "inter_host"), 0.0)
+    free = {"intra_host_bw": 1e15, "inter_host_bw": 1e15, "link_latencies_ms": links}
+    own = free if are_links_free else {"intra_host_bw": 2e6}
+    topology = Topology(len(speeds), "cpu", ddr_cap=mib * MIB, local_world_size=local, speed=speeds, **own)
+    rules = Constraints({"*": ParameterConstraints(sharding_types=list(types), min_partition=16)})
+    return costed(tables, topology, constraints=rules, estimators=("roofline", "weights_and_buffers"))
+
+
+def time_of(space, proposal, ranks_of_tables):
+    """Time of the slowest rank, shard by shard from the estimator's columns; infinite if memory is exceeded."""
+    options, topology = space.options, space.topology
+    time, used = np.zeros(topology.world_size), np.zeros_like(space.capacity_bytes)
+    for option, ranks in zip(proposal, ranks_of_tables, strict=True):
+        span = options.shards_of(option)
+        runs = np.repeat(np.arange(span.start, span.stop), options.count[span])
+        for run, rank in zip(runs.tolist(), ranks, strict=True):
+            column = topology.rank_class[rank]
+            time[rank] += sum(
+                phase[run] if phase.ndim == 1 else phase[run, column] for phase in space.phases.values()
+            )
+            used[rank] += space.memory_bytes[run]
+    return float(time.max()) if (used <= space.capacity_bytes).all() else np.inf
+
+
+def best_of_all(space):
+    """The least time of all options and ranks."""
+    options, world_size = space.options, space.topology.world_size
+    ways = []
+    for table in options.distinct_table.tolist():
+        own = []
+        for option in options.of_table(table):
+            fixed = options.fixed_ranks(option).tolist()
+            choices = [range(world_size) if rank < 0 else [rank] for rank in fixed]
+            own += [(option, ranks) for ranks in product(*choices)]
+        ways.append(own)
+    return min(time_of(space, *zip(*chosen, strict=True)) for chosen in product(*ways))
+
+
+def found_in(space, proposer=None):
+    proposer = proposer or host().proposers.create("proving")
+    return search(space, [proposer], host().partitioners.create("longest_first"), host().extensions)
+
+
+@drawn(rows=ROWS, speeds=SPEEDS, types=TYPES, mib=st.sampled_from([2, 8, 64]), quick=12, thorough=120)
+def test_proving_finds_the_best_plan_on_ranks_of_unlike_speed_and_no_bound_is_above_it(
+    rows, speeds, types, mib
+):
+    space = space_of(rows, speeds, types, mib=mib)
+    assume(space.fits_alone.any())
+    result = found_in(space)
+    assert not result.refused
+    assume(result.plan is not None)
+    best = best_of_all(space)
+    assert result.value_ms == pytest.approx(
+        time_of(space, result.plan.proposal.tolist(), result.plan.ranks_of_tables)
+    )
+    assert result.lower_bound_ms <= best * (1 + 1e-9)
+    assert best <= result.value_ms * (1 + 1e-9)
+    assert result.value_ms <= best * (1 + 2 * Effort().fine)
+    claim = result.proven
+    assert why_unproven(space, claim.bound_ms, claim.certificate, host().extensions) == ""
+
+
+@drawn(rows=ROWS, speeds=SPEEDS, types=TYPES, quick=12, thorough=120)
+def test_bound_of_the_relaxation_alone_is_never_above_the_best_plan(rows, speeds, types):
+    space = space_of(rows, speeds, types)
+    result = found_in(space, Proving(Effort(without=frozenset(["program"]))))
+    assert not result.refused
+    assert 0 < result.lower_bound_ms <= best_of_all(space) * (1 + 1e-9)
+
+
+def _placed(name, space):
+    proposal = space.options.first_option[:-1][space.options.distinct_table]
+    shards = propose(space, proposal)
+    ranks = host().partitioners.create(name).place(shards)
+    assert not isinstance(ranks, Misfit)
+    return proposal, shards, ranks
+
+
+@drawn(rows=ROWS, speeds=SPEEDS, name=st.sampled_from(sorted(host().partitioners)), quick=15, thorough=120)
+def test_loads_of_any_partitioner_are_those_of_an_independent_sum(rows, speeds, name):
+    space = space_of(rows, speeds)
+    proposal, shards, ranks = _placed(name, space)
+    value = time_of(space, proposal.tolist(), [[rank] for rank in ranks.tolist()])
+    assert shards.loads_ms(ranks).max() == pytest.approx(value)
+
+
+@pytest.mark.parametrize("name", ["greedy_perf", "longest_first"])
+def test_rank_of_half_the_speed_gets_half_the_lookups(name):
+    space = space_of([20_000] * 24, [1.0, 0.5], are_links_free=True)
+    _, shards, ranks = _placed(name, space)
+    assert np.bincount(ranks).tolist() == [16, 8]
+    blind = attrs.evolve(shards, class_ms=shards.cost_ms[:, None], rank_class=np.zeros(2, dtype=np.int64))
+    assert np.bincount(host().partitioners.create(name).place(blind)).tolist() == [12, 12]
+
+
+def test_gangs_go_to_the_hosts_that_are_fast():
+    space = space_of([20_000] * 12, [1.0, 1.0, 0.5, 0.5], ["table_row_wise"], local=2, are_links_free=True)
+    for name in ("greedy_perf", "longest_first"):
+        _, shards, ranks = _placed(name, space)
+        loads = shards.loads_ms(ranks)
+        assert np.bincount(ranks // 2).tolist() == [16, 8]
+        assert loads.max() <= 1.02 * loads.min()
+    result = found_in(space)
+    assert result.value_ms <= result.lower_bound_ms * 1.01
+
+
+@pytest.mark.parametrize("proposer", sorted(host().proposers))
+def test_plan_of_any_proposer_has_its_real_time(proposer):
+    space = space_of([20_000, 9000, 3000, 40_000, 12_000], [1.0, 0.5, 0.25], ["table_wise", "row_wise"])
+    result = found_in(space, host().proposers.create(proposer))
+    assert result.plan is not None
+    value = time_of(space, result.plan.proposal.tolist(), result.plan.ranks_of_tables)
+    assert result.value_ms == pytest.approx(value)

@@ -24,6 +24,8 @@ class Judgement:
         own_ms: measured time of the plan that the planner makes with it; ``None`` if that was not measured.
         slower: time of that beyond the best measured plan, as a part of the best.
         picked_slower: the same of the measured plan that it says is best.
+        slower_machine: time of a fixed work now, as a part of that when the estimator's constants were measured;
+            ``None`` if either is unknown.
     """
 
     spearman: float
@@ -34,15 +36,19 @@ class Judgement:
     own_ms: float | None
     slower: float | None
     picked_slower: float
+    slower_machine: float | None = None
 
     @classmethod
-    def of(cls, predicted: Floats, measured: Floats, own: int | None) -> Judgement:
+    def of(
+        cls, predicted: Floats, measured: Floats, own: int | None, slower_machine: float | None = None
+    ) -> Judgement:
         """Judge an estimator.
 
         Args:
             predicted: times that it says, ms; NaN where it says none.
             measured: times that were measured, ms.
             own: its own plan, by number, if that was measured.
+            slower_machine: time of a fixed work now and when its constants were measured.
         """
         known = ~np.isnan(predicted)
         said, took = predicted[known], measured[known]
@@ -60,6 +66,7 @@ class Judgement:
             own_ms=own_ms,
             slower=None if own_ms is None else own_ms / best - 1,
             picked_slower=picked / best - 1,
+            slower_machine=slower_machine,
         )
 
     def to_data(self) -> dict[str, Any]:

@@ -5,7 +5,6 @@ All are bytes per millisecond, as in topologies. What is timed is rounded, so th
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +12,7 @@ import torch
 
 from shardwright.runtime.ranks.devices import is_host, with_index
 from shardwright.runtime.ranks.environment import ShardingEnv
+from shardwright_plugins.measuring.timing import quartiles_ms
 
 _COPIED_BYTES = 1 << 28
 """Bytes of a timed copy: five times the largest cache of a device, a millisecond of PCIe's fourth generation x 64."""
@@ -20,7 +20,7 @@ _COPIED_BYTES = 1 << 28
 _SENT_BYTES = 1 << 24
 """Bytes that each rank sends in a timed exchange; latency is then a small part of it."""
 
-_ROUNDS = 5
+_ROUNDS = 10
 _DIGITS = 2
 """Digits that are kept of what was timed: the noise of a machine that does nothing else is a few percent."""
 
@@ -60,7 +60,7 @@ def memory_bandwidth(device: torch.device, *, num_bytes: int = _COPIED_BYTES) ->
         return told
     source = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    return rounded(2 * num_bytes / _least_ms(lambda: target.copy_(source), device))  # read and written
+    return rounded(2 * num_bytes / _time_ms(lambda: target.copy_(source), device))  # read and written
 
 
 def _by_attributes(device: torch.device) -> float | None:
@@ -78,7 +78,7 @@ def host_link_bandwidth(device: torch.device, *, num_bytes: int = _COPIED_BYTES)
     source = torch.zeros(num_bytes, dtype=torch.uint8, device="cpu")
     source = source if is_host(device) else source.pin_memory()
     target = torch.empty(num_bytes, dtype=torch.uint8, device=device)
-    return rounded(num_bytes / _least_ms(lambda: target.copy_(source, non_blocking=True), device))
+    return rounded(num_bytes / _time_ms(lambda: target.copy_(source, non_blocking=True), device))
 
 
 def link_bandwidths(
@@ -109,30 +109,28 @@ def link_bandwidths(
         if any(partners):
             sent = num_bytes // 4 // sum(partners)
             splits = [sent * is_partner for is_partner in partners]
-            own_ms = _exchange_ms(env, device, splits)
+            own_ms = exchange_ms(env, device, splits)
             slowest_ms = max(env.communicator.all_gather_objects(own_ms))
             found[link] = rounded(4 * sum(splits) / slowest_ms)
     return found
 
 
-def _exchange_ms(env: ShardingEnv, device: torch.device, splits: list[int]) -> float:
-    """Least time of an all-to-all of 32-bit numbers, ms."""
+def exchange_ms(env: ShardingEnv, device: torch.device, splits: list[int]) -> float:
+    """Time of an all-to-all as the engine makes it, ms; every rank makes this call.
+
+    Args:
+        env: the ranks.
+        device: this rank's device.
+        splits: numbers of 32 bits to and from each rank.
+    """
     sent = torch.zeros(sum(splits), device=device)
     received = torch.empty_like(sent)
 
     def exchange() -> None:
         env.communicator.all_to_all(received, sent, splits, splits, label="a measured exchange").wait()
 
-    return _least_ms(exchange, device)
+    return _time_ms(exchange, device)
 
 
-def _least_ms(work: Callable[[], Any], device: torch.device) -> float:
-    """Least time of several calls, ms, each to its end on the device; the first warms up and does not count."""
-    times = []
-    for _ in range(_ROUNDS + 1):
-        start = time.perf_counter()
-        work()
-        if not is_host(device):
-            torch.accelerator.synchronize(device)
-        times.append(time.perf_counter() - start)
-    return 1e3 * min(times[1:])
+def _time_ms(work: Callable[[], Any], device: torch.device) -> float:
+    return quartiles_ms(work, rounds=_ROUNDS, device=device)[0]

@@ -35,7 +35,7 @@ def test_links_are_measured_by_exchanges_of_all_ranks_and_are_the_same_on_each()
 
 
 def test_bandwidths_by_a_copy_are_rounded_and_by_attributes_exact(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bandwidths, "_least_ms", lambda work, device: (work(), 0.123456)[1])
+    monkeypatch.setattr(bandwidths, "_time_ms", lambda work, device: (work(), 0.123456)[1])
     assert bandwidths.memory_bandwidth(CPU, num_bytes=SMALL) == 66000.0  # 2 x 4096 / 0.123456
     assert bandwidths.host_link_bandwidth(CPU, num_bytes=SMALL) == 33000.0
     # An H100: 2.619 GHz, 5120 bits, two transfers a clock.

@@ -148,6 +148,21 @@ def test_estimates_are_amounts_times_the_constants_of_the_document(tmp_path: Pat
     assert sum(step.values()).tolist() == pytest.approx([0.5 * 2 * BATCH * 2 + 2.0 * BATCH + 7] * 2)
 
 
+@pytest.mark.parametrize(
+    ("reference_ms", "changed"), [([], ""), ([5.0, 5.2, 5.1], ""), ([4.0, 5.0, 5.2], "30%")]
+)
+def test_plan_lists_as_assumed_that_the_machine_changed_its_speed(
+    reference_ms: list[float], changed: str, tmp_path: Path
+) -> None:
+    machine = shipped_machine()
+    machine = attrs.evolve(machine, made={**machine.made, "reference_ms": reference_ms})
+    (tmp_path / "machine.json").write_text(machine.to_json())
+    assert machine.reference_ms == (pytest.approx(5.1, abs=0.06) if reference_ms else None)
+    told = Engine(machine=str(tmp_path / "machine.json")).provenance(options_of(1000, 8, 3, "table_wise")[0])
+    assert changed in told.get("machine", "")
+    assert ("machine" in told) == bool(changed)
+
+
 def options_of_tables(count: int, topology: sw.Topology):
     tables = [
         sw.TableSpec(f"t{i}", 500 + 100 * i, 8 * (i + 1), optimizer=OptimizerSpec("row_wise_adagrad"))

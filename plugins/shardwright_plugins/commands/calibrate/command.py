@@ -79,6 +79,8 @@ def _silence(what: str) -> None:
 
 def _print(machine: Machine) -> None:
     """Print how well constants fit, and what was not measured."""
+    from shardwright_plugins.estimators.engine.machine import UNSTEADY
+
     made = machine.made
     typer.echo(f"{made['processor']}, {made['ranks']} ranks, {made['seconds']} s")
     for own in made.get("classes", ()):
@@ -92,6 +94,12 @@ def _print(machine: Machine) -> None:
         )
     for what, reason in machine.unmeasured.items():
         typer.echo(f"  not measured: {what}: {reason}")
+    if machine.drift > UNSTEADY:
+        typer.echo(
+            f"a fixed work took {', '.join(map(str, made['reference_ms']))} ms at the start, before steps and at the "
+            "end: the machine's speed changes, and predicted times will be off by as much",
+            err=True,
+        )
     if made["other_programs"] > _QUIET:
         typer.echo(
             f"other programs took {made['other_programs']:.0%} of the processors meanwhile: measure again when "

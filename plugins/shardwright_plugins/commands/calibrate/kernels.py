@@ -22,10 +22,11 @@ from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright.planning.tables.spec import TableSpec
 from shardwright_plugins.estimators.engine.machine import BASE
 from shardwright_plugins.estimators.engine.work import LookupWork
+from shardwright_plugins.measuring.phases import keep_memory
+from shardwright_plugins.measuring.timing import quartiles_ms
 
 OPTIMIZER = OptimizerSpec("row_wise_adagrad", learning_rate=0.02, parameters=(("eps", 1e-8),))
 _EVICTED_BYTES = 48 << 20
-_WARM = 2
 
 
 @frozen
@@ -138,6 +139,7 @@ def measure_kernel(
     Returns:
         This rank's times, of the same cases on every rank; or why there are none, the same on every rank.
     """
+    keep_memory()
     kernel, deadline = host().compute_kernels.create(name), time.monotonic() + seconds
     optimizer = OPTIMIZER if kernel.fuses_optimizer else None
     evicted = torch.zeros(_EVICTED_BYTES // 4)
@@ -193,21 +195,27 @@ def _built(kernel: Any, request: KernelRequest, case: KernelCase) -> Lookup:
 
 
 def _times(lookup: Lookup, case: KernelCase, evicted: torch.Tensor, steps: int) -> tuple[float, float]:
-    """Lower quartiles of times of lookup and update, ms; caches are cold, as they are in a step with other tables."""
-    bags = _batches(case)
-    gradient = torch.rand(case.tables * case.bags * case.columns)
-    found = []
-    for _ in range(_WARM + steps):
+    """Times of lookup and update, ms; caches are cold, as they are in a step with other tables."""
+    batches, gradient = _batches(case), torch.rand(case.tables * case.bags * case.columns)
+    drawn: list[Bags] = []
+    kept: list[Any] = []
+
+    def draw() -> None:
+        kept.clear()
         evicted.add_(1)
+        drawn[:] = [next(batches)]  # ids that have just arrived are in the cache
         dist.barrier()  # ranks share the memory's bandwidth: all work at the same time
-        start = time.perf_counter()
-        _, saved = lookup.forward(next(bags), training=True)
-        middle = time.perf_counter()
+
+    def look_up() -> None:
+        kept.append(lookup.forward(drawn[0], training=True))
+
+    def update() -> None:
+        _, saved = kept[0]
         lookup.anticipate(saved)
         lookup.backward(saved, gradient)
-        found.append((middle - start, time.perf_counter() - middle))
-    forward, update = 1e3 * np.quantile(found[_WARM:], 0.25, axis=0)
-    return float(forward), float(update)
+
+    forward_ms, update_ms = quartiles_ms(look_up, update, rounds=steps, before=draw)
+    return forward_ms, update_ms
 
 
 def _batches(case: KernelCase) -> Iterator[Bags]:

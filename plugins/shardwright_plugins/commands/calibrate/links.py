@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,10 +11,10 @@ import torch
 import torch.distributed as dist
 
 from shardwright.runtime.ranks.environment import ShardingEnv
-from shardwright_plugins.bandwidths.measured import device_bandwidths
+from shardwright_plugins.bandwidths.measured import device_bandwidths, exchange_ms
 
+_CPU = torch.device("cpu")
 _SIZES = (8, 1 << 12, 1 << 15, 1 << 18, 1 << 21, 1 << 23)
-_ROUNDS = 12
 
 
 def measure_links() -> dict[str, float]:
@@ -55,7 +54,7 @@ def measure_copies() -> dict[str, Any] | None:
 
 def _line(link: str, env: ShardingEnv, partners: Sequence[bool], others: int) -> dict[str, float]:
     """Fit a line through times and bytes, each point weighed by its time: the latency is what nothing takes."""
-    took = [_exchange_ms(env, [size // 4 * is_partner for is_partner in partners]) for size in _SIZES]
+    took = [exchange_ms(env, _CPU, [size // 4 * is_partner for is_partner in partners]) for size in _SIZES]
     times = torch.tensor(took, dtype=torch.float64)
     dist.all_reduce(times, op=dist.ReduceOp.MAX)
     sent = np.array(_SIZES, dtype=float) * others
@@ -64,16 +63,3 @@ def _line(link: str, env: ShardingEnv, partners: Sequence[bool], others: int) ->
         f"{link}_bw": 1 / max(float(slope), 1e-12),
         f"{link}_latency_ms": max(float(latency), 0.0),
     }
-
-
-def _exchange_ms(env: ShardingEnv, splits: list[int]) -> float:
-    """Median time of an exchange of so many numbers of 32 bits with each rank, ms."""
-    own = torch.zeros(sum(splits))
-    received = torch.empty_like(own)
-    times = []
-    for _ in range(_ROUNDS):
-        dist.barrier()
-        start = time.perf_counter()
-        env.communicator.all_to_all(received, own, splits, splits, label="calibrate").wait()
-        times.append(1e3 * (time.perf_counter() - start))
-    return float(np.median(times[2:]))

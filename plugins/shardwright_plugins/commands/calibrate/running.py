@@ -32,6 +32,7 @@ from shardwright_plugins.estimators.engine.step import ENGINE, OF_ENGINE
 from shardwright_plugins.estimators.engine.work import LOOKUP, OF_KERNELS, UPDATE
 from shardwright_plugins.measuring.processor import processor
 from shardwright_plugins.measuring.steps import Measured
+from shardwright_plugins.measuring.timing import reference_ms
 
 CACHES = tuple(float(1 << power) for power in range(19, 26))
 """Sizes of a near cache that are tried, bytes: 512 KiB to 32 MiB."""
@@ -50,6 +51,7 @@ _CALL = "call"
 _PACKAGES = ("torch", "numba", "fbgemm-gpu-cpu")
 _SECONDS_A_KERNEL = 15.0
 _KERNEL_STEPS, _STEPS, _ROUNDS = 5, 10, 2
+_WARM_REFERENCES = 6
 _QUICK = "only a few small experiments were made (--quick)"
 _QUICK_CASES, _QUICK_ELEMENTS = 3, 1_000_000
 
@@ -170,8 +172,9 @@ def calibrate(
         UnsupportedError: no kernel can be measured here with rows of :data:`BASE`.
         DistributedError: a rank failed, or does not answer.
     """
-    start = time.monotonic()
-    unmeasured: dict[str, str] = {}
+    start, unmeasured = time.monotonic(), dict[str, str]()
+    # Processors that have done nothing are slower for some seconds: only the last of these counts.
+    references = [ranks.run(reference_ms)[0] for _ in range(1 if quick else _WARM_REFERENCES)][-1:]
     names = asked or ranks.run(kernel_names)[0]
     # Steps are measured with rows of BASE, by the first kernel that is measured: none of another type before it.
     experiments = [(name, precision) for precision in dict.fromkeys((BASE, *precisions)) for name in names]
@@ -184,13 +187,19 @@ def calibrate(
     note("links")
     links, device, copies = _measured_links(ranks)
     note("steps")
+    references.append(ranks.run(reference_ms)[0])
     loads, runs = _measured_steps(ranks, first, cache_bytes, links, quick=quick)
+    references.append(ranks.run(reference_ms)[0])
     phases = fit_phases(loads, runs, fits[first].constants)
     memory = _memory_bandwidth(kernels[first])
     others = float(np.median([run.others for run in runs]))
     speeds = speeds_of_ranks(classes, ranks.local_size)
     return Machine(
-        made={**_made(ranks, classes, time.monotonic() - start, others), **device},
+        made={
+            **_made(ranks, classes, time.monotonic() - start, others),
+            **device,
+            "reference_ms": [_rounded(own) for own in references],
+        },
         cache_bytes=cache_bytes,
         kernels={name: in_step(own.constants, phases) for name, own in fits.items()},
         engine={

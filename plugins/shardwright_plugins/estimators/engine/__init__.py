@@ -28,6 +28,7 @@ from shardwright.planning.watch import Watch
 from shardwright_plugins.estimators.engine.kernels import KernelPrices
 from shardwright_plugins.estimators.engine.machine import (
     FIRST,
+    UNSTEADY,
     Machine,
     nearest_machine,
     shipped_machine,
@@ -225,13 +226,14 @@ class Engine(Estimator):
         return {**self._origin(), **({"kernels": dict(assumed)} if assumed else {})}
 
     def _origin(self) -> Mapping[str, str]:
-        """Origin of the constants, and whether the plan is made on another processor; nothing for a given machine."""
-        made, here = self.machine.made, processor()
+        """Origin of the constants, if the machine was not given, on another processor, and what is doubtful of them."""
+        made, here, drift = self.machine.made, processor(), self.machine.drift
+        unsteady = f"its speed changed by {drift:.0%} while it was measured" if drift > UNSTEADY else ""
         if self._file:
-            return {}
+            return {"machine": unsteady} if unsteady else {}
         origin = f"{made['processor']}, {made['ranks']} ranks, {made['date']}"
         other = "" if made["processor"] == here else f"; this plan is made on another processor, {here}"
-        return {"machine": f"{origin}{other}"}
+        return {"machine": f"{origin}{other}{unsteady and '; ' + unsteady}"}
 
 
 def engines() -> list[type[Engine]]:

@@ -27,6 +27,8 @@ BASE = "FP32"
 """Data type of rows that every kernel is measured with."""
 FIXED = ("step",)
 """Milliseconds of a step whatever it does."""
+UNSTEADY = 0.1
+"""Drift of a machine that its document is noted for: repeated measurements of the reference are 1 to 5 % apart."""
 SHIPPED = Path(__file__).parent / "machines"
 """Folder of the machines that come with the package."""
 FIRST = "amd_epyc_zen4_2_ranks"
@@ -85,6 +87,18 @@ class Machine:
     def first(self) -> str:
         """The kernel that the steps were measured with, the preferred one of the machine."""
         return next(iter(self.kernels))
+
+    @property
+    def reference_ms(self) -> float | None:
+        """Time of a fixed work when steps were measured, ms (``measuring/timing.py``); ``None`` if not known."""
+        _, *of_steps = self.made.get("reference_ms") or [None]
+        return sum(of_steps) / len(of_steps) if of_steps else None
+
+    @property
+    def drift(self) -> float:
+        """The part by which the machine grew slower while it was measured, or quicker; 0 where that is not known."""
+        told = self.made.get("reference_ms") or [1.0]
+        return max(told) / min(told) - 1
 
     @cache_bytes.validator
     def _positive(self, attribute: Any, value: Any) -> None:

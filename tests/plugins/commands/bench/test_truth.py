@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 import torch
@@ -24,6 +25,7 @@ from shardwright.planning.tables.workload import Workload
 from shardwright_plugins.commands.bench.truth import command, running
 from shardwright_plugins.commands.bench.truth.figures import Judgement
 from shardwright_plugins.commands.bench.truth.workloads import drawn_workload
+from shardwright_plugins.estimators.engine.machine import shipped_machine
 from shardwright_plugins.measuring import phases
 from shardwright_plugins.reports.html.measured import measured_page
 
@@ -121,6 +123,26 @@ def test_final_is_of_the_plans_that_were_chosen_and_of_the_quickest(run: tuple[P
     assert all(len(entry["finals"]) == 3 for entry in run[1]["workloads"][0]["plans"])  # three others at most
     chosen = [False, True, False, False, True, False, False]
     assert sorted(running.finalists([4, 9, 3, 2, 1, 5, 6], chosen)) == [0, 1, 2, 3, 4]
+
+
+def test_truth_tells_how_much_slower_the_machine_is_than_its_document(
+    run: tuple[Path, dict], tmp_path: Path
+) -> None:
+    now_ms = run[1]["workloads"][0]["reference_ms"]
+    assert len(now_ms) == 2
+    machine = shipped_machine()
+    then = attrs.evolve(
+        machine, made={**machine.made, "reference_ms": [9.0, 0.5, 1.5]}
+    )  # 1 ms with the steps
+    path = tmp_path / "machine.json"
+    path.write_text(then.to_json())
+    names = [f"engine:machine={path}", "roofline"]
+    words = ["bench", "truth", "--again", str(run[0]), "--json"]
+    words += [word for name in names for word in ("--estimator", name)]
+    found = CliRunner().invoke(app, words, catch_exceptions=False)
+    judged = json.loads(found.stdout)["workloads"][0]["estimators"]
+    assert judged[names[0]]["slower_machine"] == pytest.approx(np.mean(now_ms), abs=1e-3)
+    assert judged["roofline"]["slower_machine"] is None
 
 
 def test_truth_again_judges_others_by_the_same_measurements(run: tuple[Path, dict]) -> None:

@@ -136,6 +136,7 @@ def test_calibrate_writes_a_machine_that_plans_are_made_for(
     machine = Machine.read(path)
     assert set(machine.kernels) == {"fused_torch", "fused_torch FP16", "dense", "dense FP16"}
     assert machine.made["ranks"] == 2
+    assert len(machine.made["reference_ms"]) == 3  # at the start, before steps and at the end
     refused = {f"kernel {name} NIBBLES" for name in ("fused_torch", "dense")}
     assert machine.unmeasured.keys() == {"inter_host_bw", "hbm_to_ddr_mem_bw", *refused}
     words = ["plan", str(workload), "--ranks", "2", "--machine", str(path), "--output", str(plan)]
@@ -145,8 +146,9 @@ def test_calibrate_writes_a_machine_that_plans_are_made_for(
     inputs = document["inputs"]
     assumed = {name for name, value in inputs.items() if value["provenance"] == "assumed"}
     assert not assumed & {*machine.topology, "estimator"}
-    # Of the engine's constants nothing is assumed but what other kernels take, which were not measured.
-    assert not [name for name in assumed - {"engine.kernels"} if name.startswith("engine.")]
+    # Of the engine's constants nothing is assumed but what other kernels take, which were not measured, and, on a busy
+    # machine, that its speed changed meanwhile.
+    assert not [name for name in assumed - {"engine.kernels", "engine.machine"} if name.startswith("engine.")]
     others = inputs["engine.kernels"]["value"]
     assert "fused" in others
     assert not others.keys() & machine.kernels.keys()

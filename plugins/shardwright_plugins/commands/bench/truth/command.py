@@ -131,7 +131,7 @@ def judgements(result: Mapping[str, Any]) -> Table:
     )
     table.add_column("estimator")
     for name in (
-        *("Spearman", "measured / predicted", "median error", "worst", "after the factor"),
+        *("Spearman", "measured / predicted", "machine now / then", "median error", "worst", "after the factor"),
         *("own plan ms", "slower than best", "noise of that"),
     ):
         table.add_column(name, justify="right")
@@ -143,6 +143,7 @@ def judgements(result: Mapping[str, Any]) -> Table:
 def _cells(own: Mapping[str, Any]) -> Iterator[str]:
     yield "-" if own["spearman"] is None else f"{own['spearman']:.2f}"
     yield f"{own['ratio']:.2f}"
+    yield "-" if own["slower_machine"] is None else f"{own['slower_machine']:.2f}"
     for name in ("median_error", "worst_error", "error_after_ratio"):
         yield f"{own[name]:.0%}"
     yield "-" if own["own_ms"] is None else f"{own['own_ms']:.1f}"

@@ -26,6 +26,8 @@ class Judgement:
         own_ms: measured time of the plan that the planner makes with it; ``None`` if that was not measured.
         slower: time of that beyond the best measured plan, as a part of the best.
         slower_noise: distance of the quartiles of that over the rounds of the final; ``None`` without a final.
+        slower_machine: time of a fixed work now, as a part of that when the estimator's constants were measured;
+            ``None`` if either is unknown.
     """
 
     spearman: float
@@ -36,6 +38,7 @@ class Judgement:
     own_ms: float | None
     slower: float | None
     slower_noise: float | None
+    slower_machine: float | None
 
     @classmethod
     def of(
@@ -44,6 +47,7 @@ class Judgement:
         measured: Floats,
         own: int | None,
         finals: Mapping[int, Floats] = MappingProxyType({}),
+        slower_machine: float | None = None,
     ) -> Judgement:
         """Judge an estimator.
 
@@ -56,6 +60,7 @@ class Judgement:
             measured: times that were measured, ms.
             own: its own plan, by number, if that was measured.
             finals: times of the final, ms, one a round, by numbers of plans.
+            slower_machine: time of a fixed work now and when its constants were measured.
         """
         known = ~np.isnan(predicted)
         said, took = predicted[known], measured[known]
@@ -77,6 +82,7 @@ class Judgement:
             own_ms=own_ms,
             slower=slower,
             slower_noise=slower_noise,
+            slower_machine=slower_machine,
         )
 
     def to_data(self) -> dict[str, Any]:

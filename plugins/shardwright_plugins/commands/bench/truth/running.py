@@ -20,6 +20,7 @@ from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.planning.tables.workload import Workload
 from shardwright_plugins.commands.bench.truth.figures import Judgement
 from shardwright_plugins.commands.bench.truth.plans import candidates, described
+from shardwright_plugins.estimators.engine import Engine
 from shardwright_plugins.following.predicted import Prices
 from shardwright_plugins.measuring.processor import processor
 
@@ -62,9 +63,10 @@ def measure(pool: RankPool, data: Mapping[str, Any], settings: TruthSettings) ->
         settings: size of the run.
 
     Returns:
-        ``{"workload", "plans"}`` as JSON data, without any estimator's prices.
+        ``{"workload", "reference_ms", "plans"}`` as JSON data, without any estimator's prices.
     """
     from shardwright_plugins.measuring.steps import measure_plans
+    from shardwright_plugins.measuring.timing import reference_ms
 
     workload = Workload.from_data(data)
     _check(workload)
@@ -88,11 +90,13 @@ def measure(pool: RankPool, data: Mapping[str, Any], settings: TruthSettings) ->
             runs[number].append(asdict(figures))
         return runs
 
+    before_ms = pool.run(reference_ms, settings.ranks)[0]
     runs = times(range(len(found)), settings.rounds)
     final = finalists([_least(own) for own in runs], [bool(candidate.chosen_by) for candidate in found])
     finals = times(final, settings.finals)
     return {
         "workload": dict(data),
+        "reference_ms": [round(own, 4) for own in (before_ms, pool.run(reference_ms, settings.ranks)[0])],
         "plans": [
             {
                 "label": candidate.label,
@@ -162,7 +166,8 @@ def judge(measured: Mapping[str, Any], estimators: Sequence[str]) -> dict[str, A
     for name, own in prices.items():
         said = np.array([np.nan if one is None else one.step_ms for one in own])
         number = next((n for n, entry in enumerate(measured["plans"]) if name in entry["chosen_by"]), None)
-        judgements[name] = Judgement.of(said, took, number, finals).to_data()
+        slower = _slower_machine(by[name], measured.get("reference_ms"))
+        judgements[name] = Judgement.of(said, took, number, finals, slower).to_data()
     entries = [
         {
             **entry,
@@ -174,6 +179,13 @@ def judge(measured: Mapping[str, Any], estimators: Sequence[str]) -> dict[str, A
         for number, entry in enumerate(measured["plans"])
     ]
     return {**measured, "plans": entries, "noise": noise_of(measured["plans"]), "estimators": judgements}
+
+
+def _slower_machine(prices: Prices, now_ms: Sequence[float] | None) -> float | None:
+    """Time of a fixed work now beside that when the estimator's machine was measured; ``None`` if either is unknown."""
+    estimator = prices.asked.plugins.performance
+    then_ms = estimator.machine.reference_ms if isinstance(estimator, Engine) else None
+    return float(np.mean(now_ms)) / then_ms if now_ms and then_ms else None
 
 
 def step_ms_of(entry: Mapping[str, Any]) -> float:

@@ -107,9 +107,8 @@ def read(
     if stride_per_key_per_rank is None:
         if stride_per_key is None and inverse is None:
             return None
-        strides = [[number] for number in _even(len(keys), num_bags) if stride_per_key is None] or [
-            [number] for number in stride_per_key or ()
-        ]
+        even = [num_bags // max(len(keys), 1)] * len(keys)
+        strides = [[number] for number in (even if stride_per_key is None else stride_per_key)]
     else:
         strides = stride_per_key_per_rank
     variable = VariableStride(_numbers(keys, strides), inverse)
@@ -127,10 +126,6 @@ def read(
             "bags (lengths); each key needs one for each of its examples."
         )
     return variable
-
-
-def _even(num_keys: int, num_bags: int) -> list[int]:
-    return [num_bags // num_keys] * num_keys if num_keys else []
 
 
 def _numbers(keys: Sequence[str], strides: Any) -> tuple[tuple[int, ...], ...]:

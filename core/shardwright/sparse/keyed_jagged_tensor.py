@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from shardwright.arguments import checked
+from shardwright.contracts.compute_kernel import WEIGHTS
 from shardwright.error_reports import reporting_errors
 from shardwright.errors import InvalidInputError
 from shardwright.sparse import (
@@ -22,7 +23,7 @@ from shardwright.sparse import (
     _validation,
     _variable_stride,
 )
-from shardwright.sparse._jagged import WEIGHTS, Jagged, named
+from shardwright.sparse._jagged import Jagged, named
 from shardwright.sparse._variable_stride import InverseIndices, VariableStride
 from shardwright.sparse.jagged_tensor import JaggedTensor
 

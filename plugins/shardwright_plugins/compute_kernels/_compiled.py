@@ -40,7 +40,7 @@ class _FilePerOverload:
     Args:
         folder: the folder of the files.
         name: beginning of their names.
-        stamp: what code must have been compiled with and from to be loaded: Numba's version, the source's stamp.
+        stamp: version of Numba, and stamp of the source, that code must have been compiled with and from to be loaded.
     """
 
     folder: Path

@@ -112,7 +112,9 @@ class ShardedCollection(nn.Module, ABC):
         self._take_engine(inputs, engine)
         self.fused_optimizer = FusedOptimizer(self._by_parameter(), engine, self._meeting)
         # A function of the module that it is called with: one that held it would keep it from being freed at once.
-        self.register_load_state_dict_pre_hook(_meet_to_load)
+        self.register_load_state_dict_pre_hook(
+            lambda module, *_: module._meeting.to_load("load_state_dict()")
+        )
         watch_data_parallel()
         watch_steps()
         self.inputs_ahead: ExchangesAhead | None = None
@@ -291,7 +293,7 @@ class ShardedCollection(nn.Module, ABC):
     def __reduce_ex__(self, protocol: Any) -> Any:
         # Copies and pickles would have to bring the other ranks' blocks and the process group along.
         raise UnsupportedError(
-            f"a {type(self).__name__} lives on {self.env.world_size} ranks and cannot be copied or pickled: save its "
+            f"a {type(self).__name__} has its tables in shards and cannot be copied or pickled: save its "
             "full_state_dict(), and load it into a model that is sharded again"
         )
 
@@ -347,10 +349,6 @@ def engine_of(
         before=before,
         build_lookup=build_lookup,
     )
-
-
-def _meet_to_load(module: ShardedCollection, *_: Any) -> None:
-    module._meeting.to_load("load_state_dict()")
 
 
 _PLAN_ONCE = "Plan once, with collective_plan, and give every rank the same tables, plan and fused_params"

@@ -17,7 +17,7 @@ from shardwright.arguments import check, checked, checked_only
 from shardwright.contracts.comm_backend import CommBackend
 from shardwright.contracts.extension import Resharded
 from shardwright.errors import InvalidInputError, PlanError, UnsupportedError, nearest
-from shardwright.host.extensions import ask_at
+from shardwright.host.extensions import ask_at, words_at
 from shardwright.host.plugin_host import host
 from shardwright.optim._keyed_state import full
 from shardwright.optim.combined import CombinedOptimizer
@@ -193,20 +193,20 @@ class DistributedModelParallel(nn.Module):
             sharders = [sharder.updating(update) for sharder in sharders]
         if sync_module_states:
             sharders = [sharder.syncing_module_states() for sharder in sharders]
-        self.plan = self._make_plan(module, sharders) if plan is None else plan
+        if plan is None:
+            from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner
+
+            plan = (
+                EmbeddingShardingPlanner().collective_plan(module, sharders, env=self.env)
+                if collect_tables(module, sharders)
+                else ShardingPlan({})
+            )
+        self.plan = plan
         self.check_plan(self.plan)
         self._model = self._shard(module, sharders)
         self._materialise()
         if init_data_parallel:
             self.init_data_parallel()
-
-    def _make_plan(self, module: nn.Module, sharders: Sequence[ModuleSharder]) -> ShardingPlan:
-        from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner
-
-        if not collect_tables(module, sharders):
-            return ShardingPlan({})
-        plan: ShardingPlan = EmbeddingShardingPlanner().collective_plan(module, sharders, env=self.env)
-        return plan
 
     def _shard(self, module: nn.Module, sharders: Sequence[ModuleSharder]) -> nn.Module:
         found = list(shardable_modules(module, sharders))
@@ -256,18 +256,23 @@ class DistributedModelParallel(nn.Module):
         The extension ``method:dense_part`` does it.
 
         Raises:
-            UnknownPluginError: no plugin that wraps the dense part is loaded.
+            UnknownPluginError: it has parameters, and no plugin that wraps the dense part is loaded.
+            DistributedError: it was wrapped on some ranks alone; on all.
         """
         if self._wrapper or self.env.everyone.process_group is None:
             return
-        with self.env.everyone.together("wrapping the dense part of the model"):
-            self._wrap_dense()
-
-    def _wrap_dense(self) -> None:
-        given = (self.module, self.env.everyone, self.device, leave_out_tables(self.module))
-        options, offered = self._data_parallel.options(), host().extensions
-        wrapper = ask_at("method", "dense_part", offered, nn.Module | None, *given, options)
-        self._wrapper = () if wrapper is None else (wrapper,)
+        what, everyone, offered = "wrapping the dense part of the model", self.env.everyone, host().extensions
+        with everyone.together(what):
+            tables = leave_out_tables(self.module)
+            given = (self.module, everyone, self.device, tables, self._data_parallel.options())
+            # Where there is nothing to wrap, nobody need be there who would; who is there compares the ranks' models.
+            is_asked = "dense_part" in words_at("method", offered) or any(
+                name not in tables for name, _ in self.module.named_parameters()
+            )
+            wrapper = ask_at("method", "dense_part", offered, nn.Module | None, *given) if is_asked else None
+            advice = "The plugin at 'method:dense_part' must wrap the dense part on every rank, or on none"
+            everyone.agree(what, {"it is wrapped": wrapper is not None}, advice)
+            self._wrapper = () if wrapper is None else (wrapper,)
 
     def no_sync(self) -> AbstractContextManager[None]:
         """A context in which gradients of dense parameters add up without an average over the ranks.
@@ -345,11 +350,17 @@ class DistributedModelParallel(nn.Module):
         """
         with self.env.everyone.together("resharding the model"):
             self.check_plan(plan)
-            given, limits = (
-                (self, plan, optimizers),
-                {"max_extra_bytes": max_extra_bytes, "piece_bytes": piece_bytes},
+            resharded: Resharded = ask_at(
+                "method",
+                "reshard",
+                host().extensions,
+                Resharded,
+                self,
+                plan,
+                optimizers,
+                max_extra_bytes=max_extra_bytes,
+                piece_bytes=piece_bytes,
             )
-            resharded: Resharded = ask_at("method", "reshard", host().extensions, Resharded, *given, **limits)
             self.plan = plan  # here: a rank that is lost from now on leaves plan and blocks the new ones
             leave_out_tables(self)  # the new blocks, should somebody else wrap it
         return resharded
@@ -458,8 +469,8 @@ class DistributedModelParallel(nn.Module):
 
     def _fqn_modifiers(self) -> dict[str, str]:
         """Map the model's own names to the attribute that they leave out, for ``torch.distributed.checkpoint``."""
-        own = (self._model._modules, self._model._parameters, self._model._buffers)
-        return {name: "_model" for names in own for name in names}
+        own = {**self._model._modules, **self._model._parameters, **self._model._buffers}
+        return dict.fromkeys(own, "_model")
 
 
 def _find_inner_names(model: Any, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:

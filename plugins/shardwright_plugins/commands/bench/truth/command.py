@@ -21,6 +21,9 @@ def truth(
         typer.Argument(metavar="[WORKLOAD]...", help="Workload files; drawn workloads without any."),
     ] = None,
     ranks: Annotated[int, typer.Option(min=1, help="Processes, one thread each.")] = 2,
+    batch: Annotated[
+        int | None, typer.Option(min=1, help="Samples of a rank and step; the workload's own by default.")
+    ] = None,
     plans: Annotated[int, typer.Option(min=2, help="Plans of each workload.")] = 30,
     steps: Annotated[int, typer.Option(min=1, help="Timed steps of each run of a plan.")] = 20,
     rounds: Annotated[int, typer.Option(min=1, help="Runs of each plan; the quickest counts.")] = 2,
@@ -84,6 +87,8 @@ def truth(
     else:
         given = [_named(WORKLOAD.read(path), path) for path in workloads or ()]
         asked = given or [drawn_workload(seed + number) for number in range(drawn)]
+        if batch is not None:
+            asked = [{**own, "batch_size_per_rank": batch} for own in asked]
         words = {"estimators": list(names), "ranks": ranks, "plans": plans, "steps": steps, "rounds": rounds}
         running.run(asked, settings, note=note)
     if report is not None:

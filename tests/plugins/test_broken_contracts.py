@@ -86,6 +86,15 @@ def test_kernel_whose_columns_have_no_dtypes_is_named() -> None:
         plan(compute_kernels=["lists_columns"])
 
 
+@pytest.mark.parametrize("name", ["", "values", "weights"])
+def test_kernel_whose_columns_have_names_that_no_column_has_is_named(name: str) -> None:
+    kernel = broken.answering(broken.Kernel, "columns", lambda request: {name: "int64"})
+    with pytest.raises(
+        sw.PlanningError, match=r"'broken_kernel' broke its contract: columns\(\) must not name ''"
+    ):
+        planned(kernel)
+
+
 def test_kernel_that_reads_less_than_nothing_of_a_tier_is_named() -> None:
     kernel = broken.answering(broken.Kernel, "reads", lambda request: {"device": 1.5, "host": -0.5})
     with pytest.raises(sw.PlanningError, match=r"'broken_kernel' broke its contract: the parts of reads\(\)"):

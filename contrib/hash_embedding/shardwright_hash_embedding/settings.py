@@ -9,6 +9,7 @@ import attrs
 from attrs import field, frozen
 
 import shardwright as sw
+from shardwright.contracts.compute_kernel import NO_COLUMNS, WEIGHTS
 from shardwright.host.extensions import load_at
 
 if TYPE_CHECKING:
@@ -25,7 +26,8 @@ Score: TypeAlias = "Callable[[Tensor, Tensor], Tensor]"
 scores. The lowest is evicted first; of equal ones the row that was not used for longest."""
 
 NEVER = "never"
-"""No row is evicted. Of a checkpoint with more ids than rows, those that were not used for longest are left out."""
+"""No row makes room for another id. Of a checkpoint with more ids than rows, those that were not used for longest are
+left out."""
 
 SCORES: Mapping[str, Score] = {
     "lru": lambda uses, last_use: last_use,
@@ -41,8 +43,12 @@ def _known(instance: HashSettings, attribute: Any, value: Any) -> None:
 
 
 def _name(instance: Any, attribute: Any, value: Any) -> None:
-    if not isinstance(value, str):
-        raise sw.InvalidInputError(f"count_column must be the name of a column of ids, got {value!r}")
+    taken = (WEIGHTS, *NO_COLUMNS[1:])  # empty: there is no such column
+    if not isinstance(value, str) or value in taken:
+        raise sw.InvalidInputError(
+            f"count_column must be the name of a column of ids, got {value!r}; no column of counts is called "
+            f"{' or '.join(taken)}"
+        )
 
 
 def _number(instance: Any, attribute: Any, value: Any) -> None:
@@ -57,12 +63,12 @@ class HashSettings:
 
     Args:
         evict: ``"lru"``, the row that was not looked up for longest; ``"lfu"``, the one looked up least often;
-            ``"never"``: new ids of a full table get no row; or the word of an extension at the point ``eviction``,
-            which loads a :data:`Score`.
+            ``"never"``: no row makes room, so that new ids of a full table get none; or the word of an extension at the
+            point ``eviction``, which loads a :data:`Score`.
         min_sightings: number of times that an id must be seen, in training, before it gets a row.
         count_column: name of the int64 column of a batch that says how often each id was seen; empty if once.
         steps_to_live: number of steps after which a row that was not looked up is given up, be the table full or
-            not; up to an eighth more may pass. 0 if it is kept.
+            not, whatever ``evict`` says; up to an eighth more may pass. 0 if it is kept.
 
     Raises:
         InvalidInputError: a value is another.

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 import numpy as np
 
 import shardwright as sw
+from shardwright.planning.options.search_space import input_bytes_of_id
 
 FEATURES = (
     "input_bytes",
@@ -22,13 +23,14 @@ FEATURES = (
 )
 """Bytes, all of them, so that a regressor with coefficients above 0 makes more bytes take longer."""
 
-_ID_BYTES, _SUM_BYTES = 8, 4
+_SUM_BYTES = 4
 
 
 def features_of(options: sw.Options, topology: sw.Topology) -> Mapping[str, np.ndarray]:
     """The features of each run of shards: ``{feature: [S]}``.
 
-    - ``input_bytes``: ids (and weights) that the shard receives from all ranks, or from its own if it is a copy.
+    - ``input_bytes``: ids, with weights and other columns, that the shard receives from all ranks, or from its own if
+      it is a copy.
     - ``read_bytes``: the rows of those ids.
     - ``output_bytes``: results, float32: one a bag, or one an id.
     - ``exchanged_bytes``: what of the results goes to other ranks.
@@ -44,7 +46,7 @@ def features_of(options: sw.Options, topology: sw.Topology) -> Mapping[str, np.n
     output = vectors * options.num_columns * _SUM_BYTES
     table_bytes = options.num_rows * options.num_columns * options.element_bytes[table]
     columns = {
-        "input_bytes": ids * np.where(options.is_weighted[table], _ID_BYTES + _SUM_BYTES, _ID_BYTES),
+        "input_bytes": ids * input_bytes_of_id(options),
         "read_bytes": ids * options.num_columns * options.element_bytes[table],
         "output_bytes": output,
         "exchanged_bytes": np.where(is_copy, 0.0, output * (world_size - 1) / world_size),

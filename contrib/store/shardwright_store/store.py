@@ -30,6 +30,9 @@ _BLOCKS, _COMMIT = "blocks.json", b"commit"
 # An address space, not a size: a value's key and header are 18 bytes, pages are half full at worst, and what was
 # committed stays beside what is written until the next commit.
 _MAP_PER_BYTE, _MAP_LEAST = 16, 1 << 28
+# What a write takes of the disk at most: of each leaf that it changes a copy, another if that is split, and the branch
+# above. Rows share leaves where they are neighbours: a leaf is at least a quarter full. A commit lists free pages.
+_PAGE_BYTES, _COPIES, _KEY_BYTES, _LEAST_FILL, _ROOM_BYTES = 4096, 3, 18, 4, 1 << 24
 
 
 class RowStore:
@@ -51,17 +54,15 @@ class RowStore:
 
     Raises:
         InvalidInputError: the store is one of other blocks, or is in use.
-        UnsupportedError: the disk has less room; or, of all methods, the process was forked since.
+        UnsupportedError: the disk has less room; or, of all methods, the process was forked since. What was committed
+            last is whole then.
     """
 
     def __init__(self, path: Path, blocks: Sequence[Mapping[str, Any]], num_bytes: int) -> None:
         path.mkdir(parents=True, exist_ok=True)
         self.path, self.stays = path, True
         self._own(list(blocks))
-        if (free := shutil.disk_usage(path).free) < num_bytes:
-            raise sw.UnsupportedError(
-                f"rows of {num_bytes} bytes do not fit on the disk of {path}, which has {free} bytes left"
-            )
+        self._check_room("rows", num_bytes)
         size = _MAP_PER_BYTE * num_bytes + _MAP_LEAST
         self._env = lmdb.open(str(path), map_size=size, max_dbs=64, lock=False, writemap=True)
         self._databases: dict[str, tuple[Any, bytes]] = {}
@@ -106,6 +107,7 @@ class RowStore:
         """Lock the folder for this store, as long as it lives, and compare the blocks that it is of."""
         file = os.open(self.path / _BLOCKS, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         weakref.finalize(self, os.close, file)
+        self._file = file
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -120,6 +122,15 @@ class RowStore:
             raise sw.InvalidInputError(
                 f"the store {self.path} has rows of {other}, and this table's blocks are {blocks}. Name another "
                 "folder, or remove this one if nobody needs its rows"
+            )
+
+    def _check_room(self, what: str, num_bytes: int) -> None:
+        """Check the disk before it is written to: one that is full ends a process that writes into mapped memory."""
+        disk = os.fstatvfs(self._file)
+        if (free := disk.f_bavail * disk.f_frsize) < num_bytes:
+            raise sw.UnsupportedError(
+                f"{what}, up to {num_bytes} bytes, do not fit on the disk of {self.path}, which has {free} bytes left: "
+                "make room, and go on from what was committed last, which is whole"
             )
 
     def __deepcopy__(self, memo: Any) -> RowStore:
@@ -167,9 +178,15 @@ class RowStore:
             values: values, ``[N, W]``.
         """
         order = rows.argsort(kind="stable")  # keys that follow one another are on one page
+        keys = rows[order]
+        spanned = (
+            int((keys[-1:] - keys[:1]).sum()) * (values.shape[1] + _KEY_BYTES) * _LEAST_FILL // _PAGE_BYTES
+        )
+        room = min(len(rows), spanned + 2) * _COPIES * _PAGE_BYTES + 2 * values.nbytes + _ROOM_BYTES
+        self._check_room(f"changes of {len(rows)} rows", room)
         in_order = np.ascontiguousarray(values[order]).view(f"V{values.shape[1]}").ravel().tolist()
         with self._transaction.cursor(self._databases[name][0]) as cursor:
-            cursor.putmulti(zip(_keys(rows[order]), in_order, strict=True))
+            cursor.putmulti(zip(_keys(keys), in_order, strict=True))
 
     def commit(self, told: Mapping[str, Any]) -> None:
         """Have all that was written on the disk.
@@ -177,6 +194,7 @@ class RowStore:
         Args:
             told: JSON data to go with it.
         """
+        self._check_room("lists of pages", _ROOM_BYTES)
         self._transaction.put(_COMMIT, json.dumps(told).encode())
         self._transaction.commit()
         self.committed = told

@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from shardwright.contracts.lookup import BlockSpec, Lookup
     from shardwright.planning.arrays import Floats
 
+WEIGHTS = "weights"
+"""Name of the column beside ids that looked-up vectors are multiplied by."""
+NO_COLUMNS = ("", "values", "lengths", "offsets", "inverse_indices")
+"""Names that no column has, since batches have others under them."""
+
 __all__ = ["NAMED_ONLY", "ComputeKernel", "KernelRequest", "KernelWork"]
 
 NAMED_ONLY = -100
@@ -138,7 +143,8 @@ class ComputeKernel(ABC, metaclass=OpenNames):
         bytes each; must follow from the plan alone.
 
         Returns:
-            ``{name: dtype}``, dtypes ``"int64"`` or ``"float32"``.
+            ``{name: dtype}``, dtypes ``"int64"`` or ``"float32"``; names are none of :data:`NO_COLUMNS`, and not
+            :data:`WEIGHTS`.
         """
         return {}
 

@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from shardwright.arguments import brief, check_unmasked
+from shardwright.contracts.compute_kernel import NO_COLUMNS, WEIGHTS
 from shardwright.errors import InvalidInputError
 from shardwright.sparse import _keyed_validation, _validation
-from shardwright.sparse._jagged import NO_COLUMNS, WEIGHTS, named
+from shardwright.sparse._jagged import named
 
 _Convert: TypeAlias = Callable[[str, Any, NDArray[np.int32]], NDArray[Any]]
 
@@ -63,12 +64,12 @@ def as_columns(owner: str, weights: Tensor | None, columns: Mapping[str, Any] | 
 
 def _beside(owner: str, weights: Any, columns: Mapping[str, Any] | None) -> dict[str, Any]:
     """The values of each column as they were given, weights first."""
-    own, taken = {} if columns is None else columns, ("", *NO_COLUMNS, *named(weights))
+    own, taken = {} if columns is None else columns, (*NO_COLUMNS, *named(weights))
     if not isinstance(own, Mapping) or not all(isinstance(name, str) and name not in taken for name in own):
         raise InvalidInputError(
             f"{owner}: columns={brief(list(own) if isinstance(own, Mapping) else own)} is not possible: names are "
-            f"strings, each with its numbers in a mapping; {WEIGHTS!r} are given once, and no column is named '' or "
-            f"{', '.join(NO_COLUMNS)}.",
+            f"strings, each with its numbers in a mapping; {WEIGHTS!r} are given once, and no column is named "
+            f"{', '.join(map(repr, NO_COLUMNS))}.",
             subject="columns",
         )
     return {**named(weights), **own}

@@ -13,14 +13,9 @@ import torch
 from torch import Tensor
 
 from shardwright.arguments import checked
+from shardwright.contracts.compute_kernel import WEIGHTS
 from shardwright.errors import InvalidInputError
 from shardwright.sparse import _ops, _text
-
-WEIGHTS = "weights"
-"""Name of the column that values are multiplied by."""
-
-NO_COLUMNS = ("values", "lengths", "offsets", "inverse_indices")
-"""Names that no column has, since batches have others under them."""
 
 
 class Jagged(abc.ABC):

@@ -13,9 +13,10 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from shardwright.contracts.compute_kernel import WEIGHTS
 from shardwright.errors import InvalidInputError
 from shardwright.sparse import _keyed_validation, _text, _validation, _variable_stride
-from shardwright.sparse._jagged import WEIGHTS, Jagged
+from shardwright.sparse._jagged import Jagged
 from shardwright.sparse._variable_stride import InverseIndices, VariableStride
 
 NAME = "KeyedJaggedTensor"

@@ -141,8 +141,11 @@ def permute_runs(values: Tensor, order: Sequence[int], length_per_key: Sequence[
 
 
 def _pads_with_fbgemm(values: Tensor) -> bool:
-    # The operator itself only knows how to differentiate; its forward is what has a kernel for a device.
-    if not _fbgemm.serves("jagged_to_padded_dense_forward", values.device.type):
-        return False
-    # FBGEMM's kernel is for vectors and matrices, and not for all dtypes nor for rows of no columns.
-    return values.dim() <= 2 and values.dtype in _FBGEMM_PADS and values.numel() > 0
+    # The operator itself only knows how to differentiate; its forward is what has a kernel for a device. That is for
+    # vectors and matrices, and not for all dtypes nor for rows of no columns.
+    return (
+        _fbgemm.serves("jagged_to_padded_dense_forward", values.device.type)
+        and values.dim() <= 2
+        and values.dtype in _FBGEMM_PADS
+        and values.numel() > 0
+    )

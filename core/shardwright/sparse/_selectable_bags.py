@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from shardwright.arguments import checked
+from shardwright.contracts.compute_kernel import WEIGHTS
 from shardwright.sparse import _keyed_validation, _ops, _text, _validation
-from shardwright.sparse._jagged import WEIGHTS, named
+from shardwright.sparse._jagged import named
 from shardwright.sparse._keyed_bags import NAME, KeyedBags
 from shardwright.sparse._variable_stride import InverseIndices, VariableStride
 from shardwright.sparse.jagged_tensor import JaggedTensor

@@ -107,8 +107,8 @@ def read(
     if stride_per_key_per_rank is None:
         if stride_per_key is None and inverse is None:
             return None
-        each = [num_bags // max(len(keys), 1)] * len(keys) if stride_per_key is None else stride_per_key
-        strides = [[number] for number in each]
+        even = [num_bags // max(len(keys), 1)] * len(keys)
+        strides = [[number] for number in (even if stride_per_key is None else stride_per_key)]
     else:
         strides = stride_per_key_per_rank
     variable = VariableStride(_numbers(keys, strides), inverse)

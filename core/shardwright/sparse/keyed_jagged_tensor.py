@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from shardwright.arguments import checked
+from shardwright.contracts.compute_kernel import WEIGHTS
 from shardwright.error_reports import reporting_errors
 from shardwright.errors import InvalidInputError
 from shardwright.sparse import _foreign, _keyed_validation, _tree, _validation, _variable_stride
-from shardwright.sparse._jagged import WEIGHTS
 from shardwright.sparse._keyed_bags import NAME, joined_columns
 from shardwright.sparse._selectable_bags import SelectableBags
 from shardwright.sparse.jagged_tensor import JaggedTensor

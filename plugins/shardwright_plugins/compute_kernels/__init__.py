@@ -1,4 +1,4 @@
-"""The built-in compute kernels and optimizers.
+"""The built-in compute kernels.
 
 Thin: torch, FBGEMM, Numba and Triton are imported when a kernel is built.
 """
@@ -18,15 +18,8 @@ from shardwright_plugins.compute_kernels.fused_triton import FusedTriton
 from shardwright_plugins.compute_kernels.plain_torch.dense import Dense
 from shardwright_plugins.compute_kernels.plain_torch.fused_torch import FusedTorch
 from shardwright_plugins.compute_kernels.row_cache.kernels import MappedCaching, PinnedCaching
-from shardwright_plugins.optimizers import (
-    Clipping,
-    OptimizerNames,
-    OverRanks,
-    TorchOptimizers,
-    shardwright_optimizers,
-)
 
-__all__ = ["shardwright_compute_kernels", "shardwright_extensions", "shardwright_optimizers"]
+__all__ = ["shardwright_compute_kernels", "shardwright_extensions"]
 
 
 class KernelCheck(Extension):
@@ -60,5 +53,5 @@ def shardwright_compute_kernels() -> list[type[ComputeKernel]]:
 
 @hookimpl
 def shardwright_extensions() -> list[type[Extension]]:
-    """Offer the check of the libraries, and what optimizers bring beside updates."""
-    return [Clipping, KernelCheck, OptimizerNames, OverRanks, TorchOptimizers]
+    """Offer the check of the libraries."""
+    return [KernelCheck]

@@ -1,7 +1,4 @@
-"""The built-in optimizers of embedding rows, as FBGEMM's documentation and the papers have them.
-
-They come in by the entry point of the built-in compute kernels, none of which trains without one.
-"""
+"""The built-in optimizers of embedding rows, as FBGEMM's documentation and the papers have them."""
 
 from __future__ import annotations
 
@@ -84,3 +81,9 @@ def shardwright_optimizers() -> list[type[Optimizer]]:
         RowWiseAdagrad,
         Sgd,
     ]
+
+
+@hookimpl
+def shardwright_extensions() -> list[type[Extension]]:
+    """Offer what optimizers bring beside updates."""
+    return [Clipping, OptimizerNames, OverRanks, TorchOptimizers]

@@ -212,8 +212,9 @@ def explanation_lines(explanation: Explanation) -> Sequence[str]:
     """An explanation in words, without the table of all options."""
     chosen, runner_up = explanation.chosen, explanation.runner_up
     lines = [
-        f"{explanation.table.describe()}: {chosen.name}, {chosen.num_shards} shards, {chosen.total_ms:.4g} ms "
-        f"together, the slowest {chosen.largest_ms:.4g} ms; the plan takes {explanation.value_ms:.4g} ms",
+        f"{explanation.table.describe()}: {chosen.name}, {chosen.num_shards} "
+        f"shard{'s' * (chosen.num_shards > 1)}, {chosen.total_ms:.4g} ms together, the slowest "
+        f"{chosen.largest_ms:.4g} ms; the plan takes {explanation.value_ms:.4g} ms",
         f"runner-up: {runner_up.name}: {runner_up.reason}" if runner_up else "runner-up: none fits",
     ]
     return [*lines, *(f"not an option: {refusal}" for refusal in dict.fromkeys(explanation.refusals))]

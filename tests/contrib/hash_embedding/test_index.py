@@ -203,6 +203,8 @@ def test_ids_in_a_row_are_dealt_evenly() -> None:
         ({"steps_to_live": -1}, "steps_to_live must be a whole number from 0, got -1"),
         ({"steps_to_live": 1.5}, "steps_to_live must be a whole number from 0, got 1.5"),
         ({"count_column": 3}, "count_column must be the name of a column of ids, got 3"),
+        ({"count_column": "weights"}, "count_column must be the name of a column of ids, got 'weights'"),
+        ({"count_column": "values"}, "count_column must be the name of a column of ids, got 'values'"),
         ({"capacity": 3}, "unexpected keyword argument 'capacity'"),
     ],
 )

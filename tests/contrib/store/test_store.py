@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -229,6 +230,23 @@ def test_store_without_a_folder_leaves_no_file(tmp_path: Path, monkeypatch: pyte
 def test_store_that_the_disk_has_no_room_for_is_refused(tmp_path: Path) -> None:
     with pytest.raises(sw.UnsupportedError, match=r"do not fit on the disk of .*, which has \d+ bytes left"):
         RowStore(tmp_path, [], 1 << 60)
+
+
+def test_disk_that_runs_full_refuses_a_write_and_leaves_what_was_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = RowStore(tmp_path, [], 1 << 20)
+    store.add("rows", bytes(8))
+    rows, values = np.arange(3), np.ones((3, 8), np.uint8)
+    store.write("rows", rows, values)
+    store.commit({"step": 7})
+    room = SimpleNamespace(f_bavail=100, f_frsize=4096)
+    monkeypatch.setattr(os, "fstatvfs", lambda file: room)
+    for writes in (lambda: store.write("rows", rows, 2 * values), lambda: store.commit({"step": 8})):
+        with pytest.raises(sw.UnsupportedError, match=r"which has 409600 bytes left.*committed last"):
+            writes()
+    assert store.restore() == {"step": 7}
+    assert store.read("rows", rows) == values.tobytes()
 
 
 def test_rows_of_a_store_are_read_and_written_as_those_of_a_tensor(folder: Path) -> None:

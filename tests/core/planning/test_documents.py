@@ -36,6 +36,23 @@ def test_page_example_has_the_form_of_its_schema(name):
     KINDS[name].check(shown(name))
 
 
+@pytest.mark.parametrize("read", sorted(KINDS))
+@pytest.mark.parametrize("given", ["machine", "plan"])
+def test_document_of_another_kind_says_what_it_is(read, given):
+    kind = KINDS[read]
+    if read == given:
+        kind.check(shown(given))
+    else:
+        with pytest.raises(kind.error, match=f"shardwright-{given}"):
+            kind.check(shown(given))
+
+
+def test_table_of_constraints_may_be_called_format():
+    CONSTRAINTS.check({"format": {"min_partition": 64}})
+    with pytest.raises(InvalidInputError, match=r"min_partition must be 1 at least, got 0\.[^\"]*$"):
+        CONSTRAINTS.check({"format": {"min_partition": 0}})
+
+
 def test_page_examples_can_be_read():
     workload = Workload.from_data(shown("workload"))
     asked = Constraints.from_data(shown("constraints"))

@@ -398,8 +398,16 @@ def test_ids_of_a_row_map_take_the_time_that_it_declares(
 def test_row_map_that_declares_no_time_is_named(declared: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     options, topology = options_of(1000, 8, 2, "row_wise")
     monkeypatch.setattr(sw.RowsRange, "ns_per_id", declared)
-    text = r"row map 'range' broke its contract: ns_per_id must be a finite number from 0, got "
+    text = r"row map 'range' of module .* broke its contract: ns_per_id must be a finite number from 0, got "
     with pytest.raises(sw.PlanningError, match=text):
+        Engine().estimate(options, topology)
+
+
+@pytest.mark.parametrize("declared", [property(lambda row_map: 1 / 0), 10**400], ids=["raises", "huge"])
+def test_row_map_whose_time_cannot_be_asked_is_named(declared: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    options, topology = options_of(1000, 8, 2, "row_wise")
+    monkeypatch.setattr(sw.RowsRange, "ns_per_id", declared)
+    with pytest.raises(sw.PlanningError, match=r"row map 'range' of module '.+' failed: .*Error"):
         Engine().estimate(options, topology)
 
 

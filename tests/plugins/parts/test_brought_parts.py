@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ from shardwright.errors import PluginLoadError, UnknownPluginError, UnsupportedE
 from shardwright.hookspecs import hookimpl
 from shardwright.host import PluginHost, use_host
 from shardwright.optim.fused import renaming
+from shardwright_testing import run_simulated
 
 
 def host_with(name: str, loaded: Callable[..., Any], off: str) -> PluginHost:
@@ -46,10 +48,19 @@ class Model(nn.Module):
         return self.over(self.bags(batch).values())
 
 
-def sharded(**options: Any) -> sw.DistributedModelParallel:
-    alone = sw.ShardingEnv.local(device_type="cpu")
-    env = evolve(alone, process_group=object())
-    return sw.DistributedModelParallel(Model(), env=env, **options)
+def sharded(
+    model: nn.Module | None = None, env: sw.ShardingEnv | None = None, **options: Any
+) -> sw.DistributedModelParallel:
+    env = env or evolve(sw.ShardingEnv.local(device_type="cpu"), process_group=object())
+    return sw.DistributedModelParallel(model or Model(), env=env, **options)
+
+
+def gradient_of_a_table() -> Any:
+    model = sharded(init_data_parallel=False, update="in_step")
+    model(sw.KeyedJaggedTensor.from_lists({"item": [[1, 2], [3]]})).sum().backward()
+    (table,) = (own for name, own in model.named_parameters() if "item" in name)
+    assert table.grad is not None
+    return table.grad
 
 
 def test_dense_part_is_wrapped_by_what_a_plugin_brings() -> None:
@@ -73,12 +84,37 @@ def test_dense_part_without_a_plugin_is_refused() -> None:
         sharded(init_data_parallel=False)
 
 
+def test_model_without_a_dense_part_needs_no_plugin_that_would_wrap_it() -> None:
+    with use_host(host_without("builtin_dense_part")):
+        model = sharded(Model().bags)
+    batch = sw.KeyedJaggedTensor.from_lists({"item": [[1, 2], []]})
+    assert model(batch).values().shape == (2, 4)
+
+
+def test_dense_part_that_some_ranks_alone_have_wrapped_is_an_error_on_all() -> None:
+    model, errors = Model(), list[str]()
+
+    def wrap(module: nn.Module, env: sw.ShardingEnv, *_: Any) -> nn.Module | None:
+        return nn.Sequential(module) if env.rank else None
+
+    def run(env: sw.ShardingEnv) -> None:
+        try:
+            sharded(copy.deepcopy(model), evolve(env, process_group=object()))
+        except sw.DistributedError as error:
+            errors.append(str(error))
+
+    with use_host(host_with("method:dense_part", wrap, "builtin_dense_part")):
+        run_simulated(run, 2)
+    assert len(errors) == 2
+    assert all("method:dense_part" in error for error in errors)
+
+
 def test_sharding_group_is_what_a_plugin_brings() -> None:
     topology, asked = sw.Topology(8, "cpu"), []
 
     def group(topology: sw.Topology, size: int, **options: Any) -> sw.Topology:
         asked.append((size, options))
-        return topology.evolved(replicas=sw.Replicas(2))
+        return sw.Topology(4, "cpu").evolved(replicas=sw.Replicas(2))
 
     with use_host(host_with("method:sharding_group", group, "builtin_sharding_groups")):
         assert topology.sharding_group(4, sync_every=3).replicas == sw.Replicas(2)
@@ -92,15 +128,36 @@ def test_sharding_group_without_a_plugin_is_refused() -> None:
 
 
 def test_norm_of_a_gradient_over_ranks_is_refused_without_a_plugin() -> None:
-    model = sharded(init_data_parallel=False, update="in_step")
-    model(sw.KeyedJaggedTensor.from_lists({"item": [[1, 2], [3]]})).sum().backward()
-    (table,) = (own for name, own in model.named_parameters() if "item" in name)
-    assert table.grad is not None
-    expected = table.grad.to_local().norm()
-    assert float(table.grad.norm()) == pytest.approx(float(expected))
-    with use_host(host_without("builtin_compute_kernels")), pytest.raises(UnsupportedError):
-        table.grad.norm()
-    assert float(table.grad.mul_(2.0).norm()) == pytest.approx(2 * float(expected))
+    gradient = gradient_of_a_table()
+    expected = gradient.to_local().norm()
+    assert float(gradient.norm()) == pytest.approx(float(expected))
+    with (
+        use_host(host_without("builtin_optimizers")),
+        pytest.raises(UnsupportedError, match=r"Not loaded: 'builtin_optimizers' .*SHARDWRIGHT_PLUGINS"),
+    ):
+        gradient.norm()
+    assert float(gradient.mul_(2.0).norm()) == pytest.approx(2 * float(expected))
+
+
+def test_norms_and_torch_optimizers_stay_where_the_built_in_kernels_are_off() -> None:
+    gradient = gradient_of_a_table()
+    with use_host(host_without("builtin_compute_kernels")):
+        assert float(gradient.norm()) == pytest.approx(float(gradient.to_local().norm()))
+        assert sw.host.host().extensions["names:optimizers"].help
+        assert "adam" in sw.host.host().optimizers
+
+
+def test_operator_of_gradients_that_two_plugins_bring_is_an_error_whatever_their_order() -> None:
+    gradient = gradient_of_a_table()
+    norm = {"linalg_vector_norm": lambda *_: torch.ones(())}
+    for word in ("acme", "zeta"):  # before and after the built-in one
+        with (
+            use_host(host_with(f"gradients:{word}", lambda: norm, "builtin_guards")),
+            pytest.raises(sw.DuplicateNameError, match=rf"linalg_vector_norm.*{word}"),
+        ):
+            gradient.norm()
+    with use_host(host_with("gradients:zeta", lambda: norm, "builtin_optimizers")):
+        assert gradient.norm() == 1
 
 
 def test_torch_optimizers_are_those_that_plugins_bring_and_programs_register() -> None:
@@ -119,34 +176,35 @@ def test_torch_optimizers_are_those_that_plugins_bring_and_programs_register() -
 @pytest.mark.parametrize(
     ("name", "off", "gives", "said"),
     [
-        ("method:dense_part", "builtin_dense_part", 7, "a Module or None, got 7"),
-        ("method:sharding_group", "builtin_sharding_groups", None, "a Topology, got None"),
-        ("gradients:mine", "builtin_guards", {"sum": 7}, r"\['sum'\] must be a function, got 7"),
-        ("torch_optimizers:mine", "builtin_guards", [(torch.optim.SGD, "sgd")], "got .*SGD"),
-        ("step:mine", "builtin_guards", 7, "StepListener, got 7"),
+        ("method:dense_part", "builtin_dense_part", 7, "what it gives.*a Module or None, got 7"),
+        ("method:sharding_group", "builtin_sharding_groups", None, "what it gives.*a Topology, got None"),
+        ("method:sharding_group", "builtin_sharding_groups", sw.Topology(8, "cpu"), "of 4 ranks, it .* of 8"),
+        (
+            "gradients:mine",
+            "builtin_guards",
+            {"sum": 7},
+            r"what it gives.*\['sum'\] must be a function, got 7",
+        ),
+        ("torch_optimizers:mine", "builtin_guards", [(torch.optim.SGD, "sgd")], "what it gives.*got .*SGD"),
+        ("step:mine", "builtin_guards", 7, "what it gives.*StepListener, got 7"),
     ],
 )
 def test_what_an_extension_gives_against_its_contract_is_refused_by_name(
     name: str, off: str, gives: object, said: str
 ) -> None:
-    model = sharded(init_data_parallel=False, update="in_step")
-    model(sw.KeyedJaggedTensor.from_lists({"item": [[1, 2], [3]]})).sum().backward()
-    (table,) = (own for path, own in model.named_parameters() if "item" in path)
-    assert table.grad is not None
+    gradient = gradient_of_a_table()
     weight = nn.Parameter(torch.ones(3, 2))
     sw.apply_optimizer_in_backward(torch.optim.SGD, [weight], {"lr": 0.5})
     asking: dict[str, Callable[[], object]] = {
         "method:dense_part": sharded,
         "method:sharding_group": lambda: sw.Topology(8, "cpu").sharding_group(4),
-        "gradients:mine": table.grad.sum,
+        "gradients:mine": gradient.sum,
         "torch_optimizers:mine": lambda: sw.optimizer_spec_of(weight),
         "step:mine": sharded,
     }
     with (
         use_host(host_with(name, lambda *args, **kwargs: gives, off)),
-        pytest.raises(
-            PluginLoadError, match=f"{name}' of plugin .* broke its contract: what it gives.*{said}"
-        ),
+        pytest.raises(PluginLoadError, match=f"{name}' of plugin .* broke its contract: .*{said}"),
     ):
         asking[name]()
 

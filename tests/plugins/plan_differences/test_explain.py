@@ -76,6 +76,8 @@ def test_explain_options_without_room_say_what_is_short():
 def test_explain_refusals_and_constraints_are_told():
     lines = explanation_lines(explain_table(planned(b={"sharding_types": ["slices"], "ranks": [0, 1]}), "b"))
     assert lines[0].startswith("'tower.b' (100 x 8 FP32): slices")
+    assert ", 2 shards, " in lines[0]
+    assert ", 1 shard, " in explanation_lines(explain_table(planned(b={"sharding_types": ["whole"]}), "b"))[0]
     assert "not an option: compute kernel 'visible': applies no optimizer" in "\n".join(lines)
 
 

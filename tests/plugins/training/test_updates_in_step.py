@@ -434,6 +434,11 @@ REFUSED: dict[str, Callable[[torch.Tensor], Any]] = {
     "median": lambda gradient: gradient.median(),
     "norm of zeroes": lambda gradient: torch.linalg.vector_norm(gradient, 0),
 }
+if hasattr(torch, "_foreach_mm"):  # not before torch 2.13
+    REFUSED["product, foreach"] = lambda gradient: torch._foreach_mm(
+        [gradient], [torch.eye(gradient.shape[1])]
+    )
+    REFUSED["sums of powers, foreach"] = lambda gradient: torch._foreach_powsum([gradient], 2)
 
 
 def dense(gradient: torch.Tensor) -> torch.Tensor:

@@ -106,14 +106,18 @@ class DocumentKind:
 
         Raises:
             ShardwrightError: the kind's own; the text says where it has another form, what stands there, what would
-                be right, and of keys the nearest.
+                be right, and of keys the nearest; and of which kind the document says that it is.
         """
         try:
             faults = list(itertools.islice(_validator(self.schema).iter_errors(value), _MOST_FAULTS))
         except ValueError as error:  # Python data that JSON has no word for
             raise self.error(f"the {self.title} is no JSON data: {error}") from error
         if faults:
-            raise self.error(min((self._told(value, fault) for fault in faults), key=itemgetter(0))[1])
+            text = min((self._told(value, fault) for fault in faults), key=itemgetter(0))[1]
+            said = value.get("format") if isinstance(value, dict) else None
+            raise self.error(
+                f'{text} The document says "format": "{said}".' if isinstance(said, str) else text
+            )
 
     def _told(self, value: Any, fault: jsonschema_rs.ValidationError) -> tuple[int, str]:
         """Priority and text of a fault; the lowest priority is reported."""

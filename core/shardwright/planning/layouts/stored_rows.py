@@ -30,9 +30,7 @@ def is_stored_by_index(row_map: RowMap) -> bool:
         return False
     if row_map.stored_as is not None:
         return row_map.stored_as == "index"
-    if row_map.num_rows <= MOST_SHORT_RUNS:
-        return False
-    return any(part.bounds is None for part in row_map)
+    return row_map.num_rows > MOST_SHORT_RUNS and any(part.bounds is None for part in row_map)
 
 
 def runs_of(row_map: RowMap, part: int) -> Iterator[tuple[int, int, int]]:

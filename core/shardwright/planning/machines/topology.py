@@ -18,7 +18,13 @@ import numpy.typing as npt
 from attrs import field, frozen
 
 from shardwright.arguments import NonNegativeFloat, PositiveFloat, PositiveInt, Within, brief, checked, whole
-from shardwright.errors import InvalidInputError, UnknownNameError, UnsupportedError, nearest
+from shardwright.errors import (
+    InvalidInputError,
+    PluginLoadError,
+    UnknownNameError,
+    UnsupportedError,
+    nearest,
+)
 from shardwright.host.extensions import ask_at
 from shardwright.host.process import process_host
 from shardwright.planning.assumptions import CPU_DEVICE, GIB, InputValue, assumptions_of
@@ -298,10 +304,10 @@ class Topology:
             >>> group.world_size, group.local_world_size, group.replicas.num_groups
             (16, 8, 4)
         """
+        at, offered = ("method", "sharding_group"), process_host().extensions
         made: Topology = ask_at(
-            "method",
-            "sharding_group",
-            process_host().extensions,
+            *at,
+            offered,
             Topology,
             self,
             whole(sharding_group_size),
@@ -309,6 +315,11 @@ class Topology:
             use_inter_host_allreduce=use_inter_host_allreduce,
             node_group_size=node_group_size,
         )
+        if made.world_size != sharding_group_size:
+            raise PluginLoadError(
+                f"{':'.join(at)!r} of plugin {offered.entry(':'.join(at)).provenance} broke its contract: asked for a "
+                f"group of {sharding_group_size} ranks, it gave a topology of {made.world_size}"
+            )
         return made
 
     def evolved(self, **changed: Any) -> Topology:

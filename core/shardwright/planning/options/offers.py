@@ -13,7 +13,7 @@ import attrs
 from attrs import frozen
 
 from shardwright.arguments import Within, brief
-from shardwright.contracts.compute_kernel import NAMED_ONLY, ComputeKernel, KernelRequest
+from shardwright.contracts.compute_kernel import NAMED_ONLY, NO_COLUMNS, WEIGHTS, ComputeKernel, KernelRequest
 from shardwright.contracts.demands import Demand, demands_on, disobeyed
 from shardwright.contracts.sharding_type import ALWAYS, ShardingType
 from shardwright.errors import PlanningError, UnknownNameError
@@ -371,13 +371,14 @@ class Offers:
         """Check what a kernel says of a request that it supports; why it cannot be served here all the same."""
         who = f"compute kernel {kernel.name!r}"
         declared, reads = kernel.memory_bytes(request, 1), kernel.reads(request)
+        columns = kernel.columns(request)
         fraction = kernel.bandwidth_fraction(request)
         for method, told, hint in (
             ("memory_bytes", declared, Mapping[str, int]),
             ("reads", reads, Mapping[str, float]),
             ("extras", kernel.extras(request), Mapping[str, object]),
             ("bandwidth_fraction", fraction, float),
-            ("columns", kernel.columns(request), Mapping[str, Literal["int64", "float32"]]),
+            ("columns", columns, Mapping[str, Literal["int64", "float32"]]),
         ):
             check_answer(who, method, told, hint)
         for must, is_so, answer in (
@@ -391,6 +392,11 @@ class Offers:
                 "the parts of reads() must be 0 or more, and 1 together",
                 abs(sum(reads.values()) - 1) < 1e-6 and min(reads.values()) >= 0,
                 reads,
+            ),
+            (
+                f"columns() must not name {', '.join(map(repr, (*NO_COLUMNS, WEIGHTS)))}",
+                columns.keys().isdisjoint((WEIGHTS, *NO_COLUMNS)),
+                columns,
             ),
         ):
             if not is_so:

@@ -27,7 +27,6 @@ from shardwright.planning.tables.spec import TableSpec
 
 if TYPE_CHECKING:
     from shardwright.host.plugin_host import PluginHost
-    from shardwright.host.registry import Registry
 
 
 def read_plan(
@@ -48,7 +47,7 @@ def read_plan(
         _check_format(document)
     PLAN.check(document)
     InputTables.of(document)  # refuses inputs that no planner wrote, before anything asks for them
-    reader = _Reader(_ranks_of(document), plugin_host)
+    reader = _Reader(_ranks_of(document), plugin_host, document.get("plugins", ()))
     plan = {
         path: EmbeddingModuleShardingPlan(
             (name, reader.table(path, name, entry)) for name, entry in tables.items()
@@ -109,12 +108,19 @@ class _Shards(NamedTuple):
 class _Reader:
     """Reads the tables of a document, whose form is known to be right, for one topology."""
 
-    def __init__(self, topology: Topology, plugin_host: PluginHost) -> None:
-        self._types: Registry[ShardingType] = plugin_host.sharding_types
-        self._kernels = plugin_host.compute_kernels
-        self._topology = topology
-        self._world_size = topology.world_size
+    def __init__(
+        self, topology: Topology, plugin_host: PluginHost, made_with: Sequence[Mapping[str, Any]]
+    ) -> None:
+        self._plugins, self._topology = plugin_host, topology
         self._cuts: dict[str, ParameterSharding] = {}
+        self._origins = {
+            (
+                own.get("kind"),
+                own.get("name"),
+            ): f" The plan was made with that of {own['distribution']} {own['version']}."
+            for own in made_with
+            if own.get("distribution") and "version" in own
+        }
 
     def table(self, path: str, name: str, entry: Mapping[str, Any]) -> ParameterSharding:
         where = f"module {path!r}, table {name!r}"
@@ -126,7 +132,8 @@ class _Reader:
         except PlanError:
             raise
         except ShardwrightError as error:
-            raise PlanError(f"{where}: {error}") from error
+            brought = self._origins.get((f"{error.subject}s".replace(" ", "_"), str(error.asked)), "")
+            raise PlanError(f"{where}: {error}{brought}") from error
         except MemoryError:
             raise
         except Exception as error:
@@ -138,12 +145,12 @@ class _Reader:
         return made
 
     def _new(self, path: str, name: str, entry: Mapping[str, Any], where: str) -> ParameterSharding:
-        kind = self._types.entry(entry["sharding_type"])
-        kernel = self._kernels.entry(entry["compute_kernel"]).name
+        kind = self._plugins.sharding_types.entry(entry["sharding_type"])
+        kernel = self._plugins.compute_kernels.entry(entry["compute_kernel"]).name
         layout = self._layout(kind.item, entry, where)
         codecs = QCommsConfig(**entry["qcomms_config"]).resolved() if "qcomms_config" in entry else None
         table = TableSpec(name, layout.row_map.num_rows, int(entry["embedding_dim"]), module=path)
-        layout.check(table, world_size=self._world_size)
+        layout.check(table, world_size=self._topology.world_size)
         device, local = device_of_shards(self._topology), self._topology.local_world_size
         return ParameterSharding(kind.name, kernel, layout, device, codecs, local)
 
@@ -153,7 +160,7 @@ class _Reader:
         if known is None or _has_runs(entry["shards"]):
             return known
         ranks = tuple(shard.get("rank") for shard in entry["shards"])
-        if not all(type(rank) is int and rank < self._world_size for rank in ranks):
+        if not all(type(rank) is int and rank < self._topology.world_size for rank in ranks):
             return None
         layout = known.layout
         if any(dataflow.is_replicated for dataflow in layout.dataflows) and ranks != tuple(layout.ranks):
@@ -185,14 +192,14 @@ class _Reader:
             raise InvalidInputError("'rank' is missing (or 'ranks', of shards on neighbouring ranks)")
         # 1.0 is an integer in JSON schemas.
         first, last = map(int, shard.get("ranks") or (shard["rank"],) * 2)
-        if first <= last < self._world_size:
+        if first <= last < self._topology.world_size:
             return range(first, last + 1)
         if "ranks" not in shard:
             raise InvalidInputError(
-                f"rank {first} is not one of the {self._world_size} ranks of the topology"
+                f"rank {first} is not one of the {self._topology.world_size} ranks of the topology"
             )
         raise InvalidInputError(
-            f"ranks {first} to {last} are not among the {self._world_size} ranks of the topology"
+            f"ranks {first} to {last} are not among the {self._topology.world_size} ranks of the topology"
         )
 
 

@@ -14,7 +14,7 @@ import torch
 from attrs import field, frozen
 
 from shardwright.contracts.codec import Codec
-from shardwright.contracts.compute_kernel import ComputeKernel
+from shardwright.contracts.compute_kernel import NO_COLUMNS, WEIGHTS, ComputeKernel
 from shardwright.contracts.kernel_request import KernelRequest
 from shardwright.contracts.lookup import BlockSpec, Lookup
 from shardwright.errors import PlanError, UnsupportedError
@@ -23,7 +23,6 @@ from shardwright.planning.layouts.blocks import Ints
 from shardwright.planning.layouts.row_maps import RowMap
 from shardwright.planning.plan.sharding import ParameterSharding
 from shardwright.planning.tables.spec import TableSpec
-from shardwright.sparse import NO_COLUMNS, WEIGHTS
 
 
 class Bucketing(IntEnum):
@@ -154,7 +153,7 @@ def columns_of(
                 raise UnsupportedError(
                     f"table {table.describe()}: compute kernel {sharding.compute_kernel!r} asks for the column "
                     f"{name!r} of {dtype}. A column is int64 or float32, the same for all tables of a collection, and "
-                    f"not {WEIGHTS!r}, which weighted collections have, nor one of {', '.join(NO_COLUMNS)}.",
+                    f"not {WEIGHTS!r}, which weighted collections have, nor one of {', '.join(map(repr, NO_COLUMNS))}.",
                     subject=table.path,
                     asked=name,
                 )

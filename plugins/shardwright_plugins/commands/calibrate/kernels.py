@@ -126,7 +126,7 @@ class KernelTimes:
 
 def measure_kernel(
     name: str, cases: Sequence[KernelCase], precision: str = BASE, *, steps: int, seconds: float
-) -> KernelTimes | str:
+) -> KernelTimes:
     """Measure a kernel; every rank of the process group makes this call.
 
     Args:
@@ -137,23 +137,14 @@ def measure_kernel(
         seconds: time after which no further case begins.
 
     Returns:
-        This rank's times, of the same cases on every rank; or why there are none, the same on every rank.
+        This rank's times, of the same cases on every rank.
     """
     keep_memory()
     kernel, deadline = host().compute_kernels.create(name), time.monotonic() + seconds
-    optimizer = OPTIMIZER if kernel.fuses_optimizer else None
     evicted = torch.zeros(_EVICTED_BYTES // 4)
     done: list[KernelCase] = []
     found, sizes = [], []
-    requests = [
-        KernelRequest(
-            "cpu", DataType(precision), case.columns, case.columns, optimizer=optimizer, on_this_machine=True
-        )
-        for case in cases
-    ]  # fmt: skip
-    if (refusal := _refusal(kernel, requests)) is not None:
-        return refusal
-    for case, request in zip(cases, requests, strict=True):
+    for case, request in zip(cases, _requests(kernel, cases, precision), strict=True):
         if done and _any(time.monotonic() > deadline):
             break
         lookup = _built(kernel, request, case)
@@ -165,9 +156,20 @@ def measure_kernel(
     return KernelTimes(done, lookup_ms, update_ms, row_bytes, state_bytes, not kernel.fuses_optimizer)
 
 
-def _refusal(kernel: ComputeKernel, requests: Sequence[KernelRequest]) -> str | None:
-    """Ask every rank's kernel: a refusal of some rank, the same on every rank; ``None`` if there is none."""
-    own = next((answer for one in requests if (answer := kernel.supports(one)) is not True), None)
+def _requests(kernel: ComputeKernel, cases: Sequence[KernelCase], precision: str) -> list[KernelRequest]:
+    """Requests to a kernel, one for each case."""
+    optimizer, dtype = OPTIMIZER if kernel.fuses_optimizer else None, DataType(precision)
+    return [
+        KernelRequest("cpu", dtype, own.columns, own.columns, optimizer=optimizer, on_this_machine=True)
+        for own in cases
+    ]
+
+
+def refusal_of(name: str, cases: Sequence[KernelCase], precision: str = BASE) -> str | None:
+    """Ask every rank's kernel, and each makes this call: a refusal of some rank, the same on all; or ``None``."""
+    kernel = host().compute_kernels.create(name)
+    answers = map(kernel.supports, _requests(kernel, cases, precision))
+    own = next((answer for answer in answers if answer is not True), None)
     told: list[str | None] = [None] * dist.get_world_size()
     dist.all_gather_object(told, own)
     return next((answer for answer in told if answer is not None), None)

@@ -169,7 +169,8 @@ def calibrate(
         quick: make few small experiments.
 
     Raises:
-        UnsupportedError: no kernel can be measured here with rows of :data:`BASE`.
+        UnsupportedError: no kernel can be measured here with rows of :data:`BASE`, or of one of ``precisions``;
+            before anything is measured.
         DistributedError: a rank failed, or does not answer.
     """
     start, unmeasured = time.monotonic(), dict[str, str]()
@@ -194,6 +195,7 @@ def calibrate(
     memory = _memory_bandwidth(kernels[first])
     others = float(np.median([run.others for run in runs]))
     speeds = speeds_of_ranks(classes, ranks.local_size)
+    speed: dict[str, Any] = {"speed": speeds} if speeds else {}
     return Machine(
         made={
             **_made(ranks, classes, time.monotonic() - start, others),
@@ -213,7 +215,7 @@ def calibrate(
         },
         topology={
             **{name: _rounded(value) for name, value in {"ddr_mem_bw": memory, **links, **copies}.items()},
-            **({"speed": speeds} if speeds else {}),
+            **speed,
         },
         fits={
             **{f"{name} lookup": own.lookup.to_data() for name, own in fits.items()},
@@ -249,23 +251,26 @@ def _measured_kernels(
     quick: bool,
 ) -> dict[str, list[KernelTimes]]:
     """Times on each rank of each kernel with each data type of rows."""
-    from shardwright_plugins.commands.calibrate.kernels import CASES, measure_kernel
+    from shardwright_plugins.commands.calibrate.kernels import CASES, measure_kernel, refusal_of
 
     found: dict[str, list[KernelTimes]] = {}
     cases = CASES[:_QUICK_CASES] if quick else CASES
     seconds = _SECONDS_A_KERNEL / len({precision for _, precision in experiments})
-    for name, precision in experiments:
+    refused = {own: ranks.run(refusal_of, own[0], cases, own[1])[0] for own in experiments}
+    for precision in dict.fromkeys(precision for _, precision in experiments):
+        reasons = {name: why for (name, own), why in refused.items() if own == precision}
+        if all(reasons.values()):
+            raise UnsupportedError(
+                f"no compute kernel can be measured here with rows of {precision}: "
+                f"{'; '.join(f'{name}: {why}' for name, why in reasons.items())}"
+            )
+    for (name, precision), why in refused.items():
         key = kernel_key(name, precision)
+        if why:
+            unmeasured[f"kernel {key}"] = why
+            continue
         note(key)
-        times = ranks.run(measure_kernel, name, cases, precision, steps=_KERNEL_STEPS, seconds=seconds)
-        if isinstance(times[0], str):
-            unmeasured[f"kernel {key}"] = times[0]
-        else:
-            found[key] = times
-    if not any(kernel_key(name, BASE) in found for name, _ in experiments):
-        raise UnsupportedError(
-            f"no compute kernel can be measured here with rows of {BASE}, with which steps are: {unmeasured}"
-        )
+        found[key] = ranks.run(measure_kernel, name, cases, precision, steps=_KERNEL_STEPS, seconds=seconds)
     return found
 
 

@@ -22,6 +22,7 @@ from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.averaging import state_bytes_a_row
 from shardwright.planning.options.options import Options
 from shardwright.planning.options.search_space import filled_bags, input_bytes_of_id, vector_bytes
+from shardwright.planning.plugin_calls import calling
 from shardwright_plugins.estimators.engine.work import LookupWork, even_rows
 
 _LENGTH_BYTES, _VALUE_BYTES = 4, 4
@@ -248,9 +249,11 @@ def ns_per_id(row_map: RowMap) -> float:
     """Time that a row map declares for each id, ns.
 
     Raises:
-        PlanningError: it is no finite number of 0 or more.
+        PlanningError: it is no finite number of 0 or more, or it cannot be asked.
     """
-    declared = row_map.ns_per_id
-    if wrong := problem("ns_per_id", declared, NonNegativeFloat):
-        raise PlanningError(f"row map {row_map.name!r} broke its contract: {wrong}")
-    return declared
+    who = f"row map {row_map.name!r} of module {type(row_map).__module__!r}"
+    with calling(who):
+        declared = row_map.ns_per_id
+        if wrong := problem("ns_per_id", declared, NonNegativeFloat):
+            raise PlanningError(f"{who} broke its contract: {wrong}")
+        return float(declared)

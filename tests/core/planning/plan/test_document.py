@@ -337,6 +337,14 @@ def test_from_json_wrong_entry_raises_naming_module_and_table(more, text):
         ShardingPlan.from_json(json.dumps(hand_written(WHOLE, **more)))
 
 
+def test_from_json_of_a_type_that_is_not_there_names_the_distribution_that_brought_it():
+    document = hand_written(WHOLE, sharding_type="dealt")
+    brought = {"kind": "sharding_types", "name": "dealt", "distribution": "acme-dealt", "version": "1.2"}
+    other = {"kind": "estimators", "name": "dealt", "distribution": "acme-time", "version": "3"}
+    with pytest.raises(PlanError, match=r"no sharding type 'dealt'.*made with that of acme-dealt 1\.2\."):
+        ShardingPlan.from_json(json.dumps({**document, "plugins": [other, brought]}))
+
+
 @pytest.mark.parametrize(
     ("change", "text"),
     [

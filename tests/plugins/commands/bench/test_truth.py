@@ -50,20 +50,9 @@ WORKLOAD = {
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
     folder = tmp_path_factory.mktemp("truth")
     workload, output = folder / "tiny.json", folder / "truth.json"
-    workload.write_text(json.dumps(WORKLOAD))
-    words = [
-        "bench",
-        "truth",
-        str(workload),
-        "--plans",
-        "4",
-        "--steps",
-        "2",
-        "--finals",
-        "3",
-        "--output",
-        str(output),
-    ]
+    workload.write_text(json.dumps({name: own for name, own in WORKLOAD.items() if "batch" not in name}))
+    words = ["bench", "truth", str(workload), "--plans", "4", "--steps", "2", "--finals", "3", "--batch", "4"]
+    words += ["--output", str(output)]
     words += ["--estimator", "torchrec", "--estimator", "roofline", "--json"]
     found = CliRunner().invoke(app, words, catch_exceptions=False)
     assert found.exit_code == 0
@@ -73,6 +62,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
 
 def test_truth_measures_different_plans_each_as_often_as_asked(run: tuple[Path, dict]) -> None:
     plans = run[1]["workloads"][0]["plans"]
+    assert run[1]["workloads"][0]["workload"] == WORKLOAD
     assert len(plans) == 4
     assert len({ShardingPlan.from_json(entry["plan"]).to_json() for entry in plans}) == 4
     for entry in plans:

@@ -129,7 +129,7 @@ def test_calibrate_writes_a_machine_that_plans_are_made_for(
         "--kernel",
         "fused_torch,dense",
         "--precision",
-        "fp16,nibbles",
+        "fp16",
     ]
     found = run(app, words, catch_exceptions=False)
     assert found.exit_code == 0
@@ -137,8 +137,7 @@ def test_calibrate_writes_a_machine_that_plans_are_made_for(
     assert set(machine.kernels) == {"fused_torch", "fused_torch FP16", "dense", "dense FP16"}
     assert machine.made["ranks"] == 2
     assert len(machine.made["reference_ms"]) == 3  # at the start, before steps and at the end
-    refused = {f"kernel {name} NIBBLES" for name in ("fused_torch", "dense")}
-    assert machine.unmeasured.keys() == {"inter_host_bw", "hbm_to_ddr_mem_bw", *refused}
+    assert machine.unmeasured.keys() == {"inter_host_bw", "hbm_to_ddr_mem_bw"}
     words = ["plan", str(workload), "--ranks", "2", "--machine", str(path), "--output", str(plan)]
     assert run(app, words, catch_exceptions=False).exit_code == 0
     document = json.loads(plan.read_text())
@@ -255,9 +254,11 @@ def test_steps_are_measured_by_the_first_kernel_that_reads_their_rows(
     times = KernelTimes(CASES, ms, ms, np.full(len(CASES), 32.0), np.zeros(len(CASES)), updates_all=False)
 
     def run(function: Any, *args: Any, **_: Any) -> list[Any]:
-        if function is kernels.measure_kernel:
+        if function is kernels.refusal_of:
             name, _, precision = args
-            return ["no such rows" if precision == BASE and name in refusing else times]
+            return ["no such rows" if precision == BASE and name in refusing else None]
+        if function is kernels.measure_kernel:
+            return [times]
         return [{running.processor: "made up", links.measure_links: {}}.get(function)]
 
     def steps_of(ranks: Ranks, kernel: str, *_: Any, **__: Any) -> Any:
@@ -266,6 +267,28 @@ def test_steps_are_measured_by_the_first_kernel_that_reads_their_rows(
     monkeypatch.setattr(running, "_measured_steps", steps_of)
     with pytest.raises(_Reached if expected else UnsupportedError, match=expected or f"rows of {BASE}"):
         running.calibrate(Ranks(1, 1, True, run), ["a", "b"], lambda what: None, precisions=["FP16"])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["--kernel", "fused_torch,dense", "--precision", "fp16,nibbles"],
+            r"rows of NIBBLES: fused_torch: .+; dense: ",
+        ),
+        (["--kernel", "fused_triton"], rf"rows of {BASE}: fused_triton: \w"),
+    ],
+)
+def test_calibrate_refuses_rows_that_no_kernel_reads_before_it_measures(
+    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measured(*_: Any, **__: Any) -> Any:
+        raise AssertionError("measured")
+
+    monkeypatch.setattr(kernels, "measure_kernel", measured)
+    words = ["calibrate", "--ranks", "1", "--output", str(tmp_path / "machine.json"), *words]
+    with pytest.raises(UnsupportedError, match=said):
+        CliRunner().invoke(app, words, catch_exceptions=False)
 
 
 def test_programs_beside_the_ranks_are_told_host_by_host_where_two_have_one_name(

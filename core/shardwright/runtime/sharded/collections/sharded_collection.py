@@ -293,7 +293,7 @@ class ShardedCollection(nn.Module, ABC):
     def __reduce_ex__(self, protocol: Any) -> Any:
         # Copies and pickles would have to bring the other ranks' blocks and the process group along.
         raise UnsupportedError(
-            f"a {type(self).__name__} lives on {self.env.world_size} ranks and cannot be copied or pickled: save its "
+            f"a {type(self).__name__} has its tables in shards and cannot be copied or pickled: save its "
             "full_state_dict(), and load it into a model that is sharded again"
         )
 

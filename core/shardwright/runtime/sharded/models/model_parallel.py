@@ -16,7 +16,7 @@ from shardwright.arguments import check, checked, checked_only
 from shardwright.contracts.comm_backend import CommBackend
 from shardwright.contracts.extension import Resharded
 from shardwright.errors import InvalidInputError, PlanError
-from shardwright.host.extensions import ask_at
+from shardwright.host.extensions import ask_at, words_at
 from shardwright.host.plugin_host import host
 from shardwright.optim._keyed_state import full
 from shardwright.optim.combined import CombinedOptimizer
@@ -148,20 +148,20 @@ class DistributedModelParallel(nn.Module):
             sharders = [sharder.updating(update) for sharder in sharders]
         if sync_module_states:
             sharders = [sharder.syncing_module_states() for sharder in sharders]
-        self.plan = self._make_plan(module, sharders) if plan is None else plan
+        if plan is None:
+            from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner
+
+            plan = (
+                EmbeddingShardingPlanner().collective_plan(module, sharders, env=self.env)
+                if collect_tables(module, sharders)
+                else ShardingPlan({})
+            )
+        self.plan = plan
         self.check_plan(self.plan)
         self._model = replaced(module, sharders, self.plan, self.env, self.device, self.sharded_modules)
         initialise(self._model, self.sharded_modules, self.env, self.device)
         if init_data_parallel:
             self.init_data_parallel()
-
-    def _make_plan(self, module: nn.Module, sharders: Sequence[ModuleSharder]) -> ShardingPlan:
-        from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner
-
-        if not collect_tables(module, sharders):
-            return ShardingPlan({})
-        plan: ShardingPlan = EmbeddingShardingPlanner().collective_plan(module, sharders, env=self.env)
-        return plan
 
     def init_data_parallel(self) -> None:
         """Wrap what is not sharded in ``DistributedDataParallel``, if it has parameters; done once.
@@ -169,14 +169,22 @@ class DistributedModelParallel(nn.Module):
         The extension ``method:dense_part`` does it.
 
         Raises:
-            UnknownPluginError: no plugin that wraps the dense part is loaded.
+            UnknownPluginError: it has parameters, and no plugin that wraps the dense part is loaded.
+            DistributedError: it was wrapped on some ranks alone; on all.
         """
         if self._wrapper or self.env.everyone.process_group is None:
             return
-        with self.env.everyone.together("wrapping the dense part of the model"):
-            given = (self.module, self.env.everyone, self.device, leave_out_tables(self.module))
-            options, offered = self._data_parallel.options(), host().extensions
-            wrapper = ask_at("method", "dense_part", offered, nn.Module | None, *given, options)
+        what, everyone, offered = "wrapping the dense part of the model", self.env.everyone, host().extensions
+        with everyone.together(what):
+            tables = leave_out_tables(self.module)
+            given = (self.module, everyone, self.device, tables, self._data_parallel.options())
+            # Where there is nothing to wrap, nobody need be there who would; who is there compares the ranks' models.
+            is_asked = "dense_part" in words_at("method", offered) or any(
+                name not in tables for name, _ in self.module.named_parameters()
+            )
+            wrapper = ask_at("method", "dense_part", offered, nn.Module | None, *given) if is_asked else None
+            advice = "The plugin at 'method:dense_part' must wrap the dense part on every rank, or on none"
+            everyone.agree(what, {"it is wrapped": wrapper is not None}, advice)
             self._wrapper = () if wrapper is None else (wrapper,)
 
     def no_sync(self) -> AbstractContextManager[None]:
@@ -366,8 +374,8 @@ class DistributedModelParallel(nn.Module):
 
     def _fqn_modifiers(self) -> dict[str, str]:
         """Map the model's own names to the attribute that they leave out, for ``torch.distributed.checkpoint``."""
-        own = (self._model._modules, self._model._parameters, self._model._buffers)
-        return {name: "_model" for names in own for name in names}
+        own = {**self._model._modules, **self._model._parameters, **self._model._buffers}
+        return dict.fromkeys(own, "_model")
 
 
 def _find_inner_names(model: Any, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:

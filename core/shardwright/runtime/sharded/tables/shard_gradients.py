@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map_only
 
 from shardwright.error_reports import reporting_errors
-from shardwright.errors import UnsupportedError
+from shardwright.errors import DuplicateNameError, UnsupportedError
 from shardwright.host.extensions import ask_at, words_at
 from shardwright.host.plugin_host import host
 from shardwright.runtime.ranks.environment import ShardingEnv
@@ -44,6 +44,8 @@ _REMAIN_SPARSE = frozenset(
     )
 ) | {"sign", "sqrt", "square", "_to_copy"}
 """Operations that leave rows without a gradient at 0, for the arguments with which gradients are clipped and scaled."""
+_NOT_BY_ELEMENT = frozenset({"max", "mm", "norm", "powsum"})
+"""Operations of several tensors, called ``_foreach_...``, that are not on each element."""
 _LOCAL = frozenset({"copy", "detach", "fill", "zero", "_to_copy"})
 """Operations on each element that torch does not tag as such."""
 
@@ -153,7 +155,8 @@ class ShardGradient(torch.Tensor):
                 "result. Norms, sums, means and extremes of the whole gradient are over all ranks, and elements may be "
                 "scaled or clamped in place; coalesce().values() are those of a sparse one, and to_local() is this "
                 "rank's part as a plain tensor. shardwright.clip_grad_norm_ clips all parameters by one norm. Tables "
-                "with update='in_step' are updated by fused_optimizer.step(), by no other optimizer"
+                "with update='in_step' are updated by fused_optimizer.step(), by no other optimizer."
+                f"{host().extensions.not_loaded}"
             )
 
     def full_tensor(self, *_: Any, **__: Any) -> NoReturn:
@@ -236,14 +239,22 @@ def _by_element(func: Any, name: str, args: Any, kwargs: Any) -> Any:
         return ShardGradient(own.part, own.local, own.shape, own.rows, own.whole)
     is_in_place = name.endswith("_")  # as torch names them; it has no tag of them before 2.13
     is_local = (
-        (is_many and plain not in ("max", "norm")) or torch.Tag.pointwise in func.tags or plain in _LOCAL
+        (is_many and plain not in _NOT_BY_ELEMENT) or torch.Tag.pointwise in func.tags or plain in _LOCAL
     )
     if not is_local:
-        offered = host().extensions
-        for word in words_at("gradients", offered):
-            brought = ask_at("gradients", word, offered, Mapping[str, Callable[..., Any]])
-            if (over_ranks := brought.get(name)) is not None:
-                return over_ranks(func, name, args, kwargs)
+        offered, gives = host().extensions, Mapping[str, Callable[..., Any]]
+        told = {
+            word: ask_at("gradients", word, offered, gives).get(name)
+            for word in words_at("gradients", offered)
+        }
+        brought = {bringing: word for word, bringing in told.items() if bringing is not None}
+        if len(brought) > 1:
+            raise DuplicateNameError(
+                f"{name}() of gradients of sharded tables is brought by several extensions at the point 'gradients', "
+                f"otherwise by each: {', '.join(brought.values())}. Turn all but one off (SHARDWRIGHT_PLUGINS)"
+            )
+        for over_ranks in brought:
+            return over_ranks(func, name, args, kwargs)
     if not is_local or any(_misses_rows(each, given, plain, is_in_place, is_many) for each in given):
         own.refuse(f"{name}()")
     if not is_in_place:

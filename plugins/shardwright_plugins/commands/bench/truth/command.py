@@ -22,6 +22,9 @@ def truth(
         typer.Argument(metavar="[WORKLOAD]...", help="Workload files; drawn workloads without any."),
     ] = None,
     ranks: Annotated[int, typer.Option(min=1, help="Processes, one thread each.")] = 2,
+    batch: Annotated[
+        int | None, typer.Option(min=1, help="Samples of a rank and step; the workload's own by default.")
+    ] = None,
     plans: Annotated[int, typer.Option(min=2, help="Plans of each workload.")] = 30,
     steps: Annotated[int, typer.Option(min=1, help="Timed steps of each run of a plan.")] = 20,
     rounds: Annotated[int, typer.Option(min=1, help="Runs of each plan; the quickest counts.")] = 2,
@@ -89,6 +92,8 @@ def truth(
     else:
         given = [_named(WORKLOAD.read(path), path) for path in workloads or ()]
         asked = given or [drawn_workload(seed + number) for number in range(drawn)]
+        if batch is not None:
+            asked = [{**own, "batch_size_per_rank": batch} for own in asked]
         words = asdict(settings)
         running.run(asked, settings, note=note)
     if report is not None:
@@ -131,7 +136,14 @@ def judgements(result: Mapping[str, Any]) -> Table:
     )
     table.add_column("estimator")
     for name in (
-        *("Spearman", "measured / predicted", "machine now / then", "median error", "worst", "after the factor"),
+        *(
+            "Spearman",
+            "measured / predicted",
+            "machine now / then",
+            "median error",
+            "worst",
+            "after the factor",
+        ),
         *("own plan ms", "slower than best", "noise of that"),
     ):
         table.add_column(name, justify="right")

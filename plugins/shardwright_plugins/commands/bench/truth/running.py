@@ -138,8 +138,8 @@ def _check(workload: Workload) -> None:
             )
     if workload.batch_size is None:
         raise InvalidInputError(
-            f"workload {workload.name!r} has no batch_size_per_rank, so that no batch can be drawn: write it beside "
-            "'tables'"
+            f"workload {workload.name!r} has no batch_size_per_rank, so that no batch can be drawn: give --batch, or "
+            "write it beside 'tables'"
         )
 
 

@@ -195,20 +195,31 @@ def test_plan_that_leaves_a_table_out_on_one_rank_is_told_on_both():
     run_simulated(shard, case.world_size)
 
 
-def test_eval_trains_as_the_unsharded_module_does():
-    actual = sharded_weights(lambda sharded, batch, env: sharded.eval()(batch).values().sum().backward())
-    for name, weight in unsharded_weights(lambda module, batch, rank: module(batch).values().sum()).items():
-        torch.testing.assert_close(actual[name], weight)
+def ignoring_an_output(sharded, batch, env):
+    ignored = sharded(batch)
+    if env.rank == 0:
+        ignored.values()
+    sharded(batch).values().sum().backward()
 
 
-def test_output_that_nobody_waits_for_leaves_the_next_step_as_it_is():
-    def work(sharded, batch, env):
-        ignored = sharded(batch)
-        if env.rank == 0:
-            ignored.values()
-        sharded(batch).values().sum().backward()
+def going_back_twice(sharded, batch, env):
+    loss = sharded(batch).values().sum()
+    loss.backward()
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        loss.backward()
 
-    actual = sharded_weights(work)
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda sharded, batch, env: sharded.eval()(batch).values().sum().backward(),
+        ignoring_an_output,
+        going_back_twice,
+    ],
+    ids=["in evaluation mode", "an output nobody waits for", "a second backward pass, which raises"],
+)
+def test_odd_step_trains_as_the_unsharded_module_does(step):
+    actual = sharded_weights(step)
     for name, weight in unsharded_weights(lambda module, batch, rank: module(batch).values().sum()).items():
         torch.testing.assert_close(actual[name], weight)
 

@@ -86,13 +86,6 @@ def test_workload_entry_of_the_wrong_form_raises_naming_it(entry, text):
         workload(entry)
 
 
-def test_workload_comments_and_keys_of_others_are_left_alone():
-    made = workload(
-        {"name": "a", "source": "measured", "x-rows_per_day": 3}, notes=["n"], **{"x-mine": {"any": [1]}}
-    )
-    assert made.tables[0].name == "a"
-
-
 @pytest.mark.parametrize(
     ("more", "text"),
     [
@@ -104,6 +97,13 @@ def test_workload_comments_and_keys_of_others_are_left_alone():
 def test_workload_key_that_is_not_read_raises_with_the_nearest(more, text):
     with pytest.raises(InvalidInputError, match=text):
         workload({"name": "a"}, **more)
+
+
+def test_workload_comments_and_keys_of_others_are_left_alone():
+    made = workload(
+        {"name": "a", "source": "measured", "x-rows_per_day": 3}, notes=["n"], **{"x-mine": {"any": [1]}}
+    )
+    assert made.tables[0].name == "a"
 
 
 def test_read_key_twice_raises(tmp_path):

@@ -153,10 +153,11 @@ def work(gib: float, count: int, folder: str) -> dict[str, Any]:
 
 def save_plainly(model: Any, path: Path) -> None:
     """Save this rank's blocks and their states by torch alone."""
-    states = model.fused_optimizer.state.values()
-    blocks = [own.detach() for own in model.parameters()]
+    states = [model.state_dict(), *model.fused_optimizer.state_dict()["state"].values()]
+    values = [value for state in states for value in state.values()]
+    blocks = [[own for _, own in value.blocks] if hasattr(value, "blocks") else value for value in values]
     with path.open("wb") as file:
-        torch.save([*blocks, *(list(own.values()) for own in states)], file)
+        torch.save(blocks, file)
         file.flush()
         os.fsync(file.fileno())
 

@@ -21,13 +21,8 @@ import typer
 from attrs import frozen
 from torch import Tensor
 
-from shardwright.contracts.compute_kernel import KernelRequest
-from shardwright.contracts.lookup import Bags, BlockSpec
-from shardwright.errors import UnsupportedError
+from shardwright import Bags, Block, BlockSpec, KernelRequest, OptimizerSpec, TableSpec, UnsupportedError
 from shardwright.host import host
-from shardwright.planning.layouts.layout import Block
-from shardwright.planning.tables.optimizers import OptimizerSpec
-from shardwright.planning.tables.spec import TableSpec
 
 RATE, EPSILON = 0.02, 1e-8
 NUM_BATCHES = 3

@@ -28,15 +28,18 @@ from rich.progress import track
 from rich.table import Table
 from tests.pretended import PretendedCommunicator, pretended_env, timed
 
+from shardwright import (
+    EmbeddingBagCollection,
+    EmbeddingBagCollectionSharder,
+    EmbeddingBagConfig,
+    KeyedJaggedTensor,
+    Layout,
+    ParameterConstraints,
+    ParameterSharding,
+    TableSpec,
+    Topology,
+)
 from shardwright.host import host
-from shardwright.modules.embedding_modules import EmbeddingBagCollection
-from shardwright.planning.layouts.layout import Layout
-from shardwright.planning.machines.topology import Topology
-from shardwright.planning.plan.sharding import ParameterSharding
-from shardwright.planning.tables.constraints import ParameterConstraints
-from shardwright.planning.tables.spec import EmbeddingBagConfig, TableSpec
-from shardwright.runtime.sharded.collections.sharders import EmbeddingBagCollectionSharder
-from shardwright.sparse import KeyedJaggedTensor
 
 app = typer.Typer(help=__doc__, no_args_is_help=True)
 

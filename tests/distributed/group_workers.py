@@ -28,13 +28,13 @@ from shardwright import (
     ParameterConstraints,
     RowsRange,
     ShardingPlan,
+    ShardwrightError,
     Topology,
     TrainPipelineBase,
     TrainPipelineSparseDist,
     clip_grad_norm_,
     lockstep_batches,
 )
-from shardwright.errors import ShardwrightError
 from shardwright_plugins.sharding_groups import DMPCollection
 
 GROUP = 2

@@ -5,9 +5,14 @@ import threading
 
 import pytest
 
-from shardwright import hookimpl
-from shardwright.contracts import ShardingType
-from shardwright.errors import DuplicateNameError, InvalidInputError, PluginLoadError, UnknownPluginError
+from shardwright import (
+    DuplicateNameError,
+    InvalidInputError,
+    PluginLoadError,
+    ShardingType,
+    UnknownPluginError,
+    hookimpl,
+)
 from shardwright.host import PluginHost, host, use_host
 from shardwright.host import plugin_host as plugins_module
 

@@ -6,8 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwright.contracts import ShardingType
-from shardwright.errors import DuplicateNameError, PluginLoadError, ShardwrightError, UnknownPluginError
+from shardwright import (
+    DuplicateNameError,
+    PluginLoadError,
+    ShardingType,
+    ShardwrightError,
+    UnknownPluginError,
+)
 from shardwright.hookspecs import KINDS
 from shardwright.host.offers import Entry, Provenance, make_entry
 from shardwright.host.registry import Registry

@@ -13,18 +13,20 @@ from tests.drawn import drawn
 from torch import Tensor, nn
 from torch.nn import functional
 
-from shardwright.errors import IdRangeError, InvalidInputError, UnknownNameError
-from shardwright.modules.embedding_configs import (
+from shardwright import (
     DataType,
+    EmbeddingBagCollection,
     EmbeddingBagConfig,
     EmbeddingConfig,
+    IdRangeError,
+    InvalidInputError,
+    KeyedJaggedTensor,
     PoolingType,
-    dtype_of,
+    UnknownNameError,
+    apply_optimizer_in_backward,
 )
-from shardwright.modules.embedding_modules import EmbeddingBagCollection
-from shardwright.optim import apply_optimizer_in_backward
+from shardwright.modules.embedding_configs import dtype_of
 from shardwright.optim.optimizers import in_backward_optimizers
-from shardwright.sparse import KeyedJaggedTensor
 
 
 def config(name: str, *features: str, rows: int = 10, dim: int = 4, **more: Any) -> EmbeddingBagConfig:

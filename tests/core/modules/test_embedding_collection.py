@@ -10,10 +10,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardwright.errors import IdRangeError, InvalidInputError, UnknownNameError
-from shardwright.modules.embedding_configs import DataType, EmbeddingBagConfig, EmbeddingConfig, dtype_of
-from shardwright.modules.embedding_modules import EmbeddingCollection
-from shardwright.sparse import KeyedJaggedTensor
+from shardwright import (
+    DataType,
+    EmbeddingBagConfig,
+    EmbeddingCollection,
+    EmbeddingConfig,
+    IdRangeError,
+    InvalidInputError,
+    KeyedJaggedTensor,
+    UnknownNameError,
+)
+from shardwright.modules.embedding_configs import dtype_of
 
 
 def config(name: str, *features: str, rows: int = 10, dim: int = 3, **more: Any) -> EmbeddingConfig:

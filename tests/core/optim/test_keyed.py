@@ -9,8 +9,16 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, StepLR
 
-from shardwright.errors import DuplicateNameError, InvalidInputError, UnknownNameError, UnsupportedError
-from shardwright.optim import CombinedOptimizer, KeyedOptimizer, KeyedOptimizerWrapper, OptimizerWrapper
+from shardwright import (
+    CombinedOptimizer,
+    DuplicateNameError,
+    InvalidInputError,
+    KeyedOptimizer,
+    KeyedOptimizerWrapper,
+    OptimizerWrapper,
+    UnknownNameError,
+    UnsupportedError,
+)
 
 
 def adam(params: list[Tensor]) -> torch.optim.Optimizer:

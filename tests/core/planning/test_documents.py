@@ -12,16 +12,21 @@ from tests import readme
 from tests.core.planning.conftest import make_host
 
 import shardwright
-from shardwright.errors import InvalidInputError, PlanError
+from shardwright import (
+    DocumentKind,
+    EmbeddingShardingPlanner,
+    InvalidInputError,
+    ParameterConstraints,
+    PlanError,
+    ShardingPlan,
+    TableSpec,
+    Topology,
+    Workload,
+)
 from shardwright.host import use_host
-from shardwright.planning.documents import CONSTRAINTS, MACHINE, PLAN, WORKLOAD, DocumentKind, limits
+from shardwright.planning.documents import CONSTRAINTS, MACHINE, PLAN, WORKLOAD, limits
 from shardwright.planning.documents.schemas import FOLDER, load_schema, schema_names
-from shardwright.planning.machines.topology import Topology
-from shardwright.planning.plan.plan import ShardingPlan
-from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
-from shardwright.planning.tables.spec import TableSpec
-from shardwright.planning.tables.workload import Workload
-from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner
+from shardwright.planning.tables.constraints import Constraints
 
 PAGE = Path(shardwright.__file__).parent / "docs" / "documents.md"
 KINDS = {"workload": WORKLOAD, "constraints": CONSTRAINTS, "machine": MACHINE, "plan": PLAN}

@@ -14,19 +14,27 @@ import pytest
 from attrs import field, frozen
 from tests.core.planning.conftest import WithBound
 
-from shardwright.contracts import Proposer, ShardingType
-from shardwright.errors import InvalidInputError, NoPlanError
+from shardwright import (
+    Block,
+    EmbeddingShardingPlanner,
+    InvalidInputError,
+    Layout,
+    NoPlanError,
+    ParameterConstraints,
+    Progress,
+    Proposer,
+    RowMap,
+    ShardingType,
+    TableSpec,
+    Topology,
+    Watch,
+)
 from shardwright.host import host
-from shardwright.planning.layouts.layout import Block, Layout
-from shardwright.planning.layouts.row_maps import RowMap
-from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.enumeration import prepare
 from shardwright.planning.options.inputs import Request
 from shardwright.planning.options.planning_plugins import PluginChoice
-from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
-from shardwright.planning.tables.spec import TableSpec
-from shardwright.planning.watch import Progress, Watch, progress_text, shown
-from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner
+from shardwright.planning.tables.constraints import Constraints
+from shardwright.planning.watch import progress_text, shown
 
 TABLES = [TableSpec(f"t{i}", 10 + i, 8, ["f"]) for i in range(12)]
 

@@ -9,15 +9,23 @@ import numpy as np
 import pytest
 from tests.core.planning.conftest import Plain
 
-from shardwright.contracts import Estimator, Proposer, ShardingType
-from shardwright.errors import InvalidInputError, NoPlanError, PlanningError, UnknownPluginError
+from shardwright import (
+    Block,
+    EmbeddingShardingPlanner,
+    Estimator,
+    InvalidInputError,
+    Layout,
+    NoPlanError,
+    ParameterConstraints,
+    PlanningError,
+    Proposer,
+    RowsRange,
+    ShardingType,
+    TableSpec,
+    Topology,
+    UnknownPluginError,
+)
 from shardwright.host import host
-from shardwright.planning.layouts.layout import Block, Layout
-from shardwright.planning.layouts.row_maps import RowsRange
-from shardwright.planning.machines.topology import Topology
-from shardwright.planning.tables.constraints import ParameterConstraints
-from shardwright.planning.tables.spec import TableSpec
-from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner
 
 TABLES = [
     TableSpec("a", 10, 8, ["f"]),

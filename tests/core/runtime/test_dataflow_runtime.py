@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from attrs import frozen
 
-from shardwright import Dataflow, DirectReturn, Exchange, Routed
-from shardwright.errors import UnsupportedError
+from shardwright import Dataflow, DirectReturn, Exchange, Routed, UnsupportedError
 from shardwright.runtime.routed.tables import RoutedTables, return_path_of
 from shardwright.runtime.sharded.collections.executors import executor_of
 from shardwright_plugins.dataflows import Hierarchical, Replicate

@@ -24,13 +24,10 @@ from tests.core.runtime.plans import (
 )
 from tests.drawn import drawn
 
-from shardwright.errors import DistributedError, UnsupportedError
+from shardwright import DistributedError, Exchange, KeyedJaggedTensor, RowsRange, UnsupportedError
 from shardwright.host import use_host
-from shardwright.planning.layouts.layout import Exchange
-from shardwright.planning.layouts.row_maps import RowsRange
-from shardwright.sparse import KeyedJaggedTensor
 from shardwright_plugins.dataflows import Hierarchical
-from shardwright_testing.simulated import run_simulated
+from shardwright_testing import run_simulated
 
 
 @drawn(cuts(with_copies=True), st.lists(st.integers(0, 3), min_size=3, max_size=3), quick=15, thorough=60)

@@ -18,8 +18,7 @@ from tests.core.runtime.plans import (
     Cuts,
 )
 
-from shardwright.planning.layouts.layout import Exchange
-from shardwright.planning.layouts.row_maps import RowsModulo
+from shardwright import Exchange, RowsModulo
 from shardwright_plugins.dataflows import Hierarchical, Replicate
 
 

@@ -5,8 +5,7 @@ from itertools import accumulate, chain, product
 import pytest
 import torch
 
-from shardwright.errors import InvalidInputError
-from shardwright.sparse import JaggedTensor
+from shardwright import InvalidInputError, JaggedTensor
 
 pytestmark = pytest.mark.usefixtures("ops_path")
 

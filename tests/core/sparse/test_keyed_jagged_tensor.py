@@ -5,8 +5,7 @@ from itertools import accumulate, chain, product
 import pytest
 import torch
 
-from shardwright.errors import UnknownNameError
-from shardwright.sparse import JaggedTensor, KeyedJaggedTensor
+from shardwright import JaggedTensor, KeyedJaggedTensor, UnknownNameError
 
 pytestmark = pytest.mark.usefixtures("ops_path")
 

@@ -5,8 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from shardwright.errors import DuplicateNameError, InvalidInputError, UnknownNameError
-from shardwright.sparse import KeyedTensor
+from shardwright import DuplicateNameError, InvalidInputError, KeyedTensor, UnknownNameError
 
 
 def example() -> KeyedTensor:

@@ -10,12 +10,19 @@ import pytest
 import torch
 from torch.utils._pytree import tree_map
 
-from shardwright.errors import DuplicateNameError, InvalidInputError
-from shardwright.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
-from shardwright.planning.tables.spec import EmbeddingBagConfig, EmbeddingConfig, TableSpec
+from shardwright import (
+    Collection,
+    DuplicateNameError,
+    EmbeddingBagCollection,
+    EmbeddingBagConfig,
+    EmbeddingCollection,
+    EmbeddingConfig,
+    InvalidInputError,
+    JaggedTensor,
+    KeyedJaggedTensor,
+    TableSpec,
+)
 from shardwright.runtime.step.batches.inputs import BatchReader
-from shardwright.runtime.step.collection import Collection
-from shardwright.sparse import JaggedTensor, KeyedJaggedTensor
 
 IDS = torch.tensor([1, 2, 3])
 LENGTHS = torch.tensor([1, 2])

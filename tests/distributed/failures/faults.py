@@ -17,8 +17,7 @@ from tests.distributed.failures.strikes import VICTIM, strike, told
 from tests.distributed.workers import error_of, or_error
 from tests.equality import Case, Table, shard_case
 
-from shardwright import KeyedJaggedTensor, ShardingEnv
-from shardwright.errors import DistributedError
+from shardwright import DistributedError, KeyedJaggedTensor, ShardingEnv
 from shardwright.runtime.ranks.group_ranks import GroupRanks
 from shardwright_plugins.comm_backends import _same_host
 from shardwright_plugins.comm_backends.nccl import beside

@@ -18,10 +18,10 @@ from shardwright import (
     DistributedModelParallel,
     EmbeddingBagCollectionSharder,
     EmbeddingShardingPlanner,
+    Proposer,
     ShardingEnv,
     ShardingPlan,
 )
-from shardwright.contracts import Proposer
 
 
 def planned(types: list[str]) -> str:

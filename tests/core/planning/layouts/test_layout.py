@@ -13,19 +13,22 @@ from attrs import frozen
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardwright.errors import InvalidInputError
-from shardwright.planning.layouts.layout import (
-    DATAFLOWS,
+from shardwright import (
     Block,
     BlockRun,
     ColumnRange,
     Exchange,
+    InvalidInputError,
     Layout,
-    from_data,
-    to_data,
+    RowMap,
+    RowPart,
+    RowsModulo,
+    RowsRange,
+    RowsSplit,
+    TableSpec,
 )
-from shardwright.planning.layouts.row_maps import ROW_MAPS, RowMap, RowPart, RowsModulo, RowsRange, RowsSplit
-from shardwright.planning.tables.spec import TableSpec
+from shardwright.planning.layouts.layout import DATAFLOWS, from_data, to_data
+from shardwright.planning.layouts.row_maps import ROW_MAPS
 from shardwright_plugins.dataflows import Hierarchical, Replicate
 
 

@@ -7,18 +7,25 @@ import numpy as np
 import pytest
 from tests.core.planning.conftest import Whole
 
-from shardwright.contracts import ShardingType
-from shardwright.errors import NoPlanError, PlanningError, UnknownPluginError
+from shardwright import (
+    Block,
+    Layout,
+    NoPlanError,
+    OptimizerSpec,
+    ParameterConstraints,
+    PlanningError,
+    PoolingType,
+    ShardingType,
+    TableSpec,
+    Topology,
+    UnknownPluginError,
+    Watch,
+)
 from shardwright.host import host
 from shardwright.planning.arrays import FREE, NO_GANG
-from shardwright.planning.layouts.layout import Block, Layout
-from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.enumeration import enumerate_options
 from shardwright.planning.options.options import fold_requests
-from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
-from shardwright.planning.tables.optimizers import OptimizerSpec
-from shardwright.planning.tables.spec import PoolingType, TableSpec
-from shardwright.planning.watch import Watch
+from shardwright.planning.tables.constraints import Constraints
 
 TABLE = TableSpec("t", 10, 8, ["f"])
 

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 from tests.errors import raises
 
-from shardwright.errors import InvalidInputError, UnknownNameError
-from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
-from shardwright.planning.tables.spec import TableSpec
+from shardwright import InvalidInputError, ParameterConstraints, TableSpec, UnknownNameError
+from shardwright.planning.tables.constraints import Constraints
 
 
 class Kind(Enum):

@@ -6,13 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwright.errors import InvalidInputError
+from shardwright import (
+    CacheParams,
+    InvalidInputError,
+    OptimizerSpec,
+    ParameterConstraints,
+    TableSpec,
+    Workload,
+)
 from shardwright.planning.documents import CONSTRAINTS
-from shardwright.planning.tables.caching import CacheParams
-from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
-from shardwright.planning.tables.optimizers import OptimizerSpec
-from shardwright.planning.tables.spec import TableSpec
-from shardwright.planning.tables.workload import Workload, table_from_data, table_to_data
+from shardwright.planning.tables.constraints import Constraints
+from shardwright.planning.tables.workload import table_from_data, table_to_data
 
 
 def workload(*tables, **more):

@@ -13,17 +13,24 @@ import torch.distributed as dist
 from tests.core.runtime.plans import RATE, SHARDER, Cut, Cuts, Kernels
 from torch import nn
 
-from shardwright import DistributedModelParallel, LeaveAlone, ShardingEnv, hookimpl
-from shardwright.contracts import CommBackend
-from shardwright.errors import DistributedError, InvalidInputError, UnsupportedError
+from shardwright import (
+    CommBackend,
+    DistributedError,
+    DistributedModelParallel,
+    EmbeddingBagConfig,
+    EmbeddingModuleShardingPlan,
+    InvalidInputError,
+    LeaveAlone,
+    ShardingEnv,
+    ShardingPlan,
+    UnsupportedError,
+    hookimpl,
+)
 from shardwright.host import PluginHost, use_host
-from shardwright.planning.plan.plan import ShardingPlan
-from shardwright.planning.plan.sharding import EmbeddingModuleShardingPlan
-from shardwright.planning.tables.spec import EmbeddingBagConfig
 from shardwright.runtime.sharded.tables.initialization import initialize, seeded
 from shardwright_plugins import dense_part
 from shardwright_plugins.comm_backends.torch_communicator import AllToAll, TorchCommunicator, TorchTransport
-from shardwright_testing.simulated import run_simulated
+from shardwright_testing import run_simulated
 
 CASE = Cuts([Cut(5, 2, ("a",), edges=(1,), ranks=(0, 1)), Cut(7, 3, ("b",), "MEAN", ranks=(1,))], 2)
 ALONE = Cuts([Cut(5, 2, ("a",)), Cut(7, 3, ("b",), "MEAN", edges=(1,))], 1)

@@ -1,41 +1,31 @@
 """The lookup alone, on one process with several threads: forward and backward of our kernels beside FBGEMM's own.
 
-    python tests/benchmarks/lookup.py [--kernels fused] [--threads 2] [--batch 2048] [--json]
+    python tests/benchmarks/lookup.py [--kernels fused] [--threads 2] [--batch 2048]
 
 Each side has 24 tables of 100k x 64 and the same bags of 10 ids, updated by row-wise Adagrad in the backward pass.
 FBGEMM alone is its table-batched embedding, called with what it wants: ids and offsets, table by table. The sides
-run in turn, round by round, in one process. `step on 1 rank` is a whole training step of a sharded collection there.
+run in turn, round by round, in one process. Prints JSON: the least and the median of each side, ms, and the ratio of
+its least to FBGEMM's. `steps/step.py --ranks 1` times a whole training step on one rank.
 """
 
 from __future__ import annotations
 
-import json as json_format
+import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from statistics import median
 from typing import Annotated
 
 import torch
 import typer
 from attrs import frozen
-from rich import box
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 
-from shardwright.contracts.compute_kernel import KernelRequest
-from shardwright.contracts.lookup import Bags, BlockSpec
-from shardwright.errors import UnsupportedError
+from shardwright import Bags, Block, BlockSpec, KernelRequest, OptimizerSpec, TableSpec, UnsupportedError
 from shardwright.host import host
-from shardwright.planning.layouts.layout import Block
-from shardwright.planning.tables.optimizers import OptimizerSpec
-from shardwright.planning.tables.spec import TableSpec
 
 RATE, EPSILON = 0.02, 1e-8
 NUM_BATCHES = 3
-GOAL = 0.65
-"""Part of FBGEMM's time that a lookup is to stay below; our goal, not a measurement."""
-OPTIMIZER = {"optimizer": "row_wise_adagrad", "learning_rate": RATE, "eps": EPSILON}
 FBGEMM = "FBGEMM alone"
 
 
@@ -121,37 +111,6 @@ def fbgemm_alone(work: Work) -> Step:
     return step
 
 
-def whole_step(work: Work) -> Step:
-    """A training step of a sharded collection on one rank: routing, lookup, results, update."""
-    from shardwright import (
-        EmbeddingBagCollection,
-        EmbeddingBagCollectionSharder,
-        EmbeddingBagConfig,
-        EmbeddingShardingPlanner,
-        KeyedJaggedTensor,
-        Topology,
-    )
-    from shardwright_testing.simulated import run_simulated
-
-    configs = [
-        EmbeddingBagConfig(
-            name=f"t{i}", num_embeddings=work.rows, embedding_dim=work.dim, feature_names=[f"f{i}"]
-        )
-        for i in range(work.tables)
-    ]
-    module, sharder = EmbeddingBagCollection(configs, device="meta"), EmbeddingBagCollectionSharder(OPTIMIZER)
-    topology = Topology(world_size=1, compute_device="cpu")
-    plan = EmbeddingShardingPlanner(topology=topology, batch_size=work.batch).plan(module, [sharder])
-    (sharded,) = run_simulated(lambda env: sharder.shard(module, plan.plan[""], env, "cpu"), 1)
-    keys, gradient = [f"f{i}" for i in range(work.tables)], torch.rand(work.batch, work.tables * work.dim)
-
-    def step(ids: Tensor) -> None:
-        features = KeyedJaggedTensor(keys=keys, values=ids, lengths=work.lengths)
-        sharded(features).values().backward(gradient)
-
-    return step
-
-
 def measure(sides: dict[str, Step], work: Work, *, rounds: int, steps: int) -> dict[str, list[float]]:
     """Milliseconds of every step, the sides in turn; Ctrl-C ends it with what there is."""
     batches = work.batches()
@@ -184,17 +143,6 @@ def summary(times: dict[str, list[float]]) -> dict[str, dict[str, float]]:
     }
 
 
-def show(figures: dict[str, dict[str, float]], title: str, problems: Sequence[str]) -> None:
-    """Print a table."""
-    table = Table(title=title, box=box.SIMPLE_HEAD, caption="\n".join([f"goal: {GOAL}", *problems]))
-    table.title_justify = table.caption_justify = "left"
-    for name in ("forward + backward", "min ms", "median", "ratio"):
-        table.add_column(name, justify="left" if name == "forward + backward" else "right")
-    for name, own in figures.items():
-        table.add_row(name, f"{own['min_ms']:.1f}", f"{own['median_ms']:.1f}", f"{own['ratio']:.2f}")
-    Console().print(table)
-
-
 def main(
     kernels: Annotated[str | None, typer.Option(metavar="K,...", help="All that can, by default.")] = None,
     threads: Annotated[int, typer.Option(min=1)] = 2,
@@ -205,7 +153,6 @@ def main(
     ids: Annotated[int, typer.Option(min=1)] = 10,
     steps: Annotated[int, typer.Option(min=1, help="Of a side in a round.")] = 5,
     rounds: Annotated[int, typer.Option(min=1, help="Of each side, alternating.")] = 5,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON, one object.")] = False,
 ) -> None:
     """Time the lookup's forward and backward pass of each kernel beside FBGEMM's own."""
     torch.set_num_threads(threads)
@@ -218,13 +165,9 @@ def main(
             sides[name] = lookup_step(name, work)
         except UnsupportedError as error:
             problems.append(str(error))
-    sides["step on 1 rank"] = whole_step(work)
     figures = summary(measure(sides, work, rounds=rounds, steps=steps))
     title = f"{tables} tables of {rows} x {dim}, batch {batch}, {ids} ids, {threads} threads"
-    if json:
-        typer.echo(json_format.dumps({"title": title, "goal": GOAL, "sides": figures, "problems": problems}))
-    elif figures:
-        show(figures, title, problems)
+    typer.echo(json.dumps({"title": title, "sides": figures, "problems": problems}))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""What a reshard takes: its pause beside a save and a load of the same model, and its peak beside ``max_extra_bytes``.
+"""What checkpoints and reshards take: times beside ``torch.save`` and ``torch.load``, peaks beside ``max_extra_bytes``.
 
     python -m tests.benchmarks.reshard [--gib 1] [--ranks 2] [--tables 12] [--folder DIR]
 
 The tables have widths, and so kernel groups, of their own, and Adam. They go from rows cut over all ranks to whole
-tables on one rank each, and back. A rank's peak is what its resident memory reached above what it was before, looked at
+tables on one rank each, and back. Torch saves a rank's blocks and states without this library, synced to the disk as
+checkpoints are, and loads them. A rank's peak is what its resident memory reached above what it was before, looked at
 every 5 ms, without what it shares with files; what was freed is given back to the system before. Of three rounds, in
 turn, the shortest time and the highest peak. A load is one into a model that has been made.
 """
@@ -14,22 +15,65 @@ import argparse
 import ctypes
 import gc
 import json
+import os
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from tests.benchmarks.checkpoint import GIB, MIB, PICK, ROUNDS, TIMEOUT_S, timed
 
 import shardwright as sw
 from shardwright.planning.tables.workload import table_to_data
 from shardwright_testing.ranks import RankPool
 
+GIB, MIB = 1 << 30, 1 << 20
+TIMEOUT_S = 900.0
+ROUNDS = 3
+PICK: dict[str, Callable[[float, float], float]] = {"s": min, "peak_mib": max}
 SMALLEST_DIM, DIM_STEP = 64, 8
 LIMITS = (None, 1.0, 0.6, 0.3, 0.15)
 """``max_extra_bytes``, as a part of a rank's share of the model."""
+
+
+def resident() -> int:
+    """Bytes of this process in memory, without what files share with it."""
+    with open("/proc/self/statm") as statm:
+        pages = [int(word) for word in statm.read().split()]
+    return (pages[1] - pages[2]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@contextmanager
+def peak() -> Iterator[list[int]]:
+    """The most memory above what there was, while this lasts."""
+    before, most, done = resident(), [0], threading.Event()
+
+    def watch() -> None:
+        while not done.wait(0.005):
+            most[0] = max(most[0], resident() - before)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        yield most
+    finally:
+        done.set()
+        watcher.join()
+
+
+def timed(what: Callable[[], Any]) -> dict[str, float]:
+    """Seconds and peak of a call that all ranks make at once."""
+    dist.barrier()
+    with peak() as most:
+        start = time.perf_counter()
+        what()
+        seconds = time.perf_counter() - start
+    return {"s": seconds, "peak_mib": most[0] / MIB}
 
 
 def layout(cut: str, rows: int, dim: int, number: int) -> sw.Layout:
@@ -90,9 +134,13 @@ def work(gib: float, count: int, folder: str) -> dict[str, Any]:
     found: dict[str, Any] = {
         "diff": {"sent_mib": moves.sent_bytes / dist.get_world_size() / MIB, "ms": moves.ms}
     }
+    own = Path(folder) / f"plain{dist.get_rank()}.pt"
     calls: dict[str, Callable[[], Any]] = {
+        "torch.save": lambda: save_plainly(model, own),
+        "torch.load": lambda: torch.load(own, weights_only=True),
         "save_checkpoint": lambda: sw.save_checkpoint(folder, model, keep=1),
         "load_checkpoint": lambda: sw.load_checkpoint(folder, model),
+        "load_checkpoint, not verified": lambda: sw.load_checkpoint(folder, model, verify=False),
     }
     for _ in range(ROUNDS):
         for name, call in calls.items():
@@ -101,6 +149,17 @@ def work(gib: float, count: int, folder: str) -> dict[str, Any]:
             name = "reshard" if limit is None else f"reshard, max_extra_bytes={limit * share / MIB:.0f} MiB"
             note(found, name, resharded(model, plans, None if limit is None else int(limit * share)))
     return found
+
+
+def save_plainly(model: Any, path: Path) -> None:
+    """Save this rank's blocks and their states by torch alone."""
+    states = [model.state_dict(), *model.fused_optimizer.state_dict()["state"].values()]
+    values = [value for state in states for value in state.values()]
+    blocks = [[own for _, own in value.blocks] if hasattr(value, "blocks") else value for value in values]
+    with path.open("wb") as file:
+        torch.save(blocks, file)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def resharded(model: Any, plans: Sequence[sw.ShardingPlan], limit: int | None) -> dict[str, float]:

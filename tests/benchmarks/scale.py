@@ -2,7 +2,6 @@
 
     python -m tests.benchmarks.scale steps [--only row_wise] [--worlds 8,64,512]
     python -m tests.benchmarks.scale sharding
-    python -m tests.benchmarks.scale plans
 
 The other ranks are not there: they are taken to have batches of this one's form. Times are processor time of the one
 thread, minima of some repetitions, without what pretending takes; each case runs in a process of its own. In a step
@@ -16,7 +15,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,16 +28,18 @@ from rich.progress import track
 from rich.table import Table
 from tests.pretended import PretendedCommunicator, pretended_env, timed
 
+from shardwright import (
+    EmbeddingBagCollection,
+    EmbeddingBagCollectionSharder,
+    EmbeddingBagConfig,
+    KeyedJaggedTensor,
+    Layout,
+    ParameterConstraints,
+    ParameterSharding,
+    TableSpec,
+    Topology,
+)
 from shardwright.host import host
-from shardwright.modules.embedding_modules import EmbeddingBagCollection
-from shardwright.planning.layouts.layout import Layout
-from shardwright.planning.machines.topology import Topology
-from shardwright.planning.plan.plan import ShardingPlan
-from shardwright.planning.plan.sharding import EmbeddingModuleShardingPlan, ParameterSharding
-from shardwright.planning.tables.constraints import ParameterConstraints
-from shardwright.planning.tables.spec import EmbeddingBagConfig, TableSpec
-from shardwright.runtime.sharded.collections.sharders import EmbeddingBagCollectionSharder
-from shardwright.sparse import KeyedJaggedTensor
 
 app = typer.Typer(help=__doc__, no_args_is_help=True)
 
@@ -166,39 +167,6 @@ def shard(case: Case, world_size: int, rows: int) -> tuple[Any, PretendedCommuni
     return model, communicator, figures
 
 
-def measure_routing(case: Case, world_size: int) -> dict[str, Any]:
-    """One rank's processor time of the way to the payload: headers, routing and packing."""
-    rows = ROWS_OF_A_RANK * max(world_size, 512)
-    model, communicator, _ = shard(case, world_size, rows)
-    batches = [draw_batch(case, rows, number) for number in range(2)]
-    times, started = [], time.process_time()
-    while len(times) < 5 or (len(times) < 30 and time.process_time() - started < SECONDS):
-        with torch.no_grad():
-            seconds, begun = timed(communicator, model.input_dist, batches[len(times) % 2])
-            times.append(seconds)
-            begun.receive()
-    return {"routing_ms": round(1e3 * min(times[2:]), 2)}
-
-
-@app.command()
-def routing(
-    worlds: Worlds = "2,64,512,4096", only: Only = "", limit: Limit = LIMIT_S, json: Json = False
-) -> None:
-    """Time headers, routing and packing of one rank."""
-    cases = [
-        Case("row_wise", 200, 64, 512, 10),
-        Case("table_wise", 200, 64, 512, 10),
-        Case("row_wise", 26, 64, 512, 10),
-    ]
-    chosen = [case for case in cases if only in case.name]
-    jobs = [
-        (case.name, size, {"routing": asdict(case), "world": size})
-        for case in chosen
-        for size in sizes(worlds)
-    ]
-    show(run_all(jobs, limit), json=json, title="one rank's headers, routing and packing")
-
-
 def measure_step(case: Case, world_size: int) -> dict[str, Any]:
     """One rank's processor time, bytes and messages of a forward and a backward pass."""
     rows = ROWS_OF_A_RANK * max(world_size, 512)
@@ -279,31 +247,6 @@ def sharding(
     show(run_all(jobs, limit), json=json, title="sharding on one rank")
 
 
-def measure_plan(tables: int, world_size: int) -> dict[str, Any]:
-    """Size of a plan's document, and processor time of writing and reading it."""
-    specs = sharder().tables(collection(tables, 64, 10 * world_size))
-    own = EmbeddingModuleShardingPlan(shardings(specs, "row_wise", world_size, world_size))
-    plan = ShardingPlan({"": own})
-    started = time.process_time()
-    text = plan.to_json()
-    written = time.process_time()
-    again = ShardingPlan.from_json(text)
-    read = time.process_time()
-    assert again.plan[""]["t0"].layout.blocks == own["t0"].layout.blocks
-    return {
-        "kib": round(len(text) / 1024, 1),
-        "write_s": round(written - started, 3),
-        "read_s": round(read - written, 3),
-    }
-
-
-@app.command()
-def plans(worlds: Worlds = "512,4096", tables: int = 100, limit: Limit = LIMIT_S, json: Json = False) -> None:
-    """Measure the documents of plans whose tables are cut by rows over all ranks."""
-    jobs = [(f"{tables} tables row_wise", size, {"plan": tables, "world": size}) for size in sizes(worlds)]
-    show(run_all(jobs, limit), json=json, title="plan documents")
-
-
 def sizes(worlds: str) -> list[int]:
     """The numbers in a list."""
     return [int(size) for size in worlds.split(",")]
@@ -348,14 +291,9 @@ def measure(job: str) -> None:
     """Measure one case in this process and print JSON."""
     asked = json_format.loads(job)
     torch.set_num_threads(1)
-    kinds: dict[str, Callable[[], dict[str, Any]]] = {
-        "step": lambda: measure_step(Case(**asked["step"]), asked["world"]),
-        "routing": lambda: measure_routing(Case(**asked["routing"]), asked["world"]),
-        "sharding": lambda: measure_sharding(Case(**asked["sharding"]), asked["world"]),
-        "plan": lambda: measure_plan(asked["plan"], asked["world"]),
-    }
-    (work,) = (kinds[kind] for kind in kinds if kind in asked)
-    typer.echo(json_format.dumps(work()))
+    kinds = {"step": measure_step, "sharding": measure_sharding}
+    (kind,) = kinds.keys() & asked.keys()
+    typer.echo(json_format.dumps(kinds[kind](Case(**asked[kind]), asked["world"])))
 
 
 def forget_peak() -> int:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from shardwright import InvalidInputError, KeyedJaggedTensor
 from shardwright.error_reports import listen, reporting_errors
-from shardwright.errors import InvalidInputError
-from shardwright.sparse import KeyedJaggedTensor
 
 
 class Heard:

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from shardwright import _fbgemm
-from shardwright.sparse import JaggedTensor
+from shardwright import JaggedTensor, _fbgemm
 
 
 @pytest.fixture

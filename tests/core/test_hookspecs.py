@@ -6,8 +6,7 @@ import inspect
 
 import pytest
 
-from shardwright import hookspecs
-from shardwright.contracts import ShardingType
+from shardwright import ShardingType, hookspecs
 from shardwright.hookspecs import KINDS
 from shardwright.host import PluginHost
 

@@ -9,12 +9,9 @@ import torch
 from tests.equality import Case, Table, assert_equals_unsharded, shardings_of, train_simulated
 from tests.plugins.codecs.test_training import train_step
 
-from shardwright import QCommsConfig
-from shardwright.contracts.compute_kernel import KernelRequest
+from shardwright import DataType, KernelRequest, OptimizerSpec, QCommsConfig
 from shardwright.host import host
-from shardwright.planning.tables.optimizers import OptimizerSpec
-from shardwright.planning.tables.spec import DataType
-from shardwright_testing.simulated import run_simulated
+from shardwright_testing import run_simulated
 
 KERNEL = {"cpu": "fused_torch", "cuda": "fused_triton"}
 """Kernel that runs every optimizer on a device, of both dimensions."""

@@ -13,6 +13,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from tests.distributed.failures.strikes import VICTIM, strike, told
+from tests.distributed.workers import or_error
 
 from shardwright import (
     DistributedModelParallel,
@@ -21,7 +22,6 @@ from shardwright import (
     KeyedJaggedTensor,
     ShardingEnv,
 )
-from shardwright.errors import DistributedError
 from shardwright_plugins.dense_part import data_parallel as dense_sync
 
 TIMEOUT_S = 6.0
@@ -65,8 +65,9 @@ def _impatient() -> ShardingEnv:
 WRAPPING = "wrapping the dense part of the model"
 
 
-def lose_a_rank(collective: str, fault: str) -> str:
-    """A fault befalls rank 1 before one of the collectives of the dense part; returns what was raised."""
+@or_error
+def lose_a_rank(collective: str, fault: str) -> None:
+    """Have a fault befall rank 1 before one of the collectives of the dense part."""
     env = _impatient()
 
     def before(this: str) -> None:
@@ -74,17 +75,13 @@ def lose_a_rank(collective: str, fault: str) -> str:
             strike(fault)
 
     never = {"SHARDWRIGHT_COMPARE_REPLICAS_EVERY": "0"}  # which is a collective that comes before
-    try:
-        with mock.patch.dict(os.environ, never), told(), before_sums(lambda: before(dense_sync.GRADIENTS)):
-            model = DistributedModelParallel(Towers(), env, init_data_parallel=False)
-            before(WRAPPING)
-            model.init_data_parallel()
-            model(*_batch(env.rank, 0, 2)).backward()
-            before(dense_sync.BUCKETS)
-            model(*_batch(env.rank, 1, 2)).backward()
-    except DistributedError as error:
-        return str(error)
-    return "nothing was raised"
+    with mock.patch.dict(os.environ, never), told(), before_sums(lambda: before(dense_sync.GRADIENTS)):
+        model = DistributedModelParallel(Towers(), env, init_data_parallel=False)
+        before(WRAPPING)
+        model.init_data_parallel()
+        model(*_batch(env.rank, 0, 2)).backward()
+        before(dense_sync.BUCKETS)
+        model(*_batch(env.rank, 1, 2)).backward()
 
 
 @contextmanager
@@ -136,12 +133,9 @@ def _deviation(module: torch.nn.Module, other: torch.nn.Module) -> float:
     return max(float((one.grad - two.grad).abs().max()) for one, two in pairs)
 
 
-def leave_a_layer_out() -> str:
-    """A layer takes no part in a step; returns what is raised in the next."""
+@or_error
+def leave_a_layer_out() -> None:
+    """Have a layer take no part in a step, and make the next."""
     model = DistributedModelParallel(Towers(has_idle=True))
-    try:
-        for step in range(2):
-            model(*_batch(model.env.rank, step, 2)).backward()
-    except RuntimeError as error:
-        return f"{type(error).__name__}: {error}"
-    return "nothing was raised"
+    for step in range(2):
+        model(*_batch(model.env.rank, step, 2)).backward()

@@ -28,13 +28,13 @@ from shardwright import (
     ParameterConstraints,
     RowsRange,
     ShardingPlan,
+    ShardwrightError,
     Topology,
     TrainPipelineBase,
     TrainPipelineSparseDist,
     clip_grad_norm_,
     lockstep_batches,
 )
-from shardwright.errors import ShardwrightError
 from shardwright_plugins.sharding_groups import DMPCollection
 
 GROUP = 2
@@ -208,17 +208,11 @@ def lose_a_rank(fault: str) -> str:
     return "averaged"
 
 
-def average_after_different_steps() -> str:
-    try:
-        DMPCollection(workers.clicks(), "cpu", sharding_group_size=2, sync_every=1 + dist.get_rank() % 2)
-    except ShardwrightError as error:
-        return str(error)
-    return "made"
+@workers.or_error
+def average_after_different_steps() -> None:
+    DMPCollection(workers.clicks(), "cpu", sharding_group_size=2, sync_every=1 + dist.get_rank() % 2)
 
 
-def ask_for_different_groups() -> str:
-    try:
-        DMPCollection(workers.clicks(), "cpu", sharding_group_size=2 if dist.get_rank() else 4)
-    except ShardwrightError as error:
-        return str(error)
-    return "made"
+@workers.or_error
+def ask_for_different_groups() -> None:
+    DMPCollection(workers.clicks(), "cpu", sharding_group_size=2 if dist.get_rank() else 4)

@@ -57,17 +57,6 @@ class _Calls:
         self._depth, self.count = self._depth + 1, self.count + 1
 
 
-class TwoHeads(nn.Module):
-    """A model with a layer that its loss does not use."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.clicks, self.unused = workers.clicks(), nn.Linear(1, 1)
-
-    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
-        return self.clicks(features)
-
-
 def calls_of(step: Callable[[], Any]) -> int:
     calls = _Calls()
     sys.setprofile(calls)
@@ -101,8 +90,7 @@ def drifting(how: str, every: str, num_steps: int) -> tuple[str, list[str]]:
     """Train a model whose dense replicas drift.
 
     Args:
-        how: "one rank": rank 1 changes one weight by one bit; "not averaged": nobody averages; "unused": some get no
-            gradient; "": they do not drift.
+        how: "one rank": rank 1 changes one weight by one bit; "not averaged": nobody averages; "": they do not drift.
         every: forward passes from one comparison to the next.
         num_steps: steps.
 
@@ -110,8 +98,7 @@ def drifting(how: str, every: str, num_steps: int) -> tuple[str, list[str]]:
         The error, and the warnings.
     """
     with mock.patch.dict(os.environ, {EVERY_VARIABLE: every}):
-        module = TwoHeads() if how == "unused" else None
-        model = loop_workers.model_of(module=module, is_averaged=how != "not averaged")
+        model = loop_workers.model_of(is_averaged=how != "not averaged")
     optimizer = loop_workers.dense_optimizer(model)
 
     def run() -> None:
@@ -123,7 +110,7 @@ def drifting(how: str, every: str, num_steps: int) -> tuple[str, list[str]]:
 
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        text = loop_workers.error_of(run)
+        text = workers.error_of(run)
     return text, [str(own.message) for own in told if own.category is RuntimeWarning]
 
 
@@ -140,7 +127,7 @@ def load_other(names: str, other: str) -> tuple[str, bool]:
     for name, value in state.items():
         if name.startswith(names) and other == "bits" and dist.get_rank() == 1:
             value.view(-1).view(torch.int32)[-1] ^= 1
-    text = loop_workers.error_of(lambda: model.load_state_dict(state))
+    text = workers.error_of(lambda: model.load_state_dict(state))
     after, copy = model.full_state_dict(), model.unshard()
     if dist.get_rank() == 1:  # alone
         pickle.loads(pickle.dumps(copy)).load_state_dict(state)

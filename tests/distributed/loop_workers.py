@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from attrs import evolve
 from tests.distributed import workers
+from tests.distributed.workers import error_of
 from tests.equality import Case, count_profiled, train_rank
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -39,23 +40,12 @@ from shardwright import (
     in_backward_optimizer_filter,
 )
 from shardwright import clip_grad_norm_ as clip_grad_norm_over_ranks
-from shardwright.contracts.lookup import Bags
 from shardwright.runtime.sharded.collections.sharded_collection import ShardedCollection
-from shardwright.runtime.step.engine import EngineStep
 
 TYPES = ["row_wise", "table_wise", "data_parallel"]
 TIMEOUT_S = 2.0
 
 State = dict[str, torch.Tensor]
-
-
-def error_of(function: Callable[[], Any]) -> str:
-    """The error that a call raises, as ``"Kind: text"``; ``"nothing was raised"``."""
-    try:
-        function()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return "nothing was raised"
 
 
 def local_world_sizes_that_differ(case: Case, how: str) -> str:
@@ -555,21 +545,6 @@ def dropped_models(num_models: int, use: str) -> tuple[list[int], int]:
             alive.append(sum(part() is not None for part in parts))
             descriptors.append(len(os.listdir("/proc/self/fd")))
     return alive, descriptors[-1] - descriptors[0]
-
-
-def kept_losses(num_steps: int) -> tuple[int, int]:
-    """Train and keep all losses; returns how many steps, and batches of theirs, are alive."""
-    model = model_of()
-    optimizer = dense_optimizer(model)
-    losses = []
-    for step in range(num_steps):
-        optimizer.zero_grad()
-        losses.append(loss_of(model, step))
-        losses[-1].backward()
-        optimizer.step()
-    gc.collect()
-    alive = [type(item) for item in gc.get_objects()]
-    return alive.count(EngineStep), alive.count(Bags)
 
 
 # Compiled models

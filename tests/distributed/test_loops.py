@@ -277,10 +277,6 @@ def test_dropped_models_are_freed_at_once_with_their_descriptors(pool: RankPool,
         assert more_descriptors <= 0
 
 
-def test_kept_losses_keep_no_batches(pool: RankPool) -> None:
-    assert pool.run(loop_workers.kept_losses, 2, 3) == [(0, 0)] * 2
-
-
 @pytest.mark.parametrize(
     "how",
     [

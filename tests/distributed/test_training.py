@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from tests.plugins.training.test_equality import (
     tables_of,
 )
 
-from shardwright import EmbeddingBagCollectionSharder, KeyedOptimizerWrapper, RowWiseAdagrad
+from shardwright import KeyedOptimizerWrapper, RowWiseAdagrad
 from shardwright.host import host
 from shardwright_testing.ranks import RankError, RankPool
 
@@ -130,29 +129,6 @@ def test_model_parallel_trains_like_one_process(pool: RankPool, world_size: int)
         assert_same_state(state, expected)
 
 
-def test_checkpoint_of_two_ranks_loads_on_three_and_unsharded(pool: RankPool) -> None:
-    state, optimizer_state = pool.run(workers.checkpoint, 2, ["row_wise", "column_wise", "table_wise"], 3)[0]
-    results = pool.run(
-        workers.resume, 3, ["table_wise", "row_wise", "column_wise"], state, optimizer_state, range(3, 5)
-    )
-    model, sparse = unsharded_after(range(3), 1, same_batch=True)
-    assert_same_state(state, model.state_dict())
-    fresh, fresh_sparse = unsharded_after(range(0), 1)
-    fresh.load_state_dict(state)
-    fresh_sparse.load_state_dict(optimizer_state)
-    for name, entries in sparse.state_dict()["state"].items():
-        for entry, value in entries.items():
-            torch.testing.assert_close(fresh_sparse.state_dict()["state"][name][entry], value)
-    final, final_sparse = unsharded_after(range(5), 1, same_batch=True)
-    for resumed, resumed_optimizer in results:
-        assert_same_state(resumed, final.state_dict())
-        for name, entries in final_sparse.state_dict()["state"].items():
-            for entry, value in entries.items():
-                torch.testing.assert_close(
-                    resumed_optimizer["state"][name][entry], value, rtol=1e-4, atol=1e-6
-                )
-
-
 def test_unsharded_checkpoint_loads_sharded(pool: RankPool) -> None:
     model, sparse = unsharded_after(range(3), 1)
     results = pool.run(workers.resume, 2, TYPES, model.state_dict(), sparse.state_dict(), range(3, 5))
@@ -198,74 +174,6 @@ def test_initial_weights_are_the_same_for_any_plan_and_world(pool: RankPool) -> 
     table = reference["sparse.bags.embedding_bags.user.weight"]
     assert table.abs().max() <= 50**-0.5
     assert table.unique().numel() > 300
-
-
-def test_hand_edited_plan_trains_like_one_process(pool: RankPool) -> None:
-    specs = EmbeddingBagCollectionSharder(fused_params=workers.FUSED).tables(
-        workers.clicks().get_submodule("sparse.bags"), "sparse.bags"
-    )
-    plan = workers.planner(2, ["row_wise"]).plan_tables(specs)
-    document = json.loads(plan.to_json())
-    shards = document["modules"]["sparse.bags"]["user"]["shards"]
-    shards[0]["rows"], shards[1]["rows"] = [0, 7], [7, 50]
-    shards[0]["rank"], shards[1]["rank"] = shards[1]["rank"], shards[0]["rank"]
-    states = pool.run(workers.train_from_document, 2, json.dumps(document), 3)
-    assert_same_state(states[0], unsharded_after(range(3), 2)[0].state_dict())
-
-
-def test_learning_rate_schedule_reaches_the_kernels(pool: RankPool) -> None:
-    for moved in pool.run(workers.scheduled_rates, 2, 3):
-        assert moved == pytest.approx([1.0, 0.5, 0.25], rel=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("kind", "expected"),
-    [
-        (
-            "too large",
-            "rank 1: feature 'item' of table 'sparse.bags.item' (31 x 16 FP32) has the id 31 at position 2",
-        ),
-        (
-            "negative",
-            "rank 1: feature 'user' of table 'sparse.bags.user' (50 x 8 FP32) has the id -4 at position 0",
-        ),
-        ("missing", "rank 1: feature 'shop' of table 'sparse.bags.shop' (2 x 8 FP32) is missing"),
-    ],
-)
-def test_bad_batch_on_one_rank_is_an_error_on_all_and_the_next_trains(
-    pool: RankPool, kind: str, expected: str
-) -> None:
-    results = pool.run(workers.bad_then_good, 2, kind)
-    texts = {text for text, _, _ in results}
-    assert len(texts) == 1
-    assert texts.pop().startswith(expected)
-    assert all(unchanged for _, unchanged, _ in results)
-    assert all(0 < loss < 10 for *_, loss in results)
-
-
-def test_different_plugins_are_an_error_on_every_rank_naming_rank_and_plugin(pool: RankPool) -> None:
-    texts = pool.run(workers.with_plugins_of_rank, 2, [None, "builtin_comm_backends,builtin_sharding_types"])
-    for text in texts:
-        assert text.startswith("PluginMismatchError")
-        assert "rank 1" in text
-        assert "builtin_compute_kernels" in text
-
-
-def test_plan_that_cannot_be_made_is_an_error_of_one_class_on_every_rank(pool: RankPool) -> None:
-    for text in pool.run(workers.plan_impossible, 2):
-        assert text.startswith("NoPlanError: ")
-        assert "table 'sparse.bags.item' (31 x 16 FP32) needs" in text
-
-
-def test_plans_that_differ_between_ranks_are_an_error_naming_rank_and_table(pool: RankPool) -> None:
-    texts = set(pool.run(workers.plans_that_differ, 2))
-    assert len(texts) == 1
-    assert "table 'user' is rank 0: table_wise" in texts.pop()
-
-
-def test_hyperparameters_that_kernels_are_built_with_cannot_be_changed(pool: RankPool) -> None:
-    for text in pool.run(workers.change_eps, 1):
-        assert text.startswith("UnsupportedError: eps was changed from 1e-08 to 0.5")
 
 
 def test_weights_shared_on_meta_stay_shared(pool: RankPool) -> None:

@@ -44,24 +44,6 @@ def test_accumulated_scaled_and_clipped_gradients_train_as_one_process(
         assert scale == 256.0
 
 
-def test_infinity_on_one_rank_skips_the_step_on_all(pool: RankPool) -> None:
-    expected, _ = one_process([0, 2])
-    for state, _, scale in pool.run(step_workers.train, 2, ["row_wise", "column_wise"], STEPS, infinite=1):
-        assert_same_state(state, expected)
-        assert scale == 128.0
-
-
-def test_stages_that_accumulate_without_averages_train_as_one_process(pool: RankPool) -> None:
-    expected, norms = one_process(list(range(STEPS)))
-    micro = step_workers.MICRO_BATCHES
-    for state, own, averages in pool.run(
-        step_workers.train_by_stages, 2, ["row_wise", "table_wise", "data_parallel"], STEPS
-    ):
-        assert_same_state(state, expected)
-        assert own == pytest.approx(norms, rel=1e-4)
-        assert [count > 0 for count in averages] == ([False] * (micro - 1) + [True]) * STEPS
-
-
 def test_no_sync_beside_tables_updated_in_backward_is_refused_by_argument(pool: RankPool) -> None:
     for text in pool.run(step_workers.no_sync_beside_updates_in_backward, 2):
         assert "is updated in each backward pass" in text

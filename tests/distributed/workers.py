@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ParamSpec
 from unittest import mock
 
 import torch
@@ -27,12 +29,10 @@ from shardwright import (
     EmbeddingBagCollectionSharder,
     EmbeddingBagConfig,
     EmbeddingShardingPlanner,
-    InvalidInputError,
     KeyedJaggedTensor,
     KeyedOptimizerWrapper,
     ParameterConstraints,
     ShardingEnv,
-    ShardingPlan,
     Topology,
     in_backward_optimizer_filter,
 )
@@ -40,10 +40,32 @@ from shardwright.host import PluginHost, host, use_host
 from shardwright.runtime.ranks.group_store import store_of
 from shardwright_plugins.comm_backends.settings import SHARED_MEMORY_VARIABLE
 
+P = ParamSpec("P")
 TABLES = [("user", 50, 8, ["user"]), ("item", 31, 16, ["item", "liked"]), ("shop", 2, 8, ["shop"])]
 FEATURES = ["user", "item", "liked", "shop"]
 LEARNING_RATE = 0.1
 FUSED = {"optimizer": "row_wise_adagrad", "learning_rate": LEARNING_RATE}
+
+
+def error_of(function: Callable[[], Any]) -> str:
+    """The error that a call raises, as ``"Kind: text"``; ``"nothing was raised"``."""
+    try:
+        function()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing was raised"
+
+
+def or_error(function: Callable[P, str | None]) -> Callable[P, str]:
+    """Have what ranks do answer with the error that it raises, as :func:`error_of`."""
+
+    @functools.wraps(function)
+    def answer(*args: P.args, **keywords: P.kwargs) -> str:
+        answers: list[str | None] = []
+        text = error_of(lambda: answers.append(function(*args, **keywords)))
+        return answers[0] or text if answers else text
+
+    return answer
 
 
 def hide_fbgemm() -> None:
@@ -225,97 +247,13 @@ def initial_weights(types: list[str]) -> dict[str, torch.Tensor]:
     return wrap(Clicks("meta"), types).full_state_dict()
 
 
-def train_from_document(document: str, steps: int) -> dict[str, torch.Tensor]:
-    plan = ShardingPlan.from_json(document)
-    env = ShardingEnv.from_process_group()
-    sharders = [EmbeddingBagCollectionSharder(fused_params=FUSED)]
-    model = DistributedModelParallel(clicks(), env=env, plan=plan, sharders=sharders, device="cpu")
-    optimizer = optimizers_of(model)
-    for step in range(steps):
-        train(model, step, env.rank, optimizer)
-    return model.full_state_dict()
-
-
-def scheduled_rates(steps: int) -> list[float]:
-    """How far a weight moves in each step under SGD with a decaying rate and a constant gradient."""
-    model = wrap(clicks(), ["row_wise"], {"optimizer": "sgd", "learning_rate": 1.0})
-    scheduler = torch.optim.lr_scheduler.ExponentialLR(model.fused_optimizer, gamma=0.5)
-    moved = []
-    features = KeyedJaggedTensor(keys=FEATURES, values=torch.tensor([1]), lengths=torch.tensor([1, 0, 0, 0]))
-    for _ in range(steps):
-        before = model.full_state_dict()["sparse.bags.embedding_bags.user.weight"][1]
-        model.module.sparse.bags(features).values().sum().backward()
-        after = model.full_state_dict()["sparse.bags.embedding_bags.user.weight"][1]
-        moved.append(float((before - after)[0]))
-        model.fused_optimizer.step()
-        scheduler.step()
-    return moved
-
-
-def bad_then_good(kind: str) -> tuple[str, bool, float]:
-    """Rank 1 has a bad batch; then all have good ones. Returns the text, whether weights changed, and a loss."""
-    model = wrap(clicks(), ["table_wise", "row_wise", "column_wise"])
-    optimizer = optimizers_of(model)
-    before = model.full_state_dict()
-    features = batch(0, dist.get_rank())
-    if dist.get_rank() == 1:
-        features = spoil(features, kind)
-    try:
-        model(features)
-    except InvalidInputError as error:
-        text = str(error)
-    else:
-        text = "nothing was raised"
-    after = model.full_state_dict()
-    unchanged = all(torch.equal(before[name], after[name]) for name in before)
-    return text, unchanged, train(model, 1, dist.get_rank(), optimizer)
-
-
-def spoil(features: KeyedJaggedTensor, kind: str) -> KeyedJaggedTensor:
-    values = features.values().clone()
-    if kind == "too large":
-        values[features.offset_per_key()[1] + 2] = 31
-    elif kind == "negative":
-        values[0] = -4
-    elif kind == "missing":
-        return features.permute([0, 1, 2])
-    return KeyedJaggedTensor(keys=features.keys(), values=values, lengths=features.lengths())
-
-
-def with_plugins_of_rank(names_by_rank: list[str | None]) -> str:
-    """Start an environment on ranks whose plugins differ; returns the error's text."""
+@or_error
+def with_plugins_of_rank(names_by_rank: list[str | None]) -> None:
+    """Start an environment on ranks whose plugins differ."""
     names = names_by_rank[dist.get_rank()]
     environment = {} if names is None else {"SHARDWRIGHT_PLUGINS": names}
     with use_host(PluginHost(environment=environment)):
-        try:
-            ShardingEnv.from_process_group()
-        except Exception as error:
-            return f"{type(error).__name__}: {error}"
-    return "nothing was raised"
-
-
-def plans_that_differ() -> str:
-    """Every rank brings a plan of its own making; returns the error's text."""
-    env = ShardingEnv.from_process_group()
-    sharders = [EmbeddingBagCollectionSharder(fused_params=FUSED)]
-    model = clicks()
-    plan = planner(env.world_size, ["row_wise"] if env.rank else ["table_wise"]).plan(model, sharders)
-    try:
-        DistributedModelParallel(model, env=env, plan=plan, sharders=sharders, device="cpu")
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return "nothing was raised"
-
-
-def change_eps() -> str:
-    """Change what kernels are built with; returns the error's text."""
-    model = wrap(clicks(), ["table_wise"])
-    model.fused_optimizer.param_groups[0]["eps"] = 0.5
-    try:
-        model.fused_optimizer.step()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return "nothing was raised"
+        ShardingEnv.from_process_group()
 
 
 class Tied(nn.Module):
@@ -332,15 +270,3 @@ def tied_weights() -> bool:
     """Whether a weight that was shared on meta is shared after materialising."""
     module = wrap(Tied(), ["table_wise"]).module
     return module.first.weight is module.second.weight
-
-
-def plan_impossible() -> str:
-    """Ask for a plan of a table that fits nowhere; returns the error's text."""
-    env = ShardingEnv.from_process_group()
-    topology = Topology(world_size=env.world_size, compute_device="cpu", ddr_cap=1000)
-    sharders = [EmbeddingBagCollectionSharder()]
-    try:
-        EmbeddingShardingPlanner(topology=topology).collective_plan(clicks(), sharders, dist.group.WORLD)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return "nothing was raised"

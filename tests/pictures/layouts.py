@@ -12,12 +12,9 @@ from itertools import pairwise
 import numpy as np
 from attrs import frozen
 
+from shardwright import Block, Layout, ParameterConstraints, TableSpec, Topology
 from shardwright.host.plugin_host import host
-from shardwright.planning.layouts.layout import Block, Layout
-from shardwright.planning.machines.topology import Topology
 from shardwright.planning.plan.sharding import ranks_text
-from shardwright.planning.tables.constraints import ParameterConstraints
-from shardwright.planning.tables.spec import TableSpec
 
 _WIDTH = 63  # characters between the box's edges
 _MOST_BANDS = 12

@@ -19,13 +19,17 @@ import typer
 from attrs import asdict, frozen
 from tests.benchmarks.lookup import EPSILON, RATE, Work
 
-from shardwright.contracts.compute_kernel import KernelRequest
-from shardwright.contracts.lookup import Bags, BlockSpec, Lookup
-from shardwright.errors import UnsupportedError
+from shardwright import (
+    Bags,
+    Block,
+    BlockSpec,
+    KernelRequest,
+    Lookup,
+    OptimizerSpec,
+    TableSpec,
+    UnsupportedError,
+)
 from shardwright.host import host
-from shardwright.planning.layouts.layout import Block
-from shardwright.planning.tables.optimizers import OptimizerSpec
-from shardwright.planning.tables.spec import TableSpec
 
 LARGE = Work(tables=24, batch=8192, rows=1_000_000, dim=128, ids=20)
 """Tables of 11.4 GiB: bandwidth decides."""

@@ -28,12 +28,9 @@ import attrs
 import numpy as np
 from tests.benchmarks.planning.plan_instances import TIGHTNESS, Problem, drawn, of_files, with_memory
 
+from shardwright import SearchSpace, StorageReservation, Topology, Watch
 from shardwright.host import host
-from shardwright.planning.machines.reservations import StorageReservation
-from shardwright.planning.machines.topology import Topology
-from shardwright.planning.options.search_space import SearchSpace
 from shardwright.planning.search.search import search
-from shardwright.planning.watch import Watch
 from shardwright_plugins.proposers.proving import Proving
 from shardwright_plugins.proposers.proving.effort import STAGES, Effort
 

@@ -25,16 +25,12 @@ import attrs
 import numpy as np
 from attrs import frozen
 
-from shardwright.contracts.proposer import Proposer
+from shardwright import ParameterConstraints, Proposer, SearchSpace, TableSpec, Topology, Workload
 from shardwright.host import host
-from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.enumeration import prepare
 from shardwright.planning.options.inputs import Request
 from shardwright.planning.options.planning_plugins import PluginChoice
-from shardwright.planning.options.search_space import SearchSpace
-from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
-from shardwright.planning.tables.spec import TableSpec
-from shardwright.planning.tables.workload import Workload
+from shardwright.planning.tables.constraints import Constraints
 
 FAMILIES = ("few", "unlike", "many", "alike")
 SHAPES = ("1x1", "1x4", "1x8", "2x8", "4x8", "16x8", "64x8")

@@ -13,19 +13,22 @@ import torch.distributed as dist
 from attrs import asdict, evolve, frozen
 from tests.benchmarks.steps.counting import CollectiveCounter
 
-from shardwright.errors import DistributedError, UnsupportedError
+from shardwright import (
+    DistributedError,
+    DistributedModelParallel,
+    EmbeddingBagCollection,
+    EmbeddingBagCollectionSharder,
+    EmbeddingBagConfig,
+    EmbeddingShardingPlanner,
+    KeyedJaggedTensor,
+    ParameterConstraints,
+    ShardingEnv,
+    Topology,
+    UnsupportedError,
+)
 from shardwright.host import host
-from shardwright.modules.embedding_modules import EmbeddingBagCollection
-from shardwright.planning.machines.topology import Topology
-from shardwright.planning.tables.constraints import ParameterConstraints
-from shardwright.planning.tables.spec import EmbeddingBagConfig
 from shardwright.runtime.ranks.devices import has_accelerator, make_current
-from shardwright.runtime.ranks.environment import ShardingEnv
-from shardwright.runtime.sharded.collections.sharders import EmbeddingBagCollectionSharder
-from shardwright.runtime.sharded.models.model_parallel import DistributedModelParallel
-from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner
-from shardwright.sparse import KeyedJaggedTensor
-from shardwright_testing.ranks import RankPool
+from shardwright_testing import RankPool
 
 _NUM_BATCHES = 4
 _TIMEOUT_S = 600.0

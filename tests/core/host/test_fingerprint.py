@@ -48,13 +48,11 @@ def test_fingerprint_has_what_was_registered_in_process(installed, sharding_type
         compare_fingerprints([before, host.fingerprint(), before])
 
 
-def test_compare_equal_fingerprints_raises_nothing():
+def test_compare_fingerprints_that_do_not_differ_raises_nothing():
     compare_fingerprints([])
     compare_fingerprints([Fingerprint([GOOD])])
     compare_fingerprints([Fingerprint([GOOD, SKEW]), Fingerprint([SKEW, GOOD])] * 3)
-
-
-def test_compare_plugin_off_here_and_not_installed_there_raises_nothing():
+    # Off here, and not installed there.
     compare_fingerprints([Fingerprint([GOOD], (("skew", "off"),)), Fingerprint([GOOD])])
 
 
@@ -69,22 +67,24 @@ def test_compare_missing_plugin_names_rank_plugin_and_why():
     assert "acme-good" not in text
 
 
-def test_compare_additional_plugin_names_rank_and_plugin():
-    with pytest.raises(
-        PluginMismatchError, match=r"rank 1: plugin 'skew' from acme-skew 0\.3\.1 is there, unlike"
-    ):
-        compare_fingerprints([Fingerprint([GOOD]), Fingerprint([GOOD, SKEW]), Fingerprint([GOOD])])
-
-
-def test_compare_other_version_names_both():
-    newer = PluginIdentity("acme-skew", "0.4", "skew", SKEW.names)
-    with pytest.raises(
-        PluginMismatchError, match=r"rank 1: plugin 'skew' from acme-skew 0\.4 instead of version 0\.3\.1"
-    ):
-        compare_fingerprints([Fingerprint([SKEW]), Fingerprint([newer])])
-
-
-def test_compare_many_ranks_are_not_all_named():
-    ranks = [Fingerprint([GOOD])] * 30 + [Fingerprint([])] * 12
-    with pytest.raises(PluginMismatchError, match="ranks 30, 31, 32, 33, 34, 35, 36, 37 and 4 more: plugin"):
-        compare_fingerprints(ranks)
+@pytest.mark.parametrize(
+    ("fingerprints", "text"),
+    [
+        (
+            [Fingerprint([GOOD]), Fingerprint([GOOD, SKEW]), Fingerprint([GOOD])],
+            r"rank 1: plugin 'skew' from acme-skew 0\.3\.1 is there, unlike",
+        ),
+        (
+            [Fingerprint([SKEW]), Fingerprint([PluginIdentity("acme-skew", "0.4", "skew", SKEW.names)])],
+            r"rank 1: plugin 'skew' from acme-skew 0\.4 instead of version 0\.3\.1",
+        ),
+        (
+            [Fingerprint([GOOD])] * 30 + [Fingerprint([])] * 12,
+            "ranks 30, 31, 32, 33, 34, 35, 36, 37 and 4 more: plugin",
+        ),
+    ],
+    ids=["one more", "another version", "many ranks"],
+)
+def test_compare_of_different_plugins_names_rank_plugin_and_version(fingerprints, text):
+    with pytest.raises(PluginMismatchError, match=text):
+        compare_fingerprints(fingerprints)

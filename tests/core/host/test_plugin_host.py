@@ -5,8 +5,14 @@ import threading
 
 import pytest
 
-from shardwright.contracts import ShardingType
-from shardwright.errors import DuplicateNameError, InvalidInputError, PluginLoadError, UnknownPluginError
+from shardwright import (
+    DuplicateNameError,
+    InvalidInputError,
+    PluginLoadError,
+    ShardingType,
+    UnknownPluginError,
+    hookimpl,
+)
 from shardwright.host import PluginHost, host, use_host
 from shardwright.host import plugin_host as plugins_module
 
@@ -137,20 +143,20 @@ def test_host_selection_loads_only_those(installed):
         host.sharding_types["slow"]
 
 
-def test_host_selection_of_several_allows_spaces(installed):
-    host = host_of(installed("acme-good", "acme-slow"), PLUGINS=" acme_good , acme_slow,")
-    assert list(host.sharding_types) == ["good", "slow"]
-
-
-def test_host_empty_selection_loads_none(installed):
-    host = host_of(installed(*ALL), PLUGINS="")
-    assert all(list(registry) == [] for registry in host.registries)
-    assert {record.state for record in host.plugins} == {"off"}
-
-
-def test_host_negative_selection_leaves_out(installed):
-    host = host_of(installed("acme-good", "acme-bad-import"), PLUGINS="-acme_bad_import", STRICT_PLUGINS="1")
-    assert list(host.sharding_types) == ["good"]
+@pytest.mark.parametrize(
+    ("selection", "names"),
+    [
+        (" acme_good , acme_slow,", ["good", "slow"]),
+        ("-acme_bad_import", ["good", "slow"]),
+        ("", []),
+    ],
+)
+def test_host_selection_is_of_names_or_of_what_is_left_out(installed, selection, names):
+    points = installed("acme-good", "acme-slow", "acme-bad-import")
+    host = host_of(points, PLUGINS=selection, STRICT_PLUGINS="1")
+    assert list(host.sharding_types) == names
+    assert all(list(registry) == [] for registry in host.registries if registry is not host.sharding_types)
+    assert {record.state for record in host.plugins} <= {"off", "loaded"}
 
 
 def test_host_selection_of_unknown_plugin_raises_with_nearest(installed):
@@ -201,28 +207,16 @@ def test_host_failures_are_logged_once_with_switch(installed, caplog):
 def test_host_discovers_installed_distributions_by_entry_point(run_source):
     found = run_source(
         """
-        import json
-        import shardwright
-        from shardwright.host import PluginHost
-        entry = shardwright.host.host().sharding_types.entry("good")
-        print(json.dumps([entry.provenance.plugin, entry.provenance.distribution, entry.provenance.version]))
-        """
-    )
-    assert found == ["acme_good", "acme-good", "1.2.0"]
-
-
-def test_host_imports_no_plugin_before_something_is_asked_for(run_source):
-    found = run_source(
-        """
         import json, sys
         import shardwright
         host = shardwright.host.host()
         before = "acme_slow" in sys.modules
-        host.sharding_types
-        print(json.dumps([before, "acme_slow" in sys.modules]))
+        entry = host.sharding_types.entry("good").provenance
+        after = "acme_slow" in sys.modules
+        print(json.dumps([before, after, entry.plugin, entry.distribution, entry.version]))
         """
     )
-    assert found == [False, True]
+    assert found == [False, True, "acme_good", "acme-good", "1.2.0"]
 
 
 def test_host_never_imports_plugins_that_are_off(run_source):
@@ -238,32 +232,36 @@ def test_host_never_imports_plugins_that_are_off(run_source):
     assert found == [["good"], False, False]
 
 
-def test_host_plugin_without_hooks_is_refused(plugin_of):
-    host = PluginHost(entry_points=[], plugins={"empty": object()}, environment={})
-    assert reasons(host)["empty"].startswith("it implements no hook.")
-
-
-def test_host_hook_without_marker_is_refused(plugin_of):
-    plugin = plugin_of()
+def unmarked(plugin):
     plugin.shardwright_proposers = lambda: []
-    host = PluginHost(entry_points=[], plugins={"unmarked": plugin}, environment={})
-    assert reasons(host)["unmarked"] == "its shardwright_proposers is not marked with @shardwright.hookimpl."
+    return plugin
 
 
-def test_host_hook_with_arguments_is_refused(plugin_of):
-    from shardwright import hookimpl
-
-    plugin = plugin_of()
+def with_arguments(plugin):
     plugin.shardwright_proposers = hookimpl(lambda topology: [])
-    host = PluginHost(entry_points=[], plugins={"curious": plugin}, environment={})
-    assert "topology" in reasons(host)["curious"]
-    assert "shardwright_proposers" in reasons(host)["curious"]
+    return plugin
 
 
-def test_host_two_items_of_one_plugin_under_one_name_are_refused(plugin_of, sharding_type):
-    plugin = plugin_of(sharding_type("rows"), sharding_type("columns", aliases=("rows",)))
-    host = PluginHost(entry_points=[], plugins={"twice": plugin}, environment={})
-    assert reasons(host)["twice"] == "it offers two sharding types under the name 'rows'."
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda plugin_of, named: object(), r"it implements no hook\."),
+        (
+            lambda plugin_of, named: unmarked(plugin_of()),
+            r"its shardwright_proposers is not marked with @shardwright\.hookimpl\.$",
+        ),
+        (lambda plugin_of, named: with_arguments(plugin_of()), r".*shardwright_proposers.*topology"),
+        (
+            lambda plugin_of, named: plugin_of(named("rows"), named("columns", aliases=("rows",))),
+            r"it offers two sharding types under the name 'rows'\.$",
+        ),
+    ],
+    ids=["no hooks", "no marker", "arguments", "one name twice"],
+)
+def test_host_plugin_of_a_wrong_form_is_refused(plugin_of, sharding_type, make, reason):
+    plugins = {"wrong": make(plugin_of, sharding_type)}
+    found = reasons(PluginHost(entry_points=[], plugins=plugins, environment={}))["wrong"]
+    assert re.match(reason, found), found
 
 
 def test_host_same_module_under_two_plugin_names_is_no_conflict(plugin_of, sharding_type):
@@ -279,8 +277,6 @@ def test_host_plugin_package_with_submodule_called_api_loads(plugin_of, sharding
 
 
 def test_host_plugin_that_asks_host_while_loading_is_refused(plugin_of):
-    from shardwright import hookimpl
-
     plugin = plugin_of()
     asking = PluginHost(entry_points=[], plugins={"curious": plugin}, environment={})
     plugin.shardwright_proposers = hookimpl(lambda: list(asking.sharding_types))
@@ -288,8 +284,6 @@ def test_host_plugin_that_asks_host_while_loading_is_refused(plugin_of):
 
 
 def test_host_hooks_are_called_once(plugin_of, sharding_type):
-    from shardwright import hookimpl
-
     calls = []
     plugin = plugin_of()
     plugin.shardwright_proposers = hookimpl(lambda: calls.append(1) or [])

@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 import itertools
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,18 +13,20 @@ from tests.drawn import drawn
 from torch import Tensor, nn
 from torch.nn import functional
 
-from shardwright.errors import IdRangeError, InvalidInputError, UnknownNameError
-from shardwright.modules.embedding_configs import (
+from shardwright import (
     DataType,
+    EmbeddingBagCollection,
     EmbeddingBagConfig,
     EmbeddingConfig,
+    IdRangeError,
+    InvalidInputError,
+    KeyedJaggedTensor,
     PoolingType,
-    dtype_of,
+    UnknownNameError,
+    apply_optimizer_in_backward,
 )
-from shardwright.modules.embedding_modules import EmbeddingBagCollection
-from shardwright.optim import apply_optimizer_in_backward
+from shardwright.modules.embedding_configs import dtype_of
 from shardwright.optim.optimizers import in_backward_optimizers
-from shardwright.sparse import KeyedJaggedTensor
 
 
 def config(name: str, *features: str, rows: int = 10, dim: int = 4, **more: Any) -> EmbeddingBagConfig:
@@ -156,25 +159,11 @@ def test_forward_superfluous_weights_are_ignored() -> None:
     torch.testing.assert_close(collection(weighted).values(), collection(plain).values())
 
 
-def test_forward_missing_weights_names_feature_and_table() -> None:
-    collection = EmbeddingBagCollection([config("t", "f")], is_weighted=True)
-    with pytest.raises(InvalidInputError, match=r"feature 'f' of table 't' has no weights"):
-        collection(bags({"f": [[1]]}))
-
-
 def test_forward_superfluous_features_are_ignored() -> None:
     collection = EmbeddingBagCollection([config("t", "f")])
     output = collection(bags({"other": [[99], []], "f": [[1], [2, 3]]}))
     assert output.keys() == ["f"]
     torch.testing.assert_close(output.values(), collection(bags({"f": [[1], [2, 3]]})).values())
-
-
-def test_forward_missing_feature_names_table_and_nearest() -> None:
-    collection = EmbeddingBagCollection([config("users", "user_id")])
-    with pytest.raises(
-        UnknownNameError, match=r"'user_id' of table 'users' is not .* has: user_di\. Did you mean 'user_di'"
-    ):
-        collection(bags({"user_di": [[1]]}))
 
 
 @pytest.mark.parametrize("wrong", [-1, 10, 2**40])
@@ -247,25 +236,10 @@ def test_initial_weights_are_uniform_between_the_configured_ends() -> None:
     assert not torch.equal(before, collection.embedding_bags["given"].weight)
 
 
-def test_no_tables_is_refused() -> None:
-    with pytest.raises(InvalidInputError, match="EmbeddingBagCollection got no tables"):
-        EmbeddingBagCollection([])
-
-
-def test_two_tables_of_one_name_are_refused() -> None:
-    with pytest.raises(InvalidInputError, match="two tables are named 't'"):
-        EmbeddingBagCollection([config("t", "f"), config("t", "g")])
-
-
 @pytest.mark.parametrize("name", ["a.b", "type", "keys"])
 def test_table_name_that_torch_refuses_is_named(name: str) -> None:
     with pytest.raises(InvalidInputError, match=f"table '{name}' cannot be part of"):
         EmbeddingBagCollection([config(name, "f")])
-
-
-def test_quantized_table_is_refused_by_name() -> None:
-    with pytest.raises(InvalidInputError, match="table 't': INT8 is no type that torch trains"):
-        EmbeddingBagCollection([config("t", "f", data_type=DataType.INT8)])
 
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))])
@@ -301,21 +275,6 @@ def test_copies_have_the_optimizers_of_their_weights_in_the_same_state(is_frozen
     assert torch.equal(twin.embedding_bags["t"].weight, weight)
 
 
-def test_configuration_of_the_other_collection_is_refused() -> None:
-    other = EmbeddingConfig(num_embeddings=4, embedding_dim=3, name="other", feature_names=["g"])
-    with pytest.raises(
-        InvalidInputError, match=r"takes a list of EmbeddingBagConfigs; number 1 is EmbeddingConfig\("
-    ):
-        EmbeddingBagCollection([config("t", "f"), other])
-
-
-def test_one_configuration_outside_a_list_is_refused() -> None:
-    with pytest.raises(
-        InvalidInputError, match=r"takes a list of EmbeddingBagConfigs, got EmbeddingBagConfig\("
-    ):
-        EmbeddingBagCollection(config("t", "f"))
-
-
 @pytest.mark.parametrize("device", ["meta", "cpu"])
 def test_batch_on_meta_gives_the_outputs_shape(device: str) -> None:
     collection = EmbeddingBagCollection([config("t", "f", "g"), config("u", "h", dim=3)], device=device)
@@ -325,3 +284,62 @@ def test_batch_on_meta_gives_the_outputs_shape(device: str) -> None:
     assert output.values().shape == (2, 11)
     assert output.length_per_key() == [4, 4, 3]
     assert output.values().requires_grad
+
+
+REFUSED = [
+    pytest.param(
+        lambda: EmbeddingBagCollection([config("t", "f")], is_weighted=True)(bags({"f": [[1]]})),
+        InvalidInputError,
+        r"feature 'f' of table 't' has no weights",
+        id="forward missing weights names feature and table",
+    ),
+    pytest.param(
+        lambda: EmbeddingBagCollection([config("users", "user_id")])(bags({"user_di": [[1]]})),
+        UnknownNameError,
+        r"'user_id' of table 'users' is not .* has: user_di\. Did you mean 'user_di'",
+        id="forward missing feature names table and nearest",
+    ),
+    pytest.param(
+        lambda: EmbeddingBagCollection([]),
+        InvalidInputError,
+        "EmbeddingBagCollection got no tables",
+        id="no tables is refused",
+    ),
+    pytest.param(
+        lambda: EmbeddingBagCollection([config("t", "f"), config("t", "g")]),
+        InvalidInputError,
+        "two tables are named 't'",
+        id="two tables of one name are refused",
+    ),
+    pytest.param(
+        lambda: EmbeddingBagCollection([config("t", "f", data_type=DataType.INT8)]),
+        InvalidInputError,
+        "table 't': INT8 is no type that torch trains",
+        id="quantized table is refused by name",
+    ),
+    pytest.param(
+        lambda: EmbeddingBagCollection(
+            [
+                config("t", "f"),
+                EmbeddingConfig(num_embeddings=4, embedding_dim=3, name="other", feature_names=["g"]),
+            ]
+        ),
+        InvalidInputError,
+        r"takes a list of EmbeddingBagConfigs; number 1 is EmbeddingConfig\(",
+        id="configuration of the other collection is refused",
+    ),
+    pytest.param(
+        lambda: EmbeddingBagCollection(config("t", "f")),
+        InvalidInputError,
+        r"takes a list of EmbeddingBagConfigs, got EmbeddingBagConfig\(",
+        id="one configuration outside a list is refused",
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "text"), REFUSED)
+def test_wrong_call_is_an_error_that_says_what_is_wrong(
+    call: Callable[..., object], error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        call()

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,10 +10,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardwright.errors import IdRangeError, InvalidInputError, UnknownNameError
-from shardwright.modules.embedding_configs import DataType, EmbeddingBagConfig, EmbeddingConfig, dtype_of
-from shardwright.modules.embedding_modules import EmbeddingCollection
-from shardwright.sparse import KeyedJaggedTensor
+from shardwright import (
+    DataType,
+    EmbeddingBagConfig,
+    EmbeddingCollection,
+    EmbeddingConfig,
+    IdRangeError,
+    InvalidInputError,
+    KeyedJaggedTensor,
+    UnknownNameError,
+)
+from shardwright.modules.embedding_configs import dtype_of
 
 
 def config(name: str, *features: str, rows: int = 10, dim: int = 3, **more: Any) -> EmbeddingConfig:
@@ -75,18 +83,6 @@ def test_need_indices_returns_ids_as_weights(need_indices: bool) -> None:
     assert (None if weights is None else weights.tolist()) == ([9, 4] if need_indices else None)
 
 
-def test_missing_feature_names_table() -> None:
-    with pytest.raises(
-        UnknownNameError, match=r"'h' of table 't' is not in the input. The input has: f, g\."
-    ):
-        EmbeddingCollection([config("t", "h")])(INPUT)
-
-
-def test_id_out_of_range_names_everything() -> None:
-    with pytest.raises(IdRangeError, match=r"'g': id 9 at position 0 \(sample 0\) .*'t'.* rows 0 to 8"):
-        EmbeddingCollection([config("t", "f", "g", rows=9)])(INPUT)
-
-
 def test_tables_of_different_dim_give_rows_of_their_own_dim() -> None:
     collection = EmbeddingCollection([config("a", "f"), config("b", "g", dim=5)])
     output = collection(INPUT)
@@ -117,14 +113,42 @@ def test_copies_are_equal(duplicate: Any) -> None:
     assert twin.need_indices()
 
 
-def test_configuration_of_the_other_collection_is_refused() -> None:
-    other = EmbeddingBagConfig(num_embeddings=4, embedding_dim=3, name="other", feature_names=["g"])
-    with pytest.raises(
-        InvalidInputError, match=r"takes a list of EmbeddingConfigs; number 1 is EmbeddingBagConfig\("
-    ):
-        EmbeddingCollection([config("t", "f"), other])
+REFUSED = [
+    pytest.param(
+        lambda: EmbeddingCollection([config("t", "h")])(INPUT),
+        UnknownNameError,
+        r"'h' of table 't' is not in the input. The input has: f, g\.",
+        id="missing feature names table",
+    ),
+    pytest.param(
+        lambda: EmbeddingCollection([config("t", "f", "g", rows=9)])(INPUT),
+        IdRangeError,
+        r"'g': id 9 at position 0 \(sample 0\) .*'t'.* rows 0 to 8",
+        id="id out of range names everything",
+    ),
+    pytest.param(
+        lambda: EmbeddingCollection(
+            [
+                config("t", "f"),
+                EmbeddingBagConfig(num_embeddings=4, embedding_dim=3, name="other", feature_names=["g"]),
+            ]
+        ),
+        InvalidInputError,
+        r"takes a list of EmbeddingConfigs; number 1 is EmbeddingBagConfig\(",
+        id="configuration of the other collection is refused",
+    ),
+    pytest.param(
+        lambda: EmbeddingCollection(config("t", "f")),
+        InvalidInputError,
+        r"takes a list of EmbeddingConfigs, got EmbeddingConfig\(",
+        id="one configuration outside a list is refused",
+    ),
+]
 
 
-def test_one_configuration_outside_a_list_is_refused() -> None:
-    with pytest.raises(InvalidInputError, match=r"takes a list of EmbeddingConfigs, got EmbeddingConfig\("):
-        EmbeddingCollection(config("t", "f"))
+@pytest.mark.parametrize(("call", "error", "text"), REFUSED)
+def test_wrong_call_is_an_error_that_says_what_is_wrong(
+    call: Callable[..., object], error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        call()

@@ -6,10 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from shardwright.errors import InvalidInputError
-from shardwright.modules.embedding_configs import EmbeddingBagConfig
-from shardwright.modules.embedding_modules import EmbeddingBagCollection
-from shardwright.optim import apply_optimizer_in_backward, in_backward_optimizer_filter
+from shardwright import (
+    EmbeddingBagCollection,
+    EmbeddingBagConfig,
+    InvalidInputError,
+    apply_optimizer_in_backward,
+    in_backward_optimizer_filter,
+)
 from shardwright.optim.optimizers import in_backward_optimizers
 
 

@@ -8,13 +8,21 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from shardwright import hookimpl
-from shardwright.contracts import ComputeKernel, Estimator, Partitioner, Proposer, ShardingType
+from shardwright import (
+    Block,
+    ComputeKernel,
+    Estimator,
+    Layout,
+    Partitioner,
+    Proposer,
+    Proven,
+    RowsModulo,
+    RowsRange,
+    ShardingType,
+    hookimpl,
+)
 from shardwright.host import PluginHost, use_host
-from shardwright.planning.layouts.layout import Block, Layout
-from shardwright.planning.layouts.row_maps import RowsModulo, RowsRange
 from shardwright.planning.options.options import fold_requests
-from shardwright.planning.search.placement import Proven
 
 
 class Whole(ShardingType):

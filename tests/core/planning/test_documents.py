@@ -12,16 +12,21 @@ from tests import readme
 from tests.core.planning.conftest import make_host
 
 import shardwright
-from shardwright.errors import InvalidInputError, PlanError
+from shardwright import (
+    DocumentKind,
+    EmbeddingShardingPlanner,
+    InvalidInputError,
+    ParameterConstraints,
+    PlanError,
+    ShardingPlan,
+    TableSpec,
+    Topology,
+    Workload,
+)
 from shardwright.host import use_host
-from shardwright.planning.documents import CONSTRAINTS, MACHINE, PLAN, WORKLOAD, DocumentKind, limits
+from shardwright.planning.documents import CONSTRAINTS, MACHINE, PLAN, WORKLOAD, limits
 from shardwright.planning.documents.schemas import FOLDER, load_schema, schema_names
-from shardwright.planning.machines.topology import Topology
-from shardwright.planning.plan.plan import ShardingPlan
-from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
-from shardwright.planning.tables.spec import TableSpec
-from shardwright.planning.tables.workload import Workload
-from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner
+from shardwright.planning.tables.constraints import Constraints
 
 PAGE = Path(shardwright.__file__).parent / "docs" / "documents.md"
 KINDS = {"workload": WORKLOAD, "constraints": CONSTRAINTS, "machine": MACHINE, "plan": PLAN}
@@ -122,17 +127,6 @@ def test_limits_are_stated_in_one_place_alone():
     }
 
 
-def test_limits_hold_for_values_made_in_python():
-    with pytest.raises(InvalidInputError, match=f"to {limits.MOST_RANKS}, got"):
-        Topology(limits.MOST_RANKS + 1, "cpu")
-    with pytest.raises(InvalidInputError, match=f"to {limits.MOST_RATE}, got"):
-        ParameterConstraints(pooling_factors=[limits.MOST_RATE + 1])
-    with pytest.raises(InvalidInputError, match=f"to {limits.MOST_SAMPLES} or None, got"):
-        EmbeddingShardingPlanner(batch_size=limits.MOST_SAMPLES + 1)
-    with pytest.raises(InvalidInputError, match=f"to {limits.MOST_ROWS}, got"):
-        TableSpec("t", limits.MOST_ROWS + 1, 8)
-
-
 def test_schemas_are_schemas_and_refer_to_what_is_there():
     import jsonschema_rs
 
@@ -230,14 +224,46 @@ def test_check_says_where_also_below_keys_that_are_empty_or_numbers():
         PLAN.check(document)
 
 
-def test_check_tells_a_misspelt_key_before_the_one_that_is_missing_then():
-    table = {"name": "a", "num_embedings": 3, "embedding_dim": 4}
-    with pytest.raises(InvalidInputError, match=r"table 0 \('a'\) has the key 'num_embedings'.*Did you mean"):
-        WORKLOAD.check({"tables": [table]})
-    with pytest.raises(InvalidInputError, match="the workload has no 'tables'"):
-        WORKLOAD.check({"facts": 3, "what": "no workload"})
+REFUSED = [
+    pytest.param(
+        lambda: Topology(limits.MOST_RANKS + 1, "cpu"),
+        f"to {limits.MOST_RANKS}, got",
+        id="limits hold for values made in python 1",
+    ),
+    pytest.param(
+        lambda: ParameterConstraints(pooling_factors=[limits.MOST_RATE + 1]),
+        f"to {limits.MOST_RATE}, got",
+        id="limits hold for values made in python 2",
+    ),
+    pytest.param(
+        lambda: EmbeddingShardingPlanner(batch_size=limits.MOST_SAMPLES + 1),
+        f"to {limits.MOST_SAMPLES} or None, got",
+        id="limits hold for values made in python 3",
+    ),
+    pytest.param(
+        lambda: TableSpec("t", limits.MOST_ROWS + 1, 8),
+        f"to {limits.MOST_ROWS}, got",
+        id="limits hold for values made in python 4",
+    ),
+    pytest.param(
+        lambda: WORKLOAD.check({"tables": [{"name": "a", "num_embedings": 3, "embedding_dim": 4}]}),
+        r"table 0 \('a'\) has the key 'num_embedings'.*Did you mean",
+        id="check tells a misspelt key before the one that is missing then 1",
+    ),
+    pytest.param(
+        lambda: WORKLOAD.check({"facts": 3, "what": "no workload"}),
+        "the workload has no 'tables'",
+        id="check tells a misspelt key before the one that is missing then 2",
+    ),
+    pytest.param(
+        lambda: CONSTRAINTS.check({"a": {"extras": {"x": object()}}}),
+        "is no JSON data",
+        id="check of python data that is no json says so",
+    ),
+]
 
 
-def test_check_of_python_data_that_is_no_json_says_so():
-    with pytest.raises(InvalidInputError, match="is no JSON data"):
-        CONSTRAINTS.check({"a": {"extras": {"x": object()}}})
+@pytest.mark.parametrize(("call", "text"), REFUSED)
+def test_wrong_call_is_an_error_that_says_what_is_wrong(call, text):
+    with pytest.raises(InvalidInputError, match=text):
+        call()

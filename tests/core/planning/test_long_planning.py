@@ -14,19 +14,27 @@ import pytest
 from attrs import field, frozen
 from tests.core.planning.conftest import WithBound
 
-from shardwright.contracts import Proposer, ShardingType
-from shardwright.errors import InvalidInputError, NoPlanError
+from shardwright import (
+    Block,
+    EmbeddingShardingPlanner,
+    InvalidInputError,
+    Layout,
+    NoPlanError,
+    ParameterConstraints,
+    Progress,
+    Proposer,
+    RowMap,
+    ShardingType,
+    TableSpec,
+    Topology,
+    Watch,
+)
 from shardwright.host import host
-from shardwright.planning.layouts.layout import Block, Layout
-from shardwright.planning.layouts.row_maps import RowMap
-from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.enumeration import prepare
 from shardwright.planning.options.inputs import Request
 from shardwright.planning.options.planning_plugins import PluginChoice
-from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
-from shardwright.planning.tables.spec import TableSpec
-from shardwright.planning.watch import Progress, Watch, progress_text, shown
-from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner
+from shardwright.planning.tables.constraints import Constraints
+from shardwright.planning.watch import progress_text, shown
 
 TABLES = [TableSpec(f"t{i}", 10 + i, 8, ["f"]) for i in range(12)]
 
@@ -251,20 +259,15 @@ def test_plan_that_takes_long_shows_its_progress_unless_that_is_unwanted(monkeyp
     assert ("planning, " in screen.getvalue()) == is_wanted
 
 
-@pytest.mark.parametrize("is_wanted", [None, False])
-def test_shown_elsewhere_or_unwanted_shows_nothing(monkeypatch, is_wanted):
-    screen = io.StringIO() if is_wanted is None else Terminal()
+@pytest.mark.parametrize(
+    ("screen", "is_wanted", "after_s"),
+    [(io.StringIO(), None, 0.0), (Terminal(), False, 0.0), (Terminal(), None, 60.0)],
+    ids=["no terminal", "unwanted", "too short"],
+)
+def test_shown_elsewhere_unwanted_or_for_a_moment_shows_nothing(monkeypatch, screen, is_wanted, after_s):
     monkeypatch.setattr(sys, "stderr", screen)
-    with shown(Watch(), is_wanted=is_wanted, after_s=0.0):
+    with shown(Watch(), is_wanted=is_wanted, after_s=after_s):
         time.sleep(0.05)
-    assert screen.getvalue() == ""
-
-
-def test_shown_for_less_than_a_moment_shows_nothing(monkeypatch):
-    screen = Terminal()
-    monkeypatch.setattr(sys, "stderr", screen)
-    with shown(Watch(), after_s=60.0):
-        pass
     assert screen.getvalue() == ""
 
 

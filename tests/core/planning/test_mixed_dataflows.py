@@ -10,19 +10,29 @@ import pytest
 from attrs import frozen
 from tests.core.planning.conftest import Plain, Slices, Whole, make_host
 
-from shardwright.contracts import NAMED_ONLY, ShardingType
-from shardwright.errors import NoPlanError, PlanError, PlanningError
+from shardwright import (
+    NAMED_ONLY,
+    BlockRun,
+    EmbeddingShardingPlanner,
+    Exchange,
+    Layout,
+    NoPlanError,
+    Options,
+    ParameterConstraints,
+    PlanError,
+    PlanningError,
+    RowMap,
+    RowsRange,
+    RowsSplit,
+    ShardingPlan,
+    ShardingType,
+    TableSpec,
+    Topology,
+)
 from shardwright.host import host, use_host
-from shardwright.planning.layouts.layout import BlockRun, Exchange, Layout
-from shardwright.planning.layouts.row_maps import RowMap, RowsRange, RowsSplit
-from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.enumeration import enumerate_options
-from shardwright.planning.options.options import Options
 from shardwright.planning.options.search_space import synchronised_bytes, traffic_bytes
-from shardwright.planning.plan.plan import ShardingPlan
-from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
-from shardwright.planning.tables.spec import TableSpec
-from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner
+from shardwright.planning.tables.constraints import Constraints
 from shardwright_plugins.dataflows import Replicate
 
 TABLE = TableSpec("t", 11, 8, ["f"], pooling="NONE")

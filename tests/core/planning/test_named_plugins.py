@@ -8,13 +8,17 @@ import numpy as np
 import pytest
 from tests.core.planning.conftest import Cells, EachAlone, FirstFit, Weights
 
-from shardwright.contracts import Estimator, Proposer
-from shardwright.errors import InvalidInputError, UnknownPluginError
-from shardwright.planning.machines.topology import Topology
-from shardwright.planning.plan.plan import ShardingPlan
-from shardwright.planning.report.check import check_plan
-from shardwright.planning.tables.spec import TableSpec
-from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner
+from shardwright import (
+    EmbeddingShardingPlanner,
+    Estimator,
+    InvalidInputError,
+    Proposer,
+    ShardingPlan,
+    TableSpec,
+    Topology,
+    UnknownPluginError,
+    check_plan,
+)
 from shardwright_plugins.plan_differences.explain import explain_table
 
 TABLE = TableSpec("t", 10, 8, ["f"])

@@ -9,16 +9,23 @@ import numpy as np
 import pytest
 from tests.core.planning.conftest import Plain
 
-import shardwright
-from shardwright.contracts import Estimator, Proposer, ShardingType
-from shardwright.errors import InvalidInputError, NoPlanError, PlanningError, UnknownPluginError
+from shardwright import (
+    Block,
+    EmbeddingShardingPlanner,
+    Estimator,
+    InvalidInputError,
+    Layout,
+    NoPlanError,
+    ParameterConstraints,
+    PlanningError,
+    Proposer,
+    RowsRange,
+    ShardingType,
+    TableSpec,
+    Topology,
+    UnknownPluginError,
+)
 from shardwright.host import host
-from shardwright.planning.layouts.layout import Block, Layout
-from shardwright.planning.layouts.row_maps import RowsRange
-from shardwright.planning.machines.topology import Topology
-from shardwright.planning.tables.constraints import ParameterConstraints
-from shardwright.planning.tables.spec import TableSpec
-from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner
 
 TABLES = [
     TableSpec("a", 10, 8, ["f"]),
@@ -36,15 +43,10 @@ def test_plan_tables_groups_tables_by_module_in_their_order():
     assert {path: list(tables) for path, tables in plan.plan.items()} == {"": ["a", "c"], "tower": ["b"]}
 
 
-def test_plan_tables_constrained_type_and_kernel_are_taken():
+def test_plan_tables_constrained_type_and_kernel_are_taken_with_the_options_data():
     rule = ParameterConstraints(sharding_types=["slices"], compute_kernels=["thorough"])
     sharding = planner(constraints={"a": rule}).plan_tables(TABLES).plan[""]["a"]
     assert (sharding.sharding_type, sharding.compute_kernel, sharding.ranks) == ("slices", "thorough", [0, 1])
-
-
-def test_plan_tables_option_data_of_the_plugin_is_handed_on():
-    rule = ParameterConstraints(sharding_types=["slices"])
-    sharding = planner(constraints={"a": rule}).plan_tables(TABLES).plan[""]["a"]
     assert sharding.layout.extras["made_by"] == "slices"
     assert sharding.layout.variant in {"range", "modulo"}
 
@@ -164,38 +166,6 @@ def test_plan_tables_debug_logs_and_prints_the_report(capsys, caplog):
     assert "--- Sharding plan ---" in caplog.text
 
 
-def test_plan_tables_without_topology_raises():
-    with pytest.raises(InvalidInputError, match="no topology"):
-        EmbeddingShardingPlanner().plan_tables(TABLES)
-
-
-def test_plan_tables_without_tables_raises():
-    with pytest.raises(PlanningError, match="no tables to plan"):
-        planner().plan_tables([])
-
-
-@pytest.mark.parametrize(
-    ("tables", "text"),
-    [
-        (TABLES[0], r"tables must be a list \(each: a TableSpec\), got TableSpec\("),
-        ([TABLES[0], "b"], r"tables\[1\] must be a TableSpec, got 'b'"),
-    ],
-)
-def test_plan_tables_other_things_than_tables_raise(tables, text):
-    with pytest.raises(InvalidInputError, match=text):
-        planner().plan_tables(tables)
-
-
-def test_planner_topology_of_another_type_raises():
-    with pytest.raises(InvalidInputError, match="topology must be a Topology or None, got 4"):
-        EmbeddingShardingPlanner(topology=4)
-
-
-def test_plan_tables_same_path_twice_raises():
-    with pytest.raises(InvalidInputError, match="two tables have the path 'a'"):
-        planner().plan_tables([TABLES[0], TABLES[0]])
-
-
 def asked_of(key, **rule):
     return {"constraints": {key: ParameterConstraints(**rule)}}
 
@@ -218,19 +188,6 @@ def asked_of(key, **rule):
 )
 def test_planner_of_an_unknown_name_is_not_made_and_says_the_nearest(argument, text):
     with pytest.raises(UnknownPluginError, match=text):
-        planner(**argument)
-
-
-def test_plan_tables_estimator_of_the_other_kind_raises():
-    with pytest.raises(InvalidInputError, match="measures storage, a performance estimator is needed: cells"):
-        planner(estimator="weights")
-
-
-@pytest.mark.parametrize(
-    "argument", [{"batch_size": 0}, {"storage_reservation": 1.0}, {"storage_reservation": -0.1}]
-)
-def test_planner_wrong_value_raises(argument):
-    with pytest.raises(InvalidInputError, match=next(iter(argument))):
         planner(**argument)
 
 
@@ -277,11 +234,6 @@ def test_no_plan_table_too_large_says_what_would_fit():
     assert "'slices'" not in text  # 800 B on rank 0, which has 750
 
 
-def test_no_plan_table_too_large_without_constraints_says_what_would_help():
-    with pytest.raises(NoPlanError, match=r"the emptiest rank \(0\) has 170 B.*More ranks or memory"):
-        planner(cap=200).plan_tables([TableSpec("big", 100, 4, ["f"])])
-
-
 def test_no_plan_table_too_large_names_the_type_to_allow():
     rule = ParameterConstraints(sharding_types=["whole"])
     with pytest.raises(NoPlanError) as caught:
@@ -323,12 +275,6 @@ def test_no_plan_proposer_without_proposals_is_told():
         planner(proposer=Silent()).plan_tables(TABLES)
 
 
-def test_public_names_are_those_of_torchrec():
-    assert shardwright.EmbeddingShardingPlanner is EmbeddingShardingPlanner
-    assert shardwright.Topology is Topology
-    assert shardwright.ParameterConstraints is ParameterConstraints
-
-
 def test_planning_imports_no_torch():
     source = """
 import sys
@@ -359,3 +305,71 @@ def test_plan_tables_layout_that_leaves_rows_out_names_the_type(host_with):
         pytest.raises(PlanningError, match=r"sharding type 'forgets' broke its contract: .*row part 1"),
     ):
         planner().plan_tables(TABLES)
+
+
+REFUSED = [
+    pytest.param(lambda: planner(batch_size=0), InvalidInputError, "batch_size", id="no samples"),
+    pytest.param(
+        lambda: planner(storage_reservation=1.0), InvalidInputError, "storage_reservation", id="no room"
+    ),
+    pytest.param(
+        lambda: planner(storage_reservation=-0.1),
+        InvalidInputError,
+        "storage_reservation",
+        id="too much room",
+    ),
+    pytest.param(
+        lambda: planner().plan_tables(TABLES[0]),
+        InvalidInputError,
+        r"tables must be a list \(each: a TableSpec\), got TableSpec\(",
+        id="one table",
+    ),
+    pytest.param(
+        lambda: planner().plan_tables([TABLES[0], "b"]),
+        InvalidInputError,
+        r"tables\[1\] must be a TableSpec, got 'b'",
+        id="a text among tables",
+    ),
+    pytest.param(
+        lambda: EmbeddingShardingPlanner().plan_tables(TABLES),
+        InvalidInputError,
+        "no topology",
+        id="plan tables without topology raises",
+    ),
+    pytest.param(
+        lambda: planner().plan_tables([]),
+        PlanningError,
+        "no tables to plan",
+        id="plan tables without tables raises",
+    ),
+    pytest.param(
+        lambda: EmbeddingShardingPlanner(topology=4),
+        InvalidInputError,
+        "topology must be a Topology or None, got 4",
+        id="planner topology of another type raises",
+    ),
+    pytest.param(
+        lambda: planner().plan_tables([TABLES[0], TABLES[0]]),
+        InvalidInputError,
+        "two tables have the path 'a'",
+        id="plan tables same path twice raises",
+    ),
+    pytest.param(
+        lambda: planner(estimator="weights"),
+        InvalidInputError,
+        "measures storage, a performance estimator is needed: cells",
+        id="plan tables estimator of the other kind raises",
+    ),
+    pytest.param(
+        lambda: planner(cap=200).plan_tables([TableSpec("big", 100, 4, ["f"])]),
+        NoPlanError,
+        r"the emptiest rank \(0\) has 170 B.*More ranks or memory",
+        id="no plan table too large without constraints says what would help",
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "text"), REFUSED)
+def test_wrong_call_is_an_error_that_says_what_is_wrong(call, error, text):
+    with pytest.raises(error, match=text):
+        call()

@@ -10,16 +10,13 @@ from hypothesis import strategies as st
 from tests.core.planning.conftest import Plain, make_host
 from tests.drawn import drawn
 
-from shardwright.contracts import Extension
-from shardwright.errors import PlanError
+from shardwright import Extension, ParameterConstraints, PlanError, TableSpec, Topology
 from shardwright.host import host, use_host
-from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.enumeration import prepare
 from shardwright.planning.options.inputs import Request
 from shardwright.planning.options.planning_plugins import PluginChoice
 from shardwright.planning.proofs import checked_by, why_unproven
-from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
-from shardwright.planning.tables.spec import TableSpec
+from shardwright.planning.tables.constraints import Constraints
 
 
 def space_of(sizes, capacity=10**9, only=None):

@@ -7,15 +7,17 @@ import json
 import pytest
 from tests.core.planning.conftest import EachAlone, WithBound
 
-from shardwright.contracts import Proposer
-from shardwright.errors import PlanningError
-from shardwright.planning.machines.topology import Topology
-from shardwright.planning.plan.plan import ShardingPlan
-from shardwright.planning.report.check import check_plan
-from shardwright.planning.search.placement import Proven
-from shardwright.planning.tables.spec import TableSpec
-from shardwright.planning.watch import Watch
-from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner
+from shardwright import (
+    EmbeddingShardingPlanner,
+    PlanningError,
+    Proposer,
+    Proven,
+    ShardingPlan,
+    TableSpec,
+    Topology,
+    Watch,
+    check_plan,
+)
 
 TABLES = [TableSpec("a", 10, 8, ["f"]), TableSpec("b", 100, 8, ["g"]), TableSpec("c", 90, 8, ["h"])]
 

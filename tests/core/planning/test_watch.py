@@ -10,13 +10,14 @@ import pytest
 from shardwright.planning.watch import Watch, gap_of
 
 
-def test_watch_without_limit_is_never_over():
-    assert not Watch().is_over
-
-
-def test_watch_at_its_limit_is_over():
-    assert Watch(seconds=0.0).is_over
-    assert not Watch(seconds=1e6).is_over
+@pytest.mark.parametrize(
+    ("seconds", "is_over", "least_left", "most_left"),
+    [(None, False, math.inf, math.inf), (0.0, True, 0, 0), (1e-9, True, 0, 0), (60.0, False, 59, 60)],
+)
+def test_watch_is_over_at_its_limit(seconds, is_over, least_left, most_left):
+    watch = Watch(seconds)
+    assert least_left <= watch.seconds_left <= most_left
+    assert watch.is_over == is_over
 
 
 def test_watch_tells_only_what_is_better():
@@ -72,12 +73,6 @@ def test_watch_on_another_thread_installs_nothing():
 )
 def test_gap_of(value, bound, gap):
     assert gap_of(value, bound) == gap
-
-
-def test_watch_seconds_left_end_at_none_and_are_endless_without_a_limit():
-    assert Watch().seconds_left == math.inf
-    assert 59 < Watch(60.0).seconds_left <= 60
-    assert Watch(1e-9).seconds_left == 0
 
 
 def test_watch_is_over_once_its_work_is_spent():

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from shardwright import hookimpl
-from shardwright.contracts import Codec
+from shardwright import Codec, hookimpl
 
 
 class Doubles(Codec):

@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from tests.core.runtime.plans import RATE, Cut, Cuts, RowsMirrored
 
-from shardwright.planning.layouts.row_maps import RowsRange
-from shardwright.sparse import KeyedJaggedTensor
-from shardwright_testing.simulated import run_simulated
+from shardwright import KeyedJaggedTensor, RowsRange
+from shardwright_testing import run_simulated
 
 MIXED = (
     Cut(11, 4, ("a",), "SUM", RowsRange(11, parts=2), (), (0, 1)),

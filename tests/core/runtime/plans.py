@@ -9,34 +9,48 @@ from typing import Any
 import numpy as np
 import torch
 from attrs import evolve, field, frozen
+from hypothesis import settings
 from hypothesis import strategies as st
 from torch import nn
 
-from shardwright import hookimpl
-from shardwright.contracts import ComputeKernel, Extension
-from shardwright.contracts.lookup import Lookup
-from shardwright.host import PluginHost
-from shardwright.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
-from shardwright.optim.fused import renaming
-from shardwright.planning.layouts.layout import Block, ColumnRange, Dataflow, Exchange, Layout
-from shardwright.planning.layouts.row_maps import RowMap, RowsModulo, RowsRange, RowsSplit
-from shardwright.planning.plan.sharding import ParameterSharding
-from shardwright.planning.tables.codecs import QCommsConfig
-from shardwright.planning.tables.spec import EmbeddingBagConfig, EmbeddingConfig
-from shardwright.runtime.ranks.environment import ShardingEnv
-from shardwright.runtime.routed.plan import RoutingPlan, plan_routing
-from shardwright.runtime.routed.tables import return_path_of
-from shardwright.runtime.sharded.collections.sharders import (
+from shardwright import (
+    Block,
+    Collection,
+    ColumnRange,
+    ComputeKernel,
+    Dataflow,
+    EmbeddingBagCollection,
     EmbeddingBagCollectionSharder,
+    EmbeddingBagConfig,
+    EmbeddingCollection,
     EmbeddingCollectionSharder,
+    EmbeddingConfig,
+    Exchange,
+    Extension,
+    FeatureBatch,
+    KeyedJaggedTensor,
+    Layout,
+    Lookup,
     ModuleSharder,
+    ParameterSharding,
+    QCommsConfig,
+    RoutingPlan,
+    RowMap,
+    RowsModulo,
+    RowsRange,
+    RowsSplit,
+    ShardingEnv,
+    hookimpl,
 )
+from shardwright.host import PluginHost
+from shardwright.optim.fused import renaming
+from shardwright.runtime.routed.plan import plan_routing
+from shardwright.runtime.routed.tables import return_path_of
 from shardwright.runtime.step.batches.inputs import BatchReader
-from shardwright.runtime.step.collection import Collection, FeatureBatch
-from shardwright.sparse import KeyedJaggedTensor
 from shardwright_plugins.dataflows import Replicate
 
 RATE = 0.5
+EXAMPLES = settings(max_examples=60, deadline=None)
 
 
 class LoopLookup(Lookup):

@@ -14,14 +14,18 @@ from tests.drawn import drawn
 from tests.errors import raises
 from tests.pairs import pairwise
 
-from shardwright.errors import InvalidInputError, UnknownPluginError, UnsupportedError
+from shardwright import (
+    EmbeddingBagCollectionSharder,
+    Exchange,
+    InvalidInputError,
+    QCommsConfig,
+    RowsRange,
+    UnknownPluginError,
+    UnsupportedError,
+)
 from shardwright.host import PluginHost, use_host
-from shardwright.planning.layouts.layout import Exchange
-from shardwright.planning.layouts.row_maps import RowsRange
-from shardwright.planning.tables.codecs import QCommsConfig
-from shardwright.runtime.sharded.collections.sharders import EmbeddingBagCollectionSharder
 from shardwright_plugins.dataflows import Hierarchical
-from shardwright_testing.simulated import run_simulated
+from shardwright_testing import run_simulated
 
 NAMES = [None, "doubles", "mirrored", "as_it_is"]
 CONFIGS = st.builds(QCommsConfig, st.sampled_from(NAMES), st.sampled_from(NAMES))

@@ -9,9 +9,9 @@ import torch
 from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.core.runtime.buckets import EXAMPLES
 from tests.core.runtime.mixed_cuts import MIXED, simulate
 from tests.core.runtime.plans import (
+    EXAMPLES,
     RATE,
     Cut,
     Cuts,
@@ -23,20 +23,25 @@ from tests.core.runtime.plans import (
     output_of,
 )
 
-from shardwright import hookimpl
-from shardwright.contracts import ShardingType
-from shardwright.errors import InvalidInputError, UnsupportedError
+from shardwright import (
+    Block,
+    InvalidInputError,
+    KeyedJaggedTensor,
+    Layout,
+    OptimizerSpec,
+    ParameterConstraints,
+    RowsRange,
+    ShardingType,
+    TableSpec,
+    Topology,
+    UnsupportedError,
+    hookimpl,
+)
 from shardwright.host import PluginHost, use_host
-from shardwright.planning.layouts.layout import Block, Layout
-from shardwright.planning.layouts.row_maps import RowsRange
-from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.enumeration import enumerate_options
 from shardwright.planning.options.search_space import traffic_bytes
-from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
-from shardwright.planning.tables.optimizers import OptimizerSpec
-from shardwright.planning.tables.spec import TableSpec
+from shardwright.planning.tables.constraints import Constraints
 from shardwright.runtime.step.batches.inputs import InputChecks
-from shardwright.sparse import KeyedJaggedTensor
 from shardwright_plugins.dataflows import Replicate
 from shardwright_testing import run_simulated
 

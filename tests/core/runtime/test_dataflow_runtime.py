@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from attrs import frozen
 
-from shardwright import Dataflow, DirectReturn, Exchange, Routed
-from shardwright.errors import UnsupportedError
+from shardwright import Dataflow, DirectReturn, Exchange, Routed, UnsupportedError
 from shardwright.runtime.routed.tables import RoutedTables, executor_of, return_path_of
 from shardwright_plugins.dataflows import Hierarchical, Replicate
 from shardwright_plugins.dataflows.host_sums import HostReturn

@@ -24,13 +24,10 @@ from tests.core.runtime.plans import (
 )
 from tests.drawn import drawn
 
-from shardwright.errors import DistributedError, UnsupportedError
+from shardwright import DistributedError, Exchange, KeyedJaggedTensor, RowsRange, UnsupportedError
 from shardwright.host import use_host
-from shardwright.planning.layouts.layout import Exchange
-from shardwright.planning.layouts.row_maps import RowsRange
-from shardwright.sparse import KeyedJaggedTensor
 from shardwright_plugins.dataflows import Hierarchical
-from shardwright_testing.simulated import run_simulated
+from shardwright_testing import run_simulated
 
 
 @drawn(cuts(with_copies=True), st.lists(st.integers(0, 3), min_size=3, max_size=3), quick=15, thorough=60)
@@ -195,20 +192,31 @@ def test_plan_that_leaves_a_table_out_on_one_rank_is_told_on_both():
     run_simulated(shard, case.world_size)
 
 
-def test_eval_trains_as_the_unsharded_module_does():
-    actual = sharded_weights(lambda sharded, batch, env: sharded.eval()(batch).values().sum().backward())
-    for name, weight in unsharded_weights(lambda module, batch, rank: module(batch).values().sum()).items():
-        torch.testing.assert_close(actual[name], weight)
+def ignoring_an_output(sharded, batch, env):
+    ignored = sharded(batch)
+    if env.rank == 0:
+        ignored.values()
+    sharded(batch).values().sum().backward()
 
 
-def test_output_that_nobody_waits_for_leaves_the_next_step_as_it_is():
-    def work(sharded, batch, env):
-        ignored = sharded(batch)
-        if env.rank == 0:
-            ignored.values()
-        sharded(batch).values().sum().backward()
+def going_back_twice(sharded, batch, env):
+    loss = sharded(batch).values().sum()
+    loss.backward()
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        loss.backward()
 
-    actual = sharded_weights(work)
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda sharded, batch, env: sharded.eval()(batch).values().sum().backward(),
+        ignoring_an_output,
+        going_back_twice,
+    ],
+    ids=["in evaluation mode", "an output nobody waits for", "a second backward pass, which raises"],
+)
+def test_odd_step_trains_as_the_unsharded_module_does(step):
+    actual = sharded_weights(step)
     for name, weight in unsharded_weights(lambda module, batch, rank: module(batch).values().sum()).items():
         torch.testing.assert_close(actual[name], weight)
 

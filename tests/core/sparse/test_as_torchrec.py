@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from shardwright.errors import InvalidInputError
-from shardwright.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+from shardwright import InvalidInputError, JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 
 def test_float_values_are_held() -> None:

@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch.utils import _pytree
 
-from shardwright.errors import InvalidInputError
-from shardwright.sparse import KeyedJaggedTensor
+from shardwright import InvalidInputError, KeyedJaggedTensor
 
 IDS = torch.tensor([5, 6, 7, 8])
 COUNT, TIME = torch.tensor([1, 2, 3, 4]), torch.tensor([0.5, 1.5, 2.5, 3.5])

@@ -14,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.errors import raises
 
-from shardwright.errors import DuplicateNameError, InvalidInputError
-from shardwright.sparse import JaggedTensor, KeyedJaggedTensor
+from shardwright import DuplicateNameError, InvalidInputError, JaggedTensor, KeyedJaggedTensor
 
 BAGS = {"user": [[7, 8], [], [9]], "item": [[1], [2, 2**62], []]}
 WEIGHTS = {"user": [[0.5, 1.0], [], [2.0]], "item": [[1.5], [0.25, 3.0], []]}

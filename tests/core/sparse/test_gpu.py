@@ -7,8 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from shardwright.errors import InvalidInputError
-from shardwright.sparse import JaggedTensor, KeyedJaggedTensor
+from shardwright import InvalidInputError, JaggedTensor, KeyedJaggedTensor
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("ops_path")]
 

@@ -5,8 +5,7 @@ from itertools import accumulate, chain, product
 import pytest
 import torch
 
-from shardwright.errors import InvalidInputError
-from shardwright.sparse import JaggedTensor
+from shardwright import InvalidInputError, JaggedTensor
 
 pytestmark = pytest.mark.usefixtures("ops_path")
 
@@ -143,15 +142,22 @@ def test_from_dense_makes_a_bag_of_each_tensor() -> None:
     assert lists(jt.to_dense_weights() or []) == [[2.0], [], [14.0, 16.0]]
 
 
-def test_from_dense_empty_bag_does_not_make_ids_floats() -> None:
-    jt = JaggedTensor.from_dense([torch.tensor([3]), torch.tensor([])])
-    assert jt.values().dtype == torch.int64
-    assert jt.lengths().tolist() == [1, 0]
-
-
-def test_from_dense_only_empty_bags_has_no_values() -> None:
-    jt = JaggedTensor.from_dense([torch.tensor([], dtype=torch.int32)] * 2)
-    assert (jt.values().dtype, jt.lengths().tolist()) == (torch.int32, [0, 0])
+@pytest.mark.parametrize(
+    ("bags", "dtype", "lengths"),
+    [
+        (
+            [torch.tensor([3]), torch.tensor([])],
+            torch.int64,
+            [1, 0],
+        ),  # the empty one, of floats, makes no ids floats
+        ([torch.tensor([], dtype=torch.int32)] * 2, torch.int32, [0, 0]),
+    ],
+)
+def test_from_dense_takes_empty_bags(
+    bags: list[torch.Tensor], dtype: torch.dtype, lengths: list[int]
+) -> None:
+    jt = JaggedTensor.from_dense(bags)
+    assert (jt.values().dtype, jt.lengths().tolist()) == (dtype, lengths)
 
 
 def test_from_dense_lengths_takes_the_first_of_each_row() -> None:
@@ -181,20 +187,26 @@ def test_empty_like_keeps_dtypes_and_columns() -> None:
     jt.validate()
 
 
-def test_str_shows_bags_as_torchrec_does() -> None:
-    assert str(JaggedTensor(torch.tensor([1.0, 2.5]), lengths=torch.tensor([2, 0]))) == (
-        "JaggedTensor({\n    [[1.0, 2.5], []]\n})"
-    )
-
-
-def test_str_with_weights_shows_both_without_float32_noise() -> None:
-    jt = JaggedTensor(torch.tensor([1, 2]), torch.tensor([0.1, 0.2]), torch.tensor([1, 1]))
-    assert str(jt) == 'JaggedTensor({\n    "values": [[1], [2]],\n    "weights": [[0.1], [0.2]]\n})'
-
-
-def test_str_of_rows_nests() -> None:
-    jt = JaggedTensor(torch.tensor([[1, 2], [3, 4]]), lengths=torch.tensor([0, 2]))
-    assert str(jt) == "JaggedTensor({\n    [[], [[1, 2], [3, 4]]]\n})"
+@pytest.mark.parametrize(
+    ("jt", "text"),
+    [
+        (
+            JaggedTensor(torch.tensor([1.0, 2.5]), lengths=torch.tensor([2, 0])),
+            "JaggedTensor({\n    [[1.0, 2.5], []]\n})",
+        ),
+        (  # without float32's noise
+            JaggedTensor(torch.tensor([1, 2]), torch.tensor([0.1, 0.2]), torch.tensor([1, 1])),
+            'JaggedTensor({\n    "values": [[1], [2]],\n    "weights": [[0.1], [0.2]]\n})',
+        ),
+        (
+            JaggedTensor(torch.tensor([[1, 2], [3, 4]]), lengths=torch.tensor([0, 2])),
+            "JaggedTensor({\n    [[], [[1, 2], [3, 4]]]\n})",
+        ),
+    ],
+    ids=["values", "weights", "rows"],
+)
+def test_str_shows_bags_as_torchrec_does(jt: JaggedTensor, text: str) -> None:
+    assert str(jt) == text
 
 
 def test_str_long_is_abbreviated_and_counts_the_rest() -> None:

@@ -5,8 +5,7 @@ from itertools import accumulate, chain, product
 import pytest
 import torch
 
-from shardwright.errors import UnknownNameError
-from shardwright.sparse import JaggedTensor, KeyedJaggedTensor
+from shardwright import JaggedTensor, KeyedJaggedTensor, UnknownNameError
 
 pytestmark = pytest.mark.usefixtures("ops_path")
 
@@ -83,25 +82,6 @@ def test_keyed_jagged_tensor_every_small_batch_is_what_was_put_in(
         )
 
 
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("by_offsets", [False, True])
-def test_permute_every_small_batch_and_selection_puts_keys_in_order(by_offsets: bool, weighted: bool) -> None:
-    for num_keys, stride, shape in ALL_SHAPES:
-        bags = bags_of(num_keys, stride, shape)
-        kjt = keyed(bags, stride, by_offsets=by_offsets, weighted=weighted)
-        for order in [[], *([0], [1], [0, 1], [1, 0])]:
-            if max(order, default=-1) >= num_keys:
-                continue
-            permuted = kjt.permute(order)
-            assert permuted.keys() == [KEYS[i] for i in order]
-            assert permuted.stride() == stride
-            assert lists(permuted) == {KEYS[i]: bags[KEYS[i]] for i in order}
-            permuted.validate()
-            if weighted:
-                assert permuted.weights().dtype == torch.float16
-                assert (permuted.weights() * 4).tolist() == permuted.values().tolist()
-
-
 def test_permute_with_a_tensor_of_indices_is_the_same() -> None:
     kjt = keyed({"a": [[1]], "b": [[2, 3]], "c": [[]]}, 1)
     permuted = kjt.permute([2, 0, 1], torch.tensor([2, 0, 1], dtype=torch.int32))
@@ -115,23 +95,6 @@ def test_permute_gradient_reaches_the_weights(dtype: torch.dtype) -> None:
     (kjt.permute([1, 0]).weights() * torch.tensor([10, 20, 30], dtype=dtype)).sum().backward()
     assert weights.grad is not None
     assert weights.grad.tolist() == [30, 10, 20]
-
-
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("by_offsets", [False, True])
-def test_split_every_small_batch_and_cut_keeps_the_bags(by_offsets: bool, weighted: bool) -> None:
-    cuts = {0: [[], [0]], 1: [[1], [0, 1, 0]], 2: [[2], [1, 1], [0, 2], [1, 0, 1]]}
-    for num_keys, stride, shape in ALL_SHAPES:
-        bags = bags_of(num_keys, stride, shape)
-        kjt = keyed(bags, stride, by_offsets=by_offsets, weighted=weighted)
-        for segments in cuts[num_keys]:
-            parts = kjt.split(segments)
-            assert [len(part.keys()) for part in parts] == segments
-            assert {key: rows for part in parts for key, rows in lists(part).items()} == bags
-            for part in parts:
-                assert part.stride() == stride
-                assert (part.weights_or_none() is not None) == weighted
-                part.validate()
 
 
 def test_split_parts_are_views() -> None:

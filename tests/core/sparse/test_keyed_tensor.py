@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
-from shardwright.errors import DuplicateNameError, InvalidInputError, UnknownNameError
-from shardwright.sparse import KeyedTensor
+from shardwright import DuplicateNameError, InvalidInputError, KeyedTensor, UnknownNameError
 
 
 def example() -> KeyedTensor:
@@ -93,48 +94,11 @@ def test_repr_names_sizes() -> None:
     )
 
 
-def test_getitem_unknown_key_names_the_nearest() -> None:
-    kt = KeyedTensor(["product"], [1], torch.ones(1, 1))
-    with pytest.raises(
-        UnknownNameError, match=r"no key 'prodct'\. It has 1: product\. Did you mean 'product'"
-    ):
-        kt["prodct"]
-
-
-def test_unknown_key_among_many_lists_some() -> None:
-    kt = KeyedTensor([f"f{i}" for i in range(100)], [1] * 100, torch.ones(1, 100))
-    with pytest.raises(UnknownNameError, match=r"It has 100: f0, .*f19, \.\.\. \(80 more\)"):
-        kt["zzz"]
-
-
-def test_regroup_unknown_key_is_an_error() -> None:
-    with pytest.raises(UnknownNameError, match=r"regroup: no key 'z'\. It has 3: a, b, c"):
-        KeyedTensor.regroup([example()], [["a", "z"]])
-
-
 def test_regroup_key_in_two_is_an_error_only_if_asked_for() -> None:
     other = KeyedTensor(["a", "d"], [1, 1], torch.ones(2, 2))
     assert KeyedTensor.regroup([example(), other], [["d"]])[0].tolist() == [[1.0], [1.0]]
     with pytest.raises(InvalidInputError, match=r"key 'a' is in keyed tensors 0 and 1"):
         KeyedTensor.regroup([example(), other], [["a"]])
-
-
-def test_regroup_of_nothing_is_an_error() -> None:
-    with pytest.raises(InvalidInputError, match="list of 0"):
-        KeyedTensor.regroup([], [["a"]])
-
-
-def test_regroup_different_key_dims_is_an_error() -> None:
-    other = KeyedTensor(["d"], [2], torch.ones(2, 1), key_dim=0)
-    with pytest.raises(InvalidInputError, match=r"keyed tensor 0 has key_dim 1, keyed tensor 1 has 0"):
-        KeyedTensor.regroup([example(), other], [["d"]])
-
-
-def test_regroup_as_dict_names_must_match_groups() -> None:
-    with pytest.raises(InvalidInputError, match=r"2 names \(keys\) for 1 groups"):
-        KeyedTensor.regroup_as_dict([example()], [["a"]], ["x", "y"])
-    with pytest.raises(DuplicateNameError, match=r"'x' occurs at positions 0 and 1"):
-        KeyedTensor.regroup_as_dict([example()], [["a"], ["b"]], ["x", "x"])
 
 
 @pytest.mark.parametrize(
@@ -155,11 +119,6 @@ def test_constructor_wrong_input_is_an_error_with_both_numbers(arguments: tuple,
         KeyedTensor(*arguments)
 
 
-def test_constructor_duplicate_key_names_both_positions() -> None:
-    with pytest.raises(DuplicateNameError, match=r"key 'a' occurs at positions 0 and 2"):
-        KeyedTensor(["a", "b", "a"], [1, 1, 1], torch.ones(1, 3))
-
-
 @pytest.mark.parametrize(
     ("keys", "shapes", "dims", "text"),
     [
@@ -176,3 +135,65 @@ def test_from_tensor_list_wrong_input_is_an_error_with_both_numbers(
 ) -> None:
     with pytest.raises(InvalidInputError, match=text):
         KeyedTensor.from_tensor_list(keys, [torch.ones(shape) for shape in shapes], *dims)
+
+
+REFUSED = [
+    pytest.param(
+        lambda: KeyedTensor(["product"], [1], torch.ones(1, 1))["prodct"],
+        UnknownNameError,
+        r"no key 'prodct'\. It has 1: product\. Did you mean 'product'",
+        id="getitem unknown key names the nearest",
+    ),
+    pytest.param(
+        lambda: KeyedTensor([f"f{i}" for i in range(100)], [1] * 100, torch.ones(1, 100))["zzz"],
+        UnknownNameError,
+        r"It has 100: f0, .*f19, \.\.\. \(80 more\)",
+        id="unknown key among many lists some",
+    ),
+    pytest.param(
+        lambda: KeyedTensor.regroup([example()], [["a", "z"]]),
+        UnknownNameError,
+        r"regroup: no key 'z'\. It has 3: a, b, c",
+        id="regroup unknown key is an error",
+    ),
+    pytest.param(
+        lambda: KeyedTensor.regroup([], [["a"]]),
+        InvalidInputError,
+        "list of 0",
+        id="regroup of nothing is an error",
+    ),
+    pytest.param(
+        lambda: KeyedTensor.regroup(
+            [example(), KeyedTensor(["d"], [2], torch.ones(2, 1), key_dim=0)], [["d"]]
+        ),
+        InvalidInputError,
+        r"keyed tensor 0 has key_dim 1, keyed tensor 1 has 0",
+        id="regroup different key dims is an error",
+    ),
+    pytest.param(
+        lambda: KeyedTensor.regroup_as_dict([example()], [["a"]], ["x", "y"]),
+        InvalidInputError,
+        r"2 names \(keys\) for 1 groups",
+        id="regroup as dict names must match groups 1",
+    ),
+    pytest.param(
+        lambda: KeyedTensor.regroup_as_dict([example()], [["a"], ["b"]], ["x", "x"]),
+        DuplicateNameError,
+        r"'x' occurs at positions 0 and 1",
+        id="regroup as dict names must match groups 2",
+    ),
+    pytest.param(
+        lambda: KeyedTensor(["a", "b", "a"], [1, 1, 1], torch.ones(1, 3)),
+        DuplicateNameError,
+        r"key 'a' occurs at positions 0 and 2",
+        id="constructor duplicate key names both positions",
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "text"), REFUSED)
+def test_wrong_call_is_an_error_that_says_what_is_wrong(
+    call: Callable[..., object], error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        call()

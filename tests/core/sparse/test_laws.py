@@ -77,7 +77,7 @@ def test_permute_is_undone_by_the_inverse(batch: tuple[Bags, KeyedJaggedTensor],
     permuted = kjt.permute(order)
     permuted.validate()
     assert lists(permuted) == {kjt.keys()[i]: bags[kjt.keys()[i]] for i in order}
-    assert permuted.keys() == [kjt.keys()[i] for i in order]
+    assert (permuted.keys(), permuted.stride()) == ([kjt.keys()[i] for i in order], kjt.stride())
     assert state(permuted.permute([order.index(i) for i in range(len(order))])) == state(kjt)
 
 
@@ -87,7 +87,11 @@ def test_concat_undoes_split(batch: tuple[Bags, KeyedJaggedTensor], data: st.Dat
     bags, kjt = batch
     cuts = sorted(data.draw(st.lists(st.integers(0, len(bags)), max_size=4)))
     bounds = [0, *cuts, len(bags)]
-    parts = kjt.split([end - start for start, end in pairwise(bounds)])
+    segments = [end - start for start, end in pairwise(bounds)]
+    parts = kjt.split(segments)
+    assert [(len(part.keys()), part.stride()) for part in parts] == [
+        (size, kjt.stride()) for size in segments
+    ]
     for part in parts:
         part.validate()
     assert state(KeyedJaggedTensor.concat(parts)) == state(kjt)

@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch.utils import _pytree
 
-from shardwright.errors import InvalidInputError
-from shardwright.sparse import KeyedJaggedTensor
+from shardwright import InvalidInputError, KeyedJaggedTensor
 
 BAGS = {"u": [[0, 1]], "i": [[2], [], [3, 4]], "z": [[5], [6]]}
 PLACES = {"u": [0, 0, 0, 0], "i": [0, 1, 2, 1], "z": [0, 1, 1, 0]}

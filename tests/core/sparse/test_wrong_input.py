@@ -10,12 +10,19 @@ import pytest
 import torch
 from torch.utils._pytree import tree_map
 
-from shardwright.errors import DuplicateNameError, InvalidInputError
-from shardwright.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
-from shardwright.planning.tables.spec import EmbeddingBagConfig, EmbeddingConfig, TableSpec
+from shardwright import (
+    Collection,
+    DuplicateNameError,
+    EmbeddingBagCollection,
+    EmbeddingBagConfig,
+    EmbeddingCollection,
+    EmbeddingConfig,
+    InvalidInputError,
+    JaggedTensor,
+    KeyedJaggedTensor,
+    TableSpec,
+)
 from shardwright.runtime.step.batches.inputs import BatchReader
-from shardwright.runtime.step.collection import Collection
-from shardwright.sparse import JaggedTensor, KeyedJaggedTensor
 
 IDS = torch.tensor([1, 2, 3])
 LENGTHS = torch.tensor([1, 2])
@@ -309,33 +316,6 @@ def one(key: str, num_bags: int = 1, *, weighted: bool = False) -> KeyedJaggedTe
     )
 
 
-def test_concat_wrong_parts_is_an_error_with_both_numbers() -> None:
-    with pytest.raises(InvalidInputError, match="list of 0"):
-        KeyedJaggedTensor.concat([])
-    with pytest.raises(InvalidInputError, match=r"part 0 has 2 examples, part 1 has 3"):
-        KeyedJaggedTensor.concat([one("a", 2), one("b", 3)])
-    with pytest.raises(InvalidInputError, match=r"1 of 2 have weights, but part 1 has none"):
-        KeyedJaggedTensor.concat([one("a", weighted=True), one("b")])
-    with pytest.raises(DuplicateNameError, match=r"key 'a' occurs at positions 0 and 1"):
-        KeyedJaggedTensor.concat([one("a"), one("a")])
-
-
-def test_from_jt_dict_wrong_parts_is_an_error_with_both_numbers() -> None:
-    with pytest.raises(InvalidInputError, match=r"key 'a' has 2 examples, key 'b' has 3"):
-        KeyedJaggedTensor.from_jt_dict({"a": one("a", 2)["a"], "b": one("b", 3)["b"]})
-    with pytest.raises(InvalidInputError, match=r"1 of 2 have weights, but key 'a' has none"):
-        KeyedJaggedTensor.from_jt_dict({"a": one("a")["a"], "b": one("b", weighted=True)["b"]})
-
-
-def test_from_dense_wrong_parts_is_an_error_with_both_numbers() -> None:
-    with pytest.raises(InvalidInputError, match="got 0 tensors"):
-        JaggedTensor.from_dense([])
-    with pytest.raises(InvalidInputError, match=r"1 tensors of weights for 2 of values"):
-        JaggedTensor.from_dense([IDS, IDS], [torch.ones(3)])
-    with pytest.raises(InvalidInputError, match=r"bag 1 has 3 values and 2 weights"):
-        JaggedTensor.from_dense([IDS, IDS], [torch.ones(3), torch.ones(2)])
-
-
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
@@ -351,6 +331,73 @@ def test_from_dense_lengths_wrong_input_is_an_error_with_both_numbers(arguments:
         JaggedTensor.from_dense_lengths(*arguments)
 
 
-def test_to_padded_dense_negative_width_is_an_error() -> None:
-    with pytest.raises(InvalidInputError, match=r"desired_length must be 0 or more, got -1"):
-        JaggedTensor(IDS, lengths=LENGTHS).to_padded_dense(-1)
+REFUSED = [
+    pytest.param(
+        lambda: KeyedJaggedTensor.concat([]),
+        InvalidInputError,
+        "list of 0",
+        id="concat wrong parts is an error with both numbers 1",
+    ),
+    pytest.param(
+        lambda: KeyedJaggedTensor.concat([one("a", 2), one("b", 3)]),
+        InvalidInputError,
+        r"part 0 has 2 examples, part 1 has 3",
+        id="concat wrong parts is an error with both numbers 2",
+    ),
+    pytest.param(
+        lambda: KeyedJaggedTensor.concat([one("a", weighted=True), one("b")]),
+        InvalidInputError,
+        r"1 of 2 have weights, but part 1 has none",
+        id="concat wrong parts is an error with both numbers 3",
+    ),
+    pytest.param(
+        lambda: KeyedJaggedTensor.concat([one("a"), one("a")]),
+        DuplicateNameError,
+        r"key 'a' occurs at positions 0 and 1",
+        id="concat wrong parts is an error with both numbers 4",
+    ),
+    pytest.param(
+        lambda: KeyedJaggedTensor.from_jt_dict({"a": one("a", 2)["a"], "b": one("b", 3)["b"]}),
+        InvalidInputError,
+        r"key 'a' has 2 examples, key 'b' has 3",
+        id="from jt dict wrong parts is an error with both numbers 1",
+    ),
+    pytest.param(
+        lambda: KeyedJaggedTensor.from_jt_dict({"a": one("a")["a"], "b": one("b", weighted=True)["b"]}),
+        InvalidInputError,
+        r"1 of 2 have weights, but key 'a' has none",
+        id="from jt dict wrong parts is an error with both numbers 2",
+    ),
+    pytest.param(
+        lambda: JaggedTensor.from_dense([]),
+        InvalidInputError,
+        "got 0 tensors",
+        id="from dense wrong parts is an error with both numbers 1",
+    ),
+    pytest.param(
+        lambda: JaggedTensor.from_dense([IDS, IDS], [torch.ones(3)]),
+        InvalidInputError,
+        r"1 tensors of weights for 2 of values",
+        id="from dense wrong parts is an error with both numbers 2",
+    ),
+    pytest.param(
+        lambda: JaggedTensor.from_dense([IDS, IDS], [torch.ones(3), torch.ones(2)]),
+        InvalidInputError,
+        r"bag 1 has 3 values and 2 weights",
+        id="from dense wrong parts is an error with both numbers 3",
+    ),
+    pytest.param(
+        lambda: JaggedTensor(IDS, lengths=LENGTHS).to_padded_dense(-1),
+        InvalidInputError,
+        r"desired_length must be 0 or more, got -1",
+        id="to padded dense negative width is an error",
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "text"), REFUSED)
+def test_wrong_call_is_an_error_that_says_what_is_wrong(
+    call: Callable[..., object], error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        call()

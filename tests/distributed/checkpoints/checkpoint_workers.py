@@ -9,9 +9,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from tests.core.runtime.plans import RowsMirrored
-from tests.distributed.workers import train
+from tests.distributed.workers import error_of, train
 from tests.errors import files_of_at_most
 
 import shardwright as sw
@@ -19,7 +18,6 @@ from shardwright_plugins.dataflows import Replicate
 
 ROWS = {"user": 2500, "item": 1300}  # more than are stored as runs of single rows
 DIM = 8
-CUTS = ("row_wise", "column_wise", "modulo", "hashed", "data_parallel", "table_wise")
 
 
 class Model(torch.nn.Module):
@@ -87,23 +85,6 @@ def whole(model: Any, dense: Any) -> dict[str, Any]:
     return {**model.full_state_dict(), **state, "lr": torch.tensor(rates)}
 
 
-def save(cut: str, folder: str, steps: int, **options: Any) -> dict[str, Any]:
-    """Train, save and say what was saved."""
-    model, dense = model_of(cut, seed=1)
-    for step in range(steps):
-        train(model, step, dist.get_rank(), sw.CombinedOptimizer([model.fused_optimizer, dense]))
-    sw.save_checkpoint(folder, model, dense, **options).wait(60)
-    return whole(model, dense)
-
-
-def move(cut: str, folder: str) -> dict[str, Any]:
-    """Load, save again, and say what was loaded."""
-    model, dense = model_of(cut, seed=2)
-    sw.load_checkpoint(folder, model, dense)
-    sw.save_checkpoint(folder, model, dense)
-    return whole(model, dense)
-
-
 def train_on(cut: str, folder: str, first: int, last: int, *, asynchronous: bool) -> dict[str, Any]:
     """Load what there is, go on, and save every second step while training goes on."""
     model, dense = model_of(cut, seed=2)
@@ -119,38 +100,6 @@ def train_on(cut: str, folder: str, first: int, last: int, *, asynchronous: bool
     if saving is not None:
         saving.wait(60)
     return whole(model, dense)
-
-
-def through_dcp(cut: str, folder: str, then: str) -> bool:
-    """Save and load by torch's functions alone, asynchronously too."""
-    first, _ = model_of(cut, seed=1)
-    train(first, 0, dist.get_rank(), first.fused_optimizer)
-    other, _ = model_of(then, seed=2)
-    for number, save_ in enumerate((dcp.save, lambda *a, **k: dcp.async_save(*a, **k).result(60))):
-        state = {
-            "model": first.state_dict(),
-            "optimizer": first.fused_optimizer.state_dict(),
-        }
-        save_(state, checkpoint_id=f"{folder}/{number}")
-        loaded = {
-            "model": other.state_dict(),
-            "optimizer": other.fused_optimizer.state_dict(),
-        }
-        dcp.load(loaded, checkpoint_id=f"{folder}/{number}")
-        other.load_state_dict(loaded["model"])
-        other.fused_optimizer.load_state_dict(loaded["optimizer"])
-        mine, theirs = other.full_state_dict(), first.full_state_dict()
-        same = all(torch.equal(mine[name], theirs[name]) for name in theirs)
-        states = [model.fused_optimizer.full_state_dict()["state"] for model in (first, other)]
-        same &= all(
-            torch.equal(torch.as_tensor(states[1][name][entry]), torch.as_tensor(value))
-            for name, entries in states[0].items()
-            for entry, value in entries.items()
-        )
-        if not same:
-            return False
-        train(first, number + 1, dist.get_rank(), first.fused_optimizer)
-    return True
 
 
 def _unchanged(model: Any, dense: Any, before: dict[str, Any]) -> bool:
@@ -172,11 +121,8 @@ def load_damaged(folder: str, fault: str) -> tuple[str, bool]:
     dist.barrier()
     model, dense = model_of("column_wise", seed=2)
     before = _copied(whole(model, dense))
-    try:
-        sw.load_checkpoint(folder, model, dense)
-    except sw.ShardwrightError as error:
-        return f"{type(error).__name__}: {error}", _unchanged(model, dense, before)
-    return "", False
+    text = error_of(lambda: sw.load_checkpoint(folder, model, dense))
+    return text, _unchanged(model, dense, before)
 
 
 def go_on_after_errors(folder: str) -> list[str]:
@@ -188,12 +134,7 @@ def go_on_after_errors(folder: str) -> list[str]:
         lambda: sw.save_checkpoint(folder, model, dense, extra={"wrong": print} if is_last else {}),
         lambda: sw.save_checkpoint(folder, model, dense, step=-1 if is_last else 1),
     ]
-    told = []
-    for call in wrong:
-        try:
-            call()
-        except sw.ShardwrightError as error:
-            told.append(f"{type(error).__name__}: {error}")
+    told = [error_of(call) for call in wrong]
     sw.save_checkpoint(folder, model, dense, step=3)
     return [*told, f"loaded {sw.load_checkpoint(folder, model, dense).step}"]
 

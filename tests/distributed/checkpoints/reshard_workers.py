@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 from collections.abc import Sequence
 from datetime import timedelta
-from itertools import pairwise
 from typing import Any
 from unittest import mock
 
@@ -18,7 +15,7 @@ from tests.distributed.checkpoints.checkpoint_workers import DIM, ROWS, Model, l
 from tests.distributed.checkpoints.checkpoint_workers import whole as whole_if_fused
 from tests.distributed.failures.faults import TIMEOUT_S
 from tests.distributed.failures.strikes import strike
-from tests.distributed.workers import train
+from tests.distributed.workers import or_error, train
 
 import shardwright as sw
 from shardwright.contracts.comm_backend import Communicator
@@ -26,8 +23,6 @@ from shardwright.planning.tables.workload import table_to_data
 from shardwright.runtime.sharded.collections.sharded_collection import ShardedCollection
 from shardwright.runtime.sharded.tables.table_state import row_index
 from shardwright_plugins.resharding.exchange import LABEL, RowExchange
-
-CHAIN = ("row_wise", "column_wise", "table_wise", "modulo", "data_parallel", "hashed", "row_wise")
 
 
 def plan_of(cut: str, kernel: str = "fused_torch") -> sw.ShardingPlan:
@@ -61,22 +56,6 @@ def same(one: Any, other: Any) -> bool:
     return one.keys() == other.keys() and all(
         torch.equal(torch.as_tensor(one[name]), torch.as_tensor(other[name])) for name in one
     )
-
-
-def chain(kernel: str, optimizer: str, limit: int | None) -> list[str]:
-    """Where the state is not what it was, going from plan to plan after a few steps; it is not to be anywhere."""
-    model, dense = model_of(CHAIN[0], 1, optimizer, kernel)
-    combined = sw.CombinedOptimizer([model.fused_optimizer, dense])
-    for step in range(2):
-        train(model, step, dist.get_rank(), combined)
-    wrong = []
-    for before, after in pairwise(CHAIN):
-        expected = whole(model, dense)
-        model.reshard(plan_of(after, kernel), combined, max_extra_bytes=limit)
-        if not same(whole(model, dense), expected):
-            wrong.append(f"{before} -> {after}")
-        train(model, 2, dist.get_rank(), combined)
-    return wrong
 
 
 def trained_and_saved(cut: str, folder: str, optimizer: str, kernel: str) -> dict[str, Any]:
@@ -116,38 +95,10 @@ def train_through(cuts: Sequence[str], steps: int, kernel: str) -> dict[str, Any
     return whole(model, dense)
 
 
-def forgotten_optimizer() -> str:
+@or_error
+def forgotten_optimizer() -> None:
     model, _ = model_of("row_wise", 1, kernel="dense")
-    try:
-        model.reshard(plan_of("column_wise", "dense"))
-    except sw.ShardwrightError as error:
-        return str(error)
-    return ""
-
-
-def killed_on_the_way(victim: int, piece: int) -> tuple[str, bool]:
-    """What another rank raises if one is killed in the midst, and whether its model is what it was."""
-    model, dense = model_of("row_wise", 1)
-    before = {name: value.clone() for name, value in model.named_parameters()}
-    made, original = [0], RowExchange.make
-
-    def make(self: RowExchange, *rows: Any) -> None:
-        made[0] += 1
-        if made[0] == piece and dist.get_rank() == victim:
-            os.kill(os.getpid(), signal.SIGKILL)
-        original(self, *rows)
-
-    with mock.patch.object(RowExchange, "make", make):
-        try:
-            model.reshard(plan_of("column_wise"), dense, piece_bytes=1 << 12)
-        except sw.ShardwrightError as error:
-            text = str(error)
-        else:
-            return "nothing was raised", False
-    after = dict(model.named_parameters())
-    return text, model.plan is not None and all(
-        torch.equal(after[name], value) for name, value in before.items()
-    )
+    model.reshard(plan_of("column_wise", "dense"))
 
 
 def lost_late(moment: str) -> tuple[str, bool]:

@@ -21,23 +21,6 @@ def assert_same(states, expected):
             assert torch.equal(torch.as_tensor(state[name]), torch.as_tensor(value)), name
 
 
-@pytest.mark.parametrize(
-    ("cut", "then"),
-    [
-        ("row_wise", "column_wise"),
-        pytest.param("column_wise", "data_parallel", marks=pytest.mark.slow),
-    ],
-)
-def test_functions_of_torch_alone_save_and_load(cut: str, then: str, pool: RankPool, tmp_path: Path):
-    assert pool.run(workers.through_dcp, 2, cut, str(tmp_path), then) == [True, True]
-
-
-@pytest.mark.parametrize(("cut", "then"), [("table_wise", "row_wise"), ("row_wise", "table_wise")])
-def test_rank_without_a_block_of_a_table_saves_and_loads(cut: str, then: str, pool: RankPool, tmp_path: Path):
-    expected, *_ = pool.run(workers.save, 2, cut, str(tmp_path), 1)
-    assert_same(pool.run(workers.move, 2, then, str(tmp_path)), expected)
-
-
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["waiting", "while training goes on"])
 def test_training_that_goes_on_from_a_checkpoint_has_the_bits_of_training_that_did_not_stop(
     asynchronous: bool, pool: RankPool, tmp_path: Path

@@ -14,16 +14,6 @@ pytestmark = pytest.mark.distributed
 
 
 @pytest.mark.parametrize(
-    ("kernel", "optimizer", "limit"),
-    [("fused_torch", "adam", None), ("fused_torch", "row_wise_adagrad", 1 << 22), ("dense", "adam", None)],
-)
-def test_chain_of_plans_keeps_every_bit_of_weights_and_states(
-    kernel: str, optimizer: str, limit: int | None, pool: RankPool
-):
-    assert pool.run(workers.chain, 2, kernel, optimizer, limit) == [[], []]
-
-
-@pytest.mark.parametrize(
     ("kernel", "optimizer"),
     [
         ("fused_torch", "row_wise_adagrad"),
@@ -89,16 +79,6 @@ def test_forecast_bytes_are_those_that_a_reshard_sends(
     each = pool.run(workers.forecast_and_sent, 2, before, after, optimizer)
     assert [forecast for forecast, _ in each] == [sent for _, sent in each]
     assert before == "data_parallel" or sum(sent for _, sent in each) > 0
-
-
-@pytest.mark.slow
-def test_rank_that_is_killed_in_the_midst_is_named_and_the_model_stays(pool: RankPool):
-    with pytest.raises(RankError) as error:
-        pool.run(workers.killed_on_the_way, 2, 1, 3)
-    assert set(error.value.errors) == {1}
-    text, is_unchanged = error.value.results[0]
-    assert "rank 1" in text
-    assert is_unchanged
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,10 @@ import torch
 import torch.distributed as dist
 import torch.testing._internal.distributed.fake_pg  # registers the backend "fake"
 from tests.distributed.failures.strikes import VICTIM, strike, told
+from tests.distributed.workers import error_of, or_error
 from tests.equality import Case, Table, shard_case
 
-from shardwright import KeyedJaggedTensor, ShardingEnv
-from shardwright.errors import DistributedError, ShardwrightError
+from shardwright import DistributedError, KeyedJaggedTensor, ShardingEnv
 from shardwright.runtime.ranks.group_ranks import GroupRanks
 from shardwright_plugins.comm_backends import _same_host
 from shardwright_plugins.comm_backends.nccl import beside
@@ -109,8 +109,9 @@ def train_with_fault(own: Case, env: ShardingEnv, label: str, fault: str) -> str
     return "nothing was raised"
 
 
-def miss_a_collective(which: str) -> str:
-    """Rank 1 is stuck before a collective that is no exchange; returns what the others raised."""
+@or_error
+def miss_a_collective(which: str) -> str | None:
+    """Have rank 1 be stuck before a collective that is no exchange."""
     env = ShardingEnv.from_process_group(dist.new_group(timeout=timedelta(seconds=TIMEOUT_S / 2)))
     communicator = env.communicator
     strike("stall")
@@ -122,25 +123,19 @@ def miss_a_collective(which: str) -> str:
         "a gathering of objects": lambda: communicator.all_gather_objects("here"),
         "a broadcast of an object from rank 1": lambda: communicator.broadcast_object(None, VICTIM),
     }
-    try:
-        with told():
-            collectives[which]()
-    except DistributedError as error:
-        return str(error)
-    return "nothing was raised"
+    with told():
+        collectives[which]()
+    return None
 
 
-def fail_late() -> str:
-    """A collective fails on rank 0 when all of the group's time-out has gone by; returns what it raises."""
+@or_error
+def fail_late() -> None:
+    """Have a collective fail on rank 0 when all of the group's time-out has gone by."""
     env = ShardingEnv.from_process_group()
     dist.barrier()  # none is still there, where rank 0 would find it
     if env.rank == 0:
-        try:
-            with env.communicator.named("it", time.monotonic() - GroupRanks.of(env.process_group).timeout_s):
-                raise RuntimeError("it took long")
-        except DistributedError as error:
-            return str(error)
-    return "elsewhere"
+        with env.communicator.named("it", time.monotonic() - GroupRanks.of(env.process_group).timeout_s):
+            raise RuntimeError("it took long")
 
 
 def get_over_an_error() -> str:
@@ -158,45 +153,35 @@ def get_over_an_error() -> str:
 
 
 def two_collections(disorder: str) -> str:
-    """Rank 1 calls, or goes back through, two collections in another order than the rest, or not at all."""
-    # Time is waited out only for what never comes.
-    timeout_s = TIMEOUT_S * (1 if disorder.startswith("no ") else 4)
-    env = ShardingEnv.from_process_group(dist.new_group(timeout=timedelta(seconds=timeout_s)))
-    # Gradients of one size, unless calls are to differ: nothing but the order tells them apart.
-    cases = [case("row_wise"), case("table_wise" if disorder == "calls" else "row_wise")]
-    sharded = [shard_case(own, env, own.module()) for own in cases]
-    order = [1, 0] if env.rank == VICTIM else [0, 1]
+    """Rank 1 goes back through neither of two collections in any step, or all ranks not in the first."""
+    env = ShardingEnv.from_process_group(dist.new_group(timeout=timedelta(seconds=TIMEOUT_S)))
+    own = case("row_wise")
+    sharded = [shard_case(own, env, own.module()) for _ in range(2)]
     try:
         for step in range(2):
-            called = order if disorder == "calls" else [0, 1]
-            outputs = {index: sharded[index](cases[index].batch(step, 0)).values() for index in called}
+            outputs = [collection(own.batch(step, 0)).values() for collection in sharded]
             if disorder == "no backward pass" and env.rank == VICTIM:
                 continue
             if disorder == "no backward pass in the first step" and step == 0:
                 continue
-            for index in order if disorder == "backward passes" else [0, 1]:
-                outputs[index].sum().backward()
+            for output in outputs:
+                output.sum().backward()
     except DistributedError as error:
         return f"step {step}: {error}"
     return "nothing was raised"
 
 
-def call_alone(what: str) -> str:
-    """Rank 1 alone asks for state, or cannot make its batch, while the others train; returns what was raised."""
+@or_error
+def call_alone(what: str) -> None:
+    """Have rank 1 alone ask for state, or be unable to make its batch, while the others train."""
     env = ShardingEnv.from_process_group(dist.new_group(timeout=timedelta(seconds=TIMEOUT_S)))
     own = case("row_wise")
     sharded = shard_case(own, env, own.module())
-    try:
-        if env.rank == VICTIM and what == "batch":
-            KeyedJaggedTensor(["a"], torch.arange(3), torch.ones(2), torch.tensor([3]))
-        if env.rank == VICTIM and what == "state":
-            sharded.full_state_dict()
-        if env.rank == VICTIM and what == "optimizer state":
-            sharded.fused_optimizer.full_state_dict()
-        sharded(own.batch(0, env.rank)).values()
-    except ShardwrightError as error:
-        return str(error)
-    return "nothing was raised"
+    if env.rank == VICTIM and what == "batch":
+        KeyedJaggedTensor(["a"], torch.arange(3), torch.ones(2), torch.tensor([3]))
+    if env.rank == VICTIM and what == "state":
+        sharded.full_state_dict()
+    sharded(own.batch(0, env.rank)).values()
 
 
 def evaluate_with_gradients() -> str:
@@ -230,8 +215,4 @@ def talk_beside(backend: str) -> tuple[str, list[int], str]:
     if dist.get_rank() == VICTIM:
         GroupRanks.of(group).failure("another collective", RuntimeError("closed"), time.monotonic())
         return name, ranks, ""
-    try:
-        communicator.barrier()
-    except DistributedError as error:
-        return name, ranks, str(error)
-    return name, ranks, "nothing was raised"
+    return name, ranks, error_of(communicator.barrier)

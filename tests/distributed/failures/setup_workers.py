@@ -14,6 +14,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from tests.distributed.dense_workers import Towers
+from tests.distributed.workers import error_of
 
 from shardwright import (
     DistributedModelParallel,
@@ -24,7 +25,6 @@ from shardwright import (
     ShardingEnv,
     ShardingPlan,
 )
-from shardwright.errors import ShardwrightError
 from shardwright.settings import CHECKS_VARIABLE
 from shardwright_plugins.comm_backends.settings import SHARED_MEMORY_VARIABLE
 from shardwright_plugins.dense_part import data_parallel
@@ -43,15 +43,6 @@ def _plan(env: ShardingEnv) -> ShardingPlan:
     planner = EmbeddingShardingPlanner(batch_size=2, constraints=constraints)
     sharders = [EmbeddingBagCollectionSharder(input_checks="standard")]
     return planner.collective_plan(Towers(), sharders, env.process_group)
-
-
-def _said(call: Callable[[], Any]) -> str:
-    """What a call raises."""
-    try:
-        call()
-    except (ShardwrightError, MemoryError, OSError, RuntimeError) as error:
-        return f"{type(error).__name__}: {error}"
-    return "nothing was raised"
 
 
 def _variable(name: str) -> AbstractContextManager[Any]:
@@ -75,15 +66,15 @@ def fail_alone(where: str) -> str:
     """Rank 1 alone fails while the ranks are set up; returns what each rank raised."""
     group = _group(FAR_OFF_S)
     with WRONG[where]() if dist.get_rank() == VICTIM else nullcontext():
-        return _said(lambda: _set_up(group))
+        return error_of(lambda: _set_up(group))
 
 
 def wait_after_a_failure() -> str:
     """Rank 1 fails where the others wait for it in a collective; returns what becomes of their next one."""
     group = _group(FAR_OFF_S)
     with WRONG["sharding"]() if dist.get_rank() == VICTIM else nullcontext():
-        assert CHECKS_VARIABLE in _said(lambda: _set_up(group))
-    return "failed" if dist.get_rank() == VICTIM else _said(lambda: dist.barrier(group))
+        assert CHECKS_VARIABLE in error_of(lambda: _set_up(group))
+    return "failed" if dist.get_rank() == VICTIM else error_of(lambda: dist.barrier(group))
 
 
 def _set_up(group: Any) -> None:
@@ -95,9 +86,9 @@ def try_again() -> str:
     """Rank 1 fails before the first collective of a group, which all then use once more."""
     group = _group(FAR_OFF_S)
     with _variable(SHARED_MEMORY_VARIABLE) if dist.get_rank() == VICTIM else nullcontext():
-        first = _said(lambda: ShardingEnv.from_process_group(group))
+        first = error_of(lambda: ShardingEnv.from_process_group(group))
     assert "SHARDWRIGHT_SHARED_MEMORY" in first
-    return _said(lambda: _set_up(group))
+    return error_of(lambda: _set_up(group))
 
 
 def end_with_an_error(rank: int, store: str) -> str:
@@ -109,7 +100,7 @@ def end_with_an_error(rank: int, store: str) -> str:
     env = ShardingEnv.from_process_group()
     if env.rank == VICTIM:
         raise KeyError("no such column")
-    return _said(env.communicator.barrier)
+    return error_of(env.communicator.barrier)
 
 
 def differ_in_the_dense_part(how: str) -> str:
@@ -125,7 +116,7 @@ def differ_in_the_dense_part(how: str) -> str:
             last.bias = None
         else:
             last.register_buffer("ema", torch.ones(3))
-    return _said(lambda: DistributedModelParallel(model, env, plan=_plan(env)))
+    return error_of(lambda: DistributedModelParallel(model, env, plan=_plan(env)))
 
 
 @contextmanager
@@ -174,7 +165,7 @@ def lose_the_store(before: str, fault: int) -> str:
                 if dist.get_rank() == 0:
                     os.kill(process, fault)
                 dist.barrier()
-                return _said(lambda: next(stages, None))
+                return error_of(lambda: next(stages, None))
     raise AssertionError(f"there is no stage {before!r}")
 
 

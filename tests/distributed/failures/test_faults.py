@@ -7,39 +7,66 @@ import re
 import pytest
 from tests.distributed.failures import faults
 from tests.distributed.failures.strikes import VICTIM
-from tests.distributed.failures.victims import assert_killed_rank_is_named, assert_stuck_rank_is_named, stages
 
-from shardwright_testing.ranks import RankPool
+from shardwright_testing.ranks import RankError, RankPool
 
 pytestmark = pytest.mark.distributed
 
 
-@pytest.mark.parametrize(("label", "sharding_type", "form"), stages("gradients"))
+STAGES = [
+    *((label, "row_wise", None) for label in ("headers", "ids", "results", "gradients")),
+    *(
+        (f"{what} {where}", "table_row_wise", None)
+        for what in ("results", "gradients")
+        for where in ("inside the host", "across hosts")
+    ),
+    ("updates of copies", "data_parallel", "BatchForm"),
+    ("updates of copies", "data_parallel", "RowsForm"),
+    ("dense gradients", "data_parallel", "DenseForm"),
+    ("sums of dense gradients", "data_parallel", "DenseForm"),
+]
+CARRIERS = {"messages": "gradients", "gloo": "gradients", "references": "dense gradients"}
+"""What carries pieces (:func:`faults.carried_by`), with the stage before which each run kills a rank."""
+
+
+def stages(*, is_killed: bool) -> list[object]:
+    """All carriers and stages; but for one of each carrier, all are slow, and so is what takes a time-out."""
+    return [
+        pytest.param(carrier, *stage, marks=() if is_killed and stage[0] == quick else pytest.mark.slow)
+        for carrier, quick in CARRIERS.items()
+        for stage in STAGES
+    ]
+
+
+@pytest.mark.parametrize(("carrier", "label", "sharding_type", "form"), stages(is_killed=True))
 def test_rank_that_is_killed_is_named_by_all_others(
-    pool: RankPool, label: str, sharding_type: str, form: str | None
+    pool: RankPool, carrier: str, label: str, sharding_type: str, form: str | None
 ) -> None:
-    assert_killed_rank_is_named(pool, label, sharding_type, form)
+    with pytest.raises(RankError) as error:
+        pool.run(faults.train_until, 4, label, "kill", sharding_type, form, carrier)
+    assert error.value.errors == {VICTIM: "the process died"}
+    assert_all_name_the_victim(error.value.results, label)
 
 
-@pytest.mark.parametrize(("label", "sharding_type", "form"), stages())
+@pytest.mark.parametrize(("carrier", "label", "sharding_type", "form"), stages(is_killed=False))
 def test_rank_that_is_stuck_is_named_by_all_others(
-    pool: RankPool, label: str, sharding_type: str, form: str | None
+    pool: RankPool, carrier: str, label: str, sharding_type: str, form: str | None
 ) -> None:
-    assert_stuck_rank_is_named(pool, label, sharding_type, form)
+    texts = dict(enumerate(pool.run(faults.train_until, 4, label, "stall", sharding_type, form, carrier)))
+    assert texts.pop(VICTIM).startswith("step 1: rank 1: the exchange of ")
+    assert_all_name_the_victim(texts, label)
 
 
-@pytest.mark.parametrize(("label", "sharding_type", "form"), stages("gradients"))
-def test_rank_that_is_killed_is_named_by_all_others_over_gloo(
-    pool: RankPool, label: str, sharding_type: str, form: str | None
-) -> None:
-    assert_killed_rank_is_named(pool, label, sharding_type, form, "gloo")
+def assert_all_name_the_victim(texts: dict[int, str], label: str) -> None:
+    """Each survivor raises; at least those that wait for the victim in the second step name the stage.
 
-
-@pytest.mark.parametrize(("label", "sharding_type", "form"), stages())
-def test_rank_that_is_stuck_is_named_by_all_others_over_gloo(
-    pool: RankPool, label: str, sharding_type: str, form: str | None
-) -> None:
-    assert_stuck_rank_is_named(pool, label, sharding_type, form, "gloo")
+    A rank that is to get nothing from the victim in that step goes on to the headers of the next.
+    """
+    for rank, text in texts.items():
+        here = f"step 1: rank {rank}: the exchange of ", f"step 2: rank {rank}: the exchange of headers "
+        assert text.startswith(here), text
+        assert f"no word from rank {VICTIM} in" in text, text
+    assert any(f"the exchange of {label} failed: no word from" in text for text in texts.values()), texts
 
 
 @pytest.mark.parametrize(
@@ -55,32 +82,20 @@ def test_rank_that_misses_another_collective_is_named(pool: RankPool, which: str
     texts = pool.run(faults.miss_a_collective, 3, which)
     assert texts[VICTIM] == "stuck"
     for rank in (0, 2):
-        assert texts[rank].startswith(f"rank {rank}: {which} failed: no word from rank 1 in "), texts[rank]
+        assert texts[rank].startswith(
+            f"DistributedError: rank {rank}: {which} failed: no word from rank 1 in "
+        ), texts[rank]
         # Not after gloo's own time-out, which leaves no time for the roll call.
         assert texts[rank].endswith("Operation timed out!"), texts[rank]
 
 
 def test_roll_call_after_all_of_the_time_out_is_short(pool: RankPool) -> None:
     text = pool.run(faults.fail_late, 3)[0]
-    assert text == "rank 0: it failed: no word from ranks 1, 2 in 0.3 s: it took long"
+    assert text == "DistributedError: rank 0: it failed: no word from ranks 1, 2 in 0.3 s: it took long"
 
 
 def test_rank_that_came_to_an_exchange_after_its_error_is_not_blamed_by_it(pool: RankPool) -> None:
     assert pool.run(faults.get_over_an_error, 2)[0] == "no word from rank 1 in 0.3 s"
-
-
-def test_collections_called_in_different_orders_are_one_error_on_all_ranks(pool: RankPool) -> None:
-    texts = set(pool.run(faults.two_collections, 4, "calls"))
-    assert len(texts) == 1
-    assert texts.pop().startswith(
-        "step 0: the ranks make different calls: ranks 0, 2, 3: headers of the tables 't0', "
-    )
-
-
-def test_backward_passes_in_different_orders_are_one_error_on_all_ranks(pool: RankPool) -> None:
-    texts = set(pool.run(faults.two_collections, 4, "backward passes"))
-    assert len(texts) == 1
-    assert texts.pop().startswith("step 1: the ranks made different calls before this batch")
 
 
 @pytest.mark.slow
@@ -101,18 +116,14 @@ def test_backward_pass_that_all_ranks_leave_out_is_no_error(pool: RankPool) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("what", "called"),
-    [("state", "gathering of table 't0'")],
-)
-def test_state_that_one_rank_alone_asks_for_is_an_error_that_says_who_must(
-    pool: RankPool, what: str, called: str
-) -> None:
-    texts = pool.run(faults.call_alone, 4, what)
-    alone = f"{called} of the tables 't0', 't1'"
-    assert texts[1].startswith(f"rank 1: {alone} failed: "), texts[1]
+def test_state_that_one_rank_alone_asks_for_is_an_error_that_says_who_must(pool: RankPool) -> None:
+    texts = pool.run(faults.call_alone, 4, "state")
+    alone = "gathering of table 't0' of the tables 't0', 't1'"
+    assert texts[1].startswith(f"DistributedError: rank 1: {alone} failed: "), texts[1]
     for rank in (0, 2, 3):
-        assert texts[rank].startswith(f"rank {rank}: the exchange of headers failed: "), texts[rank]
+        assert texts[rank].startswith(f"DistributedError: rank {rank}: the exchange of headers failed: "), (
+            texts[rank]
+        )
         assert f"rank 1 failed in {alone}" in texts[rank] or f"rank 1 waited in {alone}" in texts[rank], (
             texts[rank]
         )
@@ -125,7 +136,7 @@ def test_batch_that_one_rank_cannot_make_is_told_to_those_that_wait_for_it(pool:
     assert wrong in texts[1]
     for rank in (0, 2, 3):
         text = texts[rank]
-        assert text.startswith(f"rank {rank}: the exchange of headers failed: "), text
+        assert text.startswith(f"DistributedError: rank {rank}: the exchange of headers failed: "), text
         assert f"rank 1 raised InvalidInputError: KeyedJaggedTensor: {wrong}" in text
 
 

@@ -11,10 +11,10 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from tests.distributed.failures.strikes import VICTIM, strike, told
+from tests.distributed.workers import error_of, or_error
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 import shardwright as sw
-from shardwright.errors import ShardwrightError
 from shardwright.runtime.ranks.group_ranks import GroupRanks
 from shardwright_plugins.checkpoint.reading import StoredCheckpoint
 from shardwright_plugins.checkpoint.writers import FolderWriter
@@ -88,8 +88,9 @@ CALLS: dict[str, tuple[Any, str, int]] = {
 """What a rank is doing when it is lost, and which rank: rank 0 alone plans and gives a checkpoint its name."""
 
 
-def lose_a_rank(what: str, fault: str, folder: str) -> str:
-    """A rank is lost in a call; returns what each raised."""
+@or_error
+def lose_a_rank(what: str, fault: str, folder: str) -> None:
+    """Lose a rank in a call."""
     owner, name, victim = CALLS[what]
     env = env_of(60.0)
     model, other = model_of(env), planned(env, "column_wise")
@@ -100,31 +101,23 @@ def lose_a_rank(what: str, fault: str, folder: str) -> str:
     alone = name in ("_plan_for", "finish")
     if alone and dist.get_rank() != victim:
         strike(fault, victim=victim)
-    with struck(owner, name, fault, victim):
-        try:
-            with told():
-                if what == "planning":
-                    planned(hurried, "row_wise")
-                elif what.endswith("reading a checkpoint"):
-                    sw.load_checkpoint(folder, model)
-                elif what == "moving rows":
-                    model.reshard(other)
-                else:
-                    sw.save_checkpoint(folder, model, step=2)
-        except ShardwrightError as error:
-            return f"{type(error).__name__}: {error}"
-    return "nothing was raised"
+    with struck(owner, name, fault, victim), told():
+        if what == "planning":
+            planned(hurried, "row_wise")
+        elif what == "reading a checkpoint":
+            sw.load_checkpoint(folder, model)
+        elif what == "moving rows":
+            model.reshard(other)
+        else:
+            sw.save_checkpoint(folder, model, step=2)
 
 
-def lose_a_rank_of_a_new_group() -> str:
-    """A rank ends before it has done anything in a group that was made; returns what each raised."""
+@or_error
+def lose_a_rank_of_a_new_group() -> None:
+    """Lose a rank before it has done anything in a group that was made."""
     group = GroupRanks.of(env_of(60.0).process_group).new_group("the work")
     strike("kill")
-    try:
-        GroupRanks.of(group).meet("the work")
-    except ShardwrightError as error:
-        return str(error)
-    return "nothing was raised"
+    GroupRanks.of(group).meet("the work")
 
 
 def two_groups(env: sw.ShardingEnv, *, size: int = 3, sync_every: int = 1) -> Any:
@@ -174,11 +167,7 @@ def refuse_on_one_rank(what: str, folder: str) -> tuple[str, float]:
             env.process_group, comm_backend="pigeons" if refuses else None
         ),
     }
-    try:
-        calls[what]()
-    except (ShardwrightError, RuntimeError) as error:
-        return f"{type(error).__name__}: {error}", train(model)
-    return "nothing was raised", train(model)
+    return error_of(calls[what]), train(model)
 
 
 REFUSALS = {

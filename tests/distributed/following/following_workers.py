@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from tests.distributed.workers import error_of
 from tests.plugins.following import models
 from torch import nn
 
 import shardwright as sw
-from shardwright.errors import ShardwrightError
 from shardwright_plugins.following import Look, MeasuredTimes, Replanner, StepTimes
 
 _DRIFT = 4
@@ -64,18 +64,13 @@ def measure() -> MeasuredTimes:
 
 def refuse_together(folder: str) -> list[str]:
     """Numbers that differ, and a file that cannot be written; returns what each rank raised."""
-    model, raised = models.model(sw.ShardingEnv.from_process_group()), []
+    model = models.model(sw.ShardingEnv.from_process_group())
     with StepTimes(model) as times:
         models.train(model, models.batch(0))
-    for call in (
-        lambda: Replanner(model, every=2 + dist.get_rank()),
-        lambda: times.write(f"{folder}/none/x"),
-    ):
-        try:
-            call()
-        except ShardwrightError as error:
-            raised.append(type(error).__name__)
-    return raised
+    return [
+        error_of(lambda: Replanner(model, every=2 + dist.get_rank())).partition(":")[0],
+        error_of(lambda: times.write(f"{folder}/none/x")).partition(":")[0],
+    ]
 
 
 def step_with_a_batch_in_progress_on_one_rank(every: int, steps: int) -> list[str]:
@@ -89,11 +84,7 @@ def step_with_a_batch_in_progress_on_one_rank(every: int, steps: int) -> list[st
                 output.backward()
             elif env.rank == 1:
                 del output
-            try:
-                replanner.step()
-                raised.append("")
-            except ShardwrightError as error:
-                raised.append(type(error).__name__)
+            raised.append(error_of(replanner.step).partition(":")[0])
     return raised
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -109,66 +108,3 @@ def profile_steps(num_steps: int) -> list[tuple[str, float, float]]:
         for event in trace.events()
         if event.name.startswith(("##", EXCHANGE_EVENT))
     ]
-
-
-def die_in_step(step: int) -> str:
-    """Rank 1 dies when its batch of that step is read; returns what another rank gets."""
-    model, optimizer = model_and_optimizer()
-
-    def loader() -> Iterator[Example]:
-        for number, example in enumerate(examples(5, dist.get_rank())):
-            if number == step and dist.get_rank() == 1:
-                os._exit(17)
-            yield example
-
-    pipeline, batches = TrainPipelineSparseDist(model, optimizer, "cpu"), loader()
-    try:
-        for _ in range(5):
-            pipeline.progress(batches)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return "nothing was raised"
-
-
-def fail_on_one_rank(kind: str, where: str) -> list[str]:
-    """What each of four calls raises when rank 1's iterator, batch or model fails in the second step."""
-    model, optimizer = model_and_optimizer()
-    rank = dist.get_rank()
-
-    def loader() -> Iterator[Example]:
-        for step, example in enumerate(examples(4, rank, size=4)):
-            if rank == 1 and step == 1 and where == "batch":
-                example.features.values()[:] = -7
-            yield example
-
-    class Loader:
-        def __init__(self) -> None:
-            self.inner, self.step = loader(), -1
-
-        def __next__(self) -> Example:
-            self.step += 1
-            if rank == 1 and self.step == 1 and where == "iterator":
-                next(self.inner)
-                raise OSError("the disk is gone")
-            if rank == 1 and self.step == 1 and where == "constructor":
-                features = next(self.inner).features
-                KeyedJaggedTensor(features.keys(), features.values(), torch.ones(1), features.lengths())
-            return next(self.inner)
-
-    def forward(example: Example) -> Any:
-        result = model(example)
-        if rank == 1 and where == "model" and len(texts) == 1:
-            raise ArithmeticError("no loss")
-        return result
-
-    texts: list[str] = []
-    pipeline = KINDS[kind](model, optimizer, "cpu", custom_model_fwd=forward)
-    batches = Loader()
-    for _ in range(4):
-        try:
-            pipeline.progress(batches)
-        except Exception as error:
-            texts.append(f"{type(error).__name__}: {error}")
-        else:
-            texts.append("fine")
-    return texts

@@ -8,7 +8,7 @@ from tests.distributed.pipelines import pipeline_workers
 from tests.pairs import in_turns
 
 from shardwright.contracts.comm_backend import EXCHANGE_EVENT
-from shardwright_testing.ranks import RankError, RankPool
+from shardwright_testing.ranks import RankPool
 
 pytestmark = pytest.mark.distributed
 
@@ -61,45 +61,3 @@ def test_profile_shows_the_next_input_exchange_under_way_before_the_backward_pas
             assert len(results) == 1
             assert ahead[1] <= forward[1] <= backward[0] < backward[1]
             assert len([start for start in exchanges if ahead[1] < start <= forward[1]]) == 0
-
-
-@pytest.mark.parametrize(
-    ("kind", "where", "own", "others"),
-    [
-        (
-            "sparse_dist",
-            "iterator",
-            "OSError: the disk is gone",
-            "DistributedError: rank 1: its batch could not be had: OSError: the disk is gone",
-        ),
-        (
-            "base",
-            "constructor",
-            "InvalidInputError: KeyedJaggedTensor: got 1 weights for",
-            "DistributedError: rank 1: its batch could not be had: InvalidInputError: KeyedJaggedTensor: got 1",
-        ),
-        ("sparse_dist", "batch", "IdRangeError: rank 1: ", "IdRangeError: rank 1: "),
-        (
-            "sparse_dist",
-            "model",
-            "ArithmeticError: no loss",
-            "DistributedError: rank 1 failed in the forward pass",
-        ),
-    ],
-)
-def test_failure_of_one_rank_is_an_error_on_all_in_its_step_and_the_next_ones_train(
-    pool: RankPool, kind: str, where: str, own: str, others: str
-) -> None:
-    first, second = pool.run(pipeline_workers.fail_on_one_rank, 2, kind, where)
-    assert second.pop(1).startswith(own)
-    assert first.pop(1).startswith(others)
-    assert first == second == ["fine"] * 3
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("step", [0, 3])
-def test_rank_that_dies_is_an_error_on_the_others(pool: RankPool, step: int) -> None:
-    with pytest.raises(RankError) as error:
-        pool.run(pipeline_workers.die_in_step, 2, step)
-    assert error.value.errors == {1: "the process died"}
-    assert error.value.results[0].startswith("DistributedError: rank 0: ")

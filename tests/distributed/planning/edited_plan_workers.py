@@ -18,10 +18,10 @@ from shardwright import (
     DistributedModelParallel,
     EmbeddingBagCollectionSharder,
     EmbeddingShardingPlanner,
+    Proposer,
     ShardingEnv,
     ShardingPlan,
 )
-from shardwright.contracts import Proposer
 
 
 def planned(types: list[str]) -> str:
@@ -76,12 +76,10 @@ class Slow(Proposer):
                 raise ZeroDivisionError("slow broke")
 
 
+@workers.or_error
 def plan_slowly(is_interrupted: bool = False, is_broken: bool = False, seconds: float | None = None) -> str:
-    """The document that this rank gets, or the error."""
+    """The document that this rank gets."""
     planner = EmbeddingShardingPlanner(proposer=Slow(is_interrupted, is_broken), seconds=seconds)
     group = dist.new_group(timeout=timedelta(seconds=SHORT_S))
-    try:
-        plan = planner.collective_plan(plan_workers.collection(), [EmbeddingBagCollectionSharder()], group)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return plan.to_json()
+    sharders = [EmbeddingBagCollectionSharder()]
+    return planner.collective_plan(plan_workers.collection(), sharders, group).to_json()

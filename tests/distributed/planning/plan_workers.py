@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from tests import as_asked
+from tests.distributed.workers import error_of, or_error
 
 from shardwright import (
     CommBackend,
@@ -19,7 +20,6 @@ from shardwright import (
     KeyedJaggedTensor,
     ParameterConstraints,
     ShardingEnv,
-    ShardwrightError,
     Topology,
 )
 from shardwright.host import host
@@ -80,19 +80,18 @@ def step_over(*, by_name: bool) -> tuple[list[str], list[str], list[int]]:
     return planning, backend.calls[len(planning) :], shape
 
 
+@or_error
 def plan_json(topology_ranks: int | None = None, pattern: str = "t*") -> str:
-    """The plan document that this rank gets, or the error."""
+    """The plan document that this rank gets."""
     topology: Any = topology_ranks and Topology(world_size=topology_ranks, compute_device="cpu")
     planner = EmbeddingShardingPlanner(topology=topology, constraints=constraints(pattern))
-    try:
-        plan = planner.collective_plan(collection(), [EmbeddingBagCollectionSharder()], dist.group.WORLD)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return plan.to_json()
+    sharders = [EmbeddingBagCollectionSharder()]
+    return planner.collective_plan(collection(), sharders, dist.group.WORLD).to_json()
 
 
+@or_error
 def plan_json_of_type(name: str) -> str:
-    """The plan document for two tables of a type that looks at extras and data types, or the error."""
+    """The plan document for two tables of a type that looks at extras and data types."""
     tables = [
         EmbeddingBagConfig(
             name=f"t{bits}",
@@ -107,20 +106,14 @@ def plan_json_of_type(name: str) -> str:
     with installed({"as_asked": as_asked.AsAsked, "forgetful": as_asked.Forgetful}[name]()):
         planner = EmbeddingShardingPlanner(constraints={"*": rule})
         module = EmbeddingBagCollection(device=torch.device("meta"), tables=tables)
-        try:
-            return planner.collective_plan(module, [EmbeddingBagCollectionSharder()]).to_json()
-        except Exception as error:
-            return f"{type(error).__name__}: {error}"
+        return planner.collective_plan(module, [EmbeddingBagCollectionSharder()]).to_json()
 
 
 def wrong_backends() -> list[str]:
     """The errors of comm backends that do not go."""
-    errors = []
-    asked: list[tuple[Any, Any]] = [("glo", None), ("nccl", None), (5, None), ("gloo", "env")]
-    for backend, env in asked:
-        made = env and ShardingEnv.from_process_group()
-        try:
-            DistributedModelParallel(collection(), env=made, comm_backend=backend)
-        except ShardwrightError as error:
-            errors.append(str(error))
-    return errors
+    made = ShardingEnv.from_process_group()
+    asked: list[tuple[Any, Any]] = [("glo", None), ("nccl", None), (5, None), ("gloo", made)]
+    return [
+        error_of(lambda own=own: DistributedModelParallel(collection(), env=own[1], comm_backend=own[0]))
+        for own in asked
+    ]

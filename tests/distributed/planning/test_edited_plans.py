@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.distributed import workers
 from tests.distributed.planning import edited_plan_workers
 from tests.distributed.test_training import assert_same_state, unsharded_after
 
@@ -23,50 +23,51 @@ def tables(document: dict[str, Any]) -> dict[str, Any]:
     return document["modules"]["sparse.bags"]
 
 
-def assert_trains_like_one_process(pool: RankPool, document: dict[str, Any]) -> None:
+def moved(document: dict[str, Any]) -> None:
+    for table in tables(document).values():
+        (shard,) = table["shards"]
+        shard["rank"] = 1 - shard["rank"]
+
+
+def cut_elsewhere(document: dict[str, Any]) -> None:
+    user = tables(document)["user"]
+    assert [shard["rows"] for shard in user["shards"]] == [[0, 25], [25, 50]]
+    user["shards"][0]["rows"], user["shards"][1]["rows"] = [0, 7], [7, 50]
+
+
+def of_another_type(document: dict[str, Any]) -> None:
+    tables(document)["item"].update(
+        sharding_type="row_wise",
+        shards=[
+            {"rank": 0, "rows": [0, 16], "columns": [0, 16]},
+            {"rank": 1, "rows": [16, 31], "columns": [0, 16]},
+        ],
+    )
+
+
+def of_a_type_that_would_not_cut_so(document: dict[str, Any]) -> None:
+    tables(document)["user"]["sharding_type"] = "table_wise"
+
+
+@pytest.mark.parametrize(
+    ("types", "edit"),
+    [
+        (["row_wise", "table_wise"], lambda document: None),
+        (["table_wise"], moved),
+        (["row_wise"], cut_elsewhere),
+        (["table_wise"], of_another_type),
+        (["row_wise"], of_a_type_that_would_not_cut_so),
+    ],
+)
+def test_training_from_a_saved_plan_that_was_edited_follows_its_shards(
+    pool: RankPool, types: list[str], edit: Callable[[dict[str, Any]], None]
+) -> None:
+    document = saved(pool, types)
+    edit(document)
     states = pool.run(edited_plan_workers.train_from, 2, json.dumps(document), 3)
     expected = unsharded_after(range(3), 2)[0].state_dict()
     for state in states:
         assert_same_state(state, expected)
-
-
-def test_training_from_a_saved_plan(pool: RankPool) -> None:
-    assert_trains_like_one_process(pool, saved(pool, ["row_wise", "table_wise"]))
-
-
-def test_training_from_a_plan_with_a_table_moved_by_hand(pool: RankPool) -> None:
-    document = saved(pool, ["table_wise"])
-    for table in tables(document).values():
-        (shard,) = table["shards"]
-        shard["rank"] = 1 - shard["rank"]
-    assert_trains_like_one_process(pool, document)
-
-
-def test_training_from_a_plan_with_rows_cut_elsewhere_by_hand(pool: RankPool) -> None:
-    document = saved(pool, ["row_wise"])
-    user = tables(document)["user"]
-    assert [shard["rows"] for shard in user["shards"]] == [[0, 25], [25, 50]]
-    user["shards"][0]["rows"], user["shards"][1]["rows"] = [0, 7], [7, 50]
-    assert_trains_like_one_process(pool, document)
-
-
-def test_training_from_a_plan_with_another_sharding_type_by_hand(pool: RankPool) -> None:
-    document = saved(pool, ["table_wise"])
-    rows, dim = next((rows, dim) for name, rows, dim, _ in workers.TABLES if name == "item")
-    tables(document)["item"].update(
-        sharding_type="row_wise",
-        shards=[
-            {"rank": 0, "rows": [0, 16], "columns": [0, dim]},
-            {"rank": 1, "rows": [16, rows], "columns": [0, dim]},
-        ],
-    )
-    assert_trains_like_one_process(pool, document)
-
-
-def test_training_from_a_plan_whose_type_would_not_cut_so_follows_the_shards(pool: RankPool) -> None:
-    document = saved(pool, ["row_wise"])
-    tables(document)["user"]["sharding_type"] = "table_wise"
-    assert_trains_like_one_process(pool, document)
 
 
 def test_training_from_a_plan_whose_host_sums_are_spread_over_hosts(pool: RankPool) -> None:

@@ -63,7 +63,7 @@ def test_step_ratios_beside_another_program_prints_ratios_and_keeps_them(tmp_pat
 def test_lookup_runs_and_prints_json() -> None:
     pytest.importorskip("fbgemm_gpu", reason="it measures beside FBGEMM")
     sizes = ["--rows", "50", "--batch", "4", "--tables", "2", "--steps", "1", "--rounds", "1"]
-    command = [sys.executable, str(BENCHMARKS / "lookup.py"), *sizes, "--json"]
+    command = [sys.executable, str(BENCHMARKS / "lookup.py"), *sizes]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert len(json.loads(done.stdout.splitlines()[-1])["sides"]) >= 2

@@ -22,7 +22,6 @@ from shardwright_testing.ranks import RankPool
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
 PAGE = Path(shardwright_plugins.__file__).parent / "docs" / "frameworks.md"
-TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 ACCELERATE = [
     "-m",
     "accelerate.commands.launch",
@@ -72,10 +71,3 @@ def test_framework_trains_saves_and_resumes_as_the_demos_own_loop(
         found = re.search(rf"^steps {first} to {last}, loss ([0-9.]+)$", done.stdout, re.MULTILINE)
         assert found, done.stdout
         assert float(found[1]) == pytest.approx(expected[last - 1], abs=2e-4)
-
-
-def test_metrics_of_torchmetrics_over_two_ranks_print_what_the_page_shows(tmp_path: Path) -> None:
-    (tmp_path / "metrics.py").write_text(readme.source("metrics.py", PAGE))
-    done = stranger.run_python(*TORCHRUN, str(tmp_path / "metrics.py"))
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == readme.output_of("metrics.py", PAGE)

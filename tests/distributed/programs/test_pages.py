@@ -22,20 +22,23 @@ TRACKING = readme.CORE_DOCS / "howto/track_training.md"
 REPORT = readme.CORE_DOCS / "howto/read_a_plan.md"
 MANY = readme.CORE_DOCS / "howto/many_ranks.md"
 FROM_A_FILE = readme.CORE_DOCS / "howto/plan_from_a_file.md"
-FOLLOWING = readme.BUILT_INS.with_name("following.md")
-ONE_PROCESS = {
-    "notebook.py": readme.CORE_DOCS / "howto/several_ranks.md",
-    "checkpoint.py": readme.CORE_DOCS / "howto/save_and_load.md",
-    "parquet.py": readme.CORE_DOCS / "howto/parquet.md",
-    "mixed_precision.py": RECIPES,
-    "frozen.py": RECIPES,
-    "maximum.py": RECIPES,
-    "leave_alone.py": RECIPES,
-    "weights_only.py": RECIPES,
-    "schedule.py": RECIPES,
-    "proof.py": readme.CORE_DOCS / "proofs.md",
-}
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+ONE_PROCESS = ["-W", "error"]
+PROGRAMS = {
+    "notebook.py": (readme.CORE_DOCS / "howto/several_ranks.md", ONE_PROCESS),
+    "checkpoint.py": (readme.CORE_DOCS / "howto/save_and_load.md", ONE_PROCESS),
+    "parquet.py": (readme.CORE_DOCS / "howto/parquet.md", ONE_PROCESS),
+    "mixed_precision.py": (RECIPES, ONE_PROCESS),
+    "frozen.py": (RECIPES, ONE_PROCESS),
+    "maximum.py": (RECIPES, ONE_PROCESS),
+    "leave_alone.py": (RECIPES, ONE_PROCESS),
+    "weights_only.py": (RECIPES, ONE_PROCESS),
+    "schedule.py": (RECIPES, ONE_PROCESS),
+    "proof.py": (readme.CORE_DOCS / "proofs.md", ONE_PROCESS),
+    "fsdp.py": (RECIPES, TORCHRUN),
+    "follow.py": (readme.BUILT_INS.with_name("following.md"), TORCHRUN),
+    "metrics.py": (readme.BUILT_INS.with_name("frameworks.md"), TORCHRUN),
+}
 SECONDS = re.compile(r"\d[\d.]* s\b")
 RESULT = re.compile(r"^steps .*$", re.MULTILINE)
 # Stands for a launcher: prints what it was given, as JSON.
@@ -79,33 +82,17 @@ def test_pages_have_no_program_that_is_not_run() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ONE_PROCESS)
+@pytest.mark.distributed
+@pytest.mark.parametrize("name", PROGRAMS)
 def test_page_program_prints_what_it_shows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
+    page, words = PROGRAMS[name]
     monkeypatch.chdir(tmp_path)
-    Path(name).write_text(readme.source(name, ONE_PROCESS[name]))
-    done = stranger.run_python("-W", "error", name)
+    Path(name).write_text(readme.source(name, page))
+    done = stranger.run_python(*words, name)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == readme.output_of(name, ONE_PROCESS[name])
-
-
-@pytest.mark.slow
-@pytest.mark.distributed
-def test_fully_sharded_dense_part_prints_what_the_page_shows(tmp_path: Path) -> None:
-    (tmp_path / "fsdp.py").write_text(readme.source("fsdp.py", RECIPES))
-    done = stranger.run_python(*TORCHRUN, str(tmp_path / "fsdp.py"))
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == readme.output_of("fsdp.py", RECIPES)
-
-
-@pytest.mark.slow
-@pytest.mark.distributed
-def test_plan_follows_its_data_as_the_page_shows(tmp_path: Path) -> None:
-    (tmp_path / "follow.py").write_text(readme.source("follow.py", FOLLOWING))
-    done = stranger.run_python(*TORCHRUN, str(tmp_path / "follow.py"))
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == readme.output_of("follow.py", FOLLOWING)
+    assert done.stdout == readme.output_of(name, page)
 
 
 # Stands for Weights & Biases: writes what it is given.

@@ -11,8 +11,7 @@ from attrs import evolve
 from tests.benchmarks.steps import timed_step as step
 from tests.benchmarks.steps.timed_step import StepSettings, bench_batch, bench_model, measured
 
-from shardwright import EmbeddingBagCollection, EmbeddingBagConfig, RowWiseAdagrad
-from shardwright.errors import UnsupportedError
+from shardwright import EmbeddingBagCollection, EmbeddingBagConfig, RowWiseAdagrad, UnsupportedError
 
 STEP = StepSettings(("table_wise", "row_wise"), ranks=1, batch=4, tables=3, rows=20, dim=8, ids=2, steps=1)
 

@@ -13,19 +13,22 @@ from attrs import frozen
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardwright.errors import InvalidInputError
-from shardwright.planning.layouts.layout import (
-    DATAFLOWS,
+from shardwright import (
     Block,
     BlockRun,
     ColumnRange,
     Exchange,
+    InvalidInputError,
     Layout,
-    from_data,
-    to_data,
+    RowMap,
+    RowPart,
+    RowsModulo,
+    RowsRange,
+    RowsSplit,
+    TableSpec,
 )
-from shardwright.planning.layouts.row_maps import ROW_MAPS, RowMap, RowPart, RowsModulo, RowsRange, RowsSplit
-from shardwright.planning.tables.spec import TableSpec
+from shardwright.planning.layouts.layout import DATAFLOWS, from_data, to_data
+from shardwright.planning.layouts.row_maps import ROW_MAPS
 from shardwright_plugins.dataflows import Hierarchical, Replicate
 
 
@@ -266,15 +269,6 @@ def test_layout_check_row_map_whose_parts_lose_rows_raises_with_the_number():
         Layout(blocks_of(Loses(10, parts=2), (0, 8))).check(TABLE)
 
 
-def test_layout_without_blocks_or_of_two_row_maps_raises():
-    with pytest.raises(InvalidInputError, match="at least one block"):
-        Layout([])
-    with pytest.raises(InvalidInputError, match="parts of one row map"):
-        Layout([*blocks_of(RowsRange(4), (0, 1)), *blocks_of(RowsModulo(4), (0, 1))])
-    with pytest.raises(InvalidInputError, match="a key of extras must be a text, got 3"):
-        Layout(blocks_of(RowsRange(4), (0, 1)), extras={3: "three"})
-
-
 def test_layout_placed_gives_each_block_its_rank_and_keeps_the_rest():
     layout = Layout(blocks_of(RowsRange(4, parts=2), (0, 1), rank=None), variant="v", extras={"a": 1})
     placed = layout.placed([5, 2])
@@ -402,11 +396,34 @@ def test_layout_of_blocks_among_runs_has_the_same_blocks_placed_or_not():
         placed.blocks[4]
 
 
-def test_layout_of_two_dataflows_with_a_copy_missing_raises_naming_rank_and_part():
-    with pytest.raises(InvalidInputError, match="rank 1 has 0 copies of row part 0; dataflow 'replicate'"):
-        hot_and_cold([0]).check(TABLE, world_size=2)
+REFUSED = [
+    pytest.param(
+        lambda: Layout([]), "at least one block", id="layout without blocks or of two row maps raises 1"
+    ),
+    pytest.param(
+        lambda: Layout([*blocks_of(RowsRange(4), (0, 1)), *blocks_of(RowsModulo(4), (0, 1))]),
+        "parts of one row map",
+        id="layout without blocks or of two row maps raises 2",
+    ),
+    pytest.param(
+        lambda: Layout(blocks_of(RowsRange(4), (0, 1)), extras={3: "three"}),
+        "a key of extras must be a text, got 3",
+        id="layout without blocks or of two row maps raises 3",
+    ),
+    pytest.param(
+        lambda: hot_and_cold([0]).check(TABLE, world_size=2),
+        "rank 1 has 0 copies of row part 0; dataflow 'replicate'",
+        id="layout of two dataflows with a copy missing raises naming rank and part",
+    ),
+    pytest.param(
+        lambda: copies([0, 1, 2], RowsRange(10, parts=2)).check(TABLE, world_size=3),
+        "row part 1: blocks reach column 0 of 8",
+        id="layout without a row part raises naming it",
+    ),
+]
 
 
-def test_layout_without_a_row_part_raises_naming_it():
-    with pytest.raises(InvalidInputError, match="row part 1: blocks reach column 0 of 8"):
-        copies([0, 1, 2], RowsRange(10, parts=2)).check(TABLE, world_size=3)
+@pytest.mark.parametrize(("call", "text"), REFUSED)
+def test_wrong_call_is_an_error_that_says_what_is_wrong(call, text):
+    with pytest.raises(InvalidInputError, match=text):
+        call()

@@ -7,20 +7,37 @@ import numpy as np
 import pytest
 from tests.core.planning.conftest import Whole
 
-from shardwright.contracts import ShardingType
-from shardwright.errors import NoPlanError, PlanningError, UnknownPluginError
+from shardwright import (
+    Block,
+    Layout,
+    NoPlanError,
+    OptimizerSpec,
+    ParameterConstraints,
+    PlanningError,
+    PoolingType,
+    ShardingType,
+    TableSpec,
+    Topology,
+    UnknownPluginError,
+    Watch,
+)
 from shardwright.host import host
 from shardwright.planning.arrays import FREE, NO_GANG
-from shardwright.planning.layouts.layout import Block, Layout
-from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.enumeration import enumerate_options
 from shardwright.planning.options.options import fold_requests
-from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
-from shardwright.planning.tables.optimizers import OptimizerSpec
-from shardwright.planning.tables.spec import PoolingType, TableSpec
-from shardwright.planning.watch import Watch
+from shardwright.planning.tables.constraints import Constraints
 
 TABLE = TableSpec("t", 10, 8, ["f"])
+
+
+def whole(table, topology, rank=None):
+    return [Layout([Block(table.all_rows, table.all_columns, rank=rank)])]
+
+
+def type_of(layouts=whole, **attributes):
+    """A sharding type called "made" that is offered always, by the function that makes its layouts."""
+    members = {"name": "made", "abbreviation": "MA", "offered": "always", **attributes}
+    return type("Made", (ShardingType,), {**members, "layouts": lambda self, *asked: layouts(*asked[:2])})
 
 
 def options_of(*tables, ranks=2, device="cpu", batch_size=4, **rules):
@@ -191,17 +208,12 @@ def test_fold_requests_covers_each_shard_once():
 @pytest.mark.parametrize(("by_shape", "asked"), [(True, ["a", "c"]), (False, ["a", "b", "c"])])
 def test_enumerate_asks_a_type_that_answers_by_shape_once_for_tables_alike(host_with, by_shape, asked):
     seen = []
-
-    class Asked(ShardingType):
-        name, abbreviation, depends_on_shape_only = "asked", "AS", by_shape
-        offered = "always"
-
-        def layouts(self, table, topology, constraints):
-            seen.append(table.name)
-            yield Layout([Block(table.all_rows, table.all_columns)])
-
+    noting = type_of(
+        lambda table, topology: seen.append(table.name) or whole(table, topology),
+        depends_on_shape_only=by_shape,
+    )
     tables = [TableSpec("a", 10, 8, ["f"]), TableSpec("b", 10, 8, ["g", "h"]), TableSpec("c", 11, 8, ["i"])]
-    with host_with(sharding_types=[Asked]):
+    with host_with(sharding_types=[noting]):
         options = options_of(*tables)
     assert seen == asked
     assert options.num_rows[options.first_shard[options.first_option[options.distinct_table]]].tolist() == [
@@ -223,14 +235,7 @@ def test_enumerate_asks_a_type_that_answers_by_shape_once_for_tables_alike(host_
     ],
 )
 def test_enumerate_tables_that_nothing_tells_apart_stand_once(host_with, other, rules, by_shape, alike):
-    class Asked(ShardingType):
-        name, abbreviation, depends_on_shape_only = "asked", "AS", by_shape
-        offered = "always"
-
-        def layouts(self, table, topology, constraints):
-            yield Layout([Block(table.all_rows, table.all_columns)])
-
-    with host_with(sharding_types=[Asked]):
+    with host_with(sharding_types=[type_of(depends_on_shape_only=by_shape)]):
         options = options_of(TABLE, attrs.evolve(TABLE, name="u", **other), **rules)
     assert options.distinct_table.tolist() == alike
     assert [table.name for table in options.all_tables] == ["t", "u"]
@@ -241,76 +246,46 @@ def test_enumerate_tables_that_nothing_tells_apart_stand_once(host_with, other, 
 def test_enumerate_tables_that_a_type_tells_apart_stand_apart(host_with):
     """What a type that looks at names answers is compared, whatever else tables have in common."""
 
-    class ByName(ShardingType):
-        name, abbreviation, offered = "by_name", "BN", "always"
-
-        def layouts(self, table, topology, constraints):
-            yield Layout([Block(table.all_rows, table.all_columns, rank=int(table.name == "u"))])
-
-    with host_with(sharding_types=[ByName]):
+    by_name = type_of(lambda table, topology: whole(table, topology, rank=int(table.name == "u")))
+    with host_with(sharding_types=[by_name]):
         options = options_of(*(attrs.evolve(TABLE, name=name) for name in "tuv"))
     assert options.distinct_table.tolist() == [0, 1, 0]
     assert options.rank.tolist() == [0, 0, 1, 1]  # each table with two kernels
 
 
 def test_enumerate_offers_a_type_by_name_only_unless_it_says_always(host_with):
-    class Unasked(ShardingType):
-        name, abbreviation = "unasked", "UN"
-
-        def layouts(self, table, topology, constraints):
-            yield Layout([Block(table.all_rows, table.all_columns)])
-
-    with host_with(sharding_types=[Unasked, Whole]):
+    unasked = type_of(name="unasked", offered="by_name")
+    with host_with(sharding_types=[unasked, Whole]):
         tables = [TABLE, attrs.evolve(TABLE, name="u")]
         offered = described(options_of(*tables, u={"sharding_types": ["unasked", "whole"]}))
         assert {name for _, name, _, _ in offered[:2]} == {"whole"}
         assert {name for _, name, _, _ in offered[2:]} == {"unasked", "whole"}
     text = r"no option is left.*Offered only to tables whose sharding_types name them: unasked\."
-    with host_with(sharding_types=[Unasked]), pytest.raises(PlanningError, match=text):
+    with host_with(sharding_types=[unasked]), pytest.raises(PlanningError, match=text):
         options_of(TABLE)
 
 
-def test_enumerate_layouts_that_no_variant_tells_apart_raise_naming_it(host_with):
-    class Twice(ShardingType):
-        name, abbreviation, offered = "twice", "TW", "always"
-
-        def layouts(self, table, topology, constraints):
-            return [Layout([Block(table.all_rows, table.all_columns, rank)]) for rank in (0, 1)]
-
-    text = r"'twice' failed for table 't' .*gave 2 layouts, of which several have the variant ''; give each"
-    with host_with(sharding_types=[Twice]), pytest.raises(PlanningError, match=text):
-        options_of(TABLE)
+def raise_for(table, topology):
+    raise KeyError("no such shape")
 
 
-def test_enumerate_type_that_raises_is_named_with_the_table(host_with):
-    class Raises(ShardingType):
-        name, abbreviation = "raises", "RA"
-        offered = "always"
-
-        def layouts(self, table, topology, constraints):
-            raise KeyError("no such shape")
-
-    with (
-        host_with(sharding_types=[Raises]),
-        pytest.raises(PlanningError, match=r"sharding type 'raises' failed for table 't' .*KeyError"),
-    ):
-        options_of(TABLE)
-
-
-def test_enumerate_type_that_places_a_block_on_no_rank_is_named(host_with):
-    class Beyond(ShardingType):
-        name, abbreviation = "beyond", "BE"
-        offered = "always"
-
-        def layouts(self, table, topology, constraints):
-            yield Layout([Block(table.all_rows, table.all_columns, rank=topology.world_size)])
-
-    with (
-        host_with(sharding_types=[Beyond]),
-        pytest.raises(
-            PlanningError, match=r"sharding type 'beyond' broke its contract: .* on rank 2 of 2 ranks"
+@pytest.mark.parametrize(
+    ("layouts", "text"),
+    [
+        (
+            lambda table, topology: [*whole(table, topology, rank=0), *whole(table, topology, rank=1)],
+            r"'made' failed for table 't' .*gave 2 layouts, of which several have the variant ''; give each",
         ),
-    ):
+        (raise_for, r"sharding type 'made' failed for table 't' .*KeyError"),
+        (
+            lambda table, topology: whole(table, topology, rank=topology.world_size),
+            r"sharding type 'made' broke its contract: .* on rank 2 of 2 ranks",
+        ),
+    ],
+    ids=["one variant twice", "raises", "no such rank"],
+)
+def test_enumerate_type_that_gives_wrong_layouts_is_named_with_the_table(host_with, layouts, text):
+    with host_with(sharding_types=[type_of(layouts)]), pytest.raises(PlanningError, match=text):
         options_of(TABLE)
 
 

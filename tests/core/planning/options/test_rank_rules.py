@@ -6,15 +6,21 @@ from hypothesis import strategies as st
 from tests.core.planning.conftest import FirstFit
 from tests.drawn import drawn
 
-from shardwright.errors import InvalidInputError, NoPlanError
-from shardwright.planning.layouts.layout import Block, Layout
-from shardwright.planning.layouts.row_maps import RowsRange
-from shardwright.planning.machines.topology import Topology
+from shardwright import (
+    Block,
+    InvalidInputError,
+    Layout,
+    Misfit,
+    NoPlanError,
+    ParameterConstraints,
+    ProposedShards,
+    RowsRange,
+    TableSpec,
+    Topology,
+)
 from shardwright.planning.options.rank_rules import RankRules
-from shardwright.planning.search.placement import Misfit, ProposedShards
 from shardwright.planning.search.ruled_placement import broken_rule, place_within
-from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
-from shardwright.planning.tables.spec import TableSpec
+from shardwright.planning.tables.constraints import Constraints
 
 TABLES = [TableSpec(name, 8, 8, ["f"]) for name in "abcdef"]
 

@@ -14,19 +14,29 @@ from tests.as_asked import AsAsked, AsAskedByShape
 from tests.core.planning.conftest import make_host
 
 import shardwright as sw
-from shardwright.contracts import ShardingType
-from shardwright.errors import PlanError
+from shardwright import (
+    Block,
+    BlockRun,
+    ColumnRange,
+    EmbeddingModuleShardingPlan,
+    EmbeddingShardingPlanner,
+    Exchange,
+    Layout,
+    ParameterConstraints,
+    ParameterSharding,
+    PlanError,
+    RowsModulo,
+    RowsRange,
+    RowsSplit,
+    ShardingPlan,
+    ShardingType,
+    ShardMetadata,
+    TableSpec,
+    Topology,
+    check_plan,
+)
 from shardwright.host import use_host
-from shardwright.planning.layouts.layout import Block, BlockRun, ColumnRange, Exchange, Layout
-from shardwright.planning.layouts.row_maps import RowsModulo, RowsRange, RowsSplit
-from shardwright.planning.machines.topology import Topology
-from shardwright.planning.plan.plan import ShardingPlan
-from shardwright.planning.plan.sharding import EmbeddingModuleShardingPlan, ParameterSharding, ShardMetadata
-from shardwright.planning.report.check import check_plan
-from shardwright.planning.tables.constraints import ParameterConstraints
-from shardwright.planning.tables.spec import TableSpec
 from shardwright.planning.text import plain_json
-from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner
 from shardwright_plugins.dataflows import Replicate
 from shardwright_plugins.plan_differences.explain import explain_table
 

@@ -6,15 +6,11 @@ import pytest
 from tests.core.planning.conftest import Plain, make_host
 
 import shardwright as sw
+from shardwright import EmbeddingShardingPlanner, OptimizerSpec, ParameterConstraints, TableSpec, Topology
 from shardwright.host import use_host
-from shardwright.planning.machines.topology import Topology
 from shardwright.planning.plan.sharding import ranks_text
 from shardwright.planning.report.report import writer_of
-from shardwright.planning.tables.constraints import ParameterConstraints
-from shardwright.planning.tables.optimizers import OptimizerSpec
-from shardwright.planning.tables.spec import TableSpec
 from shardwright.planning.text import bytes_text
-from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner
 
 
 def lines_of(tables, **arguments):

@@ -8,10 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.errors import raises
 
-from shardwright.errors import InvalidInputError
-from shardwright.planning.tables.caching import CacheParams, EmbeddingOffloadStats
-from shardwright.planning.tables.constraints import ParameterConstraints
-from shardwright.planning.tables.optimizers import OptimizerSpec
+from shardwright import (
+    CacheParams,
+    EmbeddingOffloadStats,
+    InvalidInputError,
+    OptimizerSpec,
+    ParameterConstraints,
+)
 
 # Hits of 100 lookups once a table of 1000 rows has a cache of up to 250, 500, 750 and 1000 rows.
 STATS = EmbeddingOffloadStats(0.2, 500, [60, 20, 15, 5], 1000)

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 from tests.errors import raises
 
-from shardwright.errors import InvalidInputError, UnknownNameError
-from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
-from shardwright.planning.tables.spec import TableSpec
+from shardwright import InvalidInputError, ParameterConstraints, TableSpec, UnknownNameError
+from shardwright.planning.tables.constraints import Constraints
 
 
 class Kind(Enum):
@@ -53,11 +52,6 @@ def test_constraints_key_for_no_table_raises_with_the_nearest(key, near):
     tables = [TableSpec("user_id", 4, 4), TableSpec("item", 4, 4)]
     with pytest.raises(UnknownNameError, match=rf"constraints\['{key[:4]}.*Tables: item, user_id\..*{near}"):
         Constraints({key: rule(2)}).check(tables)
-
-
-def test_constraints_value_of_another_type_raises():
-    with pytest.raises(InvalidInputError, match="must be a ParameterConstraints"):
-        Constraints({"t": {"sharding_types": ["whole"]}})
 
 
 def test_constraints_key_of_another_type_raises() -> None:
@@ -106,11 +100,6 @@ def test_parameter_constraints_wrong_value_raises(arguments):
         ParameterConstraints(**arguments)
 
 
-def test_batch_sizes_of_texts_are_refused_as_numbers_are():
-    with pytest.raises(InvalidInputError, match=r"batch_sizes\[0\] must be .*, got '4'"):
-        ParameterConstraints(batch_sizes=["4"])
-
-
 def test_parameter_constraints_take_integers_of_numpy():
     given = ParameterConstraints(ranks=np.arange(2), min_partition=np.int32(4), batch_sizes=[np.int64(8)])
     assert given == ParameterConstraints(ranks=[0, 1], min_partition=4, batch_sizes=[8])
@@ -128,17 +117,42 @@ def test_constraints_that_are_no_mapping_raise(rules):
         Constraints(rules)
 
 
-def test_parameter_constraints_has_no_option_that_would_be_ignored():
-    with pytest.raises(TypeError, match="enforce_hbm"):
-        ParameterConstraints(enforce_hbm=True)
-
-
 def test_per_feature_one_value_stands_for_all_features():
     table = TableSpec("t", 4, 4, ["a", "b", "c"])
     assert ParameterConstraints(pooling_factors=[2]).per_feature("pooling_factors", table, 1.0) == (2, 2, 2)
 
 
-def test_per_feature_another_number_of_values_raises_with_both():
-    table = TableSpec("t", 4, 4, ["a", "b", "c"])
-    with pytest.raises(InvalidInputError, match="pooling_factors has 2 values, the table has 3 features"):
-        ParameterConstraints(pooling_factors=[2, 3]).per_feature("pooling_factors", table, 1.0)
+REFUSED = [
+    pytest.param(
+        lambda: Constraints({"t": {"sharding_types": ["whole"]}}),
+        InvalidInputError,
+        "must be a ParameterConstraints",
+        id="constraints value of another type raises",
+    ),
+    pytest.param(
+        lambda: ParameterConstraints(batch_sizes=["4"]),
+        InvalidInputError,
+        r"batch_sizes\[0\] must be .*, got '4'",
+        id="batch sizes of texts are refused as numbers are",
+    ),
+    pytest.param(
+        lambda: ParameterConstraints(enforce_hbm=True),
+        TypeError,
+        "enforce_hbm",
+        id="parameter constraints has no option that would be ignored",
+    ),
+    pytest.param(
+        lambda: ParameterConstraints(pooling_factors=[2, 3]).per_feature(
+            "pooling_factors", TableSpec("t", 4, 4, ["a", "b", "c"]), 1.0
+        ),
+        InvalidInputError,
+        "pooling_factors has 2 values, the table has 3 features",
+        id="per feature another number of values raises with both",
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "text"), REFUSED)
+def test_wrong_call_is_an_error_that_says_what_is_wrong(call, error, text):
+    with pytest.raises(error, match=text):
+        call()

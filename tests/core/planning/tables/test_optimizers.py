@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.errors import raises
 
-from shardwright.errors import InvalidInputError
-from shardwright.planning.tables.optimizers import OptimizerSpec
+from shardwright import InvalidInputError, OptimizerSpec
 
 
 @pytest.mark.parametrize(("optimizer", "name"), [("ADAM", "adam"), ("acme_shampoo", "acme_shampoo")])

@@ -13,17 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.errors import raises
 
-from shardwright.errors import InvalidInputError
-from shardwright.planning.tables.optimizers import OptimizerSpec
-from shardwright.planning.tables.spec import (
+from shardwright import (
     DataType,
     EmbeddingBagConfig,
     EmbeddingConfig,
+    InvalidInputError,
+    OptimizerSpec,
     PoolingType,
     TableSpec,
-    check_tables,
-    embedding_names,
 )
+from shardwright.planning.tables.spec import check_tables, embedding_names
 
 CONFIGS = [EmbeddingConfig, EmbeddingBagConfig]
 

@@ -6,13 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwright.errors import InvalidInputError
+from shardwright import (
+    CacheParams,
+    InvalidInputError,
+    OptimizerSpec,
+    ParameterConstraints,
+    TableSpec,
+    Workload,
+)
 from shardwright.planning.documents import CONSTRAINTS
-from shardwright.planning.tables.caching import CacheParams
-from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
-from shardwright.planning.tables.optimizers import OptimizerSpec
-from shardwright.planning.tables.spec import TableSpec
-from shardwright.planning.tables.workload import Workload, table_from_data, table_to_data
+from shardwright.planning.tables.constraints import Constraints
+from shardwright.planning.tables.workload import table_from_data, table_to_data
 
 
 def workload(*tables, **more):
@@ -86,13 +90,6 @@ def test_workload_entry_of_the_wrong_form_raises_naming_it(entry, text):
         workload(entry)
 
 
-def test_workload_comments_and_keys_of_others_are_left_alone():
-    made = workload(
-        {"name": "a", "source": "measured", "x-rows_per_day": 3}, notes=["n"], **{"x-mine": {"any": [1]}}
-    )
-    assert made.tables[0].name == "a"
-
-
 @pytest.mark.parametrize(
     ("more", "text"),
     [
@@ -104,6 +101,13 @@ def test_workload_comments_and_keys_of_others_are_left_alone():
 def test_workload_key_that_is_not_read_raises_with_the_nearest(more, text):
     with pytest.raises(InvalidInputError, match=text):
         workload({"name": "a"}, **more)
+
+
+def test_workload_comments_and_keys_of_others_are_left_alone():
+    made = workload(
+        {"name": "a", "source": "measured", "x-rows_per_day": 3}, notes=["n"], **{"x-mine": {"any": [1]}}
+    )
+    assert made.tables[0].name == "a"
 
 
 def test_read_key_twice_raises(tmp_path):

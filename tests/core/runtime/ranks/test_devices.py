@@ -13,8 +13,9 @@ from shardwright import (
     EmbeddingBagCollection,
     EmbeddingBagCollectionSharder,
     EmbeddingBagConfig,
+    InvalidInputError,
+    ShardingEnv,
 )
-from shardwright.errors import InvalidInputError
 from shardwright.runtime.ranks import devices
 from shardwright.runtime.ranks.devices import (
     Constant,
@@ -26,7 +27,7 @@ from shardwright.runtime.ranks.devices import (
     stream_key,
     with_index,
 )
-from shardwright.runtime.ranks.environment import ShardingEnv, device_of_rank
+from shardwright.runtime.ranks.environment import device_of_rank
 from shardwright.runtime.sharded.models.planner import _topology_of
 from shardwright_plugins.pipeline.batch_tree import moved
 from shardwright_plugins.pipeline.inputs_ahead import SideStream

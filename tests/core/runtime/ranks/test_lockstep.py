@@ -11,7 +11,7 @@ import pytest
 import torch
 from attrs import evolve
 from tests.core.runtime.mixed_cuts import with_parts
-from tests.core.runtime.plans import Cut, Cuts, train_step, train_unsharded
+from tests.core.runtime.plans import Cut, Cuts
 
 from shardwright.errors import DistributedError
 from shardwright.runtime.ranks.lockstep import Lockstep
@@ -127,28 +127,6 @@ def test_backward_passes_in_different_orders_are_an_error_on_all_ranks_with_the_
     assert f"{one}, {two}, headers" in texts[0].split("rank 1: ")[1]
 
 
-def test_different_backward_orders_are_named_by_rank():
-    lockstep = [Lockstep(), Lockstep()]
-    for own, order in zip(lockstep, (("'one'", "'two'"), ("'two'", "'one'")), strict=True):
-        for name in order:
-            own.note(f"gradients of {name}")
-    noted = [own.note("headers of 'one'") for own in lockstep]
-    words = [own.word for own in lockstep]
-    lockstep[0].note("headers of 'two'")  # begun before the headers of the first have come
-
-    def work(env):
-        lockstep[env.rank].check(words[:1] * 2, noted[0], env.communicator)
-        with pytest.raises(DistributedError) as error:
-            lockstep[env.rank].check(words, noted[env.rank], env.communicator)
-        return str(error.value)
-
-    texts = run_simulated(work, 2)
-    assert texts[0] == texts[1]
-    assert "the weights are wrong" in texts[0]
-    assert "rank 0: gradients of 'one', gradients of 'two', headers of 'one'" in texts[0]
-    assert "rank 1: gradients of 'two', gradients of 'one', headers" in texts[0]
-
-
 def test_collections_of_one_name_are_told_apart_and_headers_have_the_largest_size():
     lockstep = Lockstep()
     assert [lockstep.join("'one'", 6), lockstep.join("'one'", 9)] == ["'one'", "'one' (no. 2)"]
@@ -187,17 +165,3 @@ def test_step_is_let_go_with_its_output(waited_for):
         assert simulate(work) == [(True, True)] * 2
     finally:
         gc.enable()
-
-
-def test_training_of_two_collections_equals_unsharded_step_by_step():
-    def work(env, sharded, batches):
-        for step in range(3):
-            for collection, case in zip(sharded, (FIRST, SECOND), strict=True):
-                train_step(case, collection, case.batch(3, seed=10 * step + env.rank), step, env.rank)
-        return [collection.full_state_dict() for collection in sharded]
-
-    for states in simulate(work):
-        for case, state in zip((FIRST, SECOND), states, strict=True):
-            batches = [[case.batch(3, seed=10 * step + rank) for rank in range(2)] for step in range(3)]
-            for name, expected in train_unsharded(case, batches).items():
-                torch.testing.assert_close(state[name], expected)

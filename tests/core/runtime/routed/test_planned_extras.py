@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from tests.core.runtime.plans import Loop, paths_here
 
-from shardwright import hookimpl
+from shardwright import Block, Collection, Layout, ParameterSharding, TableSpec, hookimpl
 from shardwright.host import PluginHost, use_host
-from shardwright.planning.layouts.layout import Block, Layout
-from shardwright.planning.plan.sharding import ParameterSharding
-from shardwright.planning.tables.spec import TableSpec
 from shardwright.runtime.routed.plan import plan_routing
-from shardwright.runtime.step.collection import Collection
 
 
 class Remembering(Loop):

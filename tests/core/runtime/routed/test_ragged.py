@@ -7,12 +7,10 @@ import torch
 from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.core.runtime.buckets import EXAMPLES
-from tests.core.runtime.plans import Cut, Cuts, Loop, host_with_loops
+from tests.core.runtime.plans import EXAMPLES, Cut, Cuts, Loop, host_with_loops
 
-from shardwright.contracts.lookup import Bags
+from shardwright import Bags, RowsRange
 from shardwright.host import use_host
-from shardwright.planning.layouts.row_maps import RowsRange
 from shardwright.runtime.routed.ragged import FillingLookup, taking_ragged
 
 

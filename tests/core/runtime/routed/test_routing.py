@@ -3,92 +3,22 @@
 from __future__ import annotations
 
 import pytest
-from attrs import evolve
-from hypothesis import given
-from hypothesis import strategies as st
-from tests.core.runtime.buckets import EXAMPLES, assert_bags, bags_of, slot_bags
-from tests.core.runtime.plans import Cut, Cuts, cuts, host_with_loops, paths_here
+from tests.core.runtime.plans import Cut, Cuts, paths_here
 
-from shardwright.errors import PlanError, UnsupportedError
-from shardwright.host import use_host
-from shardwright.planning.layouts.layout import Exchange
-from shardwright.planning.layouts.row_maps import RowsModulo, RowsRange
+from shardwright import (
+    Collection,
+    EmbeddingBagCollectionSharder,
+    Exchange,
+    PlanError,
+    RowsModulo,
+    RowsRange,
+    UnsupportedError,
+)
 from shardwright.runtime.routed import routing
 from shardwright.runtime.routed.plan import plan_routing
 from shardwright.runtime.routed.routing import routers_of
-from shardwright.runtime.sharded.collections.sharders import EmbeddingBagCollectionSharder
-from shardwright.runtime.step.collection import Collection
 from shardwright_plugins.dataflows import Hierarchical
-from shardwright_testing.simulated import run_simulated
-
-
-def slots_of(plan, router):
-    """The slots of a router, among those of all, in order."""
-    bucketing = plan.bucketing_of_piece[plan.slots.piece]
-    return [slot for slot in range(len(bucketing)) if bucketing[slot] == router.bucketing]
-
-
-def pieces(values, sizes):
-    return values.split(sizes.tolist())
-
-
-@pytest.mark.parametrize("dataflow", [Exchange(), Hierarchical()], ids=lambda flow: flow.name)
-@EXAMPLES
-@given(cuts(is_pooled=None), st.integers(0, 4), st.integers(0, 3), st.booleans())
-def test_router_slots_get_the_ids_of_their_rows_in_the_bags_order(
-    dataflow, case, batch_size, seed, has_columns
-):
-    tables = [evolve(table, dataflow=dataflow) for table in case.tables]
-    case = evolve(case, tables=tables, has_columns=has_columns)
-    with use_host(host_with_loops()):
-        plan = case.plan()
-    batch = case.batch(batch_size, seed)
-    read = case.read(batch)
-    for router in routers_of(plan):
-        routed, slots = router.route(read), slots_of(plan, router)
-        expected = [slot_bags(case, plan, slot, batch) for slot in slots]
-        assert routed.num_bags.tolist() == [len(own) for own in expected]
-        assert routed.num_ids.tolist() == [sum(len(bag) for _, bag in own) for own in expected]
-        assert routed.columns.keys() == case.columns.keys()
-        assert_bags(
-            routed.lengths,
-            routed.ids,
-            routed.columns,
-            [bag for own in expected for _, bag in own],
-        )
-        for own, place in zip(expected, placed(case, plan, slots, routed, read), strict=True):
-            if place is None:
-                assert not case.is_pooled or [sample for sample, _ in own] == list(range(batch_size))
-            elif case.is_pooled:
-                assert place.tolist() == [sample for sample, _ in own]
-
-
-def placed(case, plan, slots, routed, read):
-    """The places of each slot's bags; of sequences, checked by the ids that stand there."""
-    if routed.places is None:
-        return [None] * len(slots)
-    places = pieces(routed.places, routed.num_bags)
-    if not case.is_pooled:
-        for slot, place, ids in zip(slots, places, pieces(routed.ids, routed.num_ids), strict=True):
-            reading = plan.readings[plan.pieces.reading[plan.slots.piece[slot]]]
-            there = read.ids[reading.feature]
-            held = (reading.row_map.part_of(there) == int(plan.slots.part[slot])).nonzero().squeeze(1)
-            assert place.tolist() == held.tolist()
-            assert reading.row_map.local_row_of(there[place]).tolist() == ids.tolist()
-    return places
-
-
-def test_batch_reader_hands_features_out_in_the_collections_order():
-    case = Cuts([Cut(4, 3, ("a", "b")), Cut(5, 2, ("b",))], 1, is_weighted=True)
-    batch = case.batch(3)
-    assert batch.keys() == ["b", "a"]
-    read = case.read(batch)
-    assert (case.collection().features, read.batch_size) == (("a", "b"), 3)
-    weights = pieces(read.columns["weights"], read.num_ids)
-    for index, feature in enumerate("ab"):
-        pairs = [pair for bag in bags_of(batch, feature) for pair in bag]
-        assert read.lengths[index].tolist() == batch[feature].lengths().tolist()
-        assert list(zip(read.ids[index].tolist(), weights[index].tolist(), strict=True)) == pairs
+from shardwright_testing import run_simulated
 
 
 def test_collection_outputs_have_the_modules_names_and_columns():

@@ -12,9 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.core.runtime.plans import RowsMirrored
 
-from shardwright.planning.layouts.layout import Block, ColumnRange
-from shardwright.planning.layouts.row_maps import RowsModulo, RowsRange, RowsSplit
-from shardwright.planning.tables.spec import EmbeddingBagConfig
+from shardwright import Block, ColumnRange, EmbeddingBagConfig, RowsModulo, RowsRange, RowsSplit
 from shardwright.runtime.sharded.tables import initialization
 from shardwright.runtime.sharded.tables.initialization import hashed, initialize
 

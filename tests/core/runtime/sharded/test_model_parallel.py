@@ -13,17 +13,24 @@ import torch.distributed as dist
 from tests.core.runtime.plans import RATE, SHARDER, Cut, Cuts, Kernels
 from torch import nn
 
-from shardwright import DistributedModelParallel, LeaveAlone, ShardingEnv, hookimpl
-from shardwright.contracts import CommBackend
-from shardwright.errors import DistributedError, InvalidInputError, UnsupportedError
+from shardwright import (
+    CommBackend,
+    DistributedError,
+    DistributedModelParallel,
+    EmbeddingBagConfig,
+    EmbeddingModuleShardingPlan,
+    InvalidInputError,
+    LeaveAlone,
+    ShardingEnv,
+    ShardingPlan,
+    UnsupportedError,
+    hookimpl,
+)
 from shardwright.host import PluginHost, use_host
-from shardwright.planning.plan.plan import ShardingPlan
-from shardwright.planning.plan.sharding import EmbeddingModuleShardingPlan
-from shardwright.planning.tables.spec import EmbeddingBagConfig
 from shardwright.runtime.sharded.tables.initialization import initialize, seeded
 from shardwright_plugins import dense_part
 from shardwright_plugins.comm_backends.torch_communicator import AllToAll, TorchCommunicator, TorchTransport
-from shardwright_testing.simulated import run_simulated
+from shardwright_testing import run_simulated
 
 CASE = Cuts([Cut(5, 2, ("a",), edges=(1,), ranks=(0, 1)), Cut(7, 3, ("b",), "MEAN", ranks=(1,))], 2)
 ALONE = Cuts([Cut(5, 2, ("a",)), Cut(7, 3, ("b",), "MEAN", edges=(1,))], 1)
@@ -235,14 +242,10 @@ def test_collection_shared_by_two_parents_is_sharded_once_and_used_by_both(group
     ]
 
 
-def test_model_without_a_collection_and_an_empty_plan_is_data_parallel(group_of_one):
-    model = DistributedModelParallel(nn.Linear(2, 1), env=group_of_one, plan=ShardingPlan({}), device="cpu")
+@pytest.mark.parametrize("plan", [None, ShardingPlan({})])
+def test_model_without_a_collection_is_data_parallel(group_of_one, plan):
+    model = DistributedModelParallel(nn.Linear(2, 1), env=group_of_one, plan=plan, device="cpu")
     assert model(torch.ones(1, 2)).shape == (1, 1)
-    assert list(model.full_state_dict()) == ["weight", "bias"]
-
-
-def test_model_without_a_collection_and_without_a_plan_is_data_parallel(group_of_one):
-    model = DistributedModelParallel(nn.Linear(2, 1), env=group_of_one, device="cpu")
     assert model.plan.plan == {}
     assert list(model.full_state_dict()) == ["weight", "bias"]
 
@@ -252,16 +255,6 @@ def test_sharded_collection_that_is_copied_or_pickled_says_what_to_do(group_of_o
     sharded = wrapped(ALONE, group_of_one).module.bags[0]
     with pytest.raises(UnsupportedError, match=r"cannot be copied or pickled: save its full_state_dict\(\)"):
         take(sharded)
-
-
-def build(plan):
-    model = Model(CASE)
-    run_simulated(
-        lambda env: DistributedModelParallel(
-            copy.deepcopy(model), env=env, device="cpu", plan=plan, sharders=[SHARDER]
-        ),
-        2,
-    )
 
 
 def test_plan_for_a_collection_that_is_left_alone_says_that_no_sharder_shards_it(group_of_one):
@@ -276,56 +269,47 @@ def test_plan_for_a_collection_that_is_left_alone_says_that_no_sharder_shards_it
         )
 
 
-def test_plan_for_a_path_that_is_no_collection_raises_with_the_nearest():
-    with pytest.raises(InvalidInputError, match=r"a module at 'bags\.00'.*Did you mean 'bags\.0'\?"):
-        build(plan_of(CASE, "bags.00", "bags.0"))
-
-
-def test_plan_that_leaves_a_module_out_raises_with_path_and_class():
-    with pytest.raises(
-        InvalidInputError, match=r"nothing for EmbeddingBagCollection at 'bags\.0'; it is for \[\]"
-    ):
-        build(ShardingPlan({}))
-
-
-def test_plan_that_leaves_a_table_out_raises_with_its_name():
-    plan = plan_of(CASE, "bags.0")
-    del plan.plan["bags.0"]["t1"]
-    with pytest.raises(InvalidInputError, match=r"plan of module 'bags\.0' leaves out 1 of 2 tables: t1"):
-        build(plan)
-
-
-def test_plan_for_a_table_that_is_not_there_raises_with_the_nearest():
-    plan = plan_of(CASE, "bags.0")
-    plan.plan["bags.0"]["t11"] = plan.plan["bags.0"]["t1"]
-    with pytest.raises(InvalidInputError, match=r"'bags\.0' names the table 't11', .* Did you mean 't1'\?"):
-        build(plan)
-
-
-def test_plan_of_another_table_raises_with_table_and_rows():
-    plan = plan_of(CASE, "bags.0")
-    plan.plan["bags.0"]["t1"] = plan.plan["bags.0"]["t0"]
-    with pytest.raises(ValueError, match=r"table 'bags\.0\.t1' \(cut\): .*7 x 3.*covers 5 rows"):
-        build(plan)
-
-
-def test_simulated_ranks_train_like_one_process():
-    torch.manual_seed(2)
-    model = Model(CASE)
-
-    def train(env):
-        sharded = wrapped(CASE, env, copy.deepcopy(model))
-        sharded(CASE.batch(3, seed=env.rank)).sum().backward()
-        return sharded.full_state_dict()
-
-    states = run_simulated(train, 2)
-    optimizer = torch.optim.SGD(model.bags.parameters(), lr=RATE)
-    for rank in range(2):
-        (model(CASE.batch(3, seed=rank)).sum() / 2).backward()
-    optimizer.step()
-    for state in states:
-        for name, value in model.state_dict().items():
-            torch.testing.assert_close(state[name], value)
+@pytest.mark.parametrize(
+    ("edit", "error", "text"),
+    [
+        (
+            lambda plan: plan.plan.update(plan_of(CASE, "bags.00").plan),
+            InvalidInputError,
+            r"a module at 'bags\.00'.*Did you mean 'bags\.0'\?",
+        ),
+        (
+            lambda plan: plan.plan.clear(),
+            InvalidInputError,
+            r"nothing for EmbeddingBagCollection at 'bags\.0'; it is for \[\]",
+        ),
+        (
+            lambda plan: plan.plan["bags.0"].pop("t1"),
+            InvalidInputError,
+            r"plan of module 'bags\.0' leaves out 1 of 2 tables: t1",
+        ),
+        (
+            lambda plan: plan.plan["bags.0"].update(t11=plan.plan["bags.0"]["t1"]),
+            InvalidInputError,
+            r"'bags\.0' names the table 't11', .* Did you mean 't1'\?",
+        ),
+        (
+            lambda plan: plan.plan["bags.0"].update(t1=plan.plan["bags.0"]["t0"]),
+            ValueError,
+            r"table 'bags\.0\.t1' \(cut\): .*7 x 3.*covers 5 rows",
+        ),
+    ],
+    ids=["no such collection", "no collection", "a table less", "a table more", "of another table"],
+)
+def test_plan_that_is_not_of_the_model_says_what_differs(edit, error, text):
+    model, plan = Model(CASE), plan_of(CASE, "bags.0")
+    edit(plan)
+    with pytest.raises(error, match=text):
+        run_simulated(
+            lambda env: DistributedModelParallel(
+                copy.deepcopy(model), env=env, device="cpu", plan=plan, sharders=[SHARDER]
+            ),
+            2,
+        )
 
 
 def test_learning_rate_of_a_group_holds_from_the_next_forward_pass(group_of_one):
@@ -374,24 +358,6 @@ def test_environment_without_backend_for_the_group_names_it_and_the_known(group_
     assert "no comm backend for the process group's ['gloo']" in str(error.value)
     with pytest.raises(DistributedError, match=r"on tpu\. Known: gloo \(cpu\)\."):
         ShardingEnv.from_process_group(device_type="tpu")
-
-
-def test_communicator_of_a_group_of_one_hands_back_what_it_is_given(group_of_one):
-    communicator = group_of_one.communicator
-    output = torch.empty(3)
-    communicator.all_to_all(output, torch.arange(3.0), [3], [3], label="three").wait()
-    assert output.tolist() == [0, 1, 2]
-    assert communicator.all_gather_objects({"a": 1}) == [{"a": 1}]
-    assert communicator.broadcast_object("x") == "x"
-    tensor = torch.ones(2)
-    communicator.broadcast(tensor, 0)
-    communicator.barrier()
-    assert tensor.tolist() == [1, 1]
-
-
-def test_communicator_failing_exchange_says_what_and_who(group_of_one):
-    with pytest.raises(DistributedError, match="rank 0: the exchange of odd failed"):
-        group_of_one.communicator.all_to_all(torch.empty(3), torch.ones(2), [3], [2], label="odd").wait()
 
 
 class Watchful(TorchTransport):

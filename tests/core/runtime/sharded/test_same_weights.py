@@ -6,12 +6,15 @@ import pytest
 import torch
 from tests.core.runtime.plans import Cut, Cuts
 
-from shardwright import DistributedModelParallel
-from shardwright.errors import DistributedError
-from shardwright.planning.layouts.row_maps import RowsRange
-from shardwright.planning.plan.plan import EmbeddingModuleShardingPlan, ShardingPlan
+from shardwright import (
+    DistributedError,
+    DistributedModelParallel,
+    EmbeddingModuleShardingPlan,
+    RowsRange,
+    ShardingPlan,
+)
 from shardwright_plugins.dataflows import Replicate
-from shardwright_testing.simulated import run_simulated
+from shardwright_testing import run_simulated
 
 ROWS = Cut(150, 3, ("a",), row_map=RowsRange(150, parts=3), ranks=(0, 1, 2))
 COLUMNS = Cut(40, 6, ("b",), edges=(2, 4), ranks=(0, 1, 2))

@@ -10,9 +10,8 @@ import pytest
 import torch
 from torch import nn
 
+from shardwright import ShardingEnv, UnsupportedError
 from shardwright.contracts import TrainedCollection
-from shardwright.errors import UnsupportedError
-from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.sharded.tables.shard_gradients import Part
 from shardwright.runtime.sharded.tables.sharded_parameter import ShardedParameter
 from shardwright.runtime.step.step_events import StepEvents

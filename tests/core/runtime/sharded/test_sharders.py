@@ -6,18 +6,26 @@ import pytest
 import torch
 from torch import nn
 
-from shardwright.contracts import Extension
-from shardwright.errors import InvalidInputError, PluginLoadError, UnsupportedError
-from shardwright.hookspecs import hookimpl
-from shardwright.host.plugin_host import PluginHost, use_host
-from shardwright.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
-from shardwright.optim import apply_optimizer_in_backward, fused
-from shardwright.planning.tables.optimizers import ASSUMED, OptimizerSpec
-from shardwright.planning.tables.spec import EmbeddingBagConfig, EmbeddingConfig
-from shardwright.runtime.sharded.collections.sharders import (
+from shardwright import (
+    EmbeddingBagCollection,
     EmbeddingBagCollectionSharder,
+    EmbeddingBagConfig,
+    EmbeddingCollection,
+    EmbeddingConfig,
+    Extension,
+    InvalidInputError,
     LeaveAlone,
     ModuleSharder,
+    OptimizerSpec,
+    PluginLoadError,
+    UnsupportedError,
+    apply_optimizer_in_backward,
+    hookimpl,
+)
+from shardwright.host.plugin_host import PluginHost, use_host
+from shardwright.optim import fused
+from shardwright.planning.tables.optimizers import ASSUMED
+from shardwright.runtime.sharded.collections.sharders import (
     collect_tables,
     default_sharders,
     find_sharder,

@@ -12,17 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.core.runtime.plans import FUSED, Cut, Cuts, train_step, train_unsharded
 
-from shardwright.errors import InvalidInputError
-from shardwright.planning.layouts.row_maps import RowsRange
-from shardwright.runtime.sharded.collections.sharders import (
+from shardwright import (
     EmbeddingBagCollectionSharder,
     EmbeddingCollectionSharder,
+    InvalidInputError,
+    KeyedJaggedTensor,
+    RowsRange,
 )
 from shardwright.runtime.step.batches import inputs
 from shardwright.runtime.step.batches.inputs import InputChecks, are_in_range
-from shardwright.sparse import KeyedJaggedTensor
 from shardwright_plugins.dataflows import Replicate
-from shardwright_testing.simulated import run_simulated
+from shardwright_testing import run_simulated
 
 BAGS = Cuts(
     [

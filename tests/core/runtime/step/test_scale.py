@@ -13,9 +13,7 @@ from tests.core.runtime.plans import Cut, Cuts
 from tests.pretended import pretended_env
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from shardwright.contracts.lookup import Lookup
-from shardwright.planning.layouts.layout import Dataflow, Exchange
-from shardwright.planning.layouts.row_maps import RowsModulo
+from shardwright import Dataflow, Exchange, Lookup, RowsModulo
 from shardwright_plugins.dataflows import Hierarchical
 
 HOST = 8

@@ -37,6 +37,7 @@ OWN_SHARDER = DATAFLOW.with_name("sharder.md")
 SERVING = CORE_DOCS / "serving.md"
 TYPES, PERFORMANCE = DOCS / "sharding_types.md", DOCS / "performance.md"
 PAGES = sorted([*DOCS.rglob("*.md"), *CORE_DOCS.rglob("*.md")])
+OF_CONTRIB = sorted((readme.README.parent / "contrib").rglob("*.md"))
 PICTURE = "layout "
 SCRIPTS = {
     "howto/update_in_step.md": "train_in_step.py",
@@ -200,7 +201,9 @@ def test_docs_performance_commands_are_scripts_with_these_options() -> None:
             assert option in text, f"{match[0]}: no --{option}"
 
 
-@pytest.mark.parametrize("page", [readme.README, *PAGES], ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", [readme.README, *PAGES, *OF_CONTRIB], ids=lambda page: f"{page.parent.name}/{page.name}"
+)
 def test_docs_links_lead_somewhere(page: Path) -> None:
     targets = [match["target"] for match in _LINK.finditer(page.read_text())]
     assert [target for target in targets if not (page.parent / target).exists()] == []

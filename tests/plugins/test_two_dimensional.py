@@ -194,15 +194,6 @@ def test_averaged_each_step_is_the_mean_of_unsharded_modules_of_each_group(
     assert_equal_to(expected, results)
 
 
-def test_sgd_averaged_each_step_is_one_unsharded_module_on_all_batches() -> None:
-    plan = planned(TYPES[:3]).made
-    results = simulated(lambda env: train(env, plan, "sgd", 4, sync_every=1))
-    expected = Unsharded([range(WORLD)], "sgd")
-    for step in range(4):
-        expected.step(step)
-    assert_equal_to(expected, results)
-
-
 def test_groups_go_their_own_ways_between_averagings() -> None:
     plan = planned(["row_wise", "table_wise"], "adagrad", sync_every=3).made
     results = simulated(lambda env: train(env, plan, "adagrad", 5, sync_every=3))

@@ -20,12 +20,6 @@ def request_for(**changes: Any) -> KernelRequest:
     return attrs.evolve(plain, **changes)
 
 
-@pytest.mark.parametrize("kernel", kernel_names())
-def test_supports_plain_sgd_on_the_cpu(kernel: str) -> None:
-    skip_unless_here(kernel)
-    assert kernel_of(kernel).supports(request_for()) is True
-
-
 @pytest.mark.parametrize(
     ("kernel", "changes", "reason"),
     [

@@ -47,32 +47,6 @@ def blocks_of(layout):
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
-@given(
-    rows=st.integers(1, 60),
-    dim=st.integers(1, 300),
-    local=st.integers(1, 4),
-    num_hosts=st.integers(1, 3),
-    min_partition=st.none() | st.integers(1, 80),
-)
-def test_layouts_cover_every_cell_exactly_once_or_once_on_every_rank(
-    name, rows, dim, local, num_hosts, min_partition
-):
-    ranks = local * num_hosts
-    table = TableSpec("t", rows, dim, ["f"])
-    rule = ParameterConstraints(sharding_types=[name], min_partition=min_partition)
-    topology = Topology(ranks, "cpu", local_world_size=local)
-    layouts = list(host().sharding_types.create(name).layouts(table, topology, rule))
-    assert layouts
-    assert len({layout.variant for layout in layouts}) == len(layouts)
-    for layout in layouts:
-        layout.check(table, world_size=ranks)
-        covered = np.zeros((rows, dim), dtype=int)
-        for block in layout.blocks:
-            covered[block.rows.rows, block.columns.start : block.columns.stop] += 1
-        assert (covered == (ranks if layout.dataflow.is_replicated else 1)).all()
-
-
-@pytest.mark.parametrize("name", BUILT_IN)
 def test_types_have_the_abbreviations_of_torchrecs_report(name):
     assert host().sharding_types.create(name).abbreviation == ABBREVIATIONS[name]
 
@@ -180,17 +154,3 @@ def test_column_cuts_are_as_wide_as_asked_and_start_at_whole_vectors(dim, min_co
         assert bounds[-1] == dim
         assert min(np.diff(bounds)) >= min_columns
         assert all(bound % 4 == 0 for bound in bounds[:-1])
-
-
-@pytest.mark.parametrize("name", BUILT_IN)
-def test_types_answer_by_shape_as_they_say(name):
-    kind = host().sharding_types.create(name)
-    assert kind.depends_on_shape_only
-    one = TableSpec("one", 10, 128, ["f"], module="here")
-    other = TableSpec("other", 10, 128, ["g", "h"], module="there")
-    asked = ParameterConstraints(min_partition=16, sharding_types=[name])
-    more = ParameterConstraints(
-        min_partition=16, sharding_types=[name], pooling_factors=[9.0], batch_sizes=[7]
-    )
-    topology = Topology(3, "cpu")
-    assert list(kind.layouts(one, topology, asked)) == list(kind.layouts(other, topology, more))

@@ -17,16 +17,18 @@ from tests.pictures.layouts import drawings
 
 import shardwright
 import shardwright_plugins
+from shardwright import (
+    EmbeddingBagCollection,
+    EmbeddingBagCollectionSharder,
+    EmbeddingBagConfig,
+    EmbeddingShardingPlanner,
+    KeyedJaggedTensor,
+    ParameterConstraints,
+    ParameterSharding,
+    ShardingEnv,
+    Topology,
+)
 from shardwright.host import PluginHost
-from shardwright.modules.embedding_modules import EmbeddingBagCollection
-from shardwright.planning.machines.topology import Topology
-from shardwright.planning.plan.sharding import ParameterSharding
-from shardwright.planning.tables.constraints import ParameterConstraints
-from shardwright.planning.tables.spec import EmbeddingBagConfig
-from shardwright.runtime.ranks.environment import ShardingEnv
-from shardwright.runtime.sharded.collections.sharders import EmbeddingBagCollectionSharder
-from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner
-from shardwright.sparse import KeyedJaggedTensor
 from shardwright_testing.simulated import run_simulated
 
 DOCS = Path(shardwright_plugins.__file__).parent / "docs"

@@ -17,23 +17,25 @@ from tests.plugins.built_in import built_in
 from tests.plugins.training.test_equality import OPTIMIZERS, kernels, supports
 
 from shardwright import (
+    DistributedError,
     DistributedModelParallel,
     EmbeddingBagCollection,
     EmbeddingBagCollectionSharder,
     EmbeddingBagConfig,
     EmbeddingShardingPlanner,
+    InvalidInputError,
     KeyedJaggedTensor,
     ParameterConstraints,
+    PlanError,
     ShardingEnv,
     ShardingPlan,
     Topology,
     check_plan,
     load_checkpoint,
     save_checkpoint,
+    spec_to_torch,
 )
-from shardwright.errors import DistributedError, InvalidInputError, PlanError
 from shardwright.host import host
-from shardwright.optim.fused import spec_to_torch
 from shardwright_plugins.sharding_groups import DMPCollection, ShardingEnv2D, averaging
 from shardwright_testing.simulated import run_simulated
 

@@ -22,7 +22,6 @@ from tests.plugins.resharding.one_collection import reshard_collection
 
 import shardwright as sw
 from shardwright.host import PluginHost, use_host
-from shardwright.planning.layouts.blocks import ColumnRange
 from shardwright_plugins.compute_kernels.indexed_rows import _lookup
 from shardwright_plugins.compute_kernels.indexed_rows._lookup import first_values
 from shardwright_testing import run_simulated
@@ -127,7 +126,7 @@ def reference(setup: Setup, steps: Sequence[int]) -> tuple[list[list[torch.Tenso
         whole = batch(step, 0, 1)
         for key in [*whole["a"].values().tolist(), *whole["b"].values().tolist()]:
             if key not in rows:
-                columns = ColumnRange(0, DIM)
+                columns = sw.ColumnRange(0, DIM)
                 rows[key] = first_values(torch.tensor([key]), columns, table="item", scale=scale)[0]
         made, changes = [], []
         for feature in "ab":

@@ -20,7 +20,6 @@ from tests import readme
 
 import shardwright as sw
 from shardwright.host import PluginHost, use_host
-from shardwright.planning.layouts.blocks import ColumnRange
 from shardwright_plugins.compute_kernels.indexed_rows._lookup import first_values
 
 NONE = -1
@@ -159,11 +158,11 @@ def test_mixed_is_the_finaliser_of_splitmix64() -> None:
 
 def test_first_values_are_spread_evenly_and_differ_by_table_key_and_column() -> None:
     values, others = (
-        first_values(torch.arange(2000), ColumnRange(0, 16), table=table, scale=0.5).numpy()
+        first_values(torch.arange(2000), sw.ColumnRange(0, 16), table=table, scale=0.5).numpy()
         for table in ("users", "items")
     )
     assert abs(np.corrcoef(values.ravel(), others.ravel())[0, 1]) < 0.03
-    cut = first_values(torch.arange(2000), ColumnRange(12, 16), table="users", scale=0.5).numpy()
+    cut = first_values(torch.arange(2000), sw.ColumnRange(12, 16), table="users", scale=0.5).numpy()
     assert np.array_equal(cut, values[:, 12:])
     assert values.dtype == np.float32
     assert np.abs(values).max() <= 0.5

@@ -15,8 +15,7 @@ from tests.drawn import drawn
 from tests.plugins.built_in import built_in
 from torch import Tensor
 
-from shardwright import _fbgemm
-from shardwright.contracts import Codec
+from shardwright import Codec, _fbgemm
 from shardwright.host import host
 from shardwright_plugins.codecs import int8
 from shardwright_testing.codecs import check_codec

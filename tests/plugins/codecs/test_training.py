@@ -13,14 +13,16 @@ from tests.pairs import pairwise
 from tests.plugins.built_in import built_in
 from torch import Tensor, nn
 
-from shardwright import QCommsConfig, ShardingEnv, TableSpec
-from shardwright.contracts import Codec
-from shardwright.host import host
-from shardwright.planning.layouts.layout import Layout
-from shardwright.runtime.sharded.collections.sharders import (
+from shardwright import (
+    Codec,
     EmbeddingBagCollectionSharder,
     EmbeddingCollectionSharder,
+    Layout,
+    QCommsConfig,
+    ShardingEnv,
+    TableSpec,
 )
+from shardwright.host import host
 from shardwright_testing.simulated import run_simulated
 
 RATE = 0.5

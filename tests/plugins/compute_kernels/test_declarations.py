@@ -9,10 +9,7 @@ import attrs
 import pytest
 from tests.plugins.compute_kernels.loops import kernel_names, kernel_of, skip_unless_here
 
-from shardwright.contracts import ComputeKernel
-from shardwright.contracts.compute_kernel import KernelRequest
-from shardwright.planning.tables.optimizers import OptimizerSpec
-from shardwright.planning.tables.spec import DataType
+from shardwright import ComputeKernel, DataType, KernelRequest, OptimizerSpec
 
 
 def request_for(**changes: Any) -> KernelRequest:

@@ -18,10 +18,8 @@ from tests.plugins.optimizers.strangers import acme_ftrl
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from shardwright.contracts import ComputeKernel
-from shardwright.contracts.lookup import BlockSpec, Lookup
+from shardwright import BlockSpec, ComputeKernel, Lookup, OptimizerSpec
 from shardwright.host import host
-from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright_plugins.compute_kernels.fused_triton import _kernels as kernels
 from shardwright_plugins.compute_kernels.fused_triton import is_interpreted
 from shardwright_plugins.compute_kernels.fused_triton._geometry import Tiles

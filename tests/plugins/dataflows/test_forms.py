@@ -21,10 +21,8 @@ from tests.core.runtime.plans import (
 from tests.drawn import drawn
 from tests.pairs import pairwise
 
-from shardwright.contracts import ComputeKernel
+from shardwright import ComputeKernel, KeyedJaggedTensor, QCommsConfig
 from shardwright.host import PluginHost, use_host
-from shardwright.planning.tables.codecs import QCommsConfig
-from shardwright.sparse import KeyedJaggedTensor
 from shardwright_plugins.dataflows import Replicate
 from shardwright_plugins.dataflows.replicated import forms as replicated
 from shardwright_plugins.dataflows.replicated.forms import FORMS, BatchForm, DenseForm, RowsForm

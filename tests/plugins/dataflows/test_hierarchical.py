@@ -9,10 +9,7 @@ import torch
 from attrs import evolve
 from tests.core.runtime.plans import Cut, Cuts, train_step, train_unsharded
 
-from shardwright.errors import UnsupportedError
-from shardwright.planning.layouts.layout import Exchange
-from shardwright.planning.layouts.row_maps import RowsModulo, RowsRange
-from shardwright.sparse import KeyedJaggedTensor
+from shardwright import Exchange, KeyedJaggedTensor, RowsModulo, RowsRange, UnsupportedError
 from shardwright_plugins.dataflows import Hierarchical
 from shardwright_testing.simulated import run_simulated
 

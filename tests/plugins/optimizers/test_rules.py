@@ -16,14 +16,19 @@ from tests.errors import raises
 from tests.plugins.compute_kernels.loops import CPU, block_spec, kernel_of
 from tests.plugins.optimizers import strangers
 
-from shardwright import RowWiseAdagrad
-from shardwright.contracts.compute_kernel import KernelRequest
-from shardwright.contracts.lookup import Bags
-from shardwright.errors import InvalidInputError, UnknownNameError, UnsupportedError
+from shardwright import (
+    Bags,
+    DataType,
+    InvalidInputError,
+    KernelRequest,
+    OptimizerSpec,
+    RowWiseAdagrad,
+    UnknownNameError,
+    UnsupportedError,
+    optimizer_spec_of,
+    spec_to_torch,
+)
 from shardwright.optim.by_rows import RuleOptimizer
-from shardwright.optim.fused import optimizer_spec_of, spec_to_torch
-from shardwright.planning.tables.optimizers import OptimizerSpec
-from shardwright.planning.tables.spec import DataType
 from shardwright_plugins.compute_kernels.plain_torch._row_optimizer import rounded
 from shardwright_testing import installed
 from shardwright_testing.equality.checkpoints import check_checkpoint

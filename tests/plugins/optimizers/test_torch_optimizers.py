@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from shardwright import LazyAdam, RowWiseAdagrad
-from shardwright.errors import InvalidInputError
+from shardwright import InvalidInputError, LazyAdam, RowWiseAdagrad
 from shardwright.optim.rows import touched_rows
 
 ROWS, COLUMNS = 6, 3

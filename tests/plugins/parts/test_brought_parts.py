@@ -12,9 +12,6 @@ from attrs import evolve
 from torch import nn
 
 import shardwright as sw
-from shardwright.contracts import Extension
-from shardwright.errors import PluginLoadError, UnknownPluginError, UnsupportedError
-from shardwright.hookspecs import hookimpl
 from shardwright.host import PluginHost, use_host
 from shardwright.optim.fused import renaming
 
@@ -22,10 +19,10 @@ from shardwright.optim.fused import renaming
 def host_with(name: str, loaded: Callable[..., Any], off: str) -> PluginHost:
     """A host in which an extension takes the place of a built-in plugin."""
     members = {"name": name, "load": lambda self: loaded}
-    extension: type[Extension] = type("Made", (Extension,), members)
+    extension: type[sw.Extension] = type("Made", (sw.Extension,), members)
 
-    @hookimpl
-    def shardwright_extensions() -> list[type[Extension]]:
+    @sw.hookimpl
+    def shardwright_extensions() -> list[type[sw.Extension]]:
         return [extension]
 
     plugin = SimpleNamespace(shardwright_extensions=shardwright_extensions)
@@ -67,7 +64,7 @@ def test_dense_part_is_wrapped_by_what_a_plugin_brings() -> None:
 
 
 def test_dense_part_without_a_plugin_is_refused() -> None:
-    with use_host(host_without("builtin_dense_part")), pytest.raises(UnknownPluginError):
+    with use_host(host_without("builtin_dense_part")), pytest.raises(sw.UnknownPluginError):
         sharded()
     with use_host(host_without("builtin_dense_part")):
         sharded(init_data_parallel=False)
@@ -87,7 +84,7 @@ def test_sharding_group_is_what_a_plugin_brings() -> None:
 
 
 def test_sharding_group_without_a_plugin_is_refused() -> None:
-    with use_host(host_without("builtin_sharding_groups")), pytest.raises(UnknownPluginError):
+    with use_host(host_without("builtin_sharding_groups")), pytest.raises(sw.UnknownPluginError):
         sw.Topology(8, "cpu").sharding_group(4)
 
 
@@ -98,7 +95,7 @@ def test_norm_of_a_gradient_over_ranks_is_refused_without_a_plugin() -> None:
     assert table.grad is not None
     expected = table.grad.to_local().norm()
     assert float(table.grad.norm()) == pytest.approx(float(expected))
-    with use_host(host_without("builtin_compute_kernels")), pytest.raises(UnsupportedError):
+    with use_host(host_without("builtin_compute_kernels")), pytest.raises(sw.UnsupportedError):
         table.grad.norm()
     assert float(table.grad.mul_(2.0).norm()) == pytest.approx(2 * float(expected))
 
@@ -107,7 +104,7 @@ def test_torch_optimizers_are_those_that_plugins_bring_and_programs_register() -
     row = (torch.optim.RMSprop, "root", renaming({"lr": "learning_rate", "alpha": "decay", "eps": "eps"}))
     weight = nn.Parameter(torch.ones(3, 2))
     sw.apply_optimizer_in_backward(torch.optim.RMSprop, [weight], {"lr": 0.5})
-    with pytest.raises(UnsupportedError):
+    with pytest.raises(sw.UnsupportedError):
         sw.optimizer_spec_of(weight)
     with use_host(host_with("torch_optimizers:root", lambda: [row], "builtin_guards")):
         spec = sw.optimizer_spec_of(weight)
@@ -145,7 +142,7 @@ def test_what_an_extension_gives_against_its_contract_is_refused_by_name(
     with (
         use_host(host_with(name, lambda *args, **kwargs: gives, off)),
         pytest.raises(
-            PluginLoadError, match=f"{name}' of plugin .* broke its contract: what it gives.*{said}"
+            sw.PluginLoadError, match=f"{name}' of plugin .* broke its contract: what it gives.*{said}"
         ),
     ):
         asking[name]()

@@ -17,8 +17,7 @@ from tests.plugins.pipeline.pipelines import (
 )
 from torch import nn
 
-from shardwright import DistributedModelParallel
-from shardwright.planning.plan.plan import ShardingPlan
+from shardwright import DistributedModelParallel, ShardingPlan
 from shardwright.runtime.ranks import devices, environment
 from shardwright.runtime.routed import tables
 from shardwright.runtime.step import segments

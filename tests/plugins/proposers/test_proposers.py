@@ -6,13 +6,11 @@ import numpy as np
 import pytest
 from tests.plugins.proposers.spaces import costed
 
+from shardwright import Misfit, ParameterConstraints, TableSpec, Topology, Watch
 from shardwright.host import host
-from shardwright.planning.machines.topology import Topology
-from shardwright.planning.search.placement import Misfit, propose
+from shardwright.planning.search.placement import propose
 from shardwright.planning.search.search import search
-from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
-from shardwright.planning.tables.spec import TableSpec
-from shardwright.planning.watch import Watch
+from shardwright.planning.tables.constraints import Constraints
 
 MIB = 1 << 20
 

@@ -7,11 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardwright import Exchange, ParameterConstraints, TableSpec, Topology
 from shardwright.host import host
-from shardwright.planning.layouts.layout import Exchange
-from shardwright.planning.machines.topology import Topology
-from shardwright.planning.tables.constraints import ParameterConstraints
-from shardwright.planning.tables.spec import TableSpec
 from shardwright_plugins.dataflows import Hierarchical, Replicate
 from shardwright_plugins.sharding_types._column_cuts import column_cuts
 from shardwright_plugins.sharding_types.column_wise import ColumnWise
@@ -154,3 +151,17 @@ def test_column_cuts_are_as_wide_as_asked_and_start_at_whole_vectors(dim, min_co
         assert bounds[-1] == dim
         assert min(np.diff(bounds)) >= min_columns
         assert all(bound % 4 == 0 for bound in bounds[:-1])
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_types_answer_by_shape_as_they_say(name):
+    kind = host().sharding_types.create(name)
+    assert kind.depends_on_shape_only
+    one = TableSpec("one", 10, 128, ["f"], module="here")
+    other = TableSpec("other", 10, 128, ["g", "h"], module="there")
+    asked = ParameterConstraints(min_partition=16, sharding_types=[name])
+    more = ParameterConstraints(
+        min_partition=16, sharding_types=[name], pooling_factors=[9.0], batch_sizes=[7]
+    )
+    topology = Topology(3, "cpu")
+    assert list(kind.layouts(one, topology, asked)) == list(kind.layouts(other, topology, more))

@@ -16,15 +16,17 @@ from tests.drawn import drawn
 from tests.plugins.proposers.proving.test_bounds import prover_of
 from tests.plugins.proposers.spaces import costed
 
-from shardwright.errors import NoPlanError
+from shardwright import (
+    EmbeddingShardingPlanner,
+    NoPlanError,
+    ParameterConstraints,
+    TableSpec,
+    Topology,
+    Watch,
+)
 from shardwright.host import host
-from shardwright.planning.machines.topology import Topology
 from shardwright.planning.search.placement import propose
 from shardwright.planning.search.search import search
-from shardwright.planning.tables.constraints import ParameterConstraints
-from shardwright.planning.tables.spec import TableSpec
-from shardwright.planning.watch import Watch
-from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner
 from shardwright_plugins.proposers.proving.effort import Effort
 
 MIB = 1 << 20

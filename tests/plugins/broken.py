@@ -9,7 +9,6 @@ import numpy as np
 import torch
 
 import shardwright as sw
-from shardwright.planning.search.placement import Placed
 
 TABLE = sw.TableSpec("user", 100, 16, ["u"])
 
@@ -132,7 +131,7 @@ VALUES: dict[str, Callable[..., Any]] = {
     "an object": lambda *_, **__: object(),
     "a class": lambda *_, **__: int,
     "an iterator": lambda *_, **__: iter([np.zeros(1, dtype=np.int64)]),
-    "a Placed": lambda *_, **__: Placed(np.zeros(1, dtype=np.int64), None),  # type: ignore[arg-type]
+    "a Placed": lambda *_, **__: sw.Placed(np.zeros(1, dtype=np.int64), None),  # type: ignore[arg-type]
     "raises": lambda *_, **__: [][0],
 }
 """What plugins may answer that is wrong, for most methods."""

@@ -14,8 +14,6 @@ import torch
 from attrs import field, frozen
 
 import shardwright as sw
-from shardwright.planning.tables.caching import EmbeddingOffloadStats
-from shardwright.planning.tables.option_space import OptionSpace
 
 
 def nothing(*arguments: Any, **keywords: Any) -> None:
@@ -357,7 +355,7 @@ entry(
 )
 entry(
     "EmbeddingOffloadStats",
-    EmbeddingOffloadStats,
+    sw.EmbeddingOffloadStats,
     cacheability=A(0.2, _NUMBER),
     expected_lookups=A(10.0, "zero one five float whole huge"),
     mrc_hist_counts=A([1.0, 2.0], "list ints array tensor floats"),
@@ -471,7 +469,7 @@ entry(
     dense_multiplier=A(2.0, _NUMBER),
     id_copies=A(5, f"huge {BYTES}"),
 )
-entry("OptionSpace", OptionSpace, kernels=A({}, "nodict"), min_partition=A(4, "none one five huge"))
+entry("OptionSpace", sw.OptionSpace, kernels=A({}, "nodict"), min_partition=A(4, "none one five huge"))
 
 COUNT = "one five huge"
 entry("ColumnRange", sw.ColumnRange, start=A(0, "zero one", says="columns"), stop=A(4, COUNT, says="columns"))

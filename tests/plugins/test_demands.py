@@ -14,7 +14,6 @@ from tests.plugins.built_in import built_in
 
 import shardwright as sw
 from shardwright.contracts.demands import CACHE, OPTIMIZER, UPDATE, Demand, demands_on
-from shardwright.errors import PlanningError, UnknownPluginError, UnsupportedError
 from shardwright.host import host
 from shardwright.planning.options.enumeration import enumerate_options
 from shardwright.planning.tables.constraints import Constraints
@@ -64,7 +63,7 @@ def test_planner_gives_a_table_a_kernel_that_obeys_or_refuses_by_name(asked: str
         assert plan(spec, rule) == kernel
     else:
         assert plan(table(), sw.ParameterConstraints()) == kernel
-        with raises(PlanningError, subject="t", asked=("compute_kernels", asked)):
+        with raises(sw.PlanningError, subject="t", asked=("compute_kernels", asked)):
             plan(spec, rule)
 
 
@@ -191,7 +190,7 @@ def test_model_does_what_is_asked_or_names_what_it_refuses(
     if not refused:
         demand(kernel, made.fuses_optimizer)
         return
-    with raises(UnsupportedError, subject="t", asked=refused):
+    with raises(sw.UnsupportedError, subject="t", asked=refused):
         demand(kernel, made.fuses_optimizer)
 
 
@@ -218,7 +217,7 @@ def test_planner_cuts_no_rows_whose_sums_the_codec_does_not_carry(pooling: str, 
         rule = attrs.evolve(rule, sharding_types=["row_wise"])
         planner = sw.EmbeddingShardingPlanner(sw.Topology(2, "cpu"), constraints={"t": rule})
         if is_kept_whole:
-            with raises(PlanningError, subject="t"):
+            with raises(sw.PlanningError, subject="t"):
                 planner.plan_tables([table(pooling=pooling)])
         else:
             planner.plan_tables([table(pooling=pooling)])
@@ -243,9 +242,9 @@ def planned(*tables: sw.TableSpec) -> sw.ShardingPlan:
 
 
 def test_misspelt_optimizer_is_an_error_with_the_known_ones() -> None:
-    with raises(UnknownPluginError, asked="adgrad", possible=["adagrad", "sgd"]) as caught:
+    with raises(sw.UnknownPluginError, asked="adgrad", possible=["adagrad", "sgd"]) as caught:
         planned(table(optimizer=sw.OptimizerSpec("adgrad")))
     assert len(str(caught.value)) < 400
-    with raises(UnknownPluginError, asked="my_own") as caught:  # like none that is known
+    with raises(sw.UnknownPluginError, asked="my_own") as caught:  # like none that is known
         planned(table(optimizer=sw.OptimizerSpec("my_own")))
     assert len(str(caught.value)) < 400

@@ -17,16 +17,18 @@ from tests.pictures.layouts import drawings
 
 import shardwright
 import shardwright_plugins
+from shardwright import (
+    EmbeddingBagCollection,
+    EmbeddingBagCollectionSharder,
+    EmbeddingBagConfig,
+    EmbeddingShardingPlanner,
+    KeyedJaggedTensor,
+    ParameterConstraints,
+    ParameterSharding,
+    ShardingEnv,
+    Topology,
+)
 from shardwright.host import PluginHost
-from shardwright.modules.embedding_modules import EmbeddingBagCollection
-from shardwright.planning.machines.topology import Topology
-from shardwright.planning.plan.sharding import ParameterSharding
-from shardwright.planning.tables.constraints import ParameterConstraints
-from shardwright.planning.tables.spec import EmbeddingBagConfig
-from shardwright.runtime.ranks.environment import ShardingEnv
-from shardwright.runtime.sharded.collections.sharders import EmbeddingBagCollectionSharder
-from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner
-from shardwright.sparse import KeyedJaggedTensor
 from shardwright_testing.simulated import run_simulated
 
 DOCS = Path(shardwright_plugins.__file__).parent / "docs"
@@ -37,6 +39,7 @@ OWN_SHARDER = DATAFLOW.with_name("sharder.md")
 SERVING = CORE_DOCS / "serving.md"
 TYPES, PERFORMANCE = DOCS / "sharding_types.md", DOCS / "performance.md"
 PAGES = sorted([*DOCS.rglob("*.md"), *CORE_DOCS.rglob("*.md")])
+OF_CONTRIB = sorted((readme.README.parent / "contrib").rglob("*.md"))
 PICTURE = "layout "
 SCRIPTS = {
     "howto/update_in_step.md": "train_in_step.py",
@@ -200,7 +203,9 @@ def test_docs_performance_commands_are_scripts_with_these_options() -> None:
             assert option in text, f"{match[0]}: no --{option}"
 
 
-@pytest.mark.parametrize("page", [readme.README, *PAGES], ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", [readme.README, *PAGES, *OF_CONTRIB], ids=lambda page: f"{page.parent.name}/{page.name}"
+)
 def test_docs_links_lead_somewhere(page: Path) -> None:
     targets = [match["target"] for match in _LINK.finditer(page.read_text())]
     assert [target for target in targets if not (page.parent / target).exists()] == []

@@ -15,9 +15,7 @@ from tests.core.public_values import classes_of, hidden_in, untold
 
 import shardwright
 import shardwright_plugins
-from shardwright import hookimpl
-from shardwright.contracts import Extension
-from shardwright.errors import NameNotLoadedError, UnknownPluginError
+from shardwright import Extension, NameNotLoadedError, UnknownPluginError, hookimpl
 from shardwright.host import PluginHost, use_host
 from shardwright_plugins.commands.pages.command import docs
 

@@ -17,23 +17,25 @@ from tests.plugins.built_in import built_in
 from tests.plugins.training.test_equality import OPTIMIZERS, kernels, supports
 
 from shardwright import (
+    DistributedError,
     DistributedModelParallel,
     EmbeddingBagCollection,
     EmbeddingBagCollectionSharder,
     EmbeddingBagConfig,
     EmbeddingShardingPlanner,
+    InvalidInputError,
     KeyedJaggedTensor,
     ParameterConstraints,
+    PlanError,
     ShardingEnv,
     ShardingPlan,
     Topology,
     check_plan,
     load_checkpoint,
     save_checkpoint,
+    spec_to_torch,
 )
-from shardwright.errors import DistributedError, InvalidInputError, PlanError
 from shardwright.host import host
-from shardwright.optim.fused import spec_to_torch
 from shardwright_plugins.sharding_groups import DMPCollection, ShardingEnv2D, averaging
 from shardwright_testing.simulated import run_simulated
 
@@ -191,15 +193,6 @@ def test_averaged_each_step_is_the_mean_of_unsharded_modules_of_each_group(
     for step in range(4):
         expected.step(step)
         expected.average()
-    assert_equal_to(expected, results)
-
-
-def test_sgd_averaged_each_step_is_one_unsharded_module_on_all_batches() -> None:
-    plan = planned(TYPES[:3]).made
-    results = simulated(lambda env: train(env, plan, "sgd", 4, sync_every=1))
-    expected = Unsharded([range(WORLD)], "sgd")
-    for step in range(4):
-        expected.step(step)
     assert_equal_to(expected, results)
 
 

@@ -27,7 +27,6 @@ MOST_LINES = 120
 NEEDS = {"two_towers": ["serving"], "hash_tables": ["hash_embedding"]}
 
 _NUMBER = re.compile(r"\d+\.\d+")
-_LINK = re.compile(r"\]\((?P<target>[^)#:]+)(#[^)]*)?\)")
 
 
 @pytest.fixture(scope="module")
@@ -60,12 +59,6 @@ def test_every_example_has_a_page_that_the_index_lists() -> None:
     assert folders == {*SCRIPTS, "notebook"}
     linked = set(re.findall(r"\((\w+)/README\.md\)", (FOLDER / "README.md").read_text()))
     assert linked == folders
-
-
-@pytest.mark.parametrize("page", sorted(FOLDER.rglob("README.md")), ids=lambda page: page.parent.name)
-def test_pages_point_to_what_is_there(page: Path) -> None:
-    for found in _LINK.finditer(page.read_text()):
-        assert (page.parent / found["target"]).exists(), found["target"]
 
 
 @pytest.mark.parametrize("example", SCRIPTS)

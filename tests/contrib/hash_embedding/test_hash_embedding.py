@@ -22,7 +22,6 @@ from tests.plugins.resharding.one_collection import reshard_collection
 
 import shardwright as sw
 from shardwright.host import PluginHost, use_host
-from shardwright.planning.layouts.blocks import ColumnRange
 from shardwright_plugins.compute_kernels.indexed_rows import _lookup
 from shardwright_plugins.compute_kernels.indexed_rows._lookup import first_values
 from shardwright_testing import run_simulated
@@ -127,7 +126,7 @@ def reference(setup: Setup, steps: Sequence[int]) -> tuple[list[list[torch.Tenso
         whole = batch(step, 0, 1)
         for key in [*whole["a"].values().tolist(), *whole["b"].values().tolist()]:
             if key not in rows:
-                columns = ColumnRange(0, DIM)
+                columns = sw.ColumnRange(0, DIM)
                 rows[key] = first_values(torch.tensor([key]), columns, table="item", scale=scale)[0]
         made, changes = [], []
         for feature in "ab":
@@ -428,13 +427,6 @@ def test_memory_of_a_device_is_not_given_back_to_the_system(monkeypatch: pytest.
     assert system.CDLL.call_count == 1
 
 
-def test_id_gets_a_row_when_it_was_seen_often_enough() -> None:
-    def work(sharded: Any) -> Any:
-        return [bool(look_up(sharded, 5).any()) for _ in range(4)]
-
-    assert lone(Setup(rules=HashSettings(min_sightings=3)), work) == [False, False, True, True]
-
-
 @pytest.mark.parametrize(("evict", "left"), [("lru", {1, 3}), ("lfu", {1, 3})])
 def test_full_table_evicts_and_what_comes_back_begins_anew(evict: str, left: set[int]) -> None:
     def work(sharded: Any) -> Any:
@@ -447,26 +439,6 @@ def test_full_table_evicts_and_what_comes_back_begins_anew(evict: str, left: set
     first, state, again = lone(Setup(capacity=2, rules=HashSettings(evict)), work)
     assert rows_by_key(state).keys() == left
     assert torch.equal(first, again)
-
-
-def test_index_of_a_table_counts_the_rows_that_were_evicted() -> None:
-    def work(sharded: Any) -> int:
-        for key in (1, 2, 3, 4):
-            look_up(sharded, key)
-        tables = (table for table in sharded.sharded_tables.values() if table.row_state)
-        return sum(table.index_of(local).num_evicted for table in tables for local in table.state.local)
-
-    assert lone(Setup(capacity=2), work) == 2
-
-
-def test_lru_and_lfu_evict_different_rows() -> None:
-    def work(sharded: Any) -> Any:
-        for ids in ((1, 1, 1), (2,), (3,)):
-            look_up(sharded, *ids)
-        return set(rows_by_key(sharded.full_state_dict()))
-
-    found = {evict: lone(Setup(capacity=2, rules=HashSettings(evict)), work) for evict in ("lru", "lfu")}
-    assert found == {"lru": {2, 3}, "lfu": {1, 3}}
 
 
 def test_gradient_of_an_evicted_row_updates_no_other() -> None:
@@ -561,20 +533,6 @@ def test_states_of_another_file_than_the_rows_are_refused_on_all_ranks() -> None
     assert len(run_simulated(load, 2)) == 2
 
 
-def test_states_of_a_file_with_more_rows_than_the_models_are_refused() -> None:
-    """They are of other keys, in another order: each row would get the state of another."""
-    small, large = (Setup(capacity=rows, optimizer="row_wise_adagrad") for rows in (4, 8))
-
-    model, states = lone(small, state_of_eight_ids)[0], lone(large, state_of_eight_ids)[1]
-
-    def load(sharded: Any) -> None:
-        sharded.load_state_dict(model)
-        with pytest.raises(sw.InvalidInputError, match=r"has 8 rows, but .* has 4: load both"):
-            sharded.fused_optimizer.load_state_dict(states)
-
-    lone(large, load)
-
-
 @pytest.mark.parametrize("short", [WEIGHT, KEYS])
 def test_keys_and_weights_of_other_numbers_of_rows_are_refused(short: str) -> None:
     def load(sharded: Any) -> None:
@@ -641,19 +599,6 @@ def test_table_of_rows_takes_no_other_number_of_them() -> None:
             sharded.load_state_dict({**state, name: state[name][:8]})
 
     lone(Setup(), load)
-
-
-def test_full_table_that_never_evicts_gives_new_ids_no_rows() -> None:
-    def work(sharded: Any) -> Any:
-        look_up(sharded, 1)
-        late = look_up(sharded, 2, 3, 3, 1, 4)  # there is one row for 2, 3 and 4: 3 is seen most often
-        for _ in range(2):
-            look_up(sharded, 2, 4)
-        return late, rows_by_key(sharded.full_state_dict()).keys()
-
-    late, keys = lone(Setup(capacity=2, rules=HashSettings(evict="never")), work)
-    assert late.any(dim=1).tolist() == [False, True, True, True, False]
-    assert keys == {1, 3}
 
 
 def test_plan_reckons_with_capacity_and_index_and_comes_back_from_its_document() -> None:

@@ -20,7 +20,6 @@ from tests import readme
 
 import shardwright as sw
 from shardwright.host import PluginHost, use_host
-from shardwright.planning.layouts.blocks import ColumnRange
 from shardwright_plugins.compute_kernels.indexed_rows._lookup import first_values
 
 NONE = -1
@@ -37,7 +36,7 @@ class Loops:
     """What HashIndex does, id by id."""
 
     def __init__(self, num_rows: int, rules: HashSettings) -> None:
-        self.num_rows, self.rules, self.step = num_rows, rules, 0
+        self.num_rows, self.rules, self.step, self.num_evicted = num_rows, rules, 0, 0
         self.row_of: dict[int, int] = {}
         self.uses: dict[int, int] = {}
         self.last: dict[int, int] = {}
@@ -84,6 +83,7 @@ class Loops:
         self.use(key, count)
 
     def forget(self, key: int) -> int:
+        self.num_evicted += 1
         del self.uses[key], self.last[key]
         return self.row_of.pop(key)
 
@@ -111,25 +111,7 @@ def test_index_gives_the_rows_that_loops_give(
         for key, row in loops.row_of.items():
             assert (index.uses[row], index.last_use[row]) == (loops.uses[key], loops.last[key])
     assert (index.uses > 0).sum() == len(loops.row_of) <= num_rows
-
-
-def test_id_that_was_seen_no_time_gets_no_row() -> None:
-    index = HashIndex(3, HashSettings(count_column="count"), numba_search)
-    keys, counts = torch.tensor([7, 8, 7]), torch.tensor([0, 2, 0])
-    rows, born = index.resolve(keys, training=True, columns={"count": counts})
-    assert rows.tolist() == [NONE, 0, NONE]
-    assert born.tolist() == [0]
-
-
-def test_row_that_was_not_used_for_its_steps_is_given_up_and_its_id_begins_anew() -> None:
-    index = HashIndex(4, HashSettings(steps_to_live=3), numba_search)
-    uses = []
-    for keys in ([5, 6], [6], [6], [6], [6], [5, 6]):
-        index.resolve(torch.tensor(keys), training=True)
-        uses.append(dict(zip(index.keys.tolist(), index.uses.tolist(), strict=True)).get(5))
-    assert uses == [1, 1, 1, 1, 0, 1]
-    assert index.num_evicted == 1
-    assert index.rows_in_use().tolist() == [0, 1]
+    assert index.num_evicted == loops.num_evicted
 
 
 def test_full_index_finds_all_its_keys_however_many_it_has_evicted() -> None:
@@ -176,11 +158,11 @@ def test_mixed_is_the_finaliser_of_splitmix64() -> None:
 
 def test_first_values_are_spread_evenly_and_differ_by_table_key_and_column() -> None:
     values, others = (
-        first_values(torch.arange(2000), ColumnRange(0, 16), table=table, scale=0.5).numpy()
+        first_values(torch.arange(2000), sw.ColumnRange(0, 16), table=table, scale=0.5).numpy()
         for table in ("users", "items")
     )
     assert abs(np.corrcoef(values.ravel(), others.ravel())[0, 1]) < 0.03
-    cut = first_values(torch.arange(2000), ColumnRange(12, 16), table="users", scale=0.5).numpy()
+    cut = first_values(torch.arange(2000), sw.ColumnRange(12, 16), table="users", scale=0.5).numpy()
     assert np.array_equal(cut, values[:, 12:])
     assert values.dtype == np.float32
     assert np.abs(values).max() <= 0.5

@@ -13,7 +13,6 @@ from tests.plugins.compute_kernels.test_triton import check, loose_kernels, run
 
 import shardwright as sw
 from shardwright.host import PluginHost, use_host
-from shardwright.planning.tables.optimizers import OptimizerSpec
 
 CHECKS = "tests/contrib/hash_embedding/triton_checks.py"
 
@@ -55,7 +54,7 @@ def test_compiled_index_keeps_what_all_checks_ask() -> None:
 
 def test_tables_of_keys_are_planned_for_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    table = sw.TableSpec("t", 1000, 16, optimizer=OptimizerSpec("sgd"))
+    table = sw.TableSpec("t", 1000, 16, optimizer=sw.OptimizerSpec("sgd"))
     with use_host(PluginHost(plugins={"hash_embedding": shardwright_hash_embedding})):
         planner = sw.EmbeddingShardingPlanner(
             topology=sw.Topology(world_size=2, compute_device="cuda"),

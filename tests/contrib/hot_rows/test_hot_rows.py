@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 import shardwright_hot_rows
 import torch
-from attrs import evolve
 from shardwright_hot_rows import AccessCounts, HotAndCold, HotRows
 from tests.contrib import distributions
 from tests.contrib.hot_rows import zipf
-from tests.equality import BATCHES, Case, Table, assert_equals_unsharded, shard_case, train_simulated
+from tests.equality import BATCHES, Case, Table, assert_equals_unsharded, train_simulated
 from tests.pairs import pairwise
 
 import shardwright as sw
@@ -24,7 +23,7 @@ from shardwright.planning.options.enumeration import enumerate_options
 from shardwright.planning.options.search_space import traffic_bytes
 from shardwright.planning.tables.constraints import Constraints
 from shardwright_plugins.estimators.engine.step import StepWork
-from shardwright_testing import ShardingTypeTests, installed, run_simulated
+from shardwright_testing import ShardingTypeTests, installed
 from shardwright_testing.equality import traffic
 from shardwright_testing.equality.random_cases import Cluster
 from shardwright_testing.equality.type_under_test import TypeUnderTest
@@ -101,27 +100,6 @@ def test_hot_rows_beside_other_types_equal_unsharded(
         assert_equals_unsharded(case, train_simulated(case))
 
 
-@pytest.mark.parametrize("pooling", [("SUM", "MEAN"), ("NONE", "NONE")], ids=["pooled", "sequence"])
-@pytest.mark.parametrize("optimizer", ["adam", "row_wise_adagrad"])
-def test_hot_rows_copies_stay_equal_bit_for_bit(pooling: tuple[str, str], optimizer: str) -> None:
-    case = Case(tables(pooling, "fused_torch"), (5, 2, 4), optimizer)
-    module = case.module()
-
-    def train(env: sw.ShardingEnv) -> list[tuple[int, list[torch.Tensor]]]:
-        sharded = shard_case(case, env, module)
-        for step in range(4):
-            values = case.output(sharded(case.batch(step, env.rank)))
-            values.backward(case.gradient(step, env.rank, values))
-        return copies(sharded)
-
-    with installed(HotRows(falling)):
-        first, *others = run_simulated(train, 3)
-    assert sum(rows > 0 for rows, _ in first) >= 4  # three tables' hot rows and one whole table
-    for other in others:
-        for (_, mine), (_, theirs) in zip(first, other, strict=True):
-            assert all(torch.equal(one, two) for one, two in zip(mine, theirs, strict=True))
-
-
 def copies(sharded: Any) -> list[tuple[int, list[torch.Tensor]]]:
     """Rows, weights and optimizer state of each copied block on this rank."""
     found = []
@@ -132,19 +110,6 @@ def copies(sharded: Any) -> list[tuple[int, list[torch.Tensor]]]:
                 values = [table.weight_of(local), *(state[name] for name in sorted(state))]
                 found.append((local.block.num_rows, [value.clone() for value in values]))
     return found
-
-
-def test_hot_rows_on_meta_begin_as_other_plans_do() -> None:
-    case = Case(tables(("SUM", "MEAN"), "fused_torch"), (2, 2))
-    plain = evolve(case, tables=[evolve(table, sharding_type="table_wise") for table in case.tables])
-    torch.manual_seed(5)
-    module = case.module().to("meta")
-    with installed(HotRows(falling)):
-        states = [
-            run_simulated(lambda env, one=one: shard_case(one, env, module).full_state_dict(), 2)[0]
-            for one in (case, plain)
-        ]
-    assert all(torch.equal(states[0][name], states[1][name]) for name in states[1])
 
 
 def plan_of(pooling: str, **extras: Any) -> tuple[sw.EmbeddingShardingPlanner, sw.ShardingPlan]:

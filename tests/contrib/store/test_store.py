@@ -454,12 +454,3 @@ def test_increments_of_a_store_are_replayed_on_another_and_on_plain_rows(
             torch.testing.assert_close(model.full_state_dict(), follower.full_state_dict(), rtol=0, atol=0)
             states = (each.fused_optimizer.full_state_dict()["state"] for each in (model, follower))
             torch.testing.assert_close(*states, rtol=0, atol=0)
-
-
-def test_explanation_says_why_the_store_is_not_taken_unasked() -> None:
-    """It runs optimizers, as a kernel that does not would be refused for."""
-    topology = sw.Topology(1, "cpu", memory_bytes={"disk": 1 << 40}, memory_bandwidths={"disk": 1e6})
-    plan = sw.EmbeddingShardingPlanner(topology).plan_tables([sw.TableSpec("t", ROWS, DIM, ["f"])])
-    reasons = {refusal.name: refusal.reason for refusal in sw.explain_table(plan, "t").refusals}
-    assert reasons[KERNEL] == "is taken only when asked for by name"
-    assert reasons["dense"].startswith("applies no optimizer in the backward pass, and is taken")

@@ -8,8 +8,7 @@ import pytest
 import torch
 from shardwright_torchrec.parallel.sharders import EmbeddingBagCollectionSharder, EmbeddingCollectionSharder
 
-from shardwright import DataType
-from shardwright.errors import InvalidInputError, UnsupportedError
+from shardwright import DataType, InvalidInputError, UnsupportedError
 from shardwright.runtime.step.batches.inputs import InputChecks
 
 

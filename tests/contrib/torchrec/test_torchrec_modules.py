@@ -181,11 +181,6 @@ def test_regroup_joins_columns_by_group() -> None:
     assert torch.equal(groups["middle"], pooled["f1"])
 
 
-# Learning rates after each step, of TorchRec 1.8.0 (optim/warmup.py) with the stages below and lr 0.3.
-RATES = [0.084, 0.138, 0.192, 0.246, 0.3, 0.42, 0.42, 0.42, 0.01875, 0.3 / 36, 0.3 / 144, 0.0]
-RATES += [0.01875, 0.01875, 0.009375, 0.009375, *(0.3 / step**0.5 for step in range(17, 21)), 0.3, 0.3]
-
-
 def keyed(parameter: torch.nn.Parameter) -> sw.KeyedOptimizer:
     return sw.KeyedOptimizerWrapper({"w": parameter}, lambda params: torch.optim.SGD(params, lr=1.0))
 

@@ -98,37 +98,12 @@ def test_table_that_is_planned_dense_is_left_to_the_scripts_optimizer(given: str
         torch.testing.assert_close(value, expected)
 
 
-def test_modules_of_other_seeds_are_sharded_with_the_first_ranks_weights() -> None:
-    made, sharder = [bags(), bags()], EmbeddingBagCollectionSharder()
-    expected = {name: weight.clone() for name, weight in made[0].state_dict().items()}
-    params = planned(made[0], sharder).plan[""]
-    for state in run_simulated(
-        lambda env: sharder.shard(made[env.rank], params, env, "cpu").full_state_dict(), 2
-    ):
-        assert all(torch.equal(state[name], weight) for name, weight in expected.items())
-
-
 def test_model_keeps_its_plan_where_scripts_print_it(group: None) -> None:
     """`--print_sharding_plan` of DLRM's reference reads `model._plan.plan`."""
     model = DistributedModelParallel(bags(), device=torch.device("cpu"))
     printed = {name for tables in model._plan.plan.values() for name, _ in tables.items()}
     assert printed == set(TYPES)
     assert model._plan is model.plan
-
-
-def test_sharders_override_of_kernels_is_honoured() -> None:
-    class Own(EmbeddingBagCollectionSharder):
-        def sharding_types(self, compute_device_type: str) -> list[str]:
-            return ["column_wise"]
-
-        def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
-            return ["fused_torch"]
-
-    constraints = {"*": sw.ParameterConstraints(min_partition=4)}
-    planner = EmbeddingShardingPlanner(sw.Topology(2, "cpu"), constraints=constraints, debug=False)
-    plan = planner.plan(bags(), [Own()])
-    assert {sharding.sharding_type for sharding in plan.plan[""].values()} == {"column_wise"}
-    assert set(kernels(plan).values()) == {"fused_torch"}
 
 
 @pytest.mark.usefixtures("group")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
@@ -36,19 +35,6 @@ def test_sharded_quantized_collection_equals_unsharded(kind: str, pooling: str) 
     if len(sharded[0].blocks_of("a")) > 1:
         with pytest.raises(sw.UnsupportedError, match="cut already"):
             quant.shard_quant_model(sharded, sharding_plan=plan)
-
-
-def test_quantized_model_takes_a_quarter_of_the_memory_and_has_no_parameters() -> None:
-    module = torch.nn.Sequential(
-        sw.EmbeddingBagCollection(
-            [sw.EmbeddingBagConfig(name="t", num_embeddings=100, embedding_dim=64, feature_names=["f"])]
-        )
-    )
-    quantized = quant.quantize_inference_model(copy.deepcopy(module))
-    assert list(quantized.parameters()) == []
-    held = sum(buffer.numel() * buffer.element_size() for buffer in quantized.buffers())
-    assert held == 100 * (64 + 4)
-    assert sum(p.numel() * p.element_size() for p in module.parameters()) == 100 * 64 * 4
 
 
 def test_trace_has_collections_as_leaves() -> None:

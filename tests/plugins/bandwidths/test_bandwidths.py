@@ -8,14 +8,20 @@ from typing import Any
 import pytest
 import torch
 
-from shardwright import EmbeddingBagCollection, EmbeddingBagCollectionSharder, EmbeddingBagConfig, Topology
-from shardwright.errors import PlanningError
+from shardwright import (
+    EmbeddingBagCollection,
+    EmbeddingBagCollectionSharder,
+    EmbeddingBagConfig,
+    EmbeddingShardingPlanner,
+    PlanningError,
+    ShardingEnv,
+    Topology,
+)
 from shardwright.host import PluginHost, use_host
 from shardwright.planning.assumptions import assumptions_of
 from shardwright.runtime.ranks import devices
-from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.sharded.models import planner as planners
-from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner, _measured, _topology_of
+from shardwright.runtime.sharded.models.planner import _measured, _topology_of
 from shardwright_plugins.bandwidths import measured as bandwidths
 from shardwright_testing.simulated import run_simulated
 

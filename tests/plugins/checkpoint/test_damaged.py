@@ -13,7 +13,6 @@ from tests.errors import files_of_at_most, raises
 from tests.plugins.checkpoint.stored import save_of_ranks
 
 import shardwright as sw
-from shardwright.errors import CheckpointError
 from shardwright_plugins.checkpoint import folder
 from shardwright_plugins.checkpoint.metadata import metadata_from
 from shardwright_plugins.checkpoint.reading import StoredCheckpoint
@@ -55,7 +54,7 @@ def loaded_into_another(path):
     before = state_of(made, optimizer)
     try:
         sw.load_checkpoint(path, made, optimizer)
-    except CheckpointError as error:
+    except sw.CheckpointError as error:
         assert all(map(torch.equal, state_of(made, optimizer), before)), "the model was changed"
         return str(error), None
     return None, state_of(made, optimizer)
@@ -146,7 +145,7 @@ def test_mutated_metadata_without_a_manifest_is_an_error_or_readable(saved):
             continue  # a place in the unpickler's memory so far away that it would take gigabytes
         try:
             metadata_from(changed, "here")
-        except CheckpointError:
+        except sw.CheckpointError:
             continue
 
 
@@ -155,7 +154,9 @@ def test_metadata_that_would_run_something_is_refused(tmp_path):
         def __reduce__(self):
             return os.mkdir, (str(tmp_path / "ran"),)
 
-    with pytest.raises(CheckpointError, match=r"it names (posix|nt)\.mkdir, which metadata have no use for"):
+    with pytest.raises(
+        sw.CheckpointError, match=r"it names (posix|nt)\.mkdir, which metadata have no use for"
+    ):
         metadata_from(pickle.dumps(Runs()), "here")
     assert not (tmp_path / "ran").exists()
 
@@ -169,7 +170,7 @@ def test_entry_that_would_run_something_is_refused(saved, tmp_path):
 
     assert FileSystemWriter is not None
     save_of_ranks([{"model": model().state_dict(), "extra": {"0": Runs()}}], tmp_path / "foreign")
-    with pytest.raises(CheckpointError, match=r"'extra\.0' cannot be read"):
+    with pytest.raises(sw.CheckpointError, match=r"'extra\.0' cannot be read"):
         sw.load_checkpoint(tmp_path / "foreign", model(), dcp_only=True)
     assert not (tmp_path / "ran").exists()
 
@@ -177,7 +178,7 @@ def test_entry_that_would_run_something_is_refused(saved, tmp_path):
 def test_file_names_that_lead_elsewhere_are_refused(saved):
     metadata = StoredCheckpoint(saved).metadata
     next(iter(metadata.storage_data.values())).relative_path = "../other"
-    with pytest.raises(CheckpointError, match=r"is in a file called '\.\./other'"):
+    with pytest.raises(sw.CheckpointError, match=r"is in a file called '\.\./other'"):
         metadata_from(pickle.dumps(metadata), "here")
 
 
@@ -185,7 +186,7 @@ def test_file_names_that_lead_elsewhere_are_refused(saved):
 def test_full_disk_is_an_error_that_names_the_file_and_leaves_no_rest(tmp_path, asynchronous):
     sw.save_checkpoint(tmp_path, model(), step=1)
     file = tmp_path / ".saving-step_0000000002" / "__0_0.distcp"
-    with files_of_at_most(1000), raises(CheckpointError, subject=str(file)):
+    with files_of_at_most(1000), raises(sw.CheckpointError, subject=str(file)):
         sw.save_checkpoint(tmp_path, model(), step=2, asynchronous=asynchronous).wait()
     assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "step_0000000001"]
     sw.save_checkpoint(tmp_path, model(), step=2)
@@ -193,7 +194,7 @@ def test_full_disk_is_an_error_that_names_the_file_and_leaves_no_rest(tmp_path, 
 
 def test_path_that_is_a_file_is_an_error(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointError, match="cannot be written"):
+    with pytest.raises(sw.CheckpointError, match="cannot be written"):
         sw.save_checkpoint(tmp_path / "file", model(), step=1)
 
 

@@ -13,8 +13,6 @@ from tests.core.runtime.plans import Cut, Cuts, RowsMirrored
 from tests.plugins.checkpoint.test_sharded_state_dict import OTHERS, blank
 
 import shardwright as sw
-from shardwright.errors import CheckpointError, DistributedError, InvalidInputError
-from shardwright.planning.layouts.row_maps import RowsModulo
 from shardwright.runtime.sharded.tables import table_state
 from shardwright_plugins.checkpoint import entries
 from shardwright_plugins.checkpoint.folder import steps_in
@@ -23,7 +21,7 @@ from shardwright_testing.simulated import run_simulated
 ROWS = 1500  # more than are written as runs of single rows
 BY_INDEX = Cuts(
     (
-        Cut(ROWS, 4, ("a",), row_map=RowsModulo(ROWS, parts=3), edges=(1,), ranks=(2, 0, 1)),
+        Cut(ROWS, 4, ("a",), row_map=sw.RowsModulo(ROWS, parts=3), edges=(1,), ranks=(2, 0, 1)),
         Cut(ROWS, 2, ("b",), row_map=RowsMirrored(ROWS, 2), ranks=(0, 1)),
     ),
     3,
@@ -32,7 +30,7 @@ IN_RUNS = Cuts((Cut(ROWS, 4, ("a",), edges=(3,), ranks=(0, 1)), Cut(ROWS, 2, ("b
 OTHER_INDEX = Cuts(
     (
         Cut(ROWS, 4, ("a",), row_map=RowsMirrored(ROWS, 3), ranks=(0, 1)),
-        Cut(ROWS, 2, ("b",), row_map=RowsModulo(ROWS, parts=4), ranks=(1, 0, 0, 1)),
+        Cut(ROWS, 2, ("b",), row_map=sw.RowsModulo(ROWS, parts=4), ranks=(1, 0, 0, 1)),
     ),
     2,
 )
@@ -93,7 +91,7 @@ def test_unsharded_module_loads_and_saves_too(tmp_path):
     sw.load_checkpoint(tmp_path, module)
     assert all(torch.equal(module.state_dict()[name], weight) for name, weight in expected.items())
     sw.save_checkpoint(tmp_path, module)
-    with pytest.raises(CheckpointError, match="it has no hyperparameters"):
+    with pytest.raises(sw.CheckpointError, match="it has no hyperparameters"):
         load(IN_RUNS, tmp_path)
     for options in ({"strict": False}, {"parts": "weights"}):
         assert_loaded(load(IN_RUNS, tmp_path, **options), expected)
@@ -136,7 +134,7 @@ def test_large_piece_that_is_cut_short_is_an_error_without_checksums_too(tmp_pat
     with file.open("r+b") as opened:
         opened.truncate(100_000)
     (folder / "shardwright.json").unlink()  # as of one that DCP alone wrote
-    with pytest.raises(CheckpointError, match=r"'model\.weight'"):
+    with pytest.raises(sw.CheckpointError, match=r"'model\.weight'"):
         sw.load_checkpoint(folder, torch.nn.Linear(1024, 1025), strict=False, dcp_only=True)
 
 
@@ -153,7 +151,7 @@ def test_extra_comes_back_to_each_rank_or_to_all(tmp_path):
 
 def test_extra_that_would_have_to_be_unpickled_is_refused(tmp_path):
     with pytest.raises(
-        InvalidInputError, match=r"extra must be plain data.* Unsupported global: \S+ \S+Linear was"
+        sw.InvalidInputError, match=r"extra must be plain data.* Unsupported global: \S+ \S+Linear was"
     ):
         sw.save_checkpoint(tmp_path, torch.nn.Linear(1, 1), extra={"model": torch.nn.Linear(1, 1)})
     assert not list(tmp_path.iterdir())
@@ -164,9 +162,9 @@ def test_keep_leaves_the_newest(tmp_path):
     for step in (1, 5, 9, 12):
         sw.save_checkpoint(tmp_path, module, step=step, keep=2)
     assert list(steps_in(tmp_path)) == [9, 12]
-    with pytest.raises(InvalidInputError, match="is there already"):
+    with pytest.raises(sw.InvalidInputError, match="is there already"):
         sw.save_checkpoint(tmp_path, module, step=9)
-    with pytest.raises(CheckpointError, match="has no checkpoint of step 5; it has 9, 12"):
+    with pytest.raises(sw.CheckpointError, match="has no checkpoint of step 5; it has 9, 12"):
         sw.load_checkpoint(tmp_path, module, step=5)
 
 
@@ -219,7 +217,7 @@ def test_progress_of_each_rank_is_of_its_own_blocks(tmp_path):
 
 
 def test_progress_that_cannot_be_called_is_an_error(tmp_path):
-    with pytest.raises(InvalidInputError, match="progress must be a function"):
+    with pytest.raises(sw.InvalidInputError, match="progress must be a function"):
         sw.save_checkpoint(tmp_path, torch.nn.Linear(1, 1), progress=True)
 
 
@@ -227,14 +225,14 @@ def test_another_shape_or_name_is_an_error_that_says_what_differs_and_changes_no
     save(case_of(), tmp_path)
     first, second, third = case_of().tables
     wider = Cuts((first, evolve(second, dim=7, edges=()), third), 2)
-    with pytest.raises(CheckpointError) as error:
+    with pytest.raises(sw.CheckpointError) as error:
         load(wider, tmp_path)
     assert (
         "table 't1' (9 x 7 FP32): 'model.embedding_bags.t1.weight' has the shape [9, 6], not [9, 7]"
         in str(error.value)
     )
     fewer = Cuts((first, second), 2)
-    with pytest.raises(CheckpointError, match=r"the model has no place for 'model\.embedding_bags\.t2"):
+    with pytest.raises(sw.CheckpointError, match=r"the model has no place for 'model\.embedding_bags\.t2"):
         load(fewer, tmp_path)
     whole = case_of().module().state_dict()
     results = load(fewer, tmp_path, strict=False)
@@ -253,7 +251,7 @@ def test_ranks_that_name_different_checkpoints_are_one_error(tmp_path, what, mad
     def work(env):
         call = sw.load_checkpoint if made else sw.save_checkpoint
         path, step = (tmp_path / str(env.rank), 1) if what == "path" else (tmp_path / "0", 1 + env.rank)
-        with pytest.raises(DistributedError) as error:
+        with pytest.raises(sw.DistributedError) as error:
             call(path, case.shard(env, case.module()), step=step)
         return str(error.value)
 
@@ -266,11 +264,11 @@ def test_renames_by_table(tmp_path):
     module = torch.nn.Sequential(torch.nn.Linear(2, 1))
     sw.save_checkpoint(tmp_path, torch.nn.ModuleDict({"old": module}))
     renamed = torch.nn.ModuleDict({"new": blank(torch.nn.Sequential(torch.nn.Linear(2, 1)))})
-    with pytest.raises(CheckpointError, match=r"lacks 'model.new.0.bias', 'model.new.0.weight'.*renames="):
+    with pytest.raises(sw.CheckpointError, match=r"lacks 'model.new.0.bias', 'model.new.0.weight'.*renames="):
         sw.load_checkpoint(tmp_path, renamed)
     sw.load_checkpoint(tmp_path, renamed, renames={"old": "new"})
     assert torch.equal(renamed["new"][0].weight, module[0].weight)
-    with pytest.raises(InvalidInputError, match=r"has nothing called 'olds'\. Did you mean 'old'"):
+    with pytest.raises(sw.InvalidInputError, match=r"has nothing called 'olds'\. Did you mean 'old'"):
         sw.load_checkpoint(tmp_path, renamed, renames={"olds": "new"})
 
 
@@ -279,7 +277,7 @@ def test_another_dtype_is_converted_only_if_asked(tmp_path):
     sw.save_checkpoint(tmp_path, module)
     half = torch.nn.Linear(2, 1).half()
     with pytest.raises(
-        CheckpointError, match=r"'model.weight' is torch.float32, not torch.float16; to convert"
+        sw.CheckpointError, match=r"'model.weight' is torch.float32, not torch.float16; to convert"
     ):
         sw.load_checkpoint(tmp_path, half)
     sw.load_checkpoint(tmp_path, half, strict=False)

@@ -14,8 +14,7 @@ from tests.plugins.checkpoint.stored import load_one, save_of_ranks
 from torch.distributed._state_dict_utils import _copy_state_dict, _create_cpu_state_dict
 from torch.distributed.checkpoint._state_dict_stager import StateDictStager
 
-from shardwright.errors import UnsupportedError
-from shardwright.planning.layouts.row_maps import RowsModulo, RowsRange, RowsSplit
+from shardwright import RowsModulo, RowsRange, RowsSplit, UnsupportedError
 from shardwright.runtime.sharded.tables.blocked_tensor import BlockedTensor
 from shardwright_plugins.dataflows import Replicate
 from shardwright_testing.simulated import run_simulated

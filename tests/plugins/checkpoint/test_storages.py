@@ -20,7 +20,6 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 import shardwright as sw
-from shardwright.errors import CheckpointError, InvalidInputError
 from shardwright_testing.simulated import run_simulated
 
 NUMBERS = count()
@@ -109,7 +108,7 @@ def test_damage_in_an_object_store_is_an_error_that_names_the_file_and_nothing_c
     rewritten(f"{url}/{name}", flipped)
     model = torch.nn.Linear(4, 2)
     before = model.weight.detach().clone()
-    with pytest.raises(CheckpointError) as error:
+    with pytest.raises(sw.CheckpointError) as error:
         sw.load_checkpoint(FsspecReader(url), model)
     assert f"{url}/{name}" in str(error.value)
     assert torch.equal(model.weight, before)
@@ -124,7 +123,7 @@ def test_metadata_in_an_object_store_run_nothing(url, tmp_path):
     fs = fsspec.filesystem("memory")
     fs.rm(f"{url}/shardwright.json")
     rewritten(f"{url}/.metadata", lambda data: pickle.dumps(Runs()))
-    with pytest.raises(CheckpointError, match=r"\.metadata is not the metadata of a checkpoint"):
+    with pytest.raises(sw.CheckpointError, match=r"\.metadata is not the metadata of a checkpoint"):
         sw.load_checkpoint(FsspecReader(url), torch.nn.Linear(4, 2), dcp_only=True)
     assert not (tmp_path / "ran").exists()
 
@@ -196,9 +195,9 @@ def test_storage_without_files_saves_and_loads_any_plan():
 
 def test_arguments_about_a_folder_are_refused_with_a_storage(url):
     model = torch.nn.Linear(4, 2)
-    with pytest.raises(InvalidInputError):
+    with pytest.raises(sw.InvalidInputError):
         sw.save_checkpoint(FsspecWriter(url, sync_files=False), model, keep=2)
     sw.save_checkpoint(FsspecWriter(url, sync_files=False), model)
-    with pytest.raises(InvalidInputError) as error:
+    with pytest.raises(sw.InvalidInputError) as error:
         sw.load_checkpoint(FsspecReader(url), model, step=3)
     assert error.value.subject == "step"

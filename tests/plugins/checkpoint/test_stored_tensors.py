@@ -8,7 +8,6 @@ from tests.plugins.checkpoint.stored import save_of_ranks
 from tests.plugins.checkpoint.test_save_and_load import BY_INDEX, IN_RUNS, save
 
 import shardwright as sw
-from shardwright.errors import CheckpointError
 
 NAME = "model.embedding_bags.t0.weight"
 
@@ -45,7 +44,7 @@ def test_tensor_that_dcp_alone_wrote_is_read(tmp_path):
 
 def test_name_that_is_not_there_is_an_error_with_the_nearest(tmp_path):
     save(IN_RUNS, tmp_path)
-    with pytest.raises(CheckpointError, match=rf"no tensor '{NAME}s'.* Did you mean '{NAME}'"):
+    with pytest.raises(sw.CheckpointError, match=rf"no tensor '{NAME}s'.* Did you mean '{NAME}'"):
         sw.open_checkpoint(tmp_path).tensor(f"{NAME}s")
-    with pytest.raises(CheckpointError, match="no checkpoint"):
+    with pytest.raises(sw.CheckpointError, match="no checkpoint"):
         sw.open_checkpoint(tmp_path / "nowhere")

@@ -9,60 +9,59 @@ import attrs
 import pytest
 
 import shardwright as sw
-from shardwright import CommType, ParameterConstraints, QCommsConfig, TableSpec
 
-HALF = QCommsConfig(forward_precision=CommType.FP16, backward_precision=CommType.BF16)
+HALF = sw.QCommsConfig(forward_precision=sw.CommType.FP16, backward_precision=sw.CommType.BF16)
 
 
-def planned(tables: list[TableSpec], **constraints: Any) -> sw.ShardingPlan:
+def planned(tables: list[sw.TableSpec], **constraints: Any) -> sw.ShardingPlan:
     topology = sw.Topology(world_size=2, compute_device="cpu")
     return sw.EmbeddingShardingPlanner(topology=topology, constraints=constraints or None).plan_tables(tables)
 
 
 def test_comm_type_is_the_registered_names_under_torchrecs_name() -> None:
-    assert CommType.FP16.value == "fp16"
-    assert CommType.INT8 == "int8"
+    assert sw.CommType.FP16.value == "fp16"
+    assert sw.CommType.INT8 == "int8"
     with pytest.raises(AttributeError, match=r"no codec 'fp61'.*Did you mean 'fp16'"):
-        _ = CommType.FP61
+        _ = sw.CommType.FP61
 
 
 def test_qcomms_config_says_nothing_by_default_and_costs_what_float32_does() -> None:
-    config = QCommsConfig()
+    config = sw.QCommsConfig()
     assert (config.forward, config.backward) == (None, None)
     assert (config.result_row_bytes(10), config.gradient_row_bytes(10)) == (40, 40)
 
 
 def test_qcomms_config_bytes_of_a_vector_are_those_of_each_direction() -> None:
-    config = QCommsConfig("fp16", "int8")
+    config = sw.QCommsConfig("fp16", "int8")
     assert (config.result_row_bytes(10), config.gradient_row_bytes(10)) == (20, 18)
 
 
 def test_qcomms_config_identity_is_no_codec_at_run_time() -> None:
-    assert QCommsConfig("fp32", "float16").forward is None
-    assert QCommsConfig("fp32", "float16").backward.name == "fp16"
+    assert sw.QCommsConfig("fp32", "float16").forward is None
+    assert sw.QCommsConfig("fp32", "float16").backward.name == "fp16"
 
 
 def test_qcomms_config_over_takes_each_direction_by_itself() -> None:
-    assert QCommsConfig(backward_precision="int8").over(HALF) == QCommsConfig("fp16", "int8")
-    assert HALF.over(QCommsConfig("int8", "int8")) == HALF
+    assert sw.QCommsConfig(backward_precision="int8").over(HALF) == sw.QCommsConfig("fp16", "int8")
+    assert HALF.over(sw.QCommsConfig("int8", "int8")) == HALF
     assert HALF.over(None) == HALF
 
 
 @pytest.mark.parametrize("wrong", [3, "", ["fp16"]])
 def test_qcomms_config_precision_that_is_no_name_is_refused(wrong: Any) -> None:
     with pytest.raises(sw.InvalidInputError, match="forward_precision must"):
-        QCommsConfig(forward_precision=wrong)
+        sw.QCommsConfig(forward_precision=wrong)
 
 
 def test_sharder_resolves_the_names_of_codecs() -> None:
-    sharder = sw.EmbeddingBagCollectionSharder(qcomm_codecs_registry=QCommsConfig("half"))
-    assert sharder.qcomm_codecs_registry == QCommsConfig("fp16")
+    sharder = sw.EmbeddingBagCollectionSharder(qcomm_codecs_registry=sw.QCommsConfig("half"))
+    assert sharder.qcomm_codecs_registry == sw.QCommsConfig("fp16")
 
 
 @pytest.mark.parametrize("sharder", [sw.EmbeddingBagCollectionSharder, sw.EmbeddingCollectionSharder])
 def test_sharder_unknown_codec_is_refused_at_once_with_the_nearest(sharder: Any) -> None:
     with pytest.raises(sw.UnknownPluginError, match=r"no codec 'int88'\. Known: bf16.*Did you mean 'int8'"):
-        sharder(qcomm_codecs_registry=QCommsConfig("int88"))
+        sharder(qcomm_codecs_registry=sw.QCommsConfig("int88"))
     with pytest.raises(sw.InvalidInputError, match="qcomm_codecs_registry must be a QCommsConfig"):
         sharder(qcomm_codecs_registry="fp16")
 
@@ -79,9 +78,11 @@ def test_sharder_codecs_are_known_when_planning_and_stand_in_the_plan() -> None:
 
 
 def test_constraint_codecs_prevail_over_the_sharders_in_what_they_say() -> None:
-    tables = [TableSpec(name, 10, 4, ["f"], qcomms_config=HALF) for name in ("user_id", "item_id")]
-    plan = planned(tables, **{"user_*": ParameterConstraints(qcomms_config=QCommsConfig("int8"))}).plan[""]
-    assert plan["user_id"].qcomms_config == QCommsConfig("int8", "bf16")
+    tables = [sw.TableSpec(name, 10, 4, ["f"], qcomms_config=HALF) for name in ("user_id", "item_id")]
+    plan = planned(tables, **{"user_*": sw.ParameterConstraints(qcomms_config=sw.QCommsConfig("int8"))}).plan[
+        ""
+    ]
+    assert plan["user_id"].qcomms_config == sw.QCommsConfig("int8", "bf16")
     assert plan["item_id"].qcomms_config == HALF
 
 
@@ -89,18 +90,21 @@ def test_constraint_unknown_codec_is_told_with_its_rule() -> None:
     with pytest.raises(
         sw.UnknownPluginError, match=r"constraints\['a'\]: no codec 'bf61'.*Did you mean 'bf16'"
     ):
-        planned([TableSpec("a", 10, 4, ["f"])], a=ParameterConstraints(qcomms_config=QCommsConfig("bf61")))
+        planned(
+            [sw.TableSpec("a", 10, 4, ["f"])],
+            a=sw.ParameterConstraints(qcomms_config=sw.QCommsConfig("bf61")),
+        )
 
 
 def test_constraint_codecs_survive_json_data() -> None:
-    rule = ParameterConstraints(qcomms_config=HALF)
-    assert ParameterConstraints(**json.loads(json.dumps(attrs.asdict(rule)))) == rule
+    rule = sw.ParameterConstraints(qcomms_config=HALF)
+    assert sw.ParameterConstraints(**json.loads(json.dumps(attrs.asdict(rule)))) == rule
 
 
 def test_plan_document_has_codecs_and_gives_them_back() -> None:
     plan = planned(
-        [TableSpec("a", 10, 4, ["f"]), TableSpec("b", 10, 4, ["f"])],
-        a=ParameterConstraints(qcomms_config=QCommsConfig(backward_precision="half")),
+        [sw.TableSpec("a", 10, 4, ["f"]), sw.TableSpec("b", 10, 4, ["f"])],
+        a=sw.ParameterConstraints(qcomms_config=sw.QCommsConfig(backward_precision="half")),
     )
     document = json.loads(plan.to_json())
     assert document["modules"][""]["a"]["qcomms_config"] == {"backward_precision": "fp16"}
@@ -128,12 +132,14 @@ def test_plan_document_has_codecs_and_gives_them_back() -> None:
     ],
 )
 def test_plan_document_wrong_codecs_are_told_with_module_and_table(entry: Any, told: str) -> None:
-    document = json.loads(planned([TableSpec("a", 10, 4, ["f"])]).to_json())
+    document = json.loads(planned([sw.TableSpec("a", 10, 4, ["f"])]).to_json())
     document["modules"][""]["a"]["qcomms_config"] = entry
     with pytest.raises(sw.PlanError, match=told):
         sw.ShardingPlan.from_json(json.dumps(document))
 
 
 def test_codecs_that_differ_only_make_other_table_specs() -> None:
-    assert TableSpec("a", 10, 4) != TableSpec("a", 10, 4, qcomms_config=HALF)
-    assert len({TableSpec("a", 10, 4, qcomms_config=HALF), TableSpec("a", 10, 4, qcomms_config=HALF)}) == 1
+    assert sw.TableSpec("a", 10, 4) != sw.TableSpec("a", 10, 4, qcomms_config=HALF)
+    assert (
+        len({sw.TableSpec("a", 10, 4, qcomms_config=HALF), sw.TableSpec("a", 10, 4, qcomms_config=HALF)}) == 1
+    )

@@ -10,14 +10,18 @@ import torch
 import torch.distributed as dist
 from tests.equality import Case, Table, shardings_of
 
-from shardwright import EmbeddingBagCollectionSharder, ShardingEnv, spec_to_torch
-from shardwright.contracts import CommBackend
-from shardwright.contracts.comm_backend import Communicator
-from shardwright.contracts.compute_kernel import KernelRequest
-from shardwright.errors import DistributedError
+from shardwright import (
+    CommBackend,
+    Communicator,
+    DataType,
+    DistributedError,
+    EmbeddingBagCollectionSharder,
+    KernelRequest,
+    OptimizerSpec,
+    ShardingEnv,
+    spec_to_torch,
+)
 from shardwright.host import host
-from shardwright.planning.tables.optimizers import OptimizerSpec
-from shardwright.planning.tables.spec import DataType
 
 
 @pytest.mark.parametrize(("name", "devices"), [("gloo", ("cpu",)), ("nccl", ("cuda",))])

@@ -8,9 +8,7 @@ import pytest
 import torch
 from tests.plugins.built_in import built_in
 
-from shardwright import _fbgemm
-from shardwright.contracts import ComputeKernel
-from shardwright.contracts.lookup import BlockSpec, Lookup
+from shardwright import BlockSpec, ComputeKernel, Lookup, _fbgemm
 from shardwright.host import host
 from shardwright_testing.kernels.loops import (
     CPU,

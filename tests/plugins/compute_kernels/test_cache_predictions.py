@@ -12,7 +12,6 @@ from tests.plugins.compute_kernels.loops import CPU, block_spec, kernel_of
 from tests.plugins.compute_kernels.test_row_cache import ALGORITHMS, bags_of
 
 import shardwright as sw
-from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright_plugins.profiles import cache_statistics
 
 ROWS, BATCH, SAMPLE, WARM, MEASURED = 8_000, 400, 150, 50, 50
@@ -28,7 +27,7 @@ def zipf_batches(exponent: float, count: int) -> list[Any]:
 
 
 def measured_hit_rate(batches: list[Any], cache: sw.CacheParams, warm: int) -> float:
-    spec = block_spec(ROWS, 4, optimizer=OptimizerSpec("sgd", 0.1))
+    spec = block_spec(ROWS, 4, optimizer=sw.OptimizerSpec("sgd", 0.1))
     spec = attrs.evolve(spec, request=attrs.evolve(spec.request, cache=cache))
     lookup: Any = kernel_of("mapped_caching").build([spec], device=CPU)
     before = (0, 0)

@@ -9,21 +9,12 @@ import attrs
 import pytest
 from tests.plugins.compute_kernels.loops import kernel_names, kernel_of, skip_unless_here
 
-from shardwright.contracts import ComputeKernel
-from shardwright.contracts.compute_kernel import KernelRequest
-from shardwright.planning.tables.optimizers import OptimizerSpec
-from shardwright.planning.tables.spec import DataType
+from shardwright import ComputeKernel, DataType, KernelRequest, OptimizerSpec
 
 
 def request_for(**changes: Any) -> KernelRequest:
     plain = KernelRequest("cpu", DataType.FP32, 16, 16, optimizer=OptimizerSpec("sgd"), on_this_machine=True)
     return attrs.evolve(plain, **changes)
-
-
-@pytest.mark.parametrize("kernel", kernel_names())
-def test_supports_plain_sgd_on_the_cpu(kernel: str) -> None:
-    skip_unless_here(kernel)
-    assert kernel_of(kernel).supports(request_for()) is True
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,7 @@ import pytest
 import torch
 from tests.plugins.compute_kernels.loops import CPU, block_spec, built, draw_sequences, kernel_of
 
-from shardwright.contracts.lookup import Bags
-from shardwright.planning.tables.optimizers import OptimizerSpec
+from shardwright import Bags, OptimizerSpec
 from shardwright_testing.kernels.kernel_checks import train
 
 pytest.importorskip("fbgemm_gpu")

@@ -10,8 +10,7 @@ import pytest
 import torch
 from tests.plugins.compute_kernels.loops import CPU, block_spec, kernel_of
 
-from shardwright.contracts.lookup import Bags, Lookup
-from shardwright.planning.tables.optimizers import OptimizerSpec
+from shardwright import Bags, Lookup, OptimizerSpec
 
 pytest.importorskip("numba")
 

@@ -14,9 +14,6 @@ import torch
 from tests.plugins.compute_kernels.loops import kernel_of
 
 import shardwright as sw
-from shardwright.contracts.compute_kernel import KernelRequest
-from shardwright.planning.tables.optimizers import OptimizerSpec
-from shardwright.planning.tables.spec import DataType
 
 CHECKS = "tests/plugins/compute_kernels/triton_checks.py"
 
@@ -126,9 +123,9 @@ def test_compiled_kernels_keep_what_the_kit_and_all_checks_ask() -> None:
     check(interpret=False)
 
 
-def request_for(device: str, **changes: Any) -> KernelRequest:
-    values = {"data_type": DataType.FP32, "embedding_dim": 16, "num_columns": 16, **changes}
-    return KernelRequest(device, optimizer=OptimizerSpec("sgd"), **values)
+def request_for(device: str, **changes: Any) -> sw.KernelRequest:
+    values = {"data_type": sw.DataType.FP32, "embedding_dim": 16, "num_columns": 16, **changes}
+    return sw.KernelRequest(device, optimizer=sw.OptimizerSpec("sgd"), **values)
 
 
 def test_supports_names_the_interpreter_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,7 +144,7 @@ def planned(device: str, **rule: Any) -> str:
         constraints={"t": sw.ParameterConstraints(**rule)},
         batch_size=64,
     )
-    table = sw.TableSpec("t", 1000, 16, data_type="FP16", optimizer=OptimizerSpec("sgd"))
+    table = sw.TableSpec("t", 1000, 16, data_type="FP16", optimizer=sw.OptimizerSpec("sgd"))
     return planner.plan_tables([table]).plan[""]["t"].compute_kernel
 
 

@@ -18,11 +18,14 @@ from tests.plugins.compute_kernels.loops import (
 from tests.plugins.compute_kernels.test_declarations import request_for
 from tests.plugins.compute_kernels.test_lookups import CLOSE, gradient_for, spec_of
 
-from shardwright.contracts.compute_kernel import KernelRequest
-from shardwright.errors import InvalidInputError
-from shardwright.planning.tables.caching import CacheParams, EmbeddingOffloadStats
-from shardwright.planning.tables.optimizers import OptimizerSpec
-from shardwright.planning.tables.spec import DataType
+from shardwright import (
+    CacheParams,
+    DataType,
+    EmbeddingOffloadStats,
+    InvalidInputError,
+    KernelRequest,
+    OptimizerSpec,
+)
 from shardwright_testing.kernels.memory import held_bytes
 
 UVM = ["fused_uvm", "fused_uvm_caching"]

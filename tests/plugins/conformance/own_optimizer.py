@@ -9,11 +9,8 @@ import torch
 from tests.plugins.conformance.mistakes.mutants import Delegate
 
 import shardwright as sw
-from shardwright.contracts.compute_kernel import KernelRequest
-from shardwright.contracts.lookup import BlockSpec
 from shardwright.host import host
 from shardwright.optim.fused import renaming
-from shardwright.planning.tables.optimizers import OptimizerSpec
 
 NAME = "touched_momentum"
 
@@ -34,7 +31,7 @@ class TouchedMomentum(torch.optim.Optimizer):
                 param[rows] -= group["lr"] * momentum[rows]
 
 
-def unsharded(spec: OptimizerSpec, params: Any) -> TouchedMomentum:
+def unsharded(spec: sw.OptimizerSpec, params: Any) -> TouchedMomentum:
     return TouchedMomentum(params, lr=spec.learning_rate, beta=spec.get("beta", 0.9))
 
 
@@ -47,7 +44,7 @@ def register() -> None:
 class _Lookup(Delegate):
     """A lookup that shows gradients, which are applied here."""
 
-    def __init__(self, right: Any, spec: OptimizerSpec, momenta: Sequence[torch.Tensor]) -> None:
+    def __init__(self, right: Any, spec: sw.OptimizerSpec, momenta: Sequence[torch.Tensor]) -> None:
         super().__init__(right)
         self._rate, self._beta, self._momenta = spec.learning_rate, spec.get("beta", 0.9), momenta
 
@@ -76,18 +73,18 @@ class OwnOptimizer(sw.ComputeKernel):
 
     name = "own_optimizer"
 
-    def supports(self, request: KernelRequest) -> Any:
+    def supports(self, request: sw.KernelRequest) -> Any:
         if request.optimizer is None or request.optimizer.name != NAME:
             return f"{NAME} is the only optimizer"
         return True if request.data_type.name == "FP32" else "weights are float32"
 
-    def memory_bytes(self, request: KernelRequest, num_rows: int) -> Mapping[str, int]:
+    def memory_bytes(self, request: sw.KernelRequest, num_rows: int) -> Mapping[str, int]:
         return {"device": 2 * 4 * num_rows * request.num_columns}
 
-    def group_key(self, request: KernelRequest) -> Any:
+    def group_key(self, request: sw.KernelRequest) -> Any:
         return (request.num_columns, request.optimizer)
 
-    def build(self, blocks: Sequence[BlockSpec], *, device: Any) -> Any:
+    def build(self, blocks: Sequence[sw.BlockSpec], *, device: Any) -> Any:
         shown = host().compute_kernels.create("dense").build(blocks, device=device)
         optimizer = blocks[0].request.optimizer
         assert optimizer is not None

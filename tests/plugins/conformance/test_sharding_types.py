@@ -6,9 +6,8 @@ import pytest
 from tests.as_asked import AsAsked
 from tests.plugins.built_in import built_in
 
-from shardwright.contracts import ShardingType
+from shardwright import ParameterConstraints, ShardingType
 from shardwright.host import host
-from shardwright.planning.tables.constraints import ParameterConstraints
 from shardwright_testing import ShardingTypeTests
 
 

@@ -21,11 +21,8 @@ from tests.core.runtime.plans import (
 from tests.drawn import drawn
 from tests.pairs import pairwise
 
-from shardwright.contracts import ComputeKernel
+from shardwright import ComputeKernel, KeyedJaggedTensor, QCommsConfig
 from shardwright.host import PluginHost, use_host
-from shardwright.planning.layouts.layout import Exchange
-from shardwright.planning.tables.codecs import QCommsConfig
-from shardwright.sparse import KeyedJaggedTensor
 from shardwright_plugins.dataflows import Replicate
 from shardwright_plugins.dataflows.replicated import forms as replicated
 from shardwright_plugins.dataflows.replicated.forms import FORMS, BatchForm, DenseForm, RowsForm
@@ -307,18 +304,6 @@ def test_copies_of_any_size_equal_unsharded(kind, world_size, tables, batch_size
     batches = batches_of(case, batch_sizes, max_length=max_length)
     with use_host(host_with_loops()):
         assert_trained(case, batches, train(case, batches))
-
-
-@pytest.mark.parametrize("kind", ["pooled", "sequence"])
-def test_copies_beside_cut_tables_equal_unsharded(kind):
-    copied = case_of(kind, 2)
-    cut = [evolve(table, dataflow=Exchange(), ranks=(1, 0), edges=(1,)) for table in copied.tables[:2]]
-    case = Cuts([cut[0], copied.tables[1], cut[1], copied.tables[2]], 2)
-    batches = batches_of(case, (3, 2))
-    expected = train_unsharded(case, batches)
-    for *_, state, _ in train(case, batches):
-        for name, weight in expected.items():
-            torch.testing.assert_close(state[name], weight, rtol=1e-4, atol=1e-5)
 
 
 def test_nothing_is_sent_where_nobody_has_ids():

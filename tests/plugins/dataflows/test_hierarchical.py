@@ -7,12 +7,9 @@ from collections import Counter
 import pytest
 import torch
 from attrs import evolve
-from tests.core.runtime.plans import Cut, Cuts, output_of, train_step, train_unsharded
+from tests.core.runtime.plans import Cut, Cuts, train_step, train_unsharded
 
-from shardwright.errors import UnsupportedError
-from shardwright.planning.layouts.layout import Exchange
-from shardwright.planning.layouts.row_maps import RowsModulo, RowsRange
-from shardwright.sparse import KeyedJaggedTensor
+from shardwright import Exchange, KeyedJaggedTensor, RowsModulo, RowsRange, UnsupportedError
 from shardwright_plugins.dataflows import Hierarchical
 from shardwright_testing.simulated import run_simulated
 
@@ -114,28 +111,6 @@ def test_host_sums_bytes_to_other_hosts_are_those_of_one_sum_a_bag():
     assert (
         summed["results"] == summed["gradients"] == 3 * samples_of_the_other_host * 4 * 4
     )  # steps, columns, bytes
-
-
-FLOWS = [(Hierarchical(),), (Exchange(), Hierarchical()), (Hierarchical(), Exchange())]
-
-
-@pytest.mark.parametrize("flows", FLOWS, ids=lambda flows: " ".join(flow.name for flow in flows))
-@pytest.mark.parametrize(
-    "tables", [BY_ROWS_INSIDE_HOSTS, BY_ROWS_AND_COLUMNS], ids=["rows", "rows and columns"]
-)
-@pytest.mark.parametrize("host_size", [1, 2, 4])
-def test_host_sums_equal_unsharded(tables, flows, host_size):
-    case = with_flow(tables, *flows)
-    results = train(case, host_size=host_size)
-    batches = [
-        [case.batch(size, seed=10 * step + rank) for rank, size in enumerate(BATCH_SIZES)]
-        for step in range(3)
-    ]
-    expected = train_unsharded(case, batches)
-    for rank, (outputs, _, state) in enumerate(results):
-        torch.testing.assert_close(outputs[0], output_of(case, case.module()(batches[0][rank])).detach())
-        for name, weight in expected.items():
-            torch.testing.assert_close(state[name], weight, rtol=1e-4, atol=1e-5)
 
 
 def test_gradients_reach_their_groups_where_the_first_rank_lacks_the_first_way_home():

@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 
 import shardwright as sw
 from shardwright.cli import app
-from shardwright.errors import InvalidInputError
 from shardwright_plugins.estimators.engine.machine import Machine
 from shardwright_plugins.following import GroupTimes, MeasuredTimes, RankTimes
 from shardwright_plugins.following.comparison import compare_groups
@@ -101,10 +100,10 @@ def test_explain_tells_the_ranks_and_groups_of_measured_times(tmp_path: Path) ->
 def test_times_of_another_plan_are_refused() -> None:
     made = plan()
     times = times_of(made, 1.0)
-    with pytest.raises(InvalidInputError):
+    with pytest.raises(sw.InvalidInputError):
         compare_groups(made, attrs.evolve(times, ranks=times.ranks[:1]))
     unknown = attrs.evolve(times.ranks[0], groups=(GroupTimes(("other",), "fused_torch", {}),))
-    with pytest.raises(InvalidInputError):
+    with pytest.raises(sw.InvalidInputError):
         compare_groups(made, attrs.evolve(times, ranks=[unknown, times.ranks[1]]))
 
 
@@ -114,7 +113,7 @@ def test_times_of_the_same_tables_in_other_places_are_refused() -> None:
     rules = {name: sw.ParameterConstraints(ranks=[1 - rank]) for name, (rank,) in moved.items()}
     planner = sw.EmbeddingShardingPlanner(sw.Topology(2, "cpu"), models.BATCH, constraints=rules)
     other = planner.plan(models.bags(), models.SHARDERS)
-    with pytest.raises(InvalidInputError):
+    with pytest.raises(sw.InvalidInputError):
         compare_groups(other, times_of(made, 1.0))
 
 

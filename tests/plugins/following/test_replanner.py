@@ -14,7 +14,6 @@ import torch
 from tests.plugins.following import models
 
 import shardwright as sw
-from shardwright.errors import InvalidInputError, UnsupportedError
 from shardwright.planning.plan.inputs import InputTables
 from shardwright_plugins.following import Look, Replanner
 from shardwright_plugins.following.search import plan_near
@@ -83,7 +82,7 @@ def test_counts_are_those_of_the_batches() -> None:
     model(features=models.batch(2, range(1, 7)))
     with torch.no_grad():  # an evaluation
         model(models.batch(4)).values()
-    with pytest.raises(InvalidInputError):  # the collection's own words, on all ranks
+    with pytest.raises(sw.InvalidInputError):  # the collection's own words, on all ranks
         model({"f0": [[1]]})
     counting.close()
     models.train(model, models.batch(3))
@@ -165,7 +164,7 @@ def test_loop_with_a_batch_in_progress_is_refused_in_its_first_step() -> None:
     model = models.alone()
     with Replanner(model, every=1000) as replanner:
         output = model(models.batch(0))
-        with pytest.raises(UnsupportedError):
+        with pytest.raises(sw.UnsupportedError):
             replanner.step()
     output.values().sum().backward()
 
@@ -174,7 +173,7 @@ def test_closed_replanner_makes_no_more_steps() -> None:
     model = models.alone()
     replanner = Replanner(model)
     replanner.close()
-    with pytest.raises(InvalidInputError):
+    with pytest.raises(sw.InvalidInputError):
         replanner.step()
 
 
@@ -182,14 +181,14 @@ def test_refused_replanner_leaves_the_model_as_it_was() -> None:
     model = models.alone()
     with Replanner(model):
         before = [len(module._forward_hooks) for module in model.modules()]
-        with pytest.raises(InvalidInputError):
+        with pytest.raises(sw.InvalidInputError):
             Replanner(model)
         assert [len(module._forward_hooks) for module in model.modules()] == before
 
 
 @pytest.mark.parametrize("other", [models.bags(), None])
 def test_model_that_is_not_sharded_is_refused(other: Any) -> None:
-    with pytest.raises(InvalidInputError):
+    with pytest.raises(sw.InvalidInputError):
         Replanner(other)
 
 
@@ -205,14 +204,14 @@ def test_model_that_is_not_sharded_is_refused(other: Any) -> None:
     ],
 )
 def test_wrong_numbers_are_refused(arguments: dict[str, Any]) -> None:
-    with pytest.raises(InvalidInputError):
+    with pytest.raises(sw.InvalidInputError):
         Replanner(models.alone(), **arguments)
 
 
 def test_plan_of_unknown_origin_is_refused() -> None:
     model = models.alone()
     model.plan = attrs.evolve(model.plan, document={})
-    with pytest.raises(InvalidInputError):
+    with pytest.raises(sw.InvalidInputError):
         Replanner(model)
 
 

@@ -13,7 +13,6 @@ import torch
 from tests.plugins.following import models
 
 import shardwright as sw
-from shardwright.errors import InvalidInputError, UnsupportedError
 from shardwright.runtime.sharded.collections.sharded_collection import ShardedCollection
 from shardwright_plugins.following import MeasuredTimes, StepTimes, clocks, step_times
 from shardwright_plugins.following.times import PHASES
@@ -111,7 +110,7 @@ def test_model_is_as_it_was_when_times_are_stopped() -> None:
 
 def test_model_is_not_measured_twice_at_a_time() -> None:
     model = models.alone()
-    with StepTimes(model), pytest.raises(InvalidInputError):
+    with StepTimes(model), pytest.raises(sw.InvalidInputError):
         StepTimes(model).start()
     with StepTimes(model) as times:
         models.train(model, models.batch(0))
@@ -188,12 +187,12 @@ def test_document_of_another_form_is_refused(tmp_path: Path, change: dict[str, A
         models.train(model, models.batch(0))
     data = {**json.loads(times.gather().to_json()), **change}
     (tmp_path / "times.json").write_text(json.dumps(data))
-    with pytest.raises(InvalidInputError):
+    with pytest.raises(sw.InvalidInputError):
         MeasuredTimes.read(tmp_path / "times.json")
 
 
 def test_file_that_cannot_be_read_is_named_once(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInputError) as found:
+    with pytest.raises(sw.InvalidInputError) as found:
         MeasuredTimes.read(tmp_path / "missing.json")
     assert str(found.value).count("missing.json") == 1
 
@@ -229,18 +228,18 @@ def test_update_in_the_optimizer_s_step_is_the_kernel_s(clock: Clock) -> None:
 def test_what_cannot_be_measured_is_refused() -> None:
     on_device = models.alone()
     on_device.device = torch.device("cuda")
-    with pytest.raises(UnsupportedError):
+    with pytest.raises(sw.UnsupportedError):
         StepTimes(on_device)
     for other in (models.bags(), torch.nn.Linear(1, 1), None):
-        with pytest.raises(InvalidInputError):
+        with pytest.raises(sw.InvalidInputError):
             StepTimes(other)  # type: ignore[arg-type]
-    with pytest.raises(InvalidInputError):
+    with pytest.raises(sw.InvalidInputError):
         StepTimes(models.alone(), writer=3)
     writer = SimpleNamespace(add_scalar=print)
     for every in (0, 1.5, True):
-        with pytest.raises(InvalidInputError):
+        with pytest.raises(sw.InvalidInputError):
             StepTimes(models.alone(), writer=writer, every=every)  # type: ignore[arg-type]
-    with pytest.raises(InvalidInputError):
+    with pytest.raises(sw.InvalidInputError):
         StepTimes(models.alone(), every=3)
-    with StepTimes(models.alone()) as times, pytest.raises(InvalidInputError):
+    with StepTimes(models.alone()) as times, pytest.raises(sw.InvalidInputError):
         times.gather()

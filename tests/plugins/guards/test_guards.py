@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 from tests.plugins.training.test_updates_in_step import alone, backward, micro_passes
 
-from shardwright import UnsupportedError
-from shardwright.contracts import Extension, StepListener, TrainedCollection
-from shardwright.hookspecs import hookimpl
+from shardwright import Extension, UnsupportedError, hookimpl
+from shardwright.contracts import StepListener, TrainedCollection
 from shardwright.host import PluginHost, use_host
 
 

@@ -13,8 +13,7 @@ from tests.plugins.training.test_updates_in_step import SIZES, STEPS, TOLERANCE,
 from torch import optim
 from torch.nn import Parameter
 
-from shardwright import UnsupportedError
-from shardwright.runtime.ranks.environment import ShardingEnv
+from shardwright import ShardingEnv, UnsupportedError
 from shardwright_testing.simulated import run_simulated
 
 Make = Callable[[Sequence[Parameter]], optim.Optimizer]

@@ -9,10 +9,9 @@ import pytest
 from tests.plugins import broken
 
 import shardwright as sw
-from shardwright.planning.tables.data_types import DataType
 from shardwright_testing.kernels.kernel_checks import check_times
 
-REQUEST = sw.KernelRequest("cpu", DataType.FP32, 8, 8)
+REQUEST = sw.KernelRequest("cpu", sw.DataType.FP32, 8, 8)
 
 
 def check_what_is_told(answer: Any) -> None:

@@ -7,23 +7,21 @@ import torch
 from tests.errors import raises
 from torch import nn
 
-from shardwright import LazyAdam, RowWiseAdagrad
-from shardwright.errors import (
+from shardwright import (
     DuplicateNameError,
     InvalidInputError,
+    LazyAdam,
+    OptimizerSpec,
+    RowWiseAdagrad,
     ShardwrightError,
     UnknownNameError,
     UnsupportedError,
-)
-from shardwright.optim import (
     apply_optimizer_in_backward,
-    fused,
     optimizer_spec_of,
     register_fused_optimizer,
-    renaming,
     spec_to_torch,
 )
-from shardwright.planning.tables.optimizers import OptimizerSpec
+from shardwright.optim import fused, renaming
 
 
 @pytest.fixture

@@ -16,16 +16,19 @@ from tests.errors import raises
 from tests.plugins.compute_kernels.loops import CPU, block_spec, kernel_of
 from tests.plugins.optimizers import strangers
 
-from shardwright import RowWiseAdagrad
-from shardwright.contracts import RowRule
-from shardwright.contracts.compute_kernel import KernelRequest
-from shardwright.contracts.lookup import Bags
-from shardwright.errors import InvalidInputError, UnknownNameError, UnsupportedError
-from shardwright.host import host
+from shardwright import (
+    Bags,
+    DataType,
+    InvalidInputError,
+    KernelRequest,
+    OptimizerSpec,
+    RowWiseAdagrad,
+    UnknownNameError,
+    UnsupportedError,
+    optimizer_spec_of,
+    spec_to_torch,
+)
 from shardwright.optim.by_rows import RuleOptimizer
-from shardwright.optim.fused import optimizer_spec_of, spec_to_torch
-from shardwright.planning.tables.optimizers import OptimizerSpec
-from shardwright.planning.tables.spec import DataType
 from shardwright_plugins.compute_kernels.plain_torch._row_optimizer import rounded
 from shardwright_testing import installed
 from shardwright_testing.equality.checkpoints import check_checkpoint
@@ -277,23 +280,6 @@ def test_copies_round_alike() -> None:
     ]
     case = Case(tables, (3, 2), "adam", parameters=(("stochastic_rounding", True), ("weight_decay", 0.1)))
     assert_equals_unsharded(case, train_simulated(case))
-
-
-def test_state_and_memory_follow_the_rule() -> None:
-    spec = OptimizerSpec("partial_row_wise_adam", RATE)
-    rule = RowRule.of(spec, host().optimizers)
-    assert isinstance(rule, RowRule)
-    assert rule.columns(8) == {"exp_avg": 8, "exp_avg_sq": 1}
-    for name in ("fused_torch", "fused_numba"):
-        kernel = kernel_of(name)
-        (block,) = blocks = [block_spec(5, 8, optimizer=spec)]
-        state = kernel.build(blocks, device=CPU).optimizer_state(0)
-        assert {key: list(value.shape) for key, value in state.items()} == {
-            "step": [],
-            "exp_avg": [5, 8],
-            "exp_avg_sq": [5, 1],
-        }
-        assert kernel.memory_bytes(block.request, 5) == {"device": 5 * 4 * (8 + 8 + 1)}
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.nn import functional
 
-from shardwright import LazyAdam, RowWiseAdagrad
-from shardwright.errors import InvalidInputError
+from shardwright import InvalidInputError, LazyAdam, RowWiseAdagrad
 from shardwright.optim.rows import touched_rows
 
 ROWS, COLUMNS = 6, 3
@@ -106,59 +104,6 @@ def test_lazy_adam_any_batches_equals_loop(
     )
     expected = by_rows(lazy_adam(0.3, 0.8, 0.95, 0.01, weight_decay), batches)
     torch.testing.assert_close(param.detach(), expected)
-
-
-def test_row_wise_adagrad_one_column_equals_torch_adagrad() -> None:
-    start = torch.randn(ROWS, 1)
-    one, other = nn.Parameter(start.clone()), nn.Parameter(start.clone())
-    optimizers = RowWiseAdagrad([one], lr=0.1, eps=1e-3), torch.optim.Adagrad([other], lr=0.1, eps=1e-3)
-    for _ in range(4):
-        one.grad = torch.randn(ROWS, 1)
-        other.grad = one.grad.clone()
-        for optimizer in optimizers:
-            optimizer.step()
-    torch.testing.assert_close(one, other)
-    torch.testing.assert_close(optimizers[0].state[one]["sum"], optimizers[1].state[other]["sum"])
-
-
-def test_lazy_adam_all_rows_touched_equals_torch_adam() -> None:
-    batches = [list(range(ROWS))] * 5
-    arguments = {"lr": 0.1, "betas": (0.7, 0.9), "eps": 1e-3}
-    one = train(LazyAdam, batches, dense_gradient, **arguments)
-    other = train(torch.optim.Adam, batches, dense_gradient, **arguments)
-    torch.testing.assert_close(one, other)
-
-
-def test_lazy_adam_sparse_gradients_equal_torch_sparse_adam_without_eps() -> None:
-    batches = [[0, 1, 1], [5], [1, 0, 5, 5]]
-    one = train(LazyAdam, batches, sparse_gradient, lr=0.1, eps=1e-30)
-    other = train(torch.optim.SparseAdam, batches, sparse_gradient, lr=0.1, eps=1e-30)
-    torch.testing.assert_close(one, other)
-
-
-def test_row_wise_adagrad_equals_fbgemm() -> None:
-    training = pytest.importorskip("fbgemm_gpu.split_table_batched_embeddings_ops_training")
-    common = pytest.importorskip("fbgemm_gpu.split_table_batched_embeddings_ops_common")
-    kernel = training.SplitTableBatchedEmbeddingBagsCodegen(
-        [(ROWS, 4, common.EmbeddingLocation.HOST, training.ComputeDevice.CPU)],
-        optimizer=training.OptimType.EXACT_ROWWISE_ADAGRAD,
-        learning_rate=0.3,
-        eps=0.05,
-    )
-    param = nn.Parameter(torch.randn(ROWS, 4))
-    kernel.split_embedding_weights()[0].copy_(param.detach())
-    optimizer = RowWiseAdagrad([param], lr=0.3, eps=0.05)
-    for ids in ([0, 1, 1, 5], [1, 1, 2], [5]):
-        indices, offsets = torch.tensor(ids), torch.tensor([0, 1, len(ids)])
-        cotangent = torch.randn(2, 4)
-        kernel(indices, offsets).backward(cotangent)
-        bags = functional.embedding_bag(indices, param, offsets, mode="sum", include_last_offset=True)
-        optimizer.zero_grad()
-        bags.backward(cotangent)
-        optimizer.step()
-    torch.testing.assert_close(param.detach(), kernel.split_embedding_weights()[0])
-    sums = kernel.split_optimizer_states()[0][0]
-    torch.testing.assert_close(optimizer.state[param]["sum"].flatten(), sums.flatten())
 
 
 @pytest.mark.parametrize("optimizer_class", [RowWiseAdagrad, LazyAdam])

@@ -53,16 +53,6 @@ def test_longest_first_is_never_worse_than_greedy_perf(seed):
         assert checked(shards, repaired) <= checked(shards, greedy) * (1 + 1e-9)
 
 
-@drawn(seed=st.integers(0, 10_000), quick=10, thorough=40)
-def test_memory_balanced_keeps_within_memory_or_says_what_is_short(seed):
-    shards = planted(seed, most_ranks=8)
-    ranks = MemoryBalanced().place(shards)
-    if isinstance(ranks, Misfit):
-        assert ranks.needed_bytes > ranks.free_bytes
-    else:
-        checked(shards, ranks)
-
-
 def test_memory_balanced_evens_memory_where_longest_first_evens_time():
     shards = ProposedShards(
         shard=np.arange(4),

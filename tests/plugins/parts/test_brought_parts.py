@@ -13,9 +13,6 @@ from attrs import evolve
 from torch import nn
 
 import shardwright as sw
-from shardwright.contracts import Extension
-from shardwright.errors import PluginLoadError, UnknownPluginError, UnsupportedError
-from shardwright.hookspecs import hookimpl
 from shardwright.host import PluginHost, use_host
 from shardwright.optim.fused import renaming
 from shardwright_testing import run_simulated
@@ -24,10 +21,10 @@ from shardwright_testing import run_simulated
 def host_with(name: str, loaded: Callable[..., Any], off: str) -> PluginHost:
     """A host in which an extension takes the place of a built-in plugin."""
     members = {"name": name, "load": lambda self: loaded}
-    extension: type[Extension] = type("Made", (Extension,), members)
+    extension: type[sw.Extension] = type("Made", (sw.Extension,), members)
 
-    @hookimpl
-    def shardwright_extensions() -> list[type[Extension]]:
+    @sw.hookimpl
+    def shardwright_extensions() -> list[type[sw.Extension]]:
         return [extension]
 
     plugin = SimpleNamespace(shardwright_extensions=shardwright_extensions)
@@ -78,7 +75,7 @@ def test_dense_part_is_wrapped_by_what_a_plugin_brings() -> None:
 
 
 def test_dense_part_without_a_plugin_is_refused() -> None:
-    with use_host(host_without("builtin_dense_part")), pytest.raises(UnknownPluginError):
+    with use_host(host_without("builtin_dense_part")), pytest.raises(sw.UnknownPluginError):
         sharded()
     with use_host(host_without("builtin_dense_part")):
         sharded(init_data_parallel=False)
@@ -123,7 +120,7 @@ def test_sharding_group_is_what_a_plugin_brings() -> None:
 
 
 def test_sharding_group_without_a_plugin_is_refused() -> None:
-    with use_host(host_without("builtin_sharding_groups")), pytest.raises(UnknownPluginError):
+    with use_host(host_without("builtin_sharding_groups")), pytest.raises(sw.UnknownPluginError):
         sw.Topology(8, "cpu").sharding_group(4)
 
 
@@ -133,7 +130,7 @@ def test_norm_of_a_gradient_over_ranks_is_refused_without_a_plugin() -> None:
     assert float(gradient.norm()) == pytest.approx(float(expected))
     with (
         use_host(host_without("builtin_optimizers")),
-        pytest.raises(UnsupportedError, match=r"Not loaded: 'builtin_optimizers' .*SHARDWRIGHT_PLUGINS"),
+        pytest.raises(sw.UnsupportedError, match=r"Not loaded: 'builtin_optimizers' .*SHARDWRIGHT_PLUGINS"),
     ):
         gradient.norm()
     assert float(gradient.mul_(2.0).norm()) == pytest.approx(2 * float(expected))
@@ -164,7 +161,7 @@ def test_torch_optimizers_are_those_that_plugins_bring_and_programs_register() -
     row = (torch.optim.RMSprop, "root", renaming({"lr": "learning_rate", "alpha": "decay", "eps": "eps"}))
     weight = nn.Parameter(torch.ones(3, 2))
     sw.apply_optimizer_in_backward(torch.optim.RMSprop, [weight], {"lr": 0.5})
-    with pytest.raises(UnsupportedError):
+    with pytest.raises(sw.UnsupportedError):
         sw.optimizer_spec_of(weight)
     with use_host(host_with("torch_optimizers:root", lambda: [row], "builtin_guards")):
         spec = sw.optimizer_spec_of(weight)
@@ -204,7 +201,7 @@ def test_what_an_extension_gives_against_its_contract_is_refused_by_name(
     }
     with (
         use_host(host_with(name, lambda *args, **kwargs: gives, off)),
-        pytest.raises(PluginLoadError, match=f"{name}' of plugin .* broke its contract: .*{said}"),
+        pytest.raises(sw.PluginLoadError, match=f"{name}' of plugin .* broke its contract: .*{said}"),
     ):
         asking[name]()
 

@@ -13,14 +13,14 @@ from torch import nn
 
 from shardwright import (
     DistributedModelParallel,
+    EmbeddingCollectionSharder,
+    EmbeddingModuleShardingPlan,
     KeyedJaggedTensor,
+    RowsModulo,
+    ShardingPlan,
     TrainPipelineBase,
     TrainPipelineSparseDist,
 )
-from shardwright.planning.layouts.row_maps import RowsModulo
-from shardwright.planning.plan.plan import ShardingPlan
-from shardwright.planning.plan.sharding import EmbeddingModuleShardingPlan
-from shardwright.runtime.sharded.collections.sharders import EmbeddingCollectionSharder
 from shardwright_plugins.dataflows import Hierarchical, Replicate
 from shardwright_testing.simulated import run_simulated
 

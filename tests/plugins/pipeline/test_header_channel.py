@@ -7,10 +7,7 @@ import torch
 from attrs import evolve
 from tests.core.runtime.plans import Cut, Cuts
 
-from shardwright.errors import InvalidInputError
-from shardwright.planning.layouts.row_maps import RowsModulo
-from shardwright.runtime.ranks.environment import ShardingEnv
-from shardwright.sparse import KeyedJaggedTensor
+from shardwright import InvalidInputError, KeyedJaggedTensor, RowsModulo, ShardingEnv
 from shardwright_plugins.pipeline.train_pipeline import lockstep_batches
 from shardwright_testing.simulated import SimulatedCommunicator, _Board, run_simulated
 

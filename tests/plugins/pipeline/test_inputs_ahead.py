@@ -9,14 +9,13 @@ import pytest
 import torch
 from tests.plugins.pipeline.pipelines import examples, on_ranks
 
-from shardwright.errors import DistributedError
 from shardwright.runtime.ranks.devices import sent_to
 from shardwright.runtime.step.batches.rank_problems import Status, who_ended
 from shardwright.sparse import KeyedJaggedTensor
 from shardwright_plugins.pipeline import batches
 from shardwright_plugins.pipeline.batch_settings import BatchSettings
 from shardwright_plugins.pipeline.batches import BatchesInStep
-from shardwright_plugins.pipeline.inputs_ahead import Begun, InputsAhead, SideStream
+from shardwright_plugins.pipeline.inputs_ahead import Begun, SideStream
 
 
 def features() -> KeyedJaggedTensor:
@@ -32,47 +31,6 @@ class Step:
     def receive(self) -> list[Any]:
         self.events.append("receive")
         return self.tensors
-
-
-def ignore(given: KeyedJaggedTensor) -> None:
-    """Observes nothing."""
-
-
-def begun(given: KeyedJaggedTensor) -> Begun:
-    return Begun(given, Step([], []), SideStream(torch.device("cpu"), None))  # type: ignore[arg-type]
-
-
-def test_next_exchange_is_taken_by_what_it_is_for_and_no_other():
-    ahead, one, other = InputsAhead(ignore, is_strict=False), features(), features()
-    ahead.put(begun(one))
-    assert ahead.take(other) is None
-    assert len(ahead) == 1
-    assert ahead.take(one.to("cpu")) is not None
-    assert ahead.take(one) is None
-
-
-def test_strict_collection_refuses_another_input_and_keeps_the_exchange():
-    seen: list[KeyedJaggedTensor] = []
-    ahead, one = InputsAhead(seen.append, is_strict=True), features()
-    ahead.put(begun(one))
-    with pytest.raises(
-        DistributedError, match="give it the KeyedJaggedTensor of the batch that stands there"
-    ):
-        ahead.take(features())
-    assert (len(ahead), seen) == (1, [])
-    ahead.take(one)
-    other = features()
-    assert ahead.take(other) is None  # a further call, of which nothing was begun
-    assert seen == [one, other]
-
-
-def test_discard_waits_for_what_is_under_way():
-    ahead, exchanges = InputsAhead(ignore, is_strict=True), [begun(features()) for _ in range(2)]
-    for exchange in exchanges:
-        ahead.put(exchange)
-    ahead.discard()
-    assert len(ahead) == 0
-    assert [exchange.step.events for exchange in exchanges] == [["receive"], ["receive"]]  # type: ignore[attr-defined]
 
 
 def test_ids_are_received_on_the_side_stream_which_the_current_one_waits_for_and_is_recorded(monkeypatch):

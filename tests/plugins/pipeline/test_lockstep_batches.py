@@ -19,8 +19,7 @@ from tests.plugins.pipeline.pipelines import (
     train_plainly,
 )
 
-from shardwright import lockstep_batches
-from shardwright.errors import InvalidInputError
+from shardwright import InvalidInputError, lockstep_batches
 from shardwright_testing.simulated import run_simulated
 
 

@@ -14,7 +14,6 @@ from tests.plugins.pipeline.pipelines import Watched
 from torch import nn
 
 from shardwright.planning.layouts.row_maps import RowsModulo
-from shardwright.runtime.ranks.lockstep import GradientOrder
 from shardwright_plugins.dataflows import Hierarchical, Replicate
 from shardwright_testing.simulated import run_simulated
 
@@ -154,34 +153,6 @@ def test_a_lookup_whose_gradients_never_come_does_not_hold_up_the_others():
 
     results = run_simulated(work, WORLD_SIZE)
     assert all(torch.equal(results[0][2][name], value) for name, value in results[1][2].items())
-
-
-def test_gradient_order_forgets_lookups_that_are_gone():
-    class Owner:
-        pass
-
-    order, sent, kept = GradientOrder(), [], Owner()
-    first, second = order.number(), order.number()
-    order.expect(first, kept)
-    order.expect(second, gone := Owner())
-    del gone
-    order.are_there(first, kept, lambda: sent.append(first))
-    assert sent == [first]
-
-
-def test_gradient_order_waits_for_later_lookups_that_are_in_use_until_needed(monkeypatch):
-    monkeypatch.setattr(torch._C, "_current_graph_task_id", lambda: 7)
-    owners, order, sent = [object.__new__(type("Owner", (), {})) for _ in range(3)], GradientOrder(), []
-    numbers = [order.number() for _ in owners]
-    for number, owner in zip(numbers, owners, strict=True):
-        order.expect(number, owner)
-    order.are_there(numbers[0], owners[0], lambda: sent.append(0))
-    order.are_there(numbers[2], owners[2], lambda: sent.append(2))
-    assert sent == [2]
-    order.need(numbers[0])
-    assert sent == [2, 0]
-    order.need(numbers[0])
-    assert sent == [2, 0]
 
 
 def test_a_kept_loss_keeps_nothing_of_its_step():

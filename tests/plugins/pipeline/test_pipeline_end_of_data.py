@@ -22,30 +22,6 @@ from shardwright.errors import InvalidInputError
 
 
 @pytest.mark.parametrize(
-    ("kind", "counts"),
-    in_turns(PIPELINES, [(3, 5), (5, 1), (0, 2), (2, 0), (0, 0), (4, 4), (1, 3, 0)]),
-)
-def test_first_rank_without_data_ends_the_loop_for_all(kind, counts):
-    world_size, shortest = len(counts), min(counts)
-
-    def train(model, env):
-        pipeline, loader = piped(model, kind), batches(counts[env.rank], env.rank, world_size)
-        outputs = run_out(pipeline, loader)
-        with pytest.raises(StopIteration):
-            pipeline.progress(iter(()))
-        return len(outputs), model.full_state_dict()
-
-    def train_plain(model, env):
-        train_plainly(model, batches(shortest, env.rank, world_size))
-        return model.full_state_dict()
-
-    results = on_ranks(train, world_size)
-    assert [count for count, _ in results] == [shortest] * world_size
-    for (_, actual), expected in zip(results, on_ranks(train_plain, world_size), strict=True):
-        assert_same(actual, expected)
-
-
-@pytest.mark.parametrize(
     ("kind", "counts"), in_turns(PIPELINES, [(3, 5), (4, 1), (0, 2), (2, 0), (0, 0), (1, 3, 0)])
 )
 def test_last_rank_with_data_ends_the_loop_and_the_others_go_on_with_empty_batches(kind, counts):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import product
-from typing import Any
 
 import pytest
 from tests.pairs import pairwise
@@ -20,40 +19,6 @@ from tests.plugins.pipeline.pipelines import (
     towers,
     train_plainly,
 )
-
-
-def bad(step: int, rank: int, world_size: int) -> Any:
-    batch = examples(step, rank, world_size, size=2)
-    batch.sparse["bags"].values()[:] = 99
-    return batch
-
-
-@pytest.mark.parametrize("kind", PIPELINES)
-@pytest.mark.parametrize("bad_step", [0, 1, 3])
-def test_wrong_batch_on_one_rank_raises_on_all_in_its_step_and_the_next_trains(kind, bad_step):
-    def loader_of(env):
-        for step in range(5):
-            is_bad = env.rank == 1 and step == bad_step
-            yield bad(step, 1, 2) if is_bad else examples(step, env.rank, 2)
-
-    def train(model, env):
-        pipeline, loader = piped(model, kind), loader_of(env)
-        texts = [raised(pipeline.progress, loader) for _ in range(5)]
-        return texts, raised(pipeline.progress, loader), model.full_state_dict()
-
-    def plainly(model, env):
-        good = [examples(step, env.rank, 2) for step in range(5) if step != bad_step]
-        train_plainly(model, iter(good))
-        return model.full_state_dict()
-
-    results = on_ranks(train, 2)
-    assert results[0][0] == results[1][0]
-    texts, end, _ = results[0]
-    assert "rank 1: " in texts.pop(bad_step)
-    assert texts == ["nothing was raised"] * 4
-    assert end.startswith("StopIteration")
-    for (_, _, actual), expected in zip(results, on_ranks(plainly, 2), strict=True):
-        assert_same(actual, expected)
 
 
 @pytest.mark.parametrize("end_of_data", ["first_rank", "last_rank"])
@@ -104,29 +69,6 @@ def test_iterator_that_raises_in_the_step_where_another_ranks_data_ends_raises_o
     assert second[1] == "OSError: the disk is gone"
     assert first[2].startswith("StopIteration")
     assert second[2].startswith("StopIteration")
-
-
-@pytest.mark.parametrize("kind", PIPELINES)
-@pytest.mark.parametrize("bad_step", [0, 1, 2])
-def test_iterator_that_raises_on_one_rank_raises_on_all_in_that_step_and_the_next_trains(kind, bad_step):
-    class Loader:
-        def __init__(self, rank):
-            self.step, self.rank = -1, rank
-
-        def __next__(self):
-            self.step += 1
-            if self.rank == 1 and self.step == bad_step:
-                raise OSError("the disk is gone")
-            return examples(self.step, self.rank, 2)
-
-    def train(model, env):
-        pipeline, loader = piped(model, kind), Loader(env.rank)
-        return [raised(pipeline.progress, loader) for _ in range(4)]
-
-    first, second = on_ranks(train, 2)
-    assert second.pop(bad_step) == "OSError: the disk is gone"
-    assert first.pop(bad_step).startswith("DistributedError: rank 1")
-    assert first == second == ["nothing was raised"] * 3
 
 
 @pytest.mark.parametrize(

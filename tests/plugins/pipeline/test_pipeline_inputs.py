@@ -23,9 +23,12 @@ from tests.plugins.pipeline.pipelines import (
 )
 from torch import nn
 
-from shardwright import DistributedModelParallel, TrainPipelineSparseDist
-from shardwright.planning.plan.plan import ShardingPlan
-from shardwright.planning.plan.sharding import EmbeddingModuleShardingPlan
+from shardwright import (
+    DistributedModelParallel,
+    EmbeddingModuleShardingPlan,
+    ShardingPlan,
+    TrainPipelineSparseDist,
+)
 from shardwright_testing.simulated import run_simulated
 
 

@@ -17,8 +17,7 @@ from tests.plugins.pipeline.pipelines import (
 )
 from torch import nn
 
-from shardwright import DistributedModelParallel
-from shardwright.planning.plan.plan import ShardingPlan
+from shardwright import DistributedModelParallel, ShardingPlan
 from shardwright.runtime.ranks import devices, environment
 from shardwright.runtime.routed import tables
 from shardwright.runtime.step import segments
@@ -107,26 +106,6 @@ def test_ids_of_the_next_batch_are_sent_before_results_of_this_one_are_waited_fo
         assert ("start", "status") in events[max(waits) :]
 
 
-def test_learning_rates_hold_for_the_step_they_are_set_before():
-    def train(model, env, step):
-        for rate, _ in zip((0.5, 0.0, 2.0, 0.1), range(4), strict=True):
-            for group in model.fused_optimizer.param_groups:
-                group["lr"] = rate
-            step()
-        return model.full_state_dict()
-
-    def with_pipeline(model, env):
-        pipeline, loader = piped(model), batches(4, env.rank, 2)
-        return train(model, env, lambda: pipeline.progress(loader))
-
-    def plainly(model, env):
-        loader = batches(4, env.rank, 2)
-        return train(model, env, lambda: train_plainly(model, iter([next(loader)])))
-
-    for actual, expected in zip(on_ranks(with_pipeline, 2), on_ranks(plainly, 2), strict=True):
-        assert_same(actual, expected)
-
-
 @pytest.mark.parametrize("kind", PIPELINES)
 def test_same_batch_again_and_again_trains_as_in_the_plain_loop(kind):
     def train(model, env):
@@ -139,24 +118,6 @@ def test_same_batch_again_and_again_trains_as_in_the_plain_loop(kind):
         return model.full_state_dict()
 
     for actual, expected in zip(on_ranks(train, 2), on_ranks(plainly, 2), strict=True):
-        assert_same(actual, expected)
-
-
-def test_evaluation_between_steps_leaves_them_alone():
-    def train(model, env, *, evaluates):
-        pipeline, loader = piped(model), batches(4, env.rank, 2)
-        for step in range(4):
-            pipeline.progress(loader)
-            if evaluates:
-                with torch.no_grad():
-                    model(examples(90 + step, env.rank, 2))
-        return model.full_state_dict()
-
-    for actual, expected in zip(
-        on_ranks(lambda model, env: train(model, env, evaluates=True), 2),
-        on_ranks(lambda model, env: train(model, env, evaluates=False), 2),
-        strict=True,
-    ):
         assert_same(actual, expected)
 
 
@@ -208,19 +169,6 @@ def test_two_pipelines_of_one_model_take_turns():
     ):
         assert all(torch.equal(*pair) for pair in zip(actual[0], expected[0], strict=True))
         assert_same(actual[1], expected[1])
-
-
-def test_evaluation_mode_gives_outputs_and_updates_nothing():
-    def evaluate(model, env):
-        before = model.full_state_dict()
-        model.eval()
-        with torch.no_grad():
-            outputs = run_out(piped(model), batches(3, env.rank, 2))
-            expected = [model(batch)[1] for batch in batches(3, env.rank, 2)]
-        assert_same(model.full_state_dict(), before)
-        return all(torch.equal(*pair) for pair in zip(outputs, expected, strict=True))
-
-    assert on_ranks(evaluate, 2) == [True, True]
 
 
 def test_model_without_collections_ends_in_step():

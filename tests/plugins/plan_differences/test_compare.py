@@ -9,14 +9,21 @@ from attrs import frozen
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwright.contracts.compute_kernel import ComputeKernel
-from shardwright.errors import PlanError
-from shardwright.planning.layouts.layout import Block, Layout
-from shardwright.planning.layouts.row_maps import RowMap, RowsModulo, RowsRange, RowsSplit
-from shardwright.planning.machines.topology import Topology
-from shardwright.planning.plan.plan import ShardingPlan
-from shardwright.planning.plan.sharding import EmbeddingModuleShardingPlan, ParameterSharding
-from shardwright.planning.tables.spec import TableSpec
+from shardwright import (
+    Block,
+    ComputeKernel,
+    EmbeddingModuleShardingPlan,
+    Layout,
+    ParameterSharding,
+    PlanError,
+    RowMap,
+    RowsModulo,
+    RowsRange,
+    RowsSplit,
+    ShardingPlan,
+    TableSpec,
+    Topology,
+)
 from shardwright_plugins.dataflows import Replicate
 from shardwright_plugins.plan_differences import compare
 from shardwright_plugins.plan_differences.compare import compare_plans

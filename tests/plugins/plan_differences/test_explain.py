@@ -6,13 +6,17 @@ import math
 import pytest
 from tests.core.planning.conftest import WithBound
 
-from shardwright.errors import PlanError, UnknownNameError
-from shardwright.planning.machines.topology import Topology
-from shardwright.planning.plan.plan import ShardingPlan
-from shardwright.planning.report.check import check_plan, restate
-from shardwright.planning.tables.constraints import ParameterConstraints
-from shardwright.planning.tables.spec import TableSpec
-from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner
+from shardwright import (
+    EmbeddingShardingPlanner,
+    ParameterConstraints,
+    PlanError,
+    ShardingPlan,
+    TableSpec,
+    Topology,
+    UnknownNameError,
+    check_plan,
+)
+from shardwright.planning.report.check import restate
 from shardwright_plugins.plan_differences.compare import compare_plans
 from shardwright_plugins.plan_differences.explain import explain_table, explanation_lines
 

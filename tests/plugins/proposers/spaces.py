@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from shardwright import SearchSpace, TableSpec, Topology
 from shardwright.host import host
-from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.enumeration import enumerate_options
 from shardwright.planning.options.rank_rules import RankRules
-from shardwright.planning.options.search_space import SearchSpace, estimate_costs
+from shardwright.planning.options.search_space import estimate_costs
 from shardwright.planning.tables.constraints import Constraints
-from shardwright.planning.tables.spec import TableSpec
 
 MIB = 1 << 20
 

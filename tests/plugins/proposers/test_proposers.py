@@ -4,17 +4,13 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import strategies as st
-from tests.drawn import drawn
 from tests.plugins.proposers.spaces import costed
 
+from shardwright import Misfit, ParameterConstraints, TableSpec, Topology, Watch
 from shardwright.host import host
-from shardwright.planning.machines.topology import Topology
-from shardwright.planning.search.placement import Misfit, propose
+from shardwright.planning.search.placement import propose
 from shardwright.planning.search.search import search
-from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
-from shardwright.planning.tables.spec import TableSpec
-from shardwright.planning.watch import Watch
+from shardwright.planning.tables.constraints import Constraints
 
 MIB = 1 << 20
 
@@ -35,22 +31,6 @@ def types_of(space, proposal):
 
 
 TABLES = [TableSpec(f"t{i}", 1000 * (i + 1), (16, 64, 128)[i % 3], [f"f{i}"]) for i in range(7)]
-
-
-@pytest.mark.parametrize("name", ["greedy", "uniform"])
-def test_proposals_are_one_option_of_each_table(name):
-    space = space_of(TABLES)
-    first = space.options.first_option
-    result = run(space, name)
-    assert result.num_placed > 0
-    assert ((first[:-1] <= result.plan.proposal) & (result.plan.proposal < first[1:])).all()
-
-
-@pytest.mark.parametrize("name", ["greedy", "uniform"])
-def test_proposals_are_the_same_each_time(name):
-    first, second = (run(space_of(TABLES), name) for _ in range(2))
-    np.testing.assert_array_equal(first.plan.proposal, second.plan.proposal)
-    assert first.num_proposals == second.num_proposals
 
 
 def test_greedy_starts_with_the_option_of_least_cost_on_any_rank():
@@ -113,25 +93,3 @@ def test_grid_search_finds_the_best_of_all_combinations_where_the_cheapest_do_no
     found = run(space, "grid_search")
     assert found.num_placed < found.num_proposals
     assert found.value_ms == pytest.approx(best_placed(space))
-
-
-@drawn(
-    rows=st.lists(st.integers(1, 20_000), min_size=1, max_size=6),
-    dims=st.lists(st.sampled_from([16, 64, 128]), min_size=6, max_size=6),
-    ranks=st.integers(1, 4),
-    mib=st.integers(1, 12),
-    quick=10,
-    thorough=50,
-)
-def test_more_proposers_are_never_worse_and_never_exceed_memory(rows, dims, ranks, mib):
-    tables = [
-        TableSpec(f"t{i}", count, dim, [f"f{i}"])
-        for i, (count, dim) in enumerate(zip(rows, dims, strict=False))
-    ]
-    space = space_of(tables, ranks=ranks, ddr_cap=mib * MIB, batch_size=32)
-    alone = [run(space, name).value_ms for name in ("greedy", "uniform")]
-    both = run(space, "greedy", "uniform")
-    assert both.value_ms == min(alone)
-    if both.plan is not None:
-        shards = propose(space, both.plan.proposal)
-        assert (shards.used_bytes(both.plan.ranks) <= mib * MIB).all()

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import shardwright as sw
-from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright_plugins.compute_kernels._caching import cache_of
 
 ROWS, DIM = 4_000_000, 128  # 2 GiB a table
@@ -29,7 +28,7 @@ def tables(*, has_statistics: bool = True) -> list[sw.TableSpec]:
             ROWS,
             DIM,
             (name,),
-            optimizer=OptimizerSpec("sgd"),
+            optimizer=sw.OptimizerSpec("sgd"),
             cache=sw.CacheParams(ASKED, stats=statistics(exponent) if has_statistics else None),
         )
         for name, exponent in (("hot", 8.0), ("even", 1.0))
@@ -82,7 +81,7 @@ def test_plan_without_caches_is_as_it_was() -> None:
     topology = sw.Topology(world_size=2, compute_device="cuda")
     plans = [
         sw.EmbeddingShardingPlanner(topology, 512, refinements=scales).plan_tables(
-            [sw.TableSpec("t", 1000, 16, optimizer=OptimizerSpec("sgd"))]
+            [sw.TableSpec("t", 1000, 16, optimizer=sw.OptimizerSpec("sgd"))]
         )
         for scales in ((), ["scale_up_caches"])
     ]

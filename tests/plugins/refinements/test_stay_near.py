@@ -10,7 +10,6 @@ import attrs
 import pytest
 
 import shardwright as sw
-from shardwright.errors import InvalidInputError, PlanError
 from shardwright.planning.machines.topology import GIB
 from shardwright_plugins.refinements.stay_near import StayNear
 
@@ -162,12 +161,12 @@ def test_plan_says_what_moves_and_is_checked_as_any_other():
     ],
 )
 def test_wrong_wishes_are_errors_that_name_the_argument(arguments, text):
-    with pytest.raises(InvalidInputError, match=text):
+    with pytest.raises(sw.InvalidInputError, match=text):
         StayNear(**arguments)
 
 
 def test_plan_of_another_model_is_refused():
     other = [sw.TableSpec("t0", 17, 8, ["f0"])]
     old = planner(0, tables=other).plan_tables(other)
-    with pytest.raises(PlanError, match=r"has 17 x 8 elements for table 't0'.*another model"):
+    with pytest.raises(sw.PlanError, match=r"has 17 x 8 elements for table 't0'.*another model"):
         planner(refinements=[StayNear(old)]).plan_tables(TABLES)

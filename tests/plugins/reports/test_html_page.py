@@ -14,11 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwright.planning.machines.topology import Topology
-from shardwright.planning.search.placement import Proven
-from shardwright.planning.tables.constraints import ParameterConstraints
-from shardwright.planning.tables.spec import TableSpec
-from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner
+from shardwright import EmbeddingShardingPlanner, ParameterConstraints, Proven, TableSpec, Topology
 from shardwright_plugins.reports.html.charts import COUNT, MS, Scale, counted, doubling_edges, even_edges
 
 TABLES = [TableSpec(f"t{i}", 10 * (i + 1), 8, [f"f{i}"]) for i in range(20)] + [

@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 
 import shardwright as sw
-from shardwright.contracts import Extension
 from shardwright.contracts.extension import Resharded
-from shardwright.hookspecs import hookimpl
 from shardwright.host import PluginHost, use_host
 
 
@@ -25,7 +23,7 @@ def model_and_other_plan() -> tuple[sw.DistributedModelParallel, sw.ShardingPlan
     return model, planner.collective_plan(model, env=env)
 
 
-class Recorded(Extension):
+class Recorded(sw.Extension):
     name = "method:reshard"
     asked: list[Any] = []
 
@@ -38,8 +36,8 @@ class Recorded(Extension):
 
 
 def test_reshard_is_what_a_plugin_brings() -> None:
-    @hookimpl
-    def shardwright_extensions() -> list[type[Extension]]:
+    @sw.hookimpl
+    def shardwright_extensions() -> list[type[sw.Extension]]:
         return [Recorded]
 
     model, plan = model_and_other_plan()

@@ -14,8 +14,14 @@ from tests.core.runtime.mixed_cuts import case_of
 from tests.core.runtime.plans import Cut, Cuts, cut_tables, cuts, train_step, train_unsharded
 from tests.plugins.resharding.one_collection import reshard_collection
 
-from shardwright.errors import DistributedError, InvalidInputError, PlanError, UnsupportedError
-from shardwright.planning.layouts.row_maps import RowsModulo, RowsRange
+from shardwright import (
+    DistributedError,
+    InvalidInputError,
+    PlanError,
+    RowsModulo,
+    RowsRange,
+    UnsupportedError,
+)
 from shardwright_plugins.dataflows import Replicate
 from shardwright_plugins.resharding.exchange import RowExchange
 from shardwright_testing.simulated import run_simulated

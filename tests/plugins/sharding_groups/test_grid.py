@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shardwright import Topology
-from shardwright.errors import InvalidInputError
-from shardwright.planning.machines.replicas import Replicas
+from shardwright import InvalidInputError, Replicas, Topology
 from shardwright_plugins.sharding_groups.grid import RankGrid
 
 

@@ -7,11 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardwright import Exchange, ParameterConstraints, TableSpec, Topology
 from shardwright.host import host
-from shardwright.planning.layouts.layout import Exchange
-from shardwright.planning.machines.topology import Topology
-from shardwright.planning.tables.constraints import ParameterConstraints
-from shardwright.planning.tables.spec import TableSpec
 from shardwright_plugins.dataflows import Hierarchical, Replicate
 from shardwright_plugins.sharding_types._column_cuts import column_cuts
 from shardwright_plugins.sharding_types.column_wise import ColumnWise
@@ -44,32 +41,6 @@ def blocks_of(layout):
     return [
         (block.rank, block.rows.bounds, (block.columns.start, block.columns.stop)) for block in layout.blocks
     ]
-
-
-@pytest.mark.parametrize("name", BUILT_IN)
-@given(
-    rows=st.integers(1, 60),
-    dim=st.integers(1, 300),
-    local=st.integers(1, 4),
-    num_hosts=st.integers(1, 3),
-    min_partition=st.none() | st.integers(1, 80),
-)
-def test_layouts_cover_every_cell_exactly_once_or_once_on_every_rank(
-    name, rows, dim, local, num_hosts, min_partition
-):
-    ranks = local * num_hosts
-    table = TableSpec("t", rows, dim, ["f"])
-    rule = ParameterConstraints(sharding_types=[name], min_partition=min_partition)
-    topology = Topology(ranks, "cpu", local_world_size=local)
-    layouts = list(host().sharding_types.create(name).layouts(table, topology, rule))
-    assert layouts
-    assert len({layout.variant for layout in layouts}) == len(layouts)
-    for layout in layouts:
-        layout.check(table, world_size=ranks)
-        covered = np.zeros((rows, dim), dtype=int)
-        for block in layout.blocks:
-            covered[block.rows.rows, block.columns.start : block.columns.stop] += 1
-        assert (covered == (ranks if layout.dataflow.is_replicated else 1)).all()
 
 
 @pytest.mark.parametrize("name", BUILT_IN)

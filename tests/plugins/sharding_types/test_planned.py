@@ -8,12 +8,15 @@ from itertools import groupby
 import numpy as np
 import pytest
 
-from shardwright.errors import NoPlanError, PlanError
-from shardwright.planning.machines.topology import Topology
-from shardwright.planning.plan.plan import ShardingPlan
-from shardwright.planning.tables.constraints import ParameterConstraints
-from shardwright.planning.tables.spec import TableSpec
-from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner
+from shardwright import (
+    EmbeddingShardingPlanner,
+    NoPlanError,
+    ParameterConstraints,
+    PlanError,
+    ShardingPlan,
+    TableSpec,
+    Topology,
+)
 
 TYPES = (
     "column_wise",

@@ -12,8 +12,7 @@ from tests.equality import Case, Table, assert_equals_unsharded, train_simulated
 from tests.plugins.training.test_equality import kernels, sharding_types
 from tests.plugins.training.test_matrix import HOST_SIZES, MODES, UNEVEN, takes
 
-from shardwright.errors import InvalidInputError
-from shardwright.sparse import KeyedJaggedTensor
+from shardwright import InvalidInputError, KeyedJaggedTensor
 from shardwright_testing.equality.cases import VARIABLE, shard_case
 from shardwright_testing.simulated import run_simulated
 

@@ -11,7 +11,6 @@ import torch
 from tests.errors import raises
 
 import shardwright as sw
-from shardwright.errors import CheckpointError, InvalidInputError
 from shardwright_testing.simulated import run_simulated
 
 NAME = "embedding_bags.t.weight"
@@ -86,7 +85,7 @@ def test_another_optimizer_begins_anew_and_what_was_left_out_is_said(
     made, other, fresh = saved[0], model(here, seed=1), model(here, seed=1)
     before = request.node.callspec.params["saved"]
     if before != here and STATES[here] | STATES[before]:
-        with raises(CheckpointError):
+        with raises(sw.CheckpointError):
             sw.load_checkpoint(saved[1], model(here))
     loaded = sw.load_checkpoint(saved[1], other, strict=False)
     fresh.load_state_dict(made.full_state_dict())
@@ -121,7 +120,7 @@ def assert_go_on_alike(
 @pytest.mark.parametrize("saved", ["adagrad", "adam"], indirect=True)
 def test_unsharded_module_takes_weights_alone_or_with_another_optimizer(saved: Any) -> None:
     made, whole = saved[0], bags(1)
-    with raises(CheckpointError):
+    with raises(sw.CheckpointError):
         sw.load_checkpoint(saved[1], whole)
     sw.load_checkpoint(saved[1], whole, parts="weights")
     assert torch.equal(whole.state_dict()[NAME], made.state_dict()[NAME])
@@ -138,7 +137,7 @@ def test_unsharded_module_takes_weights_alone_or_with_another_optimizer(saved: A
 @pytest.mark.parametrize("saved", ["adam"], indirect=True)
 def test_other_hyperparameters_are_left_out_and_states_taken(saved: Any) -> None:
     other = model("adam", seed=1, eps=0.5, learning_rate=0.75)
-    with raises(CheckpointError):
+    with raises(sw.CheckpointError):
         sw.load_checkpoint(saved[1], other)
     assert sw.load_checkpoint(saved[1], other, strict=False).left_out == [GROUPS]
     states = [each.fused_optimizer.state_dict()["state"][NAME] for each in (saved[0], other)]
@@ -165,7 +164,7 @@ def test_rank_without_a_block_says_nothing_of_its_states(saved: Any) -> None:
 
 @pytest.mark.parametrize("saved", ["sgd"], indirect=True)
 def test_parts_that_there_are_not_are_refused(saved: Any) -> None:
-    with raises(InvalidInputError, subject="parts", asked="wieghts", possible=["weights", "all"]):
+    with raises(sw.InvalidInputError, subject="parts", asked="wieghts", possible=["weights", "all"]):
         sw.load_checkpoint(saved[1], saved[0], parts="wieghts")
 
 
@@ -175,7 +174,7 @@ def test_folder_without_its_manifest_is_an_error_unless_dcp_alone_wrote_it(saved
     (folder / "shardwright.json").unlink()
     other = model("adam", seed=1)
     for path in (folder, saved[1]):
-        with raises(CheckpointError, subject=str(folder / "shardwright.json")):
+        with raises(sw.CheckpointError, subject=str(folder / "shardwright.json")):
             sw.load_checkpoint(path, other)
     assert not torch.equal(other.full_state_dict()[NAME], saved[0].state_dict()[NAME])
     assert sw.load_checkpoint(folder, other, dcp_only=True).step is None

@@ -17,10 +17,8 @@ from tests.drawn import drawn
 from tests.equality import BATCHES, Case, Table, assert_equals_unsharded, layouts_of, train_simulated
 from tests.plugins.built_in import built_in
 
-from shardwright.contracts.compute_kernel import KernelRequest
+from shardwright import DataType, KernelRequest, OptimizerSpec, TableSpec
 from shardwright.host import PluginHost, host
-from shardwright.planning.tables.optimizers import OptimizerSpec
-from shardwright.planning.tables.spec import DataType, TableSpec
 
 OPTIMIZERS = ["sgd", "adagrad", "row_wise_adagrad", "adam"]
 BATCH_SIZES = {1: (4,), 2: (5, 2), 3: (3, 0, 4)}

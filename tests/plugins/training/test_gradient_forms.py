@@ -13,8 +13,7 @@ from tests.equality import Case
 from tests.plugins.training.test_equality import cases
 from torch import Tensor
 
-from shardwright import QCommsConfig
-from shardwright.optim.fused import spec_to_torch
+from shardwright import QCommsConfig, spec_to_torch
 from shardwright_testing.equality.cases import shardings_of
 from shardwright_testing.simulated import run_simulated
 

@@ -12,7 +12,6 @@ from tests.pairs import in_turns
 from tests.plugins.training.test_equality import kernels, sharding_types, supports, tables_of
 
 import shardwright as sw
-from shardwright_testing.equality.cases import shardings_of
 from shardwright_testing.simulated import run_simulated
 
 RATE = 0.5
@@ -103,43 +102,6 @@ def test_local_plans_by_itself_trains_saves_and_loads() -> None:
     torch.testing.assert_close(dict(other.full_state_dict()), dict(expected))
 
 
-def test_local_plans_within_the_planners_constraints() -> None:
-    rules = {"*": sw.ParameterConstraints(sharding_types=["row_wise"])}
-    planner = sw.EmbeddingShardingPlanner(constraints=rules)
-    model = Clicks("meta")
-    sharders = [sw.EmbeddingBagCollectionSharder()]
-    plan = planner.collective_plan(model, sharders, env=LOCAL)
-    assert {table.sharding_type for table in plan.plan["bags"].values()} == {"row_wise"}
-    assert sw.DistributedModelParallel(model, env=LOCAL, plan=plan, sharders=sharders).plan == plan
-
-
-@pytest.mark.parametrize("loop", ["pipeline", "lockstep_batches"])
-def test_local_other_loops_train_as_the_plain_one(loop: str) -> None:
-    model, unsharded = sharded()
-    optimizer = dense_optimizer(model)
-    if loop == "pipeline":
-        pipeline = sw.TrainPipelineSparseDist(model, optimizer, torch.device("cpu"))
-        given = iter(batches())
-        for _ in range(4):
-            pipeline.progress(given)
-        with pytest.raises(StopIteration):
-            pipeline.progress(given)
-    else:
-        for batch in sw.lockstep_batches(model, batches()):
-            optimizer.zero_grad()
-            model(batch)[0].backward()
-            optimizer.step()
-    torch.testing.assert_close(dict(model.full_state_dict()), dict(trained_unsharded(unsharded)))
-
-
-def test_local_bad_ids_raise_and_the_next_batch_trains() -> None:
-    model, _ = sharded()
-    wrong = sw.KeyedJaggedTensor(["user", "item"], torch.tensor([31, 0]), lengths=torch.tensor([1, 1]))
-    with pytest.raises(sw.InvalidInputError, match="id 31"):
-        model(wrong)
-    model(batches()[0])[0].backward()
-
-
 def test_no_process_group_says_how_to_train_in_one_process() -> None:
     model, sharders = Clicks("meta"), [sw.EmbeddingBagCollectionSharder()]
     planner = sw.EmbeddingShardingPlanner()
@@ -152,18 +114,3 @@ def test_simulated_ranks_without_a_plan_plan() -> None:
     first, second = run_simulated(lambda env: sw.DistributedModelParallel(Clicks("meta"), env=env).plan, 2)
     assert first == second
     assert set(first.plan["bags"]) == {"t_user", "t_item"}
-
-
-@pytest.mark.parametrize("sharding_type", sharding_types())
-def test_plain_sum_of_outputs_is_a_loss_of_every_sharding_type(sharding_type: str) -> None:
-    case = Case(tables_of(sharding_type, "fused_torch"), (4,))
-    sharder = case.sharder()
-    module = case.module()
-    plan = shardings_of(case, sharder.tables(module))
-    model = sharder.shard(module, plan, LOCAL, "cpu")
-    case.output(model(case.batch(0, 0))).sum().backward()
-    unsharded = case.module()
-    optimizer = torch.optim.SGD(unsharded.parameters(), lr=0.1)
-    case.output(unsharded(case.batch(0, 0))).sum().backward()
-    optimizer.step()
-    torch.testing.assert_close(dict(model.full_state_dict()), dict(unsharded.state_dict()))

@@ -12,9 +12,7 @@ from tests.errors import raises
 from tests.plugins.training.test_equality import kernels
 
 import shardwright as sw
-from shardwright.errors import InvalidInputError
 from shardwright.host import host
-from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright_testing.simulated import run_simulated
 
 FUSING = [name for name in kernels() if host().compute_kernels.create(name).fuses_optimizer]
@@ -29,7 +27,7 @@ def case_of(kernel: str, pooling: str = "SUM") -> Case:
 def test_retained_graph_is_gone_through_twice_on_all_ranks_and_updates_twice(kernel: str) -> None:
     case = case_of(kernel)
 
-    def work(env: ShardingEnv) -> torch.Tensor:
+    def work(env: sw.ShardingEnv) -> torch.Tensor:
         module = shard_case(case, env, case.module())
         output = module(case.batch(0, env.rank)).values()
         gradient = torch.ones_like(output)
@@ -52,9 +50,9 @@ def test_retained_graph_is_gone_through_twice_on_all_ranks_and_updates_twice(ker
 def test_batch_that_is_none_on_one_rank_is_an_error_on_all(kernel: str) -> None:
     case = case_of(kernel)
 
-    def work(env: ShardingEnv) -> str:
+    def work(env: sw.ShardingEnv) -> str:
         module = shard_case(case, env, case.module())
-        with pytest.raises(InvalidInputError) as error:
+        with pytest.raises(sw.InvalidInputError) as error:
             module(None if env.rank == 0 else case.batch(0, env.rank)).values()
         module(case.batch(1, env.rank)).values().sum().backward()  # the next one trains
         return str(error.value)
@@ -68,7 +66,7 @@ def test_batch_that_is_none_on_one_rank_is_an_error_on_all(kernel: str) -> None:
 def test_sequences_are_iterated_by_name_as_unsharded(kernel: str) -> None:
     case = case_of(kernel, "NONE")
 
-    def work(env: ShardingEnv) -> list[str]:
+    def work(env: sw.ShardingEnv) -> list[str]:
         return list(shard_case(case, env, case.module())(case.batch(0, env.rank)))
 
     assert run_simulated(work, 2) == [["a"], ["a"]]
@@ -85,7 +83,7 @@ def test_second_derivative_of_a_lookup_is_refused_on_all_ranks_and_the_first_is_
         features = sw.KeyedJaggedTensor(batch.keys(), batch.values(), weights, lengths=batch.lengths())
         return weights, module(features).values().pow(2).sum()
 
-    def work(env: ShardingEnv) -> None:
+    def work(env: sw.ShardingEnv) -> None:
         module = shard_case(case, env, case.module())
         weights, loss = weights_and_loss(module, env.rank)
         own, unsharded = weights_and_loss(case.module(), env.rank)

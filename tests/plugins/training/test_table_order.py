@@ -9,14 +9,13 @@ from hypothesis import strategies as st
 from tests.drawn import drawn
 
 import shardwright as sw
-from shardwright.planning.tables.spec import TableSpec
 
 SHAPES = st.tuples(
     st.integers(1, 400_000), st.sampled_from([8, 16, 64, 128, 256]), st.sampled_from(["", "m", "n.o"])
 )
 
 
-def planned(tables: list[TableSpec], ranks: int) -> sw.ShardingPlan:
+def planned(tables: list[sw.TableSpec], ranks: int) -> sw.ShardingPlan:
     topology = sw.Topology(ranks, "cuda", hbm_cap=1 << 30, local_world_size=2)
     rules = {
         "t1": sw.ParameterConstraints(apart="x"),
@@ -38,7 +37,7 @@ def test_plan_is_the_same_in_any_order_of_tables(
     shapes: list[tuple[int, int, str]], ranks: int, dice: random.Random
 ) -> None:
     tables = [
-        TableSpec(f"t{i}", rows, dim, [f"f{i}"], module=path) for i, (rows, dim, path) in enumerate(shapes)
+        sw.TableSpec(f"t{i}", rows, dim, [f"f{i}"], module=path) for i, (rows, dim, path) in enumerate(shapes)
     ]
     first = planned(tables, ranks)
     for _ in range(2):
@@ -53,7 +52,7 @@ def test_plan_is_the_same_in_any_order_of_tables(
 
 def test_plan_of_tables_that_cost_the_same_is_the_same_in_any_order() -> None:
     """Where many plans are equally good, ties decide."""
-    tables = [TableSpec(f"t{i}", 1000, 64, [f"f{i}"]) for i in range(11)]
+    tables = [sw.TableSpec(f"t{i}", 1000, 64, [f"f{i}"]) for i in range(11)]
     tables.append(attrs.evolve(tables[0], name="t11", num_embeddings=1001))
     first = planned(tables, 4)
     assert planned(tables[::-1], 4) == first

@@ -126,16 +126,6 @@ def check(
 
 
 TYPES = built_in("sharding_types")
-RANKS = [
-    *((kind, 2) for kind in TYPES),
-    *((kind, 1) for kind in ("row_wise", "data_parallel")),
-    *((kind, 4) for kind in ("table_row_wise", "table_column_wise", "grid_shard")),  # two hosts
-]
-
-
-@pytest.mark.parametrize(("kind", "ranks"), RANKS)
-def test_weights_of_ids_train_as_unsharded(kind: str, ranks: int) -> None:
-    check(case(kind, "fused_numba", (3, 2, 4, 1)[:ranks]))
 
 
 @pytest.mark.parametrize("kernel", KERNELS)

@@ -20,12 +20,17 @@ from tests.plugins.built_in import built_in
 from tests.plugins.resharding.one_collection import reshard_collection
 from tests.plugins.training.test_equality import kernels, sequences_of, sharding_types, supports, tables_of
 
-from shardwright import DistributedModelParallel, UnsupportedError, clip_grad_norm_
-from shardwright.errors import InvalidInputError, ShardwrightError
+from shardwright import (
+    DistributedModelParallel,
+    InvalidInputError,
+    ShardingEnv,
+    ShardwrightError,
+    UnsupportedError,
+    clip_grad_norm_,
+    in_backward_optimizer_filter,
+    spec_to_torch,
+)
 from shardwright.host import host
-from shardwright.optim import in_backward_optimizer_filter
-from shardwright.optim.fused import spec_to_torch
-from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.sharded.tables.shard_gradients import ShardGradient
 from shardwright_testing.equality.cases import shardings_of
 from shardwright_testing.simulated import run_simulated

@@ -14,8 +14,6 @@ from tests.plugins.compute_kernels.triton_checks import DEVICE, FULL, Operators
 from torch import Tensor
 
 import shardwright as sw
-from shardwright.contracts import ComputeKernel
-from shardwright.contracts.lookup import BlockSpec
 from shardwright.host import host
 from shardwright_testing import ServingKernelTests, run_simulated
 from shardwright_testing.kernels.kernel_groups import draw
@@ -25,18 +23,18 @@ from shardwright_testing.kernels.loops import block_spec, draw_sequences
 WIDTHS = (1, 16, 23)
 
 
-def kernel() -> ComputeKernel:
+def kernel() -> sw.ComputeKernel:
     return host().compute_kernels.create("quant_triton")
 
 
 @pytest.mark.skipif(FULL, reason="the kit runs on the CPU")
 class TestQuantTriton(ServingKernelTests):
     @pytest.fixture
-    def compute_kernel(self) -> ComputeKernel:
+    def compute_kernel(self) -> sw.ComputeKernel:
         return kernel()
 
 
-def blocks_of(precision: str, widths: tuple[int, ...], pooling: str = "SUM") -> list[BlockSpec]:
+def blocks_of(precision: str, widths: tuple[int, ...], pooling: str = "SUM") -> list[sw.BlockSpec]:
     return [
         block_spec(
             9, width, data_type=precision, pooling=pooling, device=DEVICE.type, optimizer=None, is_frozen=True
@@ -45,7 +43,7 @@ def blocks_of(precision: str, widths: tuple[int, ...], pooling: str = "SUM") -> 
     ]
 
 
-def built(kernel: ComputeKernel, blocks: list[BlockSpec], device: torch.device) -> Any:
+def built(kernel: sw.ComputeKernel, blocks: list[sw.BlockSpec], device: torch.device) -> Any:
     lookup = kernel.build(blocks, device=device)
     for index, spec in enumerate(blocks):
         generator = torch.Generator().manual_seed(index)
@@ -57,7 +55,7 @@ def built(kernel: ComputeKernel, blocks: list[BlockSpec], device: torch.device) 
     return lookup
 
 
-def plain(blocks: list[BlockSpec], batch: Any) -> Tensor:
+def plain(blocks: list[sw.BlockSpec], batch: Any) -> Tensor:
     """What ``quant_torch`` gives on the CPU for blocks of one width, bag after bag."""
     lookup = built(host().compute_kernels.create("quant_torch"), blocks, torch.device("cpu"))
     found: Tensor = lookup.forward(batch.as_bags(), training=False)[0]

@@ -13,7 +13,6 @@ from tests.contrib.serving.tables.quantized_tables import outputs, tables_of
 from tests.plugins.compute_kernels.loops import is_here, kernel_of, skip_unless_here
 
 import shardwright as sw
-from shardwright import DataType, KernelRequest
 from shardwright_testing.kernels.kernel_groups import draw
 from shardwright_testing.kernels.loops import block_spec
 
@@ -91,17 +90,17 @@ def test_numba_refuses_an_id_that_is_no_row(wrong: int) -> None:
         ("quant_numba", {"device": "cuda"}, "the Numba kernel runs on cpu, not on 'cuda'"),
         (
             "quant_torch",
-            {"data_type": DataType.BF16},
+            {"data_type": sw.DataType.BF16},
             "reads rows of INT8, INT4, INT2, FP8, FP16, not of BF16",
         ),
-        ("quant_fbgemm", {"data_type": DataType.FP8}, "reads rows of INT8, INT4, INT2, FP16, not of FP8"),
+        ("quant_fbgemm", {"data_type": sw.DataType.FP8}, "reads rows of INT8, INT4, INT2, FP16, not of FP8"),
         ("quant_fbgemm", {"num_columns": 6}, "FBGEMM needs INT8 columns in multiples of 4, the block has 6"),
         ("quant_fbgemm", {"device": "tpu"}, "FBGEMM's kernel runs on cpu, cuda, not on 'tpu'"),
     ],
 )
 def test_supports_refuses_with_its_reason(kernel: str, changes: dict[str, Any], reason: str) -> None:
     skip_unless_here(kernel)
-    plain = KernelRequest("cpu", DataType.INT8, 16, 16, is_frozen=True, on_this_machine=True)
+    plain = sw.KernelRequest("cpu", sw.DataType.INT8, 16, 16, is_frozen=True, on_this_machine=True)
     assert kernel_of(kernel).supports(plain) is True
     assert reason in str(kernel_of(kernel).supports(attrs.evolve(plain, **changes)))
 

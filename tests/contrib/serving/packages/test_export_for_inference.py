@@ -28,7 +28,6 @@ from tests.errors import files_of_at_most, raises
 from torch import Tensor, nn
 
 import shardwright as sw
-from shardwright import DataType
 from shardwright_plugins.checkpoint import entries
 
 # torch.export takes a second or two a model; in each run, the model of `package` is exported.
@@ -146,7 +145,7 @@ def test_rows_are_written_block_by_block_as_at_once(
 
     def written(at_once: int) -> Tensor:
         monkeypatch.setattr(rows_file, "BLOCK_BYTES", at_once * 7 * 4)
-        (table,) = laid_out([TableRows("t", DataType(data_type), 50, 7)])
+        (table,) = laid_out([TableRows("t", sw.DataType(data_type), 50, 7)])
         write_rows(tmp_path / "rows", [table], lambda position: weight.split(table.rows_at_once))
         return map_rows(tmp_path / "rows").clone()
 
@@ -396,7 +395,7 @@ def test_blocks_of_a_stored_table_read_each_row_once(tmp_path: Path, monkeypatch
         return read[-1]
 
     monkeypatch.setattr(torch, "load", counted)
-    (table,) = laid_out([TableRows("t", DataType.INT8, 40_000, 16)])
+    (table,) = laid_out([TableRows("t", sw.DataType.INT8, 40_000, 16)])
     blocks = [block.clone() for block in stored.blocks(table, "embedding_bags.t.weight")]
     assert len(blocks) == 10
     assert torch.equal(torch.cat(blocks), model.table_weight("t"))

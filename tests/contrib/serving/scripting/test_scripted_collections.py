@@ -1,10 +1,6 @@
 """TorchScript of collections, and of their traces, gives what they give; the model that is scripted stays as it is."""
 
-import io
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -107,15 +103,6 @@ def test_form_gives_what_the_model_gives(kind: str, form: str) -> None:
         assert_same(made(features), model(features))
 
 
-@pytest.mark.parametrize("kind", MODELS)
-def test_collection_by_itself_is_scripted_saved_and_loaded(kind: str) -> None:
-    (collection,) = MODELS[kind]().children()
-    saved = io.BytesIO()
-    torch.jit.save(torch.jit.script(collection), saved)
-    saved.seek(0)
-    assert_same(torch.jit.load(saved)(BATCHES[0]), collection(BATCHES[0]))
-
-
 def test_model_that_was_scripted_is_as_before_and_shares_its_weights() -> None:
     model = Pooled(is_weighted=False)
     script = torch.jit.script(model)
@@ -165,27 +152,3 @@ def test_form_refuses_batch_sizes_of_their_own(form: str) -> None:
     )
     with pytest.raises((RuntimeError, AssertionError), match=r"_variable|batch sizes of their own"):
         FORMS[form](Pooled(is_weighted=False).bags)(uneven)
-
-
-FRESH = """
-import sys, warnings, torch, shardwright as sw
-from shardwright_serving.scripting import install
-warnings.simplefilter("ignore")
-install()
-model, (parts, wanted) = torch.jit.load(sys.argv[1]), torch.load(sys.argv[2])
-pooled = model(sw.KeyedJaggedTensor(**parts))
-assert type(pooled) is sw.KeyedTensor
-torch.testing.assert_close(pooled.values(), wanted, rtol=0, atol=0)
-"""
-
-
-@pytest.mark.slow
-def test_scripted_model_is_loaded_in_a_fresh_process(tmp_path: Path) -> None:
-    model, features = Pooled(is_weighted=True), BATCHES[0]
-    parts = {"keys": features.keys(), "values": features.values(), "weights": features.weights()}
-    parts["lengths"] = features.lengths()
-    torch.save((parts, model(features).values()), tmp_path / "batch.pt")
-    torch.jit.save(torch.jit.script(model), tmp_path / "model.pt")
-    command = [sys.executable, "-c", FRESH, str(tmp_path / "model.pt"), str(tmp_path / "batch.pt")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr

@@ -33,54 +33,23 @@ def test_ranks_add_up_their_samples(pool: RankPool) -> None:
 
 
 @pytest.mark.distributed
-def test_maps_of_ranks_are_those_of_one_process(pool: RankPool) -> None:
-    found = pool.run(workers.map_ids, 2)
-    maps = workers.mapped_model()["mc"].get_submodule("_managed_collision_collection")
-    torch.manual_seed(0)  # the draws of rank 0
-    for step in range(workers.ZCH_STEPS):
-        maps(workers.mapped_batch(step, 0, 1))
-    for own in found:
-        for name, value in maps.state_dict().items():
-            assert torch.equal(own[name], value), name
-
-
-@pytest.mark.distributed
-@pytest.mark.slow
-def test_sharded_maps_and_tables_are_those_of_one_process(pool: RankPool) -> None:
-    (pooled, maps, tables), (others, other_maps, _) = pool.run(workers.train_mapped, 2)
-    torch.manual_seed(0)  # the draws of rank 0
-    model = workers.mapped_model()
-    torch.manual_seed(0)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    for step in range(workers.ZCH_STEPS):
-        values, _ = model["mc"](workers.mapped_batch(step, 0, 1))
-        torch.testing.assert_close(torch.cat([pooled[2 * step], others[2 * step]]), values.values().detach())
-        optimizer.zero_grad()
-        (values.values().sum() / 2).backward()  # ranks take the mean of their gradients
-        optimizer.step()
-    for name, value in maps.items():
-        assert torch.equal(value, other_maps[name]), name
-        assert torch.equal(value, model.state_dict()[name]), name
-    for name, value in model.state_dict().items():
-        torch.testing.assert_close(tables[name], value)
-
-
-@pytest.mark.distributed
 def test_maps_and_tables_that_two_ranks_saved_go_on_on_three_as_in_one_process(
     pool: RankPool, tmp_path: Path
 ) -> None:
     steps, later = range(4), range(4, workers.ZCH_STEPS)
-    pool.run(workers.train_mapped, 2, steps, saved=tmp_path)
+    first = pool.run(workers.train_mapped, 2, steps, saved=tmp_path)
     found = pool.run(workers.train_mapped, 3, later, loaded=tmp_path)
     torch.manual_seed(0)
     model = workers.mapped_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    for ranks, own in (((0, 1), steps), ((0, 1, 2), later)):
+    for by_rank, own in ((first, steps), (found, later)):
         torch.manual_seed(0)  # the draws of rank 0
-        for step in own:
-            values, _ = model["mc"](workers.mapped_batch(step, *ranks))
+        for place, step in enumerate(own):
+            values, _ = model["mc"](workers.mapped_batch(step, *range(len(by_rank))))
+            pooled = torch.cat([outputs[place] for outputs, *_ in by_rank])
+            torch.testing.assert_close(pooled, values.values().detach())
             optimizer.zero_grad()
-            (values.values().sum() / len(ranks)).backward()
+            (values.values().sum() / len(by_rank)).backward()  # ranks take the mean of their gradients
             optimizer.step()
     for _, maps, tables in found:
         assert len(maps) == 7  # of ids, rows, uses and last uses; the first counts no last uses

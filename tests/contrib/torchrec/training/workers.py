@@ -21,7 +21,6 @@ from shardwright_torchrec.metrics.computations import (
 )
 from shardwright_torchrec.modules.configs import EmbeddingBagConfig
 from shardwright_torchrec.modules.managed_collisions.embedding import ManagedCollisionEmbeddingBagCollection
-from shardwright_torchrec.modules.managed_collisions.joined import join_maps
 from shardwright_torchrec.modules.managed_collisions.maps import (
     ManagedCollisionCollection,
     MCHManagedCollisionModule,
@@ -141,20 +140,10 @@ def mapped_batch(step: int, *ranks: int) -> sw.KeyedJaggedTensor:
     )
 
 
-def map_ids() -> dict[str, torch.Tensor]:
-    """Map ids of this rank's batches; the maps afterwards."""
-    maps = mapped_model()["mc"].get_submodule("_managed_collision_collection")
-    join_maps(maps, dist.group.WORLD)
-    torch.manual_seed(dist.get_rank())  # filters that draw must agree all the same
-    for step in range(ZCH_STEPS):
-        maps(mapped_batch(step, dist.get_rank()))
-    return maps.state_dict()
-
-
 def train_mapped(
-    steps: Sequence[int] = range(ZCH_STEPS), *, loaded: Path | None = None, saved: Path | None = None
+    steps: Sequence[int], *, loaded: Path | None = None, saved: Path | None = None
 ) -> tuple[list[torch.Tensor], dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """Train sharded; pooled rows and mapped ids by step, the maps, and whole tables.
+    """Train sharded; pooled rows by step, the maps, and whole tables.
 
     Args:
         steps: numbers of the steps' batches.
@@ -175,9 +164,9 @@ def train_mapped(
     torch.manual_seed(dist.get_rank())  # filters that draw must agree all the same
     pooled = []
     for step in steps:
-        values, rows = model.module["mc"](mapped_batch(step, dist.get_rank()))
+        values, _ = model.module["mc"](mapped_batch(step, dist.get_rank()))
         values.values().sum().backward()
-        pooled += [values.values().detach(), rows.values()]
+        pooled.append(values.values().detach())
     if saved is not None:
         sw.save_checkpoint(saved, model)
     maps = {name: value for name, value in model.state_dict().items() if "_mch" in name}

@@ -18,10 +18,8 @@ from scipy.stats import spearmanr
 from tests.plugins.reports.test_html_page import Page
 from typer.testing import CliRunner
 
+from shardwright import InvalidInputError, ShardingPlan, UnsupportedError, Workload
 from shardwright.cli import app
-from shardwright.errors import InvalidInputError, UnsupportedError
-from shardwright.planning.plan.plan import ShardingPlan
-from shardwright.planning.tables.workload import Workload
 from shardwright_plugins.commands.bench.truth import command, running
 from shardwright_plugins.commands.bench.truth.figures import Judgement
 from shardwright_plugins.commands.bench.truth.workloads import drawn_workload

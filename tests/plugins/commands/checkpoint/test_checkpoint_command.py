@@ -13,7 +13,6 @@ from typer.testing import CliRunner
 
 import shardwright as sw
 from shardwright.cli import app
-from shardwright.errors import CheckpointError, InvalidInputError
 from shardwright_plugins.checkpoint.reading import StoredCheckpoint
 from shardwright_plugins.checkpoint.requests import box_requests
 from shardwright_plugins.commands.checkpoint.converting import to_file
@@ -90,7 +89,7 @@ def test_verify_says_that_files_are_whole_or_which_is_not(saved):
     data = bytearray(path.read_bytes())
     data[1000] ^= 1
     path.write_bytes(data)
-    with pytest.raises(CheckpointError, match=r"__0_0\.distcp was altered"):
+    with pytest.raises(sw.CheckpointError, match=r"__0_0\.distcp was altered"):
         run("verify", saved[1])
 
 
@@ -119,7 +118,7 @@ def test_convert_takes_what_dcp_alone_wrote(nest, saved, tmp_path):
     sw.load_checkpoint(tmp_path / "own2", other, strict=False)
     assert same(state, other.full_state_dict())
     for command in ("verify", "show"):
-        with raises(CheckpointError, subject=str(tmp_path / "dcp" / "shardwright.json")):
+        with raises(sw.CheckpointError, subject=str(tmp_path / "dcp" / "shardwright.json")):
             run(command, tmp_path / "dcp")
     assert json.loads(run("show", tmp_path / "dcp", "--dcp-only", "--json"))["step"] is None
 
@@ -206,17 +205,17 @@ def test_convert_as_json_says_where_and_how_much(saved, tmp_path):
 
 def test_file_that_would_run_something_is_refused(tmp_path):
     torch.save({"weight": torch.nn.Linear(1, 1)}, tmp_path / "module.pt")
-    with pytest.raises(CheckpointError, match="cannot be read as plain data: Unsupported global") as error:
+    with pytest.raises(sw.CheckpointError, match="cannot be read as plain data: Unsupported global") as error:
         run("convert", tmp_path / "module.pt", tmp_path / "own")
     assert "weights_only" not in str(error.value)  # torch advises to unpickle the file
-    with pytest.raises(InvalidInputError, match="is a file already"):
+    with pytest.raises(sw.InvalidInputError, match="is a file already"):
         run("convert", tmp_path / "module.pt", tmp_path / "other.pt")
 
 
 def test_place_that_cannot_be_written_is_an_error_that_names_it(saved, tmp_path):
     (tmp_path / "file").write_text("mine")
     for target in (tmp_path / "none" / "all.pt", tmp_path / "file", tmp_path / "file" / "under"):
-        with pytest.raises(CheckpointError, match=f"{target}.* cannot be written: "):
+        with pytest.raises(sw.CheckpointError, match=f"{target}.* cannot be written: "):
             run("convert", saved[1], target)
     assert (tmp_path / "file").read_text() == "mine"
 
@@ -224,11 +223,11 @@ def test_place_that_cannot_be_written_is_an_error_that_names_it(saved, tmp_path)
 def test_file_of_dcps_folder_that_is_missing_is_named(tmp_path):
     save_of_ranks([{"model": {"weight": torch.rand(6, 4)}}], tmp_path / "dcp")
     (tmp_path / "dcp" / "__0_0.distcp").unlink()
-    with pytest.raises(CheckpointError, match=r"__0_0\.distcp"):
+    with pytest.raises(sw.CheckpointError, match=r"__0_0\.distcp"):
         run("convert", tmp_path / "dcp", tmp_path / "own")
 
 
 def test_full_disk_is_an_error_that_names_the_converted_file(saved, tmp_path):
     file = tmp_path / "whole.pt"
-    with files_of_at_most(1000), raises(CheckpointError, subject=str(file)):
+    with files_of_at_most(1000), raises(sw.CheckpointError, subject=str(file)):
         to_file(StoredCheckpoint(saved[1] / "step_0000000008"), file)

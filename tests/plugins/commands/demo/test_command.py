@@ -11,15 +11,15 @@ from tests.core.conftest import make_class, make_plugin
 from typer.testing import CliRunner
 
 import shardwright_plugins.commands
-from shardwright.cli import app
-from shardwright.contracts import ShardingType
-from shardwright.errors import (
+from shardwright import (
     DistributedError,
     InvalidInputError,
+    ShardingType,
     ShardwrightError,
     UnknownPluginError,
     UnsupportedError,
 )
+from shardwright.cli import app
 from shardwright.host import PluginHost, use_host
 from shardwright_plugins.commands.demo.rank import DemoResult
 from shardwright_plugins.commands.demo.settings import DemoSettings

@@ -6,11 +6,8 @@ from itertools import islice
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import roc_auc_score
 
 from shardwright_plugins.commands.demo import examples
 from shardwright_plugins.commands.demo.examples import (
@@ -111,25 +108,3 @@ def test_true_logits_are_those_that_drew_the_labels() -> None:
         expected = probabilities[tenth]
         deviation = np.sqrt((expected * (1 - expected)).sum())
         assert abs(HELD_OUT.labels[tenth].sum() - expected.sum()) < 4 * deviation
-
-
-def test_best_area_is_that_of_torchmetrics_and_no_disturbed_score_reaches_it() -> None:
-    from torchmetrics.functional.classification import binary_auroc
-
-    best = roc_auc_score(HELD_OUT.labels, HELD_OUT.true_logits)
-    probabilities = torch.from_numpy(HELD_OUT.true_logits).sigmoid()
-    assert float(binary_auroc(probabilities, torch.from_numpy(HELD_OUT.labels).long())) == pytest.approx(best)
-    noise = np.random.default_rng(0).standard_normal((5, 20_000))
-    for scale in (0.3, 1.0):
-        for disturbed in HELD_OUT.true_logits + scale * noise:
-            assert roc_auc_score(HELD_OUT.labels, disturbed) < best
-
-
-@pytest.mark.slow
-def test_dense_features_alone_stay_far_below_the_best() -> None:
-    # The dense effects are a linear function of these columns: no model of dense features alone does better.
-    train = joined(list(islice(CLICKS.training_batches(0, 1), 2)))
-    columns = [np.hstack([part.dense, part.dense**2]) for part in (train, HELD_OUT)]
-    fitted = LogisticRegression(max_iter=1000).fit(columns[0], train.labels)
-    reached = roc_auc_score(HELD_OUT.labels, fitted.decision_function(columns[1]))
-    assert 0.52 < reached < roc_auc_score(HELD_OUT.labels, HELD_OUT.true_logits) - 0.15

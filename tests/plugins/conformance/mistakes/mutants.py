@@ -12,11 +12,7 @@ import torch
 from tests.plugins.conformance.mistakes.wrong_extensions import RightExtension
 
 import shardwright as sw
-from shardwright.contracts.comm_backend import Communicator
-from shardwright.contracts.compute_kernel import KernelRequest
-from shardwright.contracts.lookup import Bags, BlockSpec, Lookup
 from shardwright.host import host
-from shardwright.planning.search.placement import ProposedShards
 
 
 class Delegate:
@@ -24,7 +20,7 @@ class Delegate:
 
     def __init__(self, right: Any) -> None:
         self._right = right
-        if isinstance(right, Lookup):
+        if isinstance(right, sw.Lookup):
             self.blocks = right.blocks
 
     def __getattr__(self, name: str) -> Any:
@@ -157,22 +153,22 @@ class RightKernel(sw.ComputeKernel):
     def __init__(self) -> None:
         self._right = host().compute_kernels.create("fused_torch")
 
-    def supports(self, request: KernelRequest) -> Any:
+    def supports(self, request: sw.KernelRequest) -> Any:
         return self._right.supports(request)
 
-    def memory_bytes(self, request: KernelRequest, num_rows: int) -> Mapping[str, int]:
+    def memory_bytes(self, request: sw.KernelRequest, num_rows: int) -> Mapping[str, int]:
         return self._right.memory_bytes(request, num_rows)
 
-    def group_key(self, request: KernelRequest) -> Any:
+    def group_key(self, request: sw.KernelRequest) -> Any:
         return self._right.group_key(request)
 
-    def needs_whole_rows(self, request: KernelRequest) -> bool:
+    def needs_whole_rows(self, request: sw.KernelRequest) -> bool:
         return self._right.needs_whole_rows(request)
 
-    def build(self, blocks: Sequence[BlockSpec], *, device: Any) -> Lookup:
+    def build(self, blocks: Sequence[sw.BlockSpec], *, device: Any) -> sw.Lookup:
         return self.changed(self._right.build(blocks, device=device))
 
-    def changed(self, lookup: Lookup) -> Any:
+    def changed(self, lookup: sw.Lookup) -> Any:
         return lookup
 
 
@@ -181,7 +177,7 @@ class WrongMemory(RightKernel):
 
     name = "wrong_memory"
 
-    def memory_bytes(self, request: KernelRequest, num_rows: int) -> Mapping[str, int]:
+    def memory_bytes(self, request: sw.KernelRequest, num_rows: int) -> Mapping[str, int]:
         return {"device": num_rows * self.row_bytes(request)}
 
 
@@ -190,7 +186,7 @@ class OneTimeForAll(RightKernel):
 
     name = "one_time_for_all"
 
-    def times_ms(self, request: KernelRequest, work: Any) -> Any:
+    def times_ms(self, request: sw.KernelRequest, work: Any) -> Any:
         lookup_ms = work.ids.sum(keepdims=True) * 1e-5
         return lookup_ms, lookup_ms
 
@@ -200,12 +196,12 @@ class AsksForDoubles(RightKernel):
 
     name = "asks_for_doubles"
 
-    def columns(self, request: KernelRequest) -> Mapping[str, str]:
+    def columns(self, request: sw.KernelRequest) -> Mapping[str, str]:
         return {"time": "float64"}
 
 
 class _WeighsLookupsByAColumn(Delegate):
-    def forward(self, bags: Bags, *, training: bool) -> Any:
+    def forward(self, bags: sw.Bags, *, training: bool) -> Any:
         return self._right.forward(attrs.evolve(bags, weights=bags.columns["time"]), training=training)
 
 
@@ -214,10 +210,10 @@ class WeighsByAColumn(RightKernel):
 
     name = "weighs_by_a_column"
 
-    def columns(self, request: KernelRequest) -> Mapping[str, str]:
+    def columns(self, request: sw.KernelRequest) -> Mapping[str, str]:
         return {"time": "float32"}
 
-    def changed(self, lookup: Lookup) -> Any:
+    def changed(self, lookup: sw.Lookup) -> Any:
         return _WeighsLookupsByAColumn(lookup)
 
 
@@ -228,7 +224,7 @@ class NoCache(RightKernel):
 
 
 class _WithoutWeights(Delegate):
-    def forward(self, bags: Bags, *, training: bool) -> Any:
+    def forward(self, bags: sw.Bags, *, training: bool) -> Any:
         return self._right.forward(attrs.evolve(bags, weights=None), training=training)
 
 
@@ -237,12 +233,12 @@ class LostIdWeights(RightKernel):
 
     name = "lost_id_weights"
 
-    def changed(self, lookup: Lookup) -> Any:
+    def changed(self, lookup: sw.Lookup) -> Any:
         return _WithoutWeights(lookup)
 
 
 class _UpdatesWithoutWeights(Delegate):
-    def forward(self, bags: Bags, *, training: bool) -> Any:
+    def forward(self, bags: sw.Bags, *, training: bool) -> Any:
         sums, _ = self._right.forward(bags, training=training)
         return sums, self._right.prepare(attrs.evolve(bags, weights=None)) if training else None
 
@@ -252,7 +248,7 @@ class UpdateWithoutIdWeights(RightKernel):
 
     name = "update_without_id_weights"
 
-    def changed(self, lookup: Lookup) -> Any:
+    def changed(self, lookup: sw.Lookup) -> Any:
         return _UpdatesWithoutWeights(lookup)
 
 
@@ -266,12 +262,12 @@ class LostCheckpoint(RightKernel):
 
     name = "lost_checkpoint"
 
-    def changed(self, lookup: Lookup) -> Any:
+    def changed(self, lookup: sw.Lookup) -> Any:
         return _CopiesWeights(lookup)
 
 
 class _Means(Delegate):
-    def forward(self, bags: Bags, *, training: bool) -> Any:
+    def forward(self, bags: sw.Bags, *, training: bool) -> Any:
         if bags.lengths is None:
             return self._right.forward(bags, training=training)
         weights = torch.ones(len(bags.ids)) if bags.weights is None else bags.weights
@@ -284,7 +280,7 @@ class DividesItself(RightKernel):
 
     name = "divides_itself"
 
-    def changed(self, lookup: Lookup) -> Any:
+    def changed(self, lookup: sw.Lookup) -> Any:
         return _Means(lookup)
 
 
@@ -293,7 +289,7 @@ class PromisesTooMuch(RightKernel):
 
     name = "promises_too_much"
 
-    def build(self, blocks: Sequence[BlockSpec], *, device: Any) -> Lookup:
+    def build(self, blocks: Sequence[sw.BlockSpec], *, device: Any) -> sw.Lookup:
         if blocks[0].request.data_type == "BF16":
             raise TypeError("BF16")
         return super().build(blocks, device=device)
@@ -305,7 +301,7 @@ class _RateOfTheLastForward(Delegate):
     def set_learning_rate(self, learning_rate: float) -> None:
         self._waiting = learning_rate
 
-    def forward(self, bags: Bags, *, training: bool) -> Any:
+    def forward(self, bags: sw.Bags, *, training: bool) -> Any:
         if self._waiting is not None:
             self._right.set_learning_rate(self._waiting)
         return self._right.forward(bags, training=training)
@@ -316,7 +312,7 @@ class RateOfTheLastForward(RightKernel):
 
     name = "rate_of_the_last_forward"
 
-    def changed(self, lookup: Lookup) -> Any:
+    def changed(self, lookup: sw.Lookup) -> Any:
         return _RateOfTheLastForward(lookup)
 
 
@@ -330,12 +326,12 @@ class HalvesNeverTrained(RightKernel):
 
     name = "halves_never_trained"
 
-    def supports(self, request: KernelRequest) -> Any:
+    def supports(self, request: sw.KernelRequest) -> Any:
         if request.data_type.name != "FP16" or not request.optimizer or request.optimizer.name != "adagrad":
             return "float16 and Adagrad only"
         return super().supports(request)
 
-    def changed(self, lookup: Lookup) -> Any:
+    def changed(self, lookup: sw.Lookup) -> Any:
         return _NoUpdate(lookup)
 
 
@@ -426,10 +422,10 @@ class AnotherTables(RightProposer):
 class RightPartitioner(sw.Partitioner):
     name = "right"
 
-    def place(self, shards: ProposedShards) -> Any:
+    def place(self, shards: sw.ProposedShards) -> Any:
         return self.changed(shards, host().partitioners.create("greedy_perf").place(shards))
 
-    def changed(self, shards: ProposedShards, placed: Any) -> Any:
+    def changed(self, shards: sw.ProposedShards, placed: Any) -> Any:
         return placed
 
 
@@ -438,7 +434,7 @@ class OverCapacity(RightPartitioner):
 
     name = "over_capacity"
 
-    def changed(self, shards: ProposedShards, placed: Any) -> Any:
+    def changed(self, shards: sw.ProposedShards, placed: Any) -> Any:
         if isinstance(placed, np.ndarray):
             return placed
         room = (shards.capacity_bytes - shards.fixed_bytes).min(axis=1)
@@ -449,7 +445,7 @@ class RandomOrder(RightPartitioner):
     name = "random_order"
     _random = np.random.default_rng()
 
-    def changed(self, shards: ProposedShards, placed: Any) -> Any:
+    def changed(self, shards: sw.ProposedShards, placed: Any) -> Any:
         if not isinstance(placed, np.ndarray) or not len(placed):
             return placed
         moved = self._random.permutation(shards.world_size)[placed]
@@ -461,7 +457,7 @@ class SaysNothing(RightPartitioner):
 
     name = "says_nothing"
 
-    def changed(self, shards: ProposedShards, placed: Any) -> Any:
+    def changed(self, shards: sw.ProposedShards, placed: Any) -> Any:
         return (
             placed if isinstance(placed, np.ndarray) else attrs.evolve(placed, needed_bytes=0, free_bytes=0)
         )
@@ -474,10 +470,10 @@ class RightBackend(sw.CommBackend):
     name = "right"
     devices = ("cpu",)
 
-    def connect(self, process_group: Any) -> Communicator:
+    def connect(self, process_group: Any) -> sw.Communicator:
         return self.changed(host().comm_backends.create("gloo").connect(process_group))
 
-    def changed(self, communicator: Communicator) -> Any:
+    def changed(self, communicator: sw.Communicator) -> Any:
         return communicator
 
 
@@ -496,7 +492,7 @@ class _EvenSplits(Delegate):
 class MixesUpRanks(RightBackend):
     name = "mixes_up_ranks"
 
-    def changed(self, communicator: Communicator) -> Any:
+    def changed(self, communicator: sw.Communicator) -> Any:
         return _EvenSplits(communicator)
 
 
@@ -521,7 +517,7 @@ class SwallowsErrors(RightBackend):
 
     name = "swallows_errors"
 
-    def changed(self, communicator: Communicator) -> Any:
+    def changed(self, communicator: sw.Communicator) -> Any:
         return _Forgiving(communicator)
 
 

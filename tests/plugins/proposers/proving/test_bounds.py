@@ -10,18 +10,23 @@ from hypothesis import strategies as st
 from tests.core.planning.conftest import Cells, Weights, Whole, make_host
 from tests.drawn import drawn
 
-from shardwright.contracts import ShardingType
+from shardwright import (
+    Block,
+    BlockRun,
+    Layout,
+    RowsRange,
+    SearchSpace,
+    ShardingType,
+    TableSpec,
+    Topology,
+    Watch,
+)
 from shardwright.host import host, use_host
-from shardwright.planning.layouts.layout import Block, BlockRun, Layout
-from shardwright.planning.layouts.row_maps import RowsRange
-from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.enumeration import enumerate_options
-from shardwright.planning.options.search_space import SearchSpace, estimate_costs
+from shardwright.planning.options.search_space import estimate_costs
 from shardwright.planning.proofs import why_unproven
 from shardwright.planning.search.placement import propose
 from shardwright.planning.tables.constraints import Constraints
-from shardwright.planning.tables.spec import TableSpec
-from shardwright.planning.watch import Watch
 from shardwright_plugins.proposers.proving.bounds.prover import Prover
 from shardwright_plugins.proposers.proving.bounds.relaxation import Relaxation
 

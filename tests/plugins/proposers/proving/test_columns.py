@@ -8,12 +8,8 @@ import pytest
 from tests.plugins.proposers.proving.test_bounds import prover_of
 from tests.plugins.proposers.spaces import MIB, three_sizes
 
-from shardwright.planning.machines.topology import Topology
-from shardwright.planning.search.placement import Placed, propose
-from shardwright.planning.tables.constraints import ParameterConstraints
-from shardwright.planning.tables.spec import TableSpec
-from shardwright.planning.watch import Watch
-from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner
+from shardwright import EmbeddingShardingPlanner, ParameterConstraints, Placed, TableSpec, Topology, Watch
+from shardwright.planning.search.placement import propose
 from shardwright_plugins.proposers.proving.columns.kinds import Kinds
 from shardwright_plugins.proposers.proving.columns.linear import LinearProgram
 from shardwright_plugins.proposers.proving.columns.master import Master

@@ -9,10 +9,8 @@ from hypothesis import strategies as st
 from tests.drawn import drawn
 from tests.plugins.proposers.spaces import costed
 
-from shardwright.planning.machines.topology import Topology
+from shardwright import TableSpec, Topology, Watch
 from shardwright.planning.search.placement import propose
-from shardwright.planning.tables.spec import TableSpec
-from shardwright.planning.watch import Watch
 from shardwright_plugins.proposers.proving.descent import Descent, descended
 from shardwright_plugins.proposers.proving.effort import Effort
 from shardwright_plugins.proposers.proving.packing.assignment import Assignment, Catalogue

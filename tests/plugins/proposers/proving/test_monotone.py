@@ -13,11 +13,7 @@ from hypothesis import assume
 from hypothesis import strategies as st
 from tests.drawn import drawn
 
-from shardwright.errors import NoPlanError
-from shardwright.planning.machines.topology import Topology
-from shardwright.planning.tables.constraints import ParameterConstraints
-from shardwright.planning.tables.spec import TableSpec
-from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner
+from shardwright import EmbeddingShardingPlanner, NoPlanError, ParameterConstraints, TableSpec, Topology
 from shardwright_plugins.proposers.proving.effort import Effort
 
 KIB = 1 << 10

@@ -9,11 +9,10 @@ from hypothesis import strategies as st
 from tests.drawn import drawn
 from tests.plugins.proposers.proving.test_bounds import best_by_trying_all, space_of
 
-from shardwright.errors import PlanError
+from shardwright import PlanError, Watch
 from shardwright.host import host
 from shardwright.planning.proofs import why_unproven
 from shardwright.planning.search.placement import propose
-from shardwright.planning.watch import Watch
 from shardwright_plugins.proposers.proving.effort import Effort
 from shardwright_plugins.proposers.proving.program import Program
 

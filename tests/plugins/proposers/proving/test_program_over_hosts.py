@@ -14,11 +14,10 @@ from tests.plugins.proposers.proving.test_bounds import prover_of
 from tests.plugins.proposers.proving.test_program import PRECISION, solved, value_of
 from tests.plugins.proposers.spaces import costed
 
+from shardwright import ParameterConstraints, TableSpec, Topology
 from shardwright.host import host
-from shardwright.planning.machines.topology import Topology
 from shardwright.planning.proofs import why_unproven
-from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
-from shardwright.planning.tables.spec import TableSpec
+from shardwright.planning.tables.constraints import Constraints
 from shardwright_plugins.proposers.proving.program import Program
 
 

@@ -12,15 +12,20 @@ from tests.drawn import drawn
 from tests.plugins.proposers.proving.test_proving import found_in, planner, tables_of, value_of
 from tests.plugins.proposers.spaces import costed
 
-from shardwright.errors import NoPlanError
+from shardwright import (
+    EmbeddingShardingPlanner,
+    NoPlanError,
+    ParameterConstraints,
+    Placed,
+    ProposedShards,
+    Topology,
+    Watch,
+)
 from shardwright.planning.arrays import FREE, NO_GANG
-from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.rank_rules import RankRules
-from shardwright.planning.search.placement import Placed, ProposedShards, propose
+from shardwright.planning.search.placement import propose
 from shardwright.planning.search.ruled_placement import place_within
-from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
-from shardwright.planning.watch import Watch
-from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner
+from shardwright.planning.tables.constraints import Constraints
 from shardwright_plugins.partitioners.longest_first import LongestFirst
 from shardwright_plugins.proposers.proving.effort import Effort
 from shardwright_plugins.proposers.proving.rules import ruled_space, with_given_ranks

@@ -247,6 +247,36 @@ def plan_of_one_copy(path: Path) -> sw.ShardingPlan:
     )
 
 
+def test_kernel_that_serves_all_tables_in_least_time_costs_a_search_nothing_beside_its_time(
+    tmp_path: Path,
+) -> None:
+    path = machine_with(tmp_path / "machine.json", lookup_id=1.0, mixed_sent=0.005, mixed_gradient=0.005)
+    data = json.loads(path.read_text())
+    kernels = data["constants"]["kernels"]
+    kernels["fused_torch"] = {**kernels["fused_numba"], "lookup_id": 0.9}
+    path.write_text(json.dumps(data))
+
+    def value_ms(*names: str) -> float:
+        rule = ParameterConstraints(
+            sharding_types=["table_wise"], compute_kernels=list(names), pooling_factors=[2.0]
+        )
+        planner = sw.EmbeddingShardingPlanner(
+            sw.Topology(2, "cpu"),
+            BATCH,
+            constraints={"*": rule},
+            estimator=f"engine:machine={path}",
+            progress=False,
+        )
+        plan = planner.plan_tables([sw.TableSpec(f"t{i}", 1000, 64) for i in range(4)])
+        assert {own.compute_kernel for own in plan.plan[""].values()} == {names[-1]}
+        return plan.document["objective"]["value_ms"]
+
+    # Two tables of two ids a sample on each rank, of which two ranks have batches; exchanges as far as they balance.
+    assert value_ms("fused_torch") == pytest.approx(0.9 * 1.6 * 8 * BATCH)
+    assert value_ms("fused_numba", "fused_torch") == pytest.approx(0.9 * 1.6 * 8 * BATCH)
+    assert value_ms("fused_numba") == pytest.approx(1.6 * 8 * BATCH)
+
+
 def test_mixed_plan_gives_way_to_one_of_one_kind_by_which_a_step_is_shorter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

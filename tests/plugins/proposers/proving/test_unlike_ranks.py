@@ -37,34 +37,41 @@ def space_of(rows, speeds, types=("table_wise",), *, mib=64, local=None, are_lin
     return costed(tables, topology, constraints=rules, estimators=("roofline", "weights_and_buffers"))
 
 
-def time_of(space, proposal, ranks_of_tables):
-    """Time of the slowest rank, shard by shard from the estimator's columns; infinite if memory is exceeded."""
+def added_by(space, option, ranks):
+    """Time and memory that an option adds to each rank, from the estimator's columns: ``[W, 1 + M]``."""
     options, topology = space.options, space.topology
-    time, used = np.zeros(topology.world_size), np.zeros_like(space.capacity_bytes)
-    for option, ranks in zip(proposal, ranks_of_tables, strict=True):
-        span = options.shards_of(option)
-        runs = np.repeat(np.arange(span.start, span.stop), options.count[span])
-        for run, rank in zip(runs.tolist(), ranks, strict=True):
-            column = topology.rank_class[rank]
-            time[rank] += sum(
-                phase[run] if phase.ndim == 1 else phase[run, column] for phase in space.phases.values()
-            )
-            used[rank] += space.memory_bytes[run]
-    return float(time.max()) if (used <= space.capacity_bytes).all() else np.inf
+    added, span = np.zeros((topology.world_size, 1 + len(space.tiers))), options.shards_of(option)
+    runs = np.repeat(np.arange(span.start, span.stop), options.count[span])
+    for run, rank in zip(runs.tolist(), ranks, strict=True):
+        place = (run, topology.rank_class[rank]) if len(topology.classes) > 1 else run
+        added[rank, 0] += sum(phase[place] for phase in space.phases.values())
+        added[rank, 1:] += space.memory_bytes[run]
+    return added
+
+
+def times_of(space, added):
+    """Time of the slowest rank of each plan ``[P, W, 1 + M]``; infinite if memory is exceeded."""
+    fits = (added[..., 1:] <= space.capacity_bytes).all(axis=(1, 2))
+    return np.where(fits, added[..., 0].max(axis=1), np.inf)
+
+
+def time_of(space, proposal, ranks_of_tables):
+    pairs = zip(proposal, ranks_of_tables, strict=True)
+    return times_of(space, sum(added_by(space, *pair) for pair in pairs)[None])[0]
 
 
 def best_of_all(space):
     """The least time of all options and ranks."""
     options, world_size = space.options, space.topology.world_size
-    ways = []
+    plans = np.zeros((1, world_size, 1 + len(space.tiers)))
     for table in options.distinct_table.tolist():
         own = []
         for option in options.of_table(table):
             fixed = options.fixed_ranks(option).tolist()
-            choices = [range(world_size) if rank < 0 else [rank] for rank in fixed]
-            own += [(option, ranks) for ranks in product(*choices)]
-        ways.append(own)
-    return min(time_of(space, *zip(*chosen, strict=True)) for chosen in product(*ways))
+            choices = product(*[range(world_size) if rank < 0 else [rank] for rank in fixed])
+            own += [added_by(space, option, ranks) for ranks in choices]
+        plans = (plans[:, None] + np.array(own)).reshape(-1, *plans.shape[1:])
+    return times_of(space, plans).min()
 
 
 def found_in(space, proposer=None):

@@ -125,20 +125,6 @@ def load_damaged(folder: str, fault: str) -> tuple[str, bool]:
     return text, _unchanged(model, dense, before)
 
 
-def go_on_after_errors(folder: str) -> list[str]:
-    """Make faults on one rank alone, then save and load with the same ranks: the errors with their classes."""
-    model, dense = model_of("row_wise", seed=1)
-    is_last = dist.get_rank() == dist.get_world_size() - 1
-    wrong = [
-        lambda: sw.load_checkpoint(f"{folder}/none", model, dense),
-        lambda: sw.save_checkpoint(folder, model, dense, extra={"wrong": print} if is_last else {}),
-        lambda: sw.save_checkpoint(folder, model, dense, step=-1 if is_last else 1),
-    ]
-    told = [error_of(call) for call in wrong]
-    sw.save_checkpoint(folder, model, dense, step=3)
-    return [*told, f"loaded {sw.load_checkpoint(folder, model, dense).step}"]
-
-
 def damage(path: Path, fault: str) -> None:
     """Cut a file short, flip a bit of it, or remove it."""
     data = bytearray(path.read_bytes())

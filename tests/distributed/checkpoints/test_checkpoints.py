@@ -51,21 +51,6 @@ def test_damage_of_one_ranks_file_is_one_error_on_all_ranks_and_no_model_changes
         assert is_unchanged
 
 
-def test_fault_of_one_rank_is_an_error_of_one_class_on_all_ranks_and_they_can_go_on(
-    pool: RankPool, tmp_path: Path
-):
-    expected = [
-        ("CheckpointError: ", f"there is no checkpoint in {tmp_path}/none"),
-        ("InvalidInputError: ", "extra must be plain data"),
-        ("InvalidInputError: ", "step must be an integer from 0, got -1"),
-        ("loaded 3", ""),
-    ]
-    for texts in pool.run(workers.go_on_after_errors, 2, str(tmp_path)):
-        for text, (start, said) in zip(texts, expected, strict=True):
-            assert text.startswith(start)
-            assert said in text
-
-
 @pytest.mark.parametrize(
     ("fault", "subject"),
     [

@@ -1,4 +1,4 @@
-"""collective_plan over real processes: one plan, or one error, for all ranks."""
+"""collective_plan over real processes: one plan, or one error, for all ranks; training from plans edited by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors of shardwright are exceptions like others: subclasses of users may take what they like."""
+"""Errors of shardwright are exceptions like others, and reach those who listen in the process that made them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the environment reads from the launcher."""
+"""What the environment reads from the launcher, its work on the first rank, and processes of this host that end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Slots as they are planned, and the routers against loops over single ids."""
+"""Slots as they are planned, what a router sorts, and where results and gradients are made."""
 
 from __future__ import annotations
 

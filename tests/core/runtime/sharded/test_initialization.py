@@ -1,4 +1,4 @@
-"""Initial weights are the same however a table is cut, and different from table to table; so they must be on all ranks."""
+"""Initial weights are the same however a table is cut, and on all ranks, and different from table to table."""
 
 from __future__ import annotations
 

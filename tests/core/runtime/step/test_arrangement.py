@@ -1,4 +1,4 @@
-"""Outputs made of what parts bring home, and columns moved, against loops over single elements."""
+"""Columns and pieces that are moved, against loops over single ones."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 
 import pytest
@@ -18,7 +19,8 @@ def shown(installed):
 
     def run(*words, columns="400", **environment):
         variables = {f"SHARDWRIGHT_{name}": value for name, value in environment.items()}
-        return CliRunner().invoke(app, ["plugins", *words], env={"COLUMNS": columns, **variables})
+        unset = dict.fromkeys(name for name in os.environ if name.startswith("SHARDWRIGHT_"))
+        return CliRunner().invoke(app, ["plugins", *words], env={"COLUMNS": columns, **unset, **variables})
 
     return run
 

@@ -1,7 +1,7 @@
 """How long the other ranks take to raise when one is stopped, killed or fails, at drawn moments of a job.
 
-python tests/benchmarks/fault_campaign.py [--trials 230] [--seed 0] [--timeout 5] [--output faults.json]
-python tests/benchmarks/fault_campaign.py --faults stop [--output stops.json]
+python -m tests.benchmarks.fault_campaign [--trials 230] [--seed 0] [--timeout 5] [--output faults.json]
+python -m tests.benchmarks.fault_campaign --faults stop [--output stops.json]
 
 The whole campaign is both. With --output, a run that was ended goes on after the last trial in the file.
 
@@ -25,11 +25,9 @@ import os
 import random
 import re
 import signal
-import socket
 import sys
 import tempfile
 import time
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
@@ -40,6 +38,7 @@ import attrs
 import torch
 import torch._dynamo  # as DistributedDataParallel does: imported once, before ranks are forked
 import torch.distributed as dist
+from tests.ports import own_port
 
 import shardwright as sw
 import shardwright.planning.planner
@@ -273,7 +272,7 @@ def run(trial: Trial) -> dict[str, Any]:
     """Carry a trial out; what became of each survivor."""
     context = mp.get_context("fork")
     with tempfile.TemporaryDirectory() as folder:
-        place = Place(Path(folder), _free_port())
+        place = Place(Path(folder), own_port())
         agent = _start(context, _be_agent, place) if trial.store == "agent" else None
         if agent:
             agent.hear(30.0)
@@ -306,12 +305,6 @@ def _start(context: Any, function: Any, *arguments: Any) -> Life:
     process.start()
     theirs.close()
     return Life(process, ours)
-
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 def _strike(trial: Trial, lives: Sequence[Life], agent: Life | None) -> float:
@@ -389,34 +382,6 @@ def _print_trial(result: dict[str, Any]) -> None:
         )
 
 
-def _print_table(results: Sequence[dict[str, Any]]) -> None:
-    groups: dict[tuple[str, str, str], list[dict[str, Any]]] = defaultdict(list)
-    for result in results:
-        groups[result["fault"], result["struck"], result["stage"]] += result["survivors"]
-        groups[result["fault"], "all", "all"] += result["survivors"]
-    print(
-        f"{'fault':6s} {'of':15s} {'in':11s} survivors raised  done   raw unnamed hangs  late aborted  median s  most s"
-    )
-    for (fault, struck, stage), found in sorted(groups.items()):
-        raised = sorted(own["raised_s"] for own in found if own["outcome"] == "raised")
-        counts = [
-            sum(own["outcome"] == "done" for own in found),
-            sum(
-                own["outcome"] == "raised" and not own["text"].startswith("DistributedError") for own in found
-            ),
-            sum(own["is_unnamed"] for own in found),
-            sum(own["outcome"] == "hangs" for own in found),
-            sum(own["is_late"] for own in found),
-            sum((own["exit_code"] or 0) < 0 for own in found),
-        ]
-        times = f"{raised[len(raised) // 2]:9.2f} {raised[-1]:7.2f}" if raised else ""
-        print(
-            f"{fault:6s} {struck:15s} {stage:11s} {len(found):9d} {len(raised):6d} "
-            + " ".join(f"{count:5d}" for count in counts)
-            + f" {times}"
-        )
-
-
 def _waits_for_torch(own: Mapping[str, Any]) -> bool:
     """Whether a survivor waited inside torch, which was making a process group: that has time-outs of its own."""
     return own["stage"] == "start" or any(
@@ -463,7 +428,6 @@ def main() -> None:
         _print_trial(results[-1])
         if options.output:
             options.output.write_text(json.dumps(results, indent=1))
-    _print_table(results)
     _print_totals(results)
 
 

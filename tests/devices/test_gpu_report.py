@@ -10,7 +10,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.benchmarks.gpu_report import __main__ as program
 from tests.benchmarks.gpu_report import recorder
 from tests.benchmarks.gpu_report.markdown import page_of
 from tests.benchmarks.gpu_report.programs import Runner, write_metadata
@@ -40,26 +39,6 @@ def test_program_is_ended_with_the_processes_that_it_started(tmp_path: Path) -> 
     outer = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {inner!r}])"
     done = Runner(tmp_path, time.monotonic() + 600).run("-c", outer, limit_s=3.0)
     assert done.code is None
-
-
-def test_tests_have_half_of_the_time_however_long_figures_take(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    deadlines: list[float] = []
-
-    def figures(runner: Runner) -> dict[str, Any]:
-        deadlines.append(runner.deadline)
-        return {}
-
-    def tests(runner: Runner, outcomes: Path | None) -> dict[str, Any]:
-        deadlines.append(runner.deadline)
-        return {"tests": [], "runs": []}
-
-    monkeypatch.setattr(program, "SECTIONS", {"machine": figures})
-    monkeypatch.setattr(program, "gpu_tests", tests)
-    start = time.monotonic()
-    program.report(tmp_path, 10.0)
-    assert deadlines[0] - start < 300 < deadlines[1] - deadlines[0]
 
 
 def outcome(**changes: Any) -> SimpleNamespace:

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import copy
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -152,3 +154,27 @@ def test_wrong_call_is_an_error_that_says_what_is_wrong(
 ) -> None:
     with pytest.raises(error, match=text):
         call()
+
+
+TRAINABLE = {
+    DataType.FP32: torch.float32,
+    DataType.FP16: torch.float16,
+    DataType.BF16: torch.bfloat16,
+}
+
+
+@pytest.mark.parametrize("data_type", TRAINABLE)
+def test_dtype_of_trainable_type_is_torchs(data_type: DataType) -> None:
+    assert dtype_of(data_type) is TRAINABLE[data_type]
+
+
+def test_dtype_of_another_type_names_those_that_train_and_the_nearest() -> None:
+    with pytest.raises(
+        InvalidInputError, match=r"FP61 is no type that torch trains: FP32, FP16, BF16\. Did you mean 'FP16'"
+    ):
+        dtype_of(DataType("FP61"))
+
+
+def test_embedding_configs_import_leaves_torch_out() -> None:
+    code = "import sys, shardwright.modules.embedding_configs; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

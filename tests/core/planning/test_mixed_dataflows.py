@@ -16,7 +16,6 @@ from shardwright import (
     EmbeddingShardingPlanner,
     Exchange,
     Layout,
-    NoPlanError,
     Options,
     ParameterConstraints,
     PlanError,
@@ -190,15 +189,6 @@ def test_kernel_that_is_named_only_is_offered_where_constraints_name_it_alone():
 
     assert offered() == {"plain"}
     assert offered(compute_kernels=["on_request"]) == {"on_request"}
-
-
-def test_kernel_of_rows_asked_for_keys_is_an_error_with_the_reason():
-    rule = {"t": ParameterConstraints(sharding_types=["of_keys"], compute_kernels=["plain"])}
-    with (
-        use_host(make_host(sharding_types=[OfKeys], compute_kernels=[Plain, FindsKeys])),
-        pytest.raises((PlanningError, NoPlanError), match="its ids are rows, and the layout sends it keys"),
-    ):
-        EmbeddingShardingPlanner(RANKS, constraints=rule).plan_tables([TABLE])
 
 
 def test_extras_of_constraints_reach_the_sharding_type_and_the_plan():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import doctest
+import importlib
 import pickle
 import subprocess
 import sys
@@ -104,3 +106,11 @@ def test_pytree_key_paths_name_the_tensors() -> None:
         "['batch'].lengths",
         "['batch'].weights",
     ]
+
+
+@pytest.mark.parametrize("name", ["jagged_tensor", "keyed_jagged_tensor", "keyed_tensor"])
+def test_docstring_examples_give_what_they_show(name: str) -> None:
+    module = importlib.import_module(f"shardwright.sparse.{name}")
+    result = doctest.testmod(module, extraglobs={"torch": torch})
+    assert result.attempted > 0
+    assert result.failed == 0

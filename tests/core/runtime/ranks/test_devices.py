@@ -19,18 +19,13 @@ from shardwright import (
 from shardwright.runtime.ranks import devices
 from shardwright.runtime.ranks.devices import (
     Constant,
-    has_streams,
     make_current,
     memory_bytes,
-    read_on_host,
     sent_to,
-    stream_key,
     with_index,
 )
 from shardwright.runtime.ranks.environment import device_of_rank
 from shardwright.runtime.sharded.models.planner import _topology_of
-from shardwright_plugins.pipeline.batch_tree import moved
-from shardwright_plugins.pipeline.inputs_ahead import SideStream
 
 CUDA = torch.device("cuda")
 
@@ -152,40 +147,3 @@ def test_array_that_may_not_be_written_is_copied() -> None:
     sent = sent_to(torch.device("cpu"), counts)
     assert sent.tolist() == [3, 3]
     assert not np.shares_memory(sent.numpy(), counts)
-
-
-def test_device_whose_module_has_no_streams_gets_copies_in_the_order_of_calls(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """As a stranger's may be: nothing of streams or page-locked memory is asked for."""
-    monkeypatch.setattr(torch, "xpu", SimpleNamespace())
-    stranger = torch.device("xpu")
-
-    class Moved(torch.Tensor):
-        """Values on the device, as far as its name goes."""
-
-        device = property(lambda self: stranger)  # type: ignore[assignment]
-
-        def cpu(self) -> torch.Tensor:  # type: ignore[override]
-            return self.as_subclass(torch.Tensor)
-
-    sent: list[tuple[torch.device, bool]] = []
-
-    def to(self: torch.Tensor, device: torch.device, non_blocking: bool) -> torch.Tensor:
-        sent.append((device, non_blocking))
-        return self.as_subclass(Moved)
-
-    monkeypatch.setattr(torch.Tensor, "to", to)
-    assert not has_streams(stranger)
-    assert has_streams(CUDA)
-    side = SideStream.on(stranger)
-    side.follow_main()
-    with side.active():
-        values = sent_to(stranger, torch.arange(3))
-        batch = moved({"ids": torch.arange(3)}, stranger)
-        kept = Constant(torch.arange(2)).on(stranger)
-    assert side.join() is None
-    assert [own.device for own in (values, batch["ids"], kept)] == [stranger] * 3
-    assert sent == [(stranger, True)] * 3
-    assert read_on_host(values).tolist() == [0, 1, 2]
-    assert stream_key(stranger) == (stranger, 0)

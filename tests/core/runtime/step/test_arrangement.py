@@ -1,17 +1,18 @@
-"""Outputs made of what parts bring home, and columns moved, against loops over single elements."""
+"""Columns and pieces that are moved, against loops over single ones."""
 
 from __future__ import annotations
 
 from unittest import mock
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.core.runtime.plans import EXAMPLES
 
 from shardwright import Collection, Columns, FeatureBatch, TableSpec
-from shardwright.runtime.step import columns
+from shardwright.runtime.step import columns, segments
 from shardwright.runtime.step.arrangement import PooledArrangement
 from shardwright.runtime.step.columns import Move, Placement
 
@@ -78,3 +79,18 @@ def test_move_takes_pieces_side_by_side_as_one():
     assert torch.equal(
         move(rows.view(-1), 3), torch.cat([rows[:, :128].reshape(-1), rows[:, 128:].reshape(-1)])
     )
+
+
+def test_take_of_pieces_in_a_row_is_no_copy():
+    values = torch.arange(20)
+    taken = segments.take(values, ints([3, 5, 5]), ints([2, 0, 6]))
+    assert taken.data_ptr() == values[3:].data_ptr()
+    assert taken.tolist() == list(range(3, 11))
+
+
+@pytest.mark.parametrize("num_keys", [1, 256, 257, 300, 1 << 16, (1 << 16) + 1, 1 << 20, (1 << 32) + 1])
+def test_order_of_is_stable_whatever_the_number_of_keys(num_keys):
+    generator = torch.Generator().manual_seed(num_keys % 97)
+    keys = torch.randint(0, num_keys, (2000,), generator=generator)
+    keys[::3] = num_keys - 1
+    assert torch.equal(segments.order_of(keys, num_keys), torch.argsort(keys, stable=True))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import runpy
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -363,7 +362,5 @@ def test_example_of_the_readme_prints_what_it_shows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     page = Path(delta.__file__).parent.parent / "README.md"
-    (tmp_path / "train_and_follow.py").write_text(readme.source("train_and_follow.py", page))
     monkeypatch.chdir(tmp_path)
-    runpy.run_path("train_and_follow.py")
-    assert capsys.readouterr().out == readme.output_of("train_and_follow.py", page)
+    readme.check_output("train_and_follow.py", page, tmp_path, capsys)

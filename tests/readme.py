@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import inspect
 import re
+import runpy
 import textwrap
 from pathlib import Path
 
+import pytest
 from attrs import frozen
 
 from shardwright import hookspecs
@@ -53,6 +55,13 @@ def output_of(name: str, page: Path = README) -> str:
     following = shown[[block.name for block in shown].index(name) + 1]
     assert following.language == "text", f"after {name} comes {following}"
     return following.text
+
+
+def check_output(name: str, page: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Run the program of this name from a folder; it prints what the page says it prints."""
+    (folder / name).write_text(source(name, page))
+    runpy.run_path(str(folder / name))
+    assert capsys.readouterr().out == output_of(name, page)
 
 
 def built_ins() -> list[tuple[str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from collections.abc import Iterator
@@ -26,6 +27,14 @@ def distribution(request: pytest.FixtureRequest) -> str:
 def entry_points(distribution: str) -> list[EntryPoint]:
     """Its plugins."""
     return distributions.entry_points(distribution)
+
+
+@pytest.fixture
+def plugins(request: pytest.FixtureRequest) -> Iterator[PluginHost]:
+    """The one distribution whose folder a test is in, while the test runs."""
+    name = request.path.parent.name
+    with use_host(PluginHost(plugins={name: importlib.import_module(f"shardwright_{name}")})) as own:
+        yield own
 
 
 @pytest.fixture(scope="module")

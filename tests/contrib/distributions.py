@@ -11,13 +11,15 @@ import ast
 import importlib
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import EntryPoint
 from inspect import getattr_static
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from tests import stranger
 
 import shardwright
 from shardwright.host.plugin_host import GROUP
@@ -49,6 +51,15 @@ _MISSING = object()
 def project(name: str) -> dict[str, Any]:
     """The `[project]` table of a distribution."""
     return tomllib.loads((ROOT / name / "pyproject.toml").read_text())["project"]
+
+
+def install(names: Iterable[str], target: Path) -> Path:
+    """Have pip install distributions into a folder; the folder."""
+    offline = ["--no-index", "--no-deps", "--no-build-isolation", "--disable-pip-version-check"]
+    folders = [str(ROOT / name) for name in names]
+    done = stranger.run_python("-m", "pip", "install", "--quiet", *offline, "--target", str(target), *folders)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return target
 
 
 def entry_points(name: str) -> list[EntryPoint]:

@@ -21,12 +21,7 @@ TYPES = {"round_robin": "round_robin", "hot_rows": "hot_rows", "hash_embedding":
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder into which pip has installed them."""
-    target = tmp_path_factory.mktemp("site")
-    offline = ["--no-index", "--no-deps", "--no-build-isolation", "--disable-pip-version-check"]
-    folders = [str(distributions.ROOT / name) for name in TYPES]
-    done = stranger.run_python("-m", "pip", "install", "--quiet", *offline, "--target", str(target), *folders)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return target
+    return distributions.install(TYPES, tmp_path_factory.mktemp("site"))
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import runpy
 import sys
 from pathlib import Path
 from typing import Any
@@ -146,10 +145,7 @@ def test_docs_pipelines_list_the_stages_of_each() -> None:
 
 
 def test_docs_serving_plan_is_what_the_page_shows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    script = tmp_path / "serving_plan.py"
-    script.write_text(readme.source(script.name, SERVING))
-    runpy.run_path(str(script))
-    assert capsys.readouterr().out == readme.output_of(script.name, SERVING)
+    readme.check_output("serving_plan.py", SERVING, tmp_path, capsys)
 
 
 def test_docs_dataflow_in_a_plan_survives_a_round_trip(tmp_path: Path) -> None:

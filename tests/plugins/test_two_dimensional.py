@@ -196,7 +196,13 @@ def test_averaged_each_step_is_the_mean_of_unsharded_modules_of_each_group(
     assert_equal_to(expected, results)
 
 
-def test_groups_go_their_own_ways_between_averagings() -> None:
+@pytest.mark.parametrize(
+    "bucket_bytes", [averaging.BUCKET_BYTES, 100], ids=["at once", "three rows at a time"]
+)
+def test_groups_go_their_own_ways_between_averagings(
+    monkeypatch: pytest.MonkeyPatch, bucket_bytes: int
+) -> None:
+    monkeypatch.setattr(averaging, "BUCKET_BYTES", bucket_bytes)
     plan = planned(["row_wise", "table_wise"], "adagrad", sync_every=3).made
     results = simulated(lambda env: train(env, plan, "adagrad", 5, sync_every=3))
     expected = Unsharded(groups_of(), "adagrad")
@@ -272,17 +278,6 @@ def test_bytes_that_travel_are_those_planned(kernel: str, optimizer: str | None,
     replicas = world_size // GROUP
     for rank, loads in enumerate(planner.report.ranks):
         assert sum(sent_by[rank]) == 2 * (replicas - 1) * loads["averaged_bytes"] > 0
-
-
-def test_tables_larger_than_a_bucket_are_averaged_in_several(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(averaging, "BUCKET_BYTES", 100)  # three rows
-    plan = planned(["row_wise", "table_wise"], "adagrad").made
-    results = simulated(lambda env: train(env, plan, "adagrad", 2, sync_every=1))
-    expected = Unsharded(groups_of(), "adagrad")
-    for step in range(2):
-        expected.step(step)
-        expected.average()
-    assert_equal_to(expected, results)
 
 
 def test_half_precision_is_averaged_in_float32() -> None:

@@ -109,7 +109,7 @@ def test_plan_by_distinct_ids_predicts_the_bytes_of_results_that_travel(sharding
     assert predicted == pytest.approx(sent_bytes(case)["results"])
 
 
-def test_indices_and_lengths_are_those_of_the_batch() -> None:
+def test_indices_and_lengths_are_those_of_the_batch_and_bad_ids_are_named() -> None:
     table = sw.EmbeddingConfig(9, 4, "t", feature_names=["f"])
     env = sw.ShardingEnv.local(device_type="cpu")
     sharders = [shardwright_dedup.DedupEmbeddingCollectionSharder(ADAGRAD)]
@@ -121,13 +121,6 @@ def test_indices_and_lengths_are_those_of_the_batch() -> None:
     assert found.lengths().tolist() == [2, 0, 2]
     assert found.weights().tolist() == [8, 8, 1, 8]
     assert torch.equal(found.values(), expected[[8, 8, 1, 8]])
-
-
-def test_bad_ids_name_table_feature_and_id() -> None:
-    table = sw.EmbeddingConfig(9, 4, "t", feature_names=["f"])
-    env = sw.ShardingEnv.local(device_type="cpu")
-    sharders = [shardwright_dedup.DedupEmbeddingCollectionSharder(ADAGRAD)]
-    model = sw.DistributedModelParallel(sw.EmbeddingCollection([table]), env=env, sharders=sharders)
     with pytest.raises(sw.IdRangeError, match=r"9.*'t'|'t'.*9"):
         model(sw.KeyedJaggedTensor.from_lists({"f": [[1, 9], [9]]}))
     with pytest.raises(sw.InvalidInputError, match="KeyedJaggedTensor"):

@@ -32,12 +32,9 @@ _NUMBER = re.compile(r"\d+\.\d+")
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder into which pip has installed what the examples need."""
-    target = tmp_path_factory.mktemp("site")
-    offline = ["--no-index", "--no-deps", "--no-build-isolation", "--disable-pip-version-check"]
-    folders = [str(distributions.ROOT / name) for names in NEEDS.values() for name in names]
-    done = stranger.run_python("-m", "pip", "install", "--quiet", *offline, "--target", str(target), *folders)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return target
+    return distributions.install(
+        [name for names in NEEDS.values() for name in names], tmp_path_factory.mktemp("site")
+    )
 
 
 def shown(example: str) -> str:

@@ -31,10 +31,7 @@ POOL = np.random.default_rng(0).integers(-(1 << 63), (1 << 63) - 1, size=30)
 WEIGHT, KEYS, USES = (f"embedding_bags.item.{name}" for name in ("weight", "row_keys", "row_uses"))
 
 
-@pytest.fixture(autouse=True)
-def plugins() -> Iterator[PluginHost]:
-    with use_host(PluginHost(plugins={"hash_embedding": shardwright_hash_embedding})) as own:
-        yield own
+pytestmark = pytest.mark.usefixtures("plugins")
 
 
 @frozen

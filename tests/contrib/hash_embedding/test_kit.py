@@ -9,7 +9,6 @@ from unittest.mock import Mock
 
 import attrs
 import pytest
-import shardwright_hash_embedding
 from shardwright_hash_embedding import (
     HashedIds,
     HashRows,
@@ -23,17 +22,12 @@ from shardwright_hash_embedding.index import HashIndex
 from tests.plugins.conformance.mistakes.test_mutants import failure_of
 
 import shardwright as sw
-from shardwright.host import PluginHost, use_host
 from shardwright_testing import ComputeKernelTests, RowIndexTests, ShardingTypeTests
 from shardwright_testing.kernels.kernel_checks import check_memory
 from shardwright_testing.kernels.kernel_groups import spec_of
 from shardwright_testing.kernels.loops import block_spec
 
-
-@pytest.fixture(autouse=True)
-def plugins() -> Iterator[PluginHost]:
-    with use_host(PluginHost(plugins={"hash_embedding": shardwright_hash_embedding})) as own:
-        yield own
+pytestmark = pytest.mark.usefixtures("plugins")
 
 
 class TestHashTable(ComputeKernelTests):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import attrs
 import numpy as np
 import pytest
-import shardwright_hash_embedding
 import torch
 from shardwright_hash_embedding import HashSettings, HashTable, HashTableTriton, numba_search, triton_search
 from shardwright_hash_embedding.index import HashIndex
@@ -16,17 +15,12 @@ from tests.contrib.hash_embedding import test_hash_embedding as hashed
 from tests.plugins.compute_kernels.triton_checks import DEVICE, FULL
 
 import shardwright as sw
-from shardwright.host import PluginHost, use_host
 from shardwright_testing import ComputeKernelTests, RowIndexTests, run_simulated
 from shardwright_testing.kernels.kernel_groups import spec_of
 from shardwright_testing.kernels.keys import keys_of
 from shardwright_testing.kernels.loops import block_spec
 
-
-@pytest.fixture(autouse=True)
-def plugins() -> Iterator[PluginHost]:
-    with use_host(PluginHost(plugins={"hash_embedding": shardwright_hash_embedding})) as own:
-        yield own
+pytestmark = pytest.mark.usefixtures("plugins")
 
 
 @pytest.mark.skipif(FULL, reason="the kit runs on the CPU")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -58,12 +57,6 @@ def test_kit_compares_the_traffic_of_cold_rows_beside_copies(
         monkeypatch.setattr(traffic, "traffic_bytes", wrong)
         with pytest.raises(AssertionError, match=r"layout '\d+ hot rows.*the planner reckons with"):
             traffic.check_traffic(asked, table, cluster, is_weighted=True)
-
-
-@pytest.fixture
-def plugins() -> Iterator[PluginHost]:
-    with use_host(PluginHost(plugins={"hot_rows": shardwright_hot_rows})) as own:
-        yield own
 
 
 def tables(pooling: tuple[str, str], kernel: str) -> list[Table]:

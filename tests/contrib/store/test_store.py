@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import runpy
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -37,10 +35,7 @@ KERNEL = "lmdb_caching"
 TENTH = sw.ParameterConstraints(cache_params=sw.CacheParams(0.09))
 
 
-@pytest.fixture(autouse=True)
-def plugins() -> Iterator[PluginHost]:
-    with use_host(PluginHost(plugins={"store": shardwright_store})) as own:
-        yield own
+pytestmark = pytest.mark.usefixtures("plugins")
 
 
 @pytest.fixture
@@ -319,11 +314,8 @@ def test_table_of_ten_times_the_memory_trains_from_a_store(folder: Path) -> None
 def test_example_of_the_readme_prints_what_it_shows(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    page = ROOT / "store/README.md"
-    (tmp_path / "train_and_go_on.py").write_text(readme.source("train_and_go_on.py", page))
     monkeypatch.chdir(tmp_path)
-    runpy.run_path("train_and_go_on.py")
-    assert capsys.readouterr().out == readme.output_of("train_and_go_on.py", page)
+    readme.check_output("train_and_go_on.py", ROOT / "store/README.md", tmp_path, capsys)
 
 
 @pytest.mark.parametrize("step", ["x", -1, 1.5, True, 1 << 70, None])

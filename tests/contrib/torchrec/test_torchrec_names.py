@@ -141,11 +141,15 @@ print(json.dumps([f"{m}.{n}" for m, n in pairs if not hasattr(importlib.import_m
     assert json.loads(told.splitlines()[-1]) == []
 
 
-def test_uninstall_gives_the_name_back() -> None:
-    shardwright_torchrec.install()
-    shardwright_torchrec.install()  # the second does nothing
-    importlib.import_module("torchrec.distributed.types")
-    shardwright_torchrec.uninstall()
+def test_install_and_use_change_nothing_and_uninstall_gives_the_name_back() -> None:
+    with distributions.nothing_changes():
+        shardwright_torchrec.install()
+        shardwright_torchrec.install()  # the second does nothing
+        for module in {*MODULES, *QUANTIZED}:
+            names = importlib.import_module(module)
+            for name in dir(names):
+                getattr(names, name)
+        shardwright_torchrec.uninstall()
     assert not shardwright_torchrec.is_installed()
     assert not [name for name in sys.modules if name.partition(".")[0] == "torchrec"]
     assert sys.meta_path.count(shardwright_torchrec.names._finder) == 0
@@ -202,16 +206,6 @@ def test_install_after_torchrec_itself_is_an_error(monkeypatch: pytest.MonkeyPat
     with pytest.raises(ImportError, match=r"imported already, from .*os\.py.*before the first"):
         shardwright_torchrec.install()
     assert not shardwright_torchrec.is_installed()
-
-
-def test_install_and_use_change_nothing() -> None:
-    with distributions.nothing_changes():
-        shardwright_torchrec.install()
-        for module in {*MODULES, *QUANTIZED}:
-            names = importlib.import_module(module)
-            for name in dir(names):
-                getattr(names, name)
-        shardwright_torchrec.uninstall()
 
 
 def shards_of(line: str) -> dict[str, list[tuple[list[int], list[int], int]]]:

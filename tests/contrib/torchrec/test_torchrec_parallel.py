@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 
 import pytest
 import torch
-import torch.distributed as dist
 from attrs import evolve
 from shardwright_torchrec.parallel.model_parallel import DistributedModelParallel
 from shardwright_torchrec.parallel.sharded_state import blocks_of, sharded_tables
@@ -19,14 +17,6 @@ import shardwright as sw
 from shardwright_testing import run_simulated
 
 TYPES = ("table_wise", "row_wise", "column_wise", "data_parallel")
-
-
-@pytest.fixture
-def group() -> Iterator[None]:
-    """A process group of one rank."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def bags() -> sw.EmbeddingBagCollection:

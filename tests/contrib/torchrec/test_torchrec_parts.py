@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from shardwright_torchrec.distributed import global_settings
 from shardwright_torchrec.distributed.embedding_types import BaseEmbeddingSharder
 from shardwright_torchrec.distributed.fused_params import (
@@ -63,14 +61,6 @@ def batch(*keys: str) -> sw.KeyedJaggedTensor:
     return sw.KeyedJaggedTensor(
         keys=list(keys), values=torch.arange(3 * len(keys)) % ROWS, lengths=torch.tensor([2, 1] * len(keys))
     )
-
-
-@pytest.fixture
-def group() -> Iterator[None]:
-    """A process group of one rank."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 KINDS = [

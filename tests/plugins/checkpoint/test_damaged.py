@@ -149,27 +149,28 @@ def test_mutated_metadata_without_a_manifest_is_an_error_or_readable(saved):
             continue
 
 
-def test_metadata_that_would_run_something_is_refused(tmp_path):
-    class Runs:
-        def __reduce__(self):
-            return os.mkdir, (str(tmp_path / "ran"),)
+class Runs:
+    """An object that makes a folder when it is unpickled."""
 
+    def __init__(self, folder):
+        self.folder = folder
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.folder),)
+
+
+def test_metadata_that_would_run_something_is_refused(tmp_path):
     with pytest.raises(
         sw.CheckpointError, match=r"it names (posix|nt)\.mkdir, which metadata have no use for"
     ):
-        metadata_from(pickle.dumps(Runs()), "here")
+        metadata_from(pickle.dumps(Runs(tmp_path / "ran")), "here")
     assert not (tmp_path / "ran").exists()
 
 
-def test_entry_that_would_run_something_is_refused(saved, tmp_path):
-    class Runs:
-        def __reduce__(self):
-            return os.mkdir, (str(tmp_path / "ran"),)
-
-    from torch.distributed.checkpoint import FileSystemWriter
-
-    assert FileSystemWriter is not None
-    save_of_ranks([{"model": model().state_dict(), "extra": {"0": Runs()}}], tmp_path / "foreign")
+def test_entry_that_would_run_something_is_refused(tmp_path):
+    save_of_ranks(
+        [{"model": model().state_dict(), "extra": {"0": Runs(tmp_path / "ran")}}], tmp_path / "foreign"
+    )
     with pytest.raises(sw.CheckpointError, match=r"'extra\.0' cannot be read"):
         sw.load_checkpoint(tmp_path / "foreign", model(), dcp_only=True)
     assert not (tmp_path / "ran").exists()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import pickle
 from itertools import count
 
@@ -11,6 +10,7 @@ import fsspec
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from tests.plugins.checkpoint.test_damaged import Runs, model, state_of, stepped
 from tests.plugins.checkpoint.test_save_and_load import BY_INDEX, IN_RUNS, OTHER_INDEX, assert_loaded
 from tests.plugins.checkpoint.test_sharded_state_dict import blank
 from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, FsspecWriter
@@ -70,23 +70,13 @@ def test_one_process_loads_from_an_object_store_what_several_ranks_saved(url):
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_optimizer_goes_on_from_an_object_store(asynchronous, url):
-    def made(rate):
-        model = torch.nn.Linear(4, 2)
-        optimizer = torch.optim.Adam(model.parameters(), lr=rate)
-        model(torch.randn(3, 4)).sum().backward()
-        optimizer.step()
-        return model, optimizer
-
-    first, other = made(0.25), made(0.5)
-    saving = sw.save_checkpoint(FsspecWriter(url, sync_files=False), *first, asynchronous=asynchronous)
+    first, other = model(0.5), model(9.0)
+    optimizers = stepped(first), stepped(other)
+    writer = FsspecWriter(url, sync_files=False)
+    saving = sw.save_checkpoint(writer, first, optimizers[0], asynchronous=asynchronous)
     assert saving.wait(60).path == url
-    sw.load_checkpoint(FsspecReader(url), *other)
-    for model, optimizer in (first, other):
-        torch.manual_seed(5)
-        optimizer.zero_grad()
-        model(torch.randn(3, 4)).sum().backward()
-        optimizer.step()
-    assert torch.equal(first[0].weight, other[0].weight)
+    sw.load_checkpoint(FsspecReader(url), other, optimizers[1])
+    assert all(map(torch.equal, state_of(other, optimizers[1]), state_of(first, optimizers[0])))
 
 
 def rewritten(path, change):
@@ -115,14 +105,10 @@ def test_damage_in_an_object_store_is_an_error_that_names_the_file_and_nothing_c
 
 
 def test_metadata_in_an_object_store_run_nothing(url, tmp_path):
-    class Runs:
-        def __reduce__(self):
-            return os.mkdir, (str(tmp_path / "ran"),)
-
     sw.save_checkpoint(FsspecWriter(url, sync_files=False), torch.nn.Linear(4, 2))
     fs = fsspec.filesystem("memory")
     fs.rm(f"{url}/shardwright.json")
-    rewritten(f"{url}/.metadata", lambda data: pickle.dumps(Runs()))
+    rewritten(f"{url}/.metadata", lambda data: pickle.dumps(Runs(tmp_path / "ran")))
     with pytest.raises(sw.CheckpointError, match=r"\.metadata is not the metadata of a checkpoint"):
         sw.load_checkpoint(FsspecReader(url), torch.nn.Linear(4, 2), dcp_only=True)
     assert not (tmp_path / "ran").exists()

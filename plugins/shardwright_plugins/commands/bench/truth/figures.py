@@ -21,9 +21,10 @@ class Judgement:
         median_error: median of ``|predicted / measured - 1|``.
         worst_error: the largest.
         error_after_ratio: median after all predictions were multiplied by ``ratio``.
-        own_ms: measured time of the plan that the planner makes with it; ``None`` if that was not measured.
-        slower: time of that beyond the best measured plan, as a part of the best.
-        picked_slower: the same of the measured plan that it says is best.
+        own_ms: time of the plan that the planner makes with it, when it was measured again beside the quickest ones;
+            ``None`` if that was not measured.
+        slower: time of that beyond the best of these, as a part of the best.
+        picked_slower: time of the measured plan that it says is best beyond the quickest run of any, as a part of that.
         slower_machine: time of a fixed work now, as a part of that when the estimator's constants were measured;
             ``None`` if either is unknown.
     """
@@ -40,23 +41,28 @@ class Judgement:
 
     @classmethod
     def of(
-        cls, predicted: Floats, measured: Floats, own: int | None, slower_machine: float | None = None
+        cls,
+        predicted: Floats,
+        measured: Floats,
+        own_ms: float | None,
+        best_ms: float,
+        slower_machine: float | None = None,
     ) -> Judgement:
         """Judge an estimator.
 
         Args:
             predicted: times that it says, ms; NaN where it says none.
             measured: times that were measured, ms.
-            own: its own plan, by number, if that was measured.
+            own_ms: time of its own plan, if that was measured, ms.
+            best_ms: time of the best plan that was measured as its own one was, ms.
             slower_machine: time of a fixed work now and when its constants were measured.
         """
         known = ~np.isnan(predicted)
         said, took = predicted[known], measured[known]
-        ratio, best = float(np.median(took / said)), float(measured.min())
+        ratio = float(np.median(took / said))
         errors = np.abs(said / took - 1)
         scaled = np.abs(said * ratio / took - 1)
         picked = float(took[said.argmin()])
-        own_ms = None if own is None else float(measured[own])
         return cls(
             spearman=rank_correlation(said, took),
             ratio=ratio,
@@ -64,8 +70,8 @@ class Judgement:
             worst_error=float(errors.max()),
             error_after_ratio=float(np.median(scaled)),
             own_ms=own_ms,
-            slower=None if own_ms is None else own_ms / best - 1,
-            picked_slower=picked / best - 1,
+            slower=None if own_ms is None else own_ms / best_ms - 1,
+            picked_slower=picked / float(measured.min()) - 1,
             slower_machine=slower_machine,
         )
 

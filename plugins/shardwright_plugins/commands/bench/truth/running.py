@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 FORMAT, VERSION = "shardwright-truth", 1
 _TIMEOUT_S = 1800.0
+_FINALISTS, _FINAL_ROUNDS = 3, 4
+"""The quickest plans, measured again beside the chosen ones: of many plans the quickest run is a lucky one."""
 _DOCUMENT = DocumentKind("run of bench truth")
 
 
@@ -75,15 +77,23 @@ def measure(pool: RankPool, data: Mapping[str, Any], settings: TruthSettings) ->
         detected=("ddr_cap",),
     )
     found = candidates(workload, topology, settings.estimators, count=settings.plans)
-    order = order_of_runs(len(found), settings.rounds)
     texts = [candidate.plan.to_json() for candidate in found]
+
+    def runs_of(plans: Sequence[int], rounds: int) -> dict[int, list[dict[str, Any]]]:
+        order = [plans[number] for number in order_of_runs(len(plans), rounds)]
+        results = pool.run(
+            measure_plans, settings.ranks, data, texts, order, steps=settings.steps, timeout_s=_TIMEOUT_S
+        )[0]
+        runs: dict[int, list[dict[str, Any]]] = {number: [] for number in plans}
+        for number, figures in zip(order, results, strict=True):
+            runs[number].append(asdict(figures))
+        return runs
+
     before_ms = pool.run(reference_ms, settings.ranks)[0]
-    results = pool.run(
-        measure_plans, settings.ranks, data, texts, order, steps=settings.steps, timeout_s=_TIMEOUT_S
-    )[0]
-    runs: list[list[dict[str, Any]]] = [[] for _ in found]
-    for number, figures in zip(order, results, strict=True):
-        runs[number].append(asdict(figures))
+    runs = runs_of(range(len(found)), settings.rounds)
+    quickest = sorted(runs, key=lambda number: min(run["step_ms"] for run in runs[number]))
+    chosen = [number for number, candidate in enumerate(found) if candidate.chosen_by]
+    finals = runs_of(list(dict.fromkeys([*chosen, *quickest[:_FINALISTS]])), _FINAL_ROUNDS)
     return {
         "workload": dict(data),
         "reference_ms": [round(own, 4) for own in (before_ms, pool.run(reference_ms, settings.ranks)[0])],
@@ -92,10 +102,11 @@ def measure(pool: RankPool, data: Mapping[str, Any], settings: TruthSettings) ->
                 "label": candidate.label,
                 "tables": dict(described(candidate.plan)),
                 "chosen_by": list(candidate.chosen_by),
-                "runs": own,
-                "plan": candidate.plan.to_json(),
+                "runs": runs[number],
+                **({"finals": finals[number]} if number in finals else {}),
+                "plan": texts[number],
             }
-            for candidate, own in zip(found, runs, strict=True)
+            for number, candidate in enumerate(found)
         ],
     }
 
@@ -138,6 +149,7 @@ def judge(measured: Mapping[str, Any], estimators: Sequence[str]) -> dict[str, A
     """
     plans = [ShardingPlan.from_json(entry["plan"]) for entry in measured["plans"]]
     took = np.array([step_ms_of(entry) for entry in measured["plans"]])
+    finals = final_ms(measured["plans"])
     by = {name: Prices.by(plans[0], name) for name in estimators}
     prices = {name: [own.of(plan) for plan in plans] for name, own in by.items()}
     judgements = {}
@@ -145,7 +157,8 @@ def judge(measured: Mapping[str, Any], estimators: Sequence[str]) -> dict[str, A
         said = np.array([np.nan if one is None else one.step_ms for one in own])
         number = next((n for n, entry in enumerate(measured["plans"]) if name in entry["chosen_by"]), None)
         slower = _slower_machine(by[name], measured.get("reference_ms"))
-        judgements[name] = Judgement.of(said, took, number, slower).to_data()
+        own_ms = None if number is None else finals[number]
+        judgements[name] = Judgement.of(said, took, own_ms, min(finals.values()), slower).to_data()
     entries = [
         {
             **entry,
@@ -169,6 +182,13 @@ def _slower_machine(prices: Prices, now_ms: Sequence[float] | None) -> float | N
 def step_ms_of(entry: Mapping[str, Any]) -> float:
     """Measured time of a plan, ms: that of its quickest run, since other work only adds."""
     return float(min(run["step_ms"] for run in entry["runs"]))
+
+
+def final_ms(entries: Sequence[Mapping[str, Any]]) -> dict[int, float]:
+    """Number of each plan that was measured again -> median of those runs, ms; of a file without them, of all plans."""
+    again = {number: entry["finals"] for number, entry in enumerate(entries) if "finals" in entry}
+    runs = again or {number: entry["runs"] for number, entry in enumerate(entries)}
+    return {number: float(np.median([run["step_ms"] for run in own])) for number, own in runs.items()}
 
 
 def noise_of(entries: Sequence[Mapping[str, Any]]) -> float | None:

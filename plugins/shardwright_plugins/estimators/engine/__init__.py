@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+from attrs import evolve
 
 from shardwright.contracts.estimator import PERFORMANCE, Estimator
 from shardwright.planning.arrays import Floats, Ints
@@ -193,7 +194,9 @@ class Engine(Estimator):
         plan = found.result.plan
         if plan is None or not self._is_mixed(plan):
             return found
-        plans = [Placed(plan.proposal, plan.ranks), *unmixed_plans(found.space)]
+        # What a search is told of other kernels and of exchanges would leave ranks with uneven lookups and updates.
+        computed = evolve(found.space, phases={phase: found.space.phases[phase] for phase in _COMPUTE})
+        plans = [Placed(plan.proposal, plan.ranks), *unmixed_plans(computed)]
         best = int(np.argmin([self._step_ms(found.space, one) for one in plans]))
         return found.with_plan(plans[best]) if best else found
 

@@ -64,7 +64,7 @@ def measure(pool: RankPool, data: Mapping[str, Any], settings: TruthSettings) ->
     Returns:
         ``{"workload", "reference_ms", "plans"}`` as JSON data, without any estimator's prices.
     """
-    from shardwright_plugins.measuring.steps import measure_plans
+    from shardwright_plugins.measuring.steps import measure_each
     from shardwright_plugins.measuring.timing import reference_ms
 
     workload = Workload.from_data(data)
@@ -81,9 +81,8 @@ def measure(pool: RankPool, data: Mapping[str, Any], settings: TruthSettings) ->
 
     def runs_of(plans: Sequence[int], rounds: int) -> dict[int, list[dict[str, Any]]]:
         order = [plans[number] for number in order_of_runs(len(plans), rounds)]
-        results = pool.run(
-            measure_plans, settings.ranks, data, texts, order, steps=settings.steps, timeout_s=_TIMEOUT_S
-        )[0]
+        work = [(data, texts[number]) for number in order]
+        results = pool.run(measure_each, settings.ranks, work, steps=settings.steps, timeout_s=_TIMEOUT_S)[0]
         runs: dict[int, list[dict[str, Any]]] = {number: [] for number in plans}
         for number, figures in zip(order, results, strict=True):
             runs[number].append(asdict(figures))

@@ -26,7 +26,7 @@ from shardwright.sparse import KeyedJaggedTensor
 from shardwright_plugins.following.clocks import LOOKUP, UPDATE, KernelClock
 from shardwright_plugins.measuring.phases import MARKS, keep_memory, kernel_clock, phases_of
 
-__all__ = ["Measured", "drawn_batches", "measure_each", "measure_plan", "measure_plans"]
+__all__ = ["Measured", "drawn_batches", "measure_each", "measure_plan"]
 
 _NUM_BATCHES = 4
 
@@ -54,27 +54,16 @@ class Measured:
     others: float
 
 
-def measure_plans(
-    data: Mapping[str, Any], texts: Sequence[str], order: Sequence[int], *, steps: int
-) -> list[Measured]:
+def measure_each(work: Sequence[tuple[Mapping[str, Any], str]], *, steps: int) -> list[Measured]:
     """Measure plans one after the other; every rank of the process group makes this call.
 
     Args:
-        data: the workload as JSON data.
-        texts: plan documents.
-        order: the plans to measure, by number; one may come several times.
+        work: pairs of a workload as JSON data and a plan document; one may come several times.
         steps: steps that count, of each run.
 
     Returns:
-        A figure for each of ``order``, the same on every rank.
+        A figure for each pair, the same on every rank.
     """
-    workload = Workload.from_data(data)
-    batches = drawn_batches(workload)
-    return [measure_plan(workload, ShardingPlan.from_json(texts[number]), batches, steps) for number in order]
-
-
-def measure_each(work: Sequence[tuple[Mapping[str, Any], str]], *, steps: int) -> list[Measured]:
-    """Measure plans of several workloads, each once: pairs of a workload as JSON data and a plan document."""
     found = []
     for data, text in work:
         workload = Workload.from_data(data)

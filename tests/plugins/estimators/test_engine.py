@@ -277,6 +277,32 @@ def test_kernel_that_serves_all_tables_in_least_time_costs_a_search_nothing_besi
     assert value_ms("fused_numba") == pytest.approx(1.6 * 8 * BATCH)
 
 
+def test_plan_of_a_kernel_that_gives_way_to_none_has_even_work_on_its_ranks(tmp_path: Path) -> None:
+    path = machine_with(tmp_path / "machine.json", lookup_id=1.0, mixed_sent=0.005)
+    data = json.loads(path.read_text())
+    kernels = data["constants"]["kernels"]
+    kernels["fused_torch"] = dict(kernels["fused_numba"])
+    kernels["fused_numba"] = {**kernels["fused_torch"], "lookup_id": 1.5}
+    path.write_text(json.dumps(data))
+    # A search gives all tables but the wide one to the second kernel, which it is told to cost by columns.
+    ids, columns = {"wide": 1.0, "many": 4.0, "some": 2.0, "others": 2.0}, {"wide": 256}
+    rules = {
+        name: ParameterConstraints(
+            sharding_types=["table_wise"],
+            compute_kernels=["fused_numba", "fused_torch"],
+            pooling_factors=[own],
+        )
+        for name, own in ids.items()
+    }
+    planner = sw.EmbeddingShardingPlanner(
+        sw.Topology(2, "cpu"), BATCH, constraints=rules, estimator=f"engine:machine={path}", progress=False
+    )
+    plan = planner.plan_tables([sw.TableSpec(name, 10_000, columns.get(name, 8)) for name in ids]).plan[""]
+    assert {plan[name].compute_kernel for name in ids} == {"fused_torch"}
+    rank_of = {name: plan[name].layout.blocks[0].rank for name in ids}
+    assert rank_of["some"] == rank_of["others"] != rank_of["many"]
+
+
 def test_mixed_plan_gives_way_to_one_of_one_kind_by_which_a_step_is_shorter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -65,7 +65,7 @@ def measure(pool: RankPool, data: Mapping[str, Any], settings: TruthSettings) ->
     Returns:
         ``{"workload", "reference_ms", "plans"}`` as JSON data, without any estimator's prices.
     """
-    from shardwright_plugins.measuring.steps import measure_plans
+    from shardwright_plugins.measuring.steps import measure_each
     from shardwright_plugins.measuring.timing import reference_ms
 
     workload = Workload.from_data(data)
@@ -82,9 +82,8 @@ def measure(pool: RankPool, data: Mapping[str, Any], settings: TruthSettings) ->
 
     def times(numbers: Sequence[int], rounds: int) -> list[list[dict[str, Any]]]:
         order = [numbers[place] for place in order_of_runs(len(numbers), rounds)]
-        results = pool.run(
-            measure_plans, settings.ranks, data, texts, order, steps=settings.steps, timeout_s=_TIMEOUT_S
-        )[0]
+        work = [(data, texts[number]) for number in order]
+        results = pool.run(measure_each, settings.ranks, work, steps=settings.steps, timeout_s=_TIMEOUT_S)[0]
         runs: list[list[dict[str, Any]]] = [[] for _ in found]
         for number, figures in zip(order, results, strict=True):
             runs[number].append(asdict(figures))

@@ -192,6 +192,12 @@ class Derived(Base):
     pass
 
 
+def test_inherited_method_names_the_class_that_was_called() -> None:
+    batch = sw.KeyedJaggedTensor.empty()
+    with pytest.raises(InvalidInputError, match=r"^KeyedJaggedTensor\.to: device"):
+        batch.to([])  # type: ignore[arg-type]
+
+
 def test_unexpected_argument_is_an_error_of_the_class_that_was_called() -> None:
     with pytest.raises(
         TypeError, match=r"^Derived\(\) got an unexpected keyword argument 'sise'\. Did you mean 'size'\?"

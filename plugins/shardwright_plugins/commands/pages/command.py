@@ -26,8 +26,8 @@ __all__ = ["docs", "pages"]
 _FOLDER = "docs"
 """Folder of pages inside of a package: core's, and that of any plugin."""
 
-_REFERENCE = re.compile(r"^::: ([\w.]+)$", re.MULTILINE)
-"""Line of a page that stands for a docstring, as mkdocstrings has it."""
+_REFERENCE = re.compile(r"^::: ([\w.]+)(?:\n    options: .*)?$", re.MULTILINE)
+"""Line of a page that stands for a docstring, and one with options of it, as mkdocstrings has them."""
 
 _QUOTED = re.compile(r"(: |-> )'([^']*)'")
 """Annotation in a signature that is kept as text."""

@@ -86,3 +86,10 @@ def test_docs_reference_pages_print_signatures_and_docstrings(capsys: pytest.Cap
     assert "found: str = '', state: str = 'ok'" in told
     assert "## shardwright.Topology(world_size: Annotated[int, Within(ge=1, le=MOST_RANKS)], " in told
     assert inspect.getdoc(shardwright.ParameterConstraints) in told
+
+
+def test_docs_reference_pages_print_no_options_of_the_site(capsys: pytest.CaptureFixture[str]) -> None:
+    docs("batches")
+    told = capsys.readouterr().out
+    assert "## shardwright.KeyedJaggedTensor(" in told
+    assert "options:" not in told

@@ -17,7 +17,11 @@ from shardwright.cli import app
 from shardwright.errors import InvalidInputError, UnsupportedError
 from shardwright_plugins.commands.calibrate import kernels, links, running, steps
 from shardwright_plugins.commands.calibrate.fitting import fit
-from shardwright_plugins.commands.calibrate.hosts import host_classes, mean_times
+from shardwright_plugins.commands.calibrate.hosts import (
+    host_classes,
+    mean_times,
+    speeds_of_ranks,
+)
 from shardwright_plugins.commands.calibrate.kernels import CASES, KernelCase, KernelTimes
 from shardwright_plugins.commands.calibrate.ranks import Ranks
 from shardwright_plugins.commands.calibrate.steps import StepCase
@@ -171,6 +175,9 @@ def test_hosts_of_one_processor_and_about_one_speed_are_one_class() -> None:
         ("b", (2,), pytest.approx(1 / 1.02)),  # between the two
         ("a", (0,), 0.5),
     ]
+    speeds = [1.0, 1.0, 1.952, 1.952, 1.961, 1.961, 1.952, 1.952]  # as parts of the slowest host's
+    assert speeds_of_ranks(found, 2) == pytest.approx(speeds, abs=1e-3)
+    assert speeds_of_ranks(found[-1:], 2) == []
     slowest = mean_times(times["made_up"], found[-1].hosts, 2)
     np.testing.assert_allclose(slowest.lookup_ms, [2.0, 10.0])
 

@@ -103,3 +103,26 @@ def test_blocks_of_fbgemm_on_cpus_begin_with_a_cache_line_whatever_table_is_befo
         for values in (lookup.weight(block), state["sum"]):
             assert values.shape == size
             assert values.data_ptr() % 64 == 0
+
+
+@pytest.mark.parametrize("pooled", [True, False])
+def test_fbgemm_is_asked_for_no_gradient_of_weights(
+    threads: None, monkeypatch: pytest.MonkeyPatch, pooled: bool
+) -> None:
+    torch.set_num_threads(2)
+    spec, pooling = OptimizerSpec("row_wise_adagrad", 0.1), "SUM" if pooled else "NONE"
+    blocks = [block_spec(ROWS, DIM, slots=slots, optimizer=spec, pooling=pooling) for slots in SLOTS_OF]
+    lookup: Any = kernel_of("fused").build(blocks, device=CPU)
+    asked: list[torch.Tensor | None] = []
+    for part in lookup._parts:
+        forward = part.tables.forward
+
+        def spied(*args: Any, forward: Any = forward, **kwargs: Any) -> Any:
+            asked.append(kwargs["feature_requires_grad"])
+            return forward(*args, **kwargs)
+
+        monkeypatch.setattr(part.tables, "forward", spied)
+    result, saved = lookup.forward(bags_of(4, pooled, 0), training=True)
+    lookup.backward(saved, torch.ones(result.numel()))
+    told = [0] * sum(SLOTS_OF) if pooled else []  # only bags have weights
+    assert sorted(int(own) for one in asked if one is not None for own in one) == told

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any
 
@@ -49,7 +49,7 @@ _STATE_NAMES = {
 }
 
 
-@frozen(eq=False)
+@frozen(eq=False, slots=False)
 class _Part:
     """A table-batched embedding of some neighbouring blocks, which one thread looks up.
 
@@ -62,6 +62,12 @@ class _Part:
     tables: SplitTableBatchedEmbeddingBagsCodegen
     slots: slice
     columns: slice
+
+    @cached_property
+    def without_gradient(self) -> Tensor:
+        """Zeros for FBGEMM, which else computes gradients of ids' weights, as if they were trained: ``[slots]``."""
+        num_slots = self.slots.stop - self.slots.start
+        return torch.zeros(num_slots, dtype=torch.int32, device=self.tables.current_device)
 
 
 class _Saved:
@@ -143,7 +149,10 @@ class FusedLookup(Lookup):
                 ends = offsets[part.slots.start * per_slot : part.slots.stop * per_slot + 1] - span.start
             # FBGEMM's operators for the CPU exist under autograd's dispatch keys only, which inference mode leaves out.
             with torch.inference_mode(False), torch.set_grad_enabled(training):
-                result: Tensor = part.tables(own, ends, per_sample_weights=factors)
+                untrained = None if factors is None else part.without_gradient
+                result: Tensor = part.tables(
+                    own, ends, per_sample_weights=factors, feature_requires_grad=untrained
+                )
             return result
 
         return in_threads(look_up, self._parts)

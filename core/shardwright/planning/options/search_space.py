@@ -77,8 +77,7 @@ class SearchSpace:
     @cached_property
     def cost_ms(self) -> Floats:
         """Time that each shard of a run adds to its rank, the mean over ranks, ms: ``[S]``."""
-        ranks: Ints = np.bincount(self.topology.rank_class)
-        mean: Floats = self.class_ms @ (ranks / ranks.sum())
+        mean: Floats = self.class_ms @ (np.bincount(self.topology.rank_class) / self.topology.world_size)
         return mean
 
     @cached_property

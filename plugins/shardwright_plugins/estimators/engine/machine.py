@@ -79,7 +79,7 @@ class Machine:
     kernels: Mapping[str, Mapping[str, float]] = field()
     engine: Mapping[str, float] = field(validator=_amounts(ENGINE))
     fixed: Mapping[str, float] = field(validator=_amounts(FIXED))
-    topology: Mapping[str, float] = field(factory=dict)
+    topology: Mapping[str, Any] = field(factory=dict)
     fits: Mapping[str, Any] = field(factory=dict)
     unmeasured: Mapping[str, str] = field(factory=dict)
 

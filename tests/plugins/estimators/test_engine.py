@@ -489,6 +489,18 @@ def test_weights_and_columns_beside_ids_take_as_long_as_ids_of_so_many_bytes(kin
     assert [weighted - plain, both - plain] == pytest.approx([ids * 4 / 8, ids * 16 / 8])
 
 
+def test_update_of_weighted_ids_takes_a_quarter_more_an_id_and_no_more_a_row() -> None:
+    def amounts(**changes: Any) -> Mapping[str, Any]:
+        options, topology = options_of(1000, 8, 2, "table_wise", **changes)
+        return amounts_of(StepWork(options, topology, 1e6))
+
+    plain, weighted = amounts(), amounts(is_weighted=True)
+    more = {
+        name: float((weighted[name] / plain[name]).max()) for name in ("update_id", "update_row", "lookup_id")
+    }
+    assert more == pytest.approx({"update_id": 1.25, "update_row": 1.0, "lookup_id": 1.0})
+
+
 def test_machine_document_comes_back_as_it_was_written() -> None:
     machine = shipped_machine()
     assert Machine.from_json(machine.to_json()) == machine

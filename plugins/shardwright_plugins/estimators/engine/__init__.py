@@ -277,7 +277,8 @@ def _is_measured(options: Options, topology: Topology) -> bool:
 
 def amounts_of(work: StepWork) -> dict[str, Floats]:
     """All amounts of a step: the engine's, and those of kernels."""
-    lookups, updates = work.lookups().amounts(), work.updates().amounts()
+    lookups, updates = work.lookups().amounts(), dict(work.updates().amounts())
+    updates["update_id"] = updates["update_id"] * work.update_effort
     return {
         **work.amounts(),
         **{name: lookups[name] for name in LOOKUP},

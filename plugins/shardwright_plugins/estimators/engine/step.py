@@ -27,6 +27,7 @@ from shardwright_plugins.estimators.engine.work import LookupWork, even_rows
 
 _LENGTH_BYTES, _VALUE_BYTES = 4, 4
 _NS_A_MS = 1e6
+_WEIGHT_EFFORT = 0.25
 ROWS_EFFORT = 2.0
 """Time of a byte of touched rows beside one of batches, as the engine counts when it chooses a form."""
 
@@ -119,6 +120,17 @@ class StepWork:
     def updates(self) -> LookupWork:
         """The updates: a copy makes those of all batches, as far as gradients are not added up by rows before."""
         return self._work(self.topology.world_size * np.where(self.is_copy, self.sent_share, 1.0))
+
+    @property
+    def update_effort(self) -> Floats:
+        """Time that an id takes in an update, beside one without a weight.
+
+        Measured with weights: 1.4 to 3.5 ns more, and 2.1 in the median of six cases with 4 to 30 ids a bag, of 8.3 ns
+        that the constant ``update_id`` says (``fused_numba``, one thread of an AMD EPYC).
+        """
+        is_weighted = np.array([table.is_weighted for table in self.options.tables], dtype=np.float64)
+        effort: Floats = 1.0 + _WEIGHT_EFFORT * is_weighted[self.table]
+        return effort
 
     def _work(self, batches: Floats) -> LookupWork:
         options = self.options

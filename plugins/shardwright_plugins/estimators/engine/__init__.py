@@ -86,8 +86,9 @@ class Engine(Estimator):
 
         Each rank routes its own batch and puts its own outputs in order, whoever owns the rows. A search that had all
         of that on the owner would give a rank with many exchanges fewer lookups, and the step would wait for the other.
-        So what the exchanges of whole tables take is told as :data:`EXCHANGED` of lookups and updates. On tables of
-        other kinds stands what they take beyond that, and that the plan becomes mixed.
+        So what the exchanges of whole tables take is told as :data:`EXCHANGED` of lookups and updates, at the speed of
+        the ranks, so that those of unlike speed look up and update for as long. On tables of other kinds stands what
+        they take beyond that, and that the plan becomes mixed.
         """
         if not _is_measured(options, topology):
             return Roofline().estimate(options, topology)

@@ -50,8 +50,7 @@ MOST_LINES = 400
 # Files with more, and why.
 LONG = {
     "core/shardwright/planning/machines/topology.py": "the class of topologies and its ways to be made",
-    "core/shardwright/planning/options/offers.py": "has not been parted yet",
-    "core/shardwright/planning/search/placement.py": "has not been parted yet",
+    "core/shardwright/planning/search/placement.py": "the messages of proposers, partitioners and the search",
 }
 HOOKS = sorted(name for name in dir(hookspecs) if name.startswith("shardwright_"))
 

@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import cache
 from operator import attrgetter
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
-from attrs import frozen
 
-from shardwright.arguments import Within, brief
+from shardwright.arguments import brief
 from shardwright.contracts.compute_kernel import NAMED_ONLY, NO_COLUMNS, WEIGHTS, ComputeKernel, KernelRequest
 from shardwright.contracts.demands import Demand, demands_on, disobeyed
 from shardwright.contracts.sharding_type import ALWAYS, ShardingType
 from shardwright.errors import PlanningError, UnknownNameError
-from shardwright.planning.arrays import FREE
 from shardwright.planning.layouts.layout import Layout
 from shardwright.planning.layouts.row_maps import RowMap
 from shardwright.planning.machines.topology import Topology
+from shardwright.planning.options.layout_offers import LayoutOffer, reason_of
 from shardwright.planning.options.options import Refusal
-from shardwright.planning.options.shapes import Runs, layouts_on_devices
+from shardwright.planning.options.shapes import Runs
 from shardwright.planning.plugin_calls import calling, check_answer
 from shardwright.planning.tables.constraints import ParameterConstraints
 from shardwright.planning.tables.option_space import OptionSpace
@@ -32,101 +31,6 @@ from shardwright.planning.watch import Watch
 if TYPE_CHECKING:
     from shardwright.host.plugin_host import PluginHost
     from shardwright.host.registry import Registry
-
-
-_FRACTION = Annotated[float, Within(ge=0, le=1 + 1e-9)]
-
-
-@frozen(eq=False)
-class LayoutOffer:
-    """Answer of a sharding type for a table: layouts, or the reason why there are none."""
-
-    layouts: tuple[tuple[Layout, Runs], ...] = ()
-    reason: str = ""
-
-    @classmethod
-    def of(
-        cls,
-        kind: ShardingType,
-        table: TableSpec,
-        topology: Topology,
-        rule: ParameterConstraints,
-        go_on: Callable[[], None],
-    ) -> LayoutOffer:
-        """Ask a sharding type for layouts, and check its answer.
-
-        Args:
-            kind: the sharding type.
-            table: table to cut.
-            topology: over what.
-            rule: demands of the user on the table.
-            go_on: called now and then; ends the work by raising.
-
-        Raises:
-            PlanningError: it raised, or gave something that is no layout, two layouts that nothing tells apart, or a
-                rank that there is not; or a row map's part gets no part of the ids.
-        """
-        try:
-            answer = kind.supports(table, topology)
-            if answer is not True:
-                return cls(reason=_reason(answer))
-
-            def asked(ranks: Topology) -> Sequence[Layout]:
-                return _checked(kind.layouts(table, ranks, rule))
-
-            layouts = tuple(layouts_on_devices(kind, table, topology, rule, asked, go_on))
-        except Exception as error:
-            # A plugin's code: whatever it raises, the user must learn whose it is.
-            raise PlanningError(
-                f"sharding type {kind.name!r} failed for table {table.describe()}: "
-                f"{type(error).__name__}: {error}"
-            ) from error
-        for layout, runs in layouts:
-            for run in runs:
-                check_answer(f"row map {layout.row_map.name!r}", "id_fraction_of", run.id_fraction, _FRACTION)
-            for name, count, of in (
-                ("rank", topology.world_size, "ranks"),
-                ("local_rank", topology.local_world_size, "ranks of a host"),
-            ):
-                firsts = zip(map(attrgetter(name), runs), runs, strict=True)
-                rank = max((first + run.length - 1 for first, run in firsts if first != FREE), default=FREE)
-                if rank >= count:
-                    raise PlanningError(
-                        f"sharding type {kind.name!r} broke its contract: a block of its layout {layout.variant!r} "
-                        f"of table {table.describe()} is on rank {rank} of {count} {of}"
-                    )
-        return cls(layouts, "" if layouts else "offers no layout for this table")
-
-    def equals(self, other: LayoutOffer) -> bool:
-        """True if two answers are the same, word for word and block for block."""
-        return self.reason == other.reason and [one for one, _ in self.layouts] == [
-            one for one, _ in other.layouts
-        ]
-
-
-def _checked(answer: object) -> tuple[Layout, ...]:
-    """Check that `layouts` gave layouts with different variants, and return them."""
-    if not isinstance(answer, Iterable):
-        raise TypeError(f"layouts() must give Layouts, it gave {answer!r}")
-    offered = tuple(answer)
-    for layout in offered:
-        if not isinstance(layout, Layout):
-            raise TypeError(f"layouts() must give Layouts, it gave a {type(layout).__name__}")
-    twice = [name for name, count in Counter(layout.variant for layout in offered).items() if count > 1]
-    if twice:
-        raise TypeError(
-            f"layouts() gave {len(offered)} layouts, of which several have the variant {twice[0]!r}; give each a "
-            "variant of its own, which tells them apart in plan and report"
-        )
-    return offered
-
-
-def _reason(answer: object) -> str:
-    """Return the reason that `supports` gave; name the fault of an answer that is none."""
-    if isinstance(answer, str):
-        return answer
-    return f"supports() returned {answer!r}; it must be True, or a text that says why not"
-
 
 _NO_COLUMNS = "it asks for columns beside ids, which reach no table that every rank has a copy of"
 _NOT_ALLOWED = "the sharder of the table's module does not allow it"
@@ -365,7 +269,7 @@ class Offers:
         kernel = list(self.kernels.values())[code]
         with calling(f"compute kernel {kernel.name!r}"):
             answer = kernel.refusal_of_rows(request) or kernel.supports(request)
-            return self._checked(kernel, request) if answer is True else _reason(answer)
+            return self._checked(kernel, request) if answer is True else reason_of(answer)
 
     def _checked(self, kernel: ComputeKernel, request: KernelRequest) -> str:
         """Check what a kernel says of a request that it supports; why it cannot be served here all the same."""

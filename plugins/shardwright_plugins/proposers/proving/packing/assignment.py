@@ -29,11 +29,9 @@ from shardwright_plugins.proposers.proving.packing.bins import (
 )
 
 _NO_GAIN = -1e-9
-# Microseconds of looking at a table's options: of each call, of each option that is placed shard after shard, and of
-# each number (measured).
+# Microseconds (measured) of a look at a table's options, of one that is placed shard after shard, and of a number.
 _TABLE_US, _OPTION_US, _CELL_US = 100.0, 200.0, 0.02
-# So many tables of a rank are asked for another option.
-_MOST_CHANGED = 64
+_MOST_CHANGED = 64  # tables of a rank that are asked for another option
 
 
 @frozen(eq=False)

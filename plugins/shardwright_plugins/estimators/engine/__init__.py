@@ -253,7 +253,7 @@ def _cheapest_kernel(options: Options, cost: Floats) -> int:
 
     Args:
         options: the options of all tables.
-        cost: of each option: ``[O]``.
+        cost: milliseconds of each option: ``[O]``.
     """
 
     def rank(kernel: int) -> tuple[float, float]:

@@ -193,12 +193,14 @@ CONTRACTS = """
     KernelRequest
     KernelWork
     NAMED_ONLY
+    NO_COLUMNS
     Offered
     Proposals
     RowFormat
     RowRule
     StepListener
     TrainedCollection
+    WEIGHTS
     Work
 """
 

@@ -9,7 +9,7 @@ import attrs
 from attrs import field, frozen
 
 import shardwright as sw
-from shardwright.contracts.compute_kernel import NO_COLUMNS, WEIGHTS
+from shardwright.contracts import NO_COLUMNS, WEIGHTS
 from shardwright.host.extensions import load_at
 
 if TYPE_CHECKING:

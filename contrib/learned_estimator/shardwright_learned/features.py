@@ -10,7 +10,6 @@ from collections.abc import Mapping
 import numpy as np
 
 import shardwright as sw
-from shardwright.planning.options.search_space import input_bytes_of_id
 
 FEATURES = (
     "input_bytes",
@@ -46,7 +45,7 @@ def features_of(options: sw.Options, topology: sw.Topology) -> Mapping[str, np.n
     output = vectors * options.num_columns * _SUM_BYTES
     table_bytes = options.num_rows * options.num_columns * options.element_bytes[table]
     columns = {
-        "input_bytes": ids * input_bytes_of_id(options),
+        "input_bytes": ids * options.id_bytes,
         "read_bytes": ids * options.num_columns * options.element_bytes[table],
         "output_bytes": output,
         "exchanged_bytes": np.where(is_copy, 0.0, output * (world_size - 1) / world_size),

@@ -4,6 +4,8 @@ from shardwright.contracts.codec import Codec, CommType
 from shardwright.contracts.comm_backend import Arrivals, CommBackend, Communicator, Work
 from shardwright.contracts.compute_kernel import (
     NAMED_ONLY,
+    NO_COLUMNS,
+    WEIGHTS,
     ComputeKernel,
     EmbeddingComputeKernel,
     KernelRequest,
@@ -19,6 +21,8 @@ from shardwright.contracts.sharding_type import Offered, ShardingType
 
 __all__ = [
     "NAMED_ONLY",
+    "NO_COLUMNS",
+    "WEIGHTS",
     "Arrivals",
     "Codec",
     "CommBackend",

@@ -41,7 +41,6 @@ from shardwright.planning.options.averaging import state_bytes_a_row
 from shardwright.planning.options.options import Options
 from shardwright.planning.options.search_space import (
     filled_bags,
-    input_bytes_of_id,
     synchronised_bytes,
     vector_bytes,
 )
@@ -138,7 +137,7 @@ class _Step:
     def input_bytes(self) -> Floats:
         """Ids with what travels beside each, and lengths."""
         lengths = np.where(self.options.is_pooled[self.table], self.vectors, 0.0)
-        return self.ids * input_bytes_of_id(self.options) + lengths * LENGTH_BYTES
+        return self.ids * self.options.id_bytes + lengths * LENGTH_BYTES
 
     @cached_property
     def row_bytes(self) -> Floats:

@@ -16,15 +16,12 @@ from tests.contrib.hash_embedding.test_hash_embedding import (
     WEIGHT,
     Setup,
     batch,
-    plugins,
     train,
 )
 from torch import nn
 
 import shardwright as sw
 from shardwright_testing import run_simulated
-
-__all__ = ["plugins"]
 
 
 def test_trained_keys_find_their_quantized_rows() -> None:

@@ -223,7 +223,7 @@ def test_strict_checks_refuse_columns_that_nothing_reads_and_numbers_that_are_no
         (("timed", "wrong"), "table 't1' .* kernel 'wrong' asks for the column 'time' of int64"),
         (
             ("timed", "of_values"),
-            "table 't1' .* asks for the column 'values' of int64.* nor one of values, lengths",
+            "table 't1' .* asks for the column 'values' of int64.* nor one of '', 'values', 'lengths'",
         ),
         (("loop", "timed"), "every rank has a copy of"),
     ],

@@ -247,7 +247,7 @@ def plan_of_one_copy(path: Path) -> sw.ShardingPlan:
     )
 
 
-def test_kernel_that_serves_all_tables_in_least_time_costs_a_search_nothing_beside_its_time(
+def test_kernel_that_is_quicker_than_the_first_costs_a_search_by_its_machine_nothing_beside_its_time(
     tmp_path: Path,
 ) -> None:
     path = machine_with(tmp_path / "machine.json", lookup_id=1.0, mixed_sent=0.005, mixed_gradient=0.005)

@@ -27,7 +27,7 @@ from attrs import evolve, frozen
 from shardwright.contracts.compute_kernel import ComputeKernel, KernelRequest
 from shardwright.contracts.row_format import RowFormat
 from shardwright.contracts.sharding_type import ShardingType
-from shardwright.planning.arrays import FREE, Bools, Floats, Ints
+from shardwright.planning.arrays import FREE, ID_BYTES, Bools, Floats, Ints
 from shardwright.planning.layouts.layout import Layout
 from shardwright.planning.tables.spec import TableSpec
 
@@ -200,6 +200,21 @@ class Options:
         """
         values = [value(self.compute_kernels[code], request) for code, request in self.requests]
         return np.array(values, dtype=np.float64)[self.request]
+
+    @cached_property
+    def id_bytes(self) -> Floats:
+        """Bytes of an id as it travels, with its 32-bit weight where it has one: ``[S]``.
+
+        So do the columns that its table's kernel asks for. The collection's other ids have them too, which is in no
+        price: options are priced one by one, whatever kernels other tables get.
+        """
+        columns = self.by_request(
+            lambda kernel, request: sum(
+                np.dtype(dtype).itemsize for dtype in kernel.columns(request).values()
+            )
+        )
+        in_all: Floats = ID_BYTES + 4.0 * self.is_weighted[self.shard_table] + columns
+        return in_all
 
     def devices_of(self, option: int) -> list[str]:
         """The type of device of each shard of an option, in the order of its blocks."""

@@ -11,7 +11,7 @@ from attrs import frozen
 from shardwright.arguments import brief
 from shardwright.contracts.estimator import STORAGE, Estimator
 from shardwright.errors import PlanningError
-from shardwright.planning.arrays import FREE, ID_BYTES, Bools, Floats, Ints
+from shardwright.planning.arrays import FREE, Bools, Floats, Ints
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.averaging import AVERAGING, averaging_ms
 from shardwright.planning.options.options import Options
@@ -265,7 +265,7 @@ def traffic_bytes(options: Options, topology: Topology) -> tuple[Floats, Floats]
     sends = (options.num_rows > 0) | (crosses & (crossing > 0))
     bags = options.bags_per_batch[table] * filled_bags(options, topology)
     vectors = np.where(pooled, bags * num_sums * sends, ids)
-    input_bytes = ids * input_bytes_of_id(options)
+    input_bytes = ids * options.id_bytes
     return input_bytes, vectors * vector_bytes(options)[0]
 
 
@@ -299,18 +299,6 @@ def synchronised_bytes(options: Options, topology: Topology) -> Floats:
     vectors = np.where(options.is_pooled[table], options.bags_per_batch[table], ids)
     row_bytes = vector_bytes(options)[1]
     # First form: ids and gradients of every rank's batch. Second form: the gradient of all rows.
-    of_a_batch = ids * input_bytes_of_id(options) + vectors * row_bytes
+    of_a_batch = ids * options.id_bytes + vectors * row_bytes
     least = np.minimum(of_a_batch * topology.world_size, options.num_rows * row_bytes)
     return np.where(options.is_copy & ~options.is_frozen[table], least, 0.0)
-
-
-def input_bytes_of_id(options: Options) -> Floats:
-    """Compute the bytes of an id as it travels, with its 32-bit weight where it has one: ``[S]``.
-
-    So do the columns that its table's kernel asks for. The collection's other ids have them too, which is in no price:
-    options are priced one by one, whatever kernels other tables get.
-    """
-    columns = options.by_request(
-        lambda kernel, request: sum(np.dtype(dtype).itemsize for dtype in kernel.columns(request).values())
-    )
-    return ID_BYTES + 4.0 * options.is_weighted[options.shard_table] + columns

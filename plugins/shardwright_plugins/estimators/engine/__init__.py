@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+from attrs import evolve
 
 from shardwright.contracts.estimator import PERFORMANCE, Estimator
 from shardwright.planning.arrays import Floats, Ints
@@ -94,7 +95,7 @@ class Engine(Estimator):
             return Roofline().estimate(options, topology)
         phases = self._phases(options, topology, self._beyond_whole())
         computed: Floats = sum((phases[phase] for phase in _COMPUTE), np.zeros(options.num_shards))
-        phases["exchanges"] = EXCHANGED * computed + self._regrouped(options, topology, computed)
+        phases["exchanges"] = EXCHANGED * computed + self._regrouped(options, topology)
         if topology.num_hosts > 1:
             travelling = Roofline().estimate(options, topology)
             phases |= {
@@ -121,20 +122,20 @@ class Engine(Estimator):
         }
         return phases | {phase: phases[phase] / topology.speed for phase in _PHASES if phase in _COMPUTE}
 
-    def _regrouped(self, options: Options, topology: Topology, computed: Floats) -> Floats:
-        """Cost of a kernel other than that by which all tables' lookups and updates take least, ms: ``[S]``.
+    def _regrouped(self, options: Options, topology: Topology) -> Floats:
+        """Cost of a kernel other than the first that a shipped document has, ms: ``[S]``.
 
-        Args:
-            options: the options of all tables.
-            topology: the ranks.
-            computed: lookups and updates, ms: ``[S]``.
+        What is the quickest kernel on another processor is not known, so that plans by its document have the first. By
+        a document of its own machine, a search takes the kernel that costs a table least.
         """
-        total = np.add.reduceat(computed * options.count, options.first_shard[:-1])
-        is_other = options.compute_kernel != _cheapest_kernel(options, total)
         work = StepWork(options, topology, self.machine.cache_bytes)
         elements = topology.world_size * work.own_vectors * options.num_columns * ~work.is_copy
         an_element = MIXED * (self.machine.engine["mixed_sent"] + self.machine.engine["mixed_gradient"])
-        regrouped: Floats = an_element * elements * is_other[options.option]
+        is_other = np.array(
+            [not self._file and kernel.name != self.machine.first for kernel in options.compute_kernels],
+            dtype=bool,
+        )
+        regrouped: Floats = an_element * elements * is_other[options.compute_kernel][options.option]
         return regrouped
 
     def _beyond_whole(self) -> Mapping[str, float]:
@@ -203,7 +204,9 @@ class Engine(Estimator):
         plan = found.result.plan
         if plan is None or not self._is_mixed(plan):
             return found
-        plans = [Placed(plan.proposal, plan.ranks), *unmixed_plans(found.space)]
+        # What a search is told of other kernels and of exchanges would leave ranks with uneven lookups and updates.
+        computed = evolve(found.space, phases={phase: found.space.phases[phase] for phase in _COMPUTE})
+        plans = [Placed(plan.proposal, plan.ranks), *unmixed_plans(computed)]
         best = int(np.argmin([self._step_ms(found.space, one) for one in plans]))
         return found.with_plan(plans[best]) if best else found
 
@@ -246,25 +249,6 @@ def engines() -> list[type[Engine]]:
     """The estimators of all shipped machines."""
     others = [name for name in shipped_names() if name != FIRST]
     return [Engine, *(type(name, (Engine,), {"name": f"engine_{name}", "shipped": name}) for name in others)]
-
-
-def _cheapest_kernel(options: Options, cost: Floats) -> int:
-    """The kernel that serves most tables, and of several that by which these cost least, each by its cheapest option.
-
-    Args:
-        options: the options of all tables.
-        cost: milliseconds of each option: ``[O]``.
-    """
-
-    def rank(kernel: int) -> tuple[float, float]:
-        own = np.where(options.compute_kernel == kernel, cost, np.inf)
-        least = np.minimum.reduceat(own, options.first_option[:-1])
-        is_served = np.isfinite(least)
-        return -float(options.multiplicity @ is_served), float(
-            options.multiplicity @ np.where(is_served, least, 0.0)
-        )
-
-    return min(range(len(options.compute_kernels)), key=rank)
 
 
 def _on_cpus(topology: Topology) -> bool:

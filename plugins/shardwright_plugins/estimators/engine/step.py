@@ -21,7 +21,7 @@ from shardwright.planning.layouts.row_maps import RowMap
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.averaging import state_bytes_a_row
 from shardwright.planning.options.options import Options
-from shardwright.planning.options.search_space import filled_bags, input_bytes_of_id, vector_bytes
+from shardwright.planning.options.search_space import filled_bags, vector_bytes
 from shardwright.planning.plugin_calls import calling
 from shardwright_plugins.estimators.engine.work import LookupWork, even_rows
 
@@ -99,7 +99,7 @@ class StepWork:
         time to be parted. Measured with weights, which are half an id: 0.36 and 0.45 of the time of an id of whole
         tables, and where rows are cut 0.39 and 0.84 (6 tables, 20 and 40 ids a bag, two ranks of an AMD EPYC).
         """
-        beside: Floats = input_bytes_of_id(self.options) / ID_BYTES - 1
+        beside: Floats = self.options.id_bytes / ID_BYTES - 1
         return beside
 
     @cached_property
@@ -247,7 +247,7 @@ class StepWork:
         options, table = self.options, self.table
         row_bytes = vector_bytes(options)[1]
         lengths = _LENGTH_BYTES * options.is_pooled[table] * self.own_vectors
-        batch = self.own_ids * input_bytes_of_id(options) + lengths + self.own_vectors * row_bytes
+        batch = self.own_ids * options.id_bytes + lengths + self.own_vectors * row_bytes
         room: Floats = np.minimum(self.own_ids, options.num_rows)
         rows: Floats = room * (ID_BYTES + _VALUE_BYTES * options.num_columns)
         # As the engine counts: each rank sends 2 (W - 1) / W of the values, which are 2 / W of them to each other rank.

@@ -29,8 +29,8 @@ class ExplainedOption:
         variant: variant of the layout; empty where there is one only.
         compute_kernel: its name.
         num_shards: into how many blocks the table is cut.
-        total_ms: time of all its shards together.
-        largest_ms: time of its slowest shard.
+        total_ms: time of all its shards together, on their ranks; where it does not fit, the mean over ranks.
+        largest_ms: time of its slowest shard, on its rank; where it does not fit, on the fastest rank.
         largest_bytes: memory tier -> what its largest shard needs.
         value_ms: the objective of the plan with this option in place of the table's own, on the ranks where that is
             least; infinite where it does not fit.
@@ -148,28 +148,45 @@ class _Explainer:
             (explained[option] for option in explained if option != self._own),
             key=lambda option: (option.value_ms, option.total_ms, option.name),
         )
-        own = attrs.evolve(explained[self._own], value_ms=self._plan.value_ms, reason="in the plan")
+        ranks = self._plan.ranks_of_tables[self._table]
+        total_ms, largest_ms = self._times(self._own, ranks)
+        own = attrs.evolve(
+            explained[self._own],
+            total_ms=total_ms,
+            largest_ms=largest_ms,
+            value_ms=self._plan.value_ms,
+            reason="in the plan",
+        )
         spec = self._options.all_tables[self._table]
         refusals = tuple(attrs.evolve(r, table=spec.path) for r in self._options.refused[distinct])
         return Explanation(spec, self._plan.value_ms, own, tuple(others), refusals)
 
     def _explained(self, option: int) -> ExplainedOption:
         space, options = self._space, self._options
-        value, reason = self._placed(option)
+        value, ranks, reason = self._placed(option)
+        total_ms, largest_ms = self._times(option, ranks)
         return ExplainedOption(
             sharding_type=options.type_of(option).name,
             variant=options.layouts[option].variant,
             compute_kernel=options.kernel_of(option).name,
             num_shards=int(options.shards_per_option[option]),
-            total_ms=float(space.total_cost_ms[option]),
-            largest_ms=float(space.largest_cost_ms[option]),
+            total_ms=total_ms,
+            largest_ms=largest_ms,
             largest_bytes=dict(zip(space.tiers, space.largest_bytes[option].tolist(), strict=True)),
             value_ms=value,
             reason=reason or self._comparison(value),
         )
 
-    def _placed(self, option: int) -> tuple[float, str]:
-        """The objective with this option, all other tables as they are; or why it does not fit."""
+    def _times(self, option: int, ranks: Sequence[int]) -> tuple[float, float]:
+        """Times of all shards of an option and of the slowest one, ms; without ranks, wherever they may go."""
+        space = self._space
+        if not ranks:
+            return float(space.total_cost_ms[option]), float(space.largest_cost_ms[option])
+        times = space.on_ranks(self._options.spread(space.class_ms, option), np.array(ranks))
+        return float(times.sum()), float(times.max())
+
+    def _placed(self, option: int) -> tuple[float, Sequence[int], str]:
+        """The objective with this option, all other tables as they are, and its ranks; or why it does not fit."""
         alone = np.array([option])
         shards = propose(self._space, alone)
         shards = attrs.evolve(
@@ -180,10 +197,10 @@ class _Explainer:
         misfit = fixed_misfit(self._space, alone, shards)
         placed = misfit or self._again.plugins.partitioner.place(shards)
         if isinstance(placed, Misfit):
-            return math.inf, self._why_misfit(option, placed)
-        own = LoadedPlan(self._space, alone, placed, shards).phases_ms
-        phases = {phase: own[phase] + rest for phase, rest in self._rest.phases_ms.items()}
-        return OBJECTIVES[self._space.objective](phases), ""
+            return math.inf, (), self._why_misfit(option, placed)
+        own = LoadedPlan(self._space, alone, placed, shards)
+        phases = {phase: own.phases_ms[phase] + rest for phase, rest in self._rest.phases_ms.items()}
+        return OBJECTIVES[self._space.objective](phases), own.ranks_of_tables[0], ""
 
     def _why_misfit(self, option: int, misfit: Misfit) -> str:
         tier = self._space.tiers.index(misfit.tier)

@@ -1,5 +1,5 @@
 """Plans by little plugins of this process, as in the tests of planning."""
 
-from tests.core.planning.conftest import little_plugins
+from tests.core.planning.conftest import host_with, little_plugins
 
-__all__ = ["little_plugins"]
+__all__ = ["host_with", "little_plugins"]

@@ -4,7 +4,7 @@ import json
 import math
 
 import pytest
-from tests.core.planning.conftest import WithBound
+from tests.core.planning.conftest import Cells, Weights, WithBound
 
 from shardwright import (
     EmbeddingShardingPlanner,
@@ -225,3 +225,28 @@ def test_check_of_a_plan_as_it_was_made_finds_nothing(rules):
     found = check_plan(plan)
     assert found.problems == []
     assert found.value_ms == pytest.approx(plan.document["objective"]["value_ms"])
+
+
+class AtSpeed(Cells):
+    """Cells looked up at the ranks' speed."""
+
+    name = "at_speed"
+
+    def estimate(self, options, topology):
+        return {"forward": super().estimate(options, topology)["forward"] / topology.speed}
+
+
+def test_explain_times_are_those_of_shards_on_their_ranks_where_ranks_are_of_unlike_speed(host_with):
+    topology = Topology(2, "cpu", ddr_cap=100_000, speed=[0.25, 1.0])
+    rules = {"b": ParameterConstraints(sharding_types=["whole"], compute_kernels=["plain"], ranks=[0])}
+    with host_with(estimators=[AtSpeed, Weights]):
+        planner = EmbeddingShardingPlanner(topology, 64, constraints=rules)
+        plan = ShardingPlan.from_json(planner.plan_tables(TABLES).to_json())
+        chosen, others = explain_table(plan, "b").chosen, explain_table(plan, "c").others
+    # 64 samples, 100 rows of 8 columns, on the rank of a quarter of the speed.
+    assert (chosen.total_ms, chosen.largest_ms) == pytest.approx((64 * 800 / 1000 / 0.25,) * 2)
+    # Two rows of 8 columns there, and one on the other rank.
+    cut = next(option for option in others if option.name.startswith("slices") and "plain" in option.name)
+    assert (cut.total_ms, cut.largest_ms) == pytest.approx(
+        (64 * 8 * (2 / 0.25 + 1) / 1000, 64 * 16 / 1000 / 0.25)
+    )

@@ -20,6 +20,7 @@ from shardwright.planning.search.search import search
 from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
 from shardwright.planning.tables.spec import TableSpec
 from shardwright_plugins.proposers.proving import Proving
+from shardwright_plugins.proposers.proving.bounds.relaxation import best_weights
 from shardwright_plugins.proposers.proving.effort import Effort
 
 ROWS = st.lists(st.integers(500, 60_000), min_size=1, max_size=4)
@@ -105,6 +106,24 @@ def test_bound_of_the_relaxation_alone_is_never_above_the_best_plan(rows, speeds
     result = found_in(space, Proving(Effort(without=frozenset(["program"]))))
     assert not result.refused
     assert 0 < result.lower_bound_ms <= best_of_all(space) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("speeds", "types", "part"),
+    [([1.0, 0.5], ["table_wise"], 0.99), ([1.0, 0.8, 0.6, 0.4], ["table_wise", "column_wise"], 0.975)],
+)
+def test_weights_of_classes_allow_for_what_travels_at_one_speed(speeds, types, part):
+    # The speeds of lookups as weights prove 0.84 and 0.81 of it.
+    space = space_of([20_000 + index % 3 * 500 for index in range(12 * len(speeds))], speeds, types)
+    result = found_in(space, Proving(Effort(without=frozenset(["program"]))))
+    assert result.lower_bound_ms >= part * result.value_ms
+
+
+def test_class_of_ranks_that_takes_no_time_has_a_weight_that_a_certificate_may_have():
+    space = space_of([20_000, 9000], [1.0, 0.5])
+    for times in ([1.0, 0.0], [0.0, 0.0]):
+        phases = {name: column * times for name, column in space.phases.items()}
+        assert (best_weights(attrs.evolve(space, phases=phases)) > 1e-100).all()
 
 
 def _placed(name, space):

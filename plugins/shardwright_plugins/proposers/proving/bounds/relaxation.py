@@ -24,8 +24,10 @@ from attrs import frozen
 from shardwright.planning.arrays import FREE, Bools, Floats, Ints
 from shardwright.planning.options.search_space import SearchSpace
 
-_WEIGHT_STEPS = (0.5, 0.5, 0.2, 0.2, 0.1, 0.1, 0.05, 0.02, 0.01, 0.005)
-"""Parts by which weights of classes are changed, one after the other."""
+_EXPONENTS = np.linspace(0, 10, 41)
+"""Exponents of the classes' speeds that are tried as weights."""
+_WEIGHT_STEPS = (0.1, 0.03, 0.01)
+"""Parts by which weights of classes are changed then, one after the other."""
 TOLERANCE = 1e-9
 """A claim must hold by this part more than rounding."""
 
@@ -52,33 +54,39 @@ class Choice:
 def best_weights(space: SearchSpace) -> Floats:
     """The weights of the classes of ranks with which the least costs of all tables make most: ``[C]``.
 
-    The sum is concave in the weights. From those at which a class's shards take as long as another's, each is changed
-    by less and less as long as the sum grows.
+    The sum is concave in the weights. Powers of the classes' speeds are tried first: one number, however many classes
+    there are. From the best of these each weight is changed as long as the sum grows.
     """
     ranks, count = np.bincount(space.topology.rank_class), space.options.multiplicity
     if len(ranks) == 1:
         return np.ones(1)
+    times = np.ascontiguousarray(
+        space.class_ms.T
+    )  # the least of each column is found many times faster than of rows
 
     def scaled(weights: Floats) -> Floats:
         return weights * ranks.sum() / (ranks @ weights)
 
     def value(weights: Floats) -> float:
-        least = np.minimum.reduceat(space.total_of(_weighed(space, weights)), space.options.first_option[:-1])
-        return float(least @ count)
+        costs = space.total_of(_weighed(space, times, weights))
+        return float(np.minimum.reduceat(costs, space.options.first_option[:-1]) @ count)
 
-    best = scaled(1 / np.maximum(space.class_ms.sum(axis=0), 1e-300))
+    total = times.sum(axis=1) + 1e-300
+    speeds: Floats = np.maximum(
+        total.min() / total, 1e-6
+    )  # a class may take no time: its weight is above 0 too
+    best = max((scaled(speeds**exponent) for exponent in _EXPONENTS), key=value)
     for step in _WEIGHT_STEPS:
         for factor in step * np.eye(len(ranks)):
-            for tried in (scaled(best * (1 + factor)), scaled(best / (1 + factor))):
-                best = max(best, tried, key=value)
+            best = max(best, scaled(best * (1 + factor)), scaled(best / (1 + factor)), key=value)
     return best
 
 
-def _weighed(space: SearchSpace, weights: Floats) -> Floats:
-    """The least of the weighed times of each shard on the ranks that it may go to: ``[S]``."""
+def _weighed(space: SearchSpace, times: Floats, weights: Floats) -> Floats:
+    """The least of the weighed times ``[C, S]`` of each shard on the ranks that it may go to: ``[S]``."""
     rank, fixed = space.options.rank, space.options.rank != FREE
-    own = space.class_ms[:, 0] * weights[space.topology.rank_class[rank]]
-    result: Floats = np.where(fixed, own, (space.class_ms * weights).min(axis=1))
+    own = times[0] * weights[space.topology.rank_class[rank]]
+    result: Floats = np.where(fixed, own, (times * weights[:, None]).min(axis=0))
     return result
 
 
@@ -95,7 +103,7 @@ class Relaxation:
         self.capacity: Ints = space.capacity_bytes.sum(axis=0)
         self.world_size = len(space.capacity_bytes)
         self.weights, self.largest = best_weights(space), space.largest_cost_ms
-        self.cost = space.total_of(_weighed(space, self.weights))
+        self.cost = space.total_of(_weighed(space, space.class_ms.T, self.weights))
         self.share: Floats = space.total_bytes / np.maximum(self.capacity, 1)
         self.first = space.options.first_option[:-1]
         self.count: Floats = space.options.multiplicity.astype(np.float64)

@@ -29,8 +29,9 @@ class ExplainedOption:
         variant: variant of the layout; empty where there is one only.
         compute_kernel: its name.
         num_shards: into how many blocks the table is cut.
-        total_ms: time of all its shards together.
-        largest_ms: time of its slowest shard.
+        total_ms: time of all its shards together, on the ranks that they are put on; of an option that does not fit,
+            the mean over ranks.
+        largest_ms: time of its slowest shard on its rank; of an option that does not fit, on the fastest.
         largest_bytes: memory tier -> what its largest shard needs.
         value_ms: the objective of the plan with this option in place of the table's own, on the ranks where that is
             least; infinite where it does not fit.
@@ -148,28 +149,44 @@ class _Explainer:
             (explained[option] for option in explained if option != self._own),
             key=lambda option: (option.value_ms, option.total_ms, option.name),
         )
-        own = attrs.evolve(explained[self._own], value_ms=self._plan.value_ms, reason="in the plan")
+        ranks = self._plan.ranks_of_tables[self._table]
+        own = attrs.evolve(
+            explained[self._own],
+            value_ms=self._plan.value_ms,
+            reason="in the plan",
+            **self._times_ms(self._own, ranks),
+        )
         spec = self._options.all_tables[self._table]
         refusals = tuple(attrs.evolve(r, table=spec.path) for r in self._options.refused[distinct])
         return Explanation(spec, self._plan.value_ms, own, tuple(others), refusals)
 
     def _explained(self, option: int) -> ExplainedOption:
         space, options = self._space, self._options
-        value, reason = self._placed(option)
+        value, reason, ranks = self._placed(option)
         return ExplainedOption(
             sharding_type=options.type_of(option).name,
             variant=options.layouts[option].variant,
             compute_kernel=options.kernel_of(option).name,
             num_shards=int(options.shards_per_option[option]),
-            total_ms=float(space.total_cost_ms[option]),
-            largest_ms=float(space.largest_cost_ms[option]),
+            **self._times_ms(option, ranks),
             largest_bytes=dict(zip(space.tiers, space.largest_bytes[option].tolist(), strict=True)),
             value_ms=value,
             reason=reason or self._comparison(value),
         )
 
-    def _placed(self, option: int) -> tuple[float, str]:
-        """The objective with this option, all other tables as they are; or why it does not fit."""
+    def _times_ms(self, option: int, ranks: Sequence[int]) -> dict[str, float]:
+        """Times of an option's shards on their ranks; without ranks the mean, and the slowest on the fastest rank."""
+        space = self._space
+        if not ranks:
+            total, largest = space.total_cost_ms[option], space.largest_cost_ms[option]
+        else:
+            shards = propose(space, np.array([option]), with_fixed=True)
+            times = space.on_ranks(shards.class_ms, np.array(ranks))
+            total, largest = times.sum(), times.max()
+        return {"total_ms": float(total), "largest_ms": float(largest)}
+
+    def _placed(self, option: int) -> tuple[float, str, Sequence[int]]:
+        """The objective with this option, all other tables as they are, and its ranks; or why it does not fit."""
         alone = np.array([option])
         shards = propose(self._space, alone)
         shards = attrs.evolve(
@@ -180,10 +197,10 @@ class _Explainer:
         misfit = fixed_misfit(self._space, alone, shards)
         placed = misfit or self._again.plugins.partitioner.place(shards)
         if isinstance(placed, Misfit):
-            return math.inf, self._why_misfit(option, placed)
-        own = LoadedPlan(self._space, alone, placed, shards).phases_ms
-        phases = {phase: own[phase] + rest for phase, rest in self._rest.phases_ms.items()}
-        return OBJECTIVES[self._space.objective](phases), ""
+            return math.inf, self._why_misfit(option, placed), ()
+        own = LoadedPlan(self._space, alone, placed, shards)
+        phases = {phase: own.phases_ms[phase] + rest for phase, rest in self._rest.phases_ms.items()}
+        return OBJECTIVES[self._space.objective](phases), "", own.ranks_of_tables[0]
 
     def _why_misfit(self, option: int, misfit: Misfit) -> str:
         tier = self._space.tiers.index(misfit.tier)

@@ -4,7 +4,7 @@ import json
 import math
 
 import pytest
-from tests.core.planning.conftest import WithBound
+from tests.core.planning.conftest import Cells, WithBound
 
 from shardwright import (
     EmbeddingShardingPlanner,
@@ -67,6 +67,29 @@ def test_explain_others_stand_in_the_order_of_their_plans():
     assert values == sorted(values)
     assert explanation.runner_up == explanation.others[0]
     assert explanation.chosen.value_ms == explanation.value_ms == planned().document["objective"]["value_ms"]
+
+
+def test_explain_times_of_options_are_those_on_the_ranks_where_they_are(monkeypatch):
+    even = Cells.estimate
+    monkeypatch.setattr(
+        Cells,
+        "estimate",
+        lambda self, options, topology: {
+            phase: cost / topology.speed for phase, cost in even(self, options, topology).items()
+        },
+    )
+    constraints = {
+        table.name: ParameterConstraints(sharding_types=["whole"], ranks=[int(table.name != "b")])
+        for table in TABLES
+    }
+    topology = Topology(2, "cpu", ddr_cap=100_000, speed=[1, 0.5])
+    planner = EmbeddingShardingPlanner(topology, 64, constraints=constraints)
+    plan = ShardingPlan.from_json(planner.plan_tables(TABLES).to_json())
+    for table in TABLES:
+        # 64 bags of one id, a millisecond for 1000 cells, twice that in the backward pass.
+        took = 3 * 64 * table.num_embeddings * table.embedding_dim / 1000 / (1 if table.name == "b" else 0.5)
+        chosen = explain_table(plan, table.path).chosen
+        assert (chosen.total_ms, chosen.largest_ms) == pytest.approx((took, took))
 
 
 def test_explain_options_without_room_say_what_is_short():

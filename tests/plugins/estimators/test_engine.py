@@ -585,7 +585,13 @@ def test_ranks_that_were_measured_as_unlike_have_their_speeds_in_a_topology_of_a
     assert topology.speeds == tuple(speeds)
     assert topology.provenance["speed"].origin == "measured"
     assert set(sw.Topology.from_machine(path, 4, speed=1.5).speeds) == {1.5}
-    assert set(sw.Topology.from_machine(path, 2).speeds) == {1.0}  # which of them these are is not known
+    fewer = sw.Topology.from_machine(path, 2)
+    assert set(fewer.speeds) == {1.0}  # which of them these are is not known
+    assert (fewer.provenance["speed"].value, fewer.provenance["speed"].origin) == (1.0, "assumed")
+    path.write_text(attrs.evolve(machine, made={**machine.made, "ranks": 3}).to_json())
+    for ranks in (2, 4):
+        with pytest.raises(sw.InvalidInputError, match=r"machine\.json: topology\.speed has 4 values for 3 ranks"):
+            sw.Topology.from_machine(path, ranks)
 
 
 def test_ranks_of_half_the_speed_take_twice_as_long_for_lookups_and_updates_alone() -> None:

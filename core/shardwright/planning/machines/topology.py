@@ -231,7 +231,7 @@ class Topology:
             compute_device: type of their devices: ``"cpu"``, or that of the accelerators whose memory and copies were
                 measured; links between these are assumed.
             given: further arguments of :class:`Topology`, which count instead of what was measured. Values that were
-                measured with another number of ranks count as assumed, and the speeds of unlike ranks not at all.
+                measured with another number of ranks count as assumed, and of unlike ranks the speed of the slowest.
 
         Raises:
             InvalidInputError: the document is malformed, an argument is wrong, or the devices are others.
@@ -239,9 +239,11 @@ class Topology:
         data = MACHINE.read(Path(path))
         try:
             MACHINE.check(data)
+            made = data["made"]
+            _one_a_rank("topology.speed", data["topology"].get("speed", 1.0), made["ranks"])
         except InvalidInputError as error:
             raise InvalidInputError(f"{path}: {error}") from error
-        made, devices = data["made"], {*np.atleast_1d(compute_device).tolist()}
+        devices, is_as_many = {*np.atleast_1d(compute_device).tolist()}, made["ranks"] == world_size
         known = {CPU_DEVICE, made.get("device", CPU_DEVICE)}
         if len(devices) > 1 or devices - known:
             raise InvalidInputError(
@@ -254,9 +256,9 @@ class Topology:
         # Of an accelerator its memory and copies are measured, and no links between ranks. Speeds are of these ranks.
         is_host = devices == {CPU_DEVICE}
         measured = {
-            name: value
+            name: value if is_as_many or name != "speed" else 1.0
             for name, value in data["topology"].items()
-            if name.startswith("hbm_") != is_host and (name != "speed" or made["ranks"] == world_size)
+            if name.startswith("hbm_") != is_host
         }
         own = {name: value for name, value in given.items() if value is not None}
         latencies = {
@@ -264,7 +266,7 @@ class Topology:
         } | own.pop("link_latencies_ms", {})
         arguments = {name: value for name, value in measured.items() if not name.endswith(_LATENCY)} | own
         topology = cls(world_size, compute_device, link_latencies_ms=latencies, **arguments)
-        is_as_many, values = made["ranks"] == world_size, topology.provenance
+        values = topology.provenance
         source = f"measured on {made['processor']}, {made['date']}, with {made['ranks']} ranks"
         source += "" if is_as_many else f", not {world_size}"
         noted = {

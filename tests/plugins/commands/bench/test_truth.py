@@ -285,10 +285,20 @@ def test_drawn_workload_is_one_and_the_same_each_time(seed: int) -> None:
     )
 
 
-def test_truth_of_tables_that_are_not_pooled_is_refused() -> None:
+def test_truth_of_tables_that_are_not_pooled_is_refused_before_others_are_measured() -> None:
     tables = [{**WORKLOAD["tables"][0], "pooling": "NONE"}]
+    asked, measured = [WORKLOAD, {**WORKLOAD, "tables": tables}], []
     with pytest.raises(UnsupportedError):
-        running.measure(None, {**WORKLOAD, "tables": tables}, running.TruthSettings(("torchrec",)))
+        running.run(asked, running.TruthSettings(("torchrec",)), note=measured.append)
+    assert measured == []
+
+
+def test_truth_of_a_file_that_is_no_workload_names_the_file(tmp_path: Path) -> None:
+    paths = [tmp_path / "good.json", tmp_path / "bad.json"]
+    for path, data in zip(paths, (WORKLOAD, {"name": "a plan"}), strict=True):
+        path.write_text(json.dumps(data))
+    with pytest.raises(InvalidInputError, match=r"bad\.json: the workload has no 'tables'"):
+        CliRunner().invoke(app, ["bench", "truth", *map(str, paths)], catch_exceptions=False)
 
 
 _FAULTS = """

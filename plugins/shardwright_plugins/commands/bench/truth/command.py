@@ -59,7 +59,6 @@ def truth(
     """
     from shardwright.cli.plans import check_writable, write_text
     from shardwright.errors import InvalidInputError
-    from shardwright.planning.documents import WORKLOAD
     from shardwright_plugins.commands.bench.truth import running
     from shardwright_plugins.commands.bench.truth.workloads import drawn_workload
 
@@ -90,7 +89,7 @@ def truth(
         for result in earlier["workloads"]:
             note(running.judge(result, names))
     else:
-        given = [_named(WORKLOAD.read(path), path) for path in workloads or ()]
+        given = [_read(path) for path in workloads or ()]
         asked = given or [drawn_workload(seed + number) for number in range(drawn)]
         if batch is not None:
             asked = [{**own, "batch_size_per_rank": batch} for own in asked]
@@ -106,9 +105,13 @@ def truth(
         typer.echo(f"{told()['processor']}, {words['ranks']} ranks, {words['steps']} steps of each plan")
 
 
-def _named(data: Any, path: Path) -> Any:
-    """A workload that has no name is called after its file."""
-    return {"name": path.stem, **data} if isinstance(data, dict) else data
+def _read(path: Path) -> dict[str, Any]:
+    """A workload as JSON data; one that has no name is called after its file."""
+    from shardwright.planning.documents import WORKLOAD
+    from shardwright.planning.tables.workload import Workload
+
+    Workload.read(path)  # what is wrong is told with the file's name
+    return {"name": path.stem, **WORKLOAD.read(path)}
 
 
 def _known_estimators() -> list[str]:

@@ -69,7 +69,6 @@ def measure(pool: RankPool, data: Mapping[str, Any], settings: TruthSettings) ->
     from shardwright_plugins.measuring.timing import reference_ms
 
     workload = Workload.from_data(data)
-    _check(workload)
     memory = host_memory_bytes()
     topology = Topology(
         settings.ranks,
@@ -206,9 +205,16 @@ def noise_of(entries: Sequence[Mapping[str, Any]]) -> float | None:
 def run(
     workloads: Sequence[Mapping[str, Any]], settings: TruthSettings, *, note: Callable[[dict[str, Any]], None]
 ) -> None:
-    """Measure and judge workloads, one after the other; each result is handed on as soon as it is there."""
+    """Measure and judge workloads, one after the other; each result is handed on as soon as it is there.
+
+    Raises:
+        UnsupportedError: one has tables that are not measured; nothing was measured yet.
+        InvalidInputError: one has another form, or no batch size; nothing was measured yet.
+    """
     from shardwright_testing.ranks import RankPool
 
+    for data in workloads:
+        _check(Workload.from_data(data))
     with RankPool(settings.ranks, backend="gloo") as pool:
         for data in workloads:
             note(judge(measure(pool, data, settings), settings.estimators))

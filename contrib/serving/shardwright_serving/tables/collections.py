@@ -216,7 +216,8 @@ class QuantEmbeddingCollection(QuantizedCollection):
 
 def _is_compiling() -> bool:
     """True inside ``torch.compile``, whose graphs break at a collection; exported programs have its operators."""
-    return torch.compiler.is_compiling() and not torch.compiler.is_exporting()
+    # Of torch 2.11, torch.compiler.is_exporting() is true there as well; torch.export traces without dynamo.
+    return torch.compiler.is_dynamo_compiling()
 
 
 def _call(collection: nn.Module, features: KeyedJaggedTensor) -> Any:

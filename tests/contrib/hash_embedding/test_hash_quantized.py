@@ -23,6 +23,8 @@ from torch import nn
 import shardwright as sw
 from shardwright_testing import run_simulated
 
+pytestmark = pytest.mark.usefixtures("plugins")
+
 
 def test_trained_keys_find_their_quantized_rows() -> None:
     setup = Setup()

@@ -590,7 +590,9 @@ def test_ranks_that_were_measured_as_unlike_have_their_speeds_in_a_topology_of_a
     assert (fewer.provenance["speed"].value, fewer.provenance["speed"].origin) == (1.0, "assumed")
     path.write_text(attrs.evolve(machine, made={**machine.made, "ranks": 3}).to_json())
     for ranks in (2, 4):
-        with pytest.raises(sw.InvalidInputError, match=r"machine\.json: topology\.speed has 4 values for 3 ranks"):
+        with pytest.raises(
+            sw.InvalidInputError, match=r"machine\.json: topology\.speed has 4 values for 3 ranks"
+        ):
             sw.Topology.from_machine(path, ranks)
 
 

@@ -239,11 +239,10 @@ class Topology:
         data = MACHINE.read(Path(path))
         try:
             MACHINE.check(data)
-            made = data["made"]
-            _one_a_rank("topology.speed", data["topology"].get("speed", 1.0), made["ranks"])
+            _one_a_rank("topology.speed", data["topology"].get("speed", 1.0), data["made"]["ranks"])
         except InvalidInputError as error:
             raise InvalidInputError(f"{path}: {error}") from error
-        devices, is_as_many = {*np.atleast_1d(compute_device).tolist()}, made["ranks"] == world_size
+        made, devices = data["made"], {*np.atleast_1d(compute_device).tolist()}
         known = {CPU_DEVICE, made.get("device", CPU_DEVICE)}
         if len(devices) > 1 or devices - known:
             raise InvalidInputError(
@@ -254,7 +253,7 @@ class Topology:
                 possible=tuple(sorted(known)),
             )
         # Of an accelerator its memory and copies are measured, and no links between ranks. Speeds are of these ranks.
-        is_host = devices == {CPU_DEVICE}
+        is_host, is_as_many = devices == {CPU_DEVICE}, made["ranks"] == world_size
         measured = {
             name: value if is_as_many or name != "speed" else 1.0
             for name, value in data["topology"].items()
@@ -266,15 +265,14 @@ class Topology:
         } | own.pop("link_latencies_ms", {})
         arguments = {name: value for name, value in measured.items() if not name.endswith(_LATENCY)} | own
         topology = cls(world_size, compute_device, link_latencies_ms=latencies, **arguments)
-        values = topology.provenance
-        source = f"measured on {made['processor']}, {made['date']}, with {made['ranks']} ranks"
-        source += "" if is_as_many else f", not {world_size}"
+        others = "" if is_as_many else f", not {world_size}"
+        source = f"measured on {made['processor']}, {made['date']}, with {made['ranks']} ranks{others}"
         noted = {
             name: InputValue(value, "measured" if is_as_many else "assumed", source)
             for name, value in measured.items()
-            if values[name].value == value
+            if topology.provenance[name].value == value
         }
-        return topology.evolved(provenance={**values, **noted})
+        return topology.evolved(provenance={**topology.provenance, **noted})
 
     @checked
     def sharding_group(

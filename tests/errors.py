@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,6 +28,17 @@ def raises(
     error = caught.value
     assert {name: getattr(error, name) for name in attributes} == attributes, error
     assert set(possible) <= set(error.possible), error
+
+
+def refused(calls: Iterable[Any]) -> Callable[..., None]:
+    """A test of wrong calls: each row is the call, the class of its error and a pattern of the text."""
+
+    @pytest.mark.parametrize(("call", "error", "text"), calls)
+    def test(call: Callable[[], object], error: type[Exception], text: str) -> None:
+        with pytest.raises(error, match=text):
+            call()
+
+    return test
 
 
 @contextmanager

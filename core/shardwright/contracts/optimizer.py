@@ -158,8 +158,9 @@ class RowRule:
             optimizers: registered optimizers.
         """
         if spec.name not in optimizers:
-            near = nearest(spec.name, optimizers)
-            return f"no optimizer {spec.name!r} is known, only {', '.join(sorted(optimizers))}{near and '.' + near}"
+            advice = nearest(spec.name, optimizers) + optimizers.not_loaded
+            listed = ", ".join(sorted(optimizers)) or "none"
+            return f"no optimizer {spec.name!r} is known, only {listed}{advice and '.' + advice}"
         optimizer = optimizers.create(spec.name)
         known = {**optimizer.parameters, "stochastic_rounding": False}
         for name, value in spec.parameters:

@@ -86,9 +86,8 @@ def _prices(space: SearchSpace, multipliers: Mapping[str, Any], given: Any) -> t
     """Read the price of a byte of each tier, ms, ``[M]``, and the weight of each class of ranks, or of all: ``[C]``."""
     prices, weights = np.zeros(len(space.tiers)), np.empty(len(space.topology.classes))
     weights[:] = given
-    if not (
-        (weights > 1e-100) & (weights < 1e100)
-    ).all():  # sums of others overflow: infinite times prove all
+    # Sums of larger ones overflow, and infinite times would prove anything.
+    if not ((weights > 1e-100) & (weights < 1e100)).all():
         raise ValueError(f"weights are {given}; they must be above 1e-100 and below 1e100")
     for tier, price in multipliers.items():
         if not 0 <= float(price) < np.inf:

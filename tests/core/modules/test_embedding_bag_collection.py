@@ -3,13 +3,13 @@ from __future__ import annotations
 import copy
 import itertools
 import pickle
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import strategies as st
 from tests.drawn import drawn
+from tests.errors import refused
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -337,9 +337,4 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("call", "error", "text"), REFUSED)
-def test_wrong_call_is_an_error_that_says_what_is_wrong(
-    call: Callable[..., object], error: type[Exception], text: str
-) -> None:
-    with pytest.raises(error, match=text):
-        call()
+test_wrong_call_is_an_error_that_says_what_is_wrong = refused(REFUSED)

@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 from tests.core.planning.conftest import Plain
+from tests.errors import refused
 
 from shardwright import (
     Block,
@@ -369,7 +370,4 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("call", "error", "text"), REFUSED)
-def test_wrong_call_is_an_error_that_says_what_is_wrong(call, error, text):
-    with pytest.raises(error, match=text):
-        call()
+test_wrong_call_is_an_error_that_says_what_is_wrong = refused(REFUSED)

@@ -1,9 +1,8 @@
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
+from tests.errors import refused
 
 from shardwright import DuplicateNameError, InvalidInputError, KeyedTensor, UnknownNameError
 
@@ -191,9 +190,4 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("call", "error", "text"), REFUSED)
-def test_wrong_call_is_an_error_that_says_what_is_wrong(
-    call: Callable[..., object], error: type[Exception], text: str
-) -> None:
-    with pytest.raises(error, match=text):
-        call()
+test_wrong_call_is_an_error_that_says_what_is_wrong = refused(REFUSED)

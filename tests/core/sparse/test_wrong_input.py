@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.errors import refused
 from torch.utils._pytree import tree_map
 
 from shardwright import (
@@ -395,9 +396,4 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("call", "error", "text"), REFUSED)
-def test_wrong_call_is_an_error_that_says_what_is_wrong(
-    call: Callable[..., object], error: type[Exception], text: str
-) -> None:
-    with pytest.raises(error, match=text):
-        call()
+test_wrong_call_is_an_error_that_says_what_is_wrong = refused(REFUSED)

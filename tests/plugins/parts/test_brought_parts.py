@@ -221,3 +221,8 @@ def test_optimizer_of_torch_that_two_plugins_bring_otherwise_is_an_error_that_na
             ),
         ):
             sw.optimizer_spec_of(weight)
+
+
+def test_optimizer_whose_plugin_is_off_is_refused_with_the_plugin() -> None:
+    spec, optimizers = sw.OptimizerSpec("sgd"), host_without("builtin_optimizers").optimizers
+    assert "only none. Not loaded: 'builtin_optimizers' " in str(sw.contracts.RowRule.of(spec, optimizers))

@@ -128,12 +128,13 @@ class Engine(Estimator):
         What is the quickest kernel on another processor is not known, so that plans by its document have the first. By
         a document of its own machine, a search takes the kernel that costs a table least.
         """
+        if self._file:
+            return np.zeros(options.num_shards)
         work = StepWork(options, topology, self.machine.cache_bytes)
         elements = topology.world_size * work.own_vectors * options.num_columns * ~work.is_copy
         an_element = MIXED * (self.machine.engine["mixed_sent"] + self.machine.engine["mixed_gradient"])
         is_other = np.array(
-            [not self._file and kernel.name != self.machine.first for kernel in options.compute_kernels],
-            dtype=bool,
+            [kernel.name != self.machine.first for kernel in options.compute_kernels], dtype=bool
         )
         regrouped: Floats = an_element * elements * is_other[options.compute_kernel][options.option]
         return regrouped

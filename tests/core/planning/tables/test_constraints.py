@@ -5,7 +5,7 @@ from enum import Enum
 
 import numpy as np
 import pytest
-from tests.errors import raises
+from tests.errors import raises, refused
 
 from shardwright import InvalidInputError, ParameterConstraints, TableSpec, UnknownNameError
 from shardwright.planning.tables.constraints import Constraints
@@ -152,7 +152,4 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("call", "error", "text"), REFUSED)
-def test_wrong_call_is_an_error_that_says_what_is_wrong(call, error, text):
-    with pytest.raises(error, match=text):
-        call()
+test_wrong_call_is_an_error_that_says_what_is_wrong = refused(REFUSED)

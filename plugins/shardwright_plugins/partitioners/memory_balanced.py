@@ -9,6 +9,7 @@ import numpy as np
 from shardwright.contracts.partitioner import Partitioner
 from shardwright.planning.arrays import Floats, Ints
 from shardwright.planning.search.placement import Misfit, ProposedShards
+from shardwright_plugins.partitioners.greedy_perf import GreedyPerf
 from shardwright_plugins.partitioners.longest_first import as_bins
 
 
@@ -16,7 +17,7 @@ class MemoryBalanced(Partitioner):
     """Places shards by memory alone: the largest first, where the fullest tier of its rank stays least full.
 
     As TorchRec's ``MemoryBalancedPartitioner`` does, it gives time away for memory that is used evenly; unlike that it
-    looks at no other placements of the same time.
+    looks at no other placements of the same time. If something is left without room, it places as ``greedy_perf`` does.
     """
 
     name: ClassVar[str] = "memory_balanced"
@@ -29,11 +30,5 @@ class MemoryBalanced(Partitioner):
         bins = as_bins(shards)
         weight: Floats = (shards.memory_bytes / np.maximum(shards.capacity_bytes.max(axis=0), 1)).max(axis=1)
         bins.fill(weight)
-        if bins.repair(400):
-            return bins.bin
-        over = (bins.used / bins.limit)[:, bins.num_classes :].max(axis=1)
-        there = np.flatnonzero((bins.bin == int(np.argmax(over))) & ~shards.is_fixed)
-        shard = int(there[np.argmax(weight[there])])
-        rest = bins.memory_bytes.copy()
-        rest[bins.bin[shard]] -= shards.memory_bytes[shard]
-        return shards.misfit(shard, rest.astype(np.int64))
+        # Where moves and swaps come to no end, time is no longer given away: what fits by the other rule fits.
+        return bins.bin if bins.repair(400) else GreedyPerf().place(shards)

@@ -13,11 +13,12 @@ from torch import nn
 from shardwright import ShardingEnv, UnsupportedError
 from shardwright.contracts import TrainedCollection
 from shardwright.runtime.sharded.tables.shard_gradients import Part
-from shardwright.runtime.sharded.tables.sharded_parameter import ShardedParameter
+from shardwright.runtime.sharded.tables.sharded_parameter import ShardedParameter, watch_steps
 from shardwright.runtime.step.step_events import StepEvents
 
 
 def sharded() -> ShardedParameter:
+    watch_steps()  # as who shards a module does
     parameter = nn.Parameter(torch.arange(6.0).view(3, 2))
     events = StepEvents(TrainedCollection("", adds_up=True, updated_in_step=(), has_gradients=bool))
     return ShardedParameter.of(parameter, Part("'t'", ShardingEnv.local(device_type="cpu"), events))

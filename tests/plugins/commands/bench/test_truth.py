@@ -18,10 +18,11 @@ from scipy.stats import spearmanr
 from tests.plugins.reports.test_html_page import Page
 from typer.testing import CliRunner
 
-from shardwright import InvalidInputError, ShardingPlan, UnsupportedError, Workload
+from shardwright import InvalidInputError, ShardingPlan, Topology, UnsupportedError, Workload
 from shardwright.cli import app
 from shardwright_plugins.commands.bench.truth import command, running
 from shardwright_plugins.commands.bench.truth.figures import Judgement
+from shardwright_plugins.commands.bench.truth.plans import candidates, described
 from shardwright_plugins.commands.bench.truth.workloads import drawn_workload
 from shardwright_plugins.estimators.engine.machine import shipped_machine
 from shardwright_plugins.measuring import phases
@@ -330,3 +331,12 @@ def test_each_round_of_runs_has_every_plan_in_another_order() -> None:
     order = np.reshape(running.order_of_runs(plans=12, rounds=3), (3, 12))
     assert (np.sort(order) == np.arange(12)).all()
     assert len({tuple(one) for one in order.tolist()} | {tuple(range(12))}) == 4
+
+
+@pytest.mark.parametrize("estimator", ["engine", "roofline"])
+def test_drawn_plans_are_of_all_sharding_types_whichever_estimator_is_judged(estimator: str) -> None:
+    workload = Workload.from_data(drawn_workload(616))
+    topology = Topology(world_size=2, compute_device="cpu")
+    drawn = [one for one in candidates(workload, topology, [estimator], count=24) if "drawn" in one.label]
+    types = {word.split()[0] for one in drawn for word in described(one.plan)}
+    assert types >= {"table_wise", "column_wise", "row_wise", "table_row_wise", "data_parallel"}

@@ -29,6 +29,8 @@ _SECONDS = 1.0
 """Limit of a proposer's search; the plan of an estimator has the planner's own."""
 _PREFERRED_KERNEL = 0.75
 """Part of the drawn plans in which all tables have the kernel that planners prefer."""
+_DRAWN_BY = "torchrec"
+"""Estimator of the drawn ones: one without refinements, which would search near a draw and keep the best."""
 
 
 @frozen
@@ -81,7 +83,7 @@ def candidates(
         if len(found) >= count:
             break
         drawn = _Drawn(seed, number)
-        add(f"drawn {number}", _planner(workload, topology, estimators[0], drawn))
+        add(f"drawn {number}", _planner(workload, topology, _DRAWN_BY, drawn))
     return list(found.values())
 
 
@@ -116,9 +118,10 @@ class _Drawn(Proposer):
 
     def proposals(self, space: SearchSpace) -> Proposals:  # type: ignore[override]  # needs no watch
         """The plan, as soon as one fits."""
-        while True:
+        plan = None
+        while plan is None:  # the search would keep the best of more
             proposal = self._options(space.options)
-            yield Placed(proposal, self._ranks(space, proposal))
+            plan = (yield Placed(proposal, self._ranks(space, proposal))).plan
 
     def _options(self, options: Options) -> Ints:
         draw = self._draw

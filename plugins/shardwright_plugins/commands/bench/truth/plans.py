@@ -127,7 +127,8 @@ class _Drawn(Proposer):
         draw = self._draw
         types = draw.permutation(len(options.sharding_types))[: self._types]
         is_common = draw.random() < _PREFERRED_KERNEL
-        kernel = 0 if is_common else int(draw.integers(len(options.compute_kernels)))
+        offered = np.unique(options.compute_kernel)  # the preferred one first
+        kernel = int(offered[0] if is_common else draw.choice(offered))
         chosen = [
             self._option(options, np.array(options.of_table(table)), types, kernel)
             for table in options.distinct_table.tolist()

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 from shardwright_learned import LearnedEstimator, Measurement
@@ -30,7 +31,7 @@ from shardwright_testing import EstimatorTests, installed
 from shardwright_testing.ranks import RankPool
 
 KERNEL, TYPES = "fused_torch", ("table_wise", "row_wise", "data_parallel")
-MS_A_BYTE = {"forward": 2e-6, "backward": 5e-6}
+MS_A_BYTE = {"forward_compute": 2e-6, "forward_communication": 1e-6, "backward_compute": 5e-6}
 TOPOLOGY = sw.Topology(world_size=4, compute_device="cpu", local_world_size=2)
 
 
@@ -72,7 +73,7 @@ def test_learned_estimates_follow_the_law_they_were_fitted_to() -> None:
     for table in tables():
         bags = 64 * TOPOLOGY.world_size  # a rank with the whole table serves all ranks' bags, one id each
         vector_bytes = bags * table.embedding_dim * 4
-        expected[table.name] = 2 * 0.01 + sum(MS_A_BYTE.values()) * vector_bytes * (1 + 3 / 4)
+        expected[table.name] = 3 * 0.01 + sum(MS_A_BYTE.values()) * vector_bytes * (1 + 3 / 4)
     told = {table["path"]: table["time_ms"] for table in report.tables}
     assert told == pytest.approx(expected, rel=1e-6)
 
@@ -107,7 +108,20 @@ def test_learned_plans_for_serving_cost_what_goes_forward() -> None:
     )
     planner.plan_tables(tables())
     for rank in planner.report.to_data()["ranks"]:
-        assert rank["phases_ms"]["backward"] == 0
+        assert rank["phases_ms"]["backward_compute"] == 0
+
+
+def test_learned_lookups_and_updates_of_ranks_of_half_the_speed_take_twice_as_long() -> None:
+    measurements = drawn_measurements()
+    learned, slow = LearnedEstimator.fit(measurements), TOPOLOGY.evolved(speeds=(0.5,) * 4)
+    rule = sw.ParameterConstraints(sharding_types=[*TYPES], compute_kernels=[KERNEL])
+    options = enumerate_options(tables(), TOPOLOGY, Constraints({"*": rule}), sw.host.host(), batch_size=64)
+    times, of_slow = (learned.estimate(options, topology) for topology in (TOPOLOGY, slow))
+    for phase, column in times.items():
+        np.testing.assert_allclose(of_slow[phase], column * (2 if phase.endswith("_compute") else 1))
+    whole = [attrs.evolve(one, milliseconds={"forward": 1.0, "backward": 2.0}) for one in measurements]
+    with pytest.raises(sw.UnsupportedError, match=r"speed 0\.5.*phases backward, forward, none of which"):
+        LearnedEstimator.fit(whole).estimate(options, slow)
 
 
 def test_learned_is_one_argument_and_the_plan_says_whose_it_is() -> None:
@@ -357,8 +371,8 @@ def test_measure_on_real_ranks_gives_costs_to_plan_with() -> None:
         assert one["features"]["table_bytes"] == rows * dim * 4
         assert one["features"]["read_bytes"] == 2 * 4 * 2 * dim * 4  # 2 ranks x 4 bags x 2 ids
         assert one["features"]["output_bytes"] == 2 * 4 * dim * 4
-        assert one["milliseconds"]["forward"] > 0
-        assert one["milliseconds"]["backward"] > 0
+        assert {"forward_communication", "backward_communication"} < one["milliseconds"].keys()
+        assert min(one["milliseconds"][phase] for phase in ("forward_compute", "backward_compute")) > 0
     assert [one["features"]["table_bytes"] for one in measured[1::2]] == [
         one["features"]["table_bytes"] / 2 for one in measured[::2]
     ]

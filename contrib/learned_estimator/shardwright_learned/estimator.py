@@ -18,6 +18,8 @@ from shardwright_learned.model import DOCUMENT, Model, recipe_of
 api = 1
 
 FILE_VARIABLE = "LEARNED_COSTS_FILE"
+COMPUTE = {"forward_compute", "backward_compute"}
+"""Phases that `measure` tells apart and that depend on a rank's speed."""
 
 
 class LearnedEstimator(sw.Estimator):
@@ -94,12 +96,18 @@ class LearnedEstimator(sw.Estimator):
         )
 
     def estimate(self, options: sw.Options, topology: sw.Topology) -> Mapping[str, np.ndarray]:
-        """Milliseconds of each phase, ``[S]``.
+        """Milliseconds of each phase, ``[S]``; lookups and updates take theirs over the ranks' speed.
 
         Raises:
-            UnsupportedError: A kernel was asked for that was not measured.
+            UnsupportedError: A kernel was asked for that was not measured, or ranks have another speed than 1 and the
+                measurements have no phases of lookups and updates.
         """
         self._check_kernels(options)
+        if topology.speed != 1 and not COMPUTE & set(self.model.phases):
+            raise sw.UnsupportedError(
+                f"ranks have the speed {topology.speed:g}, and the estimator {self.name!r} has measurements of the "
+                f"phases {', '.join(self.model.phases)}, none of which is lookups or updates alone: measure again"
+            )
         columns = features_of(options, topology)
         matrix = np.stack([columns[name] for name in FEATURES], axis=1)
         kernel = options.compute_kernel[options.option]
@@ -108,9 +116,11 @@ class LearnedEstimator(sw.Estimator):
             of_kernel = kernel == code
             for phase, column in times.items():
                 column[of_kernel] = self.model.predict(offered.name, phase, matrix[of_kernel])
-        # Nothing goes back to tables that are never updated.
-        if "backward" in times:
-            times["backward"][options.is_frozen[options.shard_table]] = 0.0
+        for phase, column in times.items():
+            if phase.startswith("backward"):  # nothing goes back to tables that are never updated
+                column[options.is_frozen[options.shard_table]] = 0.0
+            if phase in COMPUTE:
+                column /= topology.speed
         return times
 
     def provenance(self, options: sw.Options) -> Mapping[str, Any]:

@@ -63,9 +63,6 @@ def measure(
     ]
 
 
-_FORWARD = ("input_communication", "forward_compute", "forward_communication")
-
-
 def _measure_one(
     table: sw.EmbeddingBagConfig, kind: str, kernel: str, batch_size: int, pooling_factor: int, steps: int
 ) -> Measurement:
@@ -84,12 +81,10 @@ def _measure_one(
     plan = planner.collective_plan(bags, [sw.EmbeddingBagCollectionSharder()])
     workload = sw.Workload("alone", (sw.TableSpec.from_config(table),), {table.name: rule}, batch_size)
     phases = measure_plan(workload, plan, drawn_batches(workload), steps).phases_ms
-    forward = sum(phases[name] for name in _FORWARD)
-    times = {"forward": forward, "backward": sum(phases.values()) - forward}
     block = max(plan.plan[""][table.name].layout.blocks, key=lambda block: block.num_rows * block.num_columns)
     # Only the rank that plans has asked the recorder.
     features = _from_first_rank(recorder.features.get((block.num_rows, block.num_columns)))
-    return Measurement(kernel, kind, features, times)
+    return Measurement(kernel, kind, features, phases)
 
 
 def _from_first_rank(value: Any) -> Any:

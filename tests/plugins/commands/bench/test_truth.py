@@ -264,7 +264,10 @@ def test_predictions_that_do_not_vary_have_no_correlation_and_are_read_again(
     ("options", "said"),
     [
         ([], "workload 'nameless' has no batch_size_per_rank"),
-        (["--again", "truth.json"], "--again judges what truth.json has, and measures no"),
+        (
+            ["--again", "truth.json", "--batch", "8", "--finals", "2", "--json"],
+            "--again judges what truth.json has and measures nothing: leave it out, or --batch, --finals, a workload$",
+        ),
     ],
 )
 def test_truth_refuses_what_it_cannot_measure(options: list[str], said: str, tmp_path: Path) -> None:
@@ -272,6 +275,31 @@ def test_truth_refuses_what_it_cannot_measure(options: list[str], said: str, tmp
     workload.write_text(json.dumps({"tables": WORKLOAD["tables"]}))
     with pytest.raises(InvalidInputError, match=said):
         CliRunner().invoke(app, ["bench", "truth", str(workload), *options], catch_exceptions=False)
+
+
+@pytest.mark.parametrize("settings", [None, [], {"ranks": 2}])
+def test_file_of_an_earlier_run_without_settings_is_refused_by_name(
+    settings: Any, run: tuple[Path, dict], tmp_path: Path
+) -> None:
+    path = tmp_path / "truth.json"
+    path.write_text(json.dumps({**run[1], "settings": settings}))
+    with pytest.raises(InvalidInputError, match=r"truth\.json' does not say in 'settings'"):
+        CliRunner().invoke(app, ["bench", "truth", "--again", str(path)], catch_exceptions=False)
+
+
+def test_truth_again_prints_all_headings_and_the_processor_that_was_measured(
+    run: tuple[Path, dict], tmp_path: Path
+) -> None:
+    path, machine = tmp_path / "truth.json", tmp_path / "machine_of_a_long_name.json"
+    path.write_text(json.dumps({**run[1], "processor": "Abacus 9"}))
+    machine.write_text(shipped_machine().to_json())
+    words = ["bench", "truth", "--again", str(path), "--estimator", f"engine:machine={machine}"]
+    found = CliRunner().invoke(app, words, catch_exceptions=False, env={"COLUMNS": "100"})
+    *_, last = found.stdout.splitlines()
+    assert last == "Abacus 9, 2 ranks, steps of each run of a plan: 2"
+    headings = "Spearman measured predicted machine median worst factor slower noise"
+    assert set(headings.split()) <= set(found.stdout.split())
+    assert max(map(len, found.stdout.splitlines())) <= 100
 
 
 @pytest.mark.parametrize("seed", range(5))

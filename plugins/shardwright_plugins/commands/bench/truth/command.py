@@ -8,15 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from attrs import asdict
 
 from shardwright.cli.tables import page
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+_OF_JUDGING = {"estimator", "again", "output", "report", "json"}
+"""Options that ``--again`` goes with: the others say what is measured, and how."""
+
 
 def truth(
+    context: typer.Context,
     workloads: Annotated[
         list[Path] | None,
         typer.Argument(metavar="[WORKLOAD]...", help="Workload files; drawn workloads without any."),
@@ -76,24 +79,23 @@ def truth(
             page().print(judgements(result))
 
     def told() -> dict[str, Any]:
-        return running.document(results, words)
+        return {**head, "workloads": results}
 
-    words: Mapping[str, Any]
     if again is not None:
-        if workloads:
+        if given := _given(context):
             raise InvalidInputError(
-                f"--again judges what {again} has, and measures no {workloads[0]}: leave out one of both"
+                f"--again judges what {again} has and measures nothing: leave it out, or {', '.join(given)}"
             )
-        earlier = running.read(again)
-        words = {**earlier["settings"], "estimators": list(names)}
-        for result in earlier["workloads"]:
+        head = running.read(again)
+        head["settings"]["estimators"] = list(names)
+        for result in head["workloads"]:
             note(running.judge(result, names))
     else:
-        given = [_read(path) for path in workloads or ()]
-        asked = given or [drawn_workload(seed + number) for number in range(drawn)]
+        head = running.document(settings)
+        asked = [_read(path) for path in workloads or ()]
+        asked = asked or [drawn_workload(seed + number) for number in range(drawn)]
         if batch is not None:
             asked = [{**own, "batch_size_per_rank": batch} for own in asked]
-        words = asdict(settings)
         running.run(asked, settings, note=note)
     if report is not None:
         from shardwright_plugins.reports.html.measured import measured_page
@@ -102,7 +104,18 @@ def truth(
     if json:
         typer.echo(json_format.dumps(told()))
     else:
-        typer.echo(f"{told()['processor']}, {words['ranks']} ranks, {words['steps']} steps of each plan")
+        typer.echo(
+            "{processor}, {settings[ranks]} ranks, steps of each run of a plan: {settings[steps]}".format(
+                **head
+            )
+        )
+
+
+def _given(context: typer.Context) -> list[str]:
+    """Workloads and options that say what is measured, and how, as far as they were given."""
+    sources = {name: context.get_parameter_source(name) for name in context.params.keys() - _OF_JUDGING}
+    given = [name for name, source in sources.items() if source is not None and source.name != "DEFAULT"]
+    return sorted("a workload" if name == "workloads" else f"--{name}" for name in given)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -137,19 +150,19 @@ def judgements(result: Mapping[str, Any]) -> Table:
         box=box.SIMPLE_HEAD,
         pad_edge=False,
     )
-    table.add_column("estimator")
+    table.add_column("estimator", overflow="fold")  # the one column that gives way where there is little room
     for name in (
         *(
             "Spearman",
-            "measured / predicted",
-            "machine now / then",
-            "median error",
+            "measured /\npredicted",
+            "machine\nnow /\nthen",
+            "median\nerror",
             "worst",
-            "after the factor",
+            "after\nthe\nfactor",
         ),
-        *("own plan ms", "slower than best", "noise of that"),
+        *("own\nplan\nms", "slower\nthan\nbest", "noise\nof\nthat"),
     ):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     for name, own in result["estimators"].items():
         table.add_row(name, *_cells(own))
     return table

@@ -220,14 +220,14 @@ def run(
             note(judge(measure(pool, data, settings), settings.estimators))
 
 
-def document(results: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """A run as JSON data."""
+def document(settings: TruthSettings) -> dict[str, Any]:
+    """A run on this machine as JSON data, without workloads yet."""
     return {
         "format": FORMAT,
         "version": VERSION,
         "processor": processor(),
-        "settings": dict(settings),
-        "workloads": list(results),
+        "settings": asdict(settings),
+        "workloads": [],
     }
 
 
@@ -241,5 +241,10 @@ def read(path: Path) -> dict[str, Any]:
     if not isinstance(data, dict) or (data.get("format"), data.get("version")) != (FORMAT, VERSION):
         raise InvalidInputError(
             f"{str(path)!r} is no run of bench truth: it has no format {FORMAT!r}, version {VERSION}"
+        )
+    settings = data.get("settings")
+    if not isinstance(settings, dict) or not {"ranks", "steps"} <= settings.keys():
+        raise InvalidInputError(
+            f"{str(path)!r} does not say in 'settings' with how many 'ranks' and 'steps' it was measured: measure again"
         )
     return data

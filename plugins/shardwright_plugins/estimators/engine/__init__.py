@@ -114,10 +114,12 @@ class Engine(Estimator):
         kernels = KernelPrices(options, self.machine)
         amounts = amounts_of(work)
         of_names: Mapping[str, Any] = {**constants, **kernels.constants}
-        beside = {"id_partition": work.map_ms, **kernels.told_ms(work, topology)}
+        beside = {"id_partition": work.map_ms, **kernels.beside_ms(work, topology)}
         none = np.zeros(options.num_shards)
         phases = {
-            phase: sum((amounts[name] * of_names[name] for name in names), beside.get(phase, none))
+            phase: np.maximum(
+                sum((amounts[name] * of_names[name] for name in names), beside.get(phase, none)), 0
+            )
             for phase, names in _PHASES.items()
         }
         return phases | {phase: phases[phase] / topology.speed for phase in _PHASES if phase in _COMPUTE}
@@ -263,8 +265,7 @@ def _is_measured(options: Options, topology: Topology) -> bool:
 
 def amounts_of(work: StepWork) -> dict[str, Floats]:
     """All amounts of a step: the engine's, and those of kernels."""
-    lookups, updates = work.lookups().amounts(), dict(work.updates().amounts())
-    updates["update_id"] = updates["update_id"] * work.update_effort
+    lookups, updates = work.lookups().amounts(), work.update_amounts()
     return {
         **work.amounts(),
         **{name: lookups[name] for name in LOOKUP},

@@ -17,7 +17,7 @@ from shardwright.planning.options.options import Options
 from shardwright.planning.plugin_calls import calling
 from shardwright_plugins.estimators.engine.machine import KERNEL, Machine, kernel_key
 from shardwright_plugins.estimators.engine.step import StepWork
-from shardwright_plugins.estimators.engine.work import OF_KERNELS
+from shardwright_plugins.estimators.engine.work import OF_KERNELS, UPDATE
 
 _NO = np.zeros(0)
 _NO_BLOCKS = KernelWork(_NO, _NO, _NO, _NO, bytes_per_ms=1.0)
@@ -56,8 +56,12 @@ class KernelPrices:
         known = self.machine.kernels
         return known.get(kernel_key(kernel.name, str(request.data_type))) or known.get(kernel.name)
 
-    def told_ms(self, work: StepWork, topology: Topology) -> Mapping[str, Floats]:
-        """Phase -> time that kernels tell which were not measured, ms: ``[S]``; 0 for others."""
+    def beside_ms(self, work: StepWork, topology: Topology) -> Mapping[str, Floats]:
+        """Phase -> time beside the constants, ms: ``[S]``: of kernels that tell theirs, and of copies by other kernels.
+
+        An update of copies joins all ranks' batches first. The engine's constants of it were measured with the
+        machine's first kernel: by another one it takes as much longer as the same rows of a whole table do.
+        """
         options, lookups = self.options, work.lookups()
         columns = np.stack([lookups.ids, lookups.distinct, lookups.vectors, lookups.rows])
         told = np.zeros((len(OF_KERNELS), options.num_shards))
@@ -74,10 +78,11 @@ class KernelPrices:
                     kernel, request, KernelWork(ids, distinct, vectors, rows, bandwidth)
                 )
         lookup_ms, update_ms = told
-        # What an update of copies takes is the engine's: it joins all ranks' batches first.
+        updates, first = work.update_amounts(), self.machine.kernels[self.machine.first]
+        longer_ms = update_ms + sum(updates[name] * (self.constants[name] - first[name]) for name in UPDATE)
         return {
             "forward_compute": lookup_ms,
-            "backward_compute": update_ms * (work.is_trained & ~work.is_copy),
+            "backward_compute": np.where(work.is_copy, longer_ms, update_ms) * work.is_trained,
         }
 
     @property

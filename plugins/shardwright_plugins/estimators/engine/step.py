@@ -121,16 +121,18 @@ class StepWork:
         """The updates: a copy makes those of all batches, as far as gradients are not added up by rows before."""
         return self._work(self.topology.world_size * np.where(self.is_copy, self.sent_share, 1.0))
 
-    @property
-    def update_effort(self) -> Floats:
-        """Time that an id takes in an update, beside one without a weight.
+    def update_amounts(self) -> Mapping[str, Floats]:
+        """The amounts of :meth:`updates`; an id with a weight counts as one and a quarter.
 
         Measured with weights: 1.4 to 3.5 ns more, and 2.1 in the median of six cases with 4 to 30 ids a bag, of 8.3 ns
         that the constant ``update_id`` says (``fused_numba``, one thread of an AMD EPYC).
         """
         is_weighted = np.array([table.is_weighted for table in self.options.tables], dtype=np.float64)
-        effort: Floats = 1.0 + _WEIGHT_EFFORT * is_weighted[self.table]
-        return effort
+        amounts = self.updates().amounts()
+        return {
+            **amounts,
+            "update_id": amounts["update_id"] * (1.0 + _WEIGHT_EFFORT * is_weighted[self.table]),
+        }
 
     def _work(self, batches: Floats) -> LookupWork:
         options = self.options

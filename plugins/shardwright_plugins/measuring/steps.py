@@ -31,6 +31,8 @@ __all__ = ["Measured", "drawn_batches", "measure_each", "measure_plan"]
 _NUM_BATCHES = 4
 
 _QUIET = 0.04
+_UNSTEADY = 0.1
+"""Distance of the quartiles of a run's steps, as a part of the median, from which on the run is unsteady."""
 _MOST_TRIES = 3
 _LONGEST_S = 1.0
 """Time of a run of a plan, s, after which fewer steps must do; slow kernels take seconds a step."""
@@ -52,6 +54,11 @@ class Measured:
     phases_ms: Mapping[str, float]
     spread_ms: float
     others: float
+
+    @property
+    def is_steady(self) -> bool:
+        """True if other programs took little and steps took about the same time: a second run tells no more."""
+        return self.others < _QUIET and self.spread_ms < _UNSTEADY * self.step_ms
 
 
 def measure_each(work: Sequence[tuple[Mapping[str, Any], str]], *, steps: int) -> list[Measured]:

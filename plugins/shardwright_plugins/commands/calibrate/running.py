@@ -50,8 +50,8 @@ MEASURED: Mapping[str, tuple[str, ...]] = {
 _CALL = "call"
 _PACKAGES = ("torch", "numba", "fbgemm-gpu-cpu")
 _SECONDS_A_KERNEL = 15.0
-_KERNEL_STEPS, _STEPS, _ROUNDS = 5, 10, 2
-_WARM_REFERENCES = 6
+_KERNEL_STEPS, _STEPS = 10, 10
+_WARM_S = 6.0
 _QUICK = "only a few small experiments were made (--quick)"
 _QUICK_CASES, _QUICK_ELEMENTS = 3, 1_000_000
 
@@ -174,8 +174,10 @@ def calibrate(
         DistributedError: a rank failed, or does not answer.
     """
     start, unmeasured = time.monotonic(), dict[str, str]()
+    begun_s, references = ranks.run(time.monotonic)[0], [ranks.run(reference_ms)[0]]
     # Processors that have done nothing are slower for some seconds: only the last of these counts.
-    references = [ranks.run(reference_ms)[0] for _ in range(1 if quick else _WARM_REFERENCES)][-1:]
+    while not quick and ranks.run(time.monotonic)[0] - begun_s < _WARM_S:
+        references = [ranks.run(reference_ms)[0]]
     names = asked or ranks.run(kernel_names)[0]
     # Steps are measured with rows of BASE, by the first kernel that is measured: none of another type before it.
     experiments = [(name, precision) for precision in dict.fromkeys((BASE, *precisions)) for name in names]
@@ -289,9 +291,12 @@ def _measured_steps(
     ]
     plans = [steps.plan_of(case, topology, kernel) for case in found]
     work = [(case.workload, plan.to_json()) for case, plan in zip(found, plans, strict=True)]
-    # Far apart: other programs that run for some seconds disturb one of the rounds.
-    runs = ranks.run(measure_each, _ROUNDS * work, steps=_STEPS)[0]
-    best = [min(runs[number :: len(work)], key=lambda run: run.step_ms) for number in range(len(work))]
+    best = ranks.run(measure_each, work, steps=_STEPS)[0]
+    # Far apart: other programs that run for some seconds disturb one of the runs.
+    unsteady = [place for place, run in enumerate(best) if not run.is_steady]
+    again = ranks.run(measure_each, [work[place] for place in unsteady], steps=_STEPS)[0]
+    for place, run in zip(unsteady, again, strict=True):
+        best[place] = min(best[place], run, key=lambda one: one.step_ms)
     if ranks.num_hosts > 1:
         best = [steps.without_travel(run, plan) for run, plan in zip(best, plans, strict=True)]
     return [steps.loads_of(plan, cache_bytes) for plan in plans], best

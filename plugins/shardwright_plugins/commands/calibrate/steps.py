@@ -106,7 +106,7 @@ def cases() -> list[StepCase]:
 
 
 def plan_of(case: StepCase, topology: Topology, kernel: str) -> ShardingPlan:
-    """The plan of a case: its tables even on the ranks."""
+    """The plan of a case: its tables about even on the ranks, in a moment rather than as even as can be."""
     workload = Workload.from_data(case.workload)
     constraints = {
         table.path: ParameterConstraints(
@@ -122,6 +122,7 @@ def plan_of(case: StepCase, topology: Topology, kernel: str) -> ShardingPlan:
         workload.batch_size,
         constraints=constraints,
         estimator="roofline",
+        proposer="uniform",
         storage_reservation=0.0,
         progress=False,
     )

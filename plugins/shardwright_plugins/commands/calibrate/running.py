@@ -190,11 +190,11 @@ def calibrate(
     links, device, copies = _measured_links(ranks)
     note("steps")
     references.append(ranks.run(reference_ms)[0])
-    plans, runs = _measured_steps(ranks, steps.cases(), first, links, quick=quick)
+    plans, runs = _measured_steps(ranks, steps.cases(), first, links, rounds=_ROUNDS, quick=quick)
     loads = [steps.loads_of(plan, cache_bytes) for plan in plans]
     phases = fit_phases(loads, runs, fits[first].constants)
     of_efforts = {
-        (name, effort): _measured_steps(ranks, steps.effort_cases(effort), name, links, quick=quick)
+        (name, effort): _measured_steps(ranks, steps.effort_cases(effort), name, links, rounds=1, quick=quick)
         for name in names
         if name in fits and name != first
         for effort in EFFORTS
@@ -327,7 +327,13 @@ def _measured_kernels(
 
 
 def _measured_steps(
-    ranks: Ranks, cases: Sequence[steps.StepCase], kernel: str, links: Mapping[str, float], *, quick: bool
+    ranks: Ranks,
+    cases: Sequence[steps.StepCase],
+    kernel: str,
+    links: Mapping[str, float],
+    *,
+    rounds: int,
+    quick: bool,
 ) -> tuple[list[ShardingPlan], list[Measured]]:
     """Plans and times of experiments with steps; of none that the kernel cannot do."""
     from shardwright_plugins.measuring.steps import measure_each
@@ -344,7 +350,7 @@ def _measured_steps(
         plans.append(plan)
         work.append((case.workload, plan.to_json()))
     # Far apart: other programs that run for some seconds disturb one of the rounds.
-    runs = ranks.run(measure_each, _ROUNDS * work, steps=_STEPS)[0]
+    runs = ranks.run(measure_each, rounds * work, steps=_STEPS)[0]
     best = [min(runs[number :: len(work)], key=lambda run: run.step_ms) for number in range(len(work))]
     if ranks.num_hosts > 1:
         best = [steps.without_travel(run, plan) for run, plan in zip(best, plans, strict=True)]

@@ -13,6 +13,7 @@ import torch
 from tests.plugins.commands.every_command import WORKLOAD
 from typer.testing import CliRunner
 
+from shardwright import Topology
 from shardwright.cli import app
 from shardwright.errors import InvalidInputError, UnsupportedError
 from shardwright_plugins.commands.calibrate import kernels, links, running, steps
@@ -25,7 +26,7 @@ from shardwright_plugins.commands.calibrate.hosts import (
 from shardwright_plugins.commands.calibrate.kernels import CASES, KernelCase, KernelTimes
 from shardwright_plugins.commands.calibrate.ranks import Ranks
 from shardwright_plugins.commands.calibrate.steps import StepCase
-from shardwright_plugins.estimators.engine.machine import BASE, KERNEL, Machine, shipped_machine
+from shardwright_plugins.estimators.engine.machine import BASE, EFFORTS, KERNEL, Machine, shipped_machine
 from shardwright_plugins.estimators.engine.step import ENGINE
 from shardwright_plugins.estimators.engine.work import LOOKUP, OF_KERNELS, UPDATE
 from shardwright_plugins.measuring import steps as measuring
@@ -111,6 +112,27 @@ def test_phases_of_steps_give_back_the_constants_they_were_made_of() -> None:
         assert own.constants.get(phase) == (pytest.approx(factors[phase]) if phase in factors else None)
 
 
+@pytest.mark.parametrize("effort", EFFORTS)
+def test_fit_finds_the_effort_that_steps_were_made_with(effort: str) -> None:
+    machine, topology = shipped_machine(), Topology(2, "cpu")
+    plans = [steps.plan_of(case, topology, "fused_torch") for case in steps.effort_cases(effort)]
+    assert len(plans) == 4
+    true = running.with_effort(machine, "fused_torch", effort, 1.75)
+    took = np.array([steps.step_ms_by(true, plan) for plan in plans])
+    found = running.fit_effort(machine, "fused_torch", effort, plans, took)
+    assert found.constants == {effort: pytest.approx(1.75)}
+    np.testing.assert_allclose(found.errors, 0, atol=1e-9)
+    # Rows of all data types have it.
+    both = attrs.evolve(
+        machine, kernels={**machine.kernels, "fused_torch FP16": machine.kernels["fused_torch"]}
+    )
+    runs = [Measured(ms, {}, 0.0, 0.0) for ms in took]
+    made = running._with_efforts(both, {("fused_torch", effort): (plans, runs), ("fused", effort): ([], [])})
+    of_kernels = {name: own[effort] for name, own in made.kernels.items() if "torch" in name}
+    assert of_kernels == dict.fromkeys(("fused_torch", "fused_torch FP16"), pytest.approx(1.75, rel=1e-3))
+    assert made.kernels["fused"] == machine.kernels["fused"]
+
+
 def test_calibrate_writes_a_machine_that_plans_are_made_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,6 +144,9 @@ def test_calibrate_writes_a_machine_that_plans_are_made_for(
             StepCase(kinds, 4, 2, 60, 8, 2) for kinds in (["table_wise"], ["table_wise", "data_parallel"])
         ],
     )
+    monkeypatch.setattr(
+        steps, "effort_cases", lambda effort: [StepCase(["row_wise"], 4, 2, 60, 8, 2)][: effort == "cut"]
+    )
     path, plan = tmp_path / "machine.json", tmp_path / "plan.json"
     workload = tmp_path / "workload.json"
     workload.write_text(json.dumps(WORKLOAD))
@@ -131,17 +156,23 @@ def test_calibrate_writes_a_machine_that_plans_are_made_for(
         "--output",
         str(path),
         "--kernel",
-        "fused_torch,dense",
+        "fused_torch,dense,fused_numba",
         "--precision",
         "fp16",
     ]
     found = run(app, words, catch_exceptions=False)
     assert found.exit_code == 0
     machine = Machine.read(path)
-    assert set(machine.kernels) == {"fused_torch", "fused_torch FP16", "dense", "dense FP16"}
+    assert set(machine.kernels) == {"fused_torch", "fused_torch FP16", "dense", "dense FP16", "fused_numba"}
+    # Of kernels that the steps were not measured with, if they do such steps; of dense there are none here.
+    efforts = {name: set(own) & set(EFFORTS) for name, own in machine.kernels.items()}
+    assert {name: own for name, own in efforts.items() if own} == {"fused_numba": {"cut"}}
+    assert machine.kernels["fused_numba"]["cut"] > 0
+    assert machine.fits["fused_numba cut"]["experiments"] == 1
     assert machine.made["ranks"] == 2
     assert len(machine.made["reference_ms"]) == 3  # at the start, before steps and at the end
-    assert machine.unmeasured.keys() == {"inter_host_bw", "hbm_to_ddr_mem_bw"}
+    unmeasured = {"kernel fused_numba FP16", "inter_host_bw", "hbm_to_ddr_mem_bw"}
+    assert machine.unmeasured.keys() == unmeasured
     words = ["plan", str(workload), "--ranks", "2", "--machine", str(path), "--output", str(plan)]
     assert run(app, words, catch_exceptions=False).exit_code == 0
     document = json.loads(plan.read_text())

@@ -44,7 +44,7 @@ def refitted(machine: Machine, predicted: Predicted, times: MeasuredTimes) -> Ma
     of_name |= {name: factors[_EXCHANGES] for name in machine.fixed}
 
     def scaled(constants: Mapping[str, float]) -> dict[str, float]:
-        return {name: float(f"{value * of_name[name]:.4g}") for name, value in constants.items()}
+        return {name: float(f"{value * of_name.get(name, 1.0):.4g}") for name, value in constants.items()}
 
     told = {name: round(factor, 4) for name, factor in factors.items()}
     return evolve(

@@ -356,6 +356,35 @@ def test_update_of_copies_by_another_kernel_takes_as_much_longer_as_that_of_a_wh
         assert phases("data_parallel", "tells_its_time")[1] == pytest.approx((5 - 1) * ids + 7 + told)
 
 
+def test_efforts_of_a_kernel_are_factors_of_the_engine_s_work_on_what_is_cut_or_copied(
+    tmp_path: Path,
+) -> None:
+    path = machine_with(tmp_path / "machine.json", cut_id=1.0, whole_id=0.25, copied_id=5.0)
+    data = json.loads(path.read_text())
+    kernels = data["constants"]["kernels"]
+    kernels["fused_torch"] = {**kernels["fused_numba"], "cut": 3.0, "copied": 1.5}
+    path.write_text(json.dumps(data))
+    ids = 2 * BATCH * 4  # of both ranks
+
+    def phases(kind: str, kernel: str) -> dict[str, float]:
+        options, topology = options_of(10_000_000, 8, 4, kind, kernel=kernel)
+        engine = Engine(machine=str(path))
+        search = engine.estimate(options, topology)
+        step = engine.step_phases(
+            dict.fromkeys(search, np.zeros(2)), options, np.zeros(1, np.int64), topology
+        )
+        shares = options.count / options.count.sum()
+        own = {f"search {name}": float(ms @ shares) for name, ms in search.items() if name != "exchanges"}
+        return {name: ms for name, ms in {**own, "step": float(sum(step.values())[0])}.items() if ms}
+
+    # Of exchanges a search is told what whole tables do not take; each rank has half of them in a step.
+    assert phases("row_wise", "fused_numba") == {"search id_partition": 0.75 * ids / 2, "step": ids / 2}
+    assert phases("row_wise", "fused_torch") == {"search id_partition": 2.75 * ids / 2, "step": 3 * ids / 2}
+    assert phases("data_parallel", "fused_numba") == {"search backward_compute": 5 * ids}
+    assert phases("data_parallel", "fused_torch") == {"search backward_compute": 7.5 * ids}
+    assert phases("table_wise", "fused_torch") == phases("table_wise", "fused_numba") != {}
+
+
 class TellsItsTime(sw.ComputeKernel):
     """A kernel that no machine has measured, which tells what it takes."""
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import shardwright as sw
 from shardwright.cli import app
-from shardwright_plugins.estimators.engine.machine import Machine
+from shardwright_plugins.estimators.engine.machine import Machine, shipped_machine
 from shardwright_plugins.following import GroupTimes, MeasuredTimes, RankTimes
 from shardwright_plugins.following.comparison import compare_groups
 from shardwright_plugins.following.predicted import Prices
@@ -140,6 +140,10 @@ def test_refitted_machine_predicts_what_was_measured(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     machine = Machine.read(tmp_path / "machine.json")
     assert machine.made["refitted"]["steps"] == 7
+    efforts = [
+        {name: own.get("cut") for name, own in one.kernels.items()} for one in (machine, shipped_machine())
+    ]
+    assert efforts[0] == efforts[1]  # which are factors of the engine's constants
     found = Prices.by(made, f"engine:machine={tmp_path / 'machine.json'}").of(made)
     for phase in (*PHASES, "fixed"):
         expected = [factors.get(phase, 2.0) * own for own in predicted.phases_ms[phase]]

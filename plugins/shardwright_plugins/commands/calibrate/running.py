@@ -11,12 +11,14 @@ from importlib import metadata
 from typing import Any
 
 import numpy as np
-from attrs import frozen
+from attrs import evolve, frozen
 
 import shardwright
-from shardwright.errors import UnsupportedError
+from shardwright.errors import PlanningError, UnsupportedError
 from shardwright.planning.arrays import Floats
 from shardwright.planning.machines.topology import Topology
+from shardwright.planning.plan.plan import ShardingPlan
+from shardwright_plugins.commands.calibrate import steps
 from shardwright_plugins.commands.calibrate.fitting import Fit, fit
 from shardwright_plugins.commands.calibrate.hosts import (
     HostClass,
@@ -26,8 +28,7 @@ from shardwright_plugins.commands.calibrate.hosts import (
 )
 from shardwright_plugins.commands.calibrate.kernels import KernelTimes, kernel_names
 from shardwright_plugins.commands.calibrate.ranks import Ranks
-from shardwright_plugins.commands.calibrate.steps import alone, amounts_of_ranks
-from shardwright_plugins.estimators.engine.machine import BASE, FIXED, Machine, kernel_key
+from shardwright_plugins.estimators.engine.machine import BASE, EFFORTS, FIXED, Machine, kernel_key
 from shardwright_plugins.estimators.engine.step import ENGINE, OF_ENGINE
 from shardwright_plugins.estimators.engine.work import LOOKUP, OF_KERNELS, UPDATE
 from shardwright_plugins.measuring.processor import processor
@@ -50,7 +51,7 @@ MEASURED: Mapping[str, tuple[str, ...]] = {
 _CALL = "call"
 _PACKAGES = ("torch", "numba", "fbgemm-gpu-cpu")
 _SECONDS_A_KERNEL = 15.0
-_KERNEL_STEPS, _STEPS = 10, 10
+_KERNEL_STEPS, _STEPS = 5, 10
 _WARM_S = 6.0
 _QUICK = "only a few small experiments were made (--quick)"
 _QUICK_CASES, _QUICK_ELEMENTS = 3, 1_000_000
@@ -115,8 +116,8 @@ def fit_phases(
         The fit of each phase. Errors are parts of the step's time.
     """
     step = np.array([run.step_ms for run in runs])
-    amounts = amounts_of_ranks(loads) | dict.fromkeys(FIXED, np.ones(len(runs)))
-    amounts |= {phase: alone(loads, kernel, names) for phase, names in OF_KERNELS.items()}
+    amounts = steps.amounts_of_ranks(loads) | dict.fromkeys(FIXED, np.ones(len(runs)))
+    amounts |= {phase: steps.alone(loads, kernel, names) for phase, names in OF_KERNELS.items()}
     found = {}
     for phase in runs[0].phases_ms:
         took = np.array([run.phases_ms[phase] for run in runs])
@@ -191,14 +192,21 @@ def calibrate(
     links, device, copies = _measured_links(ranks)
     note("steps")
     references.append(ranks.run(reference_ms)[0])
-    loads, runs = _measured_steps(ranks, first, cache_bytes, links, quick=quick)
-    references.append(ranks.run(reference_ms)[0])
+    plans, runs = _measured_steps(ranks, steps.cases(), first, links, quick=quick)
+    loads = [steps.loads_of(plan, cache_bytes) for plan in plans]
     phases = fit_phases(loads, runs, fits[first].constants)
+    of_efforts = {
+        (name, effort): _measured_steps(ranks, steps.effort_cases(effort), name, links, quick=quick)
+        for name in names
+        if name in fits and name != first
+        for effort in EFFORTS
+    }
+    references.append(ranks.run(reference_ms)[0])
     memory = _memory_bandwidth(kernels[first])
     others = float(np.median([run.others for run in runs]))
     speeds = speeds_of_ranks(classes, ranks.local_size)
     speed: dict[str, Any] = {"speed": speeds} if speeds else {}
-    return Machine(
+    machine = Machine(
         made={
             **_made(ranks, classes, time.monotonic() - start, others),
             **device,
@@ -226,6 +234,50 @@ def calibrate(
         },
         unmeasured={**unmeasured, **_not_there(ranks, device)} | ({"most": _QUICK} if quick else {}),
     )
+    return _with_efforts(machine, of_efforts)
+
+
+def _with_efforts(
+    machine: Machine, measured: Mapping[tuple[str, str], tuple[Sequence[ShardingPlan], Sequence[Measured]]]
+) -> Machine:
+    """The machine with the efforts of kernels that its steps were not measured with, for all data types of rows."""
+    fits, kernels = dict(machine.fits), {name: dict(own) for name, own in machine.kernels.items()}
+    for (kernel, effort), (plans, runs) in measured.items():
+        if not plans:
+            continue
+        found = fit_effort(machine, kernel, effort, plans, np.array([run.step_ms for run in runs]))
+        fits[f"{kernel} {effort}"] = found.to_data()
+        for name, own in kernels.items():
+            if name.split()[0] == kernel:
+                own[effort] = _rounded(found.constants[effort])
+    return evolve(machine, kernels=kernels, fits=fits)
+
+
+def fit_effort(
+    machine: Machine, kernel: str, effort: str, plans: Sequence[ShardingPlan], took: Floats
+) -> Fit:
+    """Fit an effort of a kernel: what is left of steps beside its lookups and updates grows with it.
+
+    Args:
+        machine: constants of the machine, all kernels with the same efforts.
+        kernel: the kernel.
+        effort: one of :data:`EFFORTS`.
+        plans: plans of tables of that kernel, cut or copied.
+        took: times of their steps, ms: ``[E]``.
+    """
+    once, twice = (
+        np.array([steps.step_ms_by(with_effort(machine, kernel, effort, times), plan) for plan in plans])
+        for times in (1.0, 2.0)
+    )
+    of_kernel = 2 * once - twice
+    found = fit((effort,), {effort: twice - once}, np.maximum(took - of_kernel, 0.0), beside=took)
+    return Fit(found.constants, found.constants[effort] * (twice - once) / took + of_kernel / took - 1)
+
+
+def with_effort(machine: Machine, kernel: str, effort: str, times: float) -> Machine:
+    """The machine with another effort of a kernel."""
+    kernels = {**machine.kernels, kernel: {**machine.kernels[kernel], effort: times}}
+    return evolve(machine, kernels=kernels)
 
 
 def _not_there(ranks: Ranks, device: Mapping[str, str]) -> dict[str, str]:
@@ -277,20 +329,27 @@ def _measured_kernels(
 
 
 def _measured_steps(
-    ranks: Ranks, kernel: str, cache_bytes: float, links: Mapping[str, float], *, quick: bool
-) -> tuple[list[Mapping[str, Floats]], list[Measured]]:
-    """Amounts on each rank, and times, of all experiments with steps."""
-    from shardwright_plugins.commands.calibrate import steps
+    ranks: Ranks,
+    cases: Sequence[steps.StepCase],
+    kernel: str,
+    links: Mapping[str, float],
+    *,
+    quick: bool,
+) -> tuple[list[ShardingPlan], list[Measured]]:
+    """Plans and times of experiments with steps; of none that the kernel cannot do."""
     from shardwright_plugins.measuring.steps import measure_each
 
     topology = _topology(ranks, links)
-    found = [
-        case
-        for case in steps.cases()
-        if not quick or case.rows * case.columns * case.tables < _QUICK_ELEMENTS
-    ]
-    plans = [steps.plan_of(case, topology, kernel) for case in found]
-    work = [(case.workload, plan.to_json()) for case, plan in zip(found, plans, strict=True)]
+    work, plans = [], []
+    for case in cases:
+        if quick and case.rows * case.columns * case.tables >= _QUICK_ELEMENTS:
+            continue
+        try:
+            plan = steps.plan_of(case, topology, kernel)
+        except PlanningError:  # it has no copies, or no such optimizer
+            continue
+        plans.append(plan)
+        work.append((case.workload, plan.to_json()))
     best = ranks.run(measure_each, work, steps=_STEPS)[0]
     # Far apart: other programs that run for some seconds disturb one of the runs.
     unsteady = [place for place, run in enumerate(best) if not run.is_steady]
@@ -299,7 +358,7 @@ def _measured_steps(
         best[place] = min(best[place], run, key=lambda one: one.step_ms)
     if ranks.num_hosts > 1:
         best = [steps.without_travel(run, plan) for run, plan in zip(best, plans, strict=True)]
-    return [steps.loads_of(plan, cache_bytes) for plan in plans], best
+    return plans, best
 
 
 def _topology(ranks: Ranks, links: Mapping[str, float]) -> Topology:

@@ -17,11 +17,13 @@ from shardwright.planning.machines.topology import Topology
 from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.planning.planner import TablePlanner
 from shardwright.planning.report.rederived import Rederived
+from shardwright.planning.search.objectives import largest_rank_time
 from shardwright.planning.search.placement import LoadedPlan
 from shardwright.planning.tables.constraints import ParameterConstraints
 from shardwright.planning.tables.workload import Workload
 from shardwright_plugins.commands.calibrate.kernels import OPTIMIZER
-from shardwright_plugins.estimators.engine import amounts_of
+from shardwright_plugins.estimators.engine import Engine, amounts_of
+from shardwright_plugins.estimators.engine.machine import Machine
 from shardwright_plugins.estimators.engine.step import OF_ENGINE, StepWork
 from shardwright_plugins.estimators.engine.work import OF_KERNELS
 from shardwright_plugins.measuring.steps import Measured
@@ -103,6 +105,29 @@ def cases() -> list[StepCase]:
         if all(kind in offered for kind in kinds)
         for size in _SIZES
     ]
+
+
+_OF_EFFORTS: Mapping[str, str] = {"cut": _CUT, "copied": _COPY}
+_EFFORT_SIZES = (1, 4, 5, 8)
+
+
+def effort_cases(effort: str) -> list[StepCase]:
+    """The experiments that tell a kernel's effort; none if their sharding type is not installed.
+
+    Args:
+        effort: one of ``EFFORTS``.
+    """
+    kind = _OF_EFFORTS[effort]
+    return [StepCase((kind,), *_SIZES[size]) for size in _EFFORT_SIZES if kind in host().sharding_types]
+
+
+def step_ms_by(machine: Machine, plan: ShardingPlan) -> float:
+    """Time of a plan's step by a machine's constants, ms."""
+    again = Rederived.of(plan, host())
+    placed, space, engine = again.loaded_plan(), again.space, Engine.of(machine)
+    phases = engine.estimate(space.options, space.topology)
+    loads = LoadedPlan(evolve(space, phases=phases), placed.proposal, placed.ranks).phases_ms
+    return largest_rank_time(engine.step_phases(loads, space.options, placed.proposal, space.topology))
 
 
 def plan_of(case: StepCase, topology: Topology, kernel: str) -> ShardingPlan:

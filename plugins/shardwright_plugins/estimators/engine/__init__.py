@@ -7,7 +7,7 @@ and what keeps copies equal. Each phase ends in an exchange, so that a step take
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -77,6 +77,13 @@ class Engine(Estimator):
     def __init__(self, machine: str = "") -> None:
         self._file = machine
 
+    @classmethod
+    def of(cls, machine: Machine) -> Engine:
+        """The estimator with a machine's constants."""
+        made = cls()
+        made.machine = machine
+        return made
+
     @cached_property
     def machine(self) -> Machine:
         """The machine's constants."""
@@ -93,7 +100,7 @@ class Engine(Estimator):
         """
         if not _is_measured(options, topology):
             return Roofline().estimate(options, topology)
-        phases = self._phases(options, topology, self._beyond_whole())
+        phases = self._phases(options, topology, self._beyond_whole)
         computed: Floats = sum((phases[phase] for phase in _COMPUTE), np.zeros(options.num_shards))
         phases["exchanges"] = EXCHANGED * computed + self._regrouped(options, topology)
         if topology.num_hosts > 1:
@@ -104,16 +111,16 @@ class Engine(Estimator):
         return phases
 
     def _phases(
-        self, options: Options, topology: Topology, constants: Mapping[str, float]
+        self, options: Options, topology: Topology, constants: Callable[[Floats], Mapping[str, Any]]
     ) -> dict[str, Floats]:
-        """Amounts times the engine's constants and those of kernels, ms of each phase: ``[S]``.
+        """Amounts times the engine's constants by the efforts of runs, and those of kernels, ms of each phase: ``[S]``.
 
         On ranks of a speed lookups and updates take their times over that speed.
         """
         work = StepWork(options, topology, self.machine.cache_bytes)
         kernels = KernelPrices(options, self.machine)
         amounts = amounts_of(work)
-        of_names: Mapping[str, Any] = {**constants, **kernels.constants}
+        of_names: Mapping[str, Any] = {**constants(kernels.effort(work)), **kernels.constants}
         beside = {"id_partition": work.map_ms, **kernels.beside_ms(work, topology)}
         none = np.zeros(options.num_shards)
         phases = {
@@ -141,23 +148,27 @@ class Engine(Estimator):
         regrouped: Floats = an_element * elements * is_other[options.compute_kernel][options.option]
         return regrouped
 
-    def _beyond_whole(self) -> Mapping[str, float]:
+    def _all(self, effort: Floats) -> Mapping[str, Floats]:
+        """The engine's constants."""
+        return {name: ms * effort for name, ms in self.machine.engine.items()}
+
+    def _beyond_whole(self, effort: Floats) -> Mapping[str, Any]:
         """The engine's constants, those of exchanges less what the same amounts of whole tables take."""
-        ms = self.machine.engine
-        whole = {name: 0.0 for name in ms if name.startswith("whole_")}
+        whole, ms = self.machine.engine, self._all(effort)
+        nothing = {name: 0.0 for name in ms if name.startswith("whole_")}
         cut = {
-            name: max(ms[name] - ms.get(name.replace("cut_", "whole_"), 0.0), 0.0)
+            name: np.maximum(ms[name] - whole.get(name.replace("cut_", "whole_"), 0.0), 0.0)
             for name in ms
             if name.startswith("cut_")
         }
-        mixed = MIXED * (ms["mixed_result"] + ms["mixed_gradient"])
+        mixed = MIXED * (whole["mixed_result"] + whole["mixed_gradient"])
         return {
             **ms,
-            **whole,
+            **nothing,
             **cut,
-            "cut_sent": cut["cut_sent"] + MIXED * ms["mixed_sent"],
+            "cut_sent": cut["cut_sent"] + MIXED * whole["mixed_sent"],
             "cut_result": cut["cut_result"] + mixed,
-            "copy_result": max(ms["copy_result"] - ms["whole_result"], 0.0) + mixed,
+            "copy_result": np.maximum(ms["copy_result"] - whole["whole_result"], 0.0) + mixed,
         }
 
     def serves(self, topology: Topology) -> bool:
@@ -177,7 +188,7 @@ class Engine(Estimator):
         if not _is_measured(options, topology):
             return super().step_phases(phases, options, chosen, topology)
         computed = {phase: phases[phase] for phase in _PHASES if phase in _COMPUTE}
-        exchanges = self._phases(options, topology, self.machine.engine)
+        exchanges = self._phases(options, topology, self._all)
         if topology.num_hosts > 1:
             for phase, own in Roofline().estimate(options, topology).items():
                 exchanges[phase] = exchanges.get(phase, 0.0) + own

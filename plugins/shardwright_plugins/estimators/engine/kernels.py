@@ -15,7 +15,7 @@ from shardwright.planning.arrays import Floats
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.options import Options
 from shardwright.planning.plugin_calls import calling
-from shardwright_plugins.estimators.engine.machine import KERNEL, Machine, kernel_key
+from shardwright_plugins.estimators.engine.machine import EFFORTS, KERNEL, Machine, kernel_key
 from shardwright_plugins.estimators.engine.step import StepWork
 from shardwright_plugins.estimators.engine.work import OF_KERNELS, UPDATE
 
@@ -38,9 +38,22 @@ class KernelPrices:
     @cached_property
     def constants(self) -> Mapping[str, Floats]:
         """Milliseconds a unit of each amount: ``[S]``; 0 for kernels that tell their time."""
+        return {name: self._column(name, 0.0) for name in KERNEL}
+
+    def effort(self, work: StepWork) -> Floats:
+        """Time of the engine's work for each run beside that for the machine's first kernel: ``[S]``.
+
+        Kernels read ids, and gradients, in orders of their own, which the engine has to bring them into.
+        """
+        cut, copied = (self._column(name, 1.0) for name in EFFORTS)
+        return np.where(work.is_copy, copied, np.where(work.is_cut, cut, 1.0))
+
+    def _column(self, name: str, otherwise: float) -> Floats:
         kernels = self.options.compute_kernels
-        own = [self._of(kernels[code], request) for code, request in self.options.requests]
-        return {name: np.array([one.get(name, 0.0) for one in own])[self.options.request] for name in KERNEL}
+        own = [
+            self._of(kernels[code], request).get(name, otherwise) for code, request in self.options.requests
+        ]
+        return np.array(own)[self.options.request]
 
     def _of(self, kernel: ComputeKernel, request: KernelRequest) -> Mapping[str, float]:
         measured = self._measured(kernel, request)

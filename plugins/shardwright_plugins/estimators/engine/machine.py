@@ -23,6 +23,8 @@ from shardwright_plugins.estimators.engine.work import LOOKUP, UPDATE
 ESTIMATOR = "engine"
 _CONSTANTS = ("cache_bytes", "kernels", "engine", "fixed")
 KERNEL = (*LOOKUP, *UPDATE)
+EFFORTS = ("cut", "copied")
+"""Times of the engine's constants for tables of a kernel whose rows are cut, or copied; 1 where not measured."""
 BASE = "FP32"
 """Data type of rows that every kernel is measured with."""
 FIXED = ("step",)
@@ -42,13 +44,13 @@ def _amounts(names: Sequence[str]) -> Any:
     return check
 
 
-def _check_constants(where: str, value: Any, names: Sequence[str]) -> None:
+def _check_constants(where: str, value: Any, names: Sequence[str], optional: Sequence[str] = ()) -> None:
     if not isinstance(value, Mapping):
         raise InvalidInputError(f"the machine document's {where} must be an object, got {value!r}")
     for name, number in value.items():
-        if name not in names:
+        if name not in (known := (*names, *optional)):
             raise InvalidInputError(
-                f"the machine document's {where} has {name!r}. Known: {', '.join(names)}.{nearest(str(name), names)}"
+                f"the machine document's {where} has {name!r}. Known: {', '.join(known)}.{nearest(str(name), known)}"
             )
         if isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number < math.inf:
             raise InvalidInputError(
@@ -66,7 +68,7 @@ class Machine:
         made: provenance: processor, versions, ranks, date.
         cache_bytes: bytes of a rank's near cache that fitted best.
         kernels: compute kernel, and data type of rows if that is not :data:`BASE` -> its constants, :data:`KERNEL`, ms
-            a unit; see :func:`kernel_key`.
+            a unit, and :data:`EFFORTS`; see :func:`kernel_key`.
         engine: constants of the engine, ms a unit.
         fixed: milliseconds of a step whatever it does, :data:`FIXED`.
         topology: arguments of ``Topology`` that were measured, by name.
@@ -110,7 +112,7 @@ class Machine:
         if not isinstance(value, Mapping) or not value:
             raise InvalidInputError("the machine document has no kernels: measure at least one")
         for name, constants in value.items():
-            _check_constants(f"kernels.{name}", constants, KERNEL)
+            _check_constants(f"kernels.{name}", constants, KERNEL, EFFORTS)
 
     @classmethod
     def from_json(cls, text: str) -> Machine:

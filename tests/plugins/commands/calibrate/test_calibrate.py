@@ -14,6 +14,7 @@ import torch
 from tests.plugins.commands.every_command import WORKLOAD
 from typer.testing import CliRunner
 
+from shardwright import Topology
 from shardwright.cli import app
 from shardwright.errors import InvalidInputError, UnsupportedError
 from shardwright_plugins.commands.calibrate import kernels, links, running, steps
@@ -26,7 +27,7 @@ from shardwright_plugins.commands.calibrate.hosts import (
 from shardwright_plugins.commands.calibrate.kernels import CASES, KernelCase, KernelTimes
 from shardwright_plugins.commands.calibrate.ranks import Ranks
 from shardwright_plugins.commands.calibrate.steps import StepCase
-from shardwright_plugins.estimators.engine.machine import BASE, KERNEL, Machine, shipped_machine
+from shardwright_plugins.estimators.engine.machine import BASE, EFFORTS, KERNEL, Machine, shipped_machine
 from shardwright_plugins.estimators.engine.step import ENGINE
 from shardwright_plugins.estimators.engine.work import LOOKUP, OF_KERNELS, UPDATE
 from shardwright_plugins.measuring import steps as measuring
@@ -112,6 +113,27 @@ def test_phases_of_steps_give_back_the_constants_they_were_made_of() -> None:
         assert own.constants.get(phase) == (pytest.approx(factors[phase]) if phase in factors else None)
 
 
+@pytest.mark.parametrize("effort", EFFORTS)
+def test_fit_finds_the_effort_that_steps_were_made_with(effort: str) -> None:
+    machine, topology = shipped_machine(), Topology(2, "cpu")
+    plans = [steps.plan_of(case, topology, "fused_torch") for case in steps.effort_cases(effort)]
+    assert len(plans) == 4
+    true = running.with_effort(machine, "fused_torch", effort, 1.75)
+    took = np.array([steps.step_ms_by(true, plan) for plan in plans])
+    found = running.fit_effort(machine, "fused_torch", effort, plans, took)
+    assert found.constants == {effort: pytest.approx(1.75)}
+    np.testing.assert_allclose(found.errors, 0, atol=1e-9)
+    # Rows of all data types have it.
+    both = attrs.evolve(
+        machine, kernels={**machine.kernels, "fused_torch FP16": machine.kernels["fused_torch"]}
+    )
+    runs = [Measured(ms, {}, 0.0, 0.0) for ms in took]
+    made = running._with_efforts(both, {("fused_torch", effort): (plans, runs), ("fused", effort): ([], [])})
+    of_kernels = {name: own[effort] for name, own in made.kernels.items() if "torch" in name}
+    assert of_kernels == dict.fromkeys(("fused_torch", "fused_torch FP16"), pytest.approx(1.75, rel=1e-3))
+    assert made.kernels["fused"] == machine.kernels["fused"]
+
+
 def test_calibrate_writes_a_machine_that_plans_are_made_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,6 +145,9 @@ def test_calibrate_writes_a_machine_that_plans_are_made_for(
             StepCase(kinds, 4, 2, 60, 8, 2) for kinds in (["table_wise"], ["table_wise", "data_parallel"])
         ],
     )
+    monkeypatch.setattr(
+        steps, "effort_cases", lambda effort: [StepCase(["row_wise"], 4, 2, 60, 8, 2)][: effort == "cut"]
+    )
     path, plan = tmp_path / "machine.json", tmp_path / "plan.json"
     workload = tmp_path / "workload.json"
     workload.write_text(json.dumps(WORKLOAD))
@@ -132,17 +157,23 @@ def test_calibrate_writes_a_machine_that_plans_are_made_for(
         "--output",
         str(path),
         "--kernel",
-        "fused_torch,dense",
+        "fused_torch,dense,fused_numba",
         "--precision",
         "fp16",
     ]
     found = run(app, words, catch_exceptions=False)
     assert found.exit_code == 0
     machine = Machine.read(path)
-    assert set(machine.kernels) == {"fused_torch", "fused_torch FP16", "dense", "dense FP16"}
+    assert set(machine.kernels) == {"fused_torch", "fused_torch FP16", "dense", "dense FP16", "fused_numba"}
+    # Of kernels that the steps were not measured with, if they do such steps; of dense there are none here.
+    efforts = {name: set(own) & set(EFFORTS) for name, own in machine.kernels.items()}
+    assert {name: own for name, own in efforts.items() if own} == {"fused_numba": {"cut"}}
+    assert machine.kernels["fused_numba"]["cut"] > 0
+    assert machine.fits["fused_numba cut"]["experiments"] == 1
     assert machine.made["ranks"] == 2
     assert len(machine.made["reference_ms"]) == 3  # at the start, before steps and at the end
-    assert machine.unmeasured.keys() == {"inter_host_bw", "hbm_to_ddr_mem_bw"}
+    unmeasured = {"kernel fused_numba FP16", "inter_host_bw", "hbm_to_ddr_mem_bw"}
+    assert machine.unmeasured.keys() == unmeasured
     words = ["plan", str(workload), "--ranks", "2", "--machine", str(path), "--output", str(plan)]
     assert run(app, words, catch_exceptions=False).exit_code == 0
     document = json.loads(plan.read_text())
@@ -281,11 +312,10 @@ def test_steps_are_measured_by_the_first_kernel_that_reads_their_rows(
         running.calibrate(Ranks(1, 1, True, run), ["a", "b"], lambda what: None, precisions=["FP16"])
 
 
-def test_steps_that_other_programs_or_chance_disturbed_are_measured_again_and_the_quicker_run_counts(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_steps_that_other_programs_or_chance_disturbed_are_measured_again_and_the_quicker_run_counts() -> (
+    None
+):
     cases = [StepCase(["table_wise"], 4, 2, 60 + number, 8, 2) for number in range(4)]
-    monkeypatch.setattr(steps, "cases", lambda: cases)
     first = [
         (5.0, 0.1, 0.0),
         (6.0, 2.0, 0.0),
@@ -300,10 +330,10 @@ def test_steps_that_other_programs_or_chance_disturbed_are_measured_again_and_th
 
     ranks = Ranks(2, 2, True, run)
     links_found = {"intra_host_bw": 1e6, "intra_host_latency_ms": 0.0}
-    loads, found = running._measured_steps(ranks, "fused_torch", 1e6, links_found, quick=False)
+    plans, found = running._measured_steps(ranks, cases, "fused_torch", links_found, quick=False)
     assert measured == [[30, 30, 31, 31], [30, 31, 31]]
     assert [one.step_ms for one in found] == [5.0, 5.5, 7.0, 4.0]
-    assert len(loads) == 4
+    assert len(plans) == 4
 
 
 @pytest.mark.parametrize(

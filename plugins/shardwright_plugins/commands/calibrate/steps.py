@@ -92,7 +92,7 @@ _KINDS = (
     (_COPY,),
     (_COPY, _WHOLE),
     (_WHOLE, _WHOLE, _WHOLE, _COPY),
-    (_WHOLE, _COLUMN, _CUT),
+    (_WHOLE, _COLUMN, _CUT, _COPY),
 )
 
 

@@ -17,7 +17,7 @@ from shardwright.planning.machines.topology import Topology
 from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.planning.planner import TablePlanner
 from shardwright.planning.report.rederived import Rederived
-from shardwright.planning.search.placement import LoadedPlan
+from shardwright.planning.search.loaded import LoadedPlan
 from shardwright.planning.tables.constraints import ParameterConstraints
 from shardwright.planning.tables.workload import Workload
 from shardwright_plugins.commands.calibrate.kernels import OPTIMIZER

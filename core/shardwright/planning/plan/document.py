@@ -24,7 +24,7 @@ from shardwright.errors import InvalidInputError
 from shardwright.planning.layouts.blocks import BlockColumns
 from shardwright.planning.layouts.layout import Exchange, Layout, to_data
 from shardwright.planning.layouts.row_maps import RowsRange
-from shardwright.planning.plan.rows import Shard, derive_row_map
+from shardwright.planning.plan.rows import Bounds, derive_row_map
 from shardwright.planning.plan.sharding import EmbeddingModuleShardingPlan, ParameterSharding
 from shardwright.planning.text import json_text, plain_json
 
@@ -159,13 +159,12 @@ def _begins_of_runs(columns: BlockColumns) -> list[int]:
     return begins
 
 
-def _is_derived(layout: Layout, shards: Sequence[Shard]) -> bool:
-    """True if the row map is the one that a reader makes of shards' bounds."""
+def _is_derived(layout: Layout, shards: Sequence[tuple[Bounds | None, Bounds]]) -> bool:
+    """True if the row map is the one that a reader makes of the bounds of shards' rows and columns."""
     if layout.dataflow.is_replicated:
         return layout.row_map == RowsRange(layout.row_map.num_rows)
-    if any(rows is None for rows, _ in shards):
-        return False
+    known = [(rows, columns) for rows, columns in shards if rows is not None]
     try:
-        return derive_row_map(shards, layout.row_map.num_rows) == layout.row_map
+        return len(known) == len(shards) and derive_row_map(known, layout.row_map.num_rows) == layout.row_map
     except InvalidInputError:
         return False

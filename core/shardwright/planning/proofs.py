@@ -8,7 +8,8 @@ class. All together are then less than ``z`` times the sum of all ranks' weights
 what its shard takes on the ranks of any class where it may go, so multiplied.
 Options with a shard on every rank leave less of each rank to shards that are free to go anywhere: an option whose
 largest free shard needs more than what is left is in no such plan.
-All this holds, too, of some of the ranks and those tables that may use no others, by the rules on ranks.
+All this holds, too, of some of the ranks and those tables that may use no others, by the rules on ranks. Tables that
+are kept together take less than ``z`` together.
 
 A certificate is ``{"z_ms": z, "multipliers": {tier: ms per byte}}``, which is checked here, with ``"weights": [weight
 of each class]`` where there are several classes, and ``"ranks": [rank, ...]`` where it is about some of them. Or it is
@@ -116,6 +117,10 @@ def _gap(space: SearchSpace, z_ms: float, prices: Floats, weights: Floats, some:
     needs: Floats = np.column_stack([cost, space.memory_bytes])
     rank_has: Floats = np.array([z_ms, *capacity.max(axis=0)])
     fits = np.logical_and.reduceat((cost < z_ms) & (needs <= rank_has).all(axis=1), first)
+    alone = np.add.reduceat(cost * options.count, first)
+    for group in dict.fromkeys(space.rules.together.values() if space.rules else ()):
+        if _cheapest(space, alone, fits, counted & np.isin(np.arange(len(counted)), group)) >= z_ms:
+            return ""
     # Whatever is chosen, each rank has at least the least shard of every option that covers all ranks.
     least = np.where(_covers_ranks(space)[:, None], np.minimum.reduceat(needs, first), 0.0)
     room = rank_has - np.array([_cheapest(space, column, fits, counted) for column in least.T])

@@ -160,7 +160,7 @@ def _placed_options(space: SearchSpace, given_ranks: Iterable[int]) -> tuple[Boo
 
 
 def _bound(space: SearchSpace, rules: RankRules) -> Proven:
-    """The bound of the ranks that tables must share and that have most to do at least."""
+    """The bound of the ranks that tables must share and that have most to do at least, or of tables kept together."""
     least_ms, ranks = _crowded(space, rules, {}, np.ones(space.options.num_options, dtype=bool))
     return Proven(least_ms, {"z_ms": least_ms, "multipliers": {}, RANKS: sorted(ranks)})
 
@@ -179,7 +179,9 @@ def _crowded(
         given_rank = given_ranks.get(distinct)
         allowed = rules.allowed(table) if given_rank is None else frozenset([given_rank])
         needs[allowed] = needs.get(allowed, 0.0) + float(least[distinct])
-    loads = {
-        ranks: sum(need for part, need in needs.items() if part <= ranks) / len(ranks) for ranks in needs
-    }
-    return max(((load, ranks) for ranks, load in loads.items()), key=itemgetter(0))
+    loads = [
+        (sum(need for part, need in needs.items() if part <= ranks) / len(ranks), ranks) for ranks in needs
+    ]
+    for group in dict.fromkeys(rules.together.values()):
+        loads.append((float(least[options.distinct_table[list(group)]].sum()), rules.allowed(group[0])))
+    return max(loads, key=itemgetter(0), default=(0.0, ()))

@@ -131,7 +131,15 @@ def test_proving_bound_of_tables_that_share_few_ranks_is_that_of_these_ranks():
     assert found.proven.certificate["ranks"] == [0, 1]
     assert found.lower_bound_ms > 0.95 * found.value_ms
     free = found_in(attrs.evolve(space, rules=None)).lower_bound_ms
-    assert found.lower_bound_ms > 2 * free
+    assert found.lower_bound_ms > 1.8 * free
+
+
+def test_proving_bound_of_tables_kept_together_is_what_they_take_on_one_rank():
+    asked = {f"t{index}": {"together": "x"} for index in range(4)}
+    space = space_under_rules(SHAPES, asked, ranks=6, kib=1 << 20)
+    found = found_in(space)
+    assert found.lower_bound_ms > 0.95 * found.value_ms
+    assert found.lower_bound_ms > 1.5 * found_in(attrs.evolve(space, rules=None)).lower_bound_ms
 
 
 def test_proving_pinned_table_leaves_the_rest_as_good_a_plan_as_before():

@@ -89,7 +89,7 @@ def _with_assumed(
     """Values with their origins, those assumed that were not given; without those that nothing is assumed of.
 
     Args:
-        named: what was given, by name; ``None`` where it was not.
+        named: values by name; ``None`` for those that were not given.
         device: the type of ranks' devices.
         assumed: assumptions by name.
         detected: the names of values that were read from the machine.

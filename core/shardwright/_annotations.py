@@ -15,7 +15,6 @@ from numbers import Integral, Real
 from typing import Annotated, Any, TypeAlias, TypeVar
 
 import attrs
-import numpy as np
 
 from shardwright.errors import nearest
 
@@ -144,9 +143,7 @@ def _is_function(kind: Any) -> bool:
 
 
 def _problems_inside(name: str, value: Any, kind: Any, of: tuple[Any, ...]) -> Iterator[str]:
-    if (
-        kind in _LISTS and of and isinstance(value, list | tuple | np.ndarray)
-    ):  # others may be made when looked at
+    if kind in _LISTS and of and isinstance(value, list | tuple):  # others may be made as they are looked at
         is_fixed = kind is tuple and of[-1] is not Ellipsis
         if is_fixed and len(value) != len(of):
             yield f"{name} must have {len(of)} items, got {brief(value)}"

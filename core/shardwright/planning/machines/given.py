@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from attrs import asdict
 
-from shardwright.arguments import brief
+from shardwright.arguments import Within, brief, check
 from shardwright.errors import InvalidInputError, UnknownNameError, nearest
 from shardwright.host.process import process_host
 from shardwright.planning.assumptions import CPU_DEVICE, InputValue, assumptions_of
 from shardwright.planning.documents import MACHINE
+from shardwright.planning.documents.limits import MOST_MEMORY_BYTES, MOST_SPEED
 from shardwright.planning.machines.replicas import Replicas
 
 CPU_TIER = "cpu_ddr"
@@ -22,6 +23,9 @@ _LATENCY = "_latency_ms"
 """End of the name of a link's latency among the inputs."""
 _KNOWN_DEVICES = (CPU_DEVICE, "cuda")
 _LINKS = ("intra_host", "inter_host")
+
+MemoryBytes = Annotated[float, Within(ge=0, le=MOST_MEMORY_BYTES)]
+Speed = Annotated[float, Within(ge=1 / MOST_SPEED, le=MOST_SPEED)]
 
 
 def tiers_of(device: str) -> tuple[str, ...]:
@@ -66,6 +70,8 @@ def attributes(asked: Mapping[str, Any], detected: Sequence[str]) -> dict[str, A
         memory, tiers = _parted(memory, devices, asked, values["hbm_cap"]), (*tiers, CPU_TIER)
     for tier in asked["memory_bytes"]:
         memory[tier] = bytes_of_ranks(f"memory_bytes[{tier!r}]", values[f"memory_bytes.{tier}"], world_size)
+    speeds = one_a_rank("speed", values.get("speed", 1.0), world_size)
+    check("speed", speeds, tuple[Speed, ...])
     if own != CPU_DEVICE:
         between["hbm_to_ddr"] = "_mem_bw"
     return {
@@ -78,7 +84,7 @@ def attributes(asked: Mapping[str, Any], detected: Sequence[str]) -> dict[str, A
         "link_bandwidths": {link: values[link + end] for link, end in between.items()}
         | dict(asked["link_bandwidths"]),
         "link_latencies_ms": {link: values[link + _LATENCY] for link in links},
-        "speeds": tuple(map(float, one_a_rank("speed", values.get("speed", 1.0), world_size))),
+        "speeds": tuple(map(float, speeds)),
         "provenance": provenance,
     }
 
@@ -209,9 +215,10 @@ def bytes_of_ranks(name: str, value: Any, world_size: int) -> tuple[int, ...]:
     """Bytes of each rank; see :func:`one_a_rank`.
 
     Raises:
-        InvalidInputError: they are not whole.
+        InvalidInputError: they are not whole, or out of range.
     """
     values = one_a_rank(name, value, world_size)
+    check(name, values, tuple[MemoryBytes, ...])
     if any(item != int(item) for item in values):
         raise InvalidInputError(f"{name} must be bytes, and whole, got {value!r}")
     return tuple(map(int, values))

@@ -6,7 +6,7 @@ in milliseconds). What was not given is assumed, listed as such in the report an
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import attrs
 import numpy as np
+import numpy.typing as npt
 from attrs import field, frozen
 
 from shardwright.arguments import NonNegativeFloat, PositiveFloat, PositiveInt, Within, checked, whole
@@ -22,9 +23,11 @@ from shardwright.host.extensions import ask_at
 from shardwright.host.process import process_host
 from shardwright.planning.arrays import Ints
 from shardwright.planning.assumptions import CPU_DEVICE, GIB, InputValue
-from shardwright.planning.documents.limits import MOST_MEMORY_BYTES, MOST_RANKS, MOST_SPEED
+from shardwright.planning.documents.limits import MOST_RANKS
 from shardwright.planning.machines.given import (
     CPU_TIER,
+    MemoryBytes,
+    Speed,
     attributes,
     bytes_of_ranks,
     compact,
@@ -34,9 +37,6 @@ from shardwright.planning.machines.given import (
 from shardwright.planning.machines.replicas import Replicas
 
 __all__ = ["CPU_DEVICE", "GIB", "InputValue", "Topology"]
-
-MemoryBytes = Annotated[float, Within(ge=0, le=MOST_MEMORY_BYTES)]
-Speed = Annotated[float, Within(ge=1 / MOST_SPEED, le=MOST_SPEED)]
 
 
 @frozen(init=False, hash=False)
@@ -102,8 +102,8 @@ class Topology:
         self,
         world_size: Annotated[int, Within(ge=1, le=MOST_RANKS)],
         compute_device: str | Sequence[str],
-        hbm_cap: MemoryBytes | Collection[MemoryBytes] | None = None,
-        ddr_cap: MemoryBytes | Collection[MemoryBytes] | None = None,
+        hbm_cap: MemoryBytes | Sequence[MemoryBytes] | npt.NDArray[Any] | None = None,
+        ddr_cap: MemoryBytes | Sequence[MemoryBytes] | npt.NDArray[Any] | None = None,
         local_world_size: PositiveInt | None = None,
         *,
         hbm_mem_bw: PositiveFloat | None = None,
@@ -111,12 +111,14 @@ class Topology:
         intra_host_bw: PositiveFloat | None = None,
         inter_host_bw: PositiveFloat | None = None,
         hbm_to_ddr_mem_bw: PositiveFloat | None = None,
-        memory_bytes: Mapping[str, MemoryBytes | Collection[MemoryBytes]] = MappingProxyType({}),
+        memory_bytes: Mapping[str, MemoryBytes | Sequence[MemoryBytes] | npt.NDArray[Any]] = MappingProxyType(
+            {}
+        ),
         memory_bandwidths: Mapping[str, PositiveFloat] = MappingProxyType({}),
         link_bandwidths: Mapping[str, PositiveFloat] = MappingProxyType({}),
         link_latencies_ms: Mapping[str, NonNegativeFloat] = MappingProxyType({}),
         replicas: Replicas | None = None,
-        speed: Speed | Collection[Speed] | None = None,
+        speed: Speed | Sequence[Speed] | npt.NDArray[Any] | None = None,
         detected: Sequence[str] = (),
     ) -> None:
         asked = {  # in the order of a plan document's inputs

@@ -1,7 +1,7 @@
 """Rules on ranks: which ranks a table may use, which tables are kept together on one, which apart.
 
-Proofs of bounds leave them out: fewer plans keep the rules, so that a bound of all plans is one of these too, a loose
-one where the rules cost time.
+A proof of a bound may leave them out: fewer plans keep the rules, so that a bound of all plans is one of these too, a
+loose one where the rules cost time. Or it is about the tables that may use no ranks but some.
 
 What places shards knows memory, and no rules: it keeps these as resources beside memory. A set of ranks that tables may
 use is a resource of which other ranks have too little for one shard. Tables that are kept apart share a resource of

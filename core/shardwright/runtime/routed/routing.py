@@ -18,7 +18,7 @@ import torch
 from attrs import evolve, frozen
 from torch import Tensor
 
-from shardwright.planning.layouts.blocks import Ints
+from shardwright.planning.arrays import Ints
 from shardwright.runtime.ranks.devices import Constant, read_on_host, sent_to
 from shardwright.runtime.routed.plan import Reading, RoutingPlan, SlotColumns
 from shardwright.runtime.step.collection import FeatureBatch

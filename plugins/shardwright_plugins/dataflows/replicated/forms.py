@@ -19,7 +19,7 @@ from attrs import frozen
 from torch import Tensor
 
 from shardwright.contracts.lookup import Bags
-from shardwright.planning.layouts.blocks import Ints
+from shardwright.planning.arrays import Ints
 from shardwright.runtime.step.backward.row_gradients import row_gradients, rows_as_bags
 from shardwright.runtime.step.segments import total
 from shardwright_plugins.dataflows.replicated.buffers import padded

@@ -12,7 +12,7 @@ from attrs import frozen
 from torch import Tensor
 
 from shardwright.contracts.lookup import Lookup
-from shardwright.planning.layouts.blocks import Ints
+from shardwright.planning.arrays import Ints
 from shardwright.runtime.routed.wire import WireSegment
 from shardwright.runtime.step.backward.row_gradients import BlockBags
 from shardwright.runtime.step.kernel_groups import KernelGroup

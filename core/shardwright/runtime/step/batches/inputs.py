@@ -22,7 +22,7 @@ from torch import Tensor
 
 from shardwright.arguments import some
 from shardwright.errors import InvalidInputError, nearest
-from shardwright.planning.layouts.blocks import Ints
+from shardwright.planning.arrays import Ints
 from shardwright.runtime.ranks.devices import Constant, is_host, read_on_host, sent_to
 from shardwright.runtime.step.batches.rank_problems import BatchProblem, IdProblem
 from shardwright.runtime.step.collection import Collection, FeatureBatch

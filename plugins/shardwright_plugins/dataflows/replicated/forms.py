@@ -22,8 +22,7 @@ from shardwright.contracts.lookup import Bags
 from shardwright.planning.layouts.blocks import Ints
 from shardwright.runtime.step.backward.row_gradients import row_gradients, rows_as_bags
 from shardwright.runtime.step.segments import total
-from shardwright_plugins.dataflows.replicated.buffers import padded
-from shardwright_plugins.dataflows.replicated.sizes import FLOAT_BYTES, Copies, LookedUp, slot_views
+from shardwright_plugins.dataflows.replicated.sizes import FLOAT_BYTES, Copies, LookedUp, padded, slot_views
 
 _ID_BYTES = 8
 

@@ -18,6 +18,14 @@ from shardwright.runtime.step.backward.row_gradients import BlockBags
 from shardwright.runtime.step.kernel_groups import KernelGroup
 
 FLOAT_BYTES = 4
+ALIGNMENT = 8
+"""Bytes to whose multiples sections of a buffer are aligned, so that each may be viewed as numbers."""
+
+
+def padded(num_bytes: Ints) -> Ints:
+    """Round sections' bytes up to the alignment of the next section."""
+    rounded: Ints = -(-num_bytes // ALIGNMENT) * ALIGNMENT
+    return rounded
 
 
 class Copies:

@@ -44,4 +44,5 @@ def _made(name: str, module: str, help: str, load: Callable[[Any], Any]) -> type
     """A class that stands in the package of the plugin, with its help as docstring."""
     package = ".".join(module.split(".")[:2])
     fields = {"name": name, "help": help, "load": load, "__doc__": help, "__module__": package}
-    return cast("type[Extension]", type(Extension)(name, (Extension,), fields))
+    make: Any = type(Extension)
+    return cast("type[Extension]", make(name, (Extension,), fields))

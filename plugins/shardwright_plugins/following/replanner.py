@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import subprocess
 import sys
 import tempfile
@@ -13,7 +12,7 @@ from typing import IO, TYPE_CHECKING, Any, Self
 
 from attrs import frozen
 
-from shardwright.arguments import checked
+from shardwright.arguments import NonNegativeFloat, PositiveInt, checked
 from shardwright.errors import InvalidInputError, PlanError, UnsupportedError
 from shardwright_plugins.following.statistics import Counts, IdCounts, ids_per_bag
 from shardwright_plugins.following.step_times import StepTimes, check_model
@@ -91,8 +90,8 @@ class Replanner:
         self,
         model: DistributedModelParallel,
         *optimizers: Optimizer,
-        every: int = 1000,
-        move_cost: float = _MOVE_COST,
+        every: PositiveInt = 1000,
+        move_cost: NonNegativeFloat = _MOVE_COST,
         dry_run: bool = False,
         in_background: bool = True,
         max_extra_bytes: int | None = None,
@@ -101,12 +100,6 @@ class Replanner:
         from shardwright.runtime.sharded.collections.sharded_collection import ShardedCollection
 
         check_model("Replanner", model)
-        if every < 1:
-            raise InvalidInputError(f"every is a number of steps from 1, got {every!r}")
-        if not 0 <= move_cost < math.inf:
-            raise InvalidInputError(
-                f"move_cost is the milliseconds that a GiB takes to move, finite and not negative; got {move_cost!r}"
-            )
         self._tables = tuple(InputTables.of(model.plan.document).tables.values())
         if not self._tables:
             raise InvalidInputError(

@@ -23,7 +23,7 @@ from shardwright.planning.machines.given import main_device
 from shardwright.planning.options.inputs import Request
 from shardwright.planning.options.search_space import SearchSpace
 from shardwright.planning.search.loaded import LoadedPlan
-from shardwright.planning.search.refinements import Outcome, Search
+from shardwright.planning.search.refinements import Outcome, Refinement, Search
 from shardwright.planning.tables.caching import CacheParams
 from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
 from shardwright.planning.tables.spec import TableSpec
@@ -37,6 +37,11 @@ _DEVICE = "device"
 
 _FIRST_SEARCH_SHARE = 0.5
 """Part of the time and the work that the first search may use."""
+
+
+def refinement() -> Refinement:
+    """The refinement, which takes no arguments."""
+    return scale_up_caches
 
 
 def scale_up_caches(search: Search, request: Request, watch: Watch) -> Outcome:

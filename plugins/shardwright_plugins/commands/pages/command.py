@@ -16,6 +16,7 @@ import shardwright
 from shardwright.cli.quiet import quiet_host
 from shardwright.cli.tables import page as width
 from shardwright.errors import UnknownNameError, nearest
+from shardwright_plugins.commands.tables import table_of
 
 if TYPE_CHECKING:
     from shardwright.host.offers import Provenance
@@ -106,12 +107,9 @@ def _package_folder(provenance: Provenance) -> Path | None:
 
 
 def _print_table(found: list[Page]) -> None:
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False)
-    for header in ("page", "what it is on", "package"):
-        table.add_column(header, overflow="fold")
+    table = table_of("page", "what it is on", "package")
     for page in found:
         table.add_row(*map(Text, (page.name, page.title, page.package)))
     width().print(table)

@@ -14,8 +14,8 @@ from torch import Tensor
 from shardwright.contracts.comm_backend import Communicator, Work
 from shardwright.planning.arrays import Ints
 from shardwright.runtime.step.segments import places_of, starts_of, take, total
-from shardwright_plugins.dataflows.replicated.buffers import ALIGNMENT, padded
 from shardwright_plugins.dataflows.replicated.forms import UpdateForm
+from shardwright_plugins.dataflows.replicated.sizes import ALIGNMENT, padded
 
 LABEL = "dense gradients"
 

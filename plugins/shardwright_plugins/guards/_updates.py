@@ -4,7 +4,8 @@ An optimizer in the backward pass takes the gradients of one lookup in one pass.
 the step of the fused optimizer, or one pass through several lookups of a collection, accumulates gradients of dense
 parameters, but updates tables several times. So it trains otherwise than one process. The fused optimizer's step is
 where that is certain. Loops that never call it mean updates in each pass, and so do those whose other optimizers step
-between the passes.
+between the passes. Two passes through one forward pass (``retain_graph=True``) mean the sum of two losses: the second
+is refused, unless two updates equal one by the sum.
 """
 
 from __future__ import annotations
@@ -33,6 +34,10 @@ class BackwardPasses:
             collection: collection of the tables.
             forward: forward pass whose gradients have come.
             num_steps: steps that all optimizers of this process have made.
+
+        Raises:
+            UnsupportedError: an earlier pass went through the same forward pass, and its update and this one do not add
+                up.
         """
         if self._since != num_steps:  # an optimizer made its step
             self.clear(num_steps)
@@ -43,11 +48,18 @@ class BackwardPasses:
                 is_known = is_known or other is forward
                 alive.append(earlier)
         self._forwards = [*alive, ref(forward)]
-        if number == self._pass:  # a second lookup in one pass is an update by itself
-            is_another = not is_known and not collection.adds_up
-        else:
-            is_another = not is_known or not collection.adds_up
-        if is_another:
+        if is_known and number != self._pass and not collection.adds_up:
+            self.clear(num_steps)
+            with reporting_errors():
+                raise UnsupportedError(
+                    f"table {collection.updated_in_backward} is updated in the backward pass, and this is a second one "
+                    "through the same forward pass (retain_graph=True): its optimizer would update rows by each loss, "
+                    "where one process updates them once, by the sum. Add the losses, and call backward() on the sum; "
+                    "or shard with update='in_step', an argument of its sharder and of DistributedModelParallel; or "
+                    "call step() or zero_grad() of an optimizer in between, if an update by each loss is meant"
+                )
+        # A second lookup in one pass is an update by itself.
+        if not is_known and (number != self._pass or not collection.adds_up):
             self._num_passes, self._pass = self._num_passes + 1, number
 
     def clear(self, num_steps: int) -> None:

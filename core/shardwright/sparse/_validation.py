@@ -33,7 +33,9 @@ class NoTensor:
 
         def __getattr__(self, name: str) -> Any:
             kind = type(self).__name__
-            raise _NoTensorError(f"{kind!r} object has no attribute {name!r}: it is no tensor, its values() are")
+            raise _NoTensorError(
+                f"{kind!r} object has no attribute {name!r}: it is no tensor, its values() are"
+            )
 
 
 def as_indices(owner: str, what: str, tensor: Tensor) -> Tensor:

@@ -652,6 +652,44 @@ def test_step_after_several_passes_that_updated_names_the_argument(
         model.fused_optimizer.step()
 
 
+def train_dense_part(
+    num_passes: int, between: Callable[[Any, Any], None] = lambda model, optimizer: None
+) -> list[str]:
+    """The warnings of two steps of the dense optimizer alone, each after so many passes that update tables."""
+    case = Case(tables_of("row_wise", "fused_torch"), (4,), "sgd")
+    over = torch.nn.Linear(3, 1)
+    module = torch.nn.ModuleDict({"tables": case.module_to_shard(), "over": over})
+    model = DistributedModelParallel(module, ShardingEnv.local(device_type="cpu"))
+    optimizer = torch.optim.SGD(over.parameters(), lr=0.1)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for number in range(2 * num_passes):
+            backward(case, model.module["tables"], number, 0)
+            if number % num_passes == num_passes - 1:
+                optimizer.step()
+            else:
+                between(model, optimizer)
+    return [str(own.message) for own in told]
+
+
+def test_dense_step_after_passes_that_each_updated_tables_is_warned_once() -> None:
+    (text,) = train_dense_part(2)
+    assert re.match(r"SGD steps after 2 backward passes, .*table '?\w+.*update='in_step'", text)
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        lambda model, optimizer: model.fused_optimizer.zero_grad(),
+        lambda model, optimizer: torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))]).step(),
+    ],
+    ids=["zero_grad", "other step"],
+)
+def test_dense_step_after_passes_that_are_updates_by_themselves_is_not_warned(between: Any) -> None:
+    assert train_dense_part(2, between) == []
+    assert train_dense_part(1) == []
+
+
 def test_second_backward_pass_through_one_forward_pass_is_refused_and_the_next_step_trains() -> None:
     case, model = alone("in_backward", "adagrad")
     before = {name: value.clone() for name, value in model.full_state_dict().items()}

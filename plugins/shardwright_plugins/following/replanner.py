@@ -30,7 +30,7 @@ Ids per bag of 50 batches of 64 bags, Poisson with the mean 1, are known to 1 / 
 most a fiftieth of the steps between two looks.
 """
 _MOVE_COST = 500.0
-"""Milliseconds a GiB: half a GiB took 0.25 s on two ranks of an AMD EPYC (``tests/benchmarks/reshard.py``)."""
+"""Milliseconds a GiB: half a GiB took 0.25 s on two ranks of an AMD EPYC."""
 
 
 @frozen
@@ -70,8 +70,7 @@ class Replanner:
             sends ids ahead when :meth:`step` is called.
         optimizers: optimizers of your own with parameters of tables, as :meth:`DistributedModelParallel.reshard` takes.
         every: steps from one look to the next.
-        move_cost: milliseconds that a GiB takes to move; measure it with ``tests/benchmarks/reshard.py`` or by a first
-            move.
+        move_cost: milliseconds that a GiB takes to move, as a first move tells.
         dry_run: only tell what would be done (:attr:`looks`).
         in_background: search beside the training; otherwise all ranks wait for the search.
         max_extra_bytes: most memory for a move, as :meth:`DistributedModelParallel.reshard` takes.

@@ -47,11 +47,6 @@ MOST_MODULES = 15
 CROWDED: dict[str, str] = {}
 # Most lines of a file: a longer one is about several things, each of which has a name.
 MOST_LINES = 400
-# Files with more, and why.
-LONG = {
-    "core/shardwright/planning/machines/topology.py": "the class of topologies and its ways to be made",
-    "core/shardwright/planning/search/placement.py": "the messages of proposers, partitioners and the search",
-}
 HOOKS = sorted(name for name in dir(hookspecs) if name.startswith("shardwright_"))
 
 
@@ -109,9 +104,7 @@ def test_no_file_is_long():
         str(path.relative_to(ROOT)): len(path.read_text().splitlines())
         for path in python_files("core", "plugins", "contrib")
     }
-    long = {path: number for path, number in counted.items() if number > MOST_LINES}
-    assert {path: number for path, number in long.items() if path not in LONG} == {}
-    assert LONG.keys() <= long.keys(), "an exception is not one any more"
+    assert {path: number for path, number in counted.items() if number > MOST_LINES} == {}
 
 
 def test_no_property_is_held_to_a_deadline():

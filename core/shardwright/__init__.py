@@ -92,14 +92,8 @@ _MODULE_OF_NAME: dict[str, str] = {
         "shardwright.planning.tables.option_space": ("OptionSpace",),
         "shardwright.planning.options.options": ("Options", "Refusal"),
         "shardwright.planning.search.refinements": ("Outcome",),
-        "shardwright.planning.search.placement": (
-            "Feedback",
-            "LoadedPlan",
-            "Misfit",
-            "Placed",
-            "ProposedShards",
-            "Proven",
-        ),
+        "shardwright.planning.search.loaded": ("Feedback", "LoadedPlan"),
+        "shardwright.planning.search.placement": ("Misfit", "Placed", "ProposedShards", "Proven"),
         "shardwright.planning.plan.plan": ("ShardingPlan",),
         "shardwright.planning.plan.sharding": (
             "EmbeddingModuleShardingPlan",

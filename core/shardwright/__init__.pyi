@@ -80,8 +80,8 @@ from shardwright.planning.plan.sharding import ParameterSharding as ParameterSha
 from shardwright.planning.plan.sharding import ShardMetadata as ShardMetadata
 from shardwright.planning.report.check import CheckedPlan as CheckedPlan
 from shardwright.planning.report.check import check_plan as check_plan
-from shardwright.planning.search.placement import Feedback as Feedback
-from shardwright.planning.search.placement import LoadedPlan as LoadedPlan
+from shardwright.planning.search.loaded import Feedback as Feedback
+from shardwright.planning.search.loaded import LoadedPlan as LoadedPlan
 from shardwright.planning.search.placement import Misfit as Misfit
 from shardwright.planning.search.placement import Placed as Placed
 from shardwright.planning.search.placement import ProposedShards as ProposedShards

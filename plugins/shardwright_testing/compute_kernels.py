@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any, ClassVar
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from shardwright.contracts import ComputeKernel
-from shardwright.contracts.lookup import BlockSpec
+from shardwright.contracts.lookup import BlockSpec, Lookup
 from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright.runtime.step.backward.learning_rates import LearningRates
 from shardwright_testing.kernels.kernel_checks import (
@@ -42,7 +42,7 @@ from shardwright_testing.kernels.kernel_groups import (
     takes,
     with_other_parameters,
 )
-from shardwright_testing.kernels.loops import OPTIMIZERS, block_spec, build, draw_sequences, lookup_of
+from shardwright_testing.kernels.loops import OPTIMIZERS, Loops, block_spec, build, draw_sequences, lookup_of
 
 SOURCES = ((3,), (2, 3), (4, 0, 1), (0, 0), (0,))
 """Batch sizes of the ranks whose bags a lookup gets."""
@@ -97,7 +97,7 @@ class ComputeKernelTests:
                 5,
                 8,
                 columns=columns,
-                optimizer=self._any_optimizer(compute_kernel),
+                optimizer=any_optimizer(compute_kernel, self.optimizers),
                 data_type=data_type,
                 device=device.type,
                 pooling=pooling,
@@ -114,8 +114,7 @@ class ComputeKernelTests:
         self, compute_kernel: ComputeKernel, is_weighted: bool
     ) -> None:
         """Bags are empty, ids repeat, ranks have batches of different sizes or none; kernels always sum."""
-        for blocks, device in self._groups(compute_kernel, self._any_optimizer(compute_kernel)):
-            lookup, loops = built(compute_kernel.name, compute_kernel, blocks, device)
+        for lookup, loops, blocks, device in self._lookups(compute_kernel):
             for sources in SOURCES:
                 what = f"{compute_kernel.name}: sums of batches of {sources}"
                 batch = draw(blocks, sources, is_weighted=is_weighted)
@@ -125,19 +124,13 @@ class ComputeKernelTests:
     @pytest.mark.parametrize("data_type", HALVES)
     def test_forward_of_halves_sums_in_float32(self, compute_kernel: ComputeKernel, data_type: str) -> None:
         """Bags of many rows lose nothing to the weights' own type."""
-        for blocks, device in self._groups(
-            compute_kernel, self._any_optimizer(compute_kernel), data_type=data_type
-        ):
-            lookup, loops = built(compute_kernel.name, compute_kernel, blocks, device)
+        for lookup, loops, blocks, device in self._lookups(compute_kernel, data_type=data_type):
             batch = draw(blocks, (3, 2), is_weighted=True, max_length=40)
             check_sums(f"{compute_kernel.name}: sums of {data_type} rows", lookup, loops, batch, device)
 
     def test_forward_of_sequences_is_the_ids_rows_in_their_order(self, compute_kernel: ComputeKernel) -> None:
         """Batches have any number of ranks and ids."""
-        for blocks, device in self._groups(
-            compute_kernel, self._any_optimizer(compute_kernel), pooling="NONE"
-        ):
-            lookup, loops = built(compute_kernel.name, compute_kernel, blocks, device)
+        for lookup, loops, blocks, device in self._lookups(compute_kernel, pooling="NONE"):
             for num_sources, max_ids in product((1, 2, 3), (0, 6)):
                 batch = draw_sequences(blocks, num_sources, max_ids=max_ids)
                 check_sums(f"{compute_kernel.name}: rows of sequences", lookup, loops, batch, device)
@@ -162,8 +155,7 @@ class ComputeKernelTests:
         """Kernels that declare so take ragged bags: slots have bags of their own number, and none is empty."""
         if not compute_kernel.takes_ragged_bags:
             pytest.skip(f"{compute_kernel.name} takes no ragged bags, the engine fills them up for it")
-        for blocks, device in self._groups(compute_kernel, any_optimizer(compute_kernel)):
-            lookup, loops = built(compute_kernel.name, compute_kernel, blocks, device)
+        for lookup, loops, blocks, device in self._lookups(compute_kernel):
             for step, sources in enumerate(SOURCES):
                 batch = draw(blocks, sources, is_weighted=is_weighted, seed=step).ragged()
                 what = f"{compute_kernel.name}: ragged bags of batches of {sources}"
@@ -175,8 +167,7 @@ class ComputeKernelTests:
     ) -> None:
         """Other values than the usual ones."""
         spec = with_other_parameters(optimizer)
-        for blocks, device in self._groups(compute_kernel, spec):
-            lookup, loops = built(compute_kernel.name, compute_kernel, blocks, device)
+        for lookup, loops, blocks, device in self._lookups(compute_kernel, spec):
             for step in range(3):
                 batch = draw(blocks, (2, 3), is_weighted=True, seed=step)
                 train(f"{compute_kernel.name}: {spec}", lookup, loops, batch, device)
@@ -185,8 +176,7 @@ class ComputeKernelTests:
         self, compute_kernel: ComputeKernel, optimizer: str | OptimizerSpec
     ) -> None:
         """A new learning rate takes effect in a fused optimizer."""
-        for blocks, device in self._fused_groups(compute_kernel, optimizer):
-            lookup, loops = built(compute_kernel.name, compute_kernel, blocks, device)
+        for lookup, loops, blocks, device in self._fused_lookups(compute_kernel, optimizer):
             for step, rate in enumerate((0.1, 0.7, 0.0, 0.01)):
                 lookup.set_learning_rate(rate)
                 batch = draw(blocks, (2, 3), is_weighted=True, seed=step)
@@ -197,8 +187,7 @@ class ComputeKernelTests:
         self, compute_kernel: ComputeKernel, optimizer: str | OptimizerSpec
     ) -> None:
         """Rates that are set later, and later forward passes, do not change it: so the engine calls a lookup."""
-        for blocks, device in self._fused_groups(compute_kernel, optimizer):
-            lookup, loops = built(compute_kernel.name, compute_kernel, blocks, device)
+        for lookup, loops, blocks, device in self._fused_lookups(compute_kernel, optimizer):
             rates, begun = LearningRates([lookup]), []
             for step, rate in enumerate((0.1, 0.7)):
                 rates.set({blocks[0].request.optimizer: rate}.get)
@@ -216,8 +205,7 @@ class ComputeKernelTests:
         self, compute_kernel: ComputeKernel, optimizer: str | OptimizerSpec
     ) -> None:
         """A checkpoint keeps all state there is."""
-        for blocks, device in self._fused_groups(compute_kernel, optimizer):
-            lookup, loops = built(compute_kernel.name, compute_kernel, blocks, device)
+        for lookup, loops, blocks, device in self._fused_lookups(compute_kernel, optimizer):
             for step in range(3):
                 batch = draw(blocks, (2, 3), is_weighted=True, seed=step)
                 train(compute_kernel.name, lookup, loops, batch, device, seed=step)
@@ -265,8 +253,7 @@ class ComputeKernelTests:
         if refusal := compute_kernel.refusal_of_weight_gradients():
             pytest.skip(f"{compute_kernel.name}: {refusal}")
         what = f"{compute_kernel.name}: gradients of weights"
-        for blocks, device in self._groups(compute_kernel, self._any_optimizer(compute_kernel)):
-            lookup, loops = built(compute_kernel.name, compute_kernel, blocks, device)
+        for lookup, loops, blocks, device in self._lookups(compute_kernel):
             batch = draw(blocks, (2, 3), is_weighted=True)
             _, saved = lookup.forward(batch.as_bags(device), training=True)
             for asked in (saved, None):
@@ -275,7 +262,7 @@ class ComputeKernelTests:
 
     def test_prepare_serves_backward_as_forward_does(self, compute_kernel: ComputeKernel) -> None:
         """``backward`` does the same after ``prepare``, which leaves out the sums."""
-        for blocks, device in self._groups(compute_kernel, self._any_optimizer(compute_kernel)):
+        for blocks, device in self._groups(compute_kernel):
             (looked_up, loops), (prepared, _) = (
                 build(compute_kernel, blocks, device=device) for _ in range(2)
             )
@@ -289,7 +276,7 @@ class ComputeKernelTests:
 
     def test_backward_scaled_is_backward_of_the_scaled_gradient(self, compute_kernel: ComputeKernel) -> None:
         """Averages over ranks are made so."""
-        for blocks, device in self._groups(compute_kernel, self._any_optimizer(compute_kernel)):
+        for blocks, device in self._groups(compute_kernel):
             (scaled, loops), (plain, _) = (build(compute_kernel, blocks, device=device) for _ in range(2))
             batch = draw(blocks, (2, 3), is_weighted=True)
             gradient = gradient_of(loops, batch, 1).to(device)
@@ -302,8 +289,7 @@ class ComputeKernelTests:
 
     def test_anticipate_leaves_backward_as_it_is(self, compute_kernel: ComputeKernel) -> None:
         """The engine calls it while results travel, or not at all; it changes nothing that is read or written."""
-        for blocks, device in self._groups(compute_kernel, self._any_optimizer(compute_kernel)):
-            lookup, loops = built(compute_kernel.name, compute_kernel, blocks, device)
+        for lookup, loops, blocks, device in self._lookups(compute_kernel):
             for seed in (1, 2):
                 batch = draw(blocks, (2, 3), is_weighted=True, seed=seed)
                 _, saved = lookup.forward(batch.as_bags(device), training=True)
@@ -315,8 +301,7 @@ class ComputeKernelTests:
 
     def test_prefetch_leaves_lookups_and_updates_as_they_are(self, compute_kernel: ComputeKernel) -> None:
         """A pipeline calls it for the next batch, before this one's backward pass, or not at all."""
-        for blocks, device in self._groups(compute_kernel, self._any_optimizer(compute_kernel)):
-            lookup, loops = built(compute_kernel.name, compute_kernel, blocks, device)
+        for lookup, loops, blocks, device in self._lookups(compute_kernel):
             batches = [draw(blocks, (2, 3), is_weighted=True, seed=seed) for seed in (1, 2, 3)]
             what = f"{compute_kernel.name}: with prefetch()"
             for batch, coming in zip(batches, [*batches[1:], batches[0]], strict=True):
@@ -327,8 +312,7 @@ class ComputeKernelTests:
 
     def test_forwards_before_their_backwards_keep_apart(self, compute_kernel: ComputeKernel) -> None:
         """A pipeline looks the next batch up before it goes back through this one."""
-        for blocks, device in self._groups(compute_kernel, self._any_optimizer(compute_kernel)):
-            lookup, loops = built(compute_kernel.name, compute_kernel, blocks, device)
+        for lookup, loops, blocks, device in self._lookups(compute_kernel):
             batches = [draw(blocks, (3,), is_weighted=True, seed=seed) for seed in (1, 2)]
             saved = [lookup.forward(batch.as_bags(device), training=True)[1] for batch in batches]
             for batch, kept in reversed(list(zip(batches, saved, strict=True))):
@@ -337,14 +321,13 @@ class ComputeKernelTests:
 
     def test_weights_share_storage_with_what_is_looked_up(self, compute_kernel: ComputeKernel) -> None:
         """Lookups read the weights that a checkpoint loads into ``weight``."""
-        for blocks, device in self._groups(compute_kernel, self._any_optimizer(compute_kernel)):
+        for blocks, device in self._groups(compute_kernel):
             lookup, _ = build(compute_kernel, blocks, device=device)
             check_shared_storage(compute_kernel.name, lookup, blocks, device)
 
     def test_forward_runs_in_inference_mode(self, compute_kernel: ComputeKernel) -> None:
         """And gives the same."""
-        for blocks, device in self._groups(compute_kernel, self._any_optimizer(compute_kernel)):
-            lookup, loops = built(compute_kernel.name, compute_kernel, blocks, device)
+        for lookup, loops, blocks, device in self._lookups(compute_kernel):
             with torch.inference_mode():
                 batch = draw(blocks, (3,), is_weighted=True)
                 check_sums(f"{compute_kernel.name}: inference", lookup, loops, batch, device)
@@ -375,7 +358,7 @@ class ComputeKernelTests:
         """A lookup without training of keys that were never trained changes nothing."""
         if not compute_kernel.row_state:
             pytest.skip(f"{compute_kernel.name} takes rows, and no keys")
-        for blocks, device in self._groups(compute_kernel, self._any_optimizer(compute_kernel)):
+        for blocks, device in self._groups(compute_kernel):
             lookup = lookup_of(compute_kernel, blocks, device)
             what = f"{compute_kernel.name}: keys that were never trained"
             check_unborn(what, lookup, blocks, list(compute_kernel.row_state))
@@ -384,16 +367,20 @@ class ComputeKernelTests:
         return {"takes_any_id": bool(kernel.row_state), "extras": self.extras}
 
     def _groups(
-        self, kernel: ComputeKernel, optimizer: OptimizerSpec, **others: str
+        self, kernel: ComputeKernel, optimizer: OptimizerSpec | None = None, **others: str
     ) -> list[tuple[list[BlockSpec], torch.device]]:
+        optimizer = optimizer or any_optimizer(kernel, self.optimizers)
         return groups_of(kernel, optimizer, self.optimizers, extras=self.extras, **others)
 
-    def _any_optimizer(self, kernel: ComputeKernel) -> OptimizerSpec:
-        return any_optimizer(kernel, self.optimizers)
+    def _lookups(
+        self, kernel: ComputeKernel, optimizer: OptimizerSpec | None = None, **others: str
+    ) -> Iterator[tuple[Lookup, Loops, list[BlockSpec], torch.device]]:
+        for blocks, device in self._groups(kernel, optimizer, **others):
+            yield *built(kernel.name, kernel, blocks, device), blocks, device
 
-    def _fused_groups(
+    def _fused_lookups(
         self, kernel: ComputeKernel, optimizer: str | OptimizerSpec
-    ) -> list[tuple[list[BlockSpec], torch.device]]:
+    ) -> Iterator[tuple[Lookup, Loops, list[BlockSpec], torch.device]]:
         if not kernel.fuses_optimizer:
             pytest.skip(f"{kernel.name} leaves the optimizer to the user")
-        return self._groups(kernel, spec_of(optimizer))
+        return self._lookups(kernel, spec_of(optimizer))

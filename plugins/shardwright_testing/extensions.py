@@ -42,10 +42,8 @@ class ExtensionTests:
 
     def test_name_is_a_point_and_a_word(self, extension: Extension) -> None:
         """``command:demo``."""
-        point, colon, word = extension.name.partition(":")
-        assert point, f"{extension.name!r}: a name is a point, a colon and a word"
-        assert colon, f"{extension.name!r}: a name is a point, a colon and a word"
-        assert word, f"{extension.name!r}: a name is a point, a colon and a word"
+        is_named = all(extension.name.partition(":"))
+        assert is_named, f"{extension.name!r}: a name is a point, a colon and a word"
 
     def test_extension_loads_something_that_can_be_called(self, extension: Extension) -> None:
         """``load`` works where the extension is installed."""

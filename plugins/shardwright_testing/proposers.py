@@ -19,7 +19,8 @@ from shardwright.host.plugin_host import host
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.enumeration import enumerate_options
 from shardwright.planning.options.search_space import SearchSpace
-from shardwright.planning.search.placement import Feedback, LoadedPlan, Misfit, Placed, Proven, propose
+from shardwright.planning.search.loaded import Feedback, LoadedPlan
+from shardwright.planning.search.placement import Misfit, Placed, Proven, propose
 from shardwright.planning.search.search import begun, search
 from shardwright.planning.tables.constraints import Constraints
 from shardwright.planning.tables.spec import TableSpec

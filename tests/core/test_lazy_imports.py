@@ -9,6 +9,7 @@ import pytest
 from tests.core.stubs import OWN_NAMES
 
 import shardwright
+import shardwright.cli
 import shardwright.contracts
 import shardwright.host
 import shardwright.planning
@@ -21,6 +22,7 @@ def modules_below(package):
 LIGHT_MODULES = [
     "shardwright",
     "shardwright.cli",
+    *modules_below(shardwright.cli),
     "shardwright.errors",
     "shardwright.settings",
     "shardwright.host",
@@ -30,6 +32,7 @@ LIGHT_MODULES = [
     *modules_below(shardwright.contracts),
     "shardwright.planning",
     *modules_below(shardwright.planning),
+    "shardwright.modules.embedding_configs",
     "shardwright.runtime.sharded.models.planner",
 ]
 HEAVY_MODULES = {"torch", "fbgemm_gpu", "sklearn", "jsonschema_rs"}

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from tests.distributed import workers
 from tests.distributed.failures.strikes import strike, told
-from tests.distributed.pipelines.pipeline_workers import WithLoss, examples
+from tests.distributed.pipelines.pipeline_workers import KINDS, WithLoss, examples, run_loop
 
 from shardwright import (
     Block,
@@ -30,10 +30,7 @@ from shardwright import (
     ShardingPlan,
     ShardwrightError,
     Topology,
-    TrainPipelineBase,
-    TrainPipelineSparseDist,
     clip_grad_norm_,
-    lockstep_batches,
 )
 from shardwright_plugins.sharding_groups import DMPCollection
 
@@ -42,7 +39,6 @@ VICTIM = 3
 TIMEOUT_S = 8.0
 TYPES = ["row_wise", "table_wise", "data_parallel"]
 SGD = {"optimizer": "sgd", "learning_rate": workers.LEARNING_RATE}
-LOOPS = {"base": TrainPipelineBase, "sparse_dist": TrainPipelineSparseDist}
 
 
 def sharded(model: torch.nn.Module, **options: Any) -> DMPCollection:
@@ -125,23 +121,7 @@ def _on_one_rank(layout: Layout, rank: int) -> Layout:
 def train_loop(loop: str, counts: list[int], end_of_data: str) -> tuple[int, dict[str, torch.Tensor]]:
     """Train until the data ends, of which ranks have different amounts; returns the steps made, and the state."""
     model = sharded(WithLoss(), sync_every=1)
-    optimizer = workers.optimizers_of(model)
-    rank, steps = dist.get_rank(), 0
-    batches = examples(counts[rank], rank)
-    if loop == "lockstep":
-        for example in lockstep_batches(model, batches, end_of_data=end_of_data):
-            optimizer.zero_grad()
-            model(example)[0].backward()
-            optimizer.step()
-            steps += 1
-    else:
-        pipeline = LOOPS[loop](model, optimizer, "cpu", end_of_data=end_of_data)
-        try:
-            while True:
-                pipeline.progress(batches)
-                steps += 1
-        except StopIteration:
-            pass
+    steps = run_loop(loop, model, workers.optimizers_of(model), counts, end_of_data)
     return steps, model.full_state_dict()
 
 
@@ -159,7 +139,7 @@ def train_past_a_wrong_batch(loop: str, steps: int) -> tuple[list[str], dict[str
             KeyedJaggedTensor(keys=features.keys(), values=values, lengths=features.lengths()),
             batches[2].labels,
         )
-    pipeline, raised = LOOPS[loop](model, optimizer, "cpu"), []
+    pipeline, raised = KINDS[loop](model, optimizer, "cpu"), []
     iterator = iter(batches)
     while True:
         try:

@@ -706,14 +706,6 @@ def checkpointed_and_autocast(how: str) -> tuple[State, float]:
 MICRO_BATCHES, MAX_NORM = 3, 0.05
 
 
-def model_in_step(types: list[str]) -> DistributedModelParallel:
-    """The small model of the other tests, by the argument of ``DistributedModelParallel``."""
-    env, module = ShardingEnv.from_process_group(), workers.clicks()
-    sharders = [EmbeddingBagCollectionSharder(fused_params=workers.FUSED)]
-    plan = workers.planner(env.world_size, types).collective_plan(module, sharders)
-    return DistributedModelParallel(module, env, "cpu", plan, sharders, update="in_step")
-
-
 def train_in_step(types: list[str], steps: int) -> tuple[State, list[float], float]:
     """Accumulate, scale and clip; returns weights, norms and the last scale.
 
@@ -721,7 +713,7 @@ def train_in_step(types: list[str], steps: int) -> tuple[State, list[float], flo
         types: sharding types of the tables.
         steps: number of steps.
     """
-    model = model_in_step(types)
+    model = model_of(types, update="in_step")
     optimizer, rank = workers.optimizers_of(model), dist.get_rank()
     scaler, norms = torch.amp.GradScaler("cpu", init_scale=256.0), []
     for step in range(steps):

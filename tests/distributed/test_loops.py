@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 from tests.distributed import loop_workers, workers
-from tests.distributed.test_training import assert_same_state, unsharded_after
+from tests.distributed.test_training import assert_same_state, of_ranks, trained_by_sgd, unsharded_after
 from tests.equality import Case
 from tests.plugins.training.test_equality import tables_of
 
@@ -28,15 +28,8 @@ def same_text(texts: list[str]) -> str:
 
 def unsharded_after_sums(steps: int) -> dict[str, torch.Tensor]:
     """One process on two batches of each of two ranks a step, with SGD."""
-    model = workers.clicks()
-    optimizer = torch.optim.SGD(model.parameters(), lr=workers.LEARNING_RATE)
-    for step in range(steps):
-        optimizer.zero_grad()
-        for rank in range(2):
-            for batch in (2 * step, 2 * step + 1):
-                (model(workers.batch(batch, rank)).square().mean() / 2).backward()
-        optimizer.step()
-    return model.state_dict()
+    batches = (of_ranks(2 * step, 2) + of_ranks(2 * step + 1, 2) for step in range(steps))
+    return trained_by_sgd(workers.clicks(), batches, 2)
 
 
 @pytest.mark.parametrize("how", ["variable", "by hand"])
@@ -48,16 +41,10 @@ def test_local_world_size_that_differs_on_one_rank_is_the_same_error_on_all(pool
 
 
 def test_collection_that_is_left_alone_trains_beside_sharded_ones_as_in_one_process(pool: RankPool) -> None:
-    expected = loop_workers.TwoTowers()
-    optimizer = torch.optim.SGD(expected.parameters(), lr=workers.LEARNING_RATE)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        for rank in range(2):
-            (expected(workers.batch(step, rank)).square().mean() / 2).backward()
-        optimizer.step()
+    expected = trained_by_sgd(loop_workers.TwoTowers(), (of_ranks(step, 2) for step in range(STEPS)), 2)
     for paths, state in pool.run(loop_workers.train_beside_tables_left_alone, 2, STEPS):
         assert paths == ["right.sparse.bags"]
-        assert_same_state(state, expected.state_dict())
+        assert_same_state(state, expected)
 
 
 @pytest.mark.parametrize(

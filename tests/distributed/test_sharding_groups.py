@@ -7,7 +7,7 @@ import torch
 from tests.distributed import group_workers, workers
 from tests.distributed.group_workers import GROUP, VICTIM
 from tests.distributed.pipelines.pipeline_workers import WithLoss, examples
-from tests.distributed.test_training import assert_same_state
+from tests.distributed.test_training import assert_same_state, of_ranks, trained_by_sgd
 from tests.pairs import in_turns
 
 from shardwright_testing.ranks import RankError, RankPool
@@ -19,14 +19,7 @@ WORLD = 4
 
 def unsharded(steps: int) -> dict[str, torch.Tensor]:
     """One process on the batches of all ranks, with the mean of their losses, by SGD."""
-    model = workers.clicks()
-    optimizer = torch.optim.SGD(model.parameters(), lr=workers.LEARNING_RATE)
-    for step in range(steps):
-        optimizer.zero_grad()
-        for rank in range(WORLD):
-            (model(workers.batch(step, rank)).square().mean() / WORLD).backward()
-        optimizer.step()
-    return model.state_dict()
+    return trained_by_sgd(workers.clicks(), (of_ranks(step, WORLD) for step in range(steps)), WORLD)
 
 
 @pytest.mark.parametrize("is_inter_host", [True, pytest.param(False, marks=pytest.mark.slow)])
@@ -76,7 +69,8 @@ def of_loop(skipped: int | None, counts: list[int], steps: int) -> dict[str, tor
 
 
 @pytest.mark.parametrize(
-    ("end_of_data", "loop"), in_turns(["first_rank", "last_rank"], ["sparse_dist", "lockstep", "base"])
+    ("end_of_data", "loop"),
+    in_turns(["first_rank", "last_rank"], ["sparse_dist", "lockstep_batches", "base"]),
 )
 def test_all_groups_end_with_one_step(pool: RankPool, loop: str, end_of_data: str) -> None:
     """With the first rank, whichever group it is in; or with the last, when all data of a group have ended."""

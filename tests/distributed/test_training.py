@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from tests.plugins.training.test_equality import (
     tables_of,
 )
 
-from shardwright import KeyedOptimizerWrapper, RowWiseAdagrad
+from shardwright import KeyedJaggedTensor, KeyedOptimizerWrapper, RowWiseAdagrad
 from shardwright.host import host
 from shardwright_testing.ranks import RankError, RankPool
 
@@ -41,6 +42,24 @@ def unsharded_after(steps: range, world_size: int, *, same_batch: bool = False) 
         sparse.step()
         dense.step()
     return model, sparse
+
+
+def trained_by_sgd(
+    model: torch.nn.Module, steps: Iterable[Sequence[KeyedJaggedTensor]], world_size: int
+) -> dict[str, torch.Tensor]:
+    """The state of one process after steps of SGD on several batches each, with the mean of the ranks' losses."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=workers.LEARNING_RATE)
+    for batches in steps:
+        optimizer.zero_grad()
+        for batch in batches:
+            (model(batch).square().mean() / world_size).backward()
+        optimizer.step()
+    return model.state_dict()
+
+
+def of_ranks(step: int, world_size: int) -> list[KeyedJaggedTensor]:
+    """The batches of all ranks."""
+    return [workers.batch(step, rank) for rank in range(world_size)]
 
 
 def assert_same_state(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:

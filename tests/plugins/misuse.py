@@ -393,8 +393,8 @@ entry(
     sw.Topology,
     world_size=A(2, untried="huge"),
     compute_device=A("cuda"),
-    hbm_cap=A(10, "none zero one five whole"),
-    ddr_cap=A(10, "none zero one five whole"),
+    hbm_cap=A(10, "none zero one five whole array"),
+    ddr_cap=A(10, "none zero one five whole array"),
     local_world_size=A(2, "none one"),
     **{
         f"{link}_bw": A(1.0, SPEED, says="_bw")
@@ -416,7 +416,7 @@ entry(
         link_bandwidths={"y": link},
         link_latencies_ms={"intra_host": latency},
     ),
-    memory=A(5, "zero one five whole"),
+    memory=A(5, "zero one five whole array"),
     bandwidth=A(5.0, "one five float whole huge"),
     link=A(5.0, "one five float whole huge", says="bandwidth"),
     latency=A(1.0, _NUMBER, says="latenc"),

@@ -213,8 +213,6 @@ BENCHMARKS = sorted({match["words"] for page in PAGES for match in _BENCHMARK.fi
 @pytest.mark.slow
 @pytest.mark.parametrize("words", BENCHMARKS)
 def test_docs_benchmarks_start(words: str) -> None:
-    if "serving" in words:
-        pytest.importorskip("shardwright_serving")
     # With all that is importable here, distributions of contrib that are not installed among it.
     done = stranger.run_python(*words.split(), "--help", PYTHONPATH=os.pathsep.join(sys.path))
     assert done.returncode == 0, done.stderr

@@ -5,6 +5,7 @@ Legend: N ids, K new ids, R rows, M rows of other blocks.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
@@ -56,7 +57,7 @@ class HashIndex(sw.RowIndex):
             )
         self._least, self._search = settings.min_sightings, search
         self._scores = tuple(dict.fromkeys((settings.score(), SCORES["lru"], SCORES["lfu"])))
-        self._eviction = settings.evict
+        self._eviction, self._rises = settings.evict, settings.evict in SCORES
         self._evicts, self._lifetime = settings.evict != NEVER, settings.steps_to_live
         room = num_rows if self._least > 1 else 0
         self.keys, self.uses, self.last_use, self._trial_keys, self._trial_counts = (
@@ -68,6 +69,7 @@ class HashIndex(sw.RowIndex):
     def _begin(self, num_used: int) -> None:
         """Begin with the first rows in use, so many, and none on trial."""
         self._given_back, self._first_unused = self.keys.new_empty(0), num_used
+        self._next = self.keys[:0]
         self._num_on_trial = 0
         self._fill_slots()
 
@@ -114,14 +116,15 @@ class HashIndex(sw.RowIndex):
     def _expire(self) -> None:
         """Give up the rows that were not looked up for too long."""
         old = _places(self._idle_since(self._step - self._lifetime))
+        self._next = self.keys[:0]
         self.uses[old] = 0
         self.num_evicted += len(old)
         self._given_back = torch.cat([self._given_back, old]).sort().values
         self._fill_slots()
 
-    def _idle_since(self, step: int) -> Tensor:
-        """A mask of the rows of ids that were not looked up in a step or later: ``[R]``."""
-        return (self.uses > 0) & (self.last_use < step)
+    def _idle_since(self, step: int, rows: Tensor | slice = slice(None)) -> Tensor:
+        """A mask of the rows of ids, of some rows, that were not looked up in a step or later."""
+        return (self.uses[rows] > 0) & (self.last_use[rows] < step)
 
     def _tried(self, keys: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
         """Those of new ids that were seen often enough; the others are on trial, as many as there are rows."""
@@ -150,6 +153,8 @@ class HashIndex(sw.RowIndex):
         chosen = counts.argsort(descending=True, stable=True)[: len(rows)]
         self.num_evicted += len(evicted)
         self.keys[rows], self.uses[rows], self.last_use[rows] = keys[chosen], counts[chosen], self._step
+        if len(self._next):
+            self._next = torch.cat([self._next, rows]).sort().values
         self._num_filled += len(rows)
         if self._num_filled > len(self._slots) * 3 // 4:  # too many are of rows that have other keys now
             self._fill_slots()
@@ -165,11 +170,44 @@ class HashIndex(sw.RowIndex):
         return torch.cat([back, torch.arange(first, self._first_unused, device=self.keys.device)])
 
     def _worst(self, count: int) -> Tensor:
-        """The rows that make room, of those that this step does not use."""
+        """The rows that make room, of those that this step does not use.
+
+        A pass over all rows finds as many as make room in many steps, and what the last of them is: the bound. Uses and
+        last uses only rise, and so do ranks: later, rows up to the bound are among those, or were used in the step of
+        the pass, or were born since. A plugin's score need not rise, so that there is a pass in each step that evicts.
+        """
         if not count or not self._evicts:
             return self.keys[:0]
-        scores = map(self._scored, self._scores)
-        return self._in_order(_lowest(self._idle_since(self._step), count, scores), self.uses, self.last_use)
+        rows = self._next[self._is_up_to_bound(self._next)] if len(self._next) else self._next
+        is_left = self._idle_since(self._step, rows)
+        if int(is_left.sum()) < count:
+            rows = self._found(max(count, math.isqrt(len(self.keys) * count)) if self._rises else count)
+            is_left = self._idle_since(self._step, rows)
+        scores = (score(self.uses[rows], self.last_use[rows]) for score in self._scores)
+        chosen = _lowest(is_left, count, scores)
+        is_kept = torch.ones_like(is_left)
+        is_kept[chosen], evicted = False, rows[chosen]
+        self._next = rows[is_kept]
+        return self._in_order(evicted, self.uses, self.last_use)
+
+    def _found(self, count: int) -> Tensor:
+        """So many rows as make room next, if there are, and the bound; and the rows that this step uses, rising."""
+        rows = _lowest(self._idle_since(self._step), count, map(self._scored, self._scores))
+        if not self._rises or not len(rows):
+            return rows
+        self._bound = self._rank(self._in_order(rows, self.uses, self.last_use)[-1:])
+        return torch.cat([rows, _places(self.last_use == self._step)]).sort().values
+
+    def _rank(self, rows: Tensor) -> Tensor:
+        """What rows make room by, ``[S + 1, n]``: the S scores, and the number of the row."""
+        return torch.stack([*(score(self.uses[rows], self.last_use[rows]) for score in self._scores), rows])
+
+    def _is_up_to_bound(self, rows: Tensor) -> Tensor:
+        """A mask of rows whose rank is the bound at most, ``[n]``: the first place where they differ decides."""
+        is_less, is_equal = rows < 0, rows >= 0
+        for own, bound in zip(self._rank(rows), self._bound, strict=True):
+            is_less, is_equal = is_less | (is_equal & (own < bound)), is_equal & (own == bound)
+        return is_less | is_equal
 
     def _scored(self, score: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
         """The score of each row, ``[R]``, if it is that."""

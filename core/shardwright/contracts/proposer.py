@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from shardwright.planning.options.search_space import SearchSpace
-    from shardwright.planning.search.placement import Feedback, Placed, Proven
+    from shardwright.planning.search.loaded import Feedback
+    from shardwright.planning.search.placement import Placed, Proven
     from shardwright.planning.watch import Watch
 
 Proposals: TypeAlias = "Generator[npt.NDArray[np.int64] | Placed | Proven, Feedback, None]"
@@ -46,7 +47,7 @@ class Proposer(ABC, metaclass=OpenNames):
 
     @abstractmethod
     def proposals(self, space: SearchSpace, watch: Watch) -> Proposals:
-        """Yield proposals; receive a :class:`~shardwright.planning.search.placement.Feedback` for each.
+        """Yield proposals; receive a :class:`~shardwright.planning.search.loaded.Feedback` for each.
 
         Args:
             space: options, their costs and the ranks' capacities.

@@ -43,8 +43,8 @@ from shardwright.planning.plan.sharding import (
 )
 from shardwright.planning.report.report import Report, objective_data
 from shardwright.planning.search.failure import explain_no_plan, why_impossible
+from shardwright.planning.search.loaded import LoadedPlan
 from shardwright.planning.search.objectives import LARGEST_RANK_TIME, SERVING, checked_objective
-from shardwright.planning.search.placement import LoadedPlan
 from shardwright.planning.search.refinements import (
     REFINEMENT,
     Outcome,
@@ -158,9 +158,12 @@ class TablePlanner:
         given, tables = tables, tuple(sorted(tables, key=_natural_order))
         watch = watch or self._new_watch()
         plugins = self._choice.resolve(host(), topology)
-        request = Request(topology, self._constraints, self._batch_size, *self._reservations(dense))
+        reservations = self._reservations(dense)
+        request = Request(
+            topology, self._constraints, self._batch_size, *reservations, self._objective, on_this_machine
+        )
         with shown(watch, is_wanted=self._progress):
-            run: Search = partial(self._searched, tables, plugins, on_this_machine=on_this_machine)
+            run: Search = partial(self._searched, tables, plugins)
             for refinement in plugins.performance.refinements(topology):
                 run = refined(f"of estimator {plugins.performance.name}", refinement, run)
             for name, make in self._refinements.items():
@@ -171,7 +174,7 @@ class TablePlanner:
             if watch.was_interrupted:
                 raise KeyboardInterrupt
             limit = "budget of work" if self._seconds is None else f"limit of {self._seconds} s"
-            raise explain_no_plan(space, result, request, plugins, limit, on_this_machine=on_this_machine)
+            raise explain_no_plan(space, result, request, plugins, limit)
         shardings, modules = _shardings(result.plan), dict[str, EmbeddingModuleShardingPlan]()
         for table in given:
             modules.setdefault(table.module, EmbeddingModuleShardingPlan())[table.name] = shardings[
@@ -224,14 +227,11 @@ class TablePlanner:
         plugins: PlanningPlugins,
         request: Request,
         watch: Watch,
-        *,
-        on_this_machine: bool,
     ) -> Outcome:
         """Options, and what a search among them found."""
         # Until there are options there is nothing to return: Ctrl-C then ends planning at once.
-        space = prepare(tables, request, plugins, on_this_machine=on_this_machine, watch=watch)
-        space = attrs.evolve(space, objective=self._objective)
-        impossible = why_impossible(space, request, plugins, on_this_machine=on_this_machine)
+        space = prepare(tables, request, plugins, watch=watch)
+        impossible = why_impossible(space, request, plugins)
         if impossible is not None:
             raise impossible
         with watch.interruptible():

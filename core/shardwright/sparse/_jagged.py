@@ -16,9 +16,10 @@ from shardwright.arguments import checked
 from shardwright.contracts.compute_kernel import WEIGHTS
 from shardwright.errors import InvalidInputError
 from shardwright.sparse import _ops, _text
+from shardwright.sparse._validation import NoTensor
 
 
-class Jagged(abc.ABC):
+class Jagged(NoTensor, abc.ABC):
     """Values, columns beside them (weights are one), and the bags they fall into, as lengths or as offsets.
 
     The one of lengths and offsets that was not given is derived on first use, and kept. Tensors given are

@@ -8,7 +8,7 @@ CPU is checked at construction, and a `KeyedJaggedTensor` on a CPU once, where i
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, KeysView, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -18,6 +18,24 @@ from shardwright.errors import DuplicateNameError, InvalidInputError, UnknownNam
 from shardwright.sparse import _text
 
 _INDEX_DTYPES = (torch.int32, torch.int64)
+
+
+class _NoTensorError(InvalidInputError, AttributeError):
+    """An attribute that tensors may have is asked of several of them."""
+
+
+class NoTensor:
+    """The base of types that hold tensors: what is asked of them as of a tensor is an error that says so."""
+
+    __slots__ = ()
+
+    if not TYPE_CHECKING:  # which knows the attributes
+
+        def __getattr__(self, name: str) -> Any:
+            kind = type(self).__name__
+            raise _NoTensorError(
+                f"{kind!r} object has no attribute {name!r}: it is no tensor, its values() are"
+            )
 
 
 def as_indices(owner: str, what: str, tensor: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ _NAME = "KeyedTensor"
 
 
 @final
-class KeyedTensor:
+class KeyedTensor(_validation.NoTensor):
     """Dense tensors joined along one dimension, each found by its key, such as pooled embeddings.
 
     Legend: F keys, B examples, D columns in all.

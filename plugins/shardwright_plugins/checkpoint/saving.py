@@ -6,7 +6,7 @@ import io
 import json
 import os
 import pickle
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import StorageWriter
 from torch.optim import Optimizer
 
-from shardwright.arguments import brief
+from shardwright.arguments import NonNegativeInt, PositiveInt, check
 from shardwright.errors import CheckpointError, InvalidInputError, ShardwrightError
 from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.runtime.ranks.environment import ShardingEnv
@@ -135,8 +135,9 @@ def save_checkpoint(
     """
     env = env_of(model)
     with env.together("save_checkpoint()"):
-        _check_numbers(step, keep)
-        _check_progress(progress)
+        check("step", step, NonNegativeInt | None)
+        check("keep", keep, PositiveInt | None)
+        check("progress", progress, Callable[..., Any] | None)
         trained, own = Trained(model, optimizers), _plain(dict(extra or {}), "extra")
         place = name_of(path) if isinstance(path, StorageWriter) else str(path)
         env.agree("the arguments of save_checkpoint()", {"path": repr(place), "step": step}, NAME_ALIKE)
@@ -144,7 +145,7 @@ def save_checkpoint(
         writers.finish()
         trained.make_one_model()
         state = _state_of(trained, model) | {f"{EXTRA}{env.rank}": own}
-        manifest = Manifest(step or 0, env.world_size, plan=_plan_of(model))
+        manifest = Manifest(int(step or 0), env.world_size, plan=_plan_of(model))
         if isinstance(path, StorageWriter):
             if keep is not None:
                 raise InvalidInputError(f"keep={keep}: a storage writer knows of one checkpoint alone")
@@ -191,19 +192,6 @@ def _of_first_group(state: dict[str, Any], model: nn.Module) -> dict[str, Any]:
         key: BlockedTensor(value.shape, value.dtype) if isinstance(value, BlockedTensor) else value
         for key, value in state.items()
     }
-
-
-def _check_numbers(step: int | None, keep: int | None) -> None:
-    for name, value, least in (("step", step, 0), ("keep", keep, 1)):
-        if value is not None and (type(value) is not int or value < least):
-            raise InvalidInputError(f"{name} must be an integer from {least}, got {brief(value)}")
-
-
-def _check_progress(progress: Any) -> None:
-    if progress is not None and not callable(progress):
-        raise InvalidInputError(
-            f"progress must be a function of the bytes written and of all bytes, got {brief(progress)}"
-        )
 
 
 def _agreed_folder(root: Path, step: int | None, env: ShardingEnv) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from shardwright.contracts import Codec
+from shardwright_plugins.codecs._floats import FloatCodec
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -13,7 +13,7 @@ LARGEST = 65504.0
 """The largest finite float16."""
 
 
-class Fp16(Codec):
+class Fp16(FloatCodec):
     """Half the bytes; relative error at most ``2**-11`` from 6.1e-5 to 65504.
 
     Values beyond ±65504, infinities among them, become ±65504 (as in FBGEMM's codec, so that one large value does not
@@ -23,26 +23,14 @@ class Fp16(Codec):
 
     name: ClassVar[str] = "fp16"
     aliases: ClassVar[tuple[str, ...]] = ("float16", "half")
-    is_elementwise: ClassVar[bool] = True
+    float_type: ClassVar[str] = "float16"
 
-    def row_bytes(self, num_columns: int) -> int:  # noqa: D102 - described in the base class
-        return 2 * num_columns
-
-    def encode(self, values: Tensor, encoded: Tensor) -> None:  # noqa: D102
-        import torch
-
-        encoded.view(torch.float16).copy_(values.clamp(-LARGEST, LARGEST))
-
-    def decode(self, encoded: Tensor, values: Tensor) -> None:  # noqa: D102
-        import torch
-
-        values.copy_(encoded.view(torch.float16))
+    def encode(self, values: Tensor, encoded: Tensor) -> None:  # noqa: D102 - described in the base class
+        encoded.view(self.dtype).copy_(values.clamp(-LARGEST, LARGEST))
 
     def error_bound(self, values: Tensor) -> Tensor:
         """Half a unit in the last place; what is beyond ±65504 may lose nearly all of itself."""
         import torch
 
-        from shardwright_plugins.codecs._rounding import rounding_bound
-
         size = values.abs()
-        return torch.where(size > LARGEST, size, rounding_bound(values, torch.float16))
+        return torch.where(size > LARGEST, size, self.rounding_bound(values))

@@ -4,31 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from shardwright.contracts import Codec
+from shardwright_plugins.codecs._floats import FloatCodec
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Fp32(Codec):
+class Fp32(FloatCodec):
     """No loss, no work: for tables that are to be left alone where others have a codec."""
 
     name: ClassVar[str] = "fp32"
     is_identity: ClassVar[bool] = True
-    is_elementwise: ClassVar[bool] = True
+    float_type: ClassVar[str] = "float32"
+    num_bytes: ClassVar[int] = 4
 
-    def row_bytes(self, num_columns: int) -> int:  # noqa: D102 - described in the base class
-        return 4 * num_columns
-
-    def encode(self, values: Tensor, encoded: Tensor) -> None:  # noqa: D102
-        import torch
-
-        encoded.view(torch.float32).copy_(values)
-
-    def decode(self, encoded: Tensor, values: Tensor) -> None:  # noqa: D102
-        import torch
-
-        values.copy_(encoded.view(torch.float32))
+    def encode(self, values: Tensor, encoded: Tensor) -> None:  # noqa: D102 - described in the base class
+        encoded.view(self.dtype).copy_(values)
 
     def error_bound(self, values: Tensor) -> Tensor:
         """Nothing is lost."""

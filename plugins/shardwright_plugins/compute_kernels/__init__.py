@@ -5,9 +5,6 @@ Thin: torch, FBGEMM, Numba and Triton are imported when a kernel is built.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 from shardwright.contracts import ComputeKernel, Extension
 from shardwright.hookspecs import hookimpl
 from shardwright_plugins.compute_kernels.fbgemm.fused import Fused
@@ -18,21 +15,9 @@ from shardwright_plugins.compute_kernels.fused_triton import FusedTriton
 from shardwright_plugins.compute_kernels.plain_torch.dense import Dense
 from shardwright_plugins.compute_kernels.plain_torch.fused_torch import FusedTorch
 from shardwright_plugins.compute_kernels.row_cache.kernels import MappedCaching, PinnedCaching
+from shardwright_plugins.imported import imported
 
 __all__ = ["shardwright_compute_kernels", "shardwright_extensions"]
-
-
-class KernelCheck(Extension):
-    """Looks at the libraries that kernels run in."""
-
-    name = "check:kernels"
-    help = "FBGEMM, Numba and Triton."
-
-    def load(self) -> Callable[..., Any]:
-        """The function that looks."""
-        from shardwright_plugins.compute_kernels._checks import kernel_libraries
-
-        return kernel_libraries
 
 
 @hookimpl
@@ -54,4 +39,10 @@ def shardwright_compute_kernels() -> list[type[ComputeKernel]]:
 @hookimpl
 def shardwright_extensions() -> list[type[Extension]]:
     """Offer the check of the libraries."""
-    return [KernelCheck]
+    return [
+        imported(
+            "check:kernels",
+            "shardwright_plugins.compute_kernels._checks:kernel_libraries",
+            "FBGEMM, Numba and Triton.",
+        )
+    ]

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from shardwright.errors import UnsupportedError
-from shardwright.planning.layouts.blocks import Ints
+from shardwright.planning.arrays import Ints
 from shardwright.runtime.ranks.devices import Constant, sent_to
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.routed.direct import GRADIENTS, RESULTS, DirectReturn

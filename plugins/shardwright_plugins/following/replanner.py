@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import subprocess
 import sys
 import tempfile
@@ -13,7 +12,7 @@ from typing import IO, TYPE_CHECKING, Any, Self
 
 from attrs import frozen
 
-from shardwright.arguments import checked
+from shardwright.arguments import NonNegativeFloat, PositiveInt, checked
 from shardwright.errors import InvalidInputError, PlanError, UnsupportedError
 from shardwright_plugins.following.statistics import Counts, IdCounts, ids_per_bag
 from shardwright_plugins.following.step_times import StepTimes, check_model
@@ -31,7 +30,7 @@ Ids per bag of 50 batches of 64 bags, Poisson with the mean 1, are known to 1 / 
 most a fiftieth of the steps between two looks.
 """
 _MOVE_COST = 500.0
-"""Milliseconds a GiB: half a GiB took 0.25 s on two ranks of an AMD EPYC (``tests/benchmarks/reshard.py``)."""
+"""Milliseconds a GiB: half a GiB took 0.25 s on two ranks of an AMD EPYC."""
 
 
 @frozen
@@ -71,8 +70,7 @@ class Replanner:
             sends ids ahead when :meth:`step` is called.
         optimizers: optimizers of your own with parameters of tables, as :meth:`DistributedModelParallel.reshard` takes.
         every: steps from one look to the next.
-        move_cost: milliseconds that a GiB takes to move; measure it with ``tests/benchmarks/reshard.py`` or by a first
-            move.
+        move_cost: milliseconds that a GiB takes to move, as a first move tells.
         dry_run: only tell what would be done (:attr:`looks`).
         in_background: search beside the training; otherwise all ranks wait for the search.
         max_extra_bytes: most memory for a move, as :meth:`DistributedModelParallel.reshard` takes.
@@ -91,8 +89,8 @@ class Replanner:
         self,
         model: DistributedModelParallel,
         *optimizers: Optimizer,
-        every: int = 1000,
-        move_cost: float = _MOVE_COST,
+        every: PositiveInt = 1000,
+        move_cost: NonNegativeFloat = _MOVE_COST,
         dry_run: bool = False,
         in_background: bool = True,
         max_extra_bytes: int | None = None,
@@ -101,12 +99,6 @@ class Replanner:
         from shardwright.runtime.sharded.collections.sharded_collection import ShardedCollection
 
         check_model("Replanner", model)
-        if every < 1:
-            raise InvalidInputError(f"every is a number of steps from 1, got {every!r}")
-        if not 0 <= move_cost < math.inf:
-            raise InvalidInputError(
-                f"move_cost is the milliseconds that a GiB takes to move, finite and not negative; got {move_cost!r}"
-            )
         self._tables = tuple(InputTables.of(model.plan.document).tables.values())
         if not self._tables:
             raise InvalidInputError(

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from attrs import asdict, evolve
 
-from shardwright.arguments import brief
+from shardwright.arguments import PositiveInt, brief, check
 from shardwright.errors import InvalidInputError, PlanError, UnsupportedError
 from shardwright.planning.arrays import Floats
 from shardwright_plugins.following.clocks import LOOKUP, UPDATE, KernelClock, Wrapped
@@ -104,8 +104,7 @@ class StepTimes:
             raise UnsupportedError(
                 f"StepTimes measures by the host's clock, and this model is on {model.device}: use torch.profiler there"
             )
-        if every is not None and (type(every) is not int or every < 1):
-            raise InvalidInputError(f"every is a number of steps from 1, got {every!r}")
+        check("every", every, PositiveInt | None)
         if every is not None and writer is None:
             raise InvalidInputError(
                 f"every={every} says how often a writer gets the times, and there is none: give StepTimes(writer=...), "

@@ -37,6 +37,9 @@ class _Guards(StepListener):
         self._passes: dict[int, BackwardPasses] = {}
         self._watches: dict[int, StepWatch] = {}
         self._scaled: dict[int, ScaledLosses] = {}
+        self._dense: dict[
+            int, tuple[str, frozenset[int]]
+        ] = {}  # of the model of a collection that updates at once
         register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._note_step)
 
@@ -52,6 +55,9 @@ class _Guards(StepListener):
                 own_shards = [] if collection.updated_in_backward else shards
                 self._scaled[id(collection)] = ScaledLosses(table, dense, own_shards)
                 finalize(collection, self._scaled.pop, id(collection), None)
+            if table := collection.updated_in_backward:
+                self._dense[id(collection)] = table, frozenset(map(id, dense))
+                finalize(collection, self._dense.pop, id(collection), None)
         if model.env.everyone.world_size == 1:
             return
         if model.env.everyone.rank == 0:
@@ -115,6 +121,9 @@ class _Guards(StepListener):
         for scaled in self._scaled.values():
             if scaled.kept:
                 scaled.check_step(optimizer)
+        for key, (table, dense) in self._dense.items():
+            if (passes := self._passes.get(key)) is not None and passes.num_passes > 1:
+                passes.warn_of(optimizer, dense, table, self._num_steps)
 
     def _note_step(self, optimizer: Optimizer, *_: Any) -> None:
         self._num_steps += 1

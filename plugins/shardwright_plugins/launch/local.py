@@ -23,7 +23,7 @@ from torch.distributed.elastic.multiprocessing import (
     start_processes,
 )
 
-from shardwright.arguments import brief, checked
+from shardwright.arguments import PositiveFloat, PositiveInt, brief, checked
 from shardwright.errors import DistributedError, InvalidInputError
 
 __all__ = ["launch"]
@@ -35,7 +35,9 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
 @checked
-def launch(function: Callable[..., Any], *args: Any, ranks: int, timeout_s: float | None = None) -> list[Any]:
+def launch(
+    function: Callable[..., Any], *args: Any, ranks: PositiveInt, timeout_s: PositiveFloat | None = None
+) -> list[Any]:
     """Call a function in local processes, one a rank, and return what it returns on each.
 
     Each process has the environment that ``torchrun`` gives, so that the function may begin with
@@ -67,10 +69,6 @@ def launch(function: Callable[..., Any], *args: Any, ranks: int, timeout_s: floa
         >>> launch(rank, ranks=2)  # doctest: +SKIP
         [0, 1]
     """
-    if ranks < 1:
-        raise InvalidInputError(f"ranks must be at least 1, got {ranks}")
-    if timeout_s is not None and not timeout_s > 0:
-        raise InvalidInputError(f"timeout_s must be above 0, got {timeout_s}")
     with _signals_handed_back(), tempfile.TemporaryDirectory(prefix="shardwright-launch-") as folder:
         Path(folder, "call").write_bytes(_pickled(function, args))
         if failures := _run(folder, ranks, timeout_s):

@@ -24,17 +24,13 @@ def moments(parameters: Mapping[str, Any], step: float) -> tuple[float, ...]:
     return 1 - beta1, 1 - beta2, 1 - beta1**step, 1 - beta2**step
 
 
-class Adam(Optimizer):
-    """``m += (1 - beta1) (g - m); v += (1 - beta2) (g^2 - v)``; as ``torch.optim.Adam``, weight decay as L2 penalty."""
+class _Moments(Optimizer):
+    """An Adam with weight decay: rate and epsilon, numbers of both moments, and those of the decay."""
 
-    name: ClassVar[str] = "adam"
-    parameters: ClassVar[Mapping[str, Any]] = PARAMETERS
-    states: ClassVar[Mapping[str, str]] = {"exp_avg": "element", "exp_avg_sq": "element"}
-
-    def refusal(self, parameters: Mapping[str, Any]) -> str:  # noqa: D102 - described in the base class
+    def refusal(self, parameters: Mapping[str, Any]) -> str:
         return decay_refusal(parameters)
 
-    def numbers(self, parameters: Mapping[str, Any], learning_rate: float, step: float) -> tuple[float, ...]:  # noqa: D102
+    def numbers(self, parameters: Mapping[str, Any], learning_rate: float, step: float) -> tuple[float, ...]:
         new1, new2, bias1, bias2 = moments(parameters, step)
         return (
             learning_rate / bias1,
@@ -42,6 +38,14 @@ class Adam(Optimizer):
             *(new1, new2, 1 / bias2),
             *decays(parameters, learning_rate),
         )
+
+
+class Adam(_Moments):
+    """``m += (1 - beta1) (g - m); v += (1 - beta2) (g^2 - v)``; as ``torch.optim.Adam``, weight decay as L2 penalty."""
+
+    name: ClassVar[str] = "adam"
+    parameters: ClassVar[Mapping[str, Any]] = PARAMETERS
+    states: ClassVar[Mapping[str, str]] = {"exp_avg": "element", "exp_avg_sq": "element"}
 
     @staticmethod
     def update(xp: Any, weight: Any, gradient: Any, states: Any, row: Any, numbers: Any) -> Any:  # noqa: D102
@@ -59,7 +63,7 @@ class AdamW(Adam):
     parameters: ClassVar[Mapping[str, Any]] = {**PARAMETERS, "weight_decay_mode": DECOUPLED}
 
 
-class PartialRowWiseAdam(Optimizer):
+class PartialRowWiseAdam(_Moments):
     """Adam with one second moment a row, that of the row's mean square, as FBGEMM's ``PARTIAL_ROWWISE_ADAM``."""
 
     name: ClassVar[str] = "partial_row_wise_adam"
@@ -67,21 +71,9 @@ class PartialRowWiseAdam(Optimizer):
     states: ClassVar[Mapping[str, str]] = {"exp_avg": "element", "exp_avg_sq": "row"}
     reads_row: ClassVar[str] = "gradients"
 
-    def refusal(self, parameters: Mapping[str, Any]) -> str:  # noqa: D102 - described in the base class
-        return decay_refusal(parameters)
-
     def variant(self, parameters: Mapping[str, Any]) -> Optimizer:
         """With an L2 penalty gradients depend on the row's weights."""
         return _PenalisedPartialRowWiseAdam() if has_l2(parameters) else self
-
-    def numbers(self, parameters: Mapping[str, Any], learning_rate: float, step: float) -> tuple[float, ...]:  # noqa: D102
-        new1, new2, bias1, bias2 = moments(parameters, step)
-        return (
-            learning_rate / bias1,
-            float(parameters["eps"]),
-            *(new1, new2, 1 / bias2),
-            *decays(parameters, learning_rate),
-        )
 
     @staticmethod
     def row_terms(xp: Any, weight: Any, gradient: Any, states: Any, numbers: Any) -> Any:  # noqa: D102

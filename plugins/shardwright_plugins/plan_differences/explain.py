@@ -14,8 +14,9 @@ from shardwright.host.plugin_host import host
 from shardwright.planning.options.options import Refusal
 from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.planning.report.rederived import Rederived
+from shardwright.planning.search.loaded import LoadedPlan
 from shardwright.planning.search.objectives import OBJECTIVES
-from shardwright.planning.search.placement import LoadedPlan, Misfit, fixed_misfit, propose
+from shardwright.planning.search.placement import Misfit, fixed_misfit, propose
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.planning.text import bytes_text
 
@@ -206,12 +207,16 @@ class _Explainer:
         tier = self._space.tiers.index(misfit.tier)
         needs = f"a shard needs {bytes_text(self._space.largest_bytes[option, tier])} of {misfit.tier}"
         most = int(self._space.capacity_bytes[:, tier].max())
+        unlike = len(self._space.topology.classes) > 1
+        times = "; its times are the mean over ranks, and the slowest shard's on the fastest rank" * unlike
         if self._space.largest_bytes[option, tier] > most:
-            return f"does not fit: {needs}, no rank has more than {bytes_text(most)}"
+            return f"does not fit: {needs}, no rank has more than {bytes_text(most)}{times}"
         left = bytes_text(
             self._space.capacity_bytes[misfit.rank, tier] - self._rest.used_bytes[misfit.rank, tier]
         )
-        return f"does not fit beside the other tables: {needs}; they leave {left} on rank {misfit.rank}"
+        return (
+            f"does not fit beside the other tables: {needs}; they leave {left} on rank {misfit.rank}{times}"
+        )
 
     def _comparison(self, value_ms: float) -> str:
         plan_ms = self._plan.value_ms

@@ -2,24 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 from shardwright.contracts import Extension, Proposer
 from shardwright.hookspecs import hookimpl
-
-
-class ProgramProof(Extension):
-    """Checks bounds that a mixed-integer program proves."""
-
-    name = "proof:program"
-    help = "Makes the mixed-integer program of the claim, and solves it."
-
-    def load(self) -> Callable[..., Any]:
-        """The function that checks a certificate."""
-        from shardwright_plugins.proposers.proving.proof import why_unproven
-
-        return why_unproven
+from shardwright_plugins.imported import imported
 
 
 @hookimpl
@@ -36,4 +21,10 @@ def shardwright_proposers() -> list[type[Proposer]]:
 @hookimpl
 def shardwright_extensions() -> list[type[Extension]]:
     """Offer the checker of what the proposer ``proving`` proves by a program."""
-    return [ProgramProof]
+    return [
+        imported(
+            "proof:program",
+            "shardwright_plugins.proposers.proving.proof:why_unproven",
+            "Makes the mixed-integer program of the claim, and solves it.",
+        )
+    ]

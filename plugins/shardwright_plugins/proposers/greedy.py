@@ -10,7 +10,8 @@ import numpy as np
 from shardwright.contracts.proposer import Proposals, Proposer
 from shardwright.planning.arrays import FREE, Floats, Ints
 from shardwright.planning.options.search_space import SearchSpace
-from shardwright.planning.search.placement import Feedback, LoadedPlan, chosen_runs, propose
+from shardwright.planning.search.loaded import Feedback, LoadedPlan
+from shardwright.planning.search.placement import chosen_runs, propose
 from shardwright.planning.watch import Watch
 from shardwright_plugins.proposers._ranking import Measure, ranked_options
 

@@ -19,11 +19,11 @@ from attrs import frozen
 from shardwright.contracts.compute_kernel import ComputeKernel, KernelRequest
 from shardwright.errors import NoPlanError
 from shardwright.planning.arrays import Ints
-from shardwright.planning.machines.topology import device_and_rest
+from shardwright.planning.machines.given import main_device
 from shardwright.planning.options.inputs import Request
 from shardwright.planning.options.search_space import SearchSpace
-from shardwright.planning.search.placement import LoadedPlan
-from shardwright.planning.search.refinements import Outcome, Search
+from shardwright.planning.search.loaded import LoadedPlan
+from shardwright.planning.search.refinements import Outcome, Refinement, Search
 from shardwright.planning.tables.caching import CacheParams
 from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
 from shardwright.planning.tables.spec import TableSpec
@@ -37,6 +37,11 @@ _DEVICE = "device"
 
 _FIRST_SEARCH_SHARE = 0.5
 """Part of the time and the work that the first search may use."""
+
+
+def refinement() -> Refinement:
+    """The refinement, which takes no arguments."""
+    return scale_up_caches
 
 
 def scale_up_caches(search: Search, request: Request, watch: Watch) -> Outcome:
@@ -105,7 +110,7 @@ def _larger_caches(plan: LoadedPlan) -> dict[str, CacheParams]:
         plan: the plan.
     """
     space, topology = plan.space, plan.space.topology
-    device, _ = device_and_rest(topology.compute_devices)
+    device = main_device(topology.compute_devices)
     tier = space.tiers.index(topology.tier_of(_DEVICE, device))
     free: Ints = space.capacity_bytes[:, tier] - plan.used_bytes[:, tier]
     tables = list(_cached_tables(plan))

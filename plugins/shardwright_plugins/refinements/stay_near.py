@@ -10,14 +10,13 @@ The plans are those on two :mod:`trails`.
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
 import attrs
 from attrs import field, frozen
 
-from shardwright.arguments import brief
+from shardwright.arguments import NonNegativeFloat, brief, typed
 from shardwright.cli.plans import read_plan
 from shardwright.errors import InvalidInputError
 from shardwright.planning.machines.topology import InputValue
@@ -41,7 +40,7 @@ def _as_plan(plan: Any) -> ShardingPlan:
     return plan
 
 
-@frozen(eq=False)
+@frozen(eq=False, field_transformer=typed)
 class StayNear:
     """A refinement that keeps plans near the one that a model has.
 
@@ -55,15 +54,7 @@ class StayNear:
     """
 
     plan: ShardingPlan = field(converter=_as_plan)
-    move_cost: float = 0.0
-
-    def __attrs_post_init__(self) -> None:
-        is_number = isinstance(self.move_cost, int | float) and not isinstance(self.move_cost, bool)
-        if not (is_number and 0 <= self.move_cost < math.inf):
-            raise InvalidInputError(
-                "move_cost is the milliseconds that a step must become shorter by for each GiB that moves, a finite "
-                f"number from 0; got {self.move_cost!r}"
-            )
+    move_cost: NonNegativeFloat = 0.0
 
     def __call__(self, search: Search, request: Request, watch: Watch) -> Outcome:
         """Search, and take the best plan between what was found and the plan to stay near.

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from shardwright.contracts.lookup import Lookup
 from shardwright.errors import DistributedError
-from shardwright.planning.layouts.blocks import Ints
+from shardwright.planning.arrays import Ints
 from shardwright.planning.layouts.layout import Block
 from shardwright.planning.plan.sharding import ParameterSharding
 from shardwright.planning.tables.spec import TableSpec

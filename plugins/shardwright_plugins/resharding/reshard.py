@@ -117,8 +117,7 @@ def _give_back() -> None:
     """Have the C library give freed memory back to the system, where it can be asked to.
 
     glibc keeps pieces below 32 MiB, so that old blocks would still count as the process's: of 0.5 GiB in 12 tables on 2
-    ranks, 253 MiB beside what was there instead of 57 MiB, for ``max_extra_bytes`` of 77 MiB
-    (``tests/benchmarks/reshard.py``).
+    ranks, 253 MiB beside what was there instead of 57 MiB, for ``max_extra_bytes`` of 77 MiB.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from attrs import frozen
 
-from shardwright.planning.layouts.blocks import Ints
+from shardwright.planning.arrays import Ints
 from shardwright.planning.layouts.row_maps import RowMap, RowPart
 from shardwright.planning.layouts.stored_rows import rows_between
 

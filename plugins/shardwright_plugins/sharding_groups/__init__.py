@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from shardwright.contracts import Extension
 from shardwright.hookspecs import hookimpl
+from shardwright_plugins.imported import imported
 
 if TYPE_CHECKING:
     from shardwright_plugins.sharding_groups.dmp_collection import DMPCollection
@@ -26,20 +26,13 @@ def __getattr__(name: str) -> Any:
     return getattr(importlib.import_module(f"{__name__}.{_MODULE_OF_NAME[name]}"), name)
 
 
-class ShardingGroup(Extension):
-    """Makes the topology of one sharding group of several."""
-
-    name = "method:sharding_group"
-    help = "Tables are sharded inside groups of ranks, and averaged over the groups."
-
-    def load(self) -> Callable[..., Any]:
-        """The function that makes the topology."""
-        from shardwright_plugins.sharding_groups.grid import sharding_group
-
-        return sharding_group
-
-
 @hookimpl
 def shardwright_extensions() -> list[type[Extension]]:
     """Offer sharding groups."""
-    return [ShardingGroup]
+    return [
+        imported(
+            "method:sharding_group",
+            "shardwright_plugins.sharding_groups.grid:sharding_group",
+            "Tables are sharded inside groups of ranks, and averaged over the groups.",
+        )
+    ]

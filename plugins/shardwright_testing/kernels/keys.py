@@ -5,7 +5,7 @@ Legend: N ids, R rows of a block.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -51,7 +51,7 @@ class AllKeys(RowMap):
         return slice(0, self.num_rows)
 
 
-class RowsOfKeys(Lookup):
+class RowsOfKeys:
     """A lookup of keys as one of rows: all its rows are born, and row ``r`` is the one that ``keys[block][r]`` has.
 
     Args:
@@ -63,7 +63,7 @@ class RowsOfKeys(Lookup):
     """
 
     def __init__(self, lookup: Lookup, what: str) -> None:
-        self.lookup, self.blocks, self.states_per_row = lookup, lookup.blocks, lookup.states_per_row
+        self.lookup, self.blocks = lookup, lookup.blocks
         self.keys = [keys_of(spec.block.num_rows) for spec in self.blocks]
         every_row = _each_row_once(self.blocks)
         for _ in range(SIGHTINGS):
@@ -106,32 +106,21 @@ class RowsOfKeys(Lookup):
         self.keys[block] = other.keys[block][source]
         return source
 
-    def forward(self, bags: Bags, *, training: bool) -> tuple[Tensor, Any]:  # noqa: D102 - in the base class
+    def forward(self, bags: Bags, *, training: bool) -> tuple[Tensor, Any]:
+        """Look rows up by their keys."""
         return self.lookup.forward(self._with_keys(bags), training=training)
 
-    def prepare(self, bags: Bags) -> Any:  # noqa: D102
+    def prepare(self, bags: Bags) -> Any:
+        """Prepare a backward pass by the keys of rows."""
         return self.lookup.prepare(self._with_keys(bags))
 
-    def anticipate(self, saved: Any) -> None:  # noqa: D102
-        self.lookup.anticipate(saved)
+    def prefetch(self, bags: Bags) -> None:
+        """Tell it of rows that are looked up soon."""
+        self.lookup.prefetch(self._with_keys(bags))
 
-    def backward(self, saved: Any, gradient: Tensor) -> Sequence[Tensor | None]:  # noqa: D102
-        return self.lookup.backward(saved, gradient)
-
-    def weight(self, block: int) -> Tensor:  # noqa: D102
-        return self.lookup.weight(block)
-
-    def parameters(self) -> Sequence[torch.nn.Parameter]:  # noqa: D102
-        return self.lookup.parameters()
-
-    def optimizer_state(self, block: int) -> Mapping[str, Tensor]:  # noqa: D102
-        return self.lookup.optimizer_state(block)
-
-    def load_step(self, step: float) -> None:  # noqa: D102
-        self.lookup.load_step(step)
-
-    def set_learning_rate(self, learning_rate: float) -> None:  # noqa: D102
-        self.lookup.set_learning_rate(learning_rate)
+    def __getattr__(self, name: str) -> Any:
+        """What no ids are given to, of the lookup."""
+        return getattr(self.lookup, name)
 
 
 def _each_row_once(blocks: Sequence[BlockSpec]) -> Bags:

@@ -6,7 +6,7 @@ import copy
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import torch
 from attrs import evolve, field, frozen
@@ -319,7 +319,7 @@ def build(
     """The kernel's lookup and the loops, with the same random weights; if ids are keys, those of all rows are known."""
     lookup = lookup_of(kernel, blocks, device)
     if kernel.row_state:
-        lookup = RowsOfKeys(lookup, kernel.name)
+        lookup = cast("Lookup", RowsOfKeys(lookup, kernel.name))
     generator = torch.Generator().manual_seed(seed)
     for index in range(len(blocks)):
         weight = lookup.weight(index)

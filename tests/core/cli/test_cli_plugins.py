@@ -136,20 +136,6 @@ def test_cli_version_prints_version():
     assert CliRunner().invoke(app, ["--version"]).output == f"shardwright {shardwright.__version__}\n"
 
 
-def test_cli_plugins_imports_no_torch(run_source):
-    found = run_source(
-        """
-        import contextlib, io, json, sys
-        sys.argv = ["shardwright", "plugins", "--json"]
-        from shardwright.cli import main
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
-            main()
-        print(json.dumps("torch" in sys.modules))
-        """
-    )
-    assert found is False
-
-
 def test_plugins_of_a_name_shows_contract_and_where_it_comes_from(shown, site):
     done = shown("good", PLUGINS="acme_good")
     assert done.exit_code == 0

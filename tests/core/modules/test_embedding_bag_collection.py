@@ -159,13 +159,6 @@ def test_forward_superfluous_weights_are_ignored() -> None:
     torch.testing.assert_close(collection(weighted).values(), collection(plain).values())
 
 
-def test_forward_superfluous_features_are_ignored() -> None:
-    collection = EmbeddingBagCollection([config("t", "f")])
-    output = collection(bags({"other": [[99], []], "f": [[1], [2, 3]]}))
-    assert output.keys() == ["f"]
-    torch.testing.assert_close(output.values(), collection(bags({"f": [[1], [2, 3]]})).values())
-
-
 @pytest.mark.parametrize("wrong", [-1, 10, 2**40])
 def test_forward_id_out_of_range_names_feature_table_value_and_position(wrong: int) -> None:
     collection = EmbeddingBagCollection([config("t", "g", "f")])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from itertools import product
+from types import MappingProxyType
 
 import attrs
 import numpy as np
@@ -35,11 +36,14 @@ from shardwright.planning.proofs import checked_by, why_unproven
 from shardwright.planning.tables.constraints import Constraints
 
 
-def space_of(sizes, capacity=10**9, only=None):
-    """Two ranks; tables of these rows and columns, with one kernel."""
+def space_of(sizes, capacity=10**9, only=None, ranks=MappingProxyType({})):
+    """Two ranks; tables of these rows and columns, with one kernel; some may use some ranks only."""
     tables = [TableSpec(f"t{i}", rows, dim, ["f"] * 1) for i, (rows, dim) in enumerate(sizes)]
     with use_host(make_host(compute_kernels=[Plain])):
-        rules = Constraints({"*": ParameterConstraints(sharding_types=only)})
+        pins = {
+            name: ParameterConstraints(ranks=own, sharding_types=["whole"]) for name, own in ranks.items()
+        }
+        rules = Constraints({**pins, "*": ParameterConstraints(sharding_types=only)})
         request = Request(Topology(2, "cpu", ddr_cap=capacity), rules, 100, None)
         space = prepare(tables, request, PluginChoice().resolve(host()))
     return attrs.evolve(space, capacity_bytes=np.full((2, 1), capacity))
@@ -172,6 +176,33 @@ def test_proof_in_a_strangers_language_is_checked_by_its_extension():
 def test_proof_by_a_malformed_certificate_raises(node):
     with pytest.raises(PlanError, match="certificate is malformed"):
         why_unproven(space_of([(4, 4)]), 1e3, {"z_ms": 1e3, **node}, host().extensions)
+
+
+@pytest.mark.parametrize("ranks", [[2], ["a"], [0.5], "all"])
+def test_proof_about_ranks_that_there_are_not_raises(ranks):
+    certificate = {"z_ms": 1e3, "multipliers": {}, "ranks": ranks}
+    with pytest.raises(PlanError, match="certificate is malformed"):
+        why_unproven(space_of([(4, 4)]), 1e3, certificate, host().extensions)
+
+
+@pytest.mark.parametrize("ranks", [[], 0, None, [[0, 1]]])
+def test_proof_about_no_ranks_is_none(ranks):
+    certificate = {"z_ms": 1e3, "multipliers": {}, "ranks": ranks}
+    told = why_unproven(space_of([(4, 4)]), 1e3, certificate, host().extensions)
+    assert told == f"the certificate is about the ranks {ranks}, which are none"
+
+
+def test_proof_about_some_ranks_counts_the_tables_that_may_use_no_others():
+    space = space_of([(40, 4), (30, 4), (20, 4)], ranks={"t0": [1], "t1": [1]})
+    least = np.minimum.reduceat(space.total_cost_ms, space.options.first_option[:-1])
+    z = float(least[:2].sum())
+    for ranks, is_proven in (([1], True), ([0], False), ([0, 1], False), (None, False)):
+        about = {} if ranks is None else {"ranks": ranks}
+        told = why_unproven(space, z, {"z_ms": z, "multipliers": {}, **about}, host().extensions)
+        assert (told == "") == is_proven, ranks
+    assert why_unproven(
+        space, 1.001 * z, {"z_ms": 1.001 * z, "multipliers": {}, "ranks": [1]}, host().extensions
+    )
 
 
 def test_proof_by_numbers_that_overflow_proves_nothing():

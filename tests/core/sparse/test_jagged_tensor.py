@@ -160,16 +160,6 @@ def test_from_dense_takes_empty_bags(
     assert (jt.values().dtype, jt.lengths().tolist()) == (dtype, lengths)
 
 
-def test_from_dense_lengths_takes_the_first_of_each_row() -> None:
-    jt = JaggedTensor.from_dense_lengths(
-        torch.tensor([[1, 2], [3, 4], [5, 6]]),
-        torch.tensor([1, 0, 2], dtype=torch.int32),
-        weights=torch.tensor([[0.1, 0.2], [0.3, 0.4], [0.5, 0.6]]),
-    )
-    assert lists(jt.to_dense()) == [[1], [], [5, 6]]
-    torch.testing.assert_close(jt.weights(), torch.tensor([0.1, 0.5, 0.6]))
-
-
 @pytest.mark.parametrize("is_weighted", [False, True])
 def test_empty_has_no_bags(is_weighted: bool) -> None:
     jt = JaggedTensor.empty(is_weighted, values_dtype=torch.int32, lengths_dtype=torch.int64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,7 @@ from shardwright import (
     InvalidInputError,
     JaggedTensor,
     KeyedJaggedTensor,
+    KeyedTensor,
     TableSpec,
 )
 from shardwright.runtime.step.batches.inputs import BatchReader
@@ -397,3 +399,21 @@ REFUSED = [
 
 
 test_wrong_call_is_an_error_that_says_what_is_wrong = refused(REFUSED)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        JaggedTensor(IDS, lengths=LENGTHS),
+        KeyedJaggedTensor(["a"], IDS, lengths=LENGTHS),
+        KeyedTensor(["a"], [1], torch.ones(2, 1)),
+    ],
+    ids=lambda made: type(made).__name__,
+)
+def test_what_is_asked_as_of_a_tensor_names_values(made: Any) -> None:
+    kind = type(made).__name__
+    with pytest.raises(InvalidInputError, match=rf"'{kind}' object has no attribute 'sum': .*values\(\)"):
+        made.sum()
+    assert not hasattr(made, "shape")
+    for copied in (copy.copy(made), pickle.loads(pickle.dumps(made))):
+        assert torch.equal(copied.values(), made.values())

@@ -5,10 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
-from tests.distributed import workers
 from tests.distributed.channels import channel_workers
-from tests.distributed.test_training import assert_same_state
+from tests.distributed.test_training import assert_same_state, of_ranks, trained_by_sgd
 from tests.equality import Case, assert_equals_unsharded
 from tests.plugins.training.test_equality import tables_of
 
@@ -47,17 +45,12 @@ def test_sums_inside_a_host_that_travel_by_a_group_of_its_ranks_train_as_unshard
 def test_collection_over_a_group_of_its_sharder_trains_and_is_saved_beside_others_as_in_one_process(
     pool: RankPool, is_piped: bool, tmp_path: Path
 ) -> None:
-    expected = channel_workers.towers()
-    optimizer = torch.optim.SGD(expected.parameters(), lr=workers.LEARNING_RATE)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        for rank in range(2):
-            (expected(workers.batch(step, rank)).square().mean() / 2).backward()
-        optimizer.step()
+    batches = (of_ranks(step, 2) for step in range(STEPS))
+    expected = trained_by_sgd(channel_workers.towers(), batches, 2)
     for carried, state in pool.run(
         channel_workers.train_over_two_groups, 2, STEPS, str(tmp_path), is_piped=is_piped
     ):
         assert carried["ids"] == ["ids"]
-        assert_same_state(state, expected.state_dict())
+        assert_same_state(state, expected)
     sw.load_checkpoint(tmp_path, loaded := channel_workers.towers())
-    assert_same_state(loaded.state_dict(), expected.state_dict())
+    assert_same_state(loaded.state_dict(), expected)

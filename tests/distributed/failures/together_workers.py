@@ -115,7 +115,7 @@ def lose_a_rank(what: str, fault: str, folder: str) -> None:
 @or_error
 def lose_a_rank_of_a_new_group() -> None:
     """Lose a rank before it has done anything in a group that was made."""
-    group = GroupRanks.of(env_of(60.0).process_group).new_group("the work")
+    group = GroupRanks.of(env_of(2 * TIMEOUT_S).process_group).new_group("the work")
     strike("kill")
     GroupRanks.of(group).meet("the work")
 

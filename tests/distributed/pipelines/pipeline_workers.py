@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -58,30 +59,27 @@ def train_plainly(loader: Iterator[Example]) -> dict[str, torch.Tensor]:
     return model.full_state_dict()
 
 
-def train_pipelined(kind: str, counts: list[int], end_of_data: str) -> tuple[int, dict[str, torch.Tensor]]:
-    model, optimizer = model_and_optimizer()
+def run_loop(kind: str, model: Any, optimizer: Any, counts: list[int], end_of_data: str) -> int:
+    """Train until the data ends, of which ranks have different amounts; returns the steps made."""
+    batches, steps = examples(counts[dist.get_rank()], dist.get_rank()), 0
+    if kind == "lockstep_batches":
+        for example in lockstep_batches(model, batches, end_of_data=end_of_data):
+            optimizer.zero_grad()
+            model(example)[0].backward()
+            optimizer.step()
+            steps += 1
+        return steps
     pipeline = KINDS[kind](model, optimizer, "cpu", end_of_data=end_of_data)
-    loader = examples(counts[dist.get_rank()], dist.get_rank())
-    for step in range(100):
-        try:
-            pipeline.progress(loader)
-        except StopIteration:
-            return step, model.full_state_dict()
-    raise AssertionError("it does not end")
+    with suppress(StopIteration):
+        while True:
+            pipeline.progress(batches)
+            steps += 1
+    return steps
 
 
-def train_in_lockstep(counts: list[int], end_of_data: str) -> tuple[int, dict[str, torch.Tensor]]:
+def train_by_loop(kind: str, counts: list[int], end_of_data: str) -> tuple[int, dict[str, torch.Tensor]]:
     model, optimizer = model_and_optimizer()
-    loader = lockstep_batches(
-        model, examples(counts[dist.get_rank()], dist.get_rank()), end_of_data=end_of_data
-    )
-    step = 0
-    for example in loader:
-        optimizer.zero_grad()
-        model(example)[0].backward()
-        optimizer.step()
-        step += 1
-    return step, model.full_state_dict()
+    return run_loop(kind, model, optimizer, counts, end_of_data), model.full_state_dict()
 
 
 def train_rectangular(counts: list[int], num_steps: int) -> dict[str, torch.Tensor]:

@@ -35,10 +35,7 @@ def test_loop_equals_the_plain_one_and_ends_for_all_ranks_at_one_step(
 ) -> None:
     end_of_data, counts = end
     world_size, num_steps = len(counts), (min if end_of_data == "first_rank" else max)(counts)
-    if kind == "lockstep_batches":
-        results = pool.run(pipeline_workers.train_in_lockstep, world_size, counts, end_of_data)
-    else:
-        results = pool.run(pipeline_workers.train_pipelined, world_size, kind, counts, end_of_data)
+    results = pool.run(pipeline_workers.train_by_loop, world_size, kind, counts, end_of_data)
     expected = pool.run(pipeline_workers.train_rectangular, world_size, counts, num_steps)
     for (steps, actual), wanted in zip(results, expected, strict=True):
         assert steps == num_steps

@@ -17,8 +17,6 @@ from tests import readme, stranger
 from tests.distributed import workers
 from tests.distributed.programs import stranger_ranks
 from tests.distributed.test_training import assert_same_state, unsharded_after
-from tests.equality import NUM_STEPS, Case, assert_equals_unsharded
-from tests.plugins.training.test_equality import BATCH_SIZES, tables_of
 
 from shardwright_testing.ranks import RankPool
 
@@ -157,41 +155,15 @@ def test_plan_document_of_the_stranger_survives_a_round_trip(site: Path, tmp_pat
     assert "row_wise" in error
 
 
-KERNELS = [("fused_torch", "adam", False)]
-OTHERS = [("dense", "sgd", True), ("fused", "row_wise_adagrad", True)]
 MIXED = ["even_first", "row_wise", "column_wise"]
-
-
-def on_two_and_three(*cases: Any) -> list[object]:
-    """Each case on two and on three ranks: on one of them in each run, in turns, on the other in the slow one."""
-    return [
-        pytest.param(*case, size, marks=() if size == 2 + index % 2 else pytest.mark.slow)
-        for index, case in enumerate(cases)
-        for size in (2, 3)
-    ]
-
-
-@pytest.mark.distributed
-@pytest.mark.parametrize(
-    ("kernel", "optimizer", "is_weighted", "world_size"),
-    [
-        *on_two_and_three(*KERNELS),
-        *(pytest.param(*case, size, marks=pytest.mark.slow) for case in OTHERS for size in (2, 3)),
-    ],
-)
-def test_stranger_equals_unsharded_on_real_ranks(
-    ranks: RankPool, kernel: str, optimizer: str, is_weighted: bool, world_size: int
-) -> None:
-    case = Case(tables_of(stranger.NAME, kernel), BATCH_SIZES[world_size], optimizer, is_weighted)
-    trained = ranks.run(workers.train_case, world_size, case)
-    assert_equals_unsharded(case, trained, collectives=[4] * NUM_STEPS)  # an exchange makes four a step
 
 
 @pytest.mark.distributed
 @pytest.mark.parametrize(
     ("types", "world_size"),
     [
-        *on_two_and_three([["even_first"]]),
+        (["even_first"], 2),
+        pytest.param(["even_first"], 3, marks=pytest.mark.slow),
         *(pytest.param(MIXED, size, marks=pytest.mark.slow) for size in (2, 3)),
     ],
 )

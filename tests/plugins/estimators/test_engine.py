@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -22,8 +23,8 @@ from shardwright.planning.report.rederived import Rederived
 from shardwright.planning.search.objectives import largest_rank_time
 from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
 from shardwright.planning.tables.optimizers import OptimizerSpec
-from shardwright_plugins.dataflows.replicated.forms import FORMS
-from shardwright_plugins.dataflows.replicated.sizes import Sizes
+from shardwright_plugins.dataflows.replicated.forms import FORMS, CopiedBatch
+from shardwright_plugins.dataflows.replicated.sizes import LookedUp
 from shardwright_plugins.estimators import engine
 from shardwright_plugins.estimators.engine import Engine, amounts_of
 from shardwright_plugins.estimators.engine import machine as engine_machine
@@ -60,11 +61,14 @@ def options_of(
 def test_copies_take_the_form_that_the_engine_chooses(rows: int, columns: int, ids: int, ranks: int) -> None:
     options, topology = options_of(rows, columns, ids, "data_parallel", ranks=ranks)
     one = np.ones((ranks, 1), dtype=np.int64)
-    sizes = Sizes(
-        np.array([rows]), np.array([columns]), one * BATCH * ids, one * BATCH, one * BATCH * columns * 4,
+    dims, wire = np.array([columns]), SimpleNamespace(width=columns, row_bytes=4 * columns)
+    copies: Any = SimpleNamespace(
+        num_rows=np.array([rows]), dims=dims, block_dims=dims, first_slot=[0], wire=wire,
         is_pooled=True, is_weighted=False,
     )  # fmt: skip
-    sent = [int(form.bytes_moved(sizes)[0]) for form in FORMS]
+    nothing: Any = None
+    batch = CopiedBatch(copies, 0, LookedUp(one * BATCH * ids, one * BATCH), nothing, nothing, 1.0)
+    sent = [form(batch).bytes_moved for form in FORMS]
     found = [float(own[0]) * ranks * (ranks - 1) for own in StepWork(options, topology, 1e6).form_bytes]
     np.testing.assert_allclose(found, sent, rtol=1e-12)
     chosen = int(np.argmin([form.effort * own for form, own in zip(FORMS, sent, strict=True)]))

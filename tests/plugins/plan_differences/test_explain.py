@@ -27,9 +27,9 @@ TABLES = [
 ]
 
 
-def planned(cap=100_000, proposer=None, **rules):
+def planned(cap=100_000, proposer=None, speed=None, **rules):
     constraints = {name: ParameterConstraints(**rule) for name, rule in rules.items()}
-    topology = Topology(2, "cpu", ddr_cap=cap)
+    topology = Topology(2, "cpu", ddr_cap=cap, speed=speed)
     planner = EmbeddingShardingPlanner(topology, 64, constraints=constraints, proposer=proposer)
     return ShardingPlan.from_json(planner.plan_tables(TABLES).to_json())
 
@@ -75,6 +75,18 @@ def test_explain_options_without_room_say_what_is_short():
     whole = [option for option in explanation.others if option.name == "whole / plain"]
     assert [math.isinf(option.value_ms) for option in whole] == [True]
     assert whole[0].reason == "does not fit: a shard needs 3.1 KiB of ddr, no rank has more than 2.5 KiB"
+
+
+def test_explain_options_without_room_say_of_which_ranks_their_times_are_where_these_are_unlike():
+    told = {
+        option.reason
+        for option in explain_table(planned(cap=3000, speed=[1.0, 0.5]), "b").others
+        if math.isinf(option.value_ms)
+    }
+    assert told
+    assert all(
+        reason.endswith("the mean over ranks, and the slowest shard's on the fastest rank") for reason in told
+    )
 
 
 def test_explain_refusals_and_constraints_are_told():

@@ -210,7 +210,7 @@ def test_hosts_have_one_type_of_device_and_sums_stay_inside_them():
         (["cuda", "cuda", "cuda", "cpu"], {"local_world_size": 2}, "each has one type of device"),
         (MIXED, {"hbm_cap": [1, 1, 1]}, "rank 2, which has no device"),
         (MIXED, {"memory_bytes": {"cpu_ddr": 1}}, "given by ddr_cap"),
-        (["cuda", "cpu"], {"world_size": 3}, "2 devices for 3 ranks"),
+        (["cuda", "cpu"], {"world_size": 3}, "compute_device has 2 values for 3 ranks"),
         (["cuda", 3, "cpu"], {}, r"compute_device\[1\] must be a text"),
     ],
 )

@@ -630,7 +630,6 @@ def dropped_between(case: Case, model: Any) -> None:
     [
         (micro_passes, "sgd", False),
         (micro_passes, "adagrad", False),
-        (two_losses, "adagrad", False),
         (two_losses, "sgd", True),  # two plain updates are one by the sum
         (used_twice, "adagrad", False),
         (used_twice, "sgd", True),
@@ -651,6 +650,79 @@ def test_step_after_several_passes_that_updated_names_the_argument(
     for number in range(2):
         backward(case, model, number, 0)
         model.fused_optimizer.step()
+
+
+def train_dense_part(
+    num_passes: int, between: Callable[[Any, Any], None] = lambda model, optimizer: None
+) -> list[str]:
+    """The warnings of two steps of the dense optimizer alone, each after so many passes that update tables."""
+    case = Case(tables_of("row_wise", "fused_torch"), (4,), "sgd")
+    over = torch.nn.Linear(3, 1)
+    module = torch.nn.ModuleDict({"tables": case.module_to_shard(), "over": over})
+    model = DistributedModelParallel(module, ShardingEnv.local(device_type="cpu"))
+    optimizer = torch.optim.SGD(over.parameters(), lr=0.1)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for number in range(2 * num_passes):
+            backward(case, model.module["tables"], number, 0)
+            if number % num_passes == num_passes - 1:
+                optimizer.step()
+            else:
+                between(model, optimizer)
+    return [str(own.message) for own in told]
+
+
+def test_dense_step_after_passes_that_each_updated_tables_is_warned_once() -> None:
+    (text,) = train_dense_part(2)
+    assert re.match(r"SGD steps after 2 backward passes, .*table '?\w+.*update='in_step'", text)
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        lambda model, optimizer: model.fused_optimizer.zero_grad(),
+        lambda model, optimizer: torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))]).step(),
+    ],
+    ids=["zero_grad", "other step"],
+)
+def test_dense_step_after_passes_that_are_updates_by_themselves_is_not_warned(between: Any) -> None:
+    assert train_dense_part(2, between) == []
+    assert train_dense_part(1) == []
+
+
+def test_second_backward_pass_through_one_forward_pass_is_refused_and_the_next_step_trains() -> None:
+    case, model = alone("in_backward", "adagrad")
+    before = {name: value.clone() for name, value in model.full_state_dict().items()}
+    with pytest.raises(UnsupportedError, match=r"table 't0'.*retain_graph.*update='in_step'"):
+        two_losses(case, model)
+    once = {name: value.clone() for name, value in model.full_state_dict().items()}
+    assert not all(
+        torch.equal(once[name], value) for name, value in before.items()
+    )  # the first loss has updated
+    one = OneProcess(case)
+    one.optimizer.zero_grad()
+    case.output(one.module(case.batch(0, 0))).sum().backward()
+    one.optimizer.step()
+    one.gradients(1)
+    one.optimizer.step()
+    backward(case, model, 1, 0)
+    model.fused_optimizer.step()
+    torch.testing.assert_close(dict(model.full_state_dict()), dict(one.module.state_dict()), **TOLERANCE)
+
+
+@pytest.mark.parametrize("between", ["other optimizer", "zero_grad", "step"])
+def test_second_backward_pass_after_a_step_or_zero_grad_is_an_update_by_itself(between: str) -> None:
+    case, model = alone("in_backward", "adagrad")
+    values = case.output(model(case.batch(0, 0)))
+    values.sum().backward(retain_graph=True)
+    once = {name: value.clone() for name, value in model.full_state_dict().items()}
+    {
+        "other optimizer": torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))]).step,
+        "zero_grad": model.fused_optimizer.zero_grad,
+        "step": model.fused_optimizer.step,
+    }[between]()
+    values.square().sum().backward()
+    assert not all(torch.equal(once[name], value) for name, value in model.full_state_dict().items())
 
 
 def test_scaled_gradients_and_limits_of_gradients_do_not_go_together() -> None:

@@ -287,8 +287,17 @@ def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _check_features(keys: Sequence[str], served: Mapping[str, Served]) -> None:
-    for one in served.values():
-        for config in one.configs:
+    """Check that a collection finds its features in the example; one that finds none gets batches that the model makes.
+
+    Raises:
+        UnknownNameError: it finds some, or no collection finds any.
+    """
+    wanted = {
+        path: [name for own in one.configs for name in own.feature_names] for path, one in served.items()
+    }
+    is_read = {path: not set(keys).isdisjoint(names) for path, names in wanted.items()}
+    for path, one in served.items():
+        for config in one.configs if is_read[path] or not any(is_read.values()) else ():
             for name in config.feature_names:
                 if name not in keys:
                     raise UnknownNameError(

@@ -199,7 +199,12 @@ def _wrong(fault: jsonschema_rs.ValidationError, schema: Mapping[str, Any]) -> s
     """Describe a fault of a value: the rule, and the value that breaks it."""
     kind, limit = fault.kind.name, fault.kind.value
     if kind == "additionalProperties":
-        return _unknown_key(limit[0], schema.get("properties", {}))
+        known = schema.get("properties", {})
+        read = sorted(name for name in known if known[name] != _COMMENT and name != "$schema")
+        return (
+            f"has the key {_SHORT.repr(limit[0])}, which is not read. Known: {', '.join(read)}."
+            f"{nearest(limit[0], read)} Keys of your own begin with {_FREE_PREFIX!r}"
+        )
     if kind == "required":
         return f"has no {limit!r}: {_SHORT.repr(fault.instance)}"
     must = _MUST.get(kind, lambda value: f"be otherwise ({kind})")(limit)
@@ -217,11 +222,3 @@ _MUST: Mapping[str, Callable[[Any], str]] = {
     "maxLength": lambda most: f"have {most} characters at most",
     "const": lambda value: f"be {value!r}",
 }
-
-
-def _unknown_key(key: str, known: Mapping[str, Any]) -> str:
-    read = sorted(name for name in known if known[name] != _COMMENT and name != "$schema")
-    return (
-        f"has the key {_SHORT.repr(key)}, which is not read. Known: {', '.join(read)}.{nearest(key, read)} Keys of "
-        f"your own begin with {_FREE_PREFIX!r}"
-    )

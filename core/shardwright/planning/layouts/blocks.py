@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import compress, repeat
 from operator import eq
-from typing import TypeAlias, final, overload
+from typing import final, overload
 
 import numpy as np
-import numpy.typing as npt
 from attrs import frozen
 
 from shardwright.arguments import NonNegativeInt, PositiveInt, brief, typed
 from shardwright.errors import InvalidInputError
+from shardwright.planning.arrays import Ints
 from shardwright.planning.layouts.dataflows import Dataflow
 from shardwright.planning.layouts.row_maps import RowMap, RowPart
-
-Ints: TypeAlias = npt.NDArray[np.int64]
 
 UNPLACED = -1
 """The rank, in :class:`BlockColumns`, of a block that has none."""

@@ -18,7 +18,7 @@ from attrs import field, frozen
 
 from shardwright.arguments import typed
 from shardwright.errors import InvalidInputError, nearest
-from shardwright.planning.arrays import distinct, without
+from shardwright.planning.arrays import Ints, distinct, without
 from shardwright.planning.layouts.blocks import (
     UNPLACED,
     Block,
@@ -26,7 +26,6 @@ from shardwright.planning.layouts.blocks import (
     BlockRun,
     Blocks,
     ColumnRange,
-    Ints,
     as_blocks,
 )
 from shardwright.planning.layouts.dataflows import (

@@ -6,19 +6,20 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
 from operator import attrgetter
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 from attrs import frozen
 
 from shardwright.contracts.demands import refusal_of_sums
 from shardwright.errors import NoPlanError, PlanningError, UnknownPluginError
-from shardwright.planning.arrays import FREE, NO_GANG, Bools, Ints
+from shardwright.planning.arrays import FREE, NO_GANG, Ints
 from shardwright.planning.layouts.layout import Layout
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.inputs import Request
 from shardwright.planning.options.offers import Offers
-from shardwright.planning.options.options import Options, Refusal
+from shardwright.planning.options.options import TYPE, Options, Refusal
 from shardwright.planning.options.planning_plugins import PlanningPlugins
 from shardwright.planning.options.rank_rules import RankRules
 from shardwright.planning.options.search_space import SearchSpace, estimate_costs
@@ -31,8 +32,8 @@ from shardwright.planning.watch import OutOfTime, Watch
 if TYPE_CHECKING:
     from shardwright.host.plugin_host import PluginHost
 
-_Option: TypeAlias = tuple[int, int, Layout, Runs, list[int]]
-"""Codes of a sharding type and a kernel, a layout, its runs, and the code of what the kernel is asked for each run."""
+_Option: TypeAlias = tuple[str, str, Layout, Runs, list[int]]
+"""Names of a sharding type and a kernel, a layout, its runs, and the code of what the kernel is asked for each run."""
 
 _Refuses: TypeAlias = Callable[[Layout], str]
 """Explains why the rules on ranks forbid a table's layout; empty if they do not."""
@@ -60,7 +61,6 @@ def prepare(
     request: Request,
     plugins: PlanningPlugins,
     *,
-    on_this_machine: bool = False,
     watch: Watch | None = None,
 ) -> SearchSpace:
     """Ask sharding types and kernels for options, and the estimators for their costs.
@@ -69,7 +69,6 @@ def prepare(
         tables: tables to shard.
         request: over what, and what the user asks.
         plugins: the plugins that plan.
-        on_this_machine: plan for this machine, so what is installed here counts.
         watch: watch of the search to come; ends this too.
 
     Raises:
@@ -85,7 +84,7 @@ def prepare(
         request.constraints,
         plugins.plugin_host,
         batch_size=request.batch_size,
-        on_this_machine=on_this_machine,
+        on_this_machine=request.on_this_machine,
         fold_tables=plugins.performance.depends_on_shape_only and plugins.storage.depends_on_shape_only,
         space=plugins.offered_space(request.topology),
         rules=rules,
@@ -93,7 +92,15 @@ def prepare(
     )
     ids_per_batch = float(options.ids_per_batch @ options.multiplicity)
     capacity = request.reservation.capacity_bytes(request.topology, ids_per_batch)
-    return estimate_costs(options, request.topology, plugins.performance, plugins.storage, capacity, rules)
+    return estimate_costs(
+        options,
+        request.topology,
+        plugins.performance,
+        plugins.storage,
+        capacity,
+        rules=rules,
+        objective=request.objective,
+    )
 
 
 def enumerate_options(
@@ -231,15 +238,14 @@ def _table_options(
 def _offered(
     offers: Offers, table: TableSpec, rule: ParameterConstraints, refuses: _Refuses, refusals: list[Refusal]
 ) -> Iterator[_Option]:
-    """The options of a table: codes of type and kernel, the layout, and what the kernel is asked for each run."""
+    """The options of a table: names of type and kernel, the layout, and what the kernel is asked for each run."""
     codec = table.qcomms_config.forward if table.qcomms_config else None
-    for code in offers.types_for(rule):
-        kernels = offers.kernels_for(code, table, rule, refusals)
-        for layout, runs in offers.layouts(code, table, rule, refusals):
+    for kind in offers.types_for(rule):
+        kernels = offers.kernels_for(kind, table, rule, refusals)
+        for layout, runs in offers.layouts(kind, table, rule, refusals):
             reason = refuses(layout) or refusal_of_sums(table, codec, cuts_rows=layout.cuts_rows)
             if reason:
-                name = list(offers.types)[code]
-                refusals.append(Refusal(table.path, "sharding type", name, reason))
+                refusals.append(Refusal(table.path, TYPE, kind, reason))
                 continue
             for kernel in kernels:
                 if not offers.goes_with(kernel, layout, table, rule, refusals):
@@ -247,7 +253,7 @@ def _offered(
                 extras = {**(rule.extras or {}), **layout.extras}
                 requests = offers.requests(kernel, table, runs, extras, refusals)
                 if requests is not None:
-                    yield code, kernel, layout, runs, requests
+                    yield kind, kernel, layout, runs, requests
 
 
 def _no_option(
@@ -256,7 +262,9 @@ def _no_option(
     given = rule.to_data()
     constraints = ", ".join(f"{name}={given[name]}" for name in _cutting(rule))
     told = "; ".join(str(refusal).rstrip(".") for refusal in refusals)
-    reasons = told or "no sharding type and no compute kernel is loaded"
+    kinds = (offers.plugins.sharding_types, offers.plugins.compute_kernels)
+    missing = [f"no {registry.kind.title}" for registry in kinds if not registry.names]
+    reasons = told or (f"{' and '.join(missing)} is loaded" if missing else "nothing is offered unasked")
     by_name = [] if rule.sharding_types else offers.types_by_name_only
     unasked = (
         f"Offered only to tables whose sharding_types name them: {', '.join(by_name)}. " if by_name else ""
@@ -281,8 +289,11 @@ def _as_columns(
         found: distinct tables, in order.
         all_tables: all tables.
         alike: the distinct table that each of them is like.
-        offers: sharding types and kernels, by code.
+        offers: sharding types and kernels.
     """
+    type_codes, kernel_codes = (
+        {name: code for code, name in enumerate(known)} for known in (offers.types, offers.kernels)
+    )
     types, kernels, layouts, of_options, requests = zip(
         *chain.from_iterable(own.options for own in found), strict=True
     )
@@ -297,25 +308,25 @@ def _as_columns(
         distinct_table=np.array(alike, dtype=np.int64),
         sharding_types=tuple(offers.types.values()),
         compute_kernels=tuple(offers.kernels.values()),
-        requests=tuple(offers.request_codes),
+        requests=tuple((kernel_codes[name], request) for name, request in offers.request_codes),
         refused=tuple(own.refused for own in found),
         ids_per_batch=ids,
         bags_per_batch=bags,
         first_option=np.concatenate([[0], np.cumsum(num_options)]).astype(np.int64),
         table=np.repeat(np.arange(len(found)), num_options),
-        sharding_type=np.array(types, dtype=np.int64),
-        compute_kernel=np.array(kernels, dtype=np.int64),
+        sharding_type=np.array([type_codes[name] for name in types], dtype=np.int64),
+        compute_kernel=np.array([kernel_codes[name] for name in kernels], dtype=np.int64),
         layouts=layouts,
-        cuts_rows=_flags(layouts, "cuts_rows"),
-        is_replicated=_flags(layouts, "is_replicated"),
-        sums_inside_host=_flags(layouts, "sums_inside_host"),
+        cuts_rows=_column(layouts, "cuts_rows", bool),
+        is_replicated=_column(layouts, "is_replicated", bool),
+        sums_inside_host=_column(layouts, "sums_inside_host", bool),
         first_shard=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
         option=np.repeat(np.arange(len(counts), dtype=np.int64), counts),
-        count=_numbers(runs, "length"),
-        num_rows=_numbers(runs, "num_rows"),
-        num_columns=_numbers(runs, "num_columns"),
-        is_copy=_flags(runs, "is_copy"),
-        id_fraction=np.array([run.id_fraction for run in runs], dtype=np.float64),
+        count=_column(runs, "length"),
+        num_rows=_column(runs, "num_rows"),
+        num_columns=_column(runs, "num_columns"),
+        is_copy=_column(runs, "is_copy", bool),
+        id_fraction=_column(runs, "id_fraction", np.float64),
         rank=rank,
         gang=gang,
         local_rank=local_rank,
@@ -323,19 +334,16 @@ def _as_columns(
     )
 
 
-def _flags(values: Iterable[object], name: str) -> Bools:
-    return np.array(list(map(attrgetter(name), values)), dtype=bool)
-
-
-def _numbers(runs: Iterable[ShardRun], name: str) -> Ints:
-    return np.array(list(map(attrgetter(name), runs)), dtype=np.int64)
+def _column(values: Iterable[object], name: str, dtype: type = np.int64) -> npt.NDArray[Any]:
+    """An attribute of values."""
+    return np.array(list(map(attrgetter(name), values)), dtype=dtype)
 
 
 def _places(
     runs: Sequence[ShardRun], of_options: Sequence[Runs], topology: Topology
 ) -> tuple[Ints, Ints, Ints]:
     """Rank, gang and rank in the host of each run; on one host that rank is the rank, and there are no gangs."""
-    rank, gang, local_rank = (_numbers(runs, name) for name in ("rank", "gang", "local_rank"))
+    rank, gang, local_rank = (_column(runs, name) for name in ("rank", "gang", "local_rank"))
     if topology.num_hosts == 1:
         rank = np.where(local_rank == FREE, rank, local_rank)
         return rank, np.full_like(rank, NO_GANG), np.full_like(rank, FREE)

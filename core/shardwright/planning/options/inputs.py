@@ -43,6 +43,8 @@ class Request:
         given_batch_size: samples per rank and step, if given.
         given_reservation: reservation of device memory, if given.
         assumed_reservation: reservation to plan with where none was given.
+        objective: measure that rates plans; see :class:`~shardwright.planning.options.search_space.SearchSpace`.
+        on_this_machine: plan for this machine, so what is installed here counts.
     """
 
     topology: Topology
@@ -50,6 +52,8 @@ class Request:
     given_batch_size: int | None
     given_reservation: StorageReservation | None
     assumed_reservation: StorageReservation = STORAGE_RESERVATION
+    objective: str = "largest_rank_time"
+    on_this_machine: bool = False
 
     @property
     def batch_size(self) -> int:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from operator import attrgetter
 from typing import Annotated
 
@@ -56,11 +55,7 @@ class LayoutOffer:
             answer = kind.supports(table, topology)
             if answer is not True:
                 return cls(reason=reason_of(answer))
-
-            def asked(ranks: Topology) -> Sequence[Layout]:
-                return _checked(kind.layouts(table, ranks, rule))
-
-            layouts = tuple(layouts_on_devices(kind, table, topology, rule, asked, go_on))
+            layouts = tuple(layouts_on_devices(kind, table, topology, rule, go_on))
         except Exception as error:
             # A plugin's code: whatever it raises, the user must learn whose it is.
             raise PlanningError(
@@ -82,29 +77,6 @@ class LayoutOffer:
                         f"of table {table.describe()} is on rank {rank} of {count} {of}"
                     )
         return cls(layouts, "" if layouts else "offers no layout for this table")
-
-    def equals(self, other: LayoutOffer) -> bool:
-        """True if two answers are the same, word for word and block for block."""
-        return self.reason == other.reason and [one for one, _ in self.layouts] == [
-            one for one, _ in other.layouts
-        ]
-
-
-def _checked(answer: object) -> tuple[Layout, ...]:
-    """Check that `layouts` gave layouts with different variants, and return them."""
-    if not isinstance(answer, Iterable):
-        raise TypeError(f"layouts() must give Layouts, it gave {answer!r}")
-    offered = tuple(answer)
-    for layout in offered:
-        if not isinstance(layout, Layout):
-            raise TypeError(f"layouts() must give Layouts, it gave a {type(layout).__name__}")
-    twice = [name for name, count in Counter(layout.variant for layout in offered).items() if count > 1]
-    if twice:
-        raise TypeError(
-            f"layouts() gave {len(offered)} layouts, of which several have the variant {twice[0]!r}; give each a "
-            "variant of its own, which tells them apart in plan and report"
-        )
-    return offered
 
 
 def reason_of(answer: object) -> str:

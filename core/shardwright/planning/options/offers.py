@@ -20,7 +20,7 @@ from shardwright.planning.layouts.layout import Layout
 from shardwright.planning.layouts.row_maps import RowMap
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.layout_offers import LayoutOffer, reason_of
-from shardwright.planning.options.options import Refusal
+from shardwright.planning.options.options import KERNEL, TYPE, Refusal
 from shardwright.planning.options.shapes import Runs
 from shardwright.planning.plugin_calls import calling, check_answer
 from shardwright.planning.tables.constraints import ParameterConstraints
@@ -41,15 +41,6 @@ _BY_NAME_ALONE = {
 }
 
 
-def _first_equal(offer: LayoutOffer, known: list[LayoutOffer]) -> LayoutOffer:
-    """The known answer that is equal to one, or that one, which is known from now on."""
-    for other in known:
-        if other.equals(offer):
-            return other
-    known.append(offer)
-    return offer
-
-
 shape_key: Callable[[TableSpec], tuple[Any, ...]] = attrgetter(
     *(a.name for a in attrs.fields(TableSpec) if a.name not in ("name", "module", "feature_names"))
 )
@@ -57,7 +48,7 @@ shape_key: Callable[[TableSpec], tuple[Any, ...]] = attrgetter(
 
 
 class Offers:
-    """The sharding types and kernels in use, with codes, and what they answered."""
+    """The sharding types and kernels in use, by name, and what they answered."""
 
     def __init__(
         self, plugins: PluginHost, topology: Topology, on_this_machine: bool, space: OptionSpace, watch: Watch
@@ -71,15 +62,13 @@ class Offers:
         """Time of each sharding type's answers, s."""
         self.types: dict[str, ShardingType] = {}
         self.kernels: dict[str, ComputeKernel] = {}
-        self.request_codes: dict[tuple[int, KernelRequest], int] = {}
+        self.request_codes: dict[tuple[str, KernelRequest], int] = {}
         self._offers: dict[Hashable, LayoutOffer] = {}
-        self._different: dict[Hashable, list[LayoutOffer]] = defaultdict(list)
-        self._requested: dict[tuple[int, int, str, bool], tuple[int, str]] = {}
+        self._requested: dict[tuple[str, int, str, bool], tuple[int, str]] = {}
         self._requested_for: tuple[TableSpec | None, Mapping[str, Any]] = (None, {})
         # Each is asked the same only once.
         self._filled = cache(space.fill)
         self.types_for = cache(self._types_for)
-        self._types_by_table = cache(self._types_that_look)
         self._kernels = cache(self._kernels_asked)
         self._answer = cache(self._ask)
 
@@ -91,8 +80,7 @@ class Offers:
         """
         if rule.sharding_types is None and table.allowed is not None:
             names = [name for name, _ in table.allowed]
-            offered = [list(self.types)[code] for code in self.types_for(rule)]
-            if len(names) == 1 or (names and not set(names) & set(offered)):
+            if len(names) == 1 or (names and set(names).isdisjoint(self.types_for(rule))):
                 rule = attrs.evolve(rule, sharding_types=names)
         return self._filled(rule)
 
@@ -101,23 +89,21 @@ class Offers:
 
         A sharding type that may look at a table's name is asked for each table, and then its answers tell.
         """
-        answers = tuple(self._offer(code, table, rule) for code in self._types_by_table(rule))
-        return (*shape_key(table), table.num_features, rule, answers)
+        answers: list[Hashable] = []
+        for name in self.types_for(rule):
+            if not self.types[name].depends_on_shape_only:
+                offer = self._offer(name, table, rule)
+                with calling(f"sharding type {name!r}"):
+                    answers.append((offer.reason, *(layout.digest() for layout, _ in offer.layouts)))
+        return (*shape_key(table), table.num_features, rule, *answers)
 
-    def _types_that_look(self, rule: ParameterConstraints) -> list[int]:
-        """Codes of the sharding types that may look at a table's name."""
-        codes, kinds = self.types_for(rule), list(self.types.values())
-        return [code for code in codes if not kinds[code].depends_on_shape_only]
-
-    def _types_for(self, rule: ParameterConstraints) -> list[int]:
-        """Codes of the sharding types that ``rule`` allows, in the order of names or of the constraint."""
+    def _types_for(self, rule: ParameterConstraints) -> list[str]:
+        """The sharding types that ``rule`` allows, in the order of names or of the constraint."""
         asked = rule.sharding_types
-        codes = self._codes(self.plugins.sharding_types, self.types, asked)
-        kinds = list(self.types.values())
         return [
-            code
-            for code in codes
-            if self.space.has(kinds[code].name, rule) and (asked is not None or kinds[code].offered == ALWAYS)
+            name
+            for name in _made(self.plugins.sharding_types, self.types, asked)
+            if self.space.has(name, rule) and (asked is not None or self.types[name].offered == ALWAYS)
         ]
 
     @property
@@ -127,73 +113,52 @@ class Offers:
         return [kind.name for kind in kinds if kind.offered != ALWAYS]
 
     def kernels_for(
-        self, code: int, table: TableSpec, rule: ParameterConstraints, refusals: list[Refusal]
-    ) -> list[int]:
-        """Codes of the kernels that may serve ``table`` with a sharding type, the preferred first.
+        self, kind: str, table: TableSpec, rule: ParameterConstraints, refusals: list[Refusal]
+    ) -> list[str]:
+        """The kernels that may serve ``table`` with a sharding type, the preferred first.
 
         Kernels that show gradients are for tables without an optimizer, or for those who name them.
         """
-        name = list(self.types)[code]
-        allowed = table.kernels_allowed(name)
-        asked = rule.compute_kernels or allowed or self.space.kernels_of(name, rule)
-        kept, left_out = self._kernels(asked, table.optimizer is None)
-        refusals += [
-            Refusal(table.path, "compute kernel", name, _BY_NAME_ALONE[self.kernels[name].fuses_optimizer])
-            for name in left_out
-        ]
-        return kept if allowed is None else self._allowed(kept, table, allowed, refusals)
-
-    def _allowed(
-        self, codes: Sequence[int], table: TableSpec, allowed: Sequence[str], refusals: list[Refusal]
-    ) -> list[int]:
-        """Keep the kernels that the sharder of the table's module allows."""
-        names = list(self.kernels)
-        kept = [code for code in codes if names[code] in allowed]
-        refusals += [
-            Refusal(table.path, "compute kernel", names[code], _NOT_ALLOWED)
-            for code in codes
-            if code not in kept
-        ]
+        allowed = table.kernels_allowed(kind)
+        asked = rule.compute_kernels or allowed or self.space.kernels_of(kind, rule)
+        found, left_out = self._kernels(asked, table.optimizer is None)
+        kept = found if allowed is None else [name for name in found if name in allowed]
+        reasons = {name: _BY_NAME_ALONE[self.kernels[name].fuses_optimizer] for name in left_out}
+        reasons |= {name: _NOT_ALLOWED for name in found if name not in kept}
+        refusals += [Refusal(table.path, KERNEL, name, reason) for name, reason in reasons.items()]
         return kept
 
     def _kernels_asked(
         self, asked: Sequence[str] | None, shows_gradients: bool
-    ) -> tuple[list[int], list[str]]:
-        """Codes of the kernels, and the names of those that are left out."""
-        codes = self._codes(self.plugins.compute_kernels, self.kernels, asked)
+    ) -> tuple[list[str], list[str]]:
+        """The kernels, and those that are left out."""
+        names, kernels = _made(self.plugins.compute_kernels, self.kernels, asked), self.kernels
         if asked is not None:
-            return codes, []
-        kernels = list(self.kernels.values())
-        codes.sort(key=lambda code: (-kernels[code].preference, kernels[code].name))
-        willing = [code for code in codes if kernels[code].preference != NAMED_ONLY]
-        kept = [code for code in willing if kernels[code].fuses_optimizer or shows_gradients]
-        return kept, [kernels[code].name for code in codes if code not in kept]
+            return names, []
+        names.sort(key=lambda name: (-kernels[name].preference, name))
+        willing = [name for name in names if kernels[name].preference != NAMED_ONLY]
+        kept = [name for name in willing if kernels[name].fuses_optimizer or shows_gradients]
+        return kept, [name for name in names if name not in kept]
 
     def layouts(
-        self, code: int, table: TableSpec, rule: ParameterConstraints, refusals: list[Refusal]
+        self, kind: str, table: TableSpec, rule: ParameterConstraints, refusals: list[Refusal]
     ) -> Sequence[tuple[Layout, Runs]]:
         """List a sharding type's layouts for ``table``; add a refusal if there are none."""
-        name = list(self.types)[code]
-        if table.allowed is not None and name not in dict(table.allowed):
-            refusals.append(Refusal(table.path, "sharding type", name, _NOT_ALLOWED))
-            return ()
-        offer = self._offer(code, table, rule)
+        is_allowed = table.allowed is None or kind in dict(table.allowed)
+        offer = self._offer(kind, table, rule) if is_allowed else LayoutOffer(reason=_NOT_ALLOWED)
         if offer.reason:
-            refusals.append(Refusal(table.path, "sharding type", name, offer.reason))
+            refusals.append(Refusal(table.path, TYPE, kind, offer.reason))
         return offer.layouts
 
-    def _offer(self, code: int, table: TableSpec, rule: ParameterConstraints) -> LayoutOffer:
-        """Return a sharding type's answer for a table; one object for all answers that are equal."""
-        kind = list(self.types.values())[code]
-        shape = (code, shape_key(table), rule.sharding_types, rule.min_partition, rule.device_group)
-        key = shape if kind.depends_on_shape_only else (code, table.path, rule)
-        offer = self._offers.get(key)
-        if offer is None:
-            offer = self._ask_type(kind, table, rule)
-            if not kind.depends_on_shape_only:
-                offer = _first_equal(offer, self._different[shape])
-            self._offers[key] = offer
-        return offer
+    def _offer(self, name: str, table: TableSpec, rule: ParameterConstraints) -> LayoutOffer:
+        """Return a sharding type's answer for a table."""
+        kind = self.types[name]
+        key: Hashable = (name, table.path, rule)
+        if kind.depends_on_shape_only:
+            key = (name, shape_key(table), rule.sharding_types, rule.min_partition, rule.device_group)
+        if key not in self._offers:
+            self._offers[key] = self._ask_type(kind, table, rule)
+        return self._offers[key]
 
     def _ask_type(self, kind: ShardingType, table: TableSpec, rule: ParameterConstraints) -> LayoutOffer:
         self.watch.go_on()
@@ -205,17 +170,16 @@ class Offers:
 
     def goes_with(
         self,
-        kernel: int,
+        kernel: str,
         layout: Layout,
         table: TableSpec,
         rule: ParameterConstraints,
         refusals: list[Refusal],
     ) -> bool:
         """True if a kernel takes the ids that a layout sends, and obeys; otherwise one more refusal is added."""
-        own = list(self.kernels.values())[kernel]
-        demand = disobeyed(own, self.demands_on(table, rule, layout.row_map))
+        demand = disobeyed(self.kernels[kernel], self.demands_on(table, rule, layout.row_map))
         if demand:
-            refusals.append(Refusal(table.path, "compute kernel", own.name, demand.refusal(table)))
+            refusals.append(Refusal(table.path, KERNEL, kernel, demand.refusal(table)))
         return demand is None
 
     def demands_on(
@@ -226,12 +190,12 @@ class Offers:
         return demands_on(table, row_map, rule, list(named))
 
     def requests(
-        self, kernel: int, table: TableSpec, runs: Runs, extras: Mapping[str, Any], refusals: list[Refusal]
+        self, kernel: str, table: TableSpec, runs: Runs, extras: Mapping[str, Any], refusals: list[Refusal]
     ) -> list[int] | None:
         """The request code of each run, or ``None`` if the kernel refuses one of them.
 
         Args:
-            kernel: code of the kernel.
+            kernel: name of the kernel.
             table: table to look up.
             runs: blocks of a layout.
             extras: JSON data of plugins, of its constraints and its layout.
@@ -247,12 +211,12 @@ class Offers:
                 self._requested[key] = self._request(kernel, table, asked, extras)
             codes[asked], reason = self._requested[key]
             if reason:
-                refusals.append(Refusal(table.path, "compute kernel", list(self.kernels)[kernel], reason))
+                refusals.append(Refusal(table.path, KERNEL, kernel, reason))
                 return None
         return [codes[asked] for asked in asked_of_runs]
 
     def _request(
-        self, kernel: int, table: TableSpec, asked: tuple[int, str, bool], extras: Mapping[str, Any]
+        self, kernel: str, table: TableSpec, asked: tuple[int, str, bool], extras: Mapping[str, Any]
     ) -> tuple[int, str]:
         """The code of the request for a block: of so many columns, on a device, a copy or not; or why it is refused."""
         width, device, is_copy = asked
@@ -260,14 +224,14 @@ class Offers:
             table, width, device=device, on_this_machine=self.on_this_machine, extras=extras
         )
         reason = self._answer(kernel, request)
-        if not reason and is_copy and list(self.kernels.values())[kernel].columns(request):
+        if not reason and is_copy and self.kernels[kernel].columns(request):
             reason = _NO_COLUMNS
         code = -1 if reason else self.request_codes.setdefault((kernel, request), len(self.request_codes))
         return code, reason
 
-    def _ask(self, code: int, request: KernelRequest) -> str:
-        kernel = list(self.kernels.values())[code]
-        with calling(f"compute kernel {kernel.name!r}"):
+    def _ask(self, name: str, request: KernelRequest) -> str:
+        kernel = self.kernels[name]
+        with calling(f"compute kernel {name!r}"):
             answer = kernel.refusal_of_rows(request) or kernel.supports(request)
             return self._checked(kernel, request) if answer is True else reason_of(answer)
 
@@ -315,12 +279,11 @@ class Offers:
             return str(error)
         return ""
 
-    def _codes(
-        self, registry: Registry[Any], known: dict[str, Any], asked: Sequence[str] | None
-    ) -> list[int]:
-        names = list(registry) if asked is None else [registry.entry(name).name for name in asked]
-        for name in names:
-            if name not in known:
-                known[name] = registry.create(name)
-        positions = {name: code for code, name in enumerate(known)}
-        return [positions[name] for name in dict.fromkeys(names)]
+
+def _made(registry: Registry[Any], known: dict[str, Any], asked: Sequence[str] | None) -> list[str]:
+    """The names of plugins, those asked for or all, each once; those that are not known yet are made."""
+    names = dict.fromkeys(registry if asked is None else (registry.entry(name).name for name in asked))
+    for name in names:
+        if name not in known:
+            known[name] = registry.create(name)
+    return list(names)

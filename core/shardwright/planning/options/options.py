@@ -31,6 +31,9 @@ from shardwright.planning.arrays import FREE, ID_BYTES, Bools, Floats, Ints
 from shardwright.planning.layouts.layout import Layout
 from shardwright.planning.tables.spec import TableSpec
 
+TYPE, KERNEL = "sharding type", "compute kernel"
+"""Kinds of what is refused."""
+
 
 @frozen
 class Refusal:
@@ -218,9 +221,7 @@ class Options:
 
     def devices_of(self, option: int) -> list[str]:
         """The type of device of each shard of an option, in the order of its blocks."""
-        runs = self.shards_of(option)
-        pairs = zip(self.request[runs].tolist(), self.count[runs].tolist(), strict=True)
-        return [device for code, count in pairs for device in [self.requests[code][1].device] * count]
+        return [self.requests[code][1].device for code in self.spread(self.request, option).tolist()]
 
     @cached_property
     def row_fraction(self) -> Floats:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from attrs import field, fields, frozen
+from attrs import asdict, field, frozen
 
 from shardwright.contracts.estimator import PERFORMANCE, STORAGE, Estimator
 from shardwright.contracts.partitioner import Partitioner
@@ -93,13 +93,13 @@ class PluginChoice:
                 else make_plugin(plugin_host.partitioners, self.partitioner, "partitioner")
             ),
             plugin_host=plugin_host,
-            given=self._given(),  # what was chosen is known to be of its kind by now
+            # What was chosen is known to be of its kind by now.
+            given={
+                name: _as_data(value)
+                for name, value in asdict(self, recurse=False).items()
+                if value is not None
+            },
         )
-
-    def _given(self) -> dict[str, Any]:
-        """Return the choice as JSON data: a name, several names, or an option space."""
-        values = {name: getattr(self, name) for name in (attribute.name for attribute in fields(type(self)))}
-        return {name: _as_data(value) for name, value in values.items() if value is not None}
 
     def _proposers(self, registry: Registry[Proposer]) -> list[Proposer]:
         asked = self.proposer
@@ -112,6 +112,7 @@ class PluginChoice:
 
 
 def _as_data(chosen: Any) -> Any:
+    """A choice as JSON data: a name, several names, or an option space."""
     if isinstance(chosen, OptionSpace):
         return chosen.to_data()
     if isinstance(chosen, str):

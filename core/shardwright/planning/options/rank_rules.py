@@ -1,7 +1,7 @@
 """Rules on ranks: which ranks a table may use, which tables are kept together on one, which apart.
 
-Proofs of bounds leave them out: fewer plans keep the rules, so that a bound of all plans is one of these too, a loose
-one where the rules cost time.
+A proof of a bound may leave them out: fewer plans keep the rules, so that a bound of all plans is one of these too, a
+loose one where the rules cost time. Or it is about the tables that may use no ranks but some.
 
 What places shards knows memory, and no rules: it keeps these as resources beside memory. A set of ranks that tables may
 use is a resource of which other ranks have too little for one shard. Tables that are kept apart share a resource of
@@ -61,7 +61,11 @@ class RankRules:
             return None
         rules = [constraints.of(table) for table in tables]
         for table, rule in zip(tables, rules, strict=True):
-            _check_ranks_exist(table, rule.ranks, topology)
+            if missing := [rank for rank in rule.ranks or () if rank >= topology.world_size]:
+                raise InvalidInputError(
+                    f"constraints for table {table.describe()}: ranks has {some(missing)}; the topology has "
+                    f"{topology.world_size} ranks, 0 to {topology.world_size - 1}"
+                )
         ranks = {index: frozenset(rule.ranks) for index, rule in enumerate(rules) if rule.ranks is not None}
         groups = _grouped([(rule.together,) if rule.together else () for rule in rules])
         together = {table: tuple(group) for group in groups for table in group if len(group) > 1}
@@ -191,15 +195,6 @@ class RankRules:
     def names(self, tables: Iterable[int]) -> str:
         """The paths of tables, for messages."""
         return some([self.tables[table].path for table in tables])
-
-
-def _check_ranks_exist(table: TableSpec, ranks: tuple[int, ...] | None, topology: Topology) -> None:
-    missing = [rank for rank in ranks or () if rank >= topology.world_size]
-    if missing:
-        raise InvalidInputError(
-            f"constraints for table {table.describe()}: ranks has {some(missing)}; the topology has "
-            f"{topology.world_size} ranks, 0 to {topology.world_size - 1}"
-        )
 
 
 def _grouped(labels: Sequence[Sequence[str]]) -> list[list[int]]:

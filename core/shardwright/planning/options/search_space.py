@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from attrs import frozen
@@ -140,9 +141,17 @@ def estimate_costs(
     performance: Estimator,
     storage: Estimator,
     capacity_bytes: Ints,
-    rules: RankRules | None = None,
+    **asked: Any,
 ) -> SearchSpace:
     """The options with what the estimators say.
+
+    Args:
+        options: the options of all tables.
+        topology: the ranks.
+        performance: estimator of times.
+        storage: estimator of memory.
+        capacity_bytes: bytes that may be used on each rank: ``[W, M]``.
+        asked: objective and rules of the search space.
 
     Raises:
         PlanningError: an estimator returned no mapping, columns of another length, negative numbers, or an unknown
@@ -163,7 +172,7 @@ def estimate_costs(
     if len(by_class) > 1:
         names = dict.fromkeys(name for own in by_class for name in own)
         phases = {name: np.stack([own.get(name, none) for own in by_class], axis=1) for name in names}
-    return SearchSpace(options, topology, phases, memory, capacity_bytes, rules=rules)
+    return SearchSpace(options, topology, phases, memory, capacity_bytes, **asked)
 
 
 def _phases(performance: Estimator, options: Options, ranks: Topology) -> dict[str, Floats]:

@@ -11,7 +11,8 @@ memory: its kernel's tier, which other ranks have none of.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, pairwise
 from typing import Any, NamedTuple, TypeAlias
 
@@ -20,7 +21,8 @@ import attrs
 from shardwright.contracts.sharding_type import ShardingType
 from shardwright.planning.arrays import FREE, NO_GANG
 from shardwright.planning.layouts.layout import BlockRun, Layout
-from shardwright.planning.machines.topology import Topology
+from shardwright.planning.machines.given import CPU_TIER, tiers_of
+from shardwright.planning.machines.topology import CPU_DEVICE, Topology
 from shardwright.planning.tables.constraints import ParameterConstraints
 from shardwright.planning.tables.spec import TableSpec
 
@@ -113,16 +115,11 @@ def _fold(runs: Iterable[ShardRun]) -> Iterator[ShardRun]:
         yield last
 
 
-Asked = Callable[[Topology], Sequence[Layout]]
-"""Question to a sharding type: its layouts on some ranks."""
-
-
 def layouts_on_devices(
     kind: ShardingType,
     table: TableSpec,
     topology: Topology,
     rule: ParameterConstraints,
-    asked: Asked,
     go_on: Callable[[], None],
 ) -> Iterator[tuple[Layout, Runs]]:
     """Yield the layouts of a table with their runs, which each have a device.
@@ -132,26 +129,61 @@ def layouts_on_devices(
         table: table to cut.
         topology: over what.
         rule: demands of the user on the table; with a ``device_group`` its shards stay on ranks of that.
-        asked: asks the sharding type.
         go_on: called now and then; ends the work by raising.
     """
     if not topology.is_mixed:
-        for layout in asked(topology):
+        for layout in _asked(kind, table, topology, rule):
             runs = runs_of(layout, topology.compute_device, go_on)
             yield layout, tuple(parted_by_class(runs, topology)) if len(topology.classes) > 1 else runs
         return
     for device in topology.device_types:
-        group = topology.of_device(device)
+        group = group_of(topology, device)
         if rule.device_group in (None, device) and kind.supports(table, group) is True:
-            for layout in asked(group):
+            for layout in _asked(kind, table, group, rule):
                 if not any(dataflow.is_replicated for dataflow in layout.dataflows):
                     moved = _on_ranks_of(device, layout, topology)
                     yield moved, tuple(parted_by_class(runs_of(moved, device, go_on), topology))
     if rule.device_group is None:
-        for layout in asked(topology):
+        for layout in _asked(kind, table, topology, rule):
             runs = runs_of(layout, "", go_on)
             if all(run.rank != FREE for run in runs):
                 yield layout, tuple(parted_by_class(runs, topology))
+
+
+def _asked(
+    kind: ShardingType, table: TableSpec, ranks: Topology, rule: ParameterConstraints
+) -> tuple[Layout, ...]:
+    """Ask a sharding type for layouts on some ranks, which must have different variants."""
+    answer: object = kind.layouts(table, ranks, rule)
+    if not isinstance(answer, Iterable):
+        raise TypeError(f"layouts() must give Layouts, it gave {answer!r}")
+    offered = tuple(answer)
+    for layout in offered:
+        if not isinstance(layout, Layout):
+            raise TypeError(f"layouts() must give Layouts, it gave a {type(layout).__name__}")
+    twice = [name for name, count in Counter(layout.variant for layout in offered).items() if count > 1]
+    if twice:
+        raise TypeError(
+            f"layouts() gave {len(offered)} layouts, of which several have the variant {twice[0]!r}; give each a "
+            "variant of its own, which tells them apart in plan and report"
+        )
+    return offered
+
+
+def group_of(topology: Topology, device: str) -> Topology:
+    """The ranks whose device is of a type, by themselves, in a topology of mixed devices."""
+    ranks = topology.ranks_of(device)
+    own = slice(ranks.start, ranks.stop)
+    tiers = {"ddr": CPU_TIER} if device == CPU_DEVICE else {tier: tier for tier in tiers_of(device)}
+    return topology.evolved(
+        world_size=len(ranks),
+        compute_devices=topology.compute_devices[own],
+        local_world_size=min(topology.local_world_size, len(ranks)),
+        memory_bytes={tier: topology.memory_bytes[name][own] for tier, name in tiers.items()},
+        memory_bandwidths={tier: topology.memory_bandwidths[name] for tier, name in tiers.items()},
+        replicas=None,
+        speeds=topology.speeds[own],
+    )
 
 
 def _on_ranks_of(device: str, layout: Layout, topology: Topology) -> Layout:

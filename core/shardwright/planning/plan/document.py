@@ -16,15 +16,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
 from shardwright.errors import InvalidInputError
 from shardwright.planning.layouts.blocks import BlockColumns
-from shardwright.planning.layouts.layout import Block, Exchange, Layout, to_data
+from shardwright.planning.layouts.layout import Exchange, Layout, to_data
 from shardwright.planning.layouts.row_maps import RowsRange
-from shardwright.planning.plan.rows import derive_row_map
+from shardwright.planning.plan.rows import Bounds, derive_row_map
 from shardwright.planning.plan.sharding import EmbeddingModuleShardingPlan, ParameterSharding
 from shardwright.planning.text import json_text, plain_json
 
@@ -39,9 +39,6 @@ _TABLE_KEYS = frozenset(
     ]
 )
 _SHARD_KEYS = frozenset(["rank", "ranks", "rows", "columns", "dataflow"])
-
-_Cut: TypeAlias = tuple[list[str], bool]
-"""Texts of the rows and columns of a layout's shards, and whether the bounds of these tell the row map."""
 
 
 def write_plan(plan: Mapping[str, EmbeddingModuleShardingPlan], document: Mapping[str, Any]) -> str:
@@ -58,10 +55,10 @@ def write_plan(plan: Mapping[str, EmbeddingModuleShardingPlan], document: Mappin
     lines = [
         f" {json.dumps(key)}: {json_text(value, ' ')}" for key, value in {**head, **rest, **head}.items()
     ]
-    cuts: dict[int, _Cut] = {}
     modules = []
     for path, tables in plan.items():
-        entries = [_table_line(name, entry, known.get(path, {}), cuts) for name, entry in tables.items()]
+        of_module = known.get(path, {})
+        entries = [_table_line(name, entry, of_module.get(name, {})) for name, entry in tables.items()]
         modules.append(f"  {json.dumps(path)}: {_block(entries, '  ')}")
     return _block([*lines, f' "modules": {_block(modules, " ")}'], "")
 
@@ -82,24 +79,15 @@ def _least_topology(plan: Mapping[str, EmbeddingModuleShardingPlan]) -> dict[str
     return {"world_size": last + 1, "compute_device": device}
 
 
-def _table_line(
-    name: str, sharding: ParameterSharding, known_tables: Mapping[str, Any], cuts: dict[int, _Cut]
-) -> str:
-    known = known_tables.get(name, {})
-    layout = sharding.layout
+def _table_line(name: str, sharding: ParameterSharding, known: Mapping[str, Any]) -> str:
+    layout, columns = sharding.layout, sharding.layout.columns
+    shards, is_derived = _shards_of(layout, columns)
     data: dict[str, Any] = {
         "sharding_type": sharding.sharding_type,
         "compute_kernel": sharding.compute_kernel,
         "num_embeddings": layout.row_map.num_rows,
-        "embedding_dim": int(layout.columns.stop.max()),
+        "embedding_dim": int(columns.stop.max()),
     }
-    entries, is_derived = _entries_of(layout), False
-    if entries is None:
-        runs = layout.blocks.runs  # one object for tables that are alike
-        if id(runs) not in cuts:
-            cuts[id(runs)] = [_size_text(block) for block in layout.blocks], _can_be_derived(layout)
-        sizes, is_derived = cuts[id(runs)]
-        entries = [f'     {{"rank": {rank}, {size}' for rank, size in zip(layout.ranks, sizes, strict=True)]
     if not is_derived:
         data["row_map"] = to_data(layout.row_map)
     if layout.dataflow != Exchange():
@@ -112,26 +100,50 @@ def _table_line(
         data["extras"] = dict(layout.extras)
     data.update((key, value) for key, value in known.items() if key not in _TABLE_KEYS)
     lines = [f"    {json.dumps(key)}: {json_text(value, '    ')}" for key, value in data.items()]
-    lines.append(f'    "shards": {_block(_with_unknown(entries, known.get("shards", ())), "    ", "[]")}')
+    lines.append(f'    "shards": {_block(_with_unknown(shards, known.get("shards", ())), "    ", "[]")}')
     return f"   {json.dumps(name)}: {_block(lines, '   ')}"
 
 
 def _with_unknown(lines: Sequence[str], known: Sequence[Mapping[str, Any]]) -> list[str]:
     """Lines with the keys that a loaded document had beside ours, if it has as many; and their last brackets."""
-    if len(known) != len(lines) or all(_SHARD_KEYS.issuperset(old) for old in known):
-        return [f"{line}}}" for line in lines]
-    return [f"{line}{_unknown(old)}}}" for line, old in zip(lines, known, strict=True)]
+    others = [
+        "".join(f", {json.dumps(key)}: {plain_json(old[key])}" for key in old if key not in _SHARD_KEYS)
+        for old in (known if len(known) == len(lines) else [{}] * len(lines))
+    ]
+    return [f"{line}{other}}}" for line, other in zip(lines, others, strict=True)]
 
 
-def _entries_of(layout: Layout) -> list[str] | None:
-    """A line for each run of shards on neighbouring ranks; ``None`` where there is no long one."""
-    if len(layout.blocks) < _LONG_RUN:
-        return None
-    columns = layout.columns
-    bounds = [0, *_begins_of_runs(columns), len(columns)]
-    if max(stop - start for start, stop in pairwise(bounds)) < _LONG_RUN:
-        return None
-    return [_run_line(layout, columns, start, stop) for start, stop in pairwise(bounds)]
+def _shards_of(layout: Layout, columns: BlockColumns) -> tuple[list[str], bool]:
+    """A line for each shard, or for each run of those on neighbouring ranks where one is long; without last brackets.
+
+    Returns:
+        The lines, and true if the bounds in them tell the row map.
+    """
+    row_map = layout.row_map
+    flows = [f', "dataflow": {json.dumps(to_data(own))}' if own else "" for own in columns.dataflows]
+    numbers = np.stack(
+        [columns.part, columns.rank, columns.start, columns.stop, columns.dataflow], 1
+    ).tolist()
+    inner = _begins_of_runs(columns) if len(columns) >= _LONG_RUN else []
+    begins: Sequence[int] = [0, *inner, len(columns)]
+    has_runs = max(stop - start for start, stop in pairwise(begins)) >= _LONG_RUN
+    if not has_runs:
+        begins = range(len(columns) + 1)
+    bounds = {part: row_map[part].bounds for part in {numbers[begin][0] for begin in begins[:-1]}}
+    lines = []
+    for begin, end in pairwise(begins):
+        (part, rank, start, stop, flow), (last_part, last_rank, *_) = numbers[begin], numbers[end - 1]
+        ranks = f'"rank": {rank}' if end - begin == 1 else f'"ranks": [{rank}, {last_rank}]'
+        if last_part > part:
+            rows = f'{{"parts": [{part}, {last_part}]}}'
+        elif own := bounds[part]:
+            rows = f"[{own[0]}, {own[1]}]"
+        else:
+            rows = f'{{"part": {part}, "num_rows": {row_map.num_rows_of(part)}}}'
+        lines.append(f'     {{{ranks}, "rows": {rows}, "columns": [{start}, {stop}]{flows[flow]}')
+    return lines, not has_runs and _is_derived(
+        layout, [(bounds[own[0]], (own[2], own[3])) for own in numbers]
+    )
 
 
 def _begins_of_runs(columns: BlockColumns) -> list[int]:
@@ -147,42 +159,12 @@ def _begins_of_runs(columns: BlockColumns) -> list[int]:
     return begins
 
 
-def _run_line(layout: Layout, columns: BlockColumns, start: int, stop: int) -> str:
-    block = layout.blocks[start]
-    if stop - start == 1:
-        return f'     {{"rank": {block.rank}, {_size_text(block)}'
-    is_copied = columns.part[start] == columns.part[start + 1]
-    rows = (
-        _rows_text(block) if is_copied else f'{{"parts": [{columns.part[start]}, {columns.part[stop - 1]}]}}'
-    )
-    return f'     {{"ranks": [{block.rank}, {columns.rank[stop - 1]}], {_size_text(block, rows)}'
-
-
-def _rows_text(block: Block) -> str:
-    bounds = block.rows.bounds
-    part = f'{{"part": {block.rows.index}, "num_rows": {block.num_rows}}}'
-    return f"[{bounds[0]}, {bounds[1]}]" if bounds else part
-
-
-def _size_text(block: Block, rows: str = "") -> str:
-    rows = rows or _rows_text(block)
-    dataflow = f', "dataflow": {json.dumps(to_data(block.dataflow))}' if block.dataflow else ""
-    return f'"rows": {rows}, "columns": [{block.columns.start}, {block.columns.stop}]{dataflow}'
-
-
-def _unknown(known: Mapping[str, Any]) -> str:
-    """The keys of a shard that are not ours, as the end of its line."""
-    return "".join(
-        f", {json.dumps(key)}: {plain_json(value)}" for key, value in known.items() if key not in _SHARD_KEYS
-    )
-
-
-def _can_be_derived(layout: Layout) -> bool:
+def _is_derived(layout: Layout, shards: Sequence[tuple[Bounds | None, Bounds]]) -> bool:
+    """True if the row map is the one that a reader makes of the bounds of shards' rows and columns."""
     if layout.dataflow.is_replicated:
         return layout.row_map == RowsRange(layout.row_map.num_rows)
-    bounds = [(block.rows.bounds, block.columns) for block in layout.blocks]
-    given = [(pair, columns) for pair, columns in bounds if pair is not None]
+    known = [(rows, columns) for rows, columns in shards if rows is not None]
     try:
-        return len(given) == len(bounds) and derive_row_map(given, layout.row_map.num_rows) == layout.row_map
+        return len(known) == len(shards) and derive_row_map(known, layout.row_map.num_rows) == layout.row_map
     except InvalidInputError:
         return False

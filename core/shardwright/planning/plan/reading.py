@@ -95,13 +95,13 @@ class _Shards(NamedTuple):
     Args:
         ranks: rank of each.
         rows: bounds of the rows that each has, or the parts of the row map, one for all of them or one each.
-        columns: columns of each.
+        columns: the first column of each, and the one after its last.
         dataflow: the dataflow that is named.
     """
 
     ranks: range
     rows: Bounds | range
-    columns: ColumnRange
+    columns: Bounds
     dataflow: Dataflow | None
 
 
@@ -240,7 +240,8 @@ def _runs(row_map: RowMap, shards: Sequence[_Shards]) -> Iterator[BlockRun]:
     for ranks, rows, columns, dataflow in shards:
         parts = rows if isinstance(rows, range) else range(first := next(of_bounds), first + 1)
         is_copied = len(ranks) > len(parts)
-        yield BlockRun(row_map, columns, len(ranks), parts.start, is_copied, ranks.start, dataflow=dataflow)
+        span = ColumnRange(*columns)
+        yield BlockRun(row_map, span, len(ranks), parts.start, is_copied, ranks.start, dataflow=dataflow)
 
 
 def _maps_of(kind: type[ShardingType] | ShardingType) -> list[type[RowMap]]:
@@ -270,10 +271,10 @@ def _rows(shard: Mapping[str, Any], num_rows: int) -> Bounds | range:
     return start, stop
 
 
-def _columns(shard: Mapping[str, Any], dim: int) -> ColumnRange:
+def _columns(shard: Mapping[str, Any], dim: int) -> Bounds:
     start, stop = map(int, shard["columns"])
     if not start < stop <= dim:
         raise InvalidInputError(
             f"columns [{start}, {stop}) are empty or not within the table's {dim} columns"
         )
-    return ColumnRange(start, stop)
+    return start, stop

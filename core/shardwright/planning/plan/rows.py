@@ -11,12 +11,11 @@ from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 from shardwright.errors import InvalidInputError
-from shardwright.planning.layouts.blocks import ColumnRange
 from shardwright.planning.layouts.row_maps import RowMap, RowsRange, RowsSplit
 
 Bounds: TypeAlias = tuple[int, int]
-Shard: TypeAlias = tuple[Bounds | None, ColumnRange | None]
-"""Bounds of a shard's rows, and its columns."""
+Shard: TypeAlias = tuple[Bounds | None, Bounds | None]
+"""Bounds of a shard's rows, ``None`` where its part is no run of neighbours; and of its columns."""
 
 
 def parts_of(row_map: RowMap, shards: Sequence[Shard]) -> list[int]:
@@ -34,7 +33,7 @@ def parts_of(row_map: RowMap, shards: Sequence[Shard]) -> list[int]:
     return found
 
 
-def derive_row_map(shards: Sequence[tuple[Bounds, ColumnRange]], num_rows: int) -> RowMap:
+def derive_row_map(shards: Sequence[tuple[Bounds, Bounds]], num_rows: int) -> RowMap:
     """The row map whose parts have the bounds of shards: equal runs where they are equal.
 
     Raises:
@@ -44,7 +43,7 @@ def derive_row_map(shards: Sequence[tuple[Bounds, ColumnRange]], num_rows: int) 
     for index, (((start, stop), span), (_, number)) in enumerate(zip(shards, keys, strict=True)):
         if number and start != stop:
             raise InvalidInputError(
-                f"shard {index}: rows [{start}, {stop}) and columns [{span.start}, {span.stop}) are covered twice"
+                f"shard {index}: rows [{start}, {stop}) and columns [{span[0]}, {span[1]}) are covered twice"
             )
     distinct = [bounds for bounds, _ in sorted(set(keys)) if bounds is not None]
     reached = 0

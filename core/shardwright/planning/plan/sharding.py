@@ -121,7 +121,7 @@ class ParameterSharding:
             shard = _metadata(block, self)
             ranks = copies.get((block.rows.index, block.columns), ())
             placement = (
-                f"rank:{ranks_text(ranks)}/{_devices_text(self, ranks)}, a copy on each"
+                f"rank:{ranks_text(ranks)}/{' and '.join(dict.fromkeys(map(self.device_on, ranks)))}, a copy on each"
                 if len(ranks) > 1
                 else shard.placement
             )
@@ -182,10 +182,6 @@ def module_text(plan: Mapping[str, ParameterSharding]) -> str:
             aligned(("table", "shard offsets", "shard sizes", "placement"), shards),
         ]
     )
-
-
-def _devices_text(sharding: ParameterSharding, ranks: Sequence[int]) -> str:
-    return " and ".join(dict.fromkeys(map(sharding.device_on, ranks)))
 
 
 def codecs_text(config: QCommsConfig | None) -> str:

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-import attrs
 import numpy as np
 from attrs import frozen
 
@@ -30,8 +29,9 @@ from shardwright.planning.options.search_space import SearchSpace
 from shardwright.planning.plan.inputs import InputTables, reading_inputs
 from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.planning.plan.sharding import ParameterSharding
+from shardwright.planning.search.loaded import LoadedPlan
 from shardwright.planning.search.objectives import LARGEST_RANK_TIME, checked_objective
-from shardwright.planning.search.placement import LoadedPlan, Placed
+from shardwright.planning.search.placement import Placed
 from shardwright.planning.tables.constraints import Constraints
 from shardwright.planning.tables.option_space import OptionSpace
 from shardwright.planning.tables.spec import TableSpec
@@ -79,9 +79,7 @@ class Rederived:
         with reading_inputs():
             plugins = _plugins_of(inputs, plugin_host)
             request = _request_of(document, asked.constraints)
-        space = prepare(tables, request, plugins)
-        objective = document.get("objective", {}).get("name", LARGEST_RANK_TIME)
-        return cls(plan, attrs.evolve(space, objective=checked_objective(objective)), plugins)
+        return cls(plan, prepare(tables, request, plugins), plugins)
 
     @property
     def options(self) -> Options:
@@ -217,4 +215,5 @@ def _request_of(document: Mapping[str, Any], constraints: Constraints) -> Reques
         constraints=constraints,
         given_batch_size=batch_size,
         given_reservation=as_reservation(inputs["storage_reservation"]["value"]),
+        objective=checked_objective(document.get("objective", {}).get("name", LARGEST_RANK_TIME)),
     )

@@ -15,10 +15,11 @@ from shardwright.planning.options.averaging import AVERAGING, sent_bytes
 from shardwright.planning.options.inputs import assumed_inputs, under_assumed_values
 from shardwright.planning.options.search_space import SearchSpace
 from shardwright.planning.plan.sharding import aligned, codecs_text, ranks_text
-from shardwright.planning.proofs import checked_by
+from shardwright.planning.proofs import RANKS, checked_by
 from shardwright.planning.report.statistics import averaged_on_ranks, rank_data, table_data
+from shardwright.planning.search.loaded import LoadedPlan
 from shardwright.planning.search.objectives import OBJECTIVE_TEXTS
-from shardwright.planning.search.placement import LoadedPlan, Proven
+from shardwright.planning.search.placement import Proven
 from shardwright.planning.search.search import SearchResult
 from shardwright.planning.text import bytes_text, json_text, percent_at_most
 from shardwright.planning.watch import gap_of
@@ -137,7 +138,8 @@ class Report:
             return f"no plan is better under these costs (bound {bound:.4g} ms, {by})"
         within = f"this one is within {percent_at_most(self.gap)} of it"
         found = f"no plan is better than {bound:.4g} ms under these costs ({by}): {within}"
-        return f"{found} (the proof leaves out the rules on ranks)" if self.space.rules else found
+        is_loose = self.space.rules is not None and RANKS not in self.result.proven.certificate
+        return f"{found} (the proof leaves out the rules on ranks)" if is_loose else found
 
     def __str__(self) -> str:
         lines = [

@@ -13,7 +13,7 @@ import numpy as np
 from shardwright.planning.arrays import Floats
 from shardwright.planning.options.averaging import averaged_bytes
 from shardwright.planning.options.search_space import traffic_bytes
-from shardwright.planning.search.placement import LoadedPlan
+from shardwright.planning.search.loaded import LoadedPlan
 
 
 def rank_data(plan: LoadedPlan) -> list[dict[str, Any]]:

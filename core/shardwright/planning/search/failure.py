@@ -14,12 +14,13 @@ from attrs import frozen
 
 from shardwright.errors import NoPlanError, ShardwrightError
 from shardwright.planning.arrays import Ints
-from shardwright.planning.options.enumeration import enumerate_options
+from shardwright.planning.options.enumeration import prepare
 from shardwright.planning.options.inputs import Request
 from shardwright.planning.options.planning_plugins import PlanningPlugins
 from shardwright.planning.options.rank_rules import some
-from shardwright.planning.options.search_space import SearchSpace, estimate_costs
+from shardwright.planning.options.search_space import SearchSpace
 from shardwright.planning.search.placement import Misfit, fixed_misfit, propose
+from shardwright.planning.search.ruled_placement import place_within
 from shardwright.planning.search.search import SearchResult
 from shardwright.planning.tables.constraints import Constraints
 from shardwright.planning.text import bytes_text
@@ -37,14 +38,12 @@ _LOOSEN = (
 )
 
 
-def why_impossible(
-    space: SearchSpace, request: Request, plugins: PlanningPlugins, *, on_this_machine: bool
-) -> NoPlanError | None:
+def why_impossible(space: SearchSpace, request: Request, plugins: PlanningPlugins) -> NoPlanError | None:
     """The error, if no plan can fit for a reason that needs no search; else ``None``."""
     too_large = _too_large(space)
     if too_large is not None:
         table, text, help_text = too_large
-        would_fit = _what_would_fit(space, table, request, plugins, on_this_machine=on_this_machine)
+        would_fit = _what_would_fit(space, table, request, plugins)
         return NoPlanError(text + (would_fit or help_text))
     need = next((need for need in _needs(space) if need.least_bytes > need.usable_bytes), None)
     if need is None:
@@ -59,8 +58,6 @@ def explain_no_plan(
     request: Request,
     plugins: PlanningPlugins,
     limit: str,
-    *,
-    on_this_machine: bool,
 ) -> NoPlanError:
     """The error for a search that found nothing: a proof if there is one, else what was short.
 
@@ -70,7 +67,6 @@ def explain_no_plan(
         request: request of the user.
         plugins: the plugins that planned.
         limit: name of the limit that the search had.
-        on_this_machine: planned for this machine.
     """
     misfit, room = result.misfit, _room_text(space)
     nearest = "" if misfit is None else _misfit_text(space, misfit)
@@ -90,9 +86,7 @@ def explain_no_plan(
     return NoPlanError(
         f"no plan found: {result.num_proposals} proposals were tried, none fitted. In the one that came nearest, "
         f"{nearest}.{room} A plan may exist all the same: try another proposer or partitioner, a smaller "
-        "storage_reservation, or more ranks."
-        + _what_would_fit(space, misfit.table, request, plugins, on_this_machine=on_this_machine)
-        + ended
+        "storage_reservation, or more ranks." + _what_would_fit(space, misfit.table, request, plugins) + ended
     )
 
 
@@ -262,35 +256,23 @@ def _option_text(space: SearchSpace, option: int) -> str:
     return f"{kind!r} with kernel {kernel!r} ({count} block{'s' if count > 1 else ''})"
 
 
-def _what_would_fit(
-    space: SearchSpace, table: int, request: Request, plugins: PlanningPlugins, *, on_this_machine: bool
-) -> str:
+def _what_would_fit(space: SearchSpace, table: int, request: Request, plugins: PlanningPlugins) -> str:
     """A type or kernel that the constraints exclude and that would fit on empty ranks, if there is one."""
     spec = space.options.all_tables[table]
     rule = request.constraints.of(spec)
     if rule.sharding_types is None and rule.compute_kernels is None:
         return ""
     rule = attrs.evolve(rule, sharding_types=None, compute_kernels=None)
+    alone = attrs.evolve(request, constraints=Constraints({spec.path: rule}))
     try:
-        options = enumerate_options(
-            [spec],
-            space.topology,
-            Constraints({spec.path: rule}),
-            plugins.plugin_host,
-            batch_size=request.batch_size,
-            on_this_machine=on_this_machine,
-            space=plugins.offered_space(space.topology),
-        )
-        freed = estimate_costs(
-            options, space.topology, plugins.performance, plugins.storage, space.capacity_bytes
-        )
+        freed = attrs.evolve(prepare([spec], alone, plugins), capacity_bytes=space.capacity_bytes)
     except ShardwrightError:
         return ""
-    for option in range(options.num_options):
-        alone = np.array([option])
-        shards = propose(freed, alone)
-        fits = fixed_misfit(freed, alone, shards) is None
-        if fits and not isinstance(plugins.partitioner.place(shards), Misfit):
+    for option in range(freed.options.num_options):
+        proposal = np.array([option])
+        shards = propose(freed, proposal)
+        fits = fixed_misfit(freed, proposal, shards) is None
+        if fits and not isinstance(place_within(freed.rules, plugins.partitioner, shards), Misfit):
             tier = int(np.argmax(freed.largest_bytes[option]))
             return (
                 f" {_option_text(freed, option)} needs {bytes_text(freed.largest_bytes[option, tier])} of "

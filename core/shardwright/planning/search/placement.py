@@ -1,16 +1,14 @@
-"""Messages between proposers, partitioners and the search: proposed shards, misfits, feedback."""
+"""Messages of proposers, partitioners and the search: proposed and placed shards, claims of bounds, misfits."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from attrs import Factory, evolve, field, frozen
 
 from shardwright.planning.arrays import FREE, NO_GANG, Bools, Floats, Ints, without
-from shardwright.planning.search.objectives import OBJECTIVES, Phases
 
 if TYPE_CHECKING:
     from shardwright.planning.options.search_space import SearchSpace
@@ -38,7 +36,7 @@ class ProposedShards:
         local_rank: the rank inside its host that a shard of a gang must have, or ``FREE``: ``[N]``.
         local_world_size: ranks of one host, neighbours; by default all.
         class_ms: time that it adds to a rank of each of ``C`` classes of ranks of one speed, ms: ``[N, C]``; by default
-            there is one class.
+            there is one class, and this is ``cost_ms``.
         rank_class: the class of each rank: ``[W]``.
     """
 
@@ -54,7 +52,7 @@ class ProposedShards:
     gang: Ints = Factory(lambda self: np.full(len(self.table), NO_GANG), takes_self=True)
     local_rank: Ints = Factory(lambda self: np.full(len(self.table), FREE), takes_self=True)
     local_world_size: int = Factory(lambda self: len(self.capacity_bytes), takes_self=True)
-    class_ms: Floats = Factory(lambda self: self.cost_ms[:, None], takes_self=True)
+    _class_ms: Floats | None = None
     rank_class: Ints = Factory(
         lambda self: np.zeros(len(self.capacity_bytes), dtype=np.int64), takes_self=True
     )
@@ -68,10 +66,16 @@ class ProposedShards:
         """``W``."""
         return len(self.capacity_bytes)
 
+    @property
+    def class_ms(self) -> Floats:
+        """Time that each adds to a rank of each class, ms: ``[N, C]``."""
+        return self.cost_ms[:, None] if self._class_ms is None else self._class_ms
+
     def only(self, kept: Bools | Ints) -> ProposedShards:
         """Some of the shards, on the same ranks; ``kept`` is a mask or indices."""
-        columns = ("shard", "table", "cost_ms", "class_ms", "memory_bytes", "rank", "gang", "local_rank")
-        return evolve(self, **{name: getattr(self, name)[kept] for name in columns})
+        columns = ("shard", "table", "cost_ms", "memory_bytes", "rank", "gang", "local_rank")
+        class_ms = None if self._class_ms is None else self._class_ms[kept]
+        return evolve(self, class_ms=class_ms, **{name: getattr(self, name)[kept] for name in columns})
 
     @property
     def num_hosts(self) -> int:
@@ -227,98 +231,6 @@ class Misfit:
         return self.needed_bytes - self.free_bytes
 
 
-@frozen(eq=False)
-class Feedback:
-    """Outcome of a proposal.
-
-    Args:
-        plan: the plan with its loads; ``None`` if its shards did not fit.
-        misfit: shard that did not fit, and where.
-    """
-
-    plan: LoadedPlan | None = None
-    misfit: Misfit | None = None
-
-    @property
-    def value_ms(self) -> float:
-        """The objective; infinite if the shards did not fit."""
-        return float("inf") if self.plan is None else self.plan.value_ms
-
-
-@frozen(eq=False, slots=False)
-class LoadedPlan:
-    """A plan in its search space, with what it puts on each rank: all sums over its shards are made here.
-
-    Args:
-        space: options and costs.
-        proposal: the option of each of all tables: ``[A]``; some of all tables, if loads are all that is asked for.
-        ranks: ranks of its shards that have none by their layout, in the order of tables and shards: ``[N]``.
-        shards: these shards.
-    """
-
-    space: SearchSpace
-    proposal: Ints
-    ranks: Ints
-    shards: ProposedShards = Factory(lambda self: propose(self.space, self.proposal), takes_self=True)
-
-    @cached_property
-    def phases_ms(self) -> Phases:
-        """Phase of a step -> time of each rank: ``[W]``."""
-        return {phase: self.by_rank(cost) for phase, cost in self.space.phases.items()}
-
-    @cached_property
-    def used_bytes(self) -> Ints:
-        """Memory used on each rank: ``[W, M]``."""
-        return self.shards.used_bytes(self.ranks)
-
-    @cached_property
-    def load_ms(self) -> Floats:
-        """Time of each rank, all phases together: ``[W]``."""
-        total: Floats = np.sum(list(self.phases_ms.values()), axis=0)
-        return total
-
-    @cached_property
-    def table_ms(self) -> Floats:
-        """Time of all shards of each table on their ranks: ``[A]``."""
-        shards, space = self.shards, self.space
-        beyond_mean = space.on_ranks(shards.class_ms, self.ranks) - shards.cost_ms
-        total: Floats = space.total_cost_ms[self.proposal]
-        return total + np.bincount(shards.table, beyond_mean, minlength=len(total))
-
-    @cached_property
-    def value_ms(self) -> float:
-        """The objective."""
-        return OBJECTIVES[self.space.objective](self.phases_ms)
-
-    @cached_property
-    def _fixed_runs(self) -> Ints:
-        runs, _ = chosen_runs(self.space, self.proposal)
-        fixed: Ints = runs[self.space.options.rank[runs] != FREE]
-        return fixed
-
-    def by_rank(self, column: Floats | Ints) -> Floats:
-        """A column over runs of shards, ``[S]`` or by class ``[S, C]``, added up over each rank's shards: ``[W]``."""
-        fixed = fixed_loads(self.space, self._fixed_runs, cost_ms=column)[0]
-        moved = self.space.on_ranks(column[self.shards.shard], self.ranks)
-        total: Floats = fixed + np.bincount(self.ranks, weights=moved, minlength=len(fixed))
-        return total
-
-    @cached_property
-    def ranks_of_tables(self) -> list[tuple[int, ...]]:
-        """The rank of every shard of each of all tables, in the order of its layout's blocks: ``A`` tuples."""
-        options, moved = self.space.options, iter(self.ranks.tolist())
-        known: dict[int, tuple[int, ...]] = {}
-        tables = []
-        for option in self.proposal.tolist():
-            if option not in known:
-                known[option] = tuple(options.fixed_ranks(option).tolist())
-            ranks = known[option]
-            tables.append(
-                tuple(next(moved) if rank == FREE else rank for rank in ranks) if FREE in ranks else ranks
-            )
-        return tables
-
-
 def chosen_runs(space: SearchSpace, proposal: Ints) -> tuple[Ints, Ints]:
     """The ``K`` runs of the options that a proposal ``[A]`` chooses, in the order of tables and shards.
 
@@ -369,7 +281,7 @@ def propose(space: SearchSpace, proposal: Ints, *, with_fixed: bool = False) -> 
         gang=np.repeat(_gangs(options.gang[run], table), count),
         local_rank=np.where(local == FREE, FREE, local + place),
         local_world_size=space.topology.local_world_size,
-        class_ms=space.class_ms[shard],
+        class_ms=space.class_ms[shard] if len(space.topology.classes) > 1 else None,
         rank_class=space.topology.rank_class,
     )
 

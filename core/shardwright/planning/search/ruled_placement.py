@@ -90,10 +90,8 @@ def _placed_units(
     for tables, of_ranks in rules.resources(held, len(shards)):
         needs.append(np.where(np.isin(units, units[np.isin(shards.table, tables)]), NEED, 0))
         has.append(of_ranks)
-    columns = {name: getattr(shards, name)[leaders] for name in ("shard", "table", "gang", "local_rank")}
     asked = attrs.evolve(
-        shards,
-        **columns,
+        shards.only(leaders),
         rank=rank[leaders],
         cost_ms=np.bincount(unit, shards.cost_ms).astype(np.float64),
         class_ms=class_ms,

@@ -17,9 +17,8 @@ from shardwright.planning.arrays import FREE, NO_GANG, Ints
 from shardwright.planning.options.search_space import SearchSpace
 from shardwright.planning.plugin_calls import calling, check_answer, whole_numbers
 from shardwright.planning.proofs import why_unproven
+from shardwright.planning.search.loaded import Feedback, LoadedPlan
 from shardwright.planning.search.placement import (
-    Feedback,
-    LoadedPlan,
     Misfit,
     Placed,
     ProposedShards,

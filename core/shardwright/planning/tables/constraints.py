@@ -151,8 +151,8 @@ class ParameterConstraints:
     @property
     def given(self) -> tuple[str, ...]:
         """The names of the fields that were given."""
-        names = (attribute.name for attribute in attrs.fields(type(self)))
-        return tuple(name for name in names if getattr(self, name) is not None)
+        fields = attrs.asdict(self, recurse=False)
+        return tuple(name for name, value in fields.items() if value is not None)
 
     def filled_from(self, other: ParameterConstraints) -> ParameterConstraints:
         """Fill in the demands of ``other`` where nothing is asked here."""

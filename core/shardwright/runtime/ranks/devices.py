@@ -11,6 +11,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from shardwright.errors import UnsupportedError
+
 Array: TypeAlias = npt.NDArray[Any]
 
 
@@ -110,10 +112,21 @@ def with_index(device: torch.device) -> torch.device:
     """Return a device with its number: of an accelerator without one the current, or else that of ``LOCAL_RANK``.
 
     Ranks that never call ``torch.cuda.set_device`` all have the current device 0, and would share it.
+
+    Raises:
+        UnsupportedError: this machine has no such accelerator.
     """
     given: int | None = device.index
     if is_host(device) or given is not None or device.type == "meta":
         return device
+    if not has_accelerator(device.type):
+        raise UnsupportedError(
+            f"there is no {device.type!r} device for tables: torch {torch.__version__} finds "
+            f"{torch.accelerator.current_accelerator() if torch.accelerator.is_available() else 'none'} here. Give "
+            "device_type='cpu', or leave it out; `shardwright doctor` shows what is installed. Planning for such "
+            "devices, by a Topology, needs none",
+            subject=device.type,
+        )
     current, told = torch.accelerator.current_device_index(), os.environ.get("LOCAL_RANK", "")
     local = int(told) if told.isdecimal() else 0
     is_unset = current == 0 and local < torch.accelerator.device_count()

@@ -19,7 +19,7 @@ from attrs import frozen
 from torch import Tensor
 
 from shardwright.contracts.lookup import Bags
-from shardwright.planning.layouts.blocks import Ints
+from shardwright.planning.arrays import Ints
 from shardwright.runtime.routed.routing import Bucketed, Router, own_slots, runs_of_groups
 from shardwright.runtime.step.executor import PeerHeaders
 from shardwright.runtime.step.kernel_groups import KernelGroup

@@ -21,7 +21,8 @@ from shardwright.contracts.compute_kernel import ComputeKernel, KernelRequest
 from shardwright.contracts.demands import demands_on, disobeyed
 from shardwright.contracts.lookup import BlockSpec
 from shardwright.errors import UnsupportedError
-from shardwright.planning.layouts.blocks import BlockColumns, Ints
+from shardwright.planning.arrays import Ints
+from shardwright.planning.layouts.blocks import BlockColumns
 from shardwright.planning.layouts.layout import Dataflow
 from shardwright.planning.layouts.row_maps import RowMap
 from shardwright.planning.plan.sharding import ParameterSharding

@@ -15,7 +15,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from shardwright.planning.layouts.blocks import Ints
+from shardwright.planning.arrays import Ints
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.routed.plan import RoutingPlan, SlotColumns
 from shardwright.runtime.routed.routing import Bucketed

@@ -18,9 +18,9 @@ import torch
 from attrs import evolve, frozen
 from torch import Tensor
 
-from shardwright.planning.layouts.blocks import Ints
+from shardwright.planning.arrays import Ints
 from shardwright.runtime.ranks.devices import Constant, read_on_host, sent_to
-from shardwright.runtime.routed.plan import Reading, RoutingPlan, SlotColumns
+from shardwright.runtime.routed.plan import RoutingPlan, SlotColumns
 from shardwright.runtime.step.collection import FeatureBatch
 from shardwright.runtime.step.kernel_groups import Bucketing, KernelGroup
 from shardwright.runtime.step.segments import (
@@ -224,7 +224,7 @@ class _BucketRouter(Router):
     def __init__(self, plan: RoutingPlan, slots: SlotColumns) -> None:
         super().__init__(plan, slots)
         used = np.unique(plan.pieces.reading[slots.piece]).tolist()
-        used.sort(key=lambda place: _class_name(plan.readings[place]))
+        used.sort(key=lambda place: torch.typename(type(plan.readings[place].row_map)))
         readings = [plan.readings[place] for place in used]
         self._features = np.array([reading.feature for reading in readings], dtype=np.int64)
         # Only features that are parted are cut.
@@ -381,8 +381,3 @@ def _repeated(buckets: Bucketed, bucket_of_slot: Ints) -> Bucketed:
         columns={name: take(own, first_id, num_ids) for name, own in buckets.columns.items()},
         places=None if buckets.places is None else take(buckets.places, first_bag, num_bags),
     )
-
-
-def _class_name(reading: Reading) -> str:
-    kind = type(reading.row_map)
-    return f"{kind.__module__}.{kind.__qualname__}"

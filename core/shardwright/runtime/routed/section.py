@@ -20,7 +20,7 @@ import torch
 from attrs import evolve, frozen
 from torch import Tensor
 
-from shardwright.planning.layouts.blocks import Ints
+from shardwright.planning.arrays import Ints
 from shardwright.runtime.ranks.devices import sent_to
 from shardwright.runtime.routed.plan import RoutingPlan
 from shardwright.runtime.routed.return_path import Answers, PathSlots

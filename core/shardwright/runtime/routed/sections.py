@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shardwright.planning.layouts.blocks import Ints
+from shardwright.planning.arrays import Ints
 from shardwright.runtime.routed.plan import RoutingPlan
 from shardwright.runtime.routed.return_path import Answers
 from shardwright.runtime.routed.section import (

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from shardwright.contracts.lookup import Bags
 from shardwright.errors import UnsupportedError
-from shardwright.planning.layouts.blocks import Ints
+from shardwright.planning.arrays import Ints
 from shardwright.planning.layouts.layout import Dataflow, Routed
 from shardwright.planning.plan.sharding import ParameterSharding
 from shardwright.runtime.ranks.devices import is_host, sent_to

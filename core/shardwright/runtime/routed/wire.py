@@ -16,7 +16,7 @@ from torch import Tensor
 
 from shardwright.contracts.codec import Codec
 from shardwright.contracts.comm_backend import Communicator, Work
-from shardwright.planning.layouts.blocks import Ints
+from shardwright.planning.arrays import Ints
 from shardwright.runtime.step.segments import deal, interleave, total
 
 _FLOAT_BYTES = 4

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shardwright.planning.layouts.blocks import Ints
+from shardwright.planning.arrays import Ints
 from shardwright.planning.tables.spec import PoolingType
 from shardwright.runtime.ranks.devices import Constant, sent_to
 from shardwright.runtime.step.collection import Collection, FeatureBatch

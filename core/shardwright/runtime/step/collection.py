@@ -13,7 +13,7 @@ from itertools import accumulate
 from attrs import field, frozen
 from torch import Tensor
 
-from shardwright.planning.layouts.blocks import Ints
+from shardwright.planning.arrays import Ints
 from shardwright.planning.tables.spec import PoolingType, TableSpec, embedding_names
 from shardwright.runtime.step.segments import starts_of
 

@@ -13,7 +13,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from shardwright.planning.layouts.blocks import Ints
+from shardwright.planning.arrays import Ints
 from shardwright.runtime.ranks.devices import sent_to
 
 _MOST_KNOWN = 8  # batch sizes whose index is kept

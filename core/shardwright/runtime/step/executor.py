@@ -18,7 +18,7 @@ from attrs import evolve, frozen
 from torch import Tensor
 
 from shardwright.contracts.lookup import Lookup
-from shardwright.planning.layouts.blocks import Ints
+from shardwright.planning.arrays import Ints
 from shardwright.planning.layouts.layout import Dataflow
 from shardwright.planning.plan.sharding import ParameterSharding
 from shardwright.planning.tables.spec import TableSpec

@@ -19,7 +19,7 @@ from shardwright.contracts.kernel_request import KernelRequest
 from shardwright.contracts.lookup import BlockSpec, Lookup
 from shardwright.errors import PlanError, UnsupportedError
 from shardwright.host.plugin_host import host
-from shardwright.planning.layouts.blocks import Ints
+from shardwright.planning.arrays import Ints
 from shardwright.planning.layouts.row_maps import RowMap
 from shardwright.planning.plan.sharding import ParameterSharding
 from shardwright.planning.tables.spec import TableSpec

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shardwright.planning.layouts.blocks import Ints
+from shardwright.planning.arrays import Ints
 from shardwright.runtime.ranks.devices import is_host, sent_to
 
 _LONG = 64  # elements: copying a longer piece by itself takes less time than an index of its elements

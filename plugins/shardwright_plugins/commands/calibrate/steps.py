@@ -17,8 +17,8 @@ from shardwright.planning.machines.topology import Topology
 from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.planning.planner import TablePlanner
 from shardwright.planning.report.rederived import Rederived
+from shardwright.planning.search.loaded import LoadedPlan
 from shardwright.planning.search.objectives import largest_rank_time
-from shardwright.planning.search.placement import LoadedPlan
 from shardwright.planning.tables.constraints import ParameterConstraints
 from shardwright.planning.tables.workload import Workload
 from shardwright_plugins.commands.calibrate.kernels import OPTIMIZER

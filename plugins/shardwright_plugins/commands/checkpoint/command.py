@@ -13,6 +13,7 @@ import typer
 
 from shardwright.errors import InvalidInputError
 from shardwright.planning.text import bytes_text
+from shardwright_plugins.commands.tables import table_of
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -192,15 +193,9 @@ def _shardings(plan: Any) -> dict[str, dict[str, str]]:
 
 
 def _print_table(entries: list[dict[str, Any]]) -> None:
-    from rich.table import Table
-
     from shardwright.cli.tables import console
 
-    table = Table(box=None, pad_edge=False)
-    for name in ("name", "shape", "dtype"):
-        table.add_column(name)
-    for name in ("bytes", "pieces"):
-        table.add_column(name, justify="right")
+    table = table_of("name", "shape", "dtype", "bytes", "pieces", right=("bytes", "pieces"))
     for entry in entries:
         shape = " x ".join(map(str, entry["shape"]))
         table.add_row(entry["name"], shape, entry["dtype"], bytes_text(entry["bytes"]), str(entry["pieces"]))

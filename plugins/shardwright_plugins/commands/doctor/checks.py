@@ -7,7 +7,9 @@ import importlib.util
 import os
 import platform
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pkgutil import resolve_name
 from typing import Any
 
 from shardwright.cli.quiet import quiet_host
@@ -27,6 +29,18 @@ _FOREIGN_VARIABLES = (
     "WORLD_SIZE",
 )
 """Variables of others that change what a job does."""
+_SETTINGS = "shardwright.host.settings:PluginSettings.read"
+_PARTS = "shardwright_plugins"
+_READERS: Mapping[str, tuple[Any, ...]] = {
+    "SHARDWRIGHT_COMPARE_REPLICAS_EVERY": (f"{_PARTS}.guards._replicas:passes_between",),
+    "SHARDWRIGHT_INPUT_CHECKS": ("shardwright.runtime.step.batches.inputs:InputChecks.of", None),
+    "SHARDWRIGHT_MAPPED_FOLDER": (f"{_PARTS}.compute_kernels.row_cache.memory:mapped_folder",),
+    "SHARDWRIGHT_PLUGINS": (_SETTINGS,),
+    "SHARDWRIGHT_PREFER": (_SETTINGS,),
+    "SHARDWRIGHT_SHARED_MEMORY": (f"{_PARTS}.comm_backends.settings:may_share_memory",),
+    "SHARDWRIGHT_STRICT_PLUGINS": (_SETTINGS,),
+}
+"""Variable -> the function that reads it from an environment, and what it takes before that."""
 
 
 def has_torch() -> bool:
@@ -185,40 +199,22 @@ def plugins() -> Iterator[Finding]:
 
 def environment() -> Iterator[Finding]:
     """Look at environment variables that shardwright and its libraries read."""
-    from shardwright.host.settings import PLUGINS_VARIABLE, PREFER_VARIABLE, STRICT_VARIABLE, PluginSettings
-
-    readers: Mapping[str, Callable[[], Any]] = {
-        **dict.fromkeys(
-            (PLUGINS_VARIABLE, PREFER_VARIABLE, STRICT_VARIABLE), lambda: PluginSettings.read(os.environ)
-        ),
-        **_runtime_readers(os.environ),
-    }
     for name, value in sorted(os.environ.items()):
         if name in _FOREIGN_VARIABLES:
             yield Finding("environment", name, value)
         elif name.startswith("SHARDWRIGHT_"):
-            yield _variable(name, value, readers)
+            yield _variable(name, value)
 
 
-def _runtime_readers(environment: Mapping[str, str]) -> Mapping[str, Callable[[], Any]]:
-    from shardwright.settings import CHECKS_VARIABLE
-    from shardwright_plugins.comm_backends.settings import SHARED_MEMORY_VARIABLE, may_share_memory
-
-    readers: dict[str, Callable[[], Any]] = {SHARED_MEMORY_VARIABLE: lambda: may_share_memory(environment)}
-    if not has_torch():
-        return {**readers, CHECKS_VARIABLE: lambda: None}  # it is read where models are trained
-    from shardwright.runtime.step.batches.inputs import InputChecks
-
-    return {**readers, CHECKS_VARIABLE: lambda: InputChecks.of(None, environment)}
-
-
-def _variable(name: str, value: str, readers: Mapping[str, Callable[[], Any]]) -> Finding:
+def _variable(name: str, value: str) -> Finding:
     """A variable of shardwright's: known, and of a value that can be read."""
-    if name not in readers:
-        reason = f"no such variable. Known: {', '.join(sorted(readers))}.{nearest(name, readers)}"
+    if name not in _READERS:
+        reason = f"no such variable. Known: {', '.join(sorted(_READERS))}.{nearest(name, _READERS)}"
         return Finding("environment", name, value, "broken", reason, f"unset {name}")
+    target, *further = _READERS[name]
     try:
-        readers[name]()
+        with suppress(ImportError):  # without torch, nothing is read that needs it
+            resolve_name(target)(*further, os.environ)
     except ShardwrightError as error:
         return Finding("environment", name, value, "broken", str(error), f"unset {name}")
     return Finding("environment", name, value)

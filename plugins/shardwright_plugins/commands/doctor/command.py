@@ -13,6 +13,7 @@ from shardwright.cli.tables import page
 from shardwright.contracts.extension import Finding
 from shardwright.host.extensions import load_at, words_at
 from shardwright.host.plugin_host import host
+from shardwright_plugins.commands.tables import table_of
 
 if TYPE_CHECKING:
     from shardwright.contracts.extension import Extension
@@ -55,12 +56,9 @@ def examine(extensions: Registry[Extension]) -> Iterator[Finding]:
 
 
 def _print_table(findings: Sequence[Finding]) -> None:
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False)
-    for header in ("part", "name", "found", "state", ""):
-        table.add_column(header, overflow="fold")
+    table = table_of("part", "name", "found", "state", "")
     for finding in findings:
         cells = (finding.part, finding.name, finding.found, finding.state, finding.reason)
         table.add_row(*map(Text, cells), style=_STYLES.get(finding.state))

@@ -6,7 +6,9 @@ import inspect
 import os
 import pydoc
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from types import FunctionType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import attrs
@@ -16,6 +18,7 @@ import shardwright
 from shardwright.cli.quiet import quiet_host
 from shardwright.cli.tables import page as width
 from shardwright.errors import UnknownNameError, nearest
+from shardwright_plugins.commands.tables import table_of
 
 if TYPE_CHECKING:
     from shardwright.host.offers import Provenance
@@ -23,10 +26,15 @@ if TYPE_CHECKING:
 
 __all__ = ["docs", "pages"]
 
+_MEMBERS = (FunctionType, classmethod, staticmethod, property)
+"""Kinds of members of a class that a page shows."""
+
+_SELF = re.compile(r"^\(self(, )?")
+
 _FOLDER = "docs"
 """Folder of pages inside of a package: core's, and that of any plugin."""
 
-_REFERENCE = re.compile(r"^::: ([\w.]+)(?:\n    options: .*)?$", re.MULTILINE)
+_REFERENCE = re.compile(r"^::: ([\w.]+)(\n    options: .*)?$", re.MULTILINE)
 """Line of a page that stands for a docstring, and one with options of it, as mkdocstrings has them."""
 
 _QUOTED = re.compile(r"(: |-> )'([^']*)'")
@@ -86,12 +94,31 @@ def _expanded(page: Page) -> str:
 
 
 def _described(found: re.Match[str]) -> str:
+    """A name as the site shows it: signature and docstring, of a class also those of its public members."""
     value: Any = pydoc.locate(found[1])
+    if not callable(value):
+        return f"## {found[1]}\n\n{value}"
+    shown = [f"## {found[1]}{_signature(value)}\n\n{inspect.getdoc(value)}"]
+    if inspect.isclass(value):
+        owners = value.__mro__ if "inherited_members: true" in (found[2] or "") else (value,)
+        shown += [text for owner in owners for text in _members(value, owner)]
+    return "\n\n".join(shown)
+
+
+def _members(value: type, owner: type) -> Iterator[str]:
+    """Signatures and docstrings of the public members that a class has from itself or one of its bases, in order."""
+    for name, member in vars(owner).items() if owner.__module__.startswith(shardwright.__name__) else ():
+        is_shown = isinstance(member, _MEMBERS) and not name.startswith("_")
+        if is_shown and inspect.getattr_static(value, name) is member:
+            found = getattr(value, name)
+            yield f"### {name}{_SELF.sub('(', _signature(found))}\n\n{inspect.getdoc(found)}"
+
+
+def _signature(value: Any) -> str:
     try:
-        signature = _QUOTED.sub(r"\1\2", str(inspect.signature(value)))
+        return _QUOTED.sub(r"\1\2", str(inspect.signature(value)))
     except (TypeError, ValueError):  # of a constant, or a subclass of a built-in class
-        signature = ""
-    return f"## {found[1]}{signature}\n\n{inspect.getdoc(value) if callable(value) else value}"
+        return ""
 
 
 def _package_folder(provenance: Provenance) -> Path | None:
@@ -106,12 +133,9 @@ def _package_folder(provenance: Provenance) -> Path | None:
 
 
 def _print_table(found: list[Page]) -> None:
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False)
-    for header in ("page", "what it is on", "package"):
-        table.add_column(header, overflow="fold")
+    table = table_of("page", "what it is on", "package")
     for page in found:
         table.add_row(*map(Text, (page.name, page.title, page.package)))
     width().print(table)

@@ -9,6 +9,7 @@ import typer
 
 from shardwright.cli.plans import check_writable, read_plan
 from shardwright.cli.tables import console
+from shardwright_plugins.commands.tables import table_of
 
 if TYPE_CHECKING:
     from shardwright.planning.plan.plan import ShardingPlan
@@ -58,15 +59,12 @@ def _explain_measured(plan: ShardingPlan, measured: Path, refit: Path | None) ->
 
 
 def _explain_table(plan: ShardingPlan, table: str) -> None:
-    from rich.table import Table
-
     from shardwright_plugins.plan_differences.explain import explain_table, explanation_lines
 
     explanation = explain_table(plan, table)
     head, *refusals = explanation_lines(explanation)
-    rows = Table(box=None, pad_edge=False)
-    for header in ("option", "shards", "all ms", "slowest ms", "largest shard", "why"):
-        rows.add_column(header, overflow="fold", justify="right" if header.endswith("ms") else "left")
+    times = ("all ms", "slowest ms")
+    rows = table_of("option", "shards", *times, "largest shard", "why", right=times)
     for option in (explanation.chosen, *explanation.others):
         rows.add_row(*_cells(option))
     typer.echo(head)
@@ -117,13 +115,9 @@ def diff(
 
 
 def _show_changes(found: PlanDifference) -> None:
-    from rich.table import Table
-
     from shardwright.planning.text import bytes_text
 
-    rows = Table(box=None, pad_edge=False)
-    for header in ("table", "before", "after", "moves", "of"):
-        rows.add_column(header, overflow="fold")
+    rows = table_of("table", "before", "after", "moves", "of")
     for change in found.changes:
         before, after = (" / ".join(side) if side else "none" for side in (change.before, change.after))
         rows.add_row(

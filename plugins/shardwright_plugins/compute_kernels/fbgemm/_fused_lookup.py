@@ -24,7 +24,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 from torch import Tensor
 
 from shardwright.contracts.lookup import Bags, BlockSpec, Lookup
-from shardwright.planning.layouts.blocks import Ints
+from shardwright.planning.arrays import Ints
 from shardwright.planning.tables.data_types import DataType
 from shardwright.runtime.ranks.devices import is_host, sent_to
 from shardwright.runtime.step.segments import starts_of, sums, take

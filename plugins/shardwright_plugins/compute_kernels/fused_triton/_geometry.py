@@ -14,7 +14,7 @@ from attrs import frozen
 from torch import Tensor
 
 from shardwright.contracts.lookup import BlockSpec
-from shardwright.planning.layouts.blocks import Ints
+from shardwright.planning.arrays import Ints
 from shardwright.runtime.ranks.devices import sent_to, stream_key
 from shardwright.runtime.step.segments import spread, starts_of
 

@@ -15,11 +15,11 @@ from shardwright.contracts.lookup import BlockSpec
 from shardwright.runtime.step.backward.row_gradients import bag_sums
 from shardwright_plugins.compute_kernels._optimizers import needs_whole_rows
 from shardwright_plugins.compute_kernels.fused_triton._reading import SortedIds, TritonReading
-from shardwright_plugins.compute_kernels.plain_torch._row_optimizer import RowOptimizer
+from shardwright_plugins.compute_kernels.plain_torch._row_optimizer import RowOptimizer, RunsRowOptimizer
 from shardwright_plugins.compute_kernels.plain_torch._torch_rows import RowNumbers
 
 
-class RuleTritonLookup(TritonReading):
+class RuleTritonLookup(RunsRowOptimizer, TritonReading):
     """Blocks of one width, whose rows are updated by the rule of a registered optimizer.
 
     The host does not know how many distinct rows there are, and does not wait to be told: as many as there are ids are
@@ -77,9 +77,3 @@ class RuleTritonLookup(TritonReading):
         return self._optimizer.named_state(
             {name: self._numbers.of(values, block) for name, values in self._state.items()}
         )
-
-    def load_step(self, step: float) -> None:
-        self._optimizer.num_steps.fill_(step)
-
-    def set_learning_rate(self, learning_rate: float) -> None:
-        self._optimizer.learning_rate = learning_rate

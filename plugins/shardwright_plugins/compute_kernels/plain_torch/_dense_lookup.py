@@ -10,7 +10,7 @@ from torch import Tensor
 
 from shardwright.contracts.lookup import Bags, BlockSpec, Lookup
 from shardwright.runtime.step.backward.row_gradients import row_gradients
-from shardwright_plugins.compute_kernels.plain_torch._torch_rows import TorchRows
+from shardwright_plugins.compute_kernels.plain_torch._torch_rows import RowNumbers, sums_of_rows
 
 
 class DenseLookup(Lookup):
@@ -18,21 +18,22 @@ class DenseLookup(Lookup):
 
     def __init__(self, blocks: Sequence[BlockSpec], *, device: torch.device) -> None:
         self.blocks = blocks
-        self._rows = TorchRows(blocks, device)
-        self._parameters = [torch.nn.Parameter(self._rows.of(block)) for block in range(len(blocks))]
+        self._numbers = RowNumbers(blocks, device)
+        self._rows = self._numbers.zeros(blocks[0], device)
+        self._parameters = [torch.nn.Parameter(self._rows[slice(*span)]) for span in self._numbers.spans]
 
     def forward(self, bags: Bags, *, training: bool) -> tuple[Tensor, Any]:
-        flat = self._rows.flatten(bags)
-        return self._rows.sums(flat), flat if training else None
+        flat = self._numbers.flatten(bags)
+        return sums_of_rows(self._rows, flat), flat if training else None
 
     def prepare(self, bags: Bags) -> Any:
-        return self._rows.flatten(bags)
+        return self._numbers.flatten(bags)
 
     def backward(self, saved: Any, gradient: Tensor) -> Sequence[Tensor | None]:
-        rows, values = row_gradients(saved, gradient.view(saved.num_bags, self._rows.rows.shape[1]))
-        whole = torch.zeros_like(self._rows.rows)
+        rows, values = row_gradients(saved, gradient.view(saved.num_bags, self._rows.shape[1]))
+        whole = torch.zeros_like(self._rows)
         whole[rows] = values.to(whole.dtype)
-        return [whole[start:stop] for start, stop in self._rows.spans]
+        return [whole[start:stop] for start, stop in self._numbers.spans]
 
     def weight(self, block: int) -> Tensor:
         return self._parameters[block].detach()

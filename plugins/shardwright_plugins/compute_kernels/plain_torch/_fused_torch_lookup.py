@@ -9,20 +9,21 @@ import torch
 from torch import Tensor
 
 from shardwright.contracts.lookup import Bags, BlockSpec, Lookup
-from shardwright_plugins.compute_kernels.plain_torch._row_optimizer import RowOptimizer
-from shardwright_plugins.compute_kernels.plain_torch._torch_rows import TorchRows
+from shardwright_plugins.compute_kernels.plain_torch._row_optimizer import RowOptimizer, RunsRowOptimizer
+from shardwright_plugins.compute_kernels.plain_torch._torch_rows import RowNumbers, sums_of_rows
 
 
-class FusedTorchLookup(Lookup):
+class FusedTorchLookup(RunsRowOptimizer, Lookup):
     """One tensor of rows; a backward pass updates the rows it has a gradient for."""
 
     def __init__(self, blocks: Sequence[BlockSpec], *, device: torch.device) -> None:
         self.blocks = blocks
-        self._rows = TorchRows(blocks, device)
+        self._numbers = RowNumbers(blocks, device)
+        self._rows = self._numbers.zeros(blocks[0], device)
         self._optimizer = RowOptimizer(blocks[0])
         self._state = {
             name: torch.full(
-                (len(self._rows.rows), columns),
+                (len(self._rows), columns),
                 self._optimizer.initial(name),
                 dtype=torch.float32,
                 device=device,
@@ -32,27 +33,20 @@ class FusedTorchLookup(Lookup):
         self.states_per_row = self._optimizer.states_per_row
 
     def forward(self, bags: Bags, *, training: bool) -> tuple[Tensor, Any]:
-        flat = self._rows.flatten(bags)
-        return self._rows.sums(flat), flat if training else None
+        flat = self._numbers.flatten(bags)
+        return sums_of_rows(self._rows, flat), flat if training else None
 
     def prepare(self, bags: Bags) -> Any:
-        return self._rows.flatten(bags)
+        return self._numbers.flatten(bags)
 
     def backward(self, saved: Any, gradient: Tensor) -> Sequence[Tensor | None]:
-        self._optimizer.step(saved, gradient, self._rows.rows, self._state, self._rows.numbers.in_blocks)
+        self._optimizer.step(saved, gradient, self._rows, self._state, self._numbers.in_blocks)
         return ()
 
     def weight(self, block: int) -> Tensor:
-        return self._rows.of(block)
+        return self._numbers.of(self._rows, block)
 
     def optimizer_state(self, block: int) -> Mapping[str, Tensor]:
-        numbers = self._rows.numbers
         return self._optimizer.named_state(
-            {name: numbers.of(values, block) for name, values in self._state.items()}
+            {name: self._numbers.of(values, block) for name, values in self._state.items()}
         )
-
-    def load_step(self, step: float) -> None:
-        self._optimizer.num_steps.fill_(step)
-
-    def set_learning_rate(self, learning_rate: float) -> None:
-        self._optimizer.learning_rate = learning_rate

@@ -117,6 +117,20 @@ class RowOptimizer:
         return {"step": self.num_steps, **state} if state else {}
 
 
+class RunsRowOptimizer:
+    """The part of lookups that hands their row optimizer its learning rate and the number of its steps."""
+
+    _optimizer: RowOptimizer
+
+    def load_step(self, step: float) -> None:
+        """Set the number of updates done."""
+        self._optimizer.num_steps.fill_(step)
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        """Use another learning rate from now on."""
+        self._optimizer.learning_rate = learning_rate
+
+
 def rounded(values: Tensor, dtype: torch.dtype, rows: Tensor, step: float) -> Tensor:
     """Round float32 values to a 16-bit type, up or down at random, so that their mean stays.
 

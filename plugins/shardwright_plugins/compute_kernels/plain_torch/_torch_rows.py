@@ -31,6 +31,16 @@ class RowNumbers:
         self._slot_bases = torch.tensor(bases, dtype=torch.int64, device=device)
         self._starts = torch.tensor([start for start, _ in self.spans], dtype=torch.int64, device=device)
 
+    def zeros(self, spec: BlockSpec, device: torch.device) -> Tensor:
+        """``[R, D]``: the rows of all blocks as one tensor, so that one call serves all of them.
+
+        Args:
+            spec: any block of the group.
+            device: device of the tensor.
+        """
+        dtype = dtype_of(spec.table.data_type)
+        return torch.zeros(self.total, spec.block.num_columns, dtype=dtype, device=device)
+
     def of(self, values: Tensor, block: int) -> Tensor:
         """``[rows, D]``: one block's part of values of all rows, shared storage."""
         start, stop = self.spans[block]
@@ -47,32 +57,6 @@ class RowNumbers:
         counts = sent_to(bags.ids.device, bags.table.reshape(-1))
         bases = self._slot_bases.repeat(bags.num_sources).repeat_interleave(counts, output_size=bags.num_bags)
         return evolve(bags, ids=bags.ids + bags.per_id(bases))
-
-
-class TorchRows:
-    """The blocks of a group as one tensor ``[R, D]``, so that one call serves all of them."""
-
-    def __init__(self, blocks: Sequence[BlockSpec], device: torch.device) -> None:
-        self.numbers = RowNumbers(blocks, device)
-        dtype = dtype_of(blocks[0].table.data_type)
-        self.rows = torch.zeros(self.numbers.total, blocks[0].block.num_columns, dtype=dtype, device=device)
-
-    @property
-    def spans(self) -> list[tuple[int, int]]:
-        """Each block's first row, and the one after its last."""
-        return self.numbers.spans
-
-    def of(self, block: int) -> Tensor:
-        """``[rows, D]``: the rows of one block, shared storage."""
-        return self.numbers.of(self.rows, block)
-
-    def flatten(self, bags: Bags) -> Bags:
-        """The bags with ids that count rows of the one tensor."""
-        return self.numbers.flatten(bags)
-
-    def sums(self, bags: Bags) -> Tensor:
-        """``[bags, D]`` float32: the (weighted) sum of each bag's rows."""
-        return sums_of_rows(self.rows, bags)
 
 
 def sums_of_rows(rows: Tensor, bags: Bags) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 from shardwright.contracts.lookup import Bags, BlockSpec, Lookup
 from shardwright.modules.embedding_configs import dtype_of
 from shardwright_plugins.compute_kernels._caching import cache_of
-from shardwright_plugins.compute_kernels.plain_torch._row_optimizer import RowOptimizer
+from shardwright_plugins.compute_kernels.plain_torch._row_optimizer import RowOptimizer, RunsRowOptimizer
 from shardwright_plugins.compute_kernels.plain_torch._torch_rows import RowNumbers, sums_of_rows
 from shardwright_plugins.compute_kernels.row_cache.rows import WEIGHT, CachedRows
 from shardwright_plugins.compute_kernels.row_cache.sets import CacheSets
@@ -40,7 +40,7 @@ class _Saved:
     stamp: int
 
 
-class CachedRowsLookup(Lookup):
+class CachedRowsLookup(RunsRowOptimizer, Lookup):
     """Blocks whose rows come through a cache.
 
     A backward pass finds the rows again wherever they are by then, so that any number of forward passes, and of
@@ -146,12 +146,6 @@ class CachedRowsLookup(Lookup):
         return self._optimizer.named_state(
             {name: self._handed_out(name, block) for name in self._optimizer.columns}
         )
-
-    def load_step(self, step: float) -> None:
-        self._optimizer.num_steps.fill_(step)
-
-    def set_learning_rate(self, learning_rate: float) -> None:
-        self._optimizer.learning_rate = learning_rate
 
 
 def _sets_of(blocks: Sequence[BlockSpec], device: torch.device) -> CacheSets:

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from shardwright.contracts.comm_backend import Communicator, Work
-from shardwright.planning.layouts.blocks import Ints
+from shardwright.planning.arrays import Ints
 from shardwright.runtime.step.segments import places_of, starts_of, take, total
-from shardwright_plugins.dataflows.replicated.buffers import ALIGNMENT, padded
 from shardwright_plugins.dataflows.replicated.forms import UpdateForm
+from shardwright_plugins.dataflows.replicated.sizes import ALIGNMENT, padded
 
 LABEL = "dense gradients"
 

@@ -19,13 +19,12 @@ from attrs import frozen
 from torch import Tensor
 
 from shardwright.contracts.lookup import Bags
-from shardwright.planning.layouts.blocks import Ints
+from shardwright.planning.arrays import Ints
 from shardwright.runtime.step.backward.row_gradients import row_gradients, rows_as_bags
 from shardwright.runtime.step.segments import total
-from shardwright_plugins.dataflows.replicated.buffers import padded
-from shardwright_plugins.dataflows.replicated.sizes import FLOAT_BYTES, Copies, LookedUp, Sizes, slot_views
+from shardwright_plugins.dataflows.replicated.sizes import FLOAT_BYTES, Copies, LookedUp, padded, slot_views
 
-_ID_BYTES, _LENGTH_BYTES = 8, 4
+_ID_BYTES = 8
 
 
 @frozen(eq=False)
@@ -77,10 +76,19 @@ class UpdateForm(ABC):
     def __init__(self, batch: CopiedBatch) -> None:
         self.batch, self.copies, self.looked_up = batch, batch.copies, batch.looked_up
 
-    @classmethod
-    @abstractmethod
-    def bytes_moved(cls, sizes: Sizes) -> Ints:
-        """Bytes that all ranks together send for each block in this form: ``[K]``."""
+    @property
+    def bytes_moved(self) -> int:
+        """Bytes that all ranks together send in this form.
+
+        Each of W ranks sends its pieces to W - 1 others, and 2 (W - 1) / W of the values that are added up, as in a
+        ring all-reduce.
+        """
+        return (self.looked_up.world_size - 1) * (self.gathered_bytes + 2 * self.num_values * FLOAT_BYTES)
+
+    @property
+    def gathered_bytes(self) -> int:
+        """Bytes of all ranks' pieces."""
+        return sum(int(padded(counts * dtype.itemsize).sum()) for dtype, counts in self.piece_counts())
 
     def pieces(self) -> list[Tensor]:
         """This rank's pieces, which every rank gathers."""
@@ -128,25 +136,10 @@ class UpdateForm(ABC):
         return lookup.backward(lookup.prepare(bags), gradient)
 
 
-def _to_others(num_bytes: Ints) -> Ints:
-    """Bytes that all ranks together send if each sends its ``[W, K]`` bytes to all others: ``[K]``."""
-    sums: Ints = num_bytes.sum(0) * (len(num_bytes) - 1)
-    return sums
-
-
 class BatchForm(UpdateForm):
     """The form that gathers every rank's ids, lengths, weights, and output gradients by their codec."""
 
     adds_up_on_each_rank: ClassVar[bool] = True
-
-    @classmethod
-    def bytes_moved(cls, sizes: Sizes) -> Ints:  # noqa: D102 - described in the base class
-        own = sizes.num_ids * _ID_BYTES + sizes.gradient_bytes
-        if sizes.is_pooled:
-            own += padded(sizes.num_bags * _LENGTH_BYTES)
-        if sizes.is_weighted:
-            own += padded(sizes.num_ids * FLOAT_BYTES)
-        return _to_others(own)
 
     def pieces(self) -> list[Tensor]:  # noqa: D102
         bags, own = self.batch.bags, self.batch.gradient
@@ -185,15 +178,15 @@ class RowsForm(UpdateForm):
     # Two ranks on an AMD EPYC, 8 tables of 50k x 32, batch 2048, 1 id: 17.5 ms so, 8.4 ms by as many bytes of batches.
     effort: ClassVar[float] = 2.0
 
-    @classmethod
-    def bytes_moved(cls, sizes: Sizes) -> Ints:  # noqa: D102 - described in the base class
-        # Distinct rows are at most as many as ids, and at most all rows.
-        rooms = np.minimum(sizes.num_ids, sizes.num_rows)
-        return _to_others(rooms * _ID_BYTES + padded(rooms * sizes.dims * FLOAT_BYTES))
+    @property
+    def gathered_bytes(self) -> int:
+        """The same as of the pieces, by as few calls for many blocks as for one."""
+        rooms = self._rooms
+        return int((rooms * _ID_BYTES + padded(rooms * self.copies.block_dims * FLOAT_BYTES)).sum())
 
     @property
     def _rooms(self) -> Ints:
-        """Rows that there is room for, of each rank and block: ``[W, K]``."""
+        """Rows that there is room for, of each rank and block: at most as many as ids, and at most all. ``[W, K]``."""
         num_ids = np.add.reduceat(self.batch.looked_up.num_ids, self.copies.first_slot, axis=1)
         return np.minimum(num_ids, self.copies.num_rows)
 
@@ -226,12 +219,6 @@ class DenseForm(UpdateForm):
     """The form that sums the gradient of all rows of the blocks, and a mark of each row that is positive if touched."""
 
     _is_of_kernel = False
-
-    @classmethod
-    def bytes_moved(cls, sizes: Sizes) -> Ints:  # noqa: D102 - described in the base class
-        # Each of W ranks sends 2 (W - 1) / W of the values, as in a ring all-reduce; D values and a mark for each row.
-        moved: Ints = 2 * (sizes.world_size - 1) * sizes.num_rows * (sizes.dims + 1) * FLOAT_BYTES
-        return moved
 
     @property
     def _shapes(self) -> list[tuple[int, int]]:

@@ -1,4 +1,4 @@
-"""Sizes of a kernel group's blocks, of their lookups and of their gradients, from which forms compute their bytes.
+"""A kernel group that every rank has a copy of, and the sizes of all ranks' lookups in it.
 
 Legend: W ranks, B_w batch size of rank w, S slots of a group, K blocks, D gradient columns of a block.
 """
@@ -12,13 +12,20 @@ from attrs import frozen
 from torch import Tensor
 
 from shardwright.contracts.lookup import Lookup
-from shardwright.planning.layouts.blocks import Ints
+from shardwright.planning.arrays import Ints
 from shardwright.runtime.routed.wire import WireSegment
 from shardwright.runtime.step.backward.row_gradients import BlockBags
 from shardwright.runtime.step.kernel_groups import KernelGroup
-from shardwright_plugins.dataflows.replicated.buffers import padded
 
 FLOAT_BYTES = 4
+ALIGNMENT = 8
+"""Bytes to whose multiples sections of a buffer are aligned, so that each may be viewed as numbers."""
+
+
+def padded(num_bytes: Ints) -> Ints:
+    """Round sections' bytes up to the alignment of the next section."""
+    rounded: Ints = -(-num_bytes // ALIGNMENT) * ALIGNMENT
+    return rounded
 
 
 class Copies:
@@ -63,51 +70,6 @@ class LookedUp:
 
     num_ids: Ints
     num_bags: Ints
-
-    @property
-    def world_size(self) -> int:
-        """``W``."""
-        return len(self.num_ids)
-
-
-@frozen(eq=False)
-class Sizes:
-    """Sizes of all ranks' lookups in each block of a group, and of their gradients.
-
-    Args:
-        num_rows: rows of each block, ``[K]``.
-        dims: gradient columns ``D`` of each block, ``[K]``.
-        num_ids: number of ids of each rank and block, ``[W, K]``.
-        num_bags: number of bags of each rank and block, ``[W, K]``.
-        gradient_bytes: bytes of the bags' gradients by their codec, ``[W, K]``.
-        is_pooled: bags have lengths.
-        is_weighted: ids have weights.
-    """
-
-    num_rows: Ints
-    dims: Ints
-    num_ids: Ints
-    num_bags: Ints
-    gradient_bytes: Ints
-    is_pooled: bool
-    is_weighted: bool
-
-    @classmethod
-    def of(cls, copies: Copies, looked_up: LookedUp) -> Sizes:
-        """Sum the sizes of a step over the slots of each block."""
-        num_ids, num_bags = (
-            np.add.reduceat(own, copies.first_slot, axis=1) for own in (looked_up.num_ids, looked_up.num_bags)
-        )
-        dims, wire = copies.block_dims, copies.wire
-        return cls(
-            num_rows=copies.num_rows,
-            dims=dims,
-            num_ids=num_ids,
-            num_bags=num_bags,
-            gradient_bytes=padded(num_bags * dims // wire.width * wire.row_bytes),
-            is_pooled=copies.is_pooled,
-            is_weighted=copies.is_weighted,
-        )
 
     @property
     def world_size(self) -> int:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from shardwright.contracts.lookup import Bags
 from shardwright.errors import UnsupportedError
-from shardwright.planning.layouts.blocks import Ints
+from shardwright.planning.arrays import Ints
 from shardwright.planning.layouts.layout import Dataflow
 from shardwright.planning.plan.sharding import ParameterSharding
 from shardwright.runtime.ranks.devices import sent_to
@@ -38,7 +38,7 @@ from shardwright.sparse import WEIGHTS
 from shardwright_plugins.dataflows.replicated import forms
 from shardwright_plugins.dataflows.replicated.exchange import Gathering, Summing
 from shardwright_plugins.dataflows.replicated.forms import CopiedBatch, UpdateForm
-from shardwright_plugins.dataflows.replicated.sizes import Copies, LookedUp, Sizes
+from shardwright_plugins.dataflows.replicated.sizes import Copies, LookedUp
 
 _MOST_KNOWN = 64  # steps of the same sizes, whose forms are kept
 
@@ -90,19 +90,17 @@ class ReplicatedTables(Executor):
             "output": [f"{width} columns from every rank's own copy"],
         }
 
-    def form_of(self, index: int, looked_up: LookedUp) -> type[UpdateForm]:
-        """Choose for a group the form that takes least by its bytes, alike on every rank."""
-        key = index, looked_up.num_ids.tobytes() + looked_up.num_bags.tobytes()
+    def form_of(self, index: int, batch: CopiedBatch) -> UpdateForm:
+        """Choose for a group's batch the form that takes least by its bytes, alike on every rank."""
+        sizes = batch.looked_up
+        key = index, sizes.num_ids.tobytes() + sizes.num_bags.tobytes()
         known = self._known.get(key)
         if known is None:
             if len(self._known) >= _MOST_KNOWN:  # bags of any length are of new sizes in every batch
                 self._known.clear()
-            sizes = Sizes.of(self.copies[index], looked_up)
-            known = min(
-                self._possible_forms(index), key=lambda form: form.effort * int(form.bytes_moved(sizes).sum())
-            )
+            known = min(self._possible_forms(index), key=lambda form: form.effort * form(batch).bytes_moved)
             self._known[key] = known
-        return known
+        return known(batch)
 
     def _possible_forms(self, index: int) -> list[type[forms.UpdateForm]]:
         """The forms by which the copies of a group stay equal bit for bit."""
@@ -233,7 +231,7 @@ class ReplicatedStep(ExecutorStep):
         slots = slice(group.slots.start, group.slots.stop)
         looked_up = LookedUp(self._looked_up.num_ids[:, slots], self._looked_up.num_bags[:, slots])
         batch = CopiedBatch(copies, self._tables.env.rank, looked_up, self._bags[index], gradient, scale)
-        return self._tables.form_of(index, looked_up)(batch)
+        return self._tables.form_of(index, batch)
 
     def update(self) -> list[Tensor | None]:  # noqa: D102
         self._gathering.finish()

@@ -22,8 +22,9 @@ from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.inputs import Request
 from shardwright.planning.options.options import Options
 from shardwright.planning.options.search_space import SearchSpace
+from shardwright.planning.search.loaded import LoadedPlan
 from shardwright.planning.search.objectives import largest_rank_time
-from shardwright.planning.search.placement import LoadedPlan, Placed
+from shardwright.planning.search.placement import Placed
 from shardwright.planning.search.refinements import Outcome, Refinement, Search
 from shardwright.planning.watch import Watch
 from shardwright_plugins.estimators.engine.kernels import KernelPrices

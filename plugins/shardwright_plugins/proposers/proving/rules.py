@@ -8,8 +8,9 @@ Legend: A tables, O options, S runs of shards, W ranks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import islice
+from operator import itemgetter
 
 import attrs
 import numpy as np
@@ -18,7 +19,9 @@ from shardwright.contracts.proposer import Proposals
 from shardwright.planning.arrays import FREE, Bools, Floats, Ints
 from shardwright.planning.options.rank_rules import NEED, TOO_LITTLE, RankRules
 from shardwright.planning.options.search_space import SearchSpace
-from shardwright.planning.search.placement import Feedback, Misfit, Placed, Proven, propose
+from shardwright.planning.proofs import RANKS
+from shardwright.planning.search.loaded import Feedback
+from shardwright.planning.search.placement import Misfit, Placed, Proven, propose
 from shardwright.planning.search.ruled_placement import place_within
 from shardwright_plugins.partitioners.greedy_perf import GreedyPerf
 from shardwright_plugins.proposers.proving.search import Search
@@ -27,7 +30,7 @@ from shardwright_plugins.proposers.proving.search import Search
 def within_rules(search: Search) -> Proposals:
     """Plans that keep the rules on ranks, and bounds; choices of options if there is no plan.
 
-    The bounds are those of all plans: with rules there are fewer.
+    A bound is that of all plans, of which fewer keep the rules; or that of the ranks which some tables must share.
 
     Args:
         search: search of the space with its rules, which it leaves out.
@@ -35,6 +38,7 @@ def within_rules(search: Search) -> Proposals:
     given = search.space
     assert given.rules is not None  # the caller looked
     yield search.prover.proven
+    yield _bound(given, given.rules)
     if not np.isfinite(search.prover.possible_ms):
         return
     feedback = Feedback()
@@ -138,7 +142,7 @@ def _with_resources(
         rules=None,
         further_tiers=tuple(f"rule {number}" for number in range(len(resources))),
     )
-    return ruled, _least_ms(space, rules, given_ranks, ~is_barred)
+    return ruled, _crowded(space, rules, given_ranks, ~is_barred)[0]
 
 
 def _placed_options(space: SearchSpace, given_ranks: Iterable[int]) -> tuple[Bools, Bools]:
@@ -155,8 +159,16 @@ def _placed_options(space: SearchSpace, given_ranks: Iterable[int]) -> tuple[Boo
     return is_placed, of_given & ~is_placed & has_one[options.table]
 
 
-def _least_ms(space: SearchSpace, rules: RankRules, given_ranks: Mapping[int, int], usable: Bools) -> float:
-    """Compute the least time of ranks that some tables must share among themselves, ms."""
+def _bound(space: SearchSpace, rules: RankRules) -> Proven:
+    """The bound of the ranks that tables must share and that have most to do at least, or of tables kept together."""
+    least_ms, ranks = _crowded(space, rules, {}, np.ones(space.options.num_options, dtype=bool))
+    return Proven(least_ms, {"z_ms": least_ms, "multipliers": {}, RANKS: sorted(ranks)})
+
+
+def _crowded(
+    space: SearchSpace, rules: RankRules, given_ranks: Mapping[int, int], usable: Bools
+) -> tuple[float, Collection[int]]:
+    """Find the ranks that some tables must share among themselves with most to do; and their least time, ms."""
     options = space.options
     total = space.total_of(space.class_ms.min(axis=1))
     cost: Floats = np.where(usable & space.fits_alone, total, np.inf)
@@ -167,5 +179,9 @@ def _least_ms(space: SearchSpace, rules: RankRules, given_ranks: Mapping[int, in
         given_rank = given_ranks.get(distinct)
         allowed = rules.allowed(table) if given_rank is None else frozenset([given_rank])
         needs[allowed] = needs.get(allowed, 0.0) + float(least[distinct])
-    loads = (sum(need for part, need in needs.items() if part <= ranks) / len(ranks) for ranks in needs)
-    return max(loads, default=0.0)
+    loads = [
+        (sum(need for part, need in needs.items() if part <= ranks) / len(ranks), ranks) for ranks in needs
+    ]
+    for group in dict.fromkeys(rules.together.values()):
+        loads.append((float(least[options.distinct_table[list(group)]].sum()), rules.allowed(group[0])))
+    return max(loads, key=itemgetter(0), default=(0.0, ()))

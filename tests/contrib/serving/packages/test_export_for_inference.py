@@ -665,3 +665,35 @@ def test_package_replaced_while_it_is_loaded_is_refused(
     monkeypatch.setattr("shardwright_serving.packages.package.readers", {"exported": replaced})
     with pytest.raises(serving.PackageError, match="was replaced while it was loaded: load it again"):
         serving.load_package(folder, "exported")
+
+
+class Retrieval(nn.Module):
+    """A query tower, a search for the nearest items, and a tower for these, whose batch the model makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        user = sw.EmbeddingBagConfig(30, 8, "user", feature_names=["f"])
+        item = sw.EmbeddingBagConfig(50, 8, "item", feature_names=["item"])
+        self.query, self.items = sw.EmbeddingBagCollection([user]), sw.EmbeddingBagCollection([item])
+        self.over = nn.Linear(8, 8)
+        self.register_buffer("index", torch.randn(50, 8))
+
+    def forward(self, features: sw.KeyedJaggedTensor) -> dict[str, Tensor]:
+        query = self.over(self.query(features).values())
+        found = (query @ self.index.T).topk(3).indices
+        ones = torch.ones(3 * features.stride(), dtype=torch.int64)
+        candidates = sw.KeyedJaggedTensor(["item"], found.reshape(-1), lengths=ones)
+        return {
+            "scores": (query[:, None] * self.items(candidates).values().view(-1, 3, 8)).sum(2),
+            "items": found,
+        }
+
+
+@pytest.mark.parametrize("form", ["exported", "torchscript"])
+def test_collection_whose_batch_the_model_makes_is_exported(tmp_path: Path, form: str) -> None:
+    model = serving.quantize_embeddings(Retrieval(), "INT8")
+    features = sw.KeyedJaggedTensor.from_lists({"f": [[1], [2, 3], []]})
+    folder = serving.export_for_inference(model, features, tmp_path / "package", forms=[form])
+    other = sw.KeyedJaggedTensor.from_lists({"f": [[7], [8], [], [1, 29]]})
+    torch.testing.assert_close(serving.load_package(folder).predict(other), model(other))

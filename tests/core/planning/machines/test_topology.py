@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import pickle
 
 import numpy as np
@@ -112,6 +113,9 @@ def test_topology_hosts_and_links():
         ({"intra_host_bw": 0}, "intra_host_bw must be a finite number above 0 or None, got 0"),
         ({"intra_host_bw": "fast"}, "intra_host_bw must be a finite number above 0 or None, got 'fast'"),
         ({"inter_host_bw": float("inf")}, "inter_host_bw must be a finite number above 0 or None, got inf"),
+        ({"ddr_cap": np.array([1, 2, -3, 4])}, r"ddr_cap\[2\] must be a finite number from 0"),
+        ({"ddr_cap": np.ones((4, 1))}, r"ddr_cap\[0\] must be a finite number from 0"),
+        ({"speed": np.array([1.0, 0.5])}, "speed has 2 values for 4 ranks"),
         ({"link_latencies_ms": {"rack": -1}}, r"link_latencies_ms\['rack'\] must be a finite number from 0"),
     ],
 )
@@ -173,3 +177,16 @@ def test_topology_takes_integers_of_numpy():
     topology = Topology(np.int64(4), "cpu", local_world_size=np.int32(2))
     assert topology == Topology(4, "cpu", local_world_size=2)
     assert type(topology.world_size) is type(topology.local_world_size) is int
+
+
+def test_topology_takes_arrays_of_numpy():
+    arrays = {
+        "ddr_cap": np.array([4, 5]),
+        "memory_bytes": {"disk": np.array([6.0, 7.0])},
+        "speed": np.array([1, 0.5]),
+    }
+    lists = {"ddr_cap": [4, 5], "memory_bytes": {"disk": [6, 7]}, "speed": [1.0, 0.5]}
+    made, expected = Topology(2, "cpu", **arrays), Topology(2, "cpu", **lists)
+    assert made == expected
+    assert json.dumps(made.to_data()) == json.dumps(expected.to_data())
+    assert json.dumps([value.to_data() for value in made.provenance.values()])

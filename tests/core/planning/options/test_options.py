@@ -260,8 +260,21 @@ def test_enumerate_offers_a_type_by_name_only_unless_it_says_always(host_with):
         offered = described(options_of(*tables, u={"sharding_types": ["unasked", "whole"]}))
         assert {name for _, name, _, _ in offered[:2]} == {"whole"}
         assert {name for _, name, _, _ in offered[2:]} == {"unasked", "whole"}
-    text = r"no option is left.*Offered only to tables whose sharding_types name them: unasked\."
+    text = r"no option is left.*Refused: nothing is offered unasked\. Offered only to .* name them: unasked\."
     with host_with(sharding_types=[unasked]), pytest.raises(PlanningError, match=text):
+        options_of(TABLE)
+
+
+@pytest.mark.parametrize(
+    ("absent", "told"),
+    [
+        (["sharding_types"], "no sharding type is loaded"),
+        (["compute_kernels"], "no compute kernel is loaded"),
+        (["sharding_types", "compute_kernels"], "no sharding type and no compute kernel is loaded"),
+    ],
+)
+def test_enumerate_says_which_plugins_are_missing(host_with, absent, told):
+    with host_with(**dict.fromkeys(absent, ())), pytest.raises(PlanningError, match=f"Refused: {told}\\. "):
         options_of(TABLE)
 
 

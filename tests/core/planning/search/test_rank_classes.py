@@ -15,11 +15,13 @@ from shardwright.host import host, use_host
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.enumeration import enumerate_options
 from shardwright.planning.options.search_space import estimate_costs
+from shardwright.planning.options.shapes import group_of
 from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.planning.planner import TablePlanner
 from shardwright.planning.proofs import why_unproven
 from shardwright.planning.report.check import check_plan
-from shardwright.planning.search.placement import LoadedPlan, propose
+from shardwright.planning.search.loaded import LoadedPlan
+from shardwright.planning.search.placement import propose
 from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
 from shardwright.planning.tables.spec import TableSpec
 
@@ -191,5 +193,5 @@ def test_topology_with_a_speed_that_is_none_is_refused(speed):
 
 def test_mixed_devices_have_speeds_of_their_own():
     topology = Topology(4, ["cuda", "cuda", "cpu", "cpu"], speed=[1.0, 1.0, 1.0, 0.5])
-    assert topology.of_device("cpu").speeds == (1.0, 0.5)
-    assert topology.of_device("cuda").speeds == (1.0, 1.0)
+    assert group_of(topology, "cpu").speeds == (1.0, 0.5)
+    assert group_of(topology, "cuda").speeds == (1.0, 1.0)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import attrs
 import numpy as np
 import pytest
 
@@ -223,3 +224,11 @@ def test_search_placement_that_parts_a_gang_raises(host_with, ranks, text):
         else:
             with pytest.raises(PlanningError, match=f"partitioner 'unruly' broke its contract: {text}"):
                 run(space, Fixed([0, 2]), answer)
+
+
+def test_proposed_shards_with_other_costs_have_these_in_their_class_too():
+    shards = proposed([[1, 0], [2, 0]], [-1, -1], [[9, 9], [9, 9]])
+    changed = attrs.evolve(shards, cost_ms=np.array([3.0, 4.0]))
+    assert changed.class_ms.tolist() == [[3.0], [4.0]]
+    assert changed.loads_ms(np.array([1, 0])).tolist() == [4.0, 3.0]
+    assert attrs.evolve(changed.only([1]), cost_ms=np.array([5.0])).class_ms.tolist() == [[5.0]]

@@ -15,6 +15,7 @@ from shardwright import (
     EmbeddingBagConfig,
     InvalidInputError,
     ShardingEnv,
+    UnsupportedError,
 )
 from shardwright.runtime.ranks import devices
 from shardwright.runtime.ranks.devices import (
@@ -92,6 +93,13 @@ def test_device_that_the_env_does_not_send_from_is_refused_by_name(
     )
     with pytest.raises(InvalidInputError, match=told):
         EmbeddingBagCollectionSharder().shard(bags, {}, env, torch.device(asked))
+
+
+def test_model_on_an_accelerator_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    env = ShardingEnv.local(device_type="cuda")  # plans can be made for it
+    with pytest.raises(UnsupportedError, match=r"no 'cuda' device .*device_type='cpu'"):
+        DistributedModelParallel(torch.nn.Linear(2, 1), env=env)
 
 
 def test_device_with_another_number_than_the_env_was_connected_with_is_refused(

@@ -100,31 +100,6 @@ def test_model_has_the_unsharded_names_whatever_wraps_it(group_of_one):
     assert isinstance(model.module, Model)
 
 
-def test_model_trains_as_the_unsharded_one(group_of_one):
-    model, expected = wrapped(ALONE, group_of_one), Model(ALONE)
-    dense = torch.optim.SGD(model.module.over.parameters(), lr=RATE)
-    reference = torch.optim.SGD(expected.parameters(), lr=RATE)
-    for step in range(3):
-        batch = ALONE.batch(4, seed=step)
-        for module, optimizer in ((model, dense), (expected, reference)):
-            module.zero_grad()
-            module(batch).square().mean().backward()
-            optimizer.step()
-    for name, value in expected.state_dict().items():
-        torch.testing.assert_close(model.full_state_dict()[name], value)
-
-
-def test_model_on_meta_is_materialised_the_same_for_a_seed(group_of_one):
-    states = []
-    for _ in range(2):
-        model = Model(ALONE, "meta")
-        torch.manual_seed(4)
-        states.append(wrapped(ALONE, group_of_one, model).state_dict())
-    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
-    assert not any(value.is_meta for value in states[0].values())
-    assert states[0]["over.weight"].abs().max() <= WIDTH**-0.5
-
-
 def test_building_a_model_seeds_no_accelerator(group_of_one, monkeypatch):
     """Each rank has seeded its own as it likes; seeded alike, all would drop out the same elements."""
     model, seeds = Model(ALONE, "meta"), []

@@ -203,6 +203,22 @@ def test_doctor_wrong_variables_are_named_with_the_nearest(run_doctor: Doctor) -
     assert found["torch", "torch"]["state"] == "ok"
 
 
+def test_doctor_reads_each_variable_of_the_built_in_parts(run_doctor: Doctor, tmp_path: Path) -> None:
+    told = findings(
+        run_doctor(
+            json=True,
+            SHARDWRIGHT_COMPARE_REPLICAS_EVERY="0",
+            SHARDWRIGHT_MAPPED_FOLDER=str(tmp_path / "missing"),
+            SHARDWRIGHT_SHARED_MEMORY="off",
+            SHARDWRIGHT_STRICT_PLUGINS="0",
+        )
+    )
+    states = {name: one["state"] for (part, name), one in told.items() if part == "environment"}
+    wrong = {name for name, state in states.items() if state != "ok"}
+    assert wrong == {"SHARDWRIGHT_MAPPED_FOLDER"}
+    assert "is no folder" in told["environment", "SHARDWRIGHT_MAPPED_FOLDER"]["reason"]
+
+
 def test_doctor_a_plugin_that_fails_is_broken_and_one_that_is_off_is_not(run_doctor: Doctor) -> None:
     done = run_doctor(json=True, SHARDWRIGHT_PLUGINS="acme_good,acme_bad_import")
     found = findings(done)

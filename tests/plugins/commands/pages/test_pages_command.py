@@ -93,3 +93,17 @@ def test_docs_reference_pages_print_no_options_of_the_site(capsys: pytest.Captur
     told = capsys.readouterr().out
     assert "## shardwright.KeyedJaggedTensor(" in told
     assert "options:" not in told
+
+
+def test_docs_reference_pages_print_public_members_of_classes(capsys: pytest.CaptureFixture[str]) -> None:
+    docs("batches")
+    told = capsys.readouterr().out
+    bags = told[told.index("## shardwright.KeyedJaggedTensor(") : told.index("## shardwright.JaggedTensor(")]
+    shown = re.findall(r"^### (\w+)", bags, re.MULTILINE)
+    kind = shardwright.KeyedJaggedTensor
+    assert sorted(shown) == sorted(name for name in dir(kind) if not name.startswith("_"))
+    assert inspect.getdoc(kind.from_lists) in bags  # of a base
+    assert "### keys() -> list[str]" in bags
+    assert (
+        "### wait() -> " not in told[told.index("## shardwright.LazyAwaitable") :].split("\n## ")[0]
+    )  # not its own

@@ -21,8 +21,10 @@ from shardwright import (
     Topology,
     Watch,
 )
+from shardwright.host import host
 from shardwright.planning.arrays import FREE, NO_GANG
 from shardwright.planning.options.rank_rules import RankRules
+from shardwright.planning.proofs import why_unproven
 from shardwright.planning.search.placement import propose
 from shardwright.planning.search.ruled_placement import place_within
 from shardwright.planning.tables.constraints import Constraints
@@ -98,6 +100,48 @@ def test_proving_under_rules_finds_a_plan_where_there_is_one_and_hardly_a_worse_
     assert not np.isfinite(best) or value <= best * 1.05
 
 
+@drawn(
+    rows=st.lists(st.integers(100, 9000), min_size=4, max_size=4),
+    asked=st.lists(ASKED, min_size=4, max_size=4),
+    kib=st.integers(1500, 6000),
+    ranks=st.sets(st.integers(0, 2), min_size=1).map(sorted),
+    price=st.sampled_from([0.0, 1e-9, 1e-8, 1e-7]),
+    times=st.sampled_from([1.0001, 1.01, 1.2]),
+    quick=12,
+    thorough=100,
+)
+def test_proof_of_some_ranks_accepts_no_bound_above_the_best_plan(rows, asked, kib, ranks, price, times):
+    named = {f"t{index}": rule for index, rule in enumerate(asked) if rule}
+    try:
+        space = space_under_rules([(r, 64) for r in rows], named, ranks=3, kib=kib, types=("table_wise",))
+    except NoPlanError:
+        return
+    best = best_of_all(space)
+    if np.isfinite(best):
+        z = best * times
+        certificate = {"z_ms": z, "multipliers": {"ddr": price}, "ranks": ranks}
+        assert why_unproven(space, z, certificate, host().extensions) != ""
+        assert found_in(space).lower_bound_ms <= best * (1 + 1e-9)
+
+
+def test_proving_bound_of_tables_that_share_few_ranks_is_that_of_these_ranks():
+    asked = {f"t{index}": {"ranks": [0, 1]} for index in range(6)}
+    space = space_under_rules(SHAPES, asked, ranks=8, kib=1 << 20)
+    found = found_in(space)
+    assert found.proven.certificate["ranks"] == [0, 1]
+    assert found.lower_bound_ms > 0.95 * found.value_ms
+    free = found_in(attrs.evolve(space, rules=None)).lower_bound_ms
+    assert found.lower_bound_ms > 1.8 * free
+
+
+def test_proving_bound_of_tables_kept_together_is_what_they_take_on_one_rank():
+    asked = {f"t{index}": {"together": "x"} for index in range(4)}
+    space = space_under_rules(SHAPES, asked, ranks=6, kib=1 << 20)
+    found = found_in(space)
+    assert found.lower_bound_ms > 0.95 * found.value_ms
+    assert found.lower_bound_ms > 1.5 * found_in(attrs.evolve(space, rules=None)).lower_bound_ms
+
+
 def test_proving_pinned_table_leaves_the_rest_as_good_a_plan_as_before():
     # With options chosen once, and never again for what lies on the ranks, the plan is 11 % worse.
     random = np.random.default_rng(1)
@@ -138,6 +182,7 @@ def test_proving_that_a_pinned_table_overloads_its_rank_ends_at_once():
     value = found_in(space).value_ms
     assert Search(plain, Effort(), Watch(), least_ms).prover.bound_ms >= sum(pinned) * (1 - 1e-9)
     assert value == pytest.approx(sum(pinned))
+    assert found_in(space).lower_bound_ms == pytest.approx(value)
 
 
 def test_proving_under_rules_has_a_plan_of_choices_before_it_searches(monkeypatch):

@@ -140,13 +140,12 @@ class EmbeddingShardingPlanner(TablePlanner):
         ranks = environment_of(env, process_group, comm_backend)
         measured = _measured(ranks.everyone, is_wanted=self._topology is None)
         watch = self._new_watch()
-
-        def plan_as_text() -> str:
-            return self._plan_for(ranks, measured, module, sharders, watch).to_json()
-
         # Ctrl-C on any rank is left to rank 0, which ends the search early.
         with ranks.everyone.together("planning"), watch.interruptible():
-            return ShardingPlan.from_json(ranks.everyone.on_first_rank("planning", plan_as_text))
+            text = ranks.everyone.on_first_rank(
+                "planning", lambda: self._plan_for(ranks, measured, module, sharders, watch).to_json()
+            )
+            return ShardingPlan.from_json(text)
 
     @checked
     def _plan_for(

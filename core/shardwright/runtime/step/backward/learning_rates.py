@@ -27,7 +27,8 @@ class LearningRates:
     """
 
     def __init__(self, lookups: Sequence[Lookup]) -> None:
-        self._specs = [_fused_spec(lookup) for lookup in lookups]
+        # The optimizer that runs in a lookup's backward pass; none where it is the user's.
+        self._specs = [None if own.parameters() else own.blocks[0].request.optimizer for own in lookups]
         self._lookups = list(lookups)
         self.now: Rates = tuple(None if spec is None else spec.learning_rate for spec in self._specs)
 
@@ -50,8 +51,3 @@ class LearningRates:
                     lookup.set_learning_rate(new)
             self.now = tuple(old if new is None else new for old, new in zip(before, rates, strict=True))
         return before
-
-
-def _fused_spec(lookup: Lookup) -> OptimizerSpec | None:
-    """The optimizer that runs in a lookup's backward pass; ``None`` if the optimizer is the user's."""
-    return None if lookup.parameters() else lookup.blocks[0].request.optimizer

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from shardwright.contracts.compute_kernel import ComputeKernel
 from shardwright.contracts.lookup import Bags, BlockSpec
-from shardwright.planning.layouts.blocks import Ints
+from shardwright.planning.arrays import Ints
 from shardwright.runtime.step.segments import starts_of, sums, take
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from shardwright.arguments import some
 from shardwright.errors import InvalidInputError, nearest
-from shardwright.planning.layouts.blocks import Ints
+from shardwright.planning.arrays import Ints
 from shardwright.runtime.ranks.devices import Constant, is_host, read_on_host, sent_to
 from shardwright.runtime.step.batches.rank_problems import BatchProblem, IdProblem
 from shardwright.runtime.step.collection import Collection, FeatureBatch
@@ -171,11 +171,10 @@ class BatchReader:
             are_counted = total(counts) == values.numel()  # else the caller complains of that
             return counts, not (are_counted and is_checked) or are_in_range(values, counts, keys.highest)
         most = keys.on(values.device)[0]
-
-        def are_all_fine(own: Tensor) -> Tensor:
-            return ~_out_of_range(values, own, most).any() if is_checked else torch.ones_like(most[:1])
-
-        are_fine = features.read_counts(are_all_fine, read_on_host)
+        are_fine = features.read_counts(
+            lambda own: ~_out_of_range(values, own, most).any() if is_checked else torch.ones_like(most[:1]),
+            read_on_host,
+        )
         return np.array(features.length_per_key(), dtype=np.int64), are_fine
 
     def _inverse(self, features: KeyedJaggedTensor) -> Tensor | None:

@@ -119,7 +119,7 @@ class RowsOfKeys:
         self.lookup.prefetch(self._with_keys(bags))
 
     def __getattr__(self, name: str) -> Any:
-        """Members that take no ids are those of the lookup."""
+        """Attributes of the lookup that no ids are given to."""
         return getattr(self.lookup, name)
 
 

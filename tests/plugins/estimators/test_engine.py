@@ -489,6 +489,16 @@ def test_even_rows_have_as_many_distinct_ones(distinct: float, ids: float) -> No
     np.testing.assert_allclose(-rows * np.expm1(-ids / rows), distinct, rtol=1e-6)
 
 
+def test_pages_of_rows_wider_than_one_are_as_many_as_the_rows_however_many_there_are() -> None:
+    one = np.ones(4)
+    rows = np.array([9_776.0, 97_760.0, 9_776.0, 97_760.0])
+    told = even_rows(one * 1_000, one * 1_500)  # of a profile in the first two
+    even = np.where([True, True, False, False], told, rows)
+    work = LookupWork(one * 1_500, rows, even, one, one, one * 4_800, one, one > 2, cache_bytes=1e6)
+    np.testing.assert_allclose(work.pages, work.distinct)
+    np.testing.assert_allclose(work.pages[:2], 1_000)
+
+
 def test_pages_of_a_block_of_one_row_on_which_less_than_one_is_expected_are_one() -> None:
     one = np.ones(1)
     work = LookupWork(one * 125, one, one / 2, one, one, one * 256, one, one > 2, cache_bytes=1e6)

@@ -69,3 +69,8 @@ def fit(
     scaled, _ = nnls(matrix / scale, took / whole)
     constants = scaled / scale
     return Fit(dict(zip(names, constants.tolist(), strict=True)), matrix @ constants - took / whole)
+
+
+def rounded(value: float) -> float:
+    """Four digits: constants are not known better, and documents are read by people."""
+    return float(f"{value:.4g}")

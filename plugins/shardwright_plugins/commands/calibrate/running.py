@@ -11,7 +11,7 @@ from importlib import metadata
 from typing import Any
 
 import numpy as np
-from attrs import evolve, frozen
+from attrs import frozen
 
 import shardwright
 from shardwright.errors import PlanningError, UnsupportedError
@@ -19,7 +19,8 @@ from shardwright.planning.arrays import Floats
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.plan.plan import ShardingPlan
 from shardwright_plugins.commands.calibrate import steps
-from shardwright_plugins.commands.calibrate.fitting import Fit, fit
+from shardwright_plugins.commands.calibrate.efforts import with_efforts
+from shardwright_plugins.commands.calibrate.fitting import Fit, fit, rounded
 from shardwright_plugins.commands.calibrate.hosts import (
     HostClass,
     host_classes,
@@ -129,7 +130,7 @@ def fit_phases(
 def in_step(kernel: Mapping[str, float], fits: Mapping[str, Fit]) -> dict[str, float]:
     """A kernel's constants in a step, from those alone and the factors of the phases' fits."""
     return {
-        name: _rounded(kernel[name] * fits[phase].constants[phase])
+        name: rounded(kernel[name] * fits[phase].constants[phase])
         for phase, names in OF_KERNELS.items()
         for name in names
     }
@@ -141,7 +142,7 @@ def _told(runs: Sequence[Measured], fits: Mapping[str, Fit]) -> dict[str, Any]:
     return {
         "steps": {
             **whole.to_data(),
-            **{f"{phase}_factor": _rounded(fits[phase].constants[phase]) for phase in OF_KERNELS},
+            **{f"{phase}_factor": rounded(fits[phase].constants[phase]) for phase in OF_KERNELS},
         },
         **{f"steps {phase}": own.to_data() for phase, own in fits.items()},
     }
@@ -210,21 +211,19 @@ def calibrate(
         made={
             **_made(ranks, classes, time.monotonic() - start, others),
             **device,
-            "reference_ms": [_rounded(own) for own in references],
+            "reference_ms": [rounded(own) for own in references],
         },
         cache_bytes=cache_bytes,
         kernels={name: in_step(own.constants, phases) for name, own in fits.items()},
         engine={
-            name: _rounded(value)
+            name: rounded(value)
             for own in phases.values()
             for name, value in own.constants.items()
             if name in ENGINE
         },
-        fixed={
-            name: _rounded(sum(own.constants.get(name, 0.0) for own in phases.values())) for name in FIXED
-        },
+        fixed={name: rounded(sum(own.constants.get(name, 0.0) for own in phases.values())) for name in FIXED},
         topology={
-            **{name: _rounded(value) for name, value in {"ddr_mem_bw": memory, **links, **copies}.items()},
+            **{name: rounded(value) for name, value in {"ddr_mem_bw": memory, **links, **copies}.items()},
             **speed,
         },
         fits={
@@ -234,50 +233,7 @@ def calibrate(
         },
         unmeasured={**unmeasured, **_not_there(ranks, device)} | ({"most": _QUICK} if quick else {}),
     )
-    return _with_efforts(machine, of_efforts)
-
-
-def _with_efforts(
-    machine: Machine, measured: Mapping[tuple[str, str], tuple[Sequence[ShardingPlan], Sequence[Measured]]]
-) -> Machine:
-    """The machine with the efforts of kernels that its steps were not measured with, for all data types of rows."""
-    fits, kernels = dict(machine.fits), {name: dict(own) for name, own in machine.kernels.items()}
-    for (kernel, effort), (plans, runs) in measured.items():
-        if not plans:
-            continue
-        found = fit_effort(machine, kernel, effort, plans, np.array([run.step_ms for run in runs]))
-        fits[f"{kernel} {effort}"] = found.to_data()
-        for name, own in kernels.items():
-            if name.split()[0] == kernel:
-                own[effort] = _rounded(found.constants[effort])
-    return evolve(machine, kernels=kernels, fits=fits)
-
-
-def fit_effort(
-    machine: Machine, kernel: str, effort: str, plans: Sequence[ShardingPlan], took: Floats
-) -> Fit:
-    """Fit an effort of a kernel: what is left of steps beside its lookups and updates grows with it.
-
-    Args:
-        machine: constants of the machine, all kernels with the same efforts.
-        kernel: the kernel.
-        effort: one of :data:`EFFORTS`.
-        plans: plans of tables of that kernel, cut or copied.
-        took: times of their steps, ms: ``[E]``.
-    """
-    once, twice = (
-        np.array([steps.step_ms_by(with_effort(machine, kernel, effort, times), plan) for plan in plans])
-        for times in (1.0, 2.0)
-    )
-    of_kernel = 2 * once - twice
-    found = fit((effort,), {effort: twice - once}, np.maximum(took - of_kernel, 0.0), beside=took)
-    return Fit(found.constants, found.constants[effort] * (twice - once) / took + of_kernel / took - 1)
-
-
-def with_effort(machine: Machine, kernel: str, effort: str, times: float) -> Machine:
-    """The machine with another effort of a kernel."""
-    kernels = {**machine.kernels, kernel: {**machine.kernels[kernel], effort: times}}
-    return evolve(machine, kernels=kernels)
+    return with_efforts(machine, of_efforts)
 
 
 def _not_there(ranks: Ranks, device: Mapping[str, str]) -> dict[str, str]:
@@ -289,11 +245,6 @@ def _not_there(ranks: Ranks, device: Mapping[str, str]) -> dict[str, str]:
         "hbm_to_ddr_mem_bw": (not device, "not every rank has an accelerator that torch sees"),
     }
     return {name: reason for name, (is_so, reason) in reasons.items() if is_so}
-
-
-def _rounded(value: float) -> float:
-    """Four digits: constants are not known better, and documents are read by people."""
-    return float(f"{value:.4g}")
 
 
 def _measured_kernels(

@@ -100,14 +100,15 @@ class LookupWork:
     def pages(self) -> Floats:
         """Distinct pages of rows that the ids read. Frequent rows may be anywhere in the table.
 
-        Fewer distinct rows count as the ``N'`` ids that would fall on so many of all: ``U = R (1 - exp(-N' / R))``.
+        Fewer distinct rows count as the ``N'`` ids that would fall on so many of all: ``U = R (1 - exp(-N' / R))``. Of
+        rows wider than a page each counts as one.
         """
         rows = np.maximum(self.rows, 1)
         # Ids fall on one row at least, so that ids of a block of one row are not skewed.
         is_skewed = np.maximum(self.even_rows, 1) < rows
         fewer = -rows * np.log1p(-np.where(is_skewed, self.distinct, 0.0) / rows)
         ids = np.where(is_skewed, fewer, self.ids)
-        return _distinct_of(ids, np.ceil(self.rows * self.row_bytes / PAGE_BYTES))
+        return np.minimum(_distinct_of(ids, np.ceil(self.rows * self.row_bytes / PAGE_BYTES)), self.distinct)
 
     def _beyond_cache(self, lines: Floats) -> Floats:
         """The part of so many lines that the near cache does not hold."""

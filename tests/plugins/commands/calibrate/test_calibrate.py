@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from shardwright import Topology
 from shardwright.cli import app
 from shardwright.errors import InvalidInputError, UnsupportedError
-from shardwright_plugins.commands.calibrate import kernels, links, running, steps
+from shardwright_plugins.commands.calibrate import efforts, kernels, links, running, steps
 from shardwright_plugins.commands.calibrate.fitting import fit
 from shardwright_plugins.commands.calibrate.hosts import (
     host_classes,
@@ -118,9 +118,9 @@ def test_fit_finds_the_effort_that_steps_were_made_with(effort: str) -> None:
     machine, topology = shipped_machine(), Topology(2, "cpu")
     plans = [steps.plan_of(case, topology, "fused_torch") for case in steps.effort_cases(effort)]
     assert len(plans) == 4
-    true = running.with_effort(machine, "fused_torch", effort, 1.75)
+    true = efforts.with_effort(machine, "fused_torch", effort, 1.75)
     took = np.array([steps.step_ms_by(true, plan) for plan in plans])
-    found = running.fit_effort(machine, "fused_torch", effort, plans, took)
+    found = efforts.fit_effort(machine, "fused_torch", effort, plans, took)
     assert found.constants == {effort: pytest.approx(1.75)}
     np.testing.assert_allclose(found.errors, 0, atol=1e-9)
     # Rows of all data types have it.
@@ -128,7 +128,7 @@ def test_fit_finds_the_effort_that_steps_were_made_with(effort: str) -> None:
         machine, kernels={**machine.kernels, "fused_torch FP16": machine.kernels["fused_torch"]}
     )
     runs = [Measured(ms, {}, 0.0, 0.0) for ms in took]
-    made = running._with_efforts(both, {("fused_torch", effort): (plans, runs), ("fused", effort): ([], [])})
+    made = efforts.with_efforts(both, {("fused_torch", effort): (plans, runs), ("fused", effort): ([], [])})
     of_kernels = {name: own[effort] for name, own in made.kernels.items() if "torch" in name}
     assert of_kernels == dict.fromkeys(("fused_torch", "fused_torch FP16"), pytest.approx(1.75, rel=1e-3))
     assert made.kernels["fused"] == machine.kernels["fused"]
@@ -166,8 +166,8 @@ def test_calibrate_writes_a_machine_that_plans_are_made_for(
     machine = Machine.read(path)
     assert set(machine.kernels) == {"fused_torch", "fused_torch FP16", "dense", "dense FP16", "fused_numba"}
     # Of kernels that the steps were not measured with, if they do such steps; of dense there are none here.
-    efforts = {name: set(own) & set(EFFORTS) for name, own in machine.kernels.items()}
-    assert {name: own for name, own in efforts.items() if own} == {"fused_numba": {"cut"}}
+    known = {name: set(own) & set(EFFORTS) for name, own in machine.kernels.items()}
+    assert {name: own for name, own in known.items() if own} == {"fused_numba": {"cut"}}
     assert machine.kernels["fused_numba"]["cut"] > 0
     assert machine.fits["fused_numba cut"]["experiments"] == 1
     assert machine.made["ranks"] == 2

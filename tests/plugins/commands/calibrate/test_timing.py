@@ -63,3 +63,20 @@ def test_times_of_a_kernel_are_without_the_draw_of_its_ids(
     monkeypatch.setattr(kernels.dist, "barrier", lambda: None)
     case = KernelCase(1, 10, 4, 2, 1)
     assert kernels._times(Lookups(clock), case, torch.zeros(1), 3) == pytest.approx((2000, 7000))  # type: ignore[arg-type]
+
+
+def test_fixed_work_is_measured_with_memory_kept_as_that_of_experiments_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[str] = []
+
+    def timed(*_: Any, **__: Any) -> list[float]:
+        made.append("measured")
+        return [2.5]
+
+    monkeypatch.setattr(timing, "keep_memory", lambda: made.append("kept"))
+    monkeypatch.setattr(timing, "quartiles_ms", timed)
+    monkeypatch.setattr(timing.dist, "get_rank", lambda: 0)
+    monkeypatch.setattr(timing.dist, "all_reduce", lambda *_, **__: None)
+    assert timing.reference_ms() == 2.5
+    assert made == ["kept", "measured"]

@@ -217,7 +217,7 @@ def _variable(name: str, value: str) -> Finding:
             reason = f"no such variable. {known}{nearest(name, _READERS)}"
             return Finding("environment", name, value, "broken", reason, f"unset {name}")
         return Finding(
-            "environment", name, value, "other", f"no built-in part reads it; a plugin may. {known}"
+            "environment", name, value, "ok", f"no built-in part reads it; a plugin may. {known}"
         )
     target, *further = _READERS[name]
     try:

@@ -216,9 +216,7 @@ def _variable(name: str, value: str) -> Finding:
         if get_close_matches(name, _READERS, cutoff=_MISSPELT):
             reason = f"no such variable. {known}{nearest(name, _READERS)}"
             return Finding("environment", name, value, "broken", reason, f"unset {name}")
-        return Finding(
-            "environment", name, value, "ok", f"no built-in part reads it; a plugin may. {known}"
-        )
+        return Finding("environment", name, value, "ok", f"no built-in part reads it; a plugin may. {known}")
     target, *further = _READERS[name]
     try:
         with suppress(ImportError):  # without torch, nothing is read that needs it

@@ -203,12 +203,12 @@ def test_doctor_wrong_variables_are_named_with_the_nearest(run_doctor: Doctor) -
     assert found["torch", "torch"]["state"] == "ok"
 
 
-@pytest.mark.parametrize("name", ["SHARDWRIGHT_TORCHREC", "SHARDWRIGHT_STORE_FOLDER", "SHARDWRIGHT_SERVING"])
-def test_doctor_leaves_variables_of_plugins_alone(run_doctor: Doctor, name: str) -> None:
-    done = run_doctor(json=True, **{name: "1"})
-    finding = findings(done)["environment", name]
-    assert (done.returncode, finding["state"], finding["found"]) == (0, "ok", "1")
-    assert "a plugin may" in finding["reason"]
+def test_doctor_leaves_variables_of_plugins_alone() -> None:
+    names = ["SHARDWRIGHT_TORCHREC", "SHARDWRIGHT_STORE_FOLDER", "SHARDWRIGHT_SERVING"]
+    done = run("-m", "shardwright", "doctor", "--json", **dict.fromkeys(names, "1"))
+    found = [findings(done)["environment", name] for name in names]
+    assert (done.returncode, {finding["state"] for finding in found}) == (0, {"ok"})
+    assert all("a plugin may" in finding["reason"] for finding in found)
 
 
 def test_doctor_reads_each_variable_of_the_built_in_parts(run_doctor: Doctor, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from shardwright_hash_embedding.hashing import mixed
 from shardwright_hash_embedding.index import HashIndex
 from shardwright_hash_embedding.settings import SCORES
 from tests import readme
+from tests.plugins.parts.brought import bringing
 
 import shardwright as sw
 from shardwright.host import PluginHost, use_host
@@ -249,18 +250,8 @@ def test_settings_that_cannot_be_raise(wrong: dict[str, object], text: str) -> N
     [(lambda uses: uses[:1], r"\[1\]"), (lambda uses: 3, "3"), (lambda uses: uses / 0 * 0, "NaN")],
 )
 def test_score_that_is_none_of_each_row_is_refused(of: Any, told: str) -> None:
-    decayed = type("Decayed", (sw.Extension,), {"name": "eviction:mine", "load": lambda self: score})
-
-    def score(uses: torch.Tensor, last_use: torch.Tensor) -> Any:
-        return of(uses)
-
-    @sw.hookimpl
-    def shardwright_extensions() -> list[type[sw.Extension]]:
-        return [decayed]
-
-    with use_host(
-        PluginHost(plugins={"mine": SimpleNamespace(shardwright_extensions=shardwright_extensions)})
-    ):
+    mine = bringing("eviction:mine", lambda uses, last_use: of(uses))
+    with use_host(PluginHost(plugins={"mine": mine})):
         index = HashIndex(2, HashSettings("mine"), numba_search)
     index.resolve(torch.tensor([1, 2]), training=True)
     with pytest.raises(

@@ -124,9 +124,21 @@ class RankRules:
 
     @cached_property
     def masks(self) -> Mapping[int, Bools]:
-        """Ranks that each table under a rule may use: ``[W]`` each."""
+        """Ranks that each table under a rule may use: ``[W]`` each; not those that tables kept apart from it need."""
+        own = {table: self.allowed(table) for table in sorted(self.concerned)}
+        members = [(group, table) for group in self.apart for table in group]
+        is_new = True
+        while is_new:
+            is_new = False
+            for group, table in members:
+                full = own[table]
+                others = [other for other in group if own[other] & full and not own[other] <= full]
+                if others and sum(own[other] <= full for other in group) == len(full):
+                    is_new = True
+                    for other in others:
+                        own |= dict.fromkeys(self.together.get(other, (other,)), own[other] - full)
         ranks = np.arange(self.topology.world_size)
-        return {table: np.isin(ranks, sorted(self.allowed(table))) for table in sorted(self.concerned)}
+        return {table: np.isin(ranks, sorted(allowed)) for table, allowed in own.items()}
 
     def resources(self, held: Mapping[int, Bools], num_shards: int) -> Iterator[tuple[tuple[int, ...], Ints]]:
         """The rules as resources.

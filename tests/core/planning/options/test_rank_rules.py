@@ -95,9 +95,15 @@ def test_place_within_pinned_beyond_the_memory_is_a_misfit_of_all_that_is_pinned
     assert (misfit.needed_bytes, misfit.free_bytes) == (110, 100)
 
 
-def test_place_within_rules_that_leave_no_rank_is_a_misfit_of_memory():
+def test_place_within_apart_tables_leave_ranks_to_those_that_may_use_no_other():
     held = {"ranks": [0, 2], "apart": "y"}
     rules = rules_of(a={"apart": "y"}, b=held, c=held)
+    assert place_within(rules, FirstFit(), shards_of(range(6))).tolist()[:3] == [1, 0, 2]
+
+
+def test_place_within_rules_that_leave_no_rank_is_a_misfit_of_memory():
+    pairs = {"a": ["x", "y"], "b": ["y", "z"], "c": ["x", "z"]}
+    rules = rules_of(**{name: {"ranks": [0, 2], "apart": own} for name, own in pairs.items()})
     misfit = place_within(rules, FirstFit(), shards_of(range(6)))
     assert isinstance(misfit, Misfit)
     assert (misfit.table, misfit.tier, misfit.needed_bytes, misfit.free_bytes) == (2, "ddr", 1, 0)

@@ -100,6 +100,19 @@ def test_proving_under_rules_finds_a_plan_where_there_is_one_and_hardly_a_worse_
     assert not np.isfinite(best) or value <= best * 1.05
 
 
+def test_tables_leave_ranks_to_others_that_may_use_no_other_and_are_kept_apart_from_them():
+    asked = {
+        "t0": {"ranks": [0, 1], "apart": "w"},
+        "t1": {"apart": "w", "together": "x"},
+        "t2": {"together": "x"},
+        "t3": {"ranks": [0], "apart": "w"},
+    }
+    shapes = [(rows, 64) for rows in (100, 100, 3505, 100)]
+    space = space_under_rules(shapes, asked, ranks=3, kib=1500, types=("table_wise",))
+    assert [np.flatnonzero(space.rules.masks[table]).tolist() for table in range(4)] == [[1], [2], [2], [0]]
+    assert found_in(space).value_ms == best_of_all(space) < np.inf
+
+
 @drawn(
     rows=st.lists(st.integers(100, 9000), min_size=4, max_size=4),
     asked=st.lists(ASKED, min_size=4, max_size=4),

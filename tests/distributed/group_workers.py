@@ -9,7 +9,6 @@ from datetime import timedelta
 from typing import Any
 from unittest import mock
 
-import attrs
 import torch
 import torch.distributed as dist
 from tests.distributed import workers
@@ -17,17 +16,11 @@ from tests.distributed.failures.strikes import strike, told
 from tests.distributed.pipelines.pipeline_workers import KINDS, WithLoss, examples, run_loop
 
 from shardwright import (
-    Block,
-    ColumnRange,
     DefaultDataParallelWrapper,
     EmbeddingBagCollectionSharder,
-    EmbeddingModuleShardingPlan,
     EmbeddingShardingPlanner,
     KeyedJaggedTensor,
-    Layout,
     ParameterConstraints,
-    RowsRange,
-    ShardingPlan,
     ShardwrightError,
     Topology,
     clip_grad_norm_,
@@ -63,9 +56,7 @@ def sharded(model: torch.nn.Module, **options: Any) -> DMPCollection:
     )
 
 
-def train_with_sync(
-    steps: int, *, is_inter_host: bool, reshards_before: int | None = None
-) -> tuple[dict[str, torch.Tensor], list[int]]:
+def train_with_sync(steps: int, *, is_inter_host: bool) -> tuple[dict[str, torch.Tensor], list[int]]:
     """Train a model with a dense part, averaged by hand after each step; and this rank's replicas.
 
     The groups begin with other weights: those of the first are those of all.
@@ -79,8 +70,6 @@ def train_with_sync(
     assert model._wrapper[0].find_unused_parameters
     optimizer = workers.optimizers_of(model)
     for step in range(steps):
-        if step == reshards_before:
-            assert model.reshard(on_single_ranks(model.plan), optimizer).tables
         workers.train(model, step, dist.get_rank(), optimizer)
         model.sync()
     replicas = model.env.replicas.communicator  # type: ignore[attr-defined]
@@ -93,29 +82,6 @@ def clipped() -> list[float]:
     model(workers.batch(0, dist.get_rank())).square().mean().backward()
     clips = (clip_grad_norm_, torch.nn.utils.clip_grad_norm_)
     return [float(clip(model.parameters(), 1e6)) for clip in clips]
-
-
-def on_single_ranks(plan: ShardingPlan) -> ShardingPlan:
-    """The same tables, each whole on a rank of the group."""
-    return ShardingPlan(
-        {
-            path: EmbeddingModuleShardingPlan(
-                {
-                    name: attrs.evolve(
-                        own, sharding_type="table_wise", layout=_on_one_rank(own.layout, n % GROUP)
-                    )
-                    for n, (name, own) in enumerate(module.items())
-                }
-            )
-            for path, module in plan.plan.items()
-        }
-    )
-
-
-def _on_one_rank(layout: Layout, rank: int) -> Layout:
-    rows = RowsRange(layout.row_map.num_rows)
-    columns = max(block.columns.stop for block in layout.blocks)
-    return Layout([Block(rows[0], ColumnRange(0, columns), rank)])
 
 
 def train_loop(loop: str, counts: list[int], end_of_data: str) -> tuple[int, dict[str, torch.Tensor]]:

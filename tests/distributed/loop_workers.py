@@ -703,34 +703,6 @@ def checkpointed_and_autocast(how: str) -> tuple[State, float]:
     return model.full_state_dict(), float(loss)
 
 
-MICRO_BATCHES, MAX_NORM = 3, 0.05
-
-
-def train_in_step(types: list[str], steps: int) -> tuple[State, list[float], float]:
-    """Accumulate, scale and clip; returns weights, norms and the last scale.
-
-    Args:
-        types: sharding types of the tables.
-        steps: number of steps.
-    """
-    model = model_of(types, update="in_step")
-    optimizer, rank = workers.optimizers_of(model), dist.get_rank()
-    scaler, norms = torch.amp.GradScaler("cpu", init_scale=256.0), []
-    for step in range(steps):
-        optimizer.zero_grad()
-        for micro in range(MICRO_BATCHES):
-            loss: Any = model(workers.batch(MICRO_BATCHES * step + micro, rank)).square().mean()
-            scaler.scale(loss / MICRO_BATCHES).backward()
-        scaler.unscale_(optimizer)
-        norms.append(float(clip_grad_norm_over_ranks(model.parameters(), MAX_NORM)))
-        scaler.step(optimizer)
-        scaler.update()
-    return model.full_state_dict(), norms, scaler.get_scale()
-
-
-# A pipeline whose stages accumulate
-
-
 @workers.or_error
 def no_sync_beside_updates_in_backward() -> None:
     """Call `no_sync()` where tables are updated in the backward pass."""

@@ -11,7 +11,7 @@ from tests.distributed.test_training import assert_same_state, of_ranks, trained
 from tests.equality import Case
 from tests.plugins.training.test_equality import tables_of
 
-from shardwright import DefaultDataParallelWrapper, InvalidInputError, RowWiseAdagrad
+from shardwright import DefaultDataParallelWrapper, InvalidInputError
 from shardwright_testing.ranks import RankPool
 
 pytestmark = pytest.mark.distributed
@@ -341,35 +341,6 @@ def test_autocast_to_bfloat16_trains_near_one_process(pool: RankPool) -> None:
     for state, _ in pool.run(loop_workers.checkpointed_and_autocast, 2, "autocast"):
         for name, value in expected.items():  # bfloat16 has 8 bits
             torch.testing.assert_close(state[name], value, rtol=0.02, atol=0.02)
-
-
-def one_process(steps: list[int]) -> tuple[dict[str, torch.Tensor], list[float]]:
-    """The unsharded model on all micro-batches of both ranks; its weights and norms."""
-    model = workers.clicks()
-    tables = RowWiseAdagrad(model.sparse.parameters(), lr=workers.LEARNING_RATE, eps=1e-8)
-    dense, norms = torch.optim.SGD(model.over.parameters(), lr=workers.LEARNING_RATE), []
-    for step in steps:
-        model.zero_grad()
-        for micro in range(loop_workers.MICRO_BATCHES):
-            for rank in range(2):
-                batch = workers.batch(loop_workers.MICRO_BATCHES * step + micro, rank)
-                (model(batch).square().mean() / (2 * loop_workers.MICRO_BATCHES)).backward()
-        norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), loop_workers.MAX_NORM)))
-        tables.step()
-        dense.step()
-    return model.state_dict(), norms
-
-
-# Of whole tables one rank may have none: it takes part in the norm all the same.
-@pytest.mark.parametrize("types", [["row_wise", "table_wise", "data_parallel"], ["table_wise"]])
-def test_accumulated_scaled_and_clipped_gradients_train_as_one_process(
-    pool: RankPool, types: list[str]
-) -> None:
-    expected, norms = one_process(list(range(STEPS)))
-    for state, own, scale in pool.run(loop_workers.train_in_step, 2, types, STEPS):
-        assert_same_state(state, expected)
-        assert own == pytest.approx(norms, rel=1e-4)
-        assert scale == 256.0
 
 
 def test_no_sync_beside_tables_updated_in_backward_is_refused_by_argument(pool: RankPool) -> None:

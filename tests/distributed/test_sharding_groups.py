@@ -46,12 +46,6 @@ def test_norm_of_gradients_is_the_mean_over_groups_on_all_ranks(pool: RankPool) 
         assert norms == pytest.approx([expected] * 2, rel=1e-5)
 
 
-def test_sgd_resharded_in_mid_training_equals_one_process(pool: RankPool) -> None:
-    expected = unsharded(4)
-    for state, _ in pool.run(group_workers.train_with_sync, WORLD, 4, is_inter_host=False, reshards_before=2):
-        assert_same_state(state, expected)
-
-
 def of_loop(skipped: int | None, counts: list[int], steps: int) -> dict[str, torch.Tensor]:
     """One process on the examples that the ranks of a loop have; ranks without one have none."""
     model = WithLoss()

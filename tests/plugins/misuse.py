@@ -387,7 +387,7 @@ entry(
     extras=A({}, "none dict nodict"),
 )
 
-SPEED, LATENCY = "none one five float whole huge", "none dict nodict"
+SPEED = "none one five float whole huge"
 entry(
     "Topology",
     sw.Topology,

@@ -23,20 +23,6 @@ def plan(estimator: Any = None, **rules: Any) -> sw.ShardingPlan:
     return planner.plan_tables([TABLE])
 
 
-class GivesBlocks(sw.ShardingType):
-    name, abbreviation = "gives_blocks", "GB"
-
-    def layouts(self, table: Any, topology: Any, constraints: Any) -> Any:
-        yield sw.Block(table.all_rows, table.all_columns)
-
-
-class GivesAColumn(sw.Estimator):
-    name = "gives_a_column"
-
-    def estimate(self, options: Any, topology: Any) -> Any:
-        return np.zeros(options.num_shards)
-
-
 class BuildsNothing(sw.ComputeKernel):
     name = "builds_nothing"
     answer: Any = True
@@ -49,41 +35,6 @@ class BuildsNothing(sw.ComputeKernel):
 
     def build(self, blocks: Any, *, device: Any) -> Any:
         return None
-
-
-class SaysFalse(BuildsNothing):
-    name, answer = "says_false", False
-
-
-class ListsColumns(BuildsNothing):
-    name = "lists_columns"
-
-    def columns(self, request: Any) -> Any:
-        return ["count"]
-
-
-def test_sharding_type_that_gives_no_layouts_is_named() -> None:
-    text = r"'gives_blocks' failed for table 'user' .*: layouts\(\) must give Layouts, it gave a Block"
-    with installed(GivesBlocks()), pytest.raises(sw.PlanningError, match=text):
-        plan(sharding_types=["gives_blocks"])
-
-
-def test_estimator_that_gives_no_mapping_is_named() -> None:
-    text = r"'gives_a_column' broke its contract: estimate\(\) returned a ndarray .*; .* from each phase"
-    with pytest.raises(sw.PlanningError, match=text):
-        plan(estimator=GivesAColumn())
-
-
-def test_kernel_that_gives_no_reason_is_told_so() -> None:
-    text = r"compute kernel 'says_false': supports\(\) returned False; it must be True, or a text"
-    with installed(SaysFalse()), pytest.raises(sw.PlanningError, match=text):
-        plan(compute_kernels=["says_false"])
-
-
-def test_kernel_whose_columns_have_no_dtypes_is_named() -> None:
-    text = r"'lists_columns' broke its contract: what columns\(\) returns must be a dict"
-    with installed(ListsColumns()), pytest.raises(sw.PlanningError, match=text):
-        plan(compute_kernels=["lists_columns"])
 
 
 @pytest.mark.parametrize("name", ["", "values", "weights"])
@@ -99,13 +50,6 @@ def test_kernel_that_reads_less_than_nothing_of_a_tier_is_named() -> None:
     kernel = broken.answering(broken.Kernel, "reads", lambda request: {"device": 1.5, "host": -0.5})
     with pytest.raises(sw.PlanningError, match=r"'broken_kernel' broke its contract: the parts of reads\(\)"):
         planned(kernel, estimator="roofline")
-
-
-def test_kernel_whose_columns_are_of_a_dtype_that_does_not_travel_is_named() -> None:
-    kernel = broken.answering(broken.Kernel, "columns", lambda request: {"count": "int32"})
-    text = r"what columns\(\) returns\['count'\] must be 'int64' or 'float32', got 'int32'"
-    with pytest.raises(sw.PlanningError, match=text):
-        planned(kernel)
 
 
 def zeros_of(work: Any) -> Any:
@@ -228,13 +172,6 @@ def test_answer_against_the_contract_is_an_error_that_names_the_plugin(
             raw[kind] = f"{type(error).__name__}: {error}"
     assert (raw, unnamed) == ({}, {})
     assert taken == set(filter(None, accepted.split("|")))
-
-
-def test_proposer_that_returns_an_iterator_is_told_what_it_must_return() -> None:
-    proposer = broken.answering(broken.Search, "proposals", lambda *_: iter([]))
-    text = r"'broken_search' broke its contract: what proposals\(\) returns must be a Generator, got <list_iterator"
-    with pytest.raises(sw.PlanningError, match=text):
-        planned(proposer=proposer)
 
 
 @pytest.mark.parametrize("kind", broken.VALUES)

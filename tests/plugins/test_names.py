@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import inspect
 import re
-import types
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.core import stubs
 from tests.core.public_values import classes_of, hidden_in, untold
+from tests.plugins.parts.brought import bringing
 
 import shardwright
 import shardwright_plugins
-from shardwright import Extension, NameNotLoadedError, UnknownPluginError, hookimpl
+from shardwright import NameNotLoadedError, UnknownPluginError
 from shardwright.host import PluginHost, use_host
 from shardwright_plugins.commands.pages.command import docs
 
@@ -76,23 +74,11 @@ def test_reference_has_every_name_of_a_plugin_on_one_page(capsys: pytest.Capture
     assert ":::" not in capsys.readouterr().out
 
 
-class OwnCheckpoints(Extension):
-    name = "names:checkpoints"
-
-    def load(self) -> Callable[[str], Any]:
-        return lambda name: f"my {name}"
-
-
-class NoCheckpoints(OwnCheckpoints):
-    def load(self) -> Callable[[str], Any]:
-        return {"load_checkpoint": 1}.__getitem__
-
-
 def test_name_that_an_extension_lacks_is_an_error_that_names_its_plugin(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delitem(shardwright.__dict__, "save_checkpoint", raising=False)
-    plugin = types.SimpleNamespace(shardwright_extensions=hookimpl(lambda: [NoCheckpoints]))
+    plugin = bringing("names:checkpoints", {"load_checkpoint": 1}.__getitem__)
     with (
         use_host(PluginHost(entry_points=(), plugins={"mine": plugin}, environment={})),
         pytest.raises(NameNotLoadedError, match=r"save_checkpoint.*'names:checkpoints'.*mine"),
@@ -102,7 +88,7 @@ def test_name_that_an_extension_lacks_is_an_error_that_names_its_plugin(
 
 def test_name_of_a_plugin_is_what_another_plugin_brings_in_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(shardwright.__dict__, "save_checkpoint", raising=False)
-    plugin = types.SimpleNamespace(shardwright_extensions=hookimpl(lambda: [OwnCheckpoints]))
+    plugin = bringing("names:checkpoints", lambda name: f"my {name}")
     with use_host(PluginHost(entry_points=(), plugins={"mine": plugin}, environment={})):
         assert shardwright.save_checkpoint == "my save_checkpoint"
     monkeypatch.delitem(shardwright.__dict__, "save_checkpoint")

@@ -449,15 +449,6 @@ def test_plan_counts_the_averaging_and_says_so() -> None:
     assert check_plan(ShardingPlan.from_json(json.dumps(edited))).misstatements
 
 
-def test_every_estimator_is_asked_for_a_group_and_the_averaging_is_added() -> None:
-    tables = sharder("adagrad").tables(bags(), "")
-    topology = Topology(WORLD, "cpu", local_world_size=HOST).sharding_group(GROUP)
-    for name in ("torchrec", "roofline"):
-        planner = EmbeddingShardingPlanner(topology=topology, batch_size=BATCH, estimator=name)
-        planner.plan_tables(tables)
-        assert planner.report.plan.phases_ms["averaging"].max() > 0
-
-
 def test_plan_is_made_for_a_group_where_none_is_given() -> None:
     module = bags()
 

@@ -111,7 +111,6 @@ def _gap(space: SearchSpace, z_ms: float, prices: Floats, weights: Floats, some:
     # A shard with a rank takes what it takes there; others what they take on the class of ranks where it is least.
     elsewhere = rank_class[options.rank][:, None] != np.arange(len(weights))
     by_class[~is_free[:, None] & elsewhere] = np.inf
-    by_class[is_free[:, None] & ~np.isin(np.arange(len(weights)), rank_class[some])] = np.inf
     cost, weighed = by_class.min(axis=1), (by_class * weights).min(axis=1)
     # Of each shard its time and its bytes of each tier, [S, 1 + M]; and what one rank has of each.
     needs: Floats = np.column_stack([cost, space.memory_bytes])

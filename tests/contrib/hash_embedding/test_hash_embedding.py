@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -11,7 +11,6 @@ from unittest import mock
 import attrs
 import numpy as np
 import pytest
-import shardwright_hash_embedding
 import torch
 from attrs import field, frozen
 from shardwright_hash_embedding import HashSettings
@@ -21,7 +20,6 @@ from tests.pairs import in_turns
 from tests.plugins.resharding.one_collection import reshard_collection
 
 import shardwright as sw
-from shardwright.host import PluginHost, use_host
 from shardwright_plugins.compute_kernels.indexed_rows import _lookup
 from shardwright_plugins.compute_kernels.indexed_rows._lookup import first_values
 from shardwright_testing import run_simulated
@@ -261,19 +259,22 @@ def test_reshard_keeps_rows_uses_and_states_of_all_keys_and_training_goes_on(
             torch.testing.assert_close(columns, others, rtol=1e-5, atol=1e-5)
 
 
-def test_reshard_to_fewer_rows_than_keys_keeps_those_used_last() -> None:
+@pytest.mark.parametrize("is_resharded", [False, True], ids=["loaded", "resharded"])
+def test_fewer_rows_than_keys_keep_those_used_last(is_resharded: bool) -> None:
+    """Capacity is by rank: hashes may give one rank more ids than it has rows for."""
     setup = Setup(capacity=8)
-    plan = setup.plan(2)
-    one = cut_anew(plan, 1, 1, 2)
-    two = cut_anew(plan, 2, 0, 2)
+    one, two = (cut_anew(setup.plan(2), parts, first, 2) for parts, first in ((1, 1), (2, 0)))
 
     def work(env: sw.ShardingEnv) -> Any:
-        sharded = setup.shard(env, plan)
-        reshard_collection(sharded, one.plan[""])
+        sharded = setup.shard(env, one)
         for key in range(8):
             look_up(sharded, *([key] if env.rank else []))
         before = sharded.full_state_dict()
-        reshard_collection(sharded, two.plan[""])
+        if is_resharded:
+            reshard_collection(sharded, two.plan[""])
+        else:
+            sharded = setup.shard(env, two)
+            sharded.load_state_dict(before)
         return before, sharded.full_state_dict()
 
     before, after = (rows_by_key(state) for state in run_simulated(work, 2)[0])
@@ -450,30 +451,6 @@ def test_gradient_of_an_evicted_row_updates_no_other() -> None:
     assert torch.equal(newer, after)
 
 
-def test_checkpoint_that_does_not_fit_keeps_the_rows_used_last() -> None:
-    """Capacity is by rank: hashes may give one rank more ids than it has rows for."""
-    setup = Setup(capacity=8)
-
-    def fill(sharded: Any) -> Any:
-        for key in range(8):
-            look_up(sharded, key)
-        return sharded.full_state_dict()
-
-    state, plan = lone(setup, fill), setup.plan(2)
-
-    def load(env: sw.ShardingEnv) -> Any:
-        sharded = setup.shard(env, plan)
-        sharded.load_state_dict(state)
-        return sharded.full_state_dict()
-
-    loaded = rows_by_key(run_simulated(load, 2)[0])
-    whole, parts = rows_by_key(state), plan.plan[""]["item"].layout.row_map.part_of(np.arange(8))
-    for part in (0, 1):
-        kept = [key for key in range(8) if parts[key] == part][-4:]
-        assert [key for key in range(8) if key in loaded and parts[key] == part] == kept
-        assert all(loaded[key] == whole[key] for key in kept)
-
-
 @pytest.mark.parametrize("from_files", [False, True], ids=["state dict", "checkpoint"])
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_full_table_grows_when_it_is_loaded(world_size: int, from_files: bool, tmp_path: Path) -> None:
@@ -540,52 +517,22 @@ def test_keys_and_weights_of_other_numbers_of_rows_are_refused(short: str) -> No
     lone(Setup(capacity=8), load)
 
 
-class OnOneRank(shardwright_hash_embedding.HashRows):
-    """A third party's: all keys on rank 0."""
-
-    name, abbreviation = "hash_on_one_rank", "HO"
-
-    def layouts(self, table: Any, topology: Any, constraints: Any) -> Iterator[sw.Layout]:
-        settings = HashSettings.from_extras(constraints.extras or {})
-        if settings is not None:
-            rows = HashedIds(table.num_embeddings, parts=1)
-            yield sw.Layout([sw.BlockRun(rows, table.all_columns, 1, rank=0)], extras=settings.to_extras())
-
-
-class OnOneRankPlugin:
-    """What offers it."""
-
-    @sw.hookimpl
-    def shardwright_sharding_types(self) -> list[type[sw.ShardingType]]:
-        return [OnOneRank]
-
-
 def test_states_of_keys_load_on_ranks_without_a_block_of_the_table() -> None:
     setup = Setup(capacity=30, optimizer="row_wise_adagrad")
-    offered = {"hash_embedding": shardwright_hash_embedding, "one_rank": OnOneRankPlugin()}
-    with use_host(PluginHost(plugins=offered)):
-        planner = sw.EmbeddingShardingPlanner(
-            topology=sw.Topology(world_size=2, compute_device="cpu"),
-            constraints={
-                "item": attrs.evolve(setup.rules.constraints(), sharding_types=["hash_on_one_rank"]),
-                "plain": sw.ParameterConstraints(sharding_types=["row_wise"]),
-            },
-            batch_size=4,
-        )
-        plan = planner.plan_tables(setup.sharder.tables(setup.module()))
+    plan = cut_anew(setup.plan(2), 1, 0, 2)
 
-        def work(env: sw.ShardingEnv) -> Any:
-            sharded, again = setup.shard(env, plan), setup.shard(env, plan)
-            train(setup, sharded, env, range(2))
-            saved = sharded.full_state_dict(), sharded.fused_optimizer.full_state_dict()
-            again.load_state_dict(saved[0])
-            again.fused_optimizer.load_state_dict(saved[1])
-            loaded = again.full_state_dict(), again.fused_optimizer.full_state_dict()
-            return [rows_by_key(model, own["state"][WEIGHT]["sum"]) for model, own in (saved, loaded)]
+    def work(env: sw.ShardingEnv) -> Any:
+        sharded, again = setup.shard(env, plan), setup.shard(env, plan)
+        train(setup, sharded, env, range(2))
+        saved = sharded.full_state_dict(), sharded.fused_optimizer.full_state_dict()
+        again.load_state_dict(saved[0])
+        again.fused_optimizer.load_state_dict(saved[1])
+        loaded = again.full_state_dict(), again.fused_optimizer.full_state_dict()
+        return [rows_by_key(model, own["state"][WEIGHT]["sum"]) for model, own in (saved, loaded)]
 
-        for saved, loaded in run_simulated(work, 2):
-            assert any(any(values) for values in saved.values())
-            assert loaded == saved
+    for saved, loaded in run_simulated(work, 2):
+        assert any(any(values) for values in saved.values())
+        assert loaded == saved
 
 
 def test_table_of_rows_takes_no_other_number_of_them() -> None:

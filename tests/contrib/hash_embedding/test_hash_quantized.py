@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import shardwright_serving as serving
@@ -21,40 +20,8 @@ from tests.contrib.hash_embedding.test_hash_embedding import (
 from torch import nn
 
 import shardwright as sw
-from shardwright_testing import run_simulated
 
 pytestmark = pytest.mark.usefixtures("plugins")
-
-
-def test_trained_keys_find_their_quantized_rows() -> None:
-    setup = Setup()
-
-    def on_rank(env: sw.ShardingEnv) -> Any:
-        sharded = setup.shard(env, setup.plan(2))
-        train(setup, sharded, env, range(3))
-        seen = batch(5, env.rank, 2)
-        with torch.no_grad():
-            found = sharded(seen)
-        return sharded.full_state_dict(), seen, torch.cat([found["a"], found["b"]], dim=1)
-
-    for state, seen, wanted in run_simulated(on_rank, 2):
-        born = state[USES].flatten() > 0
-        rows = serving.quantize_rows(state[WEIGHT][born])
-        table = sw.EmbeddingBagConfig(
-            name="item",
-            num_embeddings=rows.num_rows + 1,
-            embedding_dim=rows.num_columns,
-            feature_names=["a", "b"],
-            data_type="INT8",
-        )
-        collection = serving.QuantEmbeddingBagCollection([table])
-        collection.set_rows("item", with_zero_row(rows))
-        found = KnownIds(collection, {"item": state[KEYS][born]})(seen).values()
-        bound = float(rows.error_bound().max()) * float(seen.lengths().max()) + 1e-5
-        assert found.abs().max() > 0
-        assert (found - wanted).abs().max() <= bound
-        unborn = wanted.abs().sum(dim=1) == 0
-        assert not found[unborn].any()
 
 
 class Bags(nn.Module):

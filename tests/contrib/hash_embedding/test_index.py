@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 from shardwright_hash_embedding import HashedIds, HashSettings, numba_search
 from shardwright_hash_embedding.hashing import mixed
 from shardwright_hash_embedding.index import HashIndex
+from shardwright_hash_embedding.settings import SCORES
 from tests import readme
+from tests.plugins.parts.brought import bringing
 
 import shardwright as sw
 from shardwright.host import PluginHost, use_host
@@ -125,6 +127,54 @@ def test_full_index_finds_all_its_keys_however_many_it_has_evicted() -> None:
     assert index.num_evicted == 40 * 30 - 50
 
 
+@pytest.mark.parametrize("steps_to_live", [0, 24])
+@pytest.mark.parametrize("evict", ["lru", "lfu"])
+def test_rows_that_make_room_are_those_of_loops_however_long_ago_all_were_looked_at(
+    evict: str, steps_to_live: int
+) -> None:
+    """Of many rows some are known to make room next, while ids are used, born and given up."""
+    rules, rng = HashSettings(evict, steps_to_live=steps_to_live), np.random.default_rng(0)
+    index, loops = HashIndex(100, rules, numba_search), Loops(100, rules)
+    for number in range(600):
+        num_new = rng.integers(30) if number % 40 < 4 else rng.integers(3)
+        ids = [*rng.integers(150, size=6).tolist(), *rng.integers(1000, 10_000, size=num_new).tolist()]
+        rows, _ = index.resolve(torch.tensor(ids), training=True)
+        loops.see(ids, [1] * len(ids))
+        assert rows.tolist() == [loops.row_of.get(key, NONE) for key in ids]
+    assert index.num_evicted == loops.num_evicted > 500
+
+
+def test_row_that_was_given_up_and_has_another_id_makes_room_once() -> None:
+    rules = HashSettings("lfu", steps_to_live=16)
+    index, loops = HashIndex(100, rules, numba_search), Loops(100, rules)
+    used = list(range(10, 100))
+    for ids in (
+        [*range(100), *range(100)],
+        [1000],  # evicts one, so that others are known to make room next
+        *[used] * 18,  # which are given up meanwhile
+        list(range(2000, 2010)),
+        list(range(3000, 3005)),
+    ):
+        rows, _ = index.resolve(torch.tensor(ids), training=True)
+        loops.see(ids, [1] * len(ids))
+        assert rows.tolist() == [loops.row_of.get(key, NONE) for key in ids]
+
+
+@pytest.mark.parametrize("evict", ["lru", "lfu"])
+def test_steps_that_evict_rarely_look_at_all_rows(monkeypatch: pytest.MonkeyPatch, evict: str) -> None:
+    sizes, score = [], SCORES[evict]
+    monkeypatch.setitem(SCORES, evict, lambda *of: sizes.append(len(of[0])) or score(*of))  # type: ignore[index]
+    index = HashIndex(2000, HashSettings(evict), numba_search)
+    for number in range(400, 600):
+        index.resolve(torch.arange(5 * number, 5 * number + 5), training=True)
+    index.resolve(torch.arange(-2000, -1000), training=True)
+    assert index.num_evicted == 0
+    for number in range(600, 700):
+        index.resolve(torch.arange(5 * number, 5 * number + 5), training=True)
+    assert index.num_evicted == 500
+    assert 0 < sizes.count(2000) <= 10
+
+
 def test_block_without_rows_has_none_for_ids_on_trial_either() -> None:
     index = HashIndex(0, HashSettings(min_sightings=3), numba_search)
     for _ in range(3):
@@ -200,18 +250,8 @@ def test_settings_that_cannot_be_raise(wrong: dict[str, object], text: str) -> N
     [(lambda uses: uses[:1], r"\[1\]"), (lambda uses: 3, "3"), (lambda uses: uses / 0 * 0, "NaN")],
 )
 def test_score_that_is_none_of_each_row_is_refused(of: Any, told: str) -> None:
-    decayed = type("Decayed", (sw.Extension,), {"name": "eviction:mine", "load": lambda self: score})
-
-    def score(uses: torch.Tensor, last_use: torch.Tensor) -> Any:
-        return of(uses)
-
-    @sw.hookimpl
-    def shardwright_extensions() -> list[type[sw.Extension]]:
-        return [decayed]
-
-    with use_host(
-        PluginHost(plugins={"mine": SimpleNamespace(shardwright_extensions=shardwright_extensions)})
-    ):
+    mine = bringing("eviction:mine", lambda uses, last_use: of(uses))
+    with use_host(PluginHost(plugins={"mine": mine})):
         index = HashIndex(2, HashSettings("mine"), numba_search)
     index.resolve(torch.tensor([1, 2]), training=True)
     with pytest.raises(

@@ -93,18 +93,6 @@ def test_hot_rows_beside_other_types_equal_unsharded(
         assert_equals_unsharded(case, train_simulated(case))
 
 
-def copies(sharded: Any) -> list[tuple[int, list[torch.Tensor]]]:
-    """Rows, weights and optimizer state of each copied block on this rank."""
-    found = []
-    for table in sharded.sharded_tables.values():
-        for local in table.state.local:
-            if table.state.sharding.layout.dataflow_of(local.block).is_replicated:
-                state = table.lookup_of(local).optimizer_state(local.index)
-                values = [table.weight_of(local), *(state[name] for name in sorted(state))]
-                found.append((local.block.num_rows, [value.clone() for value in values]))
-    return found
-
-
 def plan_of(pooling: str, **extras: Any) -> tuple[sw.EmbeddingShardingPlanner, sw.ShardingPlan]:
     rule = sw.ParameterConstraints(
         sharding_types=["hot_rows", "row_wise", "table_wise"], pooling_factors=[20], extras=extras

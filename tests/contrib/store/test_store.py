@@ -147,22 +147,6 @@ def test_restore_forgets_what_was_not_committed_and_is_refused_where_nothing_was
     assert torch.equal(weights_of(model), committed)
 
 
-def test_all_ranks_go_back_to_a_commit(folder: Path) -> None:
-    module, sharders, plan = planned(KERNEL, "row_wise", ranks=2)
-
-    def work(env: sw.ShardingEnv) -> tuple[int, bool, bool]:
-        model = sw.DistributedModelParallel(module, env=env, plan=plan, sharders=sharders)
-        train(model, env.rank)
-        shardwright_store.commit(model, 7)
-        committed = weights_of(model)
-        train(model, 2 + env.rank)
-        moved = weights_of(model)
-        step = shardwright_store.restore(model)
-        return step, torch.equal(weights_of(model), committed), torch.equal(moved, committed)
-
-    assert run_simulated(work, 2) == [(7, True, False)] * 2
-
-
 def test_rank_that_cannot_commit_is_named_on_the_others(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,7 +43,6 @@ from shardwright_torchrec.optim.optimizers import (
 from shardwright_torchrec.parallel.model_parallel import DistributedModelParallel
 from shardwright_torchrec.planner.planners import EmbeddingShardingPlanner
 from shardwright_torchrec.planner.proposers import EmbeddingOffloadScaleupProposer, GreedyProposer
-from shardwright_torchrec.planner.types import Shard, ShardingOption
 from shardwright_torchrec.quant.inference import DEFAULT_FUSED_PARAMS
 from shardwright_torchrec.types import CacheMixin, ModuleNoCopyMixin
 
@@ -188,17 +187,6 @@ def test_empty_fused_optimizer_does_nothing() -> None:
     optimizer.zero_grad()
     assert optimizer.state_dict() == {"state": {}, "param_groups": []}
     assert isinstance(optimizer, FusedOptimizer)
-
-
-class Sum(torch.nn.Module):
-    def forward(self, pooled: sw.KeyedTensor) -> torch.Tensor:
-        return pooled.values().sum(dim=1, keepdim=True)
-
-
-def option(ranks: list[int | None]) -> ShardingOption:
-    shards = [Shard([5, D], [5 * number, 0], rank=rank) for number, rank in enumerate(ranks)]
-    weights = torch.empty(ROWS, D, device="meta")
-    return ShardingOption("t", weights, ("m", None), [1.0], 4, "row_wise", "uniform", "fused_torch", shards)
 
 
 @pytest.mark.parametrize(

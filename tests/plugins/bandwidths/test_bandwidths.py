@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from tests.plugins.parts.brought import bringing
 
 from shardwright import (
     EmbeddingBagCollection,
@@ -101,29 +102,11 @@ def test_collective_plan_is_made_with_what_was_measured(pretended: pytest.Monkey
     assert [set(one) for one in seen] == [{"ddr_cap", "hbm_mem_bw", "hbm_to_ddr_mem_bw", "intra_host_bw"}]
 
 
-STRANGER = '''
-"""A distribution of somebody else, who knows the links of a machine."""
-import shardwright as sw
-
-class Links(sw.Extension):
-    name = "topology:acme_links"
-    help = "Bandwidth of Acme's links."
-
-    def load(self):
-        return measure
-
-def measure(env):
-    return {"intra_host_bw": 90.0 - 10.0 * env.rank, "hbm_cap": 1 << 29}
-
-@sw.hookimpl
-def shardwright_extensions():
-    return [Links]
-'''
-
-
 def test_strangers_source_of_a_topology_is_asked_on_every_rank(pretended: pytest.MonkeyPatch) -> None:
-    acme = ModuleType("acme_links")
-    exec(STRANGER, vars(acme))
+    def links(env: ShardingEnv) -> dict[str, float]:
+        return {"intra_host_bw": 90.0 - 10.0 * env.rank, "hbm_cap": 1 << 29}
+
+    acme = bringing("topology:acme_links", links)
 
     def measure(env: ShardingEnv) -> Topology:
         return _topology_of(ShardingEnv(env.communicator, "cuda"), _measured(env, is_wanted=env.rank == 0))
@@ -131,7 +114,7 @@ def test_strangers_source_of_a_topology_is_asked_on_every_rank(pretended: pytest
     with use_host(PluginHost(entry_points=(), plugins={"acme": acme}, environment={})):
         alone, other = run_simulated(measure, 2)
     assert alone == other
-    links = alone.provenance["intra_host_bw"]
-    assert (links.value, links.origin) == (80.0, "detected")  # the least of both ranks
+    found = alone.provenance["intra_host_bw"]
+    assert (found.value, found.origin) == (80.0, "detected")  # the least of both ranks
     assert alone.provenance["hbm_cap"].value == 1 << 29  # prevails over what core found
     assert alone.provenance["hbm_mem_bw"].origin == "assumed"  # the built-in source is not loaded

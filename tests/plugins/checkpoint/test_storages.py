@@ -11,8 +11,14 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from tests.plugins.checkpoint.test_damaged import Runs, model, state_of, stepped
-from tests.plugins.checkpoint.test_save_and_load import BY_INDEX, IN_RUNS, OTHER_INDEX, assert_loaded
-from tests.plugins.checkpoint.test_sharded_state_dict import blank
+from tests.plugins.checkpoint.test_save_and_load import (
+    BY_INDEX,
+    IN_RUNS,
+    OTHER_INDEX,
+    assert_loaded,
+    load,
+    save,
+)
 from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, FsspecWriter
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import LoadItemType, WriteItemType
@@ -20,7 +26,6 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 import shardwright as sw
-from shardwright_testing.simulated import run_simulated
 
 NUMBERS = count()
 
@@ -33,24 +38,6 @@ def url():
     fsspec.filesystem("memory").rm(place, recursive=True)
 
 
-def save(case, writer_of, **options):
-    module = case.module()
-    return run_simulated(
-        lambda env: sw.save_checkpoint(writer_of(), case.shard(env, module), **options), case.world_size
-    )
-
-
-def load(case, reader_of, **options):
-    module = blank(case.module())
-
-    def loaded(env):
-        sharded = case.shard(env, module)
-        found = sw.load_checkpoint(reader_of(), sharded, **options)
-        return sharded.full_state_dict(), found
-
-    return run_simulated(loaded, case.world_size)
-
-
 @pytest.mark.parametrize("then", [IN_RUNS, OTHER_INDEX], ids=["runs", "another index"])
 def test_any_plan_loads_by_fsspec_what_another_saved(then, tmp_path):
     url = f"file://{tmp_path}/7"  # files in memory have one position each, for all threads
@@ -58,14 +45,6 @@ def test_any_plan_loads_by_fsspec_what_another_saved(then, tmp_path):
     results = load(then, lambda: FsspecReader(url))
     assert_loaded(results, BY_INDEX.module().state_dict())
     assert {(found.step, found.extra["epoch"], found.path) for _, found in results} == {(7, 2, url)}
-
-
-def test_one_process_loads_from_an_object_store_what_several_ranks_saved(url):
-    save(BY_INDEX, lambda: FsspecWriter(url, sync_files=False))
-    module = blank(BY_INDEX.module())
-    sw.load_checkpoint(FsspecReader(url), module)
-    for name, weight in BY_INDEX.module().state_dict().items():
-        assert torch.equal(module.state_dict()[name], weight)
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])

@@ -60,18 +60,13 @@ def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("name", CODECS)
-def test_codec_keeps_its_contract_for_any_floats(name: str, implementation: str) -> None:
+def test_codec_keeps_its_contract_for_any_floats(name: str) -> None:
     @settings(max_examples=100)
     @given(blocks())
     def check(values: Tensor) -> None:
         check_codec(codec_of(name), values)
 
     check()
-
-
-@pytest.mark.parametrize("name", CODECS)
-def test_codec_zeros_come_back_as_zeros(name: str, implementation: str) -> None:
-    assert torch.equal(round_trip(codec_of(name), torch.zeros(3, 5)), torch.zeros(3, 5))
 
 
 @pytest.mark.parametrize("name", CODECS)

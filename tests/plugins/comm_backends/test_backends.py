@@ -12,7 +12,6 @@ from tests.equality import Case, Table, shardings_of
 
 from shardwright import (
     CommBackend,
-    Communicator,
     DataType,
     DistributedError,
     EmbeddingBagCollectionSharder,
@@ -39,16 +38,6 @@ def gloo_group() -> Iterator[object]:
         yield dist.group.WORLD
     finally:
         dist.destroy_process_group()
-
-
-def test_gloo_connects_and_serves_the_cpu(gloo_group: object) -> None:
-    communicator = host().comm_backends.create("gloo").connect(gloo_group)
-    assert isinstance(communicator, Communicator)
-    assert (communicator.rank, communicator.world_size) == (0, 1)
-    output = torch.empty(2)
-    communicator.all_to_all(output, torch.ones(2), [2], [2]).wait()
-    assert output.tolist() == [1, 1]
-    assert ShardingEnv.from_process_group(gloo_group).device_type == "cpu"
 
 
 def test_gloo_group_has_no_backend_for_cuda(gloo_group: object) -> None:

@@ -6,14 +6,15 @@ in `tests/distributed/test_guards.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from tests.plugins.parts.brought import bringing
 from tests.plugins.training.test_updates_in_step import alone, backward, micro_passes
 
-from shardwright import Extension, UnsupportedError, hookimpl
+from shardwright import UnsupportedError
 from shardwright.contracts import StepListener, TrainedCollection
 from shardwright.host import PluginHost, use_host
 
@@ -54,19 +55,7 @@ class Recorder(StepListener):
 
 def test_listener_of_any_plugin_hears_the_events_of_steps() -> None:
     recorder = Recorder()
-
-    class Recording(Extension):
-        name = "step:recording"
-
-        def load(self) -> Callable[..., Any]:
-            return lambda: recorder
-
-    class Plugin:
-        @hookimpl
-        def shardwright_extensions(self) -> list[type[Extension]]:
-            return [Recording]
-
-    with installed(plugins={"recording": Plugin()}):
+    with installed(plugins={"recording": bringing("step:recording", lambda: recorder)}):
         case, model = alone("in_step")
     model.fused_optimizer.zero_grad()
     backward(case, model, 0, 0)

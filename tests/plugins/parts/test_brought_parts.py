@@ -4,35 +4,19 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from attrs import evolve
+from tests.plugins.parts.brought import host_with, host_without
 from torch import nn
 
 import shardwright as sw
-from shardwright.host import PluginHost, use_host
+from shardwright.contracts.extension import Resharded
+from shardwright.host import use_host
 from shardwright.optim.fused import renaming
 from shardwright_testing import run_simulated
-
-
-def host_with(name: str, loaded: Callable[..., Any], off: str) -> PluginHost:
-    """A host in which an extension takes the place of a built-in plugin."""
-    members = {"name": name, "load": lambda self: loaded}
-    extension: type[sw.Extension] = type("Made", (sw.Extension,), members)
-
-    @sw.hookimpl
-    def shardwright_extensions() -> list[type[sw.Extension]]:
-        return [extension]
-
-    plugin = SimpleNamespace(shardwright_extensions=shardwright_extensions)
-    return PluginHost(plugins={"other": plugin}, environment={"SHARDWRIGHT_PLUGINS": f"-{off}"})
-
-
-def host_without(plugin: str) -> PluginHost:
-    return PluginHost(environment={"SHARDWRIGHT_PLUGINS": f"-{plugin}"})
 
 
 class Model(nn.Module):
@@ -226,3 +210,33 @@ def test_optimizer_of_torch_that_two_plugins_bring_otherwise_is_an_error_that_na
 def test_optimizer_whose_plugin_is_off_is_refused_with_the_plugin() -> None:
     spec, optimizers = sw.OptimizerSpec("sgd"), host_without("builtin_optimizers").optimizers
     assert "only none. Not loaded: 'builtin_optimizers' " in str(sw.contracts.RowRule.of(spec, optimizers))
+
+
+def model_and_other_plan() -> tuple[sw.DistributedModelParallel, sw.ShardingPlan]:
+    model = sharded(Model().bags)
+    rules = {"item": sw.ParameterConstraints(sharding_types=["row_wise"])}
+    return model, sw.EmbeddingShardingPlanner(constraints=rules).collective_plan(model, env=model.env)
+
+
+def test_reshard_is_what_a_plugin_brings() -> None:
+    model, plan = model_and_other_plan()
+    asked: list[Any] = []
+
+    def reshard(*args: Any, **limits: Any) -> Resharded:
+        asked.append((args, limits))
+        return Resharded(("item",))
+
+    with use_host(host_with("method:reshard", reshard, "builtin_resharding")):
+        assert model.reshard(plan, piece_bytes=7) == Resharded(("item",))
+    assert asked == [((model, plan, ()), {"max_extra_bytes": None, "piece_bytes": 7})]
+    assert model.plan is plan
+
+
+def test_reshard_without_a_plugin_or_to_what_is_no_plan_is_refused() -> None:
+    model, plan = model_and_other_plan()
+    before = model.plan
+    with pytest.raises(sw.InvalidInputError, match="plan must be a ShardingPlan, got None"):
+        model.reshard(None)  # type: ignore[arg-type]
+    with use_host(host_without("builtin_resharding")), pytest.raises(sw.UnknownPluginError):
+        model.reshard(plan)
+    assert model.plan is before

@@ -41,7 +41,7 @@ def case() -> Cuts:
     )
 
 
-def test_headers_go_beside_what_the_device_sends():
+def test_headers_and_status_words_go_beside_what_the_device_sends():
     board, own = _Board(WORLD_SIZE, 20.0), case()
 
     def work(env):
@@ -49,25 +49,15 @@ def test_headers_go_beside_what_the_device_sends():
         sharded = own.shard(env, own.module())
         first = len(device.labels)
         sharded(own.batch(3, seed=env.rank)).values().sum().backward()
-        return device.labels[first:], beside.labels
-
-    for labels, beside in run_simulated(work, WORLD_SIZE):
-        assert labels == ["ids", "results", "gradients"]
-        assert beside == ["headers"]
-
-
-def test_status_words_go_beside_what_the_device_sends():
-    board, own = _Board(WORLD_SIZE, 20.0), case()
-
-    def work(env):
-        env, _, beside = with_channel(env, board)
-        sharded = own.shard(env, own.module())
+        sent = device.labels[first:], list(beside.labels)
         for _ in lockstep_batches(sharded, iter([own.batch(2, seed=env.rank)])):
             pass
-        return beside.labels
+        return *sent, beside.labels
 
-    for beside in run_simulated(work, WORLD_SIZE):
-        assert "status" in beside
+    for labels, beside, later in run_simulated(work, WORLD_SIZE):
+        assert labels == ["ids", "results", "gradients"]
+        assert beside == ["headers"]
+        assert "status" in later
 
 
 def test_wrong_batch_is_named_on_all_ranks_by_headers_that_go_beside():

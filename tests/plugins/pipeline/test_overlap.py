@@ -85,36 +85,6 @@ def test_gradients_are_under_way_while_dense_layers_go_backward(dense_first):
             assert before.index(("start", "gradients")) < before.index(("backward of", "dense"))
 
 
-@pytest.mark.parametrize("dense_first", [False, True])
-def test_model_with_dense_layers_beside_it_trains_as_unsharded(dense_first):
-    case = case_of()
-    batches = [[case.batch(3, seed=10 * step + rank) for rank in range(WORLD_SIZE)] for step in range(2)]
-    dense = torch.rand(3, 3)
-
-    def trained(sparse: Any, by_step: Any, scale: float, weight: Any) -> Any:
-        model = WithDense(sparse, dense_first=dense_first)
-        for own in by_step:
-            for batch in own:
-                (model(batch, dense) * scale).backward()
-            weight(model)
-        return getattr(model.sparse, "full_state_dict", model.sparse.state_dict)()
-
-    def work(env):
-        sharded = case.shard(env, case.module())
-        return trained(sharded, [[own[env.rank]] for own in batches], 1.0, lambda model: None)
-
-    def step(model):
-        with torch.no_grad():
-            for parameter in model.sparse.parameters():
-                parameter -= 0.5 * parameter.grad
-                parameter.grad = None
-
-    expected = trained(case.module(), batches, 1 / WORLD_SIZE, step)
-    for state in run_simulated(work, WORLD_SIZE, local_world_size=1):
-        for name, value in expected.items():
-            torch.testing.assert_close(state[name], value)
-
-
 @pytest.mark.parametrize("used", ["ab", "ba"])
 def test_gradients_of_several_lookups_leave_in_one_order_whatever_order_they_are_used_in(used):
     cases = {name: case_of(name) for name in "ab"}

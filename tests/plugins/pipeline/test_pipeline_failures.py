@@ -52,25 +52,6 @@ def test_wrong_batch_in_the_step_where_another_ranks_data_ends_raises_on_all(col
         assert_same(actual, expected)
 
 
-@pytest.mark.parametrize("kind", PIPELINES)
-def test_iterator_that_raises_in_the_step_where_another_ranks_data_ends_raises_on_all(kind):
-    def loader_of(env):
-        yield examples(0, env.rank, 2)
-        if env.rank == 1:
-            raise OSError("the disk is gone")
-
-    def train(model, env):
-        pipeline, loader = piped(model, kind), loader_of(env)
-        return [raised(pipeline.progress, loader) for _ in range(3)]
-
-    first, second = on_ranks(train, 2)
-    assert first[0] == second[0] == "nothing was raised"
-    assert first[1].startswith("DistributedError: rank 1")
-    assert second[1] == "OSError: the disk is gone"
-    assert first[2].startswith("StopIteration")
-    assert second[2].startswith("StopIteration")
-
-
 @pytest.mark.parametrize(
     ("kind", "where", "bad_step"), pairwise(product(PIPELINES, ["before", "between", "after"], [0, 1, 3]))
 )

@@ -122,78 +122,47 @@ def test_form_of_empty_batches_is_that_which_the_iterator_gives():
     assert on_ranks(train, 2) == [3, 3]
 
 
-def fails_once(place: int, phase: str, kind: Any = sw.PrefetchTrainPipelineSparseDist) -> Any:
-    """A loop, and all its errors, whose stage at `place` fails on rank 1 in step 2."""
-
-    def fail(step):
-        if step.batch.name == "2 of 1":
-            raise ArithmeticError("a stage of 2")
-
-    def train(model, env):
-        stages = kind.stages()
-        stages.insert(place, Calls("failing", phase, fail))
-        pipeline, loader = piped(model, stages), batches(5, env.rank, 2)
-        return [raised(pipeline.progress, loader) for _ in range(6)], model.full_state_dict()
-
-    return on_ranks(train, 2)
-
-
 @pytest.mark.parametrize(
-    ("place", "phase"),
+    ("place", "phase", "bad_step"),
     [
-        (0, "input"),
-        (1, "input"),
-        (1, "exchange"),
-        (2, "exchange"),
-        (3, "exchange"),
-        (4, "prefetch"),
-        (4, "forward"),
-        (6, "forward"),
+        (0, "input", 2),
+        (1, "input", 0),
+        (1, "input", 2),
+        (1, "exchange", 2),
+        (2, "exchange", 2),
+        (3, "exchange", 0),
+        (3, "exchange", 2),
+        (4, "prefetch", 0),
+        (4, "prefetch", 2),
+        (4, "forward", 2),
+        (6, "forward", 0),
+        (6, "forward", 2),
     ],
 )
-def test_stage_that_fails_on_one_rank_fails_the_step_of_its_batch_on_all_and_the_next_trains(place, phase):
-    def plainly(model, env):
-        train_plainly(model, (batch for batch in batches(5, env.rank, 2) if not batch.name.startswith("2")))
-        return model.full_state_dict()
-
-    results = fails_once(place, phase)
-    for rank, ((texts, actual), expected) in enumerate(zip(results, on_ranks(plainly, 2), strict=True)):
-        failed = texts.pop(2)
-        assert "a stage of 2" in failed or (rank == 0 and "rank 1 failed in the forward pass" in failed)
-        assert texts[:4] == ["nothing was raised"] * 4
-        assert texts[4].startswith("StopIteration")
-        assert_same(actual, expected)
-
-
-@pytest.mark.parametrize(("place", "phase"), [(1, "input"), (3, "exchange"), (4, "prefetch"), (6, "forward")])
-def test_stage_that_fails_in_the_first_step_fails_it_on_all_ranks(place, phase):
+def test_stage_that_fails_on_one_rank_fails_the_step_of_its_batch_on_all_and_the_next_trains(
+    place, phase, bad_step
+):
     def fail(step):
-        if step.batch.name == "0 of 1":
-            raise ArithmeticError("the first")
+        if step.batch.name == f"{bad_step} of 1":
+            raise ArithmeticError("a stage fails")
 
     def train(model, env):
         stages = sw.PrefetchTrainPipelineSparseDist.stages()
         stages.insert(place, Calls("failing", phase, fail))
-        pipeline, loader = piped(model, stages), batches(3, env.rank, 2)
-        return [raised(pipeline.progress, loader) for _ in range(3)]
+        pipeline, loader = piped(model, stages), batches(5, env.rank, 2)
+        return [raised(pipeline.progress, loader) for _ in range(6)], model.full_state_dict()
 
-    for first, *rest in on_ranks(train, 2):
-        assert "the first" in first or "rank 1 failed in the forward pass" in first
-        assert rest == ["nothing was raised"] * 2
+    def plainly(model, env):
+        train_plainly(model, iter([own for own in batches(5, env.rank, 2) if own.name[0] != str(bad_step)]))
+        return model.full_state_dict()
 
-
-def test_stage_that_fails_in_the_update_closes_the_pipeline():
-    def fail(step):
-        raise ArithmeticError("half made")
-
-    def train(model, env):
-        stages = [*sw.TrainPipelineSparseDist.stages(), Calls("failing", "update", fail)]
-        pipeline, loader = piped(model, stages), batches(3, env.rank, 2)
-        return [raised(pipeline.progress, loader) for _ in range(2)]
-
-    for first, second in on_ranks(train, 2):
-        assert first == "ArithmeticError: half made"
-        assert "closed by ArithmeticError" in second
+    results = zip(on_ranks(train, 2), on_ranks(plainly, 2), strict=True)
+    for rank, ((texts, actual), expected) in enumerate(results):
+        failed = texts.pop(bad_step)
+        assert "a stage fails" in failed or (rank == 0 and "rank 1 failed in the forward pass" in failed)
+        assert texts[:4] == ["nothing was raised"] * 4
+        assert texts[4].startswith("StopIteration")
+        assert_same(actual, expected)
 
 
 def test_stage_that_raises_stop_iteration_does_not_end_the_data():

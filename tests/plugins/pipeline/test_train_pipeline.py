@@ -43,7 +43,7 @@ def test_pipeline_equals_the_plain_loop_bit_for_bit(kind, world_size):
         assert_same(actual[1], expected[1])
 
 
-def test_next_ids_are_sent_before_the_backward_pass_and_all_before_any_is_waited_for():
+def test_next_ids_are_sent_before_results_and_gradients_and_all_before_any_is_waited_for():
     def train(model, env):
         watched = Watched(env.communicator)
         pipeline, loader = piped(model), batches(4, env.rank, 2)
@@ -62,6 +62,10 @@ def test_next_ids_are_sent_before_the_backward_pass_and_all_before_any_is_waited
         assert headers == [("start", "headers")] * 2 + [("wait", "headers")] * 2
         waits_for_ids = [i for i, event in enumerate(events) if event == ("wait", "ids")]
         assert max(waits_for_ids) < events.index(("start", "ids"))  # those of this batch, sent a step before
+        # The second collection's results, which the model waits for last, travel beside the next batch's ids.
+        last_wait = max(place for place, event in enumerate(events) if event == ("wait", "results"))
+        assert max(place for place, event in enumerate(events) if event == ("start", "ids")) < last_wait
+        assert ("start", "status") in events[last_wait:]
 
 
 def test_step_takes_the_collectives_of_the_plain_loop_and_a_status_word():
@@ -86,24 +90,6 @@ def test_step_takes_the_collectives_of_the_plain_loop_and_a_status_word():
         for loop in (pipeline_step, plain_step)
     ]
     assert counts[0] == [sorted([*labels, "status"]) for labels in counts[1]]
-
-
-def test_ids_of_the_next_batch_are_sent_before_results_of_this_one_are_waited_for():
-    def watch(model, env):
-        loader, pipeline = batches(6, env.rank, 2), piped(model)
-        for _ in range(2):
-            pipeline.progress(loader)
-        watched = Watched(env.communicator)
-        pipeline.progress(loader)
-        return watched.events
-
-    for events in on_ranks(watch, 2):
-        # The second collection's results, which the model waits for last, travel beside the next batch's ids.
-        waits = [place for place, event in enumerate(events) if event == ("wait", "results")]
-        sent = [place for place, event in enumerate(events) if event == ("start", "ids")]
-        assert len(sent) == 2
-        assert max(sent) < max(waits)
-        assert ("start", "status") in events[max(waits) :]
 
 
 @pytest.mark.parametrize("kind", PIPELINES)

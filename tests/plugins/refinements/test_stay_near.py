@@ -156,8 +156,14 @@ def test_plan_says_what_moves_and_is_checked_as_any_other():
     ("arguments", "text"),
     [
         ({"plan": {"a": 1}}, "plan must be a ShardingPlan"),
-        ({"plan": sw.ShardingPlan(), "move_cost": -1.0}, "a finite number from 0; got -1.0"),
-        ({"plan": sw.ShardingPlan(), "move_cost": "much"}, "a finite number from 0; got 'much'"),
+        (
+            {"plan": sw.ShardingPlan(), "move_cost": -1.0},
+            "move_cost must be a finite number from 0, got -1.0",
+        ),
+        (
+            {"plan": sw.ShardingPlan(), "move_cost": "much"},
+            "move_cost must be a finite number from 0, got 'much'",
+        ),
     ],
 )
 def test_wrong_wishes_are_errors_that_name_the_argument(arguments, text):

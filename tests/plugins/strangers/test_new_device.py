@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from tests.core.conftest import make_plugin
 
 import shardwright as sw
 from shardwright.host import PluginHost, use_host
@@ -41,31 +42,20 @@ class AcmeKernel(sw.ComputeKernel):
         raise NotImplementedError
 
 
-class Acme:
-    """The plugin."""
-
-    @sw.hookimpl
-    def shardwright_comm_backends(self) -> list[type[sw.CommBackend]]:
-        return [AcmeLinks]
-
-    @sw.hookimpl
-    def shardwright_compute_kernels(self) -> list[type[sw.ComputeKernel]]:
-        return [AcmeKernel]
-
-
-def host_with(**plugins: Any) -> PluginHost:
-    """What plans, and no kernels or backends but those of some plugins."""
+def host_with(**offered: type) -> PluginHost:
+    """What plans, and no kernels or backends but what a plugin offers by hooks: ``compute_kernels=Kernel``."""
     own = {
         "estimators": estimators,
         "partitioners": partitioners,
         "proposers": proposers,
         "sharding_types": sharding_types,
     }
-    return PluginHost(entry_points=(), plugins={**own, **plugins}, environment={})
+    hooks = {f"shardwright_{kind}": lambda own=own: [own] for kind, own in offered.items()}
+    return PluginHost(entry_points=(), plugins={**own, "acme": make_plugin(hooks)}, environment={})
 
 
 def test_tables_are_planned_for_the_device_of_a_plugin() -> None:
-    with use_host(host_with(acme=Acme())):
+    with use_host(host_with(comm_backends=AcmeLinks, compute_kernels=AcmeKernel)):
         topology = sw.Topology(2, "acme", hbm_cap=80_000, ddr_cap=1 << 30)
         plan = sw.EmbeddingShardingPlanner(topology, 8, storage_reservation=0.0).plan_tables(TABLES)
         assert sw.ShardingPlan.from_json(plan.to_json()) == plan

@@ -49,27 +49,11 @@ class Halfway(sw.ComputeKernel):
         raise NotImplementedError
 
 
-class Acme:
-    """The plugin."""
-
-    @sw.hookimpl
-    def shardwright_comm_backends(self) -> list[type[sw.CommBackend]]:
-        return [AcmeLinks]
-
-    @sw.hookimpl
-    def shardwright_sharding_types(self) -> list[type[sw.ShardingType]]:
-        return [Tenths]
-
-    @sw.hookimpl
-    def shardwright_compute_kernels(self) -> list[type[sw.ComputeKernel]]:
-        return [Halfway]
-
-
 @pytest.mark.parametrize(("device_part", "tenths"), [(2.0, 10), (0.75, 7), (0.35, 3)])
 def test_variant_that_fits_both_memories_and_takes_least_time_is_planned(
     device_part: float, tenths: int
 ) -> None:
-    with use_host(host_with(acme=Acme())):
+    with use_host(host_with(comm_backends=AcmeLinks, sharding_types=Tenths, compute_kernels=Halfway)):
         topology = sw.Topology(1, "acme", hbm_cap=int(device_part * TABLE_BYTES), ddr_cap=2 * TABLE_BYTES)
         rule = sw.ParameterConstraints(sharding_types=["acme_tenths"], pooling_factors=[10.0])
         planner = sw.EmbeddingShardingPlanner(

@@ -66,15 +66,6 @@ def test_batch_size_per_feature_equals_unsharded(
     assert_equals_unsharded(case, train_simulated(case))
 
 
-def test_batch_size_per_feature_with_a_rank_without_samples_equals_unsharded() -> None:
-    tables = [
-        Table(13, 8, ("a",), "SUM", sharding_type, PREFERRED, offset=index)
-        for index, sharding_type in enumerate(["table_wise", "row_wise", "column_wise", "data_parallel"])
-    ]
-    case = Case(tables, (4, 0), batches=(VARIABLE,))
-    assert_equals_unsharded(case, train_simulated(case))
-
-
 REQUEST = 64  # items that one user is asked about
 DIM = 16
 

@@ -98,21 +98,6 @@ def test_frozen_tables_stay_and_get_no_gradient_and_no_state(kind: str, update: 
         assert not [label for label in labels if "gradients" in label or "update" in label]
 
 
-def test_gradients_of_trained_tables_are_as_without_frozen_ones_beside_them() -> None:
-    whole = Model()
-    unfrozen = copy.deepcopy(whole)
-    for bags in (unfrozen.mixed, unfrozen.frozen):
-        bags.table_weight("still").requires_grad_(True)
-
-    def run(env: Any, module: nn.Module) -> torch.Tensor:
-        model = sharded(module, env, "row_wise")
-        model(features(0, env.rank)).backward()  # one step, so that the frozen tables have not moved yet
-        return model.full_state_dict()["mixed.embedding_bags.moved.weight"]
-
-    actual, expected = (run_simulated(lambda env, own=own: run(env, own), 2)[0] for own in (whole, unfrozen))
-    assert torch.equal(actual, expected)
-
-
 def test_no_gradient_travels_for_frozen_tables() -> None:
     def run(env: Any, module: nn.Module) -> list[str]:
         model = sharded(module, env, "row_wise")

@@ -39,8 +39,6 @@ MICRO_BATCHES, STEPS = 3, 2
 SIZES = (3, 0, 4)
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
 
-State = dict[str, torch.Tensor]
-
 
 def fused_kernels() -> list[str]:
     return [name for name in kernels() if host().compute_kernels[name].fuses_optimizer]

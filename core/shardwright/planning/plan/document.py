@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -121,19 +120,17 @@ def _shards_of(layout: Layout, columns: BlockColumns) -> tuple[list[str], bool]:
     """
     row_map = layout.row_map
     flows = [f', "dataflow": {json.dumps(to_data(own))}' if own else "" for own in columns.dataflows]
-    numbers = np.stack(
-        [columns.part, columns.rank, columns.start, columns.stop, columns.dataflow], 1
-    ).tolist()
+    numbers = np.stack([columns.part, columns.rank, columns.start, columns.stop, columns.dataflow], axis=1)
     inner = _begins_of_runs(columns) if len(columns) >= _LONG_RUN else []
-    begins: Sequence[int] = [0, *inner, len(columns)]
-    has_runs = max(stop - start for start, stop in pairwise(begins)) >= _LONG_RUN
+    begins = np.array([0, *inner, len(columns)])
+    has_runs = np.diff(begins).max() >= _LONG_RUN
     if not has_runs:
-        begins = range(len(columns) + 1)
-    bounds = {part: row_map[part].bounds for part in {numbers[begin][0] for begin in begins[:-1]}}
+        begins = np.arange(len(columns) + 1)
+    first, last = numbers[begins[:-1]].tolist(), numbers[begins[1:] - 1].tolist()
+    bounds = {part: row_map[part].bounds for part in {own[0] for own in first}}
     lines = []
-    for begin, end in pairwise(begins):
-        (part, rank, start, stop, flow), (last_part, last_rank, *_) = numbers[begin], numbers[end - 1]
-        ranks = f'"rank": {rank}' if end - begin == 1 else f'"ranks": [{rank}, {last_rank}]'
+    for (part, rank, start, stop, flow), (last_part, last_rank, *_) in zip(first, last, strict=True):
+        ranks = f'"rank": {rank}' if last_rank == rank else f'"ranks": [{rank}, {last_rank}]'
         if last_part > part:
             rows = f'{{"parts": [{part}, {last_part}]}}'
         elif own := bounds[part]:
@@ -141,9 +138,7 @@ def _shards_of(layout: Layout, columns: BlockColumns) -> tuple[list[str], bool]:
         else:
             rows = f'{{"part": {part}, "num_rows": {row_map.num_rows_of(part)}}}'
         lines.append(f'     {{{ranks}, "rows": {rows}, "columns": [{start}, {stop}]{flows[flow]}')
-    return lines, not has_runs and _is_derived(
-        layout, [(bounds[own[0]], (own[2], own[3])) for own in numbers]
-    )
+    return lines, not has_runs and _is_derived(layout, [(bounds[own[0]], (own[2], own[3])) for own in first])
 
 
 def _begins_of_runs(columns: BlockColumns) -> list[int]:

@@ -9,6 +9,7 @@ import platform
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from difflib import get_close_matches
 from pkgutil import resolve_name
 from typing import Any
 
@@ -40,6 +41,8 @@ _READERS: Mapping[str, tuple[Any, ...]] = {
     "SHARDWRIGHT_SHARED_MEMORY": (f"{_PARTS}.comm_backends.settings:may_share_memory",),
     "SHARDWRIGHT_STRICT_PLUGINS": (_SETTINGS,),
 }
+_MISSPELT = 0.9
+"""Likeness of names (``difflib``) above which one is a slip of the other: variables share their first letters."""
 """Variable -> the function that reads it from an environment, and what it takes before that."""
 
 
@@ -207,10 +210,13 @@ def environment() -> Iterator[Finding]:
 
 
 def _variable(name: str, value: str) -> Finding:
-    """A variable of shardwright's: known, and of a value that can be read."""
+    """A variable of shardwright's: known, and of a value that can be read; or one that a plugin may read."""
     if name not in _READERS:
-        reason = f"no such variable. Known: {', '.join(sorted(_READERS))}.{nearest(name, _READERS)}"
-        return Finding("environment", name, value, "broken", reason, f"unset {name}")
+        known = f"Known: {', '.join(sorted(_READERS))}."
+        if get_close_matches(name, _READERS, cutoff=_MISSPELT):
+            reason = f"no such variable. {known}{nearest(name, _READERS)}"
+            return Finding("environment", name, value, "broken", reason, f"unset {name}")
+        return Finding("environment", name, value, "ok", f"no built-in part reads it; a plugin may. {known}")
     target, *further = _READERS[name]
     try:
         with suppress(ImportError):  # without torch, nothing is read that needs it

@@ -163,17 +163,6 @@ def test_rows_that_cannot_be_quantized_name_the_table(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_quantized_model_keeps_its_precisions(tmp_path: Path) -> None:
-    quantized = serving.quantize_embeddings(Model(), "INT4")
-    path = serving.export_for_inference(
-        quantized, batch(EXAMPLE), tmp_path / "package", forms=["torchscript"], check=False
-    )
-    assert set(Manifest.read(path).precision.values()) == {"INT4"}
-    dense, features = batch(BATCHES[-1])
-    found = serving.load_package(path).predict(features, dense)
-    torch.testing.assert_close(found, quantized(dense, features), rtol=1e-4, atol=1e-5)
-
-
 class Sequences(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -400,12 +389,6 @@ def test_blocks_of_a_stored_table_read_each_row_once(tmp_path: Path, monkeypatch
     assert len(blocks) == 10
     assert torch.equal(torch.cat(blocks), model.table_weight("t"))
     assert sum(piece.nbytes for piece in read) == 40_000 * 16 * 4
-
-
-def test_dense_weights_of_a_checkpoint_are_read(tmp_path: Path) -> None:
-    saved = sw.save_checkpoint(tmp_path, nn.Linear(3, 2))
-    made = StoredTables(saved.path).load_dense(nn.Linear(3, 2, device="meta"))
-    assert not any(value.is_meta for value in made.parameters())
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -61,18 +61,6 @@ def test_collections_cut_for_serving_are_exported(tmp_path: Path) -> None:
         torch.testing.assert_close(package.predict(features, dense), wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_export_that_fails_leaves_no_folder(tmp_path: Path, sharded: sw.DistributedModelParallel) -> None:
-    dense, features = batch(EXAMPLE)
-    wrong = sw.KeyedJaggedTensor(
-        features.keys(), features.values() + 1000, features.weights(), lengths=features.lengths()
-    )
-    with pytest.raises(sw.InvalidInputError, match=r"feature 'f': id 10\d\d is not an id of 0 to 29"):
-        serving.export_for_inference(
-            sharded, (dense, wrong), tmp_path / "new" / "package", per_table=PER_TABLE
-        )
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_weights_of_a_sharded_module_need_its_wrapper(
     tmp_path: Path, sharded: sw.DistributedModelParallel
 ) -> None:

@@ -16,9 +16,7 @@ import pytest
 pytest.importorskip("fastapi", reason="shardwright-serving needs FastAPI")
 
 from fastapi.testclient import TestClient
-from shardwright_serving.packages.manifest import Manifest, PackageError
 from shardwright_serving.server.app import make_app
-from shardwright_serving.server.programs import load_program
 from shardwright_serving.server.settings import Settings
 from tests.contrib.serving.server import small_packages as packages
 
@@ -166,14 +164,6 @@ def test_program_takes_the_bytes_of_the_packages_rows(package: Path) -> None:
     with client_of(package, loader=f"{__name__}:of_rows") as client:
         outputs = client.post("/predict", json=request).json()["outputs"]
     assert outputs["score"] == [3 * score for score in packages.expected(request)["score"]]
-
-
-def test_rows_of_another_size_are_refused(package: Path) -> None:
-    (package / "rows.bin").write_bytes(bytes([3, 0]))
-    packages.write_manifest(package, model={"tables": "rows.bin"}, rows_bytes=3)
-    manifest, settings = Manifest.read(package), Settings(package, loader=f"{__name__}:of_rows")
-    with pytest.raises(PackageError, match=r"rows\.bin has 2 bytes, and its package was written with 3"):
-        load_program(package, manifest, settings)
 
 
 def slow_program(folder: Path) -> Any:

@@ -53,18 +53,6 @@ def test_quantized_collection_gives_what_float_tables_of_its_rows_give(
             assert torch.equal(jagged.weights(), wanted[name].weights())
 
 
-def test_tables_may_have_precisions_of_their_own() -> None:
-    model = torch.nn.Sequential(collection("SUM"))
-    quantized = serving.quantize_embeddings(model, "INT8", per_table={"b": "INT4"})
-    assert [table.data_type.value for table in quantized[0].tables] == ["INT8", "INT4", "INT8"]
-    assert quantized[0].quantized_rows("b").packed().shape == (7, 10)
-    assert isinstance(model[0], sw.EmbeddingBagCollection)
-    assert list(quantized.parameters()) == []
-    in_place = serving.quantize_embeddings(model, inplace=True)
-    assert in_place is model
-    assert isinstance(model[0], serving.QuantEmbeddingBagCollection)
-
-
 def test_quantized_collection_copied_saved_and_loaded_gives_the_same() -> None:
     quantized = serving.quantize_embeddings(collection("SUM"), "INT4")
     before = outputs(quantized(batch()))

@@ -134,11 +134,3 @@ def test_large_tables_are_quantized_in_parts_as_in_one(monkeypatch: pytest.Monke
     weight[30, 1] = float("nan")
     with pytest.raises(sw.InvalidInputError, match="row 30 has"):
         serving.quantize_rows(weight)
-
-
-@pytest.mark.parametrize("precision", ["FP32", "UINT8"])
-def test_precision_that_is_not_served_raises(precision: str) -> None:
-    with pytest.raises(
-        sw.UnsupportedError, match=f"cannot be quantized to {precision}; possible: INT8, INT4"
-    ):
-        serving.quantize_rows(torch.zeros(1, 1), precision)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.core.runtime.plans import Cut, Cuts, host_with_loops, paths_here
+from attrs import evolve
+from tests.core.runtime.plans import Cut, Cuts, Loop, host_with_loops, paths_here
 from tests.pretended import pretended_env
 
 from shardwright import (
@@ -19,6 +20,7 @@ from shardwright import (
 from shardwright.host import use_host
 from shardwright.runtime.routed import routing
 from shardwright.runtime.routed.plan import plan_routing
+from shardwright.runtime.routed.ragged import taking_ragged
 from shardwright.runtime.routed.routing import routers_of
 from shardwright_plugins.dataflows import Hierarchical
 from shardwright_testing import run_simulated
@@ -91,6 +93,17 @@ def test_plan_routing_kernel_that_refuses_raises_with_its_reason_and_what_to_do(
             device_type="cpu",
             path_of=paths_here(is_pooled=True),
         )
+
+
+def test_kernel_that_takes_ragged_bags_gets_them_as_they_are():
+    class Ragged(Loop):
+        takes_ragged_bags = True
+
+    with use_host(host_with_loops()):
+        (group,) = Cuts([Cut(5, 2, ("a",), row_map=RowsRange(5, parts=2))], 1).plan().groups
+    lookup = group.kernel.build(group.blocks, device="cpu")
+    assert group.kind.is_ragged
+    assert taking_ragged(lookup, evolve(group, kernel=Ragged())) is lookup
 
 
 def test_router_sorts_ids_by_rank_alone_where_slots_stand_in_the_order_of_their_features(monkeypatch):

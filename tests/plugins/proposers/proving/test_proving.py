@@ -104,12 +104,6 @@ def test_proving_where_a_table_is_narrower_than_min_partition_plans_it_whole():
     assert len(plan.plan[""]) == 2
 
 
-def test_proving_under_rules_on_ranks_keeps_them():
-    rule = {"t0": ParameterConstraints(ranks=[1])}
-    plan = planner(constraints=rule).plan_tables(tables_of([(1000, 64), (500, 128)]))
-    assert set(plan.plan[""]["t0"].ranks) == {1}
-
-
 def test_bound_where_two_memories_are_short_is_made_of_finite_numbers():
     tables = tables_of([(2428, 64), (1072, 64), (2756, 64), (3782, 64)])
     topology = Topology(3, "cuda", hbm_cap=211_156, ddr_cap=668_219)

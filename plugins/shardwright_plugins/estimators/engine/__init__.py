@@ -122,14 +122,15 @@ class Engine(Estimator):
         kernels = KernelPrices(options, self.machine)
         amounts = amounts_of(work)
         of_names: Mapping[str, Any] = {**constants(kernels.effort(work)), **kernels.constants}
-        beside = {"id_partition": work.map_ms, **kernels.beside_ms(work, topology)}
+        told = kernels.told_ms(work, topology)
+        updates = told["backward_compute"]
+        beside = {"id_partition": work.map_ms, **told, "backward_compute": updates * ~work.is_copy}
         none = np.zeros(options.num_shards)
         phases = {
-            phase: np.maximum(
-                sum((amounts[name] * of_names[name] for name in names), beside.get(phase, none)), 0
-            )
+            phase: sum((amounts[name] * of_names[name] for name in names), beside.get(phase, none))
             for phase, names in _PHASES.items()
         }
+        phases["backward_compute"] = np.maximum(phases["backward_compute"], kernels.copied_ms(work, updates))
         return phases | {phase: phases[phase] / topology.speed for phase in _PHASES if phase in _COMPUTE}
 
     def _regrouped(self, options: Options, topology: Topology) -> Floats:

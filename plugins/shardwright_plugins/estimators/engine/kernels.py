@@ -69,12 +69,8 @@ class KernelPrices:
         known = self.machine.kernels
         return known.get(kernel_key(kernel.name, str(request.data_type))) or known.get(kernel.name)
 
-    def beside_ms(self, work: StepWork, topology: Topology) -> Mapping[str, Floats]:
-        """Phase -> time beside the constants, ms: ``[S]``: of kernels that tell theirs, and of copies by other kernels.
-
-        An update of copies joins all ranks' batches first. The engine's constants of it were measured with the
-        machine's first kernel: by another one it takes as much longer as the same rows of a whole table do.
-        """
+    def told_ms(self, work: StepWork, topology: Topology) -> Mapping[str, Floats]:
+        """Phase -> time that kernels tell which were not measured, ms: ``[S]``; 0 for others."""
         options, lookups = self.options, work.lookups()
         columns = np.stack([lookups.ids, lookups.distinct, lookups.vectors, lookups.rows])
         told = np.zeros((len(OF_KERNELS), options.num_shards))
@@ -91,12 +87,25 @@ class KernelPrices:
                     kernel, request, KernelWork(ids, distinct, vectors, rows, bandwidth)
                 )
         lookup_ms, update_ms = told
-        updates, first = work.update_amounts(), self.machine.kernels[self.machine.first]
-        longer_ms = update_ms + sum(updates[name] * (self.constants[name] - first[name]) for name in UPDATE)
-        return {
-            "forward_compute": lookup_ms,
-            "backward_compute": np.where(work.is_copy, longer_ms, update_ms) * work.is_trained,
-        }
+        return {"forward_compute": lookup_ms, "backward_compute": update_ms * work.is_trained}
+
+    def copied_ms(self, work: StepWork, told_ms: Floats) -> Floats:
+        """Least time of updates of copies, ms: ``[S]``; 0 for the machine's first kernel, and for what is no copy.
+
+        They join all ranks' batches first, which the engine's constants have in them. Those were measured with the
+        first kernel: by another one they take what its updates of a whole table of as many ids do, if that is longer.
+
+        Args:
+            work: the work of a step.
+            told_ms: updates as kernels tell them for the ids of one rank's batch, of :meth:`told_ms`.
+        """
+        kernels, updates = self.options.compute_kernels, work.update_amounts()
+        is_other = np.array([kernel.name != self.machine.first for kernel in kernels], dtype=bool)
+        told_ms = told_ms * work.topology.world_size * work.sent_share
+        own_ms: Floats = told_ms + sum(updates[name] * self.constants[name] for name in UPDATE)
+        return own_ms * (
+            work.is_copy & work.is_trained & is_other[self.options.compute_kernel][self.options.option]
+        )
 
     @property
     def assumed(self) -> Mapping[str, str]:

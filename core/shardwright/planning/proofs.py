@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from shardwright.host.registry import Registry
 
 # Sums of the same numbers in another order differ by rounding.
-TOLERANCE = 1e-9
+TOLERANCE, _ROUNDING = 1e-9, 1e-12
 _POINT, _MULTIPLIERS, _WEIGHTS, RANKS = "proof", "multipliers", "weights", "ranks"
 _NO_WORDS = {"z_ms", _WEIGHTS, RANKS}
 
@@ -62,9 +62,10 @@ def why_unproven(
         PlanError: the certificate is malformed.
     """
     z = certificate.get("z_ms")
-    if not isinstance(z, int | float) or bound_ms > z * (1 + TOLERANCE):
+    if not isinstance(z, int | float) or not bound_ms / (1 + TOLERANCE) <= z:
         return f"the certificate is for z_ms = {z}"
     try:
+        z = float(z)
         (word,) = certificate.keys() - _NO_WORDS
         if word != _MULTIPLIERS:
             check = load_at(_POINT, word, registry, besides=[_MULTIPLIERS])
@@ -129,7 +130,8 @@ def _gap(space: SearchSpace, z_ms: float, prices: Floats, weights: Floats, some:
     # An option costs its time, and its bytes at the tiers' prices. All memory at these prices is given back, since no
     # plan uses more.
     priced = np.add.reduceat((weighed + space.memory_bytes @ prices) * options.count, first)
-    given = float((capacity.sum(axis=0) * prices).sum())
+    # Both sums are rounded: where prices are far above times, by more than all times.
+    given = float((capacity.sum(axis=0) * prices).sum()) * (1 + _ROUNDING)
     needed = _cheapest(space, priced, fits & (largest_free <= room).all(axis=1), counted) - given
     wanted = float(weights[rank_class[some]].sum()) * z_ms
     return "" if needed >= wanted else f"tables need {needed} ms at its prices; there are {wanted} ms"

@@ -33,9 +33,9 @@ class NoTensor:
 
         def __getattr__(self, name: str) -> Any:
             kind = type(self).__name__
-            raise _NoTensorError(
-                f"{kind!r} object has no attribute {name!r}: it is no tensor, its values() are"
-            )
+            # torch.compile cannot trace the constructor of this library's errors.
+            error = AttributeError if torch.compiler.is_compiling() else _NoTensorError
+            raise error(f"{kind!r} object has no attribute {name!r}: it is no tensor, its values() are")
 
 
 def as_indices(owner: str, what: str, tensor: Tensor) -> Tensor:

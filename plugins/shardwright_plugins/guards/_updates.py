@@ -63,7 +63,8 @@ class BackwardPasses:
                     "through the same forward pass (retain_graph=True): its optimizer would update rows by each loss, "
                     "where one process updates them once, by the sum. Add the losses, and call backward() on the sum; "
                     "or shard with update='in_step', an argument of its sharder and of DistributedModelParallel; or "
-                    "call step() or zero_grad() of an optimizer in between, if an update by each loss is meant"
+                    "call an optimizer's step() or fused_optimizer.zero_grad() in between, if an update by each loss "
+                    "is meant"
                 )
         # A second lookup in one pass is an update by itself.
         if not is_known and (number != self._pass or not collection.adds_up):

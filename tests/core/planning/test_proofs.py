@@ -137,6 +137,7 @@ def test_proof_by_memory_that_is_short_needs_its_price():
         ({}, "for z_ms = None"),
         ({"z_ms": 1.0}, "for z_ms = 1.0"),
         ({"z_ms": "9"}, "for z_ms = 9"),
+        ({"z_ms": float("nan"), "multipliers": {}}, "for z_ms = nan"),
     ],
 )
 def test_proof_of_another_bound_is_none(certificate, text):
@@ -171,6 +172,7 @@ def test_proof_in_a_strangers_language_is_checked_by_its_extension():
         {"multipliers": [1.0]},
         {"multipliers": None},
         {"multipliers": {}, "prices": {}},
+        {"multipliers": {}, "z_ms": 10**400},
     ],
 )
 def test_proof_by_a_malformed_certificate_raises(node):
@@ -210,6 +212,17 @@ def test_proof_by_numbers_that_overflow_proves_nothing():
     assert "tables need" in why_unproven(
         space, 1e3, {"z_ms": 1e3, "multipliers": {"ddr": 1e308}}, host().extensions
     )
+
+
+@pytest.mark.parametrize("price", [10.0**power / 3 for power in range(15, 60, 5)])
+def test_proof_by_prices_at_which_sums_round_by_more_than_all_times_proves_nothing(price):
+    space = space_of([(401, 7), (307, 11), (53, 13), (29, 5)], only=["whole"])
+    least = np.minimum.reduceat(space.total_bytes[:, 0], space.options.first_option[:-1])
+    for spare in range(4):
+        exact = attrs.evolve(space, capacity_bytes=np.array([[least.sum() + spare], [spare]]))
+        z = 10 * best_value(exact)
+        certificate = {"z_ms": z, "multipliers": {"ddr": price}}
+        assert "tables need" in why_unproven(exact, z, certificate, host().extensions)
 
 
 def test_bound_says_by_what_it_is_checked() -> None:

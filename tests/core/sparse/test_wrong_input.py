@@ -417,3 +417,7 @@ def test_what_is_asked_as_of_a_tensor_names_values(made: Any) -> None:
     assert not hasattr(made, "shape")
     for copied in (copy.copy(made), pickle.loads(pickle.dumps(made))):
         assert torch.equal(copied.values(), made.values())
+    compiled = torch.compile(
+        lambda own: getattr(own, "grad", own.values()) + 1, fullgraph=True, backend="eager"
+    )
+    assert torch.equal(compiled(made), made.values() + 1)

@@ -199,7 +199,7 @@ class HashIndex(sw.RowIndex):
         return torch.cat([rows, _places(self.last_use == self._step)]).sort().values
 
     def _rank(self, rows: Tensor) -> Tensor:
-        """What rows make room by, ``[S + 1, n]``: the S scores, and the number of the row."""
+        """Rank of rows, by which they make room, ``[S + 1, n]``: the S scores, and the number of the row."""
         return torch.stack([*(score(self.uses[rows], self.last_use[rows]) for score in self._scores), rows])
 
     def _is_up_to_bound(self, rows: Tensor) -> Tensor:

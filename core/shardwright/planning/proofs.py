@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from shardwright.host.registry import Registry
 
 # Sums of the same numbers in another order differ by rounding.
-TOLERANCE, _ROUNDING = 1e-9, 1e-12
+TOLERANCE, _ROUNDING = 1e-9, 1e-12  # parts of a bound, and of a sum: float64 rounds a term by 1e-16 of it
 _POINT, _MULTIPLIERS, _WEIGHTS, RANKS = "proof", "multipliers", "weights", "ranks"
 _NO_WORDS = {"z_ms", _WEIGHTS, RANKS}
 

@@ -108,7 +108,9 @@ def cases() -> list[StepCase]:
 
 
 _OF_EFFORTS: Mapping[str, str] = {"cut": _CUT, "copied": _COPY}
+"""Effort of a kernel -> the sharding type whose steps tell it."""
 _EFFORT_SIZES = (1, 4, 5, 8)
+"""Places in :data:`_SIZES` of the experiments that tell it: few and many rows and ids."""
 
 
 def effort_cases(effort: str) -> list[StepCase]:

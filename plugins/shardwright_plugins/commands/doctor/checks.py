@@ -41,9 +41,9 @@ _READERS: Mapping[str, tuple[Any, ...]] = {
     "SHARDWRIGHT_SHARED_MEMORY": (f"{_PARTS}.comm_backends.settings:may_share_memory",),
     "SHARDWRIGHT_STRICT_PLUGINS": (_SETTINGS,),
 }
+"""Variable -> the function that reads it from an environment, and what it takes before that."""
 _MISSPELT = 0.9
 """Likeness of names (``difflib``) above which one is a slip of the other: variables share their first letters."""
-"""Variable -> the function that reads it from an environment, and what it takes before that."""
 
 
 def has_torch() -> bool:

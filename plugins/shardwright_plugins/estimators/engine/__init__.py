@@ -151,7 +151,7 @@ class Engine(Estimator):
         return regrouped
 
     def _all(self, effort: Floats) -> Mapping[str, Floats]:
-        """The engine's constants."""
+        """The engine's constants times the efforts of runs: ``[S]`` each."""
         return {name: ms * effort for name, ms in self.machine.engine.items()}
 
     def _beyond_whole(self, effort: Floats) -> Mapping[str, Any]:

@@ -113,7 +113,9 @@ def truth(
 
 def _given(context: typer.Context) -> list[str]:
     """Workloads and options that say what is measured, and how, as far as they were given."""
-    sources = {name: context.get_parameter_source(name) for name in context.params.keys() - _OF_JUDGING}
+    # Of workloads that are not there, Typer 0.26 says that the command line has them.
+    known = {name for name, value in context.params.items() if value not in (None, [], ())}
+    sources = {name: context.get_parameter_source(name) for name in known - _OF_JUDGING}
     given = [name for name, source in sources.items() if source is not None and source.name != "DEFAULT"]
     return sorted("a workload" if name == "workloads" else f"--{name}" for name in given)
 

@@ -49,7 +49,7 @@ def settings_of(types: str) -> StepSettings:
 
 
 def calls_of_step(types: str) -> Calls:
-    """The calls of forward pass, backward pass and update, without waiting, in the step with fewest."""
+    """The calls of forward pass, backward pass and update, without those inside exchanges, in the step with fewest."""
     settings = settings_of(types)
     model, batch = bench_model(settings), bench_batch(settings, 0)
     gradient = torch.ones(settings.batch, settings.tables * settings.dim)
@@ -63,17 +63,16 @@ def calls_of_step(types: str) -> Calls:
 
 
 def _counted(step: Callable[[], None]) -> Calls:
-    calls, waits = Calls(), Mailboxes._wait.__code__
-    waiting: FrameType | None = None
+    calls, exchanges = Calls(), {Mailboxes.send.__code__, Mailboxes.receive.__code__}
+    inside: FrameType | None = None  # what an exchange calls depends on which rank comes first
 
     def note(frame: FrameType, event: str, argument: Any) -> None:
-        nonlocal waiting
-        if waiting is not None:
-            waiting = None if frame is waiting and event == "return" else waiting
-        elif frame.f_code is waits:
-            waiting = frame
+        nonlocal inside
+        if inside is not None:
+            inside = None if frame is inside and event == "return" else inside
         elif event == "call":
             calls.python[f"{frame.f_code.co_filename}:{frame.f_code.co_qualname}"] += 1
+            inside = frame if frame.f_code in exchanges else None
         elif event == "c_call" and argument is not sys.setprofile:
             calls.native[f"{frame.f_code.co_filename}:{frame.f_code.co_qualname} -> {argument.__name__}"] += 1
 

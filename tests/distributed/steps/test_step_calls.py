@@ -12,7 +12,7 @@ pytestmark = pytest.mark.distributed
 MOST = dict(
     zip(
         call_workers.MIXES,
-        [(385, 360), (400, 400), (385, 360), (345, 290), (630, 695)],
+        [(375, 345), (400, 385), (375, 345), (330, 280), (615, 675)],
         strict=True,
     )
 )

@@ -86,7 +86,9 @@ def test_distinct_rows_are_as_many_as_drawn_ids_have(rows: int, ids: int) -> Non
     draw = np.random.default_rng(0)
     counted = np.mean([len(np.unique(draw.integers(rows, size=ids))) for _ in range(50)])
     one = np.ones(1)
-    work = LookupWork(one * ids, one * rows, one * rows, one, one, one * 256, one, one > 2, cache_bytes=1e6)
+    work = LookupWork(
+        one * ids, one * rows, one * rows, one, one, one, one * 256, one, one > 2, cache_bytes=1e6
+    )
     np.testing.assert_allclose(work.distinct, counted, rtol=0.01)
 
 
@@ -98,7 +100,7 @@ def test_pages_are_as_many_as_the_rows_of_drawn_ids_lie_on(rows: int, ids: int, 
     counted = np.mean([len(np.unique(draw.integers(rows, size=ids) * row_bytes // 4096)) for _ in range(50)])
     one = np.ones(1)
     work = LookupWork(
-        one * ids, one * rows, one * rows, one, one, one * row_bytes, one, one > 2, cache_bytes=1e6
+        one * ids, one * rows, one * rows, one, one, one, one * row_bytes, one, one > 2, cache_bytes=1e6
     )
     np.testing.assert_allclose(work.pages, counted, rtol=0.02)
 
@@ -496,14 +498,14 @@ def test_pages_of_rows_wider_than_one_are_as_many_as_the_rows_however_many_there
     rows = np.array([9_776.0, 97_760.0, 9_776.0, 97_760.0])
     told = even_rows(one * 1_000, one * 1_500)  # of a profile in the first two
     even = np.where([True, True, False, False], told, rows)
-    work = LookupWork(one * 1_500, rows, even, one, one, one * 4_800, one, one > 2, cache_bytes=1e6)
+    work = LookupWork(one * 1_500, rows, even, one, one, one, one * 4_800, one, one > 2, cache_bytes=1e6)
     np.testing.assert_allclose(work.pages, work.distinct)
     np.testing.assert_allclose(work.pages[:2], 1_000)
 
 
 def test_pages_of_a_block_of_one_row_on_which_less_than_one_is_expected_are_one() -> None:
     one = np.ones(1)
-    work = LookupWork(one * 125, one, one / 2, one, one, one * 256, one, one > 2, cache_bytes=1e6)
+    work = LookupWork(one * 125, one, one / 2, one, one, one, one * 256, one, one > 2, cache_bytes=1e6)
     with np.errstate(all="raise"):
         assert work.pages.tolist() == [1.0]
 

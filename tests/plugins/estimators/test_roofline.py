@@ -6,6 +6,8 @@ import math
 
 import numpy as np
 import pytest
+import torch
+from tests.equality import Case, Table
 
 from shardwright.host import host
 from shardwright.planning.machines.topology import Topology
@@ -16,6 +18,8 @@ from shardwright.planning.tables.codecs import QCommsConfig
 from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
 from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright.planning.tables.spec import TableSpec
+from shardwright_testing.equality.cases import shard_case
+from shardwright_testing.simulated import run_simulated
 
 ROWS, COLUMNS, BATCH, POOLING = 1000, 64, 32, 5.0
 IDS, BAGS = BATCH * POOLING, BATCH
@@ -45,6 +49,30 @@ def phases(kind, *, kernel="fused", topology=None, rows=ROWS, columns=COLUMNS, *
     options = enumerate_options([spec], topology, Constraints({"t": rule}), host(), batch_size=BATCH)
     estimated = host().estimators.create("roofline").estimate(options, topology)
     return {name: np.repeat(column, options.count) for name, column in estimated.items()}
+
+
+@pytest.mark.parametrize(("optimizer", "times"), [("sgd", 1), ("row_wise_adagrad", 2)])
+def test_gradients_of_cut_columns_are_counted_as_they_travel(optimizer, times):
+    """Row-wise optimizers need the gradients of whole rows in each of the two column blocks."""
+    case = Case([Table(50, 64, ("f",), "SUM", "column_wise", "fused_torch")], (6, 6), optimizer)
+    module = case.module_to_shard()
+
+    def step(env):
+        sharded = shard_case(case, env, module)
+        first = len(env.communicator.sent_bytes)
+        values = case.output(sharded(case.batch(0, env.rank)))
+        values.backward(torch.ones_like(values))
+        return sum(
+            sum(own) for label, own in env.communicator.sent_bytes[first:] if label.startswith("gradients")
+        )
+
+    rule = ParameterConstraints(sharding_types=["column_wise"], compute_kernels=["fused_torch"])
+    tables = [TableSpec("t", 50, 64, ["f"], optimizer=OptimizerSpec(optimizer))]
+    options = enumerate_options(tables, Topology(2, "cpu"), Constraints({"t": rule}), host(), batch_size=6)
+    two = next(own for own in range(options.num_options) if options.count[options.shards_of(own)].sum() == 2)
+    runs = options.shards_of(two)
+    a_vector = float((vector_bytes(options)[1] * options.count)[runs].sum())
+    assert 12 * a_vector == sum(run_simulated(step, 2)) == 12 * 4 * 64 * times
 
 
 def test_roofline_of_a_whole_table_is_the_sum_made_by_hand():

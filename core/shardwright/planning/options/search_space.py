@@ -233,11 +233,10 @@ def vector_bytes(options: Options) -> tuple[Floats, Floats]:
     """Compute the bytes of a vector of each shard between ranks, as a result and as its gradient: ``[S]`` each.
 
     Kernels sum in float32, and float32 is what travels, whatever the type of the weights; or what a table's codecs make
-    of it.
+    of it. Gradients have :func:`gradient_columns`.
     """
-    columns = options.num_columns
-    results = (FLOAT_BYTES * columns).astype(np.float64)
-    gradients = results.copy()
+    widths = options.num_columns, gradient_columns(options)
+    results, gradients = found = [(FLOAT_BYTES * own).astype(np.float64) for own in widths]
     by_config: dict[QCommsConfig, list[int]] = {}
     for table, spec in enumerate(options.tables):
         if spec.qcomms_config is not None:
@@ -245,10 +244,21 @@ def vector_bytes(options: Options) -> tuple[Floats, Floats]:
     for config, tables in by_config.items():
         mine = np.flatnonzero(np.isin(options.shard_table, tables))
         # A codec's bytes depend on the width alone: it is asked once for each width.
-        widths, place = np.unique(columns[mine], return_inverse=True)
-        results[mine] = np.array([config.result_row_bytes(width) for width in widths.tolist()])[place]
-        gradients[mine] = np.array([config.gradient_row_bytes(width) for width in widths.tolist()])[place]
+        for own, columns, row_bytes in zip(
+            found, widths, (config.result_row_bytes, config.gradient_row_bytes), strict=True
+        ):
+            known, place = np.unique(columns[mine], return_inverse=True)
+            own[mine] = np.array([row_bytes(width) for width in known.tolist()])[place]
     return results, gradients
+
+
+def gradient_columns(options: Options) -> Ints:
+    """Columns of the gradients that each shard is sent: ``[S]``; its own, or all where its kernel needs whole rows."""
+    whole = options.by_request(
+        lambda kernel, request: request.embedding_dim * kernel.needs_whole_rows(request)
+    )
+    columns: Ints = np.maximum(options.num_columns, whole.astype(np.int64))
+    return columns
 
 
 def traffic_bytes(options: Options, topology: Topology) -> tuple[Floats, Floats]:

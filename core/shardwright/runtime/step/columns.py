@@ -178,32 +178,33 @@ class _Slices:
 
     @classmethod
     def of(cls, widths: Ints, source: Placement, target: Placement) -> _Slices | None:
-        """Cut the matrices; ``None`` if they are many, move whole, or have pieces of which one is a part of another."""
+        """Cut the matrices; ``None`` if they are many, or move whole.
+
+        They are cut wherever a piece begins or ends, so that pieces which share columns are several cuts each.
+        """
         firsts = [np.unique(place.matrix) for place in (source, target)]
         if not max(map(len, firsts)) < min(_FEW + 1, len(widths)):
             return None
         order = np.argsort(target.matrix + target.offset)
         widths, source, target = widths[order], source.of(order), target.of(order)
-        sources, number, cut = (
-            [],
-            np.zeros(len(widths), dtype=np.int64),
-            np.zeros(len(widths), dtype=np.int64),
-        )
-        for index, first in enumerate(firsts[0].tolist()):
+        sources, cuts = [], {}
+        for number, first in enumerate(firsts[0].tolist()):
             own = np.flatnonzero(source.matrix == first)
-            width = int(source.width[own[0]])
-            edges = np.unique(
-                np.concatenate([[0, width], source.offset[own], source.offset[own] + widths[own]])
+            begins, ends = source.offset[own], source.offset[own] + widths[own]
+            edges = np.unique(np.concatenate([[0, source.width[own[0]]], begins, ends]))
+            sources.append((first, int(edges[-1]), np.diff(edges).tolist()))
+            spans = zip(
+                own.tolist(),
+                *(np.searchsorted(edges, place).tolist() for place in (begins, ends)),
+                strict=True,
             )
-            sources.append((first, width, np.diff(edges).tolist()))
-            number[own], cut[own] = index, np.searchsorted(edges, source.offset[own])
-            if not np.array_equal(np.diff(edges)[cut[own]], widths[own]):
-                return None
+            cuts |= {piece: [(number, cut) for cut in range(start, stop)] for piece, start, stop in spans}
         targets = []
         for first in firsts[1].tolist():
-            own = target.matrix == first
-            pieces = list(zip(number[own].tolist(), cut[own].tolist(), strict=True))
-            targets.append((first, int(widths[own].sum()), pieces))
+            own = np.flatnonzero(target.matrix == first)
+            targets.append(
+                (first, int(widths[own].sum()), [cut for piece in own.tolist() for cut in cuts[piece]])
+            )
         return cls(sources, targets)
 
     def __call__(self, flat: Tensor, size: int, room: Room | None) -> Tensor:

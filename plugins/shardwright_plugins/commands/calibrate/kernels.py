@@ -112,6 +112,7 @@ class KernelTimes:
             even_rows=rows,
             vectors=bags,
             columns=widths,
+            gradient_columns=widths,
             row_bytes=self.row_bytes,
             state_bytes=self.state_bytes,
             updates_all=np.full(len(rows), self.updates_all),

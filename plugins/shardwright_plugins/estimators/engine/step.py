@@ -21,7 +21,7 @@ from shardwright.planning.layouts.row_maps import RowMap
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.averaging import state_bytes_a_row
 from shardwright.planning.options.options import Options
-from shardwright.planning.options.search_space import filled_bags, vector_bytes
+from shardwright.planning.options.search_space import filled_bags, gradient_columns, vector_bytes
 from shardwright.planning.plugin_calls import calling
 from shardwright_plugins.estimators.engine.work import LookupWork, even_rows
 
@@ -142,6 +142,7 @@ class StepWork:
             even_rows=self.even_rows,
             vectors=self.own_vectors * batches,
             columns=options.num_columns.astype(np.float64),
+            gradient_columns=gradient_columns(options).astype(np.float64),
             row_bytes=options.row_bytes * self.is_filled,
             state_bytes=state_bytes_a_row(options) * self.is_filled,
             updates_all=options.by_request(lambda kernel, _: kernel.fuses_optimizer) == 0,

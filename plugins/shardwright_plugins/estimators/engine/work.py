@@ -51,6 +51,7 @@ class LookupWork:
         even_rows: rows of the block on which the ids fall, taken to fall evenly: all, or fewer by a profile.
         vectors: vectors returned, ``V``.
         columns: columns of the block, ``D``.
+        gradient_columns: columns of the gradients that it is sent: all of the table if its update needs whole rows.
         row_bytes: bytes of a stored row.
         state_bytes: bytes of a row's optimizer state.
         updates_all: the kernel writes all rows in an update, not those that were looked up.
@@ -62,6 +63,7 @@ class LookupWork:
     even_rows: Floats
     vectors: Floats
     columns: Floats
+    gradient_columns: Floats
     row_bytes: Floats
     state_bytes: Floats
     updates_all: Floats
@@ -72,7 +74,7 @@ class LookupWork:
         lines, state_lines = np.ceil(self.row_bytes / LINE_BYTES), np.ceil(self.state_bytes / LINE_BYTES)
         distinct = self.distinct
         missed = distinct + self._beyond_cache(distinct * lines) * (self.ids - distinct)
-        gradient_lines = np.ceil(self.columns * SUM_BYTES / LINE_BYTES)
+        gradient_lines = np.ceil(self.gradient_columns * SUM_BYTES / LINE_BYTES)
         far = self._beyond_cache(self.vectors * gradient_lines)
         written = np.where(self.updates_all, self.rows, distinct)
         return {

@@ -60,6 +60,30 @@ def test_move_puts_columns_from_several_matrices_into_one(widths, size, num_matr
     assert torch.equal(flat, kept)
 
 
+@EXAMPLES
+@given(st.data(), st.integers(1, 9), st.integers(0, 3), st.sampled_from([0, columns._LARGE]))
+def test_move_takes_pieces_that_share_columns(data, width, size, least):
+    """Gradients of whole rows go to each rank that has a part of the columns."""
+    spans = data.draw(
+        st.lists(st.tuples(st.integers(0, width - 1), st.integers(1, 9)), min_size=1, max_size=6)
+    )
+    spans = [(start, min(start + long, width)) for start, long in spans]
+    matrix = sorted(data.draw(st.integers(0, 2)) for _ in spans)
+    starts, stops = (ints(own) for own in zip(*spans, strict=True))
+    move = Move(
+        stops - starts, Placement.in_one(starts, width), Placement.in_a_row(stops - starts, ints(matrix), 3)
+    )
+    rows = torch.rand(size, width)
+    expected = [
+        torch.cat(
+            [rows[:, start:stop] for (start, stop), at in zip(spans, matrix, strict=True) if at == number], 1
+        )
+        for number in sorted(set(matrix))
+    ]
+    with mock.patch.object(columns, "_LARGE", least):  # by slices, and by an index
+        assert torch.equal(move(rows.view(-1), size), torch.cat([own.reshape(-1) for own in expected]))
+
+
 def test_columns_that_stand_as_they_should_are_not_copied():
     tables = [TableSpec(f"t{index}", 9, dim, (f"f{index}",)) for index, dim in enumerate((64, 32, 4))]
     collection = Collection.of(tables)

@@ -187,7 +187,8 @@ class _Slices:
             return None
         order = np.argsort(target.matrix + target.offset)
         widths, source, target = widths[order], source.of(order), target.of(order)
-        sources, cuts = [], {}
+        sources: list[tuple[int, int, list[int]]] = []
+        cuts: dict[int, list[tuple[int, int]]] = {}
         for number, first in enumerate(firsts[0].tolist()):
             own = np.flatnonzero(source.matrix == first)
             begins, ends = source.offset[own], source.offset[own] + widths[own]

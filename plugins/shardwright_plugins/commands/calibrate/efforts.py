@@ -1,4 +1,4 @@
-"""Efforts of kernels: times of the engine's constants for tables whose rows are cut, or copied.
+"""Efforts of kernels, told by steps: what any step takes more, and times of the engine's constants.
 
 Legend: E experiments.
 """
@@ -22,28 +22,25 @@ def with_efforts(
     machine: Machine, measured: Mapping[tuple[str, str], tuple[Sequence[ShardingPlan], Sequence[Measured]]]
 ) -> Machine:
     """The machine with the efforts of kernels that its steps were not measured with, for all data types of rows."""
-    fits, kernels = dict(machine.fits), {name: dict(own) for name, own in machine.kernels.items()}
     for (kernel, effort), (plans, runs) in measured.items():
         if not plans:
             continue
         found = fit_effort(machine, kernel, effort, plans, np.array([run.step_ms for run in runs]))
-        fits[f"{kernel} {effort}"] = found.to_data()
-        for name, own in kernels.items():
-            if name.split()[0] == kernel:
-                own[effort] = rounded(found.constants[effort])
-    return evolve(machine, kernels=kernels, fits=fits)
+        fits = {**machine.fits, f"{kernel} {effort}": found.to_data()}
+        machine = evolve(with_effort(machine, kernel, effort, rounded(found.constants[effort])), fits=fits)
+    return machine
 
 
 def fit_effort(
     machine: Machine, kernel: str, effort: str, plans: Sequence[ShardingPlan], took: Floats
 ) -> Fit:
-    """Fit an effort of a kernel: what is left of steps beside its lookups and updates grows with it.
+    """Fit an effort of a kernel, with which steps grow evenly.
 
     Args:
-        machine: constants of the machine, all kernels with the same efforts.
+        machine: constants of the machine.
         kernel: the kernel.
-        effort: one of :data:`EFFORTS`.
-        plans: plans of tables of that kernel, cut or copied.
+        effort: one of ``steps.OF_KERNELS_ALONE``.
+        plans: plans of tables of that kernel alone, of the effort's sharding type.
         took: times of their steps, ms: ``[E]``.
     """
     once, twice = (
@@ -56,6 +53,9 @@ def fit_effort(
 
 
 def with_effort(machine: Machine, kernel: str, effort: str, times: float) -> Machine:
-    """The machine with another effort of a kernel."""
-    kernels = {**machine.kernels, kernel: {**machine.kernels[kernel], effort: times}}
+    """The machine with another effort of a kernel, for all data types of rows."""
+    kernels = {
+        name: {**own, effort: times} if name.split()[0] == kernel else own
+        for name, own in machine.kernels.items()
+    }
     return evolve(machine, kernels=kernels)

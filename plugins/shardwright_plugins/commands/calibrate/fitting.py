@@ -26,6 +26,16 @@ class Fit:
     constants: Mapping[str, float]
     errors: Floats
 
+    def scaled(self, factor: float, took: Floats) -> Fit:
+        """The constants times a factor.
+
+        Args:
+            factor: the factor.
+            took: measured times, as a part of what errors are relative to: ``[E]``.
+        """
+        constants = {name: value * factor for name, value in self.constants.items()}
+        return Fit(constants, factor * (self.errors + took) - took)
+
     def to_data(self) -> dict[str, float]:
         """Number of experiments, median and worst error, as JSON data."""
         far = np.abs(self.errors)

@@ -29,7 +29,7 @@ from shardwright_plugins.commands.calibrate.hosts import (
 )
 from shardwright_plugins.commands.calibrate.kernels import KernelTimes, kernel_names
 from shardwright_plugins.commands.calibrate.ranks import Ranks
-from shardwright_plugins.estimators.engine.machine import BASE, EFFORTS, FIXED, Machine, kernel_key
+from shardwright_plugins.estimators.engine.machine import BASE, FIXED, Machine, kernel_key
 from shardwright_plugins.estimators.engine.step import ENGINE, OF_ENGINE
 from shardwright_plugins.estimators.engine.work import LOOKUP, OF_KERNELS, UPDATE
 from shardwright_plugins.measuring.processor import processor
@@ -106,7 +106,7 @@ def fit_phases(
     """Fit the engine's constants to the phases of whole steps, each phase alone.
 
     Lookups and updates take another time in a step than alone: a factor of each is fitted too. Each phase has a part
-    that any step takes, :data:`FIXED`.
+    that any step takes, :data:`FIXED`. All are scaled so that as many steps come out too long as too short.
 
     Args:
         loads: amounts of each experiment on each rank.
@@ -119,12 +119,16 @@ def fit_phases(
     step = np.array([run.step_ms for run in runs])
     amounts = steps.amounts_of_ranks(loads) | dict.fromkeys(FIXED, np.ones(len(runs)))
     amounts |= {phase: steps.alone(loads, kernel, names) for phase, names in OF_KERNELS.items()}
-    found = {}
+    found, shares = dict[str, Fit](), dict[str, Floats]()
     for phase in runs[0].phases_ms:
         took = np.array([run.phases_ms[phase] for run in runs])
+        shares[phase] = took / step
         kernels = (phase,) if phase in OF_KERNELS else ()
         found[phase] = fit((*MEASURED[phase], *kernels, *FIXED), amounts, took, beside=step)
-    return found
+    # Runs that were disturbed are longer, and count less by their relative errors: steps would come out too short.
+    whole = sum((own.errors for own in found.values()), np.ones(len(runs)))
+    scale = 1 / float(np.median(whole))
+    return {phase: own.scaled(scale, shares[phase]) for phase, own in found.items()}
 
 
 def in_step(kernel: Mapping[str, float], fits: Mapping[str, Fit]) -> dict[str, float]:
@@ -200,7 +204,7 @@ def calibrate(
         (name, effort): _measured_steps(ranks, steps.effort_cases(effort), name, links, quick=quick)
         for name in names
         if name in fits and name != first
-        for effort in EFFORTS
+        for effort in steps.OF_KERNELS_ALONE
     }
     references.append(ranks.run(reference_ms)[0])
     memory = _memory_bandwidth(kernels[first])

@@ -23,7 +23,7 @@ from shardwright.planning.tables.constraints import ParameterConstraints
 from shardwright.planning.tables.workload import Workload
 from shardwright_plugins.commands.calibrate.kernels import OPTIMIZER
 from shardwright_plugins.estimators.engine import Engine, amounts_of
-from shardwright_plugins.estimators.engine.machine import Machine
+from shardwright_plugins.estimators.engine.machine import STEP, Machine
 from shardwright_plugins.estimators.engine.step import OF_ENGINE, StepWork
 from shardwright_plugins.estimators.engine.work import OF_KERNELS
 from shardwright_plugins.measuring.steps import Measured
@@ -107,20 +107,25 @@ def cases() -> list[StepCase]:
     ]
 
 
-_OF_EFFORTS: Mapping[str, str] = {"cut": _CUT, "copied": _COPY}
-"""Effort of a kernel -> the sharding type whose steps tell it."""
-_EFFORT_SIZES = (1, 4, 5, 8)
-"""Places in :data:`_SIZES` of the experiments that tell it: few and many rows and ids."""
+OF_KERNELS_ALONE: Mapping[str, tuple[str, Sequence[int]]] = {
+    STEP: (_WHOLE, (0, 1, 7, 10)),
+    "cut": (_CUT, (1, 4, 5, 8)),
+    "copied": (_COPY, (1, 4, 5, 8)),
+}
+"""Constant of a kernel that steps tell -> the sharding type, and places in :data:`_SIZES`.
+
+Short steps tell what any step takes; few and many rows and ids tell efforts. They are fitted in this order.
+"""
 
 
 def effort_cases(effort: str) -> list[StepCase]:
     """The experiments that tell a kernel's effort; none if their sharding type is not installed.
 
     Args:
-        effort: one of ``EFFORTS``.
+        effort: one of :data:`OF_KERNELS_ALONE`.
     """
-    kind = _OF_EFFORTS[effort]
-    return [StepCase((kind,), *_SIZES[size]) for size in _EFFORT_SIZES if kind in host().sharding_types]
+    kind, sizes = OF_KERNELS_ALONE[effort]
+    return [StepCase((kind,), *_SIZES[size]) for size in sizes if kind in host().sharding_types]
 
 
 def step_ms_by(machine: Machine, plan: ShardingPlan) -> float:

@@ -202,23 +202,27 @@ class Engine(Estimator):
         }
         waiting = sum(own.max() - own for own in computed.values())
         mixing = everywhere * Mixing(options, self.machine.engine).of_plan(chosen)
+        kernels = {options.compute_kernels[code].name for code in options.compute_kernel[chosen].tolist()}
         return {
             **computed,
             **exchanged,
             "mixing": mixing,
             "waiting": waiting,
-            "fixed": everywhere * self.machine.fixed["step"],
+            "fixed": everywhere * self.machine.step_ms(kernels),
         }
 
     def refinements(self, topology: Topology) -> Sequence[Refinement]:
-        """The comparison of a mixed plan with plans of one kind."""
+        """The comparison of a plan with plans of whole tables of one kernel."""
         return (self._compared,) if _on_cpus(topology) else ()
 
     def _compared(self, search: Search, request: Request, watch: Watch) -> Outcome:
-        """Search; where a mixed plan is found, take one of whole tables of one kernel if its step is shorter."""
+        """Search; take a plan of whole tables of one kernel if its step is shorter.
+
+        Where the plan that is found is neither mixed nor could have another kernel, a search sees all there is.
+        """
         found = search(request, watch)
         plan = found.result.plan
-        if plan is None or not self._is_mixed(plan):
+        if plan is None or not self._sees_less(plan):
             return found
         # What a search is told of other kernels and of exchanges would leave ranks with uneven lookups and updates.
         computed = evolve(found.space, phases={phase: found.space.phases[phase] for phase in _COMPUTE})
@@ -226,10 +230,12 @@ class Engine(Estimator):
         best = int(np.argmin([self._step_ms(found.space, one) for one in plans]))
         return found.with_plan(plans[best]) if best else found
 
-    def _is_mixed(self, plan: LoadedPlan) -> bool:
+    def _sees_less(self, plan: LoadedPlan) -> bool:
+        """True if the step has costs that no table has alone, and that another plan may be without."""
         options = plan.space.options
+        has_others = bool(self._file) and len(set(options.compute_kernel.tolist())) > 1
         is_mixed = Mixing(options, self.machine.engine).of_plan(plan.proposal) > 0
-        return is_mixed and _is_measured(options, plan.space.topology)
+        return (is_mixed or has_others) and _is_measured(options, plan.space.topology)
 
     def _step_ms(self, space: SearchSpace, plan: Placed) -> float:
         """Time of a step, ms."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,8 @@ _CONSTANTS = ("cache_bytes", "kernels", "engine", "fixed")
 KERNEL = (*LOOKUP, *UPDATE)
 EFFORTS = ("cut", "copied")
 """Times of the engine's constants for tables of a kernel whose rows are cut, or copied; 1 where not measured."""
+STEP = "step"
+"""Milliseconds that a kernel's calls add to any step in which it has a table; 0 where not measured."""
 BASE = "FP32"
 """Data type of rows that every kernel is measured with."""
 FIXED = ("step",)
@@ -68,7 +70,7 @@ class Machine:
         made: provenance: processor, versions, ranks, date.
         cache_bytes: bytes of a rank's near cache that fitted best.
         kernels: compute kernel, and data type of rows if that is not :data:`BASE` -> its constants, :data:`KERNEL`, ms
-            a unit, and :data:`EFFORTS`; see :func:`kernel_key`.
+            a unit, :data:`EFFORTS` and :data:`STEP`; see :func:`kernel_key`.
         engine: constants of the engine, ms a unit.
         fixed: milliseconds of a step whatever it does, :data:`FIXED`.
         topology: arguments of ``Topology`` that were measured, by name.
@@ -89,6 +91,14 @@ class Machine:
     def first(self) -> str:
         """The kernel that the steps were measured with, the preferred one of the machine."""
         return next(iter(self.kernels))
+
+    def step_ms(self, kernels: Iterable[str]) -> float:
+        """Milliseconds of a step whatever it does.
+
+        Args:
+            kernels: names of the kernels that have a table.
+        """
+        return self.fixed["step"] + sum(self.kernels.get(name, {}).get(STEP, 0.0) for name in kernels)
 
     @property
     def reference_ms(self) -> float | None:
@@ -112,7 +122,7 @@ class Machine:
         if not isinstance(value, Mapping) or not value:
             raise InvalidInputError("the machine document has no kernels: measure at least one")
         for name, constants in value.items():
-            _check_constants(f"kernels.{name}", constants, KERNEL, EFFORTS)
+            _check_constants(f"kernels.{name}", constants, KERNEL, (*EFFORTS, STEP))
 
     @classmethod
     def from_json(cls, text: str) -> Machine:

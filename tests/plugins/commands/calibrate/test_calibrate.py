@@ -27,7 +27,7 @@ from shardwright_plugins.commands.calibrate.hosts import (
 from shardwright_plugins.commands.calibrate.kernels import CASES, KernelCase, KernelTimes
 from shardwright_plugins.commands.calibrate.ranks import Ranks
 from shardwright_plugins.commands.calibrate.steps import StepCase
-from shardwright_plugins.estimators.engine.machine import BASE, EFFORTS, KERNEL, Machine, shipped_machine
+from shardwright_plugins.estimators.engine.machine import BASE, KERNEL, Machine, shipped_machine
 from shardwright_plugins.estimators.engine.step import ENGINE
 from shardwright_plugins.estimators.engine.work import LOOKUP, OF_KERNELS, UPDATE
 from shardwright_plugins.measuring import steps as measuring
@@ -113,7 +113,7 @@ def test_phases_of_steps_give_back_the_constants_they_were_made_of() -> None:
         assert own.constants.get(phase) == (pytest.approx(factors[phase]) if phase in factors else None)
 
 
-@pytest.mark.parametrize("effort", EFFORTS)
+@pytest.mark.parametrize("effort", steps.OF_KERNELS_ALONE)
 def test_fit_finds_the_effort_that_steps_were_made_with(effort: str) -> None:
     machine, topology = shipped_machine(), Topology(2, "cpu")
     plans = [steps.plan_of(case, topology, "fused_torch") for case in steps.effort_cases(effort)]
@@ -166,7 +166,7 @@ def test_calibrate_writes_a_machine_that_plans_are_made_for(
     machine = Machine.read(path)
     assert set(machine.kernels) == {"fused_torch", "fused_torch FP16", "dense", "dense FP16", "fused_numba"}
     # Of kernels that the steps were not measured with, if they do such steps; of dense there are none here.
-    known = {name: set(own) & set(EFFORTS) for name, own in machine.kernels.items()}
+    known = {name: set(own) - set(KERNEL) for name, own in machine.kernels.items()}
     assert {name: own for name, own in known.items() if own} == {"fused_numba": {"cut"}}
     assert machine.kernels["fused_numba"]["cut"] > 0
     assert machine.fits["fused_numba cut"]["experiments"] == 1

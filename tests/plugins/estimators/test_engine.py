@@ -283,6 +283,32 @@ def test_kernel_that_is_quicker_than_the_first_costs_a_search_by_its_machine_not
     assert value_ms("fused_numba") == pytest.approx(1.6 * 8 * BATCH)
 
 
+@pytest.mark.parametrize(("step", "name"), [(0.0, "fused_torch"), (200.0, "fused_numba")])
+def test_kernel_whose_calls_add_more_to_a_step_than_it_saves_is_left(
+    step: float, name: str, tmp_path: Path
+) -> None:
+    path = machine_with(tmp_path / "machine.json", lookup_id=1.0)
+    data = json.loads(path.read_text())
+    kernels = data["constants"]["kernels"]
+    kernels["fused_torch"] = {**kernels["fused_numba"], "lookup_id": 0.9, "step": step}
+    path.write_text(json.dumps(data))
+    rule = ParameterConstraints(
+        sharding_types=["table_wise"], compute_kernels=["fused_torch", "fused_numba"], pooling_factors=[2.0]
+    )
+    planner = sw.EmbeddingShardingPlanner(
+        sw.Topology(2, "cpu"),
+        BATCH,
+        constraints={"*": rule},
+        estimator=f"engine:machine={path}",
+        progress=False,
+    )
+    plan = planner.plan_tables([sw.TableSpec(f"t{i}", 1000, 64) for i in range(4)])
+    assert {own.compute_kernel for own in plan.plan[""].values()} == {name}
+    # Two tables of four ids a sample on each rank: 0.9 ms for each id and 200 ms, or 1 ms.
+    lookup_ms = {"fused_torch": 0.9, "fused_numba": 1.0}[name]
+    assert Prices.by(plan).of(plan).step_ms == pytest.approx(lookup_ms * 8 * BATCH)
+
+
 def test_plan_of_a_kernel_that_gives_way_to_none_has_even_work_on_its_ranks(tmp_path: Path) -> None:
     path = machine_with(tmp_path / "machine.json", lookup_id=1.0, mixed_sent=0.005)
     data = json.loads(path.read_text())

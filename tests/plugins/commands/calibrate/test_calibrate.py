@@ -113,6 +113,22 @@ def test_phases_of_steps_give_back_the_constants_they_were_made_of() -> None:
         assert own.constants.get(phase) == (pytest.approx(factors[phase]) if phase in factors else None)
 
 
+def test_as_many_steps_come_out_too_long_as_too_short_though_some_were_disturbed() -> None:
+    plans = [
+        steps.plan_of(StepCase(["table_wise"], 4, 2, 60, 8, ids), Topology(2, "cpu"), "fused_torch")
+        for ids in range(1, 8)
+    ]
+    loads = [steps.loads_of(plan, 1e6) for plan in plans]
+    runs = []
+    for number in range(len(plans)):
+        ms = 3.0 if number < 3 else 1.0  # three of seven runs
+        runs.append(Measured(5 * ms, dict.fromkeys(running.MEASURED, ms), 0.0, 0.0))
+    fits = running.fit_phases(loads, runs, dict.fromkeys(KERNEL, 0.0))
+    errors = sum(own.errors for own in fits.values())
+    assert np.median(errors) == pytest.approx(0, abs=1e-12)
+    assert {len(own.errors) for own in fits.values()} == {7}
+
+
 @pytest.mark.parametrize("effort", steps.OF_KERNELS_ALONE)
 def test_fit_finds_the_effort_that_steps_were_made_with(effort: str) -> None:
     machine, topology = shipped_machine(), Topology(2, "cpu")

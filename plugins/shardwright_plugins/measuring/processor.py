@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
@@ -14,5 +15,15 @@ def processor() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
+    pairs = [
+        (key.strip(), value.strip()) for key, _, value in (line.partition(":") for line in reversed(lines))
+    ]
+    return _named(dict(pairs)) or platform.processor() or platform.machine()  # of the first processor
+
+
+def _named(told: Mapping[str, str]) -> str:
+    """Name a processor, with its family and model where a virtual machine hides its number: ``AMD EPYC``."""
+    name = told.get("model name", "")
+    if not name or any(own.isdigit() for own in name):
+        return name
+    return f"{name} (family {told.get('cpu family', '?')}, model {told.get('model', '?')})"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import time
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from shardwright_plugins.estimators.engine.machine import BASE, KERNEL, Machine,
 from shardwright_plugins.estimators.engine.step import ENGINE
 from shardwright_plugins.estimators.engine.work import LOOKUP, OF_KERNELS, UPDATE
 from shardwright_plugins.measuring import steps as measuring
+from shardwright_plugins.measuring.processor import processor
 from shardwright_plugins.measuring.steps import Measured
 
 
@@ -111,6 +113,24 @@ def test_phases_of_steps_give_back_the_constants_they_were_made_of() -> None:
     for phase, own in fits.items():
         assert own.constants["step"] == pytest.approx(fixed)
         assert own.constants.get(phase) == (pytest.approx(factors[phase]) if phase in factors else None)
+
+
+@pytest.mark.parametrize(
+    ("told", "name"),
+    [
+        ("model name : Intel(R) Xeon(R) 8375C\ncpu family : 6\n", "Intel(R) Xeon(R) 8375C"),
+        (
+            "cpu family\t: 26\nmodel\t\t: 2\nmodel name\t: AMD EPYC\n\nmodel : 3\n",
+            "AMD EPYC (family 26, model 2)",
+        ),
+        ("BogoMIPS : 50.00\n", platform.processor() or platform.machine()),
+    ],
+)
+def test_processor_has_its_family_where_its_name_has_no_number(
+    told: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Path, "read_text", lambda path: told)
+    assert processor.__wrapped__() == name
 
 
 def test_as_many_steps_come_out_too_long_as_too_short_though_some_were_disturbed() -> None:

@@ -59,12 +59,10 @@ class _Part:
     Args:
         tables: the embedding.
         slots: its slots, among all.
-        columns: its columns, among those of a pooled result.
     """
 
     tables: SplitTableBatchedEmbeddingBagsCodegen
     slots: slice
-    columns: slice
 
     @cached_property
     def without_gradient(self) -> Tensor:
@@ -95,13 +93,13 @@ class _Saved:
     Args:
         results: FBGEMM's results, of each part.
         asked: what they were made of.
-        cells: rows of each source and slot, or of each source and run, if FBGEMM's order may differ from that in which
-            they came.
-        width: columns of such a row.
+        cells: rows of each source and slot, or elements of each source and run, if FBGEMM's order may differ from that
+            in which they came.
+        width: elements that a cell counts as one.
     """
 
     def __init__(
-        self, results: list[Tensor], asked: list[_Asked], cells: Cells | None = None, width: int = 0
+        self, results: list[Tensor], asked: list[_Asked], cells: Cells | None = None, width: int = 1
     ) -> None:
         self._results: list[Tensor] | None = results
         self._asked, self.cells, self.width = asked, cells, width
@@ -135,7 +133,7 @@ class FusedLookup(Lookup):
         self._optimizer = optimizer
         self.states_per_row = frozenset(_STATE_NAMES[optimizer.name] if optimizer.name in ROW_WISE else ())
         self._num_slots = sum(spec.num_slots for spec in blocks)
-        self._parts = _dealt(blocks, device) if tables is None else [_whole(blocks, tables)]
+        self._parts = _dealt(blocks, device) if tables is None else [_Part(tables, slice(0, self._num_slots))]
         runs = [run for part in self._parts for run in _runs_of(part)]
         self._runs, self._first_rows = [run for run, _ in runs], np.concatenate([rows for _, rows in runs])
         self._weights = [own for part in self._parts for own in part.tables.split_embedding_weights()]
@@ -186,25 +184,22 @@ class FusedLookup(Lookup):
         weights = [None] * len(starts) if bags.weights is None else of_ids.dealt(bags.weights)
         asked = list(zip(self._runs, of_ids.dealt(ids), offsets, weights, strict=True))
         results = _looked_up(asked, training=training)
-        widths = [run.tables.total_D for run in self._runs]
-        width = math.gcd(*widths)
-        cells = Cells(counts * (np.array(widths) // width))
-        rows = cells.as_they_came(_joined([own.view(-1, width) for own in results], 0))
-        return rows, _Saved(results, asked, cells, width) if training else None
+        cells = Cells(counts * [run.tables.total_D for run in self._runs])
+        rows = cells.as_they_came(_joined([own.view(-1) for own in results], 0))
+        return rows, _Saved(results, asked, cells) if training else None
 
     def backward(self, saved: Any, gradient: Tensor) -> Sequence[Tensor | None]:
         self._num_steps += 1
         results, cells = saved.take(), saved.cells
-        if cells is not None:
-            flat = cells.slot_major(gradient.view(-1, saved.width)).reshape(-1)
-            pieces = flat.split([result.numel() for result in results])
-            gradients = [own.view_as(result) for own, result in zip(pieces, results, strict=True)]
+        if cells is None:
+            widths = [result.shape[1] for result in results]
+            gradients = gradient.view(len(results[0]), sum(widths)).split(widths, 1)
         else:
-            matrix = gradient.view(len(results[0]), sum(result.shape[1] for result in results))
-            gradients = [matrix[:, part.columns] for part in self._parts]
+            flat = cells.slot_major(gradient.view(-1, saved.width)).reshape(-1)
+            gradients = flat.split([result.numel() for result in results])
 
         def go_back(pair: tuple[Tensor, Tensor]) -> None:
-            pair[0].backward(pair[1])
+            pair[0].backward(pair[1].view_as(pair[0]))
 
         in_threads(go_back, list(zip(results, gradients, strict=True)))
         return ()
@@ -235,11 +230,6 @@ class FusedLookup(Lookup):
             part.tables.set_learning_rate(learning_rate)
 
 
-def _whole(blocks: Sequence[BlockSpec], tables: SplitTableBatchedEmbeddingBagsCodegen) -> _Part:
-    """All blocks in one."""
-    return _Part(tables, slice(0, sum(spec.num_slots for spec in blocks)), slice(None))
-
-
 def _dealt(blocks: Sequence[BlockSpec], device: torch.device) -> list[_Part]:
     """The blocks in order, a part for each thread."""
     threads = torch.get_num_threads() if device.type == "cpu" else 1
@@ -250,7 +240,6 @@ def _dealt(blocks: Sequence[BlockSpec], device: torch.device) -> list[_Part]:
         _Part(
             table_batched_embedding(blocks[start:stop], device),
             slice(int(slots[start]), int(slots[stop])),
-            slice(int(columns[start]), int(columns[stop])),
         )
         for start, stop in pairwise(bounds)
     ]
@@ -282,7 +271,7 @@ def _runs_of(part: _Part) -> Iterator[tuple[_Part, Ints]]:
             continue
         run = _as_one_table(part.tables, first, (stops[slot - 1] - starts[first]) // columns)
         slots = slice(part.slots.start + first, part.slots.start + slot)
-        yield _Part(run, slots, slice(None)), (np.array(starts[first:slot]) - starts[first]) // columns
+        yield _Part(run, slots), (np.array(starts[first:slot]) - starts[first]) // columns
         first = slot
 
 

@@ -33,6 +33,7 @@ class Fused(ComputeKernel):
     name: ClassVar[str] = "fused"
     preference: ClassVar[int] = 1
     batch_major: ClassVar[bool] = True
+    takes_ragged_bags: ClassVar[bool] = True
 
     def supports(self, request: KernelRequest) -> Literal[True] | str:  # noqa: D102 - described in the base class
         return refusal(request) or True

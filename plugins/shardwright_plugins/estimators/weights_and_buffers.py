@@ -11,8 +11,9 @@ from shardwright.contracts.compute_kernel import ComputeKernel, KernelRequest
 from shardwright.contracts.estimator import STORAGE, Estimator
 from shardwright.planning.arrays import ID_BYTES, Floats
 from shardwright.planning.machines.topology import Topology
-from shardwright.planning.options.options import Options, fold_requests
-from shardwright.planning.options.search_space import synchronised_bytes, traffic_bytes
+from shardwright.planning.options.options import Options
+from shardwright.planning.options.search_space import traffic_bytes
+from shardwright_plugins.estimators.shard_bytes import fold_requests, synchronised_bytes
 
 
 class WeightsAndBuffers(Estimator):

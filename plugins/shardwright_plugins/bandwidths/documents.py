@@ -53,7 +53,9 @@ def machine_topology(path: str | Path, world_size: int, compute_device: Any, **g
     source = f"measured on {made['processor']}, {made['date']}, with {made['ranks']} ranks{others}"
     origin = "measured" if is_as_many else "assumed"
     origins = {name: InputValue(value, origin, source) for name, value in measured.items()}
-    arguments = {name: value for name, value in measured.items() if not name.endswith(LATENCY)}
+    arguments: dict[str, Any] = {
+        name: value for name, value in measured.items() if not name.endswith(LATENCY)
+    }
     latencies = {
         name.removesuffix(LATENCY): value for name, value in measured.items() if name.endswith(LATENCY)
     }

@@ -5,13 +5,10 @@ Legend: S runs of shards.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from itertools import pairwise
-
 import numpy as np
 
 from shardwright.contracts.compute_kernel import ComputeKernel, KernelRequest
-from shardwright.planning.arrays import Floats, Ints
+from shardwright.planning.arrays import Floats
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.options import Options
 from shardwright.planning.options.search_space import vector_bytes
@@ -48,16 +45,3 @@ def synchronised_bytes(options: Options, topology: Topology) -> Floats:
     of_a_batch = ids * options.id_bytes + vectors * row_bytes
     least = np.minimum(of_a_batch * topology.world_size, options.num_rows * row_bytes)
     return np.where(options.is_copy & ~options.is_frozen[table], least, 0.0)
-
-
-def fold_requests(options: Options) -> Mapping[tuple[int, int], Ints]:
-    """The runs of each distinct (request code, number of rows): what is asked of a kernel only once.
-
-    Returns:
-        ``{(request, rows): indices of runs}``.
-    """
-    order = np.lexsort((options.num_rows, options.request))
-    request, rows = options.request[order], options.num_rows[order]
-    changes = np.flatnonzero((np.diff(request) != 0) | (np.diff(rows) != 0)) + 1
-    starts = [0, *changes.tolist(), len(order)] if len(order) else []
-    return {(int(request[start]), int(rows[start])): order[start:stop] for start, stop in pairwise(starts)}

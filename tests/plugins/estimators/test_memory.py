@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from tests.plugins.compute_kernels.loops import OPTIMIZERS, draw_batch
@@ -19,7 +18,6 @@ from shardwright.planning.options.options import Options
 from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
 from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright.planning.tables.spec import DataType, TableSpec
-from shardwright_plugins.estimators.shard_bytes import fold_requests
 from shardwright_testing.kernels.memory import held_bytes
 
 TOLERATED = 0.03  # the planner's promise
@@ -34,15 +32,6 @@ def options_of(optimizer: str, data_type: str, kernel: str) -> Options:
     rule = ParameterConstraints(pooling_factors=[0.0], compute_kernels=[kernel])
     topology = Topology(4, "cpu", local_world_size=2)
     return enumerate_options([table], topology, Constraints({"t": rule}), host(), batch_size=1)
-
-
-def test_fold_requests_covers_each_shard_once() -> None:
-    options = options_of("adam", "FP32", "fused_torch")
-    folded = fold_requests(options)
-    assert sorted(np.concatenate(list(folded.values())).tolist()) == list(range(options.num_shards))
-    for (request, rows), shards in folded.items():
-        assert set(options.request[shards].tolist()) == {request}
-        assert set(options.num_rows[shards].tolist()) == {rows}
 
 
 def allocated_bytes(block: Any, table: TableSpec, kernel: Any) -> int:

@@ -200,7 +200,7 @@ def averaging_costs(options: Options, topology: Topology) -> tuple[Floats, Float
     """
     if topology.replicas is None:
         return np.zeros(options.num_shards), np.zeros(options.num_shards)
-    registry, gives = process_host().extensions, tuple[np.ndarray, np.ndarray]  # type: ignore[type-arg]
+    registry, gives = process_host().extensions, tuple[np.ndarray, np.ndarray]
     costs: tuple[Floats, Floats] = ask_at("method", "averaging", registry, gives, options, topology)
     return costs
 

@@ -87,8 +87,8 @@ def test_core_and_built_ins_know_nothing_of_the_distribution(
         ("from shardwright import Topology", []),
         ("from shardwright.contracts import Estimator", []),
         (
-            "from shardwright.planning.options.options import fold_requests",
-            ["shardwright.planning.options.options.fold_requests"],
+            "from shardwright.planning.options.options import Refusal",
+            ["shardwright.planning.options.options.Refusal"],
         ),
         ("from shardwright import _fbgemm", ["shardwright._fbgemm"]),
         ("import shardwright_plugins.estimators", ["shardwright_plugins.estimators"]),

@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import math
 import re
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from numbers import Real
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,6 +21,7 @@ from shardwright.contracts.estimator import Estimator
 from shardwright.contracts.partitioner import Partitioner
 from shardwright.contracts.proposer import Proposer
 from shardwright.errors import InvalidInputError, PlanningError
+from shardwright.host.extensions import load_at
 from shardwright.host.plugin_host import host
 from shardwright.planning.arrays import Ints, distinct
 from shardwright.planning.documents.limits import MOST_SAMPLES
@@ -58,12 +61,14 @@ from shardwright.planning.tables.codecs import codecs_of
 from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
 from shardwright.planning.tables.option_space import OptionSpace
 from shardwright.planning.tables.spec import TableSpec
-from shardwright.planning.watch import Listener, Watch, shown
+from shardwright.planning.watch import Listener, Watch
 
 if TYPE_CHECKING:
     from shardwright.host.registry import Registry
 
 _log = logging.getLogger("shardwright")
+
+_PROGRESS = ("method", "progress")
 
 WORK_US = 8e6
 """Work that a search may do unless it has a limit of time, in microseconds, which make some ten seconds at most."""
@@ -162,7 +167,7 @@ class TablePlanner:
         request = Request(
             topology, self._constraints, self._batch_size, *reservations, self._objective, on_this_machine
         )
-        with shown(watch, is_wanted=self._progress):
+        with self._shown(watch):
             run: Search = partial(self._searched, tables, plugins)
             for refinement in plugins.performance.refinements(topology):
                 run = refined(f"of estimator {plugins.performance.name}", refinement, run)
@@ -243,6 +248,16 @@ class TablePlanner:
                 watch=watch,
             )
             return Outcome(request, space, result)
+
+    def _shown(self, watch: Watch) -> AbstractContextManager[Any]:
+        """Show the progress of a search while this lasts, if that is wanted; by default, on a terminal."""
+        offered, is_wanted = host().extensions, self._progress
+        if is_wanted is None:
+            is_wanted = sys.stderr.isatty() and ":".join(_PROGRESS) in offered
+        shown: AbstractContextManager[Any] = (load_at(*_PROGRESS, offered) if is_wanted else nullcontext)(
+            watch
+        )
+        return shown
 
     def _new_watch(self) -> Watch:
         """A watch with the user's limit of time, or one of work."""

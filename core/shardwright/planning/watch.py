@@ -1,24 +1,19 @@
-"""Progress and limits of a long search: how good it is so far, shown as it goes, and when it is to end."""
+"""Progress and limits of a long search: how good it is so far, and when it is to end."""
 
 from __future__ import annotations
 
 import math
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from shutil import get_terminal_size
 from typing import Any, Protocol
 
 from attrs import Factory, define, field, frozen
 
 # A limit is meant for the search: the options, without which there is no plan at all, may take so long in any case.
 _PREPARATION_S = 1.0
-
-_SHOWN_AFTER_S = 1.0
-_TO_END = "\x1b[K"  # clears a terminal's line from here on (ECMA-48, EL)
 
 
 class OutOfTime(BaseException):
@@ -176,45 +171,3 @@ class Watch:
         if self.was_interrupted:
             signal.default_int_handler(number, frame)
         self.was_interrupted = True
-
-
-@contextmanager
-def shown(watch: Watch, *, is_wanted: bool | None = None, after_s: float = _SHOWN_AFTER_S) -> Iterator[None]:
-    """Show a watch's progress on standard error while this lasts, once that is longer than a moment.
-
-    Args:
-        watch: watch of the search.
-        is_wanted: ``None``: if standard error is a terminal.
-        after_s: the moment; after each, the line is written anew.
-    """
-    if not (sys.stderr.isatty() if is_wanted is None else is_wanted):
-        yield
-        return
-    screen, is_over = sys.stderr, threading.Event()
-
-    def show() -> None:
-        text = ""
-        while not is_over.wait(after_s):
-            text = progress_text(watch.progress, was_interrupted=watch.was_interrupted)
-            screen.write(f"\r{text[: get_terminal_size().columns - 1]}{_TO_END}")
-            screen.flush()
-        if text:
-            screen.write(f"\r{_TO_END}")
-            screen.flush()
-
-    thread = threading.Thread(target=show, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        is_over.set()
-        thread.join()
-
-
-def progress_text(progress: Progress, *, was_interrupted: bool = False) -> str:
-    """``planning, 3.2 s: best 14.76 ms, bound 14.7 ms, gap 0.4 %; Ctrl-C takes the best so far``."""
-    best = f"best {progress.value_ms:.4g} ms" if math.isfinite(progress.value_ms) else "no plan yet"
-    bound = f", bound {progress.lower_bound_ms:.4g} ms" if progress.lower_bound_ms > 0 else ""
-    gap = f", gap {progress.gap:.2%}" if math.isfinite(progress.gap) else ""
-    end = "ending" if was_interrupted else "Ctrl-C takes the best so far"
-    return f"planning, {progress.seconds:.1f} s: {best}{bound}{gap}; {end}"

@@ -37,13 +37,12 @@ from shardwright.contracts.compute_kernel import ComputeKernel, KernelRequest
 from shardwright.contracts.estimator import PERFORMANCE, Estimator
 from shardwright.planning.arrays import Bools, Floats
 from shardwright.planning.machines.topology import CPU_DEVICE, Topology
-from shardwright.planning.options.averaging import state_bytes_a_row
 from shardwright.planning.options.options import Options
 from shardwright.planning.options.search_space import (
     filled_bags,
-    synchronised_bytes,
     vector_bytes,
 )
+from shardwright_plugins.estimators.shard_bytes import state_bytes_a_row, synchronised_bytes
 
 LENGTH_BYTES = 4
 SUM_BYTES = 4

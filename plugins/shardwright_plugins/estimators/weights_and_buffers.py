@@ -11,8 +11,9 @@ from shardwright.contracts.compute_kernel import ComputeKernel, KernelRequest
 from shardwright.contracts.estimator import STORAGE, Estimator
 from shardwright.planning.arrays import ID_BYTES, Floats
 from shardwright.planning.machines.topology import Topology
-from shardwright.planning.options.options import Options, fold_requests
-from shardwright.planning.options.search_space import synchronised_bytes, traffic_bytes
+from shardwright.planning.options.options import Options
+from shardwright.planning.options.search_space import traffic_bytes
+from shardwright_plugins.estimators.shard_bytes import synchronised_bytes
 
 
 class WeightsAndBuffers(Estimator):
@@ -30,12 +31,16 @@ class WeightsAndBuffers(Estimator):
 
     def estimate(self, options: Options, topology: Topology) -> Mapping[str, Floats]:
         """Bytes of each tier, ``[S]``."""
-        used = {tier: np.zeros(options.num_shards) for tier in topology.tiers}
-        for (code, num_rows), shards in fold_requests(options).items():
-            kernel, request = options.requests[code]
-            declared = options.compute_kernels[kernel].memory_bytes(request, num_rows)
-            for tier, size in declared.items():
-                used[topology.tier_of(tier, request.device)][shards] += float(size)
+        # Each distinct (request, rows) is asked about once.
+        asked = options.request * (options.num_rows.max() + 1) + options.num_rows
+        _, first, place = np.unique(asked, return_index=True, return_inverse=True)
+        declared = {tier: np.zeros(len(first)) for tier in topology.tiers}
+        for index, shard in enumerate(first.tolist()):
+            kernel, request = options.requests[int(options.request[shard])]
+            memory = options.compute_kernels[kernel].memory_bytes(request, int(options.num_rows[shard]))
+            for tier, size in memory.items():
+                declared[topology.tier_of(tier, request.device)][index] += float(size)
+        used = {tier: sizes[place] for tier, sizes in declared.items()}
         received, sent = traffic_bytes(options, topology)
         buffers = np.ceil(received) + np.ceil(sent) + np.ceil(synchronised_bytes(options, topology))
         buffers += _kept_bytes(options, topology)

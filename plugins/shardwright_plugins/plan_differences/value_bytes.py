@@ -9,8 +9,8 @@ from attrs import evolve, frozen
 
 from shardwright.contracts.compute_kernel import ComputeKernel, KernelRequest
 from shardwright.contracts.row_format import FLOATS
-from shardwright.planning.options.averaging import state_bytes_of_row
 from shardwright.planning.tables.spec import TableSpec
+from shardwright_plugins.estimators.shard_bytes import state_bytes_of_row
 
 
 def weight_bits(table: TableSpec, kernel: ComputeKernel | None = None) -> int:

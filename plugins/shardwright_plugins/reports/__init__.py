@@ -1,4 +1,4 @@
-"""The built-in formats of reports, beside text and JSON, which are core's; and measured times beside a plan."""
+"""Formats of reports beside text and JSON, which are core's; progress of planning; measured times beside a plan."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from shardwright_plugins.imported import imported
 
 @hookimpl
 def shardwright_extensions() -> list[type[Extension]]:
-    """Offer the built-in formats of reports, and the comparison."""
+    """Offer the built-in formats of reports, the line of progress, and the comparison."""
     return [
         imported(
             "explain:times",
@@ -18,5 +18,10 @@ def shardwright_extensions() -> list[type[Extension]]:
         ),
         imported(
             "report:html", "shardwright_plugins.reports.html.page:page", "One page of HTML with pictures."
+        ),
+        imported(
+            "method:progress",
+            "shardwright_plugins.reports.progress:shown",
+            "The progress of planning on a line of standard error.",
         ),
     ]

@@ -28,11 +28,16 @@ def __getattr__(name: str) -> Any:
 
 @hookimpl
 def shardwright_extensions() -> list[type[Extension]]:
-    """Offer sharding groups."""
+    """Offer sharding groups, and the costs of averaging over them."""
     return [
         imported(
             "method:sharding_group",
             "shardwright_plugins.sharding_groups.grid:sharding_group",
             "Tables are sharded inside groups of ranks, and averaged over the groups.",
-        )
+        ),
+        imported(
+            "method:averaging",
+            "shardwright_plugins.sharding_groups.costs:averaging_costs",
+            "Bytes that are averaged over sharding groups, and the time that takes.",
+        ),
     ]

@@ -22,7 +22,6 @@ from shardwright import (
     hookimpl,
 )
 from shardwright.host import PluginHost, use_host
-from shardwright.planning.options.options import fold_requests
 
 
 class Whole(ShardingType):
@@ -120,11 +119,15 @@ class Weights(Estimator):
     name, measures, preference = "weights", "storage", 1
 
     def estimate(self, options, topology):
-        used = np.zeros(options.num_shards)
-        for (code, rows), shards in fold_requests(options).items():
-            kernel, request = options.requests[code]
-            used[shards] = options.compute_kernels[kernel].memory_bytes(request, rows)["device"]
-        return {topology.tier_of("device"): used}
+        asked = [
+            (*options.requests[code], rows)
+            for code, rows in zip(options.request, options.num_rows, strict=True)
+        ]
+        memory = [
+            options.compute_kernels[kernel].memory_bytes(request, int(rows))
+            for kernel, request, rows in asked
+        ]
+        return {topology.tier_of("device"): np.array([used["device"] for used in memory])}
 
 
 class EachAlone(Proposer):

@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import time
+from contextlib import contextmanager
 from functools import partial
 
 import pytest
@@ -18,16 +19,17 @@ from tests.core.planning.conftest import WithBound
 from shardwright import (
     Block,
     EmbeddingShardingPlanner,
+    Extension,
     InvalidInputError,
     Layout,
     NoPlanError,
     ParameterConstraints,
-    Progress,
     Proposer,
     RowMap,
     ShardingType,
     TableSpec,
     Topology,
+    UnknownPluginError,
     Watch,
 )
 from shardwright.host import host
@@ -35,7 +37,7 @@ from shardwright.planning.options.enumeration import prepare
 from shardwright.planning.options.inputs import Request
 from shardwright.planning.options.planning_plugins import PluginChoice
 from shardwright.planning.tables.constraints import Constraints
-from shardwright.planning.watch import gap_of, progress_text, shown
+from shardwright.planning.watch import gap_of
 
 TABLES = [TableSpec(f"t{i}", 10 + i, 8, ["f"]) for i in range(12)]
 
@@ -219,76 +221,39 @@ def test_plan_listener_hears_of_better_plans_and_of_the_bound():
     assert values == sorted(values, reverse=True)
 
 
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
-
-
-def test_shown_on_a_terminal_shows_the_best_after_a_moment(monkeypatch):
-    screen = Terminal()
+@pytest.mark.parametrize("is_terminal", [True, False])
+@pytest.mark.parametrize("is_wanted", [True, False, None])
+def test_plan_shows_its_progress_if_wanted_or_by_default_on_a_terminal(
+    monkeypatch, host_with, is_wanted, is_terminal
+):
+    screen, heard = io.StringIO(), []
+    monkeypatch.setattr(screen, "isatty", lambda: is_terminal)
     monkeypatch.setattr(sys, "stderr", screen)
-    monkeypatch.setenv("COLUMNS", "200")
-    watch = Watch()
-    with shown(watch, after_s=0.01):
-        watch.tell(value_ms=3.0, lower_bound_ms=2.0)
-        deadline = time.monotonic() + 60
-        while "gap 50.00%" not in screen.getvalue() and time.monotonic() < deadline:
-            time.sleep(0.02)
-    assert "best 3 ms, bound 2 ms, gap 50.00%; Ctrl-C takes the best so far" in screen.getvalue()
-    assert screen.getvalue().endswith("\r\x1b[K")  # and leaves the line empty
+
+    class Shown(Extension):
+        name = "method:progress"
+
+        def load(self):
+            return shown
+
+    @contextmanager
+    def shown(watch):
+        heard.append(watch.progress.value_ms)
+        yield
+        heard.append(watch.progress.value_ms)
+
+    with host_with(extensions=[Shown]):
+        made = planner(WithBound(), progress=is_wanted)
+        made.plan_tables(TABLES)
+    is_shown = is_terminal if is_wanted is None else is_wanted
+    assert heard == ([math.inf, made.report.plan.value_ms] if is_shown else [])
 
 
-def test_shown_on_a_narrow_terminal_stays_on_its_line(monkeypatch):
-    screen = Terminal()
-    monkeypatch.setattr(sys, "stderr", screen)
-    monkeypatch.setenv("COLUMNS", "20")
-    with shown(Watch(), after_s=0.01):
-        deadline = time.monotonic() + 60
-        while "planning" not in screen.getvalue() and time.monotonic() < deadline:
-            time.sleep(0.02)
-    lines = screen.getvalue().replace("\x1b[K", "").split("\r")
-    assert max(map(len, lines)) == 19
-
-
-@pytest.mark.parametrize("is_wanted", [True, False])
-def test_plan_that_takes_long_shows_its_progress_unless_that_is_unwanted(monkeypatch, is_wanted):
-    screen = Terminal()
-    monkeypatch.setattr(sys, "stderr", screen)
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr("shardwright.planning.planner.shown", partial(shown, after_s=0.01))
-    planner(Endless(pause_s=0.01), seconds=0.4, progress=is_wanted).plan_tables(TABLES)
-    assert ("planning, " in screen.getvalue()) == is_wanted
-
-
-@pytest.mark.parametrize(
-    ("screen", "is_wanted", "after_s"),
-    [(io.StringIO(), None, 0.0), (Terminal(), False, 0.0), (Terminal(), None, 60.0)],
-    ids=["no terminal", "unwanted", "too short"],
-)
-def test_shown_elsewhere_unwanted_or_for_a_moment_shows_nothing(monkeypatch, screen, is_wanted, after_s):
-    monkeypatch.setattr(sys, "stderr", screen)
-    with shown(Watch(), is_wanted=is_wanted, after_s=after_s):
-        time.sleep(0.05)
-    assert screen.getvalue() == ""
-
-
-@pytest.mark.parametrize(
-    ("progress", "text"),
-    [
-        (Progress(1.25), "planning, 1.2 s: no plan yet; Ctrl-C takes the best so far"),
-        (Progress(2.0, 4.0), "planning, 2.0 s: best 4 ms; Ctrl-C takes the best so far"),
-        (
-            Progress(2.0, math.inf, 3.0),
-            "planning, 2.0 s: no plan yet, bound 3 ms; Ctrl-C takes the best so far",
-        ),
-    ],
-)
-def test_progress_text(progress, text):
-    assert progress_text(progress) == text
-
-
-def test_progress_text_after_ctrl_c():
-    assert progress_text(Progress(2.0, 4.0), was_interrupted=True) == "planning, 2.0 s: best 4 ms; ending"
+def test_progress_without_a_plugin_that_shows_it_is_refused_only_if_it_was_asked_for(monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    planner(WithBound()).plan_tables(TABLES)
+    with pytest.raises(UnknownPluginError, match="no method 'progress'"):
+        planner(WithBound(), progress=True).plan_tables(TABLES)
 
 
 @pytest.mark.parametrize(

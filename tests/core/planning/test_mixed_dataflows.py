@@ -30,9 +30,10 @@ from shardwright import (
 )
 from shardwright.host import host, use_host
 from shardwright.planning.options.enumeration import enumerate_options
-from shardwright.planning.options.search_space import synchronised_bytes, traffic_bytes
+from shardwright.planning.options.search_space import traffic_bytes
 from shardwright.planning.tables.constraints import Constraints
 from shardwright_plugins.dataflows import Replicate
+from shardwright_plugins.estimators.shard_bytes import synchronised_bytes
 
 TABLE = TableSpec("t", 11, 8, ["f"], pooling="NONE")
 RANKS = Topology(2, "cpu")

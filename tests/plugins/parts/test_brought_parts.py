@@ -160,6 +160,8 @@ def test_torch_optimizers_are_those_that_plugins_bring_and_programs_register() -
         ("method:dense_part", "builtin_dense_part", 7, "what it gives.*a Module or None, got 7"),
         ("method:sharding_group", "builtin_sharding_groups", None, "what it gives.*a Topology, got None"),
         ("method:sharding_group", "builtin_sharding_groups", sw.Topology(8, "cpu"), "of 4 ranks, it .* of 8"),
+        ("method:machine", "builtin_bandwidths", 7, "what it gives must be a Topology, got 7"),
+        ("method:averaging", "builtin_sharding_groups", 7, "what it gives must be .*, got 7"),
         (
             "gradients:mine",
             "builtin_guards",
@@ -179,6 +181,10 @@ def test_what_an_extension_gives_against_its_contract_is_refused_by_name(
     asking: dict[str, Callable[[], object]] = {
         "method:dense_part": sharded,
         "method:sharding_group": lambda: sw.Topology(8, "cpu").sharding_group(4),
+        "method:machine": lambda: sw.Topology.from_machine("machine.json", 2),
+        "method:averaging": lambda: sw.EmbeddingShardingPlanner(
+            sw.Topology(2, "cpu", replicas=sw.Replicas(2))
+        ).plan_tables([sw.TableSpec("t", 10, 8, ["f"])]),
         "gradients:mine": gradient.sum,
         "torch_optimizers:mine": lambda: sw.optimizer_spec_of(weight),
         "step:mine": sharded,

@@ -116,7 +116,9 @@ class DocumentKind:
             text = min((self._told(value, fault) for fault in faults), key=itemgetter(0))[1]
             said = value.get("format") if isinstance(value, dict) else None
             raise self.error(
-                f'{text} The document says "format": "{said}".' if isinstance(said, str) else text
+                f'{text} The document says "format": "{said}".'
+                if isinstance(said, str) and repr(said) not in text
+                else text
             )
 
     def _told(self, value: Any, fault: jsonschema_rs.ValidationError) -> tuple[int, str]:
@@ -126,10 +128,10 @@ class DocumentKind:
         nodes = _nodes(self.schema, fault.evaluation_path)
         text = f"{where} {_wrong(fault, nodes[-1])}"
         meaning = next((node["description"] for node in nodes if "description" in node), "")
-        is_unknown = fault.kind.name == "additionalProperties"
-        # A misspelt key is also one that is missing, and says more; other unknown keys say less.
-        urgency = 1 if not is_unknown else 0 if "Did you mean" in text else 2
-        return urgency, f"{text}. {meaning}".rstrip(". ") + "."
+        # Another format or version explains all other faults. A misspelt key is also one that is missing, and says
+        # more; other unknown keys say less.
+        urgencies = {"const": -1, "additionalProperties": 0 if "Did you mean" in text else 2}
+        return urgencies.get(fault.kind.name, 1), f"{text}. {meaning}".rstrip(". ") + "."
 
 
 @functools.cache

@@ -18,7 +18,7 @@ from attrs import field, frozen
 
 from shardwright.arguments import typed
 from shardwright.errors import InvalidInputError, nearest
-from shardwright.planning.arrays import Ints, distinct, without
+from shardwright.planning.arrays import Ints, distinct
 from shardwright.planning.layouts.blocks import (
     UNPLACED,
     Block,
@@ -209,11 +209,8 @@ class Layout:
         # Of copies the first of each row part, and all other blocks.
         first = np.unique(np.where(is_copy, columns.part, -1), return_index=True)[1]
         kept = np.concatenate([np.flatnonzero(~is_copy), first[is_copy[first]]])
-        part = _wrong_part(columns, kept, self.row_map.num_parts, table.embedding_dim)
-        if part is not None:
-            own = kept[columns.part[kept] == part]
-            spans = sorted(zip(columns.start[own].tolist(), columns.stop[own].tolist(), strict=True))
-            raise InvalidInputError(f"{where}, row part {part}: {_gap(spans, table.embedding_dim)}")
+        if fault := _fault(columns, kept, self.row_map.num_parts, table.embedding_dim):
+            raise InvalidInputError(f"{where}, {fault}")
 
 
 def _rows_of_parts(row_map: RowMap) -> int:
@@ -256,27 +253,24 @@ def _check_copies(
             )
 
 
-def _wrong_part(columns: BlockColumns, kept: Ints, num_parts: int, dim: int) -> int | None:
-    """Find the first row part of which some blocks do not cover each column once; ``None`` if there is none."""
-    order = kept[np.lexsort((columns.start[kept], columns.part[kept]))]
-    part, start, stop = columns.part[order], columns.start[order], columns.stop[order]
-    begins = np.diff(part, prepend=-1) > 0
+def _fault(columns: BlockColumns, kept: Ints, num_parts: int, dim: int) -> str:
+    """Name the first row part of which some blocks do not cover each column once; empty if there is none."""
+    # Behind the blocks of each part stands one without columns, at the table's last column.
+    end = np.full(num_parts, dim)
+    part = np.append(columns.part[kept], np.arange(num_parts))
+    start, stop = np.append(columns.start[kept], end), np.append(columns.stop[kept], end)
+    order = np.lexsort((start, part))
+    part, start, stop = part[order], start[order], stop[order]
     # In order of part and column, each block begins where the last one ended.
-    is_wrong = start != np.where(begins, 0, np.roll(stop, 1))
-    is_wrong |= np.append(begins[1:], True) & (stop != dim)
-    wrong = part[is_wrong].tolist() + without(np.arange(num_parts), part).tolist()
-    return min(wrong, default=None)
-
-
-def _gap(spans: Sequence[tuple[int, int]], dim: int) -> str:
-    """Tell which columns are missing or there twice, of ranges that are in order."""
-    reached = 0
-    for start, stop in spans:
-        if start != reached:
-            what = "not covered" if start > reached else "covered twice"
-            return f"columns [{min(start, reached)}, {max(start, reached)}) are {what}"
-        reached = stop
-    return f"blocks reach column {reached} of {dim}"
+    reached = np.where(np.diff(part, prepend=-1) > 0, 0, np.roll(stop, 1))
+    if (start == reached).all():
+        return ""
+    first = int(np.argmax(start != reached))
+    low, high = int(reached[first]), int(start[first])
+    if high == dim:
+        return f"row part {part[first]}: blocks reach column {low} of {dim}"
+    what = "not covered" if high > low else "covered twice"
+    return f"row part {part[first]}: columns [{min(low, high)}, {max(low, high)}) are {what}"
 
 
 _Named = TypeVar("_Named", RowMap, Dataflow)

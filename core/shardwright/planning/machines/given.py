@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 from attrs import asdict
 
-from shardwright.arguments import Within, brief, check
+from shardwright.arguments import Within, check
 from shardwright.errors import InvalidInputError, UnknownNameError, nearest
 from shardwright.host.process import process_host
 from shardwright.planning.assumptions import CPU_DEVICE, InputValue, assumptions_of
-from shardwright.planning.documents import MACHINE
 from shardwright.planning.documents.limits import MOST_MEMORY_BYTES, MOST_SPEED
 from shardwright.planning.machines.replicas import Replicas
 
 CPU_TIER = "cpu_ddr"
 """Memory of the ranks on a CPU, in a topology with others on devices."""
-_LATENCY = "_latency_ms"
+LATENCY = "_latency_ms"
 """End of the name of a link's latency among the inputs."""
 _KNOWN_DEVICES = (CPU_DEVICE, "cuda")
 _LINKS = ("intra_host", "inter_host")
@@ -57,7 +55,7 @@ def attributes(asked: Mapping[str, Any], detected: Sequence[str]) -> dict[str, A
     named: dict[str, Any] = {}
     for name, value in asked.items():
         if name == "link_latencies_ms":
-            named |= {link + _LATENCY: latencies.get(link) for link in links}
+            named |= {link + LATENCY: latencies.get(link) for link in links}
         elif isinstance(value, Mapping):
             named |= {f"{name}.{key}": _plain(one) for key, one in value.items()}
         elif is_mixed or not name.startswith(CPU_TIER):
@@ -83,7 +81,7 @@ def attributes(asked: Mapping[str, Any], detected: Sequence[str]) -> dict[str, A
         | dict(asked["memory_bandwidths"]),
         "link_bandwidths": {link: values[link + end] for link, end in between.items()}
         | dict(asked["link_bandwidths"]),
-        "link_latencies_ms": {link: values[link + _LATENCY] for link in links},
+        "link_latencies_ms": {link: values[link + LATENCY] for link in links},
         "speeds": tuple(map(float, speeds)),
         "provenance": provenance,
     }
@@ -227,48 +225,3 @@ def bytes_of_ranks(name: str, value: Any, world_size: int) -> tuple[int, ...]:
 def compact(values: tuple[Any, ...]) -> Any:
     """One value where all ranks have the same, else a list."""
     return values[0] if len(set(values)) == 1 else list(values)
-
-
-def measured_values(
-    path: str | Path, world_size: int, compute_device: Any
-) -> tuple[dict[str, Any], dict[str, InputValue]]:
-    """Arguments of a topology, as ``shardwright calibrate`` measured them on a machine, and their origins.
-
-    Args:
-        path: machine document.
-        world_size: number of ranks of the topology.
-        compute_device: type of their devices, or one a rank.
-
-    Raises:
-        InvalidInputError: the document is malformed, or the devices are others.
-    """
-    data = MACHINE.read(Path(path))
-    try:
-        MACHINE.check(data)
-        one_a_rank("topology.speed", data["topology"].get("speed", 1.0), data["made"]["ranks"])
-    except InvalidInputError as error:
-        raise InvalidInputError(f"{path}: {error}") from error
-    made, devices = data["made"], {*np.atleast_1d(compute_device).tolist()}
-    known = {CPU_DEVICE, made.get("device", CPU_DEVICE)}
-    if len(devices) > 1 or devices - known:
-        raise InvalidInputError(
-            f"{path} was measured on CPUs, whose links and memory are not those of {brief(compute_device)}: plan "
-            f"without it, or for ranks of {' or '.join(sorted(known))}",
-            subject="compute_device",
-            asked=compute_device,
-            possible=tuple(sorted(known)),
-        )
-    # Of an accelerator its memory and copies are measured, and no links between ranks. Speeds are of these ranks.
-    is_host, is_as_many = devices == {CPU_DEVICE}, made["ranks"] == world_size
-    measured = {
-        name: value if is_as_many or name != "speed" else 1.0
-        for name, value in data["topology"].items()
-        if name.startswith("hbm_") != is_host
-    }
-    others = "" if is_as_many else f", not {world_size}"
-    source = f"measured on {made['processor']}, {made['date']}, with {made['ranks']} ranks{others}"
-    origin = "measured" if is_as_many else "assumed"
-    origins = {name: InputValue(value, origin, source) for name, value in measured.items()}
-    latencies = [name for name in measured if name.endswith(_LATENCY)]
-    measured["link_latencies_ms"] = {name.removesuffix(_LATENCY): measured.pop(name) for name in latencies}
-    return measured, origins

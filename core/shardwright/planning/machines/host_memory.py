@@ -25,26 +25,13 @@ def host_memory_bytes(root: Path = Path("/")) -> int | None:
 
 def _limits(root: Path) -> Iterator[int]:
     """The limits of this process's control groups and of those around them."""
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        for controller in controllers.split(","):
-            if controller in _LIMITS:
+    with suppress(OSError):
+        for line in (root / "proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            for controller in _LIMITS.keys() & set(controllers.split(",")):
                 mount = root / "sys/fs/cgroup" / controller
-                yield from _limits_of(mount, path.strip("/"), _LIMITS[controller])
-
-
-def _limits_of(mount: Path, path: str, name: str) -> Iterator[int]:
-    own = mount / path
-    for folder in [own, *own.parents]:
-        try:
-            text = (folder / name).read_text().strip()
-        except OSError:  # in a container the group may stand at the mount itself
-            text = ""
-        if text.isdecimal():  # else "max": no limit
-            yield int(text)
-        if folder == mount:
-            return
+                own = mount / path.strip("/")
+                # In a container the group may stand at the mount itself.
+                for folder in (own, *own.parents[: len(own.relative_to(mount).parts)]):
+                    with suppress(OSError, ValueError):  # "max": no limit
+                        yield int((folder / _LIMITS[controller]).read_text())

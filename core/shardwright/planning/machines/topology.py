@@ -31,7 +31,6 @@ from shardwright.planning.machines.given import (
     attributes,
     bytes_of_ranks,
     compact,
-    measured_values,
     tiers_of,
 )
 from shardwright.planning.machines.replicas import Replicas
@@ -180,7 +179,7 @@ class Topology:
     def from_machine(
         cls, path: str | Path, world_size: int, compute_device: str = CPU_DEVICE, **given: Any
     ) -> Topology:
-        """The topology of ranks on a machine that ``shardwright calibrate`` measured.
+        """The topology of ranks on a machine that ``shardwright calibrate`` measured, by ``method:machine``.
 
         Args:
             path: machine document.
@@ -192,14 +191,13 @@ class Topology:
 
         Raises:
             InvalidInputError: the document is malformed, an argument is wrong, or the devices are others.
+            UnknownPluginError: no plugin that reads such documents is loaded.
         """
-        measured, origins = measured_values(path, world_size, compute_device)
-        own = {name: value for name, value in given.items() if value is not None}
-        own["link_latencies_ms"] = measured.pop("link_latencies_ms") | own.get("link_latencies_ms", {})
-        made = cls(world_size, compute_device, **{**measured, **own})
-        stated = made.provenance
-        noted = {name: one for name, one in origins.items() if stated[name].value == one.value}
-        return made.evolved(provenance={**stated, **noted})
+        offered = process_host().extensions
+        made: Topology = ask_at(
+            "method", "machine", offered, Topology, path, world_size, compute_device, **given
+        )
+        return made
 
     @checked
     def sharding_group(

@@ -15,9 +15,8 @@ Tables, and options inside a table, stand in a fixed order that depends on nothi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cached_property
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -262,16 +261,3 @@ class Options:
     def kernel_of(self, option: int) -> ComputeKernel:
         """The compute kernel of an option."""
         return self.compute_kernels[int(self.compute_kernel[option])]
-
-
-def fold_requests(options: Options) -> Mapping[tuple[int, int], Ints]:
-    """The runs of each distinct (request code, number of rows): what is asked of a kernel only once.
-
-    Returns:
-        ``{(request, rows): indices of runs}``.
-    """
-    order = np.lexsort((options.num_rows, options.request))
-    request, rows = options.request[order], options.num_rows[order]
-    changes = np.flatnonzero((np.diff(request) != 0) | (np.diff(rows) != 0)) + 1
-    starts = [0, *changes.tolist(), len(order)] if len(order) else []
-    return {(int(request[start]), int(rows[start])): order[start:stop] for start, stop in pairwise(starts)}

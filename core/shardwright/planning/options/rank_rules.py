@@ -73,7 +73,10 @@ class RankRules:
             tuple(group) for group in _grouped([rule.apart or () for rule in rules]) if len(group) > 1
         )
         found = cls(topology, tuple(tables), ranks, together, apart)
-        found._check()
+        for group in dict.fromkeys(together.values()):
+            found._check_together(group)
+        for group in apart:
+            found._check_apart(group)
         return found
 
     def refusal(self, table: int, layout: Layout) -> str:
@@ -165,13 +168,6 @@ class RankRules:
         for member in self.together.get(table, (table,)):
             allowed &= self.ranks.get(member, allowed)
         return allowed
-
-    def _check(self) -> None:
-        """Raise if no placement can follow these rules, whatever is chosen."""
-        for group in dict.fromkeys(self.together.values()):
-            self._check_together(group)
-        for group in self.apart:
-            self._check_apart(group)
 
     def _check_together(self, group: tuple[int, ...]) -> None:
         if self.allowed(group[0]):

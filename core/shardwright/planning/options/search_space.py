@@ -12,13 +12,17 @@ from attrs import frozen
 from shardwright.arguments import brief
 from shardwright.contracts.estimator import STORAGE, Estimator
 from shardwright.errors import PlanningError
+from shardwright.host.extensions import ask_at
+from shardwright.host.process import process_host
 from shardwright.planning.arrays import FREE, Bools, Floats, Ints
 from shardwright.planning.machines.topology import Topology
-from shardwright.planning.options.averaging import AVERAGING, averaging_ms
 from shardwright.planning.options.options import Options
 from shardwright.planning.options.rank_rules import RankRules
 from shardwright.planning.plugin_calls import calling
 from shardwright.planning.tables.codecs import FLOAT_BYTES, QCommsConfig
+
+AVERAGING = "averaging"
+"""Name of the phase of a step in which the replicas of other sharding groups are averaged."""
 
 # A shard of more fits nowhere (256 TiB), and sums of what is no more stay within 64 bits.
 _MOST_BYTES = float(1 << 48)
@@ -182,8 +186,23 @@ def _phases(performance: Estimator, options: Options, ranks: Topology) -> dict[s
         for phase, column in _estimated(performance, options, ranks).items()
     }
     if ranks.replicas is not None:  # whatever the model of costs: it is asked for one sharding group
-        phases[AVERAGING] = phases.get(AVERAGING, 0.0) + averaging_ms(options, ranks)
+        phases[AVERAGING] = phases.get(AVERAGING, 0.0) + averaging_costs(options, ranks)[1]
     return phases
+
+
+def averaging_costs(options: Options, topology: Topology) -> tuple[Floats, Floats]:
+    """Bytes of each shard that are averaged with its replicas, and the milliseconds a step that this takes: ``[S]``.
+
+    The extension ``method:averaging`` tells them. Both are 0 where there are no other sharding groups.
+
+    Raises:
+        UnknownPluginError: no plugin that tells them is loaded.
+    """
+    if topology.replicas is None:
+        return np.zeros(options.num_shards), np.zeros(options.num_shards)
+    registry, gives = process_host().extensions, tuple[np.ndarray, np.ndarray]
+    costs: tuple[Floats, Floats] = ask_at("method", "averaging", registry, gives, options, topology)
+    return costs
 
 
 def _keep_on_devices(memory: Ints, options: Options, topology: Topology) -> None:
@@ -305,19 +324,3 @@ def filled_bags(options: Options, topology: Topology) -> Floats:
     # n log(1 - f), and below 1 - e^that: both keep the digits of a small f. f = 1 would be log 0.
     missed = np.log1p(-np.minimum(options.id_fraction, 1 - 1e-12)) * num_ids
     return np.where(is_whole, 1.0, -np.expm1(missed))
-
-
-def synchronised_bytes(options: Options, topology: Topology) -> Floats:
-    """Compute the bytes that a copy receives to stay equal to the others: ``[S]``; 0 for shards that are no copies.
-
-    Either the ids of all ranks with the 32-bit gradients of their vectors, or the gradient of all rows, whichever is
-    less. Copies of frozen tables receive nothing.
-    """
-    table = options.shard_table
-    ids = options.ids_per_batch[table] * options.id_fraction
-    vectors = np.where(options.is_pooled[table], options.bags_per_batch[table], ids)
-    row_bytes = vector_bytes(options)[1]
-    # First form: ids and gradients of every rank's batch. Second form: the gradient of all rows.
-    of_a_batch = ids * options.id_bytes + vectors * row_bytes
-    least = np.minimum(of_a_batch * topology.world_size, options.num_rows * row_bytes)
-    return np.where(options.is_copy & ~options.is_frozen[table], least, 0.0)

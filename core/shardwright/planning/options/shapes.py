@@ -73,7 +73,7 @@ def runs_of(layout: Layout, device: str, go_on: Callable[[], None] = lambda: Non
         go_on: called before a plugin is asked how many rows a block has, which may take long; ends that by raising.
     """
     pieces = chain.from_iterable(_parts(layout, run, go_on) for run in layout.blocks.ranked_runs)
-    runs = list(_fold(pieces))
+    runs = _fold(pieces)
     labels = sorted({run.gang for run in runs} - {NO_GANG})
     gangs = {NO_GANG: NO_GANG, **{label: gang for gang, label in enumerate(labels)}}
     return tuple(run._replace(gang=gangs[run.gang], device=device) for run in runs)
@@ -101,18 +101,15 @@ def _parts(layout: Layout, run: BlockRun, go_on: Callable[[], None]) -> Iterator
         )
 
 
-def _fold(runs: Iterable[ShardRun]) -> Iterator[ShardRun]:
+def _fold(runs: Iterable[ShardRun]) -> list[ShardRun]:
     """The runs, those joined that continue the one before."""
-    last: ShardRun | None = None
+    found: list[ShardRun] = []
     for run in runs:
-        if last is not None and last.continues(run):
-            last = last._replace(length=last.length + run.length)
-            continue
-        if last is not None:
-            yield last
-        last = run
-    if last is not None:
-        yield last
+        if found and found[-1].continues(run):
+            found[-1] = found[-1]._replace(length=found[-1].length + run.length)
+        else:
+            found.append(run)
+    return found
 
 
 def layouts_on_devices(

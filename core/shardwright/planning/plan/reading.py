@@ -14,7 +14,6 @@ from shardwright.planning.documents import PLAN
 from shardwright.planning.layouts.layout import BlockRun, ColumnRange, Dataflow, Exchange, Layout, from_data
 from shardwright.planning.layouts.row_maps import ROW_MAPS, RowMap, RowsRange
 from shardwright.planning.machines.topology import Topology
-from shardwright.planning.plan.document import FORMAT, VERSION
 from shardwright.planning.plan.inputs import InputTables
 from shardwright.planning.plan.rows import Bounds, derive_row_map, parts_of
 from shardwright.planning.plan.sharding import (
@@ -43,8 +42,6 @@ def read_plan(
             column exactly once; the text says where.
     """
     document = PLAN.parse(text)
-    if isinstance(document, dict):
-        _check_format(document)
     PLAN.check(document)
     InputTables.of(document)  # refuses inputs that no planner wrote, before anything asks for them
     reader = _Reader(_ranks_of(document), plugin_host, document.get("plugins", ()))
@@ -55,18 +52,6 @@ def read_plan(
         for path, tables in document["modules"].items()
     }
     return plan, document
-
-
-def _check_format(document: Mapping[str, Any]) -> None:
-    """Check what a document says it is, so that a document of another kind is not told that it is a bad plan."""
-    if document.get("format") != FORMAT:
-        raise PlanError(
-            f'a plan document has "format": "{FORMAT}", this one has {document.get("format")!r:.60}'
-        )
-    if document.get("version") != VERSION:
-        raise PlanError(
-            f"the plan document has version {document.get('version')!r:.60}; version {VERSION} can be read"
-        )
 
 
 def _ranks_of(document: Mapping[str, Any]) -> Topology:

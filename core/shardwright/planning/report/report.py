@@ -11,9 +11,8 @@ from typing import Any
 from attrs import frozen
 
 from shardwright.host.extensions import load_at
-from shardwright.planning.options.averaging import AVERAGING, sent_bytes
 from shardwright.planning.options.inputs import assumed_inputs, under_assumed_values
-from shardwright.planning.options.search_space import SearchSpace
+from shardwright.planning.options.search_space import AVERAGING, SearchSpace
 from shardwright.planning.plan.sharding import aligned, codecs_text, ranks_text
 from shardwright.planning.proofs import RANKS, checked_by
 from shardwright.planning.report.statistics import averaged_on_ranks, rank_data, table_data
@@ -121,7 +120,8 @@ class Report:
             return
         world_size = self.space.topology.world_size
         averaged = averaged_on_ranks(self.plan).max()
-        sent = sent_bytes(averaged, replicas.num_groups)
+        # One part in R of the shards is added up on each rank: (R - 1) / R of the bytes leave it twice.
+        sent = 2 * averaged * (replicas.num_groups - 1) / replicas.num_groups
         time_ms = self.plan.phases_ms[AVERAGING].max()
         often = "step" if replicas.sync_every == 1 else f"{replicas.sync_every} steps"
         yield (

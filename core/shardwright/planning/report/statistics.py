@@ -11,8 +11,7 @@ import attrs
 import numpy as np
 
 from shardwright.planning.arrays import Floats
-from shardwright.planning.options.averaging import averaged_bytes
-from shardwright.planning.options.search_space import traffic_bytes
+from shardwright.planning.options.search_space import averaging_costs, traffic_bytes
 from shardwright.planning.search.loaded import LoadedPlan
 
 
@@ -99,6 +98,4 @@ def table_data(plan: LoadedPlan) -> list[dict[str, Any]]:
 
 def averaged_on_ranks(plan: LoadedPlan) -> Floats:
     """Weights and state that each rank averages with its replicas in other sharding groups, bytes: ``[W]``."""
-    if plan.space.topology.replicas is None:
-        return np.zeros(plan.space.topology.world_size)
-    return plan.by_rank(averaged_bytes(plan.space.options))
+    return plan.by_rank(averaging_costs(plan.space.options, plan.space.topology)[0])

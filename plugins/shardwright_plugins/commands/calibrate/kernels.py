@@ -16,12 +16,12 @@ from shardwright.contracts.lookup import Bags, BlockSpec, Lookup
 from shardwright.host import host
 from shardwright.planning.arrays import Floats
 from shardwright.planning.layouts.layout import Block
-from shardwright.planning.options.averaging import state_bytes_of_row
 from shardwright.planning.tables.data_types import DataType
 from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright.planning.tables.spec import TableSpec
 from shardwright_plugins.estimators.engine.machine import BASE
 from shardwright_plugins.estimators.engine.work import LookupWork
+from shardwright_plugins.estimators.shard_bytes import state_bytes_of_row
 from shardwright_plugins.measuring.phases import keep_memory
 from shardwright_plugins.measuring.timing import quartiles_ms
 

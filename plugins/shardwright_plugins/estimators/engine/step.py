@@ -19,11 +19,11 @@ from shardwright.errors import PlanningError
 from shardwright.planning.arrays import ID_BYTES, Bools, Floats, Ints
 from shardwright.planning.layouts.row_maps import RowMap
 from shardwright.planning.machines.topology import Topology
-from shardwright.planning.options.averaging import state_bytes_a_row
 from shardwright.planning.options.options import Options
 from shardwright.planning.options.search_space import filled_bags, gradient_columns, vector_bytes
 from shardwright.planning.plugin_calls import calling
 from shardwright_plugins.estimators.engine.work import LookupWork, even_rows
+from shardwright_plugins.estimators.shard_bytes import state_bytes_a_row
 
 _LENGTH_BYTES, _VALUE_BYTES = 4, 4
 _NS_A_MS = 1e6

@@ -3,7 +3,6 @@ from __future__ import annotations
 from itertools import chain, repeat
 
 import attrs
-import numpy as np
 import pytest
 from tests.core.planning.conftest import Whole
 
@@ -24,7 +23,6 @@ from shardwright import (
 from shardwright.host import host
 from shardwright.planning.arrays import FREE, NO_GANG
 from shardwright.planning.options.enumeration import enumerate_options
-from shardwright.planning.options.options import fold_requests
 from shardwright.planning.tables.constraints import Constraints
 
 TABLE = TableSpec("t", 10, 8, ["f"])
@@ -194,15 +192,6 @@ def test_enumerate_is_weighted_of_the_constraint_reaches_the_kernel():
 def test_row_fraction_of_a_table_smaller_than_the_ranks_is_zero_for_empty_shards():
     options = options_of(TableSpec("t", 2, 8, ["f"]), ranks=3, t={"sharding_types": ["slices"]})
     assert options.spread(options.row_fraction, 0).tolist() == [0.5, 0.5, 0.0]
-
-
-def test_fold_requests_covers_each_shard_once():
-    options = options_of(TABLE, TableSpec("u", 3, 6, ["g"]), ranks=4)
-    folded = fold_requests(options)
-    assert sorted(np.concatenate(list(folded.values())).tolist()) == list(range(options.num_shards))
-    for (request, rows), shards in folded.items():
-        assert set(options.request[shards].tolist()) == {request}
-        assert set(options.num_rows[shards].tolist()) == {rows}
 
 
 @pytest.mark.parametrize(("by_shape", "asked"), [(True, ["a", "c"]), (False, ["a", "b", "c"])])

@@ -358,8 +358,9 @@ def test_from_json_of_a_type_that_is_not_there_names_the_distribution_that_broug
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"format": "torchrec"}, 'has "format": "shardwright-plan", this one has \'torchrec\''),
-        ({"version": 2}, "has version 2; version 1 can be read"),
+        ({"format": "torchrec"}, "format must be 'shardwright-plan', got 'torchrec'"),
+        ({"version": 2}, "version must be 1, got 2"),
+        ({"version": 2, "shards": {}}, "version must be 1, got 2"),
         ({"topology": None}, "topology must be an object"),
         (
             {"topology": {"world_size": 0, "compute_device": "cpu"}},

@@ -95,7 +95,9 @@ def _run(root: Path, tests: list[str], seconds: float) -> str:
 def _summary(root: Path) -> str:
     """Lines of pytest's summary of the last run, which name the tests that failed and why."""
     lines = (root / _OUTPUT).read_text().splitlines()
-    return "\n".join(line for line in lines if line.startswith(("FAILED ", "ERROR "))) or "\n".join(lines[-20:])
+    return "\n".join(line for line in lines if line.startswith(("FAILED ", "ERROR "))) or "\n".join(
+        lines[-20:]
+    )
 
 
 def _child(root: Path, tests: list[str]) -> None:

@@ -284,22 +284,6 @@ def halved_by_hand() -> str:
     return error_of(lambda: [step(number) for number in range(2)])
 
 
-def train_with_scaler(steps: int, types: list[str]) -> list[State]:
-    """Train tables with visible gradients, scaled, and not; and with a scaler that is off."""
-    states = []
-    for scale, kernel in ((1.0, "dense"), (1024.0, "dense"), (None, "fused_torch")):
-        model = model_of(types, [kernel])
-        optimizer = dense_optimizer(model)
-        scaler = torch.amp.GradScaler("cpu", init_scale=scale or 1.0, enabled=scale is not None)
-        for step in range(steps):
-            optimizer.zero_grad()
-            scaler.scale(loss_of(model, step)).backward()
-            scaler.step(optimizer)
-            scaler.update()
-        states.append(model.full_state_dict())
-    return states
-
-
 def one_rank_clips() -> str:
     """Rank 1 alone clips the parameters that it lists, and goes no further; returns each rank's error."""
     model = model_of(kernels=["fused_torch"], timeout_s=TIMEOUT_S)

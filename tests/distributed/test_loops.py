@@ -131,16 +131,6 @@ def test_dense_gradients_that_are_divided_by_hand_are_no_scaled_loss(pool: RankP
     assert set(pool.run(loop_workers.halved_by_hand, 2)) == {"nothing was raised"}
 
 
-@pytest.mark.parametrize("types", [["data_parallel"], ["row_wise", "table_wise"]])
-def test_scaler_trains_tables_with_visible_gradients_and_any_table_when_it_is_off(
-    pool: RankPool, types: list[str]
-) -> None:
-    expected = unsharded_after(range(STEPS), 2)[0].state_dict()
-    for plain, scaled, off in pool.run(loop_workers.train_with_scaler, 2, STEPS, types):
-        assert_same_state(scaled, plain)
-        assert_same_state(off, expected)
-
-
 def test_clipping_on_one_rank_is_told_to_those_that_wait_for_it(pool: RankPool) -> None:
     waited, refused = pool.run(loop_workers.one_rank_clips, 2)
     assert refused.startswith("UnsupportedError: ")

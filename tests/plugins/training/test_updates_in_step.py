@@ -160,9 +160,10 @@ def mixed(optimizer: str = "sgd", kernel: str = "fused_torch") -> Case:
     return Case(tables, (3, 4, 2), optimizer)
 
 
-def scaled_step(scaler: Any, case: Case, model: Any, env: ShardingEnv, number: int, *, infinite: int) -> None:
+def scaled_step(
+    scaler: Any, case: Case, model: Any, optimizer: Any, env: ShardingEnv, number: int, *, infinite: int
+) -> None:
     """A step with a scaler; in one step a gradient that the last rank alone has is infinite."""
-    optimizer = model.fused_optimizer
     optimizer.zero_grad()
     values = case.output(model(case.batch(number, env.rank)))
     loss = (values * case.gradient(number, env.rank, values)).sum()
@@ -174,15 +175,17 @@ def scaled_step(scaler: Any, case: Case, model: Any, env: ShardingEnv, number: i
     scaler.update()
 
 
-@pytest.mark.parametrize("kernel", fused_kernels())
+@pytest.mark.parametrize("kernel", [*fused_kernels(), "dense"])
 def test_scaler_equals_one_process_and_an_infinity_on_one_rank_skips_the_step_on_all(kernel: str) -> None:
     case, scales = mixed("adagrad", kernel), []
 
     def run(env: ShardingEnv) -> Any:
         model = shard(case, env, module)
+        own = case.sharder().optimizer
+        optimizer = spec_to_torch(own, [*model.parameters()]) if kernel == "dense" else model.fused_optimizer
         scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
         for number in range(3):
-            scaled_step(scaler, case, model, env, number, infinite=1)
+            scaled_step(scaler, case, model, optimizer, env, number, infinite=1)
         scales.append(scaler.get_scale())
         return model.full_state_dict(), model.fused_optimizer.full_state_dict()["state"]
 

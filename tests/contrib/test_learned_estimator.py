@@ -102,15 +102,6 @@ def test_learned_ids_bring_their_weights_and_the_columns_that_their_kernel_asks_
         ]
 
 
-def test_learned_plans_for_serving_cost_what_goes_forward() -> None:
-    planner = sw.EmbeddingShardingPlanner(
-        TOPOLOGY, 64, estimator=LearnedEstimator.fit(drawn_measurements()), objective="serving"
-    )
-    planner.plan_tables(tables())
-    for rank in planner.report.to_data()["ranks"]:
-        assert rank["phases_ms"]["backward_compute"] == 0
-
-
 def test_learned_lookups_and_updates_of_ranks_of_half_the_speed_take_twice_as_long() -> None:
     measurements = drawn_measurements()
     learned, slow = LearnedEstimator.fit(measurements), TOPOLOGY.evolved(speeds=(0.5,) * 4)

@@ -216,31 +216,6 @@ def optimizers_of_dense_parameters_in_backward() -> str:
 # Scaled and clipped gradients
 
 
-def train_scaled(given: str, kernel: str, types: list[str] = TYPES) -> tuple[str, bool]:
-    """A step in float16 with a gradient scaler; returns the error, and whether the tables are as they were.
-
-    Args:
-        given: which optimizer the scaler is given.
-        kernel: the tables' compute kernel.
-        types: their sharding types.
-    """
-    model = model_of(types, [kernel])
-    before = model.full_state_dict()
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    dense = dense_optimizer(model)
-    optimizer = {"all": workers.optimizers_of(model), "dense": dense}[given]
-
-    def step() -> None:
-        with torch.autocast("cpu", torch.float16):
-            loss = loss_of(model, 0)
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-
-    text = error_of(step)
-    after = model.full_state_dict()
-    return text, all(torch.equal(before[name], after[name]) for name in before)
-
-
 def scaled_without_autocast(*, is_clipped: bool) -> tuple[str, str]:
     """Two steps with a scaler of the dense part's optimizer, then with none; returns both errors."""
     texts = []
@@ -307,39 +282,6 @@ def halved_by_hand() -> str:
         optimizer.zero_grad()
 
     return error_of(lambda: [step(number) for number in range(2)])
-
-
-def train_with_scaler(steps: int, types: list[str]) -> list[State]:
-    """Train tables with visible gradients, scaled, and not; and with a scaler that is off."""
-    states = []
-    for scale, kernel in ((1.0, "dense"), (1024.0, "dense"), (None, "fused_torch")):
-        model = model_of(types, [kernel])
-        optimizer = dense_optimizer(model)
-        scaler = torch.amp.GradScaler("cpu", init_scale=scale or 1.0, enabled=scale is not None)
-        for step in range(steps):
-            optimizer.zero_grad()
-            scaler.scale(loss_of(model, step)).backward()
-            scaler.step(optimizer)
-            scaler.update()
-        states.append(model.full_state_dict())
-    return states
-
-
-def clipped(kernel: str, types: list[str], *, dense_only: bool = False) -> float:
-    """Clip the gradients of a sharded model by torch's function; returns the norm.
-
-    Args:
-        kernel: the tables' compute kernel.
-        types: their sharding types.
-        dense_only: it is given the parameters without optimizers in the backward pass.
-    """
-    model = model_of(types, [kernel])
-    loss_of(model, 0).backward()
-    if dense_only:
-        parameters: Any = [p for _, p in in_backward_optimizer_filter(model.named_parameters())]
-    else:
-        parameters = model.parameters()
-    return float(clip_grad_norm_(parameters, 0.1))
 
 
 def one_rank_clips() -> str:

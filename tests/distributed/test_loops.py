@@ -99,18 +99,6 @@ def test_dense_parameters_with_optimizers_in_backward_are_refused(pool: RankPool
     )
 
 
-@pytest.mark.parametrize("given", ["all", "dense"])
-def test_scaled_losses_of_tables_updated_in_backward_are_refused_before_anything_is_changed(
-    pool: RankPool, given: str
-) -> None:
-    results = pool.run(loop_workers.train_scaled, 2, given, FUSED)
-    text = same_text([text for text, _ in results])
-    assert text.startswith("UnsupportedError: table ")
-    assert "is updated in the backward pass, and would take the scaled gradient" in text
-    assert "bfloat16" in text
-    assert all(unchanged for _, unchanged in results)
-
-
 @pytest.mark.parametrize("is_clipped", [False, True])
 def test_scaled_loss_that_no_autocast_shows_is_refused_at_the_first_step(
     pool: RankPool, is_clipped: bool
@@ -141,36 +129,6 @@ def test_scaler_that_is_not_given_the_optimizer_of_tables_updated_in_the_step_is
 
 def test_dense_gradients_that_are_divided_by_hand_are_no_scaled_loss(pool: RankPool) -> None:
     assert set(pool.run(loop_workers.halved_by_hand, 2)) == {"nothing was raised"}
-
-
-@pytest.mark.parametrize("types", [["data_parallel"], ["row_wise", "table_wise"]])
-def test_scaler_trains_tables_with_visible_gradients_and_any_table_when_it_is_off(
-    pool: RankPool, types: list[str]
-) -> None:
-    expected = unsharded_after(range(STEPS), 2)[0].state_dict()
-    for plain, scaled, off in pool.run(loop_workers.train_with_scaler, 2, STEPS, types):
-        assert_same_state(scaled, plain)
-        assert_same_state(off, expected)
-
-
-@pytest.mark.parametrize(
-    ("kernel", "types", "dense_only"),
-    [
-        # Of whole tables one rank has none: it takes part in the norm all the same.
-        (VISIBLE, ["table_wise"], False),
-        (VISIBLE, ["row_wise", "column_wise", "data_parallel"], False),
-        (FUSED, ["row_wise"], True),
-    ],
-)
-def test_torchs_clipping_gives_the_norm_of_one_process(
-    pool: RankPool, kernel: str, types: list[str], dense_only: bool
-) -> None:
-    module = workers.clicks()
-    sum(module(workers.batch(0, rank)).square().mean() / 2 for rank in range(2)).backward()
-    parameters = module.over.parameters() if dense_only else module.parameters()
-    expected = float(torch.nn.utils.clip_grad_norm_(parameters, 0.1))
-    found = pool.run(loop_workers.clipped, 2, kernel, types, dense_only=dense_only)
-    assert found == pytest.approx([expected] * 2, rel=1e-5)
 
 
 def test_clipping_on_one_rank_is_told_to_those_that_wait_for_it(pool: RankPool) -> None:

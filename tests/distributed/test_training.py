@@ -139,24 +139,6 @@ def test_fused_kernel_without_fbgemm_is_refused_with_the_reason(pool_without_fbg
     assert set(error.value.errors) == {0, 1}
 
 
-@pytest.mark.parametrize(
-    "world_size", [pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow), 3]
-)
-def test_model_parallel_trains_like_one_process(pool: RankPool, world_size: int) -> None:
-    states = pool.run(workers.train_model, world_size, TYPES, 4)
-    expected = unsharded_after(range(4), world_size)[0].state_dict()
-    for state in states:
-        assert_same_state(state, expected)
-
-
-def test_unsharded_checkpoint_loads_sharded(pool: RankPool) -> None:
-    model, sparse = unsharded_after(range(3), 1)
-    results = pool.run(workers.resume, 2, TYPES, model.state_dict(), sparse.state_dict(), range(3, 5))
-    final, _ = unsharded_after(range(5), 1, same_batch=True)
-    for resumed, _ in results:
-        assert_same_state(resumed, final.state_dict())
-
-
 @pytest.mark.parametrize("options", [{}, {"full_state_dict": True}], ids=["plain", "full"])
 @pytest.mark.parametrize(
     ("types", "world_size"),

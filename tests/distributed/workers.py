@@ -166,14 +166,6 @@ def train(model: nn.Module, step: int, rank: int, optimizer: Any) -> float:
     return float(loss)
 
 
-def train_model(types: list[str], steps: int) -> dict[str, torch.Tensor]:
-    model = wrap(clicks(), types)
-    optimizer = optimizers_of(model)
-    for step in range(steps):
-        train(model, step, dist.get_rank(), optimizer)
-    return model.full_state_dict()
-
-
 def checkpoint(types: list[str], steps: int) -> tuple[dict[str, Any], dict[str, Any]]:
     model = wrap(clicks(), types)
     optimizer = optimizers_of(model)

@@ -24,6 +24,9 @@ from tests.mutants import Mutant, draw
 _HEAVY = ("numpy", "pytest", "scipy.optimize", "torch.distributed", "torch.optim")
 """Imported once, before all mutants; nothing of them imports the source that changes."""
 
+_OUTPUT = "pytest.txt"
+"""What pytest printed, in the copy of the tree."""
+
 app = typer.Typer(add_completion=False)
 
 
@@ -44,7 +47,7 @@ def main(
         root = Path(scratch)
         _copy_tree(Path.cwd(), root)
         if (failed := _run(root, tests, seconds)) != "survived":
-            raise SystemExit(f"the tests fail without a mutant: {failed}")
+            raise SystemExit(f"the tests fail without a mutant: {failed}\n{_summary(root)}")
         killed = 0
         for mutant in (drawn := draw(root, folders, count, seed)):
             outcome = _outcome(root, mutant, tests, seconds)
@@ -89,8 +92,16 @@ def _run(root: Path, tests: list[str], seconds: float) -> str:
     return "timed out"
 
 
+def _summary(root: Path) -> str:
+    """Lines of pytest's summary of the last run, which name the tests that failed and why."""
+    lines = (root / _OUTPUT).read_text().splitlines()
+    return "\n".join(line for line in lines if line.startswith(("FAILED ", "ERROR "))) or "\n".join(
+        lines[-20:]
+    )
+
+
 def _child(root: Path, tests: list[str]) -> None:
-    """Run the tests in the copy, and exit with pytest's status."""
+    """Run the tests in the copy, write what pytest prints to a file there, and exit with its status."""
     import pytest
 
     os.setsid()
@@ -100,10 +111,10 @@ def _child(root: Path, tests: list[str]) -> None:
     sys.path[:0] = [str(root), *roots]
     for name in [name for name in sys.modules if name.partition(".")[0] in ("tests", "shardwright")]:
         del sys.modules[name]
-    with open(os.devnull, "wb") as nothing:
-        os.dup2(nothing.fileno(), 1)
-        os.dup2(nothing.fileno(), 2)
-    os._exit(pytest.main(["-n0", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:logging", *tests]))
+    with (root / _OUTPUT).open("wb") as output:
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
+    os._exit(pytest.main(["-n0", "-x", "-q", "-p", "no:cacheprovider", *tests]))
 
 
 if __name__ == "__main__":

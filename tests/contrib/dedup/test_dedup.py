@@ -42,12 +42,6 @@ def zipf_case(sharding_type: str) -> DedupCase:
     return DedupCase([table, attrs.evolve(table, features=("g",), dim=8)], (6, 3), max_length=12)
 
 
-@pytest.mark.parametrize("sharding_type", TYPES)
-def test_training_equals_one_process(sharding_type: str) -> None:
-    case = zipf_case(sharding_type)
-    assert_equals_unsharded(case, train_simulated(case))
-
-
 @settings(max_examples=40)
 @given(case=training_cases(TYPES, kernels=["fused_torch"], mode="sequence"))
 def test_drawn_training_equals_one_process(case: Case) -> None:

@@ -535,16 +535,6 @@ def test_states_of_keys_load_on_ranks_without_a_block_of_the_table() -> None:
         assert loaded == saved
 
 
-def test_table_of_rows_takes_no_other_number_of_them() -> None:
-    def load(sharded: Any) -> None:
-        state = sharded.full_state_dict()
-        name = "embedding_bags.plain.weight"
-        with pytest.raises(RuntimeError, match=r"\[8, 4\], not torch.float32 \[9, 4\]"):
-            sharded.load_state_dict({**state, name: state[name][:8]})
-
-    lone(Setup(), load)
-
-
 def test_plan_reckons_with_capacity_and_index_and_comes_back_from_its_document() -> None:
     setup = Setup(capacity=1000)
     plan = setup.plan(2)

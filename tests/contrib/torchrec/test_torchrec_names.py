@@ -64,21 +64,19 @@ def run_script(*arguments: str, python: str = sys.executable, **variables: str) 
     return done.stdout
 
 
-@pytest.mark.usefixtures("installed")
-@pytest.mark.parametrize("module", sorted(MODULES))
-def test_install_serves_shardwrights_own_classes(module: str) -> None:
-    names = importlib.import_module(module)
-    for name in MODULES[module]:
-        assert getattr(names, name) is getattr(shardwright, name)
-        assert name in dir(names)
+OWN = {
+    **{(module, name): (shardwright, name) for module, names in MODULES.items() for name in names},
+    **{(module, name): (quant, own) for module, names in QUANTIZED.items() for name, own in names.items()},
+}
+"""Module and name of TorchRec -> where the class is, and its name there."""
 
 
 @pytest.mark.usefixtures("installed")
-@pytest.mark.parametrize("module", sorted(QUANTIZED))
-def test_install_serves_quantized_modules(module: str) -> None:
+@pytest.mark.parametrize("module", sorted({module for module, _ in OWN}))
+def test_install_serves_shardwrights_own_classes_and_quantized_modules(module: str) -> None:
     names = importlib.import_module(module)
-    for name, own in QUANTIZED[module].items():
-        assert getattr(names, name) is getattr(quant, own)
+    for (_, name), (owner, own) in ((one, own) for one, own in OWN.items() if one[0] == module):
+        assert getattr(names, name) is getattr(owner, own)
         assert name in dir(names)
 
 
@@ -243,18 +241,6 @@ def test_sharding_tutorial_prints_the_plans_that_it_shows(interpreter: str) -> N
     assert copies.count("sharding_type='data_parallel', compute_kernel='dense'") == 4  # its "batched_dense"
     assert whole.count("compute_kernel='fused'") == 4
     assert copies.count("ranks=[0, 1], sharding_spec=None") == 4
-
-
-@pytest.mark.distributed
-@pytest.mark.slow
-def test_spawned_ranks_save_alone_and_load_what_they_saved(interpreter: str, tmp_path: Path) -> None:
-    script = ("-m", "shardwright_torchrec", str(SCRIPTS / "spawned.py"), str(tmp_path))
-    lines = sorted(run_script(*script, python=interpreter).splitlines())
-    assert lines == [
-        "rank 0: loaded equal: True, DCP equal: True, dense updated: True",
-        "rank 0: sharded ['column', 'row', 'table'], whole ['copies']",
-        "rank 1: loaded equal: True, DCP equal: True, dense updated: True",
-    ]
 
 
 def torchrun(python: str, *arguments: str) -> list[str]:

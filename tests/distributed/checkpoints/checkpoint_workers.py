@@ -225,19 +225,6 @@ def loaded_and_resharded(
     return states
 
 
-def train_through(cuts: Sequence[str], steps: int, kernel: str) -> dict[str, Any]:
-    """Train, going from plan to plan between steps, with a schedule; where nothing is summed in another order."""
-    model, dense = model_of(cuts[0], 1, "adam", kernel)
-    combined = sw.CombinedOptimizer([model.fused_optimizer, dense])
-    schedule = torch.optim.lr_scheduler.ExponentialLR(combined, gamma=0.9)
-    for step in range(steps):
-        if step and cuts[step % len(cuts)] != cuts[(step - 1) % len(cuts)]:
-            model.reshard(plan_of(cuts[step % len(cuts)], kernel), dense)
-        train(model, step, 0, combined)
-        schedule.step()
-    return whole_of_any(model, dense)
-
-
 @or_error
 def forgotten_optimizer() -> None:
     model, _ = model_of("row_wise", 1, kernel="dense")

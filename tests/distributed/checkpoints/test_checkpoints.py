@@ -93,16 +93,6 @@ def test_checkpoints_of_two_three_and_one_ranks_and_reshards_between_them_keep_e
                 assert workers.same(state, expected), (world_size, cut)
 
 
-@pytest.mark.parametrize("kernel", ["fused_torch", "dense"])
-def test_training_through_plans_has_the_bits_of_training_under_one(kernel: str, pool: RankPool):
-    # Whole rows on one rank, whichever: no sum changes its order.
-    expected, _ = pool.run(workers.train_through, 2, ["table_wise"], 6, kernel)
-    moving = ["table_wise", "modulo", "modulo", "column_wise"]
-    for state in pool.run(workers.train_through, 2, moving, 6, kernel):
-        for name, value in expected.items():
-            torch.testing.assert_close(state[name], value, rtol=0, atol=0)
-
-
 def test_optimizer_that_was_forgotten_is_asked_for_on_all_ranks(pool: RankPool):
     for text in pool.run(workers.forgotten_optimizer, 2):
         assert "no optimizer that was given has its old ones" in text

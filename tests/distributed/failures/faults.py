@@ -184,23 +184,6 @@ def call_alone(what: str) -> None:
     sharded(own.batch(0, env.rank)).values()
 
 
-def evaluate_with_gradients() -> str:
-    """Forward passes without backward passes, then training in which rank 1 leaves one out; what was raised."""
-    env = ShardingEnv.from_process_group(dist.new_group(timeout=timedelta(seconds=TIMEOUT_S)))
-    own = case("row_wise")
-    sharded = shard_case(own, env, own.module())
-    for _ in range(5):
-        sharded(own.batch(0, env.rank)).values()
-    try:
-        for step in range(8):
-            output = sharded(own.batch(step, env.rank)).values()
-            if step < 1 or env.rank != VICTIM:
-                output.sum().backward()
-    except DistributedError as error:
-        return f"step {step}: {error}"
-    return "nothing was raised"
-
-
 def talk_beside(backend: str) -> tuple[str, list[int], str]:
     """What the CPUs of a group's ranks say to each other that has no gloo of its own, or has.
 

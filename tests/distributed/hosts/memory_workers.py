@@ -6,8 +6,8 @@ import errno
 import gc
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any
 from unittest import mock
@@ -30,34 +30,30 @@ LARGE = same_host.LEAST_BYTES // 4 + 5  # float32 values
 ROUNDS = 12
 
 
-@contextmanager
-def circumstance(name: str) -> Iterator[None]:
-    """What may be in the way of shared memory, on one rank or on all."""
-    full = OSError(errno.ENOSPC, "no memory")
-    if name == "no memory on one rank" and dist.get_rank() == 1:
-        with mock.patch.object(_segments.Segment, "create", side_effect=full):
-            yield
-    elif name == "one rank's memory is used up" and dist.get_rank() == 1:
-        with mock.patch.object(_segments.Segments, "_grow", side_effect=full):
-            yield
-    elif name == "one rank cannot read" and dist.get_rank() == 1:
-        with mock.patch.object(_segments.Segment, "open", side_effect=full):
-            yield
-    elif name == "hosts that look alike":
-        with mock.patch.object(_segments.Segment, "open", side_effect=memory_of_nobody):
-            yield
-    elif name == "turned off" or (name == "turned off on one rank" and dist.get_rank() == 1):
-        with mock.patch.dict(os.environ, {SHARED_MEMORY_VARIABLE: "off"}):
-            yield
-    else:
-        yield
-
-
 def memory_of_nobody(
     process: int, descriptor: int, size: int, *, serial: int, num_peers: int
 ) -> _segments.Segment:
     """What the number of a rank's process leads to on another host that has the same name: some other memory."""
     return _segments.Segment.create(size, serial=serial, num_peers=num_peers)
+
+
+FULL = OSError(errno.ENOSPC, "no memory")
+HINDRANCES: dict[str, Callable[[], Any]] = {
+    "no memory on one rank": lambda: mock.patch.object(_segments.Segment, "create", side_effect=FULL),
+    "one rank's memory is used up": lambda: mock.patch.object(_segments.Segments, "_grow", side_effect=FULL),
+    "one rank cannot read": lambda: mock.patch.object(_segments.Segment, "open", side_effect=FULL),
+    "hosts that look alike": lambda: mock.patch.object(
+        _segments.Segment, "open", side_effect=memory_of_nobody
+    ),
+    "turned off": lambda: mock.patch.dict(os.environ, {SHARED_MEMORY_VARIABLE: "off"}),
+    "turned off on one rank": lambda: mock.patch.dict(os.environ, {SHARED_MEMORY_VARIABLE: "off"}),
+}
+"""What may be in the way of shared memory: on rank 1 where the name speaks of one rank, or on all."""
+
+
+def circumstance(name: str) -> Any:
+    is_here = name in HINDRANCES and ("one rank" not in name or dist.get_rank() == 1)
+    return HINDRANCES[name]() if is_here else nullcontext()
 
 
 def count_of(source: int, to: int, salt: int) -> int:

@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -164,26 +163,3 @@ def test_demo_resumes_with_the_batches_that_it_was_saved_with(pool: RankPool, tm
     on_pool(pool, first)
     with pytest.raises(RankError, match="was trained on other batches"):
         on_pool(pool, attrs.evolve(first, steps=15, batch_size=256, resume=True))
-
-
-@slow
-def test_demo_goes_on_from_the_last_checkpoint_after_a_rank_was_killed(
-    pool: RankPool, tmp_path: Path
-) -> None:
-    settings = DemoSettings(ranks=2, steps=240, batch_size=512)
-    arguments = ["--steps", "240", "--batch-size", "512", "--checkpoint", str(tmp_path)]
-    arguments += ["--checkpoint-every", "20", "--restarts", "1", "--json", str(tmp_path / "result.json")]
-    with demo(*arguments) as process:
-        assert process.stdout is not None
-        victims = (re.search(r"1 is process (\d+)", line) for line in process.stdout)
-        victim = next(found for found in victims if found)
-        while not list(tmp_path.glob("step_*")):  # many steps before the training ends
-            assert process.poll() is None, process.communicate(timeout=TIMEOUT_S)
-            time.sleep(0.001)
-        os.kill(int(victim[1]), signal.SIGKILL)
-        output, errors = process.communicate(timeout=TIMEOUT_S)
-        assert process.returncode == 0, errors
-    assert "resumed from" in output
-    result = json.loads((tmp_path / "result.json").read_text())
-    undisturbed = on_pool(pool, settings)
-    assert (result["examples"], result["auc"]) == (undisturbed.examples, undisturbed.auc)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import io
-import pickle
 from itertools import count
 
 import fsspec
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from tests.plugins.checkpoint.test_damaged import Runs, model, state_of, stepped
+from tests.plugins.checkpoint.test_damaged import model, state_of, stepped
 from tests.plugins.checkpoint.test_save_and_load import (
     BY_INDEX,
     IN_RUNS,
@@ -83,16 +82,6 @@ def test_damage_in_an_object_store_is_an_error_that_names_the_file_and_nothing_c
     assert torch.equal(model.weight, before)
 
 
-def test_metadata_in_an_object_store_run_nothing(url, tmp_path):
-    sw.save_checkpoint(FsspecWriter(url, sync_files=False), torch.nn.Linear(4, 2))
-    fs = fsspec.filesystem("memory")
-    fs.rm(f"{url}/shardwright.json")
-    rewritten(f"{url}/.metadata", lambda data: pickle.dumps(Runs(tmp_path / "ran")))
-    with pytest.raises(sw.CheckpointError, match=r"\.metadata is not the metadata of a checkpoint"):
-        sw.load_checkpoint(FsspecReader(url), torch.nn.Linear(4, 2), dcp_only=True)
-    assert not (tmp_path / "ran").exists()
-
-
 class Shelf(dcp.StorageWriter, dcp.StorageReader):
     """A storage that keeps what it is given, without files."""
 
@@ -100,20 +89,14 @@ class Shelf(dcp.StorageWriter, dcp.StorageReader):
         self.values = {}
         self.metadata = None
 
-    def reset(self, checkpoint_id=None):
+    def nothing(self, *args, **named):
         pass
 
-    def set_up_storage_writer(self, is_coordinator):
-        pass
-
-    def set_up_storage_reader(self, metadata, is_coordinator):
-        pass
-
-    def prepare_local_plan(self, plan):
+    def unchanged(self, plan):
         return plan
 
-    def prepare_global_plan(self, plans):
-        return plans
+    reset = set_up_storage_writer = set_up_storage_reader = nothing
+    prepare_local_plan = prepare_global_plan = unchanged
 
     def write_data(self, plan, planner):
         written = Future()

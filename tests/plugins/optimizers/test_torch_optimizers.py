@@ -120,27 +120,6 @@ def test_half_precision_table_keeps_float32_state(optimizer_class: Any, dtype: t
     torch.testing.assert_close(param.detach(), twin.detach().to(dtype))
 
 
-def test_state_shapes_are_a_value_a_row_or_an_element() -> None:
-    for optimizer_class, shapes in (
-        (RowWiseAdagrad, {"step": (), "sum": (ROWS, 1)}),
-        (LazyAdam, {"step": (), "exp_avg": (ROWS, COLUMNS), "exp_avg_sq": (ROWS, COLUMNS)}),
-    ):
-        param = nn.Parameter(torch.zeros(ROWS, COLUMNS))
-        param.grad = torch.ones(ROWS, COLUMNS)
-        optimizer = optimizer_class([param])
-        optimizer.step()
-        assert {name: tuple(value.shape) for name, value in optimizer.state[param].items()} == shapes
-        assert optimizer.state[param]["step"] == 1
-
-
-def test_initial_accumulator_value_is_where_sums_start() -> None:
-    param = nn.Parameter(torch.zeros(1, 2))
-    param.grad = torch.tensor([[3.0, 1.0]])
-    optimizer = RowWiseAdagrad([param], lr=1.0, eps=0.0, initial_accumulator_value=4.0)
-    optimizer.step()
-    torch.testing.assert_close(param.detach(), torch.tensor([[-1.0, -1 / 3]]))  # 4 + (9 + 1) / 2 = 9
-
-
 def test_touched_rows_sparse_lists_zero_gradients_and_dense_does_not() -> None:
     values = torch.tensor([[0.0, 0, 0], [1, 2, 3], [1, 0, 0]])
     rows, gradients = touched_rows(sparse_gradient([4, 2, 2], values))

@@ -131,13 +131,6 @@ def test_headers_are_sent_to_a_device_from_page_locked_memory_without_waiting_fo
     assert sent_to(torch.device("cpu"), on_host) is on_host
 
 
-def test_cpu_has_no_side_stream():
-    side = SideStream.on(torch.device("cpu"))
-    side.follow_main()
-    with side.active():
-        assert side.join() is None
-
-
 @pytest.mark.parametrize(
     ("statuses", "text"),
     [

@@ -5,45 +5,16 @@ from __future__ import annotations
 import datetime
 
 import pytest
-from tests.pairs import in_turns
 from tests.plugins.pipeline.pipelines import (
     PIPELINES,
-    assert_same,
     batches,
-    examples,
     on_ranks,
     piped,
     raised,
     run_out,
-    train_plainly,
 )
 
 from shardwright.errors import InvalidInputError
-
-
-@pytest.mark.parametrize(
-    ("kind", "counts"), in_turns(PIPELINES, [(3, 5), (4, 1), (0, 2), (2, 0), (0, 0), (1, 3, 0)])
-)
-def test_last_rank_with_data_ends_the_loop_and_the_others_go_on_with_empty_batches(kind, counts):
-    world_size, longest = len(counts), max(counts)
-
-    def train(model, env):
-        loader = batches(counts[env.rank], env.rank, world_size)
-        outputs = run_out(piped(model, kind, end_of_data="last_rank"), loader)
-        return [len(output) for output in outputs], model.full_state_dict()
-
-    def train_plain(model, env):
-        own = list(batches(counts[env.rank], env.rank, world_size))
-        own += [examples(step, env.rank, world_size, size=0) for step in range(len(own), longest)]
-        train_plainly(model, iter(own))
-        return model.full_state_dict()
-
-    results = on_ranks(train, world_size)
-    for rank, (sizes, _) in enumerate(results):
-        own = [len(batch.dense) for batch in batches(counts[rank], rank, world_size)]
-        assert sizes == own + [0] * (longest - counts[rank])
-    for (_, actual), expected in zip(results, on_ranks(train_plain, world_size), strict=True):
-        assert_same(actual, expected)
 
 
 def test_empty_batch_can_be_made_of_any_batch_that_can_be_pickled():
@@ -56,21 +27,6 @@ def test_empty_batch_can_be_made_of_any_batch_that_can_be_pickled():
     empty, full = on_ranks(train, 2)
     assert empty == [0, 0]
     assert min(full) > 0
-
-
-def test_empty_batch_of_the_users_is_used():
-    def train(model, env):
-        made = []
-
-        def empty_batch():
-            made.append(examples(0, env.rank, 2, size=0))
-            return made[-1]
-
-        pipeline = piped(model, end_of_data="last_rank", empty_batch=empty_batch)
-        outputs = run_out(pipeline, batches(1 + env.rank, env.rank, 2))
-        return len(outputs), len(made)
-
-    assert on_ranks(train, 2) == [(2, 2), (2, 1)]  # the last is that of the end
 
 
 def test_rank_without_data_raises_on_all_where_no_empty_batch_can_be_made():

@@ -26,23 +26,6 @@ from shardwright_plugins.pipeline import batch_tree, fetching
 from shardwright_testing.simulated import run_simulated
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-@pytest.mark.parametrize("kind", PIPELINES)
-def test_pipeline_equals_the_plain_loop_bit_for_bit(kind, world_size):
-    def train(model, env):
-        loader = batches(5, env.rank, world_size)
-        outputs = run_out(piped(model, kind), loader)
-        return outputs, model.full_state_dict()
-
-    def train_plain(model, env):
-        return train_plainly(model, batches(5, env.rank, world_size)), model.full_state_dict()
-
-    for actual, expected in zip(on_ranks(train, world_size), on_ranks(train_plain, world_size), strict=True):
-        assert len(actual[0]) == 5
-        assert all(torch.equal(*pair) for pair in zip(actual[0], expected[0], strict=True))
-        assert_same(actual[1], expected[1])
-
-
 def test_next_ids_are_sent_before_results_and_gradients_and_all_before_any_is_waited_for():
     def train(model, env):
         watched = Watched(env.communicator)

@@ -160,9 +160,10 @@ def mixed(optimizer: str = "sgd", kernel: str = "fused_torch") -> Case:
     return Case(tables, (3, 4, 2), optimizer)
 
 
-def scaled_step(scaler: Any, case: Case, model: Any, env: ShardingEnv, number: int, *, infinite: int) -> None:
+def scaled_step(
+    scaler: Any, case: Case, model: Any, optimizer: Any, env: ShardingEnv, number: int, *, infinite: int
+) -> None:
     """A step with a scaler; in one step a gradient that the last rank alone has is infinite."""
-    optimizer = model.fused_optimizer
     optimizer.zero_grad()
     values = case.output(model(case.batch(number, env.rank)))
     loss = (values * case.gradient(number, env.rank, values)).sum()
@@ -174,15 +175,17 @@ def scaled_step(scaler: Any, case: Case, model: Any, env: ShardingEnv, number: i
     scaler.update()
 
 
-@pytest.mark.parametrize("kernel", fused_kernels())
+@pytest.mark.parametrize("kernel", [*fused_kernels(), "dense"])
 def test_scaler_equals_one_process_and_an_infinity_on_one_rank_skips_the_step_on_all(kernel: str) -> None:
     case, scales = mixed("adagrad", kernel), []
 
     def run(env: ShardingEnv) -> Any:
         model = shard(case, env, module)
+        own = case.sharder().optimizer
+        optimizer = spec_to_torch(own, [*model.parameters()]) if kernel == "dense" else model.fused_optimizer
         scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
         for number in range(3):
-            scaled_step(scaler, case, model, env, number, infinite=1)
+            scaled_step(scaler, case, model, optimizer, env, number, infinite=1)
         scales.append(scaler.get_scale())
         return model.full_state_dict(), model.fused_optimizer.full_state_dict()["state"]
 
@@ -499,40 +502,64 @@ def test_gradients_zeroed_in_place_are_those_of_the_passes_after_it(
     one.assert_equals(train(case, step))
 
 
-def train_two_towers(
-    steps: int, *, with_tables: bool = False, of_model: bool = True, update: str = "in_step"
+def warnings_of(
+    num_passes: int,
+    after: Callable[[Any, torch.optim.SGD, int], None],
+    *,
+    of_model: bool = True,
+    update: str = "in_step",
 ) -> list[str]:
-    """The warnings of a loop that steps the dense part's optimizer, and perhaps never that of the tables."""
+    """The warnings of a loop that does something after each backward pass, with an optimizer of the dense part.
+
+    Args:
+        num_passes: forward and backward passes.
+        after: what is done with the model, the optimizer and the number of the pass.
+        of_model: the dense part is the model's.
+        update: when tables are updated.
+    """
     case = Case(tables_of("row_wise", "fused_torch"), (4,), "sgd")
     over = torch.nn.Linear(3, 1)
     module = torch.nn.ModuleDict({"tables": case.module_to_shard(), "over": over})
     model = DistributedModelParallel(module, ShardingEnv.local(device_type="cpu"), update=update)
-    others = over if of_model else torch.nn.Linear(3, 1)
-    optimizer = torch.optim.SGD(others.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD((over if of_model else torch.nn.Linear(3, 1)).parameters(), lr=0.1)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        for number in range(steps):
+        for number in range(num_passes):
             backward(case, model.module["tables"], number, 0)
-            optimizer.step()
-            if with_tables:
-                model.fused_optimizer.step()
-            model.zero_grad()
+            after(model, optimizer, number)
     return [str(own.message) for own in told]
 
 
+def step_dense(model: Any, optimizer: torch.optim.SGD, number: int) -> None:
+    optimizer.step()
+    model.zero_grad()
+
+
+def step_both(model: Any, optimizer: torch.optim.SGD, number: int) -> None:
+    model.fused_optimizer.step()
+    step_dense(model, optimizer, number)
+
+
 def test_loop_that_never_steps_the_tables_is_warned_once_by_name() -> None:
-    (text,) = train_two_towers(25)
+    (text,) = warnings_of(25, step_dense)
     assert re.match(r"SGD made 10 steps over dense parameters, but gradients of table '?\w+", text)
     assert "Call model.fused_optimizer.step()" in text
 
 
 @pytest.mark.parametrize(
-    "loop",
-    [{"with_tables": True}, {"of_model": False}, {"update": "in_backward"}, {"steps": 9}],
-    ids=lambda loop: next(iter(loop)),
+    ("num_passes", "after", "options"),
+    [
+        (15, step_both, {}),
+        (15, step_dense, {"of_model": False}),
+        (15, step_dense, {"update": "in_backward"}),
+        (9, step_dense, {}),
+    ],
+    ids=["with tables", "of another model", "in_backward", "few steps"],
 )
-def test_loop_that_trains_its_tables_is_not_warned(loop: dict[str, Any]) -> None:
-    assert train_two_towers(**{"steps": 15, **loop}) == []
+def test_loop_that_trains_its_tables_is_not_warned(
+    num_passes: int, after: Callable[..., None], options: dict[str, Any]
+) -> None:
+    assert warnings_of(num_passes, after, **options) == []
 
 
 @pytest.mark.parametrize("update", ["in_step", "in_backward"])
@@ -650,42 +677,27 @@ def test_step_after_several_passes_that_updated_names_the_argument(
         model.fused_optimizer.step()
 
 
-def train_dense_part(
-    num_passes: int, between: Callable[[Any, Any], None] = lambda model, optimizer: None
-) -> list[str]:
-    """The warnings of two steps of the dense optimizer alone, each after so many passes that update tables."""
-    case = Case(tables_of("row_wise", "fused_torch"), (4,), "sgd")
-    over = torch.nn.Linear(3, 1)
-    module = torch.nn.ModuleDict({"tables": case.module_to_shard(), "over": over})
-    model = DistributedModelParallel(module, ShardingEnv.local(device_type="cpu"))
-    optimizer = torch.optim.SGD(over.parameters(), lr=0.1)
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        for number in range(2 * num_passes):
-            backward(case, model.module["tables"], number, 0)
-            if number % num_passes == num_passes - 1:
-                optimizer.step()
-            else:
-                between(model, optimizer)
-    return [str(own.message) for own in told]
-
-
 def test_dense_step_after_passes_that_each_updated_tables_is_warned_once() -> None:
-    (text,) = train_dense_part(2)
+    (text,) = warnings_of(4, step_every_other(), update="in_backward")
     assert re.match(r"SGD steps after 2 backward passes, .*table '?\w+.*update='in_step'", text)
 
 
+def step_every_other(between: Callable[[Any], None] = lambda model: None) -> Callable[..., None]:
+    """Step after two passes, and do something else after the first of them."""
+    return lambda model, optimizer, number: optimizer.step() if number % 2 else between(model)
+
+
 @pytest.mark.parametrize(
-    "between",
+    "after",
     [
-        lambda model, optimizer: model.fused_optimizer.zero_grad(),
-        lambda model, optimizer: torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))]).step(),
+        step_every_other(lambda model: model.fused_optimizer.zero_grad()),
+        step_every_other(lambda model: torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))]).step()),
+        lambda model, optimizer, number: optimizer.step(),
     ],
-    ids=["zero_grad", "other step"],
+    ids=["zero_grad", "other step", "each pass"],
 )
-def test_dense_step_after_passes_that_are_updates_by_themselves_is_not_warned(between: Any) -> None:
-    assert train_dense_part(2, between) == []
-    assert train_dense_part(1) == []
+def test_dense_step_after_passes_that_are_updates_by_themselves_is_not_warned(after: Any) -> None:
+    assert warnings_of(4, after, update="in_backward") == []
 
 
 def test_second_backward_pass_through_one_forward_pass_is_refused_and_the_next_step_trains() -> None:

@@ -597,16 +597,6 @@ def test_pruned_tables_are_exported_and_other_ids_give_zeros(
         assert drawn == {2, 3, 5, 6, 7, 8}
 
 
-def test_check_draws_ids_that_whole_tables_of_the_feature_have(package: Path) -> None:
-    manifest = Manifest.read(package)
-    feature = manifest.features[0]
-    assert feature.num_embeddings is not None
-    known = {feature.name: torch.arange(feature.num_embeddings + 5)}
-    for ids, lengths, *_ in drawn_inputs(manifest, known):
-        count = int(lengths.view(len(manifest.features), -1)[0].sum())
-        assert (ids[:count] < feature.num_embeddings).all()
-
-
 class Nested(nn.Module):
     """Outputs in a structure."""
 

@@ -93,14 +93,16 @@ def assert_same(found: Any, wanted: Any) -> None:
         torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("is_alone", [False, True], ids=["in a model", "alone"])
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("kind", MODELS)
-def test_form_gives_what_the_model_gives(kind: str, form: str) -> None:
+def test_form_of_a_collection_gives_what_it_gives(kind: str, form: str, is_alone: bool) -> None:
     model = MODELS[kind]()
-    made = FORMS[form](model)
-    assert made.state_dict().keys() == model.state_dict().keys()
+    own = next(model.children()) if is_alone else model
+    made = FORMS[form](own)
+    assert made.state_dict().keys() == own.state_dict().keys()
     for features in BATCHES:
-        assert_same(made(features), model(features))
+        assert_same(made(features), own(features))
 
 
 def test_model_that_was_scripted_is_as_before_and_shares_its_weights() -> None:
@@ -130,15 +132,6 @@ def test_scripted_model_names_no_row_that_is_not_there() -> None:
     )
     with pytest.raises(torch.jit.Error, match="ids are floats"):
         script(floats)
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("kind", MODELS)
-def test_form_of_a_collection_by_itself_gives_what_it_gives(kind: str, form: str) -> None:
-    (collection,) = MODELS[kind]().children()
-    made = FORMS[form](collection)
-    for features in BATCHES:
-        assert_same(made(features), collection(features))
 
 
 @pytest.mark.parametrize("form", ["script", "trace"])

@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("fastapi", reason="shardwright-serving needs FastAPI")
 
-from shardwright_serving.server.batcher import Batcher, OverloadedError, PredictionError
+from shardwright_serving.server.batcher import Batcher, PredictionError
 from shardwright_serving.server.metrics import Metrics
 from shardwright_serving.server.samples import Samples
 from shardwright_serving.server.settings import Settings
@@ -69,13 +69,6 @@ def test_requests_are_joined_up_to_the_size_in_order() -> None:
     assert model.batches == [[[1, 2], [3]], [[4, 5, 6], [7]]]
 
 
-def test_request_that_nobody_joins_waits_no_longer_than_it_may() -> None:
-    async def test(model: Model, batcher: Batcher) -> None:
-        assert await batcher.submit(request(1)) == [1]
-
-    run(test, max_batch=100, max_wait_ms=1)
-
-
 def test_requests_gather_while_a_batch_is_computed() -> None:
     async def test(model: Model, batcher: Batcher) -> None:
         model.may_go.clear()
@@ -100,21 +93,6 @@ def test_request_on_which_the_program_fails_fails_alone() -> None:
         assert await batcher.submit(request(3)) == [3]
 
     run(test, max_batch=3)
-
-
-def test_request_beyond_the_queue_is_told_when_to_come_again() -> None:
-    async def test(model: Model, batcher: Batcher) -> None:
-        waiting = [batcher.submit(request(1, 2)), batcher.submit(request(3, 4))]
-        with pytest.raises(
-            OverloadedError, match="4 samples wait in this worker, and at most 5 may"
-        ) as caught:
-            batcher.submit(request(5, 6))
-        assert caught.value.retry_after >= 1
-        waiting.append(batcher.submit(request(7)))
-        await batcher.close()
-        assert [await one for one in waiting] == [[1, 2], [3, 4], [7]]
-
-    run(test, max_batch=100, max_wait_ms=LONG_MS, max_queue=5)
 
 
 def test_request_whose_client_has_gone_disturbs_no_other() -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -166,31 +165,6 @@ def test_worker_that_starts_beside_a_broken_package_leaves_requests_to_the_other
             load.goes_on()
     assert load.wrong == []
     assert len(load.lost) <= THREADS
-
-
-def test_clients_that_leave_send_slowly_or_too_much_are_a_line_each(tmp_path: Path) -> None:
-    """Twenty that leave in mid-body and five of the others; then the server answers."""
-    package, log = packages.write_manifest(tmp_path / "package"), tmp_path / "log"
-    limits = ("--max-request-bytes", "1000", "--max-body-seconds", "0.5")
-    with log.open("w") as lines, server(package, *limits, log=lines) as url:
-        until(metric(url, 'shardwright_workers{version="1"} 2.0'))
-        at_start = len(log.read_text().splitlines())
-        address = ("127.0.0.1", int(url.rpartition(":")[2]))
-        head = b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: "
-        for size in [100] * 20 + [2000] * 5:
-            with socket.create_connection(address, WAIT_S) as client:
-                client.sendall(head + b"%d\r\n\r\n{" % size)
-                assert size == 100 or b" 413 " in client.recv(100)
-        with ExitStack() as stack:
-            slow = [stack.enter_context(socket.create_connection(address, WAIT_S)) for _ in range(5)]
-            for client in slow:
-                client.sendall(head + b"100\r\n\r\n{")
-            assert all(b" 408 " in client.recv(100) for client in slow)
-        until(metric(url, 'shardwright_requests_total{code="499"} 20.0'))
-        request = packages.a_request(1)
-        assert httpx2.post(f"{url}/predict", json=request).json()["outputs"] == packages.expected(request)
-        added = log.read_text().splitlines()[at_start:]
-    assert len(added) == 30, "\n".join(added)
 
 
 @pytest.mark.parametrize(

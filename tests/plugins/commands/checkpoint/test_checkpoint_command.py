@@ -220,13 +220,6 @@ def test_place_that_cannot_be_written_is_an_error_that_names_it(saved, tmp_path)
     assert (tmp_path / "file").read_text() == "mine"
 
 
-def test_file_of_dcps_folder_that_is_missing_is_named(tmp_path):
-    save_of_ranks([{"model": {"weight": torch.rand(6, 4)}}], tmp_path / "dcp")
-    (tmp_path / "dcp" / "__0_0.distcp").unlink()
-    with pytest.raises(sw.CheckpointError, match=r"__0_0\.distcp"):
-        run("convert", tmp_path / "dcp", tmp_path / "own")
-
-
 def test_full_disk_is_an_error_that_names_the_converted_file(saved, tmp_path):
     file = tmp_path / "whole.pt"
     with files_of_at_most(1000), raises(sw.CheckpointError, subject=str(file)):

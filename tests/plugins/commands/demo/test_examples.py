@@ -5,11 +5,9 @@ from __future__ import annotations
 from itertools import islice
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardwright_plugins.commands.demo import examples
 from shardwright_plugins.commands.demo.examples import (
     MAX_BAG,
     MULTI_HOT_TABLES,
@@ -70,12 +68,6 @@ def test_examples_ids_follow_zipf_law() -> None:
     np.testing.assert_allclose(shares[:5], weights[:5] / weights.sum(), atol=0.01)
 
 
-def test_other_seed_batch_or_stream_draws_other_examples() -> None:
-    first, second = islice(CLICKS.training_batches(0, 1), 2)
-    others = (next(Clicks(4, 20_000).training_batches(0, 1)), second, HELD_OUT)
-    assert not any(np.isin(other.true_logits, first.true_logits).any() for other in others)
-
-
 @settings(max_examples=20, deadline=None)
 @given(batch_size=st.integers(1, 40), world_size=st.integers(1, 5), step=st.integers(0, 3))
 def test_shares_of_ranks_joined_are_the_batch(batch_size: int, world_size: int, step: int) -> None:
@@ -86,18 +78,6 @@ def test_shares_of_ranks_joined_are_the_batch(batch_size: int, world_size: int, 
     sizes = [len(part.labels) for part in parts]
     assert max(sizes) - min(sizes) <= 1
     assert_same(joined(parts), next(islice(clicks.training_batches(0, 1), step, None)))
-
-
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_held_out_batches_have_each_example_once(world_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(examples, "_EVALUATED", 64)
-    clicks = Clicks(3, 2)
-    steps = list(
-        zip(*(clicks.held_out_batches(66, rank, world_size) for rank in range(world_size)), strict=True)
-    )
-    assert [sum(len(part.labels) for part in parts) for parts in steps] == [64, 2]
-    whole = joined([part for parts in steps for part in parts])
-    assert_same(whole, joined(list(clicks.held_out_batches(66, 0, 1))))
 
 
 def test_true_logits_are_those_that_drew_the_labels() -> None:

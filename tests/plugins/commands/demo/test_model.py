@@ -49,16 +49,3 @@ def test_dlrm_logits_are_made_of_its_parts() -> None:
     )
     expected = model.top(interact(model.bottom(dense), pooled)).flatten()
     torch.testing.assert_close(model(dense, features), expected)
-
-
-def test_dlrm_no_examples_gives_no_logits() -> None:
-    features = KeyedJaggedTensor.from_lengths_sync(
-        keys=["f0", "f1"],
-        values=torch.tensor([], dtype=torch.int64),
-        lengths=torch.tensor([], dtype=torch.int64),
-    )
-    assert make_dlrm("cpu")(torch.empty(0, NUM_DENSE), features).shape == (0,)
-
-
-def test_dlrm_on_meta_takes_no_memory() -> None:
-    assert all(parameter.is_meta for parameter in make_dlrm("meta").parameters())

@@ -18,7 +18,6 @@ import shardwright as sw
 from shardwright.host import PluginHost, host
 from shardwright_plugins.commands.doctor import checks
 from shardwright_plugins.commands.doctor.command import examine
-from shardwright_plugins.compute_kernels import _fbgemm_check
 from shardwright_plugins.compute_kernels._fbgemm_check import Installed, diagnose, goes_with
 from shardwright_plugins.measuring import processor as processors
 
@@ -52,38 +51,43 @@ def here(
     return Installed(torch_version, cuda, {} if version is None else {name: version}, failure)
 
 
-def test_diagnose_a_pair_that_fits_is_fine() -> None:
-    assert diagnose(here()) == _fbgemm_check.Diagnosis("ok", "", "")
-    assert diagnose(here("1.8.2", torch_version="2.13.1")).state == "ok"
+CUDA_COMMAND = "pip install 'fbgemm-gpu==1.8.*'"
+BOTH = Installed("2.13.0", "", {"fbgemm-gpu": "1.8.0", "fbgemm-gpu-cpu": "1.8.0"}, None)
 
 
-def test_diagnose_none_installed_is_no_fault_and_says_how_to_have_it() -> None:
-    told = diagnose(here(None))
-    assert (told.state, told.command) == ("absent", CPU_COMMAND)
-
-
-def test_diagnose_another_release_says_which_and_replaces_it() -> None:
-    told = diagnose(here("1.9.0"))
-    assert told.state == "broken"
-    assert told.reason == "fbgemm-gpu-cpu 1.9.0 does not go with torch 2.13.0+cpu, which 1.8 goes with"
-    assert told.command == f"pip uninstall --yes fbgemm-gpu-cpu && {CPU_COMMAND}"
-
-
-def test_diagnose_cuda_torch_takes_the_build_of_its_cuda() -> None:
-    told = diagnose(here(None, torch_version="2.13.0+cu126", cuda="12.6"))
-    assert told.command == (
-        "pip install 'fbgemm-gpu==1.8.*' --index-url https://download.pytorch.org/whl/cu126"
-    )
-    assert (
-        diagnose(here(None, torch_version="2.13.0", cuda="13.0")).command == "pip install 'fbgemm-gpu==1.8.*'"
-    )
-
-
-def test_diagnose_two_builds_overwrite_each_other() -> None:
-    told = diagnose(Installed("2.13.0", "", {"fbgemm-gpu": "1.8.0", "fbgemm-gpu-cpu": "1.8.0"}, None))
-    assert told.state == "broken"
-    assert "overwrite each other" in told.reason
-    assert told.command == f"pip uninstall --yes fbgemm-gpu fbgemm-gpu-cpu && {CPU_COMMAND}"
+@pytest.mark.parametrize(
+    ("installed", "state", "reason", "command"),
+    [
+        (here(), "ok", "", ""),
+        (here("1.8.2", torch_version="2.13.1"), "ok", "", ""),
+        (here(None), "absent", "", CPU_COMMAND),
+        (
+            here("1.9.0"),
+            "broken",
+            "fbgemm-gpu-cpu 1.9.0 does not go with torch 2.13.0+cpu, which 1.8 goes with",
+            f"pip uninstall --yes fbgemm-gpu-cpu && {CPU_COMMAND}",
+        ),
+        (
+            here(None, torch_version="2.13.0+cu126", cuda="12.6"),
+            "absent",
+            "",
+            f"{CUDA_COMMAND} --index-url https://download.pytorch.org/whl/cu126",
+        ),
+        (here(None, torch_version="2.13.0", cuda="13.0"), "absent", "", CUDA_COMMAND),
+        (
+            BOTH,
+            "broken",
+            "overwrite each other",
+            f"pip uninstall --yes fbgemm-gpu fbgemm-gpu-cpu && {CPU_COMMAND}",
+        ),
+    ],
+)
+def test_diagnose_says_what_does_not_fit_and_the_command_that_mends_it(
+    installed: Installed, state: str, reason: str, command: str
+) -> None:
+    told = diagnose(installed)
+    assert (told.state, told.command) == (state, command)
+    assert reason in told.reason
 
 
 @pytest.mark.parametrize(
@@ -239,13 +243,6 @@ def test_doctor_a_plugin_that_fails_is_broken_and_one_that_is_off_is_not(run_doc
     assert failed["command"] == "export SHARDWRIGHT_PLUGINS=-acme_bad_import"
     only_good = run_doctor(json=True, SHARDWRIGHT_PLUGINS="acme_good")
     assert {one["state"] for key, one in findings(only_good).items() if key[0] == "plugins"} == {"ok", "off"}
-
-
-def test_doctor_two_plugins_with_one_name_are_broken(run_doctor: Doctor) -> None:
-    chosen = "acme_duplicate_one,acme_duplicate_two"
-    done = run_doctor(json=True, SHARDWRIGHT_PLUGINS=chosen)
-    assert done.returncode == 1
-    assert "acme-duplicate-two 2.0" in findings(done)["plugins", "contested"]["reason"]
 
 
 def test_doctor_without_torch_breaks_nothing_and_says_how_to_have_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,8 +95,18 @@ class Tiers(TwoChannels):
 def train_by_tiers(case: Case) -> tuple[RankResult, Labels]:
     """Train a case on hosts of two ranks; returns what each channel carried, too."""
     with mock.patch.dict(os.environ, {"LOCAL_WORLD_SIZE": "2"}):
-        env = sw.ShardingEnv.from_process_group(comm_backend=Tiers())
-        result = train_rank(case, env, case.module(), count_profiled)
+        return train_by_channels(case, Tiers())
+
+
+def train_by_two_channels(case: Case) -> tuple[RankResult, Labels]:
+    """Train a case with ids beside all else; returns what each channel carried, too."""
+    return train_by_channels(case, TwoChannels())
+
+
+def train_by_channels(case: Case, backend: sw.CommBackend) -> tuple[RankResult, Labels]:
+    """Train a case over a comm backend; returns what each channel carried, too."""
+    env = sw.ShardingEnv.from_process_group(comm_backend=backend)
+    result = train_rank(case, env, case.module(), count_profiled)
     return result, {name: sorted(labels) for name, labels in env.communicator.labels.items()}  # type: ignore[attr-defined]
 
 

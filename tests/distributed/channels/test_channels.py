@@ -17,6 +17,19 @@ pytestmark = pytest.mark.distributed
 STEPS = 3
 
 
+def test_ids_that_travel_by_a_process_group_of_their_own_train_as_unsharded(pool: RankPool) -> None:
+    case = Case(
+        [*tables_of("row_wise", "fused_torch")[:2], *tables_of("table_wise", "fused_torch")[2:]], (3, 4)
+    )
+    results = pool.run(channel_workers.train_by_two_channels, 2, case)
+    assert_equals_unsharded(case, [result for result, _ in results])
+    for _, carried in results:
+        assert carried == {
+            "ids": ["ids"],
+            "others": ["gradients", "results"],
+        }  # headers have a communicator too
+
+
 def test_sums_inside_a_host_that_travel_by_a_group_of_its_ranks_train_as_unsharded(pool: RankPool) -> None:
     tables = [*tables_of("table_row_wise", "fused_torch")[:2], *tables_of("row_wise", "fused_torch")[:1]]
     case = Case(tables, (3, 0, 2, 4), local_world_size=2)

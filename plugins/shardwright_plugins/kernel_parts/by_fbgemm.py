@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardwright_plugins.compute_kernels.fbgemm._fused_lookup import (
+from shardwright_plugins.compute_kernels.fbgemm._bags import (
     Cells,
     offsets_of,
     offsets_of_ids,

@@ -91,6 +91,7 @@ def test_ragged_bags_of_one_width_are_looked_up_as_they_came_as_bags_of_one_tabl
         block_spec(rows, 8, slots=slots, optimizer=spec, data_type=data_type)
         for rows, slots in ((5, 2), (30, 1), (40, 1), (3, 2))
     ]
+    assert kernel_of("fused").takes_ragged_bags  # else the engine fills them up
     lookup, loops = built("fused", blocks)
     asked: list[tuple[Any, ...]] = []
     looked_up = _fused_lookup._looked_up
@@ -124,11 +125,11 @@ def test_sequences_with_a_bag_for_each_id_as_on_devices_train_as_loops(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One warp a bag: on CUDA a slot's ids are not one bag."""
-    from shardwright_plugins.compute_kernels.fbgemm import _fused_lookup
+    from shardwright_plugins.compute_kernels.fbgemm import _bags, _fused_lookup
 
     seen = []
-    offsets_of_ids = _fused_lookup.offsets_of_ids
-    monkeypatch.setattr(_fused_lookup, "is_host", lambda _: False)
+    offsets_of_ids = _bags.offsets_of_ids
+    monkeypatch.setattr(_bags, "is_host", lambda _: False)
     monkeypatch.setattr(
         _fused_lookup, "offsets_of_ids", lambda *args: seen.append(offsets_of_ids(*args)) or seen[-1]
     )

@@ -130,16 +130,17 @@ class Layout:
         is_kept = [(run.dataflow or self.dataflow) in chosen for run in self.blocks.runs]
         return attrs.evolve(self, blocks=self.blocks.only(is_kept))
 
+    def with_copies(self) -> Iterable[Sequence[Block]]:
+        """Blocks that together hold each row and column once, in order, each followed by its copies on other ranks."""
+        found: dict[Any, list[Block]] = {}
+        for index, block in enumerate(self.blocks):
+            place = (block.rows.index, block.columns) if self.dataflow_of(block).is_replicated else index
+            found.setdefault(place, []).append(block)
+        return found.values()
+
     def distinct_blocks(self) -> Iterator[Block]:
         """Blocks, of copies only the first: together they hold each row and column once."""
-        copied: set[tuple[int, ColumnRange]] = set()
-        for block in self.blocks:
-            place = (block.rows.index, block.columns)
-            if place in copied:
-                continue
-            if self.dataflow_of(block).is_replicated:
-                copied.add(place)
-            yield block
+        return (first for first, *_ in self.with_copies())
 
     @property
     def cuts_rows(self) -> bool:

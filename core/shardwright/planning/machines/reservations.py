@@ -60,43 +60,36 @@ class StorageReservation:
         own = round(self.dense_multiplier * dense.parameters) + dense.buffers
         return StorageReservation(self.part, self.fixed_bytes + own, id_copies=self.id_copies)
 
-    def reserved_bytes(self, capacity_bytes: Ints, ids_per_batch: float) -> Ints:
-        """Bytes kept free on each rank ``[W]``.
+    def capacity_bytes(self, topology: Topology, ids_per_batch: float) -> Ints:
+        """Compute the bytes that may be used of each memory tier on each rank, ``[W, M]``.
 
         Args:
-            capacity_bytes: memory of each rank's device, bytes, ``[W]``.
+            topology: the ranks.
             ids_per_batch: ids that a rank feeds to all tables in a step.
 
         Raises:
             InvalidInputError: the model's dense tensors are to be counted, and there is no model.
+            NoPlanError: a rank has less than is to be kept free.
         """
         if self.dense_multiplier:
             raise InvalidInputError(
                 f"{self!r} keeps memory free for a model's dense tensors, but tables were given without a model: plan "
                 "with plan(module, sharders), or give fixed_bytes instead of dense_multiplier"
             )
-        left: Ints = np.floor(capacity_bytes * (1 - self.part)).astype(np.int64)
-        ids = math.ceil(ids_per_batch * ID_BYTES) * self.id_copies
-        return capacity_bytes - left + self.fixed_bytes + ids
-
-    def capacity_bytes(self, topology: Topology, ids_per_batch: float) -> Ints:
-        """Compute the bytes that may be used of each memory tier on each rank, ``[W, M]``.
-
-        Raises:
-            NoPlanError: a rank has less than is to be kept free.
-        """
         capacity, ranks = topology.capacity_bytes, np.arange(topology.world_size)
         own = np.array([topology.tiers.index(tier) for tier in topology.device_tiers])
-        reserved = self.reserved_bytes(capacity[ranks, own], ids_per_batch)
-        short = int(np.argmax(reserved - capacity[ranks, own]))
-        if reserved[short] > capacity[short, own[short]]:
-            kept, has = bytes_text(int(reserved[short])), bytes_text(int(capacity[short, own[short]]))
-            tier = topology.device_tiers[short]
+        has = capacity[ranks, own]
+        ids = math.ceil(ids_per_batch * ID_BYTES) * self.id_copies
+        left = np.floor(has * (1 - self.part)).astype(np.int64) - self.fixed_bytes - ids
+        short = int(np.argmin(left))
+        if left[short] < 0:
+            tier, kept = topology.device_tiers[short], bytes_text(int(has[short] - left[short]))
             raise NoPlanError(
-                f"no plan: {self!r} keeps {kept} of {tier} free on rank {short}, which has {has}. A smaller "
-                "reservation or batch size, or devices with more memory would help."
+                f"no plan: {self!r} keeps {kept} of {tier} free on rank {short}, which has "
+                f"{bytes_text(int(has[short]))}. A smaller reservation or batch size, or devices with more memory "
+                "would help."
             )
-        capacity[ranks, own] -= reserved
+        capacity[ranks, own] = left
         return capacity
 
     def to_data(self) -> Any:

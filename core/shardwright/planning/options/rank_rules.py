@@ -16,6 +16,7 @@ from functools import cached_property
 import numpy as np
 from attrs import field, frozen
 
+from shardwright.arguments import some
 from shardwright.errors import InvalidInputError, NoPlanError
 from shardwright.planning.arrays import Bools, Ints
 from shardwright.planning.layouts.layout import Layout
@@ -212,9 +213,3 @@ def _grouped(labels: Sequence[Sequence[str]]) -> list[list[int]]:
         for name in names:
             groups.setdefault(name, []).append(table)
     return list(groups.values())
-
-
-def some(names: Sequence[object]) -> str:
-    """The first names, and how many more there are."""
-    listed = ", ".join(repr(name) for name in names[:8])
-    return f"{listed} and {len(names) - 8} more" if len(names) > 8 else listed

@@ -9,7 +9,7 @@ from attrs import field, frozen
 
 from shardwright.arguments import typed
 from shardwright.errors import InvalidInputError
-from shardwright.planning.layouts.layout import Block, ColumnRange, Layout
+from shardwright.planning.layouts.layout import Block, Layout
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.tables.codecs import QCommsConfig, as_qcomms
 
@@ -113,13 +113,8 @@ class ParameterSharding:
 
     def described_shards(self) -> Iterator[tuple[list[int], list[int], str]]:
         """Offsets, sizes and placement of each shard, for texts; the copies of a shard are one."""
-        layout, copies = self.layout, dict[tuple[int, ColumnRange], list[int]]()
-        for block in layout.blocks:
-            if block.rank is not None and layout.dataflow_of(block).is_replicated:
-                copies.setdefault((block.rows.index, block.columns), []).append(block.rank)
-        for block in layout.distinct_blocks():
-            shard = _metadata(block, self)
-            ranks = copies.get((block.rows.index, block.columns), ())
+        for own in self.layout.with_copies():
+            shard, ranks = _metadata(own[0], self), [block.rank for block in own if block.rank is not None]
             placement = (
                 f"rank:{ranks_text(ranks)}/{' and '.join(dict.fromkeys(map(self.device_on, ranks)))}, a copy on each"
                 if len(ranks) > 1

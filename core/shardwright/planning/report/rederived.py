@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from attrs import frozen
 
-from shardwright.arguments import PositiveInt, problem
+from shardwright.arguments import PositiveInt, problem, some
 from shardwright.errors import PlanError
 from shardwright.planning.arrays import distinct
 from shardwright.planning.layouts.blocks import UNPLACED
@@ -24,7 +24,6 @@ from shardwright.planning.options.enumeration import prepare
 from shardwright.planning.options.inputs import Request
 from shardwright.planning.options.options import Options
 from shardwright.planning.options.planning_plugins import PlanningPlugins, PluginChoice
-from shardwright.planning.options.rank_rules import some
 from shardwright.planning.options.search_space import SearchSpace
 from shardwright.planning.plan.inputs import InputTables, reading_inputs
 from shardwright.planning.plan.plan import ShardingPlan

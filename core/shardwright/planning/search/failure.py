@@ -12,12 +12,12 @@ import attrs
 import numpy as np
 from attrs import frozen
 
+from shardwright.arguments import some
 from shardwright.errors import NoPlanError, ShardwrightError
 from shardwright.planning.arrays import Ints
 from shardwright.planning.options.enumeration import prepare
 from shardwright.planning.options.inputs import Request
 from shardwright.planning.options.planning_plugins import PlanningPlugins
-from shardwright.planning.options.rank_rules import some
 from shardwright.planning.options.search_space import SearchSpace
 from shardwright.planning.search.placement import Misfit, fixed_misfit, propose
 from shardwright.planning.search.ruled_placement import place_within

@@ -267,6 +267,8 @@ def propose(space: SearchSpace, proposal: Ints, *, with_fixed: bool = False) -> 
     count = options.count[run]
     shard = np.repeat(run, count)
     place = _spread(np.zeros_like(count), count)  # of each shard in its run
+    # Alike tables have the gangs of one option: numbers that no other table has.
+    gang = options.gang[run] + table * (options.gang.max() + 1)
     rank, local = options.rank[shard], options.local_rank[shard]
     return ProposedShards(
         shard=shard,
@@ -278,24 +280,12 @@ def propose(space: SearchSpace, proposal: Ints, *, with_fixed: bool = False) -> 
         rank=np.where(rank == FREE, FREE, rank + place),
         fixed_ms=fixed_ms,
         fixed_bytes=fixed_bytes,
-        gang=np.repeat(_gangs(options.gang[run], table), count),
+        gang=np.repeat(np.where(options.gang[run] == NO_GANG, NO_GANG, gang), count),
         local_rank=np.where(local == FREE, FREE, local + place),
         local_world_size=space.topology.local_world_size,
         class_ms=space.class_ms[shard] if len(space.topology.classes) > 1 else None,
         rank_class=space.topology.rank_class,
     )
-
-
-def _gangs(gang: Ints, table: Ints) -> Ints:
-    """The gangs of runs, with numbers that no other table's have: ``[K]``."""
-    in_gang = gang != NO_GANG
-    if not in_gang.any():
-        return gang
-    numbered = np.full(len(gang), NO_GANG)
-    # (table, gang) as one number; the distinct ones are numbered anew, from 0.
-    key = table[in_gang] * (int(gang.max()) + 1) + gang[in_gang]
-    numbered[in_gang] = np.unique(key, return_inverse=True)[1]
-    return numbered
 
 
 def fixed_loads(

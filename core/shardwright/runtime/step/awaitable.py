@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
@@ -75,22 +76,22 @@ class LazyAwaitable(Awaitable[T], UnderWay):
         return func(*args, **kwargs)
 
 
-def _operator(name: str) -> Callable[..., Any]:
-    def operate(self: LazyAwaitable[Any], *operands: Any) -> Any:
-        operands = pytree.tree_map_only(LazyAwaitable, lambda item: item.wait(), operands)
-        return getattr(self.wait(), name)(*operands)
+def _on_results(function: Callable[..., Any], order: int = 1) -> Callable[..., Any]:
+    def operate(*operands: Any) -> Any:
+        results = pytree.tree_map_only(LazyAwaitable, lambda item: item.wait(), operands)
+        return function(*results[::order])
 
-    operate.__name__ = name
     return operate
 
 
 # Python looks operators up on the class, so __getattr__ does not see them.
 _BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
-for _name in (
-    *(f"__{prefix}{operator}__" for operator in _BINARY for prefix in ("", "r")),
-    *(f"__{operator}__" for operator in ("neg", "abs", "len", "iter", "lt", "le", "gt", "ge", "contains")),
-):
-    setattr(LazyAwaitable, _name, _operator(_name))
+for _name in (*_BINARY, "neg", "abs", "lt", "le", "gt", "ge", "contains"):
+    setattr(LazyAwaitable, f"__{_name}__", _on_results(getattr(operator, f"__{_name}__")))
+for _name in _BINARY:
+    setattr(LazyAwaitable, f"__r{_name}__", _on_results(getattr(operator, f"__{_name}__"), order=-1))
+for _function in (len, iter):
+    setattr(LazyAwaitable, f"__{_function.__name__}__", _on_results(_function))
 
 
 class LazyCall(LazyAwaitable[T]):

@@ -76,22 +76,21 @@ class LazyAwaitable(Awaitable[T], UnderWay):
         return func(*args, **kwargs)
 
 
-def _on_results(function: Callable[..., Any], order: int = 1) -> Callable[..., Any]:
-    def operate(*operands: Any) -> Any:
-        results = pytree.tree_map_only(LazyAwaitable, lambda item: item.wait(), operands)
-        return function(*results[::order])
-
-    return operate
+def _on_results(function: Callable[..., Any], order: int) -> Callable[..., Any]:
+    return lambda *operands: function(
+        *pytree.tree_map_only(LazyAwaitable, lambda item: item.wait(), operands)[::order]
+    )
 
 
 # Python looks operators up on the class, so __getattr__ does not see them.
 _BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
-for _name in (*_BINARY, "neg", "abs", "lt", "le", "gt", "ge", "contains"):
-    setattr(LazyAwaitable, f"__{_name}__", _on_results(getattr(operator, f"__{_name}__")))
-for _name in _BINARY:
-    setattr(LazyAwaitable, f"__r{_name}__", _on_results(getattr(operator, f"__{_name}__"), order=-1))
-for _function in (len, iter):
-    setattr(LazyAwaitable, f"__{_function.__name__}__", _on_results(_function))
+_OTHERS = ("neg", "abs", "lt", "le", "gt", "ge", "contains")
+for _name, _function, _order in (
+    *((f"__{name}__", getattr(operator, f"__{name}__"), 1) for name in (*_BINARY, *_OTHERS)),
+    *((f"__r{name}__", getattr(operator, f"__{name}__"), -1) for name in _BINARY),
+    *(("__len__", len, 1), ("__iter__", iter, 1)),
+):
+    setattr(LazyAwaitable, _name, _on_results(_function, _order))
 
 
 class LazyCall(LazyAwaitable[T]):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import shardwright
 import shardwright_plugins
 from shardwright.host import PluginHost, host
 
+OURS = {distributions.project(name)["name"] for name in distributions.NAMES}
 ROOTS = [Path(package.__file__ or "").parent for package in (shardwright, shardwright_plugins)]
 
 
@@ -121,3 +123,14 @@ def test_distribution_says_what_it_is(distribution: str) -> None:
     assert distributions.project(distribution)["description"]
     assert (folder / "README.md").read_text().startswith(f"# {distributions.project(distribution)['name']}\n")
     assert distributions.lines_of_code(distribution) > 0
+
+
+@pytest.mark.parametrize(
+    "page", sorted(distributions.ROOT.parent.glob("*/**/*.md")), ids=lambda page: page.stem
+)
+def test_pages_install_with_a_distribution_those_that_it_needs(page: Path) -> None:
+    """None is on PyPI, so that pip finds them only where the commands name them."""
+    commands = re.findall(r"pip install [^`\n]*", page.read_text())
+    named = set(re.findall(r"\./contrib/([a-z_]+)", " ".join(commands)))
+    needed = {text for name in named for text in distributions.project(name)["dependencies"]}
+    assert needed & OURS <= {distributions.project(name)["name"] for name in named}

@@ -22,7 +22,9 @@ def comm_backends() -> Iterator[Finding]:
         return
     backends = host().comm_backends
     for name in sorted(backends):
-        there = dist.is_backend_available(name)
-        reason = "" if there else "this torch was built without it"
-        devices = ", ".join(backends[name].devices)
-        yield Finding("comm backends", name, devices, "ok" if there else "absent", reason)
+        state, reason = "ok", ""
+        if name not in dist.Backend.backend_list:
+            reason = f"used where comm_backend={name!r} asks for it: torch has no process groups of this name"
+        elif not dist.is_backend_available(name):
+            state, reason = "absent", "this torch was built without it"
+        yield Finding("comm backends", name, ", ".join(backends[name].devices), state, reason)

@@ -133,7 +133,7 @@ class MeasuredTimes:
             ) from error
 
     @classmethod
-    def read(cls, path: Path) -> MeasuredTimes:
+    def read(cls, path: str | Path) -> MeasuredTimes:
         """The times in a file.
 
         Raises:

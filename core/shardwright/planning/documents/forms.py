@@ -66,7 +66,7 @@ class DocumentKind:
     error: type[ShardwrightError] = InvalidInputError
     locate: Callable[[Any, Place], tuple[str, Place]] = lambda document, place: ("", place)
 
-    def text(self, path: Path) -> str:
+    def text(self, path: str | Path) -> str:
         """The text in a file.
 
         Raises:
@@ -75,7 +75,7 @@ class DocumentKind:
         with self._named(f" {str(path)!r}"):
             return read_text(path)
 
-    def read(self, path: Path) -> Any:
+    def read(self, path: str | Path) -> Any:
         """The JSON value in a file; its form is not checked.
 
         Raises:

@@ -17,14 +17,14 @@ class MalformedError(Exception):
     """A text that is no JSON, or exceeds a limit; says what is wrong, to follow the document's name."""
 
 
-def read_text(path: Path) -> str:
+def read_text(path: str | Path) -> str:
     """The text in a file.
 
     Raises:
         MalformedError: it cannot be read, is no text, or is too long.
     """
     try:
-        with path.open("rb") as file:
+        with Path(path).open("rb") as file:
             data = file.read(MOST_DOCUMENT_BYTES + 1)
         text = data.decode("utf-8-sig")
     except OSError as error:

@@ -84,7 +84,7 @@ class Report:
         """The headline, what was tried and how good it is, a sentence a line."""
         result = self.result
         tried = (
-            f"{result.num_proposals} proposals tried, {result.num_placed} fitted, "
+            f"proposals: {result.num_proposals} tried, {result.num_placed} fitted, "
             f"best by {result.proposer!r}, {self.seconds:.3f} s"
         )
         told = [

@@ -51,7 +51,7 @@ class Workload:
     batch_size: int | None = None
 
     @classmethod
-    def read(cls, path: Path) -> Workload:
+    def read(cls, path: str | Path) -> Workload:
         """The workload in a file.
 
         Raises:
@@ -59,7 +59,7 @@ class Workload:
         """
         data = WORKLOAD.read(path)
         try:
-            return cls.from_data(data, path.stem)
+            return cls.from_data(data, Path(path).stem)
         except InvalidInputError as error:
             raise InvalidInputError(f"{path}: {error}") from error
 

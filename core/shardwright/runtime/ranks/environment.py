@@ -95,13 +95,20 @@ class ShardingEnv:
 
         Raises:
             UnknownPluginError: no comm backend has that name.
-            DistributedError: there is no process group, or no comm backend for it; ranks differ in
-                ``LOCAL_WORLD_SIZE``; or another rank failed in this call.
+            DistributedError: there is no process group, or this rank is not in it, or there is no comm backend for it;
+                ranks differ in ``LOCAL_WORLD_SIZE``; or another rank failed in this call.
             PluginMismatchError: the ranks' plugins differ; every rank's error names the ranks and plugins.
         """
         if not dist.is_initialized():
             raise DistributedError(_NO_GROUP)
         group = dist.group.WORLD if process_group is None else process_group
+        if not isinstance(group, dist.ProcessGroup):
+            raise DistributedError(
+                f"{brief(group)} is no process group, but what torch.distributed.new_group gives to ranks that are not "
+                "in the group: only those that are in it shard a model over it"
+                if group == dist.GroupMember.NON_GROUP_MEMBER
+                else f"process_group must be one of torch.distributed's, got {brief(group)}"
+            )
         ranks, headers = GroupRanks.of(group), None
         with ranks.together("connecting the ranks"):
             backend, device_type = _backend_for(group, comm_backend, device_type)

@@ -73,10 +73,9 @@ class GroupRanks(Ranks):
     @classmethod
     def of(cls, process_group: Any) -> GroupRanks:
         """The ranks of a process group, one object for all its users in this process."""
-        known = cls._known.get(process_group)
-        if known is None:
-            known = cls._known[process_group] = cls(process_group)
-        return known
+        if process_group not in cls._known:
+            cls._known[process_group] = cls(process_group)
+        return cls._known[process_group]
 
     def new_group(self, what: str, ranks: Iterable[int] | None = None, backend: str | None = None) -> Any:
         """Make a process group of some of the ranks, this one among them; every rank makes such a call.

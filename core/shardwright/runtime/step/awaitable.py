@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
@@ -75,22 +76,21 @@ class LazyAwaitable(Awaitable[T], UnderWay):
         return func(*args, **kwargs)
 
 
-def _operator(name: str) -> Callable[..., Any]:
-    def operate(self: LazyAwaitable[Any], *operands: Any) -> Any:
-        operands = pytree.tree_map_only(LazyAwaitable, lambda item: item.wait(), operands)
-        return getattr(self.wait(), name)(*operands)
-
-    operate.__name__ = name
-    return operate
+def _on_results(function: Callable[..., Any], order: int) -> Callable[..., Any]:
+    return lambda *operands: function(
+        *pytree.tree_map_only(LazyAwaitable, lambda item: item.wait(), operands)[::order]
+    )
 
 
 # Python looks operators up on the class, so __getattr__ does not see them.
 _BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
-for _name in (
-    *(f"__{prefix}{operator}__" for operator in _BINARY for prefix in ("", "r")),
-    *(f"__{operator}__" for operator in ("neg", "abs", "len", "iter", "lt", "le", "gt", "ge", "contains")),
+_OTHERS = ("neg", "abs", "lt", "le", "gt", "ge", "contains")
+for _name, _function, _order in (
+    *((f"__{name}__", getattr(operator, f"__{name}__"), 1) for name in (*_BINARY, *_OTHERS)),
+    *((f"__r{name}__", getattr(operator, f"__{name}__"), -1) for name in _BINARY),
+    *(("__len__", len, 1), ("__iter__", iter, 1)),
 ):
-    setattr(LazyAwaitable, _name, _operator(_name))
+    setattr(LazyAwaitable, _name, _on_results(_function, _order))
 
 
 class LazyCall(LazyAwaitable[T]):

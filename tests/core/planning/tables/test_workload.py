@@ -45,6 +45,15 @@ def test_workload_what_the_user_asks_goes_before_what_the_file_says():
     assert rules["a"].sharding_types == rules["b"].sharding_types == ("x",)
 
 
+def test_workload_is_read_from_a_path_or_the_name_of_a_file(tmp_path):
+    path = tmp_path / "shop.json"
+    path.write_text('{"tables": [{"name": "a", "num_embeddings": 10, "embedding_dim": 4}]}')
+    assert Workload.read(str(path)) == Workload.read(path)
+    assert Workload.read(str(path)).name == "shop"
+    with pytest.raises(InvalidInputError, match="cannot be read: No such file"):
+        Workload.read(str(tmp_path / "shop.jsn"))
+
+
 def test_workload_says_when_tables_are_updated_and_which_gradients_are_clipped():
     made = workload({"name": "a", "update": "in_step", "max_gradient": 0.5}, {"name": "b"})
     assert [(table.update, table.max_gradient) for table in made.tables] == [

@@ -7,6 +7,7 @@ import sys
 import time
 
 import pytest
+import torch.distributed as dist
 from tests import stranger
 
 from shardwright.errors import DistributedError, InvalidInputError, NoPlanError, UnsupportedError
@@ -43,6 +44,18 @@ def test_from_local_is_this_process_alone() -> None:
         environment.ShardingEnv.from_local(4, 1)
     with pytest.raises(InvalidInputError, match="rank must be 0 in a world of 1, got 1"):
         environment.ShardingEnv.from_local(1, 1)
+
+
+@pytest.mark.parametrize(
+    ("group", "text"),
+    [(dist.GroupMember.NON_GROUP_MEMBER, "ranks that are not in the group"), ("gloo", "got 'gloo'")],
+)
+def test_from_process_group_of_a_rank_outside_of_it_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, group: object, text: str
+) -> None:
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    with pytest.raises(DistributedError, match=text):
+        environment.ShardingEnv.from_process_group(group)
 
 
 def run(work, *, world_size=3):

@@ -16,10 +16,12 @@ from tests.core.conftest import make_plugin
 
 import shardwright as sw
 from shardwright.host import PluginHost, host
+from shardwright_plugins.comm_backends._checks import comm_backends
 from shardwright_plugins.commands.doctor import checks
 from shardwright_plugins.commands.doctor.command import examine
 from shardwright_plugins.compute_kernels._fbgemm_check import Installed, diagnose, goes_with
 from shardwright_plugins.measuring import processor as processors
+from shardwright_testing import installed
 
 Doctor = Callable[..., subprocess.CompletedProcess[str]]
 CPU_COMMAND = "pip install 'fbgemm-gpu-cpu==1.8.*'"
@@ -315,6 +317,20 @@ def test_doctor_tells_whether_the_constants_that_plans_go_by_are_of_this_process
     assert found.state == state
     assert ("calibrate" in found.command) == (state == "absent")
     assert (here in found.reason) == (state == "absent")
+
+
+def test_doctor_a_comm_backend_of_a_plugins_own_name_is_fine_and_says_when_it_is_used() -> None:
+    class Acme(sw.CommBackend):
+        name, devices = "acme_links", ("cpu",)
+
+        def connect(self, process_group: Any) -> Any:
+            raise NotImplementedError
+
+    with installed(Acme()):
+        found = {one.name: one for one in comm_backends()}
+    assert (found["acme_links"].state, found["gloo"].state) == ("ok", "ok")
+    assert "comm_backend='acme_links'" in found["acme_links"].reason
+    assert found["gloo"].reason == ""
 
 
 def test_doctor_runs_the_checks_of_a_plugin_and_goes_on_where_one_fails() -> None:

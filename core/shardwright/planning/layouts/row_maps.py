@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from attrs import field, frozen
 
-from shardwright.arguments import NonNegativeInt, PositiveInt, brief, typed
+from shardwright.arguments import NonNegativeInt, PositiveInt, brief, listed, typed
 from shardwright.errors import InvalidInputError
 
 
@@ -239,10 +239,6 @@ def _one_number(numbers: Sequence[int], ids: Any, sizes: Sequence[int]) -> Any:
     return each.to(ids.device, ids.dtype)
 
 
-def _whole_numbers(values: Iterable[int]) -> tuple[int, ...]:
-    return tuple(values)
-
-
 @frozen(field_transformer=typed)
 class RowsSplit(RowMap):
     """Neighbouring rows cut at given bounds: part ``i`` holds ``bounds[i] <= r < bounds[i + 1]``.
@@ -255,7 +251,7 @@ class RowsSplit(RowMap):
     """
 
     name: ClassVar[str] = "split"
-    bounds: tuple[NonNegativeInt, ...] = field(converter=_whole_numbers)
+    bounds: tuple[NonNegativeInt, ...] = field(converter=listed)
 
     @bounds.validator
     def _rise(self, attribute: Any, value: tuple[int, ...]) -> None:

@@ -1,9 +1,9 @@
 """Ragged bags for kernels that want the same number of bags in every slot.
 
-Of cut rows only bags with ids travel, so each slot has its own number of bags. A kernel that does not take ragged bags
-gets them as bags of one source: each slot is filled up with empty bags to the number of the longest.
+Of cut rows only bags with ids travel, so each slot has its own number of bags. For a kernel that does not take ragged
+bags each slot of each source is filled up with empty bags to the number of the longest. The ids stay as they are.
 
-Legend: W sources, S slots, K bags, n bags of the longest slot, N ids, D columns of a row.
+Legend: W sources, S slots, K bags, n bags of the longest slot of a source.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from attrs import evolve
 from torch import Tensor
 
 from shardwright.contracts.lookup import Bags, Lookup
 from shardwright.runtime.step.kernel_groups import KernelGroup
-from shardwright.runtime.step.segments import index_of, numbered, order_of, repeated
+from shardwright.runtime.step.segments import filled_up, index_of, repeated
 
 
 class FillingLookup:
@@ -58,32 +59,20 @@ class FillingLookup:
         """Fill up bags.
 
         Returns:
-            The filled bags, of one source; the row of each ragged bag in the kernel's result, seen as rows of one
-            width, ``[K]``; and the number of the result's rows, ``S * n``.
+            The filled bags; the row of each ragged bag in the kernel's result, seen as rows of one width, ``[K]``; and
+            the number of the result's rows, ``W * S * n``.
         """
         assert bags.lengths is not None  # only pooled lookups are ragged
-        counts, device = bags.table, bags.ids.device
-        # Ragged bags stand source by source, then slot by slot. Filled bags stand slot by slot, [S, n], and within a
-        # slot source after source: bag k of (source, slot) gets place (bags of sources before) + k in its slot.
-        before = np.cumsum(counts, axis=0) - counts
-        most = int(counts.sum(0).max(initial=0))
-        slots = np.tile(np.arange(bags.num_slots), bags.num_sources)
-        place = index_of(before.reshape(-1), counts.reshape(-1), device)  # place of each bag in its slot
-        slot = repeated(slots, counts.reshape(-1), device)
-        target = slot * most + place
-        lengths = bags.lengths.new_zeros(bags.num_slots * most)
-        lengths[target] = bags.lengths
-        # The ids move with their bags: stably sorted by target bag, which keeps the order within a bag.
-        order = order_of(target.index_select(0, numbered(bags.lengths, bags.ids.numel())), len(lengths))
-        filled = Bags(
-            ids=bags.ids.index_select(0, order),
-            lengths=lengths,
-            weights=None if bags.weights is None else bags.weights.index_select(0, order),
-            counts=((most,) * bags.num_slots,),
-            columns={name: column.index_select(0, order) for name, column in bags.columns.items()},
-        )
-        row = place * bags.num_slots + slot if self._batch_major else target
-        return filled, row, len(lengths)
+        counts, device = bags.table.reshape(-1), bags.ids.device
+        sizes = np.full_like(counts, counts.max(initial=0))
+        cells = np.arange(len(counts)).reshape(bags.table.shape)
+        first, step = cells.reshape(-1) * sizes, 1
+        if self._batch_major:  # within a source [n, S]
+            first, step = (cells[:, :1] * sizes[:1] + cells[:1]).reshape(-1), bags.num_slots
+        row = index_of(np.zeros_like(counts), counts, device).mul_(step).add_(repeated(first, counts, device))
+        lengths = filled_up(bags.lengths, counts, sizes)
+        table = sizes.reshape(bags.table.shape)
+        return evolve(bags, lengths=lengths, counts=table, is_ragged=False), row, len(lengths)
 
 
 def taking_ragged(lookup: Lookup, group: KernelGroup) -> Lookup | FillingLookup:

@@ -219,8 +219,11 @@ def __getattr__(name: str) -> Any:
     elif name in _MODULE_OF_NAME:
         value = getattr(importlib.import_module(_MODULE_OF_NAME[name]), name)
     else:
+        from shardwright.errors import nearest
+
         # Dunder lookups come from the import machinery and from tools: they get no guesses.
-        hint = "" if name.startswith("__") else _near_names(name)
+        told = f"{nearest(name, __all__)} `shardwright docs from_torchrec` lists TorchRec's names."
+        hint = "" if name.startswith("__") else told
         raise AttributeError(f"module 'shardwright' has no attribute {name!r}.{hint}")
     globals()[name] = value
     return value
@@ -248,9 +251,3 @@ def _brought(name: str) -> Any:
 def __dir__() -> list[str]:
     """The public names, whether imported yet or not."""
     return __all__
-
-
-def _near_names(name: str) -> str:
-    from shardwright.errors import nearest
-
-    return nearest(name, __all__)

@@ -7,6 +7,7 @@ import pkgutil
 
 import pytest
 from tests.core.stubs import OWN_NAMES
+from tests.readme import CORE_DOCS
 
 import shardwright
 import shardwright.cli
@@ -92,3 +93,10 @@ def test_unknown_public_name_raises_with_nearest():
         AttributeError, match=r"no attribute 'ShardwrightEror'\. Did you mean 'ShardwrightError'\?"
     ):
         shardwright.ShardwrightEror  # noqa: B018
+
+
+def test_unknown_public_name_raises_with_the_page_of_torchrecs_names():
+    with pytest.raises(AttributeError, match=r"`shardwright docs .*` lists TorchRec's names") as raised:
+        shardwright.get_default_sharders  # noqa: B018
+    page = str(raised.value).split("`")[1].split()[-1]
+    assert "get_default_sharders" in (CORE_DOCS / f"howto/{page}.md").read_text()

@@ -35,7 +35,7 @@ UNSTEADY = 0.1
 """Drift of a machine that its document is noted for: repeated measurements of the reference are 1 to 5 % apart."""
 SHIPPED = Path(__file__).parent / "machines"
 """Folder of the machines that come with the package."""
-FIRST = "amd_epyc_zen4_2_ranks"
+FIRST = "amd_epyc_zen5_2_ranks"
 """The shipped machine whose estimator is ``engine``; those of others have the machine's name behind that."""
 
 

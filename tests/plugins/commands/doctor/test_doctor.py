@@ -307,7 +307,8 @@ def check(word: str, look: Callable[[], Any]) -> type[sw.Extension]:
 
 
 @pytest.mark.parametrize(
-    ("here", "state"), [("AMD EPYC", "ok"), ("Intel(R) Xeon(R) Platinum 8488C", "absent")]
+    ("here", "state"),
+    [("AMD EPYC (family 26, model 2)", "ok"), ("Intel(R) Xeon(R) Platinum 8488C", "absent")],
 )
 def test_doctor_tells_whether_the_constants_that_plans_go_by_are_of_this_processor(
     monkeypatch: pytest.MonkeyPatch, here: str, state: str

@@ -25,6 +25,7 @@ from shardwright_testing.ranks import RankPool
 
 RANKS, TABLES, ROWS, DIM, BATCH = 2, 16, 50_000, 64, 512
 EVEN, HEAVY, LIGHT = 10, 18, 2
+_MOST_S_A_STEP = 0.1
 SHARDERS = [sw.EmbeddingBagCollectionSharder({"optimizer": "row_wise_adagrad", "learning_rate": 0.02})]
 
 
@@ -142,10 +143,11 @@ def print_drift(
     every: Annotated[int, typer.Argument(min=1, help="Steps from one look to the next.")] = 200,
 ) -> None:
     """Steps with a Replanner and without, on each rank."""
+    timeout_s = 60 + _MOST_S_A_STEP * steps
     with RankPool(RANKS, backend="gloo") as pool:
         _print(
             {
-                name: pool.run(drift, RANKS, steps, every, follows=follows, timeout_s=200.0)
+                name: pool.run(drift, RANKS, steps, every, follows=follows, timeout_s=timeout_s)
                 for name, follows in (("without", False), ("with", True))
             }
         )

@@ -254,8 +254,7 @@ class TablePlanner:
         offered, is_wanted = host().extensions, self._progress
         if is_wanted is None:
             is_wanted = sys.stderr.isatty() and ":".join(_PROGRESS) in offered
-        shown: AbstractContextManager[Any] = nullcontext()
-        return ask_at(*_PROGRESS, offered, AbstractContextManager, watch) if is_wanted else shown
+        return ask_at(*_PROGRESS, offered, AbstractContextManager, watch) if is_wanted else nullcontext()
 
     def _new_watch(self) -> Watch:
         """A watch with the user's limit of time, or one of work."""

@@ -388,7 +388,6 @@ def _brought(word: str, world_size: int, *args: Any, **kwargs: Any) -> Topology:
     """A topology of so many ranks that an extension at ``method`` makes.
 
     Raises:
-        UnknownPluginError: there is no such extension.
         PluginLoadError: it gives something else, or a topology of another size.
     """
     offered = process_host().extensions

@@ -22,7 +22,7 @@ from shardwright.planning.plugin_calls import calling
 from shardwright.planning.tables.codecs import FLOAT_BYTES, QCommsConfig
 
 AVERAGING = "averaging"
-"""Name of the phase of a step in which the replicas of other sharding groups are averaged."""
+"""Name of the phase of a step in which the replicas of other sharding groups are averaged, and of what tells it."""
 
 # A shard of more fits nowhere (256 TiB), and sums of what is no more stay within 64 bits.
 _MOST_BYTES = float(1 << 48)
@@ -202,8 +202,8 @@ def averaging_costs(options: Options, topology: Topology) -> tuple[Floats, Float
     if topology.replicas is None:
         return np.zeros(options.num_shards), np.zeros(options.num_shards)
     offered, gives = process_host().extensions, tuple[np.ndarray, np.ndarray]
-    averaged, ms = ask_at("method", "averaging", offered, gives, options, topology)
-    who = f"'method:averaging' of plugin {offered.entry('method:averaging').provenance}"
+    averaged, ms = ask_at("method", AVERAGING, offered, gives, options, topology)
+    who = f"'method:{AVERAGING}' of plugin {offered.entry(f'method:{AVERAGING}').provenance}"
     return _checked(who, "bytes", averaged, options), _checked(who, "milliseconds", ms, options)
 
 

@@ -52,6 +52,26 @@ def test_kernel_that_reads_less_than_nothing_of_a_tier_is_named() -> None:
         planned(kernel, estimator="roofline")
 
 
+def raised(request: Any) -> Any:
+    raise KeyError("acme")
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        (
+            lambda request: 2,
+            r"broke its contract: what needs_whole_rows\(\) returns must be True or False, got 2",
+        ),
+        (raised, "failed: KeyError: 'acme'"),
+    ],
+)
+def test_kernel_that_does_not_tell_which_gradients_it_needs_is_named(answer: Any, text: str) -> None:
+    kernel = broken.answering(broken.Kernel, "needs_whole_rows", answer)
+    with pytest.raises(sw.PlanningError, match=rf"compute kernel 'broken_kernel' {text}"):
+        planned(kernel)
+
+
 def zeros_of(work: Any) -> Any:
     return np.zeros(len(work.ids))
 

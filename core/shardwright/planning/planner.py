@@ -21,7 +21,7 @@ from shardwright.contracts.estimator import Estimator
 from shardwright.contracts.partitioner import Partitioner
 from shardwright.contracts.proposer import Proposer
 from shardwright.errors import InvalidInputError, PlanningError
-from shardwright.host.extensions import load_at
+from shardwright.host.extensions import ask_at
 from shardwright.host.plugin_host import host
 from shardwright.planning.arrays import Ints, distinct
 from shardwright.planning.documents.limits import MOST_SAMPLES
@@ -254,10 +254,7 @@ class TablePlanner:
         offered, is_wanted = host().extensions, self._progress
         if is_wanted is None:
             is_wanted = sys.stderr.isatty() and ":".join(_PROGRESS) in offered
-        shown: AbstractContextManager[Any] = (load_at(*_PROGRESS, offered) if is_wanted else nullcontext)(
-            watch
-        )
-        return shown
+        return ask_at(*_PROGRESS, offered, AbstractContextManager, watch) if is_wanted else nullcontext()
 
     def _new_watch(self) -> Watch:
         """A watch with the user's limit of time, or one of work."""

@@ -7,12 +7,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from shardwright.contracts.compute_kernel import ComputeKernel, KernelRequest
 from shardwright.contracts.estimator import STORAGE, Estimator
 from shardwright.planning.arrays import ID_BYTES, Floats
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.options import Options
-from shardwright.planning.options.search_space import traffic_bytes
+from shardwright.planning.options.search_space import gradient_columns, traffic_bytes
 from shardwright_plugins.estimators.shard_bytes import synchronised_bytes
 
 
@@ -32,7 +31,8 @@ class WeightsAndBuffers(Estimator):
     def estimate(self, options: Options, topology: Topology) -> Mapping[str, Floats]:
         """Bytes of each tier, ``[S]``."""
         # Each distinct (request, rows) is asked about once.
-        asked = options.request * (options.num_rows.max() + 1) + options.num_rows
+        rows = np.unique(options.num_rows, return_inverse=True)[1]
+        asked = rows * len(options.requests) + options.request
         _, first, place = np.unique(asked, return_index=True, return_inverse=True)
         declared = {tier: np.zeros(len(first)) for tier in topology.tiers}
         for index, shard in enumerate(first.tolist()):
@@ -57,15 +57,10 @@ def _kept_bytes(options: Options, topology: Topology) -> Floats:
     """
     table = options.shard_table
     in_step = np.array([spec.update == "in_step" for spec in options.tables], dtype=bool)[table]
-    columns = options.by_request(_kept_columns)
+    is_given = options.by_request(
+        lambda kernel, asked: kernel.fuses_optimizer and asked.optimizer is not None
+    )
     # Copies keep the gradients that all ranks have of them, like any other shard.
     ids = options.ids_per_batch[table] * options.id_fraction * topology.world_size
     rows = np.minimum(np.ceil(ids), options.num_rows)
-    return np.where(in_step & (columns > 0), rows * (ID_BYTES + 4 * columns), 0.0)
-
-
-def _kept_columns(kernel: ComputeKernel, request: KernelRequest) -> int:
-    """Columns of the gradients that a kernel is given in a request; 0 if the optimizer is the user's."""
-    if not kernel.fuses_optimizer or request.optimizer is None:
-        return 0
-    return request.embedding_dim if kernel.needs_whole_rows(request) else request.num_columns
+    return np.where(in_step & (is_given > 0), rows * (ID_BYTES + 4 * gradient_columns(options)), 0.0)

@@ -121,6 +121,14 @@ def test_every_run_of_ragged_bags_counts_its_own_lookups_and_goes_on_from_a_load
     assert [int(own.iter) for own in tables] == [8] * 3
 
 
+def test_ragged_bags_of_many_slots_may_be_as_many_as_those_of_one_slot() -> None:
+    """FBGEMM's backward pass on devices has 32 bits for a feature's number and a bag's: of 1000 features, 2^23 bags."""
+    blocks = [block_spec(3, 4, optimizer=OptimizerSpec("sgd", 0.1)) for _ in range(1000)]
+    (run,), (one,) = (built("fused", own)[0]._runs for own in (blocks, blocks[:1]))
+    assert run.tables.info_B_num_bits == one.tables.info_B_num_bits > 26
+    assert run.tables.info_B_mask == one.tables.info_B_mask == (1 << one.tables.info_B_num_bits) - 1
+
+
 def test_sequences_with_a_bag_for_each_id_as_on_devices_train_as_loops(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

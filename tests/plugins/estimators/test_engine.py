@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -304,6 +305,9 @@ def test_kernel_whose_calls_add_more_to_a_step_than_it_saves_is_left(
     )
     plan = planner.plan_tables([sw.TableSpec(f"t{i}", 1000, 64) for i in range(4)])
     assert {own.compute_kernel for own in plan.plan[""].values()} == {name}
+    # A plan that is not the search's is not the best by the objective: the report says why it is taken.
+    said = f"engine: a step takes {8 * BATCH:.4g} ms by this plan, .*, and {0.9 * 8 * BATCH + step:.4g} ms by"
+    assert bool(re.search(said, str(planner.report))) == (name == "fused_numba")
     # Two tables of four ids a sample on each rank: 0.9 ms for each id and 200 ms, or 1 ms.
     lookup_ms = {"fused_torch": 0.9, "fused_numba": 1.0}[name]
     assert Prices.by(plan).of(plan).step_ms == pytest.approx(lookup_ms * 8 * BATCH)

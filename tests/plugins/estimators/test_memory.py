@@ -102,3 +102,18 @@ def test_storage_model_is_what_is_allocated_for_every_option(
             assert bytes_said == pytest.approx(held, rel=TOLERATED)
             checked += 1
     assert checked >= options.num_options
+
+
+def test_storage_model_tells_shards_apart_beside_a_table_of_as_many_rows_as_there_can_be() -> None:
+    """Kernels whose memory does not grow with rows have such tables; numbers made of rows would leave 64 bits."""
+    small = [TableSpec(f"t{index}", 1000, 4 * index + 4, ["f"]) for index in range(6)]
+    topology, kinds = Topology(2, "cpu"), ParameterConstraints(sharding_types=["table_wise"])
+    alone, beside = (
+        enumerate_options(
+            tables, topology, Constraints({own.name: kinds for own in tables}), host(), batch_size=1
+        )
+        for tables in (small, [*small, TableSpec("t_huge", 2**63 - 1, 4, ["f"])])
+    )
+    estimate = host().estimators.create("weights_and_buffers").estimate
+    expected = estimate(alone, topology)["ddr"]
+    assert estimate(beside, topology)["ddr"][: len(expected)].tolist() == expected.tolist()

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from attrs import evolve
@@ -42,6 +43,10 @@ def gradient_of_a_table() -> Any:
     (table,) = (own for name, own in model.named_parameters() if "item" in name)
     assert table.grad is not None
     return table.grad
+
+
+def planned(topology: sw.Topology, **asked: Any) -> sw.ShardingPlan:
+    return sw.EmbeddingShardingPlanner(topology, **asked).plan_tables([sw.TableSpec("t", 10, 8, ["f"])])
 
 
 def test_dense_part_is_wrapped_by_what_a_plugin_brings() -> None:
@@ -161,6 +166,8 @@ def test_torch_optimizers_are_those_that_plugins_bring_and_programs_register() -
         ("method:sharding_group", "builtin_sharding_groups", None, "what it gives.*a Topology, got None"),
         ("method:sharding_group", "builtin_sharding_groups", sw.Topology(8, "cpu"), "of 4 ranks, it .* of 8"),
         ("method:machine", "builtin_bandwidths", 7, "what it gives must be a Topology, got 7"),
+        ("method:machine", "builtin_bandwidths", sw.Topology(8, "cpu"), "of 2 ranks, it .* of 8"),
+        ("method:progress", "builtin_reports", 7, "what it gives must be .*ContextManager, got 7"),
         ("method:averaging", "builtin_sharding_groups", 7, "what it gives must be .*, got 7"),
         (
             "gradients:mine",
@@ -182,9 +189,8 @@ def test_what_an_extension_gives_against_its_contract_is_refused_by_name(
         "method:dense_part": sharded,
         "method:sharding_group": lambda: sw.Topology(8, "cpu").sharding_group(4),
         "method:machine": lambda: sw.Topology.from_machine("machine.json", 2),
-        "method:averaging": lambda: sw.EmbeddingShardingPlanner(
-            sw.Topology(2, "cpu", replicas=sw.Replicas(2))
-        ).plan_tables([sw.TableSpec("t", 10, 8, ["f"])]),
+        "method:averaging": lambda: planned(sw.Topology(2, "cpu", replicas=sw.Replicas(2))),
+        "method:progress": lambda: planned(sw.Topology(2, "cpu"), progress=True),
         "gradients:mine": gradient.sum,
         "torch_optimizers:mine": lambda: sw.optimizer_spec_of(weight),
         "step:mine": sharded,
@@ -194,6 +200,27 @@ def test_what_an_extension_gives_against_its_contract_is_refused_by_name(
         pytest.raises(sw.PluginLoadError, match=f"{name}' of plugin .* broke its contract: .*{said}"),
     ):
         asking[name]()
+
+
+@pytest.mark.parametrize(
+    ("gives", "said"),
+    [
+        (lambda runs: (np.zeros(runs), np.zeros(runs + 1)), "broke its contract: 'milliseconds' must be one"),
+        (lambda runs: (np.zeros(runs), np.full(runs, np.nan)), "returned nan as 'milliseconds' for .*'t'"),
+        (lambda runs: (np.full(runs, -1.0), np.zeros(runs)), "returned -1.0 as 'bytes' for .*'t'"),
+    ],
+)
+def test_costs_of_averaging_are_finite_numbers_of_each_shard_or_refused_by_name(
+    gives: Callable[[int], object], said: str
+) -> None:
+    brought = host_with(
+        "method:averaging", lambda options, _: gives(options.num_shards), "builtin_sharding_groups"
+    )
+    with (
+        use_host(brought),
+        pytest.raises(sw.PlanningError, match=f"'method:averaging' of plugin .* {said}"),
+    ):
+        planned(sw.Topology(2, "cpu", replicas=sw.Replicas(2)))
 
 
 def test_optimizer_of_torch_that_two_plugins_bring_otherwise_is_an_error_that_names_it() -> None:

@@ -193,11 +193,7 @@ class Topology:
             InvalidInputError: the document is malformed, an argument is wrong, or the devices are others.
             UnknownPluginError: no plugin that reads such documents is loaded.
         """
-        offered = process_host().extensions
-        made: Topology = ask_at(
-            "method", "machine", offered, Topology, path, world_size, compute_device, **given
-        )
-        return made
+        return _brought("machine", world_size, path, world_size, compute_device, **given)
 
     @checked
     def sharding_group(
@@ -229,23 +225,15 @@ class Topology:
             >>> group.world_size, group.local_world_size, group.replicas.num_groups
             (16, 8, 4)
         """
-        at, offered = ("method", "sharding_group"), process_host().extensions
-        made: Topology = ask_at(
-            *at,
-            offered,
-            Topology,
+        return _brought(
+            "sharding_group",
+            sharding_group_size,
             self,
             whole(sharding_group_size),
             sync_every=sync_every,
             use_inter_host_allreduce=use_inter_host_allreduce,
             node_group_size=node_group_size,
         )
-        if made.world_size != sharding_group_size:
-            raise PluginLoadError(
-                f"{':'.join(at)!r} of plugin {offered.entry(':'.join(at)).provenance} broke its contract: asked for a "
-                f"group of {sharding_group_size} ranks, it gave a topology of {made.world_size}"
-            )
-        return made
 
     def evolved(self, **changed: Any) -> Topology:
         """Copy with other values of attributes."""
@@ -394,3 +382,19 @@ class Topology:
             **replicas,
             **({} if set(self.speeds) == {1.0} else {"speed": compact(self.speeds)}),
         }
+
+
+def _brought(word: str, world_size: int, *args: Any, **kwargs: Any) -> Topology:
+    """A topology of so many ranks that an extension at ``method`` makes.
+
+    Raises:
+        PluginLoadError: it gives something else, or a topology of another size.
+    """
+    offered = process_host().extensions
+    made: Topology = ask_at("method", word, offered, Topology, *args, **kwargs)
+    if made.world_size != world_size:
+        raise PluginLoadError(
+            f"'method:{word}' of plugin {offered.entry(f'method:{word}').provenance} broke its contract: asked for a "
+            f"topology of {world_size} ranks, it gave one of {made.world_size}"
+        )
+    return made

@@ -247,6 +247,7 @@ class Offers:
             ("extras", kernel.extras(request), Mapping[str, object]),
             ("bandwidth_fraction", fraction, float),
             ("columns", columns, Mapping[str, Literal["int64", "float32"]]),
+            ("needs_whole_rows", kernel.needs_whole_rows(request), bool),
         ):
             check_answer(who, method, told, hint)
         for must, is_so, answer in (

@@ -22,7 +22,7 @@ from shardwright.planning.plugin_calls import calling
 from shardwright.planning.tables.codecs import FLOAT_BYTES, QCommsConfig
 
 AVERAGING = "averaging"
-"""Name of the phase of a step in which the replicas of other sharding groups are averaged."""
+"""Name of the phase of a step in which the replicas of other sharding groups are averaged, and of what tells it."""
 
 # A shard of more fits nowhere (256 TiB), and sums of what is no more stay within 64 bits.
 _MOST_BYTES = float(1 << 48)
@@ -164,7 +164,7 @@ def estimate_costs(
     by_tier = _estimated(storage, options, topology)
     memory = np.zeros((options.num_shards, len(topology.tiers)), dtype=np.int64)
     for tier, column in by_tier.items():
-        checked = _checked(storage, tier, column, options)
+        checked = _checked(f"estimator {storage.name!r}", tier, column, options)
         whole = np.ceil(np.minimum(checked, _MOST_BYTES)).astype(np.int64)
         # By the topology's name, or by a kernel's.
         known = tier if tier in topology.tiers else topology.tier_of(tier)
@@ -182,7 +182,7 @@ def estimate_costs(
 def _phases(performance: Estimator, options: Options, ranks: Topology) -> dict[str, Floats]:
     """Phase -> milliseconds of each shard on ranks that all have one speed: ``[S]``."""
     phases = {
-        phase: _checked(performance, phase, column, options)
+        phase: _checked(f"estimator {performance.name!r}", phase, column, options)
         for phase, column in _estimated(performance, options, ranks).items()
     }
     if ranks.replicas is not None:  # whatever the model of costs: it is asked for one sharding group
@@ -197,12 +197,14 @@ def averaging_costs(options: Options, topology: Topology) -> tuple[Floats, Float
 
     Raises:
         UnknownPluginError: no plugin that tells them is loaded.
+        PlanningError: the plugin told other than one finite number of 0 or more for each run of shards.
     """
     if topology.replicas is None:
         return np.zeros(options.num_shards), np.zeros(options.num_shards)
-    registry, gives = process_host().extensions, tuple[np.ndarray, np.ndarray]
-    costs: tuple[Floats, Floats] = ask_at("method", "averaging", registry, gives, options, topology)
-    return costs
+    offered, gives = process_host().extensions, tuple[np.ndarray, np.ndarray]
+    averaged, ms = ask_at("method", AVERAGING, offered, gives, options, topology)
+    who = f"'method:{AVERAGING}' of plugin {offered.entry(f'method:{AVERAGING}').provenance}"
+    return _checked(who, "bytes", averaged, options), _checked(who, "milliseconds", ms, options)
 
 
 def _keep_on_devices(memory: Ints, options: Options, topology: Topology) -> None:
@@ -228,21 +230,21 @@ def _estimated(estimator: Estimator, options: Options, topology: Topology) -> Ma
     return columns
 
 
-def _checked(estimator: Estimator, what: str, column: Floats, options: Options) -> Floats:
+def _checked(who: str, what: str, column: Floats, options: Options) -> Floats:
     try:
         values = np.asarray(column, dtype=np.float64)
     except (TypeError, ValueError):
         values = np.array(np.nan)
     if values.shape != (options.num_shards,):
         raise PlanningError(
-            f"estimator {estimator.name!r} broke its contract: {what!r} must be one number for each of the "
+            f"{who} broke its contract: {what!r} must be one number for each of the "
             f"{options.num_shards} runs of shards, it is {brief(column)}"
         )
     wrong = np.flatnonzero(~(values >= 0) | np.isinf(values))
     if len(wrong):
         table = options.tables[options.shard_table[wrong[0]]]
         raise PlanningError(
-            f"estimator {estimator.name!r} returned {values[wrong[0]]} as {what!r} for a shard of table "
+            f"{who} returned {values[wrong[0]]} as {what!r} for a shard of table "
             f"{table.describe()}; estimates must be finite and not negative"
         )
     return values

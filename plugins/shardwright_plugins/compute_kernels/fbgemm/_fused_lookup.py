@@ -288,6 +288,8 @@ def _as_one_table(
     one.total_D = int(one.D_offsets[1])
     one.hash_size_cumsum = tables.hash_size_cumsum.new_tensor([0, num_rows])
     one.rows_per_table = tables.rows_per_table.new_tensor([num_rows])
+    # FBGEMM numbers a call's bags in bits that a feature's number leaves free: all bags here are of one.
+    one.info_B_num_bits, one.info_B_mask = torch.ops.fbgemm.get_infos_metadata(one.D_offsets, 1, 1)
     # FBGEMM counts lookups: an embedding whose slots are several runs is looked up several times.
     one.iter, one.iter_cpu = tables.iter.clone(), tables.iter_cpu.clone()
     return one

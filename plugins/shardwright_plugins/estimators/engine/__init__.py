@@ -227,8 +227,13 @@ class Engine(Estimator):
         # What a search is told of other kernels and of exchanges would leave ranks with uneven lookups and updates.
         computed = evolve(found.space, phases={phase: found.space.phases[phase] for phase in _COMPUTE})
         plans = [Placed(plan.proposal, plan.ranks), *unmixed_plans(computed)]
-        best = int(np.argmin([self._step_ms(found.space, one) for one in plans]))
-        return found.with_plan(plans[best]) if best else found
+        steps = [self._step_ms(found.space, one) for one in plans]
+        best = int(np.argmin(steps))
+        note = (
+            f"{self.name}: a step takes {steps[best]:.4g} ms by this plan, whose whole tables have one kernel, and "
+            f"{steps[0]:.4g} ms by the one that was found, with costs that no table has alone"
+        )
+        return evolve(found.with_plan(plans[best]), notes=(*found.notes, note)) if best else found
 
     def _sees_less(self, plan: LoadedPlan) -> bool:
         """True if the step has costs that no table has alone, and that another plan may be without."""

@@ -108,14 +108,13 @@ def cases() -> list[StepCase]:
 
 
 OF_KERNELS_ALONE: Mapping[str, tuple[str, Sequence[int]]] = {
-    STEP: (_WHOLE, (0, 1, 3, 5, 7, 8, 10)),
+    STEP: (_WHOLE, (0, 1, 7, 10)),
     "cut": (_CUT, (1, 4, 5, 8)),
     "copied": (_COPY, (1, 4, 5, 8)),
 }
 """Constant of a kernel that steps tell -> the sharding type, and places in :data:`_SIZES`.
 
-Short steps tell what any step takes, and long ones a kernel's times in a step; few and many rows and ids tell efforts.
-They are fitted in this order.
+Short steps tell what any step takes; few and many rows and ids tell efforts. They are fitted in this order.
 """
 
 

@@ -133,26 +133,6 @@ def test_processor_has_its_family_where_its_name_has_no_number(
     assert processor.__wrapped__() == name
 
 
-def test_kernel_has_its_own_times_in_a_step_and_not_those_of_the_first() -> None:
-    machine, topology, kernel = shipped_machine(), Topology(2, "cpu"), "fused_torch"
-    plans = [steps.plan_of(case, topology, kernel) for case in steps.effort_cases("step")]
-    true = efforts.with_times(machine, kernel, {"forward_compute": 0.5, "backward_compute": 3.0})
-    true = efforts.with_effort(true, kernel, "step", 0.25)
-    loads = [steps.loads_of(plan, machine.cache_bytes) for plan in plans]
-    times = {
-        phase: 0.25 + steps.alone(loads, true.kernels[kernel], names) for phase, names in OF_KERNELS.items()
-    }
-    runs = [
-        Measured(steps.step_ms_by(true, plan), {phase: own[place] for phase, own in times.items()}, 0.0, 0.0)
-        for place, plan in enumerate(plans)
-    ]
-    made = efforts.with_efforts(machine, {(kernel, "step"): (plans, runs)}).kernels
-    expected = {**machine.kernels, kernel: true.kernels[kernel]}
-    assert made.keys() == expected.keys()
-    for name, own in expected.items():
-        assert made[name] == pytest.approx(own, rel=1e-2), name
-
-
 def test_as_many_steps_come_out_too_long_as_too_short_though_some_were_disturbed() -> None:
     plans = [
         steps.plan_of(StepCase(["table_wise"], 4, 2, 60, 8, ids), Topology(2, "cpu"), "fused_torch")
@@ -173,7 +153,7 @@ def test_as_many_steps_come_out_too_long_as_too_short_though_some_were_disturbed
 def test_fit_finds_the_effort_that_steps_were_made_with(effort: str) -> None:
     machine, topology = shipped_machine(), Topology(2, "cpu")
     plans = [steps.plan_of(case, topology, "fused_torch") for case in steps.effort_cases(effort)]
-    assert len(plans) == (7 if effort == "step" else 4)
+    assert len(plans) == 4
     true = efforts.with_effort(machine, "fused_torch", effort, 1.75)
     took = np.array([steps.step_ms_by(true, plan) for plan in plans])
     found = efforts.fit_effort(machine, "fused_torch", effort, plans, took)
@@ -183,13 +163,7 @@ def test_fit_finds_the_effort_that_steps_were_made_with(effort: str) -> None:
     both = attrs.evolve(
         machine, kernels={**machine.kernels, "fused_torch FP16": machine.kernels["fused_torch"]}
     )
-    loads = [steps.loads_of(plan, machine.cache_bytes) for plan in plans]
-    own = machine.kernels["fused_torch"]
-    times = {phase: steps.alone(loads, own, names) for phase, names in OF_KERNELS.items()}
-    runs = [
-        Measured(ms, {phase: ms_of[place] for phase, ms_of in times.items()}, 0.0, 0.0)
-        for place, ms in enumerate(took)
-    ]
+    runs = [Measured(ms, {}, 0.0, 0.0) for ms in took]
     made = efforts.with_efforts(both, {("fused_torch", effort): (plans, runs), ("fused", effort): ([], [])})
     of_kernels = {name: own[effort] for name, own in made.kernels.items() if "torch" in name}
     assert of_kernels == dict.fromkeys(("fused_torch", "fused_torch FP16"), pytest.approx(1.75, rel=1e-3))

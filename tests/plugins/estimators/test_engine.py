@@ -237,21 +237,22 @@ def test_search_is_told_of_exchanges_as_far_as_the_kind_of_a_table_changes_them(
     assert told("data_parallel") == (pytest.approx(1.6 * 2 * ids + 2 * 3 + mixed), ids + 3)
 
 
-def plan_of_one_copy(path: Path) -> sw.ShardingPlan:
-    """A plan of tables of which a search would copy the narrow one, and so mix the outputs of the wide ones."""
-    rule = ParameterConstraints(
-        sharding_types=["table_wise", "data_parallel"], compute_kernels=["fused_numba"], pooling_factors=[2.0]
-    )
-    planner = sw.EmbeddingShardingPlanner(
+def planner_by(path: Path, kinds: list[str], kernels: list[str]) -> sw.EmbeddingShardingPlanner:
+    """A planner for two ranks by a machine's document: tables of two ids a sample, of such types and kernels."""
+    rule = ParameterConstraints(sharding_types=kinds, compute_kernels=kernels, pooling_factors=[2.0])
+    return sw.EmbeddingShardingPlanner(
         sw.Topology(2, "cpu"),
         BATCH,
         constraints={"*": rule},
         estimator=f"engine:machine={path}",
         progress=False,
     )
-    return planner.plan_tables(
-        [sw.TableSpec(f"t{i}", 1000, columns) for i, columns in enumerate((8, 256, 256))]
-    )
+
+
+def plan_of_one_copy(path: Path) -> sw.ShardingPlan:
+    """A plan of tables of which a search would copy the narrow one, and so mix the outputs of the wide ones."""
+    tables = [sw.TableSpec(f"t{i}", 1000, columns) for i, columns in enumerate((8, 256, 256))]
+    return planner_by(path, ["table_wise", "data_parallel"], ["fused_numba"]).plan_tables(tables)
 
 
 def test_kernel_that_is_quicker_than_the_first_costs_a_search_by_its_machine_nothing_beside_its_time(
@@ -264,16 +265,7 @@ def test_kernel_that_is_quicker_than_the_first_costs_a_search_by_its_machine_not
     path.write_text(json.dumps(data))
 
     def value_ms(*names: str) -> float:
-        rule = ParameterConstraints(
-            sharding_types=["table_wise"], compute_kernels=list(names), pooling_factors=[2.0]
-        )
-        planner = sw.EmbeddingShardingPlanner(
-            sw.Topology(2, "cpu"),
-            BATCH,
-            constraints={"*": rule},
-            estimator=f"engine:machine={path}",
-            progress=False,
-        )
+        planner = planner_by(path, ["table_wise"], list(names))
         plan = planner.plan_tables([sw.TableSpec(f"t{i}", 1000, 64) for i in range(4)])
         assert {own.compute_kernel for own in plan.plan[""].values()} == {names[-1]}
         return plan.document["objective"]["value_ms"]
@@ -293,16 +285,7 @@ def test_kernel_whose_calls_add_more_to_a_step_than_it_saves_is_left(
     kernels = data["constants"]["kernels"]
     kernels["fused_torch"] = {**kernels["fused_numba"], "lookup_id": 0.9, "step": step}
     path.write_text(json.dumps(data))
-    rule = ParameterConstraints(
-        sharding_types=["table_wise"], compute_kernels=["fused_torch", "fused_numba"], pooling_factors=[2.0]
-    )
-    planner = sw.EmbeddingShardingPlanner(
-        sw.Topology(2, "cpu"),
-        BATCH,
-        constraints={"*": rule},
-        estimator=f"engine:machine={path}",
-        progress=False,
-    )
+    planner = planner_by(path, ["table_wise"], ["fused_torch", "fused_numba"])
     plan = planner.plan_tables([sw.TableSpec(f"t{i}", 1000, 64) for i in range(4)])
     assert {own.compute_kernel for own in plan.plan[""].values()} == {name}
     # A plan that is not the search's is not the best by the objective: the report says why it is taken.

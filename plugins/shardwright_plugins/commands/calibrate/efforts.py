@@ -34,7 +34,7 @@ def with_efforts(
 def fit_effort(
     machine: Machine, kernel: str, effort: str, plans: Sequence[ShardingPlan], took: Floats
 ) -> Fit:
-    """Fit an effort of a kernel, with which steps grow evenly.
+    """Fit an effort of a kernel; the time of a step is linear in it.
 
     Args:
         machine: constants of the machine.

@@ -54,6 +54,7 @@ _PACKAGES = ("torch", "numba", "fbgemm-gpu-cpu")
 _SECONDS_A_KERNEL = 15.0
 _KERNEL_STEPS, _STEPS = 5, 10
 _WARM_S = 6.0
+"""Time of the fixed work before the measurement that counts, s: processors that did nothing are slower at first."""
 _QUICK = "only a few small experiments were made (--quick)"
 _QUICK_CASES, _QUICK_ELEMENTS = 3, 1_000_000
 

@@ -218,7 +218,8 @@ class Engine(Estimator):
     def _compared(self, search: Search, request: Request, watch: Watch) -> Outcome:
         """Search; take a plan of whole tables of one kernel if its step is shorter.
 
-        Where the plan that is found is neither mixed nor could have another kernel, a search sees all there is.
+        A search adds costs of tables. It does not see that a plan is mixed, nor what the calls of a kernel add to a
+        step. The latter counts by the machine's own document; by a shipped one the first kernel is preferred.
         """
         found = search(request, watch)
         plan = found.result.plan

@@ -204,7 +204,6 @@ def test_calibrate_writes_a_machine_that_plans_are_made_for(
     # Of kernels that the steps were not measured with, if they do such steps; of dense there are none here.
     known = {name: set(own) - set(KERNEL) for name, own in machine.kernels.items()}
     assert {name: own for name, own in known.items() if own} == {"fused_numba": {"cut"}}
-    assert machine.kernels["fused_numba"]["cut"] > 0
     assert machine.fits["fused_numba cut"]["experiments"] == 1
     assert machine.made["ranks"] == 2
     assert len(machine.made["reference_ms"]) == 3  # at the start, before steps and at the end

@@ -31,7 +31,7 @@ from shardwright_plugins.estimators.engine import Engine, amounts_of
 from shardwright_plugins.estimators.engine import machine as engine_machine
 from shardwright_plugins.estimators.engine.machine import FIRST, Machine, shipped_machine
 from shardwright_plugins.estimators.engine.mixing import Mixing
-from shardwright_plugins.estimators.engine.step import StepWork
+from shardwright_plugins.estimators.engine.step import StepWork, until_all_have_computed
 from shardwright_plugins.estimators.engine.work import LookupWork, even_rows
 from shardwright_plugins.following.predicted import Prices
 from shardwright_testing import installed
@@ -153,6 +153,35 @@ def test_estimates_are_amounts_times_the_constants_of_the_document(tmp_path: Pat
     assert step["waiting"].tolist() == [0.0, 0.5 * 2 * BATCH * 2]
     assert step["input_communication"].tolist() == [2.0 * BATCH] * 2
     assert sum(step.values()).tolist() == pytest.approx([0.5 * 2 * BATCH * 2 + 2.0 * BATCH + 7] * 2)
+
+
+@pytest.mark.parametrize(
+    ("made", "ends", "own"),
+    [
+        # 6 ms of four ranks: as the longest on two cores, as all of them on one, and each on a core of its own.
+        ({"cores": 2, "ranks": 4}, 2.0, [2.0, 1.0, 1.0, 0.0]),
+        ({"cores": 1, "ranks": 4}, 1.5, [1.5, 1.0, 1.0, 0.0]),
+        ({"cores": 4, "ranks": 4}, 4.0, [4.0, 1.0, 1.0, 0.0]),
+        ({"cores": 8, "ranks": 16, "hosts": 4}, 4.0, [4.0, 1.0, 1.0, 0.0]),
+        ({}, 4.0, [4.0, 1.0, 1.0, 0.0]),
+    ],
+)
+def test_ranks_that_share_cores_have_more_of_them_where_others_have_less_to_do(
+    made: dict[str, int], ends: float, own: list[float], tmp_path: Path
+) -> None:
+    machine = Machine.read(machine_with(tmp_path / "machine.json"))
+    estimator = Engine.of(attrs.evolve(machine, made=made))
+    options, topology = options_of(1000, 8, 2, "table_wise", ranks=4, kernel="fused_numba")
+    phases = {"forward_compute": np.array([4.0, 1.0, 1.0, 0.0]), "backward_compute": np.zeros(4)}
+    step = estimator.step_phases(phases, options, np.zeros(1, dtype=np.int64), topology)
+    assert step["forward_compute"].tolist() == own
+    assert sum(step.values()).tolist() == [ends] * 4
+
+
+def test_hosts_that_share_cores_wait_for_the_one_with_most_to_do() -> None:
+    # Two ranks a host, with one core and a half: 3 of 4 ms of the longest rank, or 5 ms of two on as many cores.
+    assert until_all_have_computed(np.array([4.0, 0.0, 1.0, 1.0]), 0.75, 2) == 3.0
+    assert until_all_have_computed(np.array([4.0, 0.0, 3.5, 3.5]), 0.75, 2) == 3.5
 
 
 @pytest.mark.parametrize(

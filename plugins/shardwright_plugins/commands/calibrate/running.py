@@ -7,6 +7,7 @@ import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from importlib import metadata
 from typing import Any
 
@@ -30,7 +31,7 @@ from shardwright_plugins.commands.calibrate.hosts import (
 from shardwright_plugins.commands.calibrate.kernels import KernelTimes, kernel_names
 from shardwright_plugins.commands.calibrate.ranks import Ranks
 from shardwright_plugins.estimators.engine.machine import BASE, FIXED, Machine, kernel_key
-from shardwright_plugins.estimators.engine.step import ENGINE, OF_ENGINE
+from shardwright_plugins.estimators.engine.step import ENGINE, OF_ENGINE, until_all_have_computed
 from shardwright_plugins.estimators.engine.work import LOOKUP, OF_KERNELS, UPDATE
 from shardwright_plugins.measuring.processor import processor
 from shardwright_plugins.measuring.steps import Measured
@@ -103,6 +104,7 @@ def fit_phases(
     loads: Sequence[Mapping[str, Floats]],
     runs: Sequence[Measured],
     kernel: Mapping[str, float],
+    ends: Callable[[Floats], float],
 ) -> dict[str, Fit]:
     """Fit the engine's constants to the phases of whole steps, each phase alone.
 
@@ -113,13 +115,14 @@ def fit_phases(
         loads: amounts of each experiment on each rank.
         runs: times of each experiment.
         kernel: constants of the kernel that all had.
+        ends: what ranks wait for, of the times of each: ``[W]``.
 
     Returns:
         The fit of each phase. Errors are parts of the step's time.
     """
     step = np.array([run.step_ms for run in runs])
-    amounts = steps.amounts_of_ranks(loads) | dict.fromkeys(FIXED, np.ones(len(runs)))
-    amounts |= {phase: steps.alone(loads, kernel, names) for phase, names in OF_KERNELS.items()}
+    amounts = steps.amounts_of_ranks(loads, ends) | dict.fromkeys(FIXED, np.ones(len(runs)))
+    amounts |= {phase: steps.alone(loads, kernel, names, ends) for phase, names in OF_KERNELS.items()}
     found, shares = dict[str, Fit](), dict[str, Floats]()
     for phase in runs[0].phases_ms:
         took = np.array([run.phases_ms[phase] for run in runs])
@@ -200,7 +203,12 @@ def calibrate(
     references.append(ranks.run(reference_ms)[0])
     plans, runs = _measured_steps(ranks, steps.cases(), first, links, quick=quick)
     loads = [steps.loads_of(plan, cache_bytes) for plan in plans]
-    phases = fit_phases(loads, runs, fits[first].constants)
+    ends = partial(
+        until_all_have_computed,
+        cores_a_rank=min((os.cpu_count() or 1) / ranks.local_size, 1.0),
+        ranks_a_host=ranks.local_size,
+    )
+    phases = fit_phases(loads, runs, fits[first].constants, ends)
     of_efforts = {
         (name, effort): _measured_steps(ranks, steps.effort_cases(effort), name, links, quick=quick)
         for name in names

@@ -5,7 +5,7 @@ What is not lookups and updates is what the engine does: routing, exchanges, ord
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -185,11 +185,18 @@ def without_travel(run: Measured, plan: ShardingPlan) -> Measured:
     )
 
 
-def amounts_of_ranks(loads: Sequence[Mapping[str, Floats]]) -> dict[str, Floats]:
-    """The engine's amounts of experiments, of exchanges the mean over ranks, else the most: ``[E]`` each."""
-    most = {name for phase in OF_KERNELS for name in OF_ENGINE[phase]}
+def amounts_of_ranks(
+    loads: Sequence[Mapping[str, Floats]], ends: Callable[[Floats], float]
+) -> dict[str, Floats]:
+    """The engine's amounts of experiments, of exchanges the mean over ranks, else what they wait for: ``[E]`` each.
+
+    Args:
+        loads: the amounts of experiments on each rank.
+        ends: what ranks wait for, of the amounts of each: ``[W]``.
+    """
+    computed = {name for phase in OF_KERNELS for name in OF_ENGINE[phase]}
     found = {
-        name: np.array([own[name].max() if name in most else own[name].mean() for own in loads])
+        name: np.array([ends(own[name]) if name in computed else own[name].mean() for own in loads])
         for name in loads[0]
     }
     results = np.array([found[f"{kind}_result"] for kind in ("whole", "cut", "copy")])
@@ -200,12 +207,18 @@ def amounts_of_ranks(loads: Sequence[Mapping[str, Floats]]) -> dict[str, Floats]
     return {**found, "mixed_sent": regrouped, "mixed_result": arranged, "mixed_gradient": arranged}
 
 
-def alone(loads: Sequence[Mapping[str, Floats]], kernel: Mapping[str, float], names: Sequence[str]) -> Floats:
-    """Time that a kernel takes alone for the work of the slowest rank, ms: ``[E]``.
+def alone(
+    loads: Sequence[Mapping[str, Floats]],
+    kernel: Mapping[str, float],
+    names: Sequence[str],
+    ends: Callable[[Floats], float],
+) -> Floats:
+    """Time that a kernel takes alone for the work of a step's ranks, ms: ``[E]``.
 
     Args:
         loads: the amounts of experiments.
         kernel: constants of the kernel.
         names: names of the amounts of lookups, or of updates.
+        ends: what ranks wait for, of the times of each: ``[W]``.
     """
-    return np.array([np.max(sum(own[name] * kernel[name] for name in names)) for own in loads])
+    return np.array([ends(np.sum([own[name] * kernel[name] for name in names], axis=0)) for own in loads])

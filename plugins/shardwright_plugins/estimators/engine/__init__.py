@@ -37,7 +37,7 @@ from shardwright_plugins.estimators.engine.machine import (
     shipped_names,
 )
 from shardwright_plugins.estimators.engine.mixing import Mixing
-from shardwright_plugins.estimators.engine.step import OF_ENGINE, StepWork
+from shardwright_plugins.estimators.engine.step import OF_ENGINE, StepWork, until_all_have_computed
 from shardwright_plugins.estimators.engine.unmixed import unmixed_plans
 from shardwright_plugins.estimators.engine.work import LOOKUP, OF_KERNELS, UPDATE
 from shardwright_plugins.estimators.roofline import Roofline
@@ -185,7 +185,7 @@ class Engine(Estimator):
         """Lookups and updates of each rank, the mean of exchanges over ranks, waits, and what any step takes.
 
         Exchanges are those of the plan's options; that they are mixed is counted once. Ranks wait for the slowest
-        lookups and for the slowest updates.
+        lookups and for the slowest updates. Ranks that share cores wait for the cores.
         """
         if not _is_measured(options, topology):
             return super().step_phases(phases, options, chosen, topology)
@@ -200,7 +200,11 @@ class Engine(Estimator):
             for phase, own in exchanges.items()
             if phase not in _COMPUTE
         }
-        waiting = sum(own.max() - own for own in computed.values())
+        share, neighbours = self.machine.cores_a_rank, topology.local_world_size
+        ends = {phase: until_all_have_computed(own, share, neighbours) for phase, own in computed.items()}
+        # Where others have less to do, a rank has more of the cores.
+        computed = {phase: np.minimum(own, ends[phase]) for phase, own in computed.items()}
+        waiting = np.sum([ends[phase] - own for phase, own in computed.items()], axis=0)
         mixing = everywhere * Mixing(options, self.machine.engine).of_plan(chosen)
         kernels = {options.compute_kernels[code].name for code in options.compute_kernel[chosen].tolist()}
         return {

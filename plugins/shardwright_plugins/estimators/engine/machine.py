@@ -101,6 +101,12 @@ class Machine:
         return self.fixed["step"] + sum(self.kernels.get(name, {}).get(STEP, 0.0) for name in kernels)
 
     @property
+    def cores_a_rank(self) -> float:
+        """Cores that a rank had while all worked, 1 at most."""
+        ranks_a_host = self.made.get("ranks", 1) / self.made.get("hosts", 1)
+        return float(min(self.made.get("cores", ranks_a_host) / ranks_a_host, 1.0))
+
+    @property
     def reference_ms(self) -> float | None:
         """Time of a fixed work when steps were measured, ms (``measuring/timing.py``); ``None`` if not known."""
         _, *of_steps = self.made.get("reference_ms") or [None]

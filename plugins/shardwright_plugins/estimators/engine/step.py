@@ -47,6 +47,20 @@ OF_ENGINE: Mapping[str, tuple[str, ...]] = {
 ENGINE = tuple(name for names in OF_ENGINE.values() for name in names)
 
 
+def until_all_have_computed(own: Floats, cores_a_rank: float, ranks_a_host: int) -> float:
+    """Time until every rank has computed, where ranks of a host share its cores: the slowest host's.
+
+    A host takes as long as all its cores need for the work of all, but no less than the longest rank alone on a core.
+
+    Args:
+        own: what ranks take, each while all others of its host work too: ``[W]``.
+        cores_a_rank: cores that a rank has meanwhile, 1 at most.
+        ranks_a_host: ranks of a host, which are neighbours.
+    """
+    of_hosts = own.reshape(-1, ranks_a_host).mean(1)
+    return float(max(cores_a_rank * own.max(), of_hosts.max()))
+
+
 @frozen(eq=False, slots=False)
 class StepWork:
     """A step of each shard, as columns over runs.

@@ -100,15 +100,9 @@ def take(values: Tensor, starts: Ints, sizes: Ints) -> Tensor:
     if sizes.size > _FEW and count < _LONG * sizes.size:
         return values.index_select(0, index_of(starts, sizes, values.device))
     spans = zip(starts.tolist(), stops.tolist(), strict=True)
-    if not values.is_cpu:
-        return torch.cat([values[start:stop] for start, stop in spans])
-    found, place = values.new_empty(count, *values.shape[1:]), 0
-    own, into = values.numpy(), found.numpy()
-    for start, stop in spans:
-        reached = place + stop - start
-        into[place:reached] = own[start:stop]
-        place = reached
-    return found
+    own: Any = values.numpy() if values.is_cpu else values
+    pieces = [own[start:stop] for start, stop in spans]
+    return torch.from_numpy(np.concatenate(pieces)) if values.is_cpu else torch.cat(pieces)
 
 
 def filled_up(values: Tensor, sizes: Ints, wanted: Ints) -> Tensor:

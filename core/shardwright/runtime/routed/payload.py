@@ -173,7 +173,7 @@ class PayloadFormat:
         found, lengths = [], None
         for group, (number, slots) in zip(self._groups, self._of_group, strict=True):
             fields, num_bags = incoming.fields[number], incoming.num_bags[number]
-            before, own = (total(fields[:, part], axis=1) for part in (slice(slots.start), slots))
+            before, own = total(fields[:, : slots.start], axis=1), total(fields[:, slots], axis=1)
             num_ids = before & _IDS, own & _IDS
             ids = _run(received, starts[number], *num_ids)
             if self._is_pooled:

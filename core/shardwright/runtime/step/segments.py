@@ -99,11 +99,10 @@ def take(values: Tensor, starts: Ints, sizes: Ints) -> Tensor:
     count = int(total(sizes))
     if sizes.size > _FEW and count < _LONG * sizes.size:
         return values.index_select(0, index_of(starts, sizes, values.device))
-    spans = zip(starts.tolist(), stops.tolist(), strict=True)
+    spans = map(slice, starts.tolist(), stops.tolist())
     if not values.is_cpu or not count:  # an empty array has strides of 0, which cannot be viewed as bytes
-        return torch.cat([values[start:stop] for start, stop in spans])
-    own = values.numpy()
-    return torch.from_numpy(np.concatenate([own[start:stop] for start, stop in spans]))
+        return torch.cat(list(map(values.__getitem__, spans)))
+    return torch.from_numpy(np.concatenate(list(map(values.numpy().__getitem__, spans))))
 
 
 def filled_up(values: Tensor, sizes: Ints, wanted: Ints) -> Tensor:

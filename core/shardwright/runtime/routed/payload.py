@@ -23,7 +23,16 @@ from shardwright.planning.arrays import Ints
 from shardwright.runtime.routed.routing import Bucketed, Router, own_slots, runs_of_groups
 from shardwright.runtime.step.executor import PeerHeaders
 from shardwright.runtime.step.kernel_groups import KernelGroup
-from shardwright.runtime.step.segments import all_true, filled_up, interleave, places_of, sums, take, total
+from shardwright.runtime.step.segments import (
+    all_true,
+    filled_up,
+    interleave,
+    places_of,
+    run_or_places,
+    sums,
+    take,
+    total,
+)
 from shardwright.sparse import WEIGHTS
 
 _BAGS = 32
@@ -38,14 +47,14 @@ class Incoming:
 
     Args:
         batch_sizes: ``B_w`` of each rank, ``[W]``.
-        num_ids: number of ids from each rank for each slot, ``[W, S_r]`` for each router.
+        fields: header fields of each rank for each slot, ``[W, S_r]`` for each router.
         num_bags: number of bags from each rank for each slot, ``[W, S_r]`` for each router.
         starts: first 4-byte word of each part in the message from each rank, ``[P, W]``.
         splits: 8-byte words of each rank's message, ``[W]``.
     """
 
     batch_sizes: Ints
-    num_ids: Sequence[Ints]
+    fields: Sequence[Ints]
     num_bags: Sequence[Ints]
     starts: Ints
     splits: list[int]
@@ -87,7 +96,7 @@ class PayloadFormat:
         # before this one, and the slot's number among its rank's.
         rows = np.arange(per_rank.shape[1]) * self.header_size
         self._fields = [
-            np.repeat(rows + first - router.slots.first[:-1], own) + np.arange(own.sum())
+            run_or_places(np.repeat(rows + first - router.slots.first[:-1], own) + np.arange(own.sum()))
             for router, own, first in zip(routers, per_rank, before, strict=True)
         ]
         self._world_size = per_rank.shape[1]
@@ -133,8 +142,8 @@ class PayloadFormat:
         """Read the sizes of the arriving messages from the headers."""
         fields = [peers.fields[:, own] for own in self._own]
         words = self._words(np.array([total(own, axis=1) for own in fields]))
-        ids, bags = zip(*((own & _IDS, own >> _BAGS) for own in fields), strict=True)
-        return Incoming(peers.batch_sizes, ids, bags, places_of(words), (total(words) // 2).tolist())
+        bags = [own >> _BAGS for own in fields]
+        return Incoming(peers.batch_sizes, fields, bags, places_of(words), (total(words) // 2).tolist())
 
     def sizes_back(self, routed: Sequence[Bucketed], incoming: Incoming) -> tuple[Ints, Ints]:
         """Count the values of ids on the way back from where they were looked up.
@@ -147,7 +156,9 @@ class PayloadFormat:
             Values that leave to each rank, of each local group, ``[G, W]``; values that arrive from each rank, of each
             router, ``[R, W]``.
         """
-        leaving = [total(incoming.num_ids[number][:, slots], axis=1) for number, slots in self._of_group]
+        leaving = [
+            total(incoming.fields[number][:, slots] & _IDS, axis=1) for number, slots in self._of_group
+        ]
         pairs = zip(routed, self._routers, strict=True)
         arriving = [sums(own.num_ids, router.slots.first) for own, router in pairs]
         no_group = np.zeros((0, len(incoming.batch_sizes)), dtype=np.int64)
@@ -161,15 +172,17 @@ class PayloadFormat:
         num_routers, starts = len(self._routers), incoming.starts
         found, lengths = [], None
         for group, (number, slots) in zip(self._groups, self._of_group, strict=True):
-            num_ids, num_bags = incoming.num_ids[number], incoming.num_bags[number]
-            ids = _run(received, starts[number], num_ids, slots)
+            fields, num_bags = incoming.fields[number], incoming.num_bags[number]
+            before, own = total(fields[:, : slots.start], axis=1), total(fields[:, slots], axis=1)
+            num_ids = before & _IDS, own & _IDS
+            ids = _run(received, starts[number], *num_ids)
             if self._is_pooled:
                 place = num_routers * (1 + len(self._columns)) + number
-                lengths = _run(received.view(torch.int32), starts[place], num_bags, slots)
+                lengths = _run(received.view(torch.int32), starts[place], before >> _BAGS, own >> _BAGS)
             columns = dict[str, Tensor]()
             for part, name in enumerate(self._columns, 1):
                 place = num_routers * part + number
-                columns[name] = _run(received.view(self._columns[name]), starts[place], num_ids, slots)
+                columns[name] = _run(received.view(self._columns[name]), starts[place], *num_ids)
             weights = columns.pop(WEIGHTS, None) if columns else None
             counts, is_ragged = num_bags[:, slots], group.kind.is_ragged
             if lengths is not None and not is_ragged:
@@ -186,16 +199,13 @@ def _with_all_bags(lengths: Tensor, counts: Ints, batch_sizes: Ints) -> tuple[Te
     return filled_up(lengths, counts.reshape(-1), wanted.reshape(-1)), wanted
 
 
-def _run(message: Tensor, starts: Ints, sizes: Ints, slots: slice) -> Tensor:
+def _run(message: Tensor, starts: Ints, before: Ints, sizes: Ints) -> Tensor:
     """Take the elements of a run of slots from a part of each rank's message.
 
     Args:
         message: messages of all ranks, in the part's dtype.
         starts: first word of the part in each rank's message, ``[W]``.
-        sizes: number of elements of each slot, ``[W, S_r]``.
-        slots: the run of slots.
+        before: number of the part's elements before the run, ``[W]``.
+        sizes: number of elements of the run, ``[W]``.
     """
-    first = starts // _WORDS[message.dtype]
-    if slots.start:
-        first += total(sizes[:, : slots.start], axis=1)
-    return take(message, first, total(sizes[:, slots], axis=1))
+    return take(message, starts // _WORDS[message.dtype] + before, sizes)

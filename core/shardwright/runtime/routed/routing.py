@@ -25,7 +25,6 @@ from shardwright.runtime.step.collection import FeatureBatch
 from shardwright.runtime.step.kernel_groups import Bucketing, KernelGroup
 from shardwright.runtime.step.segments import (
     counts_of,
-    numbered,
     order_of,
     places_where,
     repeated,
@@ -196,18 +195,20 @@ class _Sorted:
         batch: the batch.
         sizes: number of ids of each reading, ``[R]``.
         place: place of each sorted id among those of all readings, ``[N]``.
+        buckets: bucket of each id of all readings, unsorted.
         counts: number of ids of each bucket, ``[Q]``, on the batch's device.
     """
 
     batch: FeatureBatch
     sizes: Ints
     place: Tensor
+    buckets: Tensor
     counts: Tensor
 
     @property
     def bucket(self) -> Tensor:
-        """The bucket of each id: ``[N]``."""
-        return numbered(self.counts, len(self.place))
+        """The bucket of each sorted id: ``[N]``."""
+        return self.buckets.index_select(0, self.place)
 
 
 _BucketBags: TypeAlias = tuple[Ints, Ints, Tensor | None, Tensor | None]
@@ -251,9 +252,12 @@ class _BucketRouter(Router):
         part_of_bucket = used[np.argsort(first_slot[used])]
         self._has_unread = len(used) < num_parts
         self._number_classes(part_of_bucket, num_parts)
-        self._part_of_bucket, self._num_buckets = Constant(part_of_bucket), len(used)
-        bucket_of_part = np.full(num_parts, -1, dtype=np.int64)
+        self._num_buckets = len(used)
+        bucket_of_part = np.full(
+            num_parts, len(used), dtype=np.int64
+        )  # of parts that are read; others share one
         bucket_of_part[part_of_bucket] = np.arange(len(used))
+        self._bucket_of_part = Constant(bucket_of_part)
         self._bucket_of_slot = None if len(used) == num_slots else bucket_of_part[part_of_slot]
 
     def _number_classes(self, part_of_bucket: Ints, num_parts: int) -> None:
@@ -275,14 +279,13 @@ class _BucketRouter(Router):
     def route(self, batch: FeatureBatch) -> Bucketed:
         sizes, starts = batch.num_ids[self._features], batch.starts[self._features]
         rows, parts = self._placed(take(batch.values, starts, sizes), sizes)
-        # Ids of each part, then in the order of the buckets.
-        counts = counts_of(parts, len(self._class_of_part.values))
-        counts = counts.index_select(0, self._part_of_bucket.on(parts.device))
+        buckets = self._bucket_of_part.on(parts.device).index_select(0, parts)
+        counts = counts_of(buckets, self._num_buckets + self._has_unread)[: self._num_buckets]
         keys = self._class_of_part.on(parts.device).index_select(0, parts)
         place = order_of(keys, self._num_classes)
         if self._has_unread:
             place = place[: int(read_on_host(counts.sum()))]
-        num_ids, num_bags, lengths, places = self._bags(_Sorted(batch, sizes, place, counts))
+        num_ids, num_bags, lengths, places = self._bags(_Sorted(batch, sizes, place, buckets, counts))
         columns = batch.columns and {
             name: take(own, starts, sizes).index_select(0, place) for name, own in batch.columns.items()
         }
@@ -339,18 +342,14 @@ class RaggedRouter(_BucketRouter):
     bucketing = Bucketing.RAGGED
 
     def _bags(self, ids: _Sorted) -> _BucketBags:
-        samples = self._samples(ids)
-        # A bag begins at the first id of a bucket, and where the sample changes. The last mark ends the last bag.
+        samples, bucket = self._samples(ids), ids.bucket
+        # A bag begins where the bucket or the sample changes. The last mark ends the last bag.
         begins = torch.ones(samples.shape[0] + 1, dtype=torch.bool, device=samples.device)
         torch.ne(samples[1:], samples[:-1], out=begins[1:-1])
-        stops = ids.counts.cumsum(0)
-        begins.index_fill_(0, stops - ids.counts, True)
-        before = torch.cumsum(begins, 0, dtype=torch.int32)  # bags begun up to each id, its own included
-        reached = before.index_select(0, stops)
-        # Bags begun before a bucket's stop, without the mark at the stop itself; differences are the bags of each.
-        num_bags = torch.diff(reached - 1, prepend=reached.new_zeros(1))
+        begins[1:-1] |= bucket[1:] != bucket[:-1]
+        num_bags = torch.zeros_like(ids.counts).scatter_add_(0, bucket, begins[:-1].long())
         num_ids, num_bags = read_on_host(torch.stack([ids.counts, num_bags])).numpy()
-        edges = places_where(begins, before, int(total(num_bags)) + 1)
+        edges = places_where(begins, int(total(num_bags)) + 1)
         lengths = (edges[1:] - edges[:-1]).to(torch.int32)
         return num_ids, num_bags, lengths, samples.index_select(0, edges[:-1])
 

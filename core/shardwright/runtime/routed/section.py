@@ -29,6 +29,7 @@ from shardwright.runtime.step.columns import Columns, Room, selected
 from shardwright.runtime.step.kernel_groups import Bucketing, GroupKind
 from shardwright.runtime.step.segments import (
     all_true,
+    run_or_places,
     total,
 )
 
@@ -180,7 +181,7 @@ class Section(ABC):
         is_own = np.isin(plan.pieces.group[routed.piece], kinds)
         self.places = None if is_own.all() else np.flatnonzero(is_own)
         first, stop = routed.first[plan.rank : plan.rank + 2]
-        self.local = np.flatnonzero(is_own[first:stop])
+        self.local = run_or_places(np.flatnonzero(is_own[first:stop]))
         columns = [columns_of(plan, self.slots.piece, gradient=own) for own in (False, True)]
         self._slot_widths = [own.stop - own.start for own in columns]
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from shardwright.planning.arrays import Ints
 from shardwright.runtime.ranks.devices import sent_to
+from shardwright.runtime.step.segments import run_or_places
 
 _MOST_KNOWN = 8  # batch sizes whose index is kept
 _CACHE_LINE = 16
@@ -158,10 +159,12 @@ class Move:
         # Both list the units in one order; inverting the target side gives the source unit of each place.
         index = np.empty(source.size, dtype=np.int64)
         index[target.reshape(-1)] = source.reshape(-1)
-        first = int(index[0]) if len(index) else 0
-        is_run = np.array_equal(index, np.arange(first, first + len(index)))
-        run = slice(first * self.unit, (first + len(index)) * self.unit)
-        return run if is_run else sent_to(device, index)
+        run = run_or_places(index)
+        return (
+            slice(run.start * self.unit, run.stop * self.unit)
+            if isinstance(run, slice)
+            else sent_to(device, index)
+        )
 
 
 @frozen(eq=False)

@@ -39,7 +39,10 @@ def starts_of(sizes: Ints) -> Ints:
 def repeated(values: Ints, counts: Ints, device: torch.device) -> Tensor:
     """Repeat each host value as often as its count says, on a device: ``[sum of counts]`` int64."""
     if is_host(device):
-        return torch.from_numpy(values.repeat(counts))
+        used = counts.nonzero()[
+            0
+        ]  # among many ranks few: repeating a value no time takes some nanoseconds, too
+        return torch.from_numpy(values[used].repeat(counts[used]))
     own, times = (sent_to(device, numbers) for numbers in (values, counts))
     return own.repeat_interleave(times, output_size=int(counts.sum()))
 
@@ -67,16 +70,16 @@ def spread(values: Tensor, counts: Tensor, total: int) -> Tensor:
     return values.repeat_interleave(counts, output_size=total)
 
 
-def places_where(mask: Tensor, reached: Tensor, total: int) -> Tensor:
+def places_where(mask: Tensor, total: int) -> Tensor:
     """Places at which a mask is true, in rising order: ``[total]`` int64.
 
     Args:
         mask: ``[N]``.
-        reached: number of true places up to each, its own included, ``[N]``.
         total: all true places, known to the host, so that it need not wait for the device.
     """
     if mask.is_cpu:
         return torch.from_numpy(mask.numpy().nonzero()[0])
+    reached = mask.cumsum(0, dtype=torch.int32)  # true places up to each, its own included
     wanted = torch.arange(1, total + 1, dtype=reached.dtype, device=reached.device)
     return torch.searchsorted(reached, wanted)
 
@@ -96,16 +99,10 @@ def take(values: Tensor, starts: Ints, sizes: Ints) -> Tensor:
     count = int(total(sizes))
     if sizes.size > _FEW and count < _LONG * sizes.size:
         return values.index_select(0, index_of(starts, sizes, values.device))
-    spans = zip(starts.tolist(), stops.tolist(), strict=True)
-    if not values.is_cpu:
-        return torch.cat([values[start:stop] for start, stop in spans])
-    found, place = values.new_empty(count, *values.shape[1:]), 0
-    own, into = values.numpy(), found.numpy()
-    for start, stop in spans:
-        reached = place + stop - start
-        into[place:reached] = own[start:stop]
-        place = reached
-    return found
+    spans = map(slice, starts.tolist(), stops.tolist())
+    if not values.is_cpu or not count:  # an empty array has strides of 0, which cannot be viewed as bytes
+        return torch.cat(list(map(values.__getitem__, spans)))
+    return torch.from_numpy(np.concatenate(list(map(values.numpy().__getitem__, spans))))
 
 
 def filled_up(values: Tensor, sizes: Ints, wanted: Ints) -> Tensor:
@@ -160,13 +157,21 @@ def places_of(sizes: Ints) -> Ints:
     return (by_peer.cumsum() - by_peer).reshape(sizes.shape[::-1]).T
 
 
+def run_or_places(places: Ints) -> Ints | slice:
+    """Return a slice if the places are neighbours in rising order, by which an array is read without a copy."""
+    first = int(places[0]) if places.size else 0
+    is_run = np.array_equal(places, np.arange(first, first + places.size))
+    return slice(first, first + places.size) if is_run else places
+
+
 def sums(values: Ints, bounds: Ints) -> Ints:
     """Sum each run ``bounds[i] <= place < bounds[i + 1]``; runs may be empty."""
-    # Differences of prefix sums: unlike np.add.reduceat, right for empty runs too.
-    before = np.zeros(len(values) + 1, dtype=np.int64)
-    values.cumsum(out=before[1:])
-    reached = before[bounds]
-    found: Ints = reached[1:] - reached[:-1]
+    found = np.zeros(len(bounds) - 1, dtype=np.int64)
+    used = (bounds[1:] > bounds[:-1]).nonzero()[
+        0
+    ]  # reduceat would give the next run's first value for an empty one
+    if used.size:
+        found[used] = np.add.reduceat(values, bounds[used], dtype=np.int64)
     return found
 
 

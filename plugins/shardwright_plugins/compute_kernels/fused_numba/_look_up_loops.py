@@ -59,7 +59,8 @@ def places_in_a_row(counts: Any, dims: Any) -> Any:
     for source in range(counts.shape[0]):
         for slot in range(num_slots):
             cell = source * num_slots + slot
-            places[cell, 0], places[cell, 1], places[cell, 2] = bag, start, dims[slot]
+            if counts[source, slot]:  # among many sources most have none, and their places are not read
+                places[cell, 0], places[cell, 1], places[cell, 2] = bag, start, dims[slot]
             bag += counts[source, slot]
             start += counts[source, slot] * dims[slot]
     return places, start
@@ -111,6 +112,8 @@ def look_up(
     for source in range(bags.shape[0] // num_slots):
         for slot in range(share[0], share[1]):
             cell = source * num_slots + slot
+            if not bags[cell]:
+                continue
             base, dim, num_rows = slots[slot]
             bag, start, stride = places[cell]
             first_bag = bags[cell] * share[2] // share[3]

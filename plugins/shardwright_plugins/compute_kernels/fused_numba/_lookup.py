@@ -101,7 +101,7 @@ class FusedNumbaLookup(Lookup):
         self._learning_rate = optimizer.learning_rate
         rule = rule_of(optimizer)
         self.states_per_row = frozenset(rule.states_of(ROW))
-        self._num_steps = _floats(())
+        self._num_steps = np.zeros((), np.float32)
         self._geometry = Geometry(blocks, row_wise=bool(rule.optimizer.reads_row))
         self._weights = _floats(self._geometry.num_elements)
         self._states = {
@@ -212,10 +212,10 @@ class FusedNumbaLookup(Lookup):
             name: (geometry.rows_of if name in per_row else geometry.elements_of)(state, block)
             for name, state in self._states.items()
         }
-        return {"step": self._num_steps, **states}
+        return {"step": torch.from_numpy(self._num_steps), **states}
 
     def load_step(self, step: float) -> None:
-        self._num_steps.fill_(step)
+        self._num_steps.fill(step)
 
     def set_learning_rate(self, learning_rate: float) -> None:
         self._learning_rate = learning_rate
@@ -229,7 +229,7 @@ class _BuiltIn:
         get = rule.parameters.get
         self._eps, self._beta1, self._beta2 = get("eps", 0.0), get("beta1", 0.9), get("beta2", 0.999)
 
-    def numbers(self, learning_rate: float, step: Tensor) -> Any:
+    def numbers(self, learning_rate: float, step: Any) -> Any:
         """Numbers of an update; see :func:`_update_loops.update`."""
         beta1, beta2, number = self._beta1, self._beta2, float(step)
         numbers = (1 - beta1, beta2, 1 - beta2, 1 - beta1**number, 1 - beta2**number)
@@ -251,7 +251,7 @@ class _OfPlugin:
             rule,
         )  # the number is not looked at
 
-    def numbers(self, learning_rate: float, step: Tensor) -> tuple[np.float32, ...]:
+    def numbers(self, learning_rate: float, step: Any) -> tuple[np.float32, ...]:
         """Numbers of an update."""
         return tuple(map(np.float32, self._rule.numbers(learning_rate, float(step))))
 

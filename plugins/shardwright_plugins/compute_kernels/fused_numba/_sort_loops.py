@@ -59,6 +59,8 @@ def _list_ids(
     for source in range(bags.shape[0] // num_slots):
         for slot in range(block_slots[0], block_slots[1]):
             cell = source * num_slots + slot
+            if not bags[cell]:
+                continue
             bag, start, stride = places[cell]
             position = first_id[cell]
             for _ in range(bags[cell]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from unittest import mock
 
 import numpy as np
@@ -130,3 +131,24 @@ def test_take_is_the_pieces_one_after_the_other(count, num_columns):
     sizes = ints([piece % 4 for piece in range(count)])
     pieces = [values[start : start + size] for start, size in zip(starts, sizes, strict=True)]
     assert torch.equal(segments.take(values, starts, sizes), torch.cat(pieces))
+
+
+@pytest.mark.parametrize(
+    "bounds", [[0, 0, 3, 3, 5, 5], [0, 5], [0, 0], [0, 2, 2, 2]], ids=["mixed", "one", "none", "last"]
+)
+def test_sums_of_runs_some_of_them_empty_are_those_of_slices(bounds):
+    values = ints([5, -7, 11, 13, 17])[: bounds[-1]].astype(np.int32)
+    wanted = [values[start:stop].sum() for start, stop in pairwise(bounds)]
+    assert segments.sums(values, ints(bounds)).tolist() == wanted
+
+
+def test_run_or_places_of_neighbours_is_a_slice():
+    values = ints([5, 7, 11, 13])
+    assert segments.run_or_places(ints([1, 2, 3])) == slice(1, 4)
+    assert values[segments.run_or_places(ints([]))].tolist() == []
+    assert values[segments.run_or_places(ints([2, 1]))].tolist() == [11, 7]
+
+
+def test_repeated_is_each_value_as_often_as_its_count_says():
+    found = segments.repeated(ints([5, 7, 11]), ints([0, 3, 1]), torch.device("cpu"))
+    assert found.tolist() == [7, 7, 7, 11]

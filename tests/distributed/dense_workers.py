@@ -6,13 +6,12 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from datetime import timedelta
 from typing import Any
 from unittest import mock
 
 import torch
 import torch.distributed as dist
-from tests.distributed.failures.strikes import VICTIM, strike, told
+from tests.distributed.failures.strikes import VICTIM, strike, time_out, told
 from tests.distributed.workers import or_error
 
 from shardwright import (
@@ -23,8 +22,6 @@ from shardwright import (
     ShardingEnv,
 )
 from shardwright_plugins.dense_part import data_parallel as dense_sync
-
-TIMEOUT_S = 6.0
 
 
 class Towers(torch.nn.Module):
@@ -55,11 +52,11 @@ def _batch(rank: int, step: int, width: int) -> tuple[torch.Tensor, KeyedJaggedT
     return torch.randn(3, width), KeyedJaggedTensor(["a"], torch.tensor([rank]), lengths=torch.tensor([1]))
 
 
-def _impatient() -> ShardingEnv:
-    """Ranks of little patience, who have done everything once before: what is imported or compiled takes time."""
+def _env_for(fault: str) -> ShardingEnv:
+    """Ranks with the time-out for a fault, who have done everything once before: what is imported takes time."""
     warm = DistributedModelParallel(Towers())
     warm(*_batch(warm.env.rank, 0, 2)).backward()
-    return ShardingEnv.from_process_group(dist.new_group(timeout=timedelta(seconds=TIMEOUT_S)))
+    return ShardingEnv.from_process_group(dist.new_group(timeout=time_out(fault)))
 
 
 WRAPPING = "wrapping the dense part of the model"
@@ -68,7 +65,7 @@ WRAPPING = "wrapping the dense part of the model"
 @or_error
 def lose_a_rank(collective: str, fault: str) -> None:
     """Have a fault befall rank 1 before one of the collectives of the dense part."""
-    env = _impatient()
+    env = _env_for(fault)
 
     def before(this: str) -> None:
         if this == collective:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import time
-from datetime import timedelta
 from typing import Any
 from unittest import mock
 
 import torch
 import torch.distributed as dist
 from tests.distributed import workers
-from tests.distributed.failures.strikes import strike, told
+from tests.distributed.failures.strikes import strike, time_out, told
 from tests.distributed.pipelines.pipeline_workers import KINDS, WithLoss, examples, run_loop
 
 from shardwright import (
@@ -118,7 +117,7 @@ def train_past_a_wrong_batch(loop: str, steps: int) -> tuple[list[str], dict[str
 
 def lose_a_rank(fault: str) -> str:
     """Average twice; in the second a rank is killed, or does not come. Returns what the others raise."""
-    short = dist.new_group(list(range(dist.get_world_size())), timeout=timedelta(seconds=TIMEOUT_S))
+    short = dist.new_group(list(range(dist.get_world_size())), timeout=time_out(fault, TIMEOUT_S))
     model = DMPCollection(
         workers.clicks(),
         "cpu",

@@ -33,7 +33,7 @@ def test_rank_that_is_killed_before_a_collective_of_the_dense_part_is_named(
         pool.run(dense_workers.lose_a_rank, 2, collective, "kill")
     assert error.value.errors == {VICTIM: "the process died"}
     text = error.value.results[0]
-    assert text.startswith(f"DistributedError: rank 0: {collective} failed: no word from rank 1 in "), text
+    assert text.startswith(f"DistributedError: rank 0: {collective} failed: rank 1 has ended: "), text
 
 
 @pytest.mark.parametrize(("width", "num_buckets"), [(2, 1), (600, 2)])

@@ -19,8 +19,9 @@ class WeightsAndBuffers(Estimator):
     """Weights and optimizer state as the kernel declares them, and a step's input and output.
 
     The buffers are one input and one output, as in TorchRec's storage model without a pipeline, an id taken to go to
-    each row with equal chance, vectors as they travel. A copy of a table also holds what it is synchronised by, and
-    tables that are updated in the optimizer's step hold the gradients of the rows that a step looks up.
+    each row with equal chance, vectors as they travel. Where a kernel needs the gradients of whole rows for cut
+    columns, these take the output's place, as wide as the rows. A copy of a table also holds what it is synchronised
+    by, and tables that are updated in the optimizer's step hold the gradients of the rows that a step looks up.
     """
 
     name: ClassVar[str] = "weights_and_buffers"
@@ -42,6 +43,7 @@ class WeightsAndBuffers(Estimator):
                 declared[topology.tier_of(tier, request.device)][index] += float(size)
         used = {tier: sizes[place] for tier, sizes in declared.items()}
         received, sent = traffic_bytes(options, topology)
+        sent *= gradient_columns(options) / options.num_columns
         buffers = np.ceil(received) + np.ceil(sent) + np.ceil(synchronised_bytes(options, topology))
         buffers += _kept_bytes(options, topology)
         for device in topology.device_types:

@@ -148,8 +148,11 @@ def comparison_lines(plan: ShardingPlan, path: Path, refit: Path | None = None) 
 def _rank_lines(times: MeasuredTimes, predicted: Predicted) -> Iterator[str]:
     for number, rank in enumerate(times.ranks):
         said = {phase: own[number] for phase, own in predicted.phases_ms.items()}
-        others = sum(ms for phase, ms in said.items() if phase not in PHASES)
+        others = {phase: ms for phase, ms in said.items() if ms and phase not in PHASES}
         parts = [f"{phase} {took:.3g} / {said.get(phase, 0.0):.3g}" for phase, took in rank.phases_ms.items()]
         yield f"rank {number}: {rank.tables_ms:.3g} / {sum(said.values()):.3g}; {', '.join(parts)}" + (
-            f"; not measured apart: {others:.3g} predicted" if others else ""
+            f"; {', '.join(others)}: {sum(others.values()):.3g} predicted, and measured within these phases: compare "
+            "the sums"
+            if others
+            else ""
         )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from contextlib import nullcontext
-from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,7 @@ import attrs
 import torch
 import torch.distributed as dist
 from tests.core.runtime.plans import RowsMirrored
-from tests.distributed.failures.faults import TIMEOUT_S
-from tests.distributed.failures.strikes import strike
+from tests.distributed.failures.strikes import strike, time_out
 from tests.distributed.workers import error_of, or_error, train
 from tests.errors import files_of_at_most
 
@@ -237,7 +235,7 @@ def lost_late(moment: str) -> tuple[str, bool]:
     Args:
         moment: ``"rows have come"``: before the ranks have met; ``"handed over"``: when each goes over to the new plan.
     """
-    env = sw.ShardingEnv.from_process_group(dist.new_group(timeout=timedelta(seconds=TIMEOUT_S)))
+    env = sw.ShardingEnv.from_process_group(dist.new_group(timeout=time_out("kill")))
     torch.manual_seed(0)
     model = sw.DistributedModelParallel(Model(), env, "cpu", plan_of("row_wise"), init_data_parallel=False)
     expected, then = dict(model.full_state_dict()), plan_of("column_wise")

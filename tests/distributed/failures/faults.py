@@ -13,7 +13,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 import torch.testing._internal.distributed.fake_pg  # registers the backend "fake"
-from tests.distributed.failures.strikes import VICTIM, strike, told
+from tests.distributed.failures.strikes import VICTIM, strike, time_out, told
 from tests.distributed.workers import error_of, or_error
 from tests.equality import Case, Table, shard_case
 
@@ -73,7 +73,7 @@ def train_until(
         carried_by(carrier),
     ):
         train(own, ShardingEnv.from_process_group())  # what is done for the first time takes its time
-        hurried = dist.new_group(timeout=timedelta(seconds=TIMEOUT_S))
+        hurried = dist.new_group(timeout=time_out(fault))
         return train_with_fault(own, ShardingEnv.from_process_group(hurried), label, fault)
 
 

@@ -16,6 +16,11 @@ VICTIM = 1
 _LONGEST = timedelta(seconds=100)
 
 
+def time_out(fault: str, short_s: float = 6.0) -> timedelta:
+    """Time-out of the ranks: a kill is seen at once, however long it is; for others a short one is waited out, s."""
+    return _LONGEST if fault.startswith("kill") else timedelta(seconds=short_s)
+
+
 def strike(fault: str, *, victim: int = VICTIM) -> None:
     """Befall the victim, when all other ranks have come to the same place; they go on.
 

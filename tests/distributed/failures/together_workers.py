@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import Any
 from unittest import mock
 
 import torch
 import torch.distributed as dist
-from tests.distributed.failures.strikes import VICTIM, strike, told
+from tests.distributed.failures.strikes import VICTIM, strike, time_out, told
 from tests.distributed.workers import error_of, or_error
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
@@ -21,13 +20,12 @@ from shardwright_plugins.checkpoint.writers import FolderWriter
 from shardwright_plugins.resharding.exchange import RowExchange
 from shardwright_plugins.sharding_groups import DMPCollection
 
-TIMEOUT_S = 6.0
 SHARDERS = [sw.EmbeddingBagCollectionSharder(fused_params={"optimizer": "sgd", "learning_rate": 0.1})]
 
 
-def env_of(timeout_s: float = TIMEOUT_S) -> sw.ShardingEnv:
-    """The environment of a group with a short time-out."""
-    return sw.ShardingEnv.from_process_group(dist.new_group(timeout=timedelta(seconds=timeout_s)))
+def env_of(fault: str = "kill") -> sw.ShardingEnv:
+    """The environment of a group with the time-out for a fault."""
+    return sw.ShardingEnv.from_process_group(dist.new_group(timeout=time_out(fault)))
 
 
 def planned(env: sw.ShardingEnv, sharding_type: str, *, table: str = "*") -> sw.ShardingPlan:
@@ -92,10 +90,10 @@ CALLS: dict[str, tuple[Any, str, int]] = {
 def lose_a_rank(what: str, fault: str, folder: str) -> None:
     """Lose a rank in a call."""
     owner, name, victim = CALLS[what]
-    env = env_of(60.0)
+    env = env_of()
     model, other = model_of(env), planned(env, "column_wise")
     sw.save_checkpoint(folder, model, step=1)
-    hurried = env_of()
+    hurried = env_of(fault)
     model = model_of(hurried)
     train(model)
     alone = name in ("_plan_for", "finish")
@@ -115,7 +113,7 @@ def lose_a_rank(what: str, fault: str, folder: str) -> None:
 @or_error
 def lose_a_rank_of_a_new_group() -> None:
     """Lose a rank before it has done anything in a group that was made."""
-    group = GroupRanks.of(env_of(2 * TIMEOUT_S).process_group).new_group("the work")
+    group = GroupRanks.of(env_of().process_group).new_group("the work")
     strike("kill")
     GroupRanks.of(group).meet("the work")
 
@@ -129,7 +127,7 @@ def two_groups(env: sw.ShardingEnv, *, size: int = 3, sync_every: int = 1) -> An
 
 def refuse_on_one_rank(what: str, folder: str) -> tuple[str, float]:
     """One rank alone refuses a call; returns what each rank raised, and what a step after that gives."""
-    env = env_of(60.0)
+    env = env_of()
     model, other = model_of(env), planned(env, "column_wise")
     train(model)
     sw.save_checkpoint(folder, model, step=1)

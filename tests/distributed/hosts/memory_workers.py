@@ -15,7 +15,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from tests.distributed.failures import faults
-from tests.distributed.failures.strikes import strike
+from tests.distributed.failures.strikes import strike, time_out
 from tests.distributed.workers import or_error, train_case
 from tests.equality import Case, RankResult
 
@@ -159,8 +159,7 @@ def train_by_memory(case: Case) -> RankResult:
 @or_error
 def leave_before_meeting() -> None:
     """Kill rank 1 before the first large piece."""
-    group = dist.new_group(timeout=timedelta(seconds=faults.TIMEOUT_S))
-    communicator = ShardingEnv.from_process_group(group).communicator
+    communicator = ShardingEnv.from_process_group(dist.new_group(timeout=time_out("kill"))).communicator
     strike("kill")
     sizes = [0, LARGE]
     communicator.all_to_all(torch.empty(LARGE), torch.ones(LARGE), sizes, sizes, label="values").wait()

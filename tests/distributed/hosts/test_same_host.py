@@ -106,7 +106,7 @@ def test_rank_that_is_killed_before_memory_is_shared_is_named(pool: RankPool) ->
     with pytest.raises(RankError) as error:
         pool.run(memory_workers.leave_before_meeting, 2)
     assert error.value.results[0].startswith(
-        "DistributedError: rank 0: the exchange of values failed: no word from rank 1 in"
+        "DistributedError: rank 0: the exchange of values failed: rank 1 has ended: "
     )
 
 

@@ -138,6 +138,8 @@ def test_refitted_machine_predicts_what_was_measured(tmp_path: Path) -> None:
         ranks.append(RankTimes(10.0, phases, ()))
     done = refit_of(made, tmp_path, MeasuredTimes(7, ranks, placement_of(made)))
     assert done.exit_code == 0, done.output
+    # Priced apart, and measured within other phases.
+    assert "; fixed: " in done.stdout.splitlines()[1]
     machine = Machine.read(tmp_path / "machine.json")
     assert machine.made["refitted"]["steps"] == 7
     efforts = [

@@ -46,6 +46,7 @@ _LEAST_GRACE_S = 0.3  # for collectives that only torch waited for, until the gr
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5  # between two looks at the log
 _MOST_ASKED = 16  # ranks without a report that are asked for one by one
 _PROCESSES, _LOG, _WAITING = "shardwright/processes", "shardwright/failures", "shardwright/waiting"
+_ENDED = "has ended"
 
 
 class StoreError(RuntimeError):
@@ -179,8 +180,10 @@ class GroupStore:
 
     def ended(self, deadline: float) -> str:
         """Name the ranks of this host whose processes have ended; empty for none. Raises as :meth:`ask`."""
-        ended = [name for name, number in sorted(self.processes(deadline).items()) if has_ended(number)]
-        return f"the process of {name_ranks(ended)} has ended" if ended else ""
+        return f"the process of {name_ranks(ended)} has ended" if (ended := self._ended(deadline)) else ""
+
+    def _ended(self, deadline: float) -> list[int]:
+        return [name for name, number in sorted(self.processes(deadline).items()) if has_ended(number)]
 
     def processes(self, deadline: float) -> dict[int, int]:
         """Numbers of other ranks' processes on this host, as far as known, by the ranks' numbers in the job.
@@ -189,14 +192,13 @@ class GroupStore:
         """
         if self._host and len(self._neighbours) < len(self._others):
             lines = self.ask(partial(_lines, self._host), deadline)
-            found = [(self._names[int(rank)], int(number)) for rank, number in map(str.split, lines)]
-            self._neighbours |= {name: number for name, number in found if name != self._names[self._rank]}
+            found = ((int(rank), int(number)) for rank, number in map(str.split, lines))
+            self._neighbours |= {self._names[rank]: number for rank, number in found if rank != self._rank}
         return self._neighbours
 
     def know(self, processes: Mapping[int, int]) -> None:
         """Add process numbers, as from :meth:`processes` of a larger group's store."""
-        others = {self._names[rank] for rank in self._others}
-        self._neighbours |= {name: number for name, number in processes.items() if name in others}
+        self._neighbours |= {name: number for name, number in processes.items() if name in self._names}
 
     # Reports
 
@@ -254,20 +256,22 @@ class GroupStore:
         return ended or self._summary(self._reported_since(since))
 
     def _summary(self, found: dict[int, str]) -> str:
-        """Texts with the ranks that said them, those that said the same together."""
-        ranks = sorted(found)
+        """Texts with the ranks that said them, those that said the same together, and ranks that ended first."""
+        ranks = sorted(found, key=lambda rank: (found[rank] != _ENDED, rank))
         return by_rank([found[rank] for rank in ranks], [self._names[rank] for rank in ranks], between=" ")
 
     def _await_others(self, deadline: float) -> dict[int, str]:
-        """Wait until all others have said something, or time is up; return what they said."""
+        """Wait until all others have said something or ended, or time is up; return what they said or became."""
         since, pause_s = time.time() - (time.monotonic() - self.all_came), _SHORTEST_PAUSE_S
         while True:
             is_late = time.monotonic() > deadline
+            ended = self._ended(deadline)  # what they reported before is read after
             has_news = self.ask(self._read_on, deadline)
             found = self._reported_since(since)
             if is_late or not has_news:  # those that are still missing may be elsewhere
                 missing = [rank for rank in self._others if rank not in found][:_MOST_ASKED]
                 found |= self.ask(partial(_waiting, missing), deadline)
+                found |= {rank: _ENDED for rank in missing if self._names[rank] in ended}
             if is_late or len(found) == len(self._others):
                 return found
             time.sleep(min(pause_s, max(deadline - time.monotonic(), 0.0)))

@@ -100,12 +100,10 @@ class Failure:
 
     def error(self, rank: int, what: str) -> ShardwrightError:
         """The error of a rank that heard of this failure: of the same class, if that is one of shardwright's."""
-        known: list[Any] = [getattr(errors, name) for name in self.kinds if name in errors.__all__]
-        kind = known[0] if known else DistributedError
-        error: ShardwrightError = kind(
-            f"rank {rank}: {what} failed: rank {self.rank} raised {self.kinds[0]}: {self.text}", **self.facts
-        )
-        return error
+        known = (getattr(errors, name) for name in self.kinds if name in errors.__all__)
+        kind: type[ShardwrightError] = next(known, DistributedError)
+        text = f"rank {rank}: {what} failed: rank {self.rank} raised {self.kinds[0]}: {self.text}"
+        return kind(text, **self.facts)
 
 
 def check_alike(what: str, told: Sequence[Mapping[str, Any]], names: Sequence[int], advice: str) -> None:

@@ -179,3 +179,18 @@ def test_process_that_ended_after_its_keys_were_set_is_no_error() -> None:
 
     store.set("key", "told", later())
     assert store.read(["key"], later()) == ["told"]
+
+
+def test_ranks_whose_processes_have_ended_are_not_waited_for_after_a_failure() -> None:
+    shared = dist.HashStore()
+    process = subprocess.Popen(["true"])
+    process.wait()
+    for rank in (1, 2):
+        introduce(shared, this_host(), rank, process.pid)
+    store = GroupStore(shared, 4 * FAR_OFF_S, 0, range(3))
+    store.grace_s = FAR_OFF_S
+    GroupStore(shared, FAR_OFF_S, 2, range(3)).report("raised A", later())
+
+    started = time.monotonic()
+    assert store.after("it", started) == "rank 1 has ended; rank 2 raised A"
+    assert time.monotonic() - started < FAR_OFF_S

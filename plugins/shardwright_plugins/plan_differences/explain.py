@@ -67,7 +67,7 @@ class Explanation:
         chosen: its option in the plan.
         others: the other options, those first that would make the best plans.
         refusals: refused sharding types and kernels, with reasons.
-        measure: what plans were compared by: the name of the objective; or ``"step's time by 'NAME'"``,
+        measure: name of what plans were compared by: the objective, or ``"step's time by 'NAME'"``
             where the estimator of that name compares plans by it (``Estimator.step_phases``).
         that_matter: those of them that were asked for, or are kernels preferred to the one that was taken.
 
@@ -179,11 +179,11 @@ class _Explainer:
         return Explanation(spec, self._plan_ms, own, tuple(others), refusals, measure, told)
 
     def _step(self, phases: Phases, chosen: Ints) -> Phases:
-        """What a plan's step takes by the estimator, phase by phase, ms."""
+        """The phases of a plan's step by the estimator, ms."""
         return self._performance.step_phases(phases, self._options, chosen, self._space.topology)
 
     def _value(self, phases: Phases, chosen: Ints) -> float:
-        """What plans were compared by, ms: the time of a step, or the objective."""
+        """The measure of a plan, ms: the time of a step, or the objective."""
         if self._is_by_step:
             return largest_rank_time(self._step(phases, chosen))
         return OBJECTIVES[self._space.objective](phases)

@@ -14,13 +14,13 @@ from shardwright.host.plugin_host import host
 from shardwright.planning.arrays import Ints
 from shardwright.planning.options.options import Refusal
 from shardwright.planning.plan.plan import ShardingPlan
-from shardwright.planning.report.rederived import Rederived
 from shardwright.planning.report.report import unasked_lines
 from shardwright.planning.search.loaded import LoadedPlan
 from shardwright.planning.search.objectives import OBJECTIVES, Phases, largest_rank_time
 from shardwright.planning.search.placement import Misfit, fixed_misfit, propose
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.planning.text import bytes_text
+from shardwright_plugins.plan_differences.rederived import Rederived
 
 
 @frozen

@@ -1,4 +1,4 @@
-"""Formats of reports beside text and JSON, which are core's; progress of planning, and why it failed; measured times."""
+"""Formats of reports beside text and JSON; progress of planning, and why it failed; measured times."""
 
 from __future__ import annotations
 

@@ -17,8 +17,8 @@ from shardwright import (
     UnknownNameError,
     check_plan,
 )
-from shardwright.planning.report.check import restate
 from shardwright.planning.search.placement import Placed
+from shardwright_plugins.plan_differences.check import restate
 from shardwright_plugins.plan_differences.compare import compare_plans
 from shardwright_plugins.plan_differences.explain import explain_table, explanation_lines
 
@@ -150,7 +150,8 @@ def test_explain_unknown_table_raises_with_the_nearest():
 
 def test_check_of_a_bound_above_the_value_says_so_whatever_its_proof(monkeypatch):
     monkeypatch.setattr(
-        "shardwright.planning.report.check.why_unproven", lambda space, bound, certificate, registry: ""
+        "shardwright_plugins.plan_differences.check.why_unproven",
+        lambda space, bound, certificate, registry: "",
     )
     document = json.loads(planned().to_json())
     document["objective"].update(lower_bound_ms=2 * document["objective"]["value_ms"], gap=0.0)

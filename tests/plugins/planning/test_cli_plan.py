@@ -25,8 +25,8 @@ from shardwright.planning.machines import host_memory
 from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.planning.planner import TablePlanner
 from shardwright.planning.proofs import checked_by
-from shardwright.planning.report.check import check_plan
 from shardwright.planning.search.placement import Placed
+from shardwright_plugins.plan_differences.check import check_plan
 from shardwright_plugins.proposers.proving.search import Search
 
 

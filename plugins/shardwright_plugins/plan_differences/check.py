@@ -18,9 +18,9 @@ from shardwright.errors import PlanError
 from shardwright.host.plugin_host import host
 from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.planning.proofs import TOLERANCE, why_unproven
-from shardwright.planning.report.rederived import Rederived
 from shardwright.planning.text import bytes_text
 from shardwright.planning.watch import gap_of
+from shardwright_plugins.plan_differences.rederived import Rederived
 
 _GAP_TOLERANCE = 1e-6
 

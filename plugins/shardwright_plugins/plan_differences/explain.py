@@ -13,11 +13,13 @@ from shardwright.errors import UnknownNameError, nearest
 from shardwright.host.plugin_host import host
 from shardwright.planning.arrays import Ints
 from shardwright.planning.options.options import Refusal
+from shardwright.planning.options.rank_rules import RankRules
 from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.planning.report.report import unasked_lines
 from shardwright.planning.search.loaded import LoadedPlan
 from shardwright.planning.search.objectives import OBJECTIVES, Phases, largest_rank_time
 from shardwright.planning.search.placement import Misfit, fixed_misfit, propose
+from shardwright.planning.search.ruled_placement import place_within
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.planning.text import bytes_text
 from shardwright_plugins.plan_differences.rederived import Rederived
@@ -147,6 +149,7 @@ class _Explainer:
         self._own = int(plan.proposal[table])
         others = plan.ranks[plan.shards.table != table]
         self._rest = LoadedPlan(self._space, np.delete(plan.proposal, table), others)
+        self._rules = self._rules_beside(plan.ranks_of_tables)
         step = self._step(plan.phases_ms, plan.proposal)
         # An estimator that says no more of a step than of tables gives the phases back.
         self._is_by_step = step is not plan.phases_ms and bool(
@@ -158,25 +161,31 @@ class _Explainer:
         """All options, the best first."""
         distinct = int(self._options.distinct_table[self._table])
         explained = {option: self._explained(option) for option in self._options.of_table(distinct)}
+        chosen = explained.pop(self._own)
         others = sorted(
-            (explained[option] for option in explained if option != self._own),
-            key=lambda option: (option.value_ms, option.total_ms, option.name),
-        )
-        ranks = self._plan.ranks_of_tables[self._table]
-        total_ms, largest_ms = self._times(self._own, ranks)
-        own = attrs.evolve(
-            explained[self._own],
-            total_ms=total_ms,
-            largest_ms=largest_ms,
-            value_ms=self._plan_ms,
-            reason="in the plan",
+            explained.values(), key=lambda option: (option.value_ms, option.total_ms, option.name)
         )
         spec = self._options.all_tables[self._table]
         refusals = tuple(attrs.evolve(r, table=spec.path) for r in self._options.refused[distinct])
         taken = self._options.kernel_of(self._own)
         told = tuple(own for own in refusals if self._options.matters(own, taken))
         measure = f"step's time by {self._performance.name!r}" if self._is_by_step else self._space.objective
-        return Explanation(spec, self._plan_ms, own, tuple(others), refusals, measure, told)
+        return Explanation(spec, self._plan_ms, chosen, tuple(others), refusals, measure, told)
+
+    def _rules_beside(self, used: Sequence[Sequence[int]]) -> RankRules | None:
+        """The ranks that the table may use beside others on these ranks, as a rule; ``None``: any.
+
+        Args:
+            used: the ranks of each of all tables.
+        """
+        rules, own = self._space.rules, self._table
+        if rules is None:
+            return None
+        mates = {*rules.together.get(own, ())} - {own}
+        rivals = {table for group in rules.apart if own in group for table in group} - {own}
+        allowed = rules.allowed(own).intersection(*(used[table] for table in mates))
+        allowed = allowed.difference(*(used[table] for table in rivals))
+        return RankRules(rules.topology, rules.tables, {own: allowed})
 
     def _step(self, phases: Phases, chosen: Ints) -> Phases:
         """The phases of a plan's step by the estimator, ms."""
@@ -214,15 +223,18 @@ class _Explainer:
 
     def _placed(self, option: int) -> tuple[float, Sequence[int], str]:
         """The plan's measure with this option, all other tables as they are, and its ranks; or why it does not fit."""
+        if option == self._own:
+            return self._plan_ms, self._plan.ranks_of_tables[self._table], "in the plan"
         alone = np.array([option])
         shards = propose(self._space, alone)
         shards = attrs.evolve(
             shards,
+            table=np.full(len(shards), self._table),
             fixed_ms=shards.fixed_ms + self._rest.load_ms,
             fixed_bytes=shards.fixed_bytes + self._rest.used_bytes,
         )
         misfit = fixed_misfit(self._space, alone, shards)
-        placed = misfit or self._again.plugins.partitioner.place(shards)
+        placed = misfit or place_within(self._rules, self._again.plugins.partitioner, shards)
         if isinstance(placed, Misfit):
             return math.inf, (), self._why_misfit(option, placed)
         own = LoadedPlan(self._space, alone, placed, shards)
@@ -239,12 +251,11 @@ class _Explainer:
         times = "; its times are the mean over ranks, and the slowest shard's on the fastest rank" * unlike
         if self._space.largest_bytes[option, tier] > most:
             return f"does not fit: {needs}, no rank has more than {bytes_text(most)}{times}"
-        left = bytes_text(
-            self._space.capacity_bytes[misfit.rank, tier] - self._rest.used_bytes[misfit.rank, tier]
-        )
-        return (
-            f"does not fit beside the other tables: {needs}; they leave {left} on rank {misfit.rank}{times}"
-        )
+        left = int((self._space.capacity_bytes - self._rest.used_bytes)[misfit.rank, tier])
+        if misfit.needed_bytes <= left:
+            return f"does not fit on the ranks that constraints leave beside the other tables{times}"
+        left_text = f"they leave {bytes_text(left)} on rank {misfit.rank}"
+        return f"does not fit beside the other tables: {needs}; {left_text}{times}"
 
     def _comparison(self, value_ms: float) -> str:
         plan_ms, what = self._plan_ms, "a step" if self._is_by_step else "the plan"

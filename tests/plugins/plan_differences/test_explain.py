@@ -63,6 +63,24 @@ def test_explain_values_are_those_of_plans_with_that_option():
         assert value_with(option) == pytest.approx(option.value_ms)
 
 
+@pytest.mark.parametrize(
+    ("asked", "rank_of_a"), [({"ranks": [1]}, 0), ({"together": "x"}, 1), ({"apart": "x"}, 0)]
+)
+def test_explain_keeps_the_rules_on_ranks(asked, rank_of_a):
+    """Without rules the partitioner takes the first rank with room."""
+    others = {
+        name: {"sharding_types": ["whole"], "compute_kernels": ["plain"], "ranks": [0]} for name in "ac"
+    }
+    others["a"] |= {"ranks": [rank_of_a], **({} if "ranks" in asked else asked)}
+    explanation = explain_table(planned(**others, b=asked), "b")
+    found = [own for own in explanation.others if math.isfinite(own.value_ms)]
+    assert found
+    for own in [*found, explanation.chosen]:
+        rule = {"sharding_types": [own.sharding_type], "compute_kernels": [own.compute_kernel], **asked}
+        again = planned(**others, b=rule).document["objective"]["value_ms"]
+        assert own.value_ms == pytest.approx(again), own.name
+
+
 def test_explain_others_stand_in_the_order_of_their_plans():
     explanation = explain_table(planned(), "b")
     values = [option.value_ms for option in explanation.others]

@@ -68,7 +68,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("shardwright")
 
 _PROGRESS, _NO_PLAN = ("method", "progress"), ("method", "no_plan")
-_UNEXPLAINED = "no plan found; {}:{} of a plugin would say why, and none is loaded".format(*_NO_PLAN)
+_UNEXPLAINED = "no plan found, and no plugin says why ('{}:{}'): see `shardwright plugins`".format(*_NO_PLAN)
 
 WORK_US = 8e6
 """Work that a search may do unless it has a limit of time, in microseconds, which make some ten seconds at most."""

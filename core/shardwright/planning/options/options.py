@@ -157,9 +157,12 @@ class Options:
 
     def matters(self, refusal: Refusal, taken: ComputeKernel) -> bool:
         """True if what was refused was asked for, or is a kernel that is preferred to the one that was taken."""
-        preference = {kernel.name: kernel.preference for kernel in self.compute_kernels}
         is_kernel = refusal.kind == KERNEL
-        return refusal.is_asked or (is_kernel and preference[refusal.name] > taken.preference)
+        return refusal.is_asked or (is_kernel and self._preference[refusal.name] > taken.preference)
+
+    @cached_property
+    def _preference(self) -> dict[str, int]:
+        return {kernel.name: kernel.preference for kernel in self.compute_kernels}
 
     @cached_property
     def row_formats(self) -> tuple[RowFormat, ...]:

@@ -38,7 +38,7 @@ def test_layers_are_kept() -> None:
     [
         ("core/shardwright/planning/tables/spec.py", "from shardwright.planning.report.report import Report"),
         ("core/shardwright/planning/search/search.py", "import shardwright_plugins.proposers"),
-        ("core/shardwright/planning/search/failure.py", "from shardwright.host.plugin_host import host"),
+        ("core/shardwright/planning/search/loaded.py", "from shardwright.host.plugin_host import host"),
         ("core/shardwright/cli/plan.py", "from shardwright.runtime.sharded.models import planner"),
         (
             "core/shardwright/planning/layouts/dataflows.py",

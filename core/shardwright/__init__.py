@@ -76,7 +76,6 @@ _MODULE_OF_NAME: dict[str, str] = {
         ),
         "shardwright.planning.tables.codecs": ("QCommsConfig",),
         "shardwright.planning.tables.caching": ("CacheParams", "CacheStatistics", "EmbeddingOffloadStats"),
-        "shardwright.planning.report.check": ("CheckedPlan", "check_plan"),
         "shardwright.planning.tables.constraints": ("ParameterConstraints",),
         "shardwright.planning.documents": ("DocumentKind",),
         "shardwright.planning.layouts.layout": (
@@ -164,12 +163,14 @@ _EXTENSION_OF_NAME: dict[str, str] = {
         "clipping": ("clip_grad_norm_",),
         "communicators": ("AllToAll", "CollectiveWatch", "TorchCommunicator", "Transport"),
         "comparisons": (
+            "CheckedPlan",
             "ExplainedOption",
             "Explanation",
             "PlanDifference",
             "ReshardMoves",
             "TableChange",
             "TableMoves",
+            "check_plan",
             "compare_plans",
             "explain_table",
         ),

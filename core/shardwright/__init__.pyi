@@ -78,8 +78,6 @@ from shardwright.planning.plan.sharding import EmbeddingModuleShardingPlan as Em
 from shardwright.planning.plan.sharding import EnumerableShardingSpec as EnumerableShardingSpec
 from shardwright.planning.plan.sharding import ParameterSharding as ParameterSharding
 from shardwright.planning.plan.sharding import ShardMetadata as ShardMetadata
-from shardwright.planning.report.check import CheckedPlan as CheckedPlan
-from shardwright.planning.report.check import check_plan as check_plan
 from shardwright.planning.search.loaded import Feedback as Feedback
 from shardwright.planning.search.loaded import LoadedPlan as LoadedPlan
 from shardwright.planning.search.placement import Misfit as Misfit
@@ -165,6 +163,8 @@ from shardwright_plugins.pipeline.train_pipeline import TrainPipeline as TrainPi
 from shardwright_plugins.pipeline.train_pipeline import TrainPipelineBase as TrainPipelineBase
 from shardwright_plugins.pipeline.train_pipeline import TrainPipelineSparseDist as TrainPipelineSparseDist
 from shardwright_plugins.pipeline.train_pipeline import lockstep_batches as lockstep_batches
+from shardwright_plugins.plan_differences.check import CheckedPlan as CheckedPlan
+from shardwright_plugins.plan_differences.check import check_plan as check_plan
 from shardwright_plugins.plan_differences.compare import PlanDifference as PlanDifference
 from shardwright_plugins.plan_differences.compare import TableChange as TableChange
 from shardwright_plugins.plan_differences.compare import compare_plans as compare_plans

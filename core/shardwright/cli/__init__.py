@@ -1,6 +1,6 @@
 """The command line. One file a command; nothing heavy is imported before a command runs.
 
-Here are the commands that make and check plans and show plugins; others come from plugins.
+Here are the commands that make plans and show plugins; others come from plugins.
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ import typer
 from shardwright import __version__
 from shardwright.cli.offered import Program
 from shardwright.cli.plan import plan
-from shardwright.cli.plans import check
 from shardwright.cli.plugins import plugins
 from shardwright.errors import ShardwrightError
 
 __all__ = ["app", "main"]
 
 # A command is a function with options, in a module of its own. It is added by its name here.
-_COMMANDS = (check, plan, plugins)
+_COMMANDS = (plan, plugins)
 
 app = typer.Typer(
     name="shardwright",

@@ -20,7 +20,7 @@ from shardwright.arguments import Within, check, checked, checked_only, whole
 from shardwright.contracts.estimator import Estimator
 from shardwright.contracts.partitioner import Partitioner
 from shardwright.contracts.proposer import Proposer
-from shardwright.errors import InvalidInputError, PlanningError
+from shardwright.errors import InvalidInputError, NoPlanError, PlanningError
 from shardwright.host.extensions import ask_at
 from shardwright.host.plugin_host import host
 from shardwright.planning.arrays import Ints, distinct
@@ -45,7 +45,6 @@ from shardwright.planning.plan.sharding import (
     device_of_shards,
 )
 from shardwright.planning.report.report import Report, objective_data
-from shardwright.planning.search.failure import explain_no_plan, why_impossible
 from shardwright.planning.search.loaded import LoadedPlan
 from shardwright.planning.search.objectives import LARGEST_RANK_TIME, SERVING, checked_objective
 from shardwright.planning.search.refinements import (
@@ -56,7 +55,7 @@ from shardwright.planning.search.refinements import (
     named_refinements,
     refined,
 )
-from shardwright.planning.search.search import search
+from shardwright.planning.search.search import SearchResult, search
 from shardwright.planning.tables.codecs import codecs_of
 from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
 from shardwright.planning.tables.option_space import OptionSpace
@@ -68,7 +67,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("shardwright")
 
-_PROGRESS = ("method", "progress")
+_PROGRESS, _NO_PLAN = ("method", "progress"), ("method", "no_plan")
+_UNEXPLAINED = "no plan found, and no plugin says why ('{}:{}'): see `shardwright plugins`".format(*_NO_PLAN)
 
 WORK_US = 8e6
 """Work that a search may do unless it has a limit of time, in microseconds, which make some ten seconds at most."""
@@ -179,7 +179,7 @@ class TablePlanner:
             if watch.was_interrupted:
                 raise KeyboardInterrupt
             limit = "budget of work" if self._seconds is None else f"limit of {self._seconds} s"
-            raise explain_no_plan(space, result, request, plugins, limit)
+            raise _why_none(space, request, plugins, result, limit) or NoPlanError(_UNEXPLAINED)
         shardings, modules = _shardings(result.plan), dict[str, EmbeddingModuleShardingPlan]()
         for table in given:
             modules.setdefault(table.module, EmbeddingModuleShardingPlan())[table.name] = shardings[
@@ -236,8 +236,7 @@ class TablePlanner:
         """Options, and what a search among them found."""
         # Until there are options there is nothing to return: Ctrl-C then ends planning at once.
         space = prepare(tables, request, plugins, watch=watch)
-        impossible = why_impossible(space, request, plugins)
-        if impossible is not None:
+        if impossible := _why_none(space, request, plugins):
             raise impossible
         with watch.interruptible():
             result = search(
@@ -259,6 +258,16 @@ class TablePlanner:
     def _new_watch(self) -> Watch:
         """A watch with the user's limit of time, or one of work."""
         return Watch(self._seconds, self._listener, WORK_US if self._seconds is None else math.inf)
+
+
+def _why_none(
+    space: SearchSpace, request: Request, plugins: PlanningPlugins, *found: SearchResult | str
+) -> NoPlanError | None:
+    """The error that a plugin has for a search to come, or for one that found no plan; ``None`` if it has none."""
+    offered = plugins.plugin_host.extensions
+    is_offered = ":".join(_NO_PLAN) in offered
+    asked = (space, request, plugins, *found)
+    return ask_at(*_NO_PLAN, offered, NoPlanError | None, *asked) if is_offered else None
 
 
 def _check_tables(tables: Sequence[TableSpec]) -> None:

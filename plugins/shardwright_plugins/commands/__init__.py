@@ -38,6 +38,11 @@ def shardwright_extensions() -> list[type[Extension]]:
             "Show, verify and convert checkpoints.",
         ),
         imported(
+            "command:check",
+            f"{_HERE}.plans.command:check",
+            "Check a plan: it covers its tables, fits, costs what it says, and its bound is proven again.",
+        ),
+        imported(
             "command:demo",
             f"{_HERE}.demo.command:demo",
             "Train a DLRM with sharded embedding tables on local processes, and evaluate it.",

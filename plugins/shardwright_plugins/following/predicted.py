@@ -15,8 +15,8 @@ from shardwright.errors import PlanError
 from shardwright.host import host
 from shardwright.planning.arrays import Floats
 from shardwright.planning.plan.plan import ShardingPlan
-from shardwright.planning.report.rederived import Rederived
 from shardwright.planning.search.objectives import largest_rank_time
+from shardwright_plugins.plan_differences.rederived import Rederived
 
 
 @frozen

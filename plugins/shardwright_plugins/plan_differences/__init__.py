@@ -1,4 +1,4 @@
-"""Differences between plans, and between the options of a table: what moves, what costs, and why."""
+"""Plans beside their documents, beside others, and beside other options of a table: what is so, what moves, and why."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ def shardwright_extensions() -> list[type[Extension]]:
     return [
         names_of(
             "names:comparisons",
-            ("shardwright_plugins.plan_differences.compare", "shardwright_plugins.plan_differences.explain"),
-            "Differences between plans, and between a table's options.",
+            (
+                "shardwright_plugins.plan_differences.compare",
+                "shardwright_plugins.plan_differences.explain",
+                "shardwright_plugins.plan_differences.check",
+            ),
+            "Plans checked, differences between plans, and between a table's options.",
         )
     ]

@@ -17,9 +17,9 @@ from shardwright.planning.machines.topology import CPU_DEVICE, Topology
 from shardwright.planning.plan.inputs import InputTables, reading_inputs
 from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.planning.plan.sharding import ParameterSharding
-from shardwright.planning.report.check import is_stated
-from shardwright.planning.report.rederived import Rederived
 from shardwright.planning.tables.spec import TableSpec
+from shardwright_plugins.plan_differences.check import is_stated
+from shardwright_plugins.plan_differences.rederived import Rederived
 from shardwright_plugins.plan_differences.table_moves import ReshardMoves, TableMoves, moves_of
 from shardwright_plugins.plan_differences.value_bytes import ValueBytes, weight_bits
 

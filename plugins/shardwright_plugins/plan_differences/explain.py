@@ -11,14 +11,18 @@ from attrs import frozen
 
 from shardwright.errors import UnknownNameError, nearest
 from shardwright.host.plugin_host import host
+from shardwright.planning.arrays import Ints
 from shardwright.planning.options.options import Refusal
+from shardwright.planning.options.rank_rules import RankRules
 from shardwright.planning.plan.plan import ShardingPlan
-from shardwright.planning.report.rederived import Rederived
+from shardwright.planning.report.report import unasked_lines
 from shardwright.planning.search.loaded import LoadedPlan
-from shardwright.planning.search.objectives import OBJECTIVES
+from shardwright.planning.search.objectives import OBJECTIVES, Phases, largest_rank_time
 from shardwright.planning.search.placement import Misfit, fixed_misfit, propose
+from shardwright.planning.search.ruled_placement import place_within
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.planning.text import bytes_text
+from shardwright_plugins.plan_differences.rederived import Rederived
 
 
 @frozen
@@ -33,8 +37,8 @@ class ExplainedOption:
         total_ms: time of all its shards together, on their ranks; where it does not fit, the mean over ranks.
         largest_ms: time of its slowest shard, on its rank; where it does not fit, on the fastest rank.
         largest_bytes: memory tier -> what its largest shard needs.
-        value_ms: the objective of the plan with this option in place of the table's own, on the ranks where that is
-            least; infinite where it does not fit.
+        value_ms: ``measure`` of :class:`Explanation` of the plan with this option in place of the table's own, placed
+            as the planner's partitioner does; infinite where it does not fit.
         reason: obstacle that rules it out, or makes it worse than the plan.
     """
 
@@ -61,10 +65,13 @@ class Explanation:
 
     Args:
         table: the table.
-        value_ms: the objective of the plan.
+        value_ms: ``measure`` of the plan.
         chosen: its option in the plan.
         others: the other options, those first that would make the best plans.
         refusals: refused sharding types and kernels, with reasons.
+        measure: name of what plans were compared by: the objective, or ``"step's time by 'NAME'"``
+            where the estimator of that name compares plans by it (``Estimator.step_phases``).
+        that_matter: those of them that were asked for, or are kernels preferred to the one that was taken.
 
     Example:
         >>> import shardwright as sw
@@ -80,6 +87,8 @@ class Explanation:
     chosen: ExplainedOption
     others: tuple[ExplainedOption, ...]
     refusals: tuple[Refusal, ...]
+    measure: str
+    that_matter: tuple[Refusal, ...]
 
     @property
     def runner_up(self) -> ExplainedOption | None:
@@ -136,31 +145,57 @@ class _Explainer:
     def __init__(self, again: Rederived, table: int) -> None:
         self._again, self._plan, self._table = again, again.loaded_plan(), table
         self._space, self._options = again.space, again.options
-        plan = self._plan
+        self._performance, plan = again.plugins.performance, self._plan
         self._own = int(plan.proposal[table])
         others = plan.ranks[plan.shards.table != table]
         self._rest = LoadedPlan(self._space, np.delete(plan.proposal, table), others)
+        self._rules = self._rules_beside(plan.ranks_of_tables)
+        step = self._step(plan.phases_ms, plan.proposal)
+        # An estimator that says no more of a step than of tables gives the phases back.
+        self._is_by_step = step is not plan.phases_ms and bool(
+            self._performance.refinements(again.space.topology)
+        )
+        self._plan_ms = self._value(plan.phases_ms, plan.proposal)
 
     def explanation(self) -> Explanation:
         """All options, the best first."""
         distinct = int(self._options.distinct_table[self._table])
         explained = {option: self._explained(option) for option in self._options.of_table(distinct)}
+        chosen = explained.pop(self._own)
         others = sorted(
-            (explained[option] for option in explained if option != self._own),
-            key=lambda option: (option.value_ms, option.total_ms, option.name),
-        )
-        ranks = self._plan.ranks_of_tables[self._table]
-        total_ms, largest_ms = self._times(self._own, ranks)
-        own = attrs.evolve(
-            explained[self._own],
-            total_ms=total_ms,
-            largest_ms=largest_ms,
-            value_ms=self._plan.value_ms,
-            reason="in the plan",
+            explained.values(), key=lambda option: (option.value_ms, option.total_ms, option.name)
         )
         spec = self._options.all_tables[self._table]
         refusals = tuple(attrs.evolve(r, table=spec.path) for r in self._options.refused[distinct])
-        return Explanation(spec, self._plan.value_ms, own, tuple(others), refusals)
+        taken = self._options.kernel_of(self._own)
+        told = tuple(own for own in refusals if self._options.matters(own, taken))
+        measure = f"step's time by {self._performance.name!r}" if self._is_by_step else self._space.objective
+        return Explanation(spec, self._plan_ms, chosen, tuple(others), refusals, measure, told)
+
+    def _rules_beside(self, used: Sequence[Sequence[int]]) -> RankRules | None:
+        """The ranks that the table may use beside others on these ranks, as a rule; ``None``: any.
+
+        Args:
+            used: the ranks of each of all tables.
+        """
+        rules, own = self._space.rules, self._table
+        if rules is None:
+            return None
+        mates = {*rules.together.get(own, ())} - {own}
+        rivals = {table for group in rules.apart if own in group for table in group} - {own}
+        allowed = rules.allowed(own).intersection(*(used[table] for table in mates))
+        allowed = allowed.difference(*(used[table] for table in rivals))
+        return RankRules(rules.topology, rules.tables, {own: allowed})
+
+    def _step(self, phases: Phases, chosen: Ints) -> Phases:
+        """The phases of a plan's step by the estimator, ms."""
+        return self._performance.step_phases(phases, self._options, chosen, self._space.topology)
+
+    def _value(self, phases: Phases, chosen: Ints) -> float:
+        """The measure of a plan, ms: the time of a step, or the objective."""
+        if self._is_by_step:
+            return largest_rank_time(self._step(phases, chosen))
+        return OBJECTIVES[self._space.objective](phases)
 
     def _explained(self, option: int) -> ExplainedOption:
         space, options = self._space, self._options
@@ -187,21 +222,26 @@ class _Explainer:
         return float(times.sum()), float(times.max())
 
     def _placed(self, option: int) -> tuple[float, Sequence[int], str]:
-        """The objective with this option, all other tables as they are, and its ranks; or why it does not fit."""
+        """The plan's measure with this option, all other tables as they are, and its ranks; or why it does not fit."""
+        if option == self._own:
+            return self._plan_ms, self._plan.ranks_of_tables[self._table], "in the plan"
         alone = np.array([option])
         shards = propose(self._space, alone)
         shards = attrs.evolve(
             shards,
+            table=np.full(len(shards), self._table),
             fixed_ms=shards.fixed_ms + self._rest.load_ms,
             fixed_bytes=shards.fixed_bytes + self._rest.used_bytes,
         )
         misfit = fixed_misfit(self._space, alone, shards)
-        placed = misfit or self._again.plugins.partitioner.place(shards)
+        placed = misfit or place_within(self._rules, self._again.plugins.partitioner, shards)
         if isinstance(placed, Misfit):
             return math.inf, (), self._why_misfit(option, placed)
         own = LoadedPlan(self._space, alone, placed, shards)
         phases = {phase: own.phases_ms[phase] + rest for phase, rest in self._rest.phases_ms.items()}
-        return OBJECTIVES[self._space.objective](phases), own.ranks_of_tables[0], ""
+        chosen = self._plan.proposal.copy()
+        chosen[self._table] = option
+        return self._value(phases, chosen), own.ranks_of_tables[0], ""
 
     def _why_misfit(self, option: int, misfit: Misfit) -> str:
         tier = self._space.tiers.index(misfit.tier)
@@ -211,32 +251,33 @@ class _Explainer:
         times = "; its times are the mean over ranks, and the slowest shard's on the fastest rank" * unlike
         if self._space.largest_bytes[option, tier] > most:
             return f"does not fit: {needs}, no rank has more than {bytes_text(most)}{times}"
-        left = bytes_text(
-            self._space.capacity_bytes[misfit.rank, tier] - self._rest.used_bytes[misfit.rank, tier]
-        )
-        return (
-            f"does not fit beside the other tables: {needs}; they leave {left} on rank {misfit.rank}{times}"
-        )
+        left = int((self._space.capacity_bytes - self._rest.used_bytes)[misfit.rank, tier])
+        if misfit.needed_bytes <= left:
+            return f"does not fit on the ranks that constraints leave beside the other tables{times}"
+        left_text = f"they leave {bytes_text(left)} on rank {misfit.rank}"
+        return f"does not fit beside the other tables: {needs}; {left_text}{times}"
 
     def _comparison(self, value_ms: float) -> str:
-        plan_ms = self._plan.value_ms
-        told = f"the plan would take {value_ms:.4g} ms"
+        plan_ms, what = self._plan_ms, "a step" if self._is_by_step else "the plan"
+        told = f"{what} would take {value_ms:.4g} ms"
         if value_ms > 2 * plan_ms:
             return f"{told}, {value_ms / max(plan_ms, 1e-300):.3g} times as long"
         if value_ms > plan_ms * (1 + 1e-9):
             return f"{told}, {value_ms / plan_ms - 1:.2%} more"
         if value_ms < plan_ms * (1 - 1e-9):
             return f"{told}, {1 - value_ms / plan_ms:.2%} less"
-        return "as good: the plan would take as long"
+        return f"as good: {what} would take as long"
 
 
 def explanation_lines(explanation: Explanation) -> Sequence[str]:
     """An explanation in words, without the table of all options."""
     chosen, runner_up = explanation.chosen, explanation.runner_up
+    what = "the plan takes" if explanation.measure in OBJECTIVES else f"chosen by the {explanation.measure}:"
     lines = [
         f"{explanation.table.describe()}: {chosen.name}, {chosen.num_shards} "
         f"shard{'s' * (chosen.num_shards > 1)}, {chosen.total_ms:.4g} ms together, the slowest "
-        f"{chosen.largest_ms:.4g} ms; the plan takes {explanation.value_ms:.4g} ms",
+        f"{chosen.largest_ms:.4g} ms; {what} {explanation.value_ms:.4g} ms",
         f"runner-up: {runner_up.name}: {runner_up.reason}" if runner_up else "runner-up: none fits",
     ]
-    return [*lines, *(f"not an option: {refusal}" for refusal in dict.fromkeys(explanation.refusals))]
+    told = (f"not an option: {refusal}" for refusal in dict.fromkeys(explanation.that_matter))
+    return [*lines, *told, *unasked_lines(explanation.refusals, explanation.that_matter)]

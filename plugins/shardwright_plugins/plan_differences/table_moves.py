@@ -138,8 +138,7 @@ class ReshardMoves:
 def _sum(each: Iterable[ByLink]) -> Counter[tuple[int, str]]:
     total = Counter[tuple[int, str]]()
     for sizes in each:
-        for place, size in sizes.items():
-            total[place] += size
+        total.update(sizes)
     return total
 
 

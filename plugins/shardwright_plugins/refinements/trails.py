@@ -22,12 +22,12 @@ from shardwright.planning.machines.topology import GIB
 from shardwright.planning.options.search_space import SearchSpace
 from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.planning.plan.sharding import EmbeddingModuleShardingPlan, ParameterSharding
-from shardwright.planning.report.rederived import matched_option
 from shardwright.planning.search.objectives import OBJECTIVES
 from shardwright.planning.search.placement import Placed
 from shardwright.planning.search.refinements import Outcome
 from shardwright.planning.tables.spec import TableSpec
 from shardwright_plugins.plan_differences.compare import value_bytes
+from shardwright_plugins.plan_differences.rederived import matched_option
 from shardwright_plugins.plan_differences.table_moves import SAME_RANK, moves_of
 
 _MOST_STEPS = 512

@@ -1,4 +1,4 @@
-"""Formats of reports beside text and JSON, which are core's; progress of planning; measured times beside a plan."""
+"""Formats of reports beside text and JSON; progress of planning, and why it failed; measured times."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from shardwright_plugins.imported import imported
 
 @hookimpl
 def shardwright_extensions() -> list[type[Extension]]:
-    """Offer the built-in formats of reports, the line of progress, and the comparison."""
+    """Offer the built-in formats of reports, the line of progress, explanations of failures, and the comparison."""
     return [
         imported(
             "explain:times",
@@ -18,6 +18,11 @@ def shardwright_extensions() -> list[type[Extension]]:
         ),
         imported(
             "report:html", "shardwright_plugins.reports.html.page:page", "One page of HTML with pictures."
+        ),
+        imported(
+            "method:no_plan",
+            "shardwright_plugins.reports.no_plan:no_plan",
+            "Why there is no plan, with the numbers, and what would help.",
         ),
         imported(
             "method:progress",

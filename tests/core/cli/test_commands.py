@@ -83,13 +83,13 @@ def test_help_of_commands_fills_the_terminal_and_keeps_paragraphs() -> None:
 
 
 def test_command_of_core_has_the_name() -> None:
-    shown = run("check", "--help", made=offering(command("check"))).output
-    assert "Check a plan" in shown
+    shown = run("plugins", "--help", made=offering(command("plugins"))).output
+    assert "List the installed plugins" in shown
 
 
 def test_command_of_core_asks_no_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PluginHost, "_discover", lambda self: pytest.fail("plugins are asked"))
-    assert run("check", "--help").exit_code == 0
+    assert run("plugins", "--help").exit_code == 0
 
 
 def test_command_unknown_tells_the_nearest_and_what_is_not_loaded() -> None:
@@ -125,5 +125,5 @@ def test_command_that_is_no_function_is_refused() -> None:
 def test_list_of_commands_is_shown_where_plugins_cannot_be_chosen(run_python: Any) -> None:
     done = run_python("-m", "shardwright", "--help", SHARDWRIGHT_PLUGINS="acme_god")
     assert done.returncode == 0
-    assert "check" in done.stdout
+    assert " plan " in done.stdout
     assert done.stderr.startswith("error: SHARDWRIGHT_PLUGINS names the plugin 'acme_god'")

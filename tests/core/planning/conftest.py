@@ -22,6 +22,7 @@ from shardwright import (
     hookimpl,
 )
 from shardwright.host import PluginHost, use_host
+from shardwright_plugins.reports import shardwright_extensions
 
 
 class Whole(ShardingType):
@@ -185,6 +186,7 @@ OFFERED = {
     "estimators": [Cells, Weights],
     "proposers": [EachAlone],
     "partitioners": [FirstFit],
+    "extensions": [extension for extension in shardwright_extensions() if extension.name == "method:no_plan"],
 }
 
 

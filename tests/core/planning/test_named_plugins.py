@@ -17,8 +17,8 @@ from shardwright import (
     TableSpec,
     Topology,
     UnknownPluginError,
-    check_plan,
 )
+from shardwright_plugins.plan_differences.check import check_plan
 from shardwright_plugins.plan_differences.explain import explain_table
 
 TABLE = TableSpec("t", 10, 8, ["f"])

@@ -265,6 +265,14 @@ def test_plan_tables_order_in_which_plugins_offer_changes_nothing(host_with):
         assert planner().plan_tables(TABLES) == plan
 
 
+def test_no_plan_without_a_plugin_that_says_why_names_what_is_not_loaded(host_with):
+    with (
+        host_with(extensions=[]),
+        pytest.raises(NoPlanError, match=r"no plan found, and no plugin says why \('method:no_plan'\)"),
+    ):
+        planner(cap=10).plan_tables(TABLES)
+
+
 def test_no_plan_proposer_without_proposals_is_told():
     class Silent(Proposer):
         name = "silent"
@@ -285,7 +293,7 @@ from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner
 from shardwright.planning.machines.topology import Topology
 from shardwright.host import host
 from shardwright.planning.plan import document
-from shardwright.planning.search import failure
+from shardwright_plugins.reports import no_plan
 from shardwright.planning.report import report
 assert "torch" not in sys.modules, "torch"
 """

@@ -26,7 +26,6 @@ from shardwright import (
     TableSpec,
     Topology,
     Watch,
-    check_plan,
 )
 from shardwright.host import host, use_host
 from shardwright.planning.options.enumeration import prepare
@@ -34,6 +33,7 @@ from shardwright.planning.options.inputs import Request
 from shardwright.planning.options.planning_plugins import PluginChoice
 from shardwright.planning.proofs import checked_by, why_unproven
 from shardwright.planning.tables.constraints import Constraints
+from shardwright_plugins.plan_differences.check import check_plan
 
 
 def space_of(sizes, capacity=10**9, only=None, ranks=MappingProxyType({})):

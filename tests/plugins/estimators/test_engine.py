@@ -20,7 +20,6 @@ from shardwright.host import host
 from shardwright.host.plugin_host import PluginHost
 from shardwright.planning import planner as planner_module
 from shardwright.planning.options.enumeration import enumerate_options
-from shardwright.planning.report.rederived import Rederived
 from shardwright.planning.search.objectives import largest_rank_time
 from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
 from shardwright.planning.tables.optimizers import OptimizerSpec
@@ -34,6 +33,7 @@ from shardwright_plugins.estimators.engine.mixing import Mixing
 from shardwright_plugins.estimators.engine.step import StepWork, until_all_have_computed
 from shardwright_plugins.estimators.engine.work import LookupWork, even_rows
 from shardwright_plugins.following.predicted import Prices
+from shardwright_plugins.plan_differences.rederived import Rederived
 from shardwright_testing import installed
 
 BATCH = 64

@@ -25,13 +25,13 @@ from tests.plugins.estimators.torchrec_cases import (
 from shardwright.host import host
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.plan.plan import ShardingPlan
-from shardwright.planning.report.check import check_plan
-from shardwright.planning.report.rederived import Rederived
 from shardwright.planning.tables.constraints import ParameterConstraints
 from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright.planning.tables.option_space import OptionSpace
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner
+from shardwright_plugins.plan_differences.check import check_plan
+from shardwright_plugins.plan_differences.rederived import Rederived
 
 TOLERATED = 1e-6
 CASES = json.loads(GOLDEN.read_text())

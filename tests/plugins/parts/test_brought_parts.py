@@ -168,6 +168,7 @@ def test_torch_optimizers_are_those_that_plugins_bring_and_programs_register() -
         ("method:machine", "builtin_bandwidths", 7, "what it gives must be a Topology, got 7"),
         ("method:machine", "builtin_bandwidths", sw.Topology(8, "cpu"), "of 2 ranks, it .* of 8"),
         ("method:progress", "builtin_reports", 7, "what it gives must be .*ContextManager, got 7"),
+        ("method:no_plan", "builtin_reports", 7, "what it gives must be a NoPlanError or None, got 7"),
         ("method:averaging", "builtin_sharding_groups", 7, "what it gives must be .*, got 7"),
         (
             "gradients:mine",
@@ -191,6 +192,7 @@ def test_what_an_extension_gives_against_its_contract_is_refused_by_name(
         "method:machine": lambda: sw.Topology.from_machine("machine.json", 2),
         "method:averaging": lambda: planned(sw.Topology(2, "cpu", replicas=sw.Replicas(2))),
         "method:progress": lambda: planned(sw.Topology(2, "cpu"), progress=True),
+        "method:no_plan": lambda: planned(sw.Topology(2, "cpu")),
         "gradients:mine": gradient.sum,
         "torch_optimizers:mine": lambda: sw.optimizer_spec_of(weight),
         "step:mine": sharded,

@@ -3,8 +3,9 @@ from __future__ import annotations
 import json
 import math
 
+import numpy as np
 import pytest
-from tests.core.planning.conftest import Cells, Weights, WithBound
+from tests.core.planning.conftest import Cells, Slices, Weights, Whole, WithBound
 
 from shardwright import (
     EmbeddingShardingPlanner,
@@ -16,7 +17,8 @@ from shardwright import (
     UnknownNameError,
     check_plan,
 )
-from shardwright.planning.report.check import restate
+from shardwright.planning.search.placement import Placed
+from shardwright_plugins.plan_differences.check import restate
 from shardwright_plugins.plan_differences.compare import compare_plans
 from shardwright_plugins.plan_differences.explain import explain_table, explanation_lines
 
@@ -61,6 +63,24 @@ def test_explain_values_are_those_of_plans_with_that_option():
         assert value_with(option) == pytest.approx(option.value_ms)
 
 
+@pytest.mark.parametrize(
+    ("asked", "rank_of_a"), [({"ranks": [1]}, 0), ({"together": "x"}, 1), ({"apart": "x"}, 0)]
+)
+def test_explain_keeps_the_rules_on_ranks(asked, rank_of_a):
+    """Without rules the partitioner takes the first rank with room."""
+    others = {
+        name: {"sharding_types": ["whole"], "compute_kernels": ["plain"], "ranks": [0]} for name in "ac"
+    }
+    others["a"] |= {"ranks": [rank_of_a], **({} if "ranks" in asked else asked)}
+    explanation = explain_table(planned(**others, b=asked), "b")
+    found = [own for own in explanation.others if math.isfinite(own.value_ms)]
+    assert found
+    for own in [*found, explanation.chosen]:
+        rule = {"sharding_types": [own.sharding_type], "compute_kernels": [own.compute_kernel], **asked}
+        again = planned(**others, b=rule).document["objective"]["value_ms"]
+        assert own.value_ms == pytest.approx(again), own.name
+
+
 def test_explain_others_stand_in_the_order_of_their_plans():
     explanation = explain_table(planned(), "b")
     values = [option.value_ms for option in explanation.others]
@@ -97,6 +117,50 @@ def test_explain_refusals_and_constraints_are_told():
     assert "not an option: compute kernel 'visible': applies no optimizer" in "\n".join(lines)
 
 
+class OneMore(Cells):
+    """A step that cuts takes a second more, which no table's costs have; plans of whole tables are preferred."""
+
+    name = "one_more"
+
+    def step_phases(self, phases, options, chosen, topology):
+        extra = 1000.0 * bool((options.shards_per_option[chosen] > 1).any())
+        return {**phases, "cutting": np.full(topology.world_size, extra)}
+
+    def refinements(self, topology):
+        return (self.whole,) if topology.local_world_size == 2 else ()
+
+    def whole(self, search, request, watch):
+        """Choose each table's first option that is whole, on ranks in turn."""
+        found = search(request, watch)
+        options = found.space.options
+        whole = [
+            next(option for option in options.of_table(table) if options.shards_per_option[option] == 1)
+            for table in options.distinct_table.tolist()
+        ]
+        return found.with_plan(Placed(np.array(whole), np.arange(len(whole)) % 2))
+
+
+@pytest.mark.parametrize("local_world_size", [2, 1])
+def test_explain_compares_plans_by_what_the_plan_was_chosen_by(host_with, local_world_size):
+    topology = Topology(2, "cpu", ddr_cap=100_000, local_world_size=local_world_size)
+    with host_with(estimators=[OneMore, Weights], sharding_types=[Slices, Whole]):
+        plan = EmbeddingShardingPlanner(topology, 64).plan_tables(TABLES[:2])
+        explanation = explain_table(ShardingPlan.from_json(plan.to_json()), "b")
+    value = plan.document["objective"]["value_ms"]
+    lines = explanation_lines(explanation)
+    if local_world_size == 1:
+        assert (explanation.measure, explanation.value_ms) == ("largest_rank_time", value)
+        assert lines[0].endswith(f"the plan takes {value:.4g} ms")
+        return
+    # By the objective the slices of b on two ranks are better than all of it on one.
+    assert (explanation.measure, explanation.value_ms) == ("step's time by 'one_more'", value)
+    assert lines[0].endswith(f"chosen by the step's time by 'one_more': {value:.4g} ms")
+    slices = next(own for own in explanation.others if own.name == "slices (range) / plain")
+    assert 1000 < slices.value_ms < 1000 + value
+    assert slices.reason.startswith(f"a step would take {slices.value_ms:.4g} ms, ")
+    assert explanation.runner_up.sharding_type == "whole"
+
+
 def test_explain_unknown_table_raises_with_the_nearest():
     with pytest.raises(UnknownNameError, match=r"no table 'towr\.b'.*Did you mean 'tower\.b'"):
         explain_table(planned(), "towr.b")
@@ -104,7 +168,8 @@ def test_explain_unknown_table_raises_with_the_nearest():
 
 def test_check_of_a_bound_above_the_value_says_so_whatever_its_proof(monkeypatch):
     monkeypatch.setattr(
-        "shardwright.planning.report.check.why_unproven", lambda space, bound, certificate, registry: ""
+        "shardwright_plugins.plan_differences.check.why_unproven",
+        lambda space, bound, certificate, registry: "",
     )
     document = json.loads(planned().to_json())
     document["objective"].update(lower_bound_ms=2 * document["objective"]["value_ms"], gap=0.0)

@@ -19,10 +19,10 @@ from shardwright.planning.arrays import FREE, NO_GANG
 from shardwright.planning.machines.topology import GIB, Topology
 from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.planning.planner import TablePlanner
-from shardwright.planning.report.check import check_plan
 from shardwright.planning.search.placement import propose
 from shardwright.planning.tables.constraints import ParameterConstraints
 from shardwright.planning.tables.spec import TableSpec
+from shardwright_plugins.plan_differences.check import check_plan
 from shardwright_plugins.plan_differences.compare import compare_plans
 from shardwright_plugins.proposers.proving.effort import Effort
 

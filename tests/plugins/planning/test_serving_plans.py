@@ -16,10 +16,10 @@ from shardwright.planning.machines.reservations import StorageReservation
 from shardwright.planning.machines.topology import GIB, Topology
 from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.planning.planner import TablePlanner
-from shardwright.planning.report.check import check_plan
 from shardwright.planning.tables.constraints import ParameterConstraints
 from shardwright.planning.tables.optimizers import STILL, OptimizerSpec
 from shardwright.planning.tables.spec import TableSpec
+from shardwright_plugins.plan_differences.check import check_plan
 
 MIB = 1 << 20
 ESTIMATORS = ["torchrec", "roofline"]

@@ -6,7 +6,7 @@ import pytest
 
 import shardwright as sw
 from shardwright.errors import InvalidInputError, PlanningError, UnknownPluginError
-from shardwright.planning.report.rederived import Rederived
+from shardwright_plugins.plan_differences.rederived import Rederived
 from shardwright_testing import installed
 
 

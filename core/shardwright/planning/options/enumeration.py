@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from attrs import frozen
+from attrs import evolve, frozen
 
 from shardwright.contracts.demands import refusal_of_sums
 from shardwright.errors import NoPlanError, PlanningError, UnknownPluginError
@@ -223,11 +223,12 @@ def _table_options(
 ) -> _TableOptions:
     refusals: list[Refusal] = []
     found = list(_offered(offers, table, rule, refuses, refusals))
-    unique = tuple(dict.fromkeys(refusals))
+    named = offers.names_asked(table, rule)
+    unique = tuple(evolve(refusal, is_asked=refusal.name in named) for refusal in dict.fromkeys(refusals))
     if not found:
-        optimizers, named = offers.plugins.optimizers, table.optimizer and table.optimizer.name
-        if named and optimizers.names and named not in optimizers:
-            optimizers.entry(named)  # which raises: no plugin has it, and no kernel took one of that name
+        optimizers, own = offers.plugins.optimizers, table.optimizer and table.optimizer.name
+        if own and optimizers.names and own not in optimizers:
+            optimizers.entry(own)  # which raises: no plugin has it, and no kernel took one of that name
         asked = (*_cutting(rule), *(demand.name for demand in offers.demands_on(table, rule)))
         raise PlanningError(
             _no_option(table, rule, unique, offers), subject=table.path, asked=tuple(dict.fromkeys(asked))

@@ -6,6 +6,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import cache
+from itertools import chain
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -111,6 +112,17 @@ class Offers:
         """The sharding types that no table is offered whose constraints do not name them."""
         kinds = map(self.plugins.sharding_types.create, self.plugins.sharding_types)
         return [kind.name for kind in kinds if kind.offered != ALWAYS]
+
+    def names_asked(self, table: TableSpec, rule: ParameterConstraints) -> set[str]:
+        """The names of sharding types and kernels in a table's constraints and in what its sharder allows."""
+        types, kernels = self.plugins.sharding_types, self.plugins.compute_kernels
+        of_sharder = dict(table.allowed or ())
+        return {
+            *(types.entry(name).name for name in rule.sharding_types or ()),
+            *(kernels.entry(name).name for name in rule.compute_kernels or ()),
+            *of_sharder,
+            *chain.from_iterable(filter(None, of_sharder.values())),
+        }
 
     def kernels_for(
         self, kind: str, table: TableSpec, rule: ParameterConstraints, refusals: list[Refusal]

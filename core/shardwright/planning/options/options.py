@@ -43,12 +43,14 @@ class Refusal:
         kind: ``"sharding type"`` or ``"compute kernel"``.
         name: name of the refused sharding type or kernel.
         reason: why.
+        is_asked: the table's constraints or its sharder name it.
     """
 
     table: str
     kind: str
     name: str
     reason: str
+    is_asked: bool = False
 
     def __str__(self) -> str:
         return f"{self.kind} {self.name!r}: {self.reason}"
@@ -152,6 +154,15 @@ class Options:
             for table, distinct in zip(self.all_tables, self.distinct_table.tolist(), strict=True)
             for refusal in self.refused[distinct]
         )
+
+    def matters(self, refusal: Refusal, taken: ComputeKernel) -> bool:
+        """True if what was refused was asked for, or is a kernel that is preferred to the one that was taken."""
+        is_kernel = refusal.kind == KERNEL
+        return refusal.is_asked or (is_kernel and self._preference[refusal.name] > taken.preference)
+
+    @cached_property
+    def _preference(self) -> dict[str, int]:
+        return {kernel.name: kernel.preference for kernel in self.compute_kernels}
 
     @cached_property
     def row_formats(self) -> tuple[RowFormat, ...]:

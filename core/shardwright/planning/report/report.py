@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -12,6 +12,7 @@ from attrs import frozen
 
 from shardwright.host.extensions import load_at
 from shardwright.planning.options.inputs import assumed_inputs, under_assumed_values
+from shardwright.planning.options.options import Refusal
 from shardwright.planning.options.search_space import AVERAGING, SearchSpace
 from shardwright.planning.plan.sharding import aligned, codecs_text, ranks_text
 from shardwright.planning.proofs import RANKS, checked_by
@@ -244,15 +245,23 @@ class Report:
 
     @property
     def kernel_lines(self) -> list[str]:
-        """List the kernels that were taken, and the refusals."""
+        """List the kernels that were taken, the refusals that matter, and the names of what else was refused."""
         counts = ", ".join(f"{name}: {count}" for name, count in self._kernels.items())
-        return [f"compute kernels: {counts}", *(f"  {line}" for line in self.refusal_lines)]
+        options = self.space.options
+        taken = map(options.kernel_of, self.plan.proposal.tolist())
+        taken_by = dict(zip((table.path for table in options.all_tables), taken, strict=True))
+        told = [own for own in options.refusals if options.matters(own, taken_by[own.table])]
+        lines = [*self._lines_of(told), *unasked_lines(options.refusals, told)]
+        return [f"compute kernels: {counts}", *(f"  {line}" for line in lines)]
 
-    @cached_property
+    @property
     def refusal_lines(self) -> list[str]:
-        """List refusals with tables, reasons and replacements; a line for each reason."""
+        """List all refusals with tables, reasons and replacements; a line for each reason."""
+        return self._lines_of(self.space.options.refusals)
+
+    def _lines_of(self, refusals: Iterable[Refusal]) -> list[str]:
         tables: dict[tuple[str, str, str], list[str]] = {}
-        for refusal in self.space.options.refusals:
+        for refusal in refusals:
             tables.setdefault((refusal.kind, refusal.name, refusal.reason), []).append(refusal.table)
         taken_by = {table["path"]: table["compute_kernel"] for table in self.tables}
         lines = []
@@ -308,6 +317,12 @@ def objective_data(plan: LoadedPlan, proven: Proven) -> dict[str, Any]:
         "gap": gap if math.isfinite(gap) else None,
         "certificate": dict(proven.certificate),
     }
+
+
+def unasked_lines(refusals: Iterable[Refusal], told: Iterable[Refusal]) -> list[str]:
+    """A line with the names of what was refused and is not told of otherwise, if anything."""
+    names = sorted({own.name for own in refusals} - {own.name for own in told})
+    return [f"{len(names)} refused that nobody asked for: {', '.join(names)}"] if names else []
 
 
 def _taken_instead(refused: str, taken: set[str]) -> str:

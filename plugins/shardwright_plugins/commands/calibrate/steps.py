@@ -16,7 +16,6 @@ from shardwright.planning.arrays import Floats
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.planning.planner import TablePlanner
-from shardwright.planning.report.rederived import Rederived
 from shardwright.planning.search.loaded import LoadedPlan
 from shardwright.planning.search.objectives import largest_rank_time
 from shardwright.planning.tables.constraints import ParameterConstraints
@@ -27,6 +26,7 @@ from shardwright_plugins.estimators.engine.machine import STEP, Machine
 from shardwright_plugins.estimators.engine.step import OF_ENGINE, StepWork
 from shardwright_plugins.estimators.engine.work import OF_KERNELS
 from shardwright_plugins.measuring.steps import Measured
+from shardwright_plugins.plan_differences.rederived import Rederived
 
 
 @frozen

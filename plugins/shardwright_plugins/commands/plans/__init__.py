@@ -1,1 +1,1 @@
-"""`shardwright explain` and `shardwright diff`: questions about plan documents."""
+"""`shardwright check`, `explain` and `diff`: questions about plan documents."""

@@ -1,4 +1,4 @@
-"""`shardwright explain` and `diff`: questions about plan documents; none needs torch."""
+"""`shardwright check`, `explain` and `diff`: questions about plan documents; none needs torch."""
 
 from __future__ import annotations
 
@@ -7,17 +7,70 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shardwright.cli.plans import check_writable, read_plan
+from shardwright.cli.plans import check_writable, read_plan, write_text
 from shardwright.cli.tables import console
 from shardwright_plugins.commands.tables import table_of
 
 if TYPE_CHECKING:
     from shardwright.planning.plan.plan import ShardingPlan
+    from shardwright_plugins.plan_differences.check import CheckedPlan
     from shardwright_plugins.plan_differences.compare import PlanDifference
     from shardwright_plugins.plan_differences.explain import ExplainedOption
     from shardwright_plugins.plan_differences.table_moves import ReshardMoves
 
 _Document = Annotated[Path, typer.Argument(metavar="plan.json", help="A plan document.")]
+
+
+def check(
+    document: _Document,
+    rewrite: Annotated[
+        bool,
+        typer.Option("--rewrite", help="Write value, bound and gap into the document as they are found."),
+    ] = False,
+) -> None:
+    """Check a plan: it covers its tables, fits, costs what it says, and its bound is proven again."""
+    from shardwright.planning.options.inputs import under_assumed_values
+    from shardwright.planning.proofs import checked_by
+    from shardwright_plugins.plan_differences.check import check_plan
+
+    plan = read_plan(document)
+    found = check_plan(plan)
+    certificate = plan.document.get("objective", {}).get("certificate") or {}
+    for problem in found.problems:
+        if not (rewrite and problem in found.misstatements):
+            typer.echo(f"problem: {problem}")
+    if len(found.problems) > (len(found.misstatements) if rewrite else 0):
+        raise typer.Exit(1)
+    num_tables = sum(len(tables) for tables in plan.plan.values())
+    typer.echo(f"{num_tables} tables: each row and column is covered once, and everything fits")
+    typer.echo(f"value: {found.value_ms:.6g} ms")
+    typer.echo(
+        f"bound: {found.lower_bound_ms:.6g} ms, proven again, {checked_by(certificate)}; gap {_gap(found)}"
+        f"{under_assumed_values(plan.document.get('inputs', {}))}"
+        if found.lower_bound_ms > 0
+        else "bound: none is claimed"
+    )
+    if rewrite:
+        _rewrite(document, plan, found)
+
+
+def _rewrite(path: Path, plan: ShardingPlan, found: CheckedPlan) -> None:
+    """Write a plan's document anew, where it says what is not so."""
+    from shardwright_plugins.plan_differences.check import restate
+
+    if not found.misstatements:
+        typer.echo("nothing to rewrite: the document says so")
+        return
+    write_text(path, restate(plan, found).to_json())
+    for misstatement in found.misstatements:
+        typer.echo(f"rewritten: {misstatement}")
+
+
+def _gap(found: CheckedPlan) -> str:
+    from shardwright.planning.watch import gap_of
+
+    assert found.value_ms is not None  # there are no problems
+    return f"{gap_of(found.value_ms, found.lower_bound_ms):.3%}"
 
 
 def explain(

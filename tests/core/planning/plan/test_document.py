@@ -33,11 +33,11 @@ from shardwright import (
     ShardMetadata,
     TableSpec,
     Topology,
-    check_plan,
 )
 from shardwright.host import use_host
 from shardwright.planning.text import plain_json
 from shardwright_plugins.dataflows import Replicate
+from shardwright_plugins.plan_differences.check import check_plan
 from shardwright_plugins.plan_differences.explain import explain_table
 
 

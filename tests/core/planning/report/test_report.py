@@ -88,16 +88,54 @@ def test_report_says_which_kernel_was_refused_and_which_taken_instead():
 
 def test_report_kernel_refused_for_some_layouts_only_says_so():
     class WholeRows(Plain):
-        name = "whole_rows"
+        name, aliases = "whole_rows", ()
 
         def supports(self, request):
             return "columns are cut" if request.cuts_columns else True
 
-    with use_host(make_host(compute_kernels=[WholeRows])):
-        lines = lines_of([TableSpec("t", 10, 8, ["f"])])
+    rules = {"t": ParameterConstraints(compute_kernels=["whole_rows", "plain"])}
+    with use_host(make_host(compute_kernels=[WholeRows, Plain])):
+        lines = lines_of([TableSpec("t", 10, 8, ["f"])], constraints=rules)
     assert (
         "compute kernel 'whole_rows' refused for 't': columns are cut; 'whole_rows' taken with another layout"
     ) in lines
+
+
+class Preferred(Plain):
+    """Refuses tables of more than eight columns."""
+
+    name, aliases, preference = "preferred", (), 5
+
+    def supports(self, request):
+        return True if request.embedding_dim <= 8 else "too many columns"
+
+
+class Unwilling(Plain):
+    name, aliases = "unwilling", ()
+
+    def supports(self, request):
+        return "no room"
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_report_tells_refusals_of_what_was_asked_for_or_preferred_and_names_the_others(asked):
+    rules = {"u": ParameterConstraints(compute_kernels=["unwilling", "plain"])} if asked else None
+    tables = [TableSpec(name, 10, dim, [name]) for name, dim in (("t", 8), ("u", 16), ("v", 16))]
+    with use_host(make_host(compute_kernels=[Plain, Preferred, Unwilling])):
+        planner = EmbeddingShardingPlanner(
+            Topology(4, "cpu", ddr_cap=10_000), constraints=rules, storage_reservation=0.0
+        )
+        planner.plan_tables(tables)
+    _, *lines = planner.report.kernel_lines
+    of_type = "sharding type 'only_pairs' refused for"
+    assert not any(of_type in line for line in lines)
+    assert any(line.startswith(of_type) for line in planner.report.to_data()["refusals"])
+    assert [line.split(":")[0].strip() for line in lines] == [
+        *(["compute kernel 'unwilling' refused for 'u'"] if asked else []),
+        "compute kernel 'preferred' refused for " + ("'v'" if asked else "2 tables ('u', ...)"),
+        *(["1 refused that nobody asked for"] if asked else ["2 refused that nobody asked for"]),
+    ]
+    assert lines[-1].endswith(": only_pairs" if asked else ": only_pairs, unwilling")
 
 
 def test_report_assumptions_have_units():

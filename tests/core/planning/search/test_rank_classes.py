@@ -19,11 +19,11 @@ from shardwright.planning.options.shapes import group_of
 from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.planning.planner import TablePlanner
 from shardwright.planning.proofs import why_unproven
-from shardwright.planning.report.check import check_plan
 from shardwright.planning.search.loaded import LoadedPlan
 from shardwright.planning.search.placement import propose
 from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
 from shardwright.planning.tables.spec import TableSpec
+from shardwright_plugins.plan_differences.check import check_plan
 
 MIB = 1 << 20
 SPEEDS = st.lists(st.sampled_from([0.5, 1.0, 2.0]), min_size=3, max_size=3)

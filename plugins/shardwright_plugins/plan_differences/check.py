@@ -18,9 +18,9 @@ from shardwright.errors import PlanError
 from shardwright.host.plugin_host import host
 from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.planning.proofs import TOLERANCE, why_unproven
-from shardwright.planning.report.rederived import Rederived
 from shardwright.planning.text import bytes_text
 from shardwright.planning.watch import gap_of
+from shardwright_plugins.plan_differences.rederived import Rederived
 
 _GAP_TOLERANCE = 1e-6
 
@@ -77,7 +77,10 @@ def check_plan(plan: ShardingPlan) -> CheckedPlan:
         placed = again.loaded_plan()
         value_ms = placed.value_ms
         problems += [*_memory_problems(again, placed.used_bytes), *_rule_problems(again)]
-        misstatements += _value_misstatements(claims, value_ms)
+        if not is_stated(value_ms, plan):
+            misstatements.append(
+                f"the document says value_ms = {claims.get('value_ms')}; the shards' costs add up to {value_ms}"
+            )
     bound = float(claims.get("lower_bound_ms") or 0.0)
     if bound > 0:
         reason = why_unproven(again.space, bound, claims.get("certificate") or {}, host().extensions)
@@ -93,7 +96,10 @@ def check_plan(plan: ShardingPlan) -> CheckedPlan:
 
 def is_stated(value_ms: float, plan: ShardingPlan) -> bool:
     """True if a plan's document states this value."""
-    return not list(_value_misstatements(plan.document.get("objective", {}), value_ms))
+    stated = plan.document.get("objective", {}).get("value_ms")
+    return isinstance(stated, int | float) and abs(stated - value_ms) <= TOLERANCE * max(
+        abs(value_ms), 1e-300
+    )
 
 
 def restate(plan: ShardingPlan, found: CheckedPlan) -> ShardingPlan:
@@ -114,12 +120,6 @@ def restate(plan: ShardingPlan, found: CheckedPlan) -> ShardingPlan:
     if found.lower_bound_ms == 0:
         objective.pop("certificate", None)
     return evolve(plan, document={**plan.document, "objective": objective})
-
-
-def _value_misstatements(claims: Mapping[str, Any], value: float) -> Iterator[str]:
-    claimed = claims.get("value_ms")
-    if not (isinstance(claimed, int | float) and abs(claimed - value) <= TOLERANCE * max(abs(value), 1e-300)):
-        yield f"the document says value_ms = {claimed}; the shards' costs add up to {value}"
 
 
 def _gap_misstatements(claims: Mapping[str, Any]) -> Iterator[str]:

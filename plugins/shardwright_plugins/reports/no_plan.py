@@ -38,8 +38,24 @@ _LOOSEN = (
 )
 
 
-def why_impossible(space: SearchSpace, request: Request, plugins: PlanningPlugins) -> NoPlanError | None:
-    """The error, if no plan can fit for a reason that needs no search; else ``None``."""
+def no_plan(
+    space: SearchSpace,
+    request: Request,
+    plugins: PlanningPlugins,
+    result: SearchResult | None = None,
+    limit: str = "",
+) -> NoPlanError | None:
+    """The error that says why there is no plan; before a search ``None``, if nothing is known against one.
+
+    Args:
+        space: options and costs.
+        request: request of the user.
+        plugins: the plugins that plan.
+        result: outcome of the search that found none; ``None`` before one.
+        limit: name of the limit that the search had.
+    """
+    if result is not None:
+        return _not_found(space, result, request, plugins, limit)
     too_large = _too_large(space)
     if too_large is not None:
         table, text, help_text = too_large
@@ -52,22 +68,10 @@ def why_impossible(space: SearchSpace, request: Request, plugins: PlanningPlugin
     return NoPlanError(f"no plan: {need.text(space)}.{help_text}")
 
 
-def explain_no_plan(
-    space: SearchSpace,
-    result: SearchResult,
-    request: Request,
-    plugins: PlanningPlugins,
-    limit: str,
+def _not_found(
+    space: SearchSpace, result: SearchResult, request: Request, plugins: PlanningPlugins, limit: str
 ) -> NoPlanError:
-    """The error for a search that found nothing: a proof if there is one, else what was short.
-
-    Args:
-        space: options and costs.
-        result: outcome of the search.
-        request: request of the user.
-        plugins: the plugins that planned.
-        limit: name of the limit that the search had.
-    """
+    """The error for a search that found nothing: a proof if there is one, else what was short."""
     misfit, room = result.misfit, _room_text(space)
     nearest = "" if misfit is None else _misfit_text(space, misfit)
     if result.lower_bound_ms > space.most_ms:

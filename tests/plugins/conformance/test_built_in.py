@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import shardwright_testing
 from tests.plugins.built_in import built_in
 
+import shardwright_testing
+from shardwright.hookspecs import KINDS
 from shardwright.host import host
 from shardwright.host.offers import Kind
-from shardwright.hookspecs import KINDS
 
 ELSEWHERE = ("optimizer", "sharding_type")  # some of their tests are slow: modules of their own say which
 

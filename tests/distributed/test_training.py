@@ -26,7 +26,7 @@ pytestmark = pytest.mark.distributed
 TYPES = built_in("sharding_types")
 
 
-def unsharded_after(steps: range, world_size: int, *, same_batch: bool = False) -> Any:
+def unsharded_after(steps: range, world_size: int) -> Any:
     """One process on the batches of all ranks, with the mean of their losses."""
     model = workers.clicks()
     tables = {name: p for name, p in model.named_parameters() if name.startswith("sparse.")}
@@ -37,8 +37,7 @@ def unsharded_after(steps: range, world_size: int, *, same_batch: bool = False) 
     for step in steps:
         model.zero_grad()
         for rank in range(world_size):
-            batch = workers.batch(step, 0 if same_batch else rank)
-            (model(batch).square().mean() / world_size).backward()
+            (model(workers.batch(step, rank)).square().mean() / world_size).backward()
         sparse.step()
         dense.step()
     return model, sparse

@@ -120,7 +120,9 @@ def test_host_name_of_half_loaded_plugin_raises_and_registers_nothing(installed)
 def test_host_duplicate_name_raises_in_any_order_and_can_be_settled(installed):
     points = installed("acme-duplicate-one", "acme-duplicate-two", "acme-good")
     for order in (points, points[::-1]):
-        both = r"acme-duplicate-one 1\.0 and by .*acme-duplicate-two 2\.0.*PREFER=contested=acme-duplicate-one"
+        both = (
+            r"acme-duplicate-one 1\.0 and by .*acme-duplicate-two 2\.0.*PREFER=contested=acme-duplicate-one"
+        )
         with pytest.raises(DuplicateNameError, match=both):
             host_of(order).sharding_types["contested"]
         settled = host_of(order, PREFER="contested=acme-duplicate-two")

@@ -28,6 +28,18 @@ def test_other_collectives_give_all_ranks_the_same():
     assert run_simulated(work, 3) == [expected] * 3
 
 
+def test_labels_list_the_collectives_in_order():
+    def work(env):
+        communicator = env.communicator
+        communicator.all_to_all(torch.empty(0), torch.empty(0), [0, 0], [0, 0], label="first").wait()
+        communicator.all_gather_objects(1)
+        communicator.broadcast(torch.ones(1), 0)
+        communicator.barrier()
+        return communicator.labels
+
+    assert run_simulated(work, 2) == [["first", "object", "tensor", "barrier"]] * 2
+
+
 def test_results_are_the_senders_copies():
     def work(env):
         own = torch.ones(2) * env.rank

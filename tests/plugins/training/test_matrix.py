@@ -27,7 +27,10 @@ HOST_SIZES = {1: 1, 2: 2, 3: 3, 4: 2}  # four ranks are two hosts of two
 
 
 def many_tables(mode: str, world_size: int) -> list[Table]:
-    """Tables of all kinds but the last, for each pooling."""
+    """For each pooling: a plain table, one of several features, one of a width that 4 does not divide, one of few rows.
+
+    Features are shared between tables; the last table has fewer rows than there are ranks.
+    """
     tables = []
     for pooling in ["NONE"] if mode == "sequence" else ["SUM", "MEAN"]:
         base = Table(13, 8, ("a",), pooling, "", "")

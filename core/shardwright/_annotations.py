@@ -119,7 +119,7 @@ def _must(name: str, value: Any, hint: Any) -> str:
 def _is_of(kind: Any, value: Any, of: tuple[Any, ...]) -> bool:
     """True if a value is of a kind, whatever is in it."""
     if kind is typing.Literal:
-        return value in of
+        return isinstance(value, tuple(map(type, of))) and value in of
     if kind in _NUMBERS:
         return isinstance(value, _NUMBERS[kind]) and not isinstance(value, bool)
     if _is_function(kind):

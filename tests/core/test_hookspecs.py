@@ -38,19 +38,6 @@ def test_hook_instances_come_to_their_registry(kind, make_offer):
     assert host_with(plugin).registry_of(kind.contract).create("first") is instance
 
 
-def test_hook_item_of_another_kind_is_refused_with_both_named(kind, make_offer):
-    class Foreign:
-        name = "foreign"
-
-    items, plugin = make_offer([])
-    items.append(Foreign)
-    (record,) = host_with(plugin).plugins
-    assert record.state == "failed"
-    assert kind.hook in record.reason
-    assert "Foreign" in record.reason
-    assert kind.contract.__name__ in record.reason
-
-
 def test_hook_abstract_class_is_refused_naming_methods(kind, make_offer):
     items, plugin = make_offer([])
     items.append(type(kind.contract)("Unfinished", (kind.contract,), {"name": "unfinished"}))
@@ -70,15 +57,3 @@ def test_hook_answer_that_is_no_list_is_refused_with_what_was_got(kind, make_off
     assert record.reason == (
         f"its hook {kind.hook} returned {answer!r}; it must return a list or tuple of {kind.title}s."
     )
-
-
-def test_hook_that_raises_is_recorded_with_its_name(kind, make_offer):
-    from shardwright import hookimpl
-
-    def hook():
-        raise OSError("no such file")
-
-    _, plugin = make_offer([])
-    setattr(plugin, kind.hook, hookimpl(hook))
-    (record,) = host_with(plugin).plugins
-    assert record.reason == f"its hook {kind.hook} raised OSError: no such file"

@@ -166,26 +166,6 @@ def train(model: nn.Module, step: int, rank: int, optimizer: Any) -> float:
     return float(loss)
 
 
-def checkpoint(types: list[str], steps: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    model = wrap(clicks(), types)
-    optimizer = optimizers_of(model)
-    for step in range(steps):
-        train(model, step, 0, optimizer)  # every rank the same batch: any number of ranks is one process
-    return model.full_state_dict(), model.fused_optimizer.full_state_dict()
-
-
-def resume(
-    types: list[str], state: dict[str, Any], optimizer_state: dict[str, Any], steps: range
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    model = wrap(clicks(seed=99), types)
-    model.load_state_dict(state)
-    model.fused_optimizer.load_state_dict(optimizer_state)
-    optimizer = optimizers_of(model)
-    for step in steps:
-        train(model, step, 0, optimizer)
-    return model.full_state_dict(), model.fused_optimizer.full_state_dict()
-
-
 def states_of_torch_checkpoint(types: list[str], **options: bool) -> dict[str, dict[str, torch.Tensor]]:
     """States of a trained model, and of others that took it over, by the functions of ``torch.distributed.checkpoint``.
 

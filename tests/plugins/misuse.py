@@ -459,6 +459,24 @@ entry(
     ),
     sharder=A(sw.EmbeddingBagCollectionSharder()),
 )
+entry(
+    "DistributedModelParallel",
+    sw.DistributedModelParallel,
+    module=A(sw.EmbeddingBagCollection([bag_table()])),
+    env=A(sw.ShardingEnv.local()),
+    plan=A(None, "none"),
+    sharders=A(None, "none"),
+    init_data_parallel=A(True, "true"),
+)
+entry(
+    "TrainPipelineBase",
+    partial(sw.TrainPipelineBase, optimizer=None),
+    model=A(
+        sw.DistributedModelParallel(sw.EmbeddingBagCollection([bag_table()]), env=sw.ShardingEnv.local())
+    ),
+    device=A("cpu", untried=_INDICES),
+    end_of_data=A("first_rank"),
+)
 PART = A(0.1, "zero one whole")
 BYTES = "zero one five"
 entry(

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import strategies as st
 from tests.drawn import drawn
 from tests.plugins import misuse
@@ -92,25 +91,6 @@ def test_drawn_misuse_is_taken_or_an_error_of_ours(call: tuple[str, Entry, dict[
         return
     except Exception as error:
         raise AssertionError(f"{name} with {wrong!r} raised {type(error).__name__}: {error}") from error
-
-
-@pytest.mark.parametrize("argument", ["module", "env", "plan", "sharders", "init_data_parallel"])
-def test_model_parallel_wrong_argument_is_an_error_that_names_it(argument: str) -> None:
-    valid = {
-        "module": misuse.sw.EmbeddingBagCollection([misuse.bag_table()]),
-        "env": misuse.sw.ShardingEnv.local(),
-    }
-    for wrong in (5, "text", [None], int, misuse.nothing):
-        with pytest.raises(ShardwrightError, match=f"DistributedModelParallel: {argument}"):
-            misuse.sw.DistributedModelParallel(**{**valid, argument: wrong})
-
-
-@pytest.mark.parametrize("argument", ["model", "device", "end_of_data"])
-def test_pipeline_wrong_argument_is_an_error_that_names_it(argument: str) -> None:
-    valid = {"model": torch.nn.Linear(1, 1), "optimizer": None, "device": "cpu"}
-    for wrong in (1.5, [None], int, "nowhere" if argument == "device" else object()):
-        with pytest.raises(ShardwrightError, match=f": {argument} must be"):
-            misuse.sw.TrainPipelineBase(**{**valid, argument: wrong})
 
 
 def test_learning_rate_under_both_of_its_names_is_refused() -> None:

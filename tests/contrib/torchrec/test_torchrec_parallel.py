@@ -146,8 +146,7 @@ def test_load_state_dict_takes_shards_and_whole_tables() -> None:
                 parameter.zero_()
         target.load_state_dict(state)
         expected = source.unshard().state_dict()
-        for name, value in target.unshard().state_dict().items():
-            assert torch.equal(value, expected[name])
+        torch.testing.assert_close(target.unshard().state_dict(), expected, rtol=0, atol=0)
 
 
 @pytest.mark.usefixtures("group")

@@ -71,13 +71,6 @@ def test_plugins_json_tells_conflicts_and_their_settlement(shown):
     }
 
 
-def test_plugins_json_selection_shows_others_off(listed):
-    rows, _ = listed(PLUGINS="acme_good")
-    assert rows["good"]["state"] == "loaded"
-    assert rows["acme_slow"]["state"] == "off"
-    assert rows["acme_slow"]["reason"] == "off by SHARDWRIGHT_PLUGINS='acme_good'"
-
-
 def test_plugins_strict_still_lists_and_exits_with_one(listed):
     rows, code = listed(STRICT_PLUGINS="1")
     assert code == 1

@@ -120,9 +120,10 @@ def test_host_name_of_half_loaded_plugin_raises_and_registers_nothing(installed)
 def test_host_duplicate_name_raises_in_any_order_and_can_be_settled(installed):
     points = installed("acme-duplicate-one", "acme-duplicate-two", "acme-good")
     for order in (points, points[::-1]):
-        with pytest.raises(
-            DuplicateNameError, match=r"acme-duplicate-one 1\.0 and by .*acme-duplicate-two 2\.0"
-        ):
+        both = (
+            r"acme-duplicate-one 1\.0 and by .*acme-duplicate-two 2\.0.*PREFER=contested=acme-duplicate-one"
+        )
+        with pytest.raises(DuplicateNameError, match=both):
             host_of(order).sharding_types["contested"]
         settled = host_of(order, PREFER="contested=acme-duplicate-two")
         assert settled.sharding_types.entry("contested").provenance.distribution == "acme-duplicate-two"
@@ -192,10 +193,6 @@ def test_host_strict_raises_on_conflict(installed):
         _ = host_of(installed("acme-duplicate-one", "acme-duplicate-two"), STRICT_PLUGINS="true").proposers
 
 
-def test_host_strict_with_good_plugins_raises_nothing(installed):
-    assert list(host_of(installed("acme-good"), STRICT_PLUGINS="1").sharding_types) == ["good"]
-
-
 def test_host_failures_are_logged_once_with_switch(installed, caplog):
     host = host_of(installed("acme-good", "acme-raises"))
     assert [host.plugins, host.plugins, host.sharding_types]
@@ -262,13 +259,6 @@ def test_host_plugin_of_a_wrong_form_is_refused(plugin_of, sharding_type, make, 
     plugins = {"wrong": make(plugin_of, sharding_type)}
     found = reasons(PluginHost(entry_points=[], plugins=plugins, environment={}))["wrong"]
     assert re.match(reason, found), found
-
-
-def test_host_same_module_under_two_plugin_names_is_no_conflict(plugin_of, sharding_type):
-    plugin = plugin_of(sharding_type("rows"))
-    host = PluginHost(entry_points=[], plugins={"one": plugin, "two": plugin}, environment={})
-    assert list(host.sharding_types) == ["rows"]
-    assert [record.state for record in host.plugins] == ["loaded", "loaded"]
 
 
 def test_host_plugin_package_with_submodule_called_api_loads(plugin_of, sharding_type):

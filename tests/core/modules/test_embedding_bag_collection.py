@@ -188,8 +188,7 @@ def test_state_dict_keys_shapes_and_loading() -> None:
         "embedding_bags.b.weight": (5, 4),
     }
     other.load_state_dict(state)
-    for key, value in other.state_dict().items():
-        torch.testing.assert_close(value, state[key], rtol=0, atol=0)
+    torch.testing.assert_close(other.state_dict(), state, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("device", ["meta", torch.device("meta")])

@@ -47,14 +47,6 @@ def test_from_tensor_list_joins_along_any_dimension(key_dim: int) -> None:
     assert torch.equal(KeyedTensor.regroup([kt], [["b", "a"]])[0], torch.cat(tensors[::-1], dim=key_dim))
 
 
-def test_regroup_order_is_the_order_asked_for() -> None:
-    other = KeyedTensor(["d"], [1], torch.tensor([[7.0], [8.0]]))
-    first, second, none = KeyedTensor.regroup([example(), other], [["c", "d", "a"], ["a", "b", "c"], []])
-    assert first.tolist() == [[2.0, 3.0, 7.0, 1.0], [5.0, 6.0, 8.0, 4.0]]
-    assert torch.equal(second, example().values())
-    assert tuple(none.shape) == (2, 0)
-
-
 def test_regroup_as_dict_names_the_groups() -> None:
     result = KeyedTensor.regroup_as_dict([example()], [["c"], ["a", "c"]], ["x", "y"])
     assert list(result) == ["x", "y"]

@@ -68,16 +68,8 @@ def model_of(cut: str, seed: int, optimizer: str = "adam", kernel: str = "fused_
     sharder = sw.EmbeddingBagCollectionSharder(
         fused_params=None if kernel == "dense" else {"optimizer": optimizer, "learning_rate": 0.1 * seed}
     )
-    sharding = {
-        name: sw.ParameterSharding(cut, kernel, layout(cut, rows, dist.get_world_size()))
-        for name, rows in ROWS.items()
-    }
-    model = sw.DistributedModelParallel(
-        Model(),
-        plan=sw.ShardingPlan({"bags": sw.EmbeddingModuleShardingPlan(sharding)}),
-        sharders=[sharder],
-        device=torch.device("cpu"),
-    )
+    plan, device = plan_of(cut, kernel), torch.device("cpu")
+    model = sw.DistributedModelParallel(Model(), plan=plan, sharders=[sharder], device=device)
     own = dict(sw.in_backward_optimizer_filter(model.named_parameters()))
     dense = sw.KeyedOptimizerWrapper(own, lambda params: torch.optim.Adam(params, lr=0.01 * seed))
     return model, dense
@@ -112,12 +104,6 @@ def train_on(cut: str, folder: str, first: int, last: int, *, asynchronous: bool
     return whole(model, dense)
 
 
-def _unchanged(model: Any, dense: Any, before: dict[str, Any]) -> bool:
-    return all(
-        torch.equal(torch.as_tensor(value), before[name]) for name, value in whole(model, dense).items()
-    )
-
-
 def _copied(state: dict[str, Any]) -> dict[str, Any]:
     return {name: torch.as_tensor(value).clone() for name, value in state.items()}
 
@@ -132,7 +118,7 @@ def load_damaged(folder: str, fault: str) -> tuple[str, bool]:
     model, dense = model_of("column_wise", seed=2)
     before = _copied(whole(model, dense))
     text = error_of(lambda: sw.load_checkpoint(folder, model, dense))
-    return text, _unchanged(model, dense, before)
+    return text, same(whole(model, dense), before)
 
 
 def damage(path: Path, fault: str) -> None:
@@ -163,7 +149,7 @@ def save_in_vain(folder: str, fault: str) -> tuple[str, bool, list[str]]:
     except sw.CheckpointError as error:
         subject = str(error.subject)
     dist.barrier()
-    return subject, _unchanged(model, dense, before), sorted(path.name for path in Path(folder).iterdir())
+    return subject, same(whole(model, dense), before), sorted(path.name for path in Path(folder).iterdir())
 
 
 def plan_of(cut: str, kernel: str = "fused_torch") -> sw.ShardingPlan:

@@ -50,15 +50,6 @@ def model_and_optimizer() -> tuple[Any, Any]:
     return model, workers.optimizers_of(model)
 
 
-def train_plainly(loader: Iterator[Example]) -> dict[str, torch.Tensor]:
-    model, optimizer = model_and_optimizer()
-    for example in loader:
-        optimizer.zero_grad()
-        model(example)[0].backward()
-        optimizer.step()
-    return model.full_state_dict()
-
-
 def run_loop(kind: str, model: Any, optimizer: Any, counts: list[int], end_of_data: str) -> int:
     """Train until the data ends, of which ranks have different amounts; returns the steps made."""
     batches, steps = examples(counts[dist.get_rank()], dist.get_rank()), 0
@@ -75,18 +66,6 @@ def run_loop(kind: str, model: Any, optimizer: Any, counts: list[int], end_of_da
             pipeline.progress(batches)
             steps += 1
     return steps
-
-
-def train_by_loop(kind: str, counts: list[int], end_of_data: str) -> tuple[int, dict[str, torch.Tensor]]:
-    model, optimizer = model_and_optimizer()
-    return run_loop(kind, model, optimizer, counts, end_of_data), model.full_state_dict()
-
-
-def train_rectangular(counts: list[int], num_steps: int) -> dict[str, torch.Tensor]:
-    """The plain loop over as many batches on each rank, empty ones where the data has ended."""
-    rank = dist.get_rank()
-    own = list(examples(min(counts[rank], num_steps), rank))
-    return train_plainly(iter([*own, *examples(num_steps - len(own), rank, size=0, start=len(own))]))
 
 
 def profile_steps(num_steps: int) -> list[tuple[str, float, float]]:

@@ -130,5 +130,4 @@ def test_bench_model_takes_the_step_of_the_unsharded_module_with_row_wise_adagra
             module(batch).values().backward(gradient)
         optimizer.step()
         optimizer.zero_grad()
-    for name, weight in unsharded.state_dict().items():
-        torch.testing.assert_close(sharded.full_state_dict()[name], weight)
+    torch.testing.assert_close(sharded.full_state_dict(), unsharded.state_dict())

@@ -53,11 +53,6 @@ def test_qcomms_config_precision_that_is_no_name_is_refused(wrong: Any) -> None:
         sw.QCommsConfig(forward_precision=wrong)
 
 
-def test_sharder_resolves_the_names_of_codecs() -> None:
-    sharder = sw.EmbeddingBagCollectionSharder(qcomm_codecs_registry=sw.QCommsConfig("half"))
-    assert sharder.qcomm_codecs_registry == sw.QCommsConfig("fp16")
-
-
 @pytest.mark.parametrize("sharder", [sw.EmbeddingBagCollectionSharder, sw.EmbeddingCollectionSharder])
 def test_sharder_unknown_codec_is_refused_at_once_with_the_nearest(sharder: Any) -> None:
     with pytest.raises(sw.UnknownPluginError, match=r"no codec 'int88'\. Known: bf16.*Did you mean 'int8'"):

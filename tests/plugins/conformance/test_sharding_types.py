@@ -21,7 +21,7 @@ class TestShardingTypes(ShardingTypeTests):
     def test_sharded_module_equals_unsharded(self, sharding_type: ShardingType, mode: str) -> None:
         super().test_sharded_module_equals_unsharded(sharding_type, mode)
 
-    @pytest.mark.slow  # in each run, real ranks load checkpoints of all types: `tests/distributed/test_training.py`
+    @pytest.mark.slow  # in each run, `tests/plugins/checkpoint` loads any cut under any other
     def test_checkpoint_loads_under_another_plan(self, sharding_type: ShardingType) -> None:
         super().test_checkpoint_loads_under_another_plan(sharding_type)
 

@@ -95,8 +95,7 @@ def assert_trained(case, batches, results):
         torch.testing.assert_close(outputs[0], output_of(case, reference(batches[0][rank])).detach())
         for mine, first in zip(blocks, results[0][1], strict=True):
             assert torch.equal(mine, first)  # bit for bit
-        for name, weight in expected.items():
-            torch.testing.assert_close(state[name], weight, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(state, expected, rtol=1e-4, atol=1e-5)
 
 
 def only(monkeypatch, *forms):

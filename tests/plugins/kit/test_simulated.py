@@ -7,31 +7,9 @@ import time
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from shardwright.errors import DistributedError
 from shardwright_testing.simulated import run_simulated
-
-
-@settings(max_examples=40, deadline=None)
-@given(st.integers(1, 4).flatmap(lambda w: st.lists(
-    st.lists(st.integers(0, 3), min_size=w, max_size=w), min_size=w, max_size=w
-)))  # fmt: skip
-def test_all_to_all_each_rank_gets_what_each_sent_it(counts):
-    world_size = len(counts)
-
-    def work(env):
-        sent = [100.0 * env.rank + peer for peer in range(world_size) for _ in range(counts[env.rank][peer])]
-        splits = [counts[peer][env.rank] for peer in range(world_size)]
-        output = torch.empty(sum(splits))
-        env.communicator.all_to_all(output, torch.tensor(sent), splits, counts[env.rank], label="x").wait()
-        return output.tolist()
-
-    for rank, received in enumerate(run_simulated(work, world_size)):
-        assert received == [
-            100.0 * peer + rank for peer in range(world_size) for _ in range(counts[peer][rank])
-        ]
 
 
 def test_other_collectives_give_all_ranks_the_same():
@@ -111,12 +89,6 @@ def test_rank_that_does_not_come_is_an_error_after_the_time_out():
 
     with pytest.raises(DistributedError, match="simulated rank 0: another rank failed or did not come"):
         run_simulated(work, 2, timeout_s=0.2)
-
-
-def test_environment_has_rank_and_sizes():
-    found = run_simulated(lambda env: (env.rank, env.world_size, env.local_world_size, env.device_type), 4)
-    assert found == [(rank, 4, 4, "cpu") for rank in range(4)]
-    assert run_simulated(lambda env: env.local_world_size, 4, local_world_size=2) == [2] * 4
 
 
 @pytest.mark.parametrize("enabled", [True, False])

@@ -128,8 +128,7 @@ def run_out(pipeline: Any, loader: Iterator[Any]) -> list[Any]:
 def assert_same(actual: Any, expected: Any) -> None:
     """Bit for bit."""
     assert list(actual) == list(expected)
-    for name, value in expected.items():
-        assert torch.equal(actual[name], value), name
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0)
 
 
 class Watched:
@@ -165,6 +164,28 @@ def on_ranks(work: Any, world_size: int, model: nn.Module | None = None, **optio
     """Call `work(sharded, env)` on every rank."""
     whole = model or towers(world_size)
     return run_simulated(lambda env: work(shard(whole, env, world_size), env), world_size, **options)
+
+
+def assert_trains_as_the_plain_loop(
+    train: Any, own: Any, world_size: int = 2, model: nn.Module | None = None
+) -> list[Any]:
+    """Compare `train(sharded, env)` with a plain loop over the batches `own(rank)`, bit for bit.
+
+    Returns:
+        What `train` returned, by rank.
+    """
+
+    def trained(sharded: Any, env: Any) -> tuple[Any, Any]:
+        return train(sharded, env), sharded.full_state_dict()
+
+    def plainly(sharded: Any, env: Any) -> Any:
+        train_plainly(sharded, iter(own(env.rank)))
+        return sharded.full_state_dict()
+
+    results = on_ranks(trained, world_size, model)
+    for (_, actual), expected in zip(results, on_ranks(plainly, world_size), strict=True):
+        assert_same(actual, expected)
+    return [returned for returned, _ in results]
 
 
 def piped(model: Any, kind: Any = TrainPipelineSparseDist, **options: Any) -> Any:

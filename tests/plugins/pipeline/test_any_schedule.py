@@ -7,16 +7,12 @@ from typing import Any
 from hypothesis import strategies as st
 from tests.drawn import drawn
 from tests.plugins.pipeline.pipelines import (
-    assert_same,
+    assert_trains_as_the_plain_loop,
     dense_optimizer,
     examples,
-    shard,
-    towers,
-    train_plainly,
 )
 
 from shardwright import TrainPipelineBase, TrainPipelineSparseDist
-from shardwright_testing.simulated import run_simulated
 
 KINDS = ["good"] * 5 + ["bad", "raises", "model raises"]
 
@@ -68,11 +64,8 @@ def outcomes(schedules: list[list[str]], end_of_data: str, kind: Any) -> list[bo
 )
 def test_pipeline_makes_the_steps_that_are_good_on_all_ranks(schedules, end_of_data, kind):
     world_size, expected = len(schedules), outcomes(schedules, end_of_data, kind)
-    whole = towers(world_size)
 
-    def train(env):
-        model = shard(whole, env, world_size)
-
+    def train(model, env):
         def forward(batch):
             result = model(batch)
             if batch.name == "model raises":
@@ -95,24 +88,18 @@ def test_pipeline_makes_the_steps_that_are_good_on_all_ranks(schedules, end_of_d
             try:
                 pipeline.progress(loader)
             except StopIteration:
-                return seen, model.full_state_dict()
+                return seen
             except Exception:
                 seen.append(False)
             else:
                 seen.append(True)
         raise AssertionError("it does not end")
 
-    def plainly(env):
-        model = shard(whole, env, world_size)
-        own = [
-            examples(step, env.rank, world_size, size=2 if step < len(schedules[env.rank]) else 0)
+    def own(rank):
+        return [
+            examples(step, rank, world_size, size=2 if step < len(schedules[rank]) else 0)
             for step, trains in enumerate(expected)
             if trains
         ]
-        train_plainly(model, iter(own))
-        return model.full_state_dict()
 
-    results = run_simulated(train, world_size)
-    for (seen, actual), wanted in zip(results, run_simulated(plainly, world_size), strict=True):
-        assert seen == expected
-        assert_same(actual, wanted)
+    assert assert_trains_as_the_plain_loop(train, own, world_size) == [expected] * world_size

@@ -7,7 +7,11 @@ from typing import Any
 
 import pytest
 from tests.core.runtime.plans import LoopLookup
-from tests.plugins.pipeline.pipelines import assert_same, batches, dense_optimizer, on_ranks, train_plainly
+from tests.plugins.pipeline.pipelines import (
+    assert_trains_as_the_plain_loop,
+    batches,
+    dense_optimizer,
+)
 
 STEPS = 6
 
@@ -76,16 +80,10 @@ def test_ids_that_are_sent_several_batches_ahead_train_as_the_plain_loop(
     monkeypatch.setattr(LoopLookup, "prefetch", prefetch)
     monkeypatch.setattr(LoopLookup, "forward", noting)
 
-    def ahead(model: Any, env: Any) -> Any:
+    def ahead(model: Any, env: Any) -> None:
         train_ahead(model, batches(STEPS, env.rank, 2), distance)
         for lookup in model.module.bags.engine.executors[0].lookups:  # those that ids are sent to
             near = [min(distance + 1, STEPS - step) for step in range(STEPS)]  # batches whose rows are near
             assert lookup.seen == [(number, True) for number in near]
-        return model.full_state_dict()
 
-    def plainly(model: Any, env: Any) -> Any:
-        train_plainly(model, batches(STEPS, env.rank, 2))
-        return model.full_state_dict()
-
-    for actual, expected in zip(on_ranks(ahead, 2), on_ranks(plainly, 2), strict=True):
-        assert_same(actual, expected)
+    assert_trains_as_the_plain_loop(ahead, lambda rank: batches(STEPS, rank, 2))

@@ -10,22 +10,16 @@ from tests.pairs import in_turns
 from tests.plugins.pipeline.pipelines import (
     Watched,
     assert_same,
+    assert_trains_as_the_plain_loop,
     batches,
     dense_optimizer,
     examples,
+    on_ranks,
     raised,
-    shard,
-    towers,
     train_plainly,
 )
 
 from shardwright import InvalidInputError, lockstep_batches
-from shardwright_testing.simulated import run_simulated
-
-
-def on_ranks(work: Any, world_size: int) -> list[Any]:
-    whole = towers(world_size)
-    return run_simulated(lambda env: work(shard(whole, env, world_size), env), world_size)
 
 
 @pytest.mark.parametrize(
@@ -38,20 +32,13 @@ def test_loop_ends_for_all_ranks_at_one_step_with_the_plain_loops_weights(end_of
 
     def train(model, env):
         loader = batches(counts[env.rank], env.rank, world_size)
-        outputs = train_plainly(model, lockstep_batches(model, loader, end_of_data=end_of_data))
-        return len(outputs), model.full_state_dict()
+        return len(train_plainly(model, lockstep_batches(model, loader, end_of_data=end_of_data)))
 
-    def plainly(model, env):
-        own = list(batches(counts[env.rank], env.rank, world_size))[:num_steps]
-        own += [examples(0, env.rank, world_size, size=0)] * (num_steps - len(own))
-        train_plainly(model, iter(own))
-        return model.full_state_dict()
+    def own(rank):
+        found = list(batches(counts[rank], rank, world_size))[:num_steps]
+        return found + [examples(0, rank, world_size, size=0)] * (num_steps - len(found))
 
-    for (count, actual), expected in zip(
-        on_ranks(train, world_size), on_ranks(plainly, world_size), strict=True
-    ):
-        assert count == num_steps
-        assert_same(actual, expected)
+    assert assert_trains_as_the_plain_loop(train, own, world_size) == [num_steps] * world_size
 
 
 def test_steps_take_no_collective_of_their_own_once_inputs_are_known():

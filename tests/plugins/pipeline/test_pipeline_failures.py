@@ -9,7 +9,7 @@ from tests.pairs import pairwise
 from tests.plugins.pipeline.pipelines import (
     PIPELINES,
     Fails,
-    assert_same,
+    assert_trains_as_the_plain_loop,
     batches,
     examples,
     on_ranks,
@@ -17,7 +17,6 @@ from tests.plugins.pipeline.pipelines import (
     raised,
     run_out,
     towers,
-    train_plainly,
 )
 
 
@@ -35,21 +34,15 @@ def test_wrong_batch_in_the_step_where_another_ranks_data_ends_raises_on_all(col
 
     def train(model, env):
         pipeline, loader = piped(model, end_of_data=end_of_data), loader_of(env)
-        return [raised(pipeline.progress, loader) for _ in range(4)], model.full_state_dict()
+        return [raised(pipeline.progress, loader) for _ in range(4)]
 
-    def plainly(model, env):
-        train_plainly(model, batches(2, env.rank, 3))
-        return model.full_state_dict()
-
-    results = on_ranks(train, 3)
-    assert results[0][0] == results[1][0] == results[2][0]
-    *before, told, end = results[0][0]
+    results = assert_trains_as_the_plain_loop(train, lambda rank: batches(2, rank, 3), 3)
+    assert results[0] == results[1] == results[2]
+    *before, told, end = results[0]
     assert before == ["nothing was raised"] * 2
     assert told.startswith("IdRangeError: rank 1: feature ")
     assert "has the id 99" in told
     assert end.startswith("StopIteration")
-    for (_, actual), expected in zip(results, on_ranks(plainly, 3), strict=True):
-        assert_same(actual, expected)
 
 
 @pytest.mark.parametrize(
@@ -60,20 +53,17 @@ def test_model_that_raises_on_one_rank_raises_on_all_in_that_step_and_no_batch_i
         model.module.when = f"{bad_step} of 1"
         pipeline, loader = piped(model, kind), batches(5, env.rank, 2)
         texts = [raised(pipeline.progress, loader) for _ in range(5)]
-        return texts, raised(pipeline.progress, loader), model.full_state_dict()
+        return texts, raised(pipeline.progress, loader)
 
-    def plainly(model, env):
-        good = [examples(step, env.rank, 2) for step in range(5) if step != bad_step]
-        train_plainly(model, iter(good))
-        return model.full_state_dict()
+    def good(rank):
+        return [examples(step, rank, 2) for step in range(5) if step != bad_step]
 
-    results = on_ranks(train, 2, Fails(towers(2), where))
+    results = assert_trains_as_the_plain_loop(train, good, 2, Fails(towers(2), where))
     assert results[1][0].pop(bad_step) == f"ArithmeticError: in {bad_step} of 1"
     assert results[0][0].pop(bad_step).startswith("DistributedError: rank 1 failed in the forward pass")
-    for (texts, end, actual), expected in zip(results, on_ranks(plainly, 2), strict=True):
+    for texts, end in results:
         assert texts == ["nothing was raised"] * 4
         assert end.startswith("StopIteration")
-        assert_same(actual, expected)
 
 
 def test_model_that_raises_on_all_ranks_raises_its_own_error_on_each():

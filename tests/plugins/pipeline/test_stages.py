@@ -9,12 +9,12 @@ import torch
 from tests.core.runtime.plans import LoopLookup
 from tests.plugins.pipeline.pipelines import (
     assert_same,
+    assert_trains_as_the_plain_loop,
     batches,
     dense_optimizer,
     on_ranks,
     raised,
     run_out,
-    train_plainly,
 )
 
 import shardwright as sw
@@ -48,29 +48,18 @@ def piped(model: Any, stages: Any) -> Any:
     return sw.TrainPipeline(model, dense_optimizer(model), "cpu", stages=stages)
 
 
-def assert_trains_as_the_plain_loop(train: Any) -> None:
-    """Compare `train(model, loader)` with a plain loop, bit for bit."""
-
-    def staged(model, env):
-        train(model, batches(STEPS, env.rank, 2))
-        return model.full_state_dict()
-
-    def plainly(model, env):
-        train_plainly(model, batches(STEPS, env.rank, 2))
-        return model.full_state_dict()
-
-    for actual, expected in zip(on_ranks(staged, 2), on_ranks(plainly, 2), strict=True):
-        assert_same(actual, expected)
+def own(rank: int) -> Any:
+    return batches(STEPS, rank, 2)
 
 
 @pytest.mark.parametrize(
     "kind", [sw.TrainPipelineBase, sw.TrainPipelineSparseDist, sw.PrefetchTrainPipelineSparseDist]
 )
 def test_wrapped_stages_of_every_pipeline_run_in_order_and_train_as_the_plain_loop(kind):
-    def train(model, loader):
+    def train(model, env):
         notes: list[tuple[int, str]] = []
         stages = kind.stages()
-        assert len(run_out(piped(model, [Noted(stage, notes) for stage in stages]), loader)) == STEPS
+        assert len(run_out(piped(model, [Noted(stage, notes) for stage in stages]), own(env.rank))) == STEPS
         for number in range(STEPS):
             assert [name for other, name in notes if other == number] == [stage.name for stage in stages]
         is_ahead = any(stage.phase == "exchange" for stage in stages)
@@ -78,7 +67,7 @@ def test_wrapped_stages_of_every_pipeline_run_in_order_and_train_as_the_plain_lo
         assert notes.index((2, "copy to device")) < notes.index((1, "backward"))
         assert not is_ahead or notes.index((2, "exchange ids")) < notes.index((1, "backward"))
 
-    assert_trains_as_the_plain_loop(train)
+    assert_trains_as_the_plain_loop(train, own)
 
 
 def test_stage_that_transforms_batches_sees_each_once_and_what_it_keeps_reaches_later_stages():
@@ -91,19 +80,16 @@ def test_stage_that_transforms_batches_sees_each_once_and_what_it_keeps_reaches_
         stages.insert(1, Calls("double", "input", double))
         seen: list[str] = []
         stages.append(Calls("log", "update", lambda step: seen.append(step.extras["seen"])))
-        run_out(piped(model, stages), batches(STEPS, env.rank, 2))
-        return seen, model.full_state_dict()
+        run_out(piped(model, stages), own(env.rank))
+        return seen
 
-    def plainly(model, env):
-        doubled = list(batches(STEPS, env.rank, 2))
-        for batch in doubled:
+    def doubled(rank):
+        for batch in own(rank):
             batch.dense = batch.dense * 2
-        train_plainly(model, iter(doubled))
-        return [batch.name for batch in doubled], model.full_state_dict()
+            yield batch
 
-    for actual, expected in zip(on_ranks(train, 2), on_ranks(plainly, 2), strict=True):
-        assert actual[0] == expected[0]
-        assert_same(actual[1], expected[1])
+    seen = assert_trains_as_the_plain_loop(train, doubled)
+    assert seen == [[batch.name for batch in own(rank)] for rank in range(2)]
 
 
 def test_form_of_empty_batches_is_that_which_the_iterator_gives():
@@ -150,19 +136,16 @@ def test_stage_that_fails_on_one_rank_fails_the_step_of_its_batch_on_all_and_the
         stages = sw.PrefetchTrainPipelineSparseDist.stages()
         stages.insert(place, Calls("failing", phase, fail))
         pipeline, loader = piped(model, stages), batches(5, env.rank, 2)
-        return [raised(pipeline.progress, loader) for _ in range(6)], model.full_state_dict()
+        return [raised(pipeline.progress, loader) for _ in range(6)]
 
-    def plainly(model, env):
-        train_plainly(model, iter([own for own in batches(5, env.rank, 2) if own.name[0] != str(bad_step)]))
-        return model.full_state_dict()
+    def good(rank):
+        return [batch for batch in batches(5, rank, 2) if batch.name[0] != str(bad_step)]
 
-    results = zip(on_ranks(train, 2), on_ranks(plainly, 2), strict=True)
-    for rank, ((texts, actual), expected) in enumerate(results):
+    for rank, texts in enumerate(assert_trains_as_the_plain_loop(train, good)):
         failed = texts.pop(bad_step)
         assert "a stage fails" in failed or (rank == 0 and "rank 1 failed in the forward pass" in failed)
         assert texts[:4] == ["nothing was raised"] * 4
         assert texts[4].startswith("StopIteration")
-        assert_same(actual, expected)
 
 
 def test_stage_that_raises_stop_iteration_does_not_end_the_data():
@@ -184,16 +167,16 @@ def test_backward_pass_outside_of_the_pipeline_trains_as_the_plain_loop():
     def hand_out(step):
         step.output = step.losses, step.output
 
-    def train(model, loader):
+    def train(model, env):
         stages = [stage for stage in sw.TrainPipelineSparseDist.stages() if stage.phase != "update"]
         pipeline = piped(model, [*stages, Calls("losses", "forward", hand_out)])
-        optimizer = dense_optimizer(model)
+        optimizer, loader = dense_optimizer(model), own(env.rank)
         for _ in range(STEPS):
             losses, _ = pipeline.progress(loader)
             losses.sum().backward()
             optimizer.step()
 
-    assert_trains_as_the_plain_loop(train)
+    assert_trains_as_the_plain_loop(train, own)
 
 
 def forward_backward(forward_step_func: Any, data_iterator: Any, model: Any) -> Any:
@@ -223,7 +206,10 @@ def both_passes() -> list[sw.PipelineStage]:
 
 
 def test_forward_and_backward_pass_as_one_function_train_as_the_plain_loop():
-    assert_trains_as_the_plain_loop(lambda model, loader: run_out(piped(model, both_passes()), loader))
+    def train(model, env):
+        run_out(piped(model, both_passes()), own(env.rank))
+
+    assert_trains_as_the_plain_loop(train, own)
 
 
 def test_forward_pass_that_fails_in_one_function_with_the_backward_pass_fails_on_all_and_the_next_trains():

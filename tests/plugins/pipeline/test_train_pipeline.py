@@ -8,6 +8,7 @@ from tests.plugins.pipeline.pipelines import (
     PIPELINES,
     Watched,
     assert_same,
+    assert_trains_as_the_plain_loop,
     batches,
     examples,
     on_ranks,
@@ -78,35 +79,21 @@ def test_step_takes_the_collectives_of_the_plain_loop_and_a_status_word():
 @pytest.mark.parametrize("kind", PIPELINES)
 def test_same_batch_again_and_again_trains_as_in_the_plain_loop(kind):
     def train(model, env):
-        batch = examples(0, env.rank, 2)
-        run_out(piped(model, kind), iter([batch] * 3))
-        return model.full_state_dict()
+        run_out(piped(model, kind), iter([examples(0, env.rank, 2)] * 3))
 
-    def plainly(model, env):
-        train_plainly(model, iter([examples(0, env.rank, 2)] * 3))
-        return model.full_state_dict()
-
-    for actual, expected in zip(on_ranks(train, 2), on_ranks(plainly, 2), strict=True):
-        assert_same(actual, expected)
+    assert_trains_as_the_plain_loop(train, lambda rank: [examples(0, rank, 2)] * 3)
 
 
 def test_batch_under_way_that_one_rank_evaluates_is_exchanged_again_for_it():
-    def train(model, env, *, evaluates):
+    def train(model, env):
         own = list(batches(4, env.rank, 2))
         pipeline, loader = piped(model), iter(own)
         for step in range(4):
             pipeline.progress(loader)
-            if evaluates:
-                with torch.no_grad():  # on rank 0 the next batch, whose ids are under way, on rank 1 another
-                    model(own[min(step + 1, 3)] if env.rank == 0 else examples(90, 1, 2))
-        return model.full_state_dict()
+            with torch.no_grad():  # on rank 0 the next batch, whose ids are under way, on rank 1 another
+                model(own[min(step + 1, 3)] if env.rank == 0 else examples(90, 1, 2))
 
-    for actual, expected in zip(
-        on_ranks(lambda model, env: train(model, env, evaluates=True), 2),
-        on_ranks(lambda model, env: train(model, env, evaluates=False), 2),
-        strict=True,
-    ):
-        assert_same(actual, expected)
+    assert_trains_as_the_plain_loop(train, lambda rank: batches(4, rank, 2))
 
 
 def test_two_pipelines_of_one_model_take_turns():

@@ -171,10 +171,6 @@ def test_all_types_and_kernels_mixed_make_four_collectives() -> None:
     check(Case(tables, BATCH_SIZES[3], "row_wise_adagrad", is_weighted=True))
 
 
-def test_no_ids_anywhere_gives_zeros_and_changes_nothing() -> None:
-    check(Case(tables_of("row_wise", "fused_torch"), (3, 2), "adam", max_length=0))
-
-
 def test_int32_ids_equal_unsharded() -> None:
     check(Case(tables_of("column_wise", "fused_torch"), (3, 2), id_dtype=torch.int32))
 

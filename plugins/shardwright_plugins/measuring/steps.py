@@ -24,7 +24,7 @@ from shardwright.runtime.sharded.collections.sharders import EmbeddingBagCollect
 from shardwright.runtime.sharded.models.model_parallel import DistributedModelParallel
 from shardwright.sparse import KeyedJaggedTensor
 from shardwright_plugins.following.clocks import LOOKUP, UPDATE, KernelClock
-from shardwright_plugins.measuring.phases import MARKS, keep_memory, kernel_clock, phases_of
+from shardwright_plugins.measuring.phases import MARKS, give_back_memory, keep_memory, kernel_clock, phases_of
 
 __all__ = ["Measured", "drawn_batches", "measure_each", "measure_plan"]
 
@@ -76,6 +76,7 @@ def measure_each(work: Sequence[tuple[Mapping[str, Any], str]], *, steps: int) -
         workload = Workload.from_data(data)
         batches = drawn_batches(workload)
         found.append(measure_plan(workload, ShardingPlan.from_json(text), batches, steps))
+        give_back_memory()
     return found
 
 

@@ -333,7 +333,7 @@ def test_truth_of_a_file_that_is_no_workload_names_the_file(tmp_path: Path) -> N
 _FAULTS = """
 import resource
 import numpy as np
-from shardwright_plugins.measuring.phases import keep_memory
+from shardwright_plugins.measuring.phases import give_back_memory, keep_memory
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -344,15 +344,18 @@ def faults():
 given_back = faults()
 keep_memory()
 faults()  # takes it once more
-print(given_back, faults())
+kept = faults()
+give_back_memory()
+print(given_back, kept, faults())
 """
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="mallopt is glibc's")
-def test_memory_of_steps_is_kept_by_the_allocator() -> None:
+def test_memory_of_steps_is_kept_by_the_allocator_until_it_is_to_give_it_back() -> None:
     done = subprocess.run([sys.executable, "-c", _FAULTS], capture_output=True, text=True, check=True)
-    given_back, kept = map(int, done.stdout.split())
+    given_back, kept, taken_again = map(int, done.stdout.split())
     assert kept < given_back / 100
+    assert taken_again > given_back / 20
 
 
 def test_each_round_of_runs_has_every_plan_in_another_order() -> None:

@@ -115,7 +115,7 @@ def fit_phases(
         loads: amounts of each experiment on each rank.
         runs: times of each experiment.
         kernel: constants of the kernel that all had.
-        ends: what ranks wait for, of the times of each: ``[W]``.
+        ends: function of the times of each rank, ``[W]``, to what all wait for.
 
     Returns:
         The fit of each phase. Errors are parts of the step's time.

@@ -192,7 +192,7 @@ def amounts_of_ranks(
 
     Args:
         loads: the amounts of experiments on each rank.
-        ends: what ranks wait for, of the amounts of each: ``[W]``.
+        ends: function of the amounts of each rank, ``[W]``, to what all wait for.
     """
     computed = {name for phase in OF_KERNELS for name in OF_ENGINE[phase]}
     found = {
@@ -219,6 +219,6 @@ def alone(
         loads: the amounts of experiments.
         kernel: constants of the kernel.
         names: names of the amounts of lookups, or of updates.
-        ends: what ranks wait for, of the times of each: ``[W]``.
+        ends: function of the times of each rank, ``[W]``, to what all wait for.
     """
     return np.array([ends(np.sum([own[name] * kernel[name] for name in names], axis=0)) for own in loads])

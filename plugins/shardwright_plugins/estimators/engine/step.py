@@ -53,7 +53,7 @@ def until_all_have_computed(own: Floats, cores_a_rank: float, ranks_a_host: int)
     A host takes as long as all its cores need for the work of all, but no less than the longest rank alone on a core.
 
     Args:
-        own: what ranks take, each while all others of its host work too: ``[W]``.
+        own: time of each rank while all others of its host work too: ``[W]``.
         cores_a_rank: cores that a rank has meanwhile, 1 at most.
         ranks_a_host: ranks of a host, which are neighbours.
     """

@@ -206,7 +206,7 @@ MUTANTS = [
         wrong_extensions.NameOfCore,
         "ExtensionTests",
         "test_extension_does_what_its_point_asks",
-        r"has a command check already",
+        r"has a command plan already",
     ),
     (
         wrong_extensions.LosesTables,

@@ -27,7 +27,7 @@ class LongHelp(RightExtension):
 
 
 class NameOfCore(RightExtension):
-    name = "command:check"
+    name = "command:plan"
 
 
 class LosesTables(RightExtension):

@@ -253,9 +253,8 @@ class _BucketRouter(Router):
         self._has_unread = len(used) < num_parts
         self._number_classes(part_of_bucket, num_parts)
         self._num_buckets = len(used)
-        bucket_of_part = np.full(
-            num_parts, len(used), dtype=np.int64
-        )  # of parts that are read; others share one
+        # Parts that are not read share the last bucket.
+        bucket_of_part = np.full(num_parts, len(used), dtype=np.int64)
         bucket_of_part[part_of_bucket] = np.arange(len(used))
         self._bucket_of_part = Constant(bucket_of_part)
         self._bucket_of_slot = None if len(used) == num_slots else bucket_of_part[part_of_slot]

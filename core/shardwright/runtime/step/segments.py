@@ -39,9 +39,7 @@ def starts_of(sizes: Ints) -> Ints:
 def repeated(values: Ints, counts: Ints, device: torch.device) -> Tensor:
     """Repeat each host value as often as its count says, on a device: ``[sum of counts]`` int64."""
     if is_host(device):
-        used = counts.nonzero()[
-            0
-        ]  # among many ranks few: repeating a value no time takes some nanoseconds, too
+        (used,) = counts.nonzero()  # few among many ranks: to repeat a value no time takes time, too
         return torch.from_numpy(values[used].repeat(counts[used]))
     own, times = (sent_to(device, numbers) for numbers in (values, counts))
     return own.repeat_interleave(times, output_size=int(counts.sum()))
@@ -167,11 +165,10 @@ def run_or_places(places: Ints) -> Ints | slice:
 def sums(values: Ints, bounds: Ints) -> Ints:
     """Sum each run ``bounds[i] <= place < bounds[i + 1]``; runs may be empty."""
     found = np.zeros(len(bounds) - 1, dtype=np.int64)
-    used = (bounds[1:] > bounds[:-1]).nonzero()[
-        0
-    ]  # reduceat would give the next run's first value for an empty one
+    # For an empty run reduceat gives the first value of the next.
+    (used,) = (bounds[1:] > bounds[:-1]).nonzero()
     if used.size:
-        found[used] = np.add.reduceat(values, bounds[used], dtype=np.int64)
+        found[used] = np.add.reduceat(values[: bounds[-1]], bounds[used], dtype=np.int64)
     return found
 
 

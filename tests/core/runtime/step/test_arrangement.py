@@ -137,7 +137,7 @@ def test_take_is_the_pieces_one_after_the_other(count, num_columns):
     "bounds", [[0, 0, 3, 3, 5, 5], [0, 5], [0, 0], [0, 2, 2, 2]], ids=["mixed", "one", "none", "last"]
 )
 def test_sums_of_runs_some_of_them_empty_are_those_of_slices(bounds):
-    values = ints([5, -7, 11, 13, 17])[: bounds[-1]].astype(np.int32)
+    values = ints([5, -7, 11, 13, 17, 19]).astype(np.int32)  # of which the last is in no run
     wanted = [values[start:stop].sum() for start, stop in pairwise(bounds)]
     assert segments.sums(values, ints(bounds)).tolist() == wanted
 

@@ -426,7 +426,7 @@ def assigned_before_wrapping(steps: int) -> State:
 
 def one_rank_loads(what: str) -> str:
     """Rank 1 alone loads; returns each rank's error."""
-    model = model_of(timeout_s=TIMEOUT_S)
+    model = model_of()
     loaded = model.fused_optimizer if what == "optimizer" else model
     state = loaded.full_state_dict()
     train(model, range(1), dense_optimizer(model))

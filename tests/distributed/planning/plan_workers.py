@@ -183,6 +183,6 @@ class Slow(Proposer):
 def plan_slowly(is_interrupted: bool = False, is_broken: bool = False, seconds: float | None = None) -> str:
     """The document that this rank gets."""
     planner = EmbeddingShardingPlanner(proposer=Slow(is_interrupted, is_broken), seconds=seconds)
-    group = dist.new_group(timeout=timedelta(seconds=SHORT_S))
+    group = dist.new_group(timeout=timedelta(seconds=SHORT_S if seconds else 100.0))
     sharders = [EmbeddingBagCollectionSharder()]
     return planner.collective_plan(collection(), sharders, group).to_json()

@@ -247,12 +247,12 @@ class GroupStore:
         Args:
             since: time when this rank began the last collective that all ranks came to, s since the epoch.
         """
-        deadline = time.monotonic() + SAY_S
+        deadline, ended = time.monotonic() + SAY_S, ""
         try:
             ended = self.ended(deadline)
             self.ask(self._read_on, deadline)
-        except StoreError:  # what is waited for may come all the same
-            return ""
+        except StoreError:  # what is waited for may come all the same, but for a process that ended
+            return ended
         return ended or self._summary(self._reported_since(since))
 
     def _summary(self, found: dict[int, str]) -> str:
@@ -269,9 +269,9 @@ class GroupStore:
             has_news = self.ask(self._read_on, deadline)
             found = self._reported_since(since)
             if is_late or not has_news:  # those that are still missing may be elsewhere
+                found = {rank: _ENDED for rank in self._others if self._names[rank] in ended} | found
                 missing = [rank for rank in self._others if rank not in found][:_MOST_ASKED]
                 found |= self.ask(partial(_waiting, missing), deadline)
-                found |= {rank: _ENDED for rank in missing if self._names[rank] in ended}
             if is_late or len(found) == len(self._others):
                 return found
             time.sleep(min(pause_s, max(deadline - time.monotonic(), 0.0)))
@@ -352,9 +352,12 @@ def _waiting(ranks: Sequence[int], store: Any) -> dict[int, str]:
 def this_host() -> str:
     """Identify the host and PID namespace: the same text for processes that can see each other.
 
-    Where the system is not Linux, it is one for each process: the others wait until time is up.
+    Where the system is not Linux, or ``/proc`` numbers the processes of another namespace, it is one for each process:
+    the others wait until time is up.
     """
     try:
+        if os.readlink("/proc/self") != str(os.getpid()):
+            raise FileNotFoundError("/proc numbers this process otherwise than itself does")
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
     except OSError:
@@ -362,12 +365,26 @@ def this_host() -> str:
 
 
 def has_ended(process: int) -> bool:
-    """Tell whether a process of this host has ended, by its number. One that nobody has waited for yet has, too."""
+    """Tell whether a process of this host has ended, by its number. One that nobody has waited for yet has, too.
+
+    One that only ``/proc`` does not show, because it is another user's or of another namespace, has not.
+    """
     try:
         with Path(f"/proc/{process}/stat").open("rb", buffering=0) as file:  # a text takes six times as long
             return file.read().rpartition(b") ")[2][:1] in b"ZX"
     except (FileNotFoundError, ProcessLookupError):
-        return True
+        return not _is_there(process)
+
+
+def _is_there(process: int) -> bool:
+    """Tell whether a process has a number, whether or not it can be seen."""
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 def store_of(process_group: Any) -> Any:

@@ -194,3 +194,38 @@ def test_ranks_whose_processes_have_ended_are_not_waited_for_after_a_failure() -
     started = time.monotonic()
     assert store.after("it", started) == "rank 1 has ended; rank 2 raised A"
     assert time.monotonic() - started < FAR_OFF_S
+
+
+def test_all_ranks_whose_processes_have_ended_are_named_however_many_others_are_silent() -> None:
+    shared, world = dist.HashStore(), 2 * group_store._MOST_ASKED
+    process = subprocess.Popen(["true"])
+    process.wait()
+    introduce(shared, this_host(), world - 1, process.pid)
+    store = GroupStore(shared, FAR_OFF_S, 0, range(world))
+    store.grace_s = SHORT_S
+
+    assert store.after("it", time.monotonic()).endswith(f"; rank {world - 1} has ended")
+
+
+def test_rank_that_has_ended_and_served_the_store_is_why_others_are_not_waited_for(stuck: Stuck) -> None:
+    process = subprocess.Popen(["true"])
+    process.wait()
+    store = GroupStore(stuck, FAR_OFF_S, 1, range(2))
+    store.know({0: process.pid})
+
+    assert store.lost(time.time()) == "the process of rank 0 has ended"
+
+
+@pytest.mark.parametrize("error", [PermissionError, None])
+def test_process_that_is_not_seen_but_there_has_not_ended(error: type[Exception] | None) -> None:
+    with (
+        mock.patch.object(group_store, "Path", side_effect=FileNotFoundError),  # what /proc hides
+        mock.patch("os.kill", side_effect=error),
+    ):
+        assert not group_store.has_ended(2)
+
+
+def test_processes_that_proc_numbers_otherwise_share_no_host() -> None:
+    """A container whose /proc is its parent's: a process there would look up another's state under a rank's number."""
+    with mock.patch("os.getpid", return_value=1):
+        assert this_host() == "process 1"

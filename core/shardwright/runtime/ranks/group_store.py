@@ -380,10 +380,8 @@ def _is_there(process: int) -> bool:
     """Tell whether a process has a number, whether or not it can be seen."""
     try:
         os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
+    except OSError as error:
+        return isinstance(error, PermissionError)
     return True
 
 

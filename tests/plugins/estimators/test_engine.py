@@ -635,6 +635,8 @@ def test_machine_document_comes_back_as_it_was_written() -> None:
         (("topology", "ddr_mem_bw"), 0),
         (("topology", "speed"), 1),
         (("made", "ranks"), 0),
+        (("made", "cores"), None),
+        (("made", "hosts"), 0),
         (("made",), {"processor": "AMD EPYC", "date": "2026-11-27"}),
     ],
 )

@@ -30,7 +30,7 @@ from shardwright_plugins.commands.calibrate.hosts import (
 )
 from shardwright_plugins.commands.calibrate.kernels import KernelTimes, kernel_names
 from shardwright_plugins.commands.calibrate.ranks import Ranks
-from shardwright_plugins.estimators.engine.machine import BASE, FIXED, Machine, kernel_key
+from shardwright_plugins.estimators.engine.machine import BASE, FIXED, Machine, cores_a_rank, kernel_key
 from shardwright_plugins.estimators.engine.step import ENGINE, OF_ENGINE, until_all_have_computed
 from shardwright_plugins.estimators.engine.work import LOOKUP, OF_KERNELS, UPDATE
 from shardwright_plugins.measuring.processor import processor
@@ -205,7 +205,7 @@ def calibrate(
     loads = [steps.loads_of(plan, cache_bytes) for plan in plans]
     ends = partial(
         until_all_have_computed,
-        cores_a_rank=min((os.cpu_count() or 1) / ranks.local_size, 1.0),
+        cores_a_rank=cores_a_rank(_cores(), ranks.local_size),
         ranks_a_host=ranks.local_size,
     )
     phases = fit_phases(loads, runs, fits[first].constants, ends)
@@ -367,7 +367,7 @@ def _made(ranks: Ranks, classes: Sequence[HostClass], seconds: float, others: fl
     )
     return {
         "processor": min(classes, key=lambda own: own.speed).processor,
-        "cores": os.cpu_count(),
+        "cores": _cores(),
         "system": f"{platform.system()} {platform.machine()}",
         "ranks": ranks.size,
         **several,
@@ -377,6 +377,10 @@ def _made(ranks: Ranks, classes: Sequence[HostClass], seconds: float, others: fl
         "shardwright": shardwright.__version__,
         **{name: _version(name) for name in _PACKAGES},
     }
+
+
+def _cores() -> int:
+    return os.cpu_count() or 1
 
 
 def _version(package: str) -> str:

@@ -104,7 +104,7 @@ class Machine:
     def cores_a_rank(self) -> float:
         """Cores that a rank had while all worked, 1 at most."""
         ranks_a_host = self.made.get("ranks", 1) / self.made.get("hosts", 1)
-        return float(min(self.made.get("cores", ranks_a_host) / ranks_a_host, 1.0))
+        return cores_a_rank(self.made.get("cores", ranks_a_host), ranks_a_host)
 
     @property
     def reference_ms(self) -> float | None:
@@ -174,6 +174,11 @@ class Machine:
             "unmeasured": self.unmeasured,
         }
         return json.dumps(data, indent=1) + "\n"
+
+
+def cores_a_rank(cores: float, ranks_a_host: float) -> float:
+    """Cores that each rank of a host has while all work, 1 at most."""
+    return min(cores / ranks_a_host, 1.0)
 
 
 def kernel_key(name: str, data_type: str) -> str:

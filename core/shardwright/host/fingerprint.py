@@ -14,7 +14,7 @@ import attrs
 from shardwright.errors import PluginMismatchError
 from shardwright.host.settings import PLUGINS_VARIABLE, PREFER_VARIABLE
 
-__all__ = ["Fingerprint", "PluginIdentity", "compare_fingerprints"]
+__all__ = ["Fingerprint", "PluginIdentity", "compare_fingerprints", "name_ranks"]
 
 # A text that names every one of a thousand ranks helps nobody.
 _MAX_RANKS_NAMED = 8  # ranks in an error; the others are counted
@@ -73,7 +73,7 @@ def compare_fingerprints(fingerprints: Sequence[Fingerprint]) -> None:
     for rank, fingerprint in enumerate(fingerprints):
         for difference in _differences(fingerprint, majority):
             ranks_of[difference].append(rank)
-    told = "; ".join(f"{_name_ranks(ranks)}: {difference}" for difference, ranks in ranks_of.items())
+    told = "; ".join(f"{name_ranks(ranks)}: {difference}" for difference, ranks in ranks_of.items())
     raise PluginMismatchError(
         f"the {len(fingerprints)} ranks of this job have different plugins: {told}. "
         f"They are compared with rank {fingerprints.index(majority)}. "
@@ -118,7 +118,8 @@ def _describe(identity: PluginIdentity) -> str:
     return f"{identity.plugin!r} from {identity.distribution} {identity.version}".rstrip()
 
 
-def _name_ranks(ranks: Sequence[int]) -> str:
+def name_ranks(ranks: Sequence[int]) -> str:
+    """Name ranks in a text: ``rank 1``, ``ranks 0, 2``; of more than eight the others are counted."""
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
     named = ", ".join(map(str, ranks[:_MAX_RANKS_NAMED]))

@@ -8,6 +8,7 @@ import torch
 
 from shardwright.errors import DistributedError, ShardwrightError
 from shardwright.runtime.ranks.environment import ShardingEnv
+from shardwright.runtime.ranks.together import by_rank
 from shardwright.runtime.step.batches.rank_problems import (
     RankProblem,
     Status,
@@ -41,21 +42,25 @@ def exchange_statuses(
     if not any(has_error):
         return statuses, None
     told = [own for own in channel.all_gather_objects(_told(env, error, is_shared)) if own is not None]
-    texts = list(dict.fromkeys(text for _, text in told))
+    shared = dict.fromkeys(text for _, text, rank in told if rank is None)
     # A rank that failed by itself says less than those of its sharding group, which name it.
-    said = [text for text in texts if not any(text in other for other in texts if other != text)]
-    return statuses, error or kind_of_all(kind for kind, _ in told)("; ".join(said))
+    alone = {
+        rank: text for _, text, rank in told if rank is not None and not any(text in one for one in shared)
+    }
+    said = filter(None, [*shared, by_rank([*alone.values()], [*alone])])
+    return statuses, error or kind_of_all(kind for kind, _, _ in told)("; ".join(said))
 
 
 def _told(
     env: ShardingEnv, error: Exception | None, is_shared: bool
-) -> tuple[type[ShardwrightError], str] | None:
+) -> tuple[type[ShardwrightError], str, int | None] | None:
+    """The kind and text of an error, and the rank that it is of, where the text does not name it."""
     if error is None:
         return None
     if is_shared:
-        return kind_of(error), str(error)
-    problem, name = RankProblem.of(error), env.communicator.global_ranks[env.rank]
-    return problem.kind, f"rank {name}: {problem.text}"
+        return kind_of(error), str(error), None
+    problem = RankProblem.of(error)
+    return problem.kind, problem.text, env.communicator.global_ranks[env.rank]
 
 
 def raise_if_stopped(statuses: Sequence[Status]) -> None:

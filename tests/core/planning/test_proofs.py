@@ -17,6 +17,7 @@ from tests.drawn import drawn
 from shardwright import (
     EmbeddingShardingPlanner,
     Extension,
+    InvalidInputError,
     ParameterConstraints,
     PlanError,
     PlanningError,
@@ -286,6 +287,12 @@ def test_proven_certificate_that_nothing_here_checks_is_refused():
 def test_proven_certificate_in_no_language_of_proofs_raises_with_the_proposer():
     with pytest.raises(PlanningError, match=r"proposer 'claims' broke its contract: the certificate is malf"):
         planned(Claims(1.0, {"z_ms": 1.0, "multipliers": 0.5}))
+
+
+@pytest.mark.parametrize(("claim", "field"), [(("1", {}), "bound_ms"), ((1.0, 7), "certificate")])
+def test_proven_claim_of_a_wrong_form_raises_where_it_is_made(claim, field):
+    with pytest.raises(InvalidInputError, match=f"^Proven: {field} must be"):
+        planned(Claims(*claim))
 
 
 def test_proven_lesser_bound_is_passed_over_unchecked():

@@ -64,6 +64,17 @@ def test_problems_of_several_ranks_are_all_told():
     assert "rank 1: feature 'a' of table 't1' (9 x 6 FP32) has the id 4611686018427387904" in texts[0]
 
 
+def test_problem_that_ranks_have_in_common_is_told_once():
+    def work(sharded, batch, env):
+        with pytest.raises(InvalidInputError) as error:
+            sharded(None if env.rank == 1 else batch["b"])
+        return str(error.value)
+
+    texts = set(simulate(Cuts(MIXED, 3), work))
+    asked = "a sharded collection takes a KeyedJaggedTensor, got"
+    assert texts == {f"ranks 0, 2: {asked} JaggedTensor; rank 1: {asked} NoneType"}
+
+
 def test_header_of_a_bad_batch_says_so_and_only_then_the_ranks_exchange_texts():
     def work(sharded, batch, env):
         headers = []

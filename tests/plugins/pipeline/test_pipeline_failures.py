@@ -19,6 +19,11 @@ from tests.plugins.pipeline.pipelines import (
     towers,
 )
 
+from shardwright.errors import InvalidInputError
+from shardwright.runtime.step.batches.rank_problems import Status
+from shardwright_plugins.pipeline.status_word import exchange_statuses
+from shardwright_testing.simulated import run_simulated
+
 
 @pytest.mark.parametrize("end_of_data", ["first_rank", "last_rank"])
 @pytest.mark.parametrize("collection", ["bags", "rows"])
@@ -64,6 +69,18 @@ def test_model_that_raises_on_one_rank_raises_on_all_in_that_step_and_no_batch_i
     for texts, end in results:
         assert texts == ["nothing was raised"] * 4
         assert end.startswith("StopIteration")
+
+
+def test_errors_of_several_ranks_are_each_told_once():
+    def work(env):
+        raised = [ValueError("a"), ValueError("b"), ValueError("a"), heard, None][env.rank]
+        return exchange_statuses(env, Status.FAILED, raised, is_shared=raised is heard)[1]
+
+    had = "its batch could not be had: ValueError:"
+    heard = InvalidInputError(f"rank 1: {had} b")  # by a rank of the same sharding group
+    found = run_simulated(work, 5)
+    assert str(found[4]) == f"rank 1: {had} b; ranks 0, 2: {had} a"
+    assert list(map(str, found[:3])) == ["a", "b", "a"]
 
 
 def test_model_that_raises_on_all_ranks_raises_its_own_error_on_each():

@@ -26,6 +26,7 @@ from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.planning.planner import TablePlanner
 from shardwright.planning.proofs import checked_by
 from shardwright.planning.search.placement import Placed
+from shardwright.planning.text import percent_at_most
 from shardwright_plugins.plan_differences.check import check_plan
 from shardwright_plugins.proposers.proving.search import Search
 
@@ -392,7 +393,8 @@ def test_check_of_a_planned_document_proves_its_bound(planned, options):
     assert f"value: {objective['value_ms']:.6g} ms" in told
     assert objective["lower_bound_ms"] > 0
     by = checked_by(objective["certificate"])
-    assert f"bound: {objective['lower_bound_ms']:.6g} ms, proven again, {by}; gap" in told
+    gap = percent_at_most(objective["gap"])  # as the plan's report says it
+    assert f"bound: {objective['lower_bound_ms']:.6g} ms, proven again, {by}; gap {gap}" in told
     inputs = json.loads(path.read_text())["inputs"].values()
     assumed = sum(data["provenance"] == "assumed" for data in inputs)
     assert told.splitlines()[2].endswith(f" under {assumed} assumed values")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from attrs import Factory, evolve, field, frozen
 
+from shardwright.arguments import typed
 from shardwright.planning.arrays import FREE, NO_GANG, Bools, Floats, Ints, without
 
 if TYPE_CHECKING:
@@ -183,14 +184,17 @@ class Placed:
         return cls(np.array(chosen, dtype=np.int64), np.concatenate(free))
 
 
-@frozen(eq=False)
+@frozen(eq=False, field_transformer=typed)
 class Proven:
     """Claim that no plan's largest rank takes less than a time, and its proof.
 
     Args:
-        bound_ms: the time.
+        bound_ms: the time, ms.
         certificate: the proof, JSON data: ``{"z_ms": time, ...}`` in the language of
             :mod:`shardwright.planning.proofs`, which goes through it before it is believed.
+
+    Raises:
+        InvalidInputError: the time is no number, or the proof no mapping.
     """
 
     bound_ms: float = 0.0

@@ -367,9 +367,8 @@ def _compare_ranks(communicator: Communicator, local_world_size: int) -> None:
     except Exception as error:
         mine, problem = None, f"{type(error).__name__}: {error}"
     gathered = communicator.all_gather_objects((local_world_size, mine, problem))
-    problems = [f"rank {rank}: {problem}" for rank, (_, _, problem) in enumerate(gathered) if problem]
-    if problems:
-        raise DistributedError("plugins could not be loaded: " + "; ".join(problems))
+    if problems := {rank: problem for rank, (_, _, problem) in enumerate(gathered) if problem}:
+        raise DistributedError(f"plugins could not be loaded: {by_rank([*problems.values()], [*problems])}")
     compare_fingerprints([fingerprint for _, fingerprint, _ in gathered])
     sizes = [{"LOCAL_WORLD_SIZE": size} for size, _, _ in gathered]
     check_alike("the sizes of hosts", sizes, communicator.global_ranks, _SAME_SIZES)

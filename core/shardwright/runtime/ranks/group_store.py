@@ -25,7 +25,8 @@ from typing import Any, TypeAlias, TypeVar
 
 import torch.distributed as dist
 
-from shardwright.runtime.ranks.together import by_rank, name_ranks
+from shardwright.host.fingerprint import name_ranks
+from shardwright.runtime.ranks.together import by_rank
 
 T = TypeVar("T")
 

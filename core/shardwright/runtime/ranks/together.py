@@ -17,6 +17,7 @@ from attrs import frozen
 
 from shardwright import errors
 from shardwright.errors import DistributedError, ShardwrightError
+from shardwright.host.fingerprint import name_ranks
 
 
 class Ranks(ABC):
@@ -137,7 +138,7 @@ def is_lost(error: BaseException) -> bool:
 
 
 def by_rank(texts: Sequence[str], names: Sequence[int] | None = None, *, between: str = ": ") -> str:
-    """Join the ranks' texts as ``ranks 0, 1: text; rank 2: another``.
+    """Join the ranks' texts as ``ranks 0, 1: text; rank 2: another``, without full stops at their ends.
 
     Args:
         texts: text of each rank, in rank order.
@@ -146,10 +147,5 @@ def by_rank(texts: Sequence[str], names: Sequence[int] | None = None, *, between
     """
     ranks: dict[str, list[int]] = {}
     for rank, text in zip(names or range(len(texts)), texts, strict=True):
-        ranks.setdefault(text, []).append(rank)
+        ranks.setdefault(text.removesuffix("."), []).append(rank)
     return "; ".join(f"{name_ranks(own)}{between}{text}" for text, own in ranks.items())
-
-
-def name_ranks(ranks: Sequence[int]) -> str:
-    """Name ranks in a text: ``rank 1``, ``ranks 0, 2``."""
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

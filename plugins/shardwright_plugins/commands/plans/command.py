@@ -67,10 +67,11 @@ def _rewrite(path: Path, plan: ShardingPlan, found: CheckedPlan) -> None:
 
 
 def _gap(found: CheckedPlan) -> str:
+    from shardwright.planning.text import percent_at_most
     from shardwright.planning.watch import gap_of
 
     assert found.value_ms is not None  # there are no problems
-    return f"{gap_of(found.value_ms, found.lower_bound_ms):.3%}"
+    return percent_at_most(gap_of(found.value_ms, found.lower_bound_ms))
 
 
 def explain(

@@ -15,7 +15,7 @@ from tests.core.runtime.plans import Cut, Cuts
 
 from shardwright.errors import DistributedError
 from shardwright.runtime.ranks.lockstep import Lockstep
-from shardwright.runtime.ranks.together import by_rank, name_ranks
+from shardwright.runtime.ranks.together import by_rank
 from shardwright_testing.simulated import run_simulated
 
 FIRST = Cuts([Cut(7, 4, ("a",)), Cut(5, 4, ("b",), ranks=(1,))], 2)
@@ -144,8 +144,8 @@ def test_header_that_is_none_is_an_error_naming_its_rank_without_a_collective(ga
 
 
 def test_ranks_are_named_in_runs_of_one_text():
-    assert by_rank(["x", "y", "x"]) == "ranks 0, 2: x; rank 1: y"
-    assert name_ranks([3]) == "rank 3"
+    assert by_rank(["x.", "y", "x"]) == "ranks 0, 2: x; rank 1: y"
+    assert by_rank(["x"], [3], between=" ") == "rank 3 x"
 
 
 @pytest.mark.parametrize("waited_for", [False, True])

@@ -12,7 +12,8 @@ from attrs import frozen
 
 from shardwright.contracts.comm_backend import Communicator
 from shardwright.errors import DistributedError, IdRangeError, InvalidInputError, ShardwrightError
-from shardwright.runtime.ranks.together import name_ranks
+from shardwright.host.fingerprint import name_ranks
+from shardwright.runtime.ranks.together import by_rank
 
 
 class Status(IntEnum):
@@ -80,9 +81,9 @@ def raise_problems(statuses: Sequence[Status], communicator: Communicator, cause
         return
     try:
         told: list[RankProblem] = communicator.all_gather_objects(RankProblem.of(cause))
-        named = zip(communicator.global_ranks, told, strict=True)
-        texts = [f"rank {rank}: {other.text}" for rank, other in named if other.text]
-        raise kind_of_all(other.kind for other in told if other.text)("; ".join(texts))
+        wrong = [(rank, own) for rank, own in zip(communicator.global_ranks, told, strict=True) if own.text]
+        text = by_rank([own.text for _, own in wrong], [rank for rank, _ in wrong])
+        raise kind_of_all(own.kind for _, own in wrong)(text)
     except Exception:
         if cause is None or isinstance(cause, BatchProblem):
             raise

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from attrs import frozen
 
-STAGES = ("columns", "descent", "options", "neighbourhoods", "program")
+STAGES = ("columns", "descent", "neighbourhoods", "program")
 """Parts of the search that can be left out, to measure what each is worth."""
 
 
@@ -32,10 +32,9 @@ class Effort:
         steps_down: parts of the way from the bound to the best plan that are tried (taste).
         narrow: distance of times tried by patterns, a part of the time (ablation).
         few_moves: moves and swaps of a repair, a number (ablation).
-        few_changes: options that a repair changes, a number (ablation).
         rounds: tables taken out and put back in a turn, a number of times (ablation).
         vain_turns: turns without a gain before that ends, a number (ablation).
-        many_tables: number of tables from which on no repair looks at all their options (ablation).
+        many_tables: number of tables from which on none are taken out and put back (ablation).
         sharpness: exponents of the descent's measure, without unit (ablation).
         descent_rounds: rounds at each of them, a number (ablation).
         column_ranks: ranks from which on patterns are generated, a number (ablation).
@@ -59,7 +58,6 @@ class Effort:
     steps_down: tuple[float, ...] = (0.15, 0.4, 0.7)
     narrow: float = 0.01
     few_moves: int = 60
-    few_changes: int = 3
     rounds: int = 40
     vain_turns: int = 6
     many_tables: int = 400

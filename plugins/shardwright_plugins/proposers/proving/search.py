@@ -138,7 +138,7 @@ class Search:
         nearest: Assignment | None = None
         for proposal in self._possible(limit_ms):
             trial = self._filled(proposal, limit_ms)
-            if trial.repair(self.effort.few_moves, changes=self._few_changes):
+            if trial.bins.repair(self.effort.few_moves):
                 return trial
             if nearest is None or trial.excess < nearest.excess:
                 nearest = trial
@@ -181,21 +181,12 @@ class Search:
 
     # -- better plans -------------------------------------------------------------------------------------------
 
-    @property
-    def _is_of_many(self) -> bool:
-        """True if looking for the best other option of each table takes too long."""
-        return len(self.space.options.all_tables) > self.effort.many_tables
-
-    @property
-    def _few_changes(self) -> int:
-        return 0 if self._is_of_many or not self.effort.has("options") else self.effort.few_changes
-
     def _descended(self, start: Assignment) -> Assignment:
         """A plan brought nearer to its limit by little repair, or by descent."""
-        if start.repair(self.effort.few_moves, changes=0) or not self.effort.has("descent"):
+        if start.bins.repair(self.effort.few_moves) or not self.effort.has("descent"):
             return start
         result = descended(start, self.effort)
-        result.repair(self.effort.few_moves, changes=self._few_changes)
+        result.bins.repair(self.effort.few_moves)
         return result
 
     def _patterned(self) -> Iterator[Assignment]:
@@ -251,10 +242,13 @@ class Search:
 
         Tables are drawn by a generator with a fixed seed; it ends after some turns without a gain.
         """
+        if len(self.space.options.all_tables) > self.effort.many_tables or not self.effort.has(
+            "neighbourhoods"
+        ):
+            return
         vain = 0
         for seed in count():
-            is_done = self._is_of_many or vain == self.effort.vain_turns or self._is_close()
-            if is_done or not self.effort.has("neighbourhoods"):
+            if vain == self.effort.vain_turns or self._is_close():
                 return
             before = self._value_ms
             trial = self._at(self._towards(self.effort.steps_down[seed % len(self.effort.steps_down)]))
@@ -295,5 +289,5 @@ class Search:
         found = Assignment(self.catalogue, plan[0], limit_ms)
         found.place(plan[1])
         if not np.isfinite(found.value_ms):  # the solver is exact to a millionth
-            found.repair(self.effort.few_moves, changes=self.effort.few_changes)
+            found.bins.repair(self.effort.few_moves)
         return found if np.isfinite(found.value_ms) else None

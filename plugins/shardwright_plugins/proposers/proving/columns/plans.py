@@ -129,7 +129,7 @@ class ColumnSearch:
         found = Assignment(self.catalogue, _whole_tables(patterns.tables, kinds, alike), limit_ms)
         _Placing(found, kinds).place(patterns)
         found.fill()
-        found.repair(effort.few_moves, changes=0)
+        found.bins.repair(effort.few_moves)
         if np.isfinite(found.value_ms) and (self.best is None or found.value_ms < self.best.value_ms):
             self.best = found
         return found.value_ms <= limit_ms * (1 + 1e-3)

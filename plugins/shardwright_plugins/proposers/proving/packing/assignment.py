@@ -1,4 +1,4 @@
-"""Options of tables together with the ranks of their shards: repaired by moving, swapping, and changing options.
+"""Options of tables together with the ranks of their shards: repaired by moves and swaps, or rebuilt table by table.
 
 Legend: A tables, O options, N items (shards that their layout gives no rank), W ranks, C classes of ranks, D dimensions
 (time by class, then memory tiers).
@@ -28,10 +28,8 @@ from shardwright_plugins.proposers.proving.packing.bins import (
     memory_limits,
 )
 
-_NO_GAIN = -1e-9
 # Microseconds (measured) of a look at a table's options, of one that is placed shard after shard, and of a number.
 _TABLE_US, _OPTION_US, _CELL_US = 100.0, 200.0, 0.02
-_MOST_CHANGED = 64  # tables of a rank that are asked for another option
 
 
 @frozen(eq=False)
@@ -214,20 +212,6 @@ class Assignment:
         """Put every shard where it is said to be: ``[N]``, in the order of tables and shards."""
         self.bins.place(ranks)
 
-    def repair(self, steps: int, *, changes: int) -> bool:
-        """Move, swap and change options as long as less is over a limit; whether nothing is over any more.
-
-        Args:
-            steps: moves and swaps, at most, between two changes of an option.
-            changes: options changed at most.
-        """
-        for _ in range(changes):
-            if self.bins.repair(steps):
-                return True
-            if self.bins.watch.is_over or not self._change_best():
-                return False
-        return self.bins.repair(steps)
-
     def rebuild(self, rounds: int, price: Floats, *, seed: int = 0) -> bool:
         """Take a few tables out and put them back, each the best way, as long as nothing is lost.
 
@@ -285,45 +269,7 @@ class Assignment:
                 option, _, bins = best
             self._put_in(table, option, bins)
 
-    # -- changing options -----------------------------------------------------------------------------------
-
-    def _change_best(self) -> bool:
-        """Change the option of one table where that takes most away from what is over; whether one did."""
-        over = self.bins.over()
-        now = float(over.sum())
-        worst = int(np.argmax(over))
-        best, act = now + _NO_GAIN, None
-        for table in self._tables_on(worst):
-            if self.bins.watch.is_over:
-                break
-            for option, after, bins in self._changes(table):
-                if after < best:
-                    best, act = after, (table, option, bins)
-        if act is None:
-            return False
-        self._change(*act)
-        return True
-
-    def _tables_on(self, rank: int) -> list[int]:
-        """Tables with something on a rank, one of those that are alike and sharded alike; not too many of them."""
-        here, found = set(np.flatnonzero(self.bins.bin == rank).tolist()), dict[tuple[int, int], int]()
-        for table, option in enumerate(self.proposal.tolist()):
-            fixed = self.catalogue.pieces(option).fixed
-            if (fixed is not None and fixed[rank].any()) or here.intersection(self._items[table]):
-                found.setdefault((int(self.space.options.distinct_table[table]), option), table)
-        return list(found.values())[:_MOST_CHANGED]
-
-    def _changes(self, table: int) -> Iterator[tuple[int, float, list[int]]]:
-        """Yield each other option of a table, with what it would leave over the limits and the places of its shards."""
-        items = self._items[table]
-        rest = self.bins.used.copy()
-        np.subtract.at(rest, self.bins.bin[items], self.bins.size[items])
-        current = self.catalogue.pieces(int(self.proposal[table]))
-        if current.fixed is not None:
-            rest -= current.fixed
-        for option, after, bins in self._ways(table, rest):
-            if option != self.proposal[table]:
-                yield option, after, bins
+    # -- ways to place a table ------------------------------------------------------------------------------
 
     def _ways(self, table: int, rest: Floats) -> Iterator[tuple[int, float, list[int]]]:
         """Yield each option of a table that is out, with what it would leave over the limits and its shards' places."""
@@ -377,10 +323,6 @@ class Assignment:
             used[where] = after[where]
             bins[piece] = where
         return float(excess(used, limit).sum()), bins
-
-    def _change(self, table: int, option: int, bins: list[int]) -> None:
-        self._take_out(table)
-        self._put_in(table, option, bins)
 
     def _take_out(self, table: int) -> None:
         pieces = self.catalogue.pieces(int(self.proposal[table]))

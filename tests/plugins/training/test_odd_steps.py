@@ -63,16 +63,6 @@ def test_batch_that_is_none_on_one_rank_is_an_error_on_all(kernel: str) -> None:
     assert "rank 0: a sharded collection takes a KeyedJaggedTensor, got NoneType" in texts.pop()
 
 
-@pytest.mark.parametrize("kernel", FUSING)
-def test_sequences_are_iterated_by_name_as_unsharded(kernel: str) -> None:
-    case = case_of(kernel, "NONE")
-
-    def work(env: sw.ShardingEnv) -> list[str]:
-        return list(shard_case(case, env, case.module())(case.batch(0, env.rank)))
-
-    assert run_simulated(work, 2) == [["a"], ["a"]]
-
-
 @pytest.mark.filterwarnings("ignore:Using backward.. with create_graph")
 @pytest.mark.parametrize("kernel", ["fused_torch", "dense"])
 def test_second_derivative_of_a_lookup_is_refused_on_all_ranks_and_the_first_is_right(kernel: str) -> None:

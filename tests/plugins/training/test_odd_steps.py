@@ -47,22 +47,6 @@ def test_retained_graph_is_gone_through_twice_on_all_ranks_and_updates_twice(ker
     assert torch.equal(first, second)
 
 
-@pytest.mark.parametrize("kernel", FUSING)
-def test_batch_that_is_none_on_one_rank_is_an_error_on_all(kernel: str) -> None:
-    case = case_of(kernel)
-
-    def work(env: sw.ShardingEnv) -> str:
-        module = shard_case(case, env, case.module())
-        with pytest.raises(sw.InvalidInputError) as error:
-            module(None if env.rank == 0 else case.batch(0, env.rank)).values()
-        module(case.batch(1, env.rank)).values().sum().backward()  # the next one trains
-        return str(error.value)
-
-    texts = set(run_simulated(work, 2))
-    assert len(texts) == 1
-    assert "rank 0: a sharded collection takes a KeyedJaggedTensor, got NoneType" in texts.pop()
-
-
 @pytest.mark.filterwarnings("ignore:Using backward.. with create_graph")
 @pytest.mark.parametrize("kernel", ["fused_torch", "dense"])
 def test_second_derivative_of_a_lookup_is_refused_on_all_ranks_and_the_first_is_right(kernel: str) -> None:

@@ -224,29 +224,29 @@ def test_rows_that_are_tensors_are_refused() -> None:
         quantized.set_rows("c", torch.zeros(5, 16))
 
 
-def test_ids_that_cannot_be_kept_raise() -> None:
-    module = collection("SUM")
-    with pytest.raises(sw.InvalidInputError, match="ids of table 'c' must be integers, got a str"):
-        serving.quantize_embeddings(module, ids={"c": "all"})  # type: ignore[dict-item]
-    for wrong in (torch.tensor([1.5]), torch.ones(5, dtype=torch.bool)):
-        with pytest.raises(sw.InvalidInputError, match=r"ids of table 'c' are torch.* must be integers"):
-            serving.quantize_embeddings(module, ids={"c": wrong})
-    pruned = serving.quantize_embeddings(module, ids={"c": torch.tensor([1])})
+@pytest.mark.parametrize(
+    ("table", "ids", "error", "text"),
+    [
+        ("c", "all", sw.InvalidInputError, "ids of table 'c' must be integers, got a str"),
+        ("c", torch.tensor([1.5]), sw.InvalidInputError, r"ids of table 'c' are torch.* must be integers"),
+        ("c", torch.ones(5).bool(), sw.InvalidInputError, r"ids of table 'c' are torch.* must be integers"),
+        ("c", torch.tensor([1, 5]), sw.InvalidInputError, "table 'c' are from 1 to 5; its rows are 0 to 4"),
+        ("c", torch.tensor([1, 1]), sw.InvalidInputError, "1 more than once .2 ids, 1 of them distinct."),
+        ("d", torch.tensor([1]), sw.UnknownNameError, "ids names 'd'"),
+        ("a", torch.tensor([1]), sw.UnsupportedError, "feature 'f' is looked up in table 'b' and in another"),
+    ],
+)
+def test_ids_that_cannot_be_kept_raise(table: str, ids: Any, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        serving.quantize_embeddings(collection("SUM"), ids={table: ids})
+
+
+def test_pruned_tables_take_ids_alone_and_give_no_indices() -> None:
+    pruned = serving.quantize_embeddings(collection("SUM"), ids={"c": torch.tensor([1])})
     floats = sw.KeyedJaggedTensor(["f", "g", "h"], torch.tensor([0.5, 1, 2]), lengths=torch.tensor([1, 1, 1]))
     with pytest.raises(sw.InvalidInputError, match="ids are int32 or int64"):
         pruned(floats)
     with pytest.raises(sw.InvalidInputError, match="features must be a KeyedJaggedTensor"):
         pruned(floats.values())
-    with pytest.raises(sw.InvalidInputError, match="ids of table 'c' are from 1 to 5; its rows are 0 to 4"):
-        serving.quantize_embeddings(module, ids={"c": torch.tensor([1, 5])})
-    with pytest.raises(
-        sw.InvalidInputError,
-        match=r"'c' have 1 more than once .2 ids, 1 of them distinct.: give each id once",
-    ):
-        serving.quantize_embeddings(module, ids={"c": torch.tensor([1, 1])})
-    with pytest.raises(sw.UnknownNameError, match="ids names 'd'"):
-        serving.quantize_embeddings(module, ids={"d": torch.tensor([1])})
-    with pytest.raises(sw.UnsupportedError, match="feature 'f' is looked up in table 'b' and in another"):
-        serving.quantize_embeddings(module, ids={"a": torch.tensor([1])})
     with pytest.raises(sw.UnsupportedError, match="need_indices"):
         serving.quantize_embeddings(collection("NONE"), ids={"c": torch.tensor([1])})

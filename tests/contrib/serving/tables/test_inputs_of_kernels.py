@@ -10,7 +10,7 @@ import pytest
 import shardwright_serving as serving
 import torch
 from shardwright_serving import KnownIds, QuantizedRows, with_zero_row
-from tests.contrib.serving.scripting.test_scripted_shards import Pooled
+from tests.contrib.serving.scripting.test_quantized_scripts import Pooled
 from tests.contrib.serving.tables.test_sharded_quantized import batch, collection, outputs, plan_of
 
 import shardwright as sw

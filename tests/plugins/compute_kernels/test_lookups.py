@@ -36,8 +36,6 @@ def gradient_for(loops: Loops, batch: Batch, seed: int) -> torch.Tensor:
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("kernel", kernel_names("cuda"))
 def test_kernel_on_cuda_equals_loops(kernel: str, optimizer: str, data_type: str) -> None:
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
     device = torch.device("cuda")
     blocks = [
         block_spec(rows, 8, slots=slots, optimizer=spec_of(optimizer), data_type=data_type, device="cuda")

@@ -154,20 +154,27 @@ class Pair:
     name: str = "x"
 
 
-def test_typed_class_names_the_field_whatever_raised() -> None:
+@pytest.mark.parametrize(
+    ("values", "error", "text"),
+    [
+        ([None], InvalidInputError, r"^Pair: twice cannot be None: unsupported operand"),
+        (
+            ["a"],
+            InvalidInputError,
+            r"^Pair 'x': twice must be an integer, got 'aa'",
+        ),  # the validator gets numbers
+        (["odd"], UnknownNameError, r"^Pair: twice cannot be 'odd': 3 is odd$"),
+        ([1.0], InvalidInputError, r"^Pair 'x': twice must be an integer, got 2\.0$"),
+        ([50], UnknownNameError, r"^twice is 100$"),
+        ([1, 5], InvalidInputError, r"^Pair: name must be a text, got 5$"),
+    ],
+)
+def test_typed_class_names_the_field_whatever_raised(
+    values: list[Any], error: type[Exception], text: str
+) -> None:
     assert Pair(2) == Pair(twice=2, name="x")
-    with pytest.raises(InvalidInputError, match=r"^Pair: twice cannot be None: unsupported operand"):
-        Pair(None)
-    with pytest.raises(InvalidInputError, match=r"^Pair 'x': twice must be an integer, got 'aa'"):
-        Pair("a")  # so that the validator gets numbers only
-    with pytest.raises(UnknownNameError, match=r"^Pair: twice cannot be 'odd': 3 is odd$"):
-        Pair("odd")
-    with pytest.raises(InvalidInputError, match=r"^Pair 'x': twice must be an integer, got 2\.0$"):
-        Pair(1.0)
-    with pytest.raises(UnknownNameError, match=r"^twice is 100$"):
-        Pair(50)
-    with pytest.raises(InvalidInputError, match=r"^Pair: name must be a text, got 5$"):
-        Pair(1, name=5)  # type: ignore[arg-type]
+    with pytest.raises(error, match=text):
+        Pair(*values)
 
 
 @attrs.frozen(field_transformer=typed)

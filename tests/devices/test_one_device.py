@@ -1,8 +1,9 @@
-"""A step on one device: memory as planned, no idle gaps but the one wait, no wait on the main stream."""
+"""Steps and commands on one device: memory as planned, no idle gaps but the one wait, no wait on the main stream."""
 
 from __future__ import annotations
 
 import gc
+import subprocess
 import sys
 import weakref
 from collections.abc import Callable
@@ -202,3 +203,22 @@ def test_gaps_are_what_no_stream_fills() -> None:
     assert gaps(spans, longer_than=200.0) == [(30.0, 250.0), (300.0, 700.0)]
     assert gaps(spans, longer_than=1000.0) == []
     assert gaps([], longer_than=1.0) == []
+
+
+@pytest.mark.gpu
+def test_demo_on_cuda_prints_its_throughput() -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "shardwright",
+        "demo",
+        "--device",
+        "cuda",
+        "--ranks",
+        "1",
+        "--steps",
+        "50",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "examples/s on 1 rank" in done.stdout

@@ -10,8 +10,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-import torch.distributed as dist
-from tests.distributed.failures.strikes import VICTIM, strike, time_out, told
+from tests.distributed.failures.strikes import VICTIM, env_of, strike, told
 from tests.distributed.workers import or_error
 
 from shardwright import (
@@ -56,7 +55,7 @@ def _env_for(fault: str) -> ShardingEnv:
     """Ranks with the time-out for a fault, who have done everything once before: what is imported takes time."""
     warm = DistributedModelParallel(Towers())
     warm(*_batch(warm.env.rank, 0, 2)).backward()
-    return ShardingEnv.from_process_group(dist.new_group(timeout=time_out(fault)))
+    return env_of(fault)
 
 
 WRAPPING = "wrapping the dense part of the model"

@@ -7,7 +7,6 @@ import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import Any
 from unittest import mock
 from weakref import ref
@@ -43,7 +42,6 @@ from shardwright import clip_grad_norm_ as clip_grad_norm_over_ranks
 from shardwright.runtime.sharded.collections.sharded_collection import ShardedCollection
 
 TYPES = ["row_wise", "table_wise", "data_parallel"]
-TIMEOUT_S = 2.0
 
 State = dict[str, torch.Tensor]
 
@@ -69,7 +67,6 @@ def model_of(
     *,
     module: nn.Module | None = None,
     is_averaged: bool = True,
-    timeout_s: float | None = None,
     update: str | None = None,
 ) -> DistributedModelParallel:
     """A sharded model.
@@ -79,14 +76,12 @@ def model_of(
         kernels: their compute kernels.
         module: what is sharded, the small model of the other tests by default.
         is_averaged: the model averages its dense gradients itself.
-        timeout_s: of its collectives.
         update: when its tables are updated.
     """
-    group = dist.new_group(timeout=timedelta(seconds=timeout_s)) if timeout_s else dist.group.WORLD
-    env = ShardingEnv.from_process_group(group)
+    env = ShardingEnv.from_process_group()
     module = workers.clicks() if module is None else module
     sharders = [EmbeddingBagCollectionSharder(None if kernels == ["dense"] else workers.FUSED)]
-    plan = workers.planner(env.world_size, types, kernels).collective_plan(module, sharders, group)
+    plan = workers.planner(env.world_size, types, kernels).collective_plan(module, sharders, dist.group.WORLD)
     return DistributedModelParallel(
         module, env, "cpu", plan, sharders, init_data_parallel=is_averaged, update=update
     )
@@ -286,7 +281,7 @@ def halved_by_hand() -> str:
 
 def one_rank_clips() -> str:
     """Rank 1 alone clips the parameters that it lists, and goes no further; returns each rank's error."""
-    model = model_of(kernels=["fused_torch"], timeout_s=TIMEOUT_S)
+    model = model_of(kernels=["fused_torch"])
     optimizer = dense_optimizer(model)
     train(model, range(1), optimizer)
     if dist.get_rank() == 1:

@@ -406,12 +406,13 @@ def test_wrong_group_sizes_and_steps_are_refused() -> None:
         DMPCollection(bags(), "cpu", plan)
 
     def work(env: ShardingEnv2D) -> None:
-        with pytest.raises(InvalidInputError, match="world_size is 8; the process group has 4 ranks"):
-            wrapped(env, plan, world_size=8)
-        with pytest.raises(InvalidInputError, match=r"sync_every .*got 0"):
-            wrapped(env, plan, sync_every=0)
-        with pytest.raises(InvalidInputError, match="env has its groups already"):
-            wrapped(env, plan, sharding_group_size=2)
+        for options, text in (
+            ({"world_size": 8}, "world_size is 8; the process group has 4 ranks"),
+            ({"sync_every": 0}, r"sync_every .*got 0"),
+            ({"sharding_group_size": 2}, "env has its groups already"),
+        ):
+            with pytest.raises(InvalidInputError, match=text):
+                wrapped(env, plan, **options)
         other = planned(["row_wise"], world_size=6, local=6).made
         with pytest.raises(
             PlanError, match=r"for 2 ranks in each of 3 sharding groups, the model for 2 shard"

@@ -14,7 +14,7 @@ import attrs
 import torch
 import torch.distributed as dist
 from tests.core.runtime.plans import RowsMirrored
-from tests.distributed.failures.strikes import strike, time_out
+from tests.distributed.failures.strikes import env_of, strike
 from tests.distributed.workers import error_of, or_error, train
 from tests.errors import files_of_at_most
 
@@ -221,7 +221,7 @@ def lost_late(moment: str) -> tuple[str, bool]:
     Args:
         moment: ``"rows have come"``: before the ranks have met; ``"handed over"``: when each goes over to the new plan.
     """
-    env = sw.ShardingEnv.from_process_group(dist.new_group(timeout=time_out("kill")))
+    env = env_of()
     torch.manual_seed(0)
     model = sw.DistributedModelParallel(Model(), env, "cpu", plan_of("row_wise"), init_data_parallel=False)
     expected, then = dict(model.full_state_dict()), plan_of("column_wise")

@@ -6,14 +6,13 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import Any
 from unittest import mock
 
 import torch
 import torch.distributed as dist
 import torch.testing._internal.distributed.fake_pg  # registers the backend "fake"
-from tests.distributed.failures.strikes import VICTIM, strike, time_out, told
+from tests.distributed.failures.strikes import VICTIM, env_of, strike, time_out, told
 from tests.distributed.workers import error_of, or_error
 from tests.equality import Case, Table, shard_case
 
@@ -24,7 +23,6 @@ from shardwright_plugins.comm_backends.nccl import beside
 from shardwright_plugins.comm_backends.settings import SHARED_MEMORY_VARIABLE
 from shardwright_plugins.dataflows.replicated import forms as replicated
 
-TIMEOUT_S = 6.0
 FORMS = {form.__name__: form for form in replicated.FORMS}
 
 
@@ -73,8 +71,7 @@ def train_until(
         carried_by(carrier),
     ):
         train(own, ShardingEnv.from_process_group())  # what is done for the first time takes its time
-        hurried = dist.new_group(timeout=time_out(fault))
-        return train_with_fault(own, ShardingEnv.from_process_group(hurried), label, fault)
+        return train_with_fault(own, env_of(fault), label, fault)
 
 
 def train(own: Case, env: ShardingEnv) -> None:
@@ -112,7 +109,7 @@ def train_with_fault(own: Case, env: ShardingEnv, label: str, fault: str) -> str
 @or_error
 def miss_a_collective(which: str) -> str | None:
     """Have rank 1 be stuck before a collective that is no exchange."""
-    env = ShardingEnv.from_process_group(dist.new_group(timeout=timedelta(seconds=TIMEOUT_S / 2)))
+    env = env_of("stall")
     communicator = env.communicator
     strike("stall")
     if env.rank == VICTIM:
@@ -140,7 +137,7 @@ def fail_late() -> None:
 
 def get_over_an_error() -> str:
     """A rank reports an error, and comes to an exchange all the same; returns whom others blame later."""
-    env = ShardingEnv.from_process_group(dist.new_group(timeout=timedelta(seconds=TIMEOUT_S)))
+    env = env_of()
     ranks = GroupRanks.of(env.process_group)
     ranks.store.grace_s = 0.3  # the ranks have one clock
     if env.rank == VICTIM:
@@ -154,8 +151,9 @@ def get_over_an_error() -> str:
 
 def two_collections(disorder: str) -> str:
     """Rank 1 goes back through neither of two collections in any step, or all ranks not in the first."""
-    env = ShardingEnv.from_process_group(dist.new_group(timeout=timedelta(seconds=TIMEOUT_S)))
     own = case("row_wise")
+    train(own, ShardingEnv.from_process_group())  # what is done for the first time takes its time
+    env = env_of("stall" if disorder == "no backward pass" else "kill")
     sharded = [shard_case(own, env, own.module()) for _ in range(2)]
     try:
         for step in range(2):
@@ -174,8 +172,9 @@ def two_collections(disorder: str) -> str:
 @or_error
 def call_alone(what: str) -> None:
     """Have rank 1 alone ask for state, or be unable to make its batch, while the others train."""
-    env = ShardingEnv.from_process_group(dist.new_group(timeout=timedelta(seconds=TIMEOUT_S)))
     own = case("row_wise")
+    train(own, ShardingEnv.from_process_group())  # what is done for the first time takes its time
+    env = env_of("stall" if what == "state" else "kill")
     sharded = shard_case(own, env, own.module())
     if env.rank == VICTIM and what == "batch":
         KeyedJaggedTensor(["a"], torch.arange(3), torch.ones(2), torch.tensor([3]))
@@ -190,7 +189,7 @@ def talk_beside(backend: str) -> tuple[str, list[int], str]:
     Returns:
         The backend that carries it, every rank's number, and how a collective that rank 1 misses fails.
     """
-    group = dist.new_group(backend=backend, timeout=timedelta(seconds=TIMEOUT_S / 2))
+    group = dist.new_group(backend=backend, timeout=time_out("kill"))
     communicator = beside(group)
     assert communicator._group is beside(group)._group  # type: ignore[attr-defined]
     ranks = communicator.all_gather_objects(dist.get_rank())

@@ -31,7 +31,6 @@ from shardwright_plugins.dense_part import data_parallel
 
 VICTIM = 1
 FAR_OFF_S = 300.0  # longer than a test may take: who waits for this time-out fails it
-SHORT_S = 3.0
 
 
 def _group(timeout_s: float) -> Any:
@@ -157,7 +156,7 @@ def lose_the_store(before: str, fault: int) -> str:
     for stage in _stages():  # what is done for the first time takes its time
         if stage == "a roll call":
             break
-    with served(SHORT_S) as process:
+    with served(6.0 if fault == signal.SIGSTOP else FAR_OFF_S) as process:
         stages = _stages()
         for stage in stages:
             if stage == before:

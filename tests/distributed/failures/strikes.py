@@ -12,6 +12,8 @@ from typing import Any
 
 import torch.distributed as dist
 
+from shardwright import ShardingEnv
+
 VICTIM = 1
 _LONGEST = timedelta(seconds=100)
 
@@ -21,8 +23,13 @@ def time_out(fault: str, short_s: float = 6.0) -> timedelta:
     return _LONGEST if fault.startswith("kill") else timedelta(seconds=short_s)
 
 
+def env_of(fault: str = "kill") -> ShardingEnv:
+    """Ranks of a new group with the time-out for a fault."""
+    return ShardingEnv.from_process_group(dist.new_group(timeout=time_out(fault)))
+
+
 def strike(fault: str, *, victim: int = VICTIM) -> None:
-    """Befall the victim, when all other ranks have come to the same place; they go on.
+    """Befall the victim, when all other ranks have come to the same place; they go on together.
 
     Args:
         fault: ``"kill"``, ``"stop"`` (the process), or ``"stall"`` (the thread), both until all others have failed
@@ -31,15 +38,16 @@ def strike(fault: str, *, victim: int = VICTIM) -> None:
     """
     if dist.get_rank() != victim:
         _store().set(f"arrived/{dist.get_rank()}", "")
+    _await("arrived", victim)
+    if dist.get_rank() != victim:
         return
-    _await("arrived")
     if fault == "kill":
         time.sleep(0.2)  # what was sent before is read, too
         os.kill(os.getpid(), signal.SIGKILL)
     if fault == "stop":
         _store().set("stopped", f"{os.getpid()}")
         os.kill(os.getpid(), signal.SIGSTOP)
-    _await("told")
+    _await("told", victim)
 
 
 @contextmanager
@@ -53,8 +61,8 @@ def told() -> Iterator[None]:
             os.kill(int(_store().get("stopped")), signal.SIGCONT)
 
 
-def _await(what: str) -> None:
-    others = [rank for rank in range(dist.get_world_size()) if rank != dist.get_rank()]
+def _await(what: str, victim: int) -> None:
+    others = [rank for rank in range(dist.get_world_size()) if rank != victim]
     _store().wait([f"{what}/{rank}" for rank in others], _LONGEST)
 
 

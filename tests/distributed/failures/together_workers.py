@@ -9,7 +9,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-from tests.distributed.failures.strikes import VICTIM, strike, time_out, told
+from tests.distributed.failures.strikes import VICTIM, env_of, strike, told
 from tests.distributed.workers import error_of, or_error
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
@@ -21,11 +21,6 @@ from shardwright_plugins.resharding.exchange import RowExchange
 from shardwright_plugins.sharding_groups import DMPCollection
 
 SHARDERS = [sw.EmbeddingBagCollectionSharder(fused_params={"optimizer": "sgd", "learning_rate": 0.1})]
-
-
-def env_of(fault: str = "kill") -> sw.ShardingEnv:
-    """The environment of a group with the time-out for a fault."""
-    return sw.ShardingEnv.from_process_group(dist.new_group(timeout=time_out(fault)))
 
 
 def planned(env: sw.ShardingEnv, sharding_type: str, *, table: str = "*") -> sw.ShardingPlan:

@@ -8,14 +8,13 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from datetime import timedelta
 from typing import Any
 from unittest import mock
 
 import torch
 import torch.distributed as dist
 from tests.distributed.failures import faults
-from tests.distributed.failures.strikes import strike, time_out
+from tests.distributed.failures.strikes import env_of, strike
 from tests.distributed.workers import or_error, train_case
 from tests.equality import Case, RankResult
 
@@ -159,7 +158,7 @@ def train_by_memory(case: Case) -> RankResult:
 @or_error
 def leave_before_meeting() -> None:
     """Kill rank 1 before the first large piece."""
-    communicator = ShardingEnv.from_process_group(dist.new_group(timeout=time_out("kill"))).communicator
+    communicator = env_of().communicator
     strike("kill")
     sizes = [0, LARGE]
     communicator.all_to_all(torch.empty(LARGE), torch.ones(LARGE), sizes, sizes, label="values").wait()
@@ -210,7 +209,7 @@ def connect_again() -> list[bool]:
 
 def wait_in_opposite_orders() -> list[bool]:
     """Two exchanges for whose pieces there is no memory left, waited for first come, or last come, first served."""
-    communicator = ShardingEnv.from_process_group(dist.new_group(timeout=timedelta(seconds=10))).communicator
+    communicator = env_of().communicator
     exchange(communicator, 0, how="copied")()  # the ranks find out that they share memory
     with mock.patch.object(_segments.Segments, "free", side_effect=OSError(errno.ENOSPC, "no memory")):
         under_way = []
@@ -225,7 +224,7 @@ def wait_in_opposite_orders() -> list[bool]:
 
 def send_more_than_there_is_room_for() -> bool:
     """Both ranks start more exchanges than their messages have room for, and wait for the last first."""
-    communicator = ShardingEnv.from_process_group(dist.new_group(timeout=timedelta(seconds=10))).communicator
+    communicator = env_of().communicator
     count = mailboxes.ring_bytes(2) // mailboxes.MESSAGES // 4 - 1
     number = 3 * mailboxes.MESSAGES
     sizes, under_way = [count, count], []
@@ -240,7 +239,7 @@ def send_more_than_there_is_room_for() -> bool:
 @or_error
 def exchange_other_sizes() -> None:
     """Send three values from rank 1 where rank 0 expects two."""
-    communicator = ShardingEnv.from_process_group(dist.new_group(timeout=timedelta(seconds=4))).communicator
+    communicator = env_of().communicator
     sent, arriving = ([0, 2], [0, 2]) if communicator.rank == 0 else ([3, 0], [2, 0])
     output, input = torch.zeros(sum(arriving)), torch.ones(sum(sent))
     communicator.all_to_all(output, input, arriving, sent, label="values").wait()

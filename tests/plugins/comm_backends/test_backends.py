@@ -1,4 +1,4 @@
-"""The built-in comm backends: what they declare, and NCCL in earnest where there is a CUDA device."""
+"""The built-in comm backends: what they declare and read of the environment, and NCCL where there is a CUDA device."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ from shardwright import (
     ShardingEnv,
     spec_to_torch,
 )
+from shardwright.errors import InvalidInputError
 from shardwright.host import host
+from shardwright_plugins.comm_backends.settings import SHARED_MEMORY_VARIABLE, may_share_memory
 
 
 @pytest.mark.parametrize(("name", "devices"), [("gloo", ("cpu",)), ("nccl", ("cuda",))])
@@ -123,3 +125,24 @@ def test_nccl_trains_equal_to_the_unsharded_module_on_the_cpu(
             each.step()
     for name, weight in unsharded.state_dict().items():
         torch.testing.assert_close(sharded.full_state_dict()[name].cpu(), weight, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("told", "may"),
+    [(None, True), ("", True), ("on", True), ("off", False)],
+    ids=["nothing", "", "on", "off"],
+)
+def test_memory_is_shared_unless_the_variable_says_off(
+    monkeypatch: pytest.MonkeyPatch, told: str | None, may: bool
+) -> None:
+    monkeypatch.delenv(SHARED_MEMORY_VARIABLE, raising=False)
+    if told is not None:
+        monkeypatch.setenv(SHARED_MEMORY_VARIABLE, told)
+    assert may_share_memory() is may
+
+
+def test_variable_that_says_neither_on_nor_off_is_refused() -> None:
+    with pytest.raises(
+        InvalidInputError, match="SHARDWRIGHT_SHARED_MEMORY is 'of'; it must be 'on' or 'off'"
+    ):
+        may_share_memory({SHARED_MEMORY_VARIABLE: "of"})

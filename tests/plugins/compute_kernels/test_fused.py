@@ -150,17 +150,6 @@ def test_sequences_with_a_bag_for_each_id_as_on_devices_train_as_loops(
         assert int(seen[-1].diff().max()) <= 1
 
 
-def test_blocks_of_fbgemm_on_cpus_begin_with_a_cache_line_whatever_table_is_before() -> None:
-    spec = OptimizerSpec("adagrad", 0.1)
-    sizes = [(3, 8), (5, 16), (7, 4), (2, 64)]
-    lookup = kernel_of("fused").build([block_spec(*size, optimizer=spec) for size in sizes], device=CPU)
-    for block, size in enumerate(sizes):
-        state = lookup.optimizer_state(block)
-        for values in (lookup.weight(block), state["sum"]):
-            assert values.shape == size
-            assert values.data_ptr() % 64 == 0
-
-
 @pytest.mark.parametrize("pooled", [True, False])
 def test_fbgemm_is_asked_for_no_gradient_of_weights(
     threads: None, monkeypatch: pytest.MonkeyPatch, pooled: bool

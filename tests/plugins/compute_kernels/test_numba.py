@@ -110,13 +110,3 @@ def test_numba_updates_divide_by_zero_as_torch_does(optimizer: str) -> None:
     lookup.backward(saved, torch.tensor([0.0, 0.0, 1.0, 1.0]))  # 0 / 0 in row 0
     assert lookup.weight(0)[0].isnan().all()
     torch.testing.assert_close(lookup.weight(0)[1:], torch.tensor([[0.9, 0.9], [1.0, 1.0], [1.0, 1.0]]))
-
-
-def test_rows_of_numba_begin_with_a_cache_line_whatever_table_is_before() -> None:
-    """After a table of 3 rows of 8 columns, rows of 16 float32 would lie in two lines each."""
-    spec = OptimizerSpec("adam", 0.1)
-    blocks = [block_spec(rows, dim, optimizer=spec) for rows, dim in ((3, 8), (5, 16), (7, 4), (2, 64))]
-    lookup = kernel_of("fused_numba").build(blocks, device=CPU)
-    for block in range(len(blocks)):
-        for values in (lookup.weight(block), lookup.optimizer_state(block)["exp_avg"]):
-            assert values.data_ptr() % 64 == 0

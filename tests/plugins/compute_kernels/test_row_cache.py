@@ -393,8 +393,6 @@ def test_memory_that_cannot_be_pinned_is_an_error_with_its_size(monkeypatch: pyt
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_pinned_rows_behind_a_cache_on_cuda_train_as_loops(algorithm: str, optimizer: str) -> None:
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
     caches = [sw.CacheParams(0.001, algorithm), sw.CacheParams(0.2, algorithm)]
     check_trained(
         blocks_with(caches, optimizer, device="cuda"), kernel="pinned_caching", device=torch.device("cuda")

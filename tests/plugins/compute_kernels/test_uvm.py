@@ -231,8 +231,6 @@ def test_cached_lookup_looks_up_again_what_another_batch_may_have_driven_from_th
 
 
 def cuda_blocks(kernel_cache: CacheParams, optimizer: str, rows: int = 1000, dim: int = 16) -> list[Any]:
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
     specs = [
         block_spec(rows, dim, slots=slots, optimizer=spec_of(optimizer), device="cuda") for slots in (2, 1)
     ]

@@ -225,21 +225,26 @@ def test_update_in_the_optimizer_s_step_is_the_kernel_s(clock: Clock) -> None:
     assert found.phases_ms == pytest.approx({**dict.fromkeys(PHASES, 0.0), "backward_compute": 4.0})
 
 
-def test_what_cannot_be_measured_is_refused() -> None:
+WRITER = SimpleNamespace(add_scalar=print)
+
+
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        *[(other, {}) for other in (models.bags, lambda: torch.nn.Linear(1, 1), lambda: None)],
+        *[(models.alone, {"writer": WRITER, "every": every}) for every in (0, 1.5, True)],
+        *[(models.alone, options) for options in ({"writer": 3}, {"every": 3})],
+    ],
+)
+def test_what_cannot_be_measured_is_refused(model: Callable[[], Any], options: dict[str, Any]) -> None:
+    with pytest.raises(sw.InvalidInputError):
+        StepTimes(model(), **options)
+
+
+def test_times_on_a_gpu_and_gathering_without_ranks_are_refused() -> None:
     on_device = models.alone()
     on_device.device = torch.device("cuda")
     with pytest.raises(sw.UnsupportedError):
         StepTimes(on_device)
-    for other in (models.bags(), torch.nn.Linear(1, 1), None):
-        with pytest.raises(sw.InvalidInputError):
-            StepTimes(other)  # type: ignore[arg-type]
-    with pytest.raises(sw.InvalidInputError):
-        StepTimes(models.alone(), writer=3)
-    writer = SimpleNamespace(add_scalar=print)
-    for every in (0, 1.5, True):
-        with pytest.raises(sw.InvalidInputError):
-            StepTimes(models.alone(), writer=writer, every=every)  # type: ignore[arg-type]
-    with pytest.raises(sw.InvalidInputError):
-        StepTimes(models.alone(), every=3)
     with StepTimes(models.alone()) as times, pytest.raises(sw.InvalidInputError):
         times.gather()

@@ -1,4 +1,4 @@
-"""What of a backward pass is under way while dense layers compute, and in which order gradients leave."""
+"""What of a step is under way at once, and in which order: results, gradients beside dense layers, and headers."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 import torch
+from attrs import evolve
 from tests.core.runtime.plans import Cut, Cuts
-from tests.plugins.pipeline.pipelines import Watched
+from tests.plugins.pipeline.pipelines import Watched, bags
 from torch import nn
 
-from shardwright.planning.layouts.row_maps import RowsModulo
+from shardwright import InvalidInputError, KeyedJaggedTensor, RowsModulo, ShardingEnv
 from shardwright_plugins.dataflows import Hierarchical, Replicate
-from shardwright_testing.simulated import run_simulated
+from shardwright_plugins.pipeline.train_pipeline import lockstep_batches
+from shardwright_testing.simulated import SimulatedCommunicator, _Board, run_simulated
 
 WORLD_SIZE = 2
 DENSE, OVER = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 8)), nn.Linear(16, 1)
@@ -141,3 +143,108 @@ def test_a_kept_loss_keeps_nothing_of_its_step():
 
     for alive, _ in run_simulated(work, WORLD_SIZE):
         assert alive == [None]
+
+
+def events_of_a_step(
+    world_size: int = 4, local_world_size: int = 2, *, turned: bool = False
+) -> list[list[tuple[str, str]]]:
+    """A forward and a backward pass of tables with three dataflows; ``turned``: the last table is the first."""
+    case = bags(world_size)
+    if turned:
+        case = evolve(case, tables=case.tables[::-1])
+    module = case.module()
+
+    def step(env):
+        sharded = case.shard(env, module)
+        watched = Watched(env.communicator)
+        values = sharded(case.batch(3, seed=env.rank)).values()
+        watched.events.append(("backward", ""))
+        values.backward(torch.ones_like(values))
+        return watched.events
+
+    return run_simulated(step, world_size, local_world_size=local_world_size)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_results_of_all_ways_home_are_under_way_before_any_is_waited_for(turned):
+    ways = [("start", "results"), ("start", "results inside the host")]
+    for events in events_of_a_step(turned=turned):
+        forward = events[events.index(("wait", "ids")) + 1 : events.index(("backward", ""))]
+        assert sorted(forward[:2]) == ways
+        last_start = forward.index(("start", "results across hosts"))
+        assert [event for event in forward[:last_start] if event[0] == "wait"] == [
+            ("wait", "results inside the host")
+        ]
+        assert ("wait", "results") in forward[last_start:]
+
+
+def test_gradients_of_all_ways_and_of_copies_are_under_way_before_any_is_waited_for():
+    for events in events_of_a_step():
+        backward = events[events.index(("backward", "")) + 1 :]
+        assert backward[:3] == [
+            ("start", "gradients"),
+            ("start", "gradients across hosts"),
+            ("start", "dense gradients"),  # of copies
+        ]
+        assert backward[3][0] == "wait"
+
+
+class Device(SimulatedCommunicator):
+    """One that has another beside it, as NCCL's has gloo's."""
+
+    def __init__(self, own: SimulatedCommunicator, beside: SimulatedCommunicator) -> None:
+        super().__init__(own._board, own.rank, own.world_size)
+        self._beside = beside
+
+    def on_cpu(self) -> SimulatedCommunicator:
+        return self._beside
+
+
+def with_channel(env: ShardingEnv, board: _Board) -> tuple[ShardingEnv, Device, SimulatedCommunicator]:
+    """The environment with a channel of its own for headers."""
+    own = env.communicator
+    assert isinstance(own, SimulatedCommunicator)
+    beside = SimulatedCommunicator(board, own.rank, own.world_size)
+    device = Device(own, beside)
+    return evolve(env, communicator=device), device, beside
+
+
+def case() -> Cuts:
+    return Cuts(
+        [Cut(11, 4, ("a",), "SUM", RowsModulo(11, parts=WORLD_SIZE), (), tuple(range(WORLD_SIZE)))],
+        WORLD_SIZE,
+    )
+
+
+def test_headers_and_status_words_go_beside_what_the_device_sends():
+    board, own = _Board(WORLD_SIZE, 20.0), case()
+
+    def work(env):
+        env, device, beside = with_channel(env, board)
+        sharded = own.shard(env, own.module())
+        first = len(device.labels)
+        sharded(own.batch(3, seed=env.rank)).values().sum().backward()
+        sent = device.labels[first:], list(beside.labels)
+        for _ in lockstep_batches(sharded, iter([own.batch(2, seed=env.rank)])):
+            pass
+        return *sent, beside.labels
+
+    for labels, beside, later in run_simulated(work, WORLD_SIZE):
+        assert labels == ["ids", "results", "gradients"]
+        assert beside == ["headers"]
+        assert "status" in later
+
+
+def test_wrong_batch_is_named_on_all_ranks_by_headers_that_go_beside():
+    board, own = _Board(WORLD_SIZE, 20.0), case()
+
+    def work(env):
+        env, device, _ = with_channel(env, board)
+        sharded = own.shard(env, own.module())
+        first = len(device.labels)
+        ids = torch.tensor([99 if env.rank else 1])
+        with pytest.raises(InvalidInputError, match=r"rank 1: .*has the id 99"):
+            sharded(KeyedJaggedTensor(["a"], ids, lengths=torch.tensor([1])))
+        return [label for label in device.labels[first:] if label != "object"]
+
+    assert run_simulated(work, WORLD_SIZE) == [[], []]

@@ -25,31 +25,6 @@ from shardwright_plugins.pipeline.status_word import exchange_statuses
 from shardwright_testing.simulated import run_simulated
 
 
-@pytest.mark.parametrize("end_of_data", ["first_rank", "last_rank"])
-@pytest.mark.parametrize("collection", ["bags", "rows"])
-def test_wrong_batch_in_the_step_where_another_ranks_data_ends_raises_on_all(collection, end_of_data):
-    def loader_of(env):
-        yield from (examples(step, env.rank, 3) for step in range(2))
-        if env.rank == 1:
-            batch = examples(2, 1, 3, size=2)
-            batch.sparse[collection].values()[:] = 99
-            yield batch
-        if env.rank == 2:
-            yield examples(2, 2, 3)
-
-    def train(model, env):
-        pipeline, loader = piped(model, end_of_data=end_of_data), loader_of(env)
-        return [raised(pipeline.progress, loader) for _ in range(4)]
-
-    results = assert_trains_as_the_plain_loop(train, lambda rank: batches(2, rank, 3), 3)
-    assert results[0] == results[1] == results[2]
-    *before, told, end = results[0]
-    assert before == ["nothing was raised"] * 2
-    assert told.startswith("IdRangeError: rank 1: feature ")
-    assert "has the id 99" in told
-    assert end.startswith("StopIteration")
-
-
 @pytest.mark.parametrize(
     ("kind", "where", "bad_step"), pairwise(product(PIPELINES, ["before", "between", "after"], [0, 1, 3]))
 )

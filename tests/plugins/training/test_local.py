@@ -1,16 +1,18 @@
-"""One process without a process group: ``ShardingEnv.local()`` trains as the unsharded module; else it is asked for."""
+"""One process without a process group, and any default dtype of torch: the model trains as the unsharded module."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import pytest
+import torch
 import torch.distributed as dist
-from tests.equality import Case, assert_equals_unsharded, train_rank
-from tests.pairs import in_turns
+from tests.equality import Case, RankResult, assert_equals_unsharded, train_rank, train_simulated
+from tests.pairs import each_once, in_turns
 from tests.plugins.training.test_equality import kernels, sharding_types, supports, tables_of
 
 import shardwright as sw
+from shardwright.host import host
 from shardwright_testing.simulated import run_simulated
 
 LOCAL = sw.ShardingEnv.local(device_type="cpu")
@@ -54,3 +56,42 @@ def test_simulated_ranks_without_a_plan_plan() -> None:
     first, second = run_simulated(lambda env: sw.DistributedModelParallel(bags(), env=env).plan, 2)
     assert first == second
     assert set(first.plan[""]) == {"user", "item"}
+
+
+@pytest.fixture
+def default_dtype() -> Iterator[None]:
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def case_of(sharding_type: str, kernel: str) -> Case:
+    optimizer = "row_wise_adagrad" if host().compute_kernels.create(kernel).fuses_optimizer else "sgd"
+    cuts = sharding_type in ("column_wise", "table_column_wise", "grid_shard")
+    return Case(
+        tables_of(sharding_type, kernel),
+        (3, 2, 0, 4),
+        "sgd" if kernel == "fused" and cuts else optimizer,
+        is_weighted=True,
+        local_world_size=2,
+    )
+
+
+def assert_same(results: list[RankResult], expected: list[RankResult]) -> None:
+    for one, other in zip(results, expected, strict=True):
+        torch.testing.assert_close(one.weights, other.weights, rtol=0, atol=0)
+        for output, wanted in zip(one.outputs, other.outputs, strict=True):
+            assert output.dtype is torch.float32
+            assert torch.equal(output, wanted)
+
+
+@pytest.mark.parametrize(
+    ("sharding_type", "kernel", "dtype"),
+    each_once(sharding_types(), kernels(), [torch.bfloat16, torch.float64]),
+)
+def test_training_under_another_default_dtype_gives_the_same_bits(
+    default_dtype: None, sharding_type: str, kernel: str, dtype: torch.dtype
+) -> None:
+    case = case_of(sharding_type, kernel)
+    expected = train_simulated(case)
+    torch.set_default_dtype(dtype)
+    assert_same(train_simulated(case), expected)

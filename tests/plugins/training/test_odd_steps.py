@@ -1,4 +1,4 @@
-"""Steps that are not forward, backward, forward, backward: with every kernel, on ranks with and without blocks."""
+"""Steps that are not forward, backward, forward, backward, or change the learning rate meanwhile: with every kernel."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import pytest
 import torch
 from tests.equality import Case, Table, shard_case
 from tests.errors import raises
-from tests.plugins.training.test_equality import kernels
+from tests.pairs import each_once
+from tests.plugins.training.test_equality import kernels, sharding_types, supports
 
 import shardwright as sw
 from shardwright.host import host
@@ -46,32 +47,6 @@ def test_retained_graph_is_gone_through_twice_on_all_ranks_and_updates_twice(ker
     assert torch.equal(first, second)
 
 
-@pytest.mark.parametrize("kernel", FUSING)
-def test_batch_that_is_none_on_one_rank_is_an_error_on_all(kernel: str) -> None:
-    case = case_of(kernel)
-
-    def work(env: sw.ShardingEnv) -> str:
-        module = shard_case(case, env, case.module())
-        with pytest.raises(sw.InvalidInputError) as error:
-            module(None if env.rank == 0 else case.batch(0, env.rank)).values()
-        module(case.batch(1, env.rank)).values().sum().backward()  # the next one trains
-        return str(error.value)
-
-    texts = set(run_simulated(work, 2))
-    assert len(texts) == 1
-    assert "rank 0: a sharded collection takes a KeyedJaggedTensor, got NoneType" in texts.pop()
-
-
-@pytest.mark.parametrize("kernel", FUSING)
-def test_sequences_are_iterated_by_name_as_unsharded(kernel: str) -> None:
-    case = case_of(kernel, "NONE")
-
-    def work(env: sw.ShardingEnv) -> list[str]:
-        return list(shard_case(case, env, case.module())(case.batch(0, env.rank)))
-
-    assert run_simulated(work, 2) == [["a"], ["a"]]
-
-
 @pytest.mark.filterwarnings("ignore:Using backward.. with create_graph")
 @pytest.mark.parametrize("kernel", ["fused_torch", "dense"])
 def test_second_derivative_of_a_lookup_is_refused_on_all_ranks_and_the_first_is_right(kernel: str) -> None:
@@ -95,3 +70,56 @@ def test_second_derivative_of_a_lookup_is_refused_on_all_ranks_and_the_first_is_
         weights_and_loss(module, env.rank)[1].backward()  # the next one trains
 
     run_simulated(work, 2)
+
+
+FUSED = [name for name in kernels() if host().compute_kernels.create(name).fuses_optimizer]
+
+
+def tables_of(kernel: str, pooling: str) -> list[Table]:
+    """A table of each sharding type: few rows, so that copies are synchronised by rows and by dense gradients, too."""
+    return [
+        Table(rows, 8, (f"f{index}_{rows}",), pooling, sharding_type, kernel, offset=index)
+        for index, sharding_type in enumerate(sharding_types())
+        for rows in (3, 500)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "pooling", "between"),
+    each_once(FUSED, ["SUM", "NONE"], ["param_groups", "zero_grad", "step", "another forward pass"]),
+)
+def test_step_keeps_the_learning_rate_of_its_forward_pass(kernel: str, pooling: str, between: str) -> None:
+    tables = tables_of(kernel, pooling)
+    assert all(supports(kernel, table, "sgd", world_size=2) for table in tables)
+    case = Case(tables, (3, 2), "sgd")
+    module = case.module()
+
+    def train(env):
+        sharded = shard_case(case, env, module)
+        optimizer = sharded.fused_optimizer
+        values = case.output(sharded(case.batch(0, env.rank)))
+        for group in optimizer.param_groups:
+            group["lr"] = 0.7
+        if between == "another forward pass":
+            sharded(case.batch(1, env.rank))
+        elif between != "param_groups":
+            getattr(optimizer, between)()
+        values.backward(case.gradient(0, env.rank, values))
+        first = sharded.full_state_dict()
+        values = case.output(sharded(case.batch(1, env.rank)))
+        values.backward(case.gradient(1, env.rank, values))
+        return first, sharded.full_state_dict()
+
+    for sharded in run_simulated(train, case.world_size):
+        module = case.module()
+        for step, (rate, weights) in enumerate(zip((0.1, 0.7), sharded, strict=True)):
+            optimizer = torch.optim.SGD(module.parameters(), lr=rate)
+            optimizer.zero_grad()
+            for rank in range(case.world_size):
+                values = case.output(module(case.batch(step, rank)))
+                values.backward(case.gradient(step, rank, values) / case.world_size)
+            optimizer.step()
+            for name, weight in module.named_parameters():
+                torch.testing.assert_close(
+                    weights[name], weight.detach(), msg=lambda text, name=name: f"{name}: {text}"
+                )

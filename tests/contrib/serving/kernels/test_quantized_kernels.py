@@ -1,4 +1,4 @@
-"""Kernels of quantized tables come to the same bits; FBGEMM's alone rounds weighted sums otherwise."""
+"""Kernels of quantized tables keep what the kit asks, and give the same bits; FBGEMM rounds weighted sums otherwise."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ import attrs
 import pytest
 import shardwright_serving as serving
 import torch
+from shardwright_serving import FORMATS
+from shardwright_serving.plugin import shardwright_compute_kernels
 from shardwright_serving.rows.formats import SERVED
 from tests.contrib.serving.tables.quantized_tables import outputs, tables_of
 from tests.plugins.compute_kernels.loops import is_here, kernel_of, skip_unless_here
 
 import shardwright as sw
+from shardwright_testing import RowFormatTests, ServingKernelTests
 from shardwright_testing.kernels.kernel_groups import draw
 from shardwright_testing.kernels.loops import block_spec
 
@@ -176,3 +179,16 @@ def test_unsharded_collection_looks_up_what_was_loaded_and_names_what_is_wrong()
         quantized(sw.KeyedJaggedTensor.from_lists({"g": [[1]], "h": [[1]]}))
     with pytest.raises(sw.UnsupportedError, match="'fused_torch' cannot look these tables up"):
         quantized.use_kernel("fused_torch")
+
+
+class TestRowFormats(RowFormatTests):
+    @pytest.fixture(params=FORMATS)
+    def row_format(self, request: pytest.FixtureRequest) -> sw.RowFormat:
+        return FORMATS[request.param]
+
+
+class TestServingKernels(ServingKernelTests):
+    @pytest.fixture(params=shardwright_compute_kernels(), ids=lambda kernel: kernel.name)
+    def compute_kernel(self, request: pytest.FixtureRequest) -> sw.ComputeKernel:
+        kernel: sw.ComputeKernel = request.param()
+        return kernel

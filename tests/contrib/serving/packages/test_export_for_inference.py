@@ -429,22 +429,26 @@ def test_predictions_of_inputs_that_do_not_fit_are_refused(tmp_path: Path) -> No
         Scaled(), (FEATURES, torch.ones(2, 3)), tmp_path / "package", forms=["torchscript"], check=False
     )
     package = serving.load_package(folder)
-    for shape in ([2, 4], [1, 3], [6], [2, 3, 1]):
-        with pytest.raises(sw.InvalidInputError, match=r"dense input 'dense' of 2 samples is \[2, 3\], got"):
-            package.predict(FEATURES, torch.ones(shape))
-    for other in (9, -1):
-        features = sw.KeyedJaggedTensor.from_lists({"f": [[1, other], []]})
-        with pytest.raises(sw.InvalidInputError, match=f"feature 'f': id {other} is not an id of 0 to 8"):
-            package.predict(features, torch.ones(2, 3))
-    for wrong in WRONG_BATCHES:
-        with pytest.raises(
-            sw.InvalidInputError, match=r"are float32; ids are int|positions 0 and 1|of their own"
-        ):
-            package.predict(wrong, torch.ones(2, 3))
-    with pytest.raises(sw.InvalidInputError, match=r"dense input 'dense' is a tensor, got a list"):
-        package.predict(FEATURES, [[1, 2, 3]] * 2)  # type: ignore[arg-type]
-    with pytest.raises(sw.InvalidInputError, match="features are a KeyedJaggedTensor, got dict"):
-        package.predict({"f": [[1]]})  # type: ignore[arg-type]
+    ids = [(sw.KeyedJaggedTensor.from_lists({"f": [[1, other], []]}), other) for other in (9, -1)]
+    wrong: list[tuple[Any, list[Any], str]] = [
+        *[
+            (FEATURES, [torch.ones(shape)], r"dense input 'dense' of 2 samples is \[2, 3\], got")
+            for shape in ([2, 4], [1, 3], [6], [2, 3, 1])
+        ],
+        *[
+            (features, [torch.ones(2, 3)], f"feature 'f': id {other} is not an id of 0 to 8")
+            for features, other in ids
+        ],
+        *[
+            (batch, [torch.ones(2, 3)], "are float32; ids are int|positions 0 and 1|of their own")
+            for batch in WRONG_BATCHES
+        ],
+        (FEATURES, [[[1, 2, 3]] * 2], "dense input 'dense' is a tensor, got a list"),
+        ({"f": [[1]]}, [], "features are a KeyedJaggedTensor, got dict"),
+    ]
+    for features, dense, text in wrong:
+        with pytest.raises(sw.InvalidInputError, match=text):
+            package.predict(features, *dense)
 
 
 @pytest.mark.slow

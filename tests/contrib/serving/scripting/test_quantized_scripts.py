@@ -1,4 +1,4 @@
-"""TorchScript of models with quantized collections gives what the models give, saved and loaded."""
+"""TorchScript of models with quantized collections gives what they give, saved and loaded, and cut over one process."""
 
 from __future__ import annotations
 
@@ -13,15 +13,18 @@ import pytest
 import shardwright_serving as serving
 import torch
 from tests.contrib.serving.packages.models import BATCHES, PER_TABLE, Model, batch
+from tests.contrib.serving.tables import test_sharded_quantized as cut
 from torch import nn
 
 import shardwright as sw
 
 
 class Pooled(nn.Module):
-    def __init__(self, model: Any) -> None:
+    """The collection of pooled rows alone, of a model that has more or is one."""
+
+    def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.bags = model.bags
+        self.bags = getattr(model, "bags", model)
 
     def forward(self, features: sw.KeyedJaggedTensor) -> sw.KeyedTensor:
         return self.bags(features)
@@ -103,3 +106,15 @@ def test_scripted_model_takes_no_ids_that_are_floats(kind: type[nn.Module]) -> N
     )
     with pytest.raises(torch.jit.Error, match="ids are floats"):
         script(floats)
+
+
+@pytest.mark.parametrize("kind", ["table_wise", "grid_shard"])
+def test_scripted_shards_of_one_process_equal_unsharded(kind: str) -> None:
+    bags = serving.quantize_embeddings(
+        cut.collection("MEAN", is_weighted=True), per_table={"b": "INT4", "c": "FP8"}
+    )
+    model, features = Pooled(bags), cut.batch(0)
+    script = scripted(serving.shard_for_serving(model, cut.plan_of(model, kind, 4, "quant_torch")))
+    found, wanted = script(features), model(features)
+    assert found.keys() == wanted.keys()
+    torch.testing.assert_close(found.values(), wanted.values(), rtol=1e-4, atol=1e-5)

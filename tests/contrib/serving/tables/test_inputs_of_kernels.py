@@ -1,13 +1,17 @@
-"""Kernels take the batches that plain torch takes, refuse those it refuses, and hold the rows that they can read."""
+"""Kernels take the batches that plain torch takes; ids that have no row give zeros, whatever looks the others up."""
 
 from __future__ import annotations
 
 import sys
+import warnings
 from typing import Any
 
 import pytest
 import shardwright_serving as serving
 import torch
+from shardwright_serving import KnownIds, QuantizedRows, with_zero_row
+from tests.contrib.serving.scripting.test_quantized_scripts import Pooled
+from tests.contrib.serving.tables.test_sharded_quantized import batch, collection, outputs, plan_of
 
 import shardwright as sw
 from shardwright import _fbgemm
@@ -143,3 +147,106 @@ def test_compiled_model_gives_what_the_model_gives(pooling: str) -> None:
             assert all(torch.equal(found[name].values(), wanted[name].values()) for name in wanted)
         else:
             assert torch.equal(found.values(), wanted.values())
+
+
+def without(module: Any, kept: torch.Tensor) -> Any:
+    """The quantized collection, in which all rows but some of table ``c`` are zeros."""
+    whole = serving.quantize_embeddings(module, "INT8")
+    rows = whole.quantized_rows("c")
+    stored = torch.zeros_like(rows.packed())
+    stored[kept] = rows.packed()[kept]
+    whole.set_rows("c", QuantizedRows(rows.data_type, rows.num_columns, stored))
+    return whole
+
+
+@pytest.mark.parametrize("kept", [torch.tensor([3, 0]), torch.tensor([], dtype=torch.int64), torch.arange(5)])
+@pytest.mark.parametrize("pooling", ["SUM", "MEAN"])
+def test_pruned_ids_give_zeros(pooling: str, kept: torch.Tensor) -> None:
+    module = collection(pooling)
+    pruned = serving.quantize_embeddings(torch.nn.Sequential(module), "INT8", ids={"c": kept})
+    assert pruned[0].collection.quantized_rows("c").num_rows == len(kept) + 1
+    wanted = outputs(without(module, kept)(batch(1)))
+    assert torch.equal(outputs(pruned(batch(1))), wanted)
+    found = serving.shard_for_serving(pruned, plan_of(pruned, "column_wise", 2, "quant_torch"))
+    assert torch.equal(outputs(found(batch(1))), wanted)
+
+
+def test_keys_of_any_size_find_their_rows() -> None:
+    """As the state of a table of keys has them: weights, and the id of each row."""
+    keys = torch.tensor([2**62 + 1, -7, 5, 0])
+    weights = torch.randn(4, 8)
+    rows = with_zero_row(serving.quantize_rows(weights))
+    config = sw.EmbeddingBagConfig(
+        name="t", num_embeddings=5, embedding_dim=8, feature_names=["f"], data_type="INT8"
+    )
+    held = serving.QuantEmbeddingBagCollection([config])
+    held.set_rows("t", rows)
+    found = KnownIds(held, {"t": keys})(
+        sw.KeyedJaggedTensor.from_lists({"f": [[-7, 2**62 + 1], [6, 2**62], [0]]})
+    )
+    values = rows.dequantized()
+    wanted = torch.stack([values[1] + values[0], torch.zeros(8), values[3]])
+    assert torch.equal(found.values(), wanted)
+
+
+def test_pruned_tables_have_what_collections_have() -> None:
+    pruned = serving.quantize_embeddings(collection("SUM"), "INT4", ids={"c": [1, 2]})
+    whole: Any = serving.quantize_embeddings(collection("SUM"), "INT4")
+    model = torch.nn.Sequential(pruned)
+    cut = serving.shard_for_serving(model, plan_of(model, "row_wise", 2, "quant_torch"))[0]
+    for one in (pruned, cut):
+        assert [table.name for table in one.tables] == ["a", "b", "c"]
+        assert one.embedding_names() == whole.embedding_names()
+        assert (one.is_weighted(), one.output_dtype) == (False, torch.float32)
+        rows = one.quantized_rows("c").packed()
+        assert torch.equal(rows[:2], whole.quantized_rows("c").packed()[1:3])
+        with pytest.raises(sw.UnknownNameError, match="no table 'd'"):
+            one.quantized_rows("d")
+        with pytest.raises(AttributeError, match="colour"):
+            one.colour  # noqa: B018  # asked for, as by hasattr
+
+
+@pytest.mark.parametrize("kept", [[3, 0], []])
+def test_pruned_tables_script(kept: list[int]) -> None:
+    model = Pooled(serving.quantize_embeddings(collection("MEAN"), ids={"c": kept}))
+    cut = serving.shard_for_serving(model, plan_of(model, "column_wise", 2, "quant_torch"))
+    wanted = model(batch(0)).values()
+    for one in (model, cut):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's, that TorchScript is deprecated
+            script = torch.jit.script(one)
+        torch.testing.assert_close(script(batch(0)).values(), wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_rows_that_are_tensors_are_refused() -> None:
+    quantized: Any = serving.quantize_embeddings(collection("SUM"), "INT4")
+    with pytest.raises(sw.InvalidInputError, match=r"takes QuantizedRows, got a Tensor: .* 'INT4'"):
+        quantized.set_rows("c", torch.zeros(5, 16))
+
+
+@pytest.mark.parametrize(
+    ("table", "ids", "error", "text"),
+    [
+        ("c", "all", sw.InvalidInputError, "ids of table 'c' must be integers, got a str"),
+        ("c", torch.tensor([1.5]), sw.InvalidInputError, r"ids of table 'c' are torch.* must be integers"),
+        ("c", torch.ones(5).bool(), sw.InvalidInputError, r"ids of table 'c' are torch.* must be integers"),
+        ("c", torch.tensor([1, 5]), sw.InvalidInputError, "table 'c' are from 1 to 5; its rows are 0 to 4"),
+        ("c", torch.tensor([1, 1]), sw.InvalidInputError, "1 more than once .2 ids, 1 of them distinct."),
+        ("d", torch.tensor([1]), sw.UnknownNameError, "ids names 'd'"),
+        ("a", torch.tensor([1]), sw.UnsupportedError, "feature 'f' is looked up in table 'b' and in another"),
+    ],
+)
+def test_ids_that_cannot_be_kept_raise(table: str, ids: Any, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        serving.quantize_embeddings(collection("SUM"), ids={table: ids})
+
+
+def test_pruned_tables_take_ids_alone_and_give_no_indices() -> None:
+    pruned = serving.quantize_embeddings(collection("SUM"), ids={"c": torch.tensor([1])})
+    floats = sw.KeyedJaggedTensor(["f", "g", "h"], torch.tensor([0.5, 1, 2]), lengths=torch.tensor([1, 1, 1]))
+    with pytest.raises(sw.InvalidInputError, match="ids are int32 or int64"):
+        pruned(floats)
+    with pytest.raises(sw.InvalidInputError, match="features must be a KeyedJaggedTensor"):
+        pruned(floats.values())
+    with pytest.raises(sw.UnsupportedError, match="need_indices"):
+        serving.quantize_embeddings(collection("NONE"), ids={"c": torch.tensor([1])})

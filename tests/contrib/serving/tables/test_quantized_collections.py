@@ -69,26 +69,30 @@ def test_quantized_collection_copied_saved_and_loaded_gives_the_same() -> None:
     assert torch.equal(outputs(on_meta(batch())), before)
 
 
-def test_what_cannot_be_quantized_raises() -> None:
-    with pytest.raises(sw.UnsupportedError, match="cannot be quantized to FP32; possible: INT8"):
-        serving.quantize_embeddings(collection("SUM"), "FP32")
-    with pytest.raises(sw.UnknownNameError, match="per_table names 'x', a table of no collection"):
-        serving.quantize_embeddings(collection("SUM"), per_table={"x": "INT4"})
-    with pytest.raises(sw.InvalidInputError, match="no weights to quantize"):
-        serving.quantize_embeddings(collection("SUM").to("meta"))
-    with pytest.raises(
-        sw.InvalidInputError, match=r"has no collection of tables .* of a sharded model, its unshard\(\)"
-    ):
-        serving.quantize_embeddings(torch.nn.Linear(1, 1))
-    with pytest.raises(sw.InvalidInputError, match="cannot be 'INT8'; possible: FP32, FP16, BF16"):
-        serving.quantize_embeddings(collection("SUM"), output_dtype="INT8")
-    with pytest.raises(sw.InvalidInputError, match=r"cannot be torch.int8; possible: FP32, FP16, BF16"):
-        serving.quantize_embeddings(collection("SUM"), output_dtype=torch.int8)
-    large = collection("SUM")
-    with torch.no_grad():
-        large.table_weight("b")[3] = 1e8
-    with pytest.raises(sw.InvalidInputError, match=r"table 'b': row 3 has values from"):
-        serving.quantize_embeddings(large)
+BAGS, LARGE = collection("SUM"), collection("SUM")
+torch.nn.init.constant_(LARGE.table_weight("b").detach()[3], 1e8)  # too far apart for bytes
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments", "error", "text"),
+    [
+        (BAGS, {"dtype": "FP32"}, sw.UnsupportedError, "cannot be quantized to FP32; possible: INT8"),
+        (BAGS, {"per_table": {"x": "INT4"}}, sw.UnknownNameError, "per_table names 'x', a table of no"),
+        (BAGS, {"output_dtype": "INT8"}, sw.InvalidInputError, "be 'INT8'; possible: FP32, FP16, BF16"),
+        (BAGS, {"output_dtype": torch.int8}, sw.InvalidInputError, "torch.int8; possible: FP32, FP16, BF16"),
+        (collection("SUM").to("meta"), {}, sw.InvalidInputError, "no weights to quantize"),
+        (torch.nn.Linear(1, 1), {}, sw.InvalidInputError, r"no collection of tables .*, its unshard\(\)"),
+        (LARGE, {}, sw.InvalidInputError, "table 'b': row 3 has values from"),
+    ],
+)
+def test_what_cannot_be_quantized_raises(
+    module: torch.nn.Module, arguments: dict[str, Any], error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        serving.quantize_embeddings(module, **arguments)
+
+
+def test_rows_of_another_shape_or_table_raise() -> None:
     quantized = serving.quantize_embeddings(collection("SUM"))
     with pytest.raises(sw.InvalidInputError, match="has 7 rows of 12 INT8 columns, got 11 rows of 8 INT8"):
         quantized.set_rows("b", quantized.quantized_rows("a"))

@@ -195,26 +195,35 @@ def test_no_collection_is_copied_before_it_is_cut(monkeypatch: pytest.MonkeyPatc
     )
 
 
-def test_what_cannot_be_cut_for_one_process_raises() -> None:
+@pytest.mark.parametrize(
+    ("part", "devices", "error", "text"),
+    [
+        ("", ["cpu", "cpu:0"], sw.InvalidInputError, "is planned for 4 ranks, and there are 2 devices"),
+        ("0", None, sw.InvalidInputError, "the plan has nothing for the QuantEmbeddingBagCollection at ''"),
+        ("", [], sw.InvalidInputError, "there are no devices: give one for each rank"),
+        ("", ["gpu"], sw.InvalidInputError, r"devices are \['gpu'\]"),
+    ],
+)
+def test_what_cannot_be_cut_for_one_process_raises(
+    part: str, devices: list[str] | None, error: type[Exception], text: str
+) -> None:
     model = torch.nn.Sequential(serving.quantize_embeddings(collection("SUM")))
     plan = plan_of(model, "row_wise", 4, "quant_torch")
-    with pytest.raises(sw.InvalidInputError, match="is planned for 4 ranks, and there are 2 devices"):
-        serving.shard_for_serving(model, plan, devices=["cpu", "cpu:0"])
-    with pytest.raises(
-        sw.InvalidInputError, match="the plan has nothing for the QuantEmbeddingBagCollection at ''"
-    ):
-        serving.shard_for_serving(model[0], plan)
-    with pytest.raises(sw.InvalidInputError, match="there are no devices: give one for each rank"):
-        serving.shard_for_serving(model, plan, devices=[])
-    with pytest.raises(sw.InvalidInputError, match=r"devices are \['gpu'\]"):
-        serving.shard_for_serving(model, plan, devices=["gpu"])
+    with pytest.raises(error, match=text):
+        serving.shard_for_serving(model.get_submodule(part), plan, devices=devices)
+
+
+def test_cut_model_is_not_cut_again_and_names_the_row_that_is_not_there() -> None:
+    model = torch.nn.Sequential(serving.quantize_embeddings(collection("SUM")))
+    plan = plan_of(model, "row_wise", 4, "quant_torch")
     with pytest.raises(sw.InvalidInputError, match=r"no quantized collection to cut: quantize_embeddings"):
         serving.shard_for_serving(collection("SUM"), plan)
+    cut = serving.shard_for_serving(model, plan)
     with pytest.raises(sw.UnsupportedError, match="is cut already"):
-        serving.shard_for_serving(serving.shard_for_serving(model, plan), plan)
+        serving.shard_for_serving(cut, plan)
     wrong = sw.KeyedJaggedTensor.from_lists({"f": [[16]], "g": [[1]], "h": [[1]]})
     with pytest.raises(sw.InvalidInputError, match=r"feature 'f': id 16 .* is no row of table 'b'"):
-        serving.shard_for_serving(model, plan)(wrong)
+        cut(wrong)
 
 
 @pytest.mark.parametrize("kind", ["row_wise", "data_parallel"])

@@ -1,3 +1,5 @@
+"""A search: proposals, placements, what is checked of both, and by which objective plans are rated."""
+
 from __future__ import annotations
 
 import attrs
@@ -5,17 +7,19 @@ import numpy as np
 import pytest
 
 from shardwright.contracts import Partitioner, Proposer, ShardingType
-from shardwright.errors import PlanningError
+from shardwright.errors import PlanningError, UnknownNameError
 from shardwright.host import host
 from shardwright.planning.arrays import FREE
 from shardwright.planning.layouts.layout import Block, Layout
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.enumeration import enumerate_options
 from shardwright.planning.options.search_space import estimate_costs
+from shardwright.planning.search.objectives import largest_rank_time, step_time
 from shardwright.planning.search.placement import ProposedShards, propose
 from shardwright.planning.search.search import search
 from shardwright.planning.tables.constraints import Constraints
 from shardwright.planning.tables.spec import TableSpec
+from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner
 
 TABLES = [TableSpec("a", 10, 8, ["f"]), TableSpec("b", 7, 4, ["g"]), TableSpec("c", 3, 8, ["h"])]
 
@@ -232,3 +236,35 @@ def test_proposed_shards_with_other_costs_have_these_in_their_class_too():
     assert changed.class_ms.tolist() == [[3.0], [4.0]]
     assert changed.loads_ms(np.array([1, 0])).tolist() == [4.0, 3.0]
     assert attrs.evolve(changed.only([1]), cost_ms=np.array([5.0])).class_ms.tolist() == [[5.0]]
+
+
+PHASES = {"forward": np.array([3.0, 1.0]), "backward": np.array([1.0, 4.0])}
+
+
+def test_objectives_differ_where_phases_have_different_slowest_ranks():
+    assert largest_rank_time(PHASES) == 5.0
+    assert step_time(PHASES) == 7.0
+
+
+def planned(objective):
+    tables = [TableSpec(f"t{i}", rows, 8, ["f"]) for i, rows in enumerate((10, 7, 3))]
+    planner = EmbeddingShardingPlanner(Topology(2, "cpu", ddr_cap=10_000), 4, objective=objective)
+    return planner.plan_tables(tables).document["objective"]
+
+
+def test_planner_rates_plans_by_the_objective_that_is_named():
+    first, second = planned("largest_rank_time"), planned("step_time")
+    assert (first["name"], second["name"]) == ("largest_rank_time", "step_time")
+    assert second["value_ms"] >= first["value_ms"] * (1 - 1e-9)
+    assert second["lower_bound_ms"] <= second["value_ms"]
+
+
+@pytest.mark.parametrize("name", [3, ["step_time"], None])
+def test_planner_objective_that_is_no_name_raises(name):
+    with pytest.raises(UnknownNameError, match="no objective"):
+        EmbeddingShardingPlanner(objective=name)
+
+
+def test_planner_unknown_objective_raises_with_the_nearest():
+    with pytest.raises(UnknownNameError, match=r"no objective 'step_tim'.*Did you mean 'step_time'\?"):
+        EmbeddingShardingPlanner(objective="step_tim")

@@ -1,8 +1,10 @@
-"""Configurations and specifications of tables: what is taken, what is refused and how."""
+"""Configurations and specifications of tables, their optimizers and caches: what is taken, what is refused and how."""
 
 from __future__ import annotations
 
 import copy
+import enum
+import json
 import math
 import pickle
 import re
@@ -14,11 +16,14 @@ from hypothesis import strategies as st
 from tests.errors import raises
 
 from shardwright import (
+    CacheParams,
     DataType,
     EmbeddingBagConfig,
     EmbeddingConfig,
+    EmbeddingOffloadStats,
     InvalidInputError,
     OptimizerSpec,
+    ParameterConstraints,
     PoolingType,
     TableSpec,
 )
@@ -198,3 +203,129 @@ def test_check_tables_that_cannot_stand_together_raise(tables, text):
 
 def test_check_tables_that_share_features_are_fine():
     check_tables([bag("a", "f"), bag("b", "f", "g")])
+
+
+@pytest.mark.parametrize(("optimizer", "name"), [("ADAM", "adam"), ("acme_shampoo", "acme_shampoo")])
+def test_spec_from_fused_params_takes_any_name(optimizer, name):
+    assert OptimizerSpec.from_fused_params({"optimizer": optimizer}).name == name
+
+
+@pytest.mark.parametrize("fused_params", [None, {}])
+def test_spec_from_nothing_is_fbgemms_default(fused_params):
+    assert OptimizerSpec.from_fused_params(fused_params) == OptimizerSpec("sgd", 0.01, is_assumed=True)
+
+
+def test_spec_that_is_named_is_not_assumed_even_if_it_is_the_default():
+    assert not OptimizerSpec.from_fused_params({"optimizer": "sgd", "learning_rate": 0.01}).is_assumed
+
+
+@pytest.mark.parametrize("rate", ["lr", "learning_rate"])
+def test_spec_from_fused_params_takes_rate_and_the_rest_as_parameters(rate):
+    fused_params = {"optimizer": "adam", rate: 0.5, "eps": 1e-3, "beta1": 0.8}
+    spec = OptimizerSpec.from_fused_params(fused_params)
+    assert spec == OptimizerSpec("adam", 0.5, {"beta1": 0.8, "eps": 1e-3})
+    assert spec.parameters == (("beta1", 0.8), ("eps", 1e-3))
+    assert (spec.get("eps", None), spec.get("beta2", 0.9)) == (1e-3, 0.9)
+    assert str(spec) == "adam(learning_rate=0.5, beta1=0.8, eps=0.001)"
+    assert fused_params == {"optimizer": "adam", rate: 0.5, "eps": 1e-3, "beta1": 0.8}
+
+
+def test_spec_optimizer_that_is_no_name_raises():
+    with raises(InvalidInputError, subject="name"):
+        OptimizerSpec.from_fused_params({"optimizer": 3})
+
+
+@pytest.mark.parametrize("rate", [-0.1, float("nan"), float("inf"), "fast", None])
+def test_spec_wrong_learning_rate_raises_with_it(rate):
+    with raises(InvalidInputError, subject="learning_rate"):
+        OptimizerSpec.from_fused_params({"learning_rate": rate})
+
+
+parameters = st.dictionaries(
+    st.sampled_from(["eps", "beta1", "momentum", "betas"]),
+    st.one_of(st.floats(allow_nan=False), st.lists(st.integers(), max_size=2)),
+)
+
+
+@given(parameters, st.randoms(use_true_random=False))
+def test_spec_equality_and_hash_do_not_depend_on_the_order_of_parameters(values, random):
+    items = list(values.items())
+    random.shuffle(items)
+    one, other = OptimizerSpec("own", 0.1, values), OptimizerSpec("own", 0.1, dict(items))
+    assert one == other
+    assert hash(one) == hash(other)
+
+
+# Hits of 100 lookups once a table of 1000 rows has a cache of up to 250, 500, 750 and 1000 rows.
+STATS = EmbeddingOffloadStats(0.2, 500, [60, 20, 15, 5], 1000)
+
+
+@pytest.mark.parametrize(
+    ("load_factor", "missed"), [(0.0, 1.0), (0.001, 0.4), (0.25, 0.4), (0.3, 0.2), (0.6, 0.05), (1.0, 0.0)]
+)
+def test_miss_rate_is_what_bins_up_to_the_caches_size_do_not_serve(load_factor, missed):
+    assert STATS.expected_miss_rate(load_factor) == pytest.approx(missed)
+
+
+def test_miss_rate_of_a_table_that_is_never_looked_up_is_nothing():
+    assert EmbeddingOffloadStats(0, 0, [0, 0], 10).expected_miss_rate(0.0) == 0
+
+
+@given(
+    st.lists(st.floats(0, 1e6), min_size=1, max_size=20),
+    st.integers(1, 10**9),
+    st.floats(0, 1),
+    st.floats(0, 1),
+)
+def test_miss_rate_is_a_part_and_never_rises_with_the_cache(counts, height, one, other):
+    stats = EmbeddingOffloadStats(0.5, 1, counts, height)
+    small, large = sorted([one, other])
+    assert 1 >= stats.expected_miss_rate(small) >= stats.expected_miss_rate(large) >= 0
+
+
+def test_cache_without_statistics_is_hit_as_often_as_it_is_large():
+    assert CacheParams(0.3).miss_rate == pytest.approx(0.7)
+    assert CacheParams().held == 0.2
+    assert CacheParams(0.3, stats=STATS).miss_rate == pytest.approx(0.2)
+
+
+class Algorithm(enum.Enum):  # FBGEMM's
+    LRU = 0
+    LFU = 1
+
+
+def test_cache_of_fused_params_is_told_from_the_optimizer():
+    fused_params = {
+        "optimizer": "adam",
+        "eps": 1e-8,
+        "cache_load_factor": 0.4,
+        "cache_algorithm": Algorithm.LFU,
+    }
+    assert CacheParams.from_fused_params(fused_params) == CacheParams(0.4, "lfu")
+    assert OptimizerSpec.from_fused_params(fused_params) == OptimizerSpec("adam", parameters={"eps": 1e-8})
+    assert CacheParams.from_fused_params(None) == CacheParams()
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"load_factor": 0}, {"load_factor": 1.5}, {"algorithm": "fifo"}, {"stats": 3}]
+)
+def test_cache_params_wrong_value_raises(arguments):
+    with raises(InvalidInputError, subject=next(iter(arguments))):
+        CacheParams(**arguments)
+
+
+@pytest.mark.parametrize("counts", [[], [1, -1], ["1"], 3])
+def test_statistics_without_counts_raise(counts):
+    with pytest.raises(InvalidInputError, match="mrc_hist_counts"):
+        EmbeddingOffloadStats(0, 0, counts, 1)
+
+
+def test_constraints_with_a_cache_survive_json():
+    rule = ParameterConstraints(cache_params=CacheParams(0.3, "lfu", STATS))
+    assert ParameterConstraints.from_data(json.loads(json.dumps(rule.to_data())), "t") == rule
+    assert hash(rule.cache_params) == hash(CacheParams(0.3, "lfu", STATS))
+
+
+def test_constraints_with_something_else_for_a_cache_raise():
+    with raises(InvalidInputError, subject="cache_params"):
+        ParameterConstraints(cache_params={"size": 3})

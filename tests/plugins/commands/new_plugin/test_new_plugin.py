@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 import pytest
-from tests.core.test_kinds import NEW_KIND
+from tests.core.test_hookspecs import NEW_KIND
 from tests.stranger import run_python
 
 from shardwright.errors import InvalidInputError, UnknownNameError

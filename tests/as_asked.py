@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from attrs import frozen
+
 from shardwright.contracts import ShardingType
 from shardwright.planning.layouts.layout import Block, Layout
-from shardwright.planning.layouts.row_maps import RowsRange
+from shardwright.planning.layouts.row_maps import RowsModulo, RowsRange
 from shardwright.planning.tables.constraints import ParameterConstraints
 
 
@@ -26,3 +28,21 @@ class AsAskedByShape(AsAsked):
 
     def layouts(self, table, topology, constraints):
         return super().layouts(table, topology, ParameterConstraints())
+
+
+@frozen
+class Unwritten(RowsModulo):
+    """Rows dealt out by a map whose data does not make it again."""
+
+    name = "unwritten"
+    _hidden: int = 0
+
+
+class Forgetful(ShardingType):
+    """Makes plans that cannot be read back."""
+
+    name, abbreviation, offered, row_maps = "forgetful", "FO", "always", (Unwritten,)
+
+    def layouts(self, table, topology, constraints):
+        rows = Unwritten(table.num_embeddings, parts=topology.world_size)
+        yield Layout([Block(part, table.all_columns, rank=rank) for rank, part in enumerate(rows)])

@@ -371,6 +371,25 @@ def test_id_without_a_row_brings_zeros_and_bears_none_without_gradients() -> Non
     assert not after[1].any()
 
 
+@pytest.mark.parametrize("device", ["meta", "cpu"])
+def test_row_that_was_not_born_has_no_first_values(device: str) -> None:
+    """A large capacity takes no time, and no memory, before it is used."""
+    setup = Setup()
+
+    def work(env: sw.ShardingEnv) -> Any:
+        configs = [config for config in setup.module().tables if config.name == "item"]
+        module = sw.EmbeddingBagCollection(configs, device=device)
+        plan = {"item": setup.plan(1).plan[""]["item"]}
+        sharded = setup.sharder.shard(module, plan, env, "cpu")
+        before = sharded.full_state_dict()[WEIGHT]
+        look_up(sharded, 5)
+        return before, sharded.full_state_dict()
+
+    before, state = run_simulated(work, 1)[0]
+    assert not before.any()
+    assert (state[WEIGHT].any(dim=1) == state[USES].flatten().bool()).all()
+
+
 def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
 

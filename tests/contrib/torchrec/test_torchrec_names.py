@@ -270,6 +270,23 @@ def test_dlrm_reference_learns_on_two_ranks(interpreter: str, kind: str) -> None
     ]
 
 
+@pytest.mark.distributed
+@pytest.mark.slow
+def test_generative_recommender_goes_on_from_its_checkpoint(interpreter: str, tmp_path: Path) -> None:
+    assert torchrun(interpreter, str(SCRIPTS / "generative.py"), str(tmp_path)) == [
+        f"rank {rank}: table sharded: True, loss fell: True, goes on as before: True" for rank in (0, 1)
+    ]
+
+
+@pytest.mark.distributed
+@pytest.mark.slow
+def test_zero_collision_hashing_learns_on_two_ranks(interpreter: str) -> None:
+    assert torchrun(interpreter, str(SCRIPTS / "zch.py")) == [
+        f"rank {rank}: 40 steps, NE below 0.8: True, AUC above 0.8: True, rows of their own: True"
+        for rank in (0, 1)
+    ]
+
+
 def test_planner_tutorial_plans_as_it_prints() -> None:
     output = run_script("-m", "shardwright_torchrec", str(SCRIPTS / "planner.py"))
     reports = output.split("--- Sharding plan ---")[1:]

@@ -12,6 +12,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+from tests import as_asked
 from tests.distributed import workers
 from tests.distributed.workers import error_of, or_error
 
@@ -94,6 +95,26 @@ def plan_json(topology_ranks: int | None = None, pattern: str = "t*") -> str:
     planner = EmbeddingShardingPlanner(topology=topology, constraints=constraints(pattern))
     sharders = [EmbeddingBagCollectionSharder()]
     return planner.collective_plan(collection(), sharders, dist.group.WORLD).to_json()
+
+
+@or_error
+def plan_json_of_type(name: str) -> str:
+    """The plan document for two tables of a type that looks at extras and data types."""
+    tables = [
+        EmbeddingBagConfig(
+            name=f"t{bits}",
+            num_embeddings=100,
+            embedding_dim=8,
+            feature_names=[f"f{bits}"],
+            data_type=f"FP{bits}",
+        )
+        for bits in (16, 32)
+    ]
+    rule = ParameterConstraints(sharding_types=[name], extras={"cut": True})
+    with installed({"as_asked": as_asked.AsAsked, "forgetful": as_asked.Forgetful}[name]()):
+        planner = EmbeddingShardingPlanner(constraints={"*": rule})
+        module = EmbeddingBagCollection(device=torch.device("meta"), tables=tables)
+        return planner.collective_plan(module, [EmbeddingBagCollectionSharder()]).to_json()
 
 
 def wrong_backends() -> list[str]:

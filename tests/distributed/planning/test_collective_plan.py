@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -44,6 +45,18 @@ def test_collective_plan_that_fails_is_the_same_error_on_every_rank(pool, argume
     assert other.startswith(f"{text.partition(':')[0]}: rank 1: planning failed: rank 0 raised {text}")
 
 
+def test_collective_plan_of_a_type_that_looks_at_extras_and_data_type_is_read_on_every_rank(pool) -> None:
+    documents = pool.run(plan_workers.plan_json_of_type, 2, name="as_asked")
+    assert documents[0] == documents[1]
+    tables = json.loads(documents[0])["modules"][""]
+    assert [len(table["shards"]) for table in tables.values()] == [2, 2]
+
+
+def test_collective_plan_that_cannot_be_read_back_is_the_same_error_on_every_rank(pool) -> None:
+    texts = pool.run(plan_workers.plan_json_of_type, 2, name="forgetful")
+    assert all(text.startswith("PlanError: ") and "'unwritten': " in text for text in texts)
+
+
 @pytest.mark.parametrize("by_name", [True, False])
 def test_model_parallel_over_a_comm_backend_that_was_asked_for_uses_it(pool: RankPool, by_name: bool) -> None:
     """The group is gloo's; what carries the tables' collectives is another, also while it plans."""
@@ -67,6 +80,53 @@ def saved(pool: RankPool, types: list[str]) -> dict[str, Any]:
 
 def tables(document: dict[str, Any]) -> dict[str, Any]:
     return document["modules"]["sparse.bags"]
+
+
+def moved(document: dict[str, Any]) -> None:
+    for table in tables(document).values():
+        (shard,) = table["shards"]
+        shard["rank"] = 1 - shard["rank"]
+
+
+def cut_elsewhere(document: dict[str, Any]) -> None:
+    user = tables(document)["user"]
+    assert [shard["rows"] for shard in user["shards"]] == [[0, 25], [25, 50]]
+    user["shards"][0]["rows"], user["shards"][1]["rows"] = [0, 7], [7, 50]
+
+
+def of_another_type(document: dict[str, Any]) -> None:
+    tables(document)["item"].update(
+        sharding_type="row_wise",
+        shards=[
+            {"rank": 0, "rows": [0, 16], "columns": [0, 16]},
+            {"rank": 1, "rows": [16, 31], "columns": [0, 16]},
+        ],
+    )
+
+
+def of_a_type_that_would_not_cut_so(document: dict[str, Any]) -> None:
+    tables(document)["user"]["sharding_type"] = "table_wise"
+
+
+@pytest.mark.parametrize(
+    ("types", "edit"),
+    [
+        (["row_wise", "table_wise"], lambda document: None),
+        (["table_wise"], moved),
+        (["row_wise"], cut_elsewhere),
+        (["table_wise"], of_another_type),
+        (["row_wise"], of_a_type_that_would_not_cut_so),
+    ],
+)
+def test_training_from_a_saved_plan_that_was_edited_follows_its_shards(
+    pool: RankPool, types: list[str], edit: Callable[[dict[str, Any]], None]
+) -> None:
+    document = saved(pool, types)
+    edit(document)
+    states = pool.run(plan_workers.train_from, 2, json.dumps(document), 3)
+    expected = unsharded_after(range(3), 2)[0].state_dict()
+    for state in states:
+        assert_same_state(state, expected)
 
 
 def test_training_from_a_plan_whose_host_sums_are_spread_over_hosts(pool: RankPool) -> None:

@@ -130,8 +130,9 @@ def _ids(where: str, flat: Any) -> NDArray[np.int64]:
     import pyarrow
 
     if len(flat) and not pyarrow.types.is_integer(flat.type):
+        advice = "Cast them" if pyarrow.types.is_floating(flat.type) else "Hash strings"
         raise InvalidInputError(
-            f"{where}: ids must be integers, or lists of them; got {flat.type}. Hash strings first."
+            f"{where}: ids must be integers, or lists of them; got {flat.type}. {advice} first."
         )
     return _cast(where, flat, pyarrow.int64())
 

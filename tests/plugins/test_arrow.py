@@ -85,8 +85,8 @@ def test_from_arrow_keys_select_and_order_columns() -> None:
 @pytest.mark.parametrize(
     ("data", "options", "text"),
     [
-        ({"user": ["x"]}, {}, r"column 'user': ids must be integers, .* got string"),
-        ({"user": [[1.5]]}, {}, r"column 'user': ids must be integers, .* got double"),
+        ({"user": ["x"]}, {}, r"column 'user': ids must be integers, .* got string. Hash strings"),
+        ({"user": [[1.5]]}, {}, r"column 'user': ids must be integers, .* got double. Cast them"),
         ({"user": [[1, None]]}, {}, r"column 'user': 1 of the numbers in its bags are null"),
         ({"user": pa.array([2**63], pa.uint64())}, {}, r"column 'user': .*9223372036854775808"),
         ({"user": [[1]], "w": [["x"]]}, {"weights": {"user": "w"}}, r"column 'w': weights must be numbers"),

@@ -44,7 +44,8 @@ class _Seen:
         """Take in the table's features."""
         features = [_feature(batch, name, self.table) for name in self.table.feature_names]
         distinct = np.unique(np.concatenate([feature.values().numpy() for feature in features]))
-        check_rows(f"batch {len(self.distinct)}", distinct, self.table.num_embeddings)
+        where = f"{', '.join(map(repr, self.table.feature_names))} of table {self.table.describe()}"
+        check_rows(f"{where}: batch {len(self.distinct)}", distinct, self.table.num_embeddings)
         # Half of the memory where that is enough: what is kept grows with the sample.
         kind = np.int32 if self.table.num_embeddings <= np.iinfo(np.int32).max else np.int64
         self.distinct.append(distinct.astype(kind))

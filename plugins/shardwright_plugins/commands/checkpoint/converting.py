@@ -104,11 +104,22 @@ def from_file(path: Path, folder: Path, progress: Progress | None = None) -> Non
         raise CheckpointError(f"{path} cannot be read as plain data: {reason_of(error)}") from error
     if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):
         raise CheckpointError(f"{path} has a {type(state).__name__}, not a state dict")
+    entries = flat(state)
+    inside = [key.removeprefix(MODEL) for key, value in entries.items() if _is_state_dict(key, value)]
+    if inside:
+        raise CheckpointError(
+            f"{path} has state dicts under {', '.join(map(repr, inside))}, which would be lost. What is read is a "
+            'module\'s state dict, or {"model": that, "optimizer": ..., "extra": ...}, with or without the last two'
+        )
     entries = {
-        key: value.detach().clone() if isinstance(value, Tensor) else value
-        for key, value in flat(state).items()
+        key: value.detach().clone() if isinstance(value, Tensor) else value for key, value in entries.items()
     }
     save_entries(entries, folder, progress)
+
+
+def _is_state_dict(key: str, value: Any) -> bool:
+    """True for a mapping where a module has a tensor: what is written beside a state dict is taken for its entries."""
+    return key.startswith(MODEL) and isinstance(value, Mapping) and not key.endswith("_extra_state")
 
 
 def adopt(stored: StoredCheckpoint, folder: Path, progress: Progress | None = None) -> None:

@@ -13,6 +13,8 @@ from shardwright.cli.plans import check_writable, write_text
 
 __all__ = ["profile"]
 
+_LEAST_STEPS = 2  # one says nothing of reuse
+
 
 def profile(
     workload: Annotated[Path, typer.Argument(metavar="WORKLOAD", help="The tables, a JSON file.")],
@@ -29,10 +31,11 @@ def profile(
         int | None, typer.Option(min=1, help="Samples of a rank and step; the workload's own by default.")
     ] = None,
     ranks: Annotated[int, typer.Option(min=1, help="Ranks whose batches make a step.")] = 1,
-    batches: Annotated[int, typer.Option(min=2, help="Most steps that are looked at.")] = 200,
+    batches: Annotated[int, typer.Option(min=_LEAST_STEPS, help="Most steps that are looked at.")] = 200,
     algorithm: Annotated[str, typer.Option(help="What caches evict: lru or lfu.")] = "lru",
 ) -> None:
     """Measure how a workload's tables are used: ids per bag, and how often a cache of any size would miss."""
+    from shardwright.errors import InvalidInputError
     from shardwright.planning.options.inputs import BATCH_SIZE
     from shardwright.planning.tables.workload import Workload
     from shardwright.planning.text import json_text
@@ -46,6 +49,11 @@ def profile(
     samples = (batch or loaded.batch_size or BATCH_SIZE) * ranks
     for table in islice(_steps(data, features, samples), batches):
         collected.add(from_arrow(table, features))
+    if collected.num_batches < _LEAST_STEPS:
+        raise InvalidInputError(
+            f"the files have {collected.num_batches} whole steps of {samples} samples; a profile needs "
+            f"{_LEAST_STEPS} at least: give more files, or a smaller --batch"
+        )
     rules = collected.constraints()
     write_text(output, json_text({path: rule.to_data() for path, rule in rules.items()}) + "\n")
     typer.echo(f"{collected.num_batches} steps of {samples} samples, {len(rules)} tables")

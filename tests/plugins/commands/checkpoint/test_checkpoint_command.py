@@ -212,6 +212,25 @@ def test_file_that_would_run_something_is_refused(tmp_path):
         run("convert", tmp_path / "module.pt", tmp_path / "other.pt")
 
 
+@pytest.mark.parametrize("beside", ["opt", "epoch"])
+def test_state_dict_beside_what_is_not_read_is_refused(beside, tmp_path):
+    """Names that are not read would make entries of the model of all, and a checkpoint without tensors."""
+    torch.save(
+        {"model": {"weight": torch.ones(2)}, beside: {"opt": {"state": {}}, "epoch": 3}[beside]},
+        tmp_path / "a.pt",
+    )
+    with pytest.raises(sw.CheckpointError, match=r"has state dicts under 'model'.* which would be lost"):
+        run("convert", tmp_path / "a.pt", tmp_path / "own")
+    assert not (tmp_path / "own").exists()
+
+
+def test_state_dict_with_extra_state_is_converted(tmp_path):
+    torch.save({"weight": torch.ones(2), "layer._extra_state": {"scale": 2.0}}, tmp_path / "a.pt")
+    run("convert", tmp_path / "a.pt", tmp_path / "own")
+    (entry,) = json.loads(run("show", tmp_path / "own", "--json"))["entries"]
+    assert entry["name"] == "model.weight"
+
+
 def test_place_that_cannot_be_written_is_an_error_that_names_it(saved, tmp_path):
     (tmp_path / "file").write_text("mine")
     for target in (tmp_path / "none" / "all.pt", tmp_path / "file", tmp_path / "file" / "under"):

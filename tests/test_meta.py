@@ -7,8 +7,6 @@ import importlib
 import inspect
 import os
 import re
-import subprocess
-import sys
 import tomllib
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -16,6 +14,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 from tests import readme
+from tests.programs import printed_by
 
 import shardwright
 import shardwright_testing as testing
@@ -150,14 +149,7 @@ def test_plugin_host_tests_pass_with_no_plugin_loaded():
     """The convention for all of tests/core: they pass with SHARDWRIGHT_PLUGINS empty. CI runs them all so."""
     files = ["host", "test_hookspecs.py"]
     arguments = ["-q", "-n0", "-p", "no:cacheprovider", *[str(ROOT / "tests/core" / name) for name in files]]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *arguments],
-        cwd=ROOT,
-        env={**os.environ, "SHARDWRIGHT_PLUGINS": ""},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout[-4000:]
+    printed_by("-m", "pytest", *arguments, cwd=ROOT, env={**os.environ, "SHARDWRIGHT_PLUGINS": ""})
 
 
 def test_no_two_classes_of_core_share_a_name(core):

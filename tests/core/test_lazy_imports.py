@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
-import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -14,6 +12,7 @@ import pytest
 from tests.core import stubs
 from tests.core.public_values import classes_of, hidden_in
 from tests.core.stubs import OWN_NAMES
+from tests.programs import printed_by
 from tests.readme import CORE_DOCS
 
 import shardwright
@@ -170,10 +169,4 @@ def test_what_contracts_speak_of_is_public(contract: type) -> None:
 def test_users_file_has_real_types(tmp_path: Path) -> None:
     (tmp_path / "user.py").write_text(USER)
     (tmp_path / "mypy.ini").write_text("[mypy]\nstrict = True\n")
-    done = subprocess.run(
-        [sys.executable, "-m", "mypy", "--config-file", "mypy.ini", "user.py"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    printed_by("-m", "mypy", "--config-file", "mypy.ini", "user.py", cwd=tmp_path)

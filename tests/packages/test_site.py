@@ -6,13 +6,12 @@ import importlib.util
 import json
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from tests import pictures, readme
 from tests.pictures import measured
+from tests.programs import printed_by
 
 import shardwright as sw
 from shardwright.cli import app
@@ -37,11 +36,8 @@ def test_site_has_every_page_once_in_its_navigation() -> None:
 def test_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
     if importlib.util.find_spec("mkdocs") is None or importlib.util.find_spec("mkdocstrings") is None:
         pytest.skip("the extra `docs` is not installed")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
-    done = subprocess.run(
-        command, cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+    quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    printed_by("-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path, cwd=ROOT, env=quiet)
     made = {path: path.read_text() for path in tmp_path.rglob("*.html")}
     assert [path.name for path, text in made.items() if LOADED.search(text)] == []
     notebook = re.sub(r"<[^>]+>", "", made[tmp_path / "contrib/examples/notebook.html"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import doctest
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from tests import readme, stranger
 from tests.benchmarks import step_ratios
 from tests.pictures.layouts import drawings
 from tests.plugins import author_pages
+from tests.programs import printed_by
 
 import shardwright
 import shardwright_plugins
@@ -294,15 +294,8 @@ def test_page_example_does_as_the_page_shows(name: str, example: Path) -> None:
 def test_page_example_passes_the_kit(name: str, example: Path) -> None:
     path = os.pathsep.join([str(example), *filter(None, sys.path)])
     (tests,) = example.glob("test_acme_*.py")
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tests)],
-        cwd=example,
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    assert " passed" in done.stdout
+    command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", tests]
+    assert " passed" in printed_by(*command, cwd=example, env={**os.environ, "PYTHONPATH": path})
 
 
 @pytest.mark.parametrize("path", TAUGHT, ids=lambda path: path.parent.name + "/" + path.name)

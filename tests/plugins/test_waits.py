@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
+from tests.programs import printed_by
 
 TYPES = ("table_wise", "column_wise", "row_wise", "table_row_wise", "data_parallel")
 # Events of a stream beside the main one. Sizes of a batch on the device, together with whether its ids are in range.
@@ -38,10 +37,8 @@ TORCH: list[Case] = [(1, "table_wise", "SUM", kernel, "host") for kernel in ("fu
 
 def waits_of(cases: list[Case], *options: str) -> Waits:
     """The places at which the host waits in a training step of each case, without numbers of lines."""
-    command = [sys.executable, "-m", "tests.plugins.pretend_device", json.dumps(cases), *options]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = [[place.rpartition(":")[0] for place in places] for places in json.loads(done.stdout)]
+    printed = printed_by("-m", "tests.plugins.pretend_device", json.dumps(cases), *options)
+    found = [[place.rpartition(":")[0] for place in places] for places in json.loads(printed)]
     return dict(zip(cases, found, strict=True))
 
 

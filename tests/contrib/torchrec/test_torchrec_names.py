@@ -9,7 +9,6 @@ import os
 import pickle
 import re
 import shutil
-import subprocess
 import sys
 import tomllib
 import venv
@@ -22,6 +21,7 @@ from shardwright_torchrec import quant
 from shardwright_torchrec.names import ADAPTED, MODULES, QUANTIZED
 from tests.contrib import distributions
 from tests.ports import own_port
+from tests.programs import printed_by
 
 import shardwright
 
@@ -54,14 +54,8 @@ def run_script(*arguments: str, python: str = sys.executable, **variables: str) 
     """Run Python in a process of its own; the ranks that it starts find each other at a free port."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SHARDWRIGHT_")}
     path = os.pathsep.join([str(distributions.ROOT / "torchrec"), *sys.path])
-    done = subprocess.run(
-        [python, *arguments],
-        env={**environment, "PYTHONPATH": path, "MASTER_PORT": str(own_port()), **variables},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    environment |= {"PYTHONPATH": path, "MASTER_PORT": str(own_port()), **variables}
+    return printed_by(*arguments, python=python, env=environment)
 
 
 OWN = {

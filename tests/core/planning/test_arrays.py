@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.programs import printed_by
 
 from shardwright.planning.arrays import distinct, without
 
@@ -35,4 +33,4 @@ from shardwright.planning.arrays import distinct, without
 distinct(np.arange(3)), without(np.arange(3), np.arange(2))
 assert ("numpy.ma" in sys.modules) == before
 """
-    subprocess.run([sys.executable, "-c", source], check=True)
+    printed_by("-c", source)

@@ -2,13 +2,12 @@ from __future__ import annotations
 
 import json
 import logging
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 from tests.core.planning.conftest import Plain
 from tests.errors import refused
+from tests.programs import printed_by
 
 from shardwright import (
     Block,
@@ -297,7 +296,7 @@ from shardwright_plugins.reports import no_plan
 from shardwright.planning.report import report
 assert "torch" not in sys.modules, "torch"
 """
-    subprocess.run([sys.executable, "-c", source], check=True)
+    printed_by("-c", source)
 
 
 def test_plan_tables_layout_that_leaves_rows_out_names_the_type(host_with):

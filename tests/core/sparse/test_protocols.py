@@ -6,13 +6,12 @@ import copy
 import doctest
 import importlib
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.programs import printed_by
 from torch.utils import _pytree
 
 from shardwright import InvalidInputError, JaggedTensor, KeyedJaggedTensor, KeyedTensor
@@ -62,11 +61,7 @@ def test_pickle_read_by_a_fresh_process_that_imports_no_fbgemm(tmp_path: Path) -
         "for example in pickle.loads(pathlib.Path(sys.argv[1]).read_bytes()): print(repr(example))\n"
         "assert 'fbgemm_gpu' not in sys.modules\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", source, str(path)], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [repr(example) for example in examples]
+    assert printed_by("-c", source, path).splitlines() == [repr(example) for example in examples]
 
 
 def test_pytree_round_trip_gives_the_same(example: Any) -> None:

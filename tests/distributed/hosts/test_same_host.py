@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 from tests.distributed.hosts import forked_sender, memory_workers
 from tests.distributed.test_training import TYPES
 from tests.equality import Case, Table, assert_equals_unsharded
 from tests.plugins.training.test_equality import tables_of
+from tests.programs import printed_by
 
 from shardwright_plugins.comm_backends import _same_host as same_host
 from shardwright_testing.equality.training import NUM_STEPS
@@ -142,6 +140,4 @@ def test_group_that_is_connected_to_again_shares_memory_again(pool: RankPool) ->
 
 
 def test_process_that_was_forked_waits_until_what_it_sent_is_read() -> None:
-    command = [sys.executable, "-W", "ignore", "-m", forked_sender.__name__]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (ended.stdout.split("\n"), ended.returncode) == (["[7, 7, 7, 7, 7]", "0", ""], 0), ended.stderr
+    assert printed_by("-W", "ignore", "-m", forked_sender.__name__) == "[7, 7, 7, 7, 7]\n0\n"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
+from tests.programs import printed_by
 
 from shardwright_plugins.comm_backends import _quiet_end
 
@@ -34,9 +34,7 @@ print("all done")
 
 
 def test_process_that_ends_right_after_a_collective_ends_well() -> None:
-    command = [sys.executable, "-W", "ignore", "-c", SCRIPT]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (ended.returncode, ended.stdout) == (0, "all done\n"), ended.stderr
+    assert printed_by("-W", "ignore", "-c", SCRIPT) == "all done\n"
 
 
 @pytest.fixture

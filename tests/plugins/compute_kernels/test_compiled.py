@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from tests.programs import printed_by
 
 pytest.importorskip("numba")
 
@@ -39,10 +39,7 @@ def run(folder: Path, program: str) -> str:
     """Run a program in a process of its own beside the loops; what it printed."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *sys.path])}
     environment.pop("NUMBA_CACHE_DIR", None)
-    command = [sys.executable, "-c", program]
-    found = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-    assert found.returncode == 0, found.stderr
-    return found.stdout.strip()
+    return printed_by("-c", program, env=environment, timeout=120).strip()
 
 
 def files(folder: Path) -> list[Path]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ import torch
 from tests.plugins.compute_kernels.loops import CPU, OPTIMIZERS, block_spec, built, draw_batch, kernel_of
 from tests.plugins.compute_kernels.test_declarations import request_for
 from tests.plugins.compute_kernels.test_lookups import CLOSE, gradient_for, spec_of
+from tests.programs import printed_by
 
 import shardwright as sw
 from shardwright_plugins.compute_kernels.row_cache.memory import kept_for
@@ -404,16 +403,9 @@ def test_table_of_four_times_the_memory_trains_from_a_file_and_not_in_memory() -
     """In processes that may allocate 96 MiB beyond what imports take."""
 
     def run(kernel: str) -> Any:
-        command = [
-            sys.executable,
-            "-m",
-            "tests.plugins.compute_kernels.larger_than_memory",
-            kernel,
-            "96",
-            "60",
-        ]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        return json.loads(done.stdout)
+        return json.loads(
+            printed_by("-m", "tests.plugins.compute_kernels.larger_than_memory", kernel, 96, 60)
+        )
 
     assert "can't allocate memory" in run("fused_torch")["refused"]
     first, last = run("mapped_caching")["losses"]

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
 from tests.plugins.compute_kernels.loops import kernel_of
+from tests.programs import printed_by
 
 import shardwright as sw
 
@@ -19,16 +18,7 @@ CHECKS = "tests/plugins/compute_kernels/triton_checks.py"
 
 def run(*command: str, interpret: bool) -> str:
     """Standard output of a Python program, in which Triton is imported anew."""
-    environment = {**os.environ, "TRITON_INTERPRET": "1" if interpret else "0"}
-    done = subprocess.run(
-        [sys.executable, *command],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return printed_by(*command, env={**os.environ, "TRITON_INTERPRET": "1" if interpret else "0"})
 
 
 def check(*, interpret: bool, checks: str = CHECKS) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import attrs
 import pytest
 import torch
 from tests.plugins.following import models
+from tests.programs import printed_by
 
 import shardwright as sw
 from shardwright.planning.plan.inputs import InputTables
@@ -217,4 +217,4 @@ def test_plan_of_unknown_origin_is_refused() -> None:
 
 def test_search_imports_no_torch() -> None:
     source = "import sys, shardwright_plugins.following.search; sys.exit('torch' in sys.modules)"
-    subprocess.run([sys.executable, "-c", source], check=True)
+    printed_by("-c", source)

@@ -6,8 +6,6 @@ import copy
 import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +23,7 @@ from shardwright_serving.packages.served import served_in, tables_of
 from shardwright_serving.packages.stored_tables import StoredTables
 from tests.contrib.serving.packages.models import BATCHES, EXAMPLE, PER_TABLE, Model, bag, batch
 from tests.errors import files_of_at_most, raises
+from tests.programs import printed_by
 from torch import Tensor, nn
 
 import shardwright as sw
@@ -108,16 +107,14 @@ def test_package_loads_without_what_exports(package: Path) -> None:
     code = (
         "import sys, shardwright_serving as serving; serving.load_package(sys.argv[1]); print(*sys.modules)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(package)], capture_output=True, text=True, check=True
-    )
+    modules = printed_by("-c", code, package).split()
     heavy = (
         "shardwright.runtime.",
         "shardwright.planning.planner",
         "torch._inductor",
         "torch.distributed.checkpoint",
     )
-    assert [name for name in done.stdout.split() if name.startswith(heavy)] == []
+    assert [name for name in modules if name.startswith(heavy)] == []
 
 
 def test_ids_that_are_no_rows_raise(package: Path) -> None:
@@ -362,14 +359,8 @@ else:
 def test_checkpoint_is_exported_in_less_memory_than_its_tables(tmp_path: Path) -> None:
     """256 MiB of float rows, in blocks of 64 MiB whose parts and copies are beside them."""
 
-    def run(what: str) -> str:
-        command = [sys.executable, "-c", MEMORY, str(tmp_path), what]
-        done = subprocess.run(command, capture_output=True, text=True, env=dict(os.environ))
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    run("save")
-    assert float(run("export")) < 256
+    printed_by("-c", MEMORY, tmp_path, "save")
+    assert float(printed_by("-c", MEMORY, tmp_path, "export")) < 256
 
 
 def test_blocks_of_a_stored_table_read_each_row_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

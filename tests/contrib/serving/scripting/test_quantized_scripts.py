@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ import shardwright_serving as serving
 import torch
 from tests.contrib.serving.packages.models import BATCHES, PER_TABLE, Model, batch
 from tests.contrib.serving.tables import test_sharded_quantized as cut
+from tests.programs import printed_by
 from torch import nn
 
 import shardwright as sw
@@ -91,9 +90,7 @@ def test_scripted_model_is_loaded_in_a_fresh_process(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.jit.save(torch.jit.script(model), tmp_path / "model.pt")
-    command = [sys.executable, "-c", FRESH, str(tmp_path / "model.pt"), str(tmp_path / "batch.pt")]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    printed_by("-c", FRESH, tmp_path / "model.pt", tmp_path / "batch.pt")
 
 
 @pytest.mark.parametrize("kind", [Pooled, Sequences])

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import platform
 import statistics
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ import pytest
 import torch
 from scipy.stats import spearmanr
 from tests.plugins.reports.test_html_page import Page
+from tests.programs import printed_by
 from typer.testing import CliRunner
 
 from shardwright import InvalidInputError, ShardingPlan, Topology, UnsupportedError, Workload
@@ -352,8 +351,7 @@ print(given_back, kept, faults())
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="mallopt is glibc's")
 def test_memory_of_steps_is_kept_by_the_allocator_until_it_is_to_give_it_back() -> None:
-    done = subprocess.run([sys.executable, "-c", _FAULTS], capture_output=True, text=True, check=True)
-    given_back, kept, taken_again = map(int, done.stdout.split())
+    given_back, kept, taken_again = map(int, printed_by("-c", _FAULTS).split())
     assert kept < given_back / 100
     assert taken_again > given_back / 20
 

@@ -13,9 +13,8 @@ from attrs import frozen
 
 from shardwright.contracts.row_format import FloatRows
 from shardwright.planning.arrays import Bools, Floats, Ints
-from shardwright.planning.machines.topology import Topology
-from shardwright.planning.options.options import Options
 from shardwright.planning.tables.codecs import FLOAT_BYTES
+from shardwright_plugins.estimators.shard_bytes import ShardAmounts
 
 ROW_WISE = "row_wise"
 """TorchRec's models know this type by name: it has other costs than ``table_wise`` on one rank too."""
@@ -36,16 +35,8 @@ MIN_PARTITION = 128
 
 
 @frozen(eq=False, slots=False)
-class Work:
+class Work(ShardAmounts):
     """Lookups and results of each shard: columns over runs of shards."""
-
-    options: Options
-    topology: Topology
-
-    @cached_property
-    def is_copy(self) -> Bools:
-        """The table is on every rank, whose own batch is looked up there."""
-        return self.options.is_copy
 
     @cached_property
     def cuts_rows(self) -> Bools:
@@ -54,11 +45,6 @@ class Work:
         names = np.array([kind.name for kind in options.sharding_types], dtype=object)
         named = (names == ROW_WISE)[options.sharding_type].astype(bool)
         return (options.cuts_rows | options.sums_inside_host | named)[options.option]
-
-    @cached_property
-    def num_batches(self) -> Floats:
-        """The batches that are looked up: those of all ranks, or of one."""
-        return np.where(self.is_copy, 1.0, float(self.topology.world_size))
 
     @cached_property
     def num_row_parts(self) -> Ints:
@@ -71,13 +57,13 @@ class Work:
         """Ids looked up, alike for all row parts."""
         options = self.options
         a_part = options.ids_per_batch[options.shard_table] / self.num_row_parts
-        return a_part * self.num_batches
+        return a_part * self.batches
 
     @cached_property
     def vectors(self) -> Floats:
         """Vectors returned: one a bag or one an id."""
         table = self.options.shard_table
-        pooled = self.options.bags_per_batch[table] * self.num_batches
+        pooled = self.options.bags_per_batch[table] * self.batches
         return np.where(self.options.is_pooled[table], pooled, self.ids)
 
     @cached_property

@@ -39,10 +39,9 @@ from shardwright.planning.arrays import Bools, Floats
 from shardwright.planning.machines.topology import CPU_DEVICE, Topology
 from shardwright.planning.options.options import Options
 from shardwright.planning.options.search_space import (
-    filled_bags,
     vector_bytes,
 )
-from shardwright_plugins.estimators.shard_bytes import state_bytes_a_row, synchronised_bytes
+from shardwright_plugins.estimators.shard_bytes import ShardAmounts, state_bytes_a_row, synchronised_bytes
 
 LENGTH_BYTES = 4
 SUM_BYTES = 4
@@ -87,26 +86,8 @@ class Roofline(Estimator):
 
 
 @frozen(eq=False, slots=False)
-class _Step:
+class _Step(ShardAmounts):
     """A step of each shard: columns over runs of shards."""
-
-    options: Options
-    topology: Topology
-
-    @cached_property
-    def table(self) -> Any:
-        """Table of each shard."""
-        return self.options.shard_table
-
-    @property
-    def is_copy(self) -> Bools:
-        """True for rows that every rank has."""
-        return self.options.is_copy
-
-    @cached_property
-    def is_filled(self) -> Bools:
-        """True for shards with rows."""
-        return self.options.num_rows > 0
 
     @cached_property
     def is_frozen(self) -> Bools:
@@ -114,23 +95,14 @@ class _Step:
         return self.options.is_frozen[self.table]
 
     @cached_property
-    def batches(self) -> Floats:
-        """Number of ranks whose batches are looked up; 0 in an empty shard."""
-        looked_up = np.where(self.is_copy, 1.0, float(self.topology.world_size))
-        return np.where(self.is_filled, looked_up, 0.0)
-
-    @cached_property
     def ids(self) -> Floats:
         """Ids looked up."""
-        return self.options.ids_per_batch[self.table] * self.options.id_fraction * self.batches
+        return self.own_ids * self.batches
 
     @cached_property
     def vectors(self) -> Floats:
         """Results: one a bag that travels, or one an id."""
-        bags = (
-            self.options.bags_per_batch[self.table] * self.batches * filled_bags(self.options, self.topology)
-        )
-        return np.where(self.options.is_pooled[self.table], bags, self.ids)
+        return self.own_vectors * self.batches
 
     @cached_property
     def input_bytes(self) -> Floats:

@@ -1,17 +1,65 @@
-"""Bytes of shards that several models of costs count, by what kernels declare and the engine sends.
+"""Amounts of shards that several models of costs count, by what kernels declare and the engine sends.
 
 Legend: S runs of shards.
 """
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import numpy as np
+from attrs import frozen
 
 from shardwright.contracts.compute_kernel import ComputeKernel, KernelRequest
-from shardwright.planning.arrays import Floats
+from shardwright.planning.arrays import Bools, Floats, Ints
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.options import Options
-from shardwright.planning.options.search_space import vector_bytes
+from shardwright.planning.options.search_space import filled_bags, vector_bytes
+
+
+@frozen(eq=False, slots=False)
+class ShardAmounts:
+    """Ids and vectors of one rank's batch in each shard, as columns over runs of shards.
+
+    Args:
+        options: options.
+        topology: the ranks.
+    """
+
+    options: Options
+    topology: Topology
+
+    @cached_property
+    def table(self) -> Ints:
+        """Table of each run."""
+        return self.options.shard_table
+
+    @cached_property
+    def is_copy(self) -> Bools:
+        """True for rows that every rank has."""
+        return self.options.is_copy
+
+    @cached_property
+    def is_filled(self) -> Bools:
+        """True for shards with rows."""
+        return self.options.num_rows > 0
+
+    @cached_property
+    def own_ids(self) -> Floats:
+        """Ids of one rank's batch in each shard."""
+        return self.options.ids_per_batch[self.table] * self.options.id_fraction * self.is_filled
+
+    @cached_property
+    def own_vectors(self) -> Floats:
+        """Vectors that one rank's batch gets from each shard: one a bag that travels, or one an id."""
+        bags = self.options.bags_per_batch[self.table] * filled_bags(self.options, self.topology)
+        return np.where(self.options.is_pooled[self.table], bags, self.own_ids) * self.is_filled
+
+    @cached_property
+    def batches(self) -> Floats:
+        """Batches that are looked up: one in copies, else those of all ranks."""
+        return np.where(self.is_copy, 1.0, float(self.topology.world_size))
+
 
 _REFERENCE_ROWS = 1 << 20  # rows asked about, so many that memory per table rounds to nothing per row
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -68,58 +67,32 @@ def _place(shards: ProposedShards, units: Sequence[list[int]]) -> Ints | Misfit:
 
 
 class _Ranks:
-    """Room and load of the ranks while shards are placed. Plain lists: there are few ranks, and many small steps."""
+    """Room and load of the ranks while shards are placed."""
 
     def __init__(self, shards: ProposedShards) -> None:
         self._shards = shards
         fixed = np.flatnonzero(shards.is_fixed)
-        used = shards.fixed_bytes.copy()
-        np.add.at(used, shards.rank[fixed], shards.memory_bytes[fixed])
-        self._room: list[list[int]] = (shards.capacity_bytes - used).tolist()
-        loads, own = shards.fixed_ms.copy(), shards.rank[fixed]
-        np.add.at(loads, own, shards.class_ms[fixed, shards.rank_class[own]])
-        self._loads: list[float] = loads.tolist()
-        self._needs, self._costs = shards.memory_bytes.tolist(), shards.class_ms.tolist()
-        self._class = shards.rank_class.tolist()
+        own = shards.rank[fixed]
+        self._room: Ints = shards.capacity_bytes - shards.fixed_bytes
+        np.subtract.at(self._room, own, shards.memory_bytes[fixed])
+        self._loads: Floats = shards.fixed_ms.copy()
+        np.add.at(self._loads, own, shards.class_ms[fixed, shards.rank_class[own]])
         self._local_rank = shards.local_rank.tolist()
-        # Gangs are tried on all hosts at once, on arrays that are kept in step with the lists.
-        self._has_gangs = bool((shards.gang != NO_GANG).any())
-        self._load_array, self._room_array = np.array(self._loads), np.array(self._room, dtype=np.int64)
-        # Of each class every rank with its load; entries with a load that a rank no longer has are passed over.
-        self._heaps: list[list[tuple[float, int]]] = [[] for _ in range(shards.class_ms.shape[1])]
-        for rank, load in enumerate(self._loads):
-            heapq.heappush(self._heaps[self._class[rank]], (load, rank))
 
     def place_shard(self, shard: int) -> list[int] | Misfit:
         """Take room for a shard on the rank that has it and would be least loaded."""
-        need, best = self._needs[shard], (np.inf, -1)
-        for heap, cost in zip(self._heaps, self._costs[shard], strict=True):
-            load, rank = self._least_loaded(heap, need)
-            best = min(best, (load + cost, rank))
-        load, chosen = best
-        if chosen < 0:
+        left = self._room - self._shards.memory_bytes[shard]
+        loads = self._loads + self._shards.class_ms[shard][self._shards.rank_class]
+        loads[(left < 0).any(axis=1)] = np.inf
+        chosen = int(loads.argmin())
+        if loads[chosen] == np.inf:
             return self._misfit(shard, self._room)
-        self._take(chosen, load, [have - want for have, want in zip(self._room[chosen], need, strict=True)])
+        self._loads[chosen], self._room[chosen] = loads[chosen], left[chosen]
         return [chosen]
-
-    def _least_loaded(self, heap: list[tuple[float, int]], need: list[int]) -> tuple[float, int]:
-        """The load of the least loaded rank of a class that has room, and that rank; infinite and -1 if none has."""
-        passed, found = [], (np.inf, -1)
-        while heap:
-            load, rank = heap[0]
-            if load == self._loads[rank]:
-                if all(have >= want for have, want in zip(self._room[rank], need, strict=True)):
-                    found = load, rank
-                    break
-                passed.append((load, rank))
-            heapq.heappop(heap)
-        for entry in passed:
-            heapq.heappush(heap, entry)
-        return found
 
     def place_gang(self, members: Sequence[int]) -> list[int] | Misfit:
         """Take room for a gang on the host where the most loaded of the ranks it takes is least loaded."""
-        trial = _GangTrial(self._shards, self._load_array, self._room_array)
+        trial = _GangTrial(self._shards, self._loads, self._room)
         for step in _steps(members, self._local_rank):
             trial.add(step)
         if len(trial.stuck) == self._shards.num_hosts:
@@ -129,20 +102,12 @@ class _Ranks:
             )
         host = trial.best_host()
         ranks = [trial.rank_of(host, shard) for shard in members]
-        for rank in dict.fromkeys(ranks):
-            self._take(
-                rank, float(trial.loads.flat[rank]), trial.room.reshape(len(self._room), -1)[rank].tolist()
-            )
+        self._loads[ranks] = trial.loads.flat[ranks]
+        self._room[ranks] = trial.room.reshape(self._room.shape)[ranks]
         return ranks
 
-    def _take(self, rank: int, load: float, room: list[int]) -> None:
-        self._loads[rank], self._room[rank] = load, room
-        if self._has_gangs:
-            self._load_array[rank], self._room_array[rank] = load, room
-        heapq.heappush(self._heaps[self._class[rank]], (load, rank))
-
-    def _misfit(self, shard: int, room: Sequence[list[int]] | Ints, *, host: int | None = None) -> Misfit:
-        return self._shards.misfit(shard, self._shards.capacity_bytes - np.array(room), host=host)
+    def _misfit(self, shard: int, room: Ints, *, host: int | None = None) -> Misfit:
+        return self._shards.misfit(shard, self._shards.capacity_bytes - room, host=host)
 
 
 def _steps(members: Sequence[int], local_rank: Sequence[int]) -> list[list[int]]:

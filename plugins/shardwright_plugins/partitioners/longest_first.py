@@ -11,7 +11,7 @@ from shardwright.planning.arrays import FREE, NO_GANG, Floats, Ints
 from shardwright.planning.search.placement import Misfit, ProposedShards
 from shardwright.planning.watch import Watch
 from shardwright_plugins.partitioners.greedy_perf import GreedyPerf
-from shardwright_plugins.proposers.proving.packing.bins import SLACK, Bins, largest, limits, memory_limits
+from shardwright_plugins.proposers.proving.packing.bins import SLACK, Bins, largest
 
 _STEPS, _BISECTIONS = 400, 8
 
@@ -41,18 +41,7 @@ class LongestFirst(Partitioner):
 
 def as_bins(shards: ProposedShards, limit_ms: float = np.inf) -> Bins:
     """Shards to be placed, and ranks, as items and bins; shards with a rank are in theirs."""
-    fixed_ms = np.repeat(shards.fixed_ms[:, None], shards.class_ms.shape[1], axis=1)
-    bins = Bins(
-        np.hstack([shards.class_ms, shards.memory_bytes]),
-        np.hstack([fixed_ms, shards.fixed_bytes]),
-        limits(limit_ms, shards.rank_class, memory_limits(shards.capacity_bytes)),
-        shards.rank_class,
-        shards.gang,
-        shards.local_rank,
-        shards.local_world_size,
-        _kinds(shards),
-        Watch(),
-    )
+    bins = Bins.of(shards, limit_ms, _kinds(shards), Watch())
     for item in np.flatnonzero(shards.is_fixed).tolist():
         bins.put(item, int(shards.rank[item]))
         bins.pin(item)

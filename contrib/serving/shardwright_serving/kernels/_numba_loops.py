@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from shardwright_plugins.kernel_parts.by_numba import compiled
+from shardwright_plugins.kernel_parts.by_numba import AHEAD, compiled, prefetch
 from shardwright_serving.kernels._numba_rows import (
-    BYTE,
     FP8,
     INT,
     INT2,
@@ -29,33 +27,15 @@ from shardwright_serving.kernels._numba_rows import (
 )
 
 _CACHE_LINE = 64  # bytes
-# Rows between a prefetch and its use; see the loops of ``fused_numba``, where it was measured.
-_AHEAD = 32
-_SECOND_CACHE = 2  # LLVM's name for it
 # Bytes that a core's own cache holds (half a MiB): fetching them ahead only takes time.
 _NEAR = 1 << 19
-
-
-@intrinsic
-def _prefetch(typing_context: Any, address: Any) -> Any:
-    """Ask for the cache line of an address; one that does not exist is ignored."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        pointer = BYTE.as_pointer()
-        kind = ir.FunctionType(ir.VoidType(), [pointer, INT, INT, INT])
-        function = builder.module.declare_intrinsic("llvm.prefetch", [pointer], kind)
-        line = builder.inttoptr(arguments[0], pointer)
-        builder.call(function, [line, INT(0), INT(_SECOND_CACHE), INT(1)])  # to read, data
-        return context.get_dummy_value()
-
-    return types.void(types.int64), generate
 
 
 @compiled
 def _prefetch_row(address: int, size: int) -> None:
     for offset in range(0, size, _CACHE_LINE):
-        _prefetch(address + offset)
-    _prefetch(address + size - 1)  # rows begin anywhere in a line
+        prefetch(address + offset, 0)
+    prefetch(address + size - 1, 0)  # rows begin anywhere in a line
 
 
 def _read(kind: Any, numba_type: Any) -> Any:
@@ -108,7 +88,7 @@ def _look_up_bags(
     rows, size, dim, num_rows, kind = slot[0], slot[1], slot[2], slot[3], slot[4]
     is_far = num_rows * size > _NEAR
     if is_far:
-        for position in range(min(_AHEAD, num_ids)):
+        for position in range(min(AHEAD, num_ids)):
             _prefetch_row(rows + _long_at(ids + 8 * position) * size, size)
     at = 0
     for number in range(first, stop):
@@ -116,8 +96,8 @@ def _look_up_bags(
         if at + count > num_ids:
             return -1
         for position in range(at, at + count):
-            if is_far and position + _AHEAD < num_ids:
-                _prefetch_row(rows + _long_at(ids + 8 * (position + _AHEAD)) * size, size)
+            if is_far and position + AHEAD < num_ids:
+                _prefetch_row(rows + _long_at(ids + 8 * (position + AHEAD)) * size, size)
             if not 0 <= _long_at(ids + 8 * position) < num_rows:
                 return -1
         own, factors = ids + 8 * at, weights + 4 * at if weights else 0

@@ -260,41 +260,16 @@ def _emit_bag(kind: int) -> Any:
     return types.void(*[types.int64] * 7), generate
 
 
-@intrinsic
-def sum_int8(
-    context: Any, rows: Any, size: Any, dim: Any, ids: Any, weights: Any, count: Any, out: Any
-) -> Any:
-    """Sum rows of INT8. Arguments: see :func:`_emit_bag`."""
-    return _emit_bag(INT8)
+def _sum_of(kind: int) -> Any:
+    """The function that sums rows of one precision. Arguments: see :func:`_emit_bag`."""
+
+    @intrinsic
+    def sum_rows(
+        context: Any, rows: Any, size: Any, dim: Any, ids: Any, weights: Any, count: Any, out: Any
+    ) -> Any:
+        return _emit_bag(kind)
+
+    return sum_rows
 
 
-@intrinsic
-def sum_int4(
-    context: Any, rows: Any, size: Any, dim: Any, ids: Any, weights: Any, count: Any, out: Any
-) -> Any:
-    """Sum rows of INT4. Arguments: see :func:`_emit_bag`."""
-    return _emit_bag(INT4)
-
-
-@intrinsic
-def sum_int2(
-    context: Any, rows: Any, size: Any, dim: Any, ids: Any, weights: Any, count: Any, out: Any
-) -> Any:
-    """Sum rows of INT2. Arguments: see :func:`_emit_bag`."""
-    return _emit_bag(INT2)
-
-
-@intrinsic
-def sum_fp8(
-    context: Any, rows: Any, size: Any, dim: Any, ids: Any, weights: Any, count: Any, out: Any
-) -> Any:
-    """Sum rows of FP8. Arguments: see :func:`_emit_bag`."""
-    return _emit_bag(FP8)
-
-
-@intrinsic
-def sum_fp16(
-    context: Any, rows: Any, size: Any, dim: Any, ids: Any, weights: Any, count: Any, out: Any
-) -> Any:
-    """Sum rows of FP16. Arguments: see :func:`_emit_bag`."""
-    return _emit_bag(FP16)
+sum_int8, sum_int4, sum_int2, sum_fp8, sum_fp16 = map(_sum_of, (INT8, INT4, INT2, FP8, FP16))

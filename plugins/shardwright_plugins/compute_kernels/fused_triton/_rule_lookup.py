@@ -34,12 +34,7 @@ class RuleTritonLookup(RunsRowOptimizer, TritonReading):
         self.states_per_row = self._optimizer.states_per_row
         self._rows = self.weights.view(-1, columns)
         self._gradient_dim = request.embedding_dim if needs_whole_rows(request) else columns
-        self._state = {
-            name: torch.full(
-                (len(self._rows), width), self._optimizer.initial(name), dtype=torch.float32, device=device
-            )
-            for name, width in self._optimizer.columns.items()
-        }
+        self._state = self._optimizer.first_state(len(self._rows), device)
 
     def backward(self, saved: Any, gradient: Tensor) -> Sequence[Tensor | None]:
         if not saved.bags.ids.numel():

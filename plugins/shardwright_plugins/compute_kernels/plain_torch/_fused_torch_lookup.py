@@ -21,15 +21,7 @@ class FusedTorchLookup(RunsRowOptimizer, Lookup):
         self._numbers = RowNumbers(blocks, device)
         self._rows = self._numbers.zeros(blocks[0], device)
         self._optimizer = RowOptimizer(blocks[0])
-        self._state = {
-            name: torch.full(
-                (len(self._rows), columns),
-                self._optimizer.initial(name),
-                dtype=torch.float32,
-                device=device,
-            )
-            for name, columns in self._optimizer.columns.items()
-        }
+        self._state = self._optimizer.first_state(len(self._rows), device)
         self.states_per_row = self._optimizer.states_per_row
 
     def forward(self, bags: Bags, *, training: bool) -> tuple[Tensor, Any]:

@@ -15,7 +15,7 @@ from shardwright.contracts.optimizer import ROW
 from shardwright.optim.by_rows import updated_rows
 from shardwright.runtime.step.backward.row_gradients import row_gradients
 from shardwright_plugins.compute_kernels._optimizers import STARTED, is_plain, needs_whole_rows, rule_of
-from shardwright_plugins.compute_kernels.plain_torch._row_updates import ROW_UPDATES
+from shardwright_plugins.compute_kernels.plain_torch._row_updates import row_update
 
 _MASK = (1 << 32) - 1
 
@@ -37,7 +37,7 @@ class RowOptimizer:
         self._spec, self._num_columns = request.optimizer, request.num_columns
         self._rule = rule_of(self._spec)
         # What is written with torch's fused operations is faster.
-        self._update = ROW_UPDATES[self._spec.name] if is_plain(self._spec, _WRITTEN) else None
+        self._is_written = is_plain(self._spec, _WRITTEN)
         self._gradient_dim = request.embedding_dim if is_whole else request.num_columns
         self._own = slice(block.block.columns.start, block.block.columns.stop) if is_whole else slice(None)
         self.states_per_row = frozenset(self._rule.states_of(ROW))
@@ -52,6 +52,13 @@ class RowOptimizer:
     def initial(self, name: str) -> float:
         """The value of a state before the first update."""
         return self._rule.initial(name)
+
+    def first_state(self, num_rows: int, device: torch.device) -> dict[str, Tensor]:
+        """State of rows before the first update, by name: ``[R, D]`` or ``[R, 1]`` float32."""
+        return {
+            name: torch.full((num_rows, width), self.initial(name), dtype=torch.float32, device=device)
+            for name, width in self.columns.items()
+        }
 
     def step(
         self,
@@ -102,9 +109,8 @@ class RowOptimizer:
         self, old: Tensor, rows: Tensor, gradient: Tensor, state: Mapping[str, Tensor], step: float
     ) -> Tensor:
         """New float32 values of rows, whose state advances."""
-        if self._update is not None:
-            update = self._update(self._spec, state)
-            return old - update.step(rows, gradient, self._own, self.learning_rate, step)
+        if self._is_written:
+            return old - row_update(self._spec, state, rows, gradient, self._own, self.learning_rate, step)
         states = {name: values[rows] for name, values in state.items()}
         numbers = self._rule.numbers(self.learning_rate, step)
         new, later = updated_rows(self._rule, old, gradient, self._own, states, numbers)

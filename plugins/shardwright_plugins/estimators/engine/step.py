@@ -16,14 +16,12 @@ from attrs import frozen
 
 from shardwright.arguments import NonNegativeFloat, problem
 from shardwright.errors import PlanningError
-from shardwright.planning.arrays import ID_BYTES, Bools, Floats, Ints
+from shardwright.planning.arrays import ID_BYTES, Bools, Floats
 from shardwright.planning.layouts.row_maps import RowMap
-from shardwright.planning.machines.topology import Topology
-from shardwright.planning.options.options import Options
-from shardwright.planning.options.search_space import filled_bags, gradient_columns, vector_bytes
+from shardwright.planning.options.search_space import gradient_columns, vector_bytes
 from shardwright.planning.plugin_calls import calling
 from shardwright_plugins.estimators.engine.work import LookupWork, even_rows
-from shardwright_plugins.estimators.shard_bytes import state_bytes_a_row
+from shardwright_plugins.estimators.shard_bytes import ShardAmounts, state_bytes_a_row
 
 _LENGTH_BYTES, _VALUE_BYTES = 4, 4
 _NS_A_MS = 1e6
@@ -62,7 +60,7 @@ def until_all_have_computed(own: Floats, cores_a_rank: float, ranks_a_host: int)
 
 
 @frozen(eq=False, slots=False)
-class StepWork:
+class StepWork(ShardAmounts):
     """A step of each shard, as columns over runs.
 
     Args:
@@ -71,24 +69,7 @@ class StepWork:
         cache_bytes: bytes of a rank's near cache.
     """
 
-    options: Options
-    topology: Topology
     cache_bytes: float
-
-    @cached_property
-    def table(self) -> Ints:
-        """Table of each run."""
-        return self.options.shard_table
-
-    @cached_property
-    def is_copy(self) -> Bools:
-        """True for rows that every rank has."""
-        return self.options.is_copy
-
-    @cached_property
-    def is_filled(self) -> Bools:
-        """True for shards with rows."""
-        return self.options.num_rows > 0
 
     @cached_property
     def is_trained(self) -> Bools:
@@ -101,11 +82,6 @@ class StepWork:
         return self.options.cuts_rows[self.options.option]
 
     @cached_property
-    def own_ids(self) -> Floats:
-        """Ids of one rank's batch in each shard."""
-        return self.options.ids_per_batch[self.table] * self.options.id_fraction * self.is_filled
-
-    @cached_property
     def beside_id(self) -> Floats:
         """Bytes that travel beside an id, in ids.
 
@@ -115,17 +91,6 @@ class StepWork:
         """
         beside: Floats = self.options.id_bytes / ID_BYTES - 1
         return beside
-
-    @cached_property
-    def own_vectors(self) -> Floats:
-        """Vectors that one rank's batch gets from each shard."""
-        bags = self.options.bags_per_batch[self.table] * filled_bags(self.options, self.topology)
-        return np.where(self.options.is_pooled[self.table], bags, self.own_ids) * self.is_filled
-
-    @cached_property
-    def batches(self) -> Floats:
-        """Batches that are looked up: one in copies, else those of all ranks."""
-        return np.where(self.is_copy, 1.0, float(self.topology.world_size))
 
     def lookups(self) -> LookupWork:
         """The lookups, as kernels make them."""

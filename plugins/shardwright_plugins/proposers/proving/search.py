@@ -39,6 +39,8 @@ _FIRST_STEP, _MOST_STEP, _LEAST_STEP, _MORE, _LESS, _MOST_TRIES = 0.1, 0.3, 4e-3
 _FAR, _NEAR = 0.06, 0.02
 # What ranks are over their limits by, in the mean, that no descent mends.
 _HOPELESS = 0.1
+# Turns of tables taken out and put back that a first plan gets.
+_FEW_ROUNDS = 6
 # The part of the solver's nodes that a program gets at first.
 _FIRST_PART, _MOST_PROGRAMS = 0.125, 6
 
@@ -138,7 +140,9 @@ class Search:
         nearest: Assignment | None = None
         for proposal in self._possible(limit_ms):
             trial = self._filled(proposal, limit_ms)
-            if trial.bins.repair(self.effort.few_moves):
+            if trial.bins.repair(self.effort.few_moves) or (
+                self._may_rebuild and trial.rebuild(_FEW_ROUNDS, self.space.total_cost_ms)
+            ):
                 return trial
             if nearest is None or trial.excess < nearest.excess:
                 nearest = trial
@@ -180,6 +184,14 @@ class Search:
         return columns.plan() if columns.is_worth_it else None
 
     # -- better plans -------------------------------------------------------------------------------------------
+
+    @property
+    def _may_rebuild(self) -> bool:
+        """True if there are so few tables that some may be taken out and put back."""
+        return (
+            self.effort.has("neighbourhoods")
+            and len(self.space.options.all_tables) <= self.effort.many_tables
+        )
 
     def _descended(self, start: Assignment) -> Assignment:
         """A plan brought nearer to its limit by little repair, or by descent."""
@@ -242,13 +254,9 @@ class Search:
 
         Tables are drawn by a generator with a fixed seed; it ends after some turns without a gain.
         """
-        if len(self.space.options.all_tables) > self.effort.many_tables or not self.effort.has(
-            "neighbourhoods"
-        ):
-            return
         vain = 0
         for seed in count():
-            if vain == self.effort.vain_turns or self._is_close():
+            if not self._may_rebuild or vain == self.effort.vain_turns or self._is_close():
                 return
             before = self._value_ms
             trial = self._at(self._towards(self.effort.steps_down[seed % len(self.effort.steps_down)]))

@@ -24,8 +24,6 @@ from shardwright_plugins.proposers.proving.packing.bins import (
     excess,
     gang_bins,
     largest,
-    limits,
-    memory_limits,
 )
 
 # Microseconds (measured) of a look at a table's options, of one that is placed shard after shard, and of a number.
@@ -151,18 +149,7 @@ class Assignment:
         self.catalogue, self.space = catalogue, catalogue.space
         self.proposal = proposal.copy()
         shards = propose(self.space, proposal)
-        fixed_ms = np.repeat(shards.fixed_ms[:, None], catalogue.num_classes, axis=1)
-        self.bins = Bins(
-            np.hstack([shards.class_ms, shards.memory_bytes]),
-            np.hstack([fixed_ms, shards.fixed_bytes]),
-            limits(limit_ms, shards.rank_class, memory_limits(shards.capacity_bytes)),
-            shards.rank_class,
-            shards.gang,
-            shards.local_rank,
-            catalogue.local_world_size,
-            shards.shard,
-            catalogue.watch,
-        )
+        self.bins = Bins.of(shards, limit_ms, shards.shard, catalogue.watch)
         starts = np.searchsorted(shards.table, np.arange(len(proposal) + 1)).tolist()
         self._items = [list(range(starts[table], starts[table + 1])) for table in range(len(proposal))]
         self._next_gang = int(shards.gang.max(initial=-1)) + 1

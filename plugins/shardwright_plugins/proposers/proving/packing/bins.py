@@ -18,6 +18,7 @@ from copy import copy
 import numpy as np
 
 from shardwright.planning.arrays import FREE, NO_GANG, Floats, Ints, distinct
+from shardwright.planning.search.placement import ProposedShards
 from shardwright.planning.watch import Watch
 
 # Rounding: a bin is over its limit by more than this part of it.
@@ -69,6 +70,29 @@ class Bins:
         self.members = _members(gang)
         """The items of each gang."""
         self._is_settled = np.zeros(len(size), dtype=bool)
+
+    @classmethod
+    def of(cls, shards: ProposedShards, limit_ms: float, kind: Ints, watch: Watch) -> Bins:
+        """Shards that may move, in no bin yet, and ranks with what they have by layouts.
+
+        Args:
+            shards: shards of a proposal.
+            limit_ms: the time that no rank should exceed.
+            kind: shards of one number are equal: ``[N]``.
+            watch: ends repairs, and counts their work.
+        """
+        fixed_ms = np.repeat(shards.fixed_ms[:, None], shards.class_ms.shape[1], axis=1)
+        return cls(
+            np.hstack([shards.class_ms, shards.memory_bytes]),
+            np.hstack([fixed_ms, shards.fixed_bytes]),
+            limits(limit_ms, shards.rank_class, memory_limits(shards.capacity_bytes)),
+            shards.rank_class,
+            shards.gang,
+            shards.local_rank,
+            shards.local_world_size,
+            kind,
+            watch,
+        )
 
     @property
     def time_ms(self) -> Floats:

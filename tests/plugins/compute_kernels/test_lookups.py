@@ -7,8 +7,6 @@ import torch
 from tests.plugins.compute_kernels.loops import (
     CPU,
     OPTIMIZERS,
-    Batch,
-    Loops,
     block_spec,
     built,
     draw_batch,
@@ -18,17 +16,13 @@ from tests.plugins.compute_kernels.loops import (
 )
 
 from shardwright.planning.tables.optimizers import OptimizerSpec
+from shardwright_testing.kernels.kernel_checks import gradient_of
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 
 
 def spec_of(name: str, **parameters: float) -> OptimizerSpec:
     return OptimizerSpec(name, 0.1, parameters)
-
-
-def gradient_for(loops: Loops, batch: Batch, seed: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.rand(loops.size(batch, of_gradients=True), generator=generator) - 0.5
 
 
 @pytest.mark.gpu
@@ -47,7 +41,7 @@ def test_kernel_on_cuda_equals_loops(kernel: str, optimizer: str, data_type: str
     tolerance = CLOSE if data_type == "FP32" else {"rtol": 3e-2, "atol": 3e-2}
     for step in range(3):
         batch = draw_batch(blocks, (2, 3), is_weighted=True, seed=step)
-        gradient = gradient_for(loops, batch, step)
+        gradient = gradient_of(loops, batch, step)
         sums, saved = lookup.forward(batch.as_bags(device), training=True)
         torch.testing.assert_close(sums.reshape(-1).double().cpu(), loops.sums(batch), **tolerance)
         if lookup.parameters():

@@ -14,12 +14,13 @@ import pytest
 import torch
 from tests.plugins.compute_kernels.loops import CPU, OPTIMIZERS, block_spec, built, draw_batch, kernel_of
 from tests.plugins.compute_kernels.test_declarations import request_for
-from tests.plugins.compute_kernels.test_lookups import CLOSE, gradient_for, spec_of
+from tests.plugins.compute_kernels.test_lookups import CLOSE, spec_of
 from tests.programs import printed_by
 
 import shardwright as sw
 from shardwright_plugins.compute_kernels.row_cache.memory import kept_for
 from shardwright_plugins.compute_kernels.row_cache.turns import Turns
+from shardwright_testing.kernels.kernel_checks import check_close, go_back, gradient_of, weights_of
 
 ALGORITHMS = ["lru", "lfu"]
 WAYS = 32
@@ -121,16 +122,17 @@ def check_trained(
     lookup, loops = built(kernel, blocks, device=device)
     batches = [draw_batch(blocks, (20, 30), is_weighted=False, seed=seed) for seed in range(5)]
     for step, batch in enumerate(batches[:4]):
-        gradient = gradient_for(loops, batch, step)
+        gradient = gradient_of(loops, batch, step)
         sums, saved = lookup.forward(batch.as_bags(device), training=True)
-        torch.testing.assert_close(sums.reshape(-1).double().cpu(), loops.sums(batch), **CLOSE)
+        check_close("sums", sums.reshape(-1), loops.sums(batch))
         if step % 2:  # the rows that the backward pass updates have left by then
             lookup.prefetch(batches[step + 1].as_bags(device))
         lookup.backward(saved, gradient.to(device))
         loops.update(batch, gradient, 0.1)
     assert lookup.num_misses > lookup.num_hits / 10
-    for index, expected in enumerate(loops.weights):
-        torch.testing.assert_close(lookup.weight(index).double().cpu(), expected, **CLOSE)
+    torch.testing.assert_close(
+        weights_of(lookup), list(loops.weights), check_dtype=False, check_device=False, **CLOSE
+    )
 
 
 def test_rows_written_while_a_backward_pass_is_to_come_are_those_that_it_updates() -> None:
@@ -141,11 +143,7 @@ def test_rows_written_while_a_backward_pass_is_to_come_are_those_that_it_updates
     for index, weight in enumerate(loops.weights):
         lookup.weight(index).fill_(2.0)
         weight.fill_(2.0)
-    gradient = gradient_for(loops, batch, 0)
-    lookup.backward(saved, gradient)
-    loops.update(batch, gradient, 0.1)
-    for index, expected in enumerate(loops.weights):
-        torch.testing.assert_close(lookup.weight(index).double(), expected, **CLOSE)
+    go_back("rows written in between", lookup, loops, batch, saved, CPU)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

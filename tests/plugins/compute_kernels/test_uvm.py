@@ -8,6 +8,7 @@ import attrs
 import pytest
 import torch
 from tests.plugins.compute_kernels.loops import (
+    CPU,
     OPTIMIZERS,
     block_spec,
     built,
@@ -16,7 +17,7 @@ from tests.plugins.compute_kernels.loops import (
     skip_unless_here,
 )
 from tests.plugins.compute_kernels.test_declarations import request_for
-from tests.plugins.compute_kernels.test_lookups import CLOSE, gradient_for, spec_of
+from tests.plugins.compute_kernels.test_lookups import CLOSE, spec_of
 
 from shardwright import (
     CacheParams,
@@ -26,6 +27,7 @@ from shardwright import (
     KernelRequest,
     OptimizerSpec,
 )
+from shardwright_testing.kernels.kernel_checks import check_close, go_back, gradient_of, train, weights_of
 from shardwright_testing.kernels.memory import held_bytes
 
 UVM = ["fused_uvm", "fused_uvm_caching"]
@@ -181,17 +183,12 @@ def test_cached_lookup_over_host_tables_trains_as_loops_and_counts_its_passes(
     called.clear()
     for step in range(2):
         batch = draw_batch(blocks, (2, 3), is_weighted=True, seed=step)
-        gradient = gradient_for(loops, batch, step)
         sums, saved = lookup.forward(batch.as_bags(), training=True)
-        torch.testing.assert_close(sums.reshape(-1).double(), loops.sums(batch), **CLOSE)
+        check_close("sums", sums.reshape(-1), loops.sums(batch))
         lookup.weight(0)
         assert called == ["flush"]  # a backward pass is to come: the cache keeps its rows
-        lookup.backward(saved, gradient)
-        loops.update(batch, gradient, 0.1)
-        called.clear()
-        for index, expected in enumerate(loops.weights):
-            torch.testing.assert_close(lookup.weight(index).double(), expected, **CLOSE)
-        assert called == ["flush", "empty"] * 2
+        go_back("weights", lookup, loops, batch, saved, CPU, seed=step)
+        assert called == ["flush", *["flush", "empty"] * 2]
         called.clear()
     assert set(lookup.optimizer_state(0)) == {"step", "sum"}
 
@@ -213,20 +210,13 @@ def test_cached_lookup_looks_up_again_what_another_batch_may_have_driven_from_th
     monkeypatch.setattr(_uvm_lookup, "table_batched_embedding", host_tables)
     lookup, loops = built("fused_uvm_caching", [block_spec(5, 8, slots=2, optimizer=spec_of("adagrad"))])
     batches = [draw_batch(loops.blocks, (2, 3), is_weighted=True, seed=seed) for seed in range(3)]
-
-    def go_back(number: int, saved: Any) -> None:
-        gradient = gradient_for(loops, batches[number], number)
-        lookup.backward(saved, gradient)
-        loops.update(batches[number], gradient, 0.1)
-        torch.testing.assert_close(lookup.weight(0).double(), loops.weights[0], **CLOSE)
-
     first, second = (lookup.forward(batch.as_bags(), training=True)[1] for batch in batches[:2])
     assert len(lookups) == 2
-    go_back(0, first)
+    go_back("the first batch", lookup, loops, batches[0], first, CPU)
     assert len(lookups) == 3
-    go_back(1, second)
+    go_back("the second batch", lookup, loops, batches[1], second, CPU)
     assert len(lookups) == 4
-    go_back(2, lookup.forward(batches[2].as_bags(), training=True)[1])
+    train("a batch alone", lookup, loops, batches[2], CPU)
     assert len(lookups) == 5
 
 
@@ -250,13 +240,14 @@ def test_cache_that_evicts_on_cuda_trains_as_loops(cache: CacheParams, optimizer
     lookup, loops = built("fused_uvm_caching", blocks, device=device)
     for step in range(6):
         batch = draw_batch(blocks, (20, 30), is_weighted=False, seed=step)
-        gradient = gradient_for(loops, batch, step)
+        gradient = gradient_of(loops, batch, step)
         sums, saved = lookup.forward(batch.as_bags(device), training=True)
-        torch.testing.assert_close(sums.reshape(-1).double().cpu(), loops.sums(batch), **CLOSE)
+        check_close("sums", sums.reshape(-1), loops.sums(batch))
         lookup.backward(saved, gradient.to(device))
         loops.update(batch, gradient, 0.1)
-    for index, expected in enumerate(loops.weights):
-        torch.testing.assert_close(lookup.weight(index).double().cpu(), expected, **CLOSE)
+    torch.testing.assert_close(
+        weights_of(lookup), list(loops.weights), check_dtype=False, check_device=False, **CLOSE
+    )
 
 
 @pytest.mark.gpu

@@ -5,8 +5,6 @@ from __future__ import annotations
 import attrs
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tests.plugins.proposers.proving.test_bounds import prover_of
 from tests.plugins.proposers.spaces import MIB, three_sizes
 
@@ -14,7 +12,7 @@ from shardwright import EmbeddingShardingPlanner, ParameterConstraints, Placed, 
 from shardwright.planning.search.placement import propose
 from shardwright_plugins.proposers.proving.columns.kinds import Kinds
 from shardwright_plugins.proposers.proving.columns.linear import LinearProgram
-from shardwright_plugins.proposers.proving.columns.master import Master, distinct_rows
+from shardwright_plugins.proposers.proving.columns.master import Master
 from shardwright_plugins.proposers.proving.columns.plans import ColumnSearch, _whole_tables
 from shardwright_plugins.proposers.proving.effort import Effort
 from shardwright_plugins.proposers.proving.packing.assignment import Catalogue
@@ -37,7 +35,7 @@ def kinds_of(sizes):
 
 
 def solved(sizes, counts, enough=0.0):
-    master = Master(kinds_of(sizes), np.array(counts))
+    master = Master(kinds_of(sizes), np.array(counts), np.empty((0, len(sizes))))
     return master.solve(enough, np.inf, Effort(), Watch())
 
 
@@ -71,15 +69,8 @@ def test_master_stops_where_the_ranks_are_enough():
 def test_master_ends_where_more_ranks_are_needed_than_there_are():
     sizes, counts = [[0.6, 0.1], [0.3, 0.5], [0.1, 0.05]], [20, 30, 50]
     least = least_ranks(sizes, counts)
-    found = Master(kinds_of(sizes), np.array(counts)).solve(0, 10.0, Effort(), Watch())
+    found = Master(kinds_of(sizes), np.array(counts), np.empty((0, 3))).solve(0, 10.0, Effort(), Watch())
     assert 10 < found.ranks <= least * 1.02
-
-
-@settings(max_examples=50, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), max_size=12))
-def test_distinct_rows_are_each_once_in_the_order_in_which_they_come_first(rows):
-    given_rows = np.array(rows, dtype=np.float64).reshape(-1, 2)
-    assert distinct_rows(given_rows).tolist() == [list(row) for row in dict.fromkeys(rows)]
 
 
 def test_whole_tables_takes_each_option_about_as_often_as_asked():

@@ -20,14 +20,15 @@ from attrs import evolve, frozen
 
 from shardwright.planning.arrays import Floats, Ints
 from shardwright.planning.watch import Watch
+from shardwright_plugins.proposers.proving.columns.distinct_rows import distinct_rows, sorted_rows
 from shardwright_plugins.proposers.proving.columns.kinds import Kinds
 from shardwright_plugins.proposers.proving.columns.linear import LinearProgram
 from shardwright_plugins.proposers.proving.effort import Effort
 
 # What fits but for rounding; the least gain of a new pattern, in ranks; and a price that is none.
 _ROUNDING, _LEAST_GAIN, _NO_PRICE = 1e-9, 1e-6, 1e-9
-# New patterns of a round, those that are worth most.
-_MOST_NEW = 12
+# New patterns of a round, those that are worth most; and of the best, those that are filled again less a shard.
+_MOST_NEW, _MOST_REFILLED = 12, 5
 # Random directions in which greedy orders weigh the dimensions, the same ones always.
 _NUM_WEIGHTS = 12
 # Shards that cost nothing: so many of a kind in a pattern at most.
@@ -61,9 +62,10 @@ class Master:
     Args:
         kinds: kinds of shards.
         multiplicity: number of tables that each distinct table stands for: ``[T]``.
+        known: patterns to begin with, where they fit: ``[P, K]``.
     """
 
-    def __init__(self, kinds: Kinds, multiplicity: Ints) -> None:
+    def __init__(self, kinds: Kinds, multiplicity: Ints, known: Floats) -> None:
         num_kinds, dims = kinds.size.shape
         num_tables, num_options = len(multiplicity), len(kinds.options)
         self._kinds, self._rows = kinds, num_kinds + num_tables + dims
@@ -83,8 +85,9 @@ class Master:
         self._orders = _orders(dims)
         alone = np.diag(np.minimum(np.floor((1 + _ROUNDING) / kinds.size.max(axis=1)), _MOST_SHARDS))
         fullest = greedy_patterns(kinds.size, kinds.size.sum(axis=1) + 1e-6, self._orders, np.eye(num_kinds))
+        fitting = known[(known @ kinds.size <= 1 + _ROUNDING).all(axis=1)]
         self.patterns: Floats = np.empty((0, num_kinds))
-        self._add(distinct_rows(np.vstack([alone, fullest])))
+        self._add(distinct_rows(np.vstack([alone, fullest, fitting])))
 
     def _add(self, patterns: Floats) -> None:
         columns = np.zeros((self._rows, len(patterns)))
@@ -134,6 +137,8 @@ class Master:
                 break
             starts = np.eye(len(size))[np.flatnonzero(prices > _NO_PRICE)]
             found = greedy_patterns(size, prices, self._orders, starts)
+            starts = _less(found, found @ prices)
+            found = np.vstack([found, greedy_patterns(size, prices, self._orders, starts)])
         return new, float(worth.max(initial=1.0)) if is_last else np.inf
 
     def _solution(self) -> Patterns:
@@ -150,15 +155,13 @@ def _orders(dims: int) -> Floats:
     return np.vstack([np.eye(dims) + 1e-3, np.ones((1, dims)), random.reshape(-1, dims) ** 2 + 1e-3])
 
 
-def distinct_rows(rows: Floats) -> Floats:
-    """The rows, each once, in the order in which they come first; much faster than sorting wide rows.
-
-    Args:
-        rows: ``[N, K]``.
-    """
-    # Last to first, so that of equal rows the first one's index stays.
-    first = {row.tobytes(): index for index, row in reversed(list(enumerate(rows)))}
-    return rows[sorted(first.values())]
+def _less(patterns: Floats, worth: Floats) -> Floats:
+    """The best of some patterns without one shard of one kind: ``[P, K]``."""
+    best = sorted_rows(patterns[np.argsort(-worth, kind="stable")[:_MOST_REFILLED]])
+    pattern, kind = np.nonzero(best)
+    less = best[pattern]
+    less[np.arange(len(pattern)), kind] -= 1
+    return sorted_rows(less)
 
 
 def greedy_patterns(size: Floats, prices: Floats, weights: Floats, starts: Floats) -> Floats:

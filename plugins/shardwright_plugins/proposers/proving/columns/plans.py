@@ -25,6 +25,7 @@ _LEAST_STEP, _MOST_STEP, _MARGIN = 0.004, 0.5, 0.15
 # Options that a program begins with: those that cost least more than the best of their table at the bound's
 # multipliers.
 _MOST_OPTIONS = 80
+_MOST_KNOWN = 500
 
 
 @define(eq=False)
@@ -46,6 +47,8 @@ class ColumnSearch:
     _spread: Floats = field(init=False)
     _usable: Bools = field(init=False)
     _price: Floats = field(init=False)
+    _known: dict[bytes, Floats] = field(factory=dict)
+    """Patterns by what tells their kinds apart: programs of other times begin with them."""
 
     def __attrs_post_init__(self) -> None:
         space, problem = self.catalogue.space, self.prover.relaxation
@@ -111,9 +114,14 @@ class ColumnSearch:
         return kinds_of(space, allowed & cheap, self._spread, budget, limit_ms, effort.column_kinds)
 
     def _patterns(self, kinds: Kinds) -> Patterns | None:
-        master = Master(kinds, self.catalogue.space.options.multiplicity)
+        key = kinds.kind_of.tobytes()
+        known = self._known.get(key, np.empty((0, len(kinds.size))))
+        master = Master(kinds, self.catalogue.space.options.multiplicity, known)
         world_size = len(self.catalogue.space.capacity_bytes)
-        return master.solve(self.enough * world_size, world_size, self.effort, self.prover.watch)
+        enough = self.enough * world_size
+        found = master.solve(enough, world_size, self.effort, self.prover.watch)
+        self._known[key] = master.patterns[-_MOST_KNOWN:]
+        return found
 
     def _holds_plan(self, kinds: Kinds, patterns: Patterns, limit_ms: float) -> bool:
         """True if all shards find room within about a time; the plan is kept if it is best."""

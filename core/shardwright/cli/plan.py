@@ -99,6 +99,7 @@ def plan(
     quiet: Annotated[bool, typer.Option("--quiet", help="Print the summary only.")] = False,
 ) -> None:
     """Plan how to shard the tables of a workload, and say how good the plan is."""
+    from shardwright.errors import InvalidInputError
     from shardwright.planning.assumptions import CPU_DEVICE
     from shardwright.planning.documents import CONSTRAINTS
     from shardwright.planning.planner import TablePlanner
@@ -112,6 +113,10 @@ def plan(
     loaded = Workload.read(workload)
     asked = Constraints.from_data(CONSTRAINTS.read(constraints) if constraints else {})
     topology = _topology(ranks, local, device, hbm_gib, ddr_gib, machine)
+    if sharding_group is None and (sync_every > 1 or inter_host_averaging):
+        raise InvalidInputError(
+            "--sync-every and --inter-host-averaging are of sharding groups: give --sharding-group RANKS too"
+        )
     if sharding_group is not None:
         topology = topology.sharding_group(
             sharding_group, sync_every=sync_every, use_inter_host_allreduce=inter_host_averaging

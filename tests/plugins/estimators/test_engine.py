@@ -649,6 +649,14 @@ def test_machine_document_that_is_malformed_is_refused(place: tuple[str, ...], v
         Machine.from_json(json.dumps(data))
 
 
+def test_machine_document_without_constants_is_refused_with_what_measures_them() -> None:
+    data = json.loads(shipped_machine().to_json()) | {"constants": {}}
+    with pytest.raises(
+        InvalidInputError, match=r"constants are none; 'engine' takes .* `shardwright calibrate`"
+    ):
+        Machine.from_json(json.dumps(data))
+
+
 def test_topology_from_machine_has_what_was_measured_and_what_is_given(tmp_path: Path) -> None:
     path = tmp_path / "machine.json"
     path.write_text(shipped_machine().to_json())

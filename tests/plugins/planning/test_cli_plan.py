@@ -163,6 +163,12 @@ def test_plan_for_a_sharding_group_says_what_averaging_takes(workload, tmp_path,
     assert topology["replicas"] == {"num_groups": 4, "sync_every": 20, "local_replicas": replicas}
 
 
+@pytest.mark.parametrize("option", [("--sync-every", 20), ("--inter-host-averaging",)])
+def test_plan_option_of_sharding_groups_without_a_group_is_refused(workload, option):
+    done = run("plan", workload, "--ranks", 64, *option, code=1)
+    assert "are of sharding groups: give --sharding-group RANKS too" in done.stderr
+
+
 def test_plan_document_has_the_documented_parts(planned):
     document = json.loads(planned().read_text())
     assert (document["format"], document["version"]) == ("shardwright-plan", 1)

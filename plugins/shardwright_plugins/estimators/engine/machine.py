@@ -144,10 +144,10 @@ class Machine:
                 f"the machine document has constants of the estimator {data['estimator']!r}, not of {ESTIMATOR!r}"
             )
         constants = data["constants"]
-        if unlike := set(constants) ^ set(_CONSTANTS):
+        if set(constants) != set(_CONSTANTS):
             raise InvalidInputError(
-                f"the machine document's constants must be {', '.join(_CONSTANTS)}; {', '.join(sorted(unlike))} is "
-                "missing or unknown"
+                f"the machine document's constants are {', '.join(sorted(constants)) or 'none'}; {ESTIMATOR!r} takes "
+                f"{', '.join(_CONSTANTS)}, which `shardwright calibrate` measures. Without them name another estimator"
             )
         rest = {name: data.get(name, {}) for name in ("made", "topology", "fits", "unmeasured")}
         return cls(**{name: constants[name] for name in _CONSTANTS}, **rest)

@@ -21,6 +21,7 @@ from shardwright import (
     EmbeddingModuleShardingPlan,
     InvalidInputError,
     LeaveAlone,
+    PlanError,
     ShardingEnv,
     ShardingPlan,
     UnsupportedError,
@@ -285,6 +286,34 @@ def test_plan_that_is_not_of_the_model_says_what_differs(edit, error, text):
             ),
             2,
         )
+
+
+@pytest.mark.parametrize("planned_for", [1, 3])
+def test_plan_for_another_number_of_ranks_says_so_before_anything_is_sharded(planned_for):
+    plan = ShardingPlan(plan_of(CASE, "bags.0").plan, {"topology": {"world_size": planned_for}})
+    with pytest.raises(
+        PlanError, match=f"the plan is for {planned_for} ranks, and the model is on 2: plan with"
+    ):
+        run_simulated(
+            lambda env: DistributedModelParallel(
+                Model(CASE), env=env, device="cpu", plan=plan, sharders=[SHARDER]
+            ),
+            2,
+        )
+
+
+def test_tables_that_differ_between_ranks_are_an_error_with_those_of_each():
+    def work(env):
+        sharder = type(SHARDER)({"optimizer": "sgd", "learning_rate": 0.5 * (1 + env.rank)})
+        plan = plan_of(CASE, "bags.0")
+        with pytest.raises(DistributedError) as error:
+            DistributedModelParallel(Model(CASE), env=env, device="cpu", plan=plan, sharders=[sharder])
+        return str(error.value)
+
+    first, second = run_simulated(work, 2)
+    assert first == second
+    assert "rank 0: 'bags.0.t0' (5 x 2 FP32), sgd(learning_rate=0.5), " in first
+    assert "; rank 1: 'bags.0.t0' (5 x 2 FP32), sgd(learning_rate=1.0), " in first
 
 
 def test_learning_rate_of_a_group_holds_from_the_next_forward_pass(group_of_one):

@@ -322,12 +322,13 @@ def digests_of(
     specs = {spec.name: spec for spec in tables}
     digests = {"LOCAL_WORLD_SIZE": str(local_world_size)}
     for name in {**specs, **params}:
-        sharding = params.get(name)
+        spec, sharding = specs.get(name), params.get(name)
+        known = f"{spec.describe()}, {spec.optimizer or 'no optimizer'}" if spec else "not in the model"
         planned, kind = (
             (b"", "not planned") if sharding is None else (sharding.digest(), sharding.sharding_type)
         )
-        digest = hashlib.sha256(repr(specs.get(name)).encode() + planned).hexdigest()
-        digests[f"table {name!r}"] = f"{kind} {digest[:12]}"
+        digest = hashlib.sha256(repr(spec).encode() + planned).hexdigest()
+        digests[f"table {name!r}"] = f"{known}, {kind} {digest[:12]}"
     return digests
 
 

@@ -271,11 +271,11 @@ class DistributedModelParallel(nn.Module):
         return resharded
 
     def check_plan(self, plan: ShardingPlan) -> None:
-        """Check that a plan for one of several sharding groups is not taken for all ranks.
+        """Check that a plan that says for how many ranks it is, is for as many as there are.
 
         Raises:
             InvalidInputError: it is no plan.
-            PlanError: it is for one of several groups, and these ranks are not a group of that size.
+            PlanError: it is for another number of ranks, or for one of several groups of another size.
         """
         check("plan", plan, ShardingPlan)
         topology = plan.document.get("topology", {})
@@ -285,6 +285,11 @@ class DistributedModelParallel(nn.Module):
                 f"the plan is for {size} ranks in each of {groups} sharding groups, and its tables would be on {size} "
                 f"of these {self.env.world_size} ranks: shard the model over groups of {size} ranks, or "
                 "plan with a Topology of all ranks without sharding_group()"
+            )
+        if size not in (None, self.env.world_size):
+            raise PlanError(
+                f"the plan is for {size} ranks, and the model is on {self.env.world_size}: plan with a Topology of as "
+                "many ranks as there are, or leave topology out"
             )
 
     def named_parameters(

@@ -68,7 +68,7 @@ class GroupStore:
         grace_s: longest time that other ranks' reports are waited for, s.
         patience: longest time that a collective may take, so that reports can be exchanged within the group's time-out.
         last_report: time of this rank's last report, s since the epoch.
-        all_came: monotonic time, s, at which the last collective began that all came to; earlier reports are over.
+        all_came: start of the last collective here that all ranks came to, s, monotonic; reports before it are over.
     """
 
     def __init__(self, store: Any, timeout_s: float, rank: int, names: Sequence[int]) -> None:

@@ -138,7 +138,7 @@ def is_lost(error: BaseException) -> bool:
 
 
 def by_rank(texts: Sequence[str], names: Sequence[int] | None = None, *, between: str = ": ") -> str:
-    """Join the ranks' texts as ``ranks 0, 1: text; rank 2: another``, without the full stops before semicolons.
+    """Join the ranks' texts as ``ranks 0, 1: text; rank 2: another``, without full stops between them.
 
     Args:
         texts: text of each rank, in rank order.
@@ -148,5 +148,4 @@ def by_rank(texts: Sequence[str], names: Sequence[int] | None = None, *, between
     ranks: dict[str, list[int]] = {}
     for rank, text in zip(names or range(len(texts)), texts, strict=True):
         ranks.setdefault(text, []).append(rank)
-    told = [f"{name_ranks(own)}{between}{text}" for text, own in ranks.items()]
-    return "; ".join([*(text.removesuffix(".") for text in told[:-1]), *told[-1:]])
+    return "; ".join(f"{name_ranks(own)}{between}{text}" for text, own in ranks.items()).replace(".; ", "; ")

@@ -57,17 +57,16 @@ class GroupComparison:
         )
 
 
-def compare_groups(plan: ShardingPlan, times: MeasuredTimes) -> list[GroupComparison]:
-    """Compare the lookups and updates of each kernel group with the plan; those come first that are furthest off.
+def compare_groups(prices: Prices, times: MeasuredTimes) -> list[GroupComparison]:
+    """Compare the lookups and updates of each kernel group with a plan; those come first that are furthest off.
+
+    Args:
+        prices: prices of the plan's tables.
+        times: measured times of the plan.
 
     Raises:
-        PlanError: the plan does not say what was asked of the planner.
         InvalidInputError: the times are of another plan.
     """
-    return _groups(Prices.by(plan), times)
-
-
-def _groups(prices: Prices, times: MeasuredTimes) -> list[GroupComparison]:
     _check(prices, times)
     found = []
     for number, rank in enumerate(times.ranks):
@@ -122,7 +121,7 @@ def comparison_lines(plan: ShardingPlan, path: Path, refit: Path | None = None) 
             ``engine``, and no machine can be refitted.
     """
     times, prices = MeasuredTimes.read(path), Prices.by(plan)
-    groups, predicted = _groups(prices, times), prices.of(plan)
+    groups, predicted = compare_groups(prices, times), prices.of(plan)
     if predicted is None:
         raise PlanError(prices.asked.unknown_tables()[0])
     yield (

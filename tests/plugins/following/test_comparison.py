@@ -58,7 +58,7 @@ def test_prediction_of_tables_adds_up_to_that_of_ranks() -> None:
 
 def test_times_that_are_off_by_one_factor_are_right_after_it() -> None:
     made = plan()
-    found = compare_groups(made, times_of(made, 3.0))
+    found = compare_groups(Prices.by(made), times_of(made, 3.0))
     assert [group.off_ms for group in found] == pytest.approx([0.0] * len(found), abs=1e-9)
     assert {round(group.factor, 6) for group in found} == {3.0}
     assert sorted(name for group in found for name in group.tables) == [
@@ -72,7 +72,7 @@ def test_group_that_is_slower_than_the_others_comes_first() -> None:
     slow = times.ranks[1].groups[0]
     groups = (attrs.evolve(slow, phases_ms={name: 9.0 for name in KERNEL_PHASES}), *times.ranks[1].groups[1:])
     ranks = [times.ranks[0], attrs.evolve(times.ranks[1], groups=groups)]
-    first = compare_groups(made, attrs.evolve(times, ranks=ranks))[0]
+    first = compare_groups(Prices.by(made), attrs.evolve(times, ranks=ranks))[0]
     assert (first.rank, first.kernel, first.tables) == (1, slow.kernel, slow.tables)
     assert (first.measured_ms, first.predicted_ms) == (18.0, pytest.approx(sum(slow.phases_ms.values())))
     assert first.off_ms > 0
@@ -90,7 +90,7 @@ def test_explain_tells_the_ranks_and_groups_of_measured_times(tmp_path: Path) ->
     assert head.startswith("7 steps on 2 ranks")
     assert [line[:7] for line in lines[:2]] == ["rank 0:", "rank 1:"]
     assert re.search(r"\b2 times", lines[2])
-    assert len(lines[3:]) == len(compare_groups(made, times_of(made, 2.0)))
+    assert len(lines[3:]) == len(compare_groups(Prices.by(made), times_of(made, 2.0)))
     assert CliRunner().invoke(app, words).exit_code == 1
     both = [*words, "--table", "t0", "--measured", str(tmp_path / "times.json")]
     of_table = CliRunner().invoke(app, [*words, "--table", "t0"]).stdout
@@ -101,10 +101,10 @@ def test_times_of_another_plan_are_refused() -> None:
     made = plan()
     times = times_of(made, 1.0)
     with pytest.raises(sw.InvalidInputError):
-        compare_groups(made, attrs.evolve(times, ranks=times.ranks[:1]))
+        compare_groups(Prices.by(made), attrs.evolve(times, ranks=times.ranks[:1]))
     unknown = attrs.evolve(times.ranks[0], groups=(GroupTimes(("other",), "fused_torch", {}),))
     with pytest.raises(sw.InvalidInputError):
-        compare_groups(made, attrs.evolve(times, ranks=[unknown, times.ranks[1]]))
+        compare_groups(Prices.by(made), attrs.evolve(times, ranks=[unknown, times.ranks[1]]))
 
 
 def test_times_of_the_same_tables_in_other_places_are_refused() -> None:
@@ -114,7 +114,7 @@ def test_times_of_the_same_tables_in_other_places_are_refused() -> None:
     planner = sw.EmbeddingShardingPlanner(sw.Topology(2, "cpu"), models.BATCH, constraints=rules)
     other = planner.plan(models.bags(), models.SHARDERS)
     with pytest.raises(sw.InvalidInputError):
-        compare_groups(other, times_of(made, 1.0))
+        compare_groups(Prices.by(other), times_of(made, 1.0))
 
 
 def refit_of(made, folder: Path, times: MeasuredTimes):

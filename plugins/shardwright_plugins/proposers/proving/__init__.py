@@ -19,8 +19,9 @@ class Proving(Proposer):
     """Looks for a plan as fast as the bound allows, and for less and less if there is none.
 
     For a time that no rank should exceed, each table takes the option that is cheapest at the multipliers of the
-    bound's proof; shards are placed longest first, and what is over a limit is repaired by moves, swaps and other
-    options. Times between the bound and the best plan are tried; a solver is asked where the problem is small.
+    bound's proof; shards are placed longest first, and what is over a limit is repaired by moves and swaps, by a
+    descent, and by tables that are taken out and put back. Times between the bound and the best plan are tried; a
+    solver is asked where the problem is small.
 
     Args:
         effort: amount of work that the search may do.

@@ -360,11 +360,11 @@ def descended(start: Assignment, effort: Effort) -> Assignment:
         effort: amount of work that may be done.
     """
     catalogue = start.catalogue
-    descent = Descent(start.space, catalogue.is_efficient, start.limit_ms, effort, catalogue.watch)
+    descent = Descent(start.space, catalogue.is_efficient, start.bins.limit_ms, effort, catalogue.watch)
     descent.begin(start.proposal, start.ranks_of_tables)
     descent.run()
-    result = Assignment(catalogue, descent.proposal, start.limit_ms)
-    result.place(np.concatenate(descent.ranks))
+    result = Assignment(catalogue, descent.proposal, start.bins.limit_ms)
+    result.bins.place(np.concatenate(descent.ranks))
     return result
 
 

@@ -227,7 +227,7 @@ class Search:
         """The best plan, to be brought within a time."""
         assert self.best is not None
         start = self.best.copy()
-        start.limit_ms = limit_ms
+        start.bins.within(limit_ms)
         return start
 
     def _gradually(self) -> Iterator[Assignment]:
@@ -295,7 +295,7 @@ class Search:
         if plan is None:
             return None
         found = Assignment(self.catalogue, plan[0], limit_ms)
-        found.place(plan[1])
+        found.bins.place(plan[1])
         if not np.isfinite(found.value_ms):  # the solver is exact to a millionth
             found.bins.repair(self.effort.few_moves)
         return found if np.isfinite(found.value_ms) else None

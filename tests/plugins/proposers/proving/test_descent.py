@@ -40,7 +40,7 @@ def start_in(space, limit_ms):
 def test_descended_loads_are_those_of_its_plan(shapes, local, part):
     space = space_of(shapes, local=local)
     start = start_in(space, 1.0)
-    start.limit_ms = part * float(start.bins.used[:, 0].max())
+    start.bins.within(part * float(start.bins.used[:, 0].max()))
     result = descended(start, Effort())
     shards = propose(space, result.proposal)
     loads = shards.fixed_ms + np.bincount(result.ranks, weights=shards.cost_ms, minlength=4)
@@ -73,7 +73,7 @@ def test_descended_relieves_the_rank_that_has_everything():
     single = [catalogue.menu(table).singles[0] for table in range(12)]
     even_ms = float(space.total_cost_ms[single].sum()) / 4
     start = Assignment(catalogue, np.array(single), even_ms * 1.1)
-    start.place(np.zeros(12, dtype=np.int64))
+    start.bins.place(np.zeros(12, dtype=np.int64))
     result = descended(start, Effort())
     assert start.value_ms == pytest.approx(4 * even_ms)
     assert result.value_ms <= even_ms * 1.2

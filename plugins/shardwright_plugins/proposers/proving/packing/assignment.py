@@ -155,15 +155,6 @@ class Assignment:
         self._next_gang = int(shards.gang.max(initial=-1)) + 1
 
     @property
-    def limit_ms(self) -> float:
-        """The time that no rank should exceed."""
-        return self.bins.limit_ms
-
-    @limit_ms.setter
-    def limit_ms(self, value: float) -> None:
-        self.bins.within(value)
-
-    @property
     def value_ms(self) -> float:
         """The largest rank's time; infinite if memory is exceeded."""
         fits = (self.bins.memory_bytes <= self.catalogue.capacity * (1 + 1e-12)).all()
@@ -194,10 +185,6 @@ class Assignment:
         """Put every shard somewhere, the largest first."""
         most = largest(self.bins.limit, self.bins.num_classes)
         self.bins.fill((self.bins.size / most).max(axis=1))
-
-    def place(self, ranks: Ints) -> None:
-        """Put every shard where it is said to be: ``[N]``, in the order of tables and shards."""
-        self.bins.place(ranks)
 
     def rebuild(self, rounds: int, price: Floats, *, seed: int = 0) -> bool:
         """Take a few tables out and put them back, each the best way, as long as nothing is lost.
@@ -283,7 +270,7 @@ class Assignment:
                 (option, value, []) for option, value in zip(menu.spread.tolist(), left.tolist(), strict=True)
             )
         for option in menu.others:
-            if self.space.largest_cost_ms[option] <= self.limit_ms:
+            if self.space.largest_cost_ms[option] <= self.bins.limit_ms:
                 yield (option, *self._placed(rest, self.catalogue.pieces(option)))
 
     def _placed(self, rest: Floats, pieces: Pieces) -> tuple[float, list[int]]:

@@ -246,7 +246,7 @@ class TablePlanner:
                 plugins.plugin_host.extensions,
                 watch=watch,
             )
-            return Outcome(request, space, result)
+            return Outcome(request, space, result, plugins.performance)
 
     def _shown(self, watch: Watch) -> AbstractContextManager[Any]:
         """Show the progress of a search while this lasts, if that is wanted; by default, on a terminal."""

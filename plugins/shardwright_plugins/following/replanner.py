@@ -39,8 +39,9 @@ class Look:
 
     Args:
         step: number of the step after which all ranks heard of it.
-        kept_ms: objective of the present plan, as the data are now; ``None`` where it has no price.
-        found_ms: objective of the plan near it.
+        kept_ms: predicted time of the present plan, as the data are now, by what plans are compared by: the objective,
+            or a step's time by ``engine``; ``None`` where it has no price.
+        found_ms: predicted time of the plan near it, by the same.
         moved_bytes: bytes of weights and optimizer states that move from the one to the other.
         factor: measured time of the tables' part of a step over the predicted one, of the present plan.
         is_taken: the model was resharded.
@@ -219,11 +220,11 @@ class Replanner:
         except PlanError as error:
             return Look(self._step, problem=str(error))
         inputs = plan.document["inputs"]
-        kept_ms, factor, moved = (inputs[name]["value"] for name in ("kept_ms", "factor", "moved_bytes"))
+        told = (inputs[name]["value"] for name in ("kept_ms", "taken_ms", "moved_bytes", "factor"))
+        kept_ms, found_ms, moved, factor = told
         is_taken = moved > 0 and not self._dry_run
         if is_taken:
             self._reshard(plan)
-        found_ms = plan.document["objective"]["value_ms"]
         return Look(self._step, kept_ms, found_ms, moved, factor, is_taken)
 
     def _reshard(self, plan: Any) -> None:

@@ -21,6 +21,7 @@ from shardwright.planning.planner import TablePlanner
 from shardwright.planning.tables.constraints import Constraints
 from shardwright.planning.tables.option_space import OptionSpace
 from shardwright_plugins.following.predicted import Prices
+from shardwright_plugins.plan_differences.measure import Measure
 from shardwright_plugins.refinements.stay_near import StayNear
 
 _NICE = 10  # as nice(1) adds by default
@@ -92,8 +93,11 @@ def plan_near(
         progress=False,
     )
     found = planner.plan_tables(list(asked.tables.values()))
-    value = None if predicted is None else prices.asked.loaded_plan().value_ms
-    told = {"kept_ms": value, "factor": round(factor, 6)}
+    kept_ms = None
+    if predicted is not None:
+        kept = prices.asked.loaded_plan()
+        kept_ms = Measure(prices.asked.plugins.performance, kept.space).of(kept.phases_ms, kept.proposal)
+    told = {"kept_ms": kept_ms, "factor": round(factor, 6)}
     inputs = {
         **found.document["inputs"],
         **{name: {"value": own, "provenance": "measured"} for name, own in told.items()},

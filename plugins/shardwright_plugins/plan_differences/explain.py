@@ -11,17 +11,17 @@ from attrs import frozen
 
 from shardwright.errors import UnknownNameError, nearest
 from shardwright.host.plugin_host import host
-from shardwright.planning.arrays import Ints
 from shardwright.planning.options.options import Refusal
 from shardwright.planning.options.rank_rules import RankRules
 from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.planning.report.report import unasked_lines
 from shardwright.planning.search.loaded import LoadedPlan
-from shardwright.planning.search.objectives import OBJECTIVES, Phases, largest_rank_time
+from shardwright.planning.search.objectives import OBJECTIVES
 from shardwright.planning.search.placement import Misfit, fixed_misfit, propose
 from shardwright.planning.search.ruled_placement import place_within
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.planning.text import bytes_text
+from shardwright_plugins.plan_differences.measure import Measure
 from shardwright_plugins.plan_differences.rederived import Rederived
 
 
@@ -145,17 +145,13 @@ class _Explainer:
     def __init__(self, again: Rederived, table: int) -> None:
         self._again, self._plan, self._table = again, again.loaded_plan(), table
         self._space, self._options = again.space, again.options
-        self._performance, plan = again.plugins.performance, self._plan
+        self._measure, plan = Measure(again.plugins.performance, self._space), self._plan
         self._own = int(plan.proposal[table])
         others = plan.ranks[plan.shards.table != table]
         self._rest = LoadedPlan(self._space, np.delete(plan.proposal, table), others)
         self._rules = self._rules_beside(plan.ranks_of_tables)
-        step = self._step(plan.phases_ms, plan.proposal)
-        # An estimator that says no more of a step than of tables gives the phases back.
-        self._is_by_step = step is not plan.phases_ms and bool(
-            self._performance.refinements(again.space.topology)
-        )
-        self._plan_ms = self._value(plan.phases_ms, plan.proposal)
+        self._is_by_step = self._measure.step_of(plan.phases_ms, plan.proposal) is not None
+        self._plan_ms = self._measure.of(plan.phases_ms, plan.proposal)
 
     def explanation(self) -> Explanation:
         """All options, the best first."""
@@ -169,7 +165,8 @@ class _Explainer:
         refusals = tuple(attrs.evolve(r, table=spec.path) for r in self._options.refused[distinct])
         taken = self._options.kernel_of(self._own)
         told = tuple(own for own in refusals if self._options.matters(own, taken))
-        measure = f"step's time by {self._performance.name!r}" if self._is_by_step else self._space.objective
+        by_step = f"step's time by {self._measure.performance.name!r}"
+        measure = by_step if self._is_by_step else self._space.objective
         return Explanation(spec, self._plan_ms, chosen, tuple(others), refusals, measure, told)
 
     def _rules_beside(self, used: Sequence[Sequence[int]]) -> RankRules | None:
@@ -186,16 +183,6 @@ class _Explainer:
         allowed = rules.allowed(own).intersection(*(used[table] for table in mates))
         allowed = allowed.difference(*(used[table] for table in rivals))
         return RankRules(rules.topology, rules.tables, {own: allowed})
-
-    def _step(self, phases: Phases, chosen: Ints) -> Phases:
-        """The phases of a plan's step by the estimator, ms."""
-        return self._performance.step_phases(phases, self._options, chosen, self._space.topology)
-
-    def _value(self, phases: Phases, chosen: Ints) -> float:
-        """The measure of a plan, ms: the time of a step, or the objective."""
-        if self._is_by_step:
-            return largest_rank_time(self._step(phases, chosen))
-        return OBJECTIVES[self._space.objective](phases)
 
     def _explained(self, option: int) -> ExplainedOption:
         space, options = self._space, self._options
@@ -241,7 +228,7 @@ class _Explainer:
         phases = {phase: own.phases_ms[phase] + rest for phase, rest in self._rest.phases_ms.items()}
         chosen = self._plan.proposal.copy()
         chosen[self._table] = option
-        return self._value(phases, chosen), own.ranks_of_tables[0], ""
+        return self._measure.of(phases, chosen), own.ranks_of_tables[0], ""
 
     def _why_misfit(self, option: int, misfit: Misfit) -> str:
         tier = self._space.tiers.index(misfit.tier)

@@ -1,9 +1,9 @@
 """The refinement `stay_near`: what moves from the plan that a model has costs milliseconds of a step.
 
 A search rates plans by their time alone. Here some plans between the old one and the one that it found are rated by
-``t + c m``: ``t`` the objective, ms, ``m`` what moves, GiB, ``c`` the cost of a move. Which plans these are does not
-depend on ``c``. So a larger cost never moves more bytes, and never gives a faster step: of the least of ``t + c m``
-over a fixed set, ``m`` falls and ``t`` rises with ``c``.
+``t + c m``: ``t`` the objective, or a step's time where the estimator compares plans by it, ms; ``m`` what moves, GiB;
+``c`` the cost of a move. Which plans these are does not depend on ``c``. So a larger cost never moves more bytes, and
+never gives a faster step: of the least of ``t + c m`` over a fixed set, ``m`` falls and ``t`` rises with ``c``.
 
 The plans are those on two :mod:`trails`.
 """
@@ -63,7 +63,7 @@ class StayNear:
             PlanError: a table of the plan to stay near has another size.
         """
         found = search(request, watch)
-        old = OldPlan.of(found.space, self.plan)
+        old = OldPlan.of(found, self.plan)
         stops = list(stops_of(old, choices_of(found)))
         if not stops:
             return found
@@ -73,6 +73,7 @@ class StayNear:
             "move_cost_ms_per_gib": InputValue(self.move_cost, "given"),
             "moved_bytes": InputValue(best.moved_bytes, "measured"),
             "fastest_ms": InputValue(fastest.value_ms, "measured"),
+            "taken_ms": InputValue(best.value_ms, "measured"),
         }
         return attrs.evolve(
             found.with_plan(best.placed(found.space)),

@@ -22,11 +22,12 @@ from shardwright.planning.machines.topology import GIB
 from shardwright.planning.options.search_space import SearchSpace
 from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.planning.plan.sharding import EmbeddingModuleShardingPlan, ParameterSharding
-from shardwright.planning.search.objectives import OBJECTIVES
+from shardwright.planning.search.objectives import OBJECTIVES, Phases
 from shardwright.planning.search.placement import Placed
 from shardwright.planning.search.refinements import Outcome
 from shardwright.planning.tables.spec import TableSpec
 from shardwright_plugins.plan_differences.compare import value_bytes
+from shardwright_plugins.plan_differences.measure import Measure
 from shardwright_plugins.plan_differences.rederived import matched_option
 from shardwright_plugins.plan_differences.table_moves import SAME_RANK, moves_of
 
@@ -52,7 +53,7 @@ class Choice:
 
 @frozen(eq=False)
 class Stop:
-    """A plan on a trail."""
+    """A plan on a trail, with the measure by which plans are compared, ms."""
 
     value_ms: float
     moved_bytes: int
@@ -82,29 +83,35 @@ class OldPlan:
     """The plan to stay near, in a search space.
 
     Args:
-        space: options and costs.
+        measure: measure of plans, with their options and costs.
         shardings: each table's part of it; ``None`` of a new one.
         choices: its choice for each table; ``None`` of tables for which it chose no option of today.
     """
 
-    space: SearchSpace
+    measure: Measure
     shardings: Sequence[ParameterSharding | None]
     choices: tuple[Choice | None, ...]
     _known: dict[tuple[int, Choice], int] = field(factory=dict)
 
+    @property
+    def space(self) -> SearchSpace:
+        """Options and costs."""
+        return self.measure.space
+
     @classmethod
-    def of(cls, space: SearchSpace, plan: ShardingPlan) -> OldPlan:
-        """The plan, matched with the options.
+    def of(cls, found: Outcome, plan: ShardingPlan) -> OldPlan:
+        """The plan, matched with the options of a search.
 
         Raises:
             PlanError: a table has another size.
         """
+        space = found.space
         tables, alike = space.options.all_tables, space.options.distinct_table.tolist()
         shardings = [plan.plan.get(t.module, EmbeddingModuleShardingPlan()).get(t.name) for t in tables]
         for table, sharding in zip(tables, shardings, strict=True):
             _check_size(table, sharding)
         choices = (_matched(space, *pair) for pair in zip(alike, shardings, strict=True))
-        return cls(space, shardings, tuple(choices))
+        return cls(Measure(found.performance, space), shardings, tuple(choices))
 
     def moved(self, table: int, choice: Choice) -> int:
         """Bytes of a table that move if it is sharded otherwise.
@@ -200,10 +207,14 @@ class _Plan:
         return found
 
     @property
+    def phases_ms(self) -> Phases:
+        """Phase -> time of each rank: ``[W]``."""
+        return dict(zip(self.old.space.phases, self.loads, strict=True))
+
+    @property
     def value_ms(self) -> float:
         """The objective."""
-        space = self.old.space
-        return OBJECTIVES[space.objective](dict(zip(space.phases, self.loads, strict=True)))
+        return OBJECTIVES[self.old.space.objective](self.phases_ms)
 
     @property
     def unevenness(self) -> float:
@@ -220,7 +231,8 @@ class _Plan:
 
     def stop(self) -> Stop:
         """The plan as it is now."""
-        return Stop(self.value_ms, self.moved_bytes, tuple(self.choices))
+        chosen = np.array([choice.option for choice in self.choices])
+        return Stop(self.old.measure.of(self.phases_ms, chosen), self.moved_bytes, tuple(self.choices))
 
 
 @frozen

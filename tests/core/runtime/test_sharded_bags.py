@@ -178,7 +178,7 @@ def test_plan_that_leaves_a_table_out_on_one_rank_is_told_on_both():
         if env.rank == 1:
             del plan["t1"]
         with pytest.raises(
-            DistributedError, match="'t1' is rank 0: .*; rank 1: 't1' .9 x 6 FP32., .*, not planned"
+            DistributedError, match=r"'t1' is rank 0: .*; rank 1: 't1' .9 x 6 FP32., .*, not planned"
         ):
             case.sharder.shard(module, plan, env, "cpu")
 

@@ -11,6 +11,7 @@ import pytest
 
 import shardwright as sw
 from shardwright.planning.machines.topology import GIB
+from shardwright_plugins.following.predicted import Prices
 from shardwright_plugins.refinements.stay_near import StayNear
 
 COSTS = (0.0, 1e-3, 1e-2, 0.1, 1e9)
@@ -218,3 +219,26 @@ def test_ranks_are_renamed_within_their_speed_alone():
     document = planned(1008, refinements=StayNear(planned(8), cost)).document
     moved = document["inputs"]["moved_bytes"]["value"] / GIB
     assert document["objective"]["value_ms"] + cost * moved < 29
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_where_plans_are_compared_by_the_step_those_near_are_too(seed):
+    """At no cost of a move a step is no longer than without: a search's costs alone would make a plan of many kinds."""
+    drawn = random.Random(seed)
+    sizes = [(int(10 ** drawn.uniform(2, 6)), drawn.choice([8, 32, 128])) for _ in range(24)]
+    tables = [sw.TableSpec(f"t{i:02}", rows, dim, [f"f{i}"]) for i, (rows, dim) in enumerate(sizes)]
+    topology = sw.Topology(4, "cpu")
+
+    def planned(ids, **arguments):
+        rules = {
+            t.name: sw.ParameterConstraints(pooling_factors=[n]) for t, n in zip(tables, ids, strict=True)
+        }
+        made = sw.EmbeddingShardingPlanner(topology, 1024, constraints=rules, estimator="engine", **arguments)
+        return made.plan_tables(tables)
+
+    before = [drawn.uniform(1, 30) for _ in tables]
+    after = [max(1.0, n * drawn.lognormvariate(0, 0.7)) for n in before]
+    free, near = planned(after), planned(after, refinements=StayNear(planned(before), 0.0))
+    steps = [Prices.by(plan).of(plan).step_ms for plan in (free, near)]
+    assert steps[1] <= steps[0] + 1e-4
+    assert near.document["inputs"]["taken_ms"]["value"] == pytest.approx(steps[1], abs=1e-4)

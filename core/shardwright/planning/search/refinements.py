@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from attrs import evolve, field, frozen
 
 from shardwright.arguments import brief
+from shardwright.contracts.estimator import Estimator
 from shardwright.errors import InvalidInputError
 from shardwright.host.extensions import load_at
 from shardwright.planning.machines.topology import InputValue
@@ -36,6 +37,7 @@ class Outcome:
         request: constraints, topology and batch size that it was made for.
         space: options and costs.
         result: the plan, or what came nearest to one.
+        performance: estimator that the costs are by.
         inputs: values that the plan document states beside its inputs, by name.
         notes: sentences for the report.
     """
@@ -43,6 +45,7 @@ class Outcome:
     request: Request
     space: SearchSpace
     result: SearchResult
+    performance: Estimator
     inputs: Mapping[str, InputValue] = field(factory=dict)
     notes: tuple[str, ...] = ()
 

@@ -77,6 +77,7 @@ class Engine(Estimator):
 
     def __init__(self, machine: str = "") -> None:
         self._file = machine
+        self._last: tuple[Options, Topology, Mapping[str, Floats], Mixing] | None = None
 
     @classmethod
     def of(cls, machine: Machine) -> Engine:
@@ -190,27 +191,19 @@ class Engine(Estimator):
         if not _is_measured(options, topology):
             return super().step_phases(phases, options, chosen, topology)
         computed = {phase: phases[phase] for phase in _PHASES if phase in _COMPUTE}
-        exchanges = self._phases(options, topology, self._all)
-        if topology.num_hosts > 1:
-            for phase, own in Roofline().estimate(options, topology).items():
-                exchanges[phase] = exchanges.get(phase, 0.0) + own
+        exchanges, mixed = self._of_options(options, topology)
         everywhere = np.ones(topology.world_size)
-        exchanged = {
-            phase: everywhere * self._mean(own, options, chosen, topology)
-            for phase, own in exchanges.items()
-            if phase not in _COMPUTE
-        }
+        exchanged = {phase: everywhere * own[chosen].sum() for phase, own in exchanges.items()}
         share, neighbours = self.machine.cores_a_rank, topology.local_world_size
         ends = {phase: until_all_have_computed(own, share, neighbours) for phase, own in computed.items()}
         # Where others have less to do, a rank has more of the cores.
         computed = {phase: np.minimum(own, ends[phase]) for phase, own in computed.items()}
         waiting = np.sum([ends[phase] - own for phase, own in computed.items()], axis=0)
-        mixing = everywhere * Mixing(options, self.machine.engine).of_plan(chosen)
         kernels = {options.compute_kernels[code].name for code in options.compute_kernel[chosen].tolist()}
         return {
             **computed,
             **exchanged,
-            "mixing": mixing,
+            "mixing": everywhere * mixed.of_plan(chosen),
             "waiting": waiting,
             "fixed": everywhere * self.machine.step_ms(kernels),
         }
@@ -252,11 +245,23 @@ class Engine(Estimator):
         loads = LoadedPlan(space, plan.proposal, plan.ranks).phases_ms
         return largest_rank_time(self.step_phases(loads, space.options, plan.proposal, space.topology))
 
-    @staticmethod
-    def _mean(own: Floats, options: Options, chosen: Ints, topology: Topology) -> float:
-        """Mean over ranks of what the shards of a plan take, ms."""
-        of_options = np.add.reduceat(own * options.count, options.first_shard[:-1])
-        return float(of_options[chosen].sum()) / topology.world_size
+    def _of_options(self, options: Options, topology: Topology) -> tuple[Mapping[str, Floats], Mixing]:
+        """Means over ranks of what exchanges of each option take, ms, by phase, ``[O]``; and a mixed plan's part.
+
+        Kept for the last options: many plans of them are compared.
+        """
+        if self._last is None or self._last[0] is not options or self._last[1] is not topology:
+            shards = self._phases(options, topology, self._all)
+            if topology.num_hosts > 1:
+                for phase, own in Roofline().estimate(options, topology).items():
+                    shards[phase] = shards.get(phase, 0.0) + own
+            means = {
+                phase: np.add.reduceat(own * options.count, options.first_shard[:-1]) / topology.world_size
+                for phase, own in shards.items()
+                if phase not in _COMPUTE
+            }
+            self._last = options, topology, means, Mixing(options, self.machine.engine)
+        return self._last[2:]
 
     def provenance(self, options: Options) -> Mapping[str, Any]:
         """Origin of the constants where no machine was given, and kernels that are taken for another one."""

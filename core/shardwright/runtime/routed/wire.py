@@ -65,6 +65,23 @@ class WireSegment:
         return values.view(-1)
 
 
+@frozen(eq=False)
+class Loads:
+    """Sizes of the messages of one exchange, in elements: float32 values, or bytes if there are codecs.
+
+    Args:
+        leaving: elements of each segment to each rank, ``[P, W]``.
+        arriving: elements of each segment from each rank, ``[P, W]``.
+        sent: elements to each rank, ``[W]``.
+        received: elements from each rank, ``[W]``.
+    """
+
+    leaving: Ints
+    arriving: Ints
+    sent: list[int]
+    received: list[int]
+
+
 class Transfer:
     """Messages under way.
 
@@ -111,6 +128,17 @@ class Wire:
         self._widths = np.array([[segment.width] for segment in segments])
         self._row_bytes = np.array([[segment.row_bytes] for segment in segments])
 
+    def loads(self, leaving: Ints, arriving: Ints) -> Loads:
+        """What follows from the sizes of messages.
+
+        Args:
+            leaving: number of values of each segment to each rank, ``[P, W]``.
+            arriving: number of values of each segment from each rank, ``[P, W]``.
+        """
+        if not self._is_plain:  # sizes are bytes from here on: rows of each segment times its bytes per row
+            leaving, arriving = (sizes // self._widths * self._row_bytes for sizes in (leaving, arriving))
+        return Loads(leaving, arriving, total(leaving).tolist(), total(arriving).tolist())
+
     def exchange(self, sent: Sequence[Tensor], leaving: Ints, arriving: Ints, *, label: str) -> Transfer:
         """Start one all-to-all.
 
@@ -120,19 +148,21 @@ class Wire:
             arriving: number of values of each segment from each rank, ``[P, W]``.
             label: name of the exchange in errors and traces.
         """
+        return self.start(sent, self.loads(leaving, arriving), label=label)
+
+    def start(self, sent: Sequence[Tensor], loads: Loads, *, label: str) -> Transfer:
+        """Start one all-to-all, as :meth:`exchange` does, of sizes that :meth:`loads` has seen."""
         if self._is_plain:
-            packed, segments = interleave(sent, leaving), None
-        else:  # sizes are bytes from here on: rows of each segment times its bytes per row
-            leaving, arriving = (sizes // self._widths * self._row_bytes for sizes in (leaving, arriving))
+            packed, segments = interleave(sent, loads.leaving), None
+        else:
             coded = [segment.encoded(own) for segment, own in zip(self._segments, sent, strict=True)]
             # A segment may be a part of a larger tensor, which begins anywhere.
-            unit = gcd(_unit_of(leaving), *(own.storage_offset() for own in coded))
-            packed = interleave([own.view(_UNITS[unit]) for own in coded], leaving // unit).view(torch.uint8)
-            segments = self._segments
-        splits = total(arriving).tolist()
-        received = packed.new_empty(sum(splits))
-        work = self._communicator.all_to_all(received, packed, splits, total(leaving).tolist(), label=label)
-        return Transfer(work, received, arriving, segments)
+            unit = gcd(_unit_of(loads.leaving), *(own.storage_offset() for own in coded))
+            units = [own.view(_UNITS[unit]) for own in coded]
+            packed, segments = interleave(units, loads.leaving // unit).view(torch.uint8), self._segments
+        received = packed.new_empty(sum(loads.received))
+        work = self._communicator.all_to_all(received, packed, loads.received, loads.sent, label=label)
+        return Transfer(work, received, loads.arriving, segments)
 
 
 def _unit_of(sizes: Ints) -> int:

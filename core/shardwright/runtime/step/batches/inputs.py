@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from enum import IntEnum
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -26,7 +26,15 @@ from shardwright.planning.arrays import Ints
 from shardwright.runtime.ranks.devices import Constant, is_host, read_on_host, sent_to
 from shardwright.runtime.step.batches.rank_problems import BatchProblem, IdProblem
 from shardwright.runtime.step.collection import Collection, FeatureBatch
-from shardwright.runtime.step.segments import all_true, filled_up, index_of, starts_of, take, total
+from shardwright.runtime.step.segments import (
+    LastResult,
+    all_true,
+    filled_up,
+    index_of,
+    starts_of,
+    take,
+    total,
+)
 from shardwright.settings import CHECKS_VARIABLE
 from shardwright.sparse import WEIGHTS, KeyedJaggedTensor
 
@@ -86,6 +94,7 @@ class _Keys:
     places: Sequence[int]
     in_order: bool
     highest: Tensor
+    last: LastResult = field(factory=LastResult, init=False)
     _constants: tuple[Constant, Constant] = field(init=False)
 
     @_constants.default
@@ -169,7 +178,9 @@ class BatchReader:
         if is_host(values.device):
             counts = np.array(features.length_per_key(), dtype=np.int64)
             are_counted = total(counts) == values.numel()  # else the caller complains of that
-            return counts, not (are_counted and is_checked) or are_in_range(values, counts, keys.highest)
+            return counts, not (are_counted and is_checked) or are_in_range(
+                values, counts, keys.highest, keys.last
+            )
         most = keys.on(values.device)[0]
         are_fine = features.read_counts(
             lambda own: ~_out_of_range(values, own, most).any() if is_checked else torch.ones_like(most[:1]),
@@ -352,7 +363,7 @@ def _out_of_range(values: Tensor, counts: Tensor, highest: Tensor) -> Tensor:
     return ((values < 0) | (values > most)) & (most != _ANY)
 
 
-def are_in_range(values: Tensor, counts: Ints, highest: Tensor) -> bool:
+def are_in_range(values: Tensor, counts: Ints, highest: Tensor, last: LastResult) -> bool:
     """Tell whether all ids in the host's memory are ``0 <= id <= highest`` of their feature, in one call of NumPy.
 
     Read as unsigned numbers, negative ids are greater than any row, and ``highest`` of -1 allows all.
@@ -361,13 +372,17 @@ def are_in_range(values: Tensor, counts: Ints, highest: Tensor) -> bool:
         values: ids, feature after feature, ``[N]`` int64.
         counts: number of ids of each feature, ``[F]``.
         highest: greatest id of each feature, ``[F]`` int64; -1 if any id is allowed.
+        last: what was found for the last counts, with the same ``highest``.
     """
-    used = counts.nonzero()[0]  # reduceat would take the next feature's first id for the maximum of none
-    if not used.size:
+
+    def with_ids(counts: Ints) -> tuple[Ints, Any]:
+        used = counts.nonzero()[0]  # reduceat would take the next feature's first id for the maximum of none
+        return starts_of(counts)[used], highest.numpy().view(np.uint64)[used]
+
+    starts, most = last.of(with_ids, counts)
+    if not starts.size:
         return True
-    starts = starts_of(counts)[used]
-    greatest = np.maximum.reduceat(values.numpy().view(np.uint64), starts)
-    return bool(all_true(greatest <= highest.numpy().view(np.uint64)[used]))
+    return bool(all_true(np.maximum.reduceat(values.numpy().view(np.uint64), starts) <= most))
 
 
 def _lengths_of(features: KeyedJaggedTensor, keys: _Keys) -> tuple[Tensor, Ints | None]:

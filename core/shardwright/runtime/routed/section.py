@@ -28,6 +28,7 @@ from shardwright.runtime.routed.wire import WireSegment
 from shardwright.runtime.step.columns import Columns, Room, selected
 from shardwright.runtime.step.kernel_groups import Bucketing, GroupKind
 from shardwright.runtime.step.segments import (
+    LastResult,
     all_true,
     run_or_places,
     total,
@@ -187,7 +188,7 @@ class Section(ABC):
         own = PathSlots.of_kinds(plan, kinds)
         self.slots, self.groups = own.columns, own.groups
         self.kind: GroupKind = plan.kinds[kinds[0]]
-        self.rank = plan.rank
+        self.rank, self._last = plan.rank, LastResult()
         self._may_be_trimmed = self.kind.bucketing is Bucketing.WHOLE and plan.collection.is_pooled
         # Places of the section's slots among those of their router.
         routed = plan.slots.chosen(plan.bucketing_of_piece[plan.slots.piece] == self.kind.bucketing)
@@ -200,7 +201,8 @@ class Section(ABC):
 
     def begin(self, answers: Answers) -> SectionStep:
         """Start with the results of a batch."""
-        if not self._may_be_trimmed or self._is_filled_up(answers):
+        asked, answered = answers.asked[self.kind.bucketing].num_bags, answers.answered[self.kind.bucketing]
+        if not self._may_be_trimmed or self._last.of(self._are_full, asked, answered, answers.batch_sizes):
             return self._begin(answers)
         # The section sees slots that are filled up to the batch size; what travels is trimmed.
         step = self._begin(_filled_up(answers, self.kind.bucketing, self.rank))
@@ -216,11 +218,9 @@ class Section(ABC):
             answered.append(trim(bags_answered, sizes, [widths[own]] * len(sizes), unit=wire.width))
         return TrimmedStep(step, asked, answered)
 
-    def _is_filled_up(self, answers: Answers) -> bool:
+    def _are_full(self, asked: Ints, answered: Ints, sizes: Ints) -> bool:
         """True if all slots have the batch size of their source, on both sides."""
-        bucketing, sizes = self.kind.bucketing, answers.batch_sizes
-        is_own = all_true(answers.asked[bucketing].num_bags == sizes[self.rank])
-        return bool(is_own and all_true(answers.answered[bucketing] == sizes[:, None], axis=None))
+        return bool(all_true(asked == sizes[self.rank]) and all_true(answered == sizes[:, None], axis=None))
 
     @abstractmethod
     def _begin(self, answers: Answers) -> SectionStep:

@@ -146,9 +146,9 @@ class BatchReader:
             self._refuse(problem)
         keys = self._keys(features)
         self._check_form(features)
-        values = _in_a_row(features.values().to(torch.int64))
-        counts, are_fine = self._counted(features, values, keys)
-        if problem := features.lookup_problem((), num_used=int(total(counts))):
+        values = _in_a_row(features.values(), torch.int64)
+        counts, num_used, are_fine = self._counted(features, values, keys)
+        if problem := features.lookup_problem((), num_used=num_used):
             self._refuse(problem)
         if not are_fine:
             values = self._in_range(values, counts, features)
@@ -169,24 +169,28 @@ class BatchReader:
                 trained = trained.index_select(0, index_of(starts, counts, trained.device))
         return FeatureBatch(lengths, values, columns, counts, sizes, inverse, trained)
 
-    def _counted(self, features: KeyedJaggedTensor, values: Tensor, keys: _Keys) -> tuple[Ints, bool]:
-        """Number of ids of each key, and True if the ids are in range or not to be checked.
+    def _counted(self, features: KeyedJaggedTensor, values: Tensor, keys: _Keys) -> tuple[Ints, int, bool]:
+        """Number of ids of each key, and of all; and True if the ids are in range or not to be checked.
 
         The host waits for a device once, for both.
         """
         is_checked = self.checks is not InputChecks.OFF
         if is_host(values.device):
             counts = np.array(features.length_per_key(), dtype=np.int64)
-            are_counted = total(counts) == values.numel()  # else the caller complains of that
-            return counts, not (are_counted and is_checked) or are_in_range(
-                values, counts, keys.highest, keys.last
+            num_used = int(total(counts))
+            is_checked &= num_used == values.numel()  # else the caller complains of that
+            return (
+                counts,
+                num_used,
+                not is_checked or are_in_range(values, counts, keys.highest, keys.last),
             )
         most = keys.on(values.device)[0]
         are_fine = features.read_counts(
             lambda own: ~_out_of_range(values, own, most).any() if is_checked else torch.ones_like(most[:1]),
             read_on_host,
         )
-        return np.array(features.length_per_key(), dtype=np.int64), are_fine
+        counts = np.array(features.length_per_key(), dtype=np.int64)
+        return counts, int(total(counts)), are_fine
 
     def _inverse(self, features: KeyedJaggedTensor) -> Tensor | None:
         """Place of each example among those of each feature, ``[F, examples]``; ``None`` if all have as many.
@@ -306,7 +310,7 @@ class BatchReader:
                 )
 
     def _column(self, name: str, features: KeyedJaggedTensor, counts: Ints) -> Tensor:
-        column = _in_a_row(features.columns()[name].detach().to(self._columns[name]))
+        column = _in_a_row(features.columns()[name].detach(), self._columns[name])
         if self.checks is InputChecks.STRICT:
             for feature, _, wrong, own in self._features_with(~column.isfinite(), column, counts, features):
                 position = int(wrong.nonzero()[0])
@@ -390,7 +394,7 @@ def _lengths_of(features: KeyedJaggedTensor, keys: _Keys) -> tuple[Tensor, Ints 
 
     Where they differ, each is filled up with empty bags to the greatest.
     """
-    lengths = features.lengths().to(torch.int32)
+    lengths = _in_a_row(features.lengths(), torch.int32)
     if not features.variable_stride_per_key():
         by_key = lengths.view(len(keys.keys), features.stride())
         return (by_key if keys.in_order else by_key.index_select(0, keys.on(by_key.device)[1])), None
@@ -405,7 +409,9 @@ def _is_trained(weights: Tensor) -> bool:
     return weights.requires_grad and torch.is_grad_enabled()
 
 
-def _in_a_row(tensor: Tensor) -> Tensor:
-    """Return the values contiguous, so that they may be viewed as bytes."""
+def _in_a_row(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the values in a dtype and contiguous, so that they may be viewed as bytes."""
+    if tensor.dtype is not dtype:  # to ask takes a twentieth of the time that a conversion to the same does
+        tensor = tensor.to(dtype)
     # An empty tensor may have a stride of 0 (numpy makes such), which torch calls contiguous but does not view.
     return tensor.contiguous() if tensor.numel() else tensor.new_empty(tensor.shape)

@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shardwright.planning.arrays import Ints
 from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.routed.plan import RoutingPlan
 from shardwright.runtime.routed.return_path import Answers, PathSlots, ReturnPath, ReturnStep
-from shardwright.runtime.routed.section import Sizes
 from shardwright.runtime.routed.sections import sections_of
-from shardwright.runtime.routed.wire import Loads, Wire
+from shardwright.runtime.routed.wire import Wire
 from shardwright.runtime.step.columns import Room
 
 RESULTS, GRADIENTS = 0, 1
@@ -31,23 +31,12 @@ class DirectReturn(ReturnPath):
             Wire(env.communicator, [section.wire[direction] for section in self.sections])
             for direction in (RESULTS, GRADIENTS)
         ]
-        self._last: tuple[Sequence[Sizes], Sequence[Loads]] = [], []
         widths = plan.pieces.stop - plan.pieces.start
         self._widths = np.bincount(
             np.repeat(np.arange(env.world_size), slots.columns.per_rank),
             widths[slots.columns.piece],
             env.world_size,
         ).astype(np.int64)
-
-    def loads_of(self, sizes: Sequence[Sizes]) -> Sequence[Loads]:
-        """Loads of the exchanges of results and of gradients; kept while sections give the same objects."""
-        if self._last[0] != sizes:
-            # Values of each section that this rank answers and asks for, of results and of gradients, [P, 2, W].
-            answered, asked = np.array([(own.answered, own.asked) for own in sizes]).swapaxes(0, 1)
-            results = self.wires[RESULTS].loads(answered[:, RESULTS], asked[:, RESULTS])
-            gradients = self.wires[GRADIENTS].loads(asked[:, GRADIENTS], answered[:, GRADIENTS])
-            self._last = sizes, (results, gradients)
-        return self._last[1]
 
     def start(self, answers: Answers) -> ReturnStep:  # noqa: D102 - described in the base class
         return _DirectStep(self, answers)
@@ -64,9 +53,14 @@ class _DirectStep(ReturnStep):
     def __init__(self, path: DirectReturn, answers: Answers) -> None:
         self._path = path
         self._steps = [section.begin(answers) for section in path.sections]
-        self._loads = path.loads_of([step.sizes for step in self._steps])
-        self._transfer = path.wires[RESULTS].start(
-            [step.results() for step in self._steps], self._loads[RESULTS], label="results"
+        # Values of each section that this rank answers and asks for, of results and of gradients, [P, 2, W].
+        sizes: Ints = np.array([step.sizes for step in self._steps])
+        self._answered, self._asked = sizes[:, 0], sizes[:, 1]
+        self._transfer = path.wires[RESULTS].exchange(
+            [step.results() for step in self._steps],
+            self._answered[:, RESULTS],
+            self._asked[:, RESULTS],
+            label="results",
         )
 
     def proceed(self) -> None:
@@ -83,8 +77,12 @@ class _DirectStep(ReturnStep):
         self.scale_left = scale  # kernels multiply where they read
         wire = self._path.wires[GRADIENTS]
         room = partial(wire.room, device=gradients[0].device)
-        sent = [step.gradients(gradients, room) for step in self._steps]
-        self._transfer = wire.start(sent, self._loads[GRADIENTS], label="gradients")
+        self._transfer = wire.exchange(
+            [step.gradients(gradients, room) for step in self._steps],
+            self._asked[:, GRADIENTS],
+            self._answered[:, GRADIENTS],
+            label="gradients",
+        )
 
     def gradients(self) -> Mapping[int, Tensor]:
         found: dict[int, Tensor] = {}

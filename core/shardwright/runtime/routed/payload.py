@@ -79,21 +79,6 @@ class Incoming:
     splits: list[int]
 
 
-@frozen(eq=False)
-class _Outgoing:
-    """Sizes of the messages that this rank sends.
-
-    Args:
-        order: order of the parts in the messages.
-        padding: words of the last part, which is zeros.
-        splits: 8-byte words of the message to each rank, ``[W]``.
-    """
-
-    order: Interleaving
-    padding: int
-    splits: list[int]
-
-
 class PayloadFormat:
     """Format of one rank's headers and messages.
 
@@ -153,24 +138,24 @@ class PayloadFormat:
             routed: ids and bags by router.
             fields: header fields of these, from :meth:`headers`.
         """
-        outgoing = self._last_outgoing.of(self._outgoing, fields)
+        order, padding, splits = self._last_outgoing.of(self._outgoing, fields)
         pieces = [own.ids.view(torch.int32) for own in routed]
         for name in self._columns:
             pieces += [own.columns[name].view(torch.int32) for own in routed]
         if self._is_pooled:
             pieces += [own.lengths for own in routed if own.lengths is not None]
-        if outgoing.padding:
-            pieces.append(pieces[0].new_zeros(outgoing.padding))
-        return outgoing.order.of(pieces).view(torch.int64), outgoing.splits
+        if padding:
+            pieces.append(pieces[0].new_zeros(padding))
+        return order.of(pieces).view(torch.int64), splits
 
-    def _outgoing(self, fields: Ints) -> _Outgoing:
+    def _outgoing(self, fields: Ints) -> tuple[Interleaving, int, list[int]]:
+        """The order of the parts of messages; words of the last, which is zeros; and 8-byte words for each rank."""
         pairs = zip(self._fields, self._routers, strict=True)
         words = self._words(
             np.array([sums(fields.reshape(-1)[places], router.slots.first) for places, router in pairs])
         )
         padding = int(total(words[-1]))
-        order = Interleaving(words if padding else words[:-1])
-        return _Outgoing(order, padding, (total(words) // 2).tolist())
+        return Interleaving(words if padding else words[:-1]), padding, (total(words) // 2).tolist()
 
     def _words(self, sizes: Ints) -> Ints:
         """Count the words of each part of the message to (or from) each rank, ``[P, W]``; the last part is padding.

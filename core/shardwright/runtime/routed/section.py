@@ -35,27 +35,15 @@ from shardwright.runtime.step.segments import (
 )
 
 
-@frozen(eq=False)
-class Sizes:
-    """Numbers of values of one batch.
-
-    Args:
-        asked: number of values of results that arrive from each rank, and of gradients that leave to it, ``[W]`` each.
-        answered: number of values of results that leave to each rank, and of gradients that arrive, ``[W]`` each.
-    """
-
-    asked: tuple[Ints, Ints]
-    answered: tuple[Ints, Ints]
-
-
 class SectionStep(ABC):
     """One batch on its way through a section.
 
     Attributes:
-        sizes: numbers of values that travel; the same object if they are known to be those of the last batch.
+        sizes: numbers of values that this rank answers, then of those that it asks for: of results, and of gradients,
+            which go back; to or from each rank, ``[2, 2, W]``.
     """
 
-    sizes: Sizes
+    sizes: Ints
 
     @abstractmethod
     def results(self) -> Tensor:
@@ -149,10 +137,7 @@ class TrimmedStep(SectionStep):
         self._step = step
         self._arriving, self._leaving_gradients = asked
         self._leaving, self._arriving_gradients = answered
-        self.sizes = Sizes(
-            (self._arriving.num_values, self._leaving_gradients.num_values),
-            (self._leaving.num_values, self._arriving_gradients.num_values),
-        )
+        self.sizes = np.array([[own.num_values for own in trims] for trims in (answered, asked)])
 
     def results(self) -> Tensor:  # noqa: D102 - described in the base class
         return self._leaving.trimmed(self._step.results())

@@ -17,7 +17,6 @@ from shardwright.runtime.routed.return_path import Answers
 from shardwright.runtime.routed.section import (
     Section,
     SectionStep,
-    Sizes,
     columns_of,
     first_columns,
     wire_of,
@@ -104,11 +103,10 @@ class MatrixSection(Section):
         self.wire = wire_of(self.kind, self.kind.widths or made.units)
         self.last_sizes = LastResult()
 
-    def sizes(self, batch_sizes: Ints) -> tuple[int, Sizes]:
+    def sizes(self, batch_sizes: Ints) -> tuple[int, Ints]:
         """``B`` of this rank, and the numbers of values that travel, of batches of these sizes."""
-        (results, gradients), size = self.widths, int(batch_sizes[self.rank])
-        answered = results[self.rank] * batch_sizes, gradients[self.rank] * batch_sizes
-        return size, Sizes((results * size, gradients * size), answered)
+        size, widths = int(batch_sizes[self.rank]), np.array(self.widths)
+        return size, np.array([widths[:, self.rank, None] * batch_sizes, widths * size])
 
     def _columns_of_group(self, plan: RoutingPlan, group: int) -> list[Columns]:
         slots = plan.groups[group].slots
@@ -213,7 +211,7 @@ class _RowsStep(SectionStep):
         self.bags = section.bags_asked(answers)
         asked, answered = sums(self.bags, section.slots.first), section.bags_answered(answers)
         result, gradient = section.widths
-        self.sizes = Sizes((asked * result, asked * gradient), (answered * result, answered * gradient))
+        self.sizes = np.array([[own * result, own * gradient] for own in (answered, asked)])
 
     def results(self) -> Tensor:
         (result,) = self._result or [torch.empty(0, dtype=torch.float32, device=self._device)]

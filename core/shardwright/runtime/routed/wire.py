@@ -17,7 +17,7 @@ from torch import Tensor
 from shardwright.contracts.codec import Codec
 from shardwright.contracts.comm_backend import Communicator, Work
 from shardwright.planning.arrays import Ints
-from shardwright.runtime.step.segments import deal, interleave, total
+from shardwright.runtime.step.segments import LastResult, deal, interleave, total
 
 _FLOAT_BYTES = 4
 _ALIGNMENT = 8
@@ -65,23 +65,6 @@ class WireSegment:
         return values.view(-1)
 
 
-@frozen(eq=False)
-class Loads:
-    """Sizes of the messages of one exchange, in elements: float32 values, or bytes if there are codecs.
-
-    Args:
-        leaving: elements of each segment to each rank, ``[P, W]``.
-        arriving: elements of each segment from each rank, ``[P, W]``.
-        sent: elements to each rank, ``[W]``.
-        received: elements from each rank, ``[W]``.
-    """
-
-    leaving: Ints
-    arriving: Ints
-    sent: list[int]
-    received: list[int]
-
-
 class Transfer:
     """Messages under way.
 
@@ -127,17 +110,7 @@ class Wire:
         )
         self._widths = np.array([[segment.width] for segment in segments])
         self._row_bytes = np.array([[segment.row_bytes] for segment in segments])
-
-    def loads(self, leaving: Ints, arriving: Ints) -> Loads:
-        """What follows from the sizes of messages.
-
-        Args:
-            leaving: number of values of each segment to each rank, ``[P, W]``.
-            arriving: number of values of each segment from each rank, ``[P, W]``.
-        """
-        if not self._is_plain:  # sizes are bytes from here on: rows of each segment times its bytes per row
-            leaving, arriving = (sizes // self._widths * self._row_bytes for sizes in (leaving, arriving))
-        return Loads(leaving, arriving, total(leaving).tolist(), total(arriving).tolist())
+        self._last = LastResult()
 
     def exchange(self, sent: Sequence[Tensor], leaving: Ints, arriving: Ints, *, label: str) -> Transfer:
         """Start one all-to-all.
@@ -148,21 +121,25 @@ class Wire:
             arriving: number of values of each segment from each rank, ``[P, W]``.
             label: name of the exchange in errors and traces.
         """
-        return self.start(sent, self.loads(leaving, arriving), label=label)
-
-    def start(self, sent: Sequence[Tensor], loads: Loads, *, label: str) -> Transfer:
-        """Start one all-to-all, as :meth:`exchange` does, of sizes that :meth:`loads` has seen."""
+        leaving, arriving, send_splits, splits = self._last.of(self._loads, leaving, arriving)
         if self._is_plain:
-            packed, segments = interleave(sent, loads.leaving), None
+            packed, segments = interleave(sent, leaving), None
         else:
             coded = [segment.encoded(own) for segment, own in zip(self._segments, sent, strict=True)]
             # A segment may be a part of a larger tensor, which begins anywhere.
-            unit = gcd(_unit_of(loads.leaving), *(own.storage_offset() for own in coded))
-            units = [own.view(_UNITS[unit]) for own in coded]
-            packed, segments = interleave(units, loads.leaving // unit).view(torch.uint8), self._segments
-        received = packed.new_empty(sum(loads.received))
-        work = self._communicator.all_to_all(received, packed, loads.received, loads.sent, label=label)
-        return Transfer(work, received, loads.arriving, segments)
+            unit = gcd(_unit_of(leaving), *(own.storage_offset() for own in coded))
+            packed = interleave([own.view(_UNITS[unit]) for own in coded], leaving // unit).view(torch.uint8)
+            segments = self._segments
+        received = packed.new_empty(sum(splits))
+        work = self._communicator.all_to_all(received, packed, splits, send_splits, label=label)
+        return Transfer(work, received, arriving, segments)
+
+    def _loads(self, *sizes: Ints) -> tuple[Ints, Ints, list[int], list[int]]:
+        """Sizes of messages, which leave and arrive, in what is sent: values, or bytes of codecs; and their sums."""
+        if not self._is_plain:  # rows of each segment times its bytes per row
+            sizes = tuple(own // self._widths * self._row_bytes for own in sizes)
+        leaving, arriving = sizes
+        return leaving, arriving, total(leaving).tolist(), total(arriving).tolist()
 
 
 def _unit_of(sizes: Ints) -> int:

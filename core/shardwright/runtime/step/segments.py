@@ -120,23 +120,20 @@ class Selection:
     """
 
     def __init__(self, starts: Ints, sizes: Ints) -> None:
-        self._starts, self._sizes, stops = starts, sizes, starts + sizes
-        self._run: slice | None = None
+        self._starts, self._sizes, stops, self._count = starts, sizes, starts + sizes, int(total(sizes))
         if all_true(starts[1:] == stops[:-1]):
-            self._run = slice(int(starts[0]), int(stops[-1])) if starts.size else slice(0)
-            return
-        count = int(total(sizes))
-        self._is_empty, self._is_indexed = not count, sizes.size > _FEW and count < _LONG * sizes.size
+            starts, stops = starts[:1], stops[-1:]
+        self._is_indexed = starts.size > _FEW and self._count < _LONG * starts.size
         self._spans = [] if self._is_indexed else list(map(slice, starts.tolist(), stops.tolist()))
 
     def of(self, values: Tensor) -> Tensor:
         """The pieces of a flat tensor; a view if they are neighbours in order."""
-        if self._run is not None:
-            return values[self._run]
         if self._is_indexed:
             return values.index_select(0, index_of(self._starts, self._sizes, values.device))
+        if len(self._spans) <= 1:
+            return values[self._spans[0]] if self._spans else values[:0]
         if (
-            not values.is_cpu or self._is_empty
+            not values.is_cpu or not self._count
         ):  # an empty array has strides of 0, which cannot be viewed as bytes
             return torch.cat(list(map(values.__getitem__, self._spans)))
         return torch.from_numpy(np.concatenate(list(map(values.numpy().__getitem__, self._spans))))

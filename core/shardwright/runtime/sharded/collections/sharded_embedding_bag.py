@@ -39,9 +39,9 @@ class ShardedEmbeddingBagCollection(ShardedCollection):
 
     def _keyed(self, outputs: Callable[[], list[Tensor]]) -> KeyedTensor:
         (values,) = outputs()
-        if values.dtype is not self.output_dtype:
-            values = values.to(self.output_dtype)
-        return KeyedTensor._trusted(self._names, self._dims, values, index_per_key=self._index)
+        return KeyedTensor._trusted(
+            self._names, self._dims, values.to(self.output_dtype), index_per_key=self._index
+        )
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
         """The tables' configurations."""

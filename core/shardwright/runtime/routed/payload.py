@@ -208,7 +208,7 @@ class PayloadFormat:
             return _Run(columns, None, num_bags, None)
         lengths = Selection(of_router[len(columns)] + (before >> _BAGS), own >> _BAGS)
         filled = None
-        if not (group.kind.is_ragged or all_true(num_bags == batch_sizes[:, None], axis=None)):
+        if not (group.kind.is_ragged or all_true(num_bags == batch_sizes[:, None])):
             filled = np.broadcast_to(batch_sizes[:, None], num_bags.shape)
         return _Run(columns, lengths, num_bags, filled)
 

@@ -186,15 +186,16 @@ class Section(ABC):
 
     def begin(self, answers: Answers) -> SectionStep:
         """Start with the results of a batch."""
-        asked, answered = answers.asked[self.kind.bucketing].num_bags, answers.answered[self.kind.bucketing]
-        if not self._may_be_trimmed or self._last.of(self._are_full, asked, answered, answers.batch_sizes):
+        bucketing, sizes = self.kind.bucketing, answers.batch_sizes
+        bags = answers.asked[bucketing].num_bags, answers.answered[bucketing]
+        if not self._may_be_trimmed or self._last.of(self._are_full, *bags, sizes):
             return self._begin(answers)
         # The section sees slots that are filled up to the batch size; what travels is trimmed.
-        step = self._begin(_filled_up(answers, self.kind.bucketing, self.rank))
-        sizes, bounds = answers.batch_sizes, self.slots.first
+        step = self._begin(_filled_up(answers, bucketing, self.rank))
+        bounds = self.slots.first
         edges, own = bounds[1:-1], slice(*bounds[self.rank : self.rank + 2])
         bags_asked = np.split(self.bags_asked(answers), edges)
-        bags_answered = list(answers.answered[self.kind.bucketing][:, self.local])
+        bags_answered = list(bags[1][:, self.local])
         asked, answered = [], []
         trim = partial(Trim.of, is_matrix=self.kind.is_matrix, device=answers.device)
         for widths, wire in zip(self._slot_widths, self.wire, strict=True):  # results, then gradients
@@ -205,7 +206,7 @@ class Section(ABC):
 
     def _are_full(self, asked: Ints, answered: Ints, sizes: Ints) -> bool:
         """True if all slots have the batch size of their source, on both sides."""
-        return bool(all_true(asked == sizes[self.rank]) and all_true(answered == sizes[:, None], axis=None))
+        return all_true(asked == sizes[self.rank]) and all_true(answered == sizes[:, None])
 
     @abstractmethod
     def _begin(self, answers: Answers) -> SectionStep:

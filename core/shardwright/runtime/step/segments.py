@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shardwright.planning.arrays import Ints
+from shardwright.planning.arrays import Bools, Ints
 from shardwright.runtime.ranks.devices import is_host, sent_to
 
 _LONG = 64  # elements: copying a longer piece by itself takes less time than an index of its elements
@@ -29,8 +29,11 @@ _SHORTEST_KEYS, _SHORT_KEYS = 1 << 8, 1 << 16  # keys that NumPy sorts by radix,
 
 total: Any = np.add.reduce
 """The sum of an array, or of each of its columns or rows by ``axis``: in one call, where its method takes three."""
-all_true: Any = np.logical_and.reduce
-"""True where all elements of an array are, or all of each column or row; likewise."""
+
+
+def all_true(mask: Bools) -> bool:
+    """Tell whether all elements are true, in a third of the time of NumPy's reduction."""
+    return b"\0" not in mask.tobytes()
 
 
 def starts_of(sizes: Ints) -> Ints:
@@ -120,10 +123,10 @@ class Selection:
     """
 
     def __init__(self, starts: Ints, sizes: Ints) -> None:
-        self._starts, self._sizes, stops, self._count = starts, sizes, starts + sizes, int(total(sizes))
+        self._starts, self._sizes, stops = starts, sizes, starts + sizes
         if all_true(starts[1:] == stops[:-1]):
             starts, stops = starts[:1], stops[-1:]
-        self._is_indexed = starts.size > _FEW and self._count < _LONG * starts.size
+        self._is_indexed = starts.size > _FEW and int(total(sizes)) < _LONG * starts.size
         self._spans = [] if self._is_indexed else list(map(slice, starts.tolist(), stops.tolist()))
 
     def of(self, values: Tensor) -> Tensor:
@@ -132,11 +135,11 @@ class Selection:
             return values.index_select(0, index_of(self._starts, self._sizes, values.device))
         if len(self._spans) <= 1:
             return values[self._spans[0]] if self._spans else values[:0]
-        if (
-            not values.is_cpu or not self._count
-        ):  # an empty array has strides of 0, which cannot be viewed as bytes
+        if not values.is_cpu:
             return torch.cat(list(map(values.__getitem__, self._spans)))
-        return torch.from_numpy(np.concatenate(list(map(values.numpy().__getitem__, self._spans))))
+        taken = np.concatenate(list(map(values.numpy().__getitem__, self._spans)))
+        # An empty array has strides of 0, which cannot be viewed as bytes.
+        return torch.from_numpy(taken) if taken.size else values[:0]
 
 
 def take(values: Tensor, starts: Ints, sizes: Ints) -> Tensor:

@@ -384,9 +384,7 @@ def are_in_range(values: Tensor, counts: Ints, highest: Tensor, last: LastResult
         return starts_of(counts)[used], highest.numpy().view(np.uint64)[used]
 
     starts, most = last.of(with_ids, counts)
-    if not starts.size:
-        return True
-    return bool(all_true(np.maximum.reduceat(values.numpy().view(np.uint64), starts) <= most))
+    return not starts.size or all_true(np.maximum.reduceat(values.numpy().view(np.uint64), starts) <= most)
 
 
 def _lengths_of(features: KeyedJaggedTensor, keys: _Keys) -> tuple[Tensor, Ints | None]:

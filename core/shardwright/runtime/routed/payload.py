@@ -24,10 +24,10 @@ from shardwright.runtime.routed.routing import Bucketed, Router, own_slots, runs
 from shardwright.runtime.step.executor import PeerHeaders
 from shardwright.runtime.step.kernel_groups import KernelGroup
 from shardwright.runtime.step.segments import (
+    FALSE,
     Interleaving,
     LastResult,
     Selection,
-    all_true,
     filled_up,
     places_of,
     run_or_places,
@@ -208,7 +208,7 @@ class PayloadFormat:
             return _Run(columns, None, num_bags, None)
         lengths = Selection(of_router[len(columns)] + (before >> _BAGS), own >> _BAGS)
         filled = None
-        if not (group.kind.is_ragged or all_true(num_bags == batch_sizes[:, None])):
+        if not group.kind.is_ragged and FALSE in (num_bags == batch_sizes[:, None]).tobytes():
             filled = np.broadcast_to(batch_sizes[:, None], num_bags.shape)
         return _Run(columns, lengths, num_bags, filled)
 

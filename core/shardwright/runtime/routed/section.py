@@ -28,8 +28,8 @@ from shardwright.runtime.routed.wire import WireSegment
 from shardwright.runtime.step.columns import Columns, Room, selected
 from shardwright.runtime.step.kernel_groups import Bucketing, GroupKind
 from shardwright.runtime.step.segments import (
+    FALSE,
     LastResult,
-    all_true,
     run_or_places,
     total,
 )
@@ -206,7 +206,8 @@ class Section(ABC):
 
     def _are_full(self, asked: Ints, answered: Ints, sizes: Ints) -> bool:
         """True if all slots have the batch size of their source, on both sides."""
-        return all_true(asked == sizes[self.rank]) and all_true(answered == sizes[:, None])
+        both = asked == sizes[self.rank], answered == sizes[:, None]
+        return not any(FALSE in mask.tobytes() for mask in both)
 
     @abstractmethod
     def _begin(self, answers: Answers) -> SectionStep:

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import cycle
+from operator import getitem
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from shardwright.planning.arrays import Bools, Ints
+from shardwright.planning.arrays import Ints
 from shardwright.runtime.ranks.devices import is_host, sent_to
 
 _LONG = 64  # elements: copying a longer piece by itself takes less time than an index of its elements
@@ -29,11 +30,8 @@ _SHORTEST_KEYS, _SHORT_KEYS = 1 << 8, 1 << 16  # keys that NumPy sorts by radix,
 
 total: Any = np.add.reduce
 """The sum of an array, or of each of its columns or rows by ``axis``: in one call, where its method takes three."""
-
-
-def all_true(mask: Bools) -> bool:
-    """Tell whether all elements are true, in a third of the time of NumPy's reduction."""
-    return b"\0" not in mask.tobytes()
+FALSE = b"\0"
+"""A false element among the bytes of a mask, where it is found in a third of the time of NumPy's reduction."""
 
 
 def starts_of(sizes: Ints) -> Ints:
@@ -124,7 +122,7 @@ class Selection:
 
     def __init__(self, starts: Ints, sizes: Ints) -> None:
         self._starts, self._sizes, stops = starts, sizes, starts + sizes
-        if all_true(starts[1:] == stops[:-1]):
+        if starts[1:].tobytes() == stops[:-1].tobytes():
             starts, stops = starts[:1], stops[-1:]
         self._is_indexed = starts.size > _FEW and int(total(sizes)) < _LONG * starts.size
         self._spans = [] if self._is_indexed else list(map(slice, starts.tolist(), stops.tolist()))
@@ -169,19 +167,20 @@ class Interleaving:
 
     def __init__(self, sizes: Ints) -> None:
         self._sizes, self._count = sizes, int(total(sizes, axis=None))
-        self._spans: list[tuple[int, slice]] = []
+        self._spans: list[slice] = []
         if sizes.size <= _FEW or self._count >= _LONG * sizes.size:
             stops = sizes.cumsum(1)
-            spans = map(slice, (stops - sizes).T.reshape(-1).tolist(), stops.T.reshape(-1).tolist())
-            self._spans = list(zip(cycle(range(len(sizes))), spans))  # parts recur for each peer
+            self._spans = list(
+                map(slice, (stops - sizes).T.reshape(-1).tolist(), stops.T.reshape(-1).tolist())
+            )
 
     def of(self, parts: Sequence[Tensor]) -> Tensor:
         """Merge the parts, ``P`` of one dtype."""
         if len(parts) == 1:
             return parts[0]
         if self._spans and self._count and parts[0].is_cpu:
-            arrays = [part.numpy() for part in parts]
-            return torch.from_numpy(np.concatenate([arrays[part][span] for part, span in self._spans]))
+            arrays = cycle(map(Tensor.numpy, parts))  # one for each span, peer after peer
+            return torch.from_numpy(np.concatenate(list(map(getitem, arrays, self._spans))))
         out = parts[0].new_empty(self._count)
         for values, places, own in zip(parts, places_of(self._sizes), self._sizes, strict=True):
             out[index_of(places, own, out.device)] = values
@@ -195,7 +194,7 @@ def interleave(parts: Sequence[Tensor], sizes: Ints) -> Tensor:
         parts: ``P`` flat tensors of one dtype; each has its pieces peer after peer.
         sizes: elements of each part's piece for each peer, ``[P, W]``.
     """
-    return Interleaving(sizes).of(parts)
+    return parts[0] if len(parts) == 1 else Interleaving(sizes).of(parts)
 
 
 def deal(flat: Tensor, sizes: Ints) -> list[Tensor]:

@@ -27,8 +27,8 @@ from shardwright.runtime.ranks.devices import Constant, is_host, read_on_host, s
 from shardwright.runtime.step.batches.rank_problems import BatchProblem, IdProblem
 from shardwright.runtime.step.collection import Collection, FeatureBatch
 from shardwright.runtime.step.segments import (
+    FALSE,
     LastResult,
-    all_true,
     filled_up,
     index_of,
     starts_of,
@@ -384,7 +384,9 @@ def are_in_range(values: Tensor, counts: Ints, highest: Tensor, last: LastResult
         return starts_of(counts)[used], highest.numpy().view(np.uint64)[used]
 
     starts, most = last.of(with_ids, counts)
-    return not starts.size or all_true(np.maximum.reduceat(values.numpy().view(np.uint64), starts) <= most)
+    if not starts.size:
+        return True
+    return FALSE not in (np.maximum.reduceat(values.numpy().view(np.uint64), starts) <= most).tobytes()
 
 
 def _lengths_of(features: KeyedJaggedTensor, keys: _Keys) -> tuple[Tensor, Ints | None]:

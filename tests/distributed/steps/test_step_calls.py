@@ -12,7 +12,7 @@ pytestmark = pytest.mark.distributed
 MOST = dict(
     zip(
         call_workers.MIXES,
-        [(375, 345), (400, 385), (375, 345), (330, 280), (615, 675)],
+        [(350, 275), (388, 330), (350, 275), (326, 272), (615, 600)],
         strict=True,
     )
 )

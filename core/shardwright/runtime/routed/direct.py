@@ -54,7 +54,7 @@ class _DirectStep(ReturnStep):
         self._path = path
         self._steps = [section.begin(answers) for section in path.sections]
         # Values of each section that this rank answers and asks for, of results and of gradients, [P, 2, W].
-        sizes: Ints = np.array([(step.answered, step.asked) for step in self._steps])
+        sizes: Ints = np.array([step.sizes for step in self._steps])
         self._answered, self._asked = sizes[:, 0], sizes[:, 1]
         self._transfer = path.wires[RESULTS].exchange(
             [step.results() for step in self._steps],

@@ -24,13 +24,14 @@ from shardwright.runtime.routed.routing import Bucketed, Router, own_slots, runs
 from shardwright.runtime.step.executor import PeerHeaders
 from shardwright.runtime.step.kernel_groups import KernelGroup
 from shardwright.runtime.step.segments import (
-    all_true,
+    FALSE,
+    Interleaving,
+    LastResult,
+    Selection,
     filled_up,
-    interleave,
     places_of,
     run_or_places,
     sums,
-    take,
     total,
 )
 from shardwright.sparse import WEIGHTS
@@ -42,6 +43,24 @@ _WORDS = {torch.int64: 2, torch.int32: 1, torch.float32: 1}
 
 
 @frozen(eq=False)
+class _Run:
+    """The part of the messages that is one kernel group's.
+
+    Args:
+        columns: its elements of each column in the messages of all ranks: first the ids.
+        lengths: likewise of the lengths of bags; ``None`` of sequences.
+        num_bags: number of bags of each slot, for each rank, ``[W, S]``.
+        filled: that number where slots are filled up with empty bags to the batch size of their source, as kernels want
+            them; ``None`` if they are filled up, or are not to be.
+    """
+
+    columns: Sequence[Selection]
+    lengths: Selection | None
+    num_bags: Ints
+    filled: Ints | None
+
+
+@frozen(eq=False)
 class Incoming:
     """Sizes of the messages that arrive for this rank's slots, read from the headers.
 
@@ -49,14 +68,14 @@ class Incoming:
         batch_sizes: ``B_w`` of each rank, ``[W]``.
         fields: header fields of each rank for each slot, ``[W, S_r]`` for each router.
         num_bags: number of bags from each rank for each slot, ``[W, S_r]`` for each router.
-        starts: first 4-byte word of each part in the message from each rank, ``[P, W]``.
+        runs: the part of each local kernel group.
         splits: 8-byte words of each rank's message, ``[W]``.
     """
 
     batch_sizes: Ints
     fields: Sequence[Ints]
     num_bags: Sequence[Ints]
-    starts: Ints
+    runs: Sequence[_Run]
     splits: list[int]
 
 
@@ -87,7 +106,8 @@ class PayloadFormat:
         self._is_pooled = is_pooled
         # Wide columns come first, so that each part begins at a multiple of its elements' size.
         self._columns = dict(sorted(columns.items(), key=lambda column: -_WORDS[column[1]]))
-        per_id = [_WORDS[dtype] for dtype in (torch.int64, *self._columns.values())]
+        self._dtypes = (torch.int64, *self._columns.values())
+        per_id = [_WORDS[dtype] for dtype in self._dtypes]
         self._words_per_id = np.array(per_id)[:, None, None]
         per_rank = np.stack([router.slots.per_rank for router in routers])
         self.header_size = int(per_rank.sum(0).max())
@@ -102,6 +122,7 @@ class PayloadFormat:
         self._world_size = per_rank.shape[1]
         self._own = own_slots(routers, rank)
         self._of_group = runs_of_groups(groups, self._own)
+        self._last_incoming, self._last_outgoing = LastResult(), LastResult()
 
     def headers(self, routed: Sequence[Bucketed]) -> Ints:
         """Write the header fields for each rank, filled up with zeros: ``[W, header_size]``; only zeros of no ids."""
@@ -110,21 +131,31 @@ class PayloadFormat:
             fields[places] = own.num_ids | own.num_bags << _BAGS
         return fields.reshape(self._world_size, -1)
 
-    def pack(self, routed: Sequence[Bucketed]) -> tuple[Tensor, list[int]]:
-        """Pack the messages to all ranks: flat int64, and the number of elements for each rank."""
-        pairs = zip(routed, self._routers, strict=True)
-        sizes = [sums(own.num_ids | own.num_bags << _BAGS, router.slots.first) for own, router in pairs]
+    def pack(self, routed: Sequence[Bucketed], fields: Ints) -> tuple[Tensor, list[int]]:
+        """Pack the messages to all ranks: flat int64, and the number of elements for each rank.
+
+        Args:
+            routed: ids and bags by router.
+            fields: header fields of these, from :meth:`headers`.
+        """
+        order, padding, splits = self._last_outgoing.of(self._outgoing, fields)
         pieces = [own.ids.view(torch.int32) for own in routed]
         for name in self._columns:
             pieces += [own.columns[name].view(torch.int32) for own in routed]
         if self._is_pooled:
             pieces += [own.lengths for own in routed if own.lengths is not None]
-        words = self._words(np.array(sizes))
-        missing = int(total(words[-1]))
-        if missing:
-            pieces.append(pieces[0].new_zeros(missing))
-        packed = interleave(pieces, words[: len(pieces)])
-        return packed.view(torch.int64), (total(words) // 2).tolist()
+        if padding:
+            pieces.append(pieces[0].new_zeros(padding))
+        return order.of(pieces).view(torch.int64), splits
+
+    def _outgoing(self, fields: Ints) -> tuple[Interleaving, int, list[int]]:
+        """The order of the parts of messages; words of the last, which is zeros; and 8-byte words for each rank."""
+        pairs = zip(self._fields, self._routers, strict=True)
+        words = self._words(
+            np.array([sums(fields.reshape(-1)[places], router.slots.first) for places, router in pairs])
+        )
+        padding = int(total(words[-1]))
+        return Interleaving(words if padding else words[:-1]), padding, (total(words) // 2).tolist()
 
     def _words(self, sizes: Ints) -> Ints:
         """Count the words of each part of the message to (or from) each rank, ``[P, W]``; the last part is padding.
@@ -140,10 +171,46 @@ class PayloadFormat:
 
     def incoming(self, peers: PeerHeaders) -> Incoming:
         """Read the sizes of the arriving messages from the headers."""
-        fields = [peers.fields[:, own] for own in self._own]
-        words = self._words(np.array([total(own, axis=1) for own in fields]))
-        bags = [own >> _BAGS for own in fields]
-        return Incoming(peers.batch_sizes, fields, bags, places_of(words), (total(words) // 2).tolist())
+        return self._last_incoming.of(self._incoming, peers.batch_sizes, peers.fields)
+
+    def _incoming(self, batch_sizes: Ints, fields: Ints) -> Incoming:
+        own = [fields[:, slots] for slots in self._own]
+        words = self._words(np.array([total(each, axis=1) for each in own]))
+        starts = places_of(words)
+        bags = [each >> _BAGS for each in own]
+        runs = [
+            self._run(group, number, own[number][:, : slots.stop], slots, starts, batch_sizes)
+            for group, (number, slots) in zip(self._groups, self._of_group, strict=True)
+        ]
+        return Incoming(batch_sizes, own, bags, runs, (total(words) // 2).tolist())
+
+    def _run(
+        self, group: KernelGroup, number: int, fields: Ints, slots: slice, starts: Ints, batch_sizes: Ints
+    ) -> _Run:
+        """Find a group's part: its slots are a run of its router's slots, and so its elements of each part.
+
+        Args:
+            group: the group.
+            number: number of its router.
+            fields: header fields of that router's slots up to the group's last.
+            slots: the group's slots among them.
+            starts: first 4-byte word of each part in the message from each rank, ``[P, W]``.
+            batch_sizes: ``B_w`` of each rank.
+        """
+        before, own = total(fields[:, : slots.start], axis=1), total(fields[:, slots], axis=1)
+        of_router = starts[number :: len(self._routers)]
+        columns = [
+            Selection(start // _WORDS[dtype] + (before & _IDS), own & _IDS)
+            for start, dtype in zip(of_router, self._dtypes, strict=False)
+        ]
+        num_bags = fields[:, slots] >> _BAGS
+        if not self._is_pooled:
+            return _Run(columns, None, num_bags, None)
+        lengths = Selection(of_router[len(columns)] + (before >> _BAGS), own >> _BAGS)
+        filled = None
+        if not group.kind.is_ragged and FALSE in (num_bags == batch_sizes[:, None]).tobytes():
+            filled = np.broadcast_to(batch_sizes[:, None], num_bags.shape)
+        return _Run(columns, lengths, num_bags, filled)
 
     def sizes_back(self, routed: Sequence[Bucketed], incoming: Incoming) -> tuple[Ints, Ints]:
         """Count the values of ids on the way back from where they were looked up.
@@ -165,47 +232,16 @@ class PayloadFormat:
         return np.concatenate([no_group, *(own[None] for own in leaving)]), np.stack(arriving)
 
     def unpack(self, received: Tensor, incoming: Incoming) -> list[Bags]:
-        """Read the bags of each of this rank's groups from the messages.
-
-        A group's slots are a run of its router's slots, so its elements are a run of each part of each message.
-        """
-        num_routers, starts = len(self._routers), incoming.starts
-        found, lengths = [], None
-        for group, (number, slots) in zip(self._groups, self._of_group, strict=True):
-            fields, num_bags = incoming.fields[number], incoming.num_bags[number]
-            before, own = total(fields[:, : slots.start], axis=1), total(fields[:, slots], axis=1)
-            num_ids = before & _IDS, own & _IDS
-            ids = _run(received, starts[number], *num_ids)
-            if self._is_pooled:
-                place = num_routers * (1 + len(self._columns)) + number
-                lengths = _run(received.view(torch.int32), starts[place], before >> _BAGS, own >> _BAGS)
-            columns = dict[str, Tensor]()
-            for part, name in enumerate(self._columns, 1):
-                place = num_routers * part + number
-                columns[name] = _run(received.view(self._columns[name]), starts[place], *num_ids)
-            weights = columns.pop(WEIGHTS, None) if columns else None
-            counts, is_ragged = num_bags[:, slots], group.kind.is_ragged
-            if lengths is not None and not is_ragged:
-                lengths, counts = _with_all_bags(lengths, counts, incoming.batch_sizes)
-            found.append(Bags(ids, lengths, weights, counts, is_ragged, columns))
+        """Read the bags of each of this rank's groups from the messages."""
+        found, views = [], [received.view(dtype) for dtype in self._dtypes]
+        words = received.view(torch.int32)
+        for group, run in zip(self._groups, incoming.runs, strict=True):
+            ids, *columns = map(Selection.of, run.columns, views)
+            by_name = dict(zip(self._columns, columns, strict=True))
+            lengths, counts = None if run.lengths is None else run.lengths.of(words), run.num_bags
+            if lengths is not None and run.filled is not None:
+                lengths = filled_up(lengths, counts.reshape(-1), run.filled.reshape(-1))
+                counts = run.filled
+            weights = by_name.pop(WEIGHTS, None)
+            found.append(Bags(ids, lengths, weights, counts, group.kind.is_ragged, by_name))
         return found
-
-
-def _with_all_bags(lengths: Tensor, counts: Ints, batch_sizes: Ints) -> tuple[Tensor, Ints]:
-    """Fill up the slots with empty bags to the batch size of their source, as kernels want them."""
-    if all_true(counts == batch_sizes[:, None], axis=None):
-        return lengths, counts
-    wanted = np.broadcast_to(batch_sizes[:, None], counts.shape)
-    return filled_up(lengths, counts.reshape(-1), wanted.reshape(-1)), wanted
-
-
-def _run(message: Tensor, starts: Ints, before: Ints, sizes: Ints) -> Tensor:
-    """Take the elements of a run of slots from a part of each rank's message.
-
-    Args:
-        message: messages of all ranks, in the part's dtype.
-        starts: first word of the part in each rank's message, ``[W]``.
-        before: number of the part's elements before the run, ``[W]``.
-        sizes: number of elements of the run, ``[W]``.
-    """
-    return take(message, starts // _WORDS[message.dtype] + before, sizes)

@@ -24,6 +24,8 @@ from shardwright.runtime.routed.plan import RoutingPlan, SlotColumns
 from shardwright.runtime.step.collection import FeatureBatch
 from shardwright.runtime.step.kernel_groups import Bucketing, KernelGroup
 from shardwright.runtime.step.segments import (
+    LastResult,
+    Selection,
     counts_of,
     order_of,
     places_where,
@@ -166,25 +168,30 @@ class WholeRouter(Router):
         self._features = features[plan.pieces.reading[slots.piece]]
         in_order = np.array_equal(self._features, np.arange(len(plan.collection.features)))
         self._index = None if in_order else Constant(self._features)
-        self._is_pooled = plan.collection.is_pooled
+        self._is_pooled, self._last = plan.collection.is_pooled, LastResult()
 
     def route(self, batch: FeatureBatch) -> Bucketed:  # noqa: D102 - described in the base class
         size, sizes = batch.batch_size, batch.sizes
         lengths, num_ids, ids, columns = batch.lengths, batch.num_ids, batch.values, batch.columns
         if self._index is not None:
-            num_ids, starts = num_ids[self._features], batch.starts[self._features]
+            num_ids, selection = self._last.of(self._by_slot, num_ids)
             lengths = lengths.index_select(0, self._index.on(lengths.device))
-            ids = take(ids, starts, num_ids)
-            columns = columns and {name: take(own, starts, num_ids) for name, own in columns.items()}
+            ids = selection.of(ids)
+            columns = columns and {name: selection.of(own) for name, own in columns.items()}
             sizes = None if sizes is None else sizes[self._features]
         lengths = lengths.reshape(-1)
         if not self._is_pooled:
             return Bucketed(size, num_ids, num_ids, ids, None, columns, None)
         if sizes is None:
-            sizes = np.zeros_like(num_ids) + size
+            sizes = num_ids * 0 + size
         else:
             lengths = take(lengths, np.arange(len(sizes)) * size, sizes)
         return Bucketed(size, num_ids, sizes, ids, lengths, columns, None)
+
+    def _by_slot(self, num_ids: Ints) -> tuple[Ints, Selection]:
+        """Number of ids of each slot, and their places among those of the features."""
+        own = num_ids[self._features]
+        return own, Selection(starts_of(num_ids)[self._features], own)
 
 
 @frozen(eq=False)

@@ -28,7 +28,8 @@ from shardwright.runtime.routed.wire import WireSegment
 from shardwright.runtime.step.columns import Columns, Room, selected
 from shardwright.runtime.step.kernel_groups import Bucketing, GroupKind
 from shardwright.runtime.step.segments import (
-    all_true,
+    FALSE,
+    LastResult,
     run_or_places,
     total,
 )
@@ -38,12 +39,11 @@ class SectionStep(ABC):
     """One batch on its way through a section.
 
     Attributes:
-        asked: number of values of results that arrive from each rank, and of gradients that leave to it, ``[W]`` each.
-        answered: number of values of results that leave to each rank, and of gradients that arrive, ``[W]`` each.
+        sizes: numbers of values that this rank answers, then of those that it asks for: of results, and of gradients,
+            which go back; to or from each rank, ``[2, 2, W]``.
     """
 
-    asked: tuple[Ints, Ints]
-    answered: tuple[Ints, Ints]
+    sizes: Ints
 
     @abstractmethod
     def results(self) -> Tensor:
@@ -137,8 +137,7 @@ class TrimmedStep(SectionStep):
         self._step = step
         self._arriving, self._leaving_gradients = asked
         self._leaving, self._arriving_gradients = answered
-        self.asked = self._arriving.num_values, self._leaving_gradients.num_values
-        self.answered = self._leaving.num_values, self._arriving_gradients.num_values
+        self.sizes = np.array([[own.num_values for own in trims] for trims in (answered, asked)])
 
     def results(self) -> Tensor:  # noqa: D102 - described in the base class
         return self._leaving.trimmed(self._step.results())
@@ -174,7 +173,7 @@ class Section(ABC):
         own = PathSlots.of_kinds(plan, kinds)
         self.slots, self.groups = own.columns, own.groups
         self.kind: GroupKind = plan.kinds[kinds[0]]
-        self.rank = plan.rank
+        self.rank, self._last = plan.rank, LastResult()
         self._may_be_trimmed = self.kind.bucketing is Bucketing.WHOLE and plan.collection.is_pooled
         # Places of the section's slots among those of their router.
         routed = plan.slots.chosen(plan.bucketing_of_piece[plan.slots.piece] == self.kind.bucketing)
@@ -187,14 +186,16 @@ class Section(ABC):
 
     def begin(self, answers: Answers) -> SectionStep:
         """Start with the results of a batch."""
-        if not self._may_be_trimmed or self._is_filled_up(answers):
+        bucketing, sizes = self.kind.bucketing, answers.batch_sizes
+        bags = answers.asked[bucketing].num_bags, answers.answered[bucketing]
+        if not self._may_be_trimmed or self._last.of(self._are_full, *bags, sizes):
             return self._begin(answers)
         # The section sees slots that are filled up to the batch size; what travels is trimmed.
-        step = self._begin(_filled_up(answers, self.kind.bucketing, self.rank))
-        sizes, bounds = answers.batch_sizes, self.slots.first
+        step = self._begin(_filled_up(answers, bucketing, self.rank))
+        bounds = self.slots.first
         edges, own = bounds[1:-1], slice(*bounds[self.rank : self.rank + 2])
         bags_asked = np.split(self.bags_asked(answers), edges)
-        bags_answered = list(answers.answered[self.kind.bucketing][:, self.local])
+        bags_answered = list(bags[1][:, self.local])
         asked, answered = [], []
         trim = partial(Trim.of, is_matrix=self.kind.is_matrix, device=answers.device)
         for widths, wire in zip(self._slot_widths, self.wire, strict=True):  # results, then gradients
@@ -203,11 +204,10 @@ class Section(ABC):
             answered.append(trim(bags_answered, sizes, [widths[own]] * len(sizes), unit=wire.width))
         return TrimmedStep(step, asked, answered)
 
-    def _is_filled_up(self, answers: Answers) -> bool:
+    def _are_full(self, asked: Ints, answered: Ints, sizes: Ints) -> bool:
         """True if all slots have the batch size of their source, on both sides."""
-        bucketing, sizes = self.kind.bucketing, answers.batch_sizes
-        is_own = all_true(answers.asked[bucketing].num_bags == sizes[self.rank])
-        return bool(is_own and all_true(answers.answered[bucketing] == sizes[:, None], axis=None))
+        both = asked == sizes[self.rank], answered == sizes[:, None]
+        return not any(FALSE in mask.tobytes() for mask in both)
 
     @abstractmethod
     def _begin(self, answers: Answers) -> SectionStep:

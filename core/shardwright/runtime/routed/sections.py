@@ -23,6 +23,7 @@ from shardwright.runtime.routed.section import (
 )
 from shardwright.runtime.step.columns import Columns, Move, Placement, Room, selected
 from shardwright.runtime.step.segments import (
+    LastResult,
     counts_of,
     index_of,
     order_of,
@@ -100,6 +101,12 @@ class MatrixSection(Section):
         # Columns of each local group's results, and of its gradients.
         self.group_widths = [[own[gradient].width for own in of_groups] for gradient in (False, True)]
         self.wire = wire_of(self.kind, self.kind.widths or made.units)
+        self.last_sizes = LastResult()
+
+    def sizes(self, batch_sizes: Ints) -> tuple[int, Ints]:
+        """``B`` of this rank, and the numbers of values that travel, of batches of these sizes."""
+        size, widths = int(batch_sizes[self.rank]), np.array(self.widths)
+        return size, np.array([widths[:, self.rank, None] * batch_sizes, widths * size])
 
     def _columns_of_group(self, plan: RoutingPlan, group: int) -> list[Columns]:
         slots = plan.groups[group].slots
@@ -115,11 +122,7 @@ class _MatrixStep(SectionStep):
     def __init__(self, section: MatrixSection, answers: Answers) -> None:
         self._section, self._device = section, answers.device
         self._results = [answers.results[group] for group in section.groups]
-        sizes, rank = answers.batch_sizes, section.rank
-        self._size = int(sizes[rank])
-        results, gradients = section.widths
-        self.asked = results * self._size, gradients * self._size
-        self.answered = results[rank] * sizes, gradients[rank] * sizes
+        self._size, self.sizes = section.last_sizes.of(section.sizes, answers.batch_sizes)
 
     def results(self) -> Tensor:
         results, self._results = self._results, []
@@ -208,8 +211,7 @@ class _RowsStep(SectionStep):
         self.bags = section.bags_asked(answers)
         asked, answered = sums(self.bags, section.slots.first), section.bags_answered(answers)
         result, gradient = section.widths
-        self.asked = asked * result, asked * gradient
-        self.answered = answered * result, answered * gradient
+        self.sizes = np.array([[own * result, own * gradient] for own in (answered, asked)])
 
     def results(self) -> Tensor:
         (result,) = self._result or [torch.empty(0, dtype=torch.float32, device=self._device)]

@@ -136,12 +136,13 @@ class RoutedStep(ExecutorStep):
         self._received: dict[int, tuple[Tensor, float]] | None = None
 
     def headers(self) -> Ints:  # noqa: D102 - described in the base class
-        return self._tables.format.headers(self._asked)
+        self._fields = self._tables.format.headers(self._asked)
+        return self._fields
 
     def send(self, peers: PeerHeaders) -> None:  # noqa: D102
         tables = self._tables
         self._incoming = tables.format.incoming(peers)
-        sent, send_splits = tables.format.pack(self._asked)
+        sent, send_splits = tables.format.pack(self._asked, self._fields)
         if not tables.is_on_host:
             # A batch in the host's memory was routed there: this copy is the only one of its ids.
             sent = sent_to(tables.device, sent)

@@ -17,7 +17,7 @@ from torch import Tensor
 from shardwright.contracts.codec import Codec
 from shardwright.contracts.comm_backend import Communicator, Work
 from shardwright.planning.arrays import Ints
-from shardwright.runtime.step.segments import deal, interleave, total
+from shardwright.runtime.step.segments import LastResult, deal, interleave, total
 
 _FLOAT_BYTES = 4
 _ALIGNMENT = 8
@@ -110,6 +110,7 @@ class Wire:
         )
         self._widths = np.array([[segment.width] for segment in segments])
         self._row_bytes = np.array([[segment.row_bytes] for segment in segments])
+        self._last = LastResult()
 
     def exchange(self, sent: Sequence[Tensor], leaving: Ints, arriving: Ints, *, label: str) -> Transfer:
         """Start one all-to-all.
@@ -120,19 +121,25 @@ class Wire:
             arriving: number of values of each segment from each rank, ``[P, W]``.
             label: name of the exchange in errors and traces.
         """
+        leaving, arriving, send_splits, splits = self._last.of(self._loads, leaving, arriving)
         if self._is_plain:
             packed, segments = interleave(sent, leaving), None
-        else:  # sizes are bytes from here on: rows of each segment times its bytes per row
-            leaving, arriving = (sizes // self._widths * self._row_bytes for sizes in (leaving, arriving))
+        else:
             coded = [segment.encoded(own) for segment, own in zip(self._segments, sent, strict=True)]
             # A segment may be a part of a larger tensor, which begins anywhere.
             unit = gcd(_unit_of(leaving), *(own.storage_offset() for own in coded))
             packed = interleave([own.view(_UNITS[unit]) for own in coded], leaving // unit).view(torch.uint8)
             segments = self._segments
-        splits = total(arriving).tolist()
         received = packed.new_empty(sum(splits))
-        work = self._communicator.all_to_all(received, packed, splits, total(leaving).tolist(), label=label)
+        work = self._communicator.all_to_all(received, packed, splits, send_splits, label=label)
         return Transfer(work, received, arriving, segments)
+
+    def _loads(self, *sizes: Ints) -> tuple[Ints, Ints, list[int], list[int]]:
+        """Sizes of messages, which leave and arrive, in what is sent: values, or bytes of codecs; and their sums."""
+        if not self._is_plain:  # rows of each segment times its bytes per row
+            sizes = tuple(own // self._widths * self._row_bytes for own in sizes)
+        leaving, arriving = sizes
+        return leaving, arriving, total(leaving).tolist(), total(arriving).tolist()
 
 
 def _unit_of(sizes: Ints) -> int:

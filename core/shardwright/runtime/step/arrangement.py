@@ -53,6 +53,8 @@ class PooledArrangement(Arrangement):
         spans = [(starts[own.output] + own.start, starts[own.output] + own.stop) for own in brings]
         tensor, column = self._first_brought(spans)
         self._used = np.unique(tensor).tolist()  # others only add to what these bring
+        widths = [brings[index].width for index in self._used]
+        self._is_in_order = widths == [len(column)] and bool((np.diff(column) == 1).all())
         self._arrange = self._arranging(tensor, column)
         self._width = collection.width
         self._means = _Means(collection)
@@ -91,9 +93,11 @@ class PooledArrangement(Arrangement):
         return Move(widths, source, Placement.in_one(begins, len(tensor)))
 
     def outputs(self, brought: Sequence[Tensor], batch: FeatureBatch) -> list[Tensor]:  # noqa: D102
-        used = [brought[index].reshape(-1) for index in self._used]
-        flat, size = used[0] if len(used) == 1 else torch.cat(used), batch.batch_size
-        output = self._arrange(flat, size).view(size, self._width)
+        used, size = [brought[index] for index in self._used], batch.batch_size
+        if self._is_in_order:
+            (output,) = used
+        else:
+            output = self._arrange(torch.cat([own.view(-1) for own in used]), size).view(size, self._width)
         for index, columns, own in self._added:
             output[:, columns] += brought[index][:, own]
         if self._means.has_means:

@@ -152,3 +152,26 @@ def test_run_or_places_of_neighbours_is_a_slice():
 def test_repeated_is_each_value_as_often_as_its_count_says():
     found = segments.repeated(ints([5, 7, 11]), ints([0, 3, 1]), torch.device("cpu"))
     assert found.tolist() == [7, 7, 7, 11]
+
+
+@pytest.mark.parametrize("num_peers", [2, 40])  # few pieces are copied one by one, many by an index
+def test_interleaved_parts_stand_by_peer_and_are_dealt_again(num_peers):
+    sizes = ints([[(3 * part + peer) % 5 for peer in range(num_peers)] for part in range(3)])
+    parts = [100.0 * part + torch.arange(int(own.sum())) for part, own in enumerate(sizes)]
+    pieces = zip(*(part.split(own.tolist()) for part, own in zip(parts, sizes, strict=True)), strict=True)
+    merged = segments.interleave(parts, sizes)
+    assert torch.equal(merged, torch.cat([piece for of_peer in pieces for piece in of_peer]))
+    for found, part in zip(segments.deal(merged, sizes), parts, strict=True):
+        assert torch.equal(found, part)
+
+
+def test_last_result_is_computed_anew_only_for_other_arrays():
+    seen, last = [], segments.LastResult()
+
+    def product(first, second):
+        seen.append(first.tolist())
+        return first * second
+
+    for first in ([2, 3], [2, 3], [3, 2], [2, 3]):
+        assert last.of(product, ints(first), ints([1, 10])).tolist() == [first[0], 10 * first[1]]
+    assert seen == [[2, 3], [3, 2], [2, 3]]

@@ -21,6 +21,7 @@ from shardwright import (
 )
 from shardwright.runtime.step.batches import inputs
 from shardwright.runtime.step.batches.inputs import InputChecks, are_in_range
+from shardwright.runtime.step.segments import LastResult
 from shardwright_plugins.dataflows import Replicate
 from shardwright_testing import run_simulated
 
@@ -276,7 +277,10 @@ def test_are_in_range_is_what_a_loop_over_the_ids_says(features):
     values = torch.tensor([id for _, ids in features for id in ids], dtype=torch.int64)
     expected = all(most == -1 or 0 <= id <= most for most, ids in features for id in ids)
     assert (
-        are_in_range(values, np.array([len(ids) for _, ids in features], dtype=np.int64), highest) == expected
+        are_in_range(
+            values, np.array([len(ids) for _, ids in features], dtype=np.int64), highest, LastResult()
+        )
+        == expected
     )
 
 
@@ -288,4 +292,6 @@ def test_are_in_range_on_a_gpu_is_as_on_the_cpu():
         highest = torch.from_numpy(generator.integers(-1, 6, size=5))
         values = torch.from_numpy(generator.integers(-1, 7, size=int(counts.sum())))
         own = (values.cuda(), torch.from_numpy(counts).cuda(), highest.cuda())
-        assert bool(inputs._out_of_range(*own).any()) is not are_in_range(values, counts, highest)
+        assert bool(inputs._out_of_range(*own).any()) is not are_in_range(
+            values, counts, highest, LastResult()
+        )

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from enum import IntEnum
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -26,7 +26,15 @@ from shardwright.planning.arrays import Ints
 from shardwright.runtime.ranks.devices import Constant, is_host, read_on_host, sent_to
 from shardwright.runtime.step.batches.rank_problems import BatchProblem, IdProblem
 from shardwright.runtime.step.collection import Collection, FeatureBatch
-from shardwright.runtime.step.segments import all_true, filled_up, index_of, starts_of, take, total
+from shardwright.runtime.step.segments import (
+    FALSE,
+    LastResult,
+    filled_up,
+    index_of,
+    starts_of,
+    take,
+    total,
+)
 from shardwright.settings import CHECKS_VARIABLE
 from shardwright.sparse import WEIGHTS, KeyedJaggedTensor
 
@@ -86,6 +94,7 @@ class _Keys:
     places: Sequence[int]
     in_order: bool
     highest: Tensor
+    last: LastResult = field(factory=LastResult, init=False)
     _constants: tuple[Constant, Constant] = field(init=False)
 
     @_constants.default
@@ -137,9 +146,9 @@ class BatchReader:
             self._refuse(problem)
         keys = self._keys(features)
         self._check_form(features)
-        values = _in_a_row(features.values().to(torch.int64))
-        counts, are_fine = self._counted(features, values, keys)
-        if problem := features.lookup_problem((), num_used=int(total(counts))):
+        values = _in_a_row(features.values(), torch.int64)
+        counts, num_used, are_fine = self._counted(features, values, keys)
+        if problem := features.lookup_problem((), num_used=num_used):
             self._refuse(problem)
         if not are_fine:
             values = self._in_range(values, counts, features)
@@ -160,22 +169,28 @@ class BatchReader:
                 trained = trained.index_select(0, index_of(starts, counts, trained.device))
         return FeatureBatch(lengths, values, columns, counts, sizes, inverse, trained)
 
-    def _counted(self, features: KeyedJaggedTensor, values: Tensor, keys: _Keys) -> tuple[Ints, bool]:
-        """Number of ids of each key, and True if the ids are in range or not to be checked.
+    def _counted(self, features: KeyedJaggedTensor, values: Tensor, keys: _Keys) -> tuple[Ints, int, bool]:
+        """Number of ids of each key, and of all; and True if the ids are in range or not to be checked.
 
         The host waits for a device once, for both.
         """
         is_checked = self.checks is not InputChecks.OFF
         if is_host(values.device):
             counts = np.array(features.length_per_key(), dtype=np.int64)
-            are_counted = total(counts) == values.numel()  # else the caller complains of that
-            return counts, not (are_counted and is_checked) or are_in_range(values, counts, keys.highest)
+            num_used = int(total(counts))
+            is_checked &= num_used == values.numel()  # else the caller complains of that
+            return (
+                counts,
+                num_used,
+                not is_checked or are_in_range(values, counts, keys.highest, keys.last),
+            )
         most = keys.on(values.device)[0]
         are_fine = features.read_counts(
             lambda own: ~_out_of_range(values, own, most).any() if is_checked else torch.ones_like(most[:1]),
             read_on_host,
         )
-        return np.array(features.length_per_key(), dtype=np.int64), are_fine
+        counts = np.array(features.length_per_key(), dtype=np.int64)
+        return counts, int(total(counts)), are_fine
 
     def _inverse(self, features: KeyedJaggedTensor) -> Tensor | None:
         """Place of each example among those of each feature, ``[F, examples]``; ``None`` if all have as many.
@@ -295,7 +310,7 @@ class BatchReader:
                 )
 
     def _column(self, name: str, features: KeyedJaggedTensor, counts: Ints) -> Tensor:
-        column = _in_a_row(features.columns()[name].detach().to(self._columns[name]))
+        column = _in_a_row(features.columns()[name].detach(), self._columns[name])
         if self.checks is InputChecks.STRICT:
             for feature, _, wrong, own in self._features_with(~column.isfinite(), column, counts, features):
                 position = int(wrong.nonzero()[0])
@@ -352,7 +367,7 @@ def _out_of_range(values: Tensor, counts: Tensor, highest: Tensor) -> Tensor:
     return ((values < 0) | (values > most)) & (most != _ANY)
 
 
-def are_in_range(values: Tensor, counts: Ints, highest: Tensor) -> bool:
+def are_in_range(values: Tensor, counts: Ints, highest: Tensor, last: LastResult) -> bool:
     """Tell whether all ids in the host's memory are ``0 <= id <= highest`` of their feature, in one call of NumPy.
 
     Read as unsigned numbers, negative ids are greater than any row, and ``highest`` of -1 allows all.
@@ -361,13 +376,17 @@ def are_in_range(values: Tensor, counts: Ints, highest: Tensor) -> bool:
         values: ids, feature after feature, ``[N]`` int64.
         counts: number of ids of each feature, ``[F]``.
         highest: greatest id of each feature, ``[F]`` int64; -1 if any id is allowed.
+        last: what was found for the last counts, with the same ``highest``.
     """
-    used = counts.nonzero()[0]  # reduceat would take the next feature's first id for the maximum of none
-    if not used.size:
+
+    def with_ids(counts: Ints) -> tuple[Ints, Any]:
+        used = counts.nonzero()[0]  # reduceat would take the next feature's first id for the maximum of none
+        return starts_of(counts)[used], highest.numpy().view(np.uint64)[used]
+
+    starts, most = last.of(with_ids, counts)
+    if not starts.size:
         return True
-    starts = starts_of(counts)[used]
-    greatest = np.maximum.reduceat(values.numpy().view(np.uint64), starts)
-    return bool(all_true(greatest <= highest.numpy().view(np.uint64)[used]))
+    return FALSE not in (np.maximum.reduceat(values.numpy().view(np.uint64), starts) <= most).tobytes()
 
 
 def _lengths_of(features: KeyedJaggedTensor, keys: _Keys) -> tuple[Tensor, Ints | None]:
@@ -375,7 +394,7 @@ def _lengths_of(features: KeyedJaggedTensor, keys: _Keys) -> tuple[Tensor, Ints 
 
     Where they differ, each is filled up with empty bags to the greatest.
     """
-    lengths = features.lengths().to(torch.int32)
+    lengths = _in_a_row(features.lengths(), torch.int32)
     if not features.variable_stride_per_key():
         by_key = lengths.view(len(keys.keys), features.stride())
         return (by_key if keys.in_order else by_key.index_select(0, keys.on(by_key.device)[1])), None
@@ -390,7 +409,9 @@ def _is_trained(weights: Tensor) -> bool:
     return weights.requires_grad and torch.is_grad_enabled()
 
 
-def _in_a_row(tensor: Tensor) -> Tensor:
-    """Return the values contiguous, so that they may be viewed as bytes."""
+def _in_a_row(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the values in a dtype and contiguous, so that they may be viewed as bytes."""
+    if tensor.dtype is not dtype:  # to ask takes a twentieth of the time that a conversion to the same does
+        tensor = tensor.to(dtype)
     # An empty tensor may have a stride of 0 (numpy makes such), which torch calls contiguous but does not view.
     return tensor.contiguous() if tensor.numel() else tensor.new_empty(tensor.shape)

@@ -9,7 +9,7 @@ Legend: n pieces, P parts, W peers, N keys.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import cycle
 from operator import getitem
 from typing import Any, TypeVar
@@ -179,7 +179,7 @@ class Interleaving:
         if len(parts) == 1:
             return parts[0]
         if self._spans and self._count and parts[0].is_cpu:
-            arrays = cycle(map(Tensor.numpy, parts))  # one for each span, peer after peer
+            arrays: Iterator[Any] = cycle(map(Tensor.numpy, parts))  # one for each span, peer after peer
             return torch.from_numpy(np.concatenate(list(map(getitem, arrays, self._spans))))
         out = parts[0].new_empty(self._count)
         for values, places, own in zip(parts, places_of(self._sizes), self._sizes, strict=True):

@@ -48,10 +48,10 @@ class _Run:
 
     Args:
         columns: its elements of each column in the messages of all ranks: first the ids.
-        lengths: likewise of the lengths of bags; ``None`` of sequences.
+        lengths: elements of the lengths of bags in these messages; ``None`` of sequences.
         num_bags: number of bags of each slot, for each rank, ``[W, S]``.
-        filled: that number where slots are filled up with empty bags to the batch size of their source, as kernels want
-            them; ``None`` if they are filled up, or are not to be.
+        filled: number of bags with the empty ones with which slots are filled up to the batch size of their source, as
+            kernels want them; ``None`` if they are filled up, or are not to be.
     """
 
     columns: Sequence[Selection]

@@ -20,7 +20,8 @@ from shardwright import (
     RowsRange,
 )
 from shardwright.runtime.step.batches import inputs
-from shardwright.runtime.step.batches.inputs import InputChecks, are_in_range
+from shardwright.runtime.step.batches.inputs import InputChecks
+from shardwright.runtime.step.batches.ranges import are_in_range
 from shardwright.runtime.step.segments import LastResult
 from shardwright_plugins.dataflows import Replicate
 from shardwright_testing import run_simulated

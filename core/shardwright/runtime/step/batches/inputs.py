@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from enum import IntEnum
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import numpy as np
 import torch
@@ -24,10 +24,10 @@ from shardwright.arguments import some
 from shardwright.errors import InvalidInputError, nearest
 from shardwright.planning.arrays import Ints
 from shardwright.runtime.ranks.devices import Constant, is_host, read_on_host, sent_to
+from shardwright.runtime.step.batches.ranges import ANY, are_in_range, out_of_range
 from shardwright.runtime.step.batches.rank_problems import BatchProblem, IdProblem
 from shardwright.runtime.step.collection import Collection, FeatureBatch
 from shardwright.runtime.step.segments import (
-    FALSE,
     LastResult,
     filled_up,
     index_of,
@@ -37,8 +37,6 @@ from shardwright.runtime.step.segments import (
 )
 from shardwright.settings import CHECKS_VARIABLE
 from shardwright.sparse import WEIGHTS, KeyedJaggedTensor
-
-_ANY = -1
 
 
 class InputChecks(IntEnum):
@@ -186,7 +184,7 @@ class BatchReader:
             )
         most = keys.on(values.device)[0]
         are_fine = features.read_counts(
-            lambda own: ~_out_of_range(values, own, most).any() if is_checked else torch.ones_like(most[:1]),
+            lambda own: ~out_of_range(values, own, most).any() if is_checked else torch.ones_like(most[:1]),
             read_on_host,
         )
         counts = np.array(features.length_per_key(), dtype=np.int64)
@@ -251,10 +249,10 @@ class BatchReader:
                     f"{nearest(name, keys)}"
                 )
         places = [place[name] for name in wanted]
-        highest = torch.full((len(keys),), _ANY, device="cpu")
+        highest = torch.full((len(keys),), ANY, device="cpu")
         for feature, feature_place in enumerate(places):
             smallest = self.collection.smallest_table(feature, but=self._any_id)
-            highest[feature_place] = smallest.num_embeddings - 1 if smallest else _ANY
+            highest[feature_place] = smallest.num_embeddings - 1 if smallest else ANY
         return _Keys(list(keys), places, places == list(range(len(keys))), highest)
 
     def _where(self, feature: int) -> str:
@@ -337,7 +335,7 @@ class BatchReader:
             IdProblem: they are not to be replaced.
         """
         most = self._keys(features).on(values.device)[0]
-        wrong = _out_of_range(values, sent_to(values.device, counts), most)
+        wrong = out_of_range(values, sent_to(values.device, counts), most)
         if self.checks is InputChecks.IGNORE:
             return values.masked_fill(wrong, 0)
         for feature, highest, mask, ids in self._features_with(wrong, values, counts, features):
@@ -356,37 +354,6 @@ class BatchReader:
                     stacklevel=2,
                 )
         return values.masked_fill(wrong, 0)
-
-
-def _out_of_range(values: Tensor, counts: Tensor, highest: Tensor) -> Tensor:
-    """True for each id that is out of range: ``[N]``; arguments are those of :func:`are_in_range`, on a device."""
-    # Not by repeating each feature's: counts that do not add up to N, of which is told later, would write beyond it.
-    places = torch.arange(values.numel(), device=values.device)
-    feature = torch.searchsorted(counts.cumsum(0), places, right=True).clamp_(max=len(counts) - 1)
-    most = highest.index_select(0, feature)
-    return ((values < 0) | (values > most)) & (most != _ANY)
-
-
-def are_in_range(values: Tensor, counts: Ints, highest: Tensor, last: LastResult) -> bool:
-    """Tell whether all ids in the host's memory are ``0 <= id <= highest`` of their feature, in one call of NumPy.
-
-    Read as unsigned numbers, negative ids are greater than any row, and ``highest`` of -1 allows all.
-
-    Args:
-        values: ids, feature after feature, ``[N]`` int64.
-        counts: number of ids of each feature, ``[F]``.
-        highest: greatest id of each feature, ``[F]`` int64; -1 if any id is allowed.
-        last: what was found for the last counts, with the same ``highest``.
-    """
-
-    def with_ids(counts: Ints) -> tuple[Ints, Any]:
-        used = counts.nonzero()[0]  # reduceat would take the next feature's first id for the maximum of none
-        return starts_of(counts)[used], highest.numpy().view(np.uint64)[used]
-
-    starts, most = last.of(with_ids, counts)
-    if not starts.size:
-        return True
-    return FALSE not in (np.maximum.reduceat(values.numpy().view(np.uint64), starts) <= most).tobytes()
 
 
 def _lengths_of(features: KeyedJaggedTensor, keys: _Keys) -> tuple[Tensor, Ints | None]:

@@ -351,15 +351,17 @@ def test_groups_that_reshard_to_different_plans_are_one_error_and_stay_as_they_w
     assert "the plan of table 'user' is ranks 0, 2: table_wise" in text
 
 
-def test_reshard_to_a_plan_for_all_ranks_is_refused() -> None:
+@pytest.mark.parametrize("planned_for", [1, WORLD])
+def test_reshard_to_a_plan_for_more_or_fewer_ranks_than_a_group_has_is_refused(planned_for: int) -> None:
     plan = planned(["table_wise"]).made
-    other = EmbeddingShardingPlanner(Topology(WORLD, "cpu"), BATCH).plan_tables(
+    other = EmbeddingShardingPlanner(Topology(planned_for, "cpu"), BATCH).plan_tables(
         sharder("sgd").tables(bags(), "")
     )
 
     def work(env: Any) -> None:
         with pytest.raises(
-            PlanError, match="the plan is for 4 ranks, the model for 2 sharding groups of 2 ranks"
+            PlanError,
+            match=f"the plan is for {planned_for} ranks, the model for 2 sharding groups of 2 ranks",
         ):
             wrapped(env, plan).reshard(other)
 

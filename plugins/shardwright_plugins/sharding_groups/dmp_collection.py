@@ -149,7 +149,7 @@ class DMPCollection(DistributedModelParallel):
         size, planned = env.world_size, topology.get("world_size", env.world_size)
         groups = topology.get("replicas", {}).get("num_groups")
         has_others = groups is not None and (planned, groups) != (size, env.num_sharding_groups)
-        if planned > size or has_others:
+        if planned != size or has_others:
             others = f" in each of {groups} sharding groups" if groups else ""
             raise PlanError(
                 f"the plan is for {planned} ranks{others}, the model for "

@@ -250,7 +250,8 @@ class Engine(Estimator):
 
         Kept for the last options: many plans of them are compared.
         """
-        if self._last is None or self._last[0] is not options or self._last[1] is not topology:
+        known = self._last
+        if known is None or known[0] is not options or known[1] is not topology:
             shards = self._phases(options, topology, self._all)
             if topology.num_hosts > 1:
                 for phase, own in Roofline().estimate(options, topology).items():
@@ -260,8 +261,8 @@ class Engine(Estimator):
                 for phase, own in shards.items()
                 if phase not in _COMPUTE
             }
-            self._last = options, topology, means, Mixing(options, self.machine.engine)
-        return self._last[2:]
+            known = self._last = options, topology, means, Mixing(options, self.machine.engine)
+        return known[2:]
 
     def provenance(self, options: Options) -> Mapping[str, Any]:
         """Origin of the constants where no machine was given, and kernels that are taken for another one."""

@@ -41,18 +41,9 @@ class HotRows(sw.ShardingType):
     def layouts(
         self, table: sw.TableSpec, topology: sw.Topology, constraints: sw.ParameterConstraints
     ) -> Iterable[sw.Layout]:
-        """A layout for each number of hot rows that :data:`SHARES` ask for, and leaves some cold.
-
-        Raises:
-            InvalidInputError: counts are of another table, or of none where no other sharding type is allowed.
-        """
+        """A layout for each number of hot rows that :data:`SHARES` ask for, and leaves some cold."""
         counts = self._counts_of(table, constraints)
         if counts is None or not len(counts.rows):
-            if constraints.sharding_types == (self.name,):
-                raise sw.InvalidInputError(
-                    f"{self.name!r} is asked for table {table.describe()}, which has no access counts: give its "
-                    "ParameterConstraints extras=AccessCounts.measured(ids, num_rows).to_extras()"
-                )
             return
         if counts.rows.max() >= table.num_embeddings:
             raise sw.InvalidInputError(

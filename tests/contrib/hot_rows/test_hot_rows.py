@@ -264,16 +264,6 @@ def test_counts_that_contradict_themselves_raise(rows: Any, counts: Any, total: 
         AccessCounts(rows, counts, total)
 
 
-def test_hot_rows_asked_for_alone_without_counts_say_what_to_give() -> None:
-    table, topology = sw.TableSpec("user", 10, 8), sw.Topology(2, "cpu")
-    alone = sw.ParameterConstraints(sharding_types=["hot_rows"])
-    with pytest.raises(
-        sw.InvalidInputError, match=r"'user' .* has no access counts: give .* extras=AccessCounts"
-    ):
-        list(HotRows().layouts(table, topology, alone))
-    assert not list(HotRows().layouts(table, topology, sw.ParameterConstraints(["hot_rows", "row_wise"])))
-
-
 def test_hot_rows_with_counts_of_another_table_raise_naming_both() -> None:
     rule = sw.ParameterConstraints(extras=AccessCounts.of([1, 2, 3, 4]).to_extras())
     table = sw.TableSpec("t", 3, 4, ["f"])

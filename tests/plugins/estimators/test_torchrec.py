@@ -30,6 +30,8 @@ from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright.planning.tables.option_space import OptionSpace
 from shardwright.planning.tables.spec import TableSpec
 from shardwright.runtime.sharded.models.planner import EmbeddingShardingPlanner
+from shardwright_plugins.estimators import engine
+from shardwright_plugins.estimators.engine.machine import shipped_machine
 from shardwright_plugins.plan_differences.check import check_plan
 from shardwright_plugins.plan_differences.rederived import Rederived
 
@@ -143,8 +145,9 @@ def test_estimator_named_leaves_the_options_and_the_storage_model_as_they_are(na
 
 
 @pytest.mark.parametrize(("device", "default"), [("cpu", "engine"), ("cuda", "torchrec")])
-def test_estimator_named_that_is_the_default_changes_no_plan(device, default):
+def test_estimator_named_that_is_the_default_changes_no_plan(device, default, monkeypatch):
     """Neither the plan nor its value, nor the proof; only that it says that the estimator was given."""
+    monkeypatch.setattr(engine, "processor", lambda: shipped_machine().made["processor"])
     tables = [TableSpec(f"t{i}", 5000 * (1 + i), (16, 64, 256)[i % 3], ["f"]) for i in range(12)]
     plans = {}
     for name in (None, default):

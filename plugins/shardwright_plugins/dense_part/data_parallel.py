@@ -170,5 +170,4 @@ class _Sums:
 
     @untraced
     def _finish(self, work: Any) -> None:
-        with self._communicator.named(GRADIENTS):
-            self._communicator.wait_for(work)
+        self._communicator.wait_for(work, GRADIENTS)

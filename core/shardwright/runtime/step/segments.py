@@ -93,6 +93,11 @@ def index_of(starts: Ints, sizes: Ints, device: torch.device) -> Tensor:
     return places.add_(torch.arange(places.shape[0], device=device))
 
 
+def _are_short(sizes: Ints) -> bool:
+    """True if pieces are many and short, so that they are copied by an index."""
+    return sizes.size > _FEW and int(total(sizes, axis=None)) < _LONG * sizes.size
+
+
 class LastResult:
     """The last result of a function of arrays, which is given again for equal arrays.
 
@@ -122,17 +127,19 @@ class Selection:
 
     def __init__(self, starts: Ints, sizes: Ints) -> None:
         self._starts, self._sizes, stops = starts, sizes, starts + sizes
-        if starts[1:].tobytes() == stops[:-1].tobytes():
-            starts, stops = starts[:1], stops[-1:]
-        self._is_indexed = starts.size > _FEW and int(total(sizes)) < _LONG * starts.size
-        self._spans = [] if self._is_indexed else list(map(slice, starts.tolist(), stops.tolist()))
+        self._run: slice | None = None
+        self._spans: list[slice] = []
+        if starts[1:].tobytes() == stops[:-1].tobytes():  # neighbours in order, or fewer than two
+            self._run = slice(int(starts[0]), int(stops[-1])) if starts.size else slice(0, 0)
+        elif not _are_short(sizes):
+            self._spans = list(map(slice, starts.tolist(), stops.tolist()))
 
     def of(self, values: Tensor) -> Tensor:
         """The pieces of a flat tensor; a view if they are neighbours in order."""
-        if self._is_indexed:
+        if self._run is not None:
+            return values[self._run]
+        if not self._spans:
             return values.index_select(0, index_of(self._starts, self._sizes, values.device))
-        if len(self._spans) <= 1:
-            return values[self._spans[0]] if self._spans else values[:0]
         if not values.is_cpu:
             return torch.cat(list(map(values.__getitem__, self._spans)))
         taken = np.concatenate(list(map(values.numpy().__getitem__, self._spans)))
@@ -168,7 +175,7 @@ class Interleaving:
     def __init__(self, sizes: Ints) -> None:
         self._sizes, self._count = sizes, int(total(sizes, axis=None))
         self._spans: list[slice] = []
-        if sizes.size <= _FEW or self._count >= _LONG * sizes.size:
+        if len(sizes) > 1 and not _are_short(sizes):
             stops = sizes.cumsum(1)
             self._spans = list(
                 map(slice, (stops - sizes).T.reshape(-1).tolist(), stops.T.reshape(-1).tolist())
@@ -197,11 +204,37 @@ def interleave(parts: Sequence[Tensor], sizes: Ints) -> Tensor:
     return parts[0] if len(parts) == 1 else Interleaving(sizes).of(parts)
 
 
+class Dealing:
+    """The order in which a tensor that :func:`interleave` merged is split into the parts again.
+
+    Args:
+        sizes: elements of each part's piece for each peer, ``[P, W]``.
+    """
+
+    def __init__(self, sizes: Ints) -> None:
+        self._num_parts, self._num_peers = sizes.shape
+        self._sizes: list[int] = []
+        self._parts: list[Selection] = []
+        if self._num_parts > 1 and _are_short(sizes):
+            self._parts = list(map(Selection, places_of(sizes), sizes))
+        elif self._num_parts > 1:
+            self._sizes = sizes.T.reshape(-1).tolist()
+
+    def of(self, flat: Tensor) -> list[Tensor]:
+        """Split a flat tensor into the parts; views of it where there is one part, or one peer."""
+        if self._num_parts <= 1:
+            return [flat]
+        if self._parts:
+            return [part.of(flat) for part in self._parts]
+        pieces = flat.split_with_sizes(self._sizes)
+        if self._num_peers == 1:
+            return list(pieces)
+        return [torch.cat(pieces[part :: self._num_parts]) for part in range(self._num_parts)]
+
+
 def deal(flat: Tensor, sizes: Ints) -> list[Tensor]:
     """Split what :func:`interleave` merged into the parts again; ``sizes`` is ``[P, W]``."""
-    if len(sizes) == 1:
-        return [flat]
-    return [take(flat, starts, own) for starts, own in zip(places_of(sizes), sizes, strict=True)]
+    return Dealing(sizes).of(flat)
 
 
 def places_of(sizes: Ints) -> Ints:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from shardwright.contracts.comm_backend import Communicator, Work
 from shardwright.planning.arrays import Ints
-from shardwright.runtime.step.segments import places_of, starts_of, take, total
+from shardwright.runtime.step.segments import total
 from shardwright_plugins.dataflows.replicated.forms import UpdateForm
 from shardwright_plugins.dataflows.replicated.sizes import ALIGNMENT, padded
 
@@ -32,24 +32,26 @@ class Gathering:
     """
 
     def __init__(self, communicator: Communicator, forms: Sequence[UpdateForm], device: torch.device) -> None:
-        self._forms, self._pieces = forms, [piece for form in forms for piece in form.pieces()]
-        by_form = [form.piece_counts() for form in forms]
-        self._numbers = list(map(len, by_form))
-        self._counts = [own for of_form in by_form for own in of_form]
+        self._forms = forms
+        self._pieces: list[Tensor] = []
+        self._counts: list[tuple[torch.dtype, Ints]] = []
+        for form in forms:
+            self._pieces += form.pieces()
+            self._counts += form.piece_counts()
         rank, world_size = communicator.rank, communicator.world_size
         num_bytes = [count * dtype.itemsize for dtype, count in self._counts]
-        # Words of each piece of each rank, ``[P, W]``; nothing is sent to oneself.
+        # Words of each piece of each rank, ``[P, W]``.
         words = padded(np.array(num_bytes, dtype=np.int64).reshape(-1, world_size)) // ALIGNMENT
-        self._rank, self._others = rank, np.arange(world_size) != rank
-        self._starts = places_of(words[:, self._others])
         arriving = total(words).tolist()
         self._work: Work | None = None
         if world_size == 1 or not any(arriving):
             return
         message = torch.empty(arriving[rank], dtype=torch.int64, device=device)
-        for piece, start in zip(self._pieces, starts_of(words[:, rank]).tolist(), strict=True):
-            place = start * (ALIGNMENT // piece.dtype.itemsize)
-            message.view(piece.dtype)[place : place + piece.numel()] = piece.reshape(-1)
+        for place, piece in zip(message.split_with_sizes(words[:, rank].tolist()), self._pieces, strict=True):
+            place.view(piece.dtype)[: piece.shape[0]] = piece
+        # Nothing is sent to oneself.
+        self._rank, self._others = rank, np.arange(world_size) != rank
+        self._sizes = words[:, self._others].T.reshape(-1).tolist()
         to_each = [arriving[rank]] * world_size
         to_each[rank] = arriving[rank] = 0
         self._received = message.new_empty(sum(arriving))
@@ -66,19 +68,14 @@ class Gathering:
         pieces = self._pieces
         if self._work is not None:
             self._work.wait()
-            pieces = [self._of_all(*own) for own in zip(pieces, self._starts, self._counts, strict=True)]
-        for form, number in zip(self._forms, self._numbers, strict=True):
-            form.gather(pieces[:number])
-            pieces = pieces[number:]
-
-    def _of_all(self, own: Tensor, starts: Ints, count: tuple[torch.dtype, Ints]) -> Tensor:
-        """A piece of all ranks, flat, in rank order: its own did not travel."""
-        dtype, counts = count
-        others = take(
-            self._received.view(dtype), starts * (ALIGNMENT // dtype.itemsize), counts[self._others]
-        )
-        place = int(total(counts[: self._rank]))
-        return torch.cat([others[:place], own.reshape(-1), others[place:]])
+            arrived, pieces = self._received.split_with_sizes(self._sizes), []
+            for number, (own, (dtype, counts)) in enumerate(zip(self._pieces, self._counts, strict=True)):
+                others = zip(arrived[number :: len(self._pieces)], counts[self._others].tolist(), strict=True)
+                of_all = [piece.view(dtype)[:count] for piece, count in others]
+                of_all.insert(self._rank, own)  # it did not travel
+                pieces.append(torch.cat(of_all))
+        for form in self._forms:
+            pieces = form.gather(pieces)
 
 
 class Summing:

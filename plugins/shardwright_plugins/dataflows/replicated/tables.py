@@ -14,7 +14,7 @@ from shardwright.errors import UnsupportedError
 from shardwright.planning.arrays import Ints
 from shardwright.planning.layouts.layout import Dataflow
 from shardwright.planning.plan.sharding import ParameterSharding
-from shardwright.runtime.ranks.devices import sent_to
+from shardwright.runtime.ranks.devices import is_host, sent_to
 from shardwright.runtime.routed.codecs import codecs_of_tables
 from shardwright.runtime.routed.plan import RoutingPlan, SlotColumns, plan_routing
 from shardwright.runtime.routed.return_path import Answers
@@ -173,6 +173,8 @@ class ReplicatedStep(ExecutorStep):
         self._looked_up = LookedUp(num_ids, num_bags)
 
     def receive(self) -> Sequence[Tensor]:  # noqa: D102
+        if is_host(self._tables.device):
+            return ()  # they belong to no stream
         return [tensor for own in self._own for tensor in own.tensors]
 
     def lookup(self, *, training: bool, trains_weights: bool = False) -> None:  # noqa: D102

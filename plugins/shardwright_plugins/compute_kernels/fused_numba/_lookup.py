@@ -6,13 +6,13 @@ Legend: W sources, S slots, K blocks, D columns of a block, C columns of a slot'
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
 import torch
-from attrs import field, frozen
+from attrs import define
 from torch import Tensor
 
 from shardwright.contracts.lookup import Bags, BlockSpec, Lookup
@@ -35,7 +35,7 @@ _OPTIMIZERS = {
 }
 
 
-@frozen(eq=False)
+@define(eq=False)
 class Cells:
     """Bags as arrays; see :mod:`_look_up_loops`."""
 
@@ -46,24 +46,27 @@ class Cells:
     first_id: Ints
     counts: Ints
     is_matrix: bool
-    by_row: list[_Sorted] = field(factory=list, init=False)
+    places: Any = None
+    by_row: list[_Sorted] | None = None
 
     @classmethod
     def of(cls, bags: Bags) -> Cells:
         lengths = _NO_LENGTHS if bags.lengths is None else bags.lengths.contiguous().numpy()
         per_cell = bags.table.reshape(-1)
+        first_id = np.empty(per_cell.size + 1, np.int64)
+        look_ups.first_ids(lengths, per_cell, first_id)
         return cls(
             ids=bags.ids.contiguous().numpy(),
             id_weights=_NO_FLOATS if bags.weights is None else bags.weights.contiguous().numpy(),
             lengths=lengths,
             bags=per_cell,
-            first_id=look_ups.first_ids(lengths, per_cell),
+            first_id=first_id,
             counts=bags.table,
             is_matrix=bags.lengths is not None and not bags.is_ragged,
         )
 
 
-@frozen(eq=False)
+@define(eq=False)
 class _Sorted:
     """The ids of a share of the blocks, sorted by rows; see :func:`_sort_loops.sort_ids`."""
 
@@ -74,15 +77,15 @@ class _Sorted:
     factors: Any
 
     @classmethod
-    def of(cls, share: Share, blocks: Ints, cells: Cells, places: Ints) -> _Sorted:
-        num_slots = cells.counts.shape[1]
-        most, total = sorts.most_ids(blocks, share, num_slots, cells.bags, cells.first_id)
-        starts, rows = np.empty(total, np.int64), np.empty(total, np.int32)
-        factors = np.empty(total if len(cells.id_weights) else 0, np.float32)
-        made = cls(share, np.empty(share[1] - share[0], np.int64), rows, starts, factors)
+    def of(cls, blocks: Ints, cells: Cells, places: Ints, share: Share) -> _Sorted:
+        # Room for all ids: pages that a share does not write take no memory.
+        most, ends = int(cells.first_id[-1]), np.empty(share[1] - share[0], np.int64)
+        starts, rows = np.empty(most, np.int64), np.empty(most, np.int32)
+        factors = np.empty(most if cells.id_weights.size else 0, np.float32)
+        made = cls(share, ends, rows, starts, factors)
         sorts.sort_ids(
-            blocks, share, num_slots, cells.ids, cells.id_weights, cells.lengths, cells.bags, cells.first_id, places,
-            most, made.ends, rows, starts, factors,
+            blocks, share, cells.counts.shape[1], cells.ids, cells.id_weights, cells.lengths, cells.bags,
+            cells.first_id, places, ends, rows, starts, factors,
         )  # fmt: skip
         return made
 
@@ -117,7 +120,7 @@ class FusedNumbaLookup(Lookup):
     def forward(self, bags: Bags, *, training: bool) -> tuple[Tensor, Any]:
         geometry, cells = self._geometry, Cells.of(bags)
         places, size = geometry.places(cells.counts, is_matrix=cells.is_matrix)
-        result = self.room(size)
+        cells.places, result = places, self.room(size)
         out, weights = result.data_ptr(), self._weights.data_ptr()
 
         def look_up(share: Share) -> None:
@@ -158,13 +161,12 @@ class FusedNumbaLookup(Lookup):
 
     def _by_row(self, cells: Cells) -> list[_Sorted]:
         """The ids of all blocks sorted by rows, each thread's share; made once."""
-        if not cells.by_row:
-            geometry = self._geometry
-            places, _ = geometry.places(cells.counts, is_matrix=cells.is_matrix, gradient=True)
+        if cells.by_row is None:
+            geometry, places = self._geometry, cells.places
+            if places is None or not geometry.gradients_are_alike:
+                places, _ = geometry.places(cells.counts, is_matrix=cells.is_matrix, gradient=True)
             shares = shares_of(lambda: geometry.block_work(cells), len(geometry.blocks))
-            cells.by_row.extend(
-                in_threads(lambda share: _Sorted.of(share, geometry.blocks, cells, places), shares)
-            )
+            cells.by_row = in_threads(partial(_Sorted.of, geometry.blocks, cells, places), shares)
         return cells.by_row
 
     def row_sums(self, bags: Bags, gradients: Sequence[Tensor], out: Tensor) -> bool:
@@ -237,7 +239,7 @@ class _BuiltIn:
 
     def addresses(self, states: Mapping[str, Tensor]) -> tuple[int, int]:
         """Addresses of the first and the second state, 0 where there is none."""
-        first, second = [*(state.data_ptr() for state in states.values()), 0, 0][:2]
+        first, second, *_ = *map(Tensor.data_ptr, states.values()), 0, 0
         return first, second
 
 
@@ -273,6 +275,7 @@ class Geometry:
         elements: weights of each block: ``[K]``.
         num_rows: rows of all blocks.
         widest_gradient: the most columns a gradient has.
+        gradients_are_alike: gradients have the columns of results, and so their places.
     """
 
     slots: Ints
@@ -297,6 +300,7 @@ class Geometry:
         per_slot = np.repeat(np.arange(len(blocks)), [spec.num_slots for spec in blocks])
         self.slots = _table(bases, dims, rows)[per_slot]
         self._dims = {False: self.slots[:, 1], True: self.blocks[per_slot, 4]}
+        self.gradients_are_alike = dims == own
         self._spans = list(zip(first_rows, rows, bases, dims, strict=True))
         self._known: dict[Any, tuple[Ints, int]] = {}
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from attrs import evolve
 from torch import Tensor
 
 from shardwright.planning.arrays import Ints
@@ -34,33 +35,6 @@ from shardwright.runtime.step.segments import (
 )
 
 
-class Homecoming:
-    """Arrangement of columns that arrive in matrices ``[B, columns]`` in the order of the output.
-
-    Several arrivals of the same columns stand side by side.
-
-    Args:
-        plan: routing plan of all slots.
-        columns: columns of the arriving pieces.
-        placed: placement of those pieces in the received buffer.
-
-    Attributes:
-        brings: columns of the tensor made.
-    """
-
-    def __init__(self, plan: RoutingPlan, columns: Columns, placed: Placement) -> None:
-        own = np.argsort(first_columns(plan, columns), kind="stable")
-        self.brings = Columns(columns.output[own], columns.start[own], columns.stop[own])
-        widths = self.brings.stop - self.brings.start
-        source = placed.of(own)
-        self._width = self.brings.width
-        self._move = Move(widths, source, Placement.in_one(starts_of(widths), self._width))
-
-    def output(self, received: Tensor, size: int) -> Tensor:
-        """Make the tensor from all matrices, flat, of ``size`` samples."""
-        return self._move(received, size).view(size, self._width)
-
-
 class Matrices:
     """Pooled columns that travel as matrices ``[B, columns]``, one from each owner, and their gradients to it.
 
@@ -73,7 +47,7 @@ class Matrices:
     Attributes:
         widths: columns of each owner's matrix, and of its gradient, ``[owners]`` each.
         units: greatest common divisor of the widths of all pieces, and of their gradients.
-        home: arrangement of arriving columns in the order of the output.
+        brings: columns that arrive, and their placement in the received matrices.
         spread: copy of the outputs' gradient to the matrices' gradients.
     """
 
@@ -83,7 +57,7 @@ class Matrices:
         self.widths = [np.bincount(owners, own, num_owners).astype(np.int64) for own in sizes]
         self.units = [int(np.gcd.reduce(own)) or 1 for own in sizes]
         results, gradients = (Placement.in_a_row(own, owners, num_owners) for own in sizes)
-        self.home = Homecoming(plan, columns[0], results)
+        self.brings = evolve(columns[0], placed=results)
         whole = Placement.in_one(first_columns(plan, columns[1]), plan.collection.width)
         self.spread = Move(sizes[1], whole, gradients)
 
@@ -95,8 +69,7 @@ class MatrixSection(Section):
         super().__init__(plan, kinds)
         ranks = np.repeat(np.arange(self.slots.world_size), self.slots.per_rank)
         made = Matrices(plan, self.slots.piece, ranks, self.slots.world_size)
-        self.widths, self.home, self.spread = made.widths, made.home, made.spread
-        self.brings = [self.home.brings]
+        self.widths, self.brings, self.spread = made.widths, [made.brings], made.spread
         of_groups = [self._columns_of_group(plan, group) for group in self.groups]
         # Columns of each local group's results, and of its gradients.
         self.group_widths = [[own[gradient].width for own in of_groups] for gradient in (False, True)]
@@ -134,7 +107,7 @@ class _MatrixStep(SectionStep):
         return torch.cat([result.view(result.numel() // width, width) for result, width in pairs], 1).view(-1)
 
     def outputs(self, received: Tensor) -> list[Tensor]:
-        return [self._section.home.output(received, self._size)]
+        return [received]
 
     def gradients(self, gradients: Sequence[Tensor], room: Room | None = None) -> Tensor:
         return self._section.spread(gradients[0].reshape(-1), self._size, room)

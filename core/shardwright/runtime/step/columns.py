@@ -39,11 +39,14 @@ class Columns:
         output: index of the output of each piece, ``[n]``.
         start: first column of each piece in its output, ``[n]``.
         stop: column after the last of each piece, ``[n]``.
+        placed: placement of the pieces in the tensor, in a pooled collection, where they do not stand in one matrix in
+            this order; the tensor is flat then.
     """
 
     output: Ints
     start: Ints
     stop: Ints
+    placed: Placement | None = None
 
     @property
     def width(self) -> int:

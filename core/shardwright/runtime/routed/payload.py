@@ -64,6 +64,7 @@ class Incoming:
         fields: header fields of each rank for each slot, ``[W, S_r]`` for each router.
         num_bags: number of bags from each rank for each slot, ``[W, S_r]`` for each router.
         runs: the part of each local kernel group.
+        are_full: slots have as many bags as their source has samples, except where bags without ids are left out.
         parts: order of the parts in the messages: for each column, and then for the lengths, those of each group.
         splits: 8-byte words of each rank's message, ``[W]``.
     """
@@ -72,6 +73,7 @@ class Incoming:
     fields: Sequence[Ints]
     num_bags: Sequence[Ints]
     runs: Sequence[_Run]
+    are_full: bool
     parts: Dealing
     splits: list[int]
 
@@ -179,7 +181,8 @@ class PayloadFormat:
         parts = Dealing(words if total(words[-1]) else words[:-1])
         runs = [self._run(*each, batch_sizes) for each in zip(self._groups, of_groups, strict=True)]
         bags = [each >> _BAGS for each in own]
-        return Incoming(batch_sizes, own, bags, runs, parts, (total(words) // 2).tolist())
+        are_full = all(run.filled is None for run in runs)
+        return Incoming(batch_sizes, own, bags, runs, are_full, parts, (total(words) // 2).tolist())
 
     def _run(self, group: KernelGroup, fields: Ints, batch_sizes: Ints) -> _Run:
         """The part of a group with these header fields."""
@@ -210,16 +213,16 @@ class PayloadFormat:
 
     def unpack(self, received: Tensor, incoming: Incoming) -> list[Bags]:
         """Read the bags of each of this rank's groups from the messages."""
-        found, num_groups = [], len(self._groups)
+        found, num_groups, num_columns = [], len(self._groups), len(self._dtypes)
         parts = incoming.parts.of(received.view(torch.int32))
         for number, (group, run) in enumerate(zip(self._groups, incoming.runs, strict=True)):
             own = parts[number::num_groups]
             ids, *columns = map(Tensor.view, own, self._dtypes)
             by_name = dict(zip(self._columns, columns, strict=True))
-            lengths, counts = own[len(self._dtypes)] if self._is_pooled else None, run.num_bags
+            lengths, counts = own[num_columns] if self._is_pooled else None, run.num_bags
             if lengths is not None and run.filled is not None:
                 lengths = filled_up(lengths, counts.reshape(-1), run.filled.reshape(-1))
                 counts = run.filled
-            weights = by_name.pop(WEIGHTS, None)
+            weights = by_name.pop(WEIGHTS, None) if columns else None
             found.append(Bags(ids, lengths, weights, counts, group.kind.is_ragged, by_name))
         return found

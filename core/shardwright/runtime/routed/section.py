@@ -28,8 +28,6 @@ from shardwright.runtime.routed.wire import WireSegment
 from shardwright.runtime.step.columns import Columns, Room, selected
 from shardwright.runtime.step.kernel_groups import Bucketing, GroupKind
 from shardwright.runtime.step.segments import (
-    FALSE,
-    LastResult,
     run_or_places,
     total,
 )
@@ -173,7 +171,7 @@ class Section(ABC):
         own = PathSlots.of_kinds(plan, kinds)
         self.slots, self.groups = own.columns, own.groups
         self.kind: GroupKind = plan.kinds[kinds[0]]
-        self.rank, self._last = plan.rank, LastResult()
+        self.rank = plan.rank
         self._may_be_trimmed = self.kind.bucketing is Bucketing.WHOLE and plan.collection.is_pooled
         # Places of the section's slots among those of their router.
         routed = plan.slots.chosen(plan.bucketing_of_piece[plan.slots.piece] == self.kind.bucketing)
@@ -186,16 +184,15 @@ class Section(ABC):
 
     def begin(self, answers: Answers) -> SectionStep:
         """Start with the results of a batch."""
-        bucketing, sizes = self.kind.bucketing, answers.batch_sizes
-        bags = answers.asked[bucketing].num_bags, answers.answered[bucketing]
-        if not self._may_be_trimmed or self._last.of(self._are_full, *bags, sizes):
+        if answers.are_full or not self._may_be_trimmed:
             return self._begin(answers)
         # The section sees slots that are filled up to the batch size; what travels is trimmed.
+        bucketing, sizes = self.kind.bucketing, answers.batch_sizes
         step = self._begin(_filled_up(answers, bucketing, self.rank))
         bounds = self.slots.first
         edges, own = bounds[1:-1], slice(*bounds[self.rank : self.rank + 2])
         bags_asked = np.split(self.bags_asked(answers), edges)
-        bags_answered = list(bags[1][:, self.local])
+        bags_answered = list(answers.answered[bucketing][:, self.local])
         asked, answered = [], []
         trim = partial(Trim.of, is_matrix=self.kind.is_matrix, device=answers.device)
         for widths, wire in zip(self._slot_widths, self.wire, strict=True):  # results, then gradients
@@ -203,11 +200,6 @@ class Section(ABC):
             asked.append(trim(bags_asked, here, np.split(widths, edges), unit=wire.width))
             answered.append(trim(bags_answered, sizes, [widths[own]] * len(sizes), unit=wire.width))
         return TrimmedStep(step, asked, answered)
-
-    def _are_full(self, asked: Ints, answered: Ints, sizes: Ints) -> bool:
-        """True if all slots have the batch size of their source, on both sides."""
-        both = asked == sizes[self.rank], answered == sizes[:, None]
-        return not any(FALSE in mask.tobytes() for mask in both)
 
     @abstractmethod
     def _begin(self, answers: Answers) -> SectionStep:

@@ -94,7 +94,7 @@ class MatrixSection(Section):
 class _MatrixStep(SectionStep):
     def __init__(self, section: MatrixSection, answers: Answers) -> None:
         self._section, self._device = section, answers.device
-        self._results = [answers.results[group] for group in section.groups]
+        self._results = list(map(answers.results.__getitem__, section.groups))
         self._size, self.sizes = section.last_sizes.of(section.sizes, answers.batch_sizes)
 
     def results(self) -> Tensor:
@@ -180,7 +180,7 @@ class RowsSection(Section):
 class _RowsStep(SectionStep):
     def __init__(self, section: RowsSection, answers: Answers) -> None:
         self.section, self._device = section, answers.device
-        self._result = [answers.results[group] for group in section.groups]
+        self._result = list(map(answers.results.__getitem__, section.groups))
         self.bags = section.bags_asked(answers)
         asked, answered = sums(self.bags, section.slots.first), section.bags_answered(answers)
         result, gradient = section.widths

@@ -131,7 +131,7 @@ class RoutedStep(ExecutorStep):
         self._places: list[Tensor] = []
         if batch is not None:
             self._asked, self._places = route_all(tables.routers, batch)
-            self._num_ids = batch.num_ids
+            self._num_ids, self._has_one_size = batch.num_ids, batch.sizes is None
         self._bags: list[Bags] | None = None
         self._received: dict[int, tuple[Tensor, float]] | None = None
 
@@ -187,6 +187,7 @@ class RoutedStep(ExecutorStep):
             answered=dict(zip(tables.bucketings, incoming.num_bags, strict=True)),
             num_ids=self._num_ids,
             device=tables.device,
+            are_full=self._has_one_size and incoming.are_full,
         )
         del self._payload, self._bags, self._asked, self._incoming
         self._steps: list[ReturnStep] = [path.start(answers) for path in tables.paths]

@@ -146,12 +146,12 @@ class Move:
         """
         if self._slices is not None and size >= _LARGE and flat.is_cpu:
             return self._slices(flat, size, room)
-        index = self._known.get(size)
-        if index is None:
-            index = self._known[size] = self._index(size, flat.device)
+        if size not in self._known:
+            self._known[size] = self._index(size, flat.device)
+        index = self._known[size]
         if isinstance(index, slice):
             return flat[index]
-        units = flat.view(flat.numel() // self.unit, self.unit)
+        units = flat.view(-1, self.unit)
         return selected(units, index, room)
 
     def _index(self, size: int, device: torch.device) -> Tensor | slice:

@@ -183,11 +183,11 @@ class Interleaving:
 
     def of(self, parts: Sequence[Tensor]) -> Tensor:
         """Merge the parts, ``P`` of one dtype."""
-        if len(parts) == 1:
-            return parts[0]
         if self._spans and self._count and parts[0].is_cpu:
             arrays: Iterator[Any] = cycle(map(Tensor.numpy, parts))  # one for each span, peer after peer
             return torch.from_numpy(np.concatenate(list(map(getitem, arrays, self._spans))))
+        if len(parts) == 1:
+            return parts[0]
         out = parts[0].new_empty(self._count)
         for values, places, own in zip(parts, places_of(self._sizes), self._sizes, strict=True):
             out[index_of(places, own, out.device)] = values
@@ -212,24 +212,25 @@ class Dealing:
     """
 
     def __init__(self, sizes: Ints) -> None:
-        self._num_parts, self._num_peers = sizes.shape
+        num_parts, self._num_peers = sizes.shape
         self._sizes: list[int] = []
         self._parts: list[Selection] = []
-        if self._num_parts > 1 and _are_short(sizes):
+        self._of_part = [slice(part, None, num_parts) for part in range(num_parts)]
+        if num_parts > 1 and _are_short(sizes):
             self._parts = list(map(Selection, places_of(sizes), sizes))
-        elif self._num_parts > 1:
+        elif num_parts > 1:
             self._sizes = sizes.T.reshape(-1).tolist()
 
     def of(self, flat: Tensor) -> list[Tensor]:
         """Split a flat tensor into the parts; views of it where there is one part, or one peer."""
-        if self._num_parts <= 1:
-            return [flat]
         if self._parts:
             return [part.of(flat) for part in self._parts]
+        if not self._sizes:
+            return [flat]
         pieces = flat.split_with_sizes(self._sizes)
         if self._num_peers == 1:
             return list(pieces)
-        return [torch.cat(pieces[part :: self._num_parts]) for part in range(self._num_parts)]
+        return list(map(torch.cat, map(pieces.__getitem__, self._of_part)))
 
 
 def deal(flat: Tensor, sizes: Ints) -> list[Tensor]:

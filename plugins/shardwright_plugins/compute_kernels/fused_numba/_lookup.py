@@ -129,7 +129,7 @@ class FusedNumbaLookup(Lookup):
                 cells.first_id, places, out,
             )  # fmt: skip
 
-        in_threads(look_up, shares_of(lambda: geometry.slot_work(cells), len(geometry.slots)))
+        in_threads(look_up, shares_of(lambda: geometry.slot_work(cells), geometry.slots.shape[0]))
         return result, cells if training else None
 
     def prepare(self, bags: Bags) -> Any:
@@ -165,7 +165,7 @@ class FusedNumbaLookup(Lookup):
             geometry, places = self._geometry, cells.places
             if places is None or not geometry.gradients_are_alike:
                 places, _ = geometry.places(cells.counts, is_matrix=cells.is_matrix, gradient=True)
-            shares = shares_of(lambda: geometry.block_work(cells), len(geometry.blocks))
+            shares = shares_of(lambda: geometry.block_work(cells), geometry.blocks.shape[0])
             cells.by_row = in_threads(partial(_Sorted.of, geometry.blocks, cells, places), shares)
         return cells.by_row
 

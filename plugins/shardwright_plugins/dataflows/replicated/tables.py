@@ -188,6 +188,7 @@ class ReplicatedStep(ExecutorStep):
             answered=dict(zip(tables.bucketings, [own.num_bags[None] for own in self._own], strict=True)),
             num_ids=self._feature_ids,
             device=tables.device,
+            are_full=True,
         )
         self._steps: list[SectionStep] = [section.begin(answers) for section in tables.sections]
         del self._own

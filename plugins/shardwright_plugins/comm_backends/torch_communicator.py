@@ -111,7 +111,12 @@ class _LabelledWork:
         self._call: AllToAll | None = call  # the backend reads and writes its tensors until it is done
 
     def wait(self) -> Any:
-        result = self._communicator.wait_for(self._work, f"the exchange of {self._label}", self._since)
+        own, collective, called = self._communicator, f"the exchange of {self._label}", time.monotonic()
+        try:
+            result = own.wait_for(self._work, collective, self._since)
+        except RuntimeError:
+            with own.named(collective, called):
+                raise
         self._call = None
         return result
 
@@ -178,7 +183,7 @@ class TorchCommunicator(Communicator):
         self._transport.close()
         self._close()
 
-    def wait_for(self, work: Any, collective: str, since: float | None = None) -> Any:
+    def wait_for(self, work: Any, collective: str = "a collective", since: float | None = None) -> Any:
         """Wait for a collective, but leave enough of the time-out to ask which ranks are missing.
 
         Args:
@@ -186,16 +191,10 @@ class TorchCommunicator(Communicator):
             collective: its name.
             since: time of its start on the monotonic clock, s, if it ends only when all ranks have come to it.
         """
-        called = time.monotonic()
-        try:
-            if self._watch is not None:
-                self._watch.check()
-                return self._watch.wait(collective, work)
-            result = work.wait() if self._patience is None else work.wait(self._patience)
-        except ShardwrightError:
-            raise  # it says what it is
-        except RuntimeError as error:
-            raise self._failure(collective, error, called) from error
+        if self._watch is not None:
+            self._watch.check()
+            return self._watch.wait(collective, work)
+        result = work.wait() if self._patience is None else work.wait(self._patience)
         if since is not None:
             self._ranks.store.all_came = since
         return result
@@ -226,10 +225,9 @@ class TorchCommunicator(Communicator):
             self._watch.check()
         try:
             work = self._transport.start(call)
-        except ShardwrightError:
-            raise  # it says what it is
-        except RuntimeError as error:
-            raise self._failure(f"the exchange of {label}", error, since) from error
+        except RuntimeError:
+            with self.named(f"the exchange of {label}", since):
+                raise
         return _LabelledWork(work, label, since, self, call)
 
     def exchange(  # noqa: D102

@@ -170,4 +170,5 @@ class _Sums:
 
     @untraced
     def _finish(self, work: Any) -> None:
-        self._communicator.wait_for(work, GRADIENTS)
+        with self._communicator.named(GRADIENTS):
+            self._communicator.wait_for(work)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import partial
-from typing import Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -162,10 +162,13 @@ class Section(ABC):
         groups: indices of the local groups.
         brings: columns of each tensor that comes home.
         wire: message segment of results, and of gradients.
+        step: class of its steps, made of the section and the results of a batch whose slots have all bags, or, where
+            ids are parted, some.
     """
 
     brings: Sequence[Columns]
     wire: tuple[WireSegment, WireSegment]
+    step: ClassVar[type[Any]]
 
     def __init__(self, plan: RoutingPlan, kinds: Sequence[int]) -> None:
         own = PathSlots.of_kinds(plan, kinds)
@@ -185,10 +188,11 @@ class Section(ABC):
     def begin(self, answers: Answers) -> SectionStep:
         """Start with the results of a batch."""
         if answers.are_full or not self._may_be_trimmed:
-            return self._begin(answers)
+            begun: SectionStep = self.step(self, answers)
+            return begun
         # The section sees slots that are filled up to the batch size; what travels is trimmed.
         bucketing, sizes = self.kind.bucketing, answers.batch_sizes
-        step = self._begin(_filled_up(answers, bucketing, self.rank))
+        step = self.step(self, _filled_up(answers, bucketing, self.rank))
         bounds = self.slots.first
         edges, own = bounds[1:-1], slice(*bounds[self.rank : self.rank + 2])
         bags_asked = np.split(self.bags_asked(answers), edges)
@@ -200,10 +204,6 @@ class Section(ABC):
             asked.append(trim(bags_asked, here, np.split(widths, edges), unit=wire.width))
             answered.append(trim(bags_answered, sizes, [widths[own]] * len(sizes), unit=wire.width))
         return TrimmedStep(step, asked, answered)
-
-    @abstractmethod
-    def _begin(self, answers: Answers) -> SectionStep:
-        """Start with the results of a batch whose slots have all bags, or, where ids are parted, some."""
 
     def bags_asked(self, answers: Answers) -> Ints:
         """Number of bags that this rank sent to each slot: ``[S]``."""

@@ -62,35 +62,6 @@ class Matrices:
         self.spread = Move(sizes[1], whole, gradients)
 
 
-class MatrixSection(Section):
-    """A section of pooled results with a bag for each sample: each rank sends ``[B_w, columns of all its slots]``."""
-
-    def __init__(self, plan: RoutingPlan, kinds: Sequence[int]) -> None:
-        super().__init__(plan, kinds)
-        ranks = np.repeat(np.arange(self.slots.world_size), self.slots.per_rank)
-        made = Matrices(plan, self.slots.piece, ranks, self.slots.world_size)
-        self.widths, self.brings, self.spread = made.widths, [made.brings], made.spread
-        of_groups = [self._columns_of_group(plan, group) for group in self.groups]
-        # Columns of each local group's results, and of its gradients.
-        self.group_widths = [[own[gradient].width for own in of_groups] for gradient in (False, True)]
-        self.wire = wire_of(self.kind, self.kind.widths or made.units)
-        self.last_sizes = LastResult()
-
-    def sizes(self, batch_sizes: Ints) -> tuple[int, Ints]:
-        """``B`` of this rank, and the numbers of values that travel, of batches of these sizes."""
-        size, widths = int(batch_sizes[self.rank]), np.array(self.widths)
-        return size, np.array([widths[:, self.rank, None] * batch_sizes, widths * size])
-
-    def _columns_of_group(self, plan: RoutingPlan, group: int) -> list[Columns]:
-        slots = plan.groups[group].slots
-        first = int(plan.slots.first[plan.rank])
-        pieces = plan.slots.piece[first + slots.start : first + slots.stop]
-        return [columns_of(plan, pieces, gradient=own) for own in (False, True)]
-
-    def _begin(self, answers: Answers) -> SectionStep:
-        return _MatrixStep(self, answers)
-
-
 class _MatrixStep(SectionStep):
     def __init__(self, section: MatrixSection, answers: Answers) -> None:
         self._section, self._device = section, answers.device
@@ -118,6 +89,34 @@ class _MatrixStep(SectionStep):
             return [received] * len(widths)
         rows = received.view(received.numel() // sum(widths), sum(widths))
         return [own.reshape(-1) for own in rows.split_with_sizes(widths, dim=1)]
+
+
+class MatrixSection(Section):
+    """A section of pooled results with a bag for each sample: each rank sends ``[B_w, columns of all its slots]``."""
+
+    step = _MatrixStep
+
+    def __init__(self, plan: RoutingPlan, kinds: Sequence[int]) -> None:
+        super().__init__(plan, kinds)
+        ranks = np.repeat(np.arange(self.slots.world_size), self.slots.per_rank)
+        made = Matrices(plan, self.slots.piece, ranks, self.slots.world_size)
+        self.widths, self.brings, self.spread = made.widths, [made.brings], made.spread
+        of_groups = [self._columns_of_group(plan, group) for group in self.groups]
+        # Columns of each local group's results, and of its gradients.
+        self.group_widths = [[own[gradient].width for own in of_groups] for gradient in (False, True)]
+        self.wire = wire_of(self.kind, self.kind.widths or made.units)
+        self.last_sizes = LastResult()
+
+    def sizes(self, batch_sizes: Ints) -> tuple[int, Ints]:
+        """``B`` of this rank, and the numbers of values that travel, of batches of these sizes."""
+        size, widths = int(batch_sizes[self.rank]), np.array(self.widths)
+        return size, np.array([widths[:, self.rank, None] * batch_sizes, widths * size])
+
+    def _columns_of_group(self, plan: RoutingPlan, group: int) -> list[Columns]:
+        slots = plan.groups[group].slots
+        first = int(plan.slots.first[plan.rank])
+        pieces = plan.slots.piece[first + slots.start : first + slots.stop]
+        return [columns_of(plan, pieces, gradient=own) for own in (False, True)]
 
 
 def sections_of(plan: RoutingPlan, kinds: Sequence[int]) -> list[Section]:
@@ -202,21 +201,6 @@ class _RowsStep(SectionStep):
         return take(routed.places, starts_of(routed.num_bags)[own], self.bags)
 
 
-class BagsSection(RowsSection):
-    """A section of pooled partial sums: rows of one target and sample are added up at home."""
-
-    def __init__(self, plan: RoutingPlan, kinds: Sequence[int]) -> None:
-        super().__init__(plan, kinds)
-        self.brings = [self.targets.columns]
-        wanted = self.gradient_targets.columns
-        widths = wanted.stop - wanted.start
-        at_first = Placement.in_one(first_columns(plan, wanted), plan.collection.width)
-        self.pick = Move(widths, at_first, Placement.in_one(starts_of(widths), int(widths.sum())))
-
-    def _begin(self, answers: Answers) -> SectionStep:
-        return _BagsStep(self, answers)
-
-
 class _BagsStep(_RowsStep):
     section: BagsSection
 
@@ -258,27 +242,18 @@ class _BagsStep(_RowsStep):
         return selected(rows, self._rows if is_same else self._rows_of(targets), room)
 
 
-class SequenceSection(RowsSection):
-    """A section of rows of sequences: each goes to the place of its id."""
+class BagsSection(RowsSection):
+    """A section of pooled partial sums: rows of one target and sample are added up at home."""
+
+    step = _BagsStep
 
     def __init__(self, plan: RoutingPlan, kinds: Sequence[int]) -> None:
         super().__init__(plan, kinds)
-        columns = self.targets.columns
-        features = np.array([output.feature for output in plan.collection.outputs], dtype=np.int64)
-        self.feature, self.gradient_feature = (
-            features[own.columns.output] for own in (self.targets, self.gradient_targets)
-        )
-        self.brings = [
-            Columns(
-                columns.output[place : place + 1],
-                columns.start[place : place + 1],
-                columns.stop[place : place + 1],
-            )
-            for place in range(len(columns.output))
-        ]
-
-    def _begin(self, answers: Answers) -> SectionStep:
-        return _SequenceStep(self, answers)
+        self.brings = [self.targets.columns]
+        wanted = self.gradient_targets.columns
+        widths = wanted.stop - wanted.start
+        at_first = Placement.in_one(first_columns(plan, wanted), plan.collection.width)
+        self.pick = Move(widths, at_first, Placement.in_one(starts_of(widths), int(widths.sum())))
 
 
 class _SequenceStep(_RowsStep):
@@ -317,3 +292,25 @@ class _SequenceStep(_RowsStep):
         every = torch.cat([gradients[output][:, start:stop] for output, start, stop in spans])
         rows = self._rows_of(targets, self._num_ids[self.section.gradient_feature])
         return selected(every, rows, room)
+
+
+class SequenceSection(RowsSection):
+    """A section of rows of sequences: each goes to the place of its id."""
+
+    step = _SequenceStep
+
+    def __init__(self, plan: RoutingPlan, kinds: Sequence[int]) -> None:
+        super().__init__(plan, kinds)
+        columns = self.targets.columns
+        features = np.array([output.feature for output in plan.collection.outputs], dtype=np.int64)
+        self.feature, self.gradient_feature = (
+            features[own.columns.output] for own in (self.targets, self.gradient_targets)
+        )
+        self.brings = [
+            Columns(
+                columns.output[place : place + 1],
+                columns.start[place : place + 1],
+                columns.stop[place : place + 1],
+            )
+            for place in range(len(columns.output))
+        ]

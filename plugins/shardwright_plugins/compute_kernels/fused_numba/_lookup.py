@@ -141,10 +141,11 @@ class FusedNumbaLookup(Lookup):
     def backward_scaled(self, saved: Any, gradient: Tensor, scale: float) -> Sequence[Tensor | None]:
         self._num_steps += 1
         geometry = self._geometry
-        optimizer, numbers = self._update.number, self._update.numbers(self._learning_rate, self._num_steps)
         gradient = gradient.contiguous()
         weights, gradients = self._weights.data_ptr(), gradient.data_ptr()
-        first, second = self._update.addresses(self._states)
+        optimizer, numbers, first, second = self._update.arguments(
+            self._learning_rate, self._num_steps, self._states
+        )
 
         def update(by_row: _Sorted) -> None:
             total = torch.empty(geometry.widest_gradient, dtype=torch.float32, device="cpu")
@@ -188,9 +189,10 @@ class FusedNumbaLookup(Lookup):
     def update_rows(self, terms: Sequence[Tensor], scale: float) -> None:
         self._num_steps += 1
         geometry = self._geometry
-        first, second = self._update.addresses(self._states)
+        optimizer, numbers, first, second = self._update.arguments(
+            self._learning_rate, self._num_steps, self._states
+        )
         wanted, starts = geometry.row_sums
-        optimizer, numbers = self._update.number, self._update.numbers(self._learning_rate, self._num_steps)
         sums = np.array([term.data_ptr() for term in terms], dtype=np.int64)
 
         def update(share: Share) -> None:
@@ -227,42 +229,35 @@ class _BuiltIn:
     """An update that the loops have built in."""
 
     def __init__(self, spec: OptimizerSpec, rule: RowRule) -> None:
-        self.number, self.loops = _OPTIMIZERS[spec.name], updates
+        self._number, self.loops = _OPTIMIZERS[spec.name], updates
         get = rule.parameters.get
         self._eps, self._beta1, self._beta2 = get("eps", 0.0), get("beta1", 0.9), get("beta2", 0.999)
 
-    def numbers(self, learning_rate: float, step: Any) -> Any:
-        """Numbers of an update; see :func:`_update_loops.update`."""
+    def arguments(
+        self, learning_rate: float, step: Any, states: Mapping[str, Tensor]
+    ) -> tuple[int, Any, int, int]:
+        """Optimizer, numbers, and addresses of the states, 0 where there is none; see :func:`_update_loops.update`."""
         beta1, beta2, number = self._beta1, self._beta2, float(step)
         numbers = (1 - beta1, beta2, 1 - beta2, 1 - beta1**number, 1 - beta2**number)
-        return np.array([learning_rate, self._eps, *numbers], dtype=np.float32)
-
-    def addresses(self, states: Mapping[str, Tensor]) -> tuple[int, int]:
-        """Addresses of the first and the second state, 0 where there is none."""
         first, second, *_ = *map(Tensor.data_ptr, states.values()), 0, 0
-        return first, second
+        return self._number, np.array([learning_rate, self._eps, *numbers], dtype=np.float32), first, second
 
 
 class _OfPlugin:
     """An update that is compiled from what a registered optimizer says."""
 
     def __init__(self, rule: RowRule) -> None:
-        self.number, self.loops, self._rule = (
-            updates.SGD,
-            loops_of_rule(rule),
-            rule,
-        )  # the number is not looked at
+        self.loops, self._rule = loops_of_rule(rule), rule
 
-    def numbers(self, learning_rate: float, step: Any) -> tuple[np.float32, ...]:
-        """Numbers of an update."""
-        return tuple(map(np.float32, self._rule.numbers(learning_rate, float(step))))
-
-    def addresses(self, states: Mapping[str, Tensor]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Addresses of the states that have a value an element, and of those that have one a row."""
+    def arguments(
+        self, learning_rate: float, step: Any, states: Mapping[str, Tensor]
+    ) -> tuple[int, tuple[np.float32, ...], tuple[int, ...], tuple[int, ...]]:
+        """As :meth:`_BuiltIn.arguments`; the addresses are of states of elements, and of rows."""
+        numbers = tuple(map(np.float32, self._rule.numbers(learning_rate, float(step))))
         of_elements, of_rows = (
             tuple(states[name].data_ptr() for name in self._rule.states_of(what)) for what in (ELEMENT, ROW)
         )
-        return of_elements, of_rows
+        return updates.SGD, numbers, of_elements, of_rows  # the optimizer is not looked at
 
 
 class Geometry:

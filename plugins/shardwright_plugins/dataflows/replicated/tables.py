@@ -179,10 +179,13 @@ class ReplicatedStep(ExecutorStep):
 
     def lookup(self, *, training: bool, trains_weights: bool = False) -> None:  # noqa: D102
         tables, self._training, self._trains_weights = self._tables, training, trains_weights
-        self._bags: list[Bags] = [_bags_of(self._own[router], slots) for router, slots in tables.runs]
-        pairs = zip(tables.lookups, self._bags, strict=True)
+        self._bags, results = list[Bags](), list[Tensor]()
+        for lookup, (router, slots) in zip(tables.lookups, tables.runs, strict=True):
+            bags = _bags_of(self._own[router], slots)
+            self._bags.append(bags)
+            results.append(lookup.forward(bags, training=False)[0].reshape(-1))
         answers = Answers(
-            results=[lookup.forward(bags, training=False)[0].reshape(-1) for lookup, bags in pairs],
+            results=results,
             batch_sizes=np.array([self._own[0].batch_size]),
             asked=dict(zip(tables.bucketings, self._own, strict=True)),
             answered=dict(zip(tables.bucketings, [own.num_bags[None] for own in self._own], strict=True)),

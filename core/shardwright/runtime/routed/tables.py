@@ -27,7 +27,7 @@ from shardwright.runtime.step.backward.kept_gradients import keeping_gradients, 
 from shardwright.runtime.step.backward.weight_gradients import weight_gradients
 from shardwright.runtime.step.collection import FeatureBatch
 from shardwright.runtime.step.executor import Executor, ExecutorConfig, ExecutorStep, PeerHeaders
-from shardwright.runtime.step.segments import deal, interleave
+from shardwright.runtime.step.segments import Dealing, Interleaving
 
 
 def return_path_of(dataflow: Routed, *, is_pooled: bool) -> Callable[..., ReturnPath]:
@@ -229,9 +229,9 @@ class RoutedStep(ExecutorStep):
             own = weight_gradients(group.kernel, lookup, bags[number], gradient, saved)
             # Weights belong to one rank's batch: their gradients are averaged with other dense parameters' later.
             found.append(own.mul_(scale_left / self._scale))
-        sent = (
-            interleave(found, leaving) if found else torch.empty(0, dtype=torch.float32, device=tables.device)
-        )
+        sent = torch.empty(0, dtype=torch.float32, device=tables.device)
+        if found:
+            sent = Interleaving(leaving).of(found)
         splits = arriving.sum(0).tolist()
         self._weights = sent.new_empty(sum(splits))
         self._work = tables.env.communicator.all_to_all(
@@ -240,7 +240,7 @@ class RoutedStep(ExecutorStep):
 
     def weight_gradients(self, num_ids: int) -> Tensor:  # noqa: D102
         self._work.wait()
-        arrived = deal(self._weights, self._back[2])  # in the order of each router's ids
+        arrived = Dealing(self._back[2]).of(self._weights)  # in the order of each router's ids
         return added_at_home(arrived, self._places, num_ids, self._tables.device)
 
     def update(self) -> list[Tensor | None]:  # noqa: D102

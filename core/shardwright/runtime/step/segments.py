@@ -166,7 +166,7 @@ def filled_up(values: Tensor, sizes: Ints, wanted: Ints) -> Tensor:
 
 
 class Interleaving:
-    """The order in which flat tensors with a piece for every peer are merged; see :func:`interleave`.
+    """The order in which flat tensors with a piece for every peer are merged: first all pieces for peer 0, then for 1.
 
     Args:
         sizes: elements of each part's piece for each peer, ``[P, W]``.
@@ -182,7 +182,7 @@ class Interleaving:
             )
 
     def of(self, parts: Sequence[Tensor]) -> Tensor:
-        """Merge the parts, ``P`` of one dtype."""
+        """Merge the parts, ``P`` of one dtype; each has its pieces peer after peer."""
         if self._spans and self._count and parts[0].is_cpu:
             arrays: Iterator[Any] = cycle(map(Tensor.numpy, parts))  # one for each span, peer after peer
             return torch.from_numpy(np.concatenate(list(map(getitem, arrays, self._spans))))
@@ -194,18 +194,8 @@ class Interleaving:
         return out
 
 
-def interleave(parts: Sequence[Tensor], sizes: Ints) -> Tensor:
-    """Merge flat tensors that each have a piece for every peer: first all parts' pieces for peer 0, then for peer 1.
-
-    Args:
-        parts: ``P`` flat tensors of one dtype; each has its pieces peer after peer.
-        sizes: elements of each part's piece for each peer, ``[P, W]``.
-    """
-    return parts[0] if len(parts) == 1 else Interleaving(sizes).of(parts)
-
-
 class Dealing:
-    """The order in which a tensor that :func:`interleave` merged is split into the parts again.
+    """The places at which what an :class:`Interleaving` merged is split into the parts again.
 
     Args:
         sizes: elements of each part's piece for each peer, ``[P, W]``.
@@ -233,13 +223,8 @@ class Dealing:
         return list(map(torch.cat, map(pieces.__getitem__, self._of_part)))
 
 
-def deal(flat: Tensor, sizes: Ints) -> list[Tensor]:
-    """Split what :func:`interleave` merged into the parts again; ``sizes`` is ``[P, W]``."""
-    return Dealing(sizes).of(flat)
-
-
 def places_of(sizes: Ints) -> Ints:
-    """Start of each part's piece for each peer in the result of :func:`interleave`: ``[P, W]``."""
+    """Start of each part's piece for each peer in the result of an :class:`Interleaving`: ``[P, W]``."""
     # A running sum over the sizes in the order of the result: by peer, then by part.
     by_peer = sizes.T.reshape(-1)
     return (by_peer.cumsum() - by_peer).reshape(sizes.shape[::-1]).T

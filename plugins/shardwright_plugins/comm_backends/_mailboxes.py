@@ -149,6 +149,9 @@ class Mailboxes:
 
     Attributes:
         most_bytes: longest message, bytes.
+        newest: number of the newest exchange that was begun; numbers rise.
+        awaited: numbers of the exchanges that were begun, and may be waited for: what else comes is not kept.
+        early: messages that came while another was waited for, by source and exchange.
     """
 
     def __init__(self, rank: int, own: Segment, peers: dict[int, Peer]) -> None:
@@ -165,8 +168,8 @@ class Mailboxes:
             )
             for other, peer in peers.items()
         }
-        self._early: dict[tuple[int, int], bytes] = {}
-        self._newest, self._awaited = 0, set[int]()
+        self.early: dict[tuple[int, int], bytes] = {}
+        self.newest, self.awaited = 0, set[int]()
         weakref.finalize(self, _leave, self._state, os.getpid())
 
     @classmethod
@@ -184,17 +187,10 @@ class Mailboxes:
         """Let ranks that wait for this one know that it sends nothing more."""
         self._state[0] = _GAVE_UP
 
-    def begin(self, exchange: int) -> None:
-        """An exchange is begun, and may be waited for; their numbers rise."""
-        self._newest = exchange
-        self._awaited.add(exchange)
-
-    def end(self, exchange: int) -> None:
-        """It will not be waited for any more: what still comes of it is not kept."""
-        self._awaited.discard(exchange)
-        if self._early:
-            for source in self._others:
-                self._early.pop((source, exchange), None)
+    def forget(self, exchange: int) -> None:
+        """Drop what came early of an exchange that will not be waited for any more."""
+        for source in self._others:
+            self.early.pop((source, exchange), None)
 
     def send(self, to: int, exchange: int, message: memoryview, patience: timedelta | None) -> None:
         """Put a message where a rank reads it; waits only where there is no room.
@@ -219,12 +215,12 @@ class Mailboxes:
 
     def _set_aside(self, source: int, ring: Ring) -> None:
         exchange, size = ring.header
-        if exchange <= self._newest and exchange not in self._awaited:
+        if exchange <= self.newest and exchange not in self.awaited:
             ring.skip()
             return
         early = bytearray(size)
         ring.take(exchange, memoryview(early))
-        self._early[source, exchange] = bytes(early)
+        self.early[source, exchange] = bytes(early)
 
     def receive(self, source: int, exchange: int, target: memoryview, deadline: float) -> None:
         """Wait for a message and copy it into ``target``.
@@ -232,7 +228,7 @@ class Mailboxes:
         Raises:
             RuntimeError: the rank is gone, gave up, or sent something else; or time is up.
         """
-        early = self._early.pop((source, exchange), None) if self._early else None
+        early = self.early.pop((source, exchange), None) if self.early else None
         if early is not None:
             _check(source, len(early), len(target))
             target[:] = early

@@ -167,7 +167,8 @@ class _ByMail:
             or call.input_splits[rank] != call.output_splits[rank]
         ):
             raise _misfit(call)
-        mail.begin(number)
+        mail.newest = number
+        mail.awaited.add(number)
         start = 0
         for peer, count in enumerate(call.input_splits):
             stop = start + count * size
@@ -180,7 +181,10 @@ class _ByMail:
             start = stop
 
     def __del__(self) -> None:
-        self._mail.end(self._number)
+        mail = self._mail
+        mail.awaited.discard(self._number)
+        if mail.early:
+            mail.forget(self._number)
 
     def _send_reference(self, peer: int, start: int, stop: int) -> None:
         values = bytes_of(self._call.input)[start:stop]

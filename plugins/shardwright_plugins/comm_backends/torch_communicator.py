@@ -8,19 +8,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from attrs import define
 from torch import Tensor
 
-from shardwright.contracts.comm_backend import Arrivals, Communicator, Work
+from shardwright.contracts.comm_backend import Arrivals, Communicator
 from shardwright.errors import ShardwrightError
 from shardwright.runtime.ranks.devices import is_host
 from shardwright.runtime.ranks.group_ranks import GroupRanks, Named
-
-T = TypeVar("T")
 
 _GATHERING = "a gathering of objects"
 
@@ -113,8 +111,12 @@ class _LabelledWork:
         self._call: AllToAll | None = call  # the backend reads and writes its tensors until it is done
 
     def wait(self) -> Any:
-        own, collective = self._communicator, f"the exchange of {self._label}"
-        result = own.attempt(collective, time.monotonic(), own.wait_for, self._work, collective, self._since)
+        own, collective, called = self._communicator, f"the exchange of {self._label}", time.monotonic()
+        try:
+            result = own.wait_for(self._work, collective, self._since)
+        except RuntimeError:
+            with own.named(collective, called):
+                raise
         self._call = None
         return result
 
@@ -171,24 +173,6 @@ class TorchCommunicator(Communicator):
             self._watch.check()
         return Named(self._failure, collective, since)
 
-    def attempt(self, collective: str, since: float, function: Callable[..., T], *arguments: Any) -> T:
-        """Call a function whose errors are raised as failures of a collective; a step does so for each exchange.
-
-        Args:
-            collective: its name.
-            since: now, s on the monotonic clock.
-            function: function that is called.
-            arguments: arguments of the function.
-        """
-        if self._watch is not None:
-            self._watch.check()
-        try:
-            return function(*arguments)
-        except ShardwrightError:
-            raise  # it says what it is
-        except RuntimeError as error:
-            raise self._failure(collective, error, since) from error
-
     def _failure(self, collective: str, error: RuntimeError, since: float) -> ShardwrightError:
         """Make the error of a failed collective; ranks that wait for this one in another learn of it."""
         self._ranks.close()
@@ -208,6 +192,7 @@ class TorchCommunicator(Communicator):
             since: time of its start on the monotonic clock, s, if it ends only when all ranks have come to it.
         """
         if self._watch is not None:
+            self._watch.check()
             return self._watch.wait(collective, work)
         result = work.wait() if self._patience is None else work.wait(self._patience)
         if since is not None:
@@ -228,18 +213,21 @@ class TorchCommunicator(Communicator):
 
     def all_to_all(  # noqa: D102 - described in the base class
         self,
-        output: Tensor,
+        output: Tensor | None,
         input: Tensor,
         output_splits: Sequence[int],
         input_splits: Sequence[int],
         *,
         label: str = "",
-    ) -> Work:
-        return self._start(AllToAll(output, input, output_splits, input_splits, self._patience), label)
-
-    def _start(self, call: AllToAll, label: str) -> _LabelledWork:
-        since = time.monotonic()
-        work = self.attempt(f"the exchange of {label}", since, self._transport.start, call)
+    ) -> _LabelledWork:
+        since, call = time.monotonic(), AllToAll(output, input, output_splits, input_splits, self._patience)
+        if self._watch is not None:
+            self._watch.check()
+        try:
+            work = self._transport.start(call)
+        except RuntimeError:
+            with self.named(f"the exchange of {label}", since):
+                raise
         return _LabelledWork(work, label, since, self, call)
 
     def exchange(  # noqa: D102
@@ -247,7 +235,7 @@ class TorchCommunicator(Communicator):
     ) -> Arrivals:
         if isinstance(self._transport, TorchTransport):  # saves no copy: all pass by all_to_all
             return super().exchange(input, output_splits, input_splits, label=label)
-        return self._start(AllToAll(None, input, output_splits, input_splits, self._patience), label)
+        return self.all_to_all(None, input, output_splits, input_splits, label=label)
 
     def room(self, num_elements: int, device: Any) -> Tensor:  # noqa: D102
         return self._transport.room(num_elements, device)

@@ -49,7 +49,7 @@ class HostReturn(ReturnPath):
         for kind in slots.kinds:
             alike.setdefault(_what_is_alike(plan.kinds[kind]), []).append(kind)
         self.sums = [HostSums(plan, kinds, self) for kinds in alike.values()]
-        self.brings = [own.home.brings for own in self.sums]
+        self.brings = [own.brings for own in self.sums]
         self.wires = [
             Wire(env.communicator, [own.wire[direction] for own in self.sums])
             for direction in (RESULTS, GRADIENTS)
@@ -95,7 +95,7 @@ class HostSums:
         path: the return path that the sums belong to.
 
     Attributes:
-        home: arrangement of arriving sums in the order of the output.
+        brings: columns of the sums that arrive.
         widths: columns of each host's sums, and of their gradients, ``[H]`` each.
         wire: message segment of results, and of gradients.
     """
@@ -109,7 +109,7 @@ class HostSums:
         first = np.sort(np.unique(keys, return_index=True)[1])
         hosts, pieces = ranks[first] // path.host_size, slots.columns.piece[first].astype(np.int64)
         made = Matrices(plan, pieces, hosts, path.num_hosts)
-        self.widths, self.home, self.spread = made.widths, made.home, made.spread
+        self.widths, self.brings, self.spread = made.widths, made.brings, made.spread
         self.local = LocalSums(plan, slots.groups, pieces[hosts == path.host])
         self.wire = wire_of(plan.kinds[kinds[0]], made.units)
 
@@ -299,9 +299,7 @@ class _HostStep(ReturnStep):
         self._transfer = path.wires[RESULTS].exchange(summed, here, theirs, label="results across hosts")
 
     def outputs(self) -> list[Tensor]:
-        received = self._arrived()
-        pairs = zip(self._path.sums, received, strict=True)
-        return [own.home.output(values, self._size) for own, values in pairs]
+        return self._arrived()
 
     def _arrived(self) -> list[Tensor]:
         received = self._transfer.wait()

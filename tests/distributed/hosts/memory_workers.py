@@ -130,7 +130,7 @@ def drop_exchanges(num_rounds: int) -> tuple[list[int], bool]:
             del work
             under_way[place] = None
         mail = communicator._transport.mail  # type: ignore[attr-defined]
-        kept.append(len(mail._early))
+        kept.append(len(mail.early))
     return kept, right
 
 

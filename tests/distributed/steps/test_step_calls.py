@@ -12,7 +12,7 @@ pytestmark = pytest.mark.distributed
 MOST = dict(
     zip(
         call_workers.MIXES,
-        [(350, 275), (388, 330), (350, 275), (326, 272), (615, 600)],
+        [(316, 258), (346, 308), (317, 258), (286, 245), (500, 466)],
         strict=True,
     )
 )

@@ -25,11 +25,10 @@ from shardwright.runtime.step.executor import PeerHeaders
 from shardwright.runtime.step.kernel_groups import KernelGroup
 from shardwright.runtime.step.segments import (
     FALSE,
+    Dealing,
     Interleaving,
     LastResult,
-    Selection,
     filled_up,
-    places_of,
     run_or_places,
     sums,
     total,
@@ -43,24 +42,6 @@ _WORDS = {torch.int64: 2, torch.int32: 1, torch.float32: 1}
 
 
 @frozen(eq=False)
-class _Run:
-    """The part of the messages that is one kernel group's.
-
-    Args:
-        columns: its elements of each column in the messages of all ranks: first the ids.
-        lengths: elements of the lengths of bags in these messages; ``None`` of sequences.
-        num_bags: number of bags of each slot, for each rank, ``[W, S]``.
-        filled: number of bags with the empty ones with which slots are filled up to the batch size of their source, as
-            kernels want them; ``None`` if they are filled up, or are not to be.
-    """
-
-    columns: Sequence[Selection]
-    lengths: Selection | None
-    num_bags: Ints
-    filled: Ints | None
-
-
-@frozen(eq=False)
 class Incoming:
     """Sizes of the messages that arrive for this rank's slots, read from the headers.
 
@@ -68,14 +49,20 @@ class Incoming:
         batch_sizes: ``B_w`` of each rank, ``[W]``.
         fields: header fields of each rank for each slot, ``[W, S_r]`` for each router.
         num_bags: number of bags from each rank for each slot, ``[W, S_r]`` for each router.
-        runs: the part of each local kernel group.
+        of_groups: number of bags of each slot of each local kernel group, for each rank, ``[W, S]``; and the number
+            with the empty ones with which slots are filled up to the batch size of their source, as kernels want them,
+            or ``None`` if they are filled up, or are not to be.
+        are_full: slots have as many bags as their source has samples, except where bags without ids are left out.
+        parts: order of the parts in the messages: for each column, and then for the lengths, those of each group.
         splits: 8-byte words of each rank's message, ``[W]``.
     """
 
     batch_sizes: Ints
     fields: Sequence[Ints]
     num_bags: Sequence[Ints]
-    runs: Sequence[_Run]
+    of_groups: Sequence[tuple[Ints, Ints | None]]
+    are_full: bool
+    parts: Dealing
     splits: list[int]
 
 
@@ -175,42 +162,23 @@ class PayloadFormat:
 
     def _incoming(self, batch_sizes: Ints, fields: Ints) -> Incoming:
         own = [fields[:, slots] for slots in self._own]
-        words = self._words(np.array([total(each, axis=1) for each in own]))
-        starts = places_of(words)
+        # The slots of each group are a run of its router's, so that each part of a router is one of each group in turn.
+        by_group = [own[number][:, slots] for number, slots in self._of_group]
+        sizes = np.array([total(each, axis=1) for each in by_group], dtype=np.int64)
+        words = self._words(sizes.reshape(-1, len(batch_sizes)))
+        parts = Dealing(words if total(words[-1]) else words[:-1])
+        of_groups = [self._bags(*each, batch_sizes) for each in zip(self._groups, by_group, strict=True)]
         bags = [each >> _BAGS for each in own]
-        runs = [
-            self._run(group, number, own[number][:, : slots.stop], slots, starts, batch_sizes)
-            for group, (number, slots) in zip(self._groups, self._of_group, strict=True)
-        ]
-        return Incoming(batch_sizes, own, bags, runs, (total(words) // 2).tolist())
+        are_full = all(filled is None for _, filled in of_groups)
+        return Incoming(batch_sizes, own, bags, of_groups, are_full, parts, (total(words) // 2).tolist())
 
-    def _run(
-        self, group: KernelGroup, number: int, fields: Ints, slots: slice, starts: Ints, batch_sizes: Ints
-    ) -> _Run:
-        """Find a group's part: its slots are a run of its router's slots, and so its elements of each part.
-
-        Args:
-            group: the group.
-            number: number of its router.
-            fields: header fields of that router's slots up to the group's last.
-            slots: the group's slots among them.
-            starts: first 4-byte word of each part in the message from each rank, ``[P, W]``.
-            batch_sizes: ``B_w`` of each rank.
-        """
-        before, own = total(fields[:, : slots.start], axis=1), total(fields[:, slots], axis=1)
-        of_router = starts[number :: len(self._routers)]
-        columns = [
-            Selection(start // _WORDS[dtype] + (before & _IDS), own & _IDS)
-            for start, dtype in zip(of_router, self._dtypes, strict=False)
-        ]
-        num_bags = fields[:, slots] >> _BAGS
-        if not self._is_pooled:
-            return _Run(columns, None, num_bags, None)
-        lengths = Selection(of_router[len(columns)] + (before >> _BAGS), own >> _BAGS)
-        filled = None
-        if not group.kind.is_ragged and FALSE in (num_bags == batch_sizes[:, None]).tobytes():
+    def _bags(self, group: KernelGroup, fields: Ints, batch_sizes: Ints) -> tuple[Ints, Ints | None]:
+        """Count the bags of a group with these header fields, as :class:`Incoming` has them."""
+        num_bags, filled = fields >> _BAGS, None
+        are_filled = self._is_pooled and not group.kind.is_ragged
+        if are_filled and FALSE in (num_bags == batch_sizes[:, None]).tobytes():
             filled = np.broadcast_to(batch_sizes[:, None], num_bags.shape)
-        return _Run(columns, lengths, num_bags, filled)
+        return num_bags, filled
 
     def sizes_back(self, routed: Sequence[Bucketed], incoming: Incoming) -> tuple[Ints, Ints]:
         """Count the values of ids on the way back from where they were looked up.
@@ -233,15 +201,15 @@ class PayloadFormat:
 
     def unpack(self, received: Tensor, incoming: Incoming) -> list[Bags]:
         """Read the bags of each of this rank's groups from the messages."""
-        found, views = [], [received.view(dtype) for dtype in self._dtypes]
-        words = received.view(torch.int32)
-        for group, run in zip(self._groups, incoming.runs, strict=True):
-            ids, *columns = map(Selection.of, run.columns, views)
+        found, num_groups, num_columns = [], len(self._groups), len(self._dtypes)
+        parts = incoming.parts.of(received.view(torch.int32))
+        for number, (group, own_bags) in enumerate(zip(self._groups, incoming.of_groups, strict=True)):
+            own, (counts, filled) = parts[number::num_groups], own_bags
+            ids, *columns = map(Tensor.view, own, self._dtypes)
             by_name = dict(zip(self._columns, columns, strict=True))
-            lengths, counts = None if run.lengths is None else run.lengths.of(words), run.num_bags
-            if lengths is not None and run.filled is not None:
-                lengths = filled_up(lengths, counts.reshape(-1), run.filled.reshape(-1))
-                counts = run.filled
-            weights = by_name.pop(WEIGHTS, None)
+            lengths = own[num_columns] if self._is_pooled else None
+            if lengths is not None and filled is not None:
+                lengths, counts = filled_up(lengths, counts.reshape(-1), filled.reshape(-1)), filled
+            weights = by_name.pop(WEIGHTS, None) if columns else None
             found.append(Bags(ids, lengths, weights, counts, group.kind.is_ragged, by_name))
         return found

@@ -35,6 +35,8 @@ class Answers:
             batch size of its own, fewer than ``B_w``; results then are those of slots filled up with empty bags.
         num_ids: number of ids of each feature in this rank's batch, ``[F]``.
         device: device of all tensors.
+        are_full: slots whose ids are not parted have as many bags as their source has samples, because no feature has a
+            batch size of its own.
     """
 
     results: Sequence[Tensor]
@@ -43,6 +45,7 @@ class Answers:
     answered: Mapping[Bucketing, Ints]
     num_ids: Ints
     device: torch.device
+    are_full: bool
 
 
 class ReturnStep(ABC):

@@ -79,12 +79,28 @@ class Router(ABC):
     Args:
         plan: routing plan of all slots.
         slots: the slots that it serves, on all ranks.
+        features: indices of the features whose ids are sorted, in the order in which they are needed, ``[n]``.
     """
 
     bucketing: ClassVar[Bucketing]
 
-    def __init__(self, plan: RoutingPlan, slots: SlotColumns) -> None:
-        self.slots = slots
+    def __init__(self, plan: RoutingPlan, slots: SlotColumns, features: Ints) -> None:
+        self.slots, self._features = slots, features
+        self._is_pooled, self._last = plan.collection.is_pooled, LastResult()
+        in_order = np.array_equal(features, np.arange(len(plan.collection.features)))
+        self._index = None if in_order else Constant(features)
+
+    def _selected(self, num_ids: Ints) -> tuple[Ints, Selection]:
+        """Number of ids of each of its features, and their places among those of all features."""
+        own = num_ids[self._features]
+        return own, Selection(starts_of(num_ids)[self._features], own)
+
+    def _lengths(self, batch: FeatureBatch) -> Tensor:
+        """Lengths of the bags of its features, ``[n * B]``."""
+        lengths = batch.lengths
+        if self._index is not None:
+            lengths = lengths.index_select(0, self._index.on(lengths.device))
+        return lengths.reshape(-1)
 
     @abstractmethod
     def route(self, batch: FeatureBatch) -> Bucketed:
@@ -163,35 +179,25 @@ class WholeRouter(Router):
     bucketing = Bucketing.WHOLE
 
     def __init__(self, plan: RoutingPlan, slots: SlotColumns) -> None:
-        super().__init__(plan, slots)
         features = np.array([reading.feature for reading in plan.readings], dtype=np.int64)
-        self._features = features[plan.pieces.reading[slots.piece]]
-        in_order = np.array_equal(self._features, np.arange(len(plan.collection.features)))
-        self._index = None if in_order else Constant(self._features)
-        self._is_pooled, self._last = plan.collection.is_pooled, LastResult()
+        super().__init__(plan, slots, features[plan.pieces.reading[slots.piece]])
 
     def route(self, batch: FeatureBatch) -> Bucketed:  # noqa: D102 - described in the base class
         size, sizes = batch.batch_size, batch.sizes
-        lengths, num_ids, ids, columns = batch.lengths, batch.num_ids, batch.values, batch.columns
+        num_ids, ids, columns = batch.num_ids, batch.values, batch.columns
         if self._index is not None:
-            num_ids, selection = self._last.of(self._by_slot, num_ids)
-            lengths = lengths.index_select(0, self._index.on(lengths.device))
+            num_ids, selection = self._last.of(self._selected, num_ids)
             ids = selection.of(ids)
             columns = columns and {name: selection.of(own) for name, own in columns.items()}
             sizes = None if sizes is None else sizes[self._features]
-        lengths = lengths.reshape(-1)
         if not self._is_pooled:
             return Bucketed(size, num_ids, num_ids, ids, None, columns, None)
+        lengths = self._lengths(batch)
         if sizes is None:
             sizes = num_ids * 0 + size
         else:
             lengths = take(lengths, np.arange(len(sizes)) * size, sizes)
         return Bucketed(size, num_ids, sizes, ids, lengths, columns, None)
-
-    def _by_slot(self, num_ids: Ints) -> tuple[Ints, Selection]:
-        """Number of ids of each slot, and their places among those of the features."""
-        own = num_ids[self._features]
-        return own, Selection(starts_of(num_ids)[self._features], own)
 
 
 @frozen(eq=False)
@@ -230,11 +236,11 @@ class _BucketRouter(Router):
     """
 
     def __init__(self, plan: RoutingPlan, slots: SlotColumns) -> None:
-        super().__init__(plan, slots)
         used = np.unique(plan.pieces.reading[slots.piece]).tolist()
         used.sort(key=lambda place: torch.typename(type(plan.readings[place].row_map)))
         readings = [plan.readings[place] for place in used]
-        self._features = np.array([reading.feature for reading in readings], dtype=np.int64)
+        features = np.array([reading.feature for reading in readings], dtype=np.int64)
+        super().__init__(plan, slots, features)
         # Only features that are parted are cut.
         maps = [reading.row_map for reading in readings if reading.row_map is not None]
         self._by_class = [list(own) for _, own in groupby(maps, type)]
@@ -283,8 +289,8 @@ class _BucketRouter(Router):
         self._class_of_part, self._num_classes = Constant(class_of_part), unread + self._has_unread
 
     def route(self, batch: FeatureBatch) -> Bucketed:
-        sizes, starts = batch.num_ids[self._features], batch.starts[self._features]
-        rows, parts = self._placed(take(batch.values, starts, sizes), sizes)
+        sizes, selection = self._last.of(self._selected, batch.num_ids)
+        rows, parts = self._placed(selection.of(batch.values), sizes)
         buckets = self._bucket_of_part.on(parts.device).index_select(0, parts)
         counts = counts_of(buckets, self._num_buckets + self._has_unread)[: self._num_buckets]
         keys = self._class_of_part.on(parts.device).index_select(0, parts)
@@ -293,7 +299,7 @@ class _BucketRouter(Router):
             place = place[: int(read_on_host(counts.sum()))]
         num_ids, num_bags, lengths, places = self._bags(_Sorted(batch, sizes, place, buckets, counts))
         columns = batch.columns and {
-            name: take(own, starts, sizes).index_select(0, place) for name, own in batch.columns.items()
+            name: selection.of(own).index_select(0, place) for name, own in batch.columns.items()
         }
         ids = rows.index_select(0, place)
         routed = Bucketed(batch.batch_size, num_ids, num_bags, ids, lengths, columns, places)
@@ -321,10 +327,8 @@ class _BucketRouter(Router):
 
     def _samples(self, ids: _Sorted) -> Tensor:
         """The sample of each sorted id: ``[N]`` int32."""
-        size = ids.batch.batch_size
-        starts = self._features * size
-        lengths = take(ids.batch.lengths.reshape(-1), starts, starts - starts + size)
-        samples = torch.arange(size, dtype=torch.int32, device=lengths.device).repeat(len(starts))
+        size, lengths = ids.batch.batch_size, self._lengths(ids.batch)
+        samples = torch.arange(size, dtype=torch.int32, device=lengths.device).repeat(len(self._features))
         return spread(samples, lengths, int(total(ids.sizes))).index_select(0, ids.place)
 
 

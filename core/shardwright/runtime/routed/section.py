@@ -13,7 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import partial
-from typing import Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -28,8 +28,6 @@ from shardwright.runtime.routed.wire import WireSegment
 from shardwright.runtime.step.columns import Columns, Room, selected
 from shardwright.runtime.step.kernel_groups import Bucketing, GroupKind
 from shardwright.runtime.step.segments import (
-    FALSE,
-    LastResult,
     run_or_places,
     total,
 )
@@ -164,16 +162,19 @@ class Section(ABC):
         groups: indices of the local groups.
         brings: columns of each tensor that comes home.
         wire: message segment of results, and of gradients.
+        step: class of its steps, made of the section and the results of a batch whose slots have all bags, or, where
+            ids are parted, some.
     """
 
     brings: Sequence[Columns]
     wire: tuple[WireSegment, WireSegment]
+    step: ClassVar[type[Any]]
 
     def __init__(self, plan: RoutingPlan, kinds: Sequence[int]) -> None:
         own = PathSlots.of_kinds(plan, kinds)
         self.slots, self.groups = own.columns, own.groups
         self.kind: GroupKind = plan.kinds[kinds[0]]
-        self.rank, self._last = plan.rank, LastResult()
+        self.rank = plan.rank
         self._may_be_trimmed = self.kind.bucketing is Bucketing.WHOLE and plan.collection.is_pooled
         # Places of the section's slots among those of their router.
         routed = plan.slots.chosen(plan.bucketing_of_piece[plan.slots.piece] == self.kind.bucketing)
@@ -186,16 +187,16 @@ class Section(ABC):
 
     def begin(self, answers: Answers) -> SectionStep:
         """Start with the results of a batch."""
-        bucketing, sizes = self.kind.bucketing, answers.batch_sizes
-        bags = answers.asked[bucketing].num_bags, answers.answered[bucketing]
-        if not self._may_be_trimmed or self._last.of(self._are_full, *bags, sizes):
-            return self._begin(answers)
+        if answers.are_full or not self._may_be_trimmed:
+            begun: SectionStep = self.step(self, answers)
+            return begun
         # The section sees slots that are filled up to the batch size; what travels is trimmed.
-        step = self._begin(_filled_up(answers, bucketing, self.rank))
+        bucketing, sizes = self.kind.bucketing, answers.batch_sizes
+        step = self.step(self, _filled_up(answers, bucketing, self.rank))
         bounds = self.slots.first
         edges, own = bounds[1:-1], slice(*bounds[self.rank : self.rank + 2])
         bags_asked = np.split(self.bags_asked(answers), edges)
-        bags_answered = list(bags[1][:, self.local])
+        bags_answered = list(answers.answered[bucketing][:, self.local])
         asked, answered = [], []
         trim = partial(Trim.of, is_matrix=self.kind.is_matrix, device=answers.device)
         for widths, wire in zip(self._slot_widths, self.wire, strict=True):  # results, then gradients
@@ -203,15 +204,6 @@ class Section(ABC):
             asked.append(trim(bags_asked, here, np.split(widths, edges), unit=wire.width))
             answered.append(trim(bags_answered, sizes, [widths[own]] * len(sizes), unit=wire.width))
         return TrimmedStep(step, asked, answered)
-
-    def _are_full(self, asked: Ints, answered: Ints, sizes: Ints) -> bool:
-        """True if all slots have the batch size of their source, on both sides."""
-        both = asked == sizes[self.rank], answered == sizes[:, None]
-        return not any(FALSE in mask.tobytes() for mask in both)
-
-    @abstractmethod
-    def _begin(self, answers: Answers) -> SectionStep:
-        """Start with the results of a batch whose slots have all bags, or, where ids are parted, some."""
 
     def bags_asked(self, answers: Answers) -> Ints:
         """Number of bags that this rank sent to each slot: ``[S]``."""

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from attrs import evolve
 from torch import Tensor
 
 from shardwright.planning.arrays import Ints
@@ -34,33 +35,6 @@ from shardwright.runtime.step.segments import (
 )
 
 
-class Homecoming:
-    """Arrangement of columns that arrive in matrices ``[B, columns]`` in the order of the output.
-
-    Several arrivals of the same columns stand side by side.
-
-    Args:
-        plan: routing plan of all slots.
-        columns: columns of the arriving pieces.
-        placed: placement of those pieces in the received buffer.
-
-    Attributes:
-        brings: columns of the tensor made.
-    """
-
-    def __init__(self, plan: RoutingPlan, columns: Columns, placed: Placement) -> None:
-        own = np.argsort(first_columns(plan, columns), kind="stable")
-        self.brings = Columns(columns.output[own], columns.start[own], columns.stop[own])
-        widths = self.brings.stop - self.brings.start
-        source = placed.of(own)
-        self._width = self.brings.width
-        self._move = Move(widths, source, Placement.in_one(starts_of(widths), self._width))
-
-    def output(self, received: Tensor, size: int) -> Tensor:
-        """Make the tensor from all matrices, flat, of ``size`` samples."""
-        return self._move(received, size).view(size, self._width)
-
-
 class Matrices:
     """Pooled columns that travel as matrices ``[B, columns]``, one from each owner, and their gradients to it.
 
@@ -73,7 +47,7 @@ class Matrices:
     Attributes:
         widths: columns of each owner's matrix, and of its gradient, ``[owners]`` each.
         units: greatest common divisor of the widths of all pieces, and of their gradients.
-        home: arrangement of arriving columns in the order of the output.
+        brings: columns that arrive, and their placement in the received matrices.
         spread: copy of the outputs' gradient to the matrices' gradients.
     """
 
@@ -83,20 +57,50 @@ class Matrices:
         self.widths = [np.bincount(owners, own, num_owners).astype(np.int64) for own in sizes]
         self.units = [int(np.gcd.reduce(own)) or 1 for own in sizes]
         results, gradients = (Placement.in_a_row(own, owners, num_owners) for own in sizes)
-        self.home = Homecoming(plan, columns[0], results)
+        self.brings = evolve(columns[0], placed=results)
         whole = Placement.in_one(first_columns(plan, columns[1]), plan.collection.width)
         self.spread = Move(sizes[1], whole, gradients)
+
+
+class _MatrixStep(SectionStep):
+    def __init__(self, section: MatrixSection, answers: Answers) -> None:
+        self._section, self._device = section, answers.device
+        self._results = list(map(answers.results.__getitem__, section.groups))
+        self._size, self.sizes = section.last_sizes.of(section.sizes, answers.batch_sizes)
+
+    def results(self) -> Tensor:
+        results, self._results = self._results, []
+        if len(results) == 1:
+            return results[0]
+        if not results:
+            return torch.empty(0, dtype=torch.float32, device=self._device)
+        pairs = zip(results, self._section.group_widths[False], strict=True)
+        return torch.cat([result.view(result.numel() // width, width) for result, width in pairs], 1).view(-1)
+
+    def outputs(self, received: Tensor) -> list[Tensor]:
+        return [received]
+
+    def gradients(self, gradients: Sequence[Tensor], room: Room | None = None) -> Tensor:
+        return self._section.spread(gradients[0].reshape(-1), self._size, room)
+
+    def by_group(self, received: Tensor) -> list[Tensor]:
+        widths = self._section.group_widths[True]
+        if len(widths) <= 1:
+            return [received] * len(widths)
+        rows = received.view(received.numel() // sum(widths), sum(widths))
+        return [own.reshape(-1) for own in rows.split_with_sizes(widths, dim=1)]
 
 
 class MatrixSection(Section):
     """A section of pooled results with a bag for each sample: each rank sends ``[B_w, columns of all its slots]``."""
 
+    step = _MatrixStep
+
     def __init__(self, plan: RoutingPlan, kinds: Sequence[int]) -> None:
         super().__init__(plan, kinds)
         ranks = np.repeat(np.arange(self.slots.world_size), self.slots.per_rank)
         made = Matrices(plan, self.slots.piece, ranks, self.slots.world_size)
-        self.widths, self.home, self.spread = made.widths, made.home, made.spread
-        self.brings = [self.home.brings]
+        self.widths, self.brings, self.spread = made.widths, [made.brings], made.spread
         of_groups = [self._columns_of_group(plan, group) for group in self.groups]
         # Columns of each local group's results, and of its gradients.
         self.group_widths = [[own[gradient].width for own in of_groups] for gradient in (False, True)]
@@ -113,38 +117,6 @@ class MatrixSection(Section):
         first = int(plan.slots.first[plan.rank])
         pieces = plan.slots.piece[first + slots.start : first + slots.stop]
         return [columns_of(plan, pieces, gradient=own) for own in (False, True)]
-
-    def _begin(self, answers: Answers) -> SectionStep:
-        return _MatrixStep(self, answers)
-
-
-class _MatrixStep(SectionStep):
-    def __init__(self, section: MatrixSection, answers: Answers) -> None:
-        self._section, self._device = section, answers.device
-        self._results = [answers.results[group] for group in section.groups]
-        self._size, self.sizes = section.last_sizes.of(section.sizes, answers.batch_sizes)
-
-    def results(self) -> Tensor:
-        results, self._results = self._results, []
-        if len(results) == 1:
-            return results[0]
-        if not results:
-            return torch.empty(0, dtype=torch.float32, device=self._device)
-        pairs = zip(results, self._section.group_widths[False], strict=True)
-        return torch.cat([result.view(result.numel() // width, width) for result, width in pairs], 1).view(-1)
-
-    def outputs(self, received: Tensor) -> list[Tensor]:
-        return [self._section.home.output(received, self._size)]
-
-    def gradients(self, gradients: Sequence[Tensor], room: Room | None = None) -> Tensor:
-        return self._section.spread(gradients[0].reshape(-1), self._size, room)
-
-    def by_group(self, received: Tensor) -> list[Tensor]:
-        widths = self._section.group_widths[True]
-        if len(widths) <= 1:
-            return [received] * len(widths)
-        rows = received.view(received.numel() // sum(widths), sum(widths))
-        return [own.reshape(-1) for own in rows.split_with_sizes(widths, dim=1)]
 
 
 def sections_of(plan: RoutingPlan, kinds: Sequence[int]) -> list[Section]:
@@ -207,7 +179,7 @@ class RowsSection(Section):
 class _RowsStep(SectionStep):
     def __init__(self, section: RowsSection, answers: Answers) -> None:
         self.section, self._device = section, answers.device
-        self._result = [answers.results[group] for group in section.groups]
+        self._result = list(map(answers.results.__getitem__, section.groups))
         self.bags = section.bags_asked(answers)
         asked, answered = sums(self.bags, section.slots.first), section.bags_answered(answers)
         result, gradient = section.widths
@@ -227,21 +199,6 @@ class _RowsStep(SectionStep):
         if routed.places is None or own is None:
             return routed.places
         return take(routed.places, starts_of(routed.num_bags)[own], self.bags)
-
-
-class BagsSection(RowsSection):
-    """A section of pooled partial sums: rows of one target and sample are added up at home."""
-
-    def __init__(self, plan: RoutingPlan, kinds: Sequence[int]) -> None:
-        super().__init__(plan, kinds)
-        self.brings = [self.targets.columns]
-        wanted = self.gradient_targets.columns
-        widths = wanted.stop - wanted.start
-        at_first = Placement.in_one(first_columns(plan, wanted), plan.collection.width)
-        self.pick = Move(widths, at_first, Placement.in_one(starts_of(widths), int(widths.sum())))
-
-    def _begin(self, answers: Answers) -> SectionStep:
-        return _BagsStep(self, answers)
 
 
 class _BagsStep(_RowsStep):
@@ -285,27 +242,18 @@ class _BagsStep(_RowsStep):
         return selected(rows, self._rows if is_same else self._rows_of(targets), room)
 
 
-class SequenceSection(RowsSection):
-    """A section of rows of sequences: each goes to the place of its id."""
+class BagsSection(RowsSection):
+    """A section of pooled partial sums: rows of one target and sample are added up at home."""
+
+    step = _BagsStep
 
     def __init__(self, plan: RoutingPlan, kinds: Sequence[int]) -> None:
         super().__init__(plan, kinds)
-        columns = self.targets.columns
-        features = np.array([output.feature for output in plan.collection.outputs], dtype=np.int64)
-        self.feature, self.gradient_feature = (
-            features[own.columns.output] for own in (self.targets, self.gradient_targets)
-        )
-        self.brings = [
-            Columns(
-                columns.output[place : place + 1],
-                columns.start[place : place + 1],
-                columns.stop[place : place + 1],
-            )
-            for place in range(len(columns.output))
-        ]
-
-    def _begin(self, answers: Answers) -> SectionStep:
-        return _SequenceStep(self, answers)
+        self.brings = [self.targets.columns]
+        wanted = self.gradient_targets.columns
+        widths = wanted.stop - wanted.start
+        at_first = Placement.in_one(first_columns(plan, wanted), plan.collection.width)
+        self.pick = Move(widths, at_first, Placement.in_one(starts_of(widths), int(widths.sum())))
 
 
 class _SequenceStep(_RowsStep):
@@ -344,3 +292,25 @@ class _SequenceStep(_RowsStep):
         every = torch.cat([gradients[output][:, start:stop] for output, start, stop in spans])
         rows = self._rows_of(targets, self._num_ids[self.section.gradient_feature])
         return selected(every, rows, room)
+
+
+class SequenceSection(RowsSection):
+    """A section of rows of sequences: each goes to the place of its id."""
+
+    step = _SequenceStep
+
+    def __init__(self, plan: RoutingPlan, kinds: Sequence[int]) -> None:
+        super().__init__(plan, kinds)
+        columns = self.targets.columns
+        features = np.array([output.feature for output in plan.collection.outputs], dtype=np.int64)
+        self.feature, self.gradient_feature = (
+            features[own.columns.output] for own in (self.targets, self.gradient_targets)
+        )
+        self.brings = [
+            Columns(
+                columns.output[place : place + 1],
+                columns.start[place : place + 1],
+                columns.stop[place : place + 1],
+            )
+            for place in range(len(columns.output))
+        ]

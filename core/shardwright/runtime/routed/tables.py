@@ -27,7 +27,7 @@ from shardwright.runtime.step.backward.kept_gradients import keeping_gradients, 
 from shardwright.runtime.step.backward.weight_gradients import weight_gradients
 from shardwright.runtime.step.collection import FeatureBatch
 from shardwright.runtime.step.executor import Executor, ExecutorConfig, ExecutorStep, PeerHeaders
-from shardwright.runtime.step.segments import deal, interleave
+from shardwright.runtime.step.segments import Dealing, Interleaving
 
 
 def return_path_of(dataflow: Routed, *, is_pooled: bool) -> Callable[..., ReturnPath]:
@@ -131,7 +131,7 @@ class RoutedStep(ExecutorStep):
         self._places: list[Tensor] = []
         if batch is not None:
             self._asked, self._places = route_all(tables.routers, batch)
-            self._num_ids = batch.num_ids
+            self._num_ids, self._has_one_size = batch.num_ids, batch.sizes is None
         self._bags: list[Bags] | None = None
         self._received: dict[int, tuple[Tensor, float]] | None = None
 
@@ -187,6 +187,7 @@ class RoutedStep(ExecutorStep):
             answered=dict(zip(tables.bucketings, incoming.num_bags, strict=True)),
             num_ids=self._num_ids,
             device=tables.device,
+            are_full=self._has_one_size and incoming.are_full,
         )
         del self._payload, self._bags, self._asked, self._incoming
         self._steps: list[ReturnStep] = [path.start(answers) for path in tables.paths]
@@ -228,9 +229,9 @@ class RoutedStep(ExecutorStep):
             own = weight_gradients(group.kernel, lookup, bags[number], gradient, saved)
             # Weights belong to one rank's batch: their gradients are averaged with other dense parameters' later.
             found.append(own.mul_(scale_left / self._scale))
-        sent = (
-            interleave(found, leaving) if found else torch.empty(0, dtype=torch.float32, device=tables.device)
-        )
+        sent = torch.empty(0, dtype=torch.float32, device=tables.device)
+        if found:
+            sent = Interleaving(leaving).of(found)
         splits = arriving.sum(0).tolist()
         self._weights = sent.new_empty(sum(splits))
         self._work = tables.env.communicator.all_to_all(
@@ -239,7 +240,7 @@ class RoutedStep(ExecutorStep):
 
     def weight_gradients(self, num_ids: int) -> Tensor:  # noqa: D102
         self._work.wait()
-        arrived = deal(self._weights, self._back[2])  # in the order of each router's ids
+        arrived = Dealing(self._back[2]).of(self._weights)  # in the order of each router's ids
         return added_at_home(arrived, self._places, num_ids, self._tables.device)
 
     def update(self) -> list[Tensor | None]:  # noqa: D102

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from math import gcd
 
 import numpy as np
 import torch
@@ -17,7 +16,7 @@ from torch import Tensor
 from shardwright.contracts.codec import Codec
 from shardwright.contracts.comm_backend import Communicator, Work
 from shardwright.planning.arrays import Ints
-from shardwright.runtime.step.segments import LastResult, deal, interleave, total
+from shardwright.runtime.step.segments import Dealing, Interleaving, LastResult, total
 
 _FLOAT_BYTES = 4
 _ALIGNMENT = 8
@@ -47,7 +46,7 @@ class WireSegment:
         """Encode rows, contiguous or not, as bytes."""
         values = values.contiguous()
         if self.codec is None:
-            return values.view(torch.uint8)
+            return _aligned(values.view(torch.uint8))
         rows = values.view(values.numel() // self.width, self.width)
         encoded = torch.empty(len(rows), self.row_bytes, dtype=torch.uint8, device=values.device)
         self.codec.encode(rows, encoded)
@@ -55,8 +54,7 @@ class WireSegment:
 
     def decoded(self, encoded: Tensor) -> Tensor:
         """Decode bytes of :meth:`encoded` to flat float32 values."""
-        if encoded.storage_offset() % _ALIGNMENT:
-            encoded = encoded.clone()
+        encoded = _aligned(encoded)
         if self.codec is None:
             return encoded.view(torch.float32)
         rows = encoded.view(encoded.numel() // self.row_bytes, self.row_bytes)
@@ -65,30 +63,41 @@ class WireSegment:
         return values.view(-1)
 
 
+def _aligned(encoded: Tensor) -> Tensor:
+    """Bytes that may be viewed as numbers: a copy where they are a part of others that begins anywhere."""
+    return encoded.clone() if encoded.storage_offset() % _ALIGNMENT else encoded
+
+
 class Transfer:
     """Messages under way.
 
     Args:
         work: the collective under way.
         received: buffer that the messages arrive in.
-        sizes: elements of each segment from each rank, ``[P, W]``; bytes if there are ``segments``.
+        parts: the segments of the messages of all ranks.
         segments: segments to decode; ``None`` if all values are float32.
+        unit: dtype by whose elements the segments are counted, if they are to be decoded.
     """
 
     def __init__(
-        self, work: Work, received: Tensor, sizes: Ints, segments: Sequence[WireSegment] | None = None
+        self,
+        work: Work,
+        received: Tensor,
+        parts: Dealing,
+        segments: Sequence[WireSegment] | None,
+        unit: torch.dtype,
     ) -> None:
-        self._work, self._received, self._sizes, self._segments = work, received, sizes, segments
+        self._work, self._received, self._parts = work, received, parts
+        self._segments, self._unit = segments, unit
 
     def wait(self) -> list[Tensor]:
         """Wait, and return the values of each segment, flat float32, rank after rank; called once."""
         self._work.wait()
         if self._segments is None:
-            return deal(self._received, self._sizes)
-        unit = _unit_of(self._sizes)
-        dealt = deal(self._received.view(_UNITS[unit]), self._sizes // unit)
+            return self._parts.of(self._received)
+        parts = self._parts.of(self._received.view(self._unit))
         return [
-            segment.decoded(own.view(torch.uint8)) for segment, own in zip(self._segments, dealt, strict=True)
+            segment.decoded(own.view(torch.uint8)) for segment, own in zip(self._segments, parts, strict=True)
         ]
 
 
@@ -121,27 +130,28 @@ class Wire:
             arriving: number of values of each segment from each rank, ``[P, W]``.
             label: name of the exchange in errors and traces.
         """
-        leaving, arriving, send_splits, splits = self._last.of(self._loads, leaving, arriving)
-        if self._is_plain:
-            packed, segments = interleave(sent, leaving), None
+        order, send_splits, parts, splits, unit = self._last.of(self._loads, leaving, arriving)
+        segments = None if self._is_plain else self._segments
+        if segments is None:
+            packed = order.of(sent)
         else:
-            coded = [segment.encoded(own) for segment, own in zip(self._segments, sent, strict=True)]
-            # A segment may be a part of a larger tensor, which begins anywhere.
-            unit = gcd(_unit_of(leaving), *(own.storage_offset() for own in coded))
-            packed = interleave([own.view(_UNITS[unit]) for own in coded], leaving // unit).view(torch.uint8)
-            segments = self._segments
+            coded = [segment.encoded(own).view(unit) for segment, own in zip(segments, sent, strict=True)]
+            packed = order.of(coded).view(torch.uint8)
         received = packed.new_empty(sum(splits))
         work = self._communicator.all_to_all(received, packed, splits, send_splits, label=label)
-        return Transfer(work, received, arriving, segments)
+        return Transfer(work, received, parts, segments, unit)
 
-    def _loads(self, *sizes: Ints) -> tuple[Ints, Ints, list[int], list[int]]:
-        """Sizes of messages, which leave and arrive, in what is sent: values, or bytes of codecs; and their sums."""
+    def _loads(
+        self, leaving: Ints, arriving: Ints
+    ) -> tuple[Interleaving, list[int], Dealing, list[int], torch.dtype]:
+        """Order and length of each message that leaves, then of those that arrive; and the dtype that is ordered.
+
+        Lengths are numbers of values, or bytes of codecs, which are ordered in the largest units that divide them.
+        """
+        both, unit = np.stack([leaving, arriving]), 1
         if not self._is_plain:  # rows of each segment times its bytes per row
-            sizes = tuple(own // self._widths * self._row_bytes for own in sizes)
-        leaving, arriving = sizes
-        return leaving, arriving, total(leaving).tolist(), total(arriving).tolist()
-
-
-def _unit_of(sizes: Ints) -> int:
-    """Bytes of the largest unit that divides all pieces: 8, 4, 2 or 1."""
-    return int(np.gcd.reduce(sizes.reshape(-1), initial=_ALIGNMENT))
+            both = both // self._widths * self._row_bytes
+            unit = int(np.gcd.reduce(both.reshape(-1), initial=_ALIGNMENT))
+        splits = total(both, axis=1).tolist()
+        leaving, arriving = both // unit
+        return Interleaving(leaving), splits[0], Dealing(arriving), splits[1], _UNITS[unit]

@@ -6,7 +6,7 @@ Legend: B batch size of this rank, C columns of the pooled output, D columns of 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -49,57 +49,59 @@ class PooledArrangement(Arrangement):
 
     def __init__(self, collection: Collection, brings: Sequence[Columns]) -> None:
         super().__init__(collection, brings)
-        starts = np.array([output.start for output in collection.outputs], dtype=np.int64)
-        spans = [(starts[own.output] + own.start, starts[own.output] + own.stop) for own in brings]
-        tensor, column = self._first_brought(spans)
-        self._used = np.unique(tensor).tolist()  # others only add to what these bring
-        widths = [brings[index].width for index in self._used]
-        self._is_in_order = widths == [len(column)] and bool((np.diff(column) == 1).all())
-        self._arrange = self._arranging(tensor, column)
+        places = self._first_brought()
+        self._used = np.unique(places[0]).tolist()  # others only add to what these bring
+        self._arrange = self._arranging(places)
         self._width = collection.width
         self._means = _Means(collection)
         self._examples = _Examples(collection)
 
-    def _first_brought(self, spans: Sequence[tuple[Ints, Ints]]) -> tuple[Ints, Ints]:
-        """Find, for each output column, the first tensor that brings it and its column there: ``[C]`` each.
+    def _first_brought(self) -> Ints:
+        """Find, for each output column, the first tensor that brings it and its place there: ``[4, C]``.
 
-        Columns that are brought again, by it or by later tensors, are noted in ``_added``.
+        A place is the tensor, then the column's matrix, width and offset, as :class:`Placement` has them. Columns that
+        are brought again, by it or by later tensors, are noted in ``_added``.
         """
-        tensor, column = np.full((2, self._collection.width), -1, dtype=np.int64)
-        self._added: list[tuple[int, slice, slice]] = []  # tensor, columns of the output, and of the tensor
-        for index, (first, stop) in enumerate(spans):
-            # Spans written out: the output column of each column of the tensor, in the tensor's order.
-            place = starts_of(stop - first)
-            columns = np.repeat(first - place, stop - first) + np.arange((stop - first).sum())
+        starts = np.array([output.start for output in self._collection.outputs], dtype=np.int64)
+        found = np.full((4, self._collection.width), -1, dtype=np.int64)
+        # Columns of the output; and tensor, matrix, width and offset of those that are added to them.
+        self._added: list[tuple[slice, int, int, int, slice]] = []
+        for index, own in enumerate(self._brings):
+            sizes = own.stop - own.start
+            placed = own.placed or Placement.in_one(starts_of(sizes), own.width)
+            # Pieces written out: the output column of each of their columns, and its place.
+            inside = np.arange(own.width) - starts_of(sizes).repeat(sizes)
+            columns = (starts[own.output] + own.start).repeat(sizes) + inside
+            of_pieces = np.stack([sizes * 0 + index, placed.matrix, placed.width, placed.offset])
+            places = of_pieces.repeat(sizes, axis=1)
+            places[3] += inside
             # Nobody brought it yet: it is copied; all others are added.
-            is_new = tensor[columns] < 0
+            is_new = found[0, columns] < 0
             is_new[np.delete(np.arange(len(columns)), np.unique(columns, return_index=True)[1])] = False
-            tensor[columns[is_new]] = index
-            column[columns[is_new]] = np.flatnonzero(is_new)
-            self._added += [(index, *run) for run in _runs(columns[~is_new], np.flatnonzero(~is_new))]
-        assert (tensor >= 0).all()  # Layout.check
-        return tensor, column
+            found[:, columns[is_new]] = places[:, is_new]
+            self._added += _slices(columns[~is_new], places[:, ~is_new])
+        assert (found >= 0).all()  # Layout.check
+        return found
 
-    def _arranging(self, tensor: Ints, column: Ints) -> Move:
+    def _arranging(self, places: Ints) -> Move:
         """Plan the copy from the used tensors, concatenated flat, to the output."""
-        # A piece is a run of output columns that are also neighbours in one source tensor.
-        begins = np.flatnonzero((np.diff(tensor, prepend=-1) != 0) | (np.diff(column, prepend=-1) != 1))
-        widths = np.diff(begins, append=len(tensor))
+        begins, widths = _runs(np.arange(places.shape[1]), places)
+        tensor, matrix, width, offset = places[:, begins]
         sizes = np.array([own.width for own in self._brings], dtype=np.int64)
         # Only used tensors are concatenated: count the columns of those before each.
-        is_used = np.isin(np.arange(len(sizes)), self._used)
-        before = np.cumsum(sizes * is_used) - sizes * is_used
-        source = Placement(before[tensor[begins]], sizes[tensor[begins]], column[begins])
-        return Move(widths, source, Placement.in_one(begins, len(tensor)))
+        before = starts_of(sizes * np.isin(np.arange(len(sizes)), self._used))
+        source = Placement(before[tensor] + matrix, width, offset)
+        return Move(widths, source, Placement.in_one(begins, places.shape[1]))
 
     def outputs(self, brought: Sequence[Tensor], batch: FeatureBatch) -> list[Tensor]:  # noqa: D102
-        used, size = [brought[index] for index in self._used], batch.batch_size
-        if self._is_in_order:
-            (output,) = used
-        else:
-            output = self._arrange(torch.cat([own.view(-1) for own in used]), size).view(size, self._width)
-        for index, columns, own in self._added:
-            output[:, columns] += brought[index][:, own]
+        flat, size = [own.view(-1) for own in brought], batch.batch_size
+        used = flat[self._used[0]]
+        if len(self._used) > 1:
+            used = torch.cat([flat[index] for index in self._used])
+        output = self._arrange(used, size).view(size, self._width)
+        for columns, index, matrix, width, own in self._added:
+            added = flat[index][matrix * size : (matrix + width) * size]
+            output[:, columns] += added.view(size, width)[:, own]
         if self._means.has_means:
             self._means.divide(output, batch)
         return [
@@ -117,17 +119,21 @@ class PooledArrangement(Arrangement):
         return [self._means.divided(gradient, batch) if self._means.has_means else gradient]
 
 
-def _runs(targets: Ints, sources: Ints) -> list[tuple[slice, slice]]:
-    """Runs of columns that are neighbours both in the target and in the source, as slices of each."""
-    begins = np.flatnonzero((np.diff(targets, prepend=-2) != 1) | (np.diff(sources, prepend=-2) != 1))
-    stops = np.append(begins[1:], len(targets))
-    return [
-        (
-            slice(int(targets[first]), int(targets[first]) + size),
-            slice(int(sources[first]), int(sources[first]) + size),
-        )
-        for first, size in zip(begins, (stops - begins).tolist(), strict=True)
-    ]
+def _runs(columns: Ints, places: Ints) -> tuple[Ints, Ints]:
+    """First index and size of each run of output columns ``[n]`` whose places ``[4, n]`` are neighbours, too."""
+    steps = np.array([[1], [0], [0], [0], [1]])
+    are_other = np.diff(np.concatenate([columns[None], places])) != steps
+    begins = np.flatnonzero(np.concatenate([columns[:1] >= 0, are_other.any(0)]))
+    return begins, np.diff(begins, append=len(columns))
+
+
+def _slices(columns: Ints, places: Ints) -> Iterator[tuple[slice, int, int, int, slice]]:
+    """Runs of output columns: their slice; and tensor, matrix, width, and slice in it, of the columns added to them."""
+    begins, sizes = _runs(columns, places)
+    for first, size in zip(begins.tolist(), sizes.tolist(), strict=True):
+        tensor, matrix, width, offset = places[:, first].tolist()
+        start = int(columns[first])
+        yield slice(start, start + size), tensor, matrix, width, slice(offset, offset + size)
 
 
 def _units_of(collection: Collection) -> tuple[int, Ints]:

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from shardwright.planning.arrays import Ints
 from shardwright.planning.tables.spec import PoolingType, TableSpec, embedding_names
-from shardwright.runtime.step.segments import starts_of
 
 
 @frozen
@@ -131,11 +130,6 @@ class FeatureBatch:
         """Number of ids of each of a feature's own bags."""
         lengths = self.lengths[feature]
         return lengths if self.sizes is None else lengths[: self.sizes[feature]]
-
-    @cached_property
-    def starts(self) -> Ints:
-        """First place of each feature's ids in ``values``: ``[F]``."""
-        return starts_of(self.num_ids)
 
     @cached_property
     def ids(self) -> tuple[Tensor, ...]:

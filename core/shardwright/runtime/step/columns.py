@@ -39,11 +39,14 @@ class Columns:
         output: index of the output of each piece, ``[n]``.
         start: first column of each piece in its output, ``[n]``.
         stop: column after the last of each piece, ``[n]``.
+        placed: placement of the pieces in the tensor, in a pooled collection, where they do not stand in one matrix in
+            this order; the tensor is flat then.
     """
 
     output: Ints
     start: Ints
     stop: Ints
+    placed: Placement | None = None
 
     @property
     def width(self) -> int:
@@ -143,12 +146,12 @@ class Move:
         """
         if self._slices is not None and size >= _LARGE and flat.is_cpu:
             return self._slices(flat, size, room)
-        index = self._known.get(size)
-        if index is None:
-            index = self._known[size] = self._index(size, flat.device)
+        if size not in self._known:
+            self._known[size] = self._index(size, flat.device)
+        index = self._known[size]
         if isinstance(index, slice):
             return flat[index]
-        units = flat.view(flat.numel() // self.unit, self.unit)
+        units = flat.view(-1, self.unit)
         return selected(units, index, room)
 
     def _index(self, size: int, device: torch.device) -> Tensor | slice:

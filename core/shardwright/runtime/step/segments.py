@@ -93,6 +93,11 @@ def index_of(starts: Ints, sizes: Ints, device: torch.device) -> Tensor:
     return places.add_(torch.arange(places.shape[0], device=device))
 
 
+def _are_short(sizes: Ints) -> bool:
+    """True if pieces are many and short, so that they are copied by an index."""
+    return sizes.size > _FEW and int(total(sizes, axis=None)) < _LONG * sizes.size
+
+
 class LastResult:
     """The last result of a function of arrays, which is given again for equal arrays.
 
@@ -122,17 +127,19 @@ class Selection:
 
     def __init__(self, starts: Ints, sizes: Ints) -> None:
         self._starts, self._sizes, stops = starts, sizes, starts + sizes
-        if starts[1:].tobytes() == stops[:-1].tobytes():
-            starts, stops = starts[:1], stops[-1:]
-        self._is_indexed = starts.size > _FEW and int(total(sizes)) < _LONG * starts.size
-        self._spans = [] if self._is_indexed else list(map(slice, starts.tolist(), stops.tolist()))
+        self._run: slice | None = None
+        self._spans: list[slice] = []
+        if starts[1:].tobytes() == stops[:-1].tobytes():  # neighbours in order, or fewer than two
+            self._run = slice(int(starts[0]), int(stops[-1])) if starts.size else slice(0, 0)
+        elif not _are_short(sizes):
+            self._spans = list(map(slice, starts.tolist(), stops.tolist()))
 
     def of(self, values: Tensor) -> Tensor:
         """The pieces of a flat tensor; a view if they are neighbours in order."""
-        if self._is_indexed:
+        if self._run is not None:
+            return values[self._run]
+        if not self._spans:
             return values.index_select(0, index_of(self._starts, self._sizes, values.device))
-        if len(self._spans) <= 1:
-            return values[self._spans[0]] if self._spans else values[:0]
         if not values.is_cpu:
             return torch.cat(list(map(values.__getitem__, self._spans)))
         taken = np.concatenate(list(map(values.numpy().__getitem__, self._spans)))
@@ -159,7 +166,7 @@ def filled_up(values: Tensor, sizes: Ints, wanted: Ints) -> Tensor:
 
 
 class Interleaving:
-    """The order in which flat tensors with a piece for every peer are merged; see :func:`interleave`.
+    """The order in which flat tensors with a piece for every peer are merged: first all pieces for peer 0, then for 1.
 
     Args:
         sizes: elements of each part's piece for each peer, ``[P, W]``.
@@ -168,44 +175,56 @@ class Interleaving:
     def __init__(self, sizes: Ints) -> None:
         self._sizes, self._count = sizes, int(total(sizes, axis=None))
         self._spans: list[slice] = []
-        if sizes.size <= _FEW or self._count >= _LONG * sizes.size:
+        if len(sizes) > 1 and not _are_short(sizes):
             stops = sizes.cumsum(1)
             self._spans = list(
                 map(slice, (stops - sizes).T.reshape(-1).tolist(), stops.T.reshape(-1).tolist())
             )
 
     def of(self, parts: Sequence[Tensor]) -> Tensor:
-        """Merge the parts, ``P`` of one dtype."""
-        if len(parts) == 1:
-            return parts[0]
+        """Merge the parts, ``P`` of one dtype; each has its pieces peer after peer."""
         if self._spans and self._count and parts[0].is_cpu:
             arrays: Iterator[Any] = cycle(map(Tensor.numpy, parts))  # one for each span, peer after peer
             return torch.from_numpy(np.concatenate(list(map(getitem, arrays, self._spans))))
+        if len(parts) == 1:
+            return parts[0]
         out = parts[0].new_empty(self._count)
         for values, places, own in zip(parts, places_of(self._sizes), self._sizes, strict=True):
             out[index_of(places, own, out.device)] = values
         return out
 
 
-def interleave(parts: Sequence[Tensor], sizes: Ints) -> Tensor:
-    """Merge flat tensors that each have a piece for every peer: first all parts' pieces for peer 0, then for peer 1.
+class Dealing:
+    """The places at which what an :class:`Interleaving` merged is split into the parts again.
 
     Args:
-        parts: ``P`` flat tensors of one dtype; each has its pieces peer after peer.
         sizes: elements of each part's piece for each peer, ``[P, W]``.
     """
-    return parts[0] if len(parts) == 1 else Interleaving(sizes).of(parts)
 
+    def __init__(self, sizes: Ints) -> None:
+        num_parts, self._num_peers = sizes.shape
+        self._sizes: list[int] = []
+        self._parts: list[Selection] = []
+        self._of_part = [slice(part, None, num_parts) for part in range(num_parts)]
+        if num_parts > 1 and _are_short(sizes):
+            self._parts = list(map(Selection, places_of(sizes), sizes))
+        elif num_parts > 1:
+            self._sizes = sizes.T.reshape(-1).tolist()
 
-def deal(flat: Tensor, sizes: Ints) -> list[Tensor]:
-    """Split what :func:`interleave` merged into the parts again; ``sizes`` is ``[P, W]``."""
-    if len(sizes) == 1:
-        return [flat]
-    return [take(flat, starts, own) for starts, own in zip(places_of(sizes), sizes, strict=True)]
+    def of(self, flat: Tensor) -> list[Tensor]:
+        """Split a flat tensor into the parts; views of it where there is one part, or one peer."""
+        if self._parts:
+            return [part.of(flat) for part in self._parts]
+        if not self._sizes:
+            return [flat]
+        pieces = flat.split_with_sizes(self._sizes)
+        if self._num_peers == 1:
+            return list(pieces)
+        return list(map(torch.cat, map(pieces.__getitem__, self._of_part)))
 
 
 def places_of(sizes: Ints) -> Ints:
-    """Start of each part's piece for each peer in the result of :func:`interleave`: ``[P, W]``."""
+    """Start of each part's piece for each peer in the result of an :class:`Interleaving`: ``[P, W]``."""
     # A running sum over the sizes in the order of the result: by peer, then by part.
     by_peer = sizes.T.reshape(-1)
     return (by_peer.cumsum() - by_peer).reshape(sizes.shape[::-1]).T

@@ -22,15 +22,15 @@ _NEAR = 1 << 17
 
 
 @compiled_loop
-def first_ids(lengths: Any, bags: Any) -> Any:
-    """Compute the first id of each cell, and the number of all ids: ``[W * S + 1]``.
+def first_ids(lengths: Any, bags: Any, first: Any) -> None:
+    """Compute the first id of each cell, and the number of all ids.
 
     Args:
         lengths: number of ids of each bag; empty if each id is a bag of its own.
         bags: number of bags of each cell, ``[W * S]``.
+        first: receives them, ``[W * S + 1]``.
     """
-    first = np.zeros(bags.shape[0] + 1, np.int64)
-    bag = 0
+    first[0], bag = 0, 0
     for cell in range(bags.shape[0]):
         count = bags[cell]
         if lengths.shape[0]:
@@ -39,7 +39,6 @@ def first_ids(lengths: Any, bags: Any) -> Any:
                 count += lengths[bag]
                 bag += 1
         first[cell + 1] = first[cell] + count
-    return first
 
 
 @compiled_loop

@@ -6,13 +6,13 @@ Legend: W sources, S slots, K blocks, D columns of a block, C columns of a slot'
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
 import torch
-from attrs import field, frozen
+from attrs import define
 from torch import Tensor
 
 from shardwright.contracts.lookup import Bags, BlockSpec, Lookup
@@ -35,7 +35,7 @@ _OPTIMIZERS = {
 }
 
 
-@frozen(eq=False)
+@define(eq=False)
 class Cells:
     """Bags as arrays; see :mod:`_look_up_loops`."""
 
@@ -46,24 +46,27 @@ class Cells:
     first_id: Ints
     counts: Ints
     is_matrix: bool
-    by_row: list[_Sorted] = field(factory=list, init=False)
+    places: Any = None
+    by_row: list[_Sorted] | None = None
 
     @classmethod
     def of(cls, bags: Bags) -> Cells:
         lengths = _NO_LENGTHS if bags.lengths is None else bags.lengths.contiguous().numpy()
         per_cell = bags.table.reshape(-1)
+        first_id = np.empty(per_cell.size + 1, np.int64)
+        look_ups.first_ids(lengths, per_cell, first_id)
         return cls(
             ids=bags.ids.contiguous().numpy(),
             id_weights=_NO_FLOATS if bags.weights is None else bags.weights.contiguous().numpy(),
             lengths=lengths,
             bags=per_cell,
-            first_id=look_ups.first_ids(lengths, per_cell),
+            first_id=first_id,
             counts=bags.table,
             is_matrix=bags.lengths is not None and not bags.is_ragged,
         )
 
 
-@frozen(eq=False)
+@define(eq=False)
 class _Sorted:
     """The ids of a share of the blocks, sorted by rows; see :func:`_sort_loops.sort_ids`."""
 
@@ -74,15 +77,15 @@ class _Sorted:
     factors: Any
 
     @classmethod
-    def of(cls, share: Share, blocks: Ints, cells: Cells, places: Ints) -> _Sorted:
-        num_slots = cells.counts.shape[1]
-        most, total = sorts.most_ids(blocks, share, num_slots, cells.bags, cells.first_id)
-        starts, rows = np.empty(total, np.int64), np.empty(total, np.int32)
-        factors = np.empty(total if len(cells.id_weights) else 0, np.float32)
-        made = cls(share, np.empty(share[1] - share[0], np.int64), rows, starts, factors)
+    def of(cls, blocks: Ints, cells: Cells, places: Ints, share: Share) -> _Sorted:
+        # Room for all ids: pages that a share does not write take no memory.
+        most, ends = int(cells.first_id[-1]), np.empty(share[1] - share[0], np.int64)
+        starts, rows = np.empty(most, np.int64), np.empty(most, np.int32)
+        factors = np.empty(most if cells.id_weights.size else 0, np.float32)
+        made = cls(share, ends, rows, starts, factors)
         sorts.sort_ids(
-            blocks, share, num_slots, cells.ids, cells.id_weights, cells.lengths, cells.bags, cells.first_id, places,
-            most, made.ends, rows, starts, factors,
+            blocks, share, cells.counts.shape[1], cells.ids, cells.id_weights, cells.lengths, cells.bags,
+            cells.first_id, places, ends, rows, starts, factors,
         )  # fmt: skip
         return made
 
@@ -117,7 +120,7 @@ class FusedNumbaLookup(Lookup):
     def forward(self, bags: Bags, *, training: bool) -> tuple[Tensor, Any]:
         geometry, cells = self._geometry, Cells.of(bags)
         places, size = geometry.places(cells.counts, is_matrix=cells.is_matrix)
-        result = self.room(size)
+        cells.places, result = places, self.room(size)
         out, weights = result.data_ptr(), self._weights.data_ptr()
 
         def look_up(share: Share) -> None:
@@ -126,7 +129,7 @@ class FusedNumbaLookup(Lookup):
                 cells.first_id, places, out,
             )  # fmt: skip
 
-        in_threads(look_up, shares_of(lambda: geometry.slot_work(cells), len(geometry.slots)))
+        in_threads(look_up, shares_of(lambda: geometry.slot_work(cells), geometry.slots.shape[0]))
         return result, cells if training else None
 
     def prepare(self, bags: Bags) -> Any:
@@ -138,10 +141,11 @@ class FusedNumbaLookup(Lookup):
     def backward_scaled(self, saved: Any, gradient: Tensor, scale: float) -> Sequence[Tensor | None]:
         self._num_steps += 1
         geometry = self._geometry
-        optimizer, numbers = self._update.number, self._update.numbers(self._learning_rate, self._num_steps)
         gradient = gradient.contiguous()
         weights, gradients = self._weights.data_ptr(), gradient.data_ptr()
-        first, second = self._update.addresses(self._states)
+        optimizer, numbers, first, second = self._update.arguments(
+            self._learning_rate, self._num_steps, self._states
+        )
 
         def update(by_row: _Sorted) -> None:
             total = torch.empty(geometry.widest_gradient, dtype=torch.float32, device="cpu")
@@ -158,13 +162,12 @@ class FusedNumbaLookup(Lookup):
 
     def _by_row(self, cells: Cells) -> list[_Sorted]:
         """The ids of all blocks sorted by rows, each thread's share; made once."""
-        if not cells.by_row:
-            geometry = self._geometry
-            places, _ = geometry.places(cells.counts, is_matrix=cells.is_matrix, gradient=True)
-            shares = shares_of(lambda: geometry.block_work(cells), len(geometry.blocks))
-            cells.by_row.extend(
-                in_threads(lambda share: _Sorted.of(share, geometry.blocks, cells, places), shares)
-            )
+        if cells.by_row is None:
+            geometry, places = self._geometry, cells.places
+            if places is None or not geometry.gradients_are_alike:
+                places, _ = geometry.places(cells.counts, is_matrix=cells.is_matrix, gradient=True)
+            shares = shares_of(lambda: geometry.block_work(cells), geometry.blocks.shape[0])
+            cells.by_row = in_threads(partial(_Sorted.of, geometry.blocks, cells, places), shares)
         return cells.by_row
 
     def row_sums(self, bags: Bags, gradients: Sequence[Tensor], out: Tensor) -> bool:
@@ -186,9 +189,10 @@ class FusedNumbaLookup(Lookup):
     def update_rows(self, terms: Sequence[Tensor], scale: float) -> None:
         self._num_steps += 1
         geometry = self._geometry
-        first, second = self._update.addresses(self._states)
+        optimizer, numbers, first, second = self._update.arguments(
+            self._learning_rate, self._num_steps, self._states
+        )
         wanted, starts = geometry.row_sums
-        optimizer, numbers = self._update.number, self._update.numbers(self._learning_rate, self._num_steps)
         sums = np.array([term.data_ptr() for term in terms], dtype=np.int64)
 
         def update(share: Share) -> None:
@@ -225,42 +229,35 @@ class _BuiltIn:
     """An update that the loops have built in."""
 
     def __init__(self, spec: OptimizerSpec, rule: RowRule) -> None:
-        self.number, self.loops = _OPTIMIZERS[spec.name], updates
+        self._number, self.loops = _OPTIMIZERS[spec.name], updates
         get = rule.parameters.get
         self._eps, self._beta1, self._beta2 = get("eps", 0.0), get("beta1", 0.9), get("beta2", 0.999)
 
-    def numbers(self, learning_rate: float, step: Any) -> Any:
-        """Numbers of an update; see :func:`_update_loops.update`."""
+    def arguments(
+        self, learning_rate: float, step: Any, states: Mapping[str, Tensor]
+    ) -> tuple[int, Any, int, int]:
+        """Optimizer, numbers, and addresses of the states, 0 where there is none; see :func:`_update_loops.update`."""
         beta1, beta2, number = self._beta1, self._beta2, float(step)
         numbers = (1 - beta1, beta2, 1 - beta2, 1 - beta1**number, 1 - beta2**number)
-        return np.array([learning_rate, self._eps, *numbers], dtype=np.float32)
-
-    def addresses(self, states: Mapping[str, Tensor]) -> tuple[int, int]:
-        """Addresses of the first and the second state, 0 where there is none."""
-        first, second = [*(state.data_ptr() for state in states.values()), 0, 0][:2]
-        return first, second
+        first, second, *_ = *map(Tensor.data_ptr, states.values()), 0, 0
+        return self._number, np.array([learning_rate, self._eps, *numbers], dtype=np.float32), first, second
 
 
 class _OfPlugin:
     """An update that is compiled from what a registered optimizer says."""
 
     def __init__(self, rule: RowRule) -> None:
-        self.number, self.loops, self._rule = (
-            updates.SGD,
-            loops_of_rule(rule),
-            rule,
-        )  # the number is not looked at
+        self.loops, self._rule = loops_of_rule(rule), rule
 
-    def numbers(self, learning_rate: float, step: Any) -> tuple[np.float32, ...]:
-        """Numbers of an update."""
-        return tuple(map(np.float32, self._rule.numbers(learning_rate, float(step))))
-
-    def addresses(self, states: Mapping[str, Tensor]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Addresses of the states that have a value an element, and of those that have one a row."""
+    def arguments(
+        self, learning_rate: float, step: Any, states: Mapping[str, Tensor]
+    ) -> tuple[int, tuple[np.float32, ...], tuple[int, ...], tuple[int, ...]]:
+        """As :meth:`_BuiltIn.arguments`; the addresses are of states of elements, and of rows."""
+        numbers = tuple(map(np.float32, self._rule.numbers(learning_rate, float(step))))
         of_elements, of_rows = (
             tuple(states[name].data_ptr() for name in self._rule.states_of(what)) for what in (ELEMENT, ROW)
         )
-        return of_elements, of_rows
+        return updates.SGD, numbers, of_elements, of_rows  # the optimizer is not looked at
 
 
 class Geometry:
@@ -273,6 +270,7 @@ class Geometry:
         elements: weights of each block: ``[K]``.
         num_rows: rows of all blocks.
         widest_gradient: the most columns a gradient has.
+        gradients_are_alike: gradients have the columns of results, and so their places.
     """
 
     slots: Ints
@@ -297,6 +295,7 @@ class Geometry:
         per_slot = np.repeat(np.arange(len(blocks)), [spec.num_slots for spec in blocks])
         self.slots = _table(bases, dims, rows)[per_slot]
         self._dims = {False: self.slots[:, 1], True: self.blocks[per_slot, 4]}
+        self.gradients_are_alike = dims == own
         self._spans = list(zip(first_rows, rows, bases, dims, strict=True))
         self._known: dict[Any, tuple[Ints, int]] = {}
 

@@ -126,16 +126,16 @@ def _sort_keys(keys: Any, room: Any, count: int, highest: int, ends: Any) -> Any
 
 
 @compiled_loop
-def most_ids(blocks: Any, share: Any, num_slots: int, bags: Any, first_id: Any) -> Any:
-    """The most ids that a block of a share has, and the ids of all of them; see :func:`sort_ids`."""
-    most, total = 0, 0
+def _most_ids(blocks: Any, share: Any, num_slots: int, bags: Any, first_id: Any) -> int:
+    """The most ids that a block of a share has."""
+    most = 0
     for block in range(share[0], share[1]):
         count = 0
         for source in range(bags.shape[0] // num_slots):
             cell = source * num_slots
             count += first_id[cell + blocks[block, 1]] - first_id[cell + blocks[block, 0]]
-        most, total = max(most, count), total + count
-    return most, total
+        most = max(most, count)
+    return most
 
 
 @compiled_loop
@@ -149,7 +149,6 @@ def sort_ids(
     bags: Any,
     first_id: Any,
     places: Any,
-    most: int,
     ends: Any,
     rows: Any,
     starts: Any,
@@ -167,12 +166,12 @@ def sort_ids(
         bags: number of bags of each cell, ``[W * S]``.
         first_id: first id of each cell, made by :func:`first_ids`.
         places: places of the cells in the gradients, ``[W * S, 3]``, see :func:`look_up`.
-        most: most ids of a block, made by :func:`most_ids`.
         ends: receives, for each block of the share, the number of ids up to its end.
         rows: receives the row of each id, block after block, rising; int32.
         starts: receives the start of each id's gradient.
         factors: receives the weight of each id, if ``id_weights`` has any.
     """
+    most = _most_ids(blocks, share, num_slots, bags, first_id)
     keys, room = np.empty(most, np.int64), np.empty(most, np.int64)
     position_of, gradient_of = np.empty(most, np.int64), np.empty(most, np.int64)
     counts = np.empty(1 << _DIGIT_BITS, np.int64)

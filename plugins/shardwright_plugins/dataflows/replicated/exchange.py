@@ -13,7 +13,7 @@ from torch import Tensor
 
 from shardwright.contracts.comm_backend import Communicator, Work
 from shardwright.planning.arrays import Ints
-from shardwright.runtime.step.segments import places_of, starts_of, take, total
+from shardwright.runtime.step.segments import total
 from shardwright_plugins.dataflows.replicated.forms import UpdateForm
 from shardwright_plugins.dataflows.replicated.sizes import ALIGNMENT, padded
 
@@ -32,24 +32,27 @@ class Gathering:
     """
 
     def __init__(self, communicator: Communicator, forms: Sequence[UpdateForm], device: torch.device) -> None:
-        self._forms, self._pieces = forms, [piece for form in forms for piece in form.pieces()]
-        by_form = [form.piece_counts() for form in forms]
-        self._numbers = list(map(len, by_form))
-        self._counts = [own for of_form in by_form for own in of_form]
+        self._forms = forms
+        self._pieces: list[Tensor] = []
+        sizes: list[Ints] = []
+        for form in forms:
+            self._pieces += form.pieces()
+            sizes += [counts * dtype.itemsize for dtype, counts in form.piece_counts()]
         rank, world_size = communicator.rank, communicator.world_size
-        num_bytes = [count * dtype.itemsize for dtype, count in self._counts]
-        # Words of each piece of each rank, ``[P, W]``; nothing is sent to oneself.
-        words = padded(np.array(num_bytes, dtype=np.int64).reshape(-1, world_size)) // ALIGNMENT
-        self._rank, self._others = rank, np.arange(world_size) != rank
-        self._starts = places_of(words[:, self._others])
+        # Bytes of each piece of each rank, and words that have room for them, ``[P, W]``.
+        num_bytes = np.array(sizes, dtype=np.int64).reshape(-1, world_size)
+        words = padded(num_bytes) // ALIGNMENT
         arriving = total(words).tolist()
         self._work: Work | None = None
         if world_size == 1 or not any(arriving):
             return
         message = torch.empty(arriving[rank], dtype=torch.int64, device=device)
-        for piece, start in zip(self._pieces, starts_of(words[:, rank]).tolist(), strict=True):
-            place = start * (ALIGNMENT // piece.dtype.itemsize)
-            message.view(piece.dtype)[place : place + piece.numel()] = piece.reshape(-1)
+        for place, piece in zip(message.split_with_sizes(words[:, rank].tolist()), self._pieces, strict=True):
+            place.view(piece.dtype)[: piece.shape[0]] = piece
+        # Nothing is sent to oneself.
+        others = np.arange(world_size) != rank
+        self._rank, self._num_bytes = rank, num_bytes[:, others].tolist()
+        self._words = words[:, others].T.reshape(-1).tolist()
         to_each = [arriving[rank]] * world_size
         to_each[rank] = arriving[rank] = 0
         self._received = message.new_empty(sum(arriving))
@@ -63,22 +66,19 @@ class Gathering:
 
     def finish(self) -> None:
         """Wait, and give each form the pieces of all ranks."""
-        pieces = self._pieces
+        pieces: Sequence[Tensor] = self._pieces
         if self._work is not None:
             self._work.wait()
-            pieces = [self._of_all(*own) for own in zip(pieces, self._starts, self._counts, strict=True)]
-        for form, number in zip(self._forms, self._numbers, strict=True):
-            form.gather(pieces[:number])
-            pieces = pieces[number:]
-
-    def _of_all(self, own: Tensor, starts: Ints, count: tuple[torch.dtype, Ints]) -> Tensor:
-        """A piece of all ranks, flat, in rank order: its own did not travel."""
-        dtype, counts = count
-        others = take(
-            self._received.view(dtype), starts * (ALIGNMENT // dtype.itemsize), counts[self._others]
-        )
-        place = int(total(counts[: self._rank]))
-        return torch.cat([others[:place], own.reshape(-1), others[place:]])
+            arrived, rank, number = self._received.split_with_sizes(self._words), self._rank, len(pieces)
+            found = list[Tensor]()
+            for place, (own, sizes) in enumerate(zip(pieces, self._num_bytes, strict=True)):
+                dtype = own.dtype
+                pairs = zip(arrived[place::number], sizes, strict=True)
+                others = [piece.view(dtype)[: size // dtype.itemsize] for piece, size in pairs]
+                found += [torch.cat([*others[:rank], own, *others[rank:]])]  # its own did not travel
+            pieces = found
+        for form in self._forms:
+            pieces = form.gather(pieces)
 
 
 class Summing:
@@ -96,22 +96,24 @@ class Summing:
     def __init__(self, communicator: Communicator, forms: Sequence[UpdateForm], device: torch.device) -> None:
         self._rank, self._forms = communicator.rank, forms
         self._sizes = [form.num_values for form in forms]
-        total = sum(self._sizes)
-        if not total:
+        self._num_values = num_values = sum(self._sizes)
+        if not num_values:
             return
-        self._whole = communicator.room(total, device)
+        self._whole = communicator.room(num_values, device)
         for form, own in zip(forms, self._whole.split(self._sizes), strict=True):
             form.write(own)
-        self._reads = communicator.world_size == 2 and communicator.reads_in_place(total)
+        self._reads = communicator.world_size == 2 and communicator.reads_in_place(num_values)
         if self._reads:
-            splits = [0 if rank == communicator.rank else total for rank in range(communicator.world_size)]
+            splits = [
+                0 if rank == communicator.rank else num_values for rank in range(communicator.world_size)
+            ]
             self._arrivals = communicator.exchange(self._whole, splits, splits, label=LABEL)
         else:
             self._work = communicator.all_reduce(self._whole, label=LABEL)
 
     def finish(self) -> None:
         """Wait, and give each form the terms of its sums."""
-        if not sum(self._sizes):
+        if not self._num_values:
             return
         terms = [self._whole]
         if self._reads:
@@ -125,5 +127,5 @@ class Summing:
 
     def release(self) -> None:
         """Allow other ranks to reuse the memory of the terms."""
-        if sum(self._sizes) and self._reads:
+        if self._num_values and self._reads:
             self._arrivals.release()

@@ -91,15 +91,20 @@ class UpdateForm(ABC):
         return sum(int(padded(counts * dtype.itemsize).sum()) for dtype, counts in self.piece_counts())
 
     def pieces(self) -> list[Tensor]:
-        """This rank's pieces, which every rank gathers."""
+        """This rank's pieces, flat, which every rank gathers."""
         return []
 
     def piece_counts(self) -> list[tuple[torch.dtype, Ints]]:
         """Dtype of each piece, and its elements on each rank, ``[W]``."""
         return []
 
-    def gather(self, pieces: Sequence[Tensor]) -> None:  # noqa: B027 - a form may have none
-        """Take all ranks' pieces: for each piece the elements of all ranks, flat, in rank order."""
+    def gather(self, pieces: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Take all ranks' pieces, the first of these: for each the elements of all ranks, flat, in rank order.
+
+        Returns:
+            The others.
+        """
+        return pieces
 
     @property
     def num_values(self) -> int:
@@ -148,22 +153,26 @@ class BatchForm(UpdateForm):
         return [part for part in parts if part is not None]
 
     def piece_counts(self) -> list[tuple[torch.dtype, Ints]]:  # noqa: D102
-        num_ids, num_bags = (total(own, axis=1) for own in (self.looked_up.num_ids, self.looked_up.num_bags))
+        copies, num_bags = self.copies, self.looked_up.num_bags
+        num_ids, wire = total(self.looked_up.num_ids, axis=1), copies.wire
         counts = [(torch.int64, num_ids)]
-        counts += [(torch.int32, num_bags)] if self.copies.is_pooled else []
-        counts += [(torch.float32, num_ids)] if self.copies.is_weighted else []
-        wire = self.copies.wire
-        values = self.looked_up.num_bags @ self.copies.dims
-        return [*counts, (torch.uint8, values // wire.width * wire.row_bytes)]
+        if copies.is_pooled:
+            counts.append((torch.int32, total(num_bags, axis=1)))
+        if copies.is_weighted:
+            counts.append((torch.float32, num_ids))
+        return [*counts, (torch.uint8, num_bags @ copies.dims // wire.width * wire.row_bytes)]
 
-    def gather(self, pieces: Sequence[Tensor]) -> None:  # noqa: D102
+    def gather(self, pieces: Sequence[Tensor]) -> Sequence[Tensor]:  # noqa: D102
+        copies = self.copies
+        number = 2 + copies.is_pooled + copies.is_weighted
         bags = Bags(
             ids=pieces[0],
-            lengths=pieces[1] if self.copies.is_pooled else None,
-            weights=pieces[-2] if self.copies.is_weighted else None,
+            lengths=pieces[1] if copies.is_pooled else None,
+            weights=pieces[number - 2] if copies.is_weighted else None,
             counts=self.looked_up.num_bags,
         )
-        self._sources = bags, self.copies.wire.decoded(pieces[-1])
+        self._sources = bags, copies.wire.decoded(pieces[number - 1])
+        return pieces[number:]
 
     def sources(self) -> Sources:  # noqa: D102
         return self._sources
@@ -196,20 +205,22 @@ class RowsForm(UpdateForm):
         for room, (rows, gradients) in zip(rooms, self.batch.touched_rows(), strict=True):
             missing = room - rows.numel()
             pieces.append(torch.cat([rows, rows.new_full((missing,), -1)]))
-            pieces.append(torch.cat([gradients, gradients.new_zeros(missing, gradients.shape[1])]))
+            pieces.append(
+                torch.cat([gradients.reshape(-1), gradients.new_zeros(missing * gradients.shape[1])])
+            )
         return pieces
 
     def piece_counts(self) -> list[tuple[torch.dtype, Ints]]:  # noqa: D102
         pairs = zip(self._rooms.T, self.copies.block_dims, strict=True)
         return [own for room, dim in pairs for own in ((torch.int64, room), (torch.float32, room * dim))]
 
-    def gather(self, pieces: Sequence[Tensor]) -> None:  # noqa: D102
+    def gather(self, pieces: Sequence[Tensor]) -> Sequence[Tensor]:  # noqa: D102
         self._rows: list[tuple[Tensor, Tensor]] = []
-        for rows, gradients, dim in zip(
-            pieces[::2], pieces[1::2], self.copies.block_dims.tolist(), strict=True
-        ):
+        dims = self.copies.block_dims.tolist()
+        for rows, gradients, dim in zip(pieces[::2], pieces[1::2], dims, strict=False):
             used = rows >= 0
             self._rows.append((rows[used], gradients.view(len(rows), dim)[used]))
+        return pieces[2 * len(dims) :]
 
     def sources(self) -> Sources:  # noqa: D102
         return self._from_rows(self._rows)

@@ -14,7 +14,7 @@ from shardwright.errors import UnsupportedError
 from shardwright.planning.arrays import Ints
 from shardwright.planning.layouts.layout import Dataflow
 from shardwright.planning.plan.sharding import ParameterSharding
-from shardwright.runtime.ranks.devices import sent_to
+from shardwright.runtime.ranks.devices import is_host, sent_to
 from shardwright.runtime.routed.codecs import codecs_of_tables
 from shardwright.runtime.routed.plan import RoutingPlan, SlotColumns, plan_routing
 from shardwright.runtime.routed.return_path import Answers
@@ -173,19 +173,25 @@ class ReplicatedStep(ExecutorStep):
         self._looked_up = LookedUp(num_ids, num_bags)
 
     def receive(self) -> Sequence[Tensor]:  # noqa: D102
+        if is_host(self._tables.device):
+            return ()  # they belong to no stream
         return [tensor for own in self._own for tensor in own.tensors]
 
     def lookup(self, *, training: bool, trains_weights: bool = False) -> None:  # noqa: D102
         tables, self._training, self._trains_weights = self._tables, training, trains_weights
-        self._bags: list[Bags] = [_bags_of(self._own[router], slots) for router, slots in tables.runs]
-        pairs = zip(tables.lookups, self._bags, strict=True)
+        self._bags, results = list[Bags](), list[Tensor]()
+        for lookup, (router, slots) in zip(tables.lookups, tables.runs, strict=True):
+            bags = _bags_of(self._own[router], slots)
+            self._bags.append(bags)
+            results.append(lookup.forward(bags, training=False)[0].reshape(-1))
         answers = Answers(
-            results=[lookup.forward(bags, training=False)[0].reshape(-1) for lookup, bags in pairs],
+            results=results,
             batch_sizes=np.array([self._own[0].batch_size]),
             asked=dict(zip(tables.bucketings, self._own, strict=True)),
             answered=dict(zip(tables.bucketings, [own.num_bags[None] for own in self._own], strict=True)),
             num_ids=self._feature_ids,
             device=tables.device,
+            are_full=True,
         )
         self._steps: list[SectionStep] = [section.begin(answers) for section in tables.sections]
         del self._own

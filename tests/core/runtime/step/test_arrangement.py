@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from unittest import mock
 
+import attrs
 import numpy as np
 import pytest
 import torch
@@ -95,6 +96,21 @@ def test_columns_that_stand_as_they_should_are_not_copied():
     assert output.data_ptr() == brought.data_ptr()
 
 
+def test_columns_are_put_in_order_and_added_up_from_where_they_arrive():
+    tables = [TableSpec(f"t{index}", 9, dim, (f"f{index}",)) for index, dim in enumerate((8, 4, 6))]
+    collection, size = Collection.of(tables), 5
+    # Two matrices: columns of the outputs 2 and 0, then all of 1 and, once more, those of 2; beside them part of 0.
+    placed = Placement.in_a_row(ints([6, 8, 4, 6]), ints([0, 0, 1, 1]), 2)
+    arriving = attrs.evolve(as_columns([(2, 0, 6), (0, 0, 8), (1, 0, 4), (2, 0, 6)]), placed=placed)
+    arrangement = PooledArrangement(collection, [arriving, as_columns([(0, 3, 5)])])
+    batch = FeatureBatch(torch.ones(3, size, dtype=torch.int32), torch.zeros(3 * size), {}, ints([size] * 3))
+    first, second, beside = (torch.rand(size, width) for width in (14, 10, 2))
+    (output,) = arrangement.outputs([torch.cat([first.view(-1), second.view(-1)]), beside], batch)
+    expected = torch.cat([first[:, 6:], second[:, :4], first[:, :6] + second[:, 4:]], 1)
+    expected[:, 3:5] += beside
+    assert torch.equal(output, expected)
+
+
 def test_move_takes_pieces_side_by_side_as_one():
     widths = ints([64, 64, 64, 64])
     ranks = ints([0, 0, 1, 1])
@@ -154,14 +170,14 @@ def test_repeated_is_each_value_as_often_as_its_count_says():
     assert found.tolist() == [7, 7, 7, 11]
 
 
-@pytest.mark.parametrize("num_peers", [2, 40])  # few pieces are copied one by one, many by an index
+@pytest.mark.parametrize("num_peers", [1, 2, 40])  # few pieces are copied one by one, many by an index
 def test_interleaved_parts_stand_by_peer_and_are_dealt_again(num_peers):
     sizes = ints([[(3 * part + peer) % 5 for peer in range(num_peers)] for part in range(3)])
     parts = [100.0 * part + torch.arange(int(own.sum())) for part, own in enumerate(sizes)]
     pieces = zip(*(part.split(own.tolist()) for part, own in zip(parts, sizes, strict=True)), strict=True)
-    merged = segments.interleave(parts, sizes)
+    merged = segments.Interleaving(sizes).of(parts)
     assert torch.equal(merged, torch.cat([piece for of_peer in pieces for piece in of_peer]))
-    for found, part in zip(segments.deal(merged, sizes), parts, strict=True):
+    for found, part in zip(segments.Dealing(sizes).of(merged), parts, strict=True):
         assert torch.equal(found, part)
 
 

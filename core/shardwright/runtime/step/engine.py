@@ -275,7 +275,8 @@ class EngineStep:
             return False
         if self.statuses is not engine.all_fine:
             # Also in the step in which some rank's data ends.
-            raise_problems(self.statuses, env.communicator, self._cause)
+            cause, self._cause = self._cause, None  # whose frames have this step, and what its callers hold
+            raise_problems(self.statuses, env.communicator, cause)
             if not goes_on(self.statuses):
                 return False
         sizes = rows[:, _BATCH_SIZE].copy()

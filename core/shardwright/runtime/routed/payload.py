@@ -76,7 +76,7 @@ class Incoming:
     fields: Sequence[Ints]
     num_bags: Sequence[Ints]
     runs: Sequence[_Run]
-    splits: list[int]
+    splits: tuple[int, ...]
 
 
 class PayloadFormat:
@@ -131,7 +131,7 @@ class PayloadFormat:
             fields[places] = own.num_ids | own.num_bags << _BAGS
         return fields.reshape(self._world_size, -1)
 
-    def pack(self, routed: Sequence[Bucketed], fields: Ints) -> tuple[Tensor, list[int]]:
+    def pack(self, routed: Sequence[Bucketed], fields: Ints) -> tuple[Tensor, tuple[int, ...]]:
         """Pack the messages to all ranks: flat int64, and the number of elements for each rank.
 
         Args:
@@ -148,14 +148,14 @@ class PayloadFormat:
             pieces.append(pieces[0].new_zeros(padding))
         return order.of(pieces).view(torch.int64), splits
 
-    def _outgoing(self, fields: Ints) -> tuple[Interleaving, int, list[int]]:
+    def _outgoing(self, fields: Ints) -> tuple[Interleaving, int, tuple[int, ...]]:
         """The order of the parts of messages; words of the last, which is zeros; and 8-byte words for each rank."""
         pairs = zip(self._fields, self._routers, strict=True)
         words = self._words(
             np.array([sums(fields.reshape(-1)[places], router.slots.first) for places, router in pairs])
         )
         padding = int(total(words[-1]))
-        return Interleaving(words if padding else words[:-1]), padding, (total(words) // 2).tolist()
+        return Interleaving(words if padding else words[:-1]), padding, tuple((total(words) // 2).tolist())
 
     def _words(self, sizes: Ints) -> Ints:
         """Count the words of each part of the message to (or from) each rank, ``[P, W]``; the last part is padding.
@@ -182,7 +182,7 @@ class PayloadFormat:
             self._run(group, number, own[number][:, : slots.stop], slots, starts, batch_sizes)
             for group, (number, slots) in zip(self._groups, self._of_group, strict=True)
         ]
-        return Incoming(batch_sizes, own, bags, runs, (total(words) // 2).tolist())
+        return Incoming(batch_sizes, own, bags, runs, tuple((total(words) // 2).tolist()))
 
     def _run(
         self, group: KernelGroup, number: int, fields: Ints, slots: slice, starts: Ints, batch_sizes: Ints

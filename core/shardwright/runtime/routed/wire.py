@@ -134,12 +134,12 @@ class Wire:
         work = self._communicator.all_to_all(received, packed, splits, send_splits, label=label)
         return Transfer(work, received, arriving, segments)
 
-    def _loads(self, *sizes: Ints) -> tuple[Ints, Ints, list[int], list[int]]:
+    def _loads(self, *sizes: Ints) -> tuple[Ints, Ints, tuple[int, ...], tuple[int, ...]]:
         """Sizes of messages, which leave and arrive, in what is sent: values, or bytes of codecs; and their sums."""
         if not self._is_plain:  # rows of each segment times its bytes per row
             sizes = tuple(own // self._widths * self._row_bytes for own in sizes)
         leaving, arriving = sizes
-        return leaving, arriving, total(leaving).tolist(), total(arriving).tolist()
+        return leaving, arriving, tuple(total(leaving).tolist()), tuple(total(arriving).tolist())
 
 
 def _unit_of(sizes: Ints) -> int:

@@ -96,6 +96,7 @@ class BatchExchange:
         for begun in self.begun:
             if begun.step in self._sent:
                 begun.step.receive()
+                begun.step.is_begun = False  # the error of another collection's batch may keep the step
 
 
 def _send_all(steps: Sequence[EngineStep]) -> tuple[Exception | None, list[EngineStep]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from itertools import product
 
 import pytest
@@ -101,3 +102,26 @@ def test_model_that_returns_no_pair_raises_on_all_with_what_it_returned():
         assert text.startswith(
             "InvalidInputError: the model returned a Tensor; a pipeline wants (losses, output)"
         )
+
+
+@pytest.mark.parametrize("is_piped", [True, False])
+def test_wrong_batch_of_one_collection_leaves_nothing_in_progress_in_another(is_piped):
+    def steps(model, env):
+        good, wrong = (examples(step, env.rank, 2, size=2) for step in range(2))
+        if env.rank:
+            wrong.sparse["rows"] = wrong.sparse["rows"].permute([])  # its feature is missing
+        if not is_piped:
+            return [raised(model, wrong)]
+        pipeline, loader = piped(model), iter([good, wrong])
+        return [raised(pipeline.progress, loader) for _ in range(3)]
+
+    def work(model, env):
+        texts = steps(model, env)
+        assert any(text.startswith("InvalidInputError: ") for text in texts)
+        return model.module.bags.engine.unfinished(), model.module.sequences.engine.unfinished()
+
+    gc.disable()  # which would find, at any time, what only errors keep
+    try:
+        assert on_ranks(work, 2) == [("", "")] * 2
+    finally:
+        gc.enable()

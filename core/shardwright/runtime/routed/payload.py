@@ -63,7 +63,7 @@ class Incoming:
     of_groups: Sequence[tuple[Ints, Ints | None]]
     are_full: bool
     parts: Dealing
-    splits: list[int]
+    splits: tuple[int, ...]
 
 
 class PayloadFormat:
@@ -118,7 +118,7 @@ class PayloadFormat:
             fields[places] = own.num_ids | own.num_bags << _BAGS
         return fields.reshape(self._world_size, -1)
 
-    def pack(self, routed: Sequence[Bucketed], fields: Ints) -> tuple[Tensor, list[int]]:
+    def pack(self, routed: Sequence[Bucketed], fields: Ints) -> tuple[Tensor, tuple[int, ...]]:
         """Pack the messages to all ranks: flat int64, and the number of elements for each rank.
 
         Args:
@@ -135,14 +135,14 @@ class PayloadFormat:
             pieces.append(pieces[0].new_zeros(padding))
         return order.of(pieces).view(torch.int64), splits
 
-    def _outgoing(self, fields: Ints) -> tuple[Interleaving, int, list[int]]:
+    def _outgoing(self, fields: Ints) -> tuple[Interleaving, int, tuple[int, ...]]:
         """The order of the parts of messages; words of the last, which is zeros; and 8-byte words for each rank."""
         pairs = zip(self._fields, self._routers, strict=True)
         words = self._words(
             np.array([sums(fields.reshape(-1)[places], router.slots.first) for places, router in pairs])
         )
         padding = int(total(words[-1]))
-        return Interleaving(words if padding else words[:-1]), padding, (total(words) // 2).tolist()
+        return Interleaving(words if padding else words[:-1]), padding, tuple((total(words) // 2).tolist())
 
     def _words(self, sizes: Ints) -> Ints:
         """Count the words of each part of the message to (or from) each rank, ``[P, W]``; the last part is padding.
@@ -170,7 +170,9 @@ class PayloadFormat:
         of_groups = [self._bags(*each, batch_sizes) for each in zip(self._groups, by_group, strict=True)]
         bags = [each >> _BAGS for each in own]
         are_full = all(filled is None for _, filled in of_groups)
-        return Incoming(batch_sizes, own, bags, of_groups, are_full, parts, (total(words) // 2).tolist())
+        return Incoming(
+            batch_sizes, own, bags, of_groups, are_full, parts, tuple((total(words) // 2).tolist())
+        )
 
     def _bags(self, group: KernelGroup, fields: Ints, batch_sizes: Ints) -> tuple[Ints, Ints | None]:
         """Count the bags of a group with these header fields, as :class:`Incoming` has them."""

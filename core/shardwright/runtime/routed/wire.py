@@ -143,7 +143,7 @@ class Wire:
 
     def _loads(
         self, leaving: Ints, arriving: Ints
-    ) -> tuple[Interleaving, list[int], Dealing, list[int], torch.dtype]:
+    ) -> tuple[Interleaving, tuple[int, ...], Dealing, tuple[int, ...], torch.dtype]:
         """Order and length of each message that leaves, then of those that arrive; and the dtype that is ordered.
 
         Lengths are numbers of values, or bytes of codecs, which are ordered in the largest units that divide them.
@@ -152,6 +152,6 @@ class Wire:
         if not self._is_plain:  # rows of each segment times its bytes per row
             both = both // self._widths * self._row_bytes
             unit = int(np.gcd.reduce(both.reshape(-1), initial=_ALIGNMENT))
-        splits = total(both, axis=1).tolist()
+        splits = [tuple(own) for own in total(both, axis=1).tolist()]
         leaving, arriving = both // unit
         return Interleaving(leaving), splits[0], Dealing(arriving), splits[1], _UNITS[unit]

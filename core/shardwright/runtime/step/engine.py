@@ -274,8 +274,10 @@ class EngineStep:
         if Status.STOPPED in self.statuses:
             return False
         if self.statuses is not engine.all_fine:
-            # Also in the step in which some rank's data ends.
-            raise_problems(self.statuses, env.communicator, self._cause)
+            cause, self._cause = self._cause, None  # whose frames have this step, and what its callers hold
+            raise_problems(
+                self.statuses, env.communicator, cause
+            )  # also in the step in which a rank's data ends
             if not goes_on(self.statuses):
                 return False
         sizes = rows[:, _BATCH_SIZE].copy()

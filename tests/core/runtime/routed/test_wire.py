@@ -99,7 +99,7 @@ def test_wire_without_codecs_sends_the_buffer_itself():
     assert moved is sent
     (received,) = transfer.wait()
     assert received.data_ptr() == output.data_ptr()
-    assert rest == [[2, 1], [3, 2], "results"]
+    assert rest == [(2, 1), (3, 2), "results"]
 
 
 def test_a_column_of_a_wider_gradient_travels_as_itself():

@@ -267,9 +267,10 @@ def test_counts_that_contradict_themselves_raise(rows: Any, counts: Any, total: 
 def test_hot_rows_asked_for_without_counts_say_what_to_give() -> None:
     constraints = {"user": sw.ParameterConstraints(sharding_types=["hot_rows"])}
     text = r"hot_rows.* has no access counts; give .* extras=AccessCounts"
-    with installed(HotRows()), pytest.raises(sw.PlanningError, match=text):
+    with installed(HotRows()):
         planner = sw.EmbeddingShardingPlanner(sw.Topology(2, "cpu"), 8, constraints=constraints)
-        planner.plan_tables([sw.TableSpec("user", 10, 8)])
+        with pytest.raises(sw.PlanningError, match=text):
+            planner.plan_tables([sw.TableSpec("user", 10, 8)])
 
 
 def test_hot_rows_with_counts_of_another_table_raise_naming_both() -> None:

@@ -54,7 +54,7 @@ def test_document_of_another_kind_says_what_it_is(read, given):
 
 
 def test_workload_in_place_of_a_plan_is_told_what_makes_plans():
-    with pytest.raises(PlanError, match="has no 'format': .*`shardwright plan` makes a plan of a workload"):
+    with pytest.raises(PlanError, match=r"has no 'format': .*`shardwright plan` makes a plan of a workload"):
         PLAN.check(shown("workload"))
 
 

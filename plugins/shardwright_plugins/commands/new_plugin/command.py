@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import keyword
 import re
-from collections.abc import Iterable
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -105,10 +104,11 @@ def _check_name_is_free(name: str, kind: str) -> None:
 
 def _words(name: str, kind: Kind[Any]) -> dict[str, str]:
     parts = [part for part in name.split("_") if part]
-    own = _joined(parts)
+    if keyword.iskeyword("".join(parts).capitalize()):  # None, True and False are no names of classes
+        parts += kind.name.split("_")
     return {
         "ABBREVIATION": ("".join(part[0] for part in parts) + parts[0][1:] + "X").upper()[:2],
-        "CLASS": f"{own}{_joined(kind.name.split('_'))}" if keyword.iskeyword(own) else own,  # None, True, False
+        "CLASS": "".join(part.capitalize() for part in parts),
         "DISTRIBUTION": f"shardwright_{name}",
         "FIXTURE": kind.name,
         "KIND": kind.title,
@@ -116,10 +116,6 @@ def _words(name: str, kind: Kind[Any]) -> dict[str, str]:
         "PROJECT": f"shardwright-{name.replace('_', '-')}",
         "TESTS": kind.kit.rpartition(".")[2],
     }
-
-
-def _joined(parts: Iterable[str]) -> str:
-    return "".join(part.capitalize() for part in parts)
 
 
 def _filled(text: str, words: dict[str, str]) -> str:

@@ -27,7 +27,7 @@ def test_new_plugin_of_each_kind_is_small_enough_to_read_in_a_minute(kind):
         assert max(len(line) for line in text.splitlines()) <= 120
 
 
-@pytest.mark.parametrize("name", [*map(str.lower, keyword.kwlist), "no_ne"])
+@pytest.mark.parametrize("name", [*map(str.lower, keyword.kwlist), "none_"])
 def test_new_plugin_that_has_the_name_of_a_keyword_is_a_class(name):
     for path, text in distribution(name, "codec").items():
         if path.endswith(".py"):

@@ -208,6 +208,7 @@ def test_plan_tables_no_plugin_that_may_be_taken_unasked_raises(host_with):
         (lambda n: np.full(n, -1.0), "returned -1.0 as 'forward'"),
         (lambda n: np.full(n, np.nan), "returned nan as 'forward'"),
         (lambda n: np.full(n, np.inf), "returned inf as 'forward'"),
+        (lambda n: np.full(n, 1e308), r"returned 1e\+308 as 'forward'"),
     ],
 )
 def test_plan_tables_estimator_that_breaks_the_contract_raises(column, text):

@@ -332,7 +332,8 @@ class Topology:
             raise UnknownNameError(
                 f"this topology has no memory tier {own!r}. "
                 f"Known: {', '.join(self.tiers)}.{nearest(own, self.tiers)} "
-                f"Give its capacity: Topology(..., memory_bytes={{{own!r}: ...}})."
+                f"Give its capacity and bandwidth: Topology(..., memory_bytes={{{own!r}: bytes of a rank}}, "
+                f"memory_bandwidths={{{own!r}: bytes per millisecond}})."
             )
         return own
 

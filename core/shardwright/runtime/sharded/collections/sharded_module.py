@@ -280,7 +280,8 @@ def _check_not_misspelt(optimizer: OptimizerSpec) -> None:
         for device in devices
         for name in TORCH_NAMES
     ]
-    if not any(kernels.create(name).supports(own) is True for name in kernels.names for own in asked):
+    fusing = [kernel for kernel in map(kernels.create, kernels.names) if kernel.fuses_optimizer]
+    if not any(kernel.supports(own) is True for kernel in fusing for own in asked):
         known.entry(optimizer.name)
 
 

@@ -12,11 +12,12 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from attrs import field, frozen
+from torch import Tensor
 
 from shardwright.contracts.codec import Codec
 from shardwright.contracts.compute_kernel import NO_COLUMNS, WEIGHTS, ComputeKernel
 from shardwright.contracts.kernel_request import KernelRequest
-from shardwright.contracts.lookup import BlockSpec, Lookup
+from shardwright.contracts.lookup import Bags, BlockSpec, Lookup
 from shardwright.errors import PlanError, UnsupportedError
 from shardwright.host.plugin_host import host
 from shardwright.planning.arrays import Ints
@@ -118,7 +119,43 @@ def build_lookup(group: KernelGroup, device: Any) -> Lookup:
             f"compute kernel {group.kernel.name!r} broke its contract: build() for the tables {tables} returned a "
             f"{type(lookup).__name__}; it must return a shardwright.Lookup"
         )
+    check_first_result(lookup, group.kernel.name, group.blocks)
     return lookup
+
+
+def check_first_result(lookup: Lookup, kernel_name: str, blocks: Sequence[BlockSpec]) -> None:
+    """Have the result of a lookup's first forward pass checked; those that follow are the kernel's alone.
+
+    That pass raises ``UnsupportedError`` where the result is not a pair of the bags' sums and what ``backward`` needs.
+
+    Args:
+        lookup: a new lookup.
+        kernel_name: name of its compute kernel.
+        blocks: its blocks.
+    """
+    forward, is_new = lookup.forward, True
+    widths = np.array([own.block.num_columns for own in blocks for _ in range(own.num_slots)], dtype=np.int64)
+
+    def first(bags: Bags, *, training: bool) -> tuple[Tensor, Any]:
+        nonlocal is_new
+        answer = forward(bags, training=training)
+        if is_new:
+            given = answer if isinstance(answer, tuple | list) else (answer,)
+            sums, size = given[0] if len(given) == 2 else None, int(bags.table.sum(0) @ widths)
+            if not isinstance(sums, Tensor) or (sums.dtype, sums.numel()) != (torch.float32, size):
+                shape = f" of {sums.dtype}, {list(sums.shape)}" if isinstance(sums, Tensor) else ""
+                raise UnsupportedError(
+                    f"compute kernel {kernel_name!r} broke its contract: forward() for the tables "
+                    f"{', '.join(repr(own.table.name) for own in blocks)} returned "
+                    f"({', '.join(type(own).__name__ for own in given)}){shape}; it must return a pair: the sums, a "
+                    f"tensor of {size} elements of float32 for these bags, and what backward() needs"
+                )
+            is_new = False
+            if vars(lookup).get("forward") is first:
+                del vars(lookup)["forward"]
+        return answer
+
+    vars(lookup)["forward"] = first
 
 
 def kernel_of(name: str) -> ComputeKernel:

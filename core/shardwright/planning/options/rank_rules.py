@@ -198,8 +198,8 @@ class RankRules:
             if len(crowded) > len(ranks):
                 raise NoPlanError(
                     f"constraints contradict each other: {len(crowded)} tables, {self.names(crowded)}, are kept apart "
-                    f"and may use {count_text(len(ranks), 'rank')} together ({some(sorted(ranks))}). Take one of them out of "
-                    "'apart', or allow more ranks."
+                    f"and may use {count_text(len(ranks), 'rank')} together ({some(sorted(ranks))}). Take one of them "
+                    "out of 'apart', or allow more ranks."
                 )
 
     def names(self, tables: Iterable[int]) -> str:

@@ -134,7 +134,7 @@ class DocumentKind:
 
 @functools.cache
 def _formats() -> dict[str, tuple[str, str]]:
-    """What documents say that they are -> the file of its schema, and what reads it."""
+    """Format that a document names -> the file of its schema, and what reads it."""
     nodes = {name: load_schema(name).get("properties", {}).get("format") for name in schema_names()}
     return {node["const"]: (name, node["description"]) for name, node in nodes.items() if node}
 

@@ -154,7 +154,7 @@ def check_result(kernel_name: str, blocks: Sequence[BlockSpec], bags: Bags, answ
         kernel_name: name of the compute kernel.
         blocks: blocks that were looked up.
         bags: bags that were looked up.
-        answer: what the kernel returned.
+        answer: value that the kernel returned.
 
     Raises:
         UnsupportedError: it is something else, or the sums are of another dtype or number.

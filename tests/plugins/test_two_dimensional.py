@@ -351,8 +351,10 @@ def test_groups_that_reshard_to_different_plans_are_one_error_and_stay_as_they_w
     assert "the plan of table 'user' is ranks 0, 2: table_wise" in text
 
 
-@pytest.mark.parametrize("planned_for", [1, WORLD])
-def test_reshard_to_a_plan_for_more_or_fewer_ranks_than_a_group_has_is_refused(planned_for: int) -> None:
+@pytest.mark.parametrize(("planned_for", "told"), [(1, "1 rank"), (WORLD, f"{WORLD} ranks")])
+def test_reshard_to_a_plan_for_more_or_fewer_ranks_than_a_group_has_is_refused(
+    planned_for: int, told: str
+) -> None:
     plan = planned(["table_wise"]).made
     other = EmbeddingShardingPlanner(Topology(planned_for, "cpu"), BATCH).plan_tables(
         sharder("sgd").tables(bags(), "")
@@ -361,7 +363,7 @@ def test_reshard_to_a_plan_for_more_or_fewer_ranks_than_a_group_has_is_refused(p
     def work(env: Any) -> None:
         with pytest.raises(
             PlanError,
-            match=f"the plan is for {planned_for} ranks, the model for 2 sharding groups of 2 ranks",
+            match=f"the plan is for {told}, the model for 2 sharding groups of 2 ranks",
         ):
             wrapped(env, plan).reshard(other)
 

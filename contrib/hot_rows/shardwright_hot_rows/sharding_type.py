@@ -41,10 +41,18 @@ class HotRows(sw.ShardingType):
     def layouts(
         self, table: sw.TableSpec, topology: sw.Topology, constraints: sw.ParameterConstraints
     ) -> Iterable[sw.Layout]:
-        """A layout for each number of hot rows that :data:`SHARES` ask for, and leaves some cold."""
+        """A layout for each number of hot rows that :data:`SHARES` ask for, and leaves some cold.
+
+        Raises:
+            UnsupportedError: the table has no counts.
+            InvalidInputError: its counts are of another table.
+        """
         counts = self._counts_of(table, constraints)
         if counts is None or not len(counts.rows):
-            return
+            raise sw.UnsupportedError(
+                "the table has no access counts; give its ParameterConstraints "
+                "extras=AccessCounts.measured(ids, num_rows).to_extras()"
+            )
         if counts.rows.max() >= table.num_embeddings:
             raise sw.InvalidInputError(
                 f"access counts of table {table.describe()} name row {counts.rows.max()}, which it does not have"

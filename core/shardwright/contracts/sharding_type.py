@@ -81,6 +81,9 @@ class ShardingType(ABC, metaclass=OpenNames):
         Returns:
             Layouts that differ in their ``variant``. Blocks with ``rank=None`` may go to any rank; those with one
             ``host_group`` to ranks of one host.
+
+        Raises:
+            UnsupportedError: this type does not apply here; the planner shows the text as the reason.
         """
 
     def supports(self, table: TableSpec, topology: Topology) -> Literal[True] | str:

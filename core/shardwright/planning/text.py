@@ -22,6 +22,11 @@ def bytes_text(size: float) -> str:
     return f"{value:.1f} {_UNITS[unit]}" if unit else f"{int(value)} B"
 
 
+def count_text(count: int, noun: str) -> str:
+    """``1 rank``, ``16 ranks``."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def number_text(value: float) -> str:
     """Four digits, or a whole number: ``0.1234``, ``217.8``, ``12,860``."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"

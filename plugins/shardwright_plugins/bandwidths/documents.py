@@ -12,6 +12,7 @@ from shardwright.errors import InvalidInputError
 from shardwright.planning.documents import MACHINE
 from shardwright.planning.machines.given import LATENCY, one_a_rank
 from shardwright.planning.machines.topology import CPU_DEVICE, InputValue, Topology
+from shardwright.planning.text import count_text
 
 
 def machine_topology(path: str | Path, world_size: int, compute_device: Any, **given: Any) -> Topology:
@@ -50,7 +51,9 @@ def machine_topology(path: str | Path, world_size: int, compute_device: Any, **g
         if name.startswith("hbm_") != is_host
     }
     others = "" if is_as_many else f", not {world_size}"
-    source = f"measured on {made['processor']}, {made['date']}, with {made['ranks']} ranks{others}"
+    source = (
+        f"measured on {made['processor']}, {made['date']}, with {count_text(made['ranks'], 'rank')}{others}"
+    )
     origin = "measured" if is_as_many else "assumed"
     origins = {name: InputValue(value, origin, source) for name, value in measured.items()}
     arguments: dict[str, Any] = {

@@ -14,6 +14,7 @@ from attrs import frozen
 from shardwright.cli.plans import write_text
 from shardwright.errors import InvalidInputError, PlanError
 from shardwright.planning.plan.plan import ShardingPlan
+from shardwright.planning.text import count_text
 from shardwright_plugins.estimators.engine import Engine
 from shardwright_plugins.following.predicted import Predicted, Prices
 from shardwright_plugins.following.refit import refitted
@@ -91,8 +92,8 @@ def _check(prices: Prices, times: MeasuredTimes) -> None:
     world_size = prices.asked.space.topology.world_size
     if len(times.ranks) != world_size:
         raise InvalidInputError(
-            f"the times are of {len(times.ranks)} ranks, and the plan is for {world_size}: measure a training of "
-            "this plan"
+            f"the times are of {count_text(len(times.ranks), 'rank')}, and the plan is for {world_size}: measure a "
+            "training of this plan"
         )
     planned = {table.path for table in prices.asked.options.all_tables}
     measured = {path for rank in times.ranks for group in rank.groups for path in group.tables}
@@ -125,8 +126,8 @@ def comparison_lines(plan: ShardingPlan, path: Path, refit: Path | None = None) 
     if predicted is None:
         raise PlanError(prices.asked.unknown_tables()[0])
     yield (
-        f"{times.num_steps} steps on {len(times.ranks)} ranks; measured / predicted by {predicted.estimator}, ms of a "
-        "step"
+        f"{count_text(times.num_steps, 'step')} on {count_text(len(times.ranks), 'rank')}; measured / predicted by "
+        f"{predicted.estimator}, ms of a step"
     )
     yield from _rank_lines(times, predicted)
     if refit is not None:

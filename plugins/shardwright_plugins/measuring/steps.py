@@ -33,7 +33,7 @@ _NUM_BATCHES = 4
 _QUIET = 0.04
 _UNSTEADY = 0.1
 """Distance of the quartiles of a run's steps, as a part of the median, from which on the run is unsteady."""
-_MOST_TRIES = 3
+MOST_TRIES = 3
 _LONGEST_S = 1.0
 """Time of a run of a plan, s, after which fewer steps must do; slow kernels take seconds a step."""
 _WARM, _FEWEST = 2, 5
@@ -61,12 +61,15 @@ class Measured:
         return self.others < _QUIET and self.spread_ms < _UNSTEADY * self.step_ms
 
 
-def measure_each(work: Sequence[tuple[Mapping[str, Any], str]], *, steps: int) -> list[Measured]:
+def measure_each(
+    work: Sequence[tuple[Mapping[str, Any], str]], *, steps: int, most_tries: int = MOST_TRIES
+) -> list[Measured]:
     """Measure plans one after the other; every rank of the process group makes this call.
 
     Args:
         work: pairs of a workload as JSON data and a plan document; one may come several times.
         steps: steps that count, of each run.
+        most_tries: runs of a plan at most, while other programs disturb them.
 
     Returns:
         A figure for each pair, the same on every rank.
@@ -75,7 +78,7 @@ def measure_each(work: Sequence[tuple[Mapping[str, Any], str]], *, steps: int) -
     for data, text in work:
         workload = Workload.from_data(data)
         batches = drawn_batches(workload)
-        found.append(measure_plan(workload, ShardingPlan.from_json(text), batches, steps))
+        found.append(measure_plan(workload, ShardingPlan.from_json(text), batches, steps, most_tries))
         give_back_memory()
     return found
 
@@ -86,7 +89,11 @@ def drawn_batches(workload: Workload) -> list[KeyedJaggedTensor]:
 
 
 def measure_plan(
-    workload: Workload, plan: ShardingPlan, batches: Sequence[KeyedJaggedTensor], steps: int
+    workload: Workload,
+    plan: ShardingPlan,
+    batches: Sequence[KeyedJaggedTensor],
+    steps: int,
+    most_tries: int = MOST_TRIES,
 ) -> Measured:
     """Run steps until other programs leave the machine alone, a few times at most; the quickest run counts.
 
@@ -95,6 +102,7 @@ def measure_plan(
         plan: the plan, of as many ranks as the process group has; every one of them makes this call.
         batches: this rank's batches, which steps take in turn.
         steps: steps that count.
+        most_tries: runs at most.
     """
     keep_memory()
     model = _model(workload, plan)
@@ -105,7 +113,7 @@ def measure_plan(
     dist.all_reduce(warm, op=dist.ReduceOp.MAX)
     steps = min(steps, max(_FEWEST, int(_LONGEST_S / float(warm))))
     tries: list[Measured] = []
-    while len(tries) < _MOST_TRIES and not (tries and tries[-1].others < _QUIET):
+    while len(tries) < most_tries and not (tries and tries[-1].others < _QUIET):
         others = OtherPrograms()
         times = _times(model, clock, batches, gradient, steps)
         tries.append(_summary(times, others.share()))

@@ -19,7 +19,7 @@ from shardwright_plugins.measuring.phases import keep_memory
 _CPU = torch.device("cpu")
 _WARM = 2
 _ROWS, _COLUMNS, _IDS, _CALLS = 1 << 18, 64, 1 << 15, 2000
-_REFERENCE_ROUNDS = 120
+REFERENCE_ROUNDS = 120
 
 
 def quartiles_ms(
@@ -49,12 +49,15 @@ def quartiles_ms(
     return [float(own) for own in quartiles]
 
 
-def reference_ms() -> float:
+def reference_ms(rounds: int = REFERENCE_ROUNDS) -> float:
     """Time of a fixed work on all ranks at the same time, ms, of the slowest; every rank makes this call.
 
     The work is of the kinds that a step is made of, and nothing of this package: rows read from 64 MiB and summed, ids
     sorted, and small calls of Python. So the time tells how quick the machine is now, whatever version measures it.
     Memory is kept as in the experiments: pages that are taken anew make a first measurement a tenth slower.
+
+    Args:
+        rounds: rounds that count.
     """
     keep_memory()
     generator = torch.Generator().manual_seed(dist.get_rank())
@@ -67,8 +70,6 @@ def reference_ms() -> float:
         for number in range(_CALLS):
             divmod(number, 7)
 
-    told = torch.tensor(
-        quartiles_ms(work, rounds=_REFERENCE_ROUNDS, before=dist.barrier), dtype=torch.float64
-    )
+    told = torch.tensor(quartiles_ms(work, rounds=rounds, before=dist.barrier), dtype=torch.float64)
     dist.all_reduce(told, op=dist.ReduceOp.MAX)
     return float(told)

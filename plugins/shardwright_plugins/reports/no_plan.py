@@ -23,7 +23,7 @@ from shardwright.planning.search.placement import Misfit, fixed_misfit, propose
 from shardwright.planning.search.ruled_placement import place_within
 from shardwright.planning.search.search import SearchResult
 from shardwright.planning.tables.constraints import Constraints
-from shardwright.planning.text import bytes_text
+from shardwright.planning.text import bytes_text, count_text
 
 # Above this part of the memory, that shards pack badly is the likely reason; and so much more than is needed suffices
 # for most instances of tests/benchmarks/planning/plan_instances.py.
@@ -77,8 +77,9 @@ def _not_found(
     if result.lower_bound_ms > space.most_ms:
         came = f" In what came nearest, {nearest}." if nearest else ""
         return NoPlanError(
-            f"no plan: it is proven that no choice of options for the {len(space.options.all_tables)} tables fits in "
-            f"the memory of {len(space.capacity_bytes)} ranks.{came}{room}{_MORE}"
+            "no plan: it is proven that no choice of options for the "
+            f"{count_text(len(space.options.all_tables), 'table')} fits in the memory of "
+            f"{count_text(len(space.capacity_bytes), 'rank')}.{came}{room}{_MORE}"
         )
     ended = f" The search ended at its {limit}; allow it more (seconds=...)." if result.is_cut_short else ""
     if misfit is None:
@@ -88,8 +89,8 @@ def _not_found(
             f"{room} Another proposer may find one.{ended}"
         )
     return NoPlanError(
-        f"no plan found: {result.num_proposals} proposals were tried, none fitted. In the one that came nearest, "
-        f"{nearest}.{room} A plan may exist all the same: try another proposer or partitioner, a smaller "
+        f"no plan found: tried {count_text(result.num_proposals, 'proposal')}, none fitted. In the one that came "
+        f"nearest, {nearest}.{room} A plan may exist all the same: try another proposer or partitioner, a smaller "
         "storage_reservation, or more ranks." + _what_would_fit(space, misfit.table, request, plugins) + ended
     )
 
@@ -148,7 +149,8 @@ class _Need:
     def text(self, space: SearchSpace) -> str:
         """``the 26 tables need at least 21.8 TiB of hbm and ddr together, ...; the 16 ranks have 8.8 TiB``."""
         tables, count = space.options.all_tables, len(space.capacity_bytes)
-        who, have = f"the {len(tables)} tables need", f"the {count} ranks have"
+        who = f"the {count_text(len(tables), 'table')} need{'s' * (len(tables) == 1)}"
+        have = f"the {count_text(count, 'rank')} {'has' if count == 1 else 'have'}"
         if self.tables is not None:
             names = some([tables[table].path for table in self.tables])
             who, have = f"{len(self.tables)} of the tables ({names}) {self.where}, and need", "there is"

@@ -14,6 +14,7 @@ from shardwright.contracts.comm_backend import CommBackend
 from shardwright.errors import InvalidInputError, PlanError
 from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.planning.tables.spec import Update
+from shardwright.planning.text import count_text
 from shardwright.runtime.sharded.collections.sharded_collection import ShardedCollection
 from shardwright.runtime.sharded.collections.sharders import ModuleSharder
 from shardwright.runtime.sharded.models.model_parallel import DistributedModelParallel
@@ -152,9 +153,9 @@ class DMPCollection(DistributedModelParallel):
         if planned != size or has_others:
             others = f" in each of {groups} sharding groups" if groups else ""
             raise PlanError(
-                f"the plan is for {planned} ranks{others}, the model for "
-                f"{env.num_sharding_groups} sharding groups of {size} ranks: plan with Topology(world_size="
-                f"{env.everyone.world_size}, ...).sharding_group({size})"
+                f"the plan is for {count_text(planned, 'rank')}{others}, the model for "
+                f"{env.num_sharding_groups} sharding groups of {count_text(size, 'rank')}: plan with "
+                f"Topology(world_size={env.everyone.world_size}, ...).sharding_group({size})"
             )
 
     @untraced

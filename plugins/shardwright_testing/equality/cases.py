@@ -11,6 +11,7 @@ from attrs import evolve, field, frozen
 from torch import Tensor, nn
 
 from shardwright.contracts import ShardingType
+from shardwright.errors import UnsupportedError
 from shardwright.host.plugin_host import host
 from shardwright.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from shardwright.planning.layouts.layout import Block, Layout
@@ -273,7 +274,19 @@ def layouts_of(
     """The layouts that a registered sharding type offers for ``table`` on simulated hosts, by default one."""
     sharding_type: ShardingType = host().sharding_types.create(name)
     topology = _topology(world_size, local_world_size)
-    return list(sharding_type.layouts(table, topology, constraints or ParameterConstraints(min_partition=1)))
+    return offered_layouts(
+        sharding_type, table, topology, constraints or ParameterConstraints(min_partition=1)
+    )
+
+
+def offered_layouts(
+    sharding_type: ShardingType, table: TableSpec, topology: Topology, constraints: ParameterConstraints
+) -> list[Layout]:
+    """The layouts that a sharding type offers; none where it says that it does not apply."""
+    try:
+        return list(sharding_type.layouts(table, topology, constraints))
+    except UnsupportedError:
+        return []
 
 
 @cache

@@ -13,7 +13,7 @@ from shardwright.host.plugin_host import host
 from shardwright.planning.layouts.layout import Block, Layout
 from shardwright.planning.tables.constraints import ParameterConstraints
 from shardwright.planning.tables.spec import TableSpec
-from shardwright_testing.equality.cases import Case
+from shardwright_testing.equality.cases import Case, offered_layouts
 from shardwright_testing.equality.random_cases import Cluster, plain_kernel
 
 SHAPES = (Cluster(1, 1), Cluster(1, 2), Cluster(2, 2))
@@ -59,7 +59,7 @@ class TypeUnderTest:
                 f"{self.name}: supports() must be True or the reason why not, it is {answer!r}"
             )
             return []
-        return list(self.sharding_type.layouts(table, topology, self.rule(min_partition=min_partition)))
+        return offered_layouts(self.sharding_type, table, topology, self.rule(min_partition=min_partition))
 
     def applies(self, case: Case) -> bool:
         """True if every table of a case has a layout."""

@@ -19,6 +19,7 @@ from shardwright.optim.fused import spec_to_torch
 from shardwright.planning.layouts.layout import Block
 from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright.planning.tables.spec import TableSpec
+from shardwright.runtime.step.kernel_groups import check_result
 from shardwright_testing.kernels.keys import AllKeys, RowsOfKeys
 
 CPU = torch.device("cpu")
@@ -297,6 +298,14 @@ class _Unsharded:
 def lookup_of(kernel: ComputeKernel, blocks: Sequence[BlockSpec], device: torch.device) -> Lookup:
     """The kernel's lookup. It gets the columns of ids that the kernel asks for with all bags, 1 for each id."""
     lookup = kernel.build(blocks, device=device)
+    forward = lookup.forward
+
+    def checked(bags: Bags, **options: Any) -> tuple[Tensor, Any]:
+        answer = forward(bags, **options)
+        check_result(kernel.name, blocks, bags, answer)
+        return answer
+
+    vars(lookup)["forward"] = checked
     asked = {name: dtype for spec in blocks for name, dtype in kernel.columns(spec.request).items()}
 
     def given(method: Callable[..., Any]) -> Callable[..., Any]:

@@ -264,6 +264,15 @@ def test_counts_that_contradict_themselves_raise(rows: Any, counts: Any, total: 
         AccessCounts(rows, counts, total)
 
 
+def test_hot_rows_asked_for_without_counts_say_what_to_give() -> None:
+    constraints = {"user": sw.ParameterConstraints(sharding_types=["hot_rows"])}
+    text = r"hot_rows.* has no access counts; give .* extras=AccessCounts"
+    with installed(HotRows()):
+        planner = sw.EmbeddingShardingPlanner(sw.Topology(2, "cpu"), 8, constraints=constraints)
+        with pytest.raises(sw.PlanningError, match=text):
+            planner.plan_tables([sw.TableSpec("user", 10, 8)])
+
+
 def test_hot_rows_with_counts_of_another_table_raise_naming_both() -> None:
     rule = sw.ParameterConstraints(extras=AccessCounts.of([1, 2, 3, 4]).to_extras())
     table = sw.TableSpec("t", 3, 4, ["f"])

@@ -48,8 +48,14 @@ def test_document_of_another_kind_says_what_it_is(read, given):
     if read == given:
         kind.check(shown(given))
     else:
-        with pytest.raises(kind.error, match=f"shardwright-{given}"):
+        reads = {"machine": "plan --machine", "plan": "explain"}[given]
+        with pytest.raises(kind.error, match=rf'"format" is .shardwright-{given}.\. .*`shardwright {reads}`'):
             kind.check(shown(given))
+
+
+def test_workload_in_place_of_a_plan_is_told_what_makes_plans():
+    with pytest.raises(PlanError, match=r"has no 'format': .*`shardwright plan` makes a plan of a workload"):
+        PLAN.check(shown("workload"))
 
 
 def test_table_of_constraints_may_be_called_format():

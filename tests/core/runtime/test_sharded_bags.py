@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from hypothesis import strategies as st
@@ -236,14 +238,28 @@ def test_input_dist_of_the_next_batch_may_begin_before_this_ones_lookup():
             torch.testing.assert_close(output, expected)
 
 
-def test_moves_and_casts_of_the_model_leave_blocks_where_the_plan_put_them():
+@pytest.mark.parametrize(
+    ("cast", "told"),
+    [
+        (lambda module: module.to("cpu").float(), nullcontext()),  # a warning would be an error
+        (
+            lambda module: module.half(),
+            pytest.warns(UserWarning, match=r"keep the data type.* torch\.float16"),
+        ),
+        (lambda module: module.to("cpu", torch.float64), pytest.warns(UserWarning, match=r"torch\.float64")),
+    ],
+    ids=["float32", "half", "to"],
+)
+def test_moves_and_casts_of_the_model_leave_blocks_where_the_plan_put_them(cast, told):
     case = case_of()
 
     def work(sharded, batch, env):
-        sharded.half().to(torch.float64).to("cpu").float()
+        cast(sharded)
         return sharded(batch).values().detach(), {p.dtype for p in sharded.parameters()}
 
-    for (output, dtypes), expected in zip(simulate(case, work), unsharded(case), strict=True):
+    with told:
+        found = simulate(case, work)
+    for (output, dtypes), expected in zip(found, unsharded(case), strict=True):
         torch.testing.assert_close(output, expected)
         assert dtypes == {torch.float32}
 

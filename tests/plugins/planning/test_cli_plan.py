@@ -491,7 +491,7 @@ def test_diff_counts_the_bytes_that_move(planned, tmp_path):
     rank = entry(json.loads(first.read_text()), "user")["shards"][0]["rank"]
     edit(second, lambda d: entry(d, "user")["shards"][0].update(rank=(rank + 1) % 4))
     told = run("diff", first, second).stdout
-    assert "1 tables differ, 7 do not; 48.8 MiB of weights move" in told  # 200_000 x 64 x 4 bytes
+    assert "1 table differs, 7 do not; 48.8 MiB of weights move" in told  # 200_000 x 64 x 4 bytes
     assert (
         "a reshard sends 48.8 MiB (weights and optimizer states): 48.8 MiB inside hosts, 0 B between hosts"
         in told
@@ -530,7 +530,7 @@ def test_examples_of_the_page_about_documents_are_planned_and_checked(tmp_path):
         "plan", paths["workload"], "--constraints", paths["constraints"], *PLAN_ALL, "--output", paths["made"]
     )
     assert "3 tables: each row and column is covered once" in run("check", paths["made"]).stdout
-    assert "0 tables differ, 1 do not" in run("diff", paths["plan"], paths["plan"]).stdout
+    assert "0 tables differ, 1 does not" in run("diff", paths["plan"], paths["plan"]).stdout
 
 
 @pytest.fixture

@@ -106,20 +106,18 @@ class DocumentKind:
 
         Raises:
             ShardwrightError: the kind's own; the text says where it has another form, what stands there, what would
-                be right, and of keys the nearest; and of which kind the document says that it is.
+                be right, and of keys the nearest; of a document that says it is of another kind, what reads it.
         """
         try:
             faults = list(itertools.islice(_validator(self.schema).iter_errors(value), _MOST_FAULTS))
         except ValueError as error:  # Python data that JSON has no word for
             raise self.error(f"the {self.title} is no JSON data: {error}") from error
         if faults:
-            text = min((self._told(value, fault) for fault in faults), key=itemgetter(0))[1]
-            said = value.get("format") if isinstance(value, dict) else None
-            raise self.error(
-                f'{text} The document says "format": "{said}".'
-                if isinstance(said, str) and repr(said) not in text
-                else text
-            )
+            said = str(value.get("format")) if isinstance(value, dict) else ""
+            schema, what = _formats().get(said, (self.schema, ""))
+            if schema != self.schema:
+                raise self.error(f'the {self.title} is of another kind: its "format" is {said!r}. {what}')
+            raise self.error(min((self._told(value, fault) for fault in faults), key=itemgetter(0))[1])
 
     def _told(self, value: Any, fault: jsonschema_rs.ValidationError) -> tuple[int, str]:
         """Priority and text of a fault; the lowest priority is reported."""
@@ -132,6 +130,13 @@ class DocumentKind:
         # more; other unknown keys say less.
         urgencies = {"const": -1, "additionalProperties": 0 if "Did you mean" in text else 2}
         return urgencies.get(fault.kind.name, 1), f"{text}. {meaning}".rstrip(". ") + "."
+
+
+@functools.cache
+def _formats() -> dict[str, tuple[str, str]]:
+    """Format that a document names -> the file of its schema, and what reads it."""
+    nodes = {name: load_schema(name).get("properties", {}).get("format") for name in schema_names()}
+    return {node["const"]: (name, node["description"]) for name, node in nodes.items() if node}
 
 
 @functools.cache

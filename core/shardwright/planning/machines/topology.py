@@ -330,9 +330,9 @@ class Topology:
         own = names.get(kernel_tier, kernel_tier)
         if own not in self.memory_bytes:
             raise UnknownNameError(
-                f"this topology has no memory tier {own!r}. "
-                f"Known: {', '.join(self.tiers)}.{nearest(own, self.tiers)} "
-                f"Give its capacity: Topology(..., memory_bytes={{{own!r}: ...}})."
+                f"this topology has no memory tier {own!r}. Known: {', '.join(self.tiers)}.{nearest(own, self.tiers)} "
+                f"Give its capacity and bandwidth: Topology(..., memory_bytes={{{own!r}: bytes of a rank}}, "
+                f"memory_bandwidths={{{own!r}: bytes per millisecond}})."
             )
         return own
 

@@ -27,6 +27,7 @@ from shardwright.planning.options.shapes import Runs, ShardRun
 from shardwright.planning.tables.constraints import Constraints, ParameterConstraints
 from shardwright.planning.tables.option_space import EVERYTHING, OptionSpace
 from shardwright.planning.tables.spec import TableSpec
+from shardwright.planning.text import count_text
 from shardwright.planning.watch import OutOfTime, Watch
 
 if TYPE_CHECKING:
@@ -177,8 +178,8 @@ def _ended_early(offers: Offers, table: TableSpec, index: int, count: int) -> Ba
                 "has a formula for num_rows_of().)"
             )
     return NoPlanError(
-        f"no plan found: of {count} tables, the options of {index} were known when the time was over, after "
-        f"{elapsed_s:.1f} s{part}; the next is {table.describe()}. Allow more time{advice}"
+        f"no plan found: of {count_text(count, 'table')}, the options of {index} were known when the time was over, "
+        f"after {elapsed_s:.1f} s{part}; the next is {table.describe()}. Allow more time{advice}"
     )
 
 
@@ -271,7 +272,8 @@ def _no_option(
         f"Offered only to tables whose sharding_types name them: {', '.join(by_name)}. " if by_name else ""
     )
     return (
-        f"no option is left for table {table.describe()} on {offers.topology.world_size} ranks of device "
+        f"no option is left for table {table.describe()} on "
+        f"{count_text(offers.topology.world_size, 'rank')} of device "
         f"{_devices_text(offers.topology)}, optimizer {table.optimizer or 'none (visible gradients)'}, "
         f"constraints: {constraints or 'none'}. Refused: {reasons}. "
         f"{unasked}Known sharding types: {', '.join(offers.plugins.sharding_types.names) or 'none'}; "

@@ -19,6 +19,7 @@ from shardwright.planning.plugin_calls import calling, check_answer
 from shardwright.planning.tables.constraints import Constraints
 from shardwright.planning.tables.optimizers import ASSUMED
 from shardwright.planning.tables.workload import table_to_data
+from shardwright.planning.text import count_text
 
 _SOURCE = "TorchRec 1.8 default"
 _SERVING_SOURCE = (
@@ -100,11 +101,11 @@ def describe_inputs(
         values["seconds_limit"] = InputValue(seconds_limit, "given")
     unknown = sum(rule.pooling_factors is None for rule in rules)
     if unknown:
-        source = f"ids per bag of the {unknown} tables whose constraints give none; {_SOURCE}"
+        source = f"ids per bag of the {count_text(unknown, 'table')} whose constraints give none; {_SOURCE}"
         values["pooling_factors"] = InputValue(1.0, "assumed", source)
     unnamed = sum(table.optimizer == ASSUMED for table in options.all_tables)
     if unnamed:
-        source = f"the default, for the {unnamed} tables that were given none"
+        source = f"the default, for the {count_text(unnamed, 'table')} that nobody gave one"
         values["optimizer"] = InputValue(str(ASSUMED), "assumed", source)
     values.update(_estimator_values(plugins, options))
     if request.constraints.rules:

@@ -51,11 +51,12 @@ class LayoutOffer:
             PlanningError: it raised, or gave something that is no layout, two layouts that nothing tells apart, or a
                 rank that there is not; or a row map's part gets no part of the ids.
         """
+        declined: list[str] = []
         try:
             answer = kind.supports(table, topology)
             if answer is not True:
                 return cls(reason=reason_of(answer))
-            layouts = tuple(layouts_on_devices(kind, table, topology, rule, go_on))
+            layouts = tuple(layouts_on_devices(kind, table, topology, rule, go_on, declined))
         except Exception as error:
             # A plugin's code: whatever it raises, the user must learn whose it is.
             raise PlanningError(
@@ -76,7 +77,8 @@ class LayoutOffer:
                         f"sharding type {kind.name!r} broke its contract: a block of its layout {layout.variant!r} "
                         f"of table {table.describe()} is on rank {rank} of {count} {of}"
                     )
-        return cls(layouts, "" if layouts else "offers no layout for this table")
+        reasons = dict.fromkeys(declined or ["offers no layout for this table"])
+        return cls(layouts, "" if layouts else "; ".join(reasons))
 
 
 def reason_of(answer: object) -> str:

@@ -23,6 +23,7 @@ from shardwright.planning.layouts.layout import Layout
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.tables.constraints import Constraints
 from shardwright.planning.tables.spec import TableSpec
+from shardwright.planning.text import count_text
 
 # What a shard takes of a resource, and what a rank has of it: too little for any, or enough for one. None has nothing,
 # or is full with one shard, since resources are compared by the part that is taken.
@@ -197,8 +198,8 @@ class RankRules:
             if len(crowded) > len(ranks):
                 raise NoPlanError(
                     f"constraints contradict each other: {len(crowded)} tables, {self.names(crowded)}, are kept apart "
-                    f"and may use {len(ranks)} ranks together ({some(sorted(ranks))}). Take one of them out of "
-                    "'apart', or allow more ranks."
+                    f"and may use {count_text(len(ranks), 'rank')} together ({some(sorted(ranks))}). Take one of them "
+                    "out of 'apart', or allow more ranks."
                 )
 
     def names(self, tables: Iterable[int]) -> str:

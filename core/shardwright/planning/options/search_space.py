@@ -26,6 +26,8 @@ AVERAGING = "averaging"
 
 # A shard of more fits nowhere (256 TiB), and sums of what is no more stay within 64 bits.
 _MOST_BYTES = float(1 << 48)
+# Sums over all shards and ranks of what is no more, and products of two such sums, are finite.
+_MOST_ESTIMATE = 1e100
 
 
 @frozen(eq=False)
@@ -240,12 +242,12 @@ def _checked(who: str, what: str, column: Floats, options: Options) -> Floats:
             f"{who} broke its contract: {what!r} must be one number for each of the "
             f"{options.num_shards} runs of shards, it is {brief(column)}"
         )
-    wrong = np.flatnonzero(~(values >= 0) | np.isinf(values))
+    wrong = np.flatnonzero(~((values >= 0) & (values <= _MOST_ESTIMATE)))
     if len(wrong):
         table = options.tables[options.shard_table[wrong[0]]]
         raise PlanningError(
             f"{who} returned {values[wrong[0]]} as {what!r} for a shard of table "
-            f"{table.describe()}; estimates must be finite and not negative"
+            f"{table.describe()}; estimates must be finite, from 0 to {_MOST_ESTIMATE:g}"
         )
     return values
 

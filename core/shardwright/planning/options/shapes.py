@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, TypeAlias
 import attrs
 
 from shardwright.contracts.sharding_type import ShardingType
+from shardwright.errors import UnsupportedError
 from shardwright.planning.arrays import FREE, NO_GANG
 from shardwright.planning.layouts.layout import BlockRun, Layout
 from shardwright.planning.machines.given import CPU_TIER, tiers_of
@@ -118,6 +119,7 @@ def layouts_on_devices(
     topology: Topology,
     rule: ParameterConstraints,
     go_on: Callable[[], None],
+    declined: list[str],
 ) -> Iterator[tuple[Layout, Runs]]:
     """Yield the layouts of a table with their runs, which each have a device.
 
@@ -127,34 +129,39 @@ def layouts_on_devices(
         topology: over what.
         rule: demands of the user on the table; with a ``device_group`` its shards stay on ranks of that.
         go_on: called now and then; ends the work by raising.
+        declined: receives the reasons of the type to give no layouts.
     """
     if not topology.is_mixed:
-        for layout in _asked(kind, table, topology, rule):
+        for layout in _asked(kind, table, topology, rule, declined):
             runs = runs_of(layout, topology.compute_device, go_on)
             yield layout, tuple(parted_by_class(runs, topology)) if len(topology.classes) > 1 else runs
         return
     for device in topology.device_types:
         group = group_of(topology, device)
         if rule.device_group in (None, device) and kind.supports(table, group) is True:
-            for layout in _asked(kind, table, group, rule):
+            for layout in _asked(kind, table, group, rule, declined):
                 if not any(dataflow.is_replicated for dataflow in layout.dataflows):
                     moved = _on_ranks_of(device, layout, topology)
                     yield moved, tuple(parted_by_class(runs_of(moved, device, go_on), topology))
     if rule.device_group is None:
-        for layout in _asked(kind, table, topology, rule):
+        for layout in _asked(kind, table, topology, rule, declined):
             runs = runs_of(layout, "", go_on)
             if all(run.rank != FREE for run in runs):
                 yield layout, tuple(parted_by_class(runs, topology))
 
 
 def _asked(
-    kind: ShardingType, table: TableSpec, ranks: Topology, rule: ParameterConstraints
+    kind: ShardingType, table: TableSpec, ranks: Topology, rule: ParameterConstraints, declined: list[str]
 ) -> tuple[Layout, ...]:
     """Ask a sharding type for layouts on some ranks, which must have different variants."""
-    answer: object = kind.layouts(table, ranks, rule)
-    if not isinstance(answer, Iterable):
-        raise TypeError(f"layouts() must give Layouts, it gave {answer!r}")
-    offered = tuple(answer)
+    try:
+        answer: object = kind.layouts(table, ranks, rule)
+        if not isinstance(answer, Iterable):
+            raise TypeError(f"layouts() must give Layouts, it gave {answer!r}")
+        offered = tuple(answer)
+    except UnsupportedError as reason:
+        declined.append(str(reason))
+        return ()
     for layout in offered:
         if not isinstance(layout, Layout):
             raise TypeError(f"layouts() must give Layouts, it gave a {type(layout).__name__}")

@@ -30,6 +30,7 @@ from shardwright.planning.documents.limits import MOST_RATE, MOST_SAMPLES
 from shardwright.planning.tables.caching import CacheParams
 from shardwright.planning.tables.codecs import QCommsConfig, as_qcomms
 from shardwright.planning.tables.spec import TableSpec
+from shardwright.planning.text import count_text
 
 if TYPE_CHECKING:
     from shardwright.host.registry import Registry
@@ -171,8 +172,8 @@ class ParameterConstraints:
             return values * count
         if len(values) != count:
             raise InvalidInputError(
-                f"constraints for table {table.describe()}: {name} has {len(values)} values, the table has "
-                f"{count} features; give one a feature, or one for all"
+                f"constraints for table {table.describe()}: {name} has {count_text(len(values), 'value')}, the table "
+                f"has {count_text(count, 'feature')}; give one a feature, or one for all"
             )
         return values
 

@@ -148,4 +148,5 @@ def by_rank(texts: Sequence[str], names: Sequence[int] | None = None, *, between
     ranks: dict[str, list[int]] = {}
     for rank, text in zip(names or range(len(texts)), texts, strict=True):
         ranks.setdefault(text, []).append(rank)
-    return "; ".join(f"{name_ranks(own)}{between}{text}" for text, own in ranks.items()).replace(".; ", "; ")
+    told = [f"{name_ranks(own)}{between}{text}" for text, own in ranks.items()]
+    return "; ".join([*(one.removesuffix(".") for one in told[:-1]), *told[-1:]])

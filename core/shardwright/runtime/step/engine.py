@@ -274,10 +274,9 @@ class EngineStep:
         if Status.STOPPED in self.statuses:
             return False
         if self.statuses is not engine.all_fine:
-            cause, self._cause = self._cause, None  # whose frames have this step, and what its callers hold
-            raise_problems(
-                self.statuses, env.communicator, cause
-            )  # also in the step in which a rank's data ends
+            # Also in the step in which a rank's data ends. The frames of the cause have this step, and what its callers hold.
+            cause, self._cause = self._cause, None
+            raise_problems(self.statuses, env.communicator, cause)
             if not goes_on(self.statuses):
                 return False
         sizes = rows[:, _BATCH_SIZE].copy()

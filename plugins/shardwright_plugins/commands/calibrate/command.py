@@ -79,10 +79,11 @@ def _silence(what: str) -> None:
 
 def _print(machine: Machine) -> None:
     """Print how well constants fit, and what was not measured."""
+    from shardwright.planning.text import count_text
     from shardwright_plugins.estimators.engine.machine import UNSTEADY
 
     made = machine.made
-    typer.echo(f"{made['processor']}, {made['ranks']} ranks, {made['seconds']} s")
+    typer.echo(f"{made['processor']}, {count_text(made['ranks'], 'rank')}, {made['seconds']} s")
     for own in made.get("classes", ()):
         typer.echo(
             f"  hosts with {own['processor']}: {own['hosts']}, at {own['speed']:.0%} of the fastest host's speed"

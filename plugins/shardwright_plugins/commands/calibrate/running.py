@@ -35,7 +35,7 @@ from shardwright_plugins.estimators.engine.step import ENGINE, OF_ENGINE, until_
 from shardwright_plugins.estimators.engine.work import LOOKUP, OF_KERNELS, UPDATE
 from shardwright_plugins.measuring.processor import processor
 from shardwright_plugins.measuring.steps import Measured
-from shardwright_plugins.measuring.timing import reference_ms
+from shardwright_plugins.measuring.timing import REFERENCE_ROUNDS, reference_ms
 
 CACHES = tuple(float(1 << power) for power in range(19, 26))
 """Sizes of a near cache that are tried, bytes: 512 KiB to 32 MiB."""
@@ -57,7 +57,7 @@ _KERNEL_STEPS, _STEPS = 5, 10
 _WARM_S = 6.0
 """Time of the fixed work before the measurement that counts, s: processors that did nothing are slower at first."""
 _QUICK = "only a few small experiments were made (--quick)"
-_QUICK_CASES, _QUICK_ELEMENTS = 3, 1_000_000
+_QUICK_CASES, _QUICK_ELEMENTS, _QUICK_ROUNDS = 3, 900_000, 12
 
 
 @frozen
@@ -184,10 +184,11 @@ def calibrate(
         DistributedError: a rank failed, or does not answer.
     """
     start, unmeasured = time.monotonic(), dict[str, str]()
-    begun_s, references = ranks.run(time.monotonic)[0], [ranks.run(reference_ms)[0]]
+    rounds = _QUICK_ROUNDS if quick else REFERENCE_ROUNDS
+    begun_s, references = ranks.run(time.monotonic)[0], [ranks.run(reference_ms, rounds)[0]]
     # Processors that have done nothing are slower for some seconds: only the last of these counts.
     while not quick and ranks.run(time.monotonic)[0] - begun_s < _WARM_S:
-        references = [ranks.run(reference_ms)[0]]
+        references = [ranks.run(reference_ms, rounds)[0]]
     names = asked or ranks.run(kernel_names)[0]
     # Steps are measured with rows of BASE, by the first kernel that is measured: none of another type before it.
     experiments = [(name, precision) for precision in dict.fromkeys((BASE, *precisions)) for name in names]
@@ -200,7 +201,7 @@ def calibrate(
     note("links")
     links, device, copies = _measured_links(ranks)
     note("steps")
-    references.append(ranks.run(reference_ms)[0])
+    references.append(ranks.run(reference_ms, rounds)[0])
     plans, runs = _measured_steps(ranks, steps.cases(), first, links, quick=quick)
     loads = [steps.loads_of(plan, cache_bytes) for plan in plans]
     ends = partial(
@@ -215,7 +216,7 @@ def calibrate(
         if name in fits and name != first
         for effort in steps.OF_KERNELS_ALONE
     }
-    references.append(ranks.run(reference_ms)[0])
+    references.append(ranks.run(reference_ms, rounds)[0])
     memory = _memory_bandwidth(kernels[first])
     others = float(np.median([run.others for run in runs]))
     speeds = speeds_of_ranks(classes, ranks.local_size)
@@ -301,7 +302,7 @@ def _measured_steps(
     quick: bool,
 ) -> tuple[list[ShardingPlan], list[Measured]]:
     """Plans and times of experiments with steps; of none that the kernel cannot do."""
-    from shardwright_plugins.measuring.steps import measure_each
+    from shardwright_plugins.measuring.steps import MOST_TRIES, measure_each
 
     topology = _topology(ranks, links)
     work, plans = [], []
@@ -314,9 +315,10 @@ def _measured_steps(
             continue
         plans.append(plan)
         work.append((case.workload, plan.to_json()))
-    best = ranks.run(measure_each, work, steps=_STEPS)[0]
+    tries = 1 if quick else MOST_TRIES
+    best = ranks.run(measure_each, work, steps=_STEPS, most_tries=tries)[0]
     # Far apart: other programs that run for some seconds disturb one of the runs.
-    unsteady = [place for place, run in enumerate(best) if not run.is_steady]
+    unsteady = [place for place, run in enumerate(best) if not (quick or run.is_steady)]
     again = ranks.run(measure_each, [work[place] for place in unsteady], steps=_STEPS)[0]
     for place, run in zip(unsteady, again, strict=True):
         best[place] = min(best[place], run, key=lambda one: one.step_ms)

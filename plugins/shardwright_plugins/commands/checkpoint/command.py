@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shardwright.errors import InvalidInputError
-from shardwright.planning.text import bytes_text
+from shardwright.planning.text import bytes_text, count_text
 from shardwright_plugins.commands.tables import table_of
 
 if TYPE_CHECKING:
@@ -66,7 +66,9 @@ def verify(folder: _Folder, step: _Step = None, as_json: _Json = False) -> None:
     if as_json:
         typer.echo(json.dumps({"path": str(stored.path), "files": len(stored.files), "bytes": total}))
         return
-    typer.echo(f"{stored.path}: {len(stored.files)} files, {bytes_text(total)}: as they were written")
+    typer.echo(
+        f"{stored.path}: {count_text(len(stored.files), 'file')}, {bytes_text(total)}: as they were written"
+    )
 
 
 @checkpoint.command()

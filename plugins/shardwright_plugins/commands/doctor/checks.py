@@ -115,7 +115,8 @@ def devices() -> Iterator[Finding]:
         yield Finding("devices", "accelerator", "", "absent", f"torch sees none{built}")
         return
     count = torch.accelerator.device_count()
-    yield Finding("devices", accelerator.type, f"{count} devices", reason=_memory_of(torch, accelerator.type))
+    found = f"{count} device{'s' * (count != 1)}"
+    yield Finding("devices", accelerator.type, found, reason=_memory_of(torch, accelerator.type))
     yield from _bandwidths(accelerator)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import keyword
 import re
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -103,6 +104,8 @@ def _check_name_is_free(name: str, kind: str) -> None:
 
 def _words(name: str, kind: Kind[Any]) -> dict[str, str]:
     parts = [part for part in name.split("_") if part]
+    if keyword.iskeyword("".join(parts).capitalize()):  # None, True and False are no names of classes
+        parts += kind.name.split("_")
     return {
         "ABBREVIATION": ("".join(part[0] for part in parts) + parts[0][1:] + "X").upper()[:2],
         "CLASS": "".join(part.capitalize() for part in parts),

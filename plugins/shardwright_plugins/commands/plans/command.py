@@ -31,6 +31,7 @@ def check(
     """Check a plan: it covers its tables, fits, costs what it says, and its bound is proven again."""
     from shardwright.planning.options.inputs import under_assumed_values
     from shardwright.planning.proofs import checked_by
+    from shardwright.planning.text import count_text
     from shardwright_plugins.plan_differences.check import check_plan
 
     plan = read_plan(document)
@@ -42,7 +43,7 @@ def check(
     if len(found.problems) > (len(found.misstatements) if rewrite else 0):
         raise typer.Exit(1)
     num_tables = sum(len(tables) for tables in plan.plan.values())
-    typer.echo(f"{num_tables} tables: each row and column is covered once, and everything fits")
+    typer.echo(f"{count_text(num_tables, 'table')}: each row and column is covered once, and everything fits")
     typer.echo(f"value: {found.value_ms:.6g} ms")
     typer.echo(
         f"bound: {found.lower_bound_ms:.6g} ms, proven again, {checked_by(certificate)}; gap {_gap(found)}"
@@ -169,8 +170,9 @@ def diff(
 
 
 def _show_changes(found: PlanDifference) -> None:
-    from shardwright.planning.text import bytes_text
+    from shardwright.planning.text import bytes_text, count_text
 
+    count = len(found.changes)
     rows = table_of("table", "before", "after", "moves", "of")
     for change in found.changes:
         before, after = (" / ".join(side) if side else "none" for side in (change.before, change.after))
@@ -180,7 +182,8 @@ def _show_changes(found: PlanDifference) -> None:
     if found.changes:
         console().print(rows)
     typer.echo(
-        f"{len(found.changes)} tables differ, {found.num_equal} do not; {bytes_text(found.moved_bytes)} of weights move"
+        f"{count_text(count, 'table')} differ{'s' * (count == 1)}, {found.num_equal} do{'es' * (found.num_equal == 1)} "
+        f"not; {bytes_text(found.moved_bytes)} of weights move"
     )
 
 

@@ -38,7 +38,7 @@ def profile(
     from shardwright.errors import InvalidInputError
     from shardwright.planning.options.inputs import BATCH_SIZE
     from shardwright.planning.tables.workload import Workload
-    from shardwright.planning.text import json_text
+    from shardwright.planning.text import count_text, json_text
     from shardwright_plugins.arrow import from_arrow
     from shardwright_plugins.profiles import Profile
 
@@ -51,12 +51,14 @@ def profile(
         collected.add(from_arrow(table, features))
     if collected.num_batches < _LEAST_STEPS:
         raise InvalidInputError(
-            f"the files have {collected.num_batches} whole steps of {samples} samples; a profile needs "
-            f"{_LEAST_STEPS} at least: give more files, or a smaller --batch"
+            f"the files have {count_text(collected.num_batches, 'whole step')} of {count_text(samples, 'sample')}; a "
+            f"profile needs {_LEAST_STEPS} at least: give more files, or a smaller --batch"
         )
     rules = collected.constraints()
     write_text(output, json_text({path: rule.to_data() for path, rule in rules.items()}) + "\n")
-    typer.echo(f"{collected.num_batches} steps of {samples} samples, {len(rules)} tables")
+    typer.echo(
+        f"{collected.num_batches} steps of {count_text(samples, 'sample')}, {count_text(len(rules), 'table')}"
+    )
     for path, rule in rules.items():
         ids = ", ".join(f"{factor:.4g}" for factor in rule.pooling_factors or ())
         stats = rule.cache_params.stats if rule.cache_params else None

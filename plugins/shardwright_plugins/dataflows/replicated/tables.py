@@ -14,6 +14,7 @@ from shardwright.errors import UnsupportedError
 from shardwright.planning.arrays import Ints
 from shardwright.planning.layouts.layout import Dataflow
 from shardwright.planning.plan.sharding import ParameterSharding
+from shardwright.planning.text import count_text
 from shardwright.runtime.ranks.devices import is_host, sent_to
 from shardwright.runtime.routed.codecs import codecs_of_tables
 from shardwright.runtime.routed.plan import RoutingPlan, SlotColumns, plan_routing
@@ -86,8 +87,8 @@ class ReplicatedTables(Executor):
         tables = len({spec.table.name for group in self.groups for spec in group.blocks})
         width = sum(columns.width for columns in self.brings)
         return {
-            "input": [f"{tables} tables on every rank: ids stay"],
-            "output": [f"{width} columns from every rank's own copy"],
+            "input": [f"{count_text(tables, 'table')} on every rank: ids stay"],
+            "output": [f"{count_text(width, 'column')} from every rank's own copy"],
         }
 
     def form_of(self, index: int, batch: CopiedBatch) -> UpdateForm:

@@ -26,6 +26,7 @@ from shardwright.planning.search.loaded import LoadedPlan
 from shardwright.planning.search.objectives import largest_rank_time
 from shardwright.planning.search.placement import Placed
 from shardwright.planning.search.refinements import Outcome, Refinement, Search
+from shardwright.planning.text import count_text
 from shardwright.planning.watch import Watch
 from shardwright_plugins.estimators.engine.kernels import KernelPrices
 from shardwright_plugins.estimators.engine.machine import (
@@ -278,7 +279,7 @@ class Engine(Estimator):
         unsteady = f"its speed changed by {drift:.0%} while it was measured" if drift > UNSTEADY else ""
         if self._file:
             return {"machine": unsteady} if unsteady else {}
-        origin = f"{made['processor']}, {made['ranks']} ranks, {made['date']}"
+        origin = f"{made['processor']}, {count_text(made['ranks'], 'rank')}, {made['date']}"
         other = "" if made["processor"] == here else f"; this plan is made on another processor, {here}"
         return {"machine": f"{origin}{other}{unsteady and '; ' + unsteady}"}
 

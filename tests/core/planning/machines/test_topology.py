@@ -95,6 +95,11 @@ def test_topology_unknown_tier_raises_with_the_nearest():
         Topology(2, "cuda").tier_of("hdm")
 
 
+def test_topology_of_gpus_is_told_what_they_are_called():
+    with pytest.raises(UnknownNameError, match=r"no compute_device 'gpu'.* Did you mean 'cuda'\?"):
+        Topology(2, "gpu")
+
+
 def test_topology_unknown_device_raises_with_the_nearest():
     with pytest.raises(
         UnknownNameError, match=r"no compute_device 'cudda'. Known: cpu, cuda. Did you mean 'cuda'\?"

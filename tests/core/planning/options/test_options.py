@@ -18,6 +18,7 @@ from shardwright import (
     TableSpec,
     Topology,
     UnknownPluginError,
+    UnsupportedError,
     Watch,
 )
 from shardwright.host import host
@@ -139,6 +140,35 @@ def test_enumerate_type_that_does_not_apply_is_refused_with_its_reason():
     options = options_of(TABLE, ranks=3)
     assert "only_pairs" not in {kind for _, kind, *_ in described(options)}
     assert [r.reason for r in options.refusals if r.name == "only_pairs"] == ["needs 2 ranks, there are 3"]
+
+
+@pytest.mark.parametrize("is_generator", [False, True])
+def test_enumerate_type_whose_layouts_raise_unsupported_is_refused_with_its_reason(host_with, is_generator):
+    def raised(table, topology):
+        raise UnsupportedError(f"no rows of {table.name!r} are known")
+
+    def yielding(table, topology):
+        yield from raised(table, topology)
+
+    declines = type_of(yielding if is_generator else raised)
+    with host_with(sharding_types=[declines, Whole]):
+        options = options_of(TABLE)
+        assert {kind for _, kind, *_ in described(options)} == {"whole"}
+        assert [r.reason for r in options.refusals if r.name == "made"] == ["no rows of 't' are known"]
+        with pytest.raises(PlanningError, match=r"Refused: .*made.*no rows of 't' are known"):
+            options_of(TABLE, t={"sharding_types": ["made"]})
+
+
+def test_enumerate_type_that_declines_one_of_mixed_devices_is_offered_on_the_other(host_with):
+    def on_cpus(table, topology):
+        if topology.device_types != ("cpu",):
+            raise UnsupportedError("only on CPUs")
+        return whole(table, topology)
+
+    with host_with(sharding_types=[type_of(on_cpus)]):
+        options = options_of(TABLE, device=["cuda", "cpu"])
+    assert ("t", "made", "cpu") in {own[:3] for own in described(options)}
+    assert "made" not in {refusal.name for refusal in options.refusals}
 
 
 def test_enumerate_nothing_left_raises_with_every_reason():

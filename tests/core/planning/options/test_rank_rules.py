@@ -150,7 +150,7 @@ def test_place_within_never_breaks_a_rule_or_a_capacity(data):
         ),
         (
             {"a": {"apart": "y"}, "b": {"apart": "y", "ranks": 1}, "c": {"apart": "y", "ranks": 1}},
-            r"2 tables, '[bc]', '[bc]', are kept apart and may use 1 ranks together \(1\)",
+            r"2 tables, '[bc]', '[bc]', are kept apart and may use 1 rank together \(1\)",
         ),
         ({"*": {"apart": "y"}}, r"6 tables, 'a', 'b', .*'f', are kept apart and may use 3 ranks"),
     ],

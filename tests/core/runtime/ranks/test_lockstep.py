@@ -146,6 +146,7 @@ def test_header_that_is_none_is_an_error_naming_its_rank_without_a_collective(ga
 def test_ranks_are_named_in_runs_of_one_text():
     assert by_rank(["x.", "y.", "x."]) == "ranks 0, 2: x; rank 1: y."
     assert by_rank(["x"], [3], between=" ") == "rank 3 x"
+    assert by_rank(["a.; b.", "a.; c."]) == "rank 0: a.; b; rank 1: a.; c."
 
 
 @pytest.mark.parametrize("waited_for", [False, True])

@@ -288,12 +288,10 @@ def test_plan_that_is_not_of_the_model_says_what_differs(edit, error, text):
         )
 
 
-@pytest.mark.parametrize("planned_for", [1, 3])
-def test_plan_for_another_number_of_ranks_says_so_before_anything_is_sharded(planned_for):
+@pytest.mark.parametrize(("planned_for", "told"), [(1, "1 rank"), (3, "3 ranks")])
+def test_plan_for_another_number_of_ranks_says_so_before_anything_is_sharded(planned_for, told):
     plan = ShardingPlan(plan_of(CASE, "bags.0").plan, {"topology": {"world_size": planned_for}})
-    with pytest.raises(
-        PlanError, match=f"the plan is for {planned_for} ranks, and the model is on 2: plan with"
-    ):
+    with pytest.raises(PlanError, match=f"the plan is for {told}, and the model is on 2: plan with"):
         run_simulated(
             lambda env: DistributedModelParallel(
                 Model(CASE), env=env, device="cpu", plan=plan, sharders=[SHARDER]

@@ -373,6 +373,20 @@ def test_steps_that_other_programs_or_chance_disturbed_are_measured_again_and_th
     assert len(plans) == 4
 
 
+def test_quick_calibration_measures_steps_once_however_busy_the_machine_is() -> None:
+    asked = []
+
+    def run(function: Any, work: Any, **options: Any) -> list[Any]:
+        asked.append((len(work), options.get("most_tries")))
+        return [[Measured(1.0, {}, 1.0, 0.9)] * len(work)]
+
+    links_found = {"intra_host_bw": 1e6, "intra_host_latency_ms": 0.0}
+    cases = [StepCase(["table_wise"], 4, 2, 60, 8, 2)]
+    running._measured_steps(Ranks(2, 2, True, run), cases, "fused_torch", links_found, quick=True)
+    assert asked[0] == (1, 1)
+    assert not any(count for count, _ in asked[1:])
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import keyword
 
 import pytest
 from tests.core.test_hookspecs import NEW_KIND
@@ -24,6 +25,13 @@ def test_new_plugin_of_each_kind_is_small_enough_to_read_in_a_minute(kind):
         if path.endswith(".py"):
             ast.parse(text)
         assert max(len(line) for line in text.splitlines()) <= 120
+
+
+@pytest.mark.parametrize("name", [*map(str.lower, keyword.kwlist), "none_"])
+def test_new_plugin_that_has_the_name_of_a_keyword_is_a_class(name):
+    for path, text in distribution(name, "codec").items():
+        if path.endswith(".py"):
+            ast.parse(text)
 
 
 def test_new_plugin_of_no_kind_is_told_the_nearest():

@@ -275,6 +275,20 @@ class _Means(Delegate):
         return self._right.forward(attrs.evolve(bags, weights=weights / lengths), training=training)
 
 
+class _SumsAlone(Delegate):
+    def forward(self, bags: sw.Bags, *, training: bool) -> Any:
+        return self._right.forward(bags, training=training)[0]
+
+
+class SumsAlone(RightKernel):
+    """Gives sums without what the backward pass needs."""
+
+    name = "sums_alone"
+
+    def changed(self, lookup: sw.Lookup) -> Any:
+        return _SumsAlone(lookup)
+
+
 class DividesItself(RightKernel):
     """Gives means, which the engine divides once more."""
 

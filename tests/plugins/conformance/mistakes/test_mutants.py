@@ -100,6 +100,12 @@ MUTANTS = [
         r"what was written into weight\(\) is lost",
     ),
     (
+        mutants.SumsAlone,
+        "ComputeKernelTests",
+        "test_forward_sums_the_rows_of_each_bag",
+        r"'sums_alone' broke its contract: forward\(\) for the tables .* returned \(Tensor\).* must return a pair",
+    ),
+    (
         mutants.DividesItself,
         "ComputeKernelTests",
         "test_forward_sums_the_rows_of_each_bag",

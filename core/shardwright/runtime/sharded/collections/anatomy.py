@@ -7,6 +7,7 @@ from functools import partial
 
 from torch import nn
 
+from shardwright.planning.text import count_text
 from shardwright.runtime.step.engine import CollectionEngine
 from shardwright.runtime.step.executor import Executor
 
@@ -50,7 +51,7 @@ def lookups(engine: CollectionEngine) -> nn.ModuleList:
         head = f"{group.kernel_name}, {optimizer}" if group.kernel.fuses_optimizer else group.kernel_name
         blocks = [
             f"{spec.table.name}: {spec.block.num_rows} x {spec.block.num_columns} {spec.table.data_type} "
-            f"from column {spec.block.columns.start}, {spec.num_slots} features"
+            f"from column {spec.block.columns.start}, {count_text(spec.num_slots, 'feature')}"
             for spec in group.blocks
         ]
         return [head, *blocks]

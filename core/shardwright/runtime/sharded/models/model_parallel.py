@@ -22,6 +22,7 @@ from shardwright.optim._keyed_state import full
 from shardwright.optim.combined import CombinedOptimizer
 from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.planning.tables.spec import Update
+from shardwright.planning.text import count_text
 from shardwright.runtime.ranks.devices import has_accelerator, make_current, with_index
 from shardwright.runtime.ranks.environment import ShardingEnv, device_of_rank, environment_of
 from shardwright.runtime.sharded.collections.sharded_collection import ShardedCollection
@@ -282,14 +283,14 @@ class DistributedModelParallel(nn.Module):
         size, groups = topology.get("world_size"), topology.get("replicas", {}).get("num_groups", 1)
         if groups > 1 and size != self.env.world_size:
             raise PlanError(
-                f"the plan is for {size} ranks in each of {groups} sharding groups, and its tables would be on {size} "
-                f"of these {self.env.world_size} ranks: shard the model over groups of {size} ranks, or "
-                "plan with a Topology of all ranks without sharding_group()"
+                f"the plan is for {count_text(size, 'rank')} in each of {groups} sharding groups, and its tables would "
+                f"be on {size} of these {self.env.world_size} ranks: shard the model over groups of as many, "
+                "or plan with a Topology of all ranks without sharding_group()"
             )
         if size not in (None, self.env.world_size):
             raise PlanError(
-                f"the plan is for {size} ranks, and the model is on {self.env.world_size}: plan with a Topology of as "
-                "many ranks as there are, or leave topology out"
+                f"the plan is for {count_text(size, 'rank')}, and the model is on {self.env.world_size}: plan with a "
+                "Topology of as many ranks as there are, or leave topology out"
             )
 
     def named_parameters(

@@ -14,6 +14,7 @@ from shardwright.planning.machines.host_memory import host_memory_bytes
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.plan.plan import ShardingPlan
 from shardwright.planning.planner import TablePlanner
+from shardwright.planning.text import count_text
 from shardwright.planning.watch import Watch
 
 if TYPE_CHECKING:
@@ -274,11 +275,11 @@ def _check_ranks(topology: Topology, env: Any) -> None:
     if topology.world_size * groups != env.everyone.world_size:
         told = f" in each of {groups} sharding groups" if topology.replicas else ""
         raise PlanningError(
-            f"the planner's topology has {topology.world_size} ranks{told}, the process group "
+            f"the planner's topology has {count_text(topology.world_size, 'rank')}{told}, the process group "
             f"{env.everyone.world_size}"
         )
     if topology.replicas is None and env.everyone.world_size != env.world_size:
         raise PlanningError(
-            f"the planner's topology has {topology.world_size} ranks, a sharding group {env.world_size}: give "
-            f"Topology(...).sharding_group({env.world_size})"
+            f"the planner's topology has {count_text(topology.world_size, 'rank')}, a sharding group {env.world_size}: "
+            f"give Topology(...).sharding_group({env.world_size})"
         )

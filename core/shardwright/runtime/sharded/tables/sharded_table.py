@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -178,6 +179,13 @@ class ShardedTable(nn.Module):
 
     def _apply(self, fn: Any, recurse: bool = True) -> ShardedTable:
         # Blocks stay where the plan put them; to(), cuda() and half() of a model must not tear them from the kernels.
+        cast = fn(torch.empty(0, dtype=torch.float32)).dtype
+        if cast != torch.float32:
+            warnings.warn(
+                f"sharded tables keep the data type of their plan and give float32, where the model is cast to {cast}: "
+                "use torch.autocast, cast the collection's values() in the model, or give tables a data_type",
+                stacklevel=2,
+            )
         return self
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:

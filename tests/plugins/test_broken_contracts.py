@@ -11,7 +11,6 @@ import torch
 from tests.plugins import broken
 
 import shardwright as sw
-from shardwright.host import host
 from shardwright_testing import installed, run_simulated
 
 TABLE = sw.TableSpec("user", 100, 16, ["u"])
@@ -122,71 +121,6 @@ def test_kernel_that_builds_no_lookup_is_named_with_the_tables() -> None:
         text = r"'builds_nothing' broke its contract: build\(\) for the tables 'user' returned a NoneType"
         with pytest.raises(sw.UnsupportedError, match=text):
             run_simulated(lambda env: sharder.shard(module, made.plan[""], env, "cpu"), 1)
-
-
-class Answering(type(host().compute_kernels.create("fused_torch"))):  # type: ignore[misc]
-    """Plain torch, whose forward pass gives something else."""
-
-    name, aliases = "answering", ()
-
-    def __init__(self, answer: Any) -> None:
-        self._answer, self.built = answer, list[sw.Lookup]()
-
-    def build(self, blocks: Any, *, device: Any) -> Any:
-        made, answer = super().build(blocks, device=device), self._answer
-        right = type(made)
-
-        def forward(self: Any, bags: Any, *, training: bool) -> Any:
-            return answer(*right.forward(self, bags, training=training))
-
-        self.built.append(made)
-        made.__class__ = type("Changed", (right,), {"forward": forward})
-        return made
-
-
-def looked_up(kernel: sw.ComputeKernel, kind: str, update: Any = "in_backward") -> None:
-    """Two steps on two ranks."""
-    config = sw.EmbeddingBagConfig(name="user", num_embeddings=100, embedding_dim=16, feature_names=["u"])
-    module, sharder = sw.EmbeddingBagCollection([config]), sw.EmbeddingBagCollectionSharder(update=update)
-    rule = sw.ParameterConstraints(sharding_types=[kind], compute_kernels=[kernel.name])
-    planner = sw.EmbeddingShardingPlanner(sw.Topology(2, "cpu"), 2, constraints={"*": rule})
-    plan = planner.plan(module, [sharder]).plan[""]
-
-    def steps(env: Any) -> None:
-        sharded = sharder.shard(module, plan, env, "cpu")
-        for _ in range(2):
-            sharded(sw.KeyedJaggedTensor.from_lists({"u": [[1, 70], [3]]})).values().sum().backward()
-
-    run_simulated(steps, 2)
-
-
-@pytest.mark.parametrize("kind", ["table_wise", "row_wise", "data_parallel"])
-@pytest.mark.parametrize(
-    "answer",
-    [
-        lambda sums, saved: None,
-        lambda sums, saved: sums,
-        lambda sums, saved: (sums, saved, 1),
-        lambda sums, saved: (sums.tolist(), saved),
-        lambda sums, saved: (sums.numpy(), saved),
-        lambda sums, saved: (torch.cat([sums.reshape(-1), torch.zeros(1)]), saved),
-        lambda sums, saved: (sums.double(), saved),
-    ],
-    ids=["nothing", "sums alone", "three", "a list", "an array", "one too many", "doubles"],
-)
-def test_kernel_whose_forward_gives_something_else_is_named_with_the_tables(answer: Any, kind: str) -> None:
-    text = r"'answering' broke its contract: forward\(\) for the tables 'user' returned"
-    with installed(kernel := Answering(answer)), pytest.raises(sw.UnsupportedError, match=text):
-        looked_up(kernel, kind)
-
-
-@pytest.mark.parametrize("kind", ["table_wise", "row_wise", "data_parallel"])
-@pytest.mark.parametrize("update", ["in_backward", "in_step"])
-def test_kernel_whose_forward_is_right_is_called_as_it_is_after_the_first(kind: str, update: str) -> None:
-    with installed(kernel := Answering(lambda *answer: answer)):
-        looked_up(kernel, kind, update)
-    assert kernel.built
-    assert not any("forward" in vars(lookup) for lookup in kernel.built)
 
 
 def planned(*plugins: Any, **parts: Any) -> Any:

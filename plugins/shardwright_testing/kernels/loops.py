@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, TypeAlias, cast
 
+import numpy as np
 import torch
 from attrs import evolve, field, frozen
 from torch import Tensor
@@ -15,11 +16,11 @@ from torch import Tensor
 from shardwright.contracts import ComputeKernel
 from shardwright.contracts.compute_kernel import KernelRequest
 from shardwright.contracts.lookup import Bags, BlockSpec, Lookup
+from shardwright.errors import UnsupportedError
 from shardwright.optim.fused import spec_to_torch
 from shardwright.planning.layouts.layout import Block
 from shardwright.planning.tables.optimizers import OptimizerSpec
 from shardwright.planning.tables.spec import TableSpec
-from shardwright.runtime.step.kernel_groups import check_result
 from shardwright_testing.kernels.keys import AllKeys, RowsOfKeys
 
 CPU = torch.device("cpu")
@@ -302,7 +303,7 @@ def lookup_of(kernel: ComputeKernel, blocks: Sequence[BlockSpec], device: torch.
 
     def checked(bags: Bags, **options: Any) -> tuple[Tensor, Any]:
         answer = forward(bags, **options)
-        check_result(kernel.name, blocks, bags, answer)
+        _check_result(kernel.name, blocks, bags, answer)
         return answer
 
     vars(lookup)["forward"] = checked
@@ -336,3 +337,28 @@ def build(
     whole_rows = kernel.needs_whole_rows(blocks[0].request)
     weights = [lookup.weight(index).double().cpu().clone() for index in range(len(blocks))]
     return lookup, Loops(blocks, weights, kernel.batch_major, whole_rows)
+
+
+def _check_result(kernel_name: str, blocks: Sequence[BlockSpec], bags: Bags, answer: object) -> None:
+    """Check the result of a forward pass, which is to be a pair of the bags' sums and what ``backward`` needs.
+
+    Args:
+        kernel_name: name of the compute kernel.
+        blocks: blocks that were looked up.
+        bags: bags that were looked up.
+        answer: value that the kernel returned.
+
+    Raises:
+        UnsupportedError: it is something else, or the sums are of another dtype or number.
+    """
+    given = answer if isinstance(answer, tuple | list) else (answer,)
+    widths = np.array([own.block.num_columns for own in blocks for _ in range(own.num_slots)], dtype=np.int64)
+    sums, size = given[0] if len(given) == 2 else None, int(bags.table.sum(0) @ widths)
+    if not isinstance(sums, Tensor) or (sums.dtype, sums.numel()) != (torch.float32, size):
+        shape = f" of {sums.dtype}, {list(sums.shape)}" if isinstance(sums, Tensor) else ""
+        raise UnsupportedError(
+            f"compute kernel {kernel_name!r} broke its contract: forward() for the tables "
+            f"{', '.join(repr(own.table.name) for own in blocks)} returned "
+            f"({', '.join(type(own).__name__ for own in given)}){shape}; it must return a pair: the sums, a tensor of "
+            f"{size} elements of float32 for these bags, and what backward() needs"
+        )

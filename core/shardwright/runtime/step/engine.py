@@ -33,11 +33,7 @@ from shardwright.runtime.ranks.environment import ShardingEnv
 from shardwright.runtime.step.arrangement import Arrangement, PooledArrangement, SequenceArrangement
 from shardwright.runtime.step.autograd import Anchors
 from shardwright.runtime.step.backward.gradient_limits import GradientLimits
-from shardwright.runtime.step.backward.kept_gradients import (
-    have_gradients,
-    lookups_that_keep,
-    prefetches,
-)
+from shardwright.runtime.step.backward.kept_gradients import have_gradients, lookups_that_keep, prefetches
 from shardwright.runtime.step.backward.learning_rates import LearningRates
 from shardwright.runtime.step.backward.weight_gradients import weights_refusal
 from shardwright.runtime.step.batches.inputs import BatchReader, InputChecks
@@ -274,7 +270,7 @@ class EngineStep:
         if Status.STOPPED in self.statuses:
             return False
         if self.statuses is not engine.all_fine:
-            # Also in the step in which a rank's data ends. The frames of the cause have this step, and what its callers hold.
+            # Also in the step in which a rank's data ends. The cause's frames hold this step: no circle is left.
             cause, self._cause = self._cause, None
             raise_problems(self.statuses, env.communicator, cause)
             if not goes_on(self.statuses):

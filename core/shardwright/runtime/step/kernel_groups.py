@@ -5,7 +5,6 @@ Legend: W ranks, B_w batch size of rank w.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from enum import IntEnum
 from typing import Any, TypeAlias
@@ -13,12 +12,11 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from attrs import field, frozen
-from torch import Tensor
 
 from shardwright.contracts.codec import Codec
 from shardwright.contracts.compute_kernel import NO_COLUMNS, WEIGHTS, ComputeKernel
 from shardwright.contracts.kernel_request import KernelRequest
-from shardwright.contracts.lookup import Bags, BlockSpec, Lookup
+from shardwright.contracts.lookup import BlockSpec, Lookup
 from shardwright.errors import PlanError, UnsupportedError
 from shardwright.host.plugin_host import host
 from shardwright.planning.arrays import Ints
@@ -120,56 +118,7 @@ def build_lookup(group: KernelGroup, device: Any) -> Lookup:
             f"compute kernel {group.kernel.name!r} broke its contract: build() for the tables {tables} returned a "
             f"{type(lookup).__name__}; it must return a shardwright.Lookup"
         )
-    _check_first_result(lookup, group)
     return lookup
-
-
-def _check_first_result(lookup: Lookup, group: KernelGroup) -> None:
-    """Have the result of a lookup's first forward pass checked; those that follow are the kernel's alone."""
-    forward, made, is_new = (
-        type(lookup).forward,
-        weakref.ref(lookup),
-        True,
-    )  # no cycle: lookups hold much memory
-
-    def first(bags: Bags, *, training: bool) -> tuple[Tensor, Any]:
-        nonlocal is_new
-        lookup = made()
-        assert lookup is not None  # its method is called
-        answer = forward(lookup, bags, training=training)
-        if is_new:
-            check_result(group.kernel.name, group.blocks, bags, answer)
-            is_new = False
-        if vars(lookup).get("forward") is first:  # else somebody has replaced it, to take its time
-            del vars(lookup)["forward"]
-        return answer
-
-    vars(lookup).setdefault("forward", first)
-
-
-def check_result(kernel_name: str, blocks: Sequence[BlockSpec], bags: Bags, answer: object) -> None:
-    """Check the result of a forward pass, which is to be a pair of the bags' sums and what ``backward`` needs.
-
-    Args:
-        kernel_name: name of the compute kernel.
-        blocks: blocks that were looked up.
-        bags: bags that were looked up.
-        answer: value that the kernel returned.
-
-    Raises:
-        UnsupportedError: it is something else, or the sums are of another dtype or number.
-    """
-    given = answer if isinstance(answer, tuple | list) else (answer,)
-    widths = np.array([own.block.num_columns for own in blocks for _ in range(own.num_slots)], dtype=np.int64)
-    sums, size = given[0] if len(given) == 2 else None, int(bags.table.sum(0) @ widths)
-    if not isinstance(sums, Tensor) or (sums.dtype, sums.numel()) != (torch.float32, size):
-        shape = f" of {sums.dtype}, {list(sums.shape)}" if isinstance(sums, Tensor) else ""
-        raise UnsupportedError(
-            f"compute kernel {kernel_name!r} broke its contract: forward() for the tables "
-            f"{', '.join(repr(own.table.name) for own in blocks)} returned "
-            f"({', '.join(type(own).__name__ for own in given)}){shape}; it must return a pair: the sums, a tensor of "
-            f"{size} elements of float32 for these bags, and what backward() needs"
-        )
 
 
 def kernel_of(name: str) -> ComputeKernel:

@@ -9,7 +9,6 @@ from typer.testing import CliRunner
 
 import shardwright
 from shardwright.cli import app
-from shardwright.cli.plugins import _fitted
 from shardwright.cli.tables import flowing
 
 
@@ -77,18 +76,6 @@ def test_plugins_strict_still_lists_and_exits_with_one(listed):
     assert rows["acme_raises"]["state"] == "failed"
 
 
-def test_plugins_table_in_a_pipe_has_a_line_for_each_then_files_and_reasons(shown, site):
-    lines = shown(PLUGINS="acme_good,acme_bad_import").output.splitlines()
-    (good,) = [line for line in lines if " acme_good " in line]
-    assert good.split() == ["sharding_types", "good", "loaded", "acme_good", "acme-good", "1.2.0"]
-    (failed,) = [line for line in lines if " failed " in line]
-    assert failed.split() == ["failed", "acme_bad_import", "acme-bad-import", "0.3.1"]
-    files = lines[lines.index("files") + 1 : lines.index("why not")]
-    assert files[files.index("acme_good") + 1] == f"  {site / 'acme_good.py'}"
-    reasons = lines[lines.index("why not") + 1 :]
-    assert "acme_bad_import: ModuleNotFoundError: No module named 'acme_needs_this'" in reasons
-
-
 @pytest.mark.parametrize("columns", ["", "100", "80"])
 def test_tables_of_broken_plugins_fit_the_page(shown, columns):
     page = shown(columns=columns).output
@@ -96,20 +83,6 @@ def test_tables_of_broken_plugins_fit_the_page(shown, columns):
     words = " ".join(page.split())
     for text in ("acme_bad_import", "No module named 'acme_needs_this'", "acme-duplicate-two 2.0"):
         assert text in words
-
-
-def test_plugin_in_full_fits_the_page_and_keeps_its_lines_and_their_indentation():
-    path = "/a/long/path" * 20
-    shown = _fitted(f"good (sharding_types), loaded\n  file {path}\n\n  Args:\n    name: {'word ' * 40}")
-    lines = shown.splitlines()
-    assert lines[:2] == ["good (sharding_types), loaded", "  file"]
-    assert lines[2:5] == [f"  {path}", "", "  Args:"]
-    assert [line[:5] for line in lines[5:]] == ["    n", "    w", "    w"]
-    assert all(len(line) <= 100 for line in lines if path not in line)
-    assert (
-        " ".join(shown.split())
-        == f"good (sharding_types), loaded file {path} Args: name: {'word ' * 40}".rstrip()
-    )
 
 
 def test_plugin_in_full_lets_its_docstring_flow():

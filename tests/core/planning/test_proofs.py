@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from itertools import product
 from types import MappingProxyType
 
@@ -17,24 +16,20 @@ from tests.drawn import drawn
 from shardwright import (
     EmbeddingShardingPlanner,
     Extension,
-    InvalidInputError,
     ParameterConstraints,
     PlanError,
     PlanningError,
     Proposer,
     Proven,
-    ShardingPlan,
     TableSpec,
     Topology,
-    Watch,
 )
 from shardwright.host import host, use_host
 from shardwright.planning.options.enumeration import prepare
 from shardwright.planning.options.inputs import Request
 from shardwright.planning.options.planning_plugins import PluginChoice
-from shardwright.planning.proofs import checked_by, why_unproven
+from shardwright.planning.proofs import why_unproven
 from shardwright.planning.tables.constraints import Constraints
-from shardwright_plugins.plan_differences.check import check_plan
 
 
 def space_of(sizes, capacity=10**9, only=None, ranks=MappingProxyType({})):
@@ -226,11 +221,6 @@ def test_proof_by_prices_at_which_sums_round_by_more_than_all_times_proves_nothi
         assert "tables need" in why_unproven(exact, z, certificate, host().extensions)
 
 
-def test_bound_says_by_what_it_is_checked() -> None:
-    assert checked_by({"z_ms": 1.0, "multipliers": {}}) == "checked by arithmetic alone"
-    assert checked_by({"z_ms": 1.0, "acme": {}}) == "checked by the extension proof:acme"
-
-
 TABLES = [TableSpec("a", 10, 8, ["f"]), TableSpec("b", 100, 8, ["g"]), TableSpec("c", 90, 8, ["h"])]
 
 
@@ -254,16 +244,6 @@ def planned(proposer, **arguments):
     return planner.plan_tables(TABLES), planner.report
 
 
-def test_proven_bound_with_a_certificate_is_in_the_plan_and_checked_again():
-    plan, report = planned(WithBound())
-    objective = plan.document["objective"]
-    assert 0 < objective["lower_bound_ms"] <= objective["value_ms"]
-    assert report.result.refused == ()
-    checked = check_plan(ShardingPlan.from_json(plan.to_json()))
-    assert checked.problems == []
-    assert checked.lower_bound_ms == objective["lower_bound_ms"]
-
-
 def test_proven_false_bound_is_refused_and_named_in_the_summary():
     plan, report = planned(WithBound(times=1.5))
     assert plan.document["objective"]["lower_bound_ms"] == 0
@@ -274,11 +254,6 @@ def test_proven_false_bound_is_refused_and_named_in_the_summary():
     assert "which its certificate does not prove: tables need" in told
 
 
-def test_proven_certificate_of_a_lesser_time_does_not_prove_the_claim():
-    _, report = planned(Claims(1.0, {"z_ms": 0.5, "multipliers": {}}))
-    assert "the certificate is for z_ms = 0.5" in report.result.refused[0]
-
-
 def test_proven_certificate_that_nothing_here_checks_is_refused():
     _, report = planned(Claims(1.0, {"z_ms": 1.0, "spread_ms": 0.5}))
     assert "no proof 'spread_ms'. Known: multipliers" in report.result.refused[0]
@@ -287,33 +262,6 @@ def test_proven_certificate_that_nothing_here_checks_is_refused():
 def test_proven_certificate_in_no_language_of_proofs_raises_with_the_proposer():
     with pytest.raises(PlanningError, match=r"proposer 'claims' broke its contract: the certificate is malf"):
         planned(Claims(1.0, {"z_ms": 1.0, "multipliers": 0.5}))
-
-
-@pytest.mark.parametrize(("claim", "field"), [(("1", {}), "bound_ms"), ((1.0, 7), "certificate")])
-def test_proven_claim_of_a_wrong_form_raises_where_it_is_made(claim, field):
-    with pytest.raises(InvalidInputError, match=f"^Proven: {field} must be"):
-        planned(Claims(*claim))
-
-
-def test_proven_lesser_bound_is_passed_over_unchecked():
-    class Both(WithBound):
-        def proposals(self, space, watch):
-            yield from super().proposals(space, watch)
-            yield Proven(1e-12, {"nonsense": []})
-
-    plan, report = planned(Both())
-    assert plan.document["objective"]["lower_bound_ms"] > 1e-9
-    assert report.result.refused == ()
-
-
-def test_proposer_of_one_argument_and_of_two_are_asked_alike():
-    class WithWatch(EachAlone):
-        def proposals(self, space, watch):
-            assert isinstance(watch, Watch)
-            yield from super().proposals(space)
-
-    plans = [json.loads(planned(proposer)[0].to_json())["modules"] for proposer in (EachAlone(), WithWatch())]
-    assert plans[0] == plans[1]
 
 
 class Works(Proposer):

@@ -127,12 +127,6 @@ def test_bytes_of_sums_inside_the_host_are_coded_on_both_legs():
     assert bytes_of(results, "gradients inside the host") == steps * bags * parts * 32
 
 
-def test_identity_codec_sends_what_is_sent_without():
-    case = Cuts([Cut(9, 8, ("a", "b"), ranks=(0,)), Cut(7, 4, ("b",), ranks=(1,))], 2)
-    plain, coded = train(case, (3, 5)), train(with_codecs(case, QCommsConfig("as_it_is", "as_it_is")), (3, 5))
-    assert [sent for _, sent, _ in plain] == [sent for _, sent, _ in coded]
-
-
 def test_sharder_codecs_are_for_all_tables_whose_plan_says_nothing():
     sharder = EmbeddingBagCollectionSharder(SHARDER.fused_params, QCommsConfig("float64", "doubles"))
     case = Cuts([Cut(9, 8, ("a",), ranks=(0,)), Cut(7, 8, ("b",), ranks=(1,))], 2)

@@ -27,7 +27,7 @@ from tests.drawn import drawn
 
 from shardwright import DistributedError, Exchange, KeyedJaggedTensor, RowsModulo, RowsRange, UnsupportedError
 from shardwright.host import use_host
-from shardwright_plugins.dataflows import Hierarchical, Replicate
+from shardwright_plugins.dataflows import Hierarchical
 from shardwright_testing import run_simulated
 
 
@@ -136,26 +136,6 @@ def test_batch_in_another_form_gives_the_same_output(change):
         torch.testing.assert_close(output, expected)
 
 
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_output_without_gradients_is_the_same_and_training_goes_on(mode):
-    case = case_of()
-
-    def work(sharded, batch, env):
-        with mode():
-            output = sharded(batch).values()
-            begun = sharded(batch)
-        again = begun.values()  # wherever it is waited for
-        assert not output.requires_grad
-        assert not again.requires_grad
-        sharded(batch).values().sum().backward()
-        return output.clone(), again.clone(), sharded(batch).values().detach()
-
-    for (output, again, trained), expected in zip(simulate(case, work), unsharded(case), strict=True):
-        torch.testing.assert_close(output, expected)
-        torch.testing.assert_close(again, expected)
-        assert not torch.allclose(trained, expected)
-
-
 def test_hyperparameter_changed_on_one_rank_raises_there_and_is_told_to_the_others():
     def work(sharded, batch, env):
         if env.rank == 1:
@@ -224,18 +204,6 @@ def test_backward_on_one_rank_only_is_an_error_there_not_a_hang():
         simulate(case_of(), work, timeout_s=0.5)
 
 
-def test_input_dist_of_the_next_batch_may_begin_before_this_ones_lookup():
-    def work(sharded, batch, env):
-        steps = [sharded.input_dist(batch), sharded.input_dist(batch.permute([1, 0]))]
-        outputs = [sharded.output_dist(sharded.compute(step)) for step in steps]
-        return [output.values().detach() for output in reversed(outputs)]
-
-    case = case_of()
-    for outputs, expected in zip(simulate(case, work), unsharded(case), strict=True):
-        for output in outputs:
-            torch.testing.assert_close(output, expected)
-
-
 def test_moves_and_casts_of_the_model_leave_blocks_where_the_plan_put_them():
     case = case_of()
 
@@ -266,57 +234,6 @@ def test_loss_of_any_form_makes_the_unsharded_step(loss_of):
     actual = sharded_weights(lambda sharded, batch, env: loss_of(sharded, batch, env.rank).backward(), case)
     for name, weight in unsharded_weights(loss_of, case).items():
         torch.testing.assert_close(actual[name], weight, rtol=1e-4, atol=1e-5)
-
-
-def test_retained_graph_makes_an_update_for_each_backward():
-    def work(sharded, batch, env):
-        loss = sharded(batch).values().sum()
-        loss.backward(retain_graph=True)
-        loss.backward()
-
-    actual = sharded_weights(work)
-    expected = unsharded_weights(lambda module, batch, rank: 2 * module(batch).values().sum())
-    for name, weight in expected.items():
-        torch.testing.assert_close(actual[name], weight)
-
-
-@pytest.mark.parametrize(
-    "flow", [Exchange(), Hierarchical(), Replicate()], ids=lambda flow: type(flow).__name__
-)
-def test_step_that_was_waited_for_keeps_no_results(flow):
-    def work(sharded, batch, env):
-        step = sharded.compute(sharded.input_dist(batch))
-        before = float_elements(step)
-        output = sharded.output_dist(step).values()
-        return before, float_elements(step), output.numel()
-
-    case = Cuts([Cut(9, 4, ("a",), ranks=(0, 1), dataflow=flow), Cut(7, 4, ("b",), "SUM")], 2)
-    for before, after, size in simulate(case, work):
-        assert before >= size
-        assert after == 0
-
-
-def float_elements(step):
-    """How many float32 values a step of the engine holds on to, kernels' own notes left out."""
-    seen, found = set(), []
-
-    def visit(thing):
-        if id(thing) in seen:
-            return
-        seen.add(id(thing))
-        if isinstance(thing, torch.Tensor):
-            found.append(thing.numel() if thing.dtype is torch.float32 else 0)
-        elif isinstance(thing, list | tuple):
-            for item in thing:
-                visit(item)
-        elif type(thing).__name__.endswith(("Step", "Trip", "Transfer")):
-            names = [name for cls in type(thing).__mro__ for name in getattr(cls, "__slots__", ())]
-            for name in [*names, *getattr(thing, "__dict__", ())]:
-                if name not in ("__weakref__", "_saved") and hasattr(thing, name):
-                    visit(getattr(thing, name))
-
-    visit(step)
-    return sum(found)
 
 
 def test_weights_of_one_ranks_ids_are_trained():

@@ -57,46 +57,6 @@ def test_load_state_dict_that_does_not_fit_raises_what_torch_raises(change, text
         assert text in told
 
 
-def test_load_state_dict_not_strict_loads_what_is_there():
-    case = case_of()
-    state = {name: torch.full_like(weight, 2.0) for name, weight in case.module().state_dict().items()}
-    del state["embedding_bags.t1.weight"]
-    state["other"] = torch.zeros(1)
-
-    def work(sharded, batch, env):
-        return sharded.load_state_dict(state, strict=False), sharded.full_state_dict()
-
-    for keys, loaded in simulate(case, work):
-        assert (keys.missing_keys, keys.unexpected_keys) == (["embedding_bags.t1.weight"], ["other"])
-        assert (loaded["embedding_bags.t0.weight"] == 2).all()
-        assert torch.equal(
-            loaded["embedding_bags.t1.weight"], case.module().state_dict()["embedding_bags.t1.weight"]
-        )
-
-
-def test_parameters_are_the_local_blocks_and_marked_as_updated_in_backward():
-    def work(sharded, batch, env):
-        return {name: tuple(p.shape) for name, p in sharded.named_parameters() if p._in_backward_optimizers}
-
-    assert simulate(case_of(), work) == [
-        {
-            "embedding_bags.t0.weight": (6, 4),
-            "embedding_bags.t1.weight": (9, 2),
-            "embedding_bags.t2.weight": (3, 1),
-            "embedding_bags.t2.weight_1": (2, 2),
-        },
-        {
-            "embedding_bags.t0.weight": (5, 4),
-            "embedding_bags.t1.weight": (9, 2),
-            "embedding_bags.t1.weight_1": (9, 2),
-            "embedding_bags.t2.weight": (3, 2),
-            "embedding_bags.t2.weight_1": (2, 1),
-            "embedding_bags.t2.weight_2": (2, 1),
-            "embedding_bags.t2.weight_3": (2, 2),
-        },
-    ]
-
-
 def test_print_shows_input_dists_lookups_and_output_dists():
     text = simulate(case_of(), lambda sharded, batch, env: str(sharded))[1]
     assert "(t2): ShardedTable(7 x 3, cut, loop, here: 3 x 2, 2 x 1, 2 x 1, 2 x 2)" in text

@@ -83,18 +83,6 @@ def test_from_lists_missing_ids_of_pandas_are_empty_bags() -> None:
     assert_is(KeyedJaggedTensor.from_lists({"user": column}), {"user": [[7], [], [2**62 + 1]]})
 
 
-def test_from_lists_of_a_regular_array_has_as_many_ids_each() -> None:
-    rows = np.arange(6).reshape(3, 2)
-    assert_is(KeyedJaggedTensor.from_lists({"user": rows}), {"user": rows.tolist()})
-
-
-@pytest.mark.parametrize("bags", [{}, {"user": []}, {"user": [[], []]}])
-def test_from_lists_of_nothing_is_an_empty_batch(bags: dict[str, Any]) -> None:
-    batch = KeyedJaggedTensor.from_lists(bags)
-    assert_is(batch, bags)
-    assert batch.stride() == len(bags.get("user", []))
-
-
 @pytest.mark.parametrize("make", [dict, pd.DataFrame], ids=["dict", "DataFrame"])
 def test_from_lists_weights_stand_by_their_ids(make: Any) -> None:
     reordered = dict(reversed(WEIGHTS.items()))
@@ -219,12 +207,6 @@ def test_from_lists_masked_bags_are_empty(column: Any) -> None:
     assert_is(KeyedJaggedTensor.from_lists({"user": column}), {"user": [[7], [], [9]]})
 
 
-def test_arrays_of_which_nothing_is_masked_are_arrays() -> None:
-    assert_is(KeyedJaggedTensor.from_lists({"user": masked([7, 8])}), {"user": [[7], [8]]})
-    batch = KeyedJaggedTensor(["user"], masked([7, 8]), lengths=masked([1, 1]))
-    assert as_lists(batch) == {"user": [[7], [8]]}
-
-
 @pytest.mark.parametrize(
     ("bags", "weights"),
     [
@@ -261,10 +243,3 @@ def test_masked_and_sparse_arguments_raise_naming_them(kind: Any, argument: str,
 def test_from_lists_of_sparse_bags_raises() -> None:
     with raises(InvalidInputError, asked="sparse_coo"):
         KeyedJaggedTensor.from_lists({"user": torch.tensor([1, 0]).to_sparse()})
-
-
-def test_concat_names_the_part_that_is_no_batch() -> None:
-    good = KeyedJaggedTensor(["user"], torch.tensor([1]), lengths=torch.tensor([1]))
-    wrong = KeyedJaggedTensor(["item"], torch.tensor([1]), offsets=torch.tensor([0, 5]))
-    with raises(InvalidInputError, subject="part 1"):
-        KeyedJaggedTensor.concat([good, wrong])

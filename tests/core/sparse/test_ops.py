@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from shardwright.sparse import JaggedTensor, KeyedJaggedTensor, _ops
+from shardwright.sparse import JaggedTensor, KeyedJaggedTensor
 
 
 class Operators(TorchDispatchMode):
@@ -37,15 +36,3 @@ def test_operators_called_are_those_of_the_path(ops_path: str) -> None:
         JaggedTensor(torch.tensor([1, 2]), offsets=torch.tensor([0, 2])).to_padded_dense(1)
     expected = ["asynchronous_complete_cumsum", "permute_2D_sparse_data", "jagged_to_padded_dense_forward"]
     assert operators.fbgemm == (expected if ops_path == "fbgemm" else [])
-
-
-def test_permute_large_batch_on_a_cpu_joins_runs_with_the_same_result(
-    ops_path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    expected = str(example().permute([1, 0]))
-    monkeypatch.setattr(_ops, "_CPU_VALUES_FOR_CAT", 0)
-    with Operators() as operators:
-        permuted = example().permute([1, 0])
-    assert operators.fbgemm == []
-    assert str(permuted) == expected
-    permuted.validate()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import doctest
 import importlib
 import pickle
@@ -42,14 +41,6 @@ def test_pickle_round_trip_gives_the_same(example: Any) -> None:
     copied.validate()
 
 
-def test_deepcopy_gives_the_same_with_memory_of_its_own(example: Any) -> None:
-    before = str(example)
-    copied = copy.deepcopy(example)
-    assert str(copied) == before
-    copied.values().zero_()
-    assert str(example) == before
-
-
 def test_pickle_read_by_a_fresh_process_that_imports_no_fbgemm(tmp_path: Path) -> None:
     path = tmp_path / "examples.pickle"
     examples = [make() for make in EXAMPLES.values()]
@@ -80,15 +71,6 @@ def test_pytree_structure_does_not_depend_on_what_was_derived() -> None:
     assert _pytree.tree_structure(fresh) == _pytree.tree_structure(by_offsets)
 
 
-def test_tree_map_reaches_every_tensor_in_a_nested_batch() -> None:
-    batch = {"sparse": [EXAMPLES["keyed_jagged_weighted"]()], "dense": EXAMPLES["keyed"]()}
-    doubled = _pytree.tree_map(lambda tensor: tensor * 2, batch)
-    assert doubled["sparse"][0].values().tolist() == [2, 4, 6]
-    assert doubled["sparse"][0].weights().tolist() == [1.0, 3.0, 5.0]
-    assert doubled["sparse"][0].lengths().tolist() == [2, 4]
-    assert doubled["dense"]["b"].tolist() == [[3.0, 5.0]]
-
-
 def test_tree_map_may_put_in_what_is_no_tensor() -> None:
     shapes = _pytree.tree_map(lambda tensor: tuple(tensor.shape), EXAMPLES["keyed_jagged"]())
     assert (shapes.values(), shapes.lengths()) == ((3,), (2,))
@@ -111,14 +93,6 @@ def test_docstring_examples_give_what_they_show(name: str) -> None:
     assert result.failed == 0
 
 
-def test_float_values_are_held() -> None:
-    values = torch.rand(3)
-    batch = KeyedJaggedTensor(["a"], values, lengths=torch.tensor([1, 2]))
-    assert torch.equal(batch["a"].values(), values)
-    again = KeyedJaggedTensor.from_jt_dict(batch.to_dict())
-    assert torch.equal(again.values(), values)
-
-
 @pytest.mark.parametrize(
     "make", [JaggedTensor, lambda *own, **named: KeyedJaggedTensor(["a"], *own, **named)]
 )
@@ -127,11 +101,6 @@ def test_lengths_beside_offsets_are_both_held(make: Any) -> None:
     batch = make(torch.arange(3), lengths=lengths, offsets=offsets)
     assert batch.lengths() is lengths
     assert batch.offsets() is offsets
-
-
-def test_integer_weights_are_held() -> None:
-    batch = KeyedJaggedTensor(["a"], torch.arange(3), torch.arange(3), torch.tensor([1, 2]))
-    assert batch.weights().tolist() == [0, 1, 2]
 
 
 def test_repeated_keys_are_held_and_the_last_one_is_found() -> None:

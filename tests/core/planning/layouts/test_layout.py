@@ -21,15 +21,14 @@ from shardwright import (
     InvalidInputError,
     Layout,
     RowMap,
-    RowPart,
     RowsModulo,
     RowsRange,
     RowsSplit,
     TableSpec,
 )
-from shardwright.planning.layouts.layout import DATAFLOWS, from_data, to_data
+from shardwright.planning.layouts.layout import from_data, to_data
 from shardwright.planning.layouts.row_maps import ROW_MAPS
-from shardwright_plugins.dataflows import Hierarchical, Replicate
+from shardwright_plugins.dataflows import Replicate
 
 
 @frozen
@@ -128,33 +127,6 @@ def test_rows_range_of_fewer_rows_than_parts_leaves_the_last_empty():
     assert [part.num_rows for part in RowsRange(0, parts=2)] == [0, 0]
 
 
-def test_rows_modulo_parts_are_no_runs():
-    parts = list(RowsModulo(7, parts=3))
-    assert [part.bounds for part in parts] == [None, None, None]
-    assert [rows_held(part.row_map, part.index) for part in parts] == [[0, 3, 6], [1, 4], [2, 5]]
-    assert RowsModulo(7, parts=1)[0].bounds == (0, 7)
-
-
-def test_rows_split_may_have_empty_parts_anywhere():
-    row_map = RowsSplit((0, 0, 4, 4, 9))
-    assert [part.num_rows for part in row_map] == [0, 4, 0, 5]
-    assert row_map.part_of(np.arange(9)).tolist() == [1] * 4 + [3] * 5
-
-
-@pytest.mark.parametrize("bounds", [(), (0,), (1, 5), (0, 5, 4)])
-def test_rows_split_bounds_that_do_not_rise_from_zero_raise(bounds):
-    with pytest.raises(InvalidInputError, match=re.escape(f"got {bounds}")):
-        RowsSplit(bounds)
-
-
-@pytest.mark.parametrize("kind", [RowsRange, RowsModulo])
-def test_row_map_negative_rows_or_no_parts_raise(kind):
-    with pytest.raises(InvalidInputError, match="num_rows must be an integer from 0, got -1"):
-        kind(-1, parts=2)
-    with pytest.raises(ValueError, match="parts must be an integer from 1, got 0"):
-        kind(5, parts=0)
-
-
 @settings(max_examples=100)
 @given(row_maps())
 def test_row_map_data_is_json_and_comes_back(row_map):
@@ -162,11 +134,6 @@ def test_row_map_data_is_json_and_comes_back(row_map):
     data = json.loads(json.dumps(to_data(row_map)))
     assert data["name"] == row_map.name
     assert from_data(data, known) == row_map
-
-
-def test_dataflow_data_comes_back():
-    assert to_data(Exchange()) == {"name": "exchange"}
-    assert from_data({"name": "exchange"}, DATAFLOWS) == Exchange()
 
 
 @pytest.mark.parametrize(
@@ -202,13 +169,6 @@ def test_from_data_wrong_data_raises_naming_what_is_wrong(data, text):
 def test_column_range_wrong_bounds_raise(start, stop, text):
     with pytest.raises(InvalidInputError, match=text):
         ColumnRange(start, stop)
-
-
-def test_block_knows_its_size():
-    block = Block(RowsRange(7, parts=2)[1], ColumnRange(2, 6), rank=3)
-    assert (block.num_rows, block.num_columns, len(block.columns)) == (3, 4, 4)
-    with pytest.raises(InvalidInputError, match="rank must be an integer from 0 or None, got -1"):
-        Block(RowsRange(7)[0], ColumnRange(0, 1), rank=-1)
 
 
 TABLE = TableSpec("items", 10, 8, ("item",), module="sparse.bags")
@@ -279,18 +239,6 @@ def test_layout_placed_gives_each_block_its_rank_and_keeps_the_rest():
         layout.placed([5])
 
 
-def test_layout_cuts_rows_where_a_part_is_less_than_the_table():
-    assert not Layout(blocks_of(RowsRange(4), (0, 1), (1, 2))).cuts_rows
-    assert Layout(blocks_of(RowsRange(4, parts=2), (0, 1))).cuts_rows
-
-
-def test_table_spec_makes_its_own_parts():
-    assert TABLE.all_rows == RowPart(RowsRange(10), 0)
-    assert TABLE.all_columns == ColumnRange(0, 8)
-    assert TABLE.columns(2, 4) == ColumnRange(2, 4)
-    Layout([Block(TABLE.all_rows, TABLE.all_columns)]).check(TABLE)
-
-
 @pytest.mark.parametrize(
     ("place", "text"),
     [
@@ -315,13 +263,6 @@ def test_layout_placed_gives_blocks_of_a_host_their_ranks_only():
 def copies(ranks, row_map=None, columns=(0, 8)):
     blocks = [Block((row_map or RowsRange(10))[0], ColumnRange(*columns), rank=rank) for rank in ranks]
     return Layout(blocks, dataflow=Replicate())
-
-
-def test_layout_check_takes_a_copy_on_every_rank_and_says_what_dataflows_do():
-    copies([1, 0, 2]).check(TABLE, world_size=3)
-    copies([0]).check(TABLE)
-    assert [d().is_replicated for d in (Exchange, Hierarchical, Replicate)] == [False, False, True]
-    assert [d().sums_inside_host for d in (Exchange, Hierarchical, Replicate)] == [False, True, False]
 
 
 @pytest.mark.parametrize(
@@ -368,16 +309,6 @@ def test_layout_of_two_dataflows_covers_the_table_and_parts_by_dataflow():
     assert [(block.rows.index, block.rank) for block in hot.blocks] == [(0, 0), (0, 1)]
     assert [(block.rows.index, block.rank) for block in cold.blocks] == [(1, 0), (2, 1)]
     assert layout.served_by([Exchange(), Replicate()]) is layout
-
-
-def test_layout_of_two_dataflows_made_of_runs_has_the_same_blocks():
-    runs = [
-        BlockRun(HOT_AND_COLD, TABLE.all_columns, 2, is_copied=True, rank=0, dataflow=Replicate()),
-        BlockRun(HOT_AND_COLD, TABLE.all_columns, 2, first_part=1, rank=0),
-    ]
-    assert Layout(runs) == hot_and_cold()
-    assert Layout(runs).dataflows == (Replicate(), Exchange())
-    Layout(runs).check(TABLE, world_size=2)
 
 
 def test_layout_of_blocks_among_runs_has_the_same_blocks_placed_or_not():

@@ -125,20 +125,9 @@ def test_enumerate_without_optimizer_offers_the_kernels_that_show_gradients():
     assert "visible" in {kernel for *_, kernel in described(options)}
 
 
-def test_enumerate_kernel_that_shows_gradients_is_taken_when_named():
-    options = options_of(TABLE, t={"compute_kernels": ["visible"]})
-    assert {kernel for *_, kernel in described(options)} == {"visible"}
-
-
 def test_enumerate_aliases_name_the_same_plugins():
     options = options_of(TABLE, t={"sharding_types": ["entire"], "compute_kernels": ["simple"]})
     assert described(options) == [("t", "whole", "", "plain")]
-
-
-def test_enumerate_type_that_does_not_apply_is_refused_with_its_reason():
-    options = options_of(TABLE, ranks=3)
-    assert "only_pairs" not in {kind for _, kind, *_ in described(options)}
-    assert [r.reason for r in options.refusals if r.name == "only_pairs"] == ["needs 2 ranks, there are 3"]
 
 
 def test_enumerate_nothing_left_raises_with_every_reason():
@@ -181,17 +170,6 @@ def test_enumerate_device_group_of_another_device_raises():
         PlanningError, match="device_group 'cuda', but the topology's compute_device is 'cpu'"
     ):
         options_of(TABLE, t={"device_group": "cuda"})
-
-
-def test_enumerate_is_weighted_of_the_constraint_reaches_the_kernel():
-    options = options_of(TABLE, t={"is_weighted": True})
-    assert all(request.is_weighted for _, request in options.requests)
-    assert options.is_weighted.tolist() == [True]
-
-
-def test_row_fraction_of_a_table_smaller_than_the_ranks_is_zero_for_empty_shards():
-    options = options_of(TableSpec("t", 2, 8, ["f"]), ranks=3, t={"sharding_types": ["slices"]})
-    assert options.spread(options.row_fraction, 0).tolist() == [0.5, 0.5, 0.0]
 
 
 @pytest.mark.parametrize(("by_shape", "asked"), [(True, ["a", "c"]), (False, ["a", "b", "c"])])
@@ -254,19 +232,6 @@ def test_enumerate_offers_a_type_by_name_only_unless_it_says_always(host_with):
         options_of(TABLE)
 
 
-@pytest.mark.parametrize(
-    ("absent", "told"),
-    [
-        (["sharding_types"], "no sharding type is loaded"),
-        (["compute_kernels"], "no compute kernel is loaded"),
-        (["sharding_types", "compute_kernels"], "no sharding type and no compute kernel is loaded"),
-    ],
-)
-def test_enumerate_says_which_plugins_are_missing(host_with, absent, told):
-    with host_with(**dict.fromkeys(absent, ())), pytest.raises(PlanningError, match=f"Refused: {told}\\. "):
-        options_of(TABLE)
-
-
 def raise_for(table, topology):
     raise KeyError("no such shape")
 
@@ -314,24 +279,6 @@ def test_enumerate_gangs_have_numbers_that_no_other_option_has(host_with):
     assert options.gang.tolist() == [1, 0, 3, 2, 5, 4, 7, 6]
     assert options.local_rank.tolist() == [1, FREE] * 4
     assert set(options_of(TABLE).gang.tolist()) == {NO_GANG}
-
-
-def test_enumerate_on_a_single_host_the_rank_inside_it_is_the_rank(host_with):
-    with host_with(sharding_types=[Hosted]):
-        options = options_of(TABLE)
-    assert options.rank.tolist() == [1, FREE] * 2
-    assert set(options.gang.tolist()) == {NO_GANG}
-    assert set(options.local_rank.tolist()) == {FREE}
-
-
-def test_enumerate_type_that_names_a_rank_its_hosts_do_not_have_is_named(host_with):
-    with (
-        host_with(sharding_types=[Hosted]),
-        pytest.raises(PlanningError, match=r"'hosted' broke its contract: .* on rank 1 of 1 ranks of a host"),
-    ):
-        enumerate_options(
-            [TABLE], Topology(2, "cpu", local_world_size=1), Constraints(), host(), batch_size=1
-        )
 
 
 def test_options_that_end_early_blame_no_sharding_type_that_took_little_of_the_time():

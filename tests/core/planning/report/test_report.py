@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import json
-
 import pytest
 from tests.core.planning.conftest import Plain, make_host
 
@@ -31,43 +29,6 @@ def test_report_rows_of_ranks_tables_and_kernels():
     assert "largest_rank_time: 120 ms" in lines
 
 
-def test_report_memory_and_shards_of_each_rank_are_those_of_the_plans_blocks():
-    rule = ParameterConstraints(sharding_types=["whole"], compute_kernels=["plain"])
-    tables = [TableSpec(f"t{rows}", rows, 8, ["f"]) for rows in (3, 10, 14)]
-    planner = EmbeddingShardingPlanner(
-        Topology(2, "cpu", ddr_cap=1000), storage_reservation=0.0, constraints={"*": rule}
-    )
-    made = planner.plan_tables(tables)
-    weights, shards = [0, 0], [0, 0]
-    for sharding in made.plan[""].values():
-        for block in sharding.layout.blocks:
-            weights[block.rank] += 4 * block.num_rows * block.num_columns
-            shards[block.rank] += 1
-    ranks = planner.report.to_data()["ranks"]
-    assert weights[0] != weights[1]
-    assert [rank["used_bytes"] for rank in ranks] == [{"ddr": size} for size in weights]
-    assert [sum(rank["num_shards"].values()) for rank in ranks] == shards
-    for rank in ranks:
-        expected = {"used_bytes": rank["used_bytes"], "time_ms": pytest.approx(rank["time_ms"])}
-        assert rank["types"] == ({"whole": expected} if rank["time_ms"] else {})
-
-
-def test_report_in_a_format_of_a_plugin_is_made_of_its_json_data():
-    class Titles(sw.Extension):
-        name = "report:titles"
-
-        def load(self):
-            return lambda data, title: f"{title}: {json.dumps(data)}"
-
-    planner = EmbeddingShardingPlanner(Topology(2, "cpu", ddr_cap=1000), storage_reservation=0.0)
-    planner.plan_tables([TableSpec("t", 10, 8, ["f"])])
-    with use_host(make_host(extensions=[Titles])):
-        title, _, data = planner.report.to_format("titles", "Mine").partition(": ")
-    assert (title, json.loads(data)) == ("Mine", planner.report.to_data())
-    assert json.loads(planner.report.to_format("json")) == planner.report.to_data()
-    assert planner.report.to_format("txt") == f"{planner.report}\n"
-
-
 def test_report_in_an_unknown_format_names_the_known_ones():
     with pytest.raises(
         sw.UnknownPluginError, match=r"no report 'jso'. Known: json, txt. Did you mean 'json'"
@@ -84,21 +45,6 @@ def test_report_says_which_kernel_was_refused_and_which_taken_instead():
         "compute kernel 'plain' refused for 2 tables ('t', ...): plain knows no adam; 'thorough' taken"
         in lines
     )
-
-
-def test_report_kernel_refused_for_some_layouts_only_says_so():
-    class WholeRows(Plain):
-        name, aliases = "whole_rows", ()
-
-        def supports(self, request):
-            return "columns are cut" if request.cuts_columns else True
-
-    rules = {"t": ParameterConstraints(compute_kernels=["whole_rows", "plain"])}
-    with use_host(make_host(compute_kernels=[WholeRows, Plain])):
-        lines = lines_of([TableSpec("t", 10, 8, ["f"])], constraints=rules)
-    assert (
-        "compute kernel 'whole_rows' refused for 't': columns are cut; 'whole_rows' taken with another layout"
-    ) in lines
 
 
 class Preferred(Plain):

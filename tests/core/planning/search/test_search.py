@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import attrs
 import numpy as np
 import pytest
 
 from shardwright.contracts import Partitioner, Proposer, ShardingType
 from shardwright.errors import PlanningError, UnknownNameError
 from shardwright.host import host
-from shardwright.planning.arrays import FREE
 from shardwright.planning.layouts.layout import Block, Layout
 from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.enumeration import enumerate_options
@@ -59,23 +57,6 @@ class Unruly(Partitioner):
         return self.answer(shards)
 
 
-def test_propose_gathers_the_shards_of_each_chosen_option():
-    space = space_of(ranks=4)
-    options, proposal = space.options, np.array([2, 8, 16])
-    shards = propose(space, proposal, with_fixed=True)
-    for column, of_shards in (
-        (np.arange(options.num_shards), shards.shard),
-        (space.cost_ms, shards.cost_ms),
-        (space.memory_bytes, shards.memory_bytes),
-    ):
-        expected = np.concatenate([options.spread(column, option) for option in proposal])
-        np.testing.assert_array_equal(of_shards, expected)
-    counts = options.shards_per_option[proposal]
-    np.testing.assert_array_equal(shards.table, np.repeat([0, 1, 2], counts))
-    expected = [block.rank for option in proposal for block in options.layouts[option].blocks]
-    assert shards.rank.tolist() == [FREE if rank is None else rank for rank in expected]
-
-
 def test_propose_folds_what_its_layout_places():
     space = space_of(ranks=4)
     proposal = np.array([2, 8, 14])
@@ -117,13 +98,6 @@ def test_search_feedback_tells_placement_or_misfit():
     assert misfit.plan is None
     assert misfit.value_ms == np.inf
     assert (misfit.misfit.table, misfit.misfit.tier, misfit.misfit.needed_bytes) == (0, "ddr", 640)
-
-
-def test_search_same_proposal_twice_is_placed_once():
-    calls = []
-    partitioner = Unruly(lambda shards: calls.append(1) or np.zeros(len(shards.rank), dtype=np.int64))
-    result = run(space_of(), Fixed([6, 14, 22], [6, 14, 22]), partitioner)
-    assert (len(calls), result.num_proposals) == (1, 1)
 
 
 def test_search_endless_proposer_is_ended():
@@ -230,39 +204,12 @@ def test_search_placement_that_parts_a_gang_raises(host_with, ranks, text):
                 run(space, Fixed([0, 2]), answer)
 
 
-def test_proposed_shards_with_other_costs_have_these_in_their_class_too():
-    shards = proposed([[1, 0], [2, 0]], [-1, -1], [[9, 9], [9, 9]])
-    changed = attrs.evolve(shards, cost_ms=np.array([3.0, 4.0]))
-    assert changed.class_ms.tolist() == [[3.0], [4.0]]
-    assert changed.loads_ms(np.array([1, 0])).tolist() == [4.0, 3.0]
-    assert attrs.evolve(changed.only([1]), cost_ms=np.array([5.0])).class_ms.tolist() == [[5.0]]
-
-
 PHASES = {"forward": np.array([3.0, 1.0]), "backward": np.array([1.0, 4.0])}
 
 
 def test_objectives_differ_where_phases_have_different_slowest_ranks():
     assert largest_rank_time(PHASES) == 5.0
     assert step_time(PHASES) == 7.0
-
-
-def planned(objective):
-    tables = [TableSpec(f"t{i}", rows, 8, ["f"]) for i, rows in enumerate((10, 7, 3))]
-    planner = EmbeddingShardingPlanner(Topology(2, "cpu", ddr_cap=10_000), 4, objective=objective)
-    return planner.plan_tables(tables).document["objective"]
-
-
-def test_planner_rates_plans_by_the_objective_that_is_named():
-    first, second = planned("largest_rank_time"), planned("step_time")
-    assert (first["name"], second["name"]) == ("largest_rank_time", "step_time")
-    assert second["value_ms"] >= first["value_ms"] * (1 - 1e-9)
-    assert second["lower_bound_ms"] <= second["value_ms"]
-
-
-@pytest.mark.parametrize("name", [3, ["step_time"], None])
-def test_planner_objective_that_is_no_name_raises(name):
-    with pytest.raises(UnknownNameError, match="no objective"):
-        EmbeddingShardingPlanner(objective=name)
 
 
 def test_planner_unknown_objective_raises_with_the_nearest():

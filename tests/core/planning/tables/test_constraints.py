@@ -54,12 +54,6 @@ def test_constraints_key_for_no_table_raises_with_the_nearest(key, near):
         Constraints({key: rule(2)}).check(tables)
 
 
-def test_constraints_key_of_another_type_raises() -> None:
-    with pytest.raises(InvalidInputError) as error:
-        Constraints({1: rule(2)})
-    assert error.value.subject == "constraints"
-
-
 def test_parameter_constraints_accept_members_with_a_value():
     assert ParameterConstraints(sharding_types=[Kind.WHOLE]).sharding_types == ("whole",)
 
@@ -109,12 +103,6 @@ def test_parameter_constraints_take_integers_of_numpy():
         "batch_sizes": [8],
         "ranks": [0, 1],
     }
-
-
-@pytest.mark.parametrize("rules", [[rule(1)], "user_id", rule(1)])
-def test_constraints_that_are_no_mapping_raise(rules):
-    with pytest.raises(InvalidInputError, match="constraints must be a dict"):
-        Constraints(rules)
 
 
 def test_per_feature_one_value_stands_for_all_features():

@@ -9,8 +9,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from attrs import evolve
-from tests.core.runtime.mixed_cuts import with_parts
 from tests.core.runtime.plans import Cut, Cuts
 
 from shardwright.errors import DistributedError
@@ -53,48 +51,6 @@ def test_collections_waited_for_in_any_order_get_their_own_gradients(orders):
                 torch.testing.assert_close(state[name], (parameter - parameter.grad / 4).detach())
 
 
-@pytest.mark.parametrize("trained", [(True, True), (True, False)], ids=["both ranks", "one rank"])
-def test_weights_of_ids_get_their_gradients_wherever_ranks_wait_for_outputs(trained):
-    cases = [evolve(case, is_weighted=True) for case in (FIRST, SECOND)]
-
-    def weighted(batches, is_trained):
-        weights = [batch.weights().clone().requires_grad_(is_trained) for batch in batches]
-        return weights, [with_parts(own, weights=of) for own, of in zip(batches, weights, strict=True)]
-
-    def work(env, sharded, batches):
-        weights, batches = weighted(batches, trained[env.rank])
-        if env.rank == 0:  # it waits for the first outputs before it calls the second collection
-            first, second = (own(batch).values() for own, batch in zip(sharded, batches, strict=True))
-        else:
-            outputs = [own(batch) for own, batch in zip(sharded, batches, strict=True)]
-            first, second = (own.values() for own in outputs)
-        (first.square().sum() + second.square().sum()).backward()
-        return [own.grad for own in weights]
-
-    for rank, found in enumerate(simulate(work, cases)):
-        weights, batches = weighted([case.batch(3, seed=rank) for case in cases], True)
-        for case, batch in zip(cases, batches, strict=True):
-            case.module()(batch).values().square().sum().backward()
-        expected = [own.grad if trained[rank] else None for own in weights]
-        torch.testing.assert_close(found, expected)
-
-
-def test_collections_called_in_different_orders_are_an_error_on_all_ranks():
-    def work(env, sharded, batches):
-        first = env.rank  # rank 1 begins with the second
-        with pytest.raises(DistributedError) as error:
-            sharded[first](batches[first])
-        return str(error.value)
-
-    larger = Cuts([Cut(7, 4, tuple("abcd"))], 2)
-    for cases in ((FIRST, larger), (larger, FIRST)):
-        texts = simulate(work, cases)
-        assert texts[0] == texts[1]
-        expected = ["the tables 't0'" if case is larger else "the tables 't0', 't1'" for case in cases]
-        calls = [f"rank {rank}: headers of {name}" for rank, name in enumerate(expected)]
-        assert f"different calls: {calls[0]}; {calls[1]}. Every rank must" in texts[0]
-
-
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_rank_that_evaluates_alone_is_told_on_all_ranks(mode):
     def work(env, sharded, batches):
@@ -125,13 +81,6 @@ def test_backward_passes_in_different_orders_are_an_error_on_all_ranks_with_the_
     one, two = "gradients of the tables 't0', 't1'", "gradients of the tables 't0', 't1' (no. 2)"
     assert f"{two}, {one}, headers" in texts[0].split("rank 1: ")[0]
     assert f"{one}, {two}, headers" in texts[0].split("rank 1: ")[1]
-
-
-def test_collections_of_one_name_are_told_apart_and_headers_have_the_largest_size():
-    lockstep = Lockstep()
-    assert [lockstep.join("'one'", 6), lockstep.join("'one'", 9)] == ["'one'", "'one' (no. 2)"]
-    assert lockstep.join("'one'", 7, "'one'") == "'one'"  # after resharding
-    assert lockstep.header_size == 9
 
 
 @pytest.mark.parametrize("garbage", [0, -1, 2**62, 0x53_48_52_43 << 32 | 7])

@@ -70,38 +70,6 @@ def test_parts_are_sent_from_anywhere_in_memory(before):
     assert exchanged(parts, [[[4]], [[2]]], 1, before) == [[("x", [4 * 8 + 2 * 8])]]
 
 
-@pytest.mark.parametrize("codec", CODECS)
-def test_codec_is_called_once_a_part_whatever_the_number_of_ranks(codec, monkeypatch):
-    calls = []
-    if codec is not None:
-        encode = type(codec).encode
-        monkeypatch.setattr(type(codec), "encode", lambda *args: calls.append(1) or encode(*args))
-    rows = [[[3] * 4] * 4]
-    exchanged([(codec, 4)], rows, 4)
-    assert len(calls) == (0 if codec is None else 4)  # once on each rank
-
-
-def test_wire_without_codecs_sends_the_buffer_itself():
-    class Recorded:
-        room = torch.empty
-
-        def all_to_all(self, output, input, output_splits, input_splits, *, label):
-            self.seen = (output, input, output_splits, input_splits, label)
-            return self
-
-        def wait(self):
-            pass
-
-    recorded, sent = Recorded(), torch.rand(5)
-    wire = Wire(recorded, [WireSegment(None, 1)])
-    transfer = wire.exchange([sent], np.array([[3, 2]]), np.array([[2, 1]]), label="results")
-    output, moved, *rest = recorded.seen
-    assert moved is sent
-    (received,) = transfer.wait()
-    assert received.data_ptr() == output.data_ptr()
-    assert rest == [[2, 1], [3, 2], "results"]
-
-
 def test_a_column_of_a_wider_gradient_travels_as_itself():
     column = torch.arange(6.0).view(3, 2)[:, 1:]
     segment = WireSegment(None, 1)

@@ -151,24 +151,6 @@ def test_module_on_meta_without_reset_parameters_raises_with_its_path():
         run_simulated(lambda env: wrapped(CASE, env, copy.deepcopy(model)), 2)
 
 
-def test_model_that_is_a_collection_itself_is_sharded_at_the_empty_path(group_of_one):
-    model = wrapped(ALONE, group_of_one, ALONE.module(), path="")
-    batch = ALONE.batch(3)
-    torch.testing.assert_close(model(batch).values(), ALONE.module()(batch).values())
-    assert list(model.full_state_dict()) == ["embedding_bags.t0.weight", "embedding_bags.t1.weight"]
-    assert list(model.fused_optimizer.params) == ["embedding_bags.t0.weight", "embedding_bags.t1.weight"]
-
-
-def test_state_dict_of_a_module_around_the_model_loads_into_it():
-    around = nn.ModuleDict({"net": wrapped(ALONE, ShardingEnv.local(device_type="cpu"))})
-    other = {name: value + 1 for name, value in around.state_dict().items()}
-    assert all(name.startswith(("net.bags.", "net.over.")) for name in other)
-    around.load_state_dict(other)
-    torch.testing.assert_close(around.state_dict(), other)
-    with pytest.raises(RuntimeError, match="Missing key"):
-        around.load_state_dict({})
-
-
 class Twice(nn.Module):
     """One collection under two parents, and a second one."""
 
@@ -216,14 +198,6 @@ def test_collection_shared_by_two_parents_is_sharded_once_and_used_by_both(group
     assert list(sharded.fused_optimizer.params) == [
         f"{path}.embedding_bags.{table}.weight" for path in ("first", "inner.other") for table in ("t0", "t1")
     ]
-
-
-@pytest.mark.parametrize("plan", [None, ShardingPlan({})])
-def test_model_without_a_collection_is_data_parallel(group_of_one, plan):
-    model = DistributedModelParallel(nn.Linear(2, 1), env=group_of_one, plan=plan, device="cpu")
-    assert model(torch.ones(1, 2)).shape == (1, 1)
-    assert model.plan.plan == {}
-    assert list(model.full_state_dict()) == ["weight", "bias"]
 
 
 @pytest.mark.parametrize("take", [copy.deepcopy, pickle.dumps])
@@ -327,24 +301,6 @@ def test_learning_rate_of_a_group_holds_from_the_next_forward_pass(group_of_one)
         moved.append((before - model.full_state_dict()["embedding_bags.t0.weight"]).sum().item())
     assert moved == pytest.approx([moved[0], 0.0, 2 * moved[0]], rel=1e-4)
     assert moved[0] > 1
-
-
-def test_learning_rate_scheduler_and_step_of_the_fused_optimizer_belong_together(group_of_one):
-    model = wrapped(ALONE, group_of_one, ALONE.module(), path="")
-    assert model.fused_optimizer is model.fused_optimizer
-    scheduler = torch.optim.lr_scheduler.ExponentialLR(model.fused_optimizer, gamma=0.5)
-    for _ in range(2):
-        model(ALONE.batch(2)).values().sum().backward()
-        model.fused_optimizer.step()  # else torch warns that the scheduler came first
-        scheduler.step()
-    assert [group["lr"] for group in model.fused_optimizer.param_groups] == [RATE / 4]
-
-
-def test_environment_of_a_group_of_one(group_of_one, monkeypatch):
-    env = group_of_one
-    assert (env.rank, env.world_size, env.device_type) == (0, 1, "cpu")
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
-    assert ShardingEnv.from_process_group(dist.group.WORLD).local_world_size == 1
 
 
 def test_environment_without_process_group_says_what_to_call():

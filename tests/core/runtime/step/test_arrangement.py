@@ -27,41 +27,6 @@ def as_columns(spans):
 
 
 @EXAMPLES
-@given(
-    st.lists(st.integers(1, 6), min_size=1, max_size=5),
-    st.integers(0, 3),
-    st.integers(1, 3),
-    st.randoms(use_true_random=False),
-    st.sampled_from([0, columns._LARGE]),
-)
-def test_move_puts_columns_from_several_matrices_into_one(widths, size, num_matrices, random, least):
-    matrix = sorted(random.randrange(num_matrices) for _ in widths)
-    source = Placement.in_a_row(ints(widths), ints(matrix), num_matrices)
-    order = list(range(len(widths)))
-    random.shuffle(order)
-    starts = [sum(widths[other] for other in order[: order.index(own)]) for own in range(len(widths))]
-    move = Move(ints(widths), source, Placement.in_one(ints(starts), sum(widths)))
-    pieces = [torch.rand(size, width) for width in widths]
-    rows = [
-        torch.cat(
-            [torch.empty(size, 0), *(p for p, at in zip(pieces, matrix, strict=True) if at == number)], 1
-        )
-        for number in range(num_matrices)
-    ]
-    flat = torch.cat([own.reshape(-1) for own in rows])
-    kept = flat.clone()
-    expected = torch.cat([pieces[own] for own in order], 1).reshape(-1)
-    rooms = []
-    with mock.patch.object(columns, "_LARGE", least):  # by slices, and by an index
-        for _ in range(2):  # the second time by what was kept
-            assert torch.equal(move(flat, size), expected)
-        made = move(flat, size, lambda count: rooms.append(torch.empty(count)) or rooms[-1])
-    assert torch.equal(made, expected)
-    assert all(made.data_ptr() == own.data_ptr() for own in rooms)
-    assert torch.equal(flat, kept)
-
-
-@EXAMPLES
 @given(st.data(), st.integers(1, 9), st.integers(0, 3), st.sampled_from([0, columns._LARGE]))
 def test_move_takes_pieces_that_share_columns(data, width, size, least):
     """Gradients of whole rows go to each rank that has a part of the columns."""
@@ -95,24 +60,6 @@ def test_columns_that_stand_as_they_should_are_not_copied():
     assert output.data_ptr() == brought.data_ptr()
 
 
-def test_move_takes_pieces_side_by_side_as_one():
-    widths = ints([64, 64, 64, 64])
-    ranks = ints([0, 0, 1, 1])
-    move = Move(widths, Placement.in_one(ints([0, 64, 128, 192]), 256), Placement.in_a_row(widths, ranks, 2))
-    assert move.unit == 128
-    rows = torch.rand(3, 256)
-    assert torch.equal(
-        move(rows.view(-1), 3), torch.cat([rows[:, :128].reshape(-1), rows[:, 128:].reshape(-1)])
-    )
-
-
-def test_take_of_pieces_in_a_row_is_no_copy():
-    values = torch.arange(20)
-    taken = segments.take(values, ints([3, 5, 5]), ints([2, 0, 6]))
-    assert taken.data_ptr() == values[3:].data_ptr()
-    assert taken.tolist() == list(range(3, 11))
-
-
 @pytest.mark.parametrize("num_keys", [1, 256, 257, 300, 1 << 16, (1 << 16) + 1, 1 << 20, (1 << 32) + 1])
 def test_order_of_is_stable_whatever_the_number_of_keys(num_keys):
     generator = torch.Generator().manual_seed(num_keys % 97)
@@ -142,18 +89,6 @@ def test_sums_of_runs_some_of_them_empty_are_those_of_slices(bounds):
     assert segments.sums(values, ints(bounds)).tolist() == wanted
 
 
-def test_run_or_places_of_neighbours_is_a_slice():
-    values = ints([5, 7, 11, 13])
-    assert segments.run_or_places(ints([1, 2, 3])) == slice(1, 4)
-    assert values[segments.run_or_places(ints([]))].tolist() == []
-    assert values[segments.run_or_places(ints([2, 1]))].tolist() == [11, 7]
-
-
-def test_repeated_is_each_value_as_often_as_its_count_says():
-    found = segments.repeated(ints([5, 7, 11]), ints([0, 3, 1]), torch.device("cpu"))
-    assert found.tolist() == [7, 7, 7, 11]
-
-
 @pytest.mark.parametrize("num_peers", [2, 40])  # few pieces are copied one by one, many by an index
 def test_interleaved_parts_stand_by_peer_and_are_dealt_again(num_peers):
     sizes = ints([[(3 * part + peer) % 5 for peer in range(num_peers)] for part in range(3)])
@@ -163,15 +98,3 @@ def test_interleaved_parts_stand_by_peer_and_are_dealt_again(num_peers):
     assert torch.equal(merged, torch.cat([piece for of_peer in pieces for piece in of_peer]))
     for found, part in zip(segments.deal(merged, sizes), parts, strict=True):
         assert torch.equal(found, part)
-
-
-def test_last_result_is_computed_anew_only_for_other_arrays():
-    seen, last = [], segments.LastResult()
-
-    def product(first, second):
-        seen.append(first.tolist())
-        return first * second
-
-    for first in ([2, 3], [2, 3], [3, 2], [2, 3]):
-        assert last.of(product, ints(first), ints([1, 10])).tolist() == [first[0], 10 * first[1]]
-    assert seen == [[2, 3], [3, 2], [2, 3]]

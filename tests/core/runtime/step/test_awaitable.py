@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from shardwright import InvalidInputError, JaggedTensor, KeyedJaggedTensor, KeyedTensor, LazyAwaitable
-from shardwright.runtime.step.awaitable import LazyCall
 
 
 class Counted(LazyAwaitable):
@@ -64,15 +63,6 @@ def test_operators_wait_once_and_act_on_the_result(use, expected):
 
 def test_length_is_the_results():
     assert len(Counted(torch.zeros(4, 2))) == 4
-
-
-@pytest.mark.parametrize("use", [len, lambda it: it + 1, lambda it: 1 - it, lambda it: it < 1, abs])
-def test_operators_that_a_result_does_not_have_end_as_they_do_with_the_result(use):
-    with pytest.raises(TypeError, match="KeyedTensor") as of_result:
-        use(keyed())
-    with pytest.raises(TypeError) as of_awaitable:
-        use(Counted(keyed()))
-    assert str(of_awaitable.value) == str(of_result.value)
 
 
 def test_example_of_the_introduction_waits_and_acts_as_its_tensor():
@@ -171,13 +161,3 @@ def test_lazy_pickling_does_not_wait():
     restored = pickle.loads(pickle.dumps(awaitable))
     assert "_result" not in vars(awaitable)
     assert torch.equal(restored.wait(), torch.ones(2))
-
-
-def test_lazy_call_lets_go_of_its_function_once_done():
-    class Held:
-        pass
-
-    held = Held()
-    awaitable = LazyCall(lambda held=held: [held])
-    assert awaitable.wait() is awaitable.wait()
-    assert awaitable._function is None

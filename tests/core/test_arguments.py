@@ -22,7 +22,6 @@ from shardwright.arguments import (
     Within,
     brief,
     checked,
-    checked_only,
     problem,
     typed,
 )
@@ -99,17 +98,6 @@ def test_problem_tells_what_goes_with_an_annotation(hint: Any, right: list[Any],
 )
 def test_problem_names_the_place_and_the_value(value: Any, hint: Any, text: str) -> None:
     assert problem("sizes", value, hint).startswith(text)
-
-
-class Box:
-    @checked
-    def __init__(self, size: int, *, labels: Sequence[str] = (), other: Unimportable = None) -> None:  # noqa: F821
-        self.size, self.labels = size, labels
-
-    @staticmethod
-    @checked_only("count")
-    def filled(count: int, what: str) -> int:
-        return count
 
 
 def _doubled(value: Any) -> Any:

@@ -35,26 +35,6 @@ def listed(shown):
     return run
 
 
-def test_plugins_json_lists_loaded_and_failed_with_provenance(listed, site):
-    rows, code = listed()
-    assert code == 0
-    assert rows["good"] == {
-        "plugin": "acme_good",
-        "kind": "sharding_types",
-        "name": "good",
-        "distribution": "acme-good",
-        "version": "1.2.0",
-        "file": str(site / "acme_good.py"),
-        "state": "loaded",
-        "reason": "",
-    }
-    failed = rows["acme_bad_import"]
-    assert failed["state"] == "failed"
-    assert failed["reason"] == "ModuleNotFoundError: No module named 'acme_needs_this'"
-    assert failed["file"] == str(site / "acme_bad_import.py")
-    assert failed["version"] == "0.3.1"
-
-
 def test_plugins_json_tells_conflicts_and_their_settlement(shown):
     def states(**environment):
         rows = json.loads(shown("--json", **environment).output)

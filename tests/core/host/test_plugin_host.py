@@ -115,19 +115,6 @@ def test_host_name_of_half_loaded_plugin_raises_and_registers_nothing(installed)
     assert caught.value.__cause__ is host.plugins[0].error
 
 
-def test_host_duplicate_name_raises_in_any_order_and_can_be_settled(installed):
-    points = installed("acme-duplicate-one", "acme-duplicate-two", "acme-good")
-    for order in (points, points[::-1]):
-        both = (
-            r"acme-duplicate-one 1\.0 and by .*acme-duplicate-two 2\.0.*PREFER=contested=acme-duplicate-one"
-        )
-        with pytest.raises(DuplicateNameError, match=both):
-            host_of(order).sharding_types["contested"]
-        settled = host_of(order, PREFER="contested=acme-duplicate-two")
-        assert settled.sharding_types.entry("contested").provenance.distribution == "acme-duplicate-two"
-        assert list(settled.sharding_types) == ["contested", "good", "only_one", "only_two"]
-
-
 @pytest.mark.parametrize(
     ("selection", "names"),
     [

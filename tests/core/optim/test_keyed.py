@@ -59,24 +59,6 @@ def weights(model: nn.Module) -> list[Tensor]:
     return [param.detach().clone() for param in model.parameters()]
 
 
-def test_combined_trains_as_its_parts() -> None:
-    model = two_layers()
-    twin = copy.deepcopy(model)
-    train(model, combined(model))
-    parts = [
-        torch.optim.Adam(twin[0].parameters(), lr=0.1),
-        torch.optim.SGD(twin[1].parameters(), lr=0.1, momentum=0.9),
-    ]
-    generator = torch.Generator().manual_seed(5)
-    for _ in range(3):
-        for part in parts:
-            part.zero_grad()
-        twin(torch.randn(8, 3, generator=generator)).square().mean().backward()
-        for part in parts:
-            part.step()
-    torch.testing.assert_close(weights(model), weights(twin), rtol=0, atol=0)
-
-
 def test_combined_state_dict_puts_keys_before_names() -> None:
     model = two_layers()
     optimizer = combined(model)

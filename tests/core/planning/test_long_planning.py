@@ -229,18 +229,6 @@ def test_plan_shows_its_progress_if_wanted_or_by_default_on_a_terminal(
     assert heard == ([math.inf, made.report.plan.value_ms] if is_shown else [])
 
 
-def test_watch_tells_only_what_is_better():
-    told: list[tuple[float, float]] = []
-    watch = Watch(listener=lambda progress: told.append((progress.value_ms, progress.lower_bound_ms)))
-    watch.tell(value_ms=5.0)
-    watch.tell(value_ms=6.0)
-    watch.tell(lower_bound_ms=2.0)
-    watch.tell(lower_bound_ms=1.0, value_ms=5.0)
-    watch.tell(value_ms=4.0, lower_bound_ms=1.0)
-    assert told == [(5.0, 0.0), (5.0, 2.0), (4.0, 2.0)]
-    assert watch.progress.gap == 1.0
-
-
 def test_watch_interrupted_once_is_over_and_twice_raises():
     handler = signal.getsignal(signal.SIGINT)
     watch = Watch()

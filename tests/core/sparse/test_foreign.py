@@ -156,24 +156,6 @@ def test_columns_of_one_name_raise() -> None:
         KeyedJaggedTensor.from_lists(pd.DataFrame([[1, 2]], columns=["user", "user"]))
 
 
-@pytest.mark.parametrize("kind", [np.asarray, pd.Series], ids=["NumPy", "pandas"])
-def test_constructors_take_arrays_as_tensors(kind: Any) -> None:
-    values, lengths, offsets, weights = [7, 8, 9], [2, 1], [0, 2, 3], [0.5, 1.0, 2.0]
-    expected = KeyedJaggedTensor(
-        ["a", "b"],
-        torch.tensor(values),
-        lengths=torch.tensor(lengths),
-        weights=torch.tensor(weights).double(),
-    )
-    of_lengths = KeyedJaggedTensor.from_lengths_sync(["a", "b"], kind(values), kind(lengths), kind(weights))
-    of_offsets = KeyedJaggedTensor.from_offsets_sync(["a", "b"], kind(values), kind(offsets), kind(weights))
-    alone = JaggedTensor(kind(values), kind(weights), offsets=kind(offsets))
-    for made in (of_lengths, of_offsets, alone):
-        torch.testing.assert_close(made.values(), expected.values())
-        torch.testing.assert_close(made.lengths(), expected.lengths())
-        torch.testing.assert_close(made.weights(), expected.weights())
-
-
 def test_constructor_arrays_that_torch_cannot_hold_as_they_are_are_copied() -> None:
     values = np.arange(6)[::-2]  # a step backwards
     lengths = np.array([1, 2])

@@ -42,22 +42,6 @@ def lists(tensors: list[torch.Tensor]) -> list[list[float]]:
     return [tensor.tolist() for tensor in tensors]
 
 
-@pytest.mark.parametrize("by_offsets", [False, True])
-@pytest.mark.parametrize("slices_dtype", INDEX_DTYPES)
-@pytest.mark.parametrize("values_dtype", [*INDEX_DTYPES, torch.float16, torch.float32, torch.float64])
-def test_jagged_tensor_every_small_batch_is_what_was_put_in(
-    values_dtype: torch.dtype, slices_dtype: torch.dtype, by_offsets: bool
-) -> None:
-    for shape in ALL_SHAPES:
-        bags = bags_of(shape)
-        jt = jagged(bags, values_dtype, slices_dtype, by_offsets=by_offsets)
-        assert jt.lengths().tolist() == list(shape)
-        assert jt.offsets().tolist() == [0, *accumulate(shape)]
-        assert (jt.lengths().dtype, jt.offsets().dtype) == (slices_dtype, slices_dtype)
-        assert lists(jt.to_dense()) == bags
-        assert {bag.dtype for bag in jt.to_dense()} <= {values_dtype}
-
-
 @pytest.mark.parametrize("width", [None, 0, 1, 2, 3])
 @pytest.mark.parametrize(
     "dtype", [*INDEX_DTYPES, torch.int8, torch.float16, torch.bfloat16, torch.float32, torch.float64]

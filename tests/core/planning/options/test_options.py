@@ -4,7 +4,6 @@ from itertools import chain, repeat
 
 import attrs
 import pytest
-from tests.core.planning.conftest import Whole
 
 from shardwright import (
     Block,
@@ -21,7 +20,7 @@ from shardwright import (
     Watch,
 )
 from shardwright.host import host
-from shardwright.planning.arrays import FREE, NO_GANG
+from shardwright.planning.arrays import FREE
 from shardwright.planning.options.enumeration import enumerate_options
 from shardwright.planning.tables.constraints import Constraints
 
@@ -220,18 +219,6 @@ def test_enumerate_tables_that_a_type_tells_apart_stand_apart(host_with):
     assert options.rank.tolist() == [0, 0, 1, 1]  # each table with two kernels
 
 
-def test_enumerate_offers_a_type_by_name_only_unless_it_says_always(host_with):
-    unasked = type_of(name="unasked", offered="by_name")
-    with host_with(sharding_types=[unasked, Whole]):
-        tables = [TABLE, attrs.evolve(TABLE, name="u")]
-        offered = described(options_of(*tables, u={"sharding_types": ["unasked", "whole"]}))
-        assert {name for _, name, _, _ in offered[:2]} == {"whole"}
-        assert {name for _, name, _, _ in offered[2:]} == {"unasked", "whole"}
-    text = r"no option is left.*Refused: nothing is offered unasked\. Offered only to .* name them: unasked\."
-    with host_with(sharding_types=[unasked]), pytest.raises(PlanningError, match=text):
-        options_of(TABLE)
-
-
 def raise_for(table, topology):
     raise KeyError("no such shape")
 
@@ -254,31 +241,6 @@ def raise_for(table, topology):
 def test_enumerate_type_that_gives_wrong_layouts_is_named_with_the_table(host_with, layouts, text):
     with host_with(sharding_types=[type_of(layouts)]), pytest.raises(PlanningError, match=text):
         options_of(TABLE)
-
-
-class Hosted(ShardingType):
-    """Two columns blocks on hosts with labels 5 and 2, the first with a place there."""
-
-    name, abbreviation = "hosted", "HO"
-    offered = "always"
-
-    def layouts(self, table, topology, constraints):
-        yield Layout(
-            [
-                Block(table.all_rows, table.columns(0, 4), host_group=5, local_rank=1),
-                Block(table.all_rows, table.columns(4, 8), host_group=2),
-            ]
-        )
-
-
-def test_enumerate_gangs_have_numbers_that_no_other_option_has(host_with):
-    tables = [TABLE, TableSpec("u", 3, 8, ["g"])]
-    with host_with(sharding_types=[Hosted]):
-        topology = Topology(4, "cpu", local_world_size=2)
-        options = enumerate_options(tables, topology, Constraints(), host(), batch_size=4)
-    assert options.gang.tolist() == [1, 0, 3, 2, 5, 4, 7, 6]
-    assert options.local_rank.tolist() == [1, FREE] * 4
-    assert set(options_of(TABLE).gang.tolist()) == {NO_GANG}
 
 
 def test_options_that_end_early_blame_no_sharding_type_that_took_little_of_the_time():

@@ -1,11 +1,9 @@
 from __future__ import annotations
 
 import pytest
-from tests.core.planning.conftest import Plain, make_host
 
 import shardwright as sw
 from shardwright import EmbeddingShardingPlanner, OptimizerSpec, ParameterConstraints, TableSpec, Topology
-from shardwright.host import use_host
 from shardwright.planning.plan.sharding import ranks_text
 from shardwright.planning.report.report import writer_of
 from shardwright.planning.text import bytes_text
@@ -45,43 +43,6 @@ def test_report_says_which_kernel_was_refused_and_which_taken_instead():
         "compute kernel 'plain' refused for 2 tables ('t', ...): plain knows no adam; 'thorough' taken"
         in lines
     )
-
-
-class Preferred(Plain):
-    """Refuses tables of more than eight columns."""
-
-    name, aliases, preference = "preferred", (), 5
-
-    def supports(self, request):
-        return True if request.embedding_dim <= 8 else "too many columns"
-
-
-class Unwilling(Plain):
-    name, aliases = "unwilling", ()
-
-    def supports(self, request):
-        return "no room"
-
-
-@pytest.mark.parametrize("asked", [False, True])
-def test_report_tells_refusals_of_what_was_asked_for_or_preferred_and_names_the_others(asked):
-    rules = {"u": ParameterConstraints(compute_kernels=["unwilling", "plain"])} if asked else None
-    tables = [TableSpec(name, 10, dim, [name]) for name, dim in (("t", 8), ("u", 16), ("v", 16))]
-    with use_host(make_host(compute_kernels=[Plain, Preferred, Unwilling])):
-        planner = EmbeddingShardingPlanner(
-            Topology(4, "cpu", ddr_cap=10_000), constraints=rules, storage_reservation=0.0
-        )
-        planner.plan_tables(tables)
-    _, *lines = planner.report.kernel_lines
-    of_type = "sharding type 'only_pairs' refused for"
-    assert not any(of_type in line for line in lines)
-    assert any(line.startswith(of_type) for line in planner.report.to_data()["refusals"])
-    assert [line.split(":")[0].strip() for line in lines] == [
-        *(["compute kernel 'unwilling' refused for 'u'"] if asked else []),
-        "compute kernel 'preferred' refused for " + ("'v'" if asked else "2 tables ('u', ...)"),
-        *(["1 refused that nobody asked for"] if asked else ["2 refused that nobody asked for"]),
-    ]
-    assert lines[-1].endswith(": only_pairs" if asked else ": only_pairs, unwilling")
 
 
 def test_report_assumptions_have_units():

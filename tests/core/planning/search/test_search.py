@@ -57,19 +57,6 @@ class Unruly(Partitioner):
         return self.answer(shards)
 
 
-def test_propose_folds_what_its_layout_places():
-    space = space_of(ranks=4)
-    proposal = np.array([2, 8, 14])
-    every, free = propose(space, proposal, with_fixed=True), propose(space, proposal)
-    fixed = every.is_fixed
-    assert fixed.any()
-    assert not free.is_fixed.any()
-    np.testing.assert_array_equal(free.shard, every.shard[~fixed])
-    ranks = np.where(fixed, every.rank, 1)
-    np.testing.assert_allclose(free.loads_ms(ranks[~fixed]), every.loads_ms(ranks))
-    np.testing.assert_array_equal(free.used_bytes(ranks[~fixed]), every.used_bytes(ranks))
-
-
 def test_search_keeps_the_best_of_all_proposals_as_recomputed_by_hand():
     space = space_of()
     result = run(space, host().proposers.create("each_alone"))
@@ -85,19 +72,6 @@ def test_search_more_proposals_are_never_worse():
     space = space_of()
     values = [run(space, host().proposers.create("each_alone"), max_proposals=n).value_ms for n in (1, 5, 99)]
     assert values == sorted(values, reverse=True)
-
-
-def test_search_feedback_tells_placement_or_misfit():
-    space = space_of(ddr_cap=600)
-    whole = [6, 14, 22]
-    cheap = Fixed(whole, [7, 15, 23])
-    run(space, cheap)
-    fitted, misfit = cheap.heard
-    assert fitted.misfit is None
-    assert fitted.plan.used_bytes.sum() == 320 + 112 + 96
-    assert misfit.plan is None
-    assert misfit.value_ms == np.inf
-    assert (misfit.misfit.table, misfit.misfit.tier, misfit.misfit.needed_bytes) == (0, "ddr", 640)
 
 
 def test_search_endless_proposer_is_ended():
@@ -146,21 +120,6 @@ def proposed(memory, rank, capacity):
         tiers=("hbm", "ddr"),
         capacity_bytes=np.array(capacity),
     )
-
-
-def test_misfit_names_the_rank_that_came_nearest():
-    shards = proposed([[9, 1]], [-1], [[5, 9], [7, 9], [6, 9]])
-    misfit = shards.misfit(0, np.zeros((3, 2), dtype=np.int64))
-    assert (misfit.rank, misfit.tier, misfit.needed_bytes, misfit.free_bytes) == (1, "hbm", 9, 7)
-    assert not misfit.is_fixed
-
-
-def test_fixed_misfit_counts_what_must_live_on_a_rank_together():
-    shards = proposed([[4, 0], [3, 0], [1, 0]], [1, 1, -1], [[9, 9], [6, 9]])
-    misfit = shards.fixed_misfit()
-    assert (misfit.table, misfit.rank, misfit.needed_bytes, misfit.free_bytes) == (0, 1, 7, 6)
-    assert misfit.is_fixed
-    assert proposed([[4, 0], [3, 0]], [0, 1], [[9, 9], [6, 9]]).fixed_misfit() is None
 
 
 class Pair(ShardingType):

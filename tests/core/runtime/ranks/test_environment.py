@@ -94,15 +94,6 @@ def test_error_on_the_first_rank_is_of_one_class_on_every_rank_if_it_is_ours(err
         assert f"rank 0 raised {type(error).__name__}: {error}" in str(other)
 
 
-AT_EXIT = """
-import atexit, os
-from shardwright.runtime.ranks.group_store import has_ended
-
-atexit.register(lambda: print(has_ended(parent)))
-parent = os.getppid()
-"""
-
-
 def test_process_has_ended_once_it_has() -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         assert not has_ended(process.pid)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import pytest
-import torch
-from tests.core.runtime.plans import Cut, Cuts, host_with_loops, paths_here
-from tests.pretended import pretended_env
+from tests.core.runtime.plans import Cut, Cuts, paths_here
 
 from shardwright import (
     Collection,
@@ -15,7 +13,6 @@ from shardwright import (
     RowsRange,
     UnsupportedError,
 )
-from shardwright.host import use_host
 from shardwright.runtime.routed.plan import plan_routing
 from shardwright_testing import run_simulated
 
@@ -60,31 +57,3 @@ def test_plan_routing_kernel_that_refuses_raises_with_its_reason_and_what_to_do(
             device_type="cpu",
             path_of=paths_here(is_pooled=True),
         )
-
-
-def rooms_of(tables, monkeypatch):
-    """The sizes of the rooms that a step asks for, and the sharded collection."""
-    env, communicator = pretended_env(2)
-    asked = []
-
-    def room(num_elements, device):
-        asked.append(num_elements)
-        return torch.empty(num_elements)
-
-    monkeypatch.setattr(communicator, "room", room)
-    case = Cuts(tables, 2)
-    with use_host(host_with_loops()):
-        sharded = case.shard(env, case.module())
-    sharded(case.batch(6)).values().sum().backward()
-    return asked, sharded
-
-
-def test_gradients_are_packed_and_results_made_where_they_are_sent_from(monkeypatch):
-    tables = [Cut(8, 4, ("a",), ranks=(0,)), Cut(8, 4, ("b",), ranks=(1,))]
-    asked, sharded = rooms_of(
-        [tables[1], tables[0]], monkeypatch
-    )  # so that gradients do not stand as they are sent
-    assert asked == [6 * 8]
-    (lookup,) = sharded.engine.lookups
-    lookup.room(5)
-    assert asked == [6 * 8, 5]

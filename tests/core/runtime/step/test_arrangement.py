@@ -87,14 +87,3 @@ def test_sums_of_runs_some_of_them_empty_are_those_of_slices(bounds):
     values = ints([5, -7, 11, 13, 17, 19]).astype(np.int32)  # of which the last is in no run
     wanted = [values[start:stop].sum() for start, stop in pairwise(bounds)]
     assert segments.sums(values, ints(bounds)).tolist() == wanted
-
-
-@pytest.mark.parametrize("num_peers", [2, 40])  # few pieces are copied one by one, many by an index
-def test_interleaved_parts_stand_by_peer_and_are_dealt_again(num_peers):
-    sizes = ints([[(3 * part + peer) % 5 for peer in range(num_peers)] for part in range(3)])
-    parts = [100.0 * part + torch.arange(int(own.sum())) for part, own in enumerate(sizes)]
-    pieces = zip(*(part.split(own.tolist()) for part, own in zip(parts, sizes, strict=True)), strict=True)
-    merged = segments.interleave(parts, sizes)
-    assert torch.equal(merged, torch.cat([piece for of_peer in pieces for piece in of_peer]))
-    for found, part in zip(segments.deal(merged, sizes), parts, strict=True):
-        assert torch.equal(found, part)

@@ -43,15 +43,6 @@ def test_forward_any_batch_gives_each_ids_row_and_the_lengths(bags: list[list[in
     assert output.lengths().tolist() == lengths.tolist()
 
 
-def test_backward_counts_each_use_of_a_row() -> None:
-    collection = EmbeddingCollection([config("t", "f", "g")])
-    output = collection(INPUT)
-    (output["f"].values().sum() + 2 * output["g"].values().sum()).backward()
-    expected = torch.zeros(10, 3)
-    expected[1], expected[9], expected[4] = 2, 2, 2
-    torch.testing.assert_close(collection.embeddings["t"].weight.grad, expected)
-
-
 def test_outputs_of_a_feature_in_several_tables_name_their_table() -> None:
     collection = EmbeddingCollection([config("a", "f"), config("b", "g", "f")])
     output = collection(INPUT)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-import numpy as np
 import pytest
 from attrs import frozen
 from tests.core.planning.conftest import Plain, Slices, Whole, make_host
@@ -88,12 +87,6 @@ def test_traffic_of_copies_is_their_own_batch_and_of_others_that_of_all_ranks():
     assert sent == [4 * 8 * count for count in ids]
     # The dense gradient of three rows is less than the ids and gradients of both ranks.
     assert options.spread(synchronised_bytes(options, RANKS), 0).tolist() == [96, 96, 0, 0]
-
-
-def test_id_fraction_is_that_of_the_rows_where_the_row_map_says_nothing():
-    rows = RowsRange(10, parts=3)
-    assert [rows.id_fraction_of(part) for part in range(3)] == [0.4, 0.4, 0.2]
-    assert np.isclose(sum(rows.id_fraction_of(part) for part in range(3)), 1.0)
 
 
 @pytest.mark.parametrize(

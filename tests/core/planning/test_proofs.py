@@ -15,7 +15,6 @@ from tests.drawn import drawn
 
 from shardwright import (
     EmbeddingShardingPlanner,
-    Extension,
     ParameterConstraints,
     PlanError,
     PlanningError,
@@ -138,24 +137,6 @@ def test_proof_by_memory_that_is_short_needs_its_price():
 )
 def test_proof_of_another_bound_is_none(certificate, text):
     assert text in why_unproven(space_of([(4, 4)]), 2.0, certificate, host().extensions)
-
-
-class Believer(Extension):
-    """A stranger's checker, which believes whoever says please."""
-
-    name = "proof:politeness"
-
-    def load(self):
-        return lambda space, z_ms, data, watch: "" if data == {"please": z_ms} else f"rude: {data}"
-
-
-def test_proof_in_a_strangers_language_is_checked_by_its_extension():
-    space, polite = space_of([(4, 4)]), {"z_ms": 9.0, "politeness": {"please": 9.0}}
-    with use_host(make_host(extensions=[Believer])) as own:
-        assert why_unproven(space, 9.0, polite, own.extensions) == ""
-        assert why_unproven(space, 8.0, {**polite, "politeness": {}}, own.extensions) == "rude: {}"
-    unknown = why_unproven(space, 9.0, polite, host().extensions)
-    assert "no proof 'politeness'. Known: multipliers" in unknown
 
 
 @pytest.mark.parametrize(

@@ -76,15 +76,6 @@ def test_tree_map_may_put_in_what_is_no_tensor() -> None:
     assert (shapes.values(), shapes.lengths()) == ((3,), (2,))
 
 
-def test_pytree_key_paths_name_the_tensors() -> None:
-    paths, _ = _pytree.tree_flatten_with_path({"batch": EXAMPLES["keyed_jagged_weighted"]()})
-    assert [_pytree.keystr(path) for path, _ in paths] == [
-        "['batch'].values",
-        "['batch'].lengths",
-        "['batch'].weights",
-    ]
-
-
 @pytest.mark.parametrize("name", ["jagged_tensor", "keyed_jagged_tensor", "keyed_tensor"])
 def test_docstring_examples_give_what_they_show(name: str) -> None:
     module = importlib.import_module(f"shardwright.sparse.{name}")

@@ -75,17 +75,6 @@ def test_topology_wrong_value_raises(arguments, text):
         Topology(**{"world_size": 4, "compute_device": "cuda", **arguments})
 
 
-def test_topology_reads_the_hosts_memory_through_the_link_from_it():
-    topology = Topology(2, "cuda", hbm_mem_bw=9.0, ddr_mem_bw=5.0, hbm_to_ddr_mem_bw=3.0)
-    assert [topology.read_bandwidth(tier) for tier in ("device", "host", "hbm", "ddr")] == [
-        9.0,
-        3.0,
-        9.0,
-        3.0,
-    ]
-    assert Topology(2, "cpu", ddr_mem_bw=5.0).read_bandwidth("host") == 5.0
-
-
 def test_topology_reads_a_further_tier_at_its_own_bandwidth_or_through_its_link():
     further = {"memory_bytes": {"ssd": 10}, "memory_bandwidths": {"ssd": 2.0}}
     assert Topology(1, "cuda", **further).read_bandwidth("ssd") == 2.0
@@ -113,11 +102,6 @@ DENSE = DenseBytes(parameters=1000, buffers=10)
 
 def usable(reservation, topology=TOPOLOGY, ids=0.0):
     return reservation.capacity_bytes(topology, ids)[:, 0].tolist()
-
-
-def test_part_is_of_the_devices_memory_and_none_of_the_hosts():
-    capacity = StorageReservation(0.25).capacity_bytes(TOPOLOGY, 0)
-    np.testing.assert_array_equal(capacity, [[7.5 * GIB, 7], [2.25 * GIB, 7]])
 
 
 def test_part_rounds_as_torchrec_does():

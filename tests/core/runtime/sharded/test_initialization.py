@@ -8,8 +8,6 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tests.core.runtime.plans import Cut, Cuts, RowsMirrored
 
 from shardwright import (
@@ -53,18 +51,6 @@ def whole(config, row_map=None, edges=(), **options):
             rows = part.rows if isinstance(part.rows, slice) else torch.as_tensor(part.rows)
             table[rows, start:stop] = block_weights(config, block, **options)
     return table
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    rows=st.integers(1, 40),
-    kind=st.sampled_from([RowsRange, RowsModulo, RowsMirrored]),
-    parts=st.integers(1, 6),
-    edges=st.sets(st.integers(1, 5)).map(sorted),
-)
-def test_initialize_any_cut_gives_the_whole_table(rows, kind, parts, edges):
-    config = config_of(rows, 6)
-    assert torch.equal(whole(config, kind(rows, parts=parts), edges), whole(config))
 
 
 def _arange(tensor):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, StepLR
+from torch.optim.lr_scheduler import StepLR
 
 from shardwright import (
     CombinedOptimizer,
@@ -280,30 +280,6 @@ def test_combined_step_calls_the_closure_once() -> None:
     assert calls == [True]
     assert loss.numel() == 1
     assert all(not torch.equal(own, other) for own, other in zip(weights(model), before, strict=True))
-
-
-@pytest.mark.parametrize(
-    "make_scheduler",
-    [
-        lambda optimizer: StepLR(optimizer, step_size=2, gamma=0.5),
-        lambda optimizer: LambdaLR(optimizer, lambda step: 1 / (1 + step)),
-        lambda optimizer: CosineAnnealingLR(optimizer, T_max=5),
-    ],
-)
-@pytest.mark.parametrize("make", [keyed, combined, lambda model: OptimizerWrapper(keyed(model))])
-def test_schedulers_reach_the_optimizers_within(make: Any, make_scheduler: Any) -> None:
-    model = two_layers()
-    optimizer, plain = make(model), torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
-    schedulers = make_scheduler(optimizer), make_scheduler(plain)
-    within = [part for _, part in optimizer.optimizers] if make is combined else [optimizer]
-    for _ in range(4):
-        train(model, optimizer, steps=1)
-        plain.step()
-        for scheduler in schedulers:
-            scheduler.step()
-        expected = plain.param_groups[0]["lr"]
-        for part in within:
-            assert [group["lr"] for group in part._optimizer.param_groups] == [pytest.approx(expected)]
 
 
 def test_scheduled_optimizer_loads_a_state_dict_from_before_the_schedule() -> None:

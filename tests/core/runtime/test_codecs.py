@@ -107,15 +107,6 @@ def bytes_of(results, label):
     return sum(sum(sizes) for _, sent, _ in results for name, sizes in sent if name == label)
 
 
-def test_bytes_are_those_of_each_tables_codec_in_each_direction():
-    tables = [Cut(9, 8, ("a",), ranks=(0,)), Cut(7, 4, ("b",), ranks=(1,))]
-    case = with_codecs(Cuts(tables, 2), QCommsConfig("doubles", "mirrored"), QCommsConfig(None, "doubles"))
-    results = train(case, (8, 16))
-    bags, steps = 24, 2
-    assert bytes_of(results, "results") == steps * bags * (8 * 8 + 4 * 4)
-    assert bytes_of(results, "gradients") == steps * bags * ((4 * 8 + 1) + 8 * 4)
-
-
 def test_bytes_of_sums_inside_the_host_are_coded_on_both_legs():
     table = Cut(8, 4, ("a",), "SUM", HALVES, (), (0, 1), dataflow=Hierarchical())
     case = with_codecs(Cuts([table], 4), QCommsConfig("mirrored", "doubles"))

@@ -70,15 +70,6 @@ def test_to_padded_dense_values_of_more_dimensions_keep_their_rows(inner: tuple[
     torch.testing.assert_close(result, torch.stack([torch.stack(row) for row in expected]))
 
 
-def test_weights_are_cut_and_padded_like_values() -> None:
-    jt = jagged([[4, 8], [], [12]], weighted=True)
-    assert jt.weights().dtype == torch.float64
-    assert lists(jt.to_dense_weights() or []) == [[1.0, 2.0], [], [3.0]]
-    padded = jt.to_padded_dense_weights(1, padding_value=-1.0)
-    assert padded is not None
-    assert padded.tolist() == [[1.0], [-1.0], [3.0]]
-
-
 def test_weights_missing_are_none_or_an_error() -> None:
     jt = jagged([[1]])
     assert jt.weights_or_none() is None

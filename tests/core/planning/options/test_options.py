@@ -20,7 +20,6 @@ from shardwright import (
     Watch,
 )
 from shardwright.host import host
-from shardwright.planning.arrays import FREE
 from shardwright.planning.options.enumeration import enumerate_options
 from shardwright.planning.tables.constraints import Constraints
 
@@ -66,33 +65,6 @@ def test_enumerate_offers_types_by_layouts_by_kernels_in_a_fixed_order():
         ("t", "whole", "", "plain"),
         ("t", "whole", "", "thorough"),
     ]
-
-
-def ranks_of(options, option):
-    """The rank of each shard: of a run the first has the run's, the next the next."""
-    runs = options.shards_of(option)
-    pairs = zip(options.rank[runs].tolist(), options.count[runs].tolist(), strict=True)
-    return [FREE if rank == FREE else rank + i for rank, count in pairs for i in range(count)]
-
-
-def test_enumerate_columns_describe_the_blocks_of_each_layout():
-    options = options_of(TABLE, TableSpec("u", 3, 6, ["g"]), ranks=4)
-    for option in range(options.num_options):
-        blocks = options.layouts[option].blocks
-        assert options.spread(options.num_rows, option).tolist() == [block.num_rows for block in blocks]
-        assert options.spread(options.num_columns, option).tolist() == [block.num_columns for block in blocks]
-        assert ranks_of(options, option) == [FREE if b.rank is None else b.rank for b in blocks]
-        assert (options.option[options.shards_of(option)] == option).all()
-        assert options.shards_per_option[option] == len(blocks)
-        for code, block in zip(options.spread(options.request, option).tolist(), blocks, strict=True):
-            kernel, request = options.requests[code]
-            assert kernel == options.compute_kernel[option]
-            assert (request.num_columns, request.embedding_dim) == (
-                block.num_columns,
-                options.tables[options.table[option]].embedding_dim,
-            )
-    assert options.first_option.tolist() == [0, 6, 12]
-    assert options.first_shard[-1] == options.num_shards
 
 
 def test_enumerate_counts_ids_and_bags_of_all_features():

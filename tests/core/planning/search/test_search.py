@@ -13,7 +13,6 @@ from shardwright.planning.machines.topology import Topology
 from shardwright.planning.options.enumeration import enumerate_options
 from shardwright.planning.options.search_space import estimate_costs
 from shardwright.planning.search.objectives import largest_rank_time, step_time
-from shardwright.planning.search.placement import ProposedShards, propose
 from shardwright.planning.search.search import search
 from shardwright.planning.tables.constraints import Constraints
 from shardwright.planning.tables.spec import TableSpec
@@ -57,17 +56,6 @@ class Unruly(Partitioner):
         return self.answer(shards)
 
 
-def test_search_keeps_the_best_of_all_proposals_as_recomputed_by_hand():
-    space = space_of()
-    result = run(space, host().proposers.create("each_alone"))
-    assert result.num_proposals == result.num_placed > 10
-    shards = propose(space, result.plan.proposal, with_fixed=True)
-    ranks = np.concatenate(result.plan.ranks_of_tables)
-    loads = [shards.cost_ms[ranks == rank].sum() for rank in range(2)]
-    assert result.value_ms == pytest.approx(max(loads))
-    np.testing.assert_allclose(result.plan.load_ms, loads)
-
-
 def test_search_more_proposals_are_never_worse():
     space = space_of()
     values = [run(space, host().proposers.create("each_alone"), max_proposals=n).value_ms for n in (1, 5, 99)]
@@ -107,19 +95,6 @@ def test_search_placement_that_breaks_the_contract_raises(answer, text):
 def test_search_placement_over_capacity_raises():
     with pytest.raises(PlanningError, match="rank 0 was given 528 bytes of ddr, it has 400"):
         run(space_of(ddr_cap=400), Fixed([6, 14, 22]), Unruly(lambda s: np.zeros(len(s.rank), dtype=int)))
-
-
-def proposed(memory, rank, capacity):
-    memory = np.array(memory, dtype=np.int64)
-    return ProposedShards(
-        shard=np.arange(len(memory)),
-        table=np.arange(len(memory)),
-        cost_ms=np.ones(len(memory)),
-        memory_bytes=memory,
-        rank=np.array(rank),
-        tiers=("hbm", "ddr"),
-        capacity_bytes=np.array(capacity),
-    )
 
 
 class Pair(ShardingType):

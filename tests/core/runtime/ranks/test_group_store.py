@@ -7,7 +7,6 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -98,18 +97,6 @@ def test_call_that_was_given_up_is_not_made_later(stuck: Stuck) -> None:
     stuck.goes_on.set()
     store.add("count", 1, later())
     assert made == []
-
-
-def test_wait_begins_anew_with_each_sign_of_life(store: GroupStore) -> None:
-    def beat() -> None:
-        for _ in range(8):
-            time.sleep(0.2)
-            store.add("beats", 1, later())
-        store.set("key", "told", later())
-
-    with ThreadPoolExecutor() as threads:
-        threads.submit(beat)
-        assert store.read(["key"], time.monotonic() + 0.8, beats="beats") == ["told"]
 
 
 def test_keys_that_do_not_come_are_an_error_in_time(store: GroupStore) -> None:

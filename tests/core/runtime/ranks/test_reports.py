@@ -80,20 +80,6 @@ def test_missing_ranks_that_are_many_are_not_each_asked_for(world_size):
     assert max(requests) < 500  # of 17 looks at most, whatever the load; each for all would be more than 600
 
 
-def test_report_before_a_collective_that_all_came_to_is_of_no_lost_rank() -> None:
-    """A failure that all survived says nothing of the collective that is under way now."""
-    store = dist.HashStore()
-    reports, other = (reports_of(rank, 2, store) for rank in range(2))
-    other.report("failed in ids", time.monotonic())
-    for since, expected in ((time.time() + 60.0, ""), (time.time(), "rank 1 failed in ids")):
-        reports.lost(since)  # a line that may be being written is read at the next look
-        assert reports.lost(since) == expected
-    other.waits(store, "it")
-    other.report("failed in results", time.monotonic())
-    reports.lost(time.time())
-    assert reports.lost(time.time()) == "rank 1 failed in results"
-
-
 def test_log_is_read_past_a_line_that_its_rank_did_not_live_to_write() -> None:
     store = dist.HashStore()
     ranks = [reports_of(rank, 3, store) for rank in range(3)]

@@ -258,20 +258,6 @@ def test_plan_for_another_number_of_ranks_says_so_before_anything_is_sharded(pla
         )
 
 
-def test_tables_that_differ_between_ranks_are_an_error_with_those_of_each():
-    def work(env):
-        sharder = type(SHARDER)({"optimizer": "sgd", "learning_rate": 0.5 * (1 + env.rank)})
-        plan = plan_of(CASE, "bags.0")
-        with pytest.raises(DistributedError) as error:
-            DistributedModelParallel(Model(CASE), env=env, device="cpu", plan=plan, sharders=[sharder])
-        return str(error.value)
-
-    first, second = run_simulated(work, 2)
-    assert first == second
-    assert "rank 0: 'bags.0.t0' (5 x 2 FP32), sgd(learning_rate=0.5), " in first
-    assert "; rank 1: 'bags.0.t0' (5 x 2 FP32), sgd(learning_rate=1.0), " in first
-
-
 def test_environment_without_process_group_says_what_to_call():
     assert not dist.is_initialized()
     with pytest.raises(DistributedError, match=r"call torch\.distributed\.init_process_group first"):

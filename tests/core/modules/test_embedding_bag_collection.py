@@ -23,7 +23,6 @@ from shardwright import (
     UnknownNameError,
     apply_optimizer_in_backward,
 )
-from shardwright.modules.embedding_configs import dtype_of
 from shardwright.optim.optimizers import in_backward_optimizers
 
 
@@ -101,24 +100,6 @@ def test_any_tables_and_batch_equal_loops_forward_and_backward(
     expected.backward(cotangent)
     for (name, parameter), other in zip(collection.named_parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(parameter.grad, other.grad, msg=lambda text, name=name: f"{name}: {text}")
-
-
-@pytest.mark.parametrize("data_type", [DataType.FP32, DataType.FP16, DataType.BF16])
-@pytest.mark.parametrize("pooling", [PoolingType.SUM, PoolingType.MEAN])
-@pytest.mark.parametrize("is_weighted", [False, True])
-def test_forward_data_types_give_float32_equal_to_loops(
-    data_type: DataType, pooling: PoolingType, is_weighted: bool
-) -> None:
-    collection = EmbeddingBagCollection(
-        [config("t", "f", data_type=data_type, pooling=pooling)], is_weighted=is_weighted
-    )
-    features = bags({"f": [[1, 2, 2], [], [9]]}, is_weighted)
-    output = collection(features).values()
-    assert collection.embedding_bags["t"].weight.dtype is dtype_of(data_type)
-    assert output.dtype is torch.float32
-    torch.testing.assert_close(output, by_loops(collection, features)["f@t"].float())
-    output.sum().backward()
-    assert collection.embedding_bags["t"].weight.grad.dtype is dtype_of(data_type)
 
 
 def test_forward_half_precision_table_is_summed_in_float32() -> None:

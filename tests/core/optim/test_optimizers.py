@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
@@ -11,22 +9,6 @@ from shardwright import (
     apply_optimizer_in_backward,
     in_backward_optimizer_filter,
 )
-
-
-def test_apply_steps_in_backward_and_clears_the_gradient(apply: Any) -> None:
-    model, twin = nn.Linear(3, 2), nn.Linear(3, 2)
-    twin.load_state_dict(model.state_dict())
-    apply(torch.optim.Adagrad, [model.weight], {"lr": 0.5})
-    optimizer = torch.optim.Adagrad([twin.weight], lr=0.5)
-    for _ in range(3):
-        batch = torch.randn(4, 3)
-        model(batch).square().sum().backward()
-        optimizer.zero_grad()
-        twin(batch).square().sum().backward()
-        optimizer.step()
-        assert model.weight.grad is None
-    torch.testing.assert_close(model.weight, twin.weight)
-    torch.testing.assert_close(model.bias.grad, twin.bias.grad)
 
 
 def test_apply_parameter_without_gradient_is_refused() -> None:

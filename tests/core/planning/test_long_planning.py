@@ -19,7 +19,6 @@ from shardwright import (
     Block,
     EmbeddingShardingPlanner,
     Extension,
-    InvalidInputError,
     Layout,
     NoPlanError,
     ParameterConstraints,
@@ -193,12 +192,6 @@ def test_plan_without_a_plan_at_its_time_limit_says_so(clock):
     ):
         late.plan_tables(THREE)
     assert planner(Endless(pause_s=0.001), seconds=0.05, **CUT_ONE).plan_tables(THREE)
-
-
-@pytest.mark.parametrize("seconds", [0, -1.0, "10"])
-def test_planner_limit_that_is_none_raises(seconds):
-    with pytest.raises(InvalidInputError, match="seconds is a limit above 0"):
-        EmbeddingShardingPlanner(seconds=seconds)
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])

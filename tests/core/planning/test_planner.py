@@ -148,16 +148,6 @@ def test_no_plan_table_too_large_says_what_would_fit():
     assert "'slices'" not in text  # 800 B on rank 0, which has 750
 
 
-def test_no_plan_table_too_large_names_the_type_to_allow():
-    rule = ParameterConstraints(sharding_types=["whole"])
-    with pytest.raises(NoPlanError) as caught:
-        planner(cap=1000, constraints={"big": rule}).plan_tables([TableSpec("big", 100, 4, ["f"])])
-    assert (
-        "'only_pairs' with kernel 'plain' (2 blocks) needs 800 B of ddr for its largest block: "
-        "allow it in constraints['big']." in str(caught.value)
-    )
-
-
 def test_plan_tables_order_in_which_plugins_offer_changes_nothing(host_with):
     from tests.core.planning.conftest import OFFERED
 

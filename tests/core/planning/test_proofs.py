@@ -106,15 +106,6 @@ def test_proof_by_high_prices_of_what_there_is_enough_of_proves_nothing(only, ti
     assert "tables need" in why_unproven(space, z, {"z_ms": z, **node}, host().extensions)
 
 
-@drawn(SIZES, quick=20, thorough=100)
-def test_proof_accepts_what_all_work_shared_evenly_would_take(sizes):
-    space = space_of(sizes)
-    least = np.minimum.reduceat(space.total_cost_ms, space.options.first_option[:-1])
-    z = float(least[space.options.distinct_table].sum()) / 2
-    assert why_unproven(space, z * 0.999, {"z_ms": z * 0.999, "multipliers": {}}, host().extensions) == ""
-    assert z <= best_value(space) * (1 + 1e-9)
-
-
 def test_proof_by_memory_that_is_short_needs_its_price():
     # Two ranks hold 3/4 of each table as it is cheapest; the dearer kernel is out, so 480 bytes must fit in 2 x 200.
     space = space_of([(10, 6), (9, 6)], capacity=200)

@@ -17,7 +17,6 @@ from tests.pairs import pairwise
 from shardwright import (
     EmbeddingBagCollectionSharder,
     Exchange,
-    InvalidInputError,
     QCommsConfig,
     RowsRange,
     UnknownPluginError,
@@ -149,8 +148,3 @@ def test_unknown_codec_of_a_plan_is_told_with_its_table():
     told = r"the codecs of table 't0' \(9 x 8 FP32\): no codec 'mirored'.*Did you mean 'mirrored'"
     with pytest.raises(UnknownPluginError, match=told):
         train(case, (2,))
-
-
-def test_codecs_of_the_wrong_type_are_refused():
-    with pytest.raises(InvalidInputError, match=r"qcomm_codecs_registry must be a QCommsConfig.*got 3"):
-        EmbeddingBagCollectionSharder(qcomm_codecs_registry=3)

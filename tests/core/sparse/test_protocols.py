@@ -1,4 +1,4 @@
-"""What Python and torch expect of values, and what TorchRec's batches hold besides ids in distinct bags."""
+"""What Python and torch expect of values, what TorchRec's batches hold besides ids in distinct bags, and FBGEMM's use."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 import torch
 from tests.programs import printed_by
 from torch.utils import _pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardwright import InvalidInputError, JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
@@ -169,3 +170,27 @@ def test_keyed_tensor_takes_known_places_if_they_are_right() -> None:
     assert KeyedTensor(["a", "b"], [1, 2], torch.ones(2, 3), **arguments).offset_per_key() == [0, 1, 3]
     with pytest.raises(InvalidInputError, match=r"offset_per_key is \[0, 2, 3\], but .* it is \[0, 1, 3\]"):
         KeyedTensor(["a", "b"], [1, 2], torch.ones(2, 3), offset_per_key=[0, 2, 3])
+
+
+class Operators(TorchDispatchMode):
+    """Records the names of FBGEMM's operators that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fbgemm: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        namespace, _, name = func._schema.name.partition("::")
+        if namespace == "fbgemm":
+            self.fbgemm.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+def test_operators_called_are_those_of_the_path(ops_path: str) -> None:
+    kjt = KeyedJaggedTensor(["a", "b"], torch.tensor([1, 2, 3]), lengths=torch.tensor([1, 0, 0, 2]))
+    with Operators() as operators:
+        kjt.offsets()
+        kjt.permute([1, 0])
+        JaggedTensor(torch.tensor([1, 2]), offsets=torch.tensor([0, 2])).to_padded_dense(1)
+    expected = ["asynchronous_complete_cumsum", "permute_2D_sparse_data", "jagged_to_padded_dense_forward"]
+    assert operators.fbgemm == (expected if ops_path == "fbgemm" else [])

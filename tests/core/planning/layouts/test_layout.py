@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -25,7 +23,7 @@ from shardwright import (
     RowsSplit,
     TableSpec,
 )
-from shardwright.planning.layouts.layout import from_data, to_data
+from shardwright.planning.layouts.layout import from_data
 from shardwright.planning.layouts.row_maps import ROW_MAPS
 from shardwright_plugins.dataflows import Replicate
 from shardwright_testing.row_maps import check_row_map
@@ -93,15 +91,6 @@ def test_rows_range_of_fewer_rows_than_parts_leaves_the_last_empty():
     assert [part.num_rows for part in RowsRange(0, parts=2)] == [0, 0]
 
 
-@settings(max_examples=100)
-@given(row_maps())
-def test_row_map_data_is_json_and_comes_back(row_map):
-    known = (*ROW_MAPS, RowsShuffled)
-    data = json.loads(json.dumps(to_data(row_map)))
-    assert data["name"] == row_map.name
-    assert from_data(data, known) == row_map
-
-
 @pytest.mark.parametrize(
     ("data", "text"),
     [
@@ -143,29 +132,6 @@ TEXT = "table 'sparse.bags.items' (10 x 8 FP32)"
 
 def blocks_of(row_map, *spans, rank=0):
     return [Block(part, ColumnRange(*span), rank=rank) for part in row_map for span in spans]
-
-
-@settings(max_examples=200)
-@given(
-    rows=st.integers(1, 30),
-    parts=st.integers(1, 5),
-    kind=st.sampled_from([RowsRange, RowsModulo]),
-    cuts=st.sets(st.integers(1, 7)),
-    random=st.randoms(use_true_random=False),
-)
-def test_layout_check_takes_every_exact_cover_in_any_order_and_refuses_it_with_a_block_less_or_twice(
-    rows, parts, kind, cuts, random
-):
-    table = TableSpec("t", rows, 8)
-    edges = [0, *sorted(cuts), 8]
-    blocks = blocks_of(kind(rows, parts=parts), *pairwise(edges))
-    random.shuffle(blocks)
-    Layout(blocks).check(table, world_size=1)
-    with pytest.raises(InvalidInputError, match="covered twice"):
-        Layout([*blocks, random.choice(blocks)]).check(table)
-    if len(blocks) > 1:
-        with pytest.raises(InvalidInputError, match=r"not covered|reach column"):
-            Layout(blocks[1:]).check(table)
 
 
 @pytest.mark.parametrize(

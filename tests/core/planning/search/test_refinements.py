@@ -15,7 +15,6 @@ from shardwright.errors import PlanningError
 from shardwright.host import use_host
 from shardwright.planning.machines.topology import InputValue
 from shardwright.planning.search.placement import Placed
-from shardwright.planning.tables.constraints import Constraints
 
 TABLES = [sw.TableSpec(name, 10, 8, [name]) for name in "ab"]
 TOPOLOGY = sw.Topology(2, "cpu", ddr_cap=1000)
@@ -64,16 +63,6 @@ def test_refinements_are_around_each_other_and_tell_plan_and_report() -> None:
     assert said == ["outer asks", "inner asks", "inner has it", "outer has it"]
     assert report.summary[-2:] == ["inner was there", "outer was there"]
     assert plan.document["inputs"]["outer"] == {"value": 1, "provenance": "given"}
-
-
-def test_refinement_changes_what_is_asked_and_the_plan_says_so() -> None:
-    def on_one_rank(search: Any, request: Any, watch: Any) -> Any:
-        rules = Constraints({"*": sw.ParameterConstraints(ranks=1)})
-        return search(attrs.evolve(request, constraints=rules), watch)
-
-    plan, _ = planned(on_one_rank)
-    assert [sharding.ranks for sharding in plan.plan[""].values()] == [[1], [1]]
-    assert plan.document["inputs"]["constraints"]["value"] == {"*": {"ranks": [1]}}
 
 
 @pytest.mark.parametrize(

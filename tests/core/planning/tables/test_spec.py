@@ -28,17 +28,6 @@ CONFIGS = [EmbeddingConfig, EmbeddingBagConfig]
 
 
 @pytest.mark.parametrize("make", [*CONFIGS, TableSpec])
-@pytest.mark.parametrize("field", ["num_embeddings", "embedding_dim"])
-@pytest.mark.parametrize("value", [0, -3, 2.0, "4", True, None])
-def test_table_size_that_is_no_positive_integer_raises_naming_table_and_value(make, field, value):
-    sizes = {"num_embeddings": 4, "embedding_dim": 4, field: value}
-    with raises(InvalidInputError, subject=field) as error:
-        make(name="items", **sizes)
-    assert "'items'" in str(error.value)
-    assert str(error.value).endswith(f"got {value!r}")
-
-
-@pytest.mark.parametrize("make", [*CONFIGS, TableSpec])
 @pytest.mark.parametrize("data_type", [DataType.FP32, DataType.FP16, DataType.OF_A_PLUGIN])
 def test_table_data_type_may_be_a_member_or_its_name_in_any_case(make, data_type):
     for given_type in (data_type, data_type.value, data_type.value.lower()):

@@ -11,7 +11,6 @@ from tests.programs import printed_by
 from shardwright import (
     Block,
     EmbeddingShardingPlanner,
-    Estimator,
     InvalidInputError,
     Layout,
     NoPlanError,
@@ -108,29 +107,6 @@ def test_planner_of_an_unknown_name_is_not_made_and_says_the_nearest(argument, t
 def test_plan_tables_no_plugin_that_may_be_taken_unasked_raises(host_with):
     with host_with(proposers=[]), pytest.raises(UnknownPluginError, match="no proposer is loaded"):
         planner()
-
-
-@pytest.mark.parametrize(
-    ("column", "text"),
-    [
-        (
-            lambda n: np.zeros(n + 1),
-            r"broke its contract: 'forward' must be one number for .* a ndarray of float64 \[",
-        ),
-        (lambda n: np.full(n, -1.0), "returned -1.0 as 'forward'"),
-        (lambda n: np.full(n, np.nan), "returned nan as 'forward'"),
-        (lambda n: np.full(n, np.inf), "returned inf as 'forward'"),
-    ],
-)
-def test_plan_tables_estimator_that_breaks_the_contract_raises(column, text):
-    class Wrong(Estimator):
-        name = "wrong"
-
-        def estimate(self, options, topology):
-            return {"forward": column(options.num_shards)}
-
-    with pytest.raises(PlanningError, match=f"estimator 'wrong' {text}"):
-        planner(estimator=Wrong()).plan_tables(TABLES)
 
 
 def test_no_plan_table_too_large_says_what_would_fit():

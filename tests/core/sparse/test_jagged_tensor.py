@@ -26,13 +26,11 @@ def jagged(
     slices_dtype: torch.dtype = torch.int64,
     *,
     by_offsets: bool = False,
-    weighted: bool = False,
 ) -> JaggedTensor:
     lengths = [len(bag) for bag in bags]
     values = torch.tensor(list(chain.from_iterable(bags)), dtype=values_dtype)
     return JaggedTensor(
         values=values,
-        weights=values.to(torch.float64) / 4 if weighted else None,
         lengths=None if by_offsets else torch.tensor(lengths, dtype=slices_dtype),
         offsets=torch.tensor([0, *accumulate(lengths)], dtype=slices_dtype) if by_offsets else None,
     )

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from itertools import accumulate, chain, product
+from itertools import chain
 
 import pytest
 import torch
@@ -9,77 +9,30 @@ from shardwright import JaggedTensor, KeyedJaggedTensor, UnknownNameError
 
 pytestmark = pytest.mark.usefixtures("ops_path")
 
-INDEX_DTYPES = [torch.int32, torch.int64]
-KEYS = ["a", "b", "c"]
-
-# Every batch of F = 0..2 keys and B = 0..2 examples with 0 to 2 ids in each bag.
-ALL_SHAPES = [
-    (num_keys, stride, shape)
-    for num_keys in range(3)
-    for stride in range(3)
-    for shape in product(range(3), repeat=num_keys * stride)
-]
 
 Bags = dict[str, list[list[int]]]
-
-
-def bags_of(num_keys: int, stride: int, shape: tuple[int, ...]) -> Bags:
-    ids, lengths = iter(range(10, 100)), iter(shape)
-    return {
-        key: [[next(ids) for _ in range(next(lengths))] for _ in range(stride)] for key in KEYS[:num_keys]
-    }
 
 
 def keyed(
     bags: Bags,
     stride: int,
     values_dtype: torch.dtype = torch.int64,
-    slices_dtype: torch.dtype = torch.int64,
     *,
-    by_offsets: bool = False,
     weighted: bool = False,
 ) -> KeyedJaggedTensor:
     flat = list(chain.from_iterable(bags.values()))
-    lengths = [len(bag) for bag in flat]
     values = torch.tensor(list(chain.from_iterable(flat)), dtype=values_dtype)
     return KeyedJaggedTensor(
         keys=list(bags),
         values=values,
         weights=values.to(torch.float16) / 4 if weighted else None,
-        lengths=None if by_offsets else torch.tensor(lengths, dtype=slices_dtype),
-        offsets=torch.tensor([0, *accumulate(lengths)], dtype=slices_dtype) if by_offsets else None,
+        lengths=torch.tensor([len(bag) for bag in flat]),
         stride=stride,
     )
 
 
 def lists(kjt: KeyedJaggedTensor) -> Bags:
     return {key: [bag.tolist() for bag in jt.to_dense()] for key, jt in kjt.to_dict().items()}
-
-
-@pytest.mark.parametrize("by_offsets", [False, True])
-@pytest.mark.parametrize("slices_dtype", INDEX_DTYPES)
-@pytest.mark.parametrize("values_dtype", INDEX_DTYPES)
-def test_keyed_jagged_tensor_every_small_batch_is_what_was_put_in(
-    values_dtype: torch.dtype, slices_dtype: torch.dtype, by_offsets: bool
-) -> None:
-    for num_keys, stride, shape in ALL_SHAPES:
-        bags = bags_of(num_keys, stride, shape)
-        kjt = keyed(bags, stride, values_dtype, slices_dtype, by_offsets=by_offsets)
-        per_key = [sum(map(len, rows)) for rows in bags.values()]
-        assert kjt.keys() == list(bags)
-        assert kjt.stride() == stride
-        assert kjt.stride_per_key() == [stride] * num_keys
-        assert kjt.lengths().tolist() == list(shape)
-        assert kjt.offsets().tolist() == [0, *accumulate(shape)]
-        assert kjt.length_per_key() == per_key
-        assert kjt.offset_per_key() == [0, *accumulate(per_key)]
-        assert kjt.lengths_offset_per_key() == [stride * i for i in range(num_keys + 1)]
-        assert lists(kjt) == bags
-        assert (kjt.values().dtype, kjt.lengths().dtype, kjt.offsets().dtype) == (
-            values_dtype,
-            slices_dtype,
-            slices_dtype,
-        )
 
 
 def test_permute_with_a_tensor_of_indices_is_the_same() -> None:

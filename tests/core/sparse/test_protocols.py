@@ -1,4 +1,4 @@
-"""What Python and torch expect of values, what TorchRec's batches hold besides ids in distinct bags, and FBGEMM's use."""
+"""What Python and torch expect of values, what batches hold besides ids in distinct bags, and operators in use."""
 
 from __future__ import annotations
 

@@ -31,26 +31,6 @@ def simulate(work, cases=(FIRST, SECOND)):
     return run_simulated(run, 2)
 
 
-@pytest.mark.parametrize("orders", [((0, 1), (0, 1)), ((0, 1), (1, 0)), ((1, 0), (0, 1))])
-def test_collections_waited_for_in_any_order_get_their_own_gradients(orders):
-    def work(env, sharded, batches):
-        outputs = [collection(batch) for collection, batch in zip(sharded, batches, strict=True)]
-        gradient = torch.full((3, 8), 1.0 + env.rank)
-        values = {index: outputs[index].values() for index in orders[env.rank]}
-        sum(((index + 1) * values[index] * gradient).sum() for index in orders[env.rank]).backward()
-        return [collection.full_state_dict() for collection in sharded]
-
-    for states in simulate(work):
-        for index, (case, state) in enumerate(zip((FIRST, SECOND), states, strict=True)):
-            module = case.module()
-            for rank in range(2):
-                values = module(case.batch(3, seed=rank)).values()
-                ((index + 1) * values * (1.0 + rank)).sum().backward()
-            for name, parameter in module.named_parameters():
-                # The mean over two ranks, at the rate 0.5.
-                torch.testing.assert_close(state[name], (parameter - parameter.grad / 4).detach())
-
-
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_rank_that_evaluates_alone_is_told_on_all_ranks(mode):
     def work(env, sharded, batches):

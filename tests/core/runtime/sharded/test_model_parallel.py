@@ -14,7 +14,6 @@ from torch import nn
 
 from shardwright import (
     CommBackend,
-    DistributedError,
     DistributedModelParallel,
     EmbeddingBagConfig,
     EmbeddingModuleShardingPlan,
@@ -111,12 +110,6 @@ def test_building_a_model_leaves_the_accelerators_random_numbers_as_they_were():
             drawn.append(torch.rand(4, device=device))
     assert torch.equal(*drawn)
     assert torch.equal(torch.cuda.get_rng_state(device), before)
-
-
-def test_device_that_the_process_group_does_not_serve_is_an_error_that_names_both(group_of_one):
-    """A group over gloo would else be planned for its CPU, and the kernels be the CPU's."""
-    with pytest.raises(DistributedError, match=r"no comm backend for the process group's \[.*\] on cuda"):
-        DistributedModelParallel(Model(ALONE), device="cuda")
 
 
 def test_module_on_meta_without_reset_parameters_raises_with_its_path():
@@ -256,20 +249,3 @@ def test_plan_for_another_number_of_ranks_says_so_before_anything_is_sharded(pla
             ),
             2,
         )
-
-
-def test_environment_without_process_group_says_what_to_call():
-    assert not dist.is_initialized()
-    with pytest.raises(DistributedError, match=r"call torch\.distributed\.init_process_group first"):
-        ShardingEnv.from_process_group()
-
-
-def test_environment_without_backend_for_the_group_names_it_and_the_known(group_of_one):
-    with (
-        use_host(PluginHost(entry_points=(), plugins={}, environment={})),
-        pytest.raises(DistributedError) as error,
-    ):
-        ShardingEnv.from_process_group()
-    assert "no comm backend for the process group's ['gloo']" in str(error.value)
-    with pytest.raises(DistributedError, match=r"on tpu\. Known: gloo \(cpu\)\."):
-        ShardingEnv.from_process_group(device_type="tpu")

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 import shardwright
 from shardwright.cli import app
+from shardwright.cli.plugins import _fitted
 from shardwright.cli.tables import flowing
 
 
@@ -63,6 +64,20 @@ def test_tables_of_broken_plugins_fit_the_page(shown, columns):
     words = " ".join(page.split())
     for text in ("acme_bad_import", "No module named 'acme_needs_this'", "acme-duplicate-two 2.0"):
         assert text in words
+
+
+def test_plugin_in_full_fits_the_page_and_keeps_its_lines_and_their_indentation():
+    path = "/a/long/path" * 20
+    shown = _fitted(f"good (sharding_types), loaded\n  file {path}\n\n  Args:\n    name: {'word ' * 40}")
+    lines = shown.splitlines()
+    assert lines[:2] == ["good (sharding_types), loaded", "  file"]
+    assert lines[2:5] == [f"  {path}", "", "  Args:"]
+    assert [line[:5] for line in lines[5:]] == ["    n", "    w", "    w"]
+    assert all(len(line) <= 100 for line in lines if path not in line)
+    assert (
+        " ".join(shown.split())
+        == f"good (sharding_types), loaded file {path} Args: name: {'word ' * 40}".rstrip()
+    )
 
 
 def test_plugin_in_full_lets_its_docstring_flow():

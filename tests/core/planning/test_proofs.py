@@ -15,6 +15,7 @@ from tests.drawn import drawn
 
 from shardwright import (
     EmbeddingShardingPlanner,
+    InvalidInputError,
     ParameterConstraints,
     PlanError,
     PlanningError,
@@ -27,7 +28,7 @@ from shardwright.host import host, use_host
 from shardwright.planning.options.enumeration import prepare
 from shardwright.planning.options.inputs import Request
 from shardwright.planning.options.planning_plugins import PluginChoice
-from shardwright.planning.proofs import why_unproven
+from shardwright.planning.proofs import checked_by, why_unproven
 from shardwright.planning.tables.constraints import Constraints
 
 
@@ -193,6 +194,11 @@ def test_proof_by_prices_at_which_sums_round_by_more_than_all_times_proves_nothi
         assert "tables need" in why_unproven(exact, z, certificate, host().extensions)
 
 
+def test_bound_says_by_what_it_is_checked() -> None:
+    assert checked_by({"z_ms": 1.0, "multipliers": {}}) == "checked by arithmetic alone"
+    assert checked_by({"z_ms": 1.0, "acme": {}}) == "checked by the extension proof:acme"
+
+
 TABLES = [TableSpec("a", 10, 8, ["f"]), TableSpec("b", 100, 8, ["g"]), TableSpec("c", 90, 8, ["h"])]
 
 
@@ -234,6 +240,12 @@ def test_proven_certificate_that_nothing_here_checks_is_refused():
 def test_proven_certificate_in_no_language_of_proofs_raises_with_the_proposer():
     with pytest.raises(PlanningError, match=r"proposer 'claims' broke its contract: the certificate is malf"):
         planned(Claims(1.0, {"z_ms": 1.0, "multipliers": 0.5}))
+
+
+@pytest.mark.parametrize(("claim", "field"), [(("1", {}), "bound_ms"), ((1.0, 7), "certificate")])
+def test_proven_claim_of_a_wrong_form_raises_where_it_is_made(claim, field):
+    with pytest.raises(InvalidInputError, match=f"^Proven: {field} must be"):
+        planned(Claims(*claim))
 
 
 class Works(Proposer):

@@ -23,6 +23,7 @@ from shardwright import (
     UnsupportedError,
 )
 from shardwright.host import PluginHost, use_host
+from shardwright.runtime.routed.wire import WireSegment
 from shardwright_plugins.dataflows import Hierarchical
 from shardwright_testing import run_simulated
 
@@ -148,3 +149,9 @@ def test_unknown_codec_of_a_plan_is_told_with_its_table():
     told = r"the codecs of table 't0' \(9 x 8 FP32\): no codec 'mirored'.*Did you mean 'mirrored'"
     with pytest.raises(UnknownPluginError, match=told):
         train(case, (2,))
+
+
+def test_a_column_of_a_wider_gradient_travels_as_itself():
+    column = torch.arange(6.0).view(3, 2)[:, 1:]
+    segment = WireSegment(None, 1)
+    assert segment.decoded(segment.encoded(column).view(-1)).tolist() == [1.0, 3.0, 5.0]

@@ -99,6 +99,11 @@ def test_name_that_no_column_may_have_is_refused(columns: Any) -> None:
         batch(weights=TIME, columns=columns)
 
 
+def test_numpy_columns_are_taken() -> None:
+    arrays = {"count": COUNT.numpy(), "owner": TIME.numpy()}
+    assert lists(batch(columns=arrays)) == {"count": COUNT.tolist(), "owner": TIME.tolist()}
+
+
 def test_concat_of_a_column_of_two_dtypes_is_refused() -> None:
     """Joined they would be float32, which holds no count beyond 2**24."""
     first, second = batch(columns={"count": COUNT}).split([1, 1])

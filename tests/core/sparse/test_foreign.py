@@ -189,6 +189,12 @@ def test_from_lists_masked_bags_are_empty(column: Any) -> None:
     assert_is(KeyedJaggedTensor.from_lists({"user": column}), {"user": [[7], [], [9]]})
 
 
+def test_arrays_of_which_nothing_is_masked_are_arrays() -> None:
+    assert_is(KeyedJaggedTensor.from_lists({"user": masked([7, 8])}), {"user": [[7], [8]]})
+    batch = KeyedJaggedTensor(["user"], masked([7, 8]), lengths=masked([1, 1]))
+    assert as_lists(batch) == {"user": [[7], [8]]}
+
+
 @pytest.mark.parametrize(
     ("bags", "weights"),
     [
@@ -225,3 +231,10 @@ def test_masked_and_sparse_arguments_raise_naming_them(kind: Any, argument: str,
 def test_from_lists_of_sparse_bags_raises() -> None:
     with raises(InvalidInputError, asked="sparse_coo"):
         KeyedJaggedTensor.from_lists({"user": torch.tensor([1, 0]).to_sparse()})
+
+
+def test_concat_names_the_part_that_is_no_batch() -> None:
+    good = KeyedJaggedTensor(["user"], torch.tensor([1]), lengths=torch.tensor([1]))
+    wrong = KeyedJaggedTensor(["item"], torch.tensor([1]), offsets=torch.tensor([0, 5]))
+    with raises(InvalidInputError, subject="part 1"):
+        KeyedJaggedTensor.concat([good, wrong])

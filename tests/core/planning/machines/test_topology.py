@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +38,13 @@ def test_topology_defaults_are_assumed_and_say_their_source():
 def test_topology_hbm_for_the_host_device_raises(argument):
     with pytest.raises(InvalidInputError, match=rf"{argument}=10.* host memory only; give ddr_cap"):
         Topology(2, "cpu", **{argument: 10})
+
+
+def test_topology_can_be_sent_to_other_processes():
+    topology = Topology(2, "cuda", hbm_cap=[1, 2])
+    again = pickle.loads(pickle.dumps(topology))
+    assert again == topology
+    assert again.provenance == topology.provenance
 
 
 def test_topology_unknown_device_raises_with_the_nearest():

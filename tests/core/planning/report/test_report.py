@@ -27,6 +27,27 @@ def test_report_rows_of_ranks_tables_and_kernels():
     assert "largest_rank_time: 120 ms" in lines
 
 
+def test_report_memory_and_shards_of_each_rank_are_those_of_the_plans_blocks():
+    rule = ParameterConstraints(sharding_types=["whole"], compute_kernels=["plain"])
+    tables = [TableSpec(f"t{rows}", rows, 8, ["f"]) for rows in (3, 10, 14)]
+    planner = EmbeddingShardingPlanner(
+        Topology(2, "cpu", ddr_cap=1000), storage_reservation=0.0, constraints={"*": rule}
+    )
+    made = planner.plan_tables(tables)
+    weights, shards = [0, 0], [0, 0]
+    for sharding in made.plan[""].values():
+        for block in sharding.layout.blocks:
+            weights[block.rank] += 4 * block.num_rows * block.num_columns
+            shards[block.rank] += 1
+    ranks = planner.report.to_data()["ranks"]
+    assert weights[0] != weights[1]
+    assert [rank["used_bytes"] for rank in ranks] == [{"ddr": size} for size in weights]
+    assert [sum(rank["num_shards"].values()) for rank in ranks] == shards
+    for rank in ranks:
+        expected = {"used_bytes": rank["used_bytes"], "time_ms": pytest.approx(rank["time_ms"])}
+        assert rank["types"] == ({"whole": expected} if rank["time_ms"] else {})
+
+
 def test_report_in_an_unknown_format_names_the_known_ones():
     with pytest.raises(
         sw.UnknownPluginError, match=r"no report 'jso'. Known: json, txt. Did you mean 'json'"

@@ -6,6 +6,7 @@ import enum
 import math
 import re
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,6 +26,14 @@ from shardwright import (
 from shardwright.planning.tables.spec import check_tables, embedding_names
 
 CONFIGS = [EmbeddingConfig, EmbeddingBagConfig]
+
+
+@pytest.mark.parametrize("make", [*CONFIGS, TableSpec])
+def test_table_sizes_may_be_integers_of_numpy(make):
+    ids = np.array([3, 41])
+    table = make(name="items", num_embeddings=ids.max() + 1, embedding_dim=np.uint8(4))
+    assert table == make(name="items", num_embeddings=42, embedding_dim=4)
+    assert type(table.num_embeddings) is type(table.embedding_dim) is int
 
 
 @pytest.mark.parametrize("make", [*CONFIGS, TableSpec])
@@ -73,6 +82,12 @@ def test_config_defaults_are_torchrecs():
     assert (config.name, config.data_type, config.feature_names) == ("", DataType.FP32, [])
     assert (config.pooling, config.num_features()) == (PoolingType.SUM, 0)
     assert EmbeddingConfig(3, 2).pooling is PoolingType.NONE
+
+
+@pytest.mark.parametrize("make", [*CONFIGS, TableSpec])
+def test_feature_names_may_be_keys_of_a_dict_whose_order_is_known(make):
+    sizes = {"name": "t", "num_embeddings": 4, "embedding_dim": 4}
+    assert list(make(**sizes, feature_names={"b": 1, "a": 2}.keys()).feature_names) == ["b", "a"]
 
 
 @pytest.mark.parametrize("make", CONFIGS)

@@ -8,6 +8,7 @@ import time
 
 import pytest
 import torch.distributed as dist
+from tests import stranger
 
 from shardwright.errors import DistributedError, InvalidInputError, NoPlanError, UnsupportedError
 from shardwright.runtime.ranks import environment
@@ -94,6 +95,15 @@ def test_error_on_the_first_rank_is_of_one_class_on_every_rank_if_it_is_ours(err
         assert f"rank 0 raised {type(error).__name__}: {error}" in str(other)
 
 
+AT_EXIT = """
+import atexit, os
+from shardwright.runtime.ranks.group_store import has_ended
+
+atexit.register(lambda: print(has_ended(parent)))
+parent = os.getppid()
+"""
+
+
 def test_process_has_ended_once_it_has() -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         assert not has_ended(process.pid)
@@ -109,3 +119,8 @@ def test_process_that_was_killed_has_ended_though_nobody_has_waited_for_it() -> 
             time.sleep(0.01)
         assert process.returncode is None
         assert has_ended(process.pid)
+
+
+def test_process_that_runs_has_not_ended_for_one_whose_interpreter_ends() -> None:
+    """Threads look at others until the very end: a rank that failed took its parent for gone, and removed its error."""
+    assert stranger.run_python("-c", AT_EXIT).stdout == "False\n"

@@ -94,6 +94,14 @@ def test_attributes_of_an_error_are_those_of_the_other_ranks_too() -> None:
     assert [str(raised.asked) for raised in on_each(ranks, failing(odd))] == ["0:00:03"] * 3
 
 
+def test_of_an_error_of_gloo_the_first_sentence_is_repeated() -> None:
+    own = ranks_of(dist.HashStore(), SHORT_S)[0]
+    text = "[/w/gloo/pair.cc:553] Connection closed by peer [127.0.0.1]:7. This is typically caused by a crash. GLHF!"
+    said = str(own.failure("the exchange", RuntimeError(text), time.monotonic()))
+    assert said.endswith(": Connection closed by peer [127.0.0.1]:7")
+    assert "pair.cc" not in said
+
+
 def test_rank_that_does_not_come_is_named_and_awaited_again_later() -> None:
     ranks = ranks_of(dist.HashStore(), SHORT_S)
     for error in on_each(ranks[:2], lambda own: own.meet("it")):

@@ -9,6 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from attrs import evolve
+from tests.core.runtime.mixed_cuts import with_parts
 from tests.core.runtime.plans import Cut, Cuts
 
 from shardwright.errors import DistributedError
@@ -29,6 +31,32 @@ def simulate(work, cases=(FIRST, SECOND)):
         return work(env, sharded, [case.batch(3, seed=env.rank) for case in cases])
 
     return run_simulated(run, 2)
+
+
+@pytest.mark.parametrize("trained", [(True, True), (True, False)], ids=["both ranks", "one rank"])
+def test_weights_of_ids_get_their_gradients_wherever_ranks_wait_for_outputs(trained):
+    cases = [evolve(case, is_weighted=True) for case in (FIRST, SECOND)]
+
+    def weighted(batches, is_trained):
+        weights = [batch.weights().clone().requires_grad_(is_trained) for batch in batches]
+        return weights, [with_parts(own, weights=of) for own, of in zip(batches, weights, strict=True)]
+
+    def work(env, sharded, batches):
+        weights, batches = weighted(batches, trained[env.rank])
+        if env.rank == 0:  # it waits for the first outputs before it calls the second collection
+            first, second = (own(batch).values() for own, batch in zip(sharded, batches, strict=True))
+        else:
+            outputs = [own(batch) for own, batch in zip(sharded, batches, strict=True)]
+            first, second = (own.values() for own in outputs)
+        (first.square().sum() + second.square().sum()).backward()
+        return [own.grad for own in weights]
+
+    for rank, found in enumerate(simulate(work, cases)):
+        weights, batches = weighted([case.batch(3, seed=rank) for case in cases], True)
+        for case, batch in zip(cases, batches, strict=True):
+            case.module()(batch).values().square().sum().backward()
+        expected = [own.grad if trained[rank] else None for own in weights]
+        torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])

@@ -13,7 +13,9 @@ from shardwright import (
     RowsRange,
     UnsupportedError,
 )
+from shardwright.runtime.routed import routing
 from shardwright.runtime.routed.plan import plan_routing
+from shardwright.runtime.routed.routing import routers_of
 from shardwright_testing import run_simulated
 
 
@@ -57,3 +59,17 @@ def test_plan_routing_kernel_that_refuses_raises_with_its_reason_and_what_to_do(
             device_type="cpu",
             path_of=paths_here(is_pooled=True),
         )
+
+
+def test_router_sorts_ids_by_rank_alone_where_slots_stand_in_the_order_of_their_features(monkeypatch):
+    num_keys = []
+    original = routing.order_of
+    monkeypatch.setattr(
+        routing, "order_of", lambda keys, count: num_keys.append(count) or original(keys, count)
+    )
+    names = ("a", "b", "c", "d", "e")
+    tables = [Cut(12, 2, (name,), row_map=RowsModulo(12, parts=3), ranks=(0, 1, 2)) for name in names]
+    case = Cuts(tables, 3)
+    (router,) = routers_of(case.plan())
+    router.route(case.read(case.batch(4)))
+    assert num_keys == [3]

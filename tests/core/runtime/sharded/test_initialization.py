@@ -159,6 +159,17 @@ def test_initialize_leaves_torchs_random_numbers_as_they_were(init_fn):
     assert torch.equal(torch.get_rng_state(), before)
 
 
+def test_initialize_by_a_function_takes_no_memory_for_the_numbers_of_rows_that_follow_one_another():
+    block = Block(RowsRange(200_000)[0], ColumnRange(3, 5))
+    weights = torch.zeros(block.num_rows, block.num_columns)
+    tracemalloc.start()
+    initialize(weights, config_of(200_000, 100, init_fn=_arange), block, path="t", seed=1)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 20  # the numbers have 1.6 MB, and as much again in order
+    assert weights.any(dim=1).all()
+
+
 ROWS = Cut(150, 3, ("a",), row_map=RowsRange(150, parts=3), ranks=(0, 1, 2))
 COLUMNS = Cut(40, 6, ("b",), edges=(2, 4), ranks=(0, 1, 2))
 COPIES = Cut(40, 4, ("c",), ranks=(0, 1, 2), dataflow=Replicate())

@@ -126,6 +126,16 @@ def test_module_on_meta_without_reset_parameters_raises_with_its_path():
         run_simulated(lambda env: wrapped(CASE, env, copy.deepcopy(model)), 2)
 
 
+def test_state_dict_of_a_module_around_the_model_loads_into_it():
+    around = nn.ModuleDict({"net": wrapped(ALONE, ShardingEnv.local(device_type="cpu"))})
+    other = {name: value + 1 for name, value in around.state_dict().items()}
+    assert all(name.startswith(("net.bags.", "net.over.")) for name in other)
+    around.load_state_dict(other)
+    torch.testing.assert_close(around.state_dict(), other)
+    with pytest.raises(RuntimeError, match="Missing key"):
+        around.load_state_dict({})
+
+
 class Twice(nn.Module):
     """One collection under two parents, and a second one."""
 

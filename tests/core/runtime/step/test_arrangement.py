@@ -60,6 +60,17 @@ def test_columns_that_stand_as_they_should_are_not_copied():
     assert output.data_ptr() == brought.data_ptr()
 
 
+def test_move_takes_pieces_side_by_side_as_one():
+    widths = ints([64, 64, 64, 64])
+    ranks = ints([0, 0, 1, 1])
+    move = Move(widths, Placement.in_one(ints([0, 64, 128, 192]), 256), Placement.in_a_row(widths, ranks, 2))
+    assert move.unit == 128
+    rows = torch.rand(3, 256)
+    assert torch.equal(
+        move(rows.view(-1), 3), torch.cat([rows[:, :128].reshape(-1), rows[:, 128:].reshape(-1)])
+    )
+
+
 @pytest.mark.parametrize("num_keys", [1, 256, 257, 300, 1 << 16, (1 << 16) + 1, 1 << 20, (1 << 32) + 1])
 def test_order_of_is_stable_whatever_the_number_of_keys(num_keys):
     generator = torch.Generator().manual_seed(num_keys % 97)
@@ -87,3 +98,15 @@ def test_sums_of_runs_some_of_them_empty_are_those_of_slices(bounds):
     values = ints([5, -7, 11, 13, 17, 19]).astype(np.int32)  # of which the last is in no run
     wanted = [values[start:stop].sum() for start, stop in pairwise(bounds)]
     assert segments.sums(values, ints(bounds)).tolist() == wanted
+
+
+def test_run_or_places_of_neighbours_is_a_slice():
+    values = ints([5, 7, 11, 13])
+    assert segments.run_or_places(ints([1, 2, 3])) == slice(1, 4)
+    assert values[segments.run_or_places(ints([]))].tolist() == []
+    assert values[segments.run_or_places(ints([2, 1]))].tolist() == [11, 7]
+
+
+def test_repeated_is_each_value_as_often_as_its_count_says():
+    found = segments.repeated(ints([5, 7, 11]), ints([0, 3, 1]), torch.device("cpu"))
+    assert found.tolist() == [7, 7, 7, 11]

@@ -65,6 +65,15 @@ def test_length_is_the_results():
     assert len(Counted(torch.zeros(4, 2))) == 4
 
 
+@pytest.mark.parametrize("use", [len, lambda it: it + 1, lambda it: 1 - it, lambda it: it < 1, abs])
+def test_operators_that_a_result_does_not_have_end_as_they_do_with_the_result(use):
+    with pytest.raises(TypeError, match="KeyedTensor") as of_result:
+        use(keyed())
+    with pytest.raises(TypeError) as of_awaitable:
+        use(Counted(keyed()))
+    assert str(of_awaitable.value) == str(of_result.value)
+
+
 def test_example_of_the_introduction_waits_and_acts_as_its_tensor():
     awaitable = ExampleAwaitable([3, 2])
     assert torch.equal(awaitable.wait(), torch.ones(3, 2))

@@ -218,6 +218,16 @@ def test_ids_are_passed_over_once_or_with_checks_off_not_at_all(monkeypatch, che
     assert len(seen) == 2 * reads
 
 
+def test_wrong_ids_of_a_feature_that_is_not_looked_up_are_nobodys_business():
+    def work(env, module):
+        batch = with_feature("bb")(rank_batch(BAGS, 0, 0))
+        return shard(BAGS, env, module, "standard")(with_id("bb", -1)(batch)).values()
+
+    expected = BAGS.module()(rank_batch(BAGS, 0, 0)).values()
+    for output in simulate(BAGS, work):
+        torch.testing.assert_close(output.detach(), expected.detach())
+
+
 @pytest.mark.parametrize("wrong", [-1, 9, 2**62])
 @pytest.mark.parametrize("level", ["ignore", "warning"])
 def test_ids_out_of_range_are_looked_up_as_id_0(level, wrong):
